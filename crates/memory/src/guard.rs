@@ -1,0 +1,166 @@
+//! SIGBUS costs one device, not the process.
+//!
+//! A peer that shared memory with us may truncate the file behind it; the next touch then raises SIGBUS on whichever thread
+//! touches it. The handler looks the address up among the guarded mappings, puts zeroed private memory in the whole
+//! mapping's place, sets the owner's [`Poison`] and lets the instruction run again. The owner polls its poison and fails its
+//! device. Any other SIGBUS goes to whoever handled it before (by default: the process dies).
+
+use std::{
+    io,
+    ptr::null_mut,
+    sync::{
+        Arc, Mutex, Once,
+        atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
+    },
+};
+
+use crate::{Mapping, Segment};
+
+/// Mappings that may be guarded at once in one process.
+const SLOTS: usize = 1 << 17;
+
+struct Slot {
+    start: AtomicUsize,
+    /// Address after the last byte; 0 while the slot is free.
+    end: AtomicUsize,
+    poison: AtomicPtr<AtomicBool>,
+}
+
+static TABLE: [Slot; SLOTS] =
+    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), poison: AtomicPtr::new(null_mut()) } }; SLOTS];
+/// Slots below this index have been used at least once: what the handler scans.
+static USED: AtomicUsize = AtomicUsize::new(0);
+/// Free slots below `USED`. The handler never takes this lock.
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// Set once memory was taken from under one of its owner's mappings; never cleared.
+#[derive(Clone, Debug)]
+pub struct Poison(Arc<AtomicBool>);
+
+impl Poison {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(AtomicBool::new(false)))
+    }
+
+    /// Whether memory was taken away.
+    #[inline]
+    pub fn is_set(&self) -> bool {
+        // Relaxed: the handler ran on a thread of ours; nothing else is read on the strength of this flag.
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A mapping whose loss is survived.
+#[derive(Debug)]
+pub struct GuardedMapping {
+    // Declared before `mapping`'s user-visible life ends: `Drop` frees the slot, then the field unmaps.
+    slot: usize,
+    mapping: Mapping,
+    _poison: Poison,
+}
+
+impl GuardedMapping {
+    /// Guards `mapping`; `poison` is set when its memory is taken away.
+    pub fn new(mapping: Mapping, poison: &Poison) -> io::Result<Self> {
+        static INSTALL: Once = Once::new();
+        INSTALL.call_once(install_handler);
+        let start = mapping.as_ptr() as usize;
+        let slot = {
+            let mut free = FREE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            match free.pop() {
+                Some(slot) => slot,
+                None if USED.load(Ordering::Relaxed) < SLOTS => USED.fetch_add(1, Ordering::Relaxed),
+                None => return Err(io::Error::other("too many guarded memory mappings in one process")),
+            }
+        };
+        let entry = &TABLE[slot];
+        entry.start.store(start, Ordering::Relaxed);
+        entry.poison.store(Arc::as_ptr(&poison.0).cast_mut(), Ordering::Relaxed);
+        // Release: pairs with the handler's acquire load of `end`, so that it never sees a live slot with an old start or
+        // poison. (The handler's other side: it reads `end` first.)
+        entry.end.store(start + mapping.len(), Ordering::Release);
+        Ok(Self { slot, mapping, _poison: poison.clone() })
+    }
+
+    /// A piece of the mapping; `None` when it does not lie within.
+    ///
+    /// # Safety
+    /// As for [`Mapping::segment`].
+    pub unsafe fn segment(&self, offset: usize, len: usize) -> Option<Segment> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.mapping.segment(offset, len) }
+    }
+}
+
+impl Drop for GuardedMapping {
+    fn drop(&mut self) {
+        // The slot dies before the range is unmapped, so no other mapping can take the range while the slot names it.
+        TABLE[self.slot].end.store(0, Ordering::Release);
+        FREE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(self.slot);
+    }
+}
+
+/// What handled SIGBUS before us.
+static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
+
+fn install_handler() {
+    // SAFETY: an all-zero sigaction is a valid value (default action, empty mask).
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_sigbus as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+    // SAFETY: as above.
+    let mut previous: Box<libc::sigaction> = Box::new(unsafe { std::mem::zeroed() });
+    // SAFETY: both pointers are valid, and the handler only does what a signal handler may.
+    let rc = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut *previous) };
+    assert_eq!(rc, 0, "sigaction(SIGBUS): {}", io::Error::last_os_error());
+    PREVIOUS.store(Box::into_raw(previous), Ordering::Release);
+}
+
+extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo, and for SIGBUS si_addr is its address field.
+    let addr = unsafe { (*info).si_addr() } as usize;
+    if !replace_mapping(addr) {
+        forward(signal, info, context);
+    }
+}
+
+/// Puts zeroed memory in the place of the guarded mapping that holds `addr`. Async-signal-safe: atomics and one `mmap`.
+fn replace_mapping(addr: usize) -> bool {
+    for slot in &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)] {
+        let end = slot.end.load(Ordering::Acquire);
+        let start = slot.start.load(Ordering::Relaxed);
+        if end == 0 || addr < start || addr >= end {
+            continue;
+        }
+        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the slot is live, so the range is a mapping of ours from which we replace every page; segments into it
+        // stay valid memory.
+        let ptr = unsafe { libc::mmap(start as *mut libc::c_void, end - start, prot, flags, -1, 0) };
+        if ptr == libc::MAP_FAILED {
+            return false;
+        }
+        let poison = slot.poison.load(Ordering::Relaxed);
+        // SAFETY: a live slot's poison is kept alive by the guarded mapping that owns the slot.
+        unsafe { (*poison).store(true, Ordering::Relaxed) };
+        return true;
+    }
+    false
+}
+
+/// Gives a SIGBUS that is not ours to the previous handler, or lets it kill the process.
+fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let previous = PREVIOUS.load(Ordering::Acquire);
+    // SAFETY: once set, PREVIOUS points to a leaked, immutable sigaction.
+    let handler = if previous.is_null() { libc::SIG_DFL } else { unsafe { (*previous).sa_sigaction } };
+    if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        // SAFETY: resetting to the default action is always allowed; the instruction then faults again and the process dies
+        // with the true reason.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        return;
+    }
+    // SAFETY: a handler other than SIG_DFL and SIG_IGN is a function; Rust's and sanitizers' handlers use SA_SIGINFO.
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+        unsafe { std::mem::transmute(handler) };
+    handler(signal, info, context);
+}

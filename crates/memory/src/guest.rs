@@ -1,0 +1,337 @@
+//! The table of a guest's memory regions and the checked way from guest addresses to [`Segment`]s.
+
+use std::{cell::Cell, io, os::fd::OwnedFd};
+
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::{Mapping, Segment, guard};
+
+/// An address as the guest's device sees it (guest physical, or I/O virtual behind a vIOMMU), in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddress(pub u64);
+
+impl GuestAddress {
+    /// The address `bytes` further on; `None` past the end of the address space.
+    pub fn checked_add(self, bytes: u64) -> Option<Self> {
+        self.0.checked_add(bytes).map(Self)
+    }
+}
+
+/// What a request will do to the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// We read guest memory (a write command's data, an SQE, a PRP list).
+    Read,
+    /// We write guest memory (a read command's data, a CQE).
+    Write,
+}
+
+/// What the guest's owner allows a device to do with a region (vfio-user `DMA_MAP` flags).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// The device may read the region.
+    pub read: bool,
+    /// The device may write the region.
+    pub write: bool,
+}
+
+/// Why an access was refused; each is a guest's fault or its owner's.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum AccessError {
+    /// No region holds (all of) the range.
+    #[error("guest address {addr:#x}+{len:#x} is not mapped")]
+    Unmapped {
+        /// First byte asked for.
+        addr: u64,
+        /// Bytes asked for.
+        len: u64,
+    },
+    /// The region does not allow this access.
+    #[error("guest address {0:#x} does not allow the access")]
+    Denied(u64),
+    /// The region was announced without a file descriptor, so that its bytes cannot be reached directly.
+    #[error("guest address {0:#x} lies in a region without a file descriptor")]
+    NoDescriptor(u64),
+}
+
+/// Why a map or unmap request was refused.
+#[derive(Debug, Error)]
+pub enum MapError {
+    /// Size 0, or not a multiple of the page size, or a range past the end of the address space.
+    #[error("region {addr:#x}+{size:#x} is empty, misaligned or wraps")]
+    BadRange {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// A region there already.
+    #[error("region {addr:#x}+{size:#x} overlaps one that is mapped")]
+    Overlap {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The file is shorter than the region it should back.
+    #[error("file of {file} bytes is too short for offset {offset:#x} and size {size:#x}")]
+    ShortFile {
+        /// The file's length.
+        file: u64,
+        /// Offset of the region within the file.
+        offset: u64,
+        /// The region's size.
+        size: u64,
+    },
+    /// No region with exactly this range.
+    #[error("no region {addr:#x}+{size:#x} is mapped")]
+    Missing {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// Too many regions.
+    #[error("more than {0} regions")]
+    TooMany(usize),
+    /// The kernel refused to map it.
+    #[error("mapping region {addr:#x}+{size:#x}")]
+    Kernel {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Granularity of maps: vfio-user's `pgsizes` is a multiple of it.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// Regions one device may have.
+pub const MAX_REGIONS: usize = 65_535;
+
+#[derive(Debug)]
+struct Region {
+    start: u64,
+    size: u64,
+    protection: Protection,
+    mapping: Option<guard::GuardedMapping>,
+}
+
+impl Region {
+    fn end(&self) -> u64 {
+        self.start + self.size
+    }
+}
+
+/// All the memory one guest shares with one device. Owned by the device's shard, so that no lock is needed.
+#[derive(Debug)]
+pub struct GuestMemory {
+    /// Sorted by start, never overlapping.
+    regions: Vec<Region>,
+    /// Index of the region used last: almost always the next one's too.
+    last: Cell<usize>,
+    /// Unmapped by the guest but possibly still under a request in flight.
+    retired: Vec<guard::GuardedMapping>,
+    poison: guard::Poison,
+}
+
+impl Default for GuestMemory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl GuestMemory {
+    /// No memory at all.
+    pub fn new() -> Self {
+        Self { regions: Vec::new(), last: Cell::new(0), retired: Vec::new(), poison: guard::Poison::new() }
+    }
+
+    /// Makes `size` bytes at `addr` reachable. With `backing`, the file's bytes from its offset on are mapped; without, the
+    /// range is known but every access answers [`AccessError::NoDescriptor`].
+    pub fn map(
+        &mut self,
+        addr: GuestAddress,
+        size: u64,
+        protection: Protection,
+        backing: Option<(OwnedFd, u64)>,
+    ) -> Result<(), MapError> {
+        let bad = MapError::BadRange { addr: addr.0, size };
+        let Some(end) = addr.0.checked_add(size) else { return Err(bad) };
+        if size == 0 || !addr.0.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
+            return Err(bad);
+        }
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(MapError::TooMany(MAX_REGIONS));
+        }
+        let at = self.regions.partition_point(|r| r.start < addr.0);
+        let before = at.checked_sub(1).and_then(|i| self.regions.get(i));
+        if before.is_some_and(|r| r.end() > addr.0) || self.regions.get(at).is_some_and(|r| r.start < end) {
+            return Err(MapError::Overlap { addr: addr.0, size });
+        }
+        let mapping = match backing {
+            Some((fd, offset)) => Some(self.map_file(addr, size, protection, &fd, offset)?),
+            None => None,
+        };
+        self.regions.insert(at, Region { start: addr.0, size, protection, mapping });
+        Ok(())
+    }
+
+    fn map_file(
+        &self,
+        addr: GuestAddress,
+        size: u64,
+        protection: Protection,
+        fd: &OwnedFd,
+        offset: u64,
+    ) -> Result<guard::GuardedMapping, MapError> {
+        let kernel = |source: io::Error| MapError::Kernel { addr: addr.0, size, source };
+        let file = rustix::fs::fstat(fd).map_err(|e| kernel(e.into()))?;
+        let file_len = u64::try_from(file.st_size).unwrap_or(0);
+        // Hugetlbfs and devices report their own sizes; only a plain file that is too short is known to fault.
+        let plain = rustix::fs::FileType::from_raw_mode(file.st_mode) == rustix::fs::FileType::RegularFile;
+        if plain && offset.checked_add(size).is_none_or(|end| end > file_len) {
+            return Err(MapError::ShortFile { file: file_len, offset, size });
+        }
+        let len = usize::try_from(size).map_err(|_| MapError::BadRange { addr: addr.0, size })?;
+        let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(fd), offset, len, protection.write).map_err(kernel)?;
+        guard::GuardedMapping::new(mapping, &self.poison).map_err(kernel)
+    }
+
+    /// Makes a region unreachable at once. Its pages stay mapped until [`Self::reclaim`].
+    pub fn unmap(&mut self, addr: GuestAddress, size: u64) -> Result<(), MapError> {
+        let at = self.regions.partition_point(|r| r.start < addr.0);
+        match self.regions.get(at) {
+            Some(r) if r.start == addr.0 && r.size == size => {}
+            _ => return Err(MapError::Missing { addr: addr.0, size }),
+        }
+        self.retired.extend(self.regions.remove(at).mapping);
+        Ok(())
+    }
+
+    /// Makes every region unreachable at once.
+    pub fn unmap_all(&mut self) {
+        self.retired.extend(self.regions.drain(..).filter_map(|r| r.mapping));
+    }
+
+    /// Whether unmapped regions wait for [`Self::reclaim`].
+    pub fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// Hands out the pages of regions unmapped since the last call; dropping them unmaps them (which may take long for a
+    /// large guest, so the caller may do it on another thread).
+    ///
+    /// # Safety
+    /// No segment translated before the regions were unmapped may still be in use by anybody: no request in flight, no
+    /// system call or device that still knows the pointer.
+    pub unsafe fn reclaim(&mut self) -> Vec<guard::GuardedMapping> {
+        std::mem::take(&mut self.retired)
+    }
+
+    /// Whether a peer took away memory that it had shared (its file was truncated): the device must be failed.
+    pub fn is_poisoned(&self) -> bool {
+        self.poison.is_set()
+    }
+
+    /// The regions, for the device's record of its DMA map: (address, size, protection, has a file descriptor).
+    pub fn regions(&self) -> impl Iterator<Item = (GuestAddress, u64, Protection, bool)> + '_ {
+        self.regions.iter().map(|r| (GuestAddress(r.start), r.size, r.protection, r.mapping.is_some()))
+    }
+
+    fn find(&self, addr: u64) -> Option<&Region> {
+        let holds = |r: &Region| addr >= r.start && addr < r.end();
+        if let Some(r) = self.regions.get(self.last.get()).filter(|r| holds(r)) {
+            return Some(r);
+        }
+        let at = self.regions.partition_point(|r| r.start <= addr).checked_sub(1)?;
+        let region = self.regions.get(at).filter(|r| holds(r))?;
+        self.last.set(at);
+        Some(region)
+    }
+
+    /// The longest run of bytes from `addr` on, at most `len`, that lies in one region: at least one byte. A range over
+    /// adjacent regions takes several calls.
+    #[inline]
+    pub fn translate_some(&self, addr: GuestAddress, len: u64, access: Access) -> Result<Segment, AccessError> {
+        let region = self.find(addr.0).ok_or(AccessError::Unmapped { addr: addr.0, len })?;
+        let allowed = match access {
+            Access::Read => region.protection.read,
+            Access::Write => region.protection.write,
+        };
+        if !allowed {
+            return Err(AccessError::Denied(addr.0));
+        }
+        let mapping = region.mapping.as_ref().ok_or(AccessError::NoDescriptor(addr.0))?;
+        let offset = addr.0 - region.start;
+        let run = len.min(region.size - offset);
+        // Both fit: the mapping's length, which is the region's size, is a usize.
+        let (offset, run) = (offset as usize, run as usize);
+        // SAFETY: the mapping lives until `reclaim`, whose caller vouches that the segment is out of use by then; write
+        // access was checked against the protection the mapping was made with.
+        unsafe { mapping.segment(offset, run) }.ok_or(AccessError::Unmapped { addr: addr.0, len })
+    }
+
+    /// All of `len` bytes from `addr` on as one segment; an error when they do not lie in one region.
+    #[inline]
+    pub fn translate(&self, addr: GuestAddress, len: u64, access: Access) -> Result<Segment, AccessError> {
+        let segment = self.translate_some(addr, len, access)?;
+        if segment.len() as u64 == len { Ok(segment) } else { Err(AccessError::Unmapped { addr: addr.0, len }) }
+    }
+
+    /// Copies a value out of guest memory (it may straddle adjacent regions).
+    pub fn read_value<T: FromBytes + IntoBytes>(&self, addr: GuestAddress) -> Result<T, AccessError> {
+        let mut value = T::new_zeroed();
+        self.read(addr, value.as_mut_bytes())?;
+        Ok(value)
+    }
+
+    /// Copies a value into guest memory (it may straddle adjacent regions).
+    pub fn write_value<T: IntoBytes + Immutable>(&self, addr: GuestAddress, value: &T) -> Result<(), AccessError> {
+        self.write(addr, value.as_bytes())
+    }
+
+    /// Copies bytes out of guest memory.
+    pub fn read(&self, addr: GuestAddress, out: &mut [u8]) -> Result<(), AccessError> {
+        self.runs(addr, out.len(), Access::Read, |segment, at| segment.read_at(0, &mut out[at..at + segment.len()]))
+    }
+
+    /// Copies bytes into guest memory. Nothing is written unless all of the range can be.
+    pub fn write(&self, addr: GuestAddress, data: &[u8]) -> Result<(), AccessError> {
+        self.runs(addr, data.len(), Access::Write, |_, _| {})?;
+        self.runs(addr, data.len(), Access::Write, |segment, at| segment.write_at(0, &data[at..at + segment.len()]))
+    }
+
+    fn runs(
+        &self,
+        addr: GuestAddress,
+        len: usize,
+        access: Access,
+        mut each: impl FnMut(Segment, usize),
+    ) -> Result<(), AccessError> {
+        let mut done = 0;
+        while done < len {
+            let left = (len - done) as u64;
+            let at = addr.checked_add(done as u64).ok_or(AccessError::Unmapped { addr: addr.0, len: len as u64 })?;
+            let segment = self.translate_some(at, left, access)?;
+            each(segment, done);
+            done += segment.len();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for GuestMemory {
+    fn drop(&mut self) {
+        // Whoever drops the table without `reclaim` has not vouched that nothing is in flight: leak rather than fault.
+        for region in self.regions.drain(..) {
+            std::mem::forget(region.mapping);
+        }
+        self.retired.drain(..).for_each(std::mem::forget);
+    }
+}

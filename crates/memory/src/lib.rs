@@ -1,0 +1,26 @@
+//! Memory that a guest shares with us, and the only way to reach it.
+//!
+//! ```text
+//!   guest address ──► GuestMemory::translate ──► Segment ──► copy / io_uring
+//!   (hostile)          region table, checked      host pointer + length
+//! ```
+//!
+//! Invariants:
+//! * A [`Segment`] points into a mapping that stays mapped until [`GuestMemory::reclaim`], whose caller vouches that no
+//!   segment made earlier is still in use. Unmapping only makes addresses unreachable at once; the pages go at `reclaim`.
+//! * Bytes behind a segment may change at any instant. Nothing here hands out a Rust reference to them: data are copied
+//!   out once, then checked, then used.
+//! * A peer that truncates the file behind a mapping costs its own device only: see [`guard`].
+//!
+//! It does not know NVMe: PRP and SGL walking lives with the front end that understands them.
+
+mod bounce;
+pub mod guard;
+mod guest;
+mod mapping;
+mod segment;
+
+pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
+pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
+pub use mapping::Mapping;
+pub use segment::{Segment, copy_segments, total_len};

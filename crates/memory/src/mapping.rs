@@ -1,0 +1,84 @@
+//! A range of this process's address space that we mapped and will unmap.
+
+use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use crate::Segment;
+
+/// Owns one `mmap`; unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: a mapping is plain address space; moving its owner to another thread moves only the right to unmap it.
+unsafe impl Send for Mapping {}
+// SAFETY: shared access only yields Segments and raw pointers, which carry their own contract.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of a file, shared with everybody else who maps it.
+    pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping at an address of the kernel's choosing cannot alias anything of ours.
+        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
+        Self::from_raw(ptr.cast(), len, writable)
+    }
+
+    /// Maps `len` bytes of zeroed memory of our own.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choosing cannot alias anything of ours.
+        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        Self::from_raw(ptr.cast(), len, true)
+    }
+
+    fn from_raw(ptr: *mut u8, len: usize, writable: bool) -> io::Result<Self> {
+        let ptr = NonNull::new(ptr).ok_or_else(|| io::Error::other("the kernel mapped memory at address 0"))?;
+        Ok(Self { ptr, len, writable })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for an empty mapping (the kernel refuses to make one).
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the mapping may be written.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// First byte of the mapping.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// A piece of the mapping; `None` when it does not lie within.
+    ///
+    /// # Safety
+    /// The mapping must outlive every use of the segment, and a segment of a read-only mapping must never be written.
+    pub unsafe fn segment(&self, offset: usize, len: usize) -> Option<Segment> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: offset + len lies within the mapping; the caller vouches for its life and for writes.
+        Some(unsafe { Segment::new(self.ptr.add(offset), len) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours since `from_raw`, and by the contract of `segment` nothing uses it any more.
+        let result = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
+        assert!(result.is_ok(), "munmap of a mapping of ours: {result:?}");
+    }
+}

@@ -1,0 +1,156 @@
+//! A checked piece of memory that somebody else may be writing to.
+
+use std::ptr::NonNull;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A contiguous piece of mapped memory, laid out as a `struct iovec`.
+///
+/// The memory may be changed by its other owner at any instant, so there is no way to get a reference to it: only copies.
+/// It stays mapped while a request that holds the segment is in flight (see the crate's invariants).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Segment {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+impl Segment {
+    /// A segment over `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// The bytes must be mapped, readable and (where the segment will be written) writable, and must stay so until the
+    /// last request that holds this segment or a part of it has completed.
+    pub unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
+        Self { ptr, len }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for a segment of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the bytes lie in this process: for system calls and device DMA, never for a Rust reference.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// The part of `len` bytes that starts at `offset`; `None` when it does not lie within the segment.
+    pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: offset <= self.len, so the pointer stays within the mapping the segment was made over.
+        let ptr = unsafe { self.ptr.add(offset) };
+        Some(Self { ptr, len })
+    }
+
+    /// Whether `next` starts where this one ends, so that both are one run of bytes.
+    pub fn adjoins(&self, next: &Segment) -> bool {
+        (self.ptr.as_ptr() as usize).checked_add(self.len) == Some(next.ptr.as_ptr() as usize)
+    }
+
+    /// Lengthens this segment over `next`, which must adjoin it.
+    pub fn extend_over(&mut self, next: &Segment) {
+        assert!(self.adjoins(next), "only adjoining segments merge");
+        self.len += next.len;
+    }
+
+    /// Copies bytes out, starting at `offset` within the segment.
+    ///
+    /// # Panics
+    /// When the range does not lie within the segment: callers check lengths where they read them.
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) {
+        let part = self.part(offset, out.len()).expect("read within the segment");
+        // SAFETY: `part` is mapped memory of out.len() bytes; `out` is ours and cannot overlap memory shared with a guest.
+        unsafe { copy_bytes(part.as_ptr(), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies bytes in, starting at `offset` within the segment.
+    ///
+    /// # Panics
+    /// When the range does not lie within the segment.
+    pub fn write_at(&self, offset: usize, data: &[u8]) {
+        let part = self.part(offset, data.len()).expect("write within the segment");
+        // SAFETY: `part` is mapped, writable memory of data.len() bytes; `data` is ours and does not overlap it.
+        unsafe { copy_bytes(data.as_ptr(), part.as_ptr(), data.len()) }
+    }
+
+    /// Copies a value out.
+    ///
+    /// # Panics
+    /// When the value does not lie within the segment.
+    pub fn read_value<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
+        let mut value = T::new_zeroed();
+        self.read_at(offset, value.as_mut_bytes());
+        value
+    }
+
+    /// Copies a value in.
+    ///
+    /// # Panics
+    /// When the value does not lie within the segment.
+    pub fn write_value<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        self.write_at(offset, value.as_bytes());
+    }
+
+    /// Fills the whole segment with one byte.
+    pub fn fill(&self, byte: u8) {
+        // SAFETY: the segment is mapped, writable memory of self.len bytes.
+        unsafe { std::ptr::write_bytes(self.as_ptr(), byte, self.len) }
+    }
+}
+
+/// Copies `len` bytes between memory of which one side may be changing under us.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
+#[inline]
+pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= 512 {
+        // The copy is one instruction outside Rust's memory model, so a guest's concurrent store is only ever torn data.
+        // SAFETY: the caller vouches for both ranges; the direction flag is clear by the ABI.
+        unsafe {
+            std::arch::asm!(
+                "rep movsb",
+                inout("rcx") len => _,
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                options(nostack, preserves_flags)
+            );
+        }
+        return;
+    }
+    // SAFETY: the caller vouches for both ranges and that they do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+}
+
+/// Sum of the segments' lengths in bytes.
+pub fn total_len(segments: &[Segment]) -> usize {
+    segments.iter().map(Segment::len).sum()
+}
+
+/// Copies from one list of segments to another until either ends; returns the bytes copied.
+///
+/// The two lists may name the same memory only if they name it identically.
+pub fn copy_segments(from: &[Segment], to: &[Segment]) -> usize {
+    let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
+    let (mut source, mut target) = (from.next(), to.next());
+    let mut copied = 0;
+    while let (Some(src), Some(dst)) = (source, target) {
+        let run = src.len.min(dst.len);
+        // `copy` and not `copy_nonoverlapping`: a guest may name one page twice.
+        // SAFETY: both segments are mapped memory of at least `run` bytes (Segment's contract).
+        unsafe { std::ptr::copy(src.as_ptr(), dst.as_ptr(), run) };
+        copied += run;
+        source = src.part(run, src.len - run).filter(|rest| !rest.is_empty()).or_else(|| from.next());
+        target = dst.part(run, dst.len - run).filter(|rest| !rest.is_empty()).or_else(|| to.next());
+    }
+    copied
+}
