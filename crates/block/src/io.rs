@@ -1,0 +1,136 @@
+//! What a waiting task may ask of its shard.
+
+use std::{
+    future::Future,
+    os::fd::RawFd,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use millrace_memory::{BufferPool, Segment};
+
+use crate::{ByteOffset, Scratch};
+
+/// An operation of the shard's asynchronous I/O (io_uring).
+#[derive(Clone, Copy, Debug)]
+pub enum IoOperation<'a> {
+    /// `preadv2` into the segments.
+    Read {
+        /// Open file.
+        fd: RawFd,
+        /// First byte.
+        offset: ByteOffset,
+        /// Memory, as an iovec array that must live until completion.
+        segments: &'a [Segment],
+    },
+    /// `pwritev2` from the segments.
+    Write {
+        /// Open file.
+        fd: RawFd,
+        /// First byte.
+        offset: ByteOffset,
+        /// Memory, as an iovec array that must live until completion.
+        segments: &'a [Segment],
+        /// Durable when completed (`RWF_DSYNC`).
+        fua: bool,
+    },
+    /// `fdatasync`.
+    DataSync {
+        /// Open file.
+        fd: RawFd,
+    },
+    /// `fallocate` with the given `FALLOC_FL_*` mode.
+    Allocate {
+        /// Open file.
+        fd: RawFd,
+        /// Mode bits of fallocate(2).
+        mode: i32,
+        /// First byte.
+        offset: ByteOffset,
+        /// Bytes.
+        len: u64,
+    },
+    /// Completes after a time.
+    Sleep(Duration),
+}
+
+/// A shard's asynchronous I/O, as volumes see it. Implemented by the engine.
+///
+/// # Safety
+/// An implementation must keep every started operation's `segments` in use only until it reports the completion, and must
+/// report each exactly once.
+pub unsafe trait ShardIo {
+    /// Starts an operation; its token is passed to `poll_completion` until that returns `Ready`. Waits (`Pending`) while the
+    /// ring is full, and wakes the task when there is room.
+    ///
+    /// # Safety
+    /// The file descriptor, the segments array and the memory behind it must stay valid until completion.
+    unsafe fn poll_start(&self, operation: &IoOperation<'_>, cx: &mut Context<'_>) -> Poll<u32>;
+
+    /// The operation's result as the system gave it: a count, or a negative errno.
+    fn poll_completion(&self, token: u32, cx: &mut Context<'_>) -> Poll<i32>;
+}
+
+/// An operation under way. Must be awaited to its end: dropping it earlier aborts the process, because the kernel would go on
+/// writing to memory whose owner thinks it is free.
+#[must_use = "an operation starts when it is first polled"]
+pub struct IoFuture<'a> {
+    io: &'a dyn ShardIo,
+    operation: IoOperation<'a>,
+    token: Option<u32>,
+}
+
+impl Future for IoFuture<'_> {
+    type Output = i32;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<i32> {
+        let token = if let Some(token) = self.token {
+            token
+        } else {
+            // SAFETY: the operation borrows its segments for the future's life; files and memory are kept open by the
+            // volume and the device while the request is in flight; and this future is never dropped in mid-flight.
+            match unsafe { self.io.poll_start(&self.operation, cx) } {
+                Poll::Ready(token) => *self.token.insert(token),
+                Poll::Pending => return Poll::Pending,
+            }
+        };
+        let result = self.io.poll_completion(token, cx);
+        if result.is_ready() {
+            self.token = None;
+        }
+        result
+    }
+}
+
+impl Drop for IoFuture<'_> {
+    fn drop(&mut self) {
+        if self.token.is_some() {
+            // A panic could be caught by a device's fence while the kernel still owns the memory.
+            eprintln!("millrace: an I/O operation was dropped in flight: {:?}", self.operation);
+            std::process::abort();
+        }
+    }
+}
+
+/// What a request may use while it waits: its own scratch, and its shard's ring and buffers.
+#[derive(Clone, Copy)]
+pub struct TaskContext<'a> {
+    /// The request's own memory.
+    pub scratch: &'a Scratch,
+    /// The shard's buffers.
+    pub buffers: &'a BufferPool,
+    io: &'a dyn ShardIo,
+}
+
+impl<'a> TaskContext<'a> {
+    /// A context over a shard's means.
+    pub fn new(scratch: &'a Scratch, buffers: &'a BufferPool, io: &'a dyn ShardIo) -> Self {
+        Self { scratch, buffers, io }
+    }
+
+    /// An operation of the shard's ring; its output is the system's: a count, or a negative errno.
+    pub fn io(&self, operation: IoOperation<'a>) -> IoFuture<'a> {
+        IoFuture { io: self.io, operation, token: None }
+    }
+}

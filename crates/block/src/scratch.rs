@@ -1,0 +1,175 @@
+//! A task's own small memory: futures and lists of one request, placed without allocating.
+
+use std::{
+    alloc::Layout,
+    cell::{Cell, UnsafeCell},
+    future::Future,
+    mem::MaybeUninit,
+    ops::{Deref, DerefMut},
+    pin::Pin,
+    ptr::NonNull,
+    task::{Context, Poll},
+};
+
+/// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it; the space comes back at [`Scratch::reset`].
+///
+/// When it is full, values are placed on the heap instead: slower, never wrong. [`Scratch::overflows`] counts them, so that
+/// a layer that understates its need is seen.
+#[derive(Debug)]
+pub struct Scratch {
+    memory: Box<[UnsafeCell<MaybeUninit<u64>>]>,
+    used: Cell<usize>,
+    overflows: Cell<u64>,
+}
+
+impl Scratch {
+    /// An arena of `bytes` bytes (rounded up to 8).
+    pub fn new(bytes: usize) -> Self {
+        let words = bytes.div_ceil(8);
+        let memory = (0..words).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+        Self { memory, used: Cell::new(0), overflows: Cell::new(0) }
+    }
+
+    /// Values that found no room since the arena was made.
+    pub fn overflows(&self) -> u64 {
+        self.overflows.get()
+    }
+
+    /// Forgets everything that was placed. `&mut` proves that no [`ScratchBox`] is left.
+    pub fn reset(&mut self) {
+        self.used.set(0);
+    }
+
+    fn take(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if layout.align() > 8 {
+            return None;
+        }
+        let words = layout.size().div_ceil(8);
+        let at = self.used.get();
+        let end = at.checked_add(words)?;
+        let slice = self.memory.get(at..end)?;
+        self.used.set(end);
+        // An UnsafeCell may be written through a shared reference; the bump never hands a word out twice.
+        NonNull::new(slice.as_ptr().cast_mut().cast::<u8>())
+    }
+
+    /// Places a value.
+    pub fn place<'a, T: 'a>(&'a self, value: T) -> ScratchBox<'a, T> {
+        self.place_with(value, |ptr| ptr)
+    }
+
+    /// Places a future behind its trait object.
+    pub fn place_future<'a, F, O>(&'a self, future: F) -> ScratchBox<'a, dyn Future<Output = O> + 'a>
+    where
+        F: Future<Output = O> + 'a,
+        O: 'a,
+    {
+        self.place_with(future, |ptr| ptr as *mut (dyn Future<Output = O> + 'a))
+    }
+
+    fn place_with<'a, T: 'a, U: ?Sized>(&'a self, value: T, widen: impl FnOnce(*mut T) -> *mut U) -> ScratchBox<'a, U> {
+        let (ptr, heap) = if let Some(ptr) = self.take(Layout::new::<T>()) {
+            let ptr = ptr.cast::<T>().as_ptr();
+            // SAFETY: `take` handed out room for a T, aligned (8 covers T's alignment) and unused.
+            unsafe { ptr.write(value) };
+            (ptr, false)
+        } else {
+            self.overflows.set(self.overflows.get() + 1);
+            (Box::into_raw(Box::new(value)), true)
+        };
+        let ptr = NonNull::new(widen(ptr)).expect("a placed value has an address");
+        ScratchBox { ptr, heap, scratch: std::marker::PhantomData }
+    }
+
+    /// Places `len` copies of `value` as a slice that lives as long as the arena is not reset.
+    pub fn place_slice<T: Copy>(&self, len: usize, value: T) -> ScratchSlice<'_, T> {
+        let layout = Layout::array::<T>(len).expect("a slice of sane length");
+        if let Some(ptr) = self.take(layout) {
+            let ptr = ptr.cast::<T>();
+            for i in 0..len {
+                // SAFETY: `take` handed out room for `len` Ts; T is Copy, so nothing needs dropping.
+                unsafe { ptr.add(i).write(value) };
+            }
+            // SAFETY: all `len` elements were just initialised, and nobody else has the words.
+            ScratchSlice::Arena(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len) })
+        } else {
+            self.overflows.set(self.overflows.get() + 1);
+            ScratchSlice::Heap(vec![value; len].into_boxed_slice())
+        }
+    }
+}
+
+/// A slice placed in a [`Scratch`].
+#[derive(Debug)]
+pub enum ScratchSlice<'a, T> {
+    /// In the arena.
+    Arena(&'a mut [T]),
+    /// On the heap, because the arena was full.
+    Heap(Box<[T]>),
+}
+
+impl<T> Deref for ScratchSlice<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Arena(slice) => slice,
+            Self::Heap(slice) => slice,
+        }
+    }
+}
+
+impl<T> DerefMut for ScratchSlice<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Arena(slice) => slice,
+            Self::Heap(slice) => slice,
+        }
+    }
+}
+
+/// Owns a value placed in a [`Scratch`]; pinned from the start.
+#[derive(Debug)]
+pub struct ScratchBox<'a, T: ?Sized> {
+    ptr: NonNull<T>,
+    heap: bool,
+    scratch: std::marker::PhantomData<(&'a Scratch, Box<T>)>,
+}
+
+impl<T: ?Sized> Deref for ScratchBox<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the box owns an initialised value that lives until the box is dropped.
+        unsafe { self.ptr.as_ref() }
+    }
+}
+
+impl<T: ?Sized> ScratchBox<'_, T> {
+    /// The value, pinned: it never moves, because the box only holds its address.
+    pub fn as_pin_mut(&mut self) -> Pin<&mut T> {
+        // SAFETY: the box owns the value exclusively, and no method moves it out.
+        unsafe { Pin::new_unchecked(self.ptr.as_mut()) }
+    }
+}
+
+impl<T: ?Sized> Drop for ScratchBox<'_, T> {
+    fn drop(&mut self) {
+        if self.heap {
+            // SAFETY: the value came from Box::into_raw and is dropped once, here.
+            drop(unsafe { Box::from_raw(self.ptr.as_ptr()) });
+        } else {
+            // SAFETY: the value was initialised in `place_with` and is dropped once, here; the arena keeps the words until
+            // its reset, which needs that this box is gone.
+            unsafe { self.ptr.as_ptr().drop_in_place() };
+        }
+    }
+}
+
+impl<T: Future + ?Sized> Future for ScratchBox<'_, T> {
+    type Output = T::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
+        self.as_pin_mut().poll(cx)
+    }
+}
