@@ -1,0 +1,105 @@
+# shellcheck shell=sh
+# What scenarios use. They run in busybox's shell with errors ending them; every check that
+# fails says what was expected.
+set -eu
+
+# Tells the host that the scenario reached a point: the host waits for the line.
+mark() { echo "MILLRACE-MARK $*"; }
+
+say() { echo "guest: $*"; }
+
+die() {
+    echo "MILLRACE-FAIL $*"
+    exit 1
+}
+
+# Reads a line that the host sends, and fails unless its first word is $1. The rest is in $answer.
+await_host() {
+    mark "await $1"
+    read -r word answer || die "the host's side of the port closed while waiting for '$1'"
+    [ "$word" = "$1" ] || die "waited for '$1' from the host, got '$word $answer'"
+}
+
+# eventually SECONDS COMMAND...: until the command succeeds, or fails after that long.
+eventually() {
+    limit=$(($(uptime_ms) + $1 * 1000))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ "$(uptime_ms)" -lt "$limit" ] || return 1
+        usleep 50000
+    done
+}
+
+uptime_ms() { awk '{ printf "%d", $1 * 1000 }' /proc/uptime; }
+
+# Waits for controller $1 (nvme0) to be ready for I/O.
+wait_for_controller() {
+    eventually 30 grep -q live "/sys/class/nvme/$1/state" || die "controller $1 did not come up: $(cat "/sys/class/nvme/$1/state" 2>&1)"
+}
+
+# Waits for namespace device $1 (nvme0n1).
+wait_for_namespace() {
+    eventually 30 test -b "/dev/$1" || die "namespace $1 did not appear; there is: $(ls /dev | grep nvme | tr '\n' ' ')"
+}
+
+no_namespace() { [ ! -e "/dev/$1" ]; }
+wait_for_no_namespace() { eventually 30 no_namespace "$1" || die "namespace $1 did not go away"; }
+
+# Size of a block device in bytes.
+size_of() { blockdev --getsize64 "/dev/$1"; }
+size_is() { [ "$(size_of "$1")" = "$2" ]; }
+wait_for_size() { eventually 30 size_is "$1" "$2" || die "$1 has $(size_of "$1") bytes, expected $2"; }
+
+# equal WHAT ACTUAL EXPECTED
+equal() { [ "$2" = "$3" ] || die "$1: got '$2', expected '$3'"; }
+
+# must_fail WHAT COMMAND...: the command must be refused.
+must_fail() {
+    what=$1
+    shift
+    if "$@" >/run/must_fail.log 2>&1; then die "$what was accepted: $(cat /run/must_fail.log)"; fi
+}
+
+# must_fail_with WHAT STATUS COMMAND...: refused by the device with a status that nvme-cli names so.
+must_fail_with() {
+    what=$1 status=$2
+    shift 2
+    if "$@" >/run/must_fail.log 2>&1; then die "$what was accepted: $(cat /run/must_fail.log)"; fi
+    grep -qiE "$status" /run/must_fail.log || die "$what: expected status $status, got: $(cat /run/must_fail.log)"
+}
+
+# A field of identify, as nvme-cli prints it: field ctrl|ns NAME DEVICE
+field() { nvme "id-$1" "$3" | awk -F: -v name="$2" '{ k = $1; gsub(/[ \t]/, "", k) } k == name { v = $2; gsub(/^[ \t]+|[ \t]+$/, "", v); print v; exit }'; }
+
+# supports WORD BIT NAME: whether identify's field has the bit. With LENIENT=1 (a controller that
+# is not ours) a scenario may go on without it; otherwise its absence is a failure.
+supports() {
+    value=$(($(field ctrl "$1" "$ctrl")))
+    if [ $((value >> $2 & 1)) = 1 ]; then return 0; fi
+    [ "${LENIENT:-0}" = 1 ] || die "the controller does not support $3 ($1 is $value, bit $2)"
+    say "skipped: $3 is not supported by this controller"
+    return 1
+}
+
+# fio with what every run needs. Fails with fio's own words; prints a line per run.
+run_fio() {
+    name=$1
+    shift
+    fio --name="$name" --ioengine=io_uring --direct=1 --thread --randrepeat=1 --norandommap=0 \
+        --output=/run/fio.log --output-format=normal --eta=never "$@" >/run/fio.err 2>&1 || {
+        cat /run/fio.log /run/fio.err
+        die "fio $name failed"
+    }
+    say "fio $name: $(grep -hoE '(read|write|trim): IOPS=[^ ,]+' /run/fio.log | tr '\n' ' ')"
+}
+
+# Names of the errors that the kernel logged about NVMe or its block devices since boot.
+no_kernel_errors() {
+    if dmesg | grep -E 'I/O error|nvme.*(timeout|Abort|disabled|fatal|reset)|EXT4-fs error|Call Trace|BUG:' >/run/kernel-errors; then
+        cat /run/kernel-errors
+        die "the kernel logged errors"
+    fi
+}
+
+disk=${DISK:-nvme0n1}
+ctrl=/dev/${CTRL:-nvme0}
