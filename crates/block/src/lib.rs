@@ -34,6 +34,6 @@ pub use error::{BlockError, VolumeError};
 pub use geometry::{BlockSize, Geometry};
 pub use io::{IoFuture, IoOperation, ShardIo, TaskContext};
 pub use request::{Operation, Request};
-pub use scratch::{Scratch, ScratchBox, ScratchSlice};
+pub use scratch::{Scratch, ScratchBox};
 pub use units::{BlockCount, ByteOffset, Lba};
 pub use volume::{Step, TaskFuture, Usage, Volume};

@@ -2,14 +2,19 @@
 
 use std::{
     alloc::Layout,
-    cell::{Cell, UnsafeCell},
+    any::Any,
+    cell::{Cell, RefCell, UnsafeCell},
     future::Future,
     mem::MaybeUninit,
-    ops::{Deref, DerefMut},
+    ops::Deref,
     pin::Pin,
     ptr::NonNull,
+    rc::Rc,
     task::{Context, Poll},
 };
+
+/// Objects that one request may keep alive (see [`Scratch::keep`]).
+const KEPT: usize = 4;
 
 /// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it; the space comes back at [`Scratch::reset`].
 ///
@@ -20,14 +25,22 @@ pub struct Scratch {
     memory: Box<[UnsafeCell<MaybeUninit<u64>>]>,
     used: Cell<usize>,
     overflows: Cell<u64>,
+    /// Slices that found no room.
+    heap: RefCell<Vec<(NonNull<u8>, Layout)>>,
+    kept: RefCell<[Option<Rc<dyn Any>>; KEPT]>,
 }
 
 impl Scratch {
     /// An arena of `bytes` bytes (rounded up to 8).
     pub fn new(bytes: usize) -> Self {
-        let words = bytes.div_ceil(8);
-        let memory = (0..words).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
-        Self { memory, used: Cell::new(0), overflows: Cell::new(0) }
+        let memory = (0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+        Self {
+            memory,
+            used: Cell::new(0),
+            overflows: Cell::new(0),
+            heap: RefCell::new(Vec::new()),
+            kept: RefCell::new([const { None }; KEPT]),
+        }
     }
 
     /// Values that found no room since the arena was made.
@@ -35,9 +48,29 @@ impl Scratch {
         self.overflows.get()
     }
 
-    /// Forgets everything that was placed. `&mut` proves that no [`ScratchBox`] is left.
+    /// Forgets everything that was placed or kept. `&mut` proves that nothing borrows from it any more.
     pub fn reset(&mut self) {
         self.used.set(0);
+        for kept in self.kept.get_mut() {
+            *kept = None;
+        }
+        for (ptr, layout) in self.heap.get_mut().drain(..) {
+            // SAFETY: `place_slice` allocated it with this layout; its borrows ended with the `&mut`.
+            unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) };
+        }
+    }
+
+    /// Keeps `object` alive until the reset, so that a request may borrow from it for as long as it runs.
+    ///
+    /// # Panics
+    /// When a request keeps more than a handful of objects.
+    pub fn keep<T: Any>(&self, object: Rc<T>) -> &T {
+        let ptr: *const T = Rc::as_ptr(&object);
+        let mut kept = self.kept.borrow_mut();
+        let free = kept.iter_mut().find(|kept| kept.is_none());
+        *free.expect("a request keeps few objects") = Some(object);
+        // SAFETY: the Rc stays in `kept` until `reset`, which needs `&mut self` and so outlives the returned borrow.
+        unsafe { &*ptr }
     }
 
     fn take(&self, layout: Layout) -> Option<NonNull<u8>> {
@@ -81,50 +114,49 @@ impl Scratch {
         ScratchBox { ptr, heap, scratch: std::marker::PhantomData }
     }
 
-    /// Places `len` copies of `value` as a slice that lives as long as the arena is not reset.
-    pub fn place_slice<T: Copy>(&self, len: usize, value: T) -> ScratchSlice<'_, T> {
+    /// Places `len` copies of `value` as a slice that lives until the reset.
+    // `&self` to `&mut`: every call returns words that nobody else has.
+    #[expect(clippy::mut_from_ref)]
+    pub fn place_slice<T: Copy>(&self, len: usize, value: T) -> &mut [T] {
         let layout = Layout::array::<T>(len).expect("a slice of sane length");
-        if let Some(ptr) = self.take(layout) {
-            let ptr = ptr.cast::<T>();
-            for i in 0..len {
-                // SAFETY: `take` handed out room for `len` Ts; T is Copy, so nothing needs dropping.
-                unsafe { ptr.add(i).write(value) };
-            }
-            // SAFETY: all `len` elements were just initialised, and nobody else has the words.
-            ScratchSlice::Arena(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len) })
+        let ptr = if layout.size() == 0 {
+            NonNull::dangling()
         } else {
-            self.overflows.set(self.overflows.get() + 1);
-            ScratchSlice::Heap(vec![value; len].into_boxed_slice())
+            self.take(layout).unwrap_or_else(|| self.take_heap(layout)).cast::<T>()
+        };
+        for i in 0..len {
+            // SAFETY: room for `len` Ts was just taken; T is Copy, so nothing needs dropping.
+            unsafe { ptr.add(i).write(value) };
         }
+        // SAFETY: all elements were just initialised, nobody else has the words, and they live until `reset`.
+        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), len) }
+    }
+
+    /// Places a copy of `slice` that lives until the reset.
+    pub fn copy_slice<T: Copy>(&self, slice: &[T]) -> &[T] {
+        match slice {
+            [] => &[],
+            [first, ..] => {
+                let placed = self.place_slice(slice.len(), *first);
+                placed.copy_from_slice(slice);
+                placed
+            }
+        }
+    }
+
+    fn take_heap(&self, layout: Layout) -> NonNull<u8> {
+        self.overflows.set(self.overflows.get() + 1);
+        // SAFETY: the layout's size is not 0 (checked by the caller).
+        let ptr = NonNull::new(unsafe { std::alloc::alloc(layout) });
+        let ptr = ptr.unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+        self.heap.borrow_mut().push((ptr, layout));
+        ptr
     }
 }
 
-/// A slice placed in a [`Scratch`].
-#[derive(Debug)]
-pub enum ScratchSlice<'a, T> {
-    /// In the arena.
-    Arena(&'a mut [T]),
-    /// On the heap, because the arena was full.
-    Heap(Box<[T]>),
-}
-
-impl<T> Deref for ScratchSlice<'_, T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        match self {
-            Self::Arena(slice) => slice,
-            Self::Heap(slice) => slice,
-        }
-    }
-}
-
-impl<T> DerefMut for ScratchSlice<'_, T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        match self {
-            Self::Arena(slice) => slice,
-            Self::Heap(slice) => slice,
-        }
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        self.reset();
     }
 }
 

@@ -19,8 +19,10 @@ pub mod guard;
 mod guest;
 mod mapping;
 mod segment;
+mod shared;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
 pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
 pub use mapping::Mapping;
 pub use segment::{Segment, copy_segments, total_len};
+pub use shared::Shared;

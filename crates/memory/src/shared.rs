@@ -1,0 +1,58 @@
+//! Typed memory in a file of its own, which another process may map too.
+
+use std::{
+    io,
+    marker::PhantomData,
+    ops::Deref,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use zerocopy::FromBytes;
+
+use crate::Mapping;
+
+/// A `T` in a memfd. `T` is made of atomics where another process really writes, or of cells where it only keeps the file.
+///
+/// The file is sealed against shrinking, so that whoever gets its descriptor cannot take the memory away.
+#[derive(Debug)]
+pub struct Shared<T> {
+    file: OwnedFd,
+    mapping: Mapping,
+    // `*mut`: a T with cells must not be reached from two threads.
+    content: PhantomData<*mut T>,
+}
+
+impl<T: FromBytes> Shared<T> {
+    /// A zeroed `T`; `name` appears in /proc for whoever looks.
+    pub fn new(name: &str) -> io::Result<Self> {
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let len = size_of::<T>().max(1).next_multiple_of(4096);
+        rustix::fs::ftruncate(&file, len as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let mapping = Mapping::shared(file.as_fd(), 0, len, true)?;
+        assert!(align_of::<T>() <= 4096, "a mapping is page-aligned");
+        Ok(Self { file, mapping, content: PhantomData })
+    }
+
+    /// Length of the file in bytes: `T` rounded up to whole pages.
+    pub fn file_len(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the mapping is at least as long and as aligned as T, any bytes are a valid T (FromBytes), it lives as long
+        // as self, and whatever changes behind it is behind T's own cells or atomics.
+        unsafe { &*self.mapping.as_ptr().cast::<T>() }
+    }
+}
+
+impl<T> AsFd for Shared<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
