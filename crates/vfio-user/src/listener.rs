@@ -1,0 +1,131 @@
+//! The unix socket clients connect to.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Why a socket could not be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenerError {
+    /// Another process answers on the path.
+    #[error("{}: another process is listening here", path.display())]
+    InUse {
+        /// The socket's path.
+        path: PathBuf,
+    },
+    /// Something that is not a socket has the path; it is left alone.
+    #[error("{}: exists and is not a socket", path.display())]
+    NotASocket {
+        /// The socket's path.
+        path: PathBuf,
+    },
+    /// A system call failed.
+    #[error("{}: {operation} failed", path.display())]
+    Io {
+        /// The socket's path.
+        path: PathBuf,
+        /// What was tried.
+        operation: &'static str,
+        /// How it failed.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A listening socket. It owns its path and removes it when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the path: only what we made is removed.
+    identity: (u64, u64),
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Listener {
+    /// Makes a socket that only its owner may connect to. A socket that nobody answers on any more is replaced.
+    pub fn bind(path: &Path) -> Result<Self, ListenerError> {
+        let failed = |operation| {
+            move |errno: Errno| ListenerError::Io { path: path.to_owned(), operation, source: errno.into() }
+        };
+        let address = SocketAddrUnix::new(path).map_err(failed("using the path"))?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(failed("socket"))?;
+        // The path takes the socket's mode: there is no moment in which others could connect.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("chmod"))?;
+        match rustix::net::bind(&socket, &address) {
+            Ok(()) => {}
+            Err(Errno::ADDRINUSE) => {
+                remove_stale(path, &address)?;
+                rustix::net::bind(&socket, &address).map_err(failed("bind"))?;
+            }
+            Err(errno) => return Err(failed("bind")(errno)),
+        }
+        let status = rustix::fs::lstat(path).map_err(failed("stat"))?;
+        let listener =
+            Self { socket: socket.into(), path: path.to_owned(), identity: (status.st_dev, status.st_ino) };
+        rustix::net::listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
+        Ok(listener)
+    }
+
+    /// The next client, if one waits.
+    pub fn accept(&self) -> Result<Option<UnixStream>, ListenerError> {
+        loop {
+            return match self.socket.accept() {
+                Ok((stream, _)) => Ok(Some(stream)),
+                Err(error) => match error.kind() {
+                    std::io::ErrorKind::WouldBlock => Ok(None),
+                    std::io::ErrorKind::Interrupted | std::io::ErrorKind::ConnectionAborted => continue,
+                    _ => Err(ListenerError::Io { path: self.path.clone(), operation: "accept", source: error }),
+                },
+            };
+        }
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
+        if ours {
+            // Nothing could be done about a failure; the next bind replaces what is left.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes a socket's path if connecting to it is refused: its process is gone.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenerError> {
+    let io = |operation| move |source| ListenerError::Io { path: path.to_owned(), operation, source };
+    let found = std::fs::symlink_metadata(path).map_err(io("stat"))?;
+    if !found.file_type().is_socket() {
+        return Err(ListenerError::NotASocket { path: path.to_owned() });
+    }
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|errno| io("socket")(errno.into()))?;
+    match rustix::net::connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(io("removing the old socket")),
+        // EAGAIN: somebody listens and is busy.
+        Ok(()) | Err(Errno::AGAIN) => Err(ListenerError::InUse { path: path.to_owned() }),
+        Err(errno) => Err(io("connecting to the old socket")(errno.into())),
+    }
+}

@@ -1,0 +1,257 @@
+//! Messages over a non-blocking unix socket: keeps what is half received and half sent.
+//!
+//! File descriptors belong to the bytes they were sent with. The kernel delivers them with the first of these bytes,
+//! and may glue the end of one message to the start of the next unless told where to stop; so no receive call here
+//! asks for bytes beyond the header, or beyond the message, that it is in.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use zerocopy::IntoBytes;
+
+use crate::codec::{FrameError, HEADER_SIZE, Header, MAX_FDS};
+
+/// A payload grows by at most this many bytes ahead of what was received: a claimed size alone costs no memory.
+const GROWTH: usize = 64 * 1024;
+/// A buffer larger than this is not kept for the next message.
+const KEEP: usize = 64 * 1024;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The peer closed the connection, between two messages.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The peer closed the connection inside a message.
+    #[error("the peer closed the connection inside a message, {received} bytes into it")]
+    Truncated {
+        /// Bytes of the message that came.
+        received: usize,
+    },
+    /// The stream cannot be followed any further.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// More file descriptors than one message may carry.
+    #[error("a message with more than {MAX_FDS} file descriptors")]
+    TooManyFds,
+    /// The socket failed.
+    #[error("{operation} on the socket failed")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// How it failed.
+        #[source]
+        errno: Errno,
+    },
+}
+
+/// A whole message: its header is consistent, its payload has the announced length.
+#[derive(Debug)]
+pub struct Frame {
+    /// The header.
+    pub header: Header,
+    /// What follows the header.
+    pub payload: Vec<u8>,
+    /// What came along.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// The message being received.
+#[derive(Default)]
+struct Input {
+    header: Header,
+    header_filled: usize,
+    payload: Vec<u8>,
+    payload_filled: usize,
+    fds: Vec<OwnedFd>,
+}
+
+/// A message, or the rest of one, that the socket did not take yet.
+struct Pending {
+    bytes: Vec<u8>,
+    sent: usize,
+    fds: Vec<OwnedFd>,
+}
+
+pub(crate) struct Transport {
+    stream: UnixStream,
+    input: Input,
+    output: VecDeque<Pending>,
+    output_bytes: usize,
+    spare: Vec<u8>,
+}
+
+impl AsFd for Transport {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Transport {
+    pub(crate) fn new(stream: UnixStream) -> Result<Self, TransportError> {
+        stream.set_nonblocking(true).map_err(|error| TransportError::Io {
+            operation: "set_nonblocking",
+            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+        })?;
+        Ok(Self { stream, input: Input::default(), output: VecDeque::new(), output_bytes: 0, spare: Vec::new() })
+    }
+
+    /// Bytes that wait for the socket.
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.output_bytes
+    }
+
+    /// Gives a payload's memory back for the next message.
+    pub(crate) fn recycle(&mut self, mut payload: Vec<u8>) {
+        if payload.capacity() <= KEEP && payload.capacity() > self.spare.capacity() {
+            payload.clear();
+            self.spare = payload;
+        }
+    }
+
+    /// The next whole message, or `None` when the rest of it is not there yet.
+    pub(crate) fn receive(&mut self) -> Result<Option<Frame>, TransportError> {
+        while self.input.header_filled < HEADER_SIZE {
+            let Input { header, header_filled, fds, .. } = &mut self.input;
+            let (_, room) = header.as_mut_bytes().split_at_mut(*header_filled);
+            match receive_some(&self.stream, room, fds)? {
+                None => return Ok(None),
+                Some(0) if *header_filled == 0 => return Err(TransportError::Closed),
+                Some(0) => return Err(TransportError::Truncated { received: *header_filled }),
+                Some(count) => *header_filled += count,
+            }
+            if *header_filled == HEADER_SIZE {
+                header.kind()?;
+                self.input.payload = std::mem::take(&mut self.spare);
+            }
+        }
+        let total = self.input.header.payload_size();
+        while self.input.payload_filled < total {
+            let Input { payload, payload_filled, fds, .. } = &mut self.input;
+            if payload.len() == *payload_filled {
+                payload.resize(total.min(*payload_filled + GROWTH), 0);
+            }
+            let (_, room) = payload.split_at_mut(*payload_filled);
+            match receive_some(&self.stream, room, fds)? {
+                None => return Ok(None),
+                Some(0) => return Err(TransportError::Truncated { received: HEADER_SIZE + *payload_filled }),
+                Some(count) => *payload_filled += count,
+            }
+        }
+        let Input { header, payload, fds, .. } = std::mem::take(&mut self.input);
+        Ok(Some(Frame { header, payload, fds }))
+    }
+
+    /// Sends a message, or keeps what the socket does not take for [`Self::flush`]. Keeping `fds` duplicates them.
+    pub(crate) fn send(
+        &mut self,
+        header: &Header,
+        payload: [&[u8]; 2],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), TransportError> {
+        let parts = [header.as_bytes(), payload[0], payload[1]];
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        assert_eq!(total, header.size as usize, "a message of our own has the wrong size");
+        let sent = if self.output.is_empty() { send_some(&self.stream, &parts, fds)? } else { 0 };
+        if sent == total {
+            return Ok(());
+        }
+        let mut bytes = Vec::with_capacity(total - sent);
+        let mut skip = sent;
+        for part in parts {
+            let (_, rest) = part.split_at(skip.min(part.len()));
+            skip -= part.len() - rest.len();
+            bytes.extend_from_slice(rest);
+        }
+        let mut kept = Vec::new();
+        // Descriptors travel with the first byte.
+        if sent == 0 {
+            for fd in fds {
+                kept.push(fd.try_clone_to_owned().map_err(|error| TransportError::Io {
+                    operation: "dup",
+                    errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+                })?);
+            }
+        }
+        self.output_bytes += bytes.len();
+        self.output.push_back(Pending { bytes, sent: 0, fds: kept });
+        Ok(())
+    }
+
+    /// Sends what is kept, as far as the socket takes it.
+    pub(crate) fn flush(&mut self) -> Result<(), TransportError> {
+        while let Some(pending) = self.output.front_mut() {
+            let (_, rest) = pending.bytes.split_at(pending.sent);
+            let fds: Vec<_> = pending.fds.iter().map(AsFd::as_fd).collect();
+            let sent = send_some(&self.stream, &[rest, &[], &[]], &fds)?;
+            if sent == 0 {
+                break;
+            }
+            pending.fds.clear();
+            pending.sent += sent;
+            self.output_bytes -= sent;
+            if pending.sent == pending.bytes.len() {
+                self.output.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One receive call. `None` when nothing is there, 0 when the peer has closed.
+fn receive_some(
+    stream: &UnixStream,
+    room: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Option<usize>, TransportError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::CONNRESET) => return Ok(Some(0)),
+            Err(errno) => return Err(TransportError::Io { operation: "recvmsg", errno }),
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    // What did not fit was closed by the kernel: which descriptors are missing is unknown.
+    if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+        return Err(TransportError::TooManyFds);
+    }
+    Ok(Some(received.bytes))
+}
+
+/// One send call; 0 when the socket is full.
+fn send_some(stream: &UnixStream, parts: &[&[u8]; 3], fds: &[BorrowedFd<'_>]) -> Result<usize, TransportError> {
+    assert!(fds.len() <= MAX_FDS, "a message of our own has {} file descriptors", fds.len());
+    let slices = parts.map(IoSlice::new);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        let fits = control.push(SendAncillaryMessage::ScmRights(fds));
+        assert!(fits, "the control buffer holds {MAX_FDS} file descriptors");
+    }
+    loop {
+        match sendmsg(stream, &slices, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(sent) => return Ok(sent),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(TransportError::Closed),
+            Err(errno) => return Err(TransportError::Io { operation: "sendmsg", errno }),
+        }
+    }
+}
