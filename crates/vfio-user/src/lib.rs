@@ -1,13 +1,47 @@
-//! placeholder
-#![forbid(unsafe_code)]
-#![warn(missing_docs)]
+//! The vfio-user protocol: a device in one process, the machine that uses it in another, a unix socket between them.
+//! Server and client; nothing here knows what the device is.
+//!
+//! ```text
+//!                     one unix socket, one client, one thread on each side
+//!   client                                                              server
+//!   Client ── call ──> Transport ══ header | payload | fds ══> Transport ──> Connection::receive
+//!      ^                                                                        │ Request::parse (lengths, flags, fds)
+//!      │                                                                        │ dispatch       (indexes, ranges)
+//!      │                                                                        v
+//!      └──────────────────────────── reply ◄──────────────────────────────── dyn Device
+//!   ClientMemory ◄──────── DMA_READ, DMA_WRITE ◄──────── Connection::dma_read, dma_write
+//! ```
+//!
+//! # Invariants
+//!
+//! - [`Connection`] never blocks and holds bounded memory, whatever the client sends or does not read: messages have a
+//!   largest size, memory is taken as bytes arrive, and a client that does not take its replies is not read from.
+//! - Requests are handled one at a time, in order. One whose [`Outcome`] is `Later` holds back all that follow.
+//! - A file descriptor belongs to the message whose bytes it came with, or the connection ends. All are owned, so what
+//!   nobody wants is closed.
+//! - A message that is framed wrongly ends the connection; one that is wrong inside is answered with an errno.
+//! - A [`Device`] sees only checked values: region, interrupt and DMA ranges exist and do not wrap.
+//!
+//! # What it does not do
+//!
+//! - Migration, dirty page tracking, twin sockets and I/O event fds. The first two are answered with `EOPNOTSUPP`, the
+//!   others are not offered.
+//! - Mapping memory: it hands over file descriptors, and says nothing about what lies behind them. A file may be shorter
+//!   than its announced range, or become so.
+//! - Reaching QEMU's memory by messages: up to version 11.1 QEMU takes and gives the data of DMA_READ and DMA_WRITE four
+//!   bytes before where the protocol has it. A front end should refuse memory without a file (`share=on` is missing),
+//!   or use it only where losing data is harmless.
 
+#![forbid(unsafe_code)]
+
+mod client;
 pub mod codec;
 mod device;
 mod listener;
 mod server;
 mod transport;
 
+pub use client::{Client, ClientError, ClientMemory, ClientRegion, Mapping, SmallWrite};
 pub use codec::{Capabilities, ProtocolError, VersionError};
 pub use device::{
     Device, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, MmapArea, Outcome,
