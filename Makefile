@@ -1,0 +1,46 @@
+# The front door. Everything installs what it misses, says what it does, and may run again.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.PHONY: help run test bench fmt lint fuzz guests setup clean-guests clean
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+run: guests build ## a stock Linux guest with a disk served by Millrace
+	@scripts/demo
+
+test: guests build ## every test, guests included
+	@scripts/test
+
+bench: guests build ## ours beside QEMU's own NVMe emulation, in one run
+	@scripts/bench
+
+fmt: setup ## format the source
+	@cargo fmt --all
+
+lint: setup ## formatting and clippy, as strict as the house style
+	@cargo fmt --all -- --check
+	@cargo clippy --workspace --all-targets --release --locked -- -D warnings
+
+fuzz: setup ## the guest's fuzzer, without end
+	@cargo test --release --locked -p millrace-frontends --test fuzz -- --ignored --nocapture endless
+
+guests: setup ## QEMU, kernels and guest tools under target/, nothing on the host
+	@scripts/guest-root
+	@scripts/guest-images
+
+setup: ## the packages and the Rust that building needs
+	@scripts/setup-host
+
+build: setup
+	@scripts/build
+
+clean-guests: ## remove the private root and the guests' images
+	@rm -rf target/guest target/guest-root
+
+clean: ## remove everything that was built
+	@rm -rf target
