@@ -1,1 +1,28 @@
-//! Placeholder.
+//! Where blocks end up: the volumes at the bottom of every stack.
+//!
+//! ```text
+//!   "file:/srv/a.img" ──BackendSpec──► open ──► Arc<dyn Volume>
+//!                                                 ├─ memory  copies at once between segments and anonymous memory
+//!                                                 ├─ null    answers at once, moves nothing
+//!                                                 ├─ file    the shard's ring: O_DIRECT straight into the segments where
+//!                                                 │          alignment allows, else by way of the shard's buffers
+//!                                                 └─ fault   (tests) spoils another volume by rule and seed
+//! ```
+//!
+//! Invariants:
+//! * Every volume here passes `millrace_block::conformance`.
+//! * Nothing is allocated per request, and nothing blocks: what would take long is handed to the ring or cut in pieces.
+//! * A file is written by one volume at a time, in this process or any other.
+//!
+//! It knows no protocol, no guest and no other volume: services live above.
+
+#![forbid(unsafe_code)]
+
+mod memory;
+mod null;
+mod shape;
+mod spec;
+
+pub use memory::MemoryVolume;
+pub use null::NullVolume;
+pub use spec::{BackendSpec, ParseSpecError, open};

@@ -5,6 +5,7 @@ use std::{
     any::Any,
     cell::{Cell, RefCell, UnsafeCell},
     future::Future,
+    marker::PhantomData,
     mem::MaybeUninit,
     ops::Deref,
     pin::Pin,
@@ -16,7 +17,8 @@ use std::{
 /// Objects that one request may keep alive (see [`Scratch::keep`]).
 const KEPT: usize = 4;
 
-/// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it; the space comes back at [`Scratch::reset`].
+/// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it. The space comes back with it when nothing
+/// was placed later (so that a loop over inner requests needs the room of one), else at [`Scratch::reset`].
 ///
 /// When it is full, values are placed on the heap instead: slower, never wrong. [`Scratch::overflows`] counts them, so that
 /// a layer that understates its need is seen.
@@ -101,17 +103,18 @@ impl Scratch {
     }
 
     fn place_with<'a, T: 'a, U: ?Sized>(&'a self, value: T, widen: impl FnOnce(*mut T) -> *mut U) -> ScratchBox<'a, U> {
-        let (ptr, heap) = if let Some(ptr) = self.take(Layout::new::<T>()) {
+        let start = self.used.get();
+        let (ptr, place) = if let Some(ptr) = self.take(Layout::new::<T>()) {
             let ptr = ptr.cast::<T>().as_ptr();
             // SAFETY: `take` handed out room for a T, aligned (8 covers T's alignment) and unused.
             unsafe { ptr.write(value) };
-            (ptr, false)
+            (ptr, Some(Place { used: &self.used, start, end: self.used.get() }))
         } else {
             self.overflows.set(self.overflows.get() + 1);
-            (Box::into_raw(Box::new(value)), true)
+            (Box::into_raw(Box::new(value)), None)
         };
         let ptr = NonNull::new(widen(ptr)).expect("a placed value has an address");
-        ScratchBox { ptr, heap, scratch: std::marker::PhantomData }
+        ScratchBox { ptr, place, owns: PhantomData }
     }
 
     /// Places `len` copies of `value` as a slice that lives until the reset.
@@ -160,12 +163,21 @@ impl Drop for Scratch {
     }
 }
 
+/// The words of an arena that a value took.
+#[derive(Debug)]
+struct Place<'a> {
+    used: &'a Cell<usize>,
+    start: usize,
+    end: usize,
+}
+
 /// Owns a value placed in a [`Scratch`]; pinned from the start.
 #[derive(Debug)]
 pub struct ScratchBox<'a, T: ?Sized> {
     ptr: NonNull<T>,
-    heap: bool,
-    scratch: std::marker::PhantomData<(&'a Scratch, Box<T>)>,
+    /// `None`: on the heap.
+    place: Option<Place<'a>>,
+    owns: PhantomData<Box<T>>,
 }
 
 impl<T: ?Sized> Deref for ScratchBox<'_, T> {
@@ -187,13 +199,16 @@ impl<T: ?Sized> ScratchBox<'_, T> {
 
 impl<T: ?Sized> Drop for ScratchBox<'_, T> {
     fn drop(&mut self) {
-        if self.heap {
+        let Some(place) = &self.place else {
             // SAFETY: the value came from Box::into_raw and is dropped once, here.
             drop(unsafe { Box::from_raw(self.ptr.as_ptr()) });
-        } else {
-            // SAFETY: the value was initialised in `place_with` and is dropped once, here; the arena keeps the words until
-            // its reset, which needs that this box is gone.
-            unsafe { self.ptr.as_ptr().drop_in_place() };
+            return;
+        };
+        // SAFETY: the value was initialised in `place_with` and is dropped once, here; nobody else has the words until they
+        // are given back below, or at a reset, which needs that this box is gone.
+        unsafe { self.ptr.as_ptr().drop_in_place() };
+        if place.used.get() == place.end {
+            place.used.set(place.start);
         }
     }
 }

@@ -15,14 +15,18 @@
 //! It does not know NVMe: PRP and SGL walking lives with the front end that understands them.
 
 mod bounce;
+mod cursor;
 pub mod guard;
 mod guest;
 mod mapping;
 mod segment;
 mod shared;
+mod store;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
+pub use cursor::SegmentCursor;
 pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
 pub use mapping::Mapping;
 pub use segment::{Segment, copy_segments, total_len};
 pub use shared::Shared;
+pub use store::ByteStore;

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::BorrowedFd, ptr::NonNull};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::Segment;
 
@@ -60,6 +60,24 @@ impl Mapping {
     /// First byte of the mapping.
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
+    }
+
+    /// Asks for huge pages behind the mapping (transparent ones).
+    pub fn advise_huge(&self) -> io::Result<()> {
+        // SAFETY: the range is ours, and the advice changes no byte of it.
+        Ok(unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxHugepage) }?)
+    }
+
+    /// Gives the pages of a range back to the system. In an anonymous mapping they read as zeroes afterwards.
+    ///
+    /// `offset` and `len` must be multiples of the page size, and the range must lie within the mapping.
+    pub fn discard(&self, offset: usize, len: usize) -> io::Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the range lies within the mapping, which stays mapped; its bytes are only ever reached by copies, which
+        // expect them to change at any time.
+        Ok(unsafe { madvise(self.ptr.as_ptr().add(offset).cast(), len, Advice::LinuxDontNeed) }?)
     }
 
     /// A piece of the mapping; `None` when it does not lie within.

@@ -1,6 +1,9 @@
 //! A checked piece of memory that somebody else may be writing to.
 
-use std::ptr::NonNull;
+use std::{
+    ptr::NonNull,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -99,10 +102,46 @@ impl Segment {
         self.write_at(offset, value.as_bytes());
     }
 
+    /// Copies in a value whose 32-bit word at `last` tells the reader that the rest is there: that word is stored last.
+    ///
+    /// # Panics
+    /// When the value does not lie within the segment, or the word not aligned within the value.
+    pub fn publish<T: IntoBytes + Immutable>(&self, offset: usize, value: &T, last: usize) {
+        let bytes = value.as_bytes();
+        let part = self.part(offset, bytes.len()).expect("write within the segment");
+        let word = bytes.get(last..last + 4).and_then(|word| word.try_into().ok()).map(u32::from_ne_bytes);
+        let word = word.expect("a word within the value");
+        assert!((part.as_ptr() as usize + last).is_multiple_of(4), "a published word is aligned");
+        part.write_at(0, &bytes[..last]);
+        part.write_at(last + 4, &bytes[last + 4..]);
+        // SAFETY: the word lies within mapped, writable memory and is aligned; both sides access it atomically.
+        let target = unsafe { AtomicU32::from_ptr(part.as_ptr().add(last).cast()) };
+        // Release, on our side of the publication race: the rest is stored before the word. The reader's side loads the word,
+        // then (acquire, or by dependency) the rest.
+        target.store(word, Ordering::Release);
+    }
+
     /// Fills the whole segment with one byte.
     pub fn fill(&self, byte: u8) {
         // SAFETY: the segment is mapped, writable memory of self.len bytes.
         unsafe { std::ptr::write_bytes(self.as_ptr(), byte, self.len) }
+    }
+
+    /// Whether both segments hold the same bytes. Each byte is read once, so that a change meanwhile can only turn the answer.
+    pub fn equals(&self, other: &Segment) -> bool {
+        const CHUNK: usize = 1024;
+        let (mut ours, mut theirs) = ([0; CHUNK], [0; CHUNK]);
+        let mut done = 0;
+        while done < self.len.min(other.len) {
+            let len = (self.len.min(other.len) - done).min(CHUNK);
+            self.read_at(done, &mut ours[..len]);
+            other.read_at(done, &mut theirs[..len]);
+            if ours[..len] != theirs[..len] {
+                return false;
+            }
+            done += len;
+        }
+        self.len == other.len
     }
 }
 

@@ -1,0 +1,204 @@
+//! Memory of our own that holds a volume's bytes: large, sparse, growable, reached by copies only.
+
+use std::{
+    io,
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor};
+
+/// Chunks a store may consist of. Each one that is added at least doubles the store, so that these suffice for 64 bits.
+const CHUNKS: usize = 64;
+/// Granularity of the record of what was written, and the size of a huge page.
+const EXTENT: u64 = 2 << 20;
+
+#[derive(Debug)]
+struct Chunk {
+    /// Offset of the chunk's first byte within the store.
+    start: u64,
+    mapping: Mapping,
+    /// One bit per extent that was written since it was last given back as a whole.
+    touched: Box<[AtomicU64]>,
+}
+
+impl Chunk {
+    fn new(start: u64, bytes: u64) -> io::Result<Self> {
+        let len = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let mapping = Mapping::anonymous(len)?;
+        if bytes >= EXTENT {
+            // A kernel without transparent huge pages refuses; ordinary pages do as well.
+            let _ = mapping.advise_huge();
+        }
+        let words = bytes.div_ceil(EXTENT).div_ceil(64) as usize;
+        Ok(Self { start, mapping, touched: (0..words).map(|_| AtomicU64::new(0)).collect() })
+    }
+
+    fn end(&self) -> u64 {
+        self.start + self.mapping.len() as u64
+    }
+
+    fn piece(&self, offset: u64, len: usize) -> Segment {
+        // SAFETY: the segment is used within a method of the store that owns the mapping, which is writable, and is not
+        // handed out.
+        unsafe { self.mapping.segment((offset - self.start) as usize, len) }.expect("the run lies within the chunk")
+    }
+
+    /// Records a write. The bits only feed a statistic, so that no order with the data is needed.
+    fn touch(&self, offset: u64, len: usize) {
+        let first = (offset - self.start) / EXTENT;
+        let last = (offset - self.start + len as u64 - 1) / EXTENT;
+        for extent in first..=last {
+            let (word, bit) = (&self.touched[(extent / 64) as usize], 1 << (extent % 64));
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Forgets the writes to the extents that lie wholly in the range.
+    fn untouch(&self, offset: u64, len: usize) {
+        let first = (offset - self.start).div_ceil(EXTENT);
+        let past = (offset - self.start + len as u64) / EXTENT;
+        for extent in first..past {
+            self.touched[(extent / 64) as usize].fetch_and(!(1 << (extent % 64)), Ordering::Relaxed);
+        }
+    }
+
+    fn discard(&self, offset: u64, len: usize) {
+        let piece = self.piece(offset, len);
+        let at = (offset - self.start) as usize;
+        let page = PAGE_SIZE as usize;
+        let (first, past) = (at.next_multiple_of(page), (at + len) / page * page);
+        // Locked memory cannot be given back; then it is zeroed.
+        if first >= past || self.mapping.discard(first, past - first).is_err() {
+            piece.fill(0);
+            return;
+        }
+        let edges = [piece.part(0, first - at), piece.part(past - at, at + len - past)];
+        edges.iter().flatten().for_each(|edge| edge.fill(0));
+        self.untouch(offset, len);
+    }
+}
+
+/// Zeroed memory that grows in place and is backed by pages only where it was written.
+///
+/// It may be used from several threads at once. Overlapping uses at the same time mix their bytes, as they would on a disk.
+/// What lies past [`Self::capacity`] cannot be reached: such a range panics, because callers check theirs.
+#[derive(Debug)]
+pub struct ByteStore {
+    /// Filled from the first on; a chunk never moves or goes before the store does.
+    chunks: [OnceLock<Chunk>; CHUNKS],
+    /// Held while a chunk is added, never on the data path.
+    growing: Mutex<()>,
+}
+
+impl ByteStore {
+    /// A store of at least `bytes` zeroes.
+    pub fn new(bytes: u64) -> io::Result<Self> {
+        let store = Self { chunks: [const { OnceLock::new() }; CHUNKS], growing: Mutex::new(()) };
+        store.grow(bytes)?;
+        Ok(store)
+    }
+
+    /// Bytes that can be reached.
+    pub fn capacity(&self) -> u64 {
+        self.present().last().map_or(0, Chunk::end)
+    }
+
+    fn present(&self) -> impl Iterator<Item = &Chunk> {
+        self.chunks.iter().map_while(OnceLock::get)
+    }
+
+    /// Makes at least `bytes` bytes reachable. What is reachable stays so, and stays where it is.
+    pub fn grow(&self, bytes: u64) -> io::Result<()> {
+        let _one_at_a_time = self.growing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let capacity = self.capacity();
+        let Some(missing) = bytes.checked_sub(capacity).filter(|missing| *missing > 0) else { return Ok(()) };
+        let room = io::Error::from(io::ErrorKind::OutOfMemory);
+        let Some(size) = missing.max(capacity).checked_next_multiple_of(PAGE_SIZE) else { return Err(room) };
+        let Some(free) = self.chunks.iter().find(|chunk| chunk.get().is_none()) else { return Err(room) };
+        free.set(Chunk::new(capacity, size)?).expect("the slot is free while the lock is held");
+        Ok(())
+    }
+
+    /// Calls `each` with every chunk's part of the range: the chunk, the offset within the store, and the length.
+    fn runs(&self, offset: u64, len: u64, mut each: impl FnMut(&Chunk, u64, usize)) {
+        let end = offset.checked_add(len).expect("a range within the store");
+        let mut at = offset;
+        for chunk in self.present() {
+            if at == end {
+                return;
+            }
+            if at < chunk.end() {
+                let run = (end - at).min(chunk.end() - at);
+                each(chunk, at, run as usize);
+                at += run;
+            }
+        }
+        assert_eq!(at, end, "a range within the store");
+    }
+
+    /// Copies the bytes from `offset` on into the segments.
+    ///
+    /// # Panics
+    /// As every method here, when the range does not lie within the capacity.
+    pub fn read(&self, offset: u64, to: &[Segment]) {
+        let mut cursor = SegmentCursor::new(to);
+        self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
+            cursor.copy_from(chunk.piece(at, len));
+        });
+    }
+
+    /// Copies the segments to the bytes from `offset` on.
+    pub fn write(&self, offset: u64, from: &[Segment]) {
+        let mut cursor = SegmentCursor::new(from);
+        self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
+            chunk.touch(at, len);
+            cursor.copy_to(chunk.piece(at, len));
+        });
+    }
+
+    /// Whether the bytes from `offset` on equal the segments'.
+    pub fn equals(&self, offset: u64, with: &[Segment]) -> bool {
+        let mut cursor = SegmentCursor::new(with);
+        let mut equal = true;
+        self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
+            equal = equal && cursor.equals(chunk.piece(at, len));
+        });
+        equal
+    }
+
+    /// Copies `len` bytes from one offset to another. The ranges should not overlap.
+    pub fn copy_within(&self, from: u64, to: u64, len: u64) {
+        let mut done = 0;
+        self.runs(from, len, |chunk, at, run| {
+            self.write(to + done, &[chunk.piece(at, run)]);
+            done += run as u64;
+        });
+    }
+
+    /// Writes zeroes.
+    pub fn zero(&self, offset: u64, len: u64) {
+        self.runs(offset, len, |chunk, at, run| {
+            chunk.touch(at, run);
+            chunk.piece(at, run).fill(0);
+        });
+    }
+
+    /// Makes the range read as zeroes and gives its whole pages back to the system.
+    pub fn discard(&self, offset: u64, len: u64) {
+        self.runs(offset, len, Chunk::discard);
+    }
+
+    /// Bytes held, counted in extents of 2 MiB that were written.
+    pub fn allocated(&self) -> u64 {
+        let held = |chunk: &Chunk| {
+            let bits: u32 = chunk.touched.iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum();
+            (u64::from(bits) * EXTENT).min(chunk.mapping.len() as u64)
+        };
+        self.present().map(held).sum()
+    }
+}
