@@ -1,0 +1,80 @@
+//! What the operator decides about a controller.
+
+/// How a guest's doorbell writes reach us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DoorbellMode {
+    /// The doorbell page is memory that guest and daemon share: ringing costs no exit, and we poll.
+    #[default]
+    Shared,
+    /// Doorbell writes arrive as messages; shadow doorbells (Doorbell Buffer Config) keep them rare, and an idle controller
+    /// costs no CPU at all.
+    Messages,
+}
+
+/// What a guest may create for itself by Namespace Management.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceQuota {
+    /// Bytes of all namespaces the guest created, together. 0: the guest may not manage namespaces.
+    pub bytes: u64,
+}
+
+/// A controller's fixed properties.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The operator's name for the device.
+    pub name: String,
+    /// Serial number (Identify Controller SN), at most 20 ASCII characters.
+    pub serial: String,
+    /// Model number (MN), at most 40 ASCII characters.
+    pub model: String,
+    /// Subsystem NQN.
+    pub subnqn: String,
+    /// Controller identifier (CNTLID).
+    pub cntlid: u16,
+    /// I/O queue pairs, 1 to [`Config::MAX_QUEUES`].
+    pub queues: u16,
+    /// Entries a queue may have, 2 to 65,536 (CAP.MQES + 1).
+    pub queue_entries: u32,
+    /// MSI-X vectors, 1 to [`Config::MAX_VECTORS`].
+    pub vectors: u16,
+    /// Largest namespace identifier (NN), 1 to [`Config::MAX_NAMESPACES`].
+    pub namespaces: u32,
+    /// Largest transfer as a power of two of 4 KiB pages (MDTS); 8 is 1 MiB.
+    pub mdts: u8,
+    /// How doorbells arrive.
+    pub doorbells: DoorbellMode,
+    /// What the guest may create.
+    pub quota: NamespaceQuota,
+}
+
+impl Config {
+    /// Most I/O queue pairs: their doorbells fill one page.
+    pub const MAX_QUEUES: u16 = 256;
+    /// Most MSI-X vectors.
+    pub const MAX_VECTORS: u16 = 257;
+    /// Largest NN.
+    pub const MAX_NAMESPACES: u32 = 1024;
+
+    /// A controller of the usual size.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            serial: format!("MR-{name}").chars().filter(char::is_ascii).take(20).collect(),
+            model: "Millrace NVMe".to_owned(),
+            subnqn: format!("nqn.2026-11.dev.millrace:{name}"),
+            cntlid: 1,
+            queues: 16,
+            queue_entries: 1024,
+            vectors: 17,
+            namespaces: 256,
+            mdts: 8,
+            doorbells: DoorbellMode::default(),
+            quota: NamespaceQuota::default(),
+        }
+    }
+
+    /// Largest transfer in bytes.
+    pub fn max_transfer(&self) -> u64 {
+        4096 << self.mdts
+    }
+}

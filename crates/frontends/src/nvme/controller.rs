@@ -1,0 +1,211 @@
+//! The controller: its parts, and one turn of its work.
+
+use std::{cell::RefCell, rc::Rc};
+
+use millrace_engine::{ShardContext, TaskSlot};
+use millrace_memory::{GuestMemory, Segment, Shared};
+use millrace_nvme_spec::command::{QueueId, Sqe};
+
+use super::{
+    Config, Host,
+    admin::AdminState,
+    interrupts::Interrupts,
+    io::IoState,
+    namespace::NamespaceTable,
+    queue::QueueCaches,
+    registers::Phase,
+    state::{self, DeviceState, DoorbellPage},
+    status::Completion,
+};
+
+/// Commands taken from one submission queue before the next queue has its turn.
+const BURST: u32 = 32;
+
+/// Names a command from acceptance to completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CommandToken {
+    pub(crate) sqid: u16,
+    pub(crate) cid: u16,
+    /// The controller's epoch when it was accepted: a completion from before a reset posts nothing.
+    pub(crate) epoch: u32,
+}
+
+/// How far a command came at once.
+#[must_use]
+pub(crate) enum Outcome {
+    /// It is finished; nothing was kept.
+    Done(Completion),
+    /// Its completion will come through the [`Sink`].
+    Pending,
+    /// It is finished or held without a completion of its own yet (an asynchronous event request, a delete that waits for
+    /// other commands): whoever holds it calls [`Controller::complete`].
+    Held,
+}
+
+/// Where tasks put their results for the controller's next turn.
+#[derive(Debug, Default)]
+pub(crate) struct Sink(RefCell<Vec<(CommandToken, Completion)>>);
+
+impl Sink {
+    pub(crate) fn push(&self, token: CommandToken, completion: Completion) {
+        self.0.borrow_mut().push((token, completion));
+    }
+}
+
+/// Counters of a controller's life, for logs, SMART and metrics.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) read_commands: u64,
+    pub(crate) write_commands: u64,
+    pub(crate) other_commands: u64,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_written: u64,
+    pub(crate) errors: u64,
+    pub(crate) media_errors: u64,
+    pub(crate) interrupts: u64,
+}
+
+/// An NVMe controller. One shard owns it; unit tests drive it directly.
+pub(crate) struct Controller {
+    pub(crate) config: Rc<Config>,
+    /// What the guest can observe.
+    pub(crate) state: Shared<DeviceState>,
+    pub(crate) doorbells: Shared<DoorbellPage>,
+    pub(crate) memory: GuestMemory,
+    /// Where the controller stands between disabled and ready (derived from state; see registers.rs).
+    pub(crate) phase: Phase,
+    /// Translations of queue memory, dropped whenever the guest's memory map changes.
+    pub(crate) caches: QueueCaches,
+    pub(crate) interrupts: Interrupts,
+    pub(crate) namespaces: NamespaceTable,
+    pub(crate) admin: AdminState,
+    pub(crate) io: IoState,
+    pub(crate) host: std::sync::Arc<dyn Host>,
+    pub(crate) sink: Rc<Sink>,
+    pub(crate) counters: Counters,
+    /// Commands accepted and not completed, of all epochs: what unmap and reset wait for.
+    pub(crate) in_flight: u32,
+    /// Segments of the command being started; its capacity is reused.
+    pub(crate) segments: Vec<Segment>,
+    /// Where the round over the queues goes on.
+    next_queue: usize,
+    /// Results taken from the sink; its capacity is reused.
+    finished: Vec<(CommandToken, Completion)>,
+}
+
+impl Controller {
+    /// A disabled controller without memory, namespaces or interrupts.
+    pub(crate) fn new(config: Config, host: std::sync::Arc<dyn Host>) -> std::io::Result<Self> {
+        let state = Shared::<DeviceState>::new("millrace-device-state")?;
+        let doorbells = Shared::<DoorbellPage>::new("millrace-doorbells")?;
+        state.version.set(state::LAYOUT_VERSION);
+        state::commit();
+        state.magic.set(state::MAGIC);
+        let config = Rc::new(config);
+        let mut controller = Self {
+            interrupts: Interrupts::new(config.vectors),
+            namespaces: NamespaceTable::new(config.namespaces),
+            admin: AdminState::new(&config),
+            io: IoState::new(&config),
+            caches: QueueCaches::new(config.queues),
+            segments: Vec::with_capacity(super::data::MAX_SEGMENTS),
+            finished: Vec::with_capacity(64),
+            sink: Rc::default(),
+            counters: Counters::default(),
+            memory: GuestMemory::new(),
+            phase: Phase::Disabled,
+            in_flight: 0,
+            next_queue: 0,
+            config,
+            state,
+            doorbells,
+            host,
+        };
+        controller.power_on();
+        Ok(controller)
+    }
+
+    /// One turn: completions of tasks, then new commands of every queue, then interrupts. Returns the work done.
+    pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        let mut work = self.reap(cx);
+        if self.memory.is_poisoned() && !self.has_failed() {
+            self.fail("the guest's memory was taken away (its file was truncated)");
+        }
+        work += self.advance_phase(cx);
+        if self.phase == Phase::Ready {
+            work += self.take_commands(cx);
+            work += self.deliver_events();
+        }
+        self.interrupts.flush(cx.now(), &self.state, &mut self.counters);
+        work
+    }
+
+    fn reap(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        let mut finished = std::mem::take(&mut self.finished);
+        std::mem::swap(&mut *self.sink.0.borrow_mut(), &mut finished);
+        let work = finished.len();
+        for (token, completion) in finished.drain(..) {
+            self.complete(token, completion);
+        }
+        self.finished = finished;
+        if self.in_flight == 0 {
+            self.drained(cx);
+        }
+        work
+    }
+
+    fn take_commands(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        let mut work = 0;
+        let count = self.caches.active().len();
+        for i in 0..count {
+            let Some(&sqid) = self.caches.active().get((self.next_queue + i) % count) else { break };
+            work += self.take_from(cx, sqid);
+        }
+        if work > 0 {
+            self.next_queue = (self.next_queue + 1) % count.max(1);
+        }
+        work
+    }
+
+    /// Takes up to [`BURST`] commands from one queue.
+    fn take_from(&mut self, cx: &mut ShardContext<'_>, sqid: u16) -> usize {
+        let Some(pending) = self.pending_entries(sqid) else { return 0 };
+        let budget = pending.min(BURST).min(self.completion_room(sqid));
+        let mut taken = 0;
+        while taken < budget && self.phase == Phase::Ready {
+            let Some(slot) = cx.reserve() else { break };
+            let Some((sqe, token)) = self.accept(sqid) else { break };
+            taken += 1;
+            self.start(cx, slot, token, &sqe);
+            // The command itself may have deleted the queue or reset the controller.
+            if self.sq(sqid).entries.get() == 0 {
+                break;
+            }
+        }
+        taken as usize
+    }
+
+    fn start(&mut self, cx: &mut ShardContext<'_>, slot: TaskSlot, token: CommandToken, sqe: &Sqe) {
+        let outcome = if QueueId(token.sqid).is_admin() {
+            self.admin_command(cx, slot, token, sqe)
+        } else {
+            self.io_command(cx, slot, token, sqe)
+        };
+        if let Outcome::Done(completion) = outcome {
+            self.complete(token, completion);
+        }
+    }
+
+    /// Posts a command's completion, or drops it when the controller was reset since.
+    pub(crate) fn complete(&mut self, token: CommandToken, completion: Completion) {
+        self.in_flight = self.in_flight.checked_sub(1).expect("a command completes once");
+        if token.epoch != self.state.epoch.get() {
+            return;
+        }
+        if !completion.status.is_success() {
+            self.counters.errors += 1;
+            self.note_error(token, completion);
+        }
+        self.post(token, completion);
+    }
+}

@@ -1,0 +1,36 @@
+//! The NVM command set (NVM Command Set specification 3).
+
+use millrace_engine::{ShardContext, TaskSlot};
+use millrace_nvme_spec::{command::Sqe, status::Status};
+
+use super::{
+    Config,
+    controller::{CommandToken, Controller, Outcome},
+    status::Completion,
+};
+
+/// What the I/O commands remember beside the state region.
+pub(crate) struct IoState {}
+
+impl IoState {
+    pub(crate) fn new(_config: &Config) -> Self {
+        Self {}
+    }
+}
+
+/// Ranges of a volume that Write Uncorrectable marked (NVM 3.3.7). One look when there are none.
+#[derive(Debug, Default)]
+pub(crate) struct UncorrectableRanges {}
+
+impl Controller {
+    /// Starts an I/O command. `slot` is the task it may wait in.
+    pub(crate) fn io_command(
+        &mut self,
+        _cx: &mut ShardContext<'_>,
+        _slot: TaskSlot,
+        _token: CommandToken,
+        _sqe: &Sqe,
+    ) -> Outcome {
+        Outcome::Done(Completion::error(Status::INVALID_OPCODE))
+    }
+}

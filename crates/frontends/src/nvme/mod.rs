@@ -1,0 +1,45 @@
+//! An NVMe controller for a guest, over vfio-user.
+//!
+//! ```text
+//!            socket                          doorbell page, guest memory
+//!   guest ═════════════╗                   ╔══════════════════════════ guest
+//!                      ▼                   ▼
+//!               device.rs (vfio-user)   controller.rs  take SQEs: queue.rs
+//!                 pci.rs registers.rs        │
+//!                                  ┌─────────┴─────────┐
+//!                               admin/                io/ ── data.rs (PRP, SGL → segments)
+//!                                  └─────────┬─────────┘        namespace.rs ──► Volume
+//!                                            ▼
+//!                                  post CQE, interrupts.rs
+//! ```
+//!
+//! Invariants:
+//! * Whatever a guest can observe lives in [`state::DeviceState`], a shared-memory region, and nowhere else; stores to it are
+//!   ordered so that a reader that stops us between any two finds a state that was true.
+//! * A command is taken from a submission queue only when its completion has room: a task slot and a completion queue entry
+//!   are reserved first.
+//! * A command's memory stays mapped until the command has completed: reset, queue deletion, unmap and disconnect wait for
+//!   the commands in flight.
+//! * An SQE is copied once; what is checked is the copy.
+//! * A guest's mistake costs that guest a status code, or its controller (CFS), and nobody else anything.
+//!
+//! It does not emulate a PCI bus, and keeps no queue of its own: what cannot be taken yet stays in the guest's queue.
+
+mod admin;
+mod config;
+mod controller;
+mod data;
+mod device;
+mod interrupts;
+mod io;
+mod namespace;
+mod pci;
+mod queue;
+mod registers;
+mod reservation;
+mod state;
+mod status;
+
+pub use config::{Config, DoorbellMode, NamespaceQuota};
+pub use device::{DeviceError, DeviceStatus, NvmeDevice};
+pub use namespace::{Host, HostReply, Identity, Namespace};

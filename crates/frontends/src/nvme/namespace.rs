@@ -1,0 +1,189 @@
+//! Namespaces: what a volume is to the controllers that show it.
+
+use std::{
+    cell::Cell,
+    collections::BTreeMap,
+    rc::Rc,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use millrace_block::{BlockSize, Geometry, Volume};
+use millrace_engine::RemoteSender;
+use millrace_nvme_spec::status::Status;
+
+use super::{io::UncorrectableRanges, reservation::Reservations};
+
+/// Globally unique identifiers of a namespace; they stay with the volume, whichever controller shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// UUID (RFC 9562), also shown as NGUID.
+    pub uuid: [u8; 16],
+    /// EUI-64; all zero when it has none.
+    pub eui64: [u8; 8],
+}
+
+/// A volume as a namespace. One object serves every controller that has it attached, on any shard.
+pub struct Namespace {
+    /// Where the blocks are.
+    pub volume: Arc<dyn Volume>,
+    /// Its identifiers.
+    pub identity: Identity,
+    /// Whether more than one controller may attach it (NMIC).
+    pub shared: bool,
+    pub(crate) reservations: Mutex<Reservations>,
+    /// Counts changes of reservations; an attachment whose copy is older asks `reservations` again.
+    pub(crate) reservation_version: AtomicU64,
+    pub(crate) uncorrectable: UncorrectableRanges,
+}
+
+impl Namespace {
+    /// A namespace over `volume`, without reservations.
+    pub fn new(volume: Arc<dyn Volume>, identity: Identity, shared: bool) -> Arc<Self> {
+        Arc::new(Self {
+            volume,
+            identity,
+            shared,
+            reservations: Mutex::default(),
+            reservation_version: AtomicU64::new(1),
+            uncorrectable: UncorrectableRanges::default(),
+        })
+    }
+
+    /// Tells every attachment that what it knows of the reservations is old.
+    pub(crate) fn reservations_changed(&self) {
+        // Release: pairs with the acquire in `Attached::reservation_is_current`; the change was made under the mutex.
+        self.reservation_version.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// A namespace as one controller sees it. Commands in flight keep it alive.
+pub(crate) struct Attached {
+    pub(crate) nsid: u32,
+    pub(crate) namespace: Arc<Namespace>,
+    /// The operator attached it read-only.
+    pub(crate) read_only: bool,
+    /// The volume's shape as last told to this controller's guest.
+    pub(crate) geometry: Cell<Geometry>,
+    /// This controller's rights under the reservations (bits in reservation.rs), and the version they belong to.
+    pub(crate) rights: Cell<(u64, u8)>,
+    /// Commands in flight on it through this controller: what format, detach and delete wait for.
+    pub(crate) in_flight: Cell<u32>,
+}
+
+/// What one subsystem knows: namespaces that exist for this guest, attached to its controller or not.
+pub(crate) struct NamespaceTable {
+    /// By namespace identifier; the index is `nsid`. `None`: not attached.
+    attached: Vec<Option<Rc<Attached>>>,
+    /// Every namespace that exists for this guest.
+    allocated: BTreeMap<u32, Allocated>,
+}
+
+/// A namespace that exists.
+#[derive(Clone)]
+pub(crate) struct Allocated {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) read_only: bool,
+    /// The guest created it itself, within its quota.
+    pub(crate) by_guest: bool,
+}
+
+impl NamespaceTable {
+    pub(crate) fn new(largest: u32) -> Self {
+        Self { attached: vec![None; largest as usize + 1], allocated: BTreeMap::new() }
+    }
+
+    /// Largest identifier (NN).
+    pub(crate) fn largest(&self) -> u32 {
+        self.attached.len() as u32 - 1
+    }
+
+    /// The attached namespace of this identifier: the lookup of every I/O command.
+    #[inline]
+    pub(crate) fn get(&self, nsid: u32) -> Option<&Rc<Attached>> {
+        self.attached.get(nsid as usize)?.as_ref()
+    }
+
+    /// Attached namespaces in order of their identifiers.
+    pub(crate) fn attached(&self) -> impl Iterator<Item = &Rc<Attached>> {
+        self.attached.iter().flatten()
+    }
+
+    /// Existing namespaces in order of their identifiers.
+    pub(crate) fn allocated(&self) -> impl Iterator<Item = (u32, &Allocated)> {
+        self.allocated.iter().map(|(&nsid, allocated)| (nsid, allocated))
+    }
+
+    /// The existing namespace of this identifier.
+    pub(crate) fn allocation(&self, nsid: u32) -> Option<&Allocated> {
+        self.allocated.get(&nsid)
+    }
+
+    /// The lowest identifier that is free.
+    pub(crate) fn free_nsid(&self) -> Option<u32> {
+        (1..=self.largest()).find(|nsid| !self.allocated.contains_key(nsid))
+    }
+
+    /// Makes a namespace exist. Fails with the status for Namespace Management when the identifier is taken or too large.
+    pub(crate) fn allocate(&mut self, nsid: u32, allocated: Allocated) -> Result<(), Status> {
+        if nsid == 0 || nsid > self.largest() || self.allocated.contains_key(&nsid) {
+            return Err(Status::NAMESPACE_ID_UNAVAILABLE_PLACEHOLDER.do_not_retry());
+        }
+        self.allocated.insert(nsid, allocated);
+        Ok(())
+    }
+
+    /// Makes a namespace exist no more; it must not be attached.
+    pub(crate) fn release(&mut self, nsid: u32) -> Option<Allocated> {
+        assert!(self.get(nsid).is_none(), "an attached namespace is detached before it goes");
+        self.allocated.remove(&nsid)
+    }
+
+    /// Attaches an existing namespace.
+    pub(crate) fn attach(&mut self, nsid: u32) -> Result<(), Status> {
+        let allocated = self.allocated.get(&nsid).ok_or(Status::INVALID_FIELD.do_not_retry())?;
+        let place = self.attached.get_mut(nsid as usize).ok_or(Status::INVALID_FIELD.do_not_retry())?;
+        if place.is_some() {
+            return Err(Status::NAMESPACE_ALREADY_ATTACHED.do_not_retry());
+        }
+        *place = Some(Rc::new(Attached {
+            nsid,
+            geometry: Cell::new(allocated.namespace.volume.geometry()),
+            namespace: Arc::clone(&allocated.namespace),
+            read_only: allocated.read_only,
+            rights: Cell::new((0, 0)),
+            in_flight: Cell::new(0),
+        }));
+        Ok(())
+    }
+
+    /// Detaches a namespace: new commands no longer find it, those in flight finish.
+    pub(crate) fn detach(&mut self, nsid: u32) -> Option<Rc<Attached>> {
+        self.attached.get_mut(nsid as usize)?.take()
+    }
+}
+
+/// What the host answered.
+pub type HostReply<T> = RemoteSender<Result<T, Status>>;
+
+/// What a controller asks of the daemon around it: work that takes long, or that must be remembered across restarts. Calls
+/// return at once; answers come through the reply, from any thread.
+pub trait Host: Send + Sync {
+    /// Creates a volume of `bytes` for a guest's own namespace, within the quota the controller has already checked.
+    fn create_namespace(&self, device: &str, nsid: u32, bytes: u64, block_size: BlockSize, reply: HostReply<Arc<Namespace>>);
+
+    /// Destroys the volume behind a namespace that this guest created.
+    fn delete_namespace(&self, device: &str, nsid: u32, reply: HostReply<()>);
+
+    /// Erases a volume and gives it a block size; remembers the block size.
+    fn format(&self, device: &str, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()>);
+
+    /// The guest attached or detached a namespace: to be remembered, and told to other controllers.
+    fn attachment_changed(&self, device: &str, nsid: u32, attached: bool);
+
+    /// Reservations of a shared namespace changed; `notify` says which registrants (by host identifier) get which
+    /// notification (reservation log page types, Base 5.1.12.1.17).
+    fn reservation_notice(&self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]);
+}

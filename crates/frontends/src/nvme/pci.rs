@@ -1,0 +1,1 @@
+//! PCI configuration space.

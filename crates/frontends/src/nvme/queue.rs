@@ -1,0 +1,314 @@
+//! Submission and completion queues in guest memory: taking entries, promising and posting completions (Base 3.3, 4.2).
+
+use std::sync::atomic::{Ordering, fence};
+
+use millrace_memory::{Access, GuestAddress, Segment};
+use millrace_nvme_spec::command::{CommandId, Cqe, QueueId, Sqe};
+use millrace_nvme_spec::status::StatusField;
+
+use super::{
+    controller::{CommandToken, Controller},
+    state::{self, CqState, SqState},
+    status::Completion,
+};
+
+/// What is remembered about queues beside their state: recomputable at any time.
+#[derive(Debug)]
+pub(crate) struct QueueCaches {
+    sq: Vec<Option<Segment>>,
+    cq: Vec<Option<Segment>>,
+    shadow: Option<(Segment, Segment)>,
+    /// Submission queues that exist, admin first.
+    active: Vec<u16>,
+    /// Per SQ: the last doorbell value that was refused, so that it is reported once.
+    refused: Vec<Option<u32>>,
+}
+
+impl QueueCaches {
+    pub(crate) fn new(queues: u16) -> Self {
+        let count = usize::from(queues) + 1;
+        Self {
+            sq: vec![None; count],
+            cq: vec![None; count],
+            shadow: None,
+            active: Vec::with_capacity(count),
+            refused: vec![None; count],
+        }
+    }
+
+    /// Identifiers of the submission queues that exist.
+    pub(crate) fn active(&self) -> &[u16] {
+        &self.active
+    }
+
+    /// Forgets every translation: the guest's memory map changed.
+    pub(crate) fn forget_translations(&mut self) {
+        self.sq.fill(None);
+        self.cq.fill(None);
+        self.shadow = None;
+    }
+}
+
+impl Controller {
+    /// A submission queue's state. `sqid` is one of ours, never a guest's unchecked number.
+    pub(crate) fn sq(&self, sqid: u16) -> &SqState {
+        &self.state.sq[usize::from(sqid)]
+    }
+
+    /// A completion queue's state.
+    pub(crate) fn cq(&self, cqid: u16) -> &CqState {
+        &self.state.cq[usize::from(cqid)]
+    }
+
+    /// Whether the guest may name this submission queue.
+    pub(crate) fn sq_exists(&self, sqid: u16) -> bool {
+        sqid <= self.config.queues && self.sq(sqid).entries.get() != 0
+    }
+
+    /// Whether the guest may name this completion queue.
+    pub(crate) fn cq_exists(&self, cqid: u16) -> bool {
+        cqid <= self.config.queues && self.cq(cqid).entries.get() != 0
+    }
+
+    /// Makes a completion queue; the caller has checked every argument.
+    pub(crate) fn create_cq(&mut self, cqid: u16, base: u64, entries: u32, vector: Option<u16>) {
+        self.doorbells.words[usize::from(cqid) * 2 + 1].store(0, Ordering::Relaxed);
+        let cq = self.cq(cqid);
+        cq.base.set(base);
+        cq.rewind();
+        cq.head.set(0);
+        cq.promised.set(0);
+        cq.users.set(0);
+        cq.vector.set(vector.unwrap_or(0));
+        cq.interrupts.set(u16::from(vector.is_some()));
+        state::commit();
+        cq.entries.set(entries);
+        self.caches.cq[usize::from(cqid)] = None;
+        self.write_shadow(usize::from(cqid) * 2 + 1, 0);
+    }
+
+    /// Makes a submission queue; the caller has checked every argument.
+    pub(crate) fn create_sq(&mut self, sqid: u16, base: u64, entries: u32, cqid: u16, priority: u8) {
+        self.doorbells.words[usize::from(sqid) * 2].store(0, Ordering::Relaxed);
+        let sq = self.sq(sqid);
+        sq.base.set(base);
+        sq.head.set(0);
+        sq.in_flight.set(0);
+        sq.cq.set(cqid);
+        sq.priority.set(priority);
+        sq.deleting.set(0);
+        state::commit();
+        sq.entries.set(entries);
+        let cq = self.cq(cqid);
+        cq.users.set(cq.users.get() + 1);
+        self.caches.sq[usize::from(sqid)] = None;
+        self.caches.refused[usize::from(sqid)] = None;
+        self.write_shadow(usize::from(sqid) * 2, 0);
+        self.refresh_active();
+    }
+
+    /// Removes a submission queue that has nothing in flight.
+    pub(crate) fn remove_sq(&mut self, sqid: u16) {
+        let sq = self.sq(sqid);
+        sq.entries.set(0);
+        let cq = self.cq(sq.cq.get());
+        cq.users.set(cq.users.get().saturating_sub(1));
+        self.refresh_active();
+    }
+
+    /// Removes a completion queue that no submission queue uses.
+    pub(crate) fn remove_cq(&mut self, cqid: u16) {
+        self.cq(cqid).entries.set(0);
+    }
+
+    /// Removes every queue at once (controller reset).
+    pub(crate) fn remove_all_queues(&mut self) {
+        for sq in &self.state.sq {
+            sq.entries.set(0);
+        }
+        for cq in &self.state.cq {
+            cq.entries.set(0);
+        }
+        self.caches.forget_translations();
+        self.refresh_active();
+    }
+
+    /// Rebuilds the list of queues to look at from the state.
+    pub(crate) fn refresh_active(&mut self) {
+        self.caches.active.clear();
+        let count = usize::from(self.config.queues) + 1;
+        let exists = |(_, sq): &(usize, &SqState)| sq.entries.get() != 0;
+        let ids = self.state.sq.iter().take(count).enumerate().filter(exists).map(|(id, _)| id as u16);
+        self.caches.active.extend(ids);
+    }
+
+    /// Entries the guest has added since the head; `None` when there are none or the doorbell is refused.
+    pub(crate) fn pending_entries(&mut self, sqid: u16) -> Option<u32> {
+        let (head, entries) = (self.sq(sqid).head.get(), self.sq(sqid).entries.get());
+        let tail = self.doorbell(usize::from(sqid) * 2, sqid);
+        if tail == head || entries == 0 || self.sq(sqid).deleting.get() != 0 {
+            return None;
+        }
+        if tail >= entries {
+            if self.caches.refused[usize::from(sqid)].replace(tail) != Some(tail) {
+                self.invalid_doorbell(sqid, tail);
+            }
+            return None;
+        }
+        // Acquire, on our side of the submission race: the tail was read before this, the entries are read after. The
+        // guest's side writes the entries, then the doorbell.
+        fence(Ordering::Acquire);
+        Some(if tail > head { tail - head } else { entries - head + tail })
+    }
+
+    /// A doorbell's value: from the shadow page where the guest uses one (never for the admin queue), else from the page.
+    #[inline]
+    fn doorbell(&mut self, index: usize, qid: u16) -> u32 {
+        if self.state.registers.shadow_doorbells.get() != 0
+            && qid != 0
+            && let Some((shadow, _)) = self.shadow_segments()
+        {
+            return shadow.read_value(index * 4);
+        }
+        self.doorbells.words[index].load(Ordering::Relaxed)
+    }
+
+    /// The shadow doorbell and event index pages, translated.
+    pub(crate) fn shadow_segments(&mut self) -> Option<(Segment, Segment)> {
+        if self.caches.shadow.is_none() {
+            let len = (u64::from(self.config.queues) + 1) * 8;
+            let registers = &self.state.registers;
+            let shadow = GuestAddress(registers.shadow_doorbells.get());
+            let events = GuestAddress(registers.event_indexes.get());
+            let translate = |addr, access| self.memory.translate(addr, len, access).ok();
+            self.caches.shadow = translate(shadow, Access::Write).zip(translate(events, Access::Write));
+        }
+        self.caches.shadow
+    }
+
+    fn write_shadow(&mut self, index: usize, value: u32) {
+        if self.state.registers.shadow_doorbells.get() != 0
+            && let Some((shadow, events)) = self.shadow_segments()
+        {
+            shadow.write_value(index * 4, &value);
+            events.write_value(index * 4, &value);
+        }
+    }
+
+    /// Completions that can still be promised for commands of this queue.
+    pub(crate) fn completion_room(&mut self, sqid: u16) -> u32 {
+        let cqid = self.sq(sqid).cq.get();
+        let room = self.free_entries(cqid);
+        if room > 0 {
+            return room;
+        }
+        // Only a queue that looks full is worth reading the guest's head for.
+        let head = self.doorbell(usize::from(cqid) * 2 + 1, cqid);
+        let cq = self.cq(cqid);
+        if head < cq.entries.get() {
+            cq.head.set(head);
+        } else if self.caches.refused[usize::from(sqid)].replace(head) != Some(head) {
+            self.invalid_doorbell(cqid, head);
+        }
+        self.free_entries(cqid)
+    }
+
+    fn free_entries(&self, cqid: u16) -> u32 {
+        let cq = self.cq(cqid);
+        let (entries, head, tail) = (cq.entries.get(), cq.head.get(), cq.tail());
+        let used = if tail >= head { tail - head } else { entries - head + tail };
+        (entries.saturating_sub(1)).saturating_sub(used).saturating_sub(cq.promised.get())
+    }
+
+    /// Copies the next entry out and counts it as accepted. `None`: the queue's memory is gone, and the controller failed.
+    pub(crate) fn accept(&mut self, sqid: u16) -> Option<(Sqe, CommandToken)> {
+        let head = self.sq(sqid).head.get();
+        let Some(sqe) = self.read_entry(sqid, head) else {
+            self.fail("a submission queue's memory is not mapped");
+            return None;
+        };
+        let sq = self.sq(sqid);
+        let next = head + 1;
+        let cq = self.cq(sq.cq.get());
+        cq.promised.set(cq.promised.get() + 1);
+        sq.in_flight.set(sq.in_flight.get() + 1);
+        state::commit();
+        sq.head.set(if next == sq.entries.get() { 0 } else { next });
+        self.in_flight += 1;
+        Some((sqe, CommandToken { sqid, cid: sqe.cid.0, epoch: self.state.epoch.get() }))
+    }
+
+    fn read_entry(&mut self, sqid: u16, index: u32) -> Option<Sqe> {
+        let sq = &self.state.sq[usize::from(sqid)];
+        let cache = &mut self.caches.sq[usize::from(sqid)];
+        let bytes = u64::from(sq.entries.get()) * Sqe::SIZE as u64;
+        if cache.is_none() {
+            *cache = self.memory.translate(GuestAddress(sq.base.get()), bytes, Access::Read).ok();
+        }
+        let offset = u64::from(index) * Sqe::SIZE as u64;
+        match cache {
+            Some(segment) => Some(segment.read_value(offset as usize)),
+            // A queue over several regions: entry by entry.
+            None => self.memory.read_value(GuestAddress(sq.base.get().checked_add(offset)?)).ok(),
+        }
+    }
+
+    /// Writes a completion into its queue and asks for the interrupt.
+    pub(crate) fn post(&mut self, token: CommandToken, completion: Completion) {
+        let sq = self.sq(token.sqid);
+        let (cqid, sqhd) = (sq.cq.get(), sq.head.get() as u16);
+        let cq = self.cq(cqid);
+        let (index, phase) = (cq.tail(), cq.phase());
+        let cqe = Cqe {
+            dw0: completion.dw0,
+            dw1: 0,
+            sqhd,
+            sqid: QueueId(token.sqid),
+            cid: CommandId(token.cid),
+            status: StatusField::new(completion.status, phase),
+        };
+        if !self.write_entry(cqid, index, &cqe) {
+            self.fail("a completion queue's memory is not mapped");
+            return;
+        }
+        state::commit();
+        let cq = self.cq(cqid);
+        cq.advance();
+        state::commit();
+        cq.promised.set(cq.promised.get().saturating_sub(1));
+        let sq = self.sq(token.sqid);
+        sq.in_flight.set(sq.in_flight.get().saturating_sub(1));
+        if self.cq(cqid).interrupts.get() != 0 {
+            let vector = self.cq(cqid).vector.get();
+            self.interrupts.pend(vector);
+        }
+    }
+
+    fn write_entry(&mut self, cqid: u16, index: u32, cqe: &Cqe) -> bool {
+        let cq = &self.state.cq[usize::from(cqid)];
+        let cache = &mut self.caches.cq[usize::from(cqid)];
+        let bytes = u64::from(cq.entries.get()) * Cqe::SIZE as u64;
+        if cache.is_none() {
+            *cache = self.memory.translate(GuestAddress(cq.base.get()), bytes, Access::Write).ok();
+        }
+        let offset = index as usize * Cqe::SIZE;
+        if let Some(segment) = cache {
+            segment.publish(offset, cqe, 12);
+            return true;
+        }
+        let Some(addr) = cq.base.get().checked_add(offset as u64) else { return false };
+        match self.memory.translate(GuestAddress(addr), Cqe::SIZE as u64, Access::Write) {
+            Ok(segment) => {
+                segment.publish(0, cqe, 12);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Whether any queue has entries to take: the last look before sleeping.
+    pub(crate) fn has_pending(&mut self) -> bool {
+        (0..self.caches.active.len())
+            .any(|i| self.caches.active.get(i).is_some_and(|&sqid| self.pending_entries(sqid).is_some()))
+    }
+}

@@ -1,0 +1,198 @@
+//! The device state region: everything about a controller that its guest can observe.
+//!
+//! It lies in a memfd, so that it can outlive the process that works on it (docs/roadmap.md, survival). One thread writes it;
+//! the fields are cells, which cost nothing on x86 and arm64. Stores become visible to a successor in program order (it maps
+//! the region only after the writer is gone), so the rule is on the compiler alone: where two stores must not trade places,
+//! [`commit`] stands between them.
+//!
+//! Rule of order, for every I/O: write the CQE into guest memory → advance the CQ's tail → clear what said that the command
+//! was accepted.
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU32, Ordering, compiler_fence},
+};
+
+use zerocopy::FromBytes;
+
+use super::Config;
+
+/// Queue pairs including the admin queue's.
+pub(crate) const QUEUES: usize = Config::MAX_QUEUES as usize + 1;
+/// Asynchronous Event Requests a controller holds at most (AERL + 1).
+pub(crate) const EVENT_REQUESTS: usize = 16;
+/// MSI-X vectors the table has room for.
+pub(crate) const VECTORS: usize = 512;
+
+/// First word of the region: "MILLRACE" in ASCII.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLRACE");
+/// Version of this layout; any change of it is a new version.
+pub(crate) const LAYOUT_VERSION: u32 = 1;
+
+/// Keeps the compiler from moving stores across: a successor process must see those before in place once it sees one after.
+#[inline(always)]
+pub(crate) fn commit() {
+    compiler_fence(Ordering::Release);
+}
+
+/// The region's layout.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct DeviceState {
+    /// [`MAGIC`], stored last when the region is set up.
+    pub(crate) magic: Cell<u64>,
+    /// [`LAYOUT_VERSION`].
+    pub(crate) version: Cell<u32>,
+    /// Counts enables of the controller: completions of an earlier epoch are dropped.
+    pub(crate) epoch: Cell<u32>,
+    pub(crate) registers: RegisterState,
+    pub(crate) features: FeatureState,
+    pub(crate) events: EventState,
+    /// PCI configuration space.
+    pub(crate) pci: [Cell<u8>; 256],
+    /// Submission queues by identifier; 0 is the admin queue.
+    pub(crate) sq: [SqState; QUEUES],
+    /// Completion queues by identifier.
+    pub(crate) cq: [CqState; QUEUES],
+    /// The MSI-X table as the guest wrote it (address low, address high, data, control).
+    pub(crate) msix: [[Cell<u32>; 4]; VECTORS],
+}
+
+/// Controller registers (Base 3.1.4) that can change.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct RegisterState {
+    /// Admin queue base addresses (ASQ, ACQ).
+    pub(crate) asq: Cell<u64>,
+    pub(crate) acq: Cell<u64>,
+    /// Guest address of the shadow doorbells, and of the event indexes; 0 when not configured (Base 5.2.5).
+    pub(crate) shadow_doorbells: Cell<u64>,
+    pub(crate) event_indexes: Cell<u64>,
+    /// Controller configuration (CC) as last accepted.
+    pub(crate) cc: Cell<u32>,
+    /// Controller status (CSTS).
+    pub(crate) csts: Cell<u32>,
+    /// Admin queue attributes (AQA).
+    pub(crate) aqa: Cell<u32>,
+    /// Interrupt mask of vectors 0 to 31 for pin-based interrupts (INTMS/INTMC).
+    pub(crate) interrupt_mask: Cell<u32>,
+    pub(crate) reserved: [Cell<u32>; 4],
+}
+
+/// Feature values that Set Features changed (Base 5.1.25); all survive until controller reset as the specification says.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct FeatureState {
+    pub(crate) arbitration: Cell<u32>,
+    pub(crate) power_state: Cell<u32>,
+    pub(crate) temperature_over: Cell<u32>,
+    pub(crate) temperature_under: Cell<u32>,
+    pub(crate) error_recovery: Cell<u32>,
+    pub(crate) write_cache: Cell<u32>,
+    /// Number of queues as granted (NCQA << 16 | NSQA, 0's based).
+    pub(crate) queues: Cell<u32>,
+    pub(crate) interrupt_coalescing: Cell<u32>,
+    pub(crate) write_atomicity: Cell<u32>,
+    pub(crate) async_events: Cell<u32>,
+    pub(crate) host_behavior: Cell<u32>,
+    pub(crate) keep_alive: Cell<u32>,
+    /// Timestamp as set (milliseconds), and our monotonic clock then (milliseconds).
+    pub(crate) timestamp: Cell<u64>,
+    pub(crate) timestamp_taken: Cell<u64>,
+    /// 1 when the host set the timestamp.
+    pub(crate) timestamp_origin: Cell<u32>,
+    pub(crate) host_id_size: Cell<u32>,
+    pub(crate) host_id: [Cell<u8>; 16],
+    pub(crate) reserved: [Cell<u32>; 8],
+    /// Interrupt Vector Configuration: bit n%64 of word n/64 is set when coalescing is disabled for vector n.
+    pub(crate) coalescing_disabled: [Cell<u64>; VECTORS / 64],
+}
+
+/// Asynchronous events (Base 5.1.2).
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct EventState {
+    /// Command identifiers of the requests outstanding: the first `outstanding` entries.
+    pub(crate) requests: [Cell<u16>; EVENT_REQUESTS],
+    pub(crate) outstanding: Cell<u32>,
+    /// Bit per event type that is masked until its log page is read.
+    pub(crate) masked: Cell<u32>,
+    /// Events waiting for a request, one slot per kind.
+    pub(crate) pending: [Cell<u32>; 16],
+}
+
+/// A submission queue. `entries` is 0 when it does not exist, and is stored last when it is made.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct SqState {
+    /// Guest address of entry 0.
+    pub(crate) base: Cell<u64>,
+    pub(crate) entries: Cell<u32>,
+    /// Next entry to take. Everything before it is accepted.
+    pub(crate) head: Cell<u32>,
+    /// Commands accepted but not yet completed.
+    pub(crate) in_flight: Cell<u32>,
+    /// The completion queue's identifier.
+    pub(crate) cq: Cell<u16>,
+    pub(crate) priority: Cell<u8>,
+    /// Set while Delete I/O Submission Queue waits for the commands in flight.
+    pub(crate) deleting: Cell<u8>,
+    pub(crate) reserved: [Cell<u64>; 5],
+}
+
+/// A completion queue. `entries` is 0 when it does not exist, and is stored last when it is made.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct CqState {
+    /// Guest address of entry 0.
+    pub(crate) base: Cell<u64>,
+    pub(crate) entries: Cell<u32>,
+    /// Next entry to write, and in bit 31 the phase tag it will carry: one store moves both.
+    pub(crate) position: Cell<u32>,
+    /// The guest's head as last read from its doorbell.
+    pub(crate) head: Cell<u32>,
+    /// Entries promised to commands in flight.
+    pub(crate) promised: Cell<u32>,
+    pub(crate) vector: Cell<u16>,
+    /// 1 when completions interrupt (IEN).
+    pub(crate) interrupts: Cell<u16>,
+    /// Submission queues that complete into it.
+    pub(crate) users: Cell<u32>,
+    pub(crate) reserved: [Cell<u64>; 4],
+}
+
+const _: () = assert!(size_of::<SqState>() == 64 && size_of::<CqState>() == 64, "one cache line each");
+
+impl CqState {
+    const PHASE: u32 = 1 << 31;
+
+    /// Index of the next entry to write.
+    pub(crate) fn tail(&self) -> u32 {
+        self.position.get() & !Self::PHASE
+    }
+
+    /// Phase tag of the next entry to write: set on the first pass.
+    pub(crate) fn phase(&self) -> bool {
+        self.position.get() & Self::PHASE != 0
+    }
+
+    /// Starts the first pass.
+    pub(crate) fn rewind(&self) {
+        self.position.set(Self::PHASE);
+    }
+
+    /// Moves on by one entry.
+    pub(crate) fn advance(&self) {
+        let next = self.tail() + 1;
+        let phase = self.position.get() & Self::PHASE;
+        self.position.set(if next == self.entries.get() { phase ^ Self::PHASE } else { next | phase });
+    }
+}
+
+/// The doorbell page (BAR0 + 1000h): memory that the guest writes and we read. Stride 4: SQ y's tail at 2y, CQ y's head at
+/// 2y + 1 (PCIe transport 3.1.2).
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct DoorbellPage {
+    pub(crate) words: [AtomicU32; 1024],
+}
