@@ -129,7 +129,7 @@ impl NamespaceTable {
     /// Makes a namespace exist. Fails with the status for Namespace Management when the identifier is taken or too large.
     pub(crate) fn allocate(&mut self, nsid: u32, allocated: Allocated) -> Result<(), Status> {
         if nsid == 0 || nsid > self.largest() || self.allocated.contains_key(&nsid) {
-            return Err(Status::NAMESPACE_ID_UNAVAILABLE_PLACEHOLDER.do_not_retry());
+            return Err(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry());
         }
         self.allocated.insert(nsid, allocated);
         Ok(())
