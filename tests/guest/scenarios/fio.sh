@@ -19,8 +19,8 @@ discard_run() {
     bytes=$((16 << 20))
     dd if=/dev/urandom of=/run/pattern bs=1M count=16 2>/dev/null
     dd if=/run/pattern of="$file" bs=1M oflag=direct 2>/dev/null || die "writing the pattern failed"
-    blkdiscard -o $((4 << 20)) -l $((4 << 20)) "$file" || die "discard failed"
-    blkdiscard -z -o $((10 << 20)) -l $((1 << 20)) "$file" || die "write zeroes failed"
+    /usr/bin/blkdiscard -o $((4 << 20)) -l $((4 << 20)) "$file" || die "discard failed"
+    /usr/bin/blkdiscard -z -o $((10 << 20)) -l $((1 << 20)) "$file" || die "write zeroes failed"
     dd if=/dev/zero of=/run/pattern bs=1M seek=10 count=1 conv=notrunc 2>/dev/null
     if [ "$(($(field ns dlfeat "$file") & 7))" = 1 ]; then
         dd if=/dev/zero of=/run/pattern bs=1M seek=4 count=4 conv=notrunc 2>/dev/null
