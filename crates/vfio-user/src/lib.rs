@@ -39,6 +39,8 @@ pub mod codec;
 mod device;
 mod listener;
 mod server;
+#[cfg(test)]
+mod toy;
 mod transport;
 
 pub use client::{Client, ClientError, ClientMemory, ClientRegion, Mapping, SmallWrite};

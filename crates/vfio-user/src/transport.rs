@@ -109,6 +109,11 @@ impl Transport {
         self.output_bytes
     }
 
+    #[cfg(test)]
+    pub(crate) fn input_capacity(&self) -> usize {
+        self.input.payload.capacity()
+    }
+
     /// Gives a payload's memory back for the next message.
     pub(crate) fn recycle(&mut self, mut payload: Vec<u8>) {
         if payload.capacity() <= KEEP && payload.capacity() > self.spare.capacity() {
