@@ -1,1 +1,64 @@
-//! Placeholder.
+//! Shards: one poll-mode thread per core, which owns devices, their waiting requests, a ring and a mailbox.
+//!
+//! ```text
+//!            ┌────────────────────────────── one turn ───────────────────────────────┐
+//!            ▼                                                                       │
+//!   Device::poll ──► ring: submit, reap ──► timers ──► ready tasks ──► mailbox, fds ─┤ (every 50 µs)
+//!    │ reserve                ▲    │ wake                  │ done                    │
+//!    ▼                        │    ▼                       ▼                         │ nothing for a while:
+//!   TaskSlot::run ─ Wait ─► future in the slot's scratch ─ free                      └─ arm ► epoll_pwait2 ► disarm
+//!    └ Done: no task at all
+//! ```
+//!
+//! Invariants:
+//! * Everything on a shard belongs to its thread: no lock, no atomic on the data path. Others ask by [`ShardHandle`].
+//! * Nothing is allocated per request: slots, scratch, ring entries, timers and buffers are made with the shard. When slots or
+//!   ring entries run out, requests wait, first come first served.
+//! * A task that was started is polled to its end: there is no cancellation. It borrows only its slot's scratch and the
+//!   shard's ring and buffers, and these outlive it (see [`slots`](self) in the source).
+//! * A panic in a device or a task fences that device; everybody else goes on. The one exception: a panic that drops an I/O
+//!   operation in flight aborts the process, for the kernel would go on writing to memory that nobody guards any more.
+//! * Wakers stay on their shard (checked). Other threads wake a task by [`remote`].
+//! * No wake-up is lost: a shard arms its devices, which then look once more, before it sleeps; descriptors, ring and mailbox
+//!   are level-triggered. The mailbox's half of the argument is at its module.
+//!
+//! It does not know what a device speaks or where its blocks are, and it is no general async runtime: tasks can wait for the
+//! ring, timers, buffers, [`Signal`]s and [`remote`] answers.
+#![deny(unsafe_code)]
+
+mod config;
+mod core;
+mod device;
+mod engine;
+mod error;
+mod mailbox;
+mod placement;
+mod poller;
+pub mod reaper;
+mod remote;
+#[allow(unsafe_code)] // the kernel's view of our memory
+mod ring;
+mod shard;
+mod signal;
+#[allow(unsafe_code)] // the one lengthened lifetime
+mod slots;
+mod stats;
+mod timers;
+#[allow(unsafe_code)] // RawWaker
+mod wake;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{Polling, ShardConfig, parse_shards};
+pub use device::{Device, DeviceKey, Readiness, ShardContext};
+pub use engine::Engine;
+pub use error::{EngineError, ShardsError};
+pub use mailbox::ShardHandle;
+pub use placement::{DiskKey, Placement, ShardLoad, place};
+pub use remote::{RemoteAnswer, RemoteSender, remote};
+pub use ring::MAX_SEGMENTS;
+pub use shard::Shard;
+pub use signal::{Signal, Wait};
+pub use slots::{Launch, Outcome, TaskSlot};
+pub use stats::StatsSnapshot;

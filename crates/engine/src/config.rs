@@ -1,0 +1,117 @@
+//! A shard's settings.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use crate::error::ShardsError;
+
+/// Highest core number, and most shards, that a list may name.
+const MAX_CORES: usize = 1023;
+
+/// Settings of one shard.
+#[derive(Clone, Debug)]
+pub struct ShardConfig {
+    /// Its number, in messages, thread names and metrics.
+    pub index: usize,
+    /// The core its thread is bound to; `None` leaves that to the system.
+    pub core: Option<usize>,
+    /// Task slots: requests that may wait at once on this shard.
+    pub tasks: usize,
+    /// Scratch bytes of each slot: the largest [`scratch_bytes`](millrace_block::Volume::scratch_bytes) of its volumes, and
+    /// what the front end itself places. Too small is slow, never wrong.
+    pub scratch_bytes: usize,
+    /// Operations in flight on the ring at most (rounded up to a power of two).
+    pub ring_entries: u32,
+    /// Bounce buffers of [`BUFFER_SIZE`](millrace_memory::BUFFER_SIZE) bytes.
+    pub buffers: usize,
+    /// What the shard does when there is no work.
+    pub polling: Polling,
+}
+
+impl ShardConfig {
+    /// Default settings for a shard.
+    pub fn new(index: usize, core: Option<usize>) -> Self {
+        Self { index, core, tasks: 1024, scratch_bytes: 2048, ring_entries: 256, buffers: 32, polling: Polling::default() }
+    }
+}
+
+/// What a shard does while there is no work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Polling {
+    /// Looks again at once, for ever: lowest latency, one whole core.
+    Spin,
+    /// Looks again at once for a while, then sleeps.
+    Adaptive {
+        /// How long to go on looking after the last work.
+        spin: Duration,
+        /// Longest sleep while some device can only be served by looking at its memory. When every device can be woken by
+        /// a file descriptor, the sleep has no end of its own.
+        nap: Duration,
+    },
+}
+
+impl Default for Polling {
+    fn default() -> Self {
+        Self::Adaptive { spin: Duration::from_micros(20), nap: Duration::from_micros(45) }
+    }
+}
+
+/// Understands a setting of shards: either their number (`2`: two shards, not bound to cores), or a list of cores with one
+/// bound shard each (`0,2,4-6`; a single core is `3-3`). Each element of the answer is one shard's core.
+pub fn parse_shards(text: &str) -> Result<Vec<Option<usize>>, ShardsError> {
+    let text = text.trim();
+    if let Ok(count) = text.parse::<usize>() {
+        return match count {
+            0 => Err(ShardsError::None),
+            count if count > MAX_CORES => Err(ShardsError::TooLarge(count, MAX_CORES)),
+            count => Ok(vec![None; count]),
+        };
+    }
+    let mut cores = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        let syntax = || ShardsError::Syntax(part.to_owned());
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let first: usize = first.trim().parse().map_err(|_| syntax())?;
+        let last: usize = last.trim().parse().map_err(|_| syntax())?;
+        if first > last {
+            return Err(syntax());
+        }
+        if last > MAX_CORES {
+            return Err(ShardsError::TooLarge(last, MAX_CORES));
+        }
+        for core in first..=last {
+            if cores.contains(&Some(core)) {
+                return Err(ShardsError::Twice(core));
+            }
+            cores.push(Some(core));
+        }
+    }
+    Ok(cores)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_counts_and_a_list_names_cores() {
+        assert_eq!(parse_shards("2"), Ok(vec![None, None]));
+        assert_eq!(parse_shards("3-3"), Ok(vec![Some(3)]));
+        assert_eq!(parse_shards(" 0, 2,4-6 "), Ok([0, 2, 4, 5, 6].map(Some).to_vec()));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        assert_eq!(parse_shards("0"), Err(ShardsError::None));
+        assert_eq!(parse_shards(""), Err(ShardsError::Syntax(String::new())));
+        assert_eq!(parse_shards("1,"), Err(ShardsError::Syntax(String::new())));
+        assert_eq!(parse_shards("6-4"), Err(ShardsError::Syntax("6-4".to_owned())));
+        assert_eq!(parse_shards("-1"), Err(ShardsError::Syntax("-1".to_owned())));
+        assert_eq!(parse_shards("1,x"), Err(ShardsError::Syntax("x".to_owned())));
+        assert_eq!(parse_shards("1-3,2"), Err(ShardsError::Twice(2)));
+        assert_eq!(parse_shards("0,1024"), Err(ShardsError::TooLarge(1024, MAX_CORES)));
+        assert_eq!(parse_shards("5000"), Err(ShardsError::TooLarge(5000, MAX_CORES)));
+        assert_eq!(parse_shards("0-18446744073709551615"), Err(ShardsError::TooLarge(usize::MAX, MAX_CORES)));
+    }
+}

@@ -1,0 +1,24 @@
+//! What a shard's devices and tasks share.
+#![forbid(unsafe_code)]
+
+use std::{cell::Cell, time::Instant};
+
+use millrace_memory::BufferPool;
+
+use crate::{mailbox::ShardHandle, poller::Poller, remote::Remotes, ring::Ring, slots::Slots, stats::Counters};
+
+/// Lies in an `Rc` for as long as the shard or a task lives, and never moves.
+pub(crate) struct Core {
+    // Field order is drop order: tasks go before the ring and the buffers they use. `slots` relies on it.
+    pub(crate) slots: Slots,
+    pub(crate) ring: Ring,
+    pub(crate) buffers: BufferPool,
+    pub(crate) poller: Poller,
+    pub(crate) remotes: Remotes,
+    pub(crate) handle: ShardHandle,
+    pub(crate) counters: Counters,
+    /// When the present turn began.
+    pub(crate) now: Cell<Instant>,
+    /// Tasks of one device that may wait.
+    pub(crate) task_cap: Cell<usize>,
+}

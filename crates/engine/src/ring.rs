@@ -1,0 +1,273 @@
+//! The shard's io_uring.
+//!
+//! Operations are collected and submitted once a turn. The kernel runs completions only when the shard asks for them
+//! (deferred task work), and says in the ring's shared flags when it should ask: a turn without I/O makes no system call.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use io_uring::{IoUring, opcode, register::Restriction, squeue, types::Fd, types::FsyncFlags};
+use millrace_block::{IoOperation, ShardIo};
+use millrace_memory::Segment;
+
+use crate::timers::Timers;
+
+/// Marks a token as a timer's.
+const TIMER: u32 = 1 << 31;
+
+/// Segments of one operation at most (`UIO_MAXIOV`): who has more, splits.
+pub const MAX_SEGMENTS: usize = 1024;
+
+enum Op {
+    Free,
+    /// The kernel has it (or will, at the turn's end).
+    Flight(Option<Waker>),
+    Done(i32),
+}
+
+struct Inner {
+    uring: IoUring,
+    ops: Box<[Op]>,
+    free: Vec<u32>,
+    /// Tasks that found no free entry.
+    waiting: VecDeque<Waker>,
+}
+
+/// One shard's asynchronous I/O and timers.
+pub(crate) struct Ring {
+    inner: RefCell<Inner>,
+    timers: RefCell<Timers>,
+    capacity: usize,
+}
+
+impl Ring {
+    pub(crate) fn new(entries: u32, tasks: usize) -> io::Result<Self> {
+        let uring = build(entries)?;
+        // As many tokens as submission entries: a push never fails; completion entries are twice that, so none overflows.
+        let count = uring.params().sq_entries();
+        let inner = Inner {
+            uring,
+            ops: (0..count).map(|_| Op::Free).collect(),
+            free: (0..count).rev().collect(),
+            waiting: VecDeque::with_capacity(tasks),
+        };
+        Ok(Self { inner: RefCell::new(inner), timers: RefCell::new(Timers::new(tasks)), capacity: tasks })
+    }
+
+    /// The ring's descriptor, readable while completions can be reaped.
+    pub(crate) fn with_fd<R>(&self, f: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
+        let inner = self.inner.borrow();
+        let fd: RawFd = inner.uring.as_raw_fd();
+        // SAFETY: the ring is borrowed, so its descriptor stays open during the call.
+        f(unsafe { BorrowedFd::borrow_raw(fd) }.as_fd())
+    }
+
+    /// Operations the kernel has, or whose result nobody has fetched.
+    pub(crate) fn in_flight(&self) -> usize {
+        let inner = self.inner.borrow();
+        inner.ops.len() - inner.free.len()
+    }
+
+    /// Hands collected operations to the kernel, and lets it run completions if it wants to.
+    pub(crate) fn submit(&self) -> io::Result<()> {
+        let mut inner = self.inner.borrow_mut();
+        let queue = inner.uring.submission();
+        if queue.is_empty() && !queue.taskrun() {
+            return Ok(());
+        }
+        drop(queue);
+        match inner.uring.submit() {
+            Ok(_) => Ok(()),
+            // The kernel is short of memory or was interrupted: the entries stay queued, the next turn tries again.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Takes completions and wakes their tasks; returns their number.
+    pub(crate) fn reap(&self) -> usize {
+        let mut reaped = 0;
+        loop {
+            let mut inner = self.inner.borrow_mut();
+            let Some(entry) = inner.uring.completion().next() else { break };
+            let op = &mut inner.ops[entry.user_data() as usize];
+            let waker = match std::mem::replace(op, Op::Done(entry.result())) {
+                Op::Flight(waker) => waker,
+                Op::Free | Op::Done(_) => panic!("the ring completed an operation twice"),
+            };
+            // A waker may do anything: no borrow is held meanwhile.
+            drop(inner);
+            reaped += 1;
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+        self.wake_waiting();
+        reaped
+    }
+
+    /// Wakes as many tasks that wait for an entry as there are entries. Done on every turn: should a woken task not want its
+    /// entry any more, the next turn offers it to another.
+    fn wake_waiting(&self) {
+        let mut inner = self.inner.borrow_mut();
+        let count = inner.free.len().min(inner.waiting.len());
+        for _ in 0..count {
+            let Some(waker) = inner.waiting.pop_front() else { break };
+            drop(inner);
+            waker.wake();
+            inner = self.inner.borrow_mut();
+        }
+    }
+
+    /// Fires the timers that are due; returns their number.
+    pub(crate) fn fire_timers(&self, now: Instant) -> usize {
+        let mut fired = 0;
+        loop {
+            // The borrow ends before the waker runs.
+            let waker = self.timers.borrow_mut().fire(now);
+            let Some(waker) = waker else { return fired };
+            fired += 1;
+            waker.wake();
+        }
+    }
+
+    /// The first timer's deadline.
+    pub(crate) fn next_timer(&self) -> Option<Instant> {
+        self.timers.borrow().next()
+    }
+
+    fn wait_for_entry(inner: &mut Inner, capacity: usize, waker: &Waker) {
+        // A task that is polled for another reason meanwhile would be listed twice. Harmless, but it must not add up.
+        if inner.waiting.len() < capacity || !inner.waiting.iter().any(|known| known.will_wake(waker)) {
+            inner.waiting.push_back(waker.clone());
+        }
+    }
+}
+
+/// Builds the ring and gives up every operation it will not need: a seccomp filter does not see what a ring does.
+fn build(entries: u32) -> io::Result<IoUring> {
+    let deferred = IoUring::builder()
+        .setup_r_disabled()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .dontfork()
+        .build(entries);
+    let uring = match deferred {
+        // Before Linux 6.1 the kernel interrupts the thread for each completion instead.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().setup_r_disabled().dontfork().build(entries)?,
+        other => other?,
+    };
+    let allowed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+    ];
+    uring.submitter().register_restrictions(&mut allowed.map(Restriction::sqe_op))?;
+    uring.submitter().register_enable_rings()?;
+    Ok(uring)
+}
+
+fn entry(operation: &IoOperation<'_>) -> squeue::Entry {
+    match *operation {
+        IoOperation::Read { fd, offset, segments: [one] } => {
+            opcode::Read::new(Fd(fd), one.as_ptr(), length(one)).offset(offset.0).build()
+        }
+        IoOperation::Read { fd, offset, segments } => {
+            opcode::Readv::new(Fd(fd), iovecs(segments), count(segments)).offset(offset.0).build()
+        }
+        IoOperation::Write { fd, offset, segments: [one], fua } => {
+            opcode::Write::new(Fd(fd), one.as_ptr(), length(one)).offset(offset.0).rw_flags(write_flags(fua)).build()
+        }
+        IoOperation::Write { fd, offset, segments, fua } => {
+            let writev = opcode::Writev::new(Fd(fd), iovecs(segments), count(segments));
+            writev.offset(offset.0).rw_flags(write_flags(fua)).build()
+        }
+        IoOperation::DataSync { fd } => opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC).build(),
+        IoOperation::Allocate { fd, mode, offset, len } => {
+            opcode::Fallocate::new(Fd(fd), len).offset(offset.0).mode(mode).build()
+        }
+        IoOperation::Sleep(_) => unreachable!("sleeps are timers"),
+    }
+}
+
+fn write_flags(fua: bool) -> i32 {
+    if fua { libc::RWF_DSYNC } else { 0 }
+}
+
+fn length(segment: &Segment) -> u32 {
+    u32::try_from(segment.len()).expect("a segment of an operation is shorter than 4 GiB")
+}
+
+fn count(segments: &[Segment]) -> u32 {
+    assert!(segments.len() <= MAX_SEGMENTS, "{} segments in one operation: the caller must split", segments.len());
+    segments.len() as u32
+}
+
+fn iovecs(segments: &[Segment]) -> *const libc::iovec {
+    const {
+        assert!(size_of::<Segment>() == size_of::<libc::iovec>());
+        assert!(align_of::<Segment>() == align_of::<libc::iovec>());
+    }
+    // Segment is laid out as an iovec (repr(C): pointer, length).
+    segments.as_ptr().cast()
+}
+
+// SAFETY: the kernel uses an operation's segments from submission until its completion entry, and `reap` is the only place that
+// reports one. A token is not given out again before its result was fetched.
+unsafe impl ShardIo for Ring {
+    unsafe fn poll_start(&self, operation: &IoOperation<'_>, cx: &mut Context<'_>) -> Poll<u32> {
+        if let IoOperation::Sleep(duration) = operation {
+            // Not the turn's time stamp, which may be old: never less than was asked for. A year is for ever.
+            let deadline = Instant::now() + (*duration).min(Duration::from_secs(365 * 24 * 3600));
+            return Poll::Ready(self.timers.borrow_mut().start(deadline, cx.waker()) | TIMER);
+        }
+        let inner = &mut *self.inner.borrow_mut();
+        let Some(&token) = inner.free.last() else {
+            Self::wait_for_entry(inner, self.capacity, cx.waker());
+            return Poll::Pending;
+        };
+        let entry = entry(operation).user_data(u64::from(token));
+        inner.free.pop();
+        // SAFETY: the caller keeps descriptor, segments and memory valid until completion.
+        let pushed = unsafe { inner.uring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "a free token means a free submission entry");
+        inner.ops[token as usize] = Op::Flight(None);
+        Poll::Ready(token)
+    }
+
+    fn poll_completion(&self, token: u32, cx: &mut Context<'_>) -> Poll<i32> {
+        if token & TIMER != 0 {
+            return self.timers.borrow_mut().poll(token & !TIMER, cx).map(|()| 0);
+        }
+        let inner = &mut *self.inner.borrow_mut();
+        let op = &mut inner.ops[token as usize];
+        match op {
+            Op::Done(result) => {
+                let result = *result;
+                *op = Op::Free;
+                inner.free.push(token);
+                Poll::Ready(result)
+            }
+            Op::Flight(Some(waker)) => {
+                waker.clone_from(cx.waker());
+                Poll::Pending
+            }
+            Op::Flight(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Op::Free => panic!("operation {token} was polled after its end"),
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Task slots: where requests wait. The one place where lifetimes are erased.
+//!
+//! ```text
+//!   reserve ─► TaskSlot ─► run(closure) ─┬─ Done(value): the scratch is reset, the slot comes back
+//!      ▲                                 └─ Wait(future): parked, polled at once, then on every wake ──┐
+//!      └────────────── free ◄── scratch reset ◄── future dropped ◄── finished or panicked ◄────────────┘
+//! ```
+
+use std::{
+    cell::{Cell, RefCell, UnsafeCell},
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use millrace_block::{Scratch, TaskContext, TaskFuture};
+
+use crate::{core::Core, device::Account, wake::Wakers};
+
+/// How far a task came at once.
+pub enum Launch<'a, R> {
+    /// It is finished, with a value for the caller.
+    Done(R),
+    /// It waits: the future finishes the work by itself.
+    Wait(TaskFuture<'a, ()>),
+}
+
+/// What became of a slot.
+pub enum Outcome<'a, R> {
+    /// The task is finished; the slot is empty again and can be run again or dropped.
+    Done(R, TaskSlot<'a>),
+    /// The task waits; the executor owns the slot until it finishes.
+    Waiting,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// A `TaskSlot` exists.
+    Reserved,
+    /// Holds a future that nobody is polling.
+    Waiting,
+    /// Its future is being polled.
+    Polling,
+}
+
+struct Slot {
+    // Field order is drop order: the future goes before the scratch it lies in.
+    future: UnsafeCell<Option<TaskFuture<'static, ()>>>,
+    scratch: UnsafeCell<Scratch>,
+    state: Cell<State>,
+    account: RefCell<Option<Rc<Account>>>,
+}
+
+/// All slots of one shard, allocated once.
+pub(crate) struct Slots {
+    slots: Box<[Slot]>,
+    /// Last in, first out: the slot used last is the one still in the cache.
+    free: RefCell<Vec<u32>>,
+    wakers: Wakers,
+    waiting: Cell<usize>,
+    started: Cell<u64>,
+    /// Accounts whose task panicked since the shard last looked.
+    faults: RefCell<Vec<Rc<Account>>>,
+}
+
+impl Slots {
+    pub(crate) fn new(count: usize, scratch_bytes: usize) -> Self {
+        let slot = |_| Slot {
+            future: UnsafeCell::new(None),
+            scratch: UnsafeCell::new(Scratch::new(scratch_bytes)),
+            state: Cell::new(State::Free),
+            account: RefCell::new(None),
+        };
+        Self {
+            slots: (0..count).map(slot).collect(),
+            free: RefCell::new((0..u32::try_from(count).expect("a sane number of tasks")).rev().collect()),
+            wakers: Wakers::new(count),
+            waiting: Cell::new(0),
+            started: Cell::new(0),
+            faults: RefCell::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Tasks that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.get()
+    }
+
+    /// Tasks that ever waited.
+    pub(crate) fn started(&self) -> u64 {
+        self.started.get()
+    }
+
+    /// Tasks that were woken.
+    pub(crate) fn ready(&self) -> usize {
+        self.wakers.ready()
+    }
+
+    /// The next account whose task panicked.
+    pub(crate) fn take_fault(&self) -> Option<Rc<Account>> {
+        self.faults.borrow_mut().pop()
+    }
+
+    #[inline]
+    fn reserve(&self) -> Option<u32> {
+        let index = self.free.borrow_mut().pop()?;
+        let state = self.slots[index as usize].state.replace(State::Reserved);
+        debug_assert_eq!(state, State::Free);
+        Some(index)
+    }
+
+    fn release(&self, index: u32) {
+        let slot = &self.slots[index as usize];
+        // A tiny task may have placed values and panicked: whatever was placed is gone, its room comes back here.
+        Self::reset(slot);
+        slot.state.set(State::Free);
+        self.free.borrow_mut().push(index);
+    }
+
+    #[inline]
+    fn reset(slot: &Slot) {
+        // SAFETY: callers hold the slot reserved or have just emptied it, so no future is in it; the closure that `run`
+        // called has returned, and its type (see there) kept it from leaving a borrow of the scratch anywhere else. So this
+        // is the only reference.
+        unsafe { &mut *slot.scratch.get() }.reset();
+    }
+
+    /// Runs the tasks that were ready when it was called; returns their number.
+    pub(crate) fn run_ready(&self) -> usize {
+        let count = self.wakers.ready();
+        for _ in 0..count {
+            let Some(index) = self.wakers.pop() else { break };
+            self.poll(index);
+        }
+        count
+    }
+
+    /// Polls a task, if there is one.
+    fn poll(&self, index: u32) {
+        let slot = &self.slots[index as usize];
+        // A wake may come late, when the slot is free, reserved, or holds another task (which is then polled for nothing).
+        if slot.state.get() != State::Waiting {
+            return;
+        }
+        slot.state.set(State::Polling);
+        let future = slot.future.get();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let waker = self.wakers.waker(index);
+            // SAFETY: state Polling makes this call the only user of the cell: `poll` returns above, `park` needs state
+            // Reserved, and nothing else touches it.
+            let task = unsafe { &mut *future }.as_mut().expect("a waiting slot holds a future");
+            let poll = task.as_pin_mut().poll(&mut Context::from_waker(&waker));
+            if poll.is_ready() {
+                // SAFETY: as above; `task` is not used again.
+                unsafe { *future = None };
+            }
+            poll
+        }));
+        match result {
+            Ok(Poll::Pending) => slot.state.set(State::Waiting),
+            Ok(Poll::Ready(())) => self.finish(index, false),
+            Err(_) => {
+                // SAFETY: as above. A future that panicked is dropped like any other; if that panics too, it is gone anyway.
+                let dropped = catch_unwind(AssertUnwindSafe(|| unsafe { *future = None }));
+                if dropped.is_err() {
+                    tracing::error!("a task panicked, and again while it was dropped");
+                }
+                self.finish(index, true);
+            }
+        }
+    }
+
+    fn finish(&self, index: u32, panicked: bool) {
+        self.waiting.set(self.waiting.get() - 1);
+        if let Some(account) = self.slots[index as usize].account.borrow_mut().take() {
+            account.waiting.set(account.waiting.get() - 1);
+            if panicked {
+                self.faults.borrow_mut().push(account);
+            }
+        }
+        self.release(index);
+    }
+
+    fn park(&self, index: u32, future: TaskFuture<'static, ()>, account: &Rc<Account>) {
+        let slot = &self.slots[index as usize];
+        assert_eq!(slot.state.get(), State::Reserved, "only a reserved slot takes a task");
+        // SAFETY: a reserved slot's cell is empty and nobody looks at it (`poll` wants state Waiting).
+        unsafe { *slot.future.get() = Some(future) };
+        *slot.account.borrow_mut() = Some(Rc::clone(account));
+        account.waiting.set(account.waiting.get() + 1);
+        self.waiting.set(self.waiting.get() + 1);
+        self.started.set(self.started.get() + 1);
+        slot.state.set(State::Waiting);
+        self.poll(index);
+    }
+}
+
+/// An empty slot of the caller's own. Dropping it gives it back.
+pub struct TaskSlot<'a> {
+    core: &'a Core,
+    account: &'a Rc<Account>,
+    index: u32,
+}
+
+impl<'a> TaskSlot<'a> {
+    #[inline]
+    pub(crate) fn reserve(core: &'a Core, account: &'a Rc<Account>) -> Option<Self> {
+        if account.waiting.get() >= core.task_cap.get() {
+            return None;
+        }
+        let index = core.slots.reserve()?;
+        Some(Self { core, account, index })
+    }
+
+    /// Runs a task in the slot.
+    ///
+    /// `start` may borrow from the context it is given, and must own (or share by `Rc`) everything else its future needs: the
+    /// future lives on after the caller has returned. A future is polled once before this returns, so it must not need a
+    /// `RefCell` that the caller has borrowed.
+    #[inline]
+    pub fn run<R, F>(self, start: F) -> Outcome<'a, R>
+    where
+        F: for<'t> FnOnce(TaskContext<'t>) -> Launch<'t, R>,
+    {
+        let core: *const Core = self.core;
+        let slot = &self.core.slots.slots[self.index as usize];
+        // SAFETY: this is the only place where a lifetime is lengthened, to 'static, and it is sound because the memory
+        // outlives every use that can be made of it:
+        // * Who can use it? `start` is generic over the lifetime, so it cannot know that it is 'static and cannot keep the
+        //   context, or anything borrowed from it, in R or in what it captured: only in the future it returns. (For the same
+        //   reason that future borrows nothing else: only what is valid for every lifetime fits.)
+        // * How long does the future live? It goes into the slot and stays there until `poll` drops it, which is before the
+        //   scratch is reset. A slot that is never finished is dropped with the Slots, which Core declares before the ring and
+        //   the buffers, and each slot drops its future before its scratch.
+        // * Does the memory stay in place? Core lies in an Rc of the shard's and is never moved out; slots are a boxed slice.
+        // * The scratch's cell is only borrowed mutably in `reset`, when no future is in the slot.
+        let context = unsafe { TaskContext::<'static>::new(&*slot.scratch.get(), &(*core).buffers, &(*core).ring) };
+        match start(context) {
+            Launch::Done(value) => {
+                Slots::reset(slot);
+                Outcome::Done(value, self)
+            }
+            Launch::Wait(future) => {
+                let (core, account, index) = (self.core, self.account, self.index);
+                // The slot is the executor's now.
+                std::mem::forget(self);
+                core.slots.park(index, future, account);
+                Outcome::Waiting
+            }
+        }
+    }
+}
+
+impl Drop for TaskSlot<'_> {
+    fn drop(&mut self) {
+        self.core.slots.release(self.index);
+    }
+}
+
+impl fmt::Debug for TaskSlot<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TaskSlot").field("index", &self.index).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,87 @@
+//! What a shard has done: plain counters of its own, published to everybody about once a millisecond.
+#![forbid(unsafe_code)]
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+/// The shard's own counters.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) turns: Cell<u64>,
+    pub(crate) busy_ns: Cell<u64>,
+    pub(crate) idle_ns: Cell<u64>,
+    pub(crate) sleeps: Cell<u64>,
+    pub(crate) commands: Cell<u64>,
+}
+
+/// The published copy. Each value is right by itself; they are not of one instant.
+#[derive(Debug, Default)]
+pub(crate) struct ShardStats {
+    turns: AtomicU64,
+    busy_ns: AtomicU64,
+    idle_ns: AtomicU64,
+    sleeps: AtomicU64,
+    commands: AtomicU64,
+    tasks_started: AtomicU64,
+    tasks_waiting: AtomicU64,
+    devices: AtomicU64,
+}
+
+impl ShardStats {
+    pub(crate) fn publish(&self, counters: &Counters, tasks_started: u64, tasks_waiting: usize, devices: usize) {
+        self.turns.store(counters.turns.get(), Relaxed);
+        self.busy_ns.store(counters.busy_ns.get(), Relaxed);
+        self.idle_ns.store(counters.idle_ns.get(), Relaxed);
+        self.sleeps.store(counters.sleeps.get(), Relaxed);
+        self.commands.store(counters.commands.get(), Relaxed);
+        self.tasks_started.store(tasks_started, Relaxed);
+        self.tasks_waiting.store(tasks_waiting as u64, Relaxed);
+        self.devices.store(devices as u64, Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> StatsSnapshot {
+        StatsSnapshot {
+            turns: self.turns.load(Relaxed),
+            busy: Duration::from_nanos(self.busy_ns.load(Relaxed)),
+            idle: Duration::from_nanos(self.idle_ns.load(Relaxed)),
+            sleeps: self.sleeps.load(Relaxed),
+            commands: self.commands.load(Relaxed),
+            tasks_started: self.tasks_started.load(Relaxed),
+            tasks_waiting: self.tasks_waiting.load(Relaxed),
+            devices: self.devices.load(Relaxed),
+        }
+    }
+}
+
+/// What a shard has done since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatsSnapshot {
+    /// Passes of its loop.
+    pub turns: u64,
+    /// Time spent in passes that found work.
+    pub busy: Duration,
+    /// Time spent looking in vain, and asleep.
+    pub idle: Duration,
+    /// Times it slept or napped.
+    pub sleeps: u64,
+    /// Commands its devices say they finished.
+    pub commands: u64,
+    /// Tasks that had to wait; commands that finished at once are not among them.
+    pub tasks_started: u64,
+    /// Tasks that wait now.
+    pub tasks_waiting: u64,
+    /// Devices on it now.
+    pub devices: u64,
+}
+
+impl StatsSnapshot {
+    /// Share of the time since an earlier snapshot that did useful work, in thousandths.
+    pub fn busy_permille_since(&self, earlier: &Self) -> u32 {
+        let busy = self.busy.saturating_sub(earlier.busy).as_nanos();
+        let idle = self.idle.saturating_sub(earlier.idle).as_nanos();
+        u32::try_from((busy * 1000).checked_div(busy + idle).unwrap_or(0)).unwrap_or(1000)
+    }
+}
