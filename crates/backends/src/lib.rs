@@ -18,11 +18,14 @@
 
 #![forbid(unsafe_code)]
 
+mod file;
+mod log;
 mod memory;
 mod null;
 mod shape;
 mod spec;
 
+pub use file::{FileOptions, FileVolume};
 pub use memory::MemoryVolume;
 pub use null::NullVolume;
 pub use spec::{BackendSpec, ParseSpecError, open};

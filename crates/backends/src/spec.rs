@@ -5,7 +5,7 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, sync::Arc};
 use millrace_block::{BlockSize, Volume, VolumeError};
 use thiserror::Error;
 
-use crate::{MemoryVolume, NullVolume};
+use crate::{FileOptions, FileVolume, MemoryVolume, NullVolume};
 
 /// A back end as written on the command line and in the configuration: `memory`, `null` or `file:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -72,8 +72,8 @@ pub fn open(
     Ok(match spec {
         BackendSpec::Memory => MemoryVolume::create(name, needed()?, block_size)?,
         BackendSpec::Null => NullVolume::create(name, needed()?, block_size)?,
-        BackendSpec::File(_) => {
-            return Err(VolumeError::Unsupported { volume: name.to_owned(), what: "opening a file" });
+        BackendSpec::File(path) => {
+            FileVolume::open(name, &FileOptions { path: path.clone(), size, block_size, read_only: false })?
         }
     })
 }

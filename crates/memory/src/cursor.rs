@@ -49,10 +49,11 @@ impl<'a> SegmentCursor<'a> {
         (self.offset > 0 && left > 0).then(|| first.part(self.offset, left))?
     }
 
-    /// The segments of which nothing was handed out yet.
+    /// The segments of which nothing was handed out yet, from the first on that is not empty.
     pub fn whole_segments(&self) -> &'a [Segment] {
-        let started = usize::from(self.offset > 0).min(self.segments.len());
-        self.segments.get(started..).unwrap_or(&[])
+        let untouched = self.segments.get(usize::from(self.offset > 0)..).unwrap_or(&[]);
+        let empty = untouched.iter().take_while(|segment| segment.is_empty()).count();
+        untouched.get(empty..).unwrap_or(&[])
     }
 
     /// Bytes not handed out yet.

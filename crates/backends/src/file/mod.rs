@@ -1,0 +1,269 @@
+//! A volume in a regular file or on a block device, through the shard's ring.
+//!
+//! ```text
+//!   submit ─► check ─► read, write   segments aligned (or page cache in use) ─► transfer: straight to and from the segments
+//!                  │                 else ───────────────────────────────────► bounced: piece by piece, aligned buffer
+//!                  ├─► zeroes, deallocate ─► erase: fallocate, else zeroes are written
+//!                  ├─► flush ─► sync: fdatasync
+//!                  └─► compare, copy ─► by reading and writing through a buffer
+//! ```
+//!
+//! The page cache is bypassed (`O_DIRECT`) where the file system's alignment is not coarser than the volume's block, so that
+//! no block is ever read to be modified and written. All I/O uses one descriptor in one mode at a time, so that the page
+//! cache and direct I/O need not be kept coherent. The file system's own word on alignment (statx) is trusted; where it
+//! refuses I/O all the same, the volume falls back to the page cache for good.
+
+mod open;
+mod transfer;
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError, check,
+    compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
+};
+use millrace_memory::{PAGE_SIZE, Segment};
+use rustix::fs::{FallocateFlags, OFlags};
+
+pub use self::open::FileOptions;
+use self::open::{Alignment, Context, Kind, length};
+use crate::{
+    log::LogLimit,
+    shape::{Shape, blocks_after_format, blocks_in, bytes_in},
+};
+
+/// See the module.
+#[derive(Debug)]
+pub struct FileVolume {
+    name: String,
+    path: PathBuf,
+    fd: OwnedFd,
+    kind: Kind,
+    read_only: bool,
+    shape: Shape,
+    alignment: Option<Alignment>,
+    /// The descriptor is in direct mode, so that I/O must be aligned.
+    direct: AtomicBool,
+    /// Holes can be punched.
+    can_punch: AtomicBool,
+    /// Ranges can be zeroed by fallocate; assumed until the system says no.
+    can_zero_range: AtomicBool,
+    log_limit: LogLimit,
+    /// Held while the shape changes, never on the data path.
+    changing: Mutex<()>,
+}
+
+impl FileVolume {
+    /// Opens a file or block device, creating the file (sparse) when it is missing and a size is given.
+    ///
+    /// # Errors
+    /// [`VolumeError::InUse`] when another volume or process has it; [`VolumeError::BadSize`] and
+    /// [`VolumeError::BadBlockSize`] for a shape it cannot have; [`VolumeError::Io`] with what the system said.
+    pub fn open(name: &str, options: &FileOptions) -> Result<Arc<Self>, VolumeError> {
+        let opened = open::open(name, options)?;
+        let volume = Self {
+            name: name.to_owned(),
+            path: options.path.clone(),
+            fd: opened.fd,
+            kind: opened.kind,
+            read_only: options.read_only,
+            shape: Shape::new(options.block_size, blocks_in(name, opened.bytes, options.block_size)?),
+            alignment: opened.alignment,
+            direct: AtomicBool::new(false),
+            can_punch: AtomicBool::new(opened.can_punch),
+            can_zero_range: AtomicBool::new(true),
+            log_limit: LogLimit::default(),
+            changing: Mutex::new(()),
+        };
+        volume.choose_mode(options.block_size)?;
+        Ok(Arc::new(volume))
+    }
+
+    /// Whether the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+
+    fn raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { volume: &self.name, path: &self.path }
+    }
+
+    /// Bypasses the page cache if blocks of this size allow it.
+    fn choose_mode(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        let fits =
+            |alignment: Alignment| alignment.offset <= block_size.bytes() as usize && alignment.memory <= PAGE_SIZE as usize;
+        let direct = self.alignment.is_some_and(fits) && rustix::fs::fcntl_setfl(&self.fd, OFlags::DIRECT).is_ok();
+        if !direct {
+            rustix::fs::fcntl_setfl(&self.fd, OFlags::empty()).map_err(self.context().failed("set up"))?;
+        }
+        self.direct.store(direct, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the memory can be handed to the system as it is.
+    fn suits(&self, segments: &[Segment]) -> bool {
+        match self.alignment {
+            Some(Alignment { memory, offset }) if self.is_direct() => segments
+                .iter()
+                .all(|segment| (segment.as_ptr() as usize).is_multiple_of(memory) && segment.len().is_multiple_of(offset)),
+            _ => true,
+        }
+    }
+
+    fn resize_file(&self, before: u64, after: u64) -> rustix::io::Result<()> {
+        if after > before {
+            // What lies past the old end is not the volume's: a write in flight during an earlier shrink may have put it there.
+            rustix::fs::ftruncate(&self.fd, before)?;
+        }
+        rustix::fs::ftruncate(&self.fd, after)?;
+        rustix::fs::fdatasync(&self.fd)
+    }
+
+    fn erase_all(&self, bytes: u64) -> rustix::io::Result<()> {
+        let erase = |how| rustix::fs::fallocate(&self.fd, how | FallocateFlags::KEEP_SIZE, 0, bytes);
+        erase(FallocateFlags::PUNCH_HOLE).or_else(|_| erase(FallocateFlags::ZERO_RANGE)).or_else(|errno| {
+            match self.kind {
+                Kind::Regular => rustix::fs::ftruncate(&self.fd, 0).and_then(|()| rustix::fs::ftruncate(&self.fd, bytes)),
+                Kind::Device => Err(errno),
+            }
+        })?;
+        rustix::fs::fdatasync(&self.fd)
+    }
+
+    fn refuse_if_read_only(&self, what: &'static str) -> Result<(), VolumeError> {
+        if self.read_only { Err(VolumeError::Unsupported { volume: self.name.clone(), what }) } else { Ok(()) }
+    }
+}
+
+impl Volume for FileVolume {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        let (block_size, blocks) = self.shape.get();
+        let deallocate = self.can_punch.load(Ordering::Relaxed);
+        Geometry { block_size, blocks, read_only: self.read_only, volatile_cache: !self.read_only, deallocate }
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if let Err(error) = check(&self.geometry(), &request) {
+            return Step::Done(Err(error));
+        }
+        if request.count.0 == 0 && request.operation != Operation::Flush {
+            return Step::Done(Ok(()));
+        }
+        Step::Wait(match request.operation {
+            Operation::Read | Operation::Write { .. } if self.suits(request.segments) => {
+                cx.scratch.place_future(self.transfer(cx, request))
+            }
+            Operation::Read | Operation::Write { .. } => cx.scratch.place_future(self.bounced(cx, request)),
+            Operation::Flush if self.read_only => return Step::Done(Ok(())),
+            Operation::Flush => cx.scratch.place_future(self.sync(cx, request)),
+            Operation::Deallocate if !self.can_punch.load(Ordering::Relaxed) => return Step::Done(Ok(())),
+            Operation::WriteZeroes { .. } | Operation::Deallocate => cx.scratch.place_future(self.erase(cx, request)),
+            Operation::Compare => cx.scratch.place_future(compare_by_reading(self, cx, request)),
+            Operation::Copy { .. } => cx.scratch.place_future(copy_by_bounce(self, cx, request)),
+        })
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let moves = future_bytes(Self::transfer).max(future_bytes(Self::bounced));
+        let others = future_bytes(Self::erase).max(future_bytes(Self::sync));
+        helpers_scratch_bytes(moves).max(others)
+    }
+
+    /// A device that was enlarged keeps what its new part holds; a file's reads as zeroes.
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.refuse_if_read_only("resizing while read-only")?;
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (block_size, blocks_before) = self.shape.get();
+        let (before, after) = (self.shape.bytes(), bytes_in(&self.name, blocks, block_size)?);
+        if self.kind == Kind::Device {
+            let present = length(&self.fd).map_err(self.context().failed("measure"))?;
+            if after > present {
+                let why = "the device is smaller";
+                return Err(VolumeError::BadSize { volume: self.name.clone(), size: after, why });
+            }
+            self.shape.set(block_size, blocks);
+            return Ok(());
+        }
+        if after < before {
+            // First no new request comes beyond the end, then the end moves.
+            self.shape.set(block_size, blocks);
+        }
+        if let Err(errno) = self.resize_file(before, after) {
+            self.shape.set(block_size, blocks_before);
+            return Err(self.context().failed("resize")(errno));
+        }
+        self.shape.set(block_size, blocks);
+        Ok(())
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.refuse_if_read_only("formatting while read-only")?;
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.shape.bytes();
+        let blocks = blocks_after_format(&self.name, bytes, block_size)?;
+        let device_block = self.alignment.filter(|_| self.kind == Kind::Device).map_or(0, |alignment| alignment.offset);
+        if device_block > block_size.bytes() as usize {
+            let (volume, why) = (self.name.clone(), "the device's own blocks are larger");
+            return Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why });
+        }
+        self.erase_all(bytes).map_err(self.context().failed("erase"))?;
+        self.choose_mode(block_size)?;
+        self.shape.set(block_size, blocks);
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        let allocated = match (self.kind, rustix::fs::fstat(&self.fd)) {
+            (Kind::Regular, Ok(stat)) => u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+            _ => self.shape.bytes(),
+        };
+        Usage { allocated }
+    }
+}
+
+impl FileVolume {
+    /// The error of a request that the system failed, and a line in the log.
+    #[cold]
+    fn failed(&self, what: &'static str, offset: u64, errno: i32, error: BlockError) -> BlockError {
+        if let Some(withheld) = self.log_limit.admit() {
+            let cause = std::io::Error::from_raw_os_error(errno);
+            tracing::warn!(
+                volume = self.name, path = %self.path.display(), offset, withheld, "cannot {what}: {cause}; {error}"
+            );
+        }
+        error
+    }
+
+    /// Changes over to the page cache, because the system refused direct I/O that it should allow.
+    #[cold]
+    fn give_up_direct(&self) -> bool {
+        if rustix::fs::fcntl_setfl(&self.fd, OFlags::empty()).is_err() {
+            return false;
+        }
+        if self.direct.swap(false, Ordering::Relaxed) {
+            tracing::warn!(volume = self.name, path = %self.path.display(), "direct I/O is refused; using the page cache");
+        }
+        true
+    }
+}

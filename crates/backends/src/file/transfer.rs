@@ -1,0 +1,227 @@
+//! The requests of a file volume that wait for the ring.
+
+use std::{slice, sync::atomic::Ordering, time::Duration};
+
+use millrace_block::{BlockError, ByteOffset, IoOperation, Operation, Request, TaskContext};
+use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
+
+use super::FileVolume;
+
+/// Segments the system takes at once (`UIO_MAXIOV`).
+const MAX_SEGMENTS: usize = 1024;
+/// Times that a request is tried again after the system asked for it, one millisecond apart.
+const PATIENCE: u32 = 1000;
+/// Times that the one buffer of zeroes is named in one write.
+const ZEROES: usize = 16;
+
+/// Which way data move.
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    Read,
+    Write { fua: bool },
+}
+
+impl Direction {
+    fn of(operation: Operation) -> Self {
+        match operation {
+            Operation::Write { fua } => Self::Write { fua },
+            _ => Self::Read,
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write { .. } => "write",
+        }
+    }
+
+    fn error(self, errno: i32) -> BlockError {
+        match self {
+            Self::Read => BlockError::from_read_errno(errno),
+            Self::Write { .. } => BlockError::from_write_errno(errno),
+        }
+    }
+}
+
+/// How often a request was put off.
+struct Retries(u32);
+
+impl Retries {
+    /// Waits before another try, if the system asks for one and there were not too many.
+    async fn again(&mut self, cx: TaskContext<'_>, errno: i32) -> bool {
+        if !matches!(errno, libc::EINTR | libc::EAGAIN) || self.0 == PATIENCE {
+            return false;
+        }
+        self.0 += 1;
+        cx.io(IoOperation::Sleep(Duration::from_millis(1))).await;
+        true
+    }
+}
+
+impl FileVolume {
+    fn offset_of(&self, request: &Request<'_>) -> (u64, u64) {
+        let shift = self.shape.get().0.shift();
+        // No overflow: `check` found the range within the volume.
+        (request.lba.0 << shift, request.count.0 << shift)
+    }
+
+    /// A read or write of memory that the system takes as it is.
+    pub(super) async fn transfer(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let (offset, _) = self.offset_of(&request);
+        self.move_all(cx, Direction::of(request.operation), offset, request.segments).await
+    }
+
+    /// A read or write by way of an aligned buffer.
+    pub(super) async fn bounced(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let (offset, len) = self.offset_of(&request);
+        let direction = Direction::of(request.operation);
+        let buffer = cx.buffers.take().await;
+        let mut place = SegmentCursor::new(request.segments);
+        let mut done = 0;
+        while done < len {
+            let piece = [buffer.segment((len - done).min(BUFFER_SIZE as u64) as usize)];
+            if matches!(direction, Direction::Write { .. }) {
+                place.copy_to(piece[0]);
+            }
+            self.move_all(cx, direction, offset + done, &piece).await?;
+            if matches!(direction, Direction::Read) {
+                place.copy_from(piece[0]);
+            }
+            done += piece[0].len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Moves all of the segments' bytes, however few the system moves at once. What lies past the file's end is read as zeroes.
+    async fn move_all(
+        &self,
+        cx: TaskContext<'_>,
+        direction: Direction,
+        offset: u64,
+        segments: &[Segment],
+    ) -> Result<(), BlockError> {
+        let (fd, end) = (self.raw_fd(), offset + millrace_memory::total_len(segments) as u64);
+        let mut place = SegmentCursor::new(segments);
+        let mut at = offset;
+        let mut retries = Retries(0);
+        while at < end {
+            let part = place.split_segment();
+            let whole = place.whole_segments();
+            let segments = match &part {
+                Some(part) => slice::from_ref(part),
+                None => whole.get(..MAX_SEGMENTS).unwrap_or(whole),
+            };
+            let (here, direct) = (ByteOffset(at), self.is_direct());
+            let result = match direction {
+                Direction::Read => cx.io(IoOperation::Read { fd, offset: here, segments }).await,
+                Direction::Write { fua } => cx.io(IoOperation::Write { fd, offset: here, segments, fua }).await,
+            };
+            match (usize::try_from(result), direction) {
+                (Ok(0), Direction::Read) => {
+                    place.fill_rest(0);
+                    return Ok(());
+                }
+                (Ok(0), Direction::Write { .. }) => {
+                    return Err(self.failed("write", at, libc::EIO, BlockError::WriteFault { errno: libc::EIO }));
+                }
+                (Ok(moved), _) => {
+                    place.skip(moved);
+                    at += moved as u64;
+                    if matches!(direction, Direction::Read) && self.is_ragged(at) {
+                        // Direct I/O stops inside a block only where the file ends.
+                        place.fill_rest(0);
+                        return Ok(());
+                    }
+                }
+                (Err(_), _) => {
+                    let refused = result == -libc::EINVAL && direct && self.give_up_direct();
+                    if !refused && !retries.again(cx, -result).await {
+                        return Err(self.failed(direction.what(), at, -result, direction.error(-result)));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_ragged(&self, at: u64) -> bool {
+        self.is_direct() && self.alignment.is_some_and(|alignment| !at.is_multiple_of(alignment.offset as u64))
+    }
+
+    /// A flush.
+    pub(super) async fn sync(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
+        let mut retries = Retries(0);
+        loop {
+            let result = cx.io(IoOperation::DataSync { fd: self.raw_fd() }).await;
+            if result >= 0 {
+                return Ok(());
+            }
+            if !retries.again(cx, -result).await {
+                return Err(self.failed("flush", 0, -result, BlockError::from_write_errno(-result)));
+            }
+        }
+    }
+
+    /// Makes a range read as zeroes, in the cheapest way that the request and the system allow.
+    pub(super) async fn erase(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let (fua, give_back) = match request.operation {
+            Operation::WriteZeroes { fua, deallocate } => (fua, deallocate),
+            _ => (false, true),
+        };
+        let ways = [
+            (give_back, &self.can_punch, libc::FALLOC_FL_PUNCH_HOLE),
+            (request.operation != Operation::Deallocate, &self.can_zero_range, libc::FALLOC_FL_ZERO_RANGE),
+        ];
+        let (offset, len) = self.offset_of(&request);
+        let mut erased = false;
+        for (wanted, able, mode) in ways {
+            if wanted && !erased && able.load(Ordering::Relaxed) {
+                erased = self.allocate(cx, mode, offset, len).await?;
+                if !erased {
+                    able.store(false, Ordering::Relaxed);
+                }
+            }
+        }
+        if !erased {
+            self.write_zeroes(cx, offset, len).await?;
+        }
+        if fua { self.sync(cx, request).await } else { Ok(()) }
+    }
+
+    /// One fallocate; false when the system cannot do it here.
+    async fn allocate(&self, cx: TaskContext<'_>, mode: i32, offset: u64, len: u64) -> Result<bool, BlockError> {
+        let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+        let mut retries = Retries(0);
+        loop {
+            let result = cx.io(IoOperation::Allocate { fd: self.raw_fd(), mode, offset: ByteOffset(offset), len }).await;
+            match -result {
+                errno if errno <= 0 => return Ok(true),
+                libc::EOPNOTSUPP | libc::ENOSYS => return Ok(false),
+                errno if retries.again(cx, errno).await => {}
+                errno => return Err(self.failed("erase", offset, errno, BlockError::from_write_errno(errno))),
+            }
+        }
+    }
+
+    async fn write_zeroes(&self, cx: TaskContext<'_>, offset: u64, len: u64) -> Result<(), BlockError> {
+        let buffer = cx.buffers.take().await;
+        let zeroes = buffer.segment(BUFFER_SIZE);
+        zeroes.fill(0);
+        let mut done = 0;
+        while done < len {
+            let left = (len - done) as usize;
+            let direction = Direction::Write { fua: false };
+            if left >= BUFFER_SIZE {
+                let segments = [zeroes; ZEROES];
+                let segments = &segments[..(left / BUFFER_SIZE).min(ZEROES)];
+                self.move_all(cx, direction, offset + done, segments).await?;
+                done += (segments.len() * BUFFER_SIZE) as u64;
+            } else {
+                self.move_all(cx, direction, offset + done, &[buffer.segment(left)]).await?;
+                done = len;
+            }
+        }
+        Ok(())
+    }
+}
