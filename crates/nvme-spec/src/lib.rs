@@ -69,4 +69,6 @@ pub const fn to_zeros_based(count: u32) -> Option<u16> {
 }
 
 #[cfg(test)]
+extern crate std;
+#[cfg(test)]
 mod tests;
