@@ -17,9 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub use memory::ClientMemory;
 
-use crate::codec::{
-    self, Capabilities, Command, Header, Kind, MAX_FDS, MAX_TRANSFER, RegionReplyError, VersionError, wire,
-};
+use crate::codec::{self, Capabilities, Command, Header, Kind, MAX_FDS, MAX_TRANSFER, RegionReplyError, VersionError, wire};
 use crate::device::{DeviceInfo, DmaUnmap, IrqAction, IrqFlags, IrqInfo, MmapArea, RegionFlags};
 use crate::transport::{Frame, Transport, TransportError};
 
@@ -166,8 +164,7 @@ impl AsFd for Client {
 impl Client {
     /// Connects to the server on `path` and negotiates. `timeout` bounds every call from now on.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(path)
-            .map_err(|source| ClientError::Connect { path: path.to_owned(), source })?;
+        let stream = UnixStream::connect(path).map_err(|source| ClientError::Connect { path: path.to_owned(), source })?;
         Self::from_stream(stream, timeout)
     }
 
@@ -181,10 +178,10 @@ impl Client {
             next_id: 1,
             given_up: false,
         };
-        let version = codec::proposed_version();
+        let version = codec::our_version();
         let reply = client.call(Command::Version, [version.as_bytes(), codec::proposal().as_bytes()], &[])?;
-        let (version, data) = wire::Version::read_from_prefix(&reply.payload)
-            .map_err(|_| VersionError::TooShort(reply.payload.len()))?;
+        let (version, data) =
+            wire::Version::read_from_prefix(&reply.payload).map_err(|_| VersionError::TooShort(reply.payload.len()))?;
         client.capabilities = codec::parse_reply(version.major, version.minor, data)?;
         Ok(client)
     }
@@ -205,11 +202,7 @@ impl Client {
         let ask = wire::DeviceInfo { argsz: size_of::<wire::DeviceInfo>() as u32, ..Default::default() };
         let reply = self.call(command, [ask.as_bytes(), &[]], &[])?;
         let info: wire::DeviceInfo = fixed(command, &reply)?;
-        Ok(DeviceInfo {
-            reset: info.flags & wire::DEVICE_RESET != 0,
-            regions: info.num_regions,
-            irqs: info.num_irqs,
-        })
+        Ok(DeviceInfo { reset: info.flags & wire::DEVICE_RESET != 0, regions: info.num_regions, irqs: info.num_irqs })
     }
 
     /// DEVICE_GET_REGION_INFO, asked again with more room where the server needs it.
@@ -228,8 +221,8 @@ impl Client {
                 return Err(ClientError::BadReply { command, detail: "more than one file descriptor" });
             }
             let fd = reply.fds.pop();
-            let (info, areas) = codec::parse_region(&reply.payload)
-                .map_err(|source| ClientError::BadRegion { index, source })?;
+            let (info, areas) =
+                codec::parse_region(&reply.payload).map_err(|source| ClientError::BadRegion { index, source })?;
             self.transport.recycle(reply.payload);
             let flags = RegionFlags::from_wire(info.flags);
             return Ok(ClientRegion { flags, size: info.size, offset: info.offset, areas, fd });
@@ -271,7 +264,7 @@ impl Client {
     pub fn region_write_posted(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
         let command = Command::RegionWrite;
         let access = wire::RegionAccess { offset, region, count: self.transfer_size(command, data.len())? };
-        let deadline = self.deadline(self.timeout);
+        let deadline = deadline(self.timeout);
         self.send(command, [access.as_bytes(), data], &[], true)?;
         while self.transport.output_bytes() > 0 {
             self.wait(command, deadline)?;
@@ -329,12 +322,7 @@ impl Client {
     }
 
     /// Sets the event fds of the interrupts from `start` on; in as many messages as the server's limit wants.
-    pub fn set_irq_eventfds(
-        &mut self,
-        index: u32,
-        start: u32,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(), ClientError> {
+    pub fn set_irq_eventfds(&mut self, index: u32, start: u32, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let mut start = start;
         for chunk in fds.chunks(self.capabilities.max_msg_fds.clamp(1, MAX_FDS)) {
             let count = chunk.len() as u32;
@@ -345,13 +333,7 @@ impl Client {
     }
 
     /// Masks, unmasks or triggers interrupts. `Trigger` with `start` and `count` 0 forgets all event fds of the type.
-    pub fn irq_action(
-        &mut self,
-        index: u32,
-        start: u32,
-        count: u32,
-        action: IrqAction,
-    ) -> Result<(), ClientError> {
+    pub fn irq_action(&mut self, index: u32, start: u32, count: u32, action: IrqAction) -> Result<(), ClientError> {
         let action = match action {
             IrqAction::Mask => wire::IRQ_ACTION_MASK,
             IrqAction::Unmask => wire::IRQ_ACTION_UNMASK,
@@ -368,14 +350,13 @@ impl Client {
 
     /// Answers the server's requests for memory for as long as `timeout`, or until one was answered. True if one was.
     pub fn serve_memory(&mut self, timeout: Duration) -> Result<bool, ClientError> {
-        let deadline = self.deadline(timeout);
+        let deadline = deadline(timeout);
         loop {
             if self.answer_requests(Command::DmaRead)? {
                 return Ok(true);
             }
-            match self.wait_until(deadline)? {
-                true => {}
-                false => return Ok(false),
+            if !self.wait_until(deadline)? {
+                return Ok(false);
             }
         }
     }
@@ -402,13 +383,8 @@ impl Client {
     }
 
     /// One request and its reply. The reply's descriptors belong to the caller.
-    fn call(
-        &mut self,
-        command: Command,
-        payload: [&[u8]; 2],
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<Frame, ClientError> {
-        let deadline = self.deadline(self.timeout);
+    fn call(&mut self, command: Command, payload: [&[u8]; 2], fds: &[BorrowedFd<'_>]) -> Result<Frame, ClientError> {
+        let deadline = deadline(self.timeout);
         let id = self.send(command, payload, fds, false)?;
         loop {
             while let Some(frame) = self.receive()? {
@@ -473,10 +449,6 @@ impl Client {
         ClientError::BadReply { command, detail: "it answers another message" }
     }
 
-    fn deadline(&self, timeout: Duration) -> Option<Instant> {
-        Instant::now().checked_add(timeout)
-    }
-
     fn wait(&mut self, command: Command, deadline: Option<Instant>) -> Result<(), ClientError> {
         if self.wait_until(deadline)? {
             return Ok(());
@@ -505,6 +477,11 @@ impl Client {
             }
         }
     }
+}
+
+/// `None`: never.
+fn deadline(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
 }
 
 fn fixed<T: FromBytes>(command: Command, reply: &Frame) -> Result<T, ClientError> {

@@ -46,8 +46,8 @@ mod transport;
 pub use client::{Client, ClientError, ClientMemory, ClientRegion, Mapping, SmallWrite};
 pub use codec::{Capabilities, ProtocolError, VersionError};
 pub use device::{
-    Device, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, MmapArea, Outcome,
-    RegionFlags, RegionInfo, pci,
+    Device, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, MmapArea, Outcome, RegionFlags,
+    RegionInfo, pci,
 };
 pub use listener::{Listener, ListenerError};
 pub use rustix::io::Errno;

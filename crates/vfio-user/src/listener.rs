@@ -1,5 +1,8 @@
 //! The unix socket clients connect to.
 
+#[cfg(test)]
+mod tests;
+
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -58,13 +61,12 @@ impl AsFd for Listener {
 impl Listener {
     /// Makes a socket that only its owner may connect to. A socket that nobody answers on any more is replaced.
     pub fn bind(path: &Path) -> Result<Self, ListenerError> {
-        let failed = |operation| {
-            move |errno: Errno| ListenerError::Io { path: path.to_owned(), operation, source: errno.into() }
-        };
+        let failed =
+            |operation| move |errno: Errno| ListenerError::Io { path: path.to_owned(), operation, source: errno.into() };
         let address = SocketAddrUnix::new(path).map_err(failed("using the path"))?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map_err(failed("socket"))?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed("socket"))?;
         // The path takes the socket's mode: there is no moment in which others could connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("chmod"))?;
         match rustix::net::bind(&socket, &address) {
@@ -76,8 +78,7 @@ impl Listener {
             Err(errno) => return Err(failed("bind")(errno)),
         }
         let status = rustix::fs::lstat(path).map_err(failed("stat"))?;
-        let listener =
-            Self { socket: socket.into(), path: path.to_owned(), identity: (status.st_dev, status.st_ino) };
+        let listener = Self { socket: socket.into(), path: path.to_owned(), identity: (status.st_dev, status.st_ino) };
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
     }

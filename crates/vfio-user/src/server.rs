@@ -199,19 +199,17 @@ impl Connection {
     /// the client does not take its replies.
     pub fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
         self.transport.flush()?;
-        if self.deferred.is_none() && self.transport.output_bytes() < OUTPUT_HIGH {
-            if let Some(frame) = self.backlog.pop_front() {
-                self.backlog_bytes -= frame.payload.len();
-                return Ok(Some(Message::Request(frame)));
-            }
+        if self.takes_requests()
+            && let Some(frame) = self.backlog.pop_front()
+        {
+            self.backlog_bytes -= frame.payload.len();
+            return Ok(Some(Message::Request(frame)));
         }
         while self.wants_read() {
             let Some(frame) = self.transport.receive()? else { break };
             match frame.header.kind().map_err(TransportError::from)? {
                 Kind::Reply => return self.match_reply(frame).map(|reply| Some(Message::Reply(reply))),
-                Kind::Request if self.deferred.is_none() && self.transport.output_bytes() < OUTPUT_HIGH => {
-                    return Ok(Some(Message::Request(frame)));
-                }
+                Kind::Request if self.takes_requests() => return Ok(Some(Message::Request(frame))),
                 Kind::Request => self.put_off(frame)?,
             }
         }
@@ -259,10 +257,11 @@ impl Connection {
     /// Whether readability of the socket matters now. It does not while a request is deferred (unless the client owes
     /// us replies) or while the client does not take its replies.
     pub fn wants_read(&self) -> bool {
-        if !self.outstanding.is_empty() {
-            return true;
-        }
-        self.deferred.is_none() && self.backlog.is_empty() && self.transport.output_bytes() < OUTPUT_HIGH
+        !self.outstanding.is_empty() || (self.backlog.is_empty() && self.takes_requests())
+    }
+
+    fn takes_requests(&self) -> bool {
+        self.deferred.is_none() && self.transport.output_bytes() < OUTPUT_HIGH
     }
 
     /// Whether writability of the socket matters now.
@@ -320,12 +319,9 @@ impl Connection {
 
     fn match_reply(&mut self, frame: Frame) -> Result<Reply, ConnectionError> {
         let Frame { header, payload, fds: _ } = frame;
-        let unexpected =
-            ConnectionError::UnexpectedReply { id: header.id, command: header.command, length: payload.len() };
-        let position = self
-            .outstanding
-            .iter()
-            .position(|request| request.id == header.id && request.command as u16 == header.command);
+        let unexpected = ConnectionError::UnexpectedReply { id: header.id, command: header.command, length: payload.len() };
+        let position =
+            self.outstanding.iter().position(|request| request.id == header.id && request.command as u16 == header.command);
         let Some(position) = position else {
             return Err(unexpected);
         };
@@ -346,12 +342,7 @@ impl Connection {
         Ok(Reply { id: RequestId(header.id), error, payload })
     }
 
-    fn reply(
-        &mut self,
-        request: &Header,
-        payload: [&[u8]; 2],
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(), ConnectionError> {
+    fn reply(&mut self, request: &Header, payload: [&[u8]; 2], fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
         if request.no_reply() {
             return Ok(());
         }

@@ -12,8 +12,8 @@ use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
 };
 use zerocopy::IntoBytes;
 
@@ -212,11 +212,7 @@ impl Transport {
 }
 
 /// One receive call. `None` when nothing is there, 0 when the peer has closed.
-fn receive_some(
-    stream: &UnixStream,
-    room: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-) -> Result<Option<usize>, TransportError> {
+fn receive_some(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Option<usize>, TransportError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {

@@ -14,7 +14,7 @@ pub(crate) use region::encode_region;
 pub use region::{RegionReplyError, parse_region};
 pub use request::{Request, WriteMulti};
 pub use version::{Capabilities, VersionError};
-pub(crate) use version::{agreed_version, negotiate, parse_reply, proposal, proposed_version};
+pub(crate) use version::{negotiate, our_version, parse_reply, proposal};
 pub use wire::Header;
 
 /// Bytes of the header before every message.

@@ -78,8 +78,7 @@ pub enum RegionReplyError {
 
 /// Reads a server's reply: the fixed part and the mappable areas (none when the whole region is).
 pub fn parse_region(payload: &[u8]) -> Result<(wire::RegionInfo, Vec<MmapArea>), RegionReplyError> {
-    let (fixed, _) =
-        wire::RegionInfo::read_from_prefix(payload).map_err(|_| RegionReplyError::TooShort(payload.len()))?;
+    let (fixed, _) = wire::RegionInfo::read_from_prefix(payload).map_err(|_| RegionReplyError::TooShort(payload.len()))?;
     let mut areas = Vec::new();
     let mut at = if fixed.flags & wire::REGION_CAPS == 0 { 0 } else { fixed.cap_offset as usize };
     let mut last = FIXED - 1;
@@ -90,8 +89,7 @@ pub fn parse_region(payload: &[u8]) -> Result<(wire::RegionInfo, Vec<MmapArea>),
             return Err(bad);
         }
         last = at;
-        let Some((head, rest)) =
-            payload.get(at..).and_then(|bytes| wire::CapabilityHeader::read_from_prefix(bytes).ok())
+        let Some((head, rest)) = payload.get(at..).and_then(|bytes| wire::CapabilityHeader::read_from_prefix(bytes).ok())
         else {
             return Err(bad);
         };

@@ -138,13 +138,15 @@ impl<'a> Request<'a> {
             }
             Command::RegionWriteMulti => parse_write_multi(payload),
             Command::DeviceReset => Ok(Self::Reset),
-            Command::DirtyPages | Command::DeviceFeature | Command::MigDataRead | Command::MigDataWrite => {
-                Err(ProtocolError::Unsupported(command))
-            }
-            // Only a server asks for these; the two above were handled before.
-            Command::DmaRead | Command::DmaWrite | Command::DmaMap | Command::DeviceSetIrqs => {
-                Err(ProtocolError::Unsupported(command))
-            }
+            // Migration is not offered, and memory is only asked for by servers. The two others were handled above.
+            Command::DirtyPages
+            | Command::DeviceFeature
+            | Command::MigDataRead
+            | Command::MigDataWrite
+            | Command::DmaRead
+            | Command::DmaWrite
+            | Command::DmaMap
+            | Command::DeviceSetIrqs => Err(ProtocolError::Unsupported(command)),
         }
     }
 }
@@ -199,9 +201,7 @@ fn parse_dma_unmap<'a>(payload: &[u8]) -> Result<Request<'a>, ProtocolError> {
     argument_size(command, argsz, size_of::<wire::DmaUnmap>())?;
     let bad_range = ProtocolError::DmaRange { command, address, size, offset: 0 };
     match flags {
-        0 if size != 0 && address.checked_add(size).is_some() => {
-            Ok(Request::DmaUnmap(DmaUnmap::Range { address, size }))
-        }
+        0 if size != 0 && address.checked_add(size).is_some() => Ok(Request::DmaUnmap(DmaUnmap::Range { address, size })),
         wire::UNMAP_ALL if address == 0 && size == 0 => Ok(Request::DmaUnmap(DmaUnmap::All)),
         0 | wire::UNMAP_ALL => Err(bad_range),
         wire::UNMAP_DIRTY_BITMAP => Err(ProtocolError::UnsupportedFlags { command, flags }),

@@ -33,13 +33,7 @@ pub struct Capabilities {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self {
-            max_msg_fds: 1,
-            max_data_xfer_size: MAX_TRANSFER,
-            max_dma_maps: 65535,
-            pgsizes: PAGE,
-            write_multiple: false,
-        }
+        Self { max_msg_fds: 1, max_data_xfer_size: MAX_TRANSFER, max_dma_maps: 65535, pgsizes: PAGE, write_multiple: false }
     }
 }
 
@@ -186,18 +180,13 @@ pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8]) -> Result<(Capabili
     }
     json.push_str("}}\0");
     if json.len() > data.len() {
-        json = "{}\0".to_owned();
+        "{}\0".clone_into(&mut json);
     }
     Ok((parsed.capabilities, json))
 }
 
-/// The version of the reply to a client that proposed `minor`.
-pub(crate) fn agreed_version(minor: u16) -> Version {
-    Version { major: MAJOR, minor: minor.min(MINOR) }
-}
-
-/// The version a client proposes.
-pub(crate) fn proposed_version() -> Version {
+/// What a client proposes and a server answers: no minor version is lower than ours.
+pub(crate) fn our_version() -> Version {
     Version { major: MAJOR, minor: MINOR }
 }
 

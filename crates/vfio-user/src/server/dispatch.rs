@@ -6,9 +6,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::{Connection, ConnectionError, Deferred};
-use crate::codec::{
-    self, Command, Header, ProtocolError, Request, VersionError, WriteMulti, encode_region, wire,
-};
+use crate::codec::{self, Command, Header, ProtocolError, Request, VersionError, WriteMulti, encode_region, wire};
 use crate::device::{Device, DmaUnmap, IrqSet, Outcome, RegionFlags};
 use crate::transport::Frame;
 
@@ -128,7 +126,7 @@ impl Connection {
         match codec::negotiate(major, minor, data) {
             Ok((capabilities, json)) => {
                 self.capabilities = Some(capabilities);
-                let version = codec::agreed_version(minor);
+                let version = codec::our_version();
                 Ok(self.reply(header, [version.as_bytes(), json.as_bytes()], &[])?)
             }
             Err(error) => {
@@ -149,13 +147,7 @@ impl Connection {
         Ok(self.reply(header, [reply.as_bytes(), &[]], &[])?)
     }
 
-    fn region_info(
-        &mut self,
-        header: &Header,
-        argsz: u32,
-        index: u32,
-        device: &dyn Device,
-    ) -> Result<(), Refusal> {
+    fn region_info(&mut self, header: &Header, argsz: u32, index: u32, device: &dyn Device) -> Result<(), Refusal> {
         check_region(device, Command::DeviceGetRegionInfo, index)?;
         let region = device.region(index);
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -201,9 +193,8 @@ impl Connection {
         scratch.resize(count as usize, 0);
         let read = if count == 0 { Ok(()) } else { device.region_read(region, offset, &mut scratch) };
         let access = wire::RegionAccess { offset, region, count };
-        let result = read
-            .map_err(Refusal::from)
-            .and_then(|()| Ok(self.reply(header, [access.as_bytes(), &scratch], &[])?));
+        let result =
+            read.map_err(Refusal::from).and_then(|()| Ok(self.reply(header, [access.as_bytes(), &scratch], &[])?));
         if scratch.capacity() <= KEEP_SCRATCH {
             self.scratch = scratch;
         }
@@ -211,12 +202,7 @@ impl Connection {
     }
 
     /// Stops at the first write that fails; the reply tells how many were done.
-    fn write_multi(
-        &mut self,
-        header: &Header,
-        writes: WriteMulti<'_>,
-        device: &mut dyn Device,
-    ) -> Result<(), Refusal> {
+    fn write_multi(&mut self, header: &Header, writes: WriteMulti<'_>, device: &mut dyn Device) -> Result<(), Refusal> {
         let mut done = 0;
         for single in writes {
             let wire::SingleWrite { offset, region, count, data } = single;

@@ -264,7 +264,8 @@ fn too_many_descriptors_end_the_connection_and_are_closed() {
 
 #[test]
 fn unwanted_and_missing_descriptors_are_refused_and_closed() {
-    let irqs = wire::SetIrqs { argsz: 20, flags: wire::IRQ_DATA_EVENTFD | wire::IRQ_ACTION_TRIGGER, index: 2, start: 0, count: 3 };
+    let irqs =
+        wire::SetIrqs { argsz: 20, flags: wire::IRQ_DATA_EVENTFD | wire::IRQ_ACTION_TRIGGER, index: 2, start: 0, count: 3 };
     let reset = request(1, Command::DeviceReset, &[]);
     let irqs = request(1, Command::DeviceSetIrqs, irqs.as_bytes());
     for (bytes, count) in [(reset, 1), (irqs, 2)] {
@@ -342,7 +343,9 @@ fn write_multi_tells_how_far_it_came() {
     let single = |offset| wire::SingleWrite { offset, region: 0, count: 2, data: *b"ab------" };
     let multi = |offsets: &[u64]| {
         let mut payload = wire::WriteMulti { count: offsets.len() as u64 }.as_bytes().to_vec();
-        offsets.iter().for_each(|&offset| payload.extend(single(offset).as_bytes()));
+        for &offset in offsets {
+            payload.extend(single(offset).as_bytes());
+        }
         payload
     };
     let reply = bench.ask(Command::RegionWriteMulti, &multi(&[0x40, 0x50, BROKEN, 0x60])).unwrap();
@@ -520,7 +523,7 @@ fn a_client_that_never_reads_is_not_read_from() {
     let mut answered = 0;
     let mut bytes = Vec::new();
     while answered < asked {
-        let mut chunk = [0; 65536];
+        let mut chunk = vec![0; 65536];
         let count = bench.client.read(&mut chunk).unwrap();
         bytes.extend_from_slice(&chunk[..count]);
         bench.serve().unwrap();
