@@ -414,8 +414,10 @@ impl Shard {
                 entry.call(&core, |device, _| device.disarm());
             }
         }
-        if self.dispatch() > 0 {
-            self.last_work = Instant::now();
+        let events = self.dispatch();
+        self.last_look = Instant::now();
+        if events > 0 {
+            self.last_work = self.last_look;
             self.worked = true;
         }
     }

@@ -7,6 +7,7 @@
 //! ```
 
 use std::{
+    any::Any,
     cell::{Cell, RefCell, UnsafeCell},
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -46,9 +47,11 @@ enum State {
 }
 
 struct Slot {
-    // Field order is drop order: the future goes before the scratch it lies in.
+    // Field order is drop order: the future goes before the scratch it lies in and the object it borrows.
     future: UnsafeCell<Option<TaskFuture<'static, ()>>>,
     scratch: UnsafeCell<Scratch>,
+    /// What the future borrows besides the scratch.
+    shared: RefCell<Option<Rc<dyn Any>>>,
     state: Cell<State>,
     account: RefCell<Option<Rc<Account>>>,
 }
@@ -70,6 +73,7 @@ impl Slots {
         let slot = |_| Slot {
             future: UnsafeCell::new(None),
             scratch: UnsafeCell::new(Scratch::new(scratch_bytes)),
+            shared: RefCell::new(None),
             state: Cell::new(State::Free),
             account: RefCell::new(None),
         };
@@ -125,8 +129,8 @@ impl Slots {
 
     #[inline]
     fn reset(slot: &Slot) {
-        // SAFETY: callers hold the slot reserved or have just emptied it, so no future is in it; the closure that `run`
-        // called has returned, and its type (see there) kept it from leaving a borrow of the scratch anywhere else. So this
+        // SAFETY: callers hold the slot reserved or have just emptied it, so no future is in it; the function that started the
+        // task has returned, and its type (see `context`) kept it from leaving a borrow of the scratch anywhere else. So this
         // is the only reference.
         unsafe { &mut *slot.scratch.get() }.reset();
     }
@@ -177,19 +181,31 @@ impl Slots {
     }
 
     fn finish(&self, index: u32, panicked: bool) {
+        let slot = &self.slots[index as usize];
         self.waiting.set(self.waiting.get() - 1);
-        if let Some(account) = self.slots[index as usize].account.borrow_mut().take() {
+        // The future is gone; what it borrowed may go.
+        let shared = slot.shared.borrow_mut().take();
+        if let Some(account) = slot.account.borrow_mut().take() {
             account.waiting.set(account.waiting.get() - 1);
             if panicked {
                 self.faults.borrow_mut().push(account);
             }
         }
         self.release(index);
+        // Last: it may be the device's last reference, and dropping that runs foreign code.
+        drop(shared);
     }
 
-    fn park(&self, index: u32, future: TaskFuture<'static, ()>, account: &Rc<Account>) {
+    fn park(
+        &self,
+        index: u32,
+        future: TaskFuture<'static, ()>,
+        shared: Option<Rc<dyn Any>>,
+        account: &Rc<Account>,
+    ) {
         let slot = &self.slots[index as usize];
         assert_eq!(slot.state.get(), State::Reserved, "only a reserved slot takes a task");
+        *slot.shared.borrow_mut() = shared;
         // SAFETY: a reserved slot's cell is empty and nobody looks at it (`poll` wants state Waiting).
         unsafe { *slot.future.get() = Some(future) };
         *slot.account.borrow_mut() = Some(Rc::clone(account));
@@ -228,29 +244,63 @@ impl<'a> TaskSlot<'a> {
     where
         F: for<'t> FnOnce(TaskContext<'t>) -> Launch<'t, R>,
     {
+        // SAFETY: `start` is generic over the context's lifetime.
+        let launch = start(unsafe { self.context() });
+        self.go_on(launch, || None)
+    }
+
+    /// As [`Self::run`], with an object that the task may borrow for as long as it lives: the namespace and volume of a request,
+    /// the queue its completion goes to. The reference count is touched only when the task waits.
+    #[inline]
+    pub fn run_with<T, R, F>(self, shared: &Rc<T>, start: F) -> Outcome<'a, R>
+    where
+        T: 'static,
+        F: for<'t> FnOnce(TaskContext<'t>, &'t T) -> Launch<'t, R>,
+    {
+        let object: *const T = Rc::as_ptr(shared);
+        // SAFETY: `start` is generic over the lifetime of context and object, so the argument of `context` holds for both: only
+        // the returned future can keep the borrow. While `start` runs, the caller's Rc keeps the object; from before the
+        // future is first polled until after it is dropped, a clone in the slot does.
+        let launch = start(unsafe { self.context() }, unsafe { &*object });
+        self.go_on(launch, || {
+            let shared: Rc<dyn Any> = Rc::<T>::clone(shared);
+            Some(shared)
+        })
+    }
+
+    /// The slot's means, as if they lived for ever.
+    ///
+    /// # Safety
+    /// The context must go to nothing but a function that is generic over its lifetime and whose result is given to `go_on`.
+    #[inline]
+    unsafe fn context(&self) -> TaskContext<'static> {
         let core: *const Core = self.core;
         let slot = &self.core.slots.slots[self.index as usize];
-        // SAFETY: this is the only place where a lifetime is lengthened, to 'static, and it is sound because the memory
-        // outlives every use that can be made of it:
-        // * Who can use it? `start` is generic over the lifetime, so it cannot know that it is 'static and cannot keep the
-        //   context, or anything borrowed from it, in R or in what it captured: only in the future it returns. (For the same
-        //   reason that future borrows nothing else: only what is valid for every lifetime fits.)
+        // SAFETY: this is where a lifetime is lengthened, to 'static. It is sound because the memory outlives every use that can
+        // be made of it:
+        // * Who can use it? The caller's function is generic over the lifetime, so it cannot know that it is 'static and cannot
+        //   keep the context, or anything borrowed from it, in its R or in what it captured: only in the future it returns. (For
+        //   the same reason that future borrows nothing else: only what is valid for every lifetime fits.)
         // * How long does the future live? It goes into the slot and stays there until `poll` drops it, which is before the
-        //   scratch is reset. A slot that is never finished is dropped with the Slots, which Core declares before the ring and
+        //   scratch is reset. A slot that never finishes is dropped with the Slots, which Core declares before the ring and
         //   the buffers, and each slot drops its future before its scratch.
         // * Does the memory stay in place? Core lies in an Rc of the shard's and is never moved out; slots are a boxed slice.
         // * The scratch's cell is only borrowed mutably in `reset`, when no future is in the slot.
-        let context = unsafe { TaskContext::<'static>::new(&*slot.scratch.get(), &(*core).buffers, &(*core).ring) };
-        match start(context) {
+        unsafe { TaskContext::new(&*slot.scratch.get(), &(*core).buffers, &(*core).ring) }
+    }
+
+    #[inline]
+    fn go_on<R>(self, launch: Launch<'static, R>, shared: impl FnOnce() -> Option<Rc<dyn Any>>) -> Outcome<'a, R> {
+        match launch {
             Launch::Done(value) => {
-                Slots::reset(slot);
+                Slots::reset(&self.core.slots.slots[self.index as usize]);
                 Outcome::Done(value, self)
             }
             Launch::Wait(future) => {
                 let (core, account, index) = (self.core, self.account, self.index);
                 // The slot is the executor's now.
                 std::mem::forget(self);
-                core.slots.park(index, future, account);
+                core.slots.park(index, future, shared(), account);
                 Outcome::Waiting
             }
         }
