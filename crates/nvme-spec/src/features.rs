@@ -101,7 +101,7 @@ pub struct FeatureCapabilities {
     __: u32,
 }
 
-/// Arbitration (FID 01h), Command Dword 11 (Base 5.1.25.1).
+/// Arbitration (FID 01h), Command Dword 11 (Base 5.1.25.1.1).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct ArbitrationFeature {
@@ -118,7 +118,7 @@ pub struct ArbitrationFeature {
     pub hpw_z: u8,
 }
 
-/// Power Management (FID 02h), Command Dword 11 (Base 5.1.25.1).
+/// Power Management (FID 02h), Command Dword 11 (Base 5.1.25.1.2).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct PowerManagementFeature {
@@ -132,7 +132,7 @@ pub struct PowerManagementFeature {
     __: u32,
 }
 
-/// Temperature Threshold (FID 04h), Command Dword 11 (Base 5.1.25.1).
+/// Temperature Threshold (FID 04h), Command Dword 11 (Base 5.1.25.1.3).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct TemperatureThresholdFeature {
@@ -152,7 +152,7 @@ pub struct TemperatureThresholdFeature {
 }
 
 wire_values! {
-    /// Threshold Type Select (THSEL; Base 5.1.25.1).
+    /// Threshold Type Select (THSEL; Base 5.1.25.1.3).
     ThresholdType(u8) {
         OVER = 0, "Over Temperature Threshold";
         UNDER = 1, "Under Temperature Threshold";
@@ -171,7 +171,7 @@ pub struct ErrorRecoveryFeature {
     __: u16,
 }
 
-/// Volatile Write Cache (FID 06h), Command Dword 11 (Base 5.1.25.1).
+/// Volatile Write Cache (FID 06h), Command Dword 11 (Base 5.1.25.1.4).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct WriteCacheFeature {
@@ -181,7 +181,7 @@ pub struct WriteCacheFeature {
     __: u32,
 }
 
-/// Number of Queues (FID 07h): requested in Command Dword 11, allocated in completion Dword 0 (Base 5.1.25.2). FFFFh is
+/// Number of Queues (FID 07h): requested in Command Dword 11, allocated in completion Dword 0 (Base 5.1.25.2.1). FFFFh is
 /// an invalid request.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -192,7 +192,7 @@ pub struct NumberOfQueuesFeature {
     pub ncq_z: u16,
 }
 
-/// Interrupt Coalescing (FID 08h), Command Dword 11 (Base 5.1.25.2).
+/// Interrupt Coalescing (FID 08h), Command Dword 11 (Base 5.1.25.2.2).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct InterruptCoalescingFeature {
@@ -203,7 +203,7 @@ pub struct InterruptCoalescingFeature {
     __: u16,
 }
 
-/// Interrupt Vector Configuration (FID 09h), Command Dword 11 (Base 5.1.25.2).
+/// Interrupt Vector Configuration (FID 09h), Command Dword 11 (Base 5.1.25.2.3).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct InterruptVectorFeature {
@@ -225,7 +225,7 @@ pub struct WriteAtomicityFeature {
     __: u32,
 }
 
-/// Asynchronous Event Configuration (FID 0Bh), Command Dword 11 (Base 5.1.25.1).
+/// Asynchronous Event Configuration (FID 0Bh), Command Dword 11 (Base 5.1.25.1.5).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct AsyncEventFeature {
@@ -266,7 +266,7 @@ pub struct AsyncEventFeature {
     pub discovery_log: bool,
 }
 
-/// Timestamp (FID 0Eh), data (Base 5.1.25.1).
+/// Timestamp (FID 0Eh), data (Base 5.1.25.1.7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Timestamp {
@@ -295,7 +295,7 @@ impl Timestamp {
     }
 }
 
-/// Attributes of a timestamp (Base 5.1.25.1).
+/// Attributes of a timestamp (Base 5.1.25.1.7).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct TimestampAttributes {
@@ -309,14 +309,14 @@ pub struct TimestampAttributes {
 }
 
 wire_values! {
-    /// Timestamp Origin (Base 5.1.25.1).
+    /// Timestamp Origin (Base 5.1.25.1.7).
     TimestampOrigin(u8) {
         RESET = 0, "The Timestamp field was initialized to 0h by a Controller Level Reset";
         SET_FEATURES = 1, "The Timestamp field was initialized with a Set Features command";
     }
 }
 
-/// Keep Alive Timer (FID 0Fh), Command Dword 11 (Base 5.1.25.1).
+/// Keep Alive Timer (FID 0Fh), Command Dword 11 (Base 5.1.25.1.8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(transparent)]
 pub struct KeepAliveFeature {
@@ -324,7 +324,7 @@ pub struct KeepAliveFeature {
     pub kato: u32,
 }
 
-/// Host Behavior Support (FID 16h), data (Base 5.1.25.1). Bytes are 0 or 1.
+/// Host Behavior Support (FID 16h), data (Base 5.1.25.1.14). Bytes are 0 or 1.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct HostBehavior {
@@ -341,7 +341,7 @@ pub struct HostBehavior {
     _rsvd6: [u8; 506],
 }
 
-/// I/O Command Set Profile (FID 19h), Command Dword 11 (Base 5.1.25.1).
+/// I/O Command Set Profile (FID 19h), Command Dword 11 (Base 5.1.25.1.17).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct IoCommandSetProfileFeature {
@@ -352,7 +352,7 @@ pub struct IoCommandSetProfileFeature {
     __: u32,
 }
 
-/// Software Progress Marker (FID 80h), Command Dword 11 (Base 5.1.25.1).
+/// Software Progress Marker (FID 80h), Command Dword 11 (Base 5.1.25.1.27).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct SoftwareProgressFeature {
@@ -362,7 +362,7 @@ pub struct SoftwareProgressFeature {
     __: u32,
 }
 
-/// Host Identifier (FID 81h), Command Dword 11; data is 8 or 16 bytes (Base 5.1.25.1).
+/// Host Identifier (FID 81h), Command Dword 11; data is 8 or 16 bytes (Base 5.1.25.1.28).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct HostIdentifierFeature {
@@ -372,7 +372,7 @@ pub struct HostIdentifierFeature {
     __: u32,
 }
 
-/// Reservation Notification Mask (FID 82h), Command Dword 11; a set bit masks (Base 5.1.25.1).
+/// Reservation Notification Mask (FID 82h), Command Dword 11; a set bit masks (Base 5.1.25.1.29).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct ReservationMaskFeature {
@@ -388,7 +388,7 @@ pub struct ReservationMaskFeature {
     __: u32,
 }
 
-/// Reservation Persistence (FID 83h), Command Dword 11 (Base 5.1.25.1).
+/// Reservation Persistence (FID 83h), Command Dword 11 (Base 5.1.25.1.30).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct ReservationPersistenceFeature {
@@ -398,7 +398,7 @@ pub struct ReservationPersistenceFeature {
     __: u32,
 }
 
-/// Namespace Write Protection Config (FID 84h), Command Dword 11 (Base 5.1.25.1).
+/// Namespace Write Protection Config (FID 84h), Command Dword 11 (Base 5.1.25.1.31).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct WriteProtectionFeature {
@@ -410,7 +410,7 @@ pub struct WriteProtectionFeature {
 }
 
 wire_values! {
-    /// Write Protection State (Base 5.1.25.1, 8.1.16).
+    /// Write Protection State (Base 5.1.25.1.31, 8.1.16).
     WriteProtectionState(u8) {
         NONE = 0, "No Write Protect";
         WRITE_PROTECT = 1, "Write Protect";

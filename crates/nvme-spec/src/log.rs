@@ -340,7 +340,7 @@ pub struct CommandScope {
     __: u16,
 }
 
-/// Reservation Notification (LID 80h; Base 5.1.12.1).
+/// Reservation Notification (LID 80h; Base 5.1.12.1.32).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct ReservationNotification {
@@ -357,7 +357,7 @@ pub struct ReservationNotification {
 }
 
 wire_values! {
-    /// Reservation Notification Log Page Type (Base 5.1.12.1).
+    /// Reservation Notification Log Page Type (Base 5.1.12.1.32).
     ReservationNotificationType(u8) {
         EMPTY = 0, "Empty Log Page";
         REGISTRATION_PREEMPTED = 1, "Registration Preempted";

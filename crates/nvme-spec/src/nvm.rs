@@ -58,8 +58,9 @@ pub struct WriteZeroesCdw12 {
     /// Command Extension Type (CETYPE).
     #[bits(4)]
     pub cetype: u8,
+    /// Directive Type (DTYPE).
     #[bits(3)]
-    __: u8,
+    pub dtype: u8,
     /// Namespace Zeroes (NSZ): zero the whole namespace.
     pub nsz: bool,
     /// Storage Tag Check (STC).
@@ -75,7 +76,7 @@ pub struct WriteZeroesCdw12 {
     pub lr: bool,
 }
 
-/// Command Dword 13 of Read and Write (NVM 3.3.4, 3.3.6).
+/// Command Dword 13 of Read, Write and, above bit 15, Write Zeroes (NVM 3.3.4, 3.3.6, 3.3.8).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct ReadWriteCdw13 {

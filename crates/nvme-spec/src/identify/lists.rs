@@ -1,4 +1,4 @@
-//! Lists (Base 4.6, 5.1.13.2): namespaces, controllers, namespace identifiers, virtualization resources, UUIDs.
+//! Lists (Base 4.6, 5.1.13.2, 5.1.13.3): namespaces, controllers, namespace identifiers, virtualization resources, UUIDs.
 
 use bitfield_struct::bitfield;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -65,7 +65,7 @@ impl ControllerList {
     }
 }
 
-/// Namespace Identification Descriptor, header (CNS 03h; Base 5.1.13.2). The identifier follows, then the next
+/// Namespace Identification Descriptor, header (CNS 03h; Base 5.1.13.2.3). The identifier follows, then the next
 /// descriptor; a list ends with a header of zeroes or with the structure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -86,7 +86,7 @@ impl NamespaceDescriptor {
 }
 
 wire_values! {
-    /// Namespace Identifier Type (NIDT; Base 5.1.13.2).
+    /// Namespace Identifier Type (NIDT; Base 5.1.13.2.3).
     NamespaceIdType(u8) {
         EUI64 = 1, "IEEE Extended Unique Identifier";
         NGUID = 2, "Namespace Globally Unique Identifier";
@@ -109,7 +109,7 @@ impl NamespaceIdType {
 }
 
 /// The descriptors in a Namespace Identification Descriptor list: type and identifier of each, up to the list's end or
-/// the first one that does not fit in it (CNS 03h; Base 5.1.13.2).
+/// the first one that does not fit in it (CNS 03h; Base 5.1.13.2.3).
 pub fn namespace_descriptors(mut list: &[u8]) -> impl Iterator<Item = (NamespaceIdType, &[u8])> {
     core::iter::from_fn(move || {
         let (header, rest) = NamespaceDescriptor::read_from_prefix(list).ok()?;
@@ -122,7 +122,7 @@ pub fn namespace_descriptors(mut list: &[u8]) -> impl Iterator<Item = (Namespace
     })
 }
 
-/// Primary Controller Capabilities data structure (CNS 14h; Base 5.1.13.2).
+/// Primary Controller Capabilities data structure (CNS 14h; Base 5.1.13.3.1).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct PrimaryControllerCapabilities {
@@ -161,7 +161,7 @@ pub struct PrimaryControllerCapabilities {
     _rsvd80: [u8; 4016],
 }
 
-/// Controller Resource Types (CRT; Base 5.1.13.2).
+/// Controller Resource Types (CRT; Base 5.1.13.3.1).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct ControllerResourceTypes {
@@ -173,7 +173,7 @@ pub struct ControllerResourceTypes {
     __: u8,
 }
 
-/// Secondary Controller list (CNS 15h; Base 5.1.13.2).
+/// Secondary Controller list (CNS 15h; Base 5.1.13.3.2).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SecondaryControllerList {
@@ -184,7 +184,7 @@ pub struct SecondaryControllerList {
     pub entries: [SecondaryController; 127],
 }
 
-/// Secondary Controller Entry (Base 5.1.13.2).
+/// Secondary Controller Entry (Base 5.1.13.3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SecondaryController {
@@ -204,7 +204,7 @@ pub struct SecondaryController {
     _rsvd14: [u8; 18],
 }
 
-/// Namespace Granularity List (CNS 16h; NVM 4.1.5.6).
+/// Namespace Granularity List (CNS 16h; Base 5.1.13.2.13).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct NamespaceGranularityList {
@@ -218,7 +218,7 @@ pub struct NamespaceGranularityList {
     _rsvd288: [u8; 3808],
 }
 
-/// Namespace Granularity Attributes (NVM 4.1.5.6).
+/// Namespace Granularity Attributes (Base 5.1.13.2.13).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct NamespaceGranularityAttributes {
@@ -228,7 +228,7 @@ pub struct NamespaceGranularityAttributes {
     __: u32,
 }
 
-/// Namespace Granularity Descriptor (NVM 4.1.5.6).
+/// Namespace Granularity Descriptor (Base 5.1.13.2.13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct NamespaceGranularity {
@@ -238,7 +238,7 @@ pub struct NamespaceGranularity {
     pub ncap: u64,
 }
 
-/// UUID List (CNS 17h; Base 5.1.13.2).
+/// UUID List (CNS 17h; Base 5.1.13.2.14).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct UuidList {
@@ -247,7 +247,7 @@ pub struct UuidList {
     pub entries: [UuidEntry; 127],
 }
 
-/// UUID List Entry (Base 5.1.13.2).
+/// UUID List Entry (Base 5.1.13.2.14).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct UuidEntry {
@@ -258,7 +258,7 @@ pub struct UuidEntry {
     pub uuid: [u8; 16],
 }
 
-/// Identify I/O Command Set data structure (CNS 1Ch; Base 5.1.13.2).
+/// Identify I/O Command Set data structure (CNS 1Ch; Base 5.1.13.2.19).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct IoCommandSets {

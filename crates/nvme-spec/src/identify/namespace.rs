@@ -1,4 +1,4 @@
-//! Identify Namespace: NVM command set (CNS 00h, 05h, 11h; NVM 4.1.5) and independent of it (CNS 08h; Base 5.1.13.2).
+//! Identify Namespace: NVM command set (CNS 00h, 05h, 11h; NVM 4.1.5) and independent of it (CNS 08h; Base 5.1.13.2.8).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U128;
@@ -335,7 +335,7 @@ pub struct ExtendedLbaFormat {
     __: u32,
 }
 
-/// I/O Command Set Independent Identify Namespace data structure (CNS 08h, 1Fh; Base 5.1.13.2).
+/// I/O Command Set Independent Identify Namespace data structure (CNS 08h, 1Fh; Base 5.1.13.2.8).
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct IdentifyNamespaceIndependent {
@@ -368,7 +368,7 @@ pub struct IdentifyNamespaceIndependent {
     _rsvd24: [u8; 4072],
 }
 
-/// Common Namespace Features (NSFEAT of CNS 08h; Base 5.1.13.2).
+/// Common Namespace Features (NSFEAT of CNS 08h; Base 5.1.13.2.8).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct CommonNamespaceFeatures {
@@ -384,7 +384,7 @@ pub struct CommonNamespaceFeatures {
     __: u8,
 }
 
-/// Namespace Status (NSTAT of CNS 08h; Base 5.1.13.2).
+/// Namespace Status (NSTAT of CNS 08h; Base 5.1.13.2.8).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 pub struct NamespaceStatus {
