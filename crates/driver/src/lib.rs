@@ -1,1 +1,48 @@
-//! Placeholder.
+//! A user-level NVMe host driver: brings up a controller and drives its queues from one thread, by polling or interrupts.
+//!
+//! ```text
+//!   Controller ──admin commands──► Identify, features, queues       Transport: vfio-user socket
+//!       │ create_queue_pair                                             ▲ registers, DMA maps, event fds
+//!       ▼                                                               │
+//!   QueuePair::submit ──SQE──► DmaMemory (memfd, mapped by the device) ─┘
+//!            ::ring ────tail──► doorbell page, shadow doorbell, or message
+//!            ::next_completion ◄──CQE, by its phase── DmaMemory
+//!   Namespace: commands with their ranges checked
+//! ```
+//!
+//! For tests, fuzzers and the benchmark: [`QueuePair::submit_raw`], [`QueuePair::ring_tail_raw`],
+//! [`Controller::write_doorbell`], [`Controller::write32`] and their like do whatever they are told.
+//!
+//! # Invariants
+//!
+//! - Memory shared with the device is only copied in and out, and is never Rust's own: a device that writes where it should
+//!   not spoils data, not this process.
+//! - What the device writes is checked before it is used: a completion names a command in flight, or is an error.
+//! - An I/O costs the entry, a share of a doorbell and a poll: no allocation, no lock, and no system call unless doorbells
+//!   are messages. Waiting calls (`execute`, `wait_…`) are for setting up and for tests.
+//!
+//! # What it does not do
+//!
+//! Retry, time commands out by itself, metadata, SGLs, or sharing one queue between threads.
+
+mod admin;
+mod cid;
+mod command;
+mod controller;
+mod dma;
+mod doorbell;
+mod error;
+mod namespace;
+mod prp;
+mod queue;
+mod shared;
+mod transport;
+
+pub use command::Command;
+pub use controller::{Controller, Options, QueueOptions};
+pub use dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE};
+pub use error::DriverError;
+pub use namespace::{CommandError, Namespace};
+pub use prp::PrpError;
+pub use queue::{QueueError, QueuePair};
+pub use transport::{MappedArea, Transport, TransportError, VfioUser};

@@ -1,0 +1,267 @@
+//! Admin commands, and the PCI settings around interrupts.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use millrace_block::BlockCount;
+use millrace_nvme_spec::{
+    AdminOpcode, Cqe, NamespaceId, QueueId, Sqe, Status,
+    admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10, IdentifyCdw10},
+    features::{FeatureId, GetFeaturesCdw10, NumberOfQueuesFeature, SetFeaturesCdw10},
+    identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList},
+    log::{GetLogPageCdw10, GetLogPageCdw11, LogId},
+    pci::{self, CapabilityId, MsixControl},
+    to_zeros_based,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{
+    command::Command,
+    controller::Controller,
+    dma::PAGE_SIZE,
+    doorbell::Shadow,
+    error::{DriverError, during},
+    namespace::Namespace,
+    queue::{QueueError, QueuePair},
+};
+
+/// Region index of PCI configuration space.
+const CONFIG: u32 = 7;
+
+impl Controller {
+    /// The admin queue, with its raw calls.
+    ///
+    /// # Panics
+    /// When the controller is not enabled.
+    pub fn admin_queue(&mut self) -> &mut QueuePair {
+        &mut self.enabled_mut().admin
+    }
+
+    /// Runs an admin command.
+    ///
+    /// # Errors
+    /// [`QueueError::Failed`] with the controller's status when it is not success.
+    pub fn admin(&mut self, command: &Command) -> Result<Cqe, QueueError> {
+        self.admin_queue().execute(command)
+    }
+
+    /// Runs any admin command and gives the completion whatever its status is. Only the command identifier is ours.
+    pub fn admin_raw(&mut self, sqe: Sqe) -> Result<Cqe, QueueError> {
+        self.admin_queue().execute_any(&Command::from(sqe))
+    }
+
+    /// Runs an admin command that gives `len` bytes of data.
+    pub fn admin_read(&mut self, command: &Command, len: usize) -> Result<Vec<u8>, DriverError> {
+        let buffer = self.memory.alloc(len)?;
+        self.admin(&command.with_data(buffer.slice(0, len)))?;
+        Ok(buffer.read_vec(0, len))
+    }
+
+    /// Runs an admin command that takes data.
+    pub fn admin_write(&mut self, command: &Command, data: &[u8]) -> Result<Cqe, DriverError> {
+        let buffer = self.memory.alloc(data.len())?;
+        buffer.write_at(0, data);
+        Ok(self.admin(&command.with_data(buffer.slice(0, data.len())))?)
+    }
+
+    /// Identify (Base 5.1.13): any data structure of 4096 bytes.
+    pub fn identify<T>(&mut self, cns: Cns, nsid: NamespaceId) -> Result<Box<T>, DriverError>
+    where
+        T: FromBytes + IntoBytes + Immutable + KnownLayout,
+    {
+        let mut command = Command::admin(AdminOpcode::IDENTIFY);
+        command.sqe.nsid = nsid;
+        command.sqe.cdw10 = IdentifyCdw10::new().with_cns(cns).into_bits();
+        let bytes = self.admin_read(&command, size_of::<T>())?;
+        Ok(Box::new(T::read_from_bytes(&bytes).expect("as many bytes as the structure has")))
+    }
+
+    /// Identify Controller (CNS 01h).
+    pub fn identify_controller(&mut self) -> Result<Box<IdentifyController>, DriverError> {
+        self.identify(Cns::CONTROLLER, NamespaceId::NONE)
+    }
+
+    /// The active namespaces (CNS 02h), up to 1024.
+    pub fn active_namespaces(&mut self) -> Result<Vec<NamespaceId>, DriverError> {
+        Ok(self.identify::<NamespaceList>(Cns::ACTIVE_NAMESPACES, NamespaceId::NONE)?.iter().collect())
+    }
+
+    /// Identify Namespace (CNS 00h) of an active namespace.
+    ///
+    /// # Errors
+    /// [`DriverError::BadNamespace`] for one that is not active or has a format unknown to the driver.
+    pub fn namespace(&mut self, nsid: NamespaceId) -> Result<Namespace, DriverError> {
+        let identify = self.identify::<IdentifyNamespace>(Cns::NAMESPACE, nsid)?;
+        let size = BlockCount(identify.nsze);
+        let namespace = Namespace::new(nsid, identify, self.max_transfer()).filter(|namespace| namespace.size().0 > 0);
+        namespace.ok_or(DriverError::BadNamespace { nsid, size })
+    }
+
+    /// Get Features (Base 5.1.11) of a feature without data: its current value.
+    pub fn get_feature(&mut self, fid: FeatureId, cdw11: u32) -> Result<u32, QueueError> {
+        let mut command = Command::admin(AdminOpcode::GET_FEATURES);
+        command.sqe.cdw10 = GetFeaturesCdw10::new().with_fid(fid).into_bits();
+        command.sqe.cdw11 = cdw11;
+        Ok(self.admin(&command)?.dw0)
+    }
+
+    /// Set Features (Base 5.1.25) of a feature without data; completion Dword 0.
+    pub fn set_feature(&mut self, fid: FeatureId, cdw11: u32) -> Result<u32, QueueError> {
+        let mut command = Command::admin(AdminOpcode::SET_FEATURES);
+        command.sqe.cdw10 = SetFeaturesCdw10::new().with_fid(fid).into_bits();
+        command.sqe.cdw11 = cdw11;
+        Ok(self.admin(&command)?.dw0)
+    }
+
+    /// Get Log Page (Base 5.1.12): `len` bytes, a multiple of 4, from a byte offset.
+    pub fn get_log_page(&mut self, lid: LogId, nsid: NamespaceId, offset: u64, len: usize) -> Result<Vec<u8>, DriverError> {
+        assert!(len > 0 && len % 4 == 0, "a log page of {len} bytes");
+        let dwords_z = (len / 4 - 1) as u32;
+        let mut command = Command::admin(AdminOpcode::GET_LOG_PAGE);
+        command.sqe.nsid = nsid;
+        command.sqe.cdw10 = GetLogPageCdw10::new().with_lid(lid).with_numdl_z(dwords_z as u16).into_bits();
+        command.sqe.cdw11 = GetLogPageCdw11::new().with_numdu_z((dwords_z >> 16) as u16).into_bits();
+        command.sqe.cdw12 = offset as u32;
+        command.sqe.cdw13 = (offset >> 32) as u32;
+        self.admin_read(&command, len)
+    }
+
+    /// Places an Asynchronous Event Request (Base 5.1.2). Its completion comes through [`poll_event`](Self::poll_event).
+    pub fn request_event(&mut self) -> Result<(), QueueError> {
+        let admin = self.admin_queue();
+        admin.submit(&Command::admin(AdminOpcode::ASYNC_EVENT_REQUEST))?;
+        admin.ring()
+    }
+
+    /// An asynchronous event, if one has come.
+    pub fn poll_event(&mut self) -> Result<Option<Cqe>, QueueError> {
+        let admin = self.admin_queue();
+        let event = admin.next_completion()?;
+        admin.ring()?;
+        Ok(event)
+    }
+
+    /// Asks for I/O queue pairs (Base 5.1.25.1.5); how many were given.
+    pub(crate) fn request_queues(&mut self, wanted: u16) -> Result<u16, DriverError> {
+        let wanted_z = wanted.min(u16::MAX - 1) - 1;
+        let request = NumberOfQueuesFeature::new().with_nsq_z(wanted_z).with_ncq_z(wanted_z);
+        let dw0 = self.set_feature(FeatureId::NUMBER_OF_QUEUES, request.into_bits())?;
+        let given = NumberOfQueuesFeature::from_bits(dw0);
+        Ok(given.nsq_z().min(given.ncq_z()).min(wanted_z) + 1)
+    }
+
+    pub(crate) fn create_queues(&mut self, queue: &QueuePair, vector: Option<u16>) -> Result<(), QueueError> {
+        let qsize_z = to_zeros_based(queue.entries()).expect("queue sizes fit");
+        let cdw10 = CreateQueueCdw10::new().with_qid(queue.id()).with_qsize_z(qsize_z).into_bits();
+        let mut create = Command::admin(AdminOpcode::CREATE_IO_CQ);
+        create.sqe.dptr.prp1 = queue.cq_range().iova;
+        create.sqe.cdw10 = cdw10;
+        let cdw11 = CreateCqCdw11::new().with_pc(true).with_ien(vector.is_some()).with_iv(vector.unwrap_or(0));
+        create.sqe.cdw11 = cdw11.into_bits();
+        self.admin(&create)?;
+        let mut create = Command::admin(AdminOpcode::CREATE_IO_SQ);
+        create.sqe.dptr.prp1 = queue.sq_range().iova;
+        create.sqe.cdw10 = cdw10;
+        create.sqe.cdw11 = CreateSqCdw11::new().with_pc(true).with_cqid(queue.id()).into_bits();
+        let created = self.admin(&create);
+        if created.is_err() {
+            // Best effort: what is reported is why the submission queue could not be made.
+            let _ = self.delete_queue(AdminOpcode::DELETE_IO_CQ, queue.id());
+        }
+        created.map(drop)
+    }
+
+    pub(crate) fn delete_queues(&mut self, id: QueueId) -> Result<(), QueueError> {
+        self.delete_queue(AdminOpcode::DELETE_IO_SQ, id)?;
+        self.delete_queue(AdminOpcode::DELETE_IO_CQ, id)
+    }
+
+    fn delete_queue(&mut self, opcode: AdminOpcode, id: QueueId) -> Result<(), QueueError> {
+        let mut delete = Command::admin(opcode);
+        delete.sqe.cdw10 = DeleteQueueCdw10::new().with_qid(id).into_bits();
+        self.admin(&delete).map(drop)
+    }
+
+    /// Doorbell Buffer Config (Base 5.2.5), for the queue pairs created from now on.
+    pub(crate) fn configure_shadow_doorbells(&mut self) -> Result<(), DriverError> {
+        let shadow = Shadow { doorbells: self.memory.alloc(PAGE_SIZE)?, events: self.memory.alloc(PAGE_SIZE)? };
+        let mut command = Command::admin(AdminOpcode::DOORBELL_BUFFER_CONFIG);
+        command.sqe.dptr.prp1 = shadow.doorbells.iova();
+        command.sqe.dptr.prp2 = shadow.events.iova();
+        self.admin(&command)?;
+        self.doorbells.shadow = Some(shadow);
+        Ok(())
+    }
+
+    /// Sets Memory Space and Bus Master in the PCI Command register.
+    pub(crate) fn enable_bus_master(&self) -> Result<(), DriverError> {
+        let mut transport = self.transport.get();
+        let mut bytes = [0; 2];
+        let at = pci::offset::COMMAND as u64;
+        transport.region_read(CONFIG, at, &mut bytes).map_err(during("reading the PCI Command register"))?;
+        let command = pci::Command::from_bits(u16::from_le_bytes(bytes)).with_memory_space(true).with_bus_master(true);
+        let bytes = command.into_bits().to_le_bytes();
+        transport.region_write(CONFIG, at, &bytes).map_err(during("writing the PCI Command register"))
+    }
+
+    /// Has MSI-X vectors `0..count` signalled through event fds, for queues created from now on, and enables MSI-X.
+    pub fn enable_vectors(&mut self, count: u16) -> Result<(), DriverError> {
+        let make = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let fds = (0..count).map(make).collect::<Result<Vec<_>, _>>();
+        let fds = fds.map_err(|errno| DriverError::EventFd(errno.into()))?;
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        self.transport.get().set_vectors(&borrowed).map_err(during("setting interrupt event fds"))?;
+        self.vectors = fds;
+        self.set_msix(true)
+    }
+
+    /// Disables MSI-X and forgets the event fds. Queues that use them get no more interrupts.
+    pub fn disable_vectors(&mut self) -> Result<(), DriverError> {
+        self.set_msix(false)?;
+        self.vectors.clear();
+        self.transport.get().disable_vectors().map_err(during("clearing interrupt event fds"))
+    }
+
+    fn set_msix(&self, enable: bool) -> Result<(), DriverError> {
+        let at = self.find_capability(CapabilityId::MSI_X)?.ok_or(DriverError::NoMsix)? + 2;
+        let mut transport = self.transport.get();
+        let mut bytes = [0; 2];
+        transport.region_read(CONFIG, at, &mut bytes).map_err(during("reading MSI-X Message Control"))?;
+        let control = MsixControl::from_bits(u16::from_le_bytes(bytes)).with_enable(enable);
+        let bytes = control.with_function_mask(false).into_bits().to_le_bytes();
+        transport.region_write(CONFIG, at, &bytes).map_err(during("writing MSI-X Message Control"))
+    }
+
+    /// Where a capability is in configuration space.
+    fn find_capability(&self, id: CapabilityId) -> Result<Option<u64>, DriverError> {
+        let mut transport = self.transport.get();
+        let mut read = |at: u64| {
+            let mut bytes = [0; 2];
+            transport.region_read(CONFIG, at, &mut bytes).map_err(during("reading PCI capabilities"))?;
+            Ok::<_, DriverError>(bytes)
+        };
+        let mut at = u64::from(read(pci::offset::CAPABILITIES as u64)?[0] & !3);
+        // The list is the device's word: no more capabilities than fit into the space.
+        for _ in 0..pci::CONFIG_SIZE / 4 {
+            if at == 0 {
+                return Ok(None);
+            }
+            let [found, next] = read(at)?;
+            if found == id.0 {
+                return Ok(Some(at));
+            }
+            at = u64::from(next & !3);
+        }
+        Err(DriverError::CapabilityLoop)
+    }
+}
+
+impl DriverError {
+    /// The status, when it was the controller that refused.
+    pub fn status(&self) -> Option<Status> {
+        match self {
+            Self::Queue(error) => error.status(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! A controller: registers, bring-up, queue pairs.
+
+use std::{
+    cell::RefMut,
+    os::fd::OwnedFd,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use millrace_nvme_spec::{
+    Cqe, QueueId, Sqe, Version,
+    identify::IdentifyController,
+    registers::{
+        AdminQueueAttributes, Capabilities, CommandSetSelected, Configuration, ControllerStatus, Doorbell, DoorbellLayout,
+        ReadyTimeouts, ShutdownNotification, ShutdownStatus, offset,
+    },
+};
+
+use crate::{
+    dma::{DmaMemory, PAGE_SIZE},
+    doorbell::{BAR0, Doorbells},
+    error::{DriverError, during},
+    queue::{PrpLists, QueueMemory, QueuePair, QueueParts},
+    transport::{SharedTransport, Transport, VfioUser},
+};
+
+/// How to reach and use a controller.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Longest wait for a message's answer and for a command that is waited for.
+    pub timeout: Duration,
+    /// Bytes of memory shared with the device, a multiple of [`PAGE_SIZE`]; backed on first use.
+    pub memory_size: usize,
+    /// Device address of that memory.
+    pub iova: u64,
+    /// Entries of the admin queues, 2 to 4096.
+    pub admin_entries: u16,
+    /// I/O queue pairs to ask for; the controller may give fewer.
+    pub io_queues: u16,
+    /// The most bytes one command may move, which is room for its PRP list in every queue; the controller's MDTS may be less.
+    pub max_transfer: usize,
+    /// Write doorbells into the shared page when there is one; otherwise by messages always.
+    pub mapped_doorbells: bool,
+    /// Configure shadow doorbells for the I/O queues.
+    pub shadow_doorbells: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(10),
+            memory_size: 64 << 20,
+            // Past 4 GiB, so that an address cut to 32 bits is noticed.
+            iova: 1 << 32,
+            admin_entries: 32,
+            io_queues: 64,
+            max_transfer: 1 << 20,
+            mapped_doorbells: true,
+            shadow_doorbells: false,
+        }
+    }
+}
+
+/// What an I/O queue pair should be.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueOptions {
+    /// Entries of each of its queues: one more than the commands it may have in flight.
+    pub entries: u32,
+    /// Its identifier; `None` takes the lowest free one.
+    pub id: Option<QueueId>,
+    /// The interrupt vector of its completion queue, enabled before by [`Controller::enable_vectors`]; `None` is polled.
+    pub vector: Option<u16>,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self { entries: 128, id: None, vector: None }
+    }
+}
+
+/// A controller and its admin queue.
+///
+/// Dropping it ends the connection at once, as a crash of its host would; [`shutdown`](Self::shutdown) is the polite way.
+pub struct Controller {
+    pub(crate) transport: SharedTransport,
+    pub(crate) options: Options,
+    pub(crate) memory: DmaMemory,
+    pub(crate) doorbells: Doorbells,
+    capabilities: Capabilities,
+    version: Version,
+    /// What enabling made; gone when disabled.
+    pub(crate) enabled: Option<Enabled>,
+    pub(crate) vectors: Vec<OwnedFd>,
+}
+
+/// State of an enabled controller.
+pub(crate) struct Enabled {
+    pub(crate) admin: QueuePair,
+    pub(crate) identify: Option<Box<IdentifyController>>,
+    /// I/O queues granted; their identifiers are 1 to this.
+    granted: u16,
+    /// In use, by identifier.
+    used: Vec<bool>,
+}
+
+impl Controller {
+    /// Connects to a vfio-user socket and brings the controller up.
+    pub fn connect(path: &Path, options: &Options) -> Result<Self, DriverError> {
+        let mut controller = Self::open(path, options)?;
+        controller.start()?;
+        Ok(controller)
+    }
+
+    /// Connects to a vfio-user socket, reads the capabilities and announces memory, but does not touch CC.
+    pub fn open(path: &Path, options: &Options) -> Result<Self, DriverError> {
+        let transport = VfioUser::connect(path, options.timeout)
+            .map_err(|source| DriverError::Connect { path: path.to_owned(), source })?;
+        Self::attach(transport, options)
+    }
+
+    /// As [`open`](Self::open), over any transport.
+    pub fn attach(transport: impl Transport + 'static, options: &Options) -> Result<Self, DriverError> {
+        let transport = SharedTransport::new(transport);
+        let memory = DmaMemory::new(options.iova, options.memory_size)?;
+        transport.get().dma_map(memory.range(), memory.fd(), 0).map_err(during("announcing memory"))?;
+        let mut cap = [0; 8];
+        transport.get().region_read(BAR0, offset::CAP, &mut cap).map_err(during("reading CAP"))?;
+        let capabilities = Capabilities::from_bits(u64::from_le_bytes(cap));
+        let mut vs = [0; 4];
+        transport.get().region_read(BAR0, offset::VS, &mut vs).map_err(during("reading VS"))?;
+        let areas = if options.mapped_doorbells {
+            transport.get().map_region(BAR0).map_err(during("mapping the doorbells"))?
+        } else {
+            Vec::new()
+        };
+        let layout = DoorbellLayout::new(capabilities.dstrd()).expect("DSTRD has four bits");
+        let doorbells = Doorbells::new(layout, transport.clone(), areas);
+        Ok(Self {
+            transport,
+            options: options.clone(),
+            memory,
+            doorbells,
+            capabilities,
+            version: Version::from_bits(u32::from_le_bytes(vs)),
+            enabled: None,
+            vectors: Vec::new(),
+        })
+    }
+
+    /// All of bring-up on an opened controller: bus mastering, disable, enable, Identify Controller, Number of Queues, shadow
+    /// doorbells if asked for.
+    pub fn start(&mut self) -> Result<(), DriverError> {
+        self.enable_bus_master()?;
+        self.disable()?;
+        self.enable()?;
+        let identify = self.identify_controller()?;
+        let can_shadow = identify.oacs.doorbell_buffer();
+        self.enabled_mut().identify = Some(identify);
+        let granted = self.request_queues(self.options.io_queues.max(1))?;
+        let enabled = self.enabled_mut();
+        enabled.granted = granted;
+        enabled.used = vec![false; usize::from(granted) + 1];
+        if self.options.shadow_doorbells {
+            if !can_shadow {
+                return Err(DriverError::NoShadowDoorbells);
+            }
+            self.configure_shadow_doorbells()?;
+        }
+        Ok(())
+    }
+
+    /// Controller Capabilities, as read when connecting.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// Version, as read when connecting.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The memory shared with the device: buffers come from here.
+    pub fn memory(&self) -> &DmaMemory {
+        &self.memory
+    }
+
+    /// The transport itself, for messages of one's own. Give it back before calling anything else.
+    pub fn transport(&self) -> RefMut<'_, dyn Transport + 'static> {
+        self.transport.get()
+    }
+
+    /// Identify Controller, as read by [`start`](Self::start); `None` before.
+    pub fn identity(&self) -> Option<&IdentifyController> {
+        self.enabled.as_ref()?.identify.as_deref()
+    }
+
+    /// I/O queue pairs that the controller gave.
+    pub fn io_queues(&self) -> u16 {
+        self.enabled.as_ref().map_or(0, |enabled| enabled.granted)
+    }
+
+    /// The most entries a queue may have: CAP.MQES + 1.
+    pub fn max_queue_entries(&self) -> u32 {
+        u32::from(self.capabilities.mqes_z()) + 1
+    }
+
+    /// The most bytes one command may move: MDTS or the driver's own limit.
+    pub fn max_transfer(&self) -> u64 {
+        let own = self.options.max_transfer as u64;
+        let unit = 12 + u32::from(self.capabilities.mpsmin());
+        match self.identity().map_or(0, |identify| identify.mdts) {
+            0 => own,
+            mdts => 1u64.checked_shl(unit + u32::from(mdts)).unwrap_or(u64::MAX).min(own),
+        }
+    }
+
+    /// Reads a 32-bit property at a byte offset in BAR0.
+    pub fn read32(&self, offset: u64) -> Result<u32, DriverError> {
+        let mut bytes = [0; 4];
+        self.transport.get().region_read(BAR0, offset, &mut bytes).map_err(during("reading a property"))?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Reads a 64-bit property at a byte offset in BAR0.
+    pub fn read64(&self, offset: u64) -> Result<u64, DriverError> {
+        let mut bytes = [0; 8];
+        self.transport.get().region_read(BAR0, offset, &mut bytes).map_err(during("reading a property"))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Writes a 32-bit property at a byte offset in BAR0.
+    pub fn write32(&self, offset: u64, value: u32) -> Result<(), DriverError> {
+        let bytes = value.to_le_bytes();
+        self.transport.get().region_write(BAR0, offset, &bytes).map_err(during("writing a property"))
+    }
+
+    /// Writes a 64-bit property at a byte offset in BAR0.
+    pub fn write64(&self, offset: u64, value: u64) -> Result<(), DriverError> {
+        let bytes = value.to_le_bytes();
+        self.transport.get().region_write(BAR0, offset, &bytes).map_err(during("writing a property"))
+    }
+
+    /// Controller Status.
+    pub fn status(&self) -> Result<ControllerStatus, DriverError> {
+        Ok(ControllerStatus::from_bits(self.read32(offset::CSTS)?))
+    }
+
+    /// Writes any value to any doorbell, of queues that exist or not, through the shared page if it has it.
+    pub fn write_doorbell(&self, doorbell: Doorbell, value: u32) -> Result<(), DriverError> {
+        self.doorbells.bell(doorbell).write(value).map_err(during("writing a doorbell"))
+    }
+
+    /// Where a doorbell is in BAR0.
+    pub fn doorbell_offset(&self, doorbell: Doorbell) -> u64 {
+        self.doorbells.offset(doorbell)
+    }
+
+    /// Clears CC.EN and waits until CSTS.RDY is clear. All queue pairs are dead then.
+    ///
+    /// # Errors
+    /// [`DriverError::NotReady`] after CAP.TO.
+    pub fn disable(&mut self) -> Result<(), DriverError> {
+        self.enabled = None;
+        self.doorbells.shadow = None;
+        let cc = Configuration::from_bits(self.read32(offset::CC)?);
+        if cc.en() {
+            self.write32(offset::CC, cc.with_en(false).with_shn(ShutdownNotification::NONE).into_bits())?;
+        }
+        self.wait_status("disabled", |csts| !csts.rdy())
+    }
+
+    /// Gives the controller fresh admin queues, sets CC.EN and waits until CSTS.RDY is set.
+    ///
+    /// # Errors
+    /// [`DriverError::PageSize`], [`DriverError::NoNvmCommandSet`]; [`DriverError::Fatal`] when it reports CFS;
+    /// [`DriverError::NotReady`] after CAP.TO.
+    pub fn enable(&mut self) -> Result<(), DriverError> {
+        if self.capabilities.mpsmin() != 0 {
+            return Err(DriverError::PageSize(12 + u32::from(self.capabilities.mpsmin())));
+        }
+        if !self.capabilities.css_nvm() {
+            return Err(DriverError::NoNvmCommandSet);
+        }
+        let entries = u32::from(self.options.admin_entries);
+        if !(2..=4096).contains(&entries) {
+            return Err(DriverError::QueueSize { wanted: entries, most: 4096 });
+        }
+        let admin = self.new_queue(QueueId::ADMIN, entries, None)?;
+        let size_z = self.options.admin_entries - 1;
+        let aqa = AdminQueueAttributes::new().with_asqs_z(size_z).with_acqs_z(size_z);
+        self.write32(offset::AQA, aqa.into_bits())?;
+        self.write64(offset::ASQ, admin.sq_range().iova)?;
+        self.write64(offset::ACQ, admin.cq_range().iova)?;
+        let cc = Configuration::new()
+            .with_css(CommandSetSelected::NVM)
+            .with_iosqes(Sqe::SIZE_LOG2)
+            .with_iocqes(Cqe::SIZE_LOG2)
+            .with_en(true);
+        self.write32(offset::CC, cc.into_bits())?;
+        self.wait_status("ready", |csts| csts.rdy())?;
+        self.enabled = Some(Enabled { admin, identify: None, granted: 0, used: vec![false] });
+        Ok(())
+    }
+
+    /// Announces a normal shutdown and waits until it is complete: everything is durable then.
+    pub fn shutdown(&mut self) -> Result<(), DriverError> {
+        let cc = Configuration::from_bits(self.read32(offset::CC)?);
+        self.write32(offset::CC, cc.with_shn(ShutdownNotification::NORMAL).into_bits())?;
+        self.wait_status("shut down", |csts| csts.shst() == ShutdownStatus::COMPLETE)
+    }
+
+    /// Resets the PCI function. All queue pairs are dead then; [`start`](Self::start) brings it up again.
+    pub fn reset(&mut self) -> Result<(), DriverError> {
+        self.enabled = None;
+        self.doorbells.shadow = None;
+        self.transport.get().reset().map_err(during("resetting the function"))
+    }
+
+    fn wait_status(&self, state: &'static str, reached: impl Fn(ControllerStatus) -> bool) -> Result<(), DriverError> {
+        let limit = self.ready_timeout()?;
+        let start = Instant::now();
+        loop {
+            let csts = self.status()?;
+            if reached(csts) {
+                return Ok(());
+            }
+            // A controller with a fatal error may still be disabled; that is how it is recovered.
+            if csts.cfs() && state == "ready" {
+                return Err(DriverError::Fatal { csts });
+            }
+            if start.elapsed() >= limit {
+                return Err(DriverError::NotReady { state, waited: limit, csts });
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// CAP.TO, or CRTO's where the controller has it (Base 3.1.4.1).
+    fn ready_timeout(&self) -> Result<Duration, DriverError> {
+        let mut units = u16::from(self.capabilities.to()).max(1);
+        if self.capabilities.crwms() {
+            units = units.max(ReadyTimeouts::from_bits(self.read32(offset::CRTO)?).crwmt());
+        }
+        Ok(Duration::from_millis(500) * u32::from(units))
+    }
+
+    fn new_queue(&self, id: QueueId, entries: u32, vector: Option<u16>) -> Result<QueuePair, DriverError> {
+        let interrupt = match vector {
+            None => None,
+            Some(vector) => {
+                let fd = self.vectors.get(usize::from(vector));
+                let fd = fd.ok_or(DriverError::NoVector { vector, enabled: self.vectors.len() })?;
+                Some(fd.try_clone().map_err(DriverError::EventFd)?)
+            }
+        };
+        let max_transfer = if id.is_admin() { 2 * PAGE_SIZE } else { self.max_transfer() as usize };
+        let lists = PrpLists::new(&self.memory, (entries - 1) as u16, max_transfer)?;
+        Ok(QueuePair::new(QueueParts {
+            id,
+            entries,
+            memory: QueueMemory::new(&self.memory, entries)?,
+            lists,
+            doorbells: &self.doorbells,
+            interrupt,
+            transport: self.transport.clone(),
+            timeout: self.options.timeout,
+        }))
+    }
+
+    /// Creates an I/O completion queue and its submission queue.
+    pub fn create_queue_pair(&mut self, options: &QueueOptions) -> Result<QueuePair, DriverError> {
+        let most = self.max_queue_entries();
+        if !(2..=most).contains(&options.entries) {
+            return Err(DriverError::QueueSize { wanted: options.entries, most });
+        }
+        let granted = self.io_queues();
+        let used = &self.enabled_mut().used;
+        let free = |id: &u16| *id >= 1 && used.get(usize::from(*id)) == Some(&false);
+        let wanted = options.id.map_or_else(|| (1..=granted).find(free), |id| Some(id.0).filter(free));
+        let wanted = wanted.ok_or(DriverError::NoQueue { wanted: options.id.unwrap_or(QueueId(1)), granted })?;
+        let queue = self.new_queue(QueueId(wanted), options.entries, options.vector)?;
+        self.create_queues(&queue, options.vector)?;
+        self.enabled_mut().used[usize::from(wanted)] = true;
+        Ok(queue)
+    }
+
+    /// Deletes a queue pair: submission queue first. Commands in flight are aborted by the controller.
+    pub fn delete_queue_pair(&mut self, queue: QueuePair) -> Result<(), DriverError> {
+        self.delete_queues(queue.id())?;
+        if let Some(used) = self.enabled_mut().used.get_mut(usize::from(queue.id().0)) {
+            *used = false;
+        }
+        drop(queue);
+        Ok(())
+    }
+
+    /// # Panics
+    /// When the controller is not enabled.
+    pub(crate) fn enabled_mut(&mut self) -> &mut Enabled {
+        self.enabled.as_mut().expect("the controller is enabled: start() or enable() came before")
+    }
+}

@@ -1,0 +1,275 @@
+//! Memory that the device may read and write, and its page-granular allocator.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use millrace_memory::{Mapping, Segment};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::shared::{SharedRing, SharedU32};
+
+/// Granularity of allocations, and the memory page size the driver selects (CC.MPS = 0), in bytes.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Why memory could not be made or given out.
+#[derive(Debug, Error)]
+pub enum DmaError {
+    /// Size 0, or size or address not a multiple of the page size, or past the end of the address space.
+    #[error("{size:#x} bytes at {iova:#x} are no whole pages or wrap")]
+    BadRange {
+        /// First address.
+        iova: u64,
+        /// Bytes.
+        size: usize,
+    },
+    /// No run of free pages is long enough.
+    #[error("no {wanted} contiguous bytes are free in a pool of {size}")]
+    Exhausted {
+        /// Bytes asked for.
+        wanted: usize,
+        /// Bytes of the pool.
+        size: usize,
+    },
+    /// The kernel refused the file or the mapping.
+    #[error("making {size:#x} bytes of shared memory")]
+    Kernel {
+        /// Bytes.
+        size: usize,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Addresses as the device sees them: what goes into PRP entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaRange {
+    /// First address.
+    pub iova: u64,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+#[derive(Debug)]
+struct Pool {
+    mapping: Arc<Mapping>,
+    fd: OwnedFd,
+    iova: u64,
+    /// One flag per page, true when taken.
+    pages: Mutex<Vec<bool>>,
+}
+
+/// A memfd mapped here and, once announced with [`Transport::dma_map`](crate::Transport::dma_map), known to the device
+/// under addresses of our choosing. Clones share it.
+#[derive(Clone, Debug)]
+pub struct DmaMemory(Arc<Pool>);
+
+impl DmaMemory {
+    /// Makes `size` bytes at device address `iova`, both multiples of [`PAGE_SIZE`]. Pages are backed on first use.
+    pub fn new(iova: u64, size: usize) -> Result<Self, DmaError> {
+        let page = PAGE_SIZE as u64;
+        if size == 0 || size % PAGE_SIZE != 0 || iova % page != 0 || iova.checked_add(size as u64).is_none() {
+            return Err(DmaError::BadRange { iova, size });
+        }
+        let kernel = |source: io::Error| DmaError::Kernel { size, source };
+        let fd = memfd_create("millrace-driver", MemfdFlags::CLOEXEC).map_err(|errno| kernel(errno.into()))?;
+        ftruncate(&fd, size as u64).map_err(|errno| kernel(errno.into()))?;
+        let mapping = Arc::new(Mapping::shared(fd.as_fd(), 0, size, true).map_err(kernel)?);
+        Ok(Self(Arc::new(Pool { mapping, fd, iova, pages: Mutex::new(vec![false; size / PAGE_SIZE]) })))
+    }
+
+    /// All its addresses.
+    pub fn range(&self) -> DmaRange {
+        DmaRange { iova: self.0.iova, len: self.0.mapping.len() }
+    }
+
+    /// The file behind it, whole from offset 0.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+
+    /// Takes at least `len` contiguous bytes, whole pages, zeroed. Freed on drop. First fit: for setting up, not per I/O.
+    pub fn alloc(&self, len: usize) -> Result<DmaBuffer, DmaError> {
+        let exhausted = DmaError::Exhausted { wanted: len, size: self.0.mapping.len() };
+        let count = len.max(1).div_ceil(PAGE_SIZE);
+        let mut pages = self.0.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(first) = first_free_run(&pages, count) else { return Err(exhausted) };
+        pages[first..first + count].fill(true);
+        drop(pages);
+        let buffer = DmaBuffer { pool: Arc::clone(&self.0), offset: first * PAGE_SIZE, len: count * PAGE_SIZE };
+        buffer.segment(0, buffer.len).fill(0);
+        Ok(buffer)
+    }
+}
+
+fn first_free_run(pages: &[bool], count: usize) -> Option<usize> {
+    let mut run = 0;
+    for (index, taken) in pages.iter().enumerate() {
+        run = if *taken { 0 } else { run + 1 };
+        if run == count {
+            return Some(index + 1 - count);
+        }
+    }
+    None
+}
+
+/// Contiguous pages of a [`DmaMemory`]. The device may change them at any instant, so bytes are only copied in and out.
+///
+/// Dropping it while a command still uses it lets the device write into whatever is allocated there next; that is never
+/// memory of Rust's.
+#[derive(Debug)]
+pub struct DmaBuffer {
+    pool: Arc<Pool>,
+    offset: usize,
+    len: usize,
+}
+
+impl DmaBuffer {
+    /// Length in bytes, a multiple of [`PAGE_SIZE`].
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: the smallest buffer is a page.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte's address as the device sees it.
+    pub fn iova(&self) -> u64 {
+        self.pool.iova + self.offset as u64
+    }
+
+    /// All its addresses.
+    pub fn range(&self) -> DmaRange {
+        DmaRange { iova: self.iova(), len: self.len }
+    }
+
+    /// The addresses of `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn slice(&self, offset: usize, len: usize) -> DmaRange {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{len} bytes at {offset} of {}", self.len);
+        DmaRange { iova: self.iova() + offset as u64, len }
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// When they do not fit into the buffer at `offset`.
+    pub fn write_at(&self, offset: usize, data: &[u8]) {
+        self.segment(offset, data.len()).write_at(0, data);
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) {
+        self.segment(offset, out.len()).read_at(0, out);
+    }
+
+    /// Copies a value in.
+    ///
+    /// # Panics
+    /// When it does not fit into the buffer at `offset`.
+    pub fn write_value<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        self.write_at(offset, value.as_bytes());
+    }
+
+    /// Copies a value out.
+    ///
+    /// # Panics
+    /// When it does not lie within the buffer.
+    pub fn read_value<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
+        let mut value = T::new_zeroed();
+        self.read_at(offset, value.as_mut_bytes());
+        value
+    }
+
+    /// Copies `len` bytes out.
+    ///
+    /// # Panics
+    /// When they do not lie within the buffer.
+    pub fn read_vec(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.read_at(offset, &mut bytes);
+        bytes
+    }
+
+    /// Fills the whole buffer with one byte.
+    pub fn fill(&self, byte: u8) {
+        self.segment(0, self.len).fill(byte);
+    }
+
+    /// The 32-bit word at `offset`; `None` when it does not lie within the buffer or is not aligned.
+    pub(crate) fn word(&self, offset: usize) -> Option<SharedU32> {
+        if offset.checked_add(4)? > self.len {
+            return None;
+        }
+        SharedU32::new(&self.pool.mapping, self.offset + offset)
+    }
+
+    /// The buffer's start as a ring of entries; `None` when they are more than fit.
+    pub(crate) fn ring<T: Copy>(&self, entries: u32) -> Option<SharedRing<T>> {
+        if size_of::<T>().checked_mul(entries as usize)? > self.len {
+            return None;
+        }
+        SharedRing::new(&self.pool.mapping, self.offset, entries)
+    }
+
+    fn segment(&self, offset: usize, len: usize) -> Segment {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{len} bytes at {offset} of {}", self.len);
+        // SAFETY: the segment is used and dropped within the methods above, while `self` keeps the writable mapping.
+        unsafe { self.pool.mapping.segment(self.offset + offset, len) }.expect("a buffer lies within its pool")
+    }
+}
+
+impl Drop for DmaBuffer {
+    fn drop(&mut self) {
+        let first = self.offset / PAGE_SIZE;
+        let mut pages = self.pool.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        pages[first..first + self.len / PAGE_SIZE].fill(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_do_not_overlap_and_come_back() {
+        let memory = DmaMemory::new(1 << 32, 4 * PAGE_SIZE).unwrap();
+        let first = memory.alloc(1).unwrap();
+        let second = memory.alloc(PAGE_SIZE + 1).unwrap();
+        assert_eq!((first.iova(), first.len()), (1 << 32, PAGE_SIZE));
+        assert_eq!((second.iova(), second.len()), ((1 << 32) + 4096, 2 * PAGE_SIZE));
+        assert!(matches!(memory.alloc(2 * PAGE_SIZE), Err(DmaError::Exhausted { .. })));
+        first.fill(0xee);
+        assert_eq!(second.read_vec(0, 2 * PAGE_SIZE), vec![0; 2 * PAGE_SIZE]);
+        drop(first);
+        let third = memory.alloc(PAGE_SIZE).unwrap();
+        assert_eq!(third.iova(), 1 << 32);
+        assert_eq!(third.read_vec(0, PAGE_SIZE), vec![0; PAGE_SIZE], "given out zeroed");
+    }
+
+    #[test]
+    fn refuses_ranges_that_are_no_pages_or_wrap() {
+        for (iova, size) in [(0, 0), (1, PAGE_SIZE), (0, 100), (u64::MAX - 4095, 2 * PAGE_SIZE)] {
+            assert!(matches!(DmaMemory::new(iova, size), Err(DmaError::BadRange { .. })), "{iova:#x} {size}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes at")]
+    fn copies_stay_within_the_buffer() {
+        let memory = DmaMemory::new(0, 2 * PAGE_SIZE).unwrap();
+        memory.alloc(PAGE_SIZE).unwrap().write_at(PAGE_SIZE - 1, &[1, 2]);
+    }
+}

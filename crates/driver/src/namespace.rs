@@ -1,0 +1,239 @@
+//! A namespace of the NVM command set, and the commands on it with their ranges checked.
+
+use millrace_block::{BlockCount, Lba};
+use millrace_nvme_spec::{
+    NamespaceId, NvmOpcode,
+    identify::IdentifyNamespace,
+    nvm::{
+        CopyCdw12, CopyFormat, CopyRange, DatasetManagementCdw10, DatasetManagementCdw11, DatasetRange, ReadWriteCdw12,
+        WriteZeroesCdw12,
+    },
+    to_zeros_based,
+};
+use thiserror::Error;
+use zerocopy::IntoBytes;
+
+use crate::{
+    command::Command,
+    dma::{DmaBuffer, DmaRange},
+};
+
+/// Why a command was not made. Commands that should be wrong are made from an entry of one's own.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum CommandError {
+    /// No block, or more than a command can name.
+    #[error("{0} are no number that a command can carry")]
+    BadCount(BlockCount),
+    /// Past the namespace's end.
+    #[error("{count} at {lba} are not within the namespace's {size}")]
+    OutOfRange {
+        /// First block.
+        lba: Lba,
+        /// How many.
+        count: BlockCount,
+        /// Blocks there are.
+        size: BlockCount,
+    },
+    /// More than the controller or the queue's PRP lists move at once.
+    #[error("{bytes} bytes are more than one command may move, {limit}")]
+    TooLarge {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes possible.
+        limit: u64,
+    },
+    /// The buffer's length is not the transfer's.
+    #[error("a buffer of {len} bytes for {expected} bytes of blocks")]
+    BufferLength {
+        /// The buffer's.
+        len: u64,
+        /// The blocks'.
+        expected: u64,
+    },
+    /// No range, or more than a command can name.
+    #[error("{0} ranges are no number that a command can carry")]
+    BadRangeCount(usize),
+}
+
+/// A namespace as it was identified.
+#[derive(Clone, Debug)]
+pub struct Namespace {
+    nsid: NamespaceId,
+    block_size: u32,
+    size: BlockCount,
+    max_transfer: u64,
+    identify: Box<IdentifyNamespace>,
+}
+
+impl Namespace {
+    /// Reads the format out of the identify data; `None` when it names a format that cannot be, or one with metadata that is
+    /// transferred with the blocks, which the constructors do not know.
+    pub(crate) fn new(nsid: NamespaceId, identify: Box<IdentifyNamespace>, max_transfer: u64) -> Option<Self> {
+        let index = if identify.nlbaf_z > 15 { identify.flbas.index() } else { identify.flbas.index_low() };
+        let format = identify.lbaf.get(usize::from(index))?;
+        if !(9..=24).contains(&format.lbads) || (format.ms != 0 && identify.flbas.metadata_extended()) {
+            return None;
+        }
+        let size = BlockCount(identify.nsze);
+        Some(Self { nsid, block_size: 1 << format.lbads, size, max_transfer, identify })
+    }
+
+    /// Its identifier.
+    pub fn nsid(&self) -> NamespaceId {
+        self.nsid
+    }
+
+    /// Bytes of a block.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Number of blocks.
+    pub fn size(&self) -> BlockCount {
+        self.size
+    }
+
+    /// The most bytes that one command may move: the controller's limit, or the driver's if that is less.
+    pub fn max_transfer(&self) -> u64 {
+        self.max_transfer
+    }
+
+    /// All of Identify Namespace.
+    pub fn identify(&self) -> &IdentifyNamespace {
+        &self.identify
+    }
+
+    /// The number of blocks as a command carries it, 0's based, if the range is within the namespace.
+    fn check(&self, lba: Lba, count: BlockCount) -> Result<u16, CommandError> {
+        let blocks = u32::try_from(count.0).ok().and_then(to_zeros_based);
+        let nlb_z = blocks.ok_or(CommandError::BadCount(count))?;
+        match lba.checked_add(count) {
+            Some(end) if end.0 <= self.size.0 => Ok(nlb_z),
+            _ => Err(CommandError::OutOfRange { lba, count, size: self.size }),
+        }
+    }
+
+    fn ranged(&self, opcode: NvmOpcode, lba: Lba, count: BlockCount) -> Result<Command, CommandError> {
+        let nlb_z = self.check(lba, count)?;
+        let mut command = Command::nvm(opcode);
+        command.sqe.nsid = self.nsid;
+        command.sqe.set_cdw10_11(lba.0);
+        command.sqe.cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).into_bits();
+        Ok(command)
+    }
+
+    fn transfer(&self, opcode: NvmOpcode, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
+        let len = data.len as u64;
+        let count = BlockCount(len / u64::from(self.block_size));
+        let command = self.ranged(opcode, lba, count)?;
+        if !len.is_multiple_of(u64::from(self.block_size)) {
+            return Err(CommandError::BufferLength { len, expected: count.0 * u64::from(self.block_size) });
+        }
+        if len > self.max_transfer {
+            return Err(CommandError::TooLarge { bytes: len, limit: self.max_transfer });
+        }
+        Ok(command.with_data(data))
+    }
+
+    /// Read (NVM 3.3.4) of as many blocks as `data` holds.
+    pub fn read(&self, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
+        self.transfer(NvmOpcode::READ, lba, data)
+    }
+
+    /// Write (NVM 3.3.6) of the blocks in `data`.
+    pub fn write(&self, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
+        self.transfer(NvmOpcode::WRITE, lba, data)
+    }
+
+    /// Write with Force Unit Access: durable when it completes.
+    pub fn write_fua(&self, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
+        let mut command = self.write(lba, data)?;
+        command.sqe.cdw12 = ReadWriteCdw12::from_bits(command.sqe.cdw12).with_fua(true).into_bits();
+        Ok(command)
+    }
+
+    /// Compare (NVM 3.3.1) of the blocks with `data`.
+    pub fn compare(&self, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
+        self.transfer(NvmOpcode::COMPARE, lba, data)
+    }
+
+    /// Flush (Base 7.2).
+    pub fn flush(&self) -> Command {
+        let mut command = Command::nvm(NvmOpcode::FLUSH);
+        command.sqe.nsid = self.nsid;
+        command
+    }
+
+    /// Write Zeroes (NVM 3.3.8); `deallocate` lets the controller free the blocks too.
+    pub fn write_zeroes(&self, lba: Lba, count: BlockCount, deallocate: bool) -> Result<Command, CommandError> {
+        let mut command = self.ranged(NvmOpcode::WRITE_ZEROES, lba, count)?;
+        command.sqe.cdw12 = WriteZeroesCdw12::from_bits(command.sqe.cdw12).with_deac(deallocate).into_bits();
+        Ok(command)
+    }
+
+    /// Verify (NVM 3.3.5).
+    pub fn verify(&self, lba: Lba, count: BlockCount) -> Result<Command, CommandError> {
+        self.ranged(NvmOpcode::VERIFY, lba, count)
+    }
+
+    /// Write Uncorrectable (NVM 3.3.7).
+    pub fn write_uncorrectable(&self, lba: Lba, count: BlockCount) -> Result<Command, CommandError> {
+        self.ranged(NvmOpcode::WRITE_UNCORRECTABLE, lba, count)
+    }
+
+    /// Dataset Management, deallocate (NVM 3.3.3), of up to 256 ranges, which are put at the buffer's start.
+    pub fn deallocate(&self, ranges: &[(Lba, BlockCount)], buffer: &DmaBuffer) -> Result<Command, CommandError> {
+        let number = u32::try_from(ranges.len()).ok().and_then(to_zeros_based);
+        let nr_z = number.and_then(|number| u8::try_from(number).ok());
+        let nr_z = nr_z.ok_or(CommandError::BadRangeCount(ranges.len()))?;
+        let mut list = Vec::with_capacity(ranges.len());
+        for &(lba, count) in ranges {
+            let length = u32::try_from(count.0).ok().filter(|length| *length > 0);
+            let length = length.ok_or(CommandError::BadCount(count))?;
+            if lba.checked_add(count).is_none_or(|end| end.0 > self.size.0) {
+                return Err(CommandError::OutOfRange { lba, count, size: self.size });
+            }
+            list.push(DatasetRange { context_attributes: 0, length, slba: lba.0 });
+        }
+        let mut command = Command::nvm(NvmOpcode::DATASET_MANAGEMENT).with_data(put(&list, buffer)?);
+        command.sqe.nsid = self.nsid;
+        command.sqe.cdw10 = DatasetManagementCdw10::new().with_nr_z(nr_z).into_bits();
+        command.sqe.cdw11 = DatasetManagementCdw11::new().with_ad(true).into_bits();
+        Ok(command)
+    }
+
+    /// Copy within the namespace (NVM 3.3.2, format 0h) of up to 256 ranges, which are put at the buffer's start, one after
+    /// the other to `to`.
+    pub fn copy(&self, ranges: &[(Lba, BlockCount)], to: Lba, buffer: &DmaBuffer) -> Result<Command, CommandError> {
+        let number = u32::try_from(ranges.len()).ok().and_then(to_zeros_based);
+        let nr_z = number.and_then(|number| u8::try_from(number).ok());
+        let nr_z = nr_z.ok_or(CommandError::BadRangeCount(ranges.len()))?;
+        let mut list = Vec::with_capacity(ranges.len());
+        let mut total = 0;
+        for &(lba, count) in ranges {
+            list.push(CopyRange::new(NamespaceId::NONE, lba.0, self.check(lba, count)?));
+            total += count.0;
+        }
+        let total = BlockCount(total);
+        if to.checked_add(total).is_none_or(|end| end.0 > self.size.0) {
+            return Err(CommandError::OutOfRange { lba: to, count: total, size: self.size });
+        }
+        let mut command = Command::nvm(NvmOpcode::COPY).with_data(put(&list, buffer)?);
+        command.sqe.nsid = self.nsid;
+        command.sqe.set_cdw10_11(to.0);
+        command.sqe.cdw12 = CopyCdw12::new().with_nr_z(nr_z).with_format(CopyFormat::SLBA_32).into_bits();
+        Ok(command)
+    }
+}
+
+fn put<T: IntoBytes + zerocopy::Immutable>(list: &[T], buffer: &DmaBuffer) -> Result<DmaRange, CommandError> {
+    let bytes = list.as_bytes();
+    if bytes.len() > buffer.len() {
+        return Err(CommandError::BufferLength { len: buffer.len() as u64, expected: bytes.len() as u64 });
+    }
+    buffer.write_at(0, bytes);
+    Ok(buffer.slice(0, bytes.len()))
+}
+
+#[cfg(test)]
+mod tests;

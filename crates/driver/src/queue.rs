@@ -1,0 +1,535 @@
+//! A submission queue and its completion queue.
+
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use millrace_nvme_spec::{
+    CommandId, Cqe, QueueId, Sqe,
+    command::DataPointer,
+    prp::PrpEntry,
+    registers::Doorbell,
+    status::{Status, StatusField},
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use thiserror::Error;
+
+use crate::{
+    cid::CidTable,
+    command::Command,
+    dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE},
+    doorbell::{Bell, Doorbells},
+    prp::{self, PrpError},
+    shared::SharedRing,
+    transport::{SharedTransport, TransportError},
+};
+
+/// Why a queue pair could not do what was asked.
+#[derive(Debug, Error)]
+pub enum QueueError {
+    /// As many commands are in flight as the queue holds.
+    #[error("queue {qid}: all {capacity} commands are in flight")]
+    Full {
+        /// The queue.
+        qid: QueueId,
+        /// Commands it holds.
+        capacity: usize,
+    },
+    /// The data cannot be described by PRPs.
+    #[error("queue {qid}")]
+    Prp {
+        /// The queue.
+        qid: QueueId,
+        /// Why.
+        #[source]
+        source: PrpError,
+    },
+    /// The controller completed a command that is not in flight, or one of another queue, or reports an impossible head.
+    #[error("queue {qid}: completion of command {} (SQ {}, head {}) that cannot be", cqe.cid, cqe.sqid, cqe.sqhd)]
+    BadCompletion {
+        /// The queue it arrived on.
+        qid: QueueId,
+        /// The entry.
+        cqe: Cqe,
+    },
+    /// The command completed with an error.
+    #[error("queue {qid}: command with opcode {opcode:#04x}")]
+    Failed {
+        /// The queue.
+        qid: QueueId,
+        /// Its opcode.
+        opcode: u8,
+        /// The completion, whose status is `status`.
+        cqe: Cqe,
+        /// What the controller answered.
+        #[source]
+        status: Status,
+    },
+    /// The command did not complete in time; it is still in flight.
+    #[error("queue {qid}: command {cid} did not complete within {waited:?}")]
+    Timeout {
+        /// The queue.
+        qid: QueueId,
+        /// The command.
+        cid: CommandId,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The doorbell could not be rung, or the controller is gone.
+    #[error("queue {qid}")]
+    Transport {
+        /// The queue.
+        qid: QueueId,
+        /// Why.
+        #[source]
+        source: TransportError,
+    },
+    /// Waiting for an interrupt failed.
+    #[error("queue {qid}: waiting for an interrupt")]
+    Interrupt {
+        /// The queue.
+        qid: QueueId,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl QueueError {
+    /// The status, when it was the controller that refused.
+    pub fn status(&self) -> Option<Status> {
+        match self {
+            Self::Failed { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+}
+
+/// The host's half of a submission queue.
+pub(crate) struct SubmissionQueue {
+    ring: SharedRing<Sqe>,
+    tail: u16,
+    rung: u16,
+    bell: Bell,
+}
+
+impl SubmissionQueue {
+    pub(crate) fn new(ring: SharedRing<Sqe>, bell: Bell) -> Self {
+        Self { ring, tail: 0, rung: 0, bell }
+    }
+
+    #[inline]
+    fn push(&mut self, sqe: Sqe) {
+        self.ring.write(u32::from(self.tail), sqe);
+        self.tail = next(self.tail, self.ring.entries());
+    }
+
+    #[inline]
+    fn ring(&mut self) -> Result<(), TransportError> {
+        if self.tail != self.rung {
+            self.bell.ring(self.rung, self.tail)?;
+            self.rung = self.tail;
+        }
+        Ok(())
+    }
+}
+
+/// The host's half of a completion queue.
+pub(crate) struct CompletionQueue {
+    ring: SharedRing<Cqe>,
+    head: u16,
+    rung: u16,
+    /// Phase Tag of an entry that is new on this pass (Base 4.2.4).
+    phase: bool,
+    bell: Bell,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(ring: SharedRing<Cqe>, bell: Bell) -> Self {
+        Self { ring, head: 0, rung: 0, phase: true, bell }
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<Cqe> {
+        let index = u32::from(self.head);
+        // Acquire, on the word that holds the Phase Tag: pairs with the controller's store of it, which comes after its
+        // stores of the data and of Dwords 0 and 1.
+        let high = self.ring.load_word(index, 1);
+        let status = StatusField((high >> 48) as u16);
+        if status.phase() != self.phase {
+            return None;
+        }
+        let low = self.ring.load_word(index, 0);
+        self.head = next(self.head, self.ring.entries());
+        if self.head == 0 {
+            self.phase = !self.phase;
+        }
+        Some(Cqe {
+            dw0: low as u32,
+            dw1: (low >> 32) as u32,
+            sqhd: high as u16,
+            sqid: QueueId((high >> 16) as u16),
+            cid: CommandId((high >> 32) as u16),
+            status,
+        })
+    }
+
+    #[inline]
+    fn ring(&mut self) -> Result<(), TransportError> {
+        if self.head != self.rung {
+            self.bell.ring(self.rung, self.head)?;
+            self.rung = self.head;
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn next(index: u16, entries: u32) -> u16 {
+    if u32::from(index) + 1 == entries { 0 } else { index + 1 }
+}
+
+/// Room for the PRP list of every command that may be in flight.
+pub(crate) struct PrpLists {
+    buffer: Option<DmaBuffer>,
+    entries: Option<SharedRing<PrpEntry>>,
+    bytes_each: usize,
+}
+
+impl PrpLists {
+    /// Lists for `commands` transfers of up to `max_transfer` bytes each.
+    pub(crate) fn new(memory: &DmaMemory, commands: u16, max_transfer: usize) -> Result<Self, DmaError> {
+        let bytes_each = prp::list_pages(max_transfer) * PAGE_SIZE;
+        let bytes = bytes_each * usize::from(commands);
+        if bytes == 0 {
+            return Ok(Self { buffer: None, entries: None, bytes_each });
+        }
+        let buffer = memory.alloc(bytes)?;
+        let entries = u32::try_from(bytes / PrpEntry::SIZE).ok().and_then(|count| buffer.ring(count));
+        Ok(Self { buffer: Some(buffer), entries, bytes_each })
+    }
+
+    #[inline]
+    fn describe(&self, cid: CommandId, data: DmaRange) -> Result<DataPointer, PrpError> {
+        let (Some(buffer), Some(entries)) = (&self.buffer, &self.entries) else {
+            return prp::describe(data, DmaRange { iova: 0, len: 0 }, |_, _| {});
+        };
+        let list = buffer.slice(usize::from(cid.0) * self.bytes_each, self.bytes_each);
+        let first = usize::from(cid.0) * (self.bytes_each / PrpEntry::SIZE);
+        prp::describe(data, list, |index, entry| entries.write((first + index) as u32, entry))
+    }
+}
+
+/// A submission queue and its completion queue, of equal size, used by one thread.
+///
+/// Per I/O: [`submit`](Self::submit) writes the entry, [`ring`](Self::ring) tells the controller of all that is new, and
+/// [`next_completion`](Self::next_completion) takes one completion. The `…_raw` calls do what they are told, so that tests
+/// can do harm on purpose.
+///
+/// It is useless once its controller was disabled or reset.
+pub struct QueuePair {
+    id: QueueId,
+    sq: SubmissionQueue,
+    cq: CompletionQueue,
+    cids: CidTable,
+    lists: PrpLists,
+    /// Completions that arrived while another one was waited for.
+    stash: VecDeque<Cqe>,
+    interrupt: Option<OwnedFd>,
+    transport: SharedTransport,
+    timeout: Duration,
+    /// Kept for their lives and addresses.
+    memory: QueueMemory,
+}
+
+/// The rings' pages.
+#[derive(Debug)]
+pub(crate) struct QueueMemory {
+    pub(crate) sq: DmaBuffer,
+    pub(crate) cq: DmaBuffer,
+}
+
+impl QueueMemory {
+    /// Zeroed pages for `entries` entries in each ring.
+    pub(crate) fn new(memory: &DmaMemory, entries: u32) -> Result<Self, DmaError> {
+        let sq = memory.alloc(entries as usize * Sqe::SIZE)?;
+        let cq = memory.alloc(entries as usize * Cqe::SIZE)?;
+        Ok(Self { sq, cq })
+    }
+}
+
+/// What a queue pair is made from.
+pub(crate) struct QueueParts<'a> {
+    pub(crate) id: QueueId,
+    pub(crate) entries: u32,
+    pub(crate) memory: QueueMemory,
+    pub(crate) lists: PrpLists,
+    pub(crate) doorbells: &'a Doorbells,
+    pub(crate) interrupt: Option<OwnedFd>,
+    pub(crate) transport: SharedTransport,
+    pub(crate) timeout: Duration,
+}
+
+impl QueuePair {
+    /// Joins the parts. The controller need not know the queue yet.
+    pub(crate) fn new(parts: QueueParts<'_>) -> Self {
+        let QueueParts { id, entries, memory, lists, doorbells, interrupt, transport, timeout } = parts;
+        assert!((2..=0x1_0000).contains(&entries), "a queue of {entries} entries");
+        let sq = memory.sq.ring(entries).expect("the ring's pages were allocated for its entries");
+        let cq = memory.cq.ring(entries).expect("the ring's pages were allocated for its entries");
+        Self {
+            id,
+            sq: SubmissionQueue::new(sq, doorbells.bell(Doorbell::SqTail(id))),
+            cq: CompletionQueue::new(cq, doorbells.bell(Doorbell::CqHead(id))),
+            // One entry stays free, or a full queue would look empty (Base 3.3.1.2.1).
+            cids: CidTable::new((entries - 1) as u16),
+            lists,
+            stash: VecDeque::with_capacity(entries as usize),
+            interrupt,
+            transport,
+            timeout,
+            memory,
+        }
+    }
+
+    /// The identifier, the same for both queues.
+    pub fn id(&self) -> QueueId {
+        self.id
+    }
+
+    /// Entries of each queue.
+    pub fn entries(&self) -> u32 {
+        self.sq.ring.entries()
+    }
+
+    /// Commands that may be in flight: one less than the entries. Command identifiers are below it.
+    pub fn capacity(&self) -> usize {
+        self.entries() as usize - 1
+    }
+
+    /// Commands in flight that [`submit`](Self::submit) put there.
+    pub fn in_flight(&self) -> usize {
+        self.cids.in_flight()
+    }
+
+    /// Where the submission queue lies.
+    pub fn sq_range(&self) -> DmaRange {
+        self.memory.sq.range()
+    }
+
+    /// Where the completion queue lies.
+    pub fn cq_range(&self) -> DmaRange {
+        self.memory.cq.range()
+    }
+
+    /// The rings' pages, to look at or spoil: submission queue, completion queue.
+    pub fn buffers(&self) -> (&DmaBuffer, &DmaBuffer) {
+        (&self.memory.sq, &self.memory.cq)
+    }
+
+    /// Places a command in the queue, without ringing. Identifiers of `n` commands in flight are `0..n`.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`], or [`QueueError::Prp`] for data no PRPs can describe.
+    #[inline]
+    pub fn submit(&mut self, command: &Command) -> Result<CommandId, QueueError> {
+        let Some(cid) = self.cids.take() else {
+            return Err(QueueError::Full { qid: self.id, capacity: self.capacity() });
+        };
+        let mut sqe = command.sqe;
+        sqe.cid = cid;
+        if let Some(data) = command.data {
+            match self.lists.describe(cid, data) {
+                Ok(pointer) => sqe.dptr = pointer,
+                Err(source) => {
+                    self.cids.release(cid);
+                    return Err(QueueError::Prp { qid: self.id, source });
+                }
+            }
+        }
+        self.sq.push(sqe);
+        Ok(cid)
+    }
+
+    /// Places an entry exactly as it is, its identifier included, without ringing or counting it. Overwrites what the
+    /// controller has not fetched when the queue is full.
+    pub fn submit_raw(&mut self, sqe: Sqe) {
+        self.sq.push(sqe);
+    }
+
+    /// Tells the controller of the completions taken and the commands placed since the last call.
+    ///
+    /// # Errors
+    /// Only where doorbells are messages.
+    #[inline]
+    pub fn ring(&mut self) -> Result<(), QueueError> {
+        // The head first: a controller that waits for room to complete has it before it sees more commands.
+        let qid = self.id;
+        let rung = self.cq.ring().and_then(|()| self.sq.ring());
+        rung.map_err(|source| QueueError::Transport { qid, source })
+    }
+
+    /// Writes any value to the submission queue's tail doorbell, past any shadow. The driver's own tail stays.
+    pub fn ring_tail_raw(&mut self, value: u32) -> Result<(), QueueError> {
+        self.sq.bell.write(value).map_err(|source| QueueError::Transport { qid: self.id, source })
+    }
+
+    /// Writes any value to the completion queue's head doorbell, past any shadow. The driver's own head stays.
+    pub fn ring_head_raw(&mut self, value: u32) -> Result<(), QueueError> {
+        self.cq.bell.write(value).map_err(|source| QueueError::Transport { qid: self.id, source })
+    }
+
+    /// Takes the next completion if there is one, without telling the controller: see [`ring`](Self::ring).
+    ///
+    /// # Errors
+    /// [`QueueError::BadCompletion`] for one that cannot be.
+    #[inline]
+    pub fn next_completion(&mut self) -> Result<Option<Cqe>, QueueError> {
+        if let Some(cqe) = self.stash.pop_front() {
+            return Ok(Some(cqe));
+        }
+        self.poll_ring()
+    }
+
+    #[inline]
+    fn poll_ring(&mut self) -> Result<Option<Cqe>, QueueError> {
+        let Some(cqe) = self.cq.pop() else { return Ok(None) };
+        let possible = cqe.sqid == self.id && u32::from(cqe.sqhd) < self.entries();
+        if possible && self.cids.release(cqe.cid) {
+            return Ok(Some(cqe));
+        }
+        Err(QueueError::BadCompletion { qid: self.id, cqe })
+    }
+
+    /// Takes the next completion whatever it says: for commands placed by [`submit_raw`](Self::submit_raw).
+    pub fn next_completion_raw(&mut self) -> Option<Cqe> {
+        let cqe = self.stash.pop_front().or_else(|| self.cq.pop())?;
+        self.cids.release(cqe.cid);
+        Some(cqe)
+    }
+
+    /// Waits for any completion whatever it says, and tells the controller. `None` when `timeout` passes without one.
+    pub fn wait_raw(&mut self, timeout: Duration) -> Result<Option<Cqe>, QueueError> {
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(cqe) = self.next_completion_raw() {
+                self.ring()?;
+                return Ok(Some(cqe));
+            }
+            if backoff.waited() >= timeout {
+                return Ok(None);
+            }
+            self.pause(&mut backoff)?;
+        }
+    }
+
+    /// Submits a command, rings, and waits for its completion. Completions of others are kept for
+    /// [`next_completion`](Self::next_completion).
+    ///
+    /// # Errors
+    /// [`QueueError::Failed`] when its status is not success.
+    pub fn execute(&mut self, command: &Command) -> Result<Cqe, QueueError> {
+        let cqe = self.execute_any(command)?;
+        let status = cqe.status();
+        if status.is_success() {
+            return Ok(cqe);
+        }
+        Err(QueueError::Failed { qid: self.id, opcode: command.sqe.opcode, cqe, status })
+    }
+
+    /// As [`execute`](Self::execute), but whatever the status is.
+    pub fn execute_any(&mut self, command: &Command) -> Result<Cqe, QueueError> {
+        let cid = self.submit(command)?;
+        self.ring()?;
+        self.wait_for(cid)
+    }
+
+    /// Waits for the completion of one command, whatever its status.
+    pub fn wait_for(&mut self, cid: CommandId) -> Result<Cqe, QueueError> {
+        if let Some(at) = self.stash.iter().position(|cqe| cqe.cid == cid)
+            && let Some(cqe) = self.stash.remove(at)
+        {
+            return Ok(cqe);
+        }
+        let mut backoff = Backoff::new();
+        loop {
+            match self.poll_ring()? {
+                Some(cqe) if cqe.cid == cid => {
+                    self.ring()?;
+                    return Ok(cqe);
+                }
+                Some(other) => self.stash.push_back(other),
+                None if backoff.waited() >= self.timeout => {
+                    return Err(QueueError::Timeout { qid: self.id, cid, waited: self.timeout });
+                }
+                None => self.pause(&mut backoff)?,
+            }
+        }
+    }
+
+    fn pause(&self, backoff: &mut Backoff) -> Result<(), QueueError> {
+        if backoff.pause() {
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// Fails when the controller's process is gone: shared memory alone does not tell.
+    pub fn check(&self) -> Result<(), QueueError> {
+        self.transport.get().check().map_err(|source| QueueError::Transport { qid: self.id, source })
+    }
+
+    /// The event fd that the completion queue's interrupt signals, if it has one.
+    pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        self.interrupt.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Sleeps until the completion queue's interrupt; how often it was raised since the last call, 0 when `timeout` passes
+    /// or the queue has no interrupt.
+    pub fn wait_interrupt(&self, timeout: Duration) -> Result<u64, QueueError> {
+        let failed = |errno: rustix::io::Errno| QueueError::Interrupt { qid: self.id, source: errno.into() };
+        let Some(fd) = &self.interrupt else { return Ok(0) };
+        let timeout = Timespec::try_from(timeout).map_err(|_| failed(rustix::io::Errno::INVAL))?;
+        if poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).map_err(failed)? == 0 {
+            return Ok(0);
+        }
+        let mut count = [0; 8];
+        rustix::io::read(fd, &mut count).map_err(failed)?;
+        Ok(u64::from_ne_bytes(count))
+    }
+}
+
+/// Waits that begin as a spin and end as sleeps.
+struct Backoff {
+    start: Instant,
+    rounds: u32,
+}
+
+impl Backoff {
+    fn new() -> Self {
+        Self { start: Instant::now(), rounds: 0 }
+    }
+
+    fn waited(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Waits a little; true when it slept, so that something slower is worth looking at.
+    fn pause(&mut self) -> bool {
+        self.rounds = self.rounds.saturating_add(1);
+        match self.rounds {
+            0..200 => std::hint::spin_loop(),
+            200..1000 => std::thread::yield_now(),
+            _ => {
+                std::thread::sleep(Duration::from_micros(100));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests;

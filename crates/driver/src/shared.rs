@@ -1,0 +1,109 @@
+//! Words and rings in memory that the device reads and writes while we do.
+
+use std::{
+    marker::PhantomData,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use millrace_memory::Mapping;
+
+/// A 32-bit word: a doorbell register, a shadow doorbell or an event index.
+#[derive(Debug)]
+pub(crate) struct SharedU32 {
+    ptr: NonNull<u32>,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: the word lies in a mapping that `_mapping` keeps alive on any thread; it is only accessed atomically.
+unsafe impl Send for SharedU32 {}
+
+impl SharedU32 {
+    /// The word `offset` bytes into a writable mapping; `None` when it does not lie within or is not aligned.
+    pub(crate) fn new(mapping: &Arc<Mapping>, offset: usize) -> Option<Self> {
+        let ptr = pointer_into::<u32>(mapping, offset, 1)?;
+        Some(Self { ptr, _mapping: Arc::clone(mapping) })
+    }
+
+    fn atomic(&self) -> &AtomicU32 {
+        // SAFETY: `new` checked range, alignment and writability; the mapping lives as long as `self`; whoever else
+        // touches the word does so outside this process, or atomically.
+        unsafe { AtomicU32::from_ptr(self.ptr.as_ptr()) }
+    }
+
+    /// Stores with `Release`: whoever sees the value sees everything written before it.
+    #[inline]
+    pub(crate) fn store(&self, value: u32) {
+        self.atomic().store(value, Ordering::Release);
+    }
+
+    /// Loads with `Acquire`.
+    #[inline]
+    pub(crate) fn load(&self) -> u32 {
+        self.atomic().load(Ordering::Acquire)
+    }
+}
+
+/// An array of queue entries.
+#[derive(Debug)]
+pub(crate) struct SharedRing<T> {
+    ptr: NonNull<T>,
+    entries: u32,
+    _mapping: Arc<Mapping>,
+    _entry: PhantomData<T>,
+}
+
+// SAFETY: plain shared memory kept alive by `_mapping`; entries are copied in and out, never borrowed.
+unsafe impl<T: Send> Send for SharedRing<T> {}
+
+impl<T: Copy> SharedRing<T> {
+    /// `entries` entries from `offset` bytes into a writable mapping; `None` when they do not lie within.
+    pub(crate) fn new(mapping: &Arc<Mapping>, offset: usize, entries: u32) -> Option<Self> {
+        let ptr = pointer_into::<T>(mapping, offset, usize::try_from(entries).ok()?)?;
+        Some(Self { ptr, entries, _mapping: Arc::clone(mapping), _entry: PhantomData })
+    }
+
+    /// Number of entries.
+    #[inline]
+    pub(crate) fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    #[inline]
+    fn at(&self, index: u32) -> *mut T {
+        assert!(index < self.entries, "entry {index} of {}", self.entries);
+        // SAFETY: index lies within the entries that `new` checked to be within the mapping.
+        unsafe { self.ptr.add(index as usize).as_ptr() }
+    }
+
+    /// Copies an entry in. Seen by the device no later than the next [`SharedU32::store`].
+    #[inline]
+    pub(crate) fn write(&self, index: u32, entry: T) {
+        // SAFETY: `at` gives an aligned pointer into writable memory of ours; the device reads it only after the
+        // doorbell's release store that follows.
+        unsafe { self.at(index).write_volatile(entry) }
+    }
+
+    /// Loads the 64-bit word `word` of an entry with `Acquire`: what the device wrote before it is then visible.
+    #[inline]
+    pub(crate) fn load_word(&self, index: u32, word: usize) -> u64 {
+        assert!((word + 1) * 8 <= size_of::<T>(), "word {word} of an entry of {} bytes", size_of::<T>());
+        // SAFETY: the word lies within the entry (just checked), entries are 8-byte aligned (`pointer_into` aligns the
+        // first to its whole size), and the device writes it with one store.
+        unsafe { AtomicU64::from_ptr(self.at(index).cast::<u64>().add(word)) }.load(Ordering::Acquire)
+    }
+}
+
+/// A pointer to `count` values at `offset`, aligned to the value's whole size (a power of two for all we share).
+fn pointer_into<T>(mapping: &Mapping, offset: usize, count: usize) -> Option<NonNull<T>> {
+    let bytes = size_of::<T>().checked_mul(count)?;
+    let end = offset.checked_add(bytes)?;
+    if end > mapping.len() || !mapping.is_writable() || (mapping.as_ptr() as usize + offset) % size_of::<T>() != 0 {
+        return None;
+    }
+    // SAFETY: offset lies within the mapping.
+    NonNull::new(unsafe { mapping.as_ptr().add(offset) }.cast::<T>())
+}
