@@ -348,7 +348,7 @@ impl Client {
         Ok(())
     }
 
-    /// Answers the server's requests for memory for as long as `timeout`, or until one was answered. True if one was.
+    /// Waits up to `timeout` for the server's requests for memory and answers those that are there. True if there were any.
     pub fn serve_memory(&mut self, timeout: Duration) -> Result<bool, ClientError> {
         let deadline = deadline(timeout);
         loop {

@@ -255,7 +255,7 @@ impl Connection {
     }
 
     /// Whether readability of the socket matters now. It does not while a request is deferred (unless the client owes
-    /// us replies) or while the client does not take its replies.
+    /// us replies) or while the client does not take its replies; a client that goes away then is noticed afterwards.
     pub fn wants_read(&self) -> bool {
         !self.outstanding.is_empty() || (self.backlog.is_empty() && self.takes_requests())
     }
