@@ -185,7 +185,7 @@ impl Controller {
         taken as usize
     }
 
-    fn start(&mut self, cx: &mut ShardContext<'_>, slot: TaskSlot, token: CommandToken, sqe: &Sqe) {
+    fn start(&mut self, cx: &mut ShardContext<'_>, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) {
         let outcome = if QueueId(token.sqid).is_admin() {
             self.admin_command(cx, slot, token, sqe)
         } else {

@@ -308,7 +308,7 @@ impl Controller {
 
     /// Whether any queue has entries to take: the last look before sleeping.
     pub(crate) fn has_pending(&mut self) -> bool {
-        (0..self.caches.active.len())
-            .any(|i| self.caches.active.get(i).is_some_and(|&sqid| self.pending_entries(sqid).is_some()))
+        let mut ids = 0..self.caches.active.len();
+        ids.any(|i| self.caches.active.get(i).copied().is_some_and(|sqid| self.pending_entries(sqid).is_some()))
     }
 }

@@ -27,10 +27,22 @@ impl Controller {
     pub(crate) fn io_command(
         &mut self,
         _cx: &mut ShardContext<'_>,
-        _slot: TaskSlot,
+        _slot: TaskSlot<'_>,
         _token: CommandToken,
         _sqe: &Sqe,
     ) -> Outcome {
         Outcome::Done(Completion::error(Status::INVALID_OPCODE))
+    }
+
+    /// The controller is being reset: I/O commands that are held (the first of a fused pair) are forgotten. Returns their
+    /// number.
+    pub(crate) fn io_reset(&mut self) -> u32 {
+        0
+    }
+
+    /// I/O commands held until the guest sends another one (the first of a fused pair): nothing waits for these, an unmap for
+    /// instance, so they must not keep a segment.
+    pub(crate) fn io_parked(&self) -> u32 {
+        0
     }
 }
