@@ -39,7 +39,7 @@ wait_for_controller() {
 
 # Waits for namespace device $1 (nvme0n1).
 wait_for_namespace() {
-    eventually 30 test -b "/dev/$1" || die "namespace $1 did not appear; there is: $(ls /dev | grep nvme | tr '\n' ' ')"
+    eventually 30 test -b "/dev/$1" || die "namespace $1 did not appear; there is: $(echo /dev/nvme*)"
 }
 
 no_namespace() { [ ! -e "/dev/$1" ]; }
@@ -107,5 +107,6 @@ no_kernel_errors() {
     fi
 }
 
+# shellcheck disable=SC2034
 disk=${DISK:-nvme0n1}
 ctrl=/dev/${CTRL:-nvme0}

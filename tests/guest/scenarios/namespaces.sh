@@ -9,7 +9,7 @@ blocks=$((bytes / 512))
 id=$(field ctrl cntlid "$ctrl")
 unallocated() { field ctrl unvmcap "$ctrl"; }
 
-create() { nvme create-ns "$ctrl" --nsze=$1 --ncap=$1 --flbas="${2:-0}"; }
+create() { nvme create-ns "$ctrl" --nsze="$1" --ncap="$1" --flbas="${2:-0}"; }
 
 if ! create $blocks >/run/created 2>&1; then
     cat /run/created

@@ -10,7 +10,7 @@ dev=/dev/$disk
 write_word() { printf '%-4096s' "$1" | dd of="$dev" bs=4096 count=1 oflag=direct conv=fsync 2>/run/dd.err; }
 read_word() { dd if="$dev" bs=4096 count=1 iflag=direct 2>/run/dd.err | sed 's/ *$//'; }
 host_identifier() {
-    printf "$1\0\0\0\0\0\0\0" >/run/hostid
+    printf 'guest-0%s' "$1" >/run/hostid
     nvme set-feature "$ctrl" -f 0x81 -l 8 -d /run/hostid >/dev/null || say "the host identifier is not settable"
 }
 registrants() { nvme resv-report "$dev" | awk -F: '/regctl/ { gsub(/ /, "", $2); print $2; exit }'; }
@@ -34,7 +34,7 @@ role_a() {
     await_host open
     equal "the shared block" "$(read_word)" "from b, preempting"
     write_word "from a, at last" || die "nobody holds a reservation, yet a cannot write"
-    await_host done
+    await_host "done"
 }
 
 role_b() {
