@@ -24,6 +24,8 @@ mod memory;
 mod null;
 mod shape;
 mod spec;
+#[cfg(test)]
+mod tests;
 
 pub use file::{FileOptions, FileVolume};
 pub use memory::MemoryVolume;

@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(limit.admit_at(Duration::ZERO), Some(0));
         assert_eq!(limit.admit_at(Duration::from_millis(1)), None);
         assert_eq!(limit.admit_at(Duration::from_millis(999)), None);
-        assert_eq!(limit.admit_at(Duration::from_millis(1000)), Some(2));
+        assert_eq!(limit.admit_at(Duration::from_secs(1)), Some(2));
         assert_eq!(limit.admit_at(Duration::from_millis(1001)), None);
         assert_eq!(limit.admit_at(Duration::from_secs(9)), Some(1));
     }

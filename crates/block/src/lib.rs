@@ -22,6 +22,8 @@
 //!
 //! It does no I/O itself, and knows no protocol and no executor.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod geometry;
 mod helpers;

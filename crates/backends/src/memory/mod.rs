@@ -60,7 +60,8 @@ impl MemoryVolume {
         let source = source_offset(&geometry, request.operation);
         let mut done = 0;
         while done < len {
-            let piece = (len - done).min(AT_ONCE);
+            // Pieces end where huge pages do, so that these are given back whole.
+            let piece = (len - done).min(AT_ONCE - (offset + done) % AT_ONCE);
             self.work(request.operation, offset + done, source + done, piece);
             done += piece;
             yield_now().await;

@@ -1,0 +1,257 @@
+//! What file volumes do beyond the suite: opening, sharing, errors of the system below.
+
+use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Operation, Volume as _, VolumeError,
+    conformance::{Bench, SyncHarness},
+};
+
+use super::{SEED, in_memory, on_disk, options};
+use crate::{FileOptions, FileVolume};
+
+const MIB: u64 = 1 << 20;
+
+fn open(path: &Path, size: Option<u64>) -> Result<Arc<FileVolume>, VolumeError> {
+    FileVolume::open("disk", &options(path, size, BlockSize::B512))
+}
+
+fn reader(path: &Path, size: Option<u64>) -> Result<Arc<FileVolume>, VolumeError> {
+    FileVolume::open("reader", &FileOptions { read_only: true, ..options(path, size, BlockSize::B512) })
+}
+
+#[test]
+fn a_missing_file_is_created_sparse_and_stays() {
+    let directory = on_disk();
+    let path = directory.path().join("new.img");
+    assert!(matches!(open(&path, None), Err(VolumeError::Io { action: "open", .. })));
+    assert!(matches!(reader(&path, Some(MIB)), Err(VolumeError::Io { action: "open", .. })));
+    assert!(!path.exists());
+    let data = {
+        let volume = open(&path, Some(1 << 40)).unwrap();
+        assert_eq!(volume.geometry().bytes(), 1 << 40);
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+        let data = bench.write_random((1 << 31) - 9, 9);
+        assert!(volume.usage().allocated < MIB, "{:?}", volume.usage());
+        data
+    };
+    let volume = open(&path, None).unwrap();
+    Bench::new(&mut SyncHarness::new(SEED, false), volume, SEED).expect((1 << 31) - 9, &data);
+}
+
+#[test]
+fn a_file_that_could_not_be_made_is_not_left_behind() {
+    let directory = on_disk();
+    let path = directory.path().join("new.img");
+    for size in [0, 1000, u64::MAX - 511, (1 << 63) - 512] {
+        assert!(open(&path, Some(size)).is_err(), "{size}");
+        assert!(!path.exists(), "{size}");
+    }
+    let result = open(&directory.path().join("no/such/dir.img"), Some(MIB));
+    assert!(matches!(result, Err(VolumeError::Io { action: "create" | "open", .. })), "{result:?}");
+}
+
+#[test]
+fn what_is_no_disk_is_refused() {
+    let directory = on_disk();
+    let fifo = directory.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for path in [directory.path(), &fifo, Path::new("/dev/null")] {
+        assert!(matches!(open(path, Some(MIB)), Err(VolumeError::Io { .. })), "{}", path.display());
+        assert!(matches!(reader(path, Some(MIB)), Err(VolumeError::Io { .. })), "{}", path.display());
+    }
+    let path = directory.path().join("short");
+    fs::write(&path, [1; 511]).unwrap();
+    assert!(matches!(open(&path, None), Err(VolumeError::BadSize { size: 511, .. })));
+}
+
+#[test]
+fn one_writer_or_many_readers() {
+    let directory = on_disk();
+    let (path, link) = (directory.path().join("a.img"), directory.path().join("b.img"));
+    let writer = open(&path, Some(MIB)).unwrap();
+    symlink(&path, &link).unwrap();
+    for other in [&path, &link] {
+        assert!(matches!(open(other, None), Err(VolumeError::InUse { path, .. }) if path == *other));
+        assert!(matches!(reader(other, None), Err(VolumeError::InUse { .. })));
+    }
+    drop(writer);
+    let readers = [reader(&path, None).unwrap(), reader(&link, None).unwrap()];
+    assert!(matches!(open(&path, None), Err(VolumeError::InUse { .. })));
+    drop(readers);
+    open(&path, None).unwrap();
+}
+
+#[test]
+fn another_process_is_kept_out() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    let _writer = open(&path, Some(MIB)).unwrap();
+    let taken = std::process::Command::new("flock").arg("--nonblock").arg(&path).arg("true").status();
+    assert!(!taken.expect("flock, of util-linux").success());
+}
+
+#[test]
+fn a_file_of_another_length_than_the_volume() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    let mut content = vec![7; 10 * 512 + 100];
+    fs::write(&path, &content).unwrap();
+    assert_eq!(open(&path, None).unwrap().geometry().blocks, BlockCount(10));
+    // A longer file than asked for keeps what it has.
+    assert_eq!(open(&path, Some(512)).unwrap().geometry().blocks, BlockCount(1));
+    assert_eq!(fs::read(&path).unwrap(), content);
+    // Beyond the end of a shorter one are zeroes, whether it may be lengthened or not.
+    content.resize(64 * 512, 0);
+    for block_size in [BlockSize::B512, BlockSize::B4096] {
+        let options = FileOptions { read_only: true, ..options(&path, Some(64 * 512), block_size) };
+        let volume = FileVolume::open("reader", &options).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, volume, SEED);
+        bench.expect(0, &content);
+        let odd = bench.memory.segment(3, content.len());
+        assert_eq!(bench.moving(Operation::Read, 0, &[odd]), Ok(()));
+        assert_eq!(bench.memory.bytes(3, content.len()), content);
+    }
+    let volume = open(&path, Some(64 * 512)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 64 * 512);
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    bench.expect(0, &content);
+    // Somebody cuts the file while it is in use.
+    fs::File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    content[1000..].fill(0);
+    bench.expect(0, &content);
+    let data = bench.write_random(63, 1);
+    bench.expect(63, &data);
+}
+
+#[test]
+fn the_page_cache_is_bypassed_where_it_can_be() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    let volume = open(&path, Some(MIB)).unwrap();
+    let asked = rustix::fs::StatxFlags::DIOALIGN;
+    let answer = rustix::fs::statx(rustix::fs::CWD, &path, rustix::fs::AtFlags::empty(), asked).unwrap();
+    if answer.stx_mask & asked.bits() == 0 {
+        return;
+    }
+    let fits = |block: u32| (1..=block).contains(&answer.stx_dio_offset_align) && answer.stx_dio_mem_align <= 4096;
+    assert_eq!(volume.is_direct(), fits(512));
+    volume.format(BlockSize::B4096).unwrap();
+    assert_eq!(volume.is_direct(), fits(4096));
+    volume.format(BlockSize::B512).unwrap();
+    assert_eq!(volume.is_direct(), fits(512));
+}
+
+#[test]
+fn errors_of_the_system_become_errors_of_the_request() {
+    let directory = on_disk();
+    let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let eio = BlockError::WriteFault { errno: libc::EIO };
+    let write = Operation::Write { fua: false };
+    let zeroes = Operation::WriteZeroes { fua: true, deallocate: true };
+    let cases = [
+        (Operation::Read, libc::EIO, BlockError::ReadFault { errno: libc::EIO }),
+        (Operation::Read, libc::EFAULT, BlockError::Memory),
+        (Operation::Read, libc::ECANCELED, BlockError::ReadFault { errno: libc::ECANCELED }),
+        (Operation::Compare, libc::EIO, BlockError::ReadFault { errno: libc::EIO }),
+        (write, libc::EIO, eio),
+        (write, libc::ENOSPC, BlockError::NoSpace),
+        (write, libc::EDQUOT, BlockError::NoSpace),
+        (write, libc::EROFS, BlockError::ReadOnly),
+        (write, libc::EFAULT, BlockError::Memory),
+        (Operation::Flush, libc::EIO, eio),
+        (Operation::Flush, libc::ENOSPC, BlockError::NoSpace),
+        (zeroes, libc::EIO, eio),
+        (zeroes, libc::ENOSPC, BlockError::NoSpace),
+        (Operation::Deallocate, libc::EIO, eio),
+        (Operation::Copy { source: millrace_block::Lba(0) }, libc::EIO, BlockError::ReadFault { errno: libc::EIO }),
+    ];
+    for (operation, errno, expected) in cases {
+        harness.io().foretell(-errno);
+        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+        let result = if operation.has_data() {
+            let segment = bench.memory.segment(0, 4096);
+            bench.moving(operation, 8, &[segment])
+        } else {
+            bench.plain(operation, 8, 8)
+        };
+        assert_eq!(result, Err(expected), "{operation:?} with errno {errno}");
+        let data = bench.write_random(8, 8);
+        bench.expect(8, &data);
+    }
+}
+
+#[test]
+fn a_write_that_moves_nothing_is_a_fault_and_a_busy_system_is_asked_again() {
+    let directory = on_disk();
+    let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    for _ in 0..20 {
+        // Every second operation is the pause before the next try.
+        harness.io().foretell(-libc::EAGAIN);
+        harness.io().foretell(0);
+    }
+    let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+    let data = bench.write_random(1, 5);
+    bench.expect(1, &data);
+    assert!(harness.io().started() >= 42, "{}", harness.io().started());
+}
+
+#[test]
+fn direct_io_that_is_refused_is_given_up() {
+    let directory = on_disk();
+    let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+    if !volume.is_direct() {
+        return;
+    }
+    let mut harness = SyncHarness::new(SEED, false);
+    harness.io().foretell(-libc::EINVAL);
+    let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+    let data = bench.write_random(1, 5);
+    assert!(!volume.is_direct());
+    let odd = bench.memory.segment(1, data.len());
+    assert_eq!(bench.moving(Operation::Read, 1, &[odd]), Ok(()));
+    assert_eq!(bench.memory.bytes(1, data.len()), data);
+    harness.io().foretell(-libc::EINVAL);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    let segment = bench.memory.segment(0, 512);
+    let result = bench.moving(Operation::Read, 1, &[segment]);
+    assert_eq!(result, Err(BlockError::ReadFault { errno: libc::EINVAL }), "the page cache has nothing to be given up for");
+}
+
+#[test]
+fn space_is_given_back_and_zeroes_without_help_are_written() {
+    for directory in [on_disk(), in_memory()] {
+        let volume = open(&directory.path().join("a.img"), Some(4 * MIB)).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+        bench.write_random(0, 8192);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        let full = volume.usage().allocated;
+        assert!(full >= 4 * MIB, "{full}");
+        bench.plain(Operation::WriteZeroes { fua: false, deallocate: false }, 0, 8192).unwrap();
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        assert!(volume.usage().allocated >= 4 * MIB, "zeroes that were not to be deallocated keep their space");
+        bench.expect_zeroes(0, 8192);
+        assert!(volume.geometry().deallocate);
+        bench.plain(Operation::Deallocate, 4096, 4096).unwrap();
+        assert!(volume.usage().allocated <= full - 2 * MIB + 65536, "{:?}", volume.usage());
+        volume.format(BlockSize::B4096).unwrap();
+        assert!(volume.usage().allocated < MIB, "{:?}", volume.usage());
+    }
+    // The system refuses both ways: punching, then zeroing.
+    let directory = on_disk();
+    let volume = open(&directory.path().join("a.img"), Some(4 * MIB)).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    Bench::new(&mut harness, volume.clone(), SEED).write_random(0, 8192);
+    harness.io().foretell(-libc::EOPNOTSUPP);
+    harness.io().foretell(-libc::EOPNOTSUPP);
+    let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+    bench.plain(Operation::WriteZeroes { fua: true, deallocate: true }, 1, 8000).unwrap();
+    bench.expect_zeroes(1, 8000);
+    assert!(!volume.geometry().deallocate, "what was found impossible is not promised any more");
+}

@@ -1,0 +1,222 @@
+//! A shard's I/O without a shard: plain system calls, made late and badly on purpose.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use millrace_memory::{BufferPool, Segment};
+
+use super::{Harness, Job, Random};
+use crate::{BlockError, IoOperation, Scratch, ShardIo, Step, TaskContext, Volume};
+
+/// The part of an operation that outlives `poll_start`.
+struct Pending {
+    operation: Raw,
+    /// Polls until it is carried out.
+    delay: u32,
+}
+
+enum Raw {
+    Read { fd: i32, offset: u64, segments: *const Segment, count: usize },
+    Write { fd: i32, offset: u64, segments: *const Segment, count: usize, fua: bool },
+    DataSync { fd: i32 },
+    Allocate { fd: i32, mode: i32, offset: u64, len: u64 },
+    Sleep(std::time::Duration),
+}
+
+struct State {
+    pending: Vec<Option<Pending>>,
+    random: Random,
+    answers: VecDeque<i32>,
+    started: u64,
+}
+
+/// Carries out every operation by a direct system call, a few polls after it was started.
+///
+/// A rough one also moves less than it was asked to and asks for another try, as a system may.
+pub struct SyncIo {
+    rough: bool,
+    state: RefCell<State>,
+}
+
+impl SyncIo {
+    /// I/O whose delays, and roughness if any, come from a seed.
+    pub fn new(seed: u64, rough: bool) -> Self {
+        let (pending, random, answers) = (Vec::new(), Random::new(seed), VecDeque::new());
+        Self { rough, state: RefCell::new(State { pending, random, answers, started: 0 }) }
+    }
+
+    /// Lets the operation after those already foretold answer `result` without being carried out; 0 carries it out.
+    pub fn foretell(&self, result: i32) {
+        self.state.borrow_mut().answers.push_back(result);
+    }
+
+    /// Operations started so far.
+    pub fn started(&self) -> u64 {
+        self.state.borrow().started
+    }
+
+    fn carry_out(&self, raw: &Raw) -> i32 {
+        let mut state = self.state.borrow_mut();
+        if let Some(answer) = state.answers.pop_front().filter(|answer| *answer != 0) {
+            return answer;
+        }
+        let mut most = usize::MAX;
+        if self.rough {
+            match state.random.below(8) {
+                0 => return -libc::EINTR,
+                1 => return -libc::EAGAIN,
+                2..5 => most = 4096 * (1 + state.random.below(8) as usize),
+                _ => {}
+            }
+        }
+        drop(state);
+        raw.carry_out(most)
+    }
+}
+
+/// At most `most` bytes of the segments, as the system wants them.
+fn iovecs(segments: &[Segment], most: usize) -> Vec<libc::iovec> {
+    let mut left = most;
+    let mut out = Vec::new();
+    for segment in segments {
+        let len = segment.len().min(left);
+        left -= len;
+        if len > 0 || segment.is_empty() {
+            out.push(libc::iovec { iov_base: segment.as_ptr().cast(), iov_len: len });
+        }
+    }
+    out
+}
+
+fn iov_count(iovecs: &[libc::iovec]) -> libc::c_int {
+    iovecs.len().try_into().expect("a list that memory holds")
+}
+
+impl Raw {
+    fn of(operation: &IoOperation<'_>) -> Self {
+        match *operation {
+            IoOperation::Read { fd, offset, segments } => {
+                Self::Read { fd, offset: offset.0, segments: segments.as_ptr(), count: segments.len() }
+            }
+            IoOperation::Write { fd, offset, segments, fua } => {
+                Self::Write { fd, offset: offset.0, segments: segments.as_ptr(), count: segments.len(), fua }
+            }
+            IoOperation::DataSync { fd } => Self::DataSync { fd },
+            IoOperation::Allocate { fd, mode, offset, len } => Self::Allocate { fd, mode, offset: offset.0, len },
+            IoOperation::Sleep(time) => Self::Sleep(time),
+        }
+    }
+
+    fn carry_out(&self, most: usize) -> i32 {
+        let result = match *self {
+            Self::Read { fd, offset, segments, count } => {
+                // SAFETY: `poll_start`'s caller keeps the array until completion, which is not before this returns.
+                let iovecs = iovecs(unsafe { std::slice::from_raw_parts(segments, count) }, most);
+                // SAFETY: the vectors name memory that `poll_start`'s caller keeps until completion.
+                unsafe { libc::preadv(fd, iovecs.as_ptr(), iov_count(&iovecs), offset.cast_signed()) }
+            }
+            Self::Write { fd, offset, segments, count, fua } => {
+                // SAFETY: as for a read.
+                let iovecs = iovecs(unsafe { std::slice::from_raw_parts(segments, count) }, most);
+                let flags = if fua { libc::RWF_DSYNC } else { 0 };
+                // SAFETY: as for a read.
+                unsafe { libc::pwritev2(fd, iovecs.as_ptr(), iov_count(&iovecs), offset.cast_signed(), flags) }
+            }
+            // SAFETY: no memory is involved.
+            Self::DataSync { fd } => unsafe { libc::fdatasync(fd) as isize },
+            Self::Allocate { fd, mode, offset, len } => {
+                // SAFETY: no memory is involved.
+                unsafe { libc::fallocate(fd, mode, offset.cast_signed(), len.cast_signed()) as isize }
+            }
+            Self::Sleep(time) => {
+                std::thread::sleep(time);
+                0
+            }
+        };
+        if result < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result as i32 }
+    }
+}
+
+// SAFETY: an operation is carried out once, between its start and the report of its completion, and is then forgotten.
+unsafe impl ShardIo for SyncIo {
+    unsafe fn poll_start(&self, operation: &IoOperation<'_>, _: &mut Context<'_>) -> Poll<u32> {
+        let mut state = self.state.borrow_mut();
+        state.started += 1;
+        let pending = Some(Pending { operation: Raw::of(operation), delay: state.random.below(3) as u32 });
+        let token = state.pending.iter().position(Option::is_none).unwrap_or(state.pending.len());
+        match state.pending.get_mut(token) {
+            Some(free) => *free = pending,
+            None => state.pending.push(pending),
+        }
+        Poll::Ready(token as u32)
+    }
+
+    fn poll_completion(&self, token: u32, cx: &mut Context<'_>) -> Poll<i32> {
+        let pending = {
+            let mut state = self.state.borrow_mut();
+            let slot = state.pending.get_mut(token as usize).expect("a token of ours");
+            let pending = slot.as_mut().expect("an operation that is under way");
+            if pending.delay > 0 {
+                pending.delay -= 1;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            slot.take().expect("it was just there")
+        };
+        Poll::Ready(self.carry_out(&pending.operation))
+    }
+}
+
+/// Drives requests on one thread over a [`SyncIo`], each with exactly the scratch that the volume asks for.
+pub struct SyncHarness {
+    io: SyncIo,
+    buffers: BufferPool,
+    random: Random,
+}
+
+impl SyncHarness {
+    /// A harness whose order of things comes from a seed.
+    pub fn new(seed: u64, rough: bool) -> Self {
+        // Two buffers: requests in flight must be able to wait for one.
+        let buffers = BufferPool::new(2).expect("memory for two buffers");
+        Self { io: SyncIo::new(seed, rough), buffers, random: Random::new(!seed) }
+    }
+
+    /// The I/O below.
+    pub fn io(&self) -> &SyncIo {
+        &self.io
+    }
+}
+
+impl Harness for SyncHarness {
+    fn run(&mut self, volume: &Arc<dyn Volume>, jobs: &[Job]) -> Vec<Result<(), BlockError>> {
+        let scratches: Vec<Scratch> = jobs.iter().map(|_| Scratch::new(volume.scratch_bytes())).collect();
+        let mut steps: Vec<Option<Step<'_>>> = Vec::new();
+        for (job, scratch) in jobs.iter().zip(&scratches) {
+            steps.push(Some(volume.submit(TaskContext::new(scratch, &self.buffers, &self.io), job.request())));
+        }
+        let mut results = vec![Ok(()); jobs.len()];
+        let mut waiting = jobs.len();
+        let mut cx = Context::from_waker(Waker::noop());
+        while waiting > 0 {
+            let at = self.random.below(jobs.len() as u64) as usize;
+            let Some(step) = &mut steps[at] else { continue };
+            if let Poll::Ready(result) = Pin::new(step).poll(&mut cx) {
+                results[at] = result;
+                steps[at] = None;
+                waiting -= 1;
+            }
+        }
+        drop(steps);
+        for (scratch, job) in scratches.iter().zip(jobs) {
+            assert_eq!(scratch.overflows(), 0, "{} asks for too little scratch for {job:?}", volume.name());
+        }
+        results
+    }
+}
