@@ -13,7 +13,7 @@ use super::{
     io::IoState,
     namespace::NamespaceTable,
     queue::QueueCaches,
-    registers::Phase,
+    registers::{Lifecycle, Phase},
     state::{self, DeviceState, DoorbellPage},
     status::Completion,
 };
@@ -74,6 +74,8 @@ pub(crate) struct Controller {
     pub(crate) memory: GuestMemory,
     /// Where the controller stands between disabled and ready (derived from state; see registers.rs).
     pub(crate) phase: Phase,
+    /// What is under way between phases.
+    pub(crate) lifecycle: Lifecycle,
     /// Translations of queue memory, dropped whenever the guest's memory map changes.
     pub(crate) caches: QueueCaches,
     pub(crate) interrupts: Interrupts,
@@ -114,6 +116,7 @@ impl Controller {
             counters: Counters::default(),
             memory: GuestMemory::new(),
             phase: Phase::Disabled,
+            lifecycle: Lifecycle::default(),
             in_flight: 0,
             next_queue: 0,
             config,
@@ -127,20 +130,22 @@ impl Controller {
 
     /// One turn: completions of tasks, then new commands of every queue, then interrupts. Returns the work done.
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
-        let mut work = self.reap(cx);
-        if self.memory.is_poisoned() && !self.has_failed() {
+        let mut work = self.reap();
+        if self.phase == Phase::Ready && self.memory.is_poisoned() {
             self.fail("the guest's memory was taken away (its file was truncated)");
         }
         work += self.advance_phase(cx);
         if self.phase == Phase::Ready {
-            work += self.take_commands(cx);
+            if !self.lifecycle.paused {
+                work += self.take_commands(cx);
+            }
             work += self.deliver_events();
         }
-        self.interrupts.flush(cx.now(), &self.state, &mut self.counters);
+        self.raise_interrupts(cx.now());
         work
     }
 
-    fn reap(&mut self, cx: &mut ShardContext<'_>) -> usize {
+    fn reap(&mut self) -> usize {
         let mut finished = std::mem::take(&mut self.finished);
         std::mem::swap(&mut *self.sink.0.borrow_mut(), &mut finished);
         let work = finished.len();
@@ -148,8 +153,8 @@ impl Controller {
             self.complete(token, completion);
         }
         self.finished = finished;
-        if self.in_flight == 0 {
-            self.drained(cx);
+        if self.is_quiet() {
+            self.drained();
         }
         work
     }

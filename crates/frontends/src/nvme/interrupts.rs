@@ -1,31 +1,358 @@
-//! Interrupts to the guest: vectors, masks, coalescing, pin-based interrupts.
+//! Interrupts to the guest: vectors, masks, coalescing, the legacy pin.
+//!
+//! ```text
+//!   post ──pend──► pending bits, counts ──flush, once a turn──► due? ──► eventfd ──► KVM, or the client
+//!                        ▲                                       │
+//!                        └──── masked, not wired, or not due ◄───┘
+//! ```
+//!
+//! No wake-up is lost. Our side: the completion entry is stored, then (release, `Segment::publish`) its phase, then the pending
+//! bit is set, and every turn ends with a look at all pending bits; a bit that cannot be delivered stays, and what makes it
+//! deliverable (an unmask, a new eventfd, the time of coalescing) leads to another turn. The guest's side: it is interrupted,
+//! then reads entries until the phase does not match. An entry that its last read missed was published after that read, so its
+//! interrupt comes after too.
+//!
+//! Masks: a client tells us by `set_irqs`, and by the MSI-X function mask in configuration space. The vectors' own mask bits in
+//! the MSI-X table are the client's to emulate (VFIO's convention); ours only read back.
 
-use std::{os::fd::OwnedFd, time::Instant};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
+};
 
-use super::{controller::Counters, state::DeviceState};
+use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, pci as irq};
+
+use super::{
+    controller::{Controller, Counters},
+    state::{FeatureState, VECTORS},
+};
+
+const WORDS: usize = VECTORS / 64;
+
+/// A bit per vector.
+type Bits = [u64; WORDS];
+
+fn set(bits: &mut Bits, vector: usize, on: bool) {
+    if let Some(word) = bits.get_mut(vector / 64) {
+        let bit = 1 << (vector % 64);
+        *word = if on { *word | bit } else { *word & !bit };
+    }
+}
+
+fn get(bits: &Bits, vector: usize) -> bool {
+    bits.get(vector / 64).is_some_and(|word| word & 1 << (vector % 64) != 0)
+}
+
+/// One MSI-X vector.
+#[derive(Debug, Default)]
+struct Vector {
+    eventfd: Option<OwnedFd>,
+    /// Completions posted since the vector was last raised.
+    count: u32,
+    /// When the first of them was seen waiting for more.
+    since: Option<Instant>,
+}
+
+/// The legacy pin, as VFIO has it: a level that masks itself when it is signalled, until the client unmasks it.
+#[derive(Debug, Default)]
+struct Pin {
+    eventfd: Option<OwnedFd>,
+    masked: bool,
+    /// A client's eventfd that unmasks it.
+    unmask: Option<OwnedFd>,
+}
 
 /// The controller's interrupt wiring.
 #[derive(Debug)]
 pub(crate) struct Interrupts {
-    vectors: Vec<Option<OwnedFd>>,
-    pending: Vec<u64>,
+    vectors: Vec<Vector>,
+    /// Vectors with completions that were not signalled.
+    pending: Bits,
+    /// Vectors with an eventfd that are not masked by `set_irqs`.
+    open: Bits,
+    /// Masked by `set_irqs`.
+    masked: Bits,
+    /// The MSI-X function mask.
+    function_masked: bool,
+    pin: Pin,
+    deadline: Option<Instant>,
+}
+
+/// When a vector's completions are signalled (FID 08h).
+struct Coalescing<'a> {
+    features: &'a FeatureState,
+    threshold: u32,
+    time: Duration,
+}
+
+impl<'a> Coalescing<'a> {
+    /// `None` when it is off: no time, or a threshold of one completion (Base 5.1.25.1.5).
+    fn of(features: &'a FeatureState) -> Option<Self> {
+        let value = features.interrupt_coalescing.get();
+        let (threshold_z, time) = (value & 0xff, value >> 8 & 0xff);
+        let time = Duration::from_micros(u64::from(time) * 100);
+        (threshold_z != 0 && !time.is_zero()).then_some(Self { features, threshold: threshold_z + 1, time })
+    }
+
+    /// The admin queue's vector is never coalesced, the others unless the guest said otherwise (FID 09h).
+    fn applies(&self, vector: usize) -> bool {
+        let disabled = self.features.coalescing_disabled.get(vector / 64);
+        vector != 0 && disabled.is_none_or(|word| word.get() & 1 << (vector % 64) == 0)
+    }
 }
 
 impl Interrupts {
     pub(crate) fn new(vectors: u16) -> Self {
-        Self { vectors: (0..vectors).map(|_| None).collect(), pending: vec![0; usize::from(vectors).div_ceil(64)] }
-    }
-
-    /// A completion was posted to a queue of this vector; the interrupt is raised by [`Self::flush`].
-    #[inline]
-    pub(crate) fn pend(&mut self, vector: u16) {
-        if let Some(word) = self.pending.get_mut(usize::from(vector / 64)) {
-            *word |= 1 << (vector % 64);
+        Self {
+            vectors: (0..vectors).map(|_| Vector::default()).collect(),
+            pending: [0; WORDS],
+            open: [0; WORDS],
+            masked: [0; WORDS],
+            function_masked: false,
+            pin: Pin::default(),
+            deadline: None,
         }
     }
 
+    /// A completion was posted to a queue of this vector; the interrupt is raised at the turn's end.
+    #[inline]
+    pub(crate) fn pend(&mut self, vector: u16) {
+        if let Some(entry) = self.vectors.get_mut(usize::from(vector)) {
+            entry.count = entry.count.saturating_add(1);
+            self.pending[usize::from(vector / 64)] |= 1 << (vector % 64);
+        }
+    }
+
+    /// When a coalesced interrupt is due, if one waits.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// The pending bit array as the guest reads it: 64 vectors from `word * 64` on.
+    pub(crate) fn pending_word(&self, word: usize) -> u64 {
+        self.pending.get(word).copied().unwrap_or(0)
+    }
+
+    /// A controller reset: nothing is pending. Wiring and masks are the client's, and stay.
+    pub(crate) fn reset(&mut self) {
+        self.pending = [0; WORDS];
+        self.deadline = None;
+        for vector in &mut self.vectors {
+            (vector.count, vector.since) = (0, None);
+        }
+    }
+
+    /// The client is gone, and its eventfds with it.
+    pub(crate) fn disconnect(&mut self) {
+        *self = Self::new(self.vectors.len() as u16);
+    }
+
+    /// The MSI-X function mask changed.
+    pub(crate) fn set_function_mask(&mut self, masked: bool) {
+        self.function_masked = masked;
+    }
+
     /// Raises what is pending and due: one decision per turn, not per completion.
-    pub(crate) fn flush(&mut self, _now: Instant, _state: &DeviceState, _counters: &mut Counters) {
-        let _ = &self.vectors;
+    fn flush(&mut self, now: Instant, features: &FeatureState, counters: &mut Counters) {
+        self.deadline = None;
+        if self.function_masked || self.pending.iter().zip(&self.open).all(|(pending, open)| pending & open == 0) {
+            return;
+        }
+        let coalescing = Coalescing::of(features);
+        for word in 0..WORDS {
+            let mut ready = self.pending[word] & self.open[word];
+            while ready != 0 {
+                let vector = word * 64 + ready.trailing_zeros() as usize;
+                ready &= ready - 1;
+                self.signal(vector, now, coalescing.as_ref(), counters);
+            }
+        }
+    }
+
+    fn signal(&mut self, index: usize, now: Instant, coalescing: Option<&Coalescing<'_>>, counters: &mut Counters) {
+        let Some(vector) = self.vectors.get_mut(index) else { return };
+        if let Some(coalescing) = coalescing.filter(|coalescing| coalescing.applies(index)) {
+            let due = *vector.since.get_or_insert(now) + coalescing.time;
+            if vector.count < coalescing.threshold && now < due {
+                self.deadline = Some(self.deadline.map_or(due, |known| known.min(due)));
+                return;
+            }
+        }
+        (vector.count, vector.since) = (0, None);
+        if let Some(eventfd) = &vector.eventfd {
+            ring(eventfd);
+            counters.interrupts += 1;
+        }
+        set(&mut self.pending, index, false);
+    }
+
+    /// What an interrupt type can do.
+    pub(crate) fn info(&self, index: u32) -> IrqInfo {
+        match index {
+            irq::IRQ_INTX => {
+                let flags = IrqFlags::EVENTFD | IrqFlags::MASKABLE | IrqFlags::AUTOMASKED;
+                IrqInfo { flags, count: 1 }
+            }
+            irq::IRQ_MSIX => IrqInfo { flags: IrqFlags::EVENTFD, count: self.vectors.len() as u32 },
+            // QEMU sets these up whatever we say; nothing ever signals them.
+            irq::IRQ_ERR | irq::IRQ_REQ => IrqInfo { flags: IrqFlags::EVENTFD, count: 1 },
+            _ => IrqInfo { flags: IrqFlags::NONE, count: 0 },
+        }
+    }
+
+    /// Changes wiring or masks as the client says.
+    pub(crate) fn set_irqs(&mut self, change: IrqSet<'_>) -> Result<(), Errno> {
+        match change.index {
+            irq::IRQ_INTX => self.set_pin(change),
+            irq::IRQ_MSIX => self.set_vectors(change),
+            irq::IRQ_ERR | irq::IRQ_REQ => Ok(()),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn set_vectors(&mut self, change: IrqSet<'_>) -> Result<(), Errno> {
+        let start = change.start as usize;
+        let range = start..start + change.count as usize;
+        match (change.action, change.data) {
+            (IrqAction::Trigger, IrqData::None) if change.count == 0 => {
+                // What is pending stays so: a client rewires all vectors by taking them away first.
+                (0..self.vectors.len()).for_each(|vector| self.wire(vector, None));
+            }
+            (IrqAction::Trigger, IrqData::Eventfds(eventfds)) => {
+                eventfds.iter().try_for_each(check_eventfd)?;
+                range.zip(eventfds).for_each(|(vector, eventfd)| self.wire(vector, Some(eventfd)));
+            }
+            (IrqAction::Trigger, IrqData::Deassign) => range.for_each(|vector| self.wire(vector, None)),
+            (IrqAction::Trigger, data) => {
+                let chosen = range.enumerate().filter(|(at, _)| is_chosen(&data, *at));
+                let eventfds = chosen.filter_map(|(_, vector)| self.vectors.get(vector)?.eventfd.as_ref());
+                eventfds.for_each(ring);
+            }
+            (_, IrqData::Eventfds(_) | IrqData::Deassign) => return Err(Errno::INVAL),
+            (action, data) => {
+                for (_, vector) in range.enumerate().filter(|(at, _)| is_chosen(&data, *at)) {
+                    set(&mut self.masked, vector, action == IrqAction::Mask);
+                    self.refresh_open(vector);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wire(&mut self, index: usize, eventfd: Option<OwnedFd>) {
+        if let Some(vector) = self.vectors.get_mut(index) {
+            vector.eventfd = eventfd;
+            self.refresh_open(index);
+        }
+    }
+
+    fn refresh_open(&mut self, vector: usize) {
+        let wired = self.vectors.get(vector).is_some_and(|vector| vector.eventfd.is_some());
+        let open = wired && !get(&self.masked, vector);
+        set(&mut self.open, vector, open);
+    }
+
+    fn set_pin(&mut self, change: IrqSet<'_>) -> Result<(), Errno> {
+        match (change.action, change.data) {
+            (IrqAction::Trigger, IrqData::None) if change.count == 0 => self.pin = Pin::default(),
+            (IrqAction::Trigger, IrqData::Eventfds(eventfds)) => {
+                eventfds.iter().try_for_each(check_eventfd)?;
+                self.pin = Pin { eventfd: eventfds.into_iter().next(), masked: false, unmask: self.pin.unmask.take() };
+            }
+            (IrqAction::Trigger, IrqData::Deassign) => self.pin.eventfd = None,
+            (IrqAction::Trigger, data) if is_chosen(&data, 0) => self.pin.eventfd.iter().for_each(ring),
+            (IrqAction::Unmask, IrqData::Eventfds(eventfds)) => {
+                eventfds.iter().try_for_each(check_eventfd)?;
+                self.pin.unmask = eventfds.into_iter().next();
+            }
+            (IrqAction::Unmask, IrqData::Deassign) => self.pin.unmask = None,
+            (IrqAction::Mask, IrqData::Eventfds(_) | IrqData::Deassign) => return Err(Errno::INVAL),
+            (action, data) if is_chosen(&data, 0) => self.pin.masked = action == IrqAction::Mask,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The client's eventfd that unmasks the pin: to be watched, and answered by [`Self::unmask_pin`].
+    pub(crate) fn pin_unmask(&self) -> Option<&OwnedFd> {
+        self.pin.unmask.as_ref()
+    }
+
+    /// The client's eventfd for unmasking the pin was written.
+    pub(crate) fn unmask_pin(&mut self) {
+        let mut count = [0; 8];
+        // Another turn looks at the level again; a count that was read empty already changes nothing.
+        if let Some(fd) = &self.pin.unmask
+            && rustix::io::read(fd, &mut count).is_ok()
+        {
+            self.pin.masked = false;
+        }
+    }
+
+    /// Whether interrupts go by the pin: it is wired, and no vector is.
+    fn uses_pin(&self) -> bool {
+        self.pin.eventfd.is_some() && self.open == [0; WORDS]
+    }
+
+    fn set_pin_level(&mut self, asserted: bool, counters: &mut Counters) {
+        if let Some(eventfd) = self.pin.eventfd.as_ref().filter(|_| asserted && !self.pin.masked) {
+            ring(eventfd);
+            self.pin.masked = true;
+            counters.interrupts += 1;
+        }
     }
 }
+
+impl Controller {
+    /// Raises the interrupts that are due: the end of each turn.
+    pub(crate) fn raise_interrupts(&mut self, now: Instant) {
+        if self.interrupts.uses_pin() {
+            let asserted = self.pin_is_asserted();
+            self.set_pin_status(asserted);
+            if asserted && self.pin_is_enabled() {
+                self.interrupts.set_pin_level(true, &mut self.counters);
+            }
+        }
+        self.interrupts.flush(now, &self.state.features, &mut self.counters);
+    }
+
+    /// The pin's level: whether a completion queue that interrupts, with an unmasked vector, holds entries that the guest has
+    /// not consumed (Base 3.1.4.3, PCIe 3.5).
+    fn pin_is_asserted(&mut self) -> bool {
+        (0..=self.config.queues).any(|cqid| {
+            if !self.cq_exists(cqid) || self.cq(cqid).interrupts.get() == 0 {
+                return false;
+            }
+            let mask = self.state.registers.interrupt_mask.get();
+            let masked = mask.checked_shr(u32::from(self.cq(cqid).vector.get())).is_some_and(|mask| mask & 1 != 0);
+            !masked && self.consumed(cqid) != self.cq(cqid).tail()
+        })
+    }
+}
+
+fn is_chosen(data: &IrqData<'_>, at: usize) -> bool {
+    match data {
+        IrqData::None => true,
+        IrqData::Bool(flags) => flags.get(at).is_some_and(|flag| *flag != 0),
+        IrqData::Eventfds(_) | IrqData::Deassign => false,
+    }
+}
+
+/// Signals an eventfd. One that is full is signalled already, and whatever else fails is its owner's loss.
+fn ring(eventfd: &OwnedFd) {
+    let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+}
+
+/// A client could hand in any descriptor: only an eventfd that does not block may be written from a shard.
+fn check_eventfd(fd: &OwnedFd) -> Result<(), Errno> {
+    use std::os::fd::AsRawFd;
+    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+    if link.as_bytes() != b"anon_inode:[eventfd]" {
+        return Err(Errno::INVAL);
+    }
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    rustix::fs::fcntl_setfl(fd.as_fd(), flags | rustix::fs::OFlags::NONBLOCK)
+}
+
+#[cfg(test)]
+mod tests;

@@ -32,6 +32,7 @@ mod data;
 mod device;
 mod interrupts;
 mod io;
+mod log_limit;
 mod namespace;
 mod pci;
 mod queue;

@@ -213,6 +213,16 @@ impl Controller {
         self.free_entries(cqid)
     }
 
+    /// How far the guest has consumed a completion queue, as its doorbell says now.
+    pub(crate) fn consumed(&mut self, cqid: u16) -> u32 {
+        let head = self.doorbell(usize::from(cqid) * 2 + 1, cqid);
+        let cq = self.cq(cqid);
+        if head < cq.entries.get() {
+            cq.head.set(head);
+        }
+        cq.head.get()
+    }
+
     fn free_entries(&self, cqid: u16) -> u32 {
         let cq = self.cq(cqid);
         let (entries, head, tail) = (cq.entries.get(), cq.head.get(), cq.tail());

@@ -1,8 +1,49 @@
-//! Controller registers (Base 3.1.4) and the way between disabled and ready (Base 3.5, 3.6).
+//! Controller registers (Base 3.1.4) and the way between disabled and ready (Base 3.5, 3.6, 3.7).
+//!
+//! ```text
+//!              EN 0→1                        SHN
+//!   Disabled ─────────► Ready ───────────────────► ShuttingDown (flush volumes, SHST = 2)
+//!      ▲  └─ bad AQA …    │ └─ queue memory gone …     │
+//!      │       │          ▼          │                 │
+//!      │       └──────► Failed ◄─────┘                 │
+//!      │                  │ EN 1→0, NSSR, FLR, vfio reset, disconnect
+//!      └── Resetting ◄────┴────────────────────────────┘
+//!          RDY falls when the last command in flight is done with guest memory
+//! ```
+//!
+//! Each transition stores what was asked for first (CC), then what it changes, then what tells the guest (CSTS): a successor
+//! that finds the two at odds starts the transition again, and every one may be started again.
 
-use millrace_engine::ShardContext;
+use std::{cell::Cell, rc::Rc};
 
-use super::controller::Controller;
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Step};
+use millrace_engine::{Launch, ShardContext, TaskSlot, reaper};
+use millrace_nvme_spec::registers::{
+    AdminQueueAttributes, Arbitration, Capabilities, CommandSetSelected, Configuration, ControllerStatus, NSSR_RESET,
+    ShutdownNotification, ShutdownStatus, Version, offset,
+};
+
+use super::{
+    controller::Controller,
+    log_limit::LogLimit,
+    namespace::Attached,
+    state,
+};
+
+/// What VS and Identify Controller report. 1.4 is what stock drivers and firmware know best; what 2.x adds and we have is
+/// discovered by its own bits.
+pub(crate) const VERSION: Version = Version::V1_4;
+
+/// CAP.TO in 500 ms: disabling waits for the commands in flight.
+const TIMEOUT: u8 = 60;
+/// CAP.MPSMAX: 64 KiB.
+const MPS_MAX: u8 = 4;
+/// The fields of CC that exist here; CRIME does not, for CAP.CRMS says so.
+const CC_FIELDS: u32 = 0x00ff_fff1;
+/// The fields of AQA.
+const AQA_FIELDS: u32 = 0x0fff_0fff;
+/// The bits of ASQ and ACQ that are an address: pages are 4 KiB or larger.
+const ADDRESS_LOW: u32 = 0xffff_f000;
 
 /// Where the controller stands. Derived from CC and CSTS in the state region, and from whether commands are in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,34 +60,370 @@ pub(crate) enum Phase {
     Failed,
 }
 
+/// How much a reset resets (Base 3.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reset {
+    /// CC.EN went to 0: the admin queue's registers stay.
+    Controller,
+    /// NSSR: every controller register.
+    Subsystem,
+    /// Function level reset, or the client's reset request: configuration space too.
+    Function,
+    /// The client is gone: as found after power-on.
+    PowerOn,
+}
+
+/// What is under way between phases.
+#[derive(Debug, Default)]
+pub(crate) struct Lifecycle {
+    shutdown: Option<Shutdown>,
+    /// No commands are taken: somebody waits until those in flight are done (an unmap).
+    pub(crate) paused: bool,
+    log: LogLimit,
+}
+
+/// A shutdown's flushes.
+#[derive(Debug)]
+struct Shutdown {
+    /// The next namespace to flush.
+    next: u32,
+    /// Flushes that have not finished.
+    outstanding: Rc<Cell<u32>>,
+}
+
 impl Controller {
     /// Power-on values of registers, features and configuration space.
-    pub(crate) fn power_on(&mut self) {}
-
-    /// Reads a register of BAR0 below the doorbells.
-    pub(crate) fn register_read(&self, _offset: u64, _out: &mut [u8]) {}
-
-    /// Writes a register of BAR0 below the doorbells; widths and offsets that the specification does not allow are ignored.
-    pub(crate) fn register_write(&mut self, _offset: u64, _data: &[u8]) {}
-
-    /// A doorbell write that came as a message.
-    pub(crate) fn doorbell_write(&mut self, _index: usize, _value: u32) {}
-
-    /// Goes on with a reset, enable or shutdown that waits. Returns work done.
-    pub(crate) fn advance_phase(&mut self, _cx: &mut ShardContext<'_>) -> usize {
-        0
+    pub(crate) fn power_on(&mut self) {
+        self.reset(Reset::PowerOn);
     }
 
-    /// Nothing is in flight any more: whatever waits for that may go on (reset, unmap, reclaim).
-    pub(crate) fn drained(&mut self, _cx: &mut ShardContext<'_>) {}
+    /// CC.
+    pub(crate) fn cc(&self) -> Configuration {
+        Configuration::from_bits(self.state.registers.cc.get())
+    }
+
+    /// CSTS.
+    pub(crate) fn csts(&self) -> ControllerStatus {
+        ControllerStatus::from_bits(self.state.registers.csts.get())
+    }
+
+    fn set_csts(&self, csts: ControllerStatus) {
+        state::commit();
+        self.state.registers.csts.set(csts.into_bits());
+    }
+
+    /// CAP.
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+            .with_mqes_z((self.config.queue_entries.clamp(2, 65_536) - 1) as u16)
+            .with_cqr(true)
+            .with_to(TIMEOUT)
+            .with_nssrs(true)
+            .with_css_nvm(true)
+            .with_css_iocs(true)
+            .with_mpsmax(MPS_MAX)
+    }
+
+    /// Reads a register of BAR0 below the doorbells. Any width and alignment reads the bytes that are there; what is not
+    /// defined reads as zero.
+    pub(crate) fn register_read(&self, offset: u64, out: &mut [u8]) {
+        for (at, byte) in (offset..).zip(out) {
+            *byte = self.register(at & !3).to_le_bytes()[(at & 3) as usize];
+        }
+    }
+
+    fn register(&self, at: u64) -> u32 {
+        const CAP_HIGH: u64 = offset::CAP + 4;
+        const ASQ_HIGH: u64 = offset::ASQ + 4;
+        const ACQ_HIGH: u64 = offset::ACQ + 4;
+        let registers = &self.state.registers;
+        match at {
+            offset::CAP => self.capabilities().into_bits() as u32,
+            CAP_HIGH => (self.capabilities().into_bits() >> 32) as u32,
+            offset::VS => VERSION.into_bits(),
+            offset::INTMS | offset::INTMC => registers.interrupt_mask.get(),
+            offset::CC => registers.cc.get(),
+            offset::CSTS => registers.csts.get(),
+            offset::AQA => registers.aqa.get(),
+            offset::ASQ => registers.asq.get() as u32,
+            ASQ_HIGH => (registers.asq.get() >> 32) as u32,
+            offset::ACQ => registers.acq.get() as u32,
+            ACQ_HIGH => (registers.acq.get() >> 32) as u32,
+            _ => 0,
+        }
+    }
+
+    /// Writes a register of BAR0 below the doorbells; widths and offsets that the specification does not allow are ignored.
+    pub(crate) fn register_write(&mut self, offset: u64, data: &[u8]) {
+        let dword = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).ok();
+        match data.split_at_checked(4) {
+            Some((low, [])) if offset.is_multiple_of(4) => {
+                dword(low).into_iter().for_each(|value| self.write_dword(offset, value));
+            }
+            Some((low, high)) if high.len() == 4 && offset.is_multiple_of(8) => {
+                dword(low).into_iter().for_each(|value| self.write_dword(offset, value));
+                dword(high).into_iter().for_each(|value| self.write_dword(offset + 4, value));
+            }
+            _ => {}
+        }
+    }
+
+    fn write_dword(&mut self, at: u64, value: u32) {
+        const ASQ_HIGH: u64 = offset::ASQ + 4;
+        const ACQ_HIGH: u64 = offset::ACQ + 4;
+        let registers = &self.state.registers;
+        match at {
+            offset::INTMS => registers.interrupt_mask.set(registers.interrupt_mask.get() | value),
+            offset::INTMC => registers.interrupt_mask.set(registers.interrupt_mask.get() & !value),
+            offset::CC => self.write_cc(value),
+            offset::CSTS => {
+                let csts = self.csts();
+                self.set_csts(csts.with_nssro(csts.nssro() && !ControllerStatus::from_bits(value).nssro()));
+            }
+            offset::NSSR if value == NSSR_RESET => {
+                self.reset(Reset::Subsystem);
+                self.set_csts(self.csts().with_nssro(true));
+            }
+            offset::AQA => registers.aqa.set(value & AQA_FIELDS),
+            offset::ASQ => set_low(&registers.asq, value & ADDRESS_LOW),
+            ASQ_HIGH => set_high(&registers.asq, value),
+            offset::ACQ => set_low(&registers.acq, value & ADDRESS_LOW),
+            ACQ_HIGH => set_high(&registers.acq, value),
+            _ => {}
+        }
+    }
+
+    fn write_cc(&mut self, value: u32) {
+        let old = self.cc();
+        let mut new = Configuration::from_bits(value & CC_FIELDS);
+        if old.en() && new.en() {
+            // These belong to the time before the enable (Base 3.1.4.5).
+            new = new.with_css(old.css()).with_mps(old.mps()).with_ams(old.ams());
+        }
+        self.state.registers.cc.set(new.into_bits());
+        state::commit();
+        if old.en() && !new.en() {
+            self.reset(Reset::Controller);
+        } else if !old.en() && new.en() && self.phase == Phase::Disabled {
+            self.enable();
+        }
+        let asks = matches!(new.shn(), ShutdownNotification::NORMAL | ShutdownNotification::ABRUPT);
+        if asks && new.shn() != old.shn() {
+            self.begin_shutdown();
+        }
+    }
+
+    /// A doorbell write that came as a message.
+    pub(crate) fn doorbell_write(&mut self, index: usize, value: u32) {
+        let Some(qid) = u16::try_from(index / 2).ok() else { return };
+        let exists = if index.is_multiple_of(2) { self.sq_exists(qid) } else { self.cq_exists(qid) };
+        match self.doorbells.words.get(index).filter(|_| exists) {
+            // Relaxed: it is this thread that looks at it.
+            Some(word) => word.store(value, std::sync::atomic::Ordering::Relaxed),
+            None if self.phase == Phase::Ready => self.invalid_doorbell(qid, value),
+            None => {}
+        }
+    }
+
+    /// Why the controller cannot be enabled as it is set up.
+    fn check_enable(&self) -> Result<AdminQueueAttributes, &'static str> {
+        let cc = self.cc();
+        let registers = &self.state.registers;
+        let aqa = AdminQueueAttributes::from_bits(registers.aqa.get());
+        if !matches!(cc.css(), CommandSetSelected::NVM | CommandSetSelected::ALL) {
+            return Err("enabled with a command set (CC.CSS) that is not there");
+        }
+        if cc.mps() > MPS_MAX {
+            return Err("enabled with a page size (CC.MPS) larger than CAP.MPSMAX");
+        }
+        if cc.ams() != Arbitration::ROUND_ROBIN {
+            return Err("enabled with an arbitration mechanism (CC.AMS) that is not there");
+        }
+        if aqa.asqs_z() == 0 || aqa.acqs_z() == 0 {
+            return Err("enabled with an admin queue of fewer than two entries");
+        }
+        let aligned = |base: u64| base.is_multiple_of(cc.page_size());
+        if !aligned(registers.asq.get()) || !aligned(registers.acq.get()) {
+            return Err("enabled with an admin queue that is not page aligned");
+        }
+        Ok(aqa)
+    }
+
+    fn enable(&mut self) {
+        self.lifecycle.shutdown = None;
+        let aqa = match self.check_enable() {
+            Ok(aqa) => aqa,
+            Err(reason) => return self.set_failed(reason),
+        };
+        let (asq, acq) = (self.state.registers.asq.get(), self.state.registers.acq.get());
+        self.create_cq(0, acq, u32::from(aqa.acqs_z()) + 1, Some(0));
+        self.create_sq(0, asq, u32::from(aqa.asqs_z()) + 1, 0, 0);
+        self.set_csts(self.csts().with_rdy(true).with_shst(ShutdownStatus::NORMAL));
+        self.phase = Phase::Ready;
+    }
+
+    /// Resets the controller. It is done when the phase is [`Phase::Disabled`] (or beyond, when the guest enables it
+    /// meanwhile): at once when nothing is in flight.
+    pub(crate) fn reset(&mut self, kind: Reset) {
+        let registers = &self.state.registers;
+        if kind != Reset::Controller {
+            registers.aqa.set(0);
+            registers.asq.set(0);
+            registers.acq.set(0);
+            state::commit();
+            registers.cc.set(0);
+            state::commit();
+        }
+        if matches!(kind, Reset::Function | Reset::PowerOn) {
+            self.reset_config_space();
+        }
+        if kind == Reset::PowerOn {
+            self.set_csts(self.csts().with_nssro(false));
+        }
+        self.phase = Phase::Resetting;
+        // From here on, completions of commands in flight post nothing.
+        self.state.epoch.set(self.state.epoch.get().wrapping_add(1));
+        let held = self.admin_reset() + self.io_reset();
+        self.in_flight = self.in_flight.checked_sub(held).expect("what is held is in flight");
+        self.state.registers.interrupt_mask.set(0);
+        self.state.registers.shadow_doorbells.set(0);
+        self.state.registers.event_indexes.set(0);
+        self.lifecycle.shutdown = None;
+        self.interrupts.reset();
+        if self.is_quiet() {
+            self.finish_reset();
+        }
+    }
+
+    fn finish_reset(&mut self) {
+        self.remove_all_queues();
+        let shst = match self.lifecycle.shutdown {
+            Some(_) => ShutdownStatus::OCCURRING,
+            None => ShutdownStatus::NORMAL,
+        };
+        self.set_csts(ControllerStatus::new().with_nssro(self.csts().nssro()).with_shst(shst));
+        self.phase = Phase::Disabled;
+        // A guest that did not wait for RDY to fall.
+        if self.cc().en() {
+            self.enable();
+        }
+    }
+
+    /// Whether no command is in flight that anybody could wait for: then nothing of ours touches guest memory.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.in_flight == self.admin_parked() + self.io_parked()
+    }
+
+    /// Nothing is in flight any more: whatever waits for that goes on.
+    pub(crate) fn drained(&mut self) {
+        if self.phase == Phase::Resetting {
+            self.finish_reset();
+        }
+        if self.memory.has_retired() {
+            // SAFETY: the regions were unmapped before now, and every command is quiet: those that have begun have finished
+            // and parked ones hold no segment. Their tasks are the only holders of segments beside the queue caches, which
+            // are dropped here.
+            let regions = unsafe {
+                self.caches.forget_translations();
+                self.memory.reclaim()
+            };
+            // Unmapping a large guest takes milliseconds.
+            reaper::drop_later(Box::new(regions));
+        }
+    }
+
+    fn begin_shutdown(&mut self) {
+        if self.csts().shst() != ShutdownStatus::NORMAL {
+            return;
+        }
+        self.set_csts(self.csts().with_shst(ShutdownStatus::OCCURRING));
+        if self.phase == Phase::Ready {
+            self.phase = Phase::ShuttingDown;
+        }
+        self.lifecycle.shutdown = Some(Shutdown { next: 1, outstanding: Rc::default() });
+    }
+
+    /// Goes on with a shutdown that waits. Returns work done.
+    pub(crate) fn advance_phase(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        let Some(mut shutdown) = self.lifecycle.shutdown.take() else { return 0 };
+        let started = if self.is_quiet() { self.flush_volumes(cx, &mut shutdown) } else { 0 };
+        if shutdown.next <= self.namespaces.largest() || shutdown.outstanding.get() > 0 {
+            self.lifecycle.shutdown = Some(shutdown);
+            return started;
+        }
+        self.set_csts(self.csts().with_shst(ShutdownStatus::COMPLETE));
+        started + 1
+    }
+
+    fn flush_volumes(&mut self, cx: &mut ShardContext<'_>, shutdown: &mut Shutdown) -> usize {
+        let mut started = 0;
+        while shutdown.next <= self.namespaces.largest() {
+            if let Some(attached) = self.namespaces.get(shutdown.next) {
+                let Some(slot) = cx.reserve() else { break };
+                flush(slot, Rc::clone(attached), Rc::clone(&shutdown.outstanding));
+                started += 1;
+            }
+            shutdown.next += 1;
+        }
+        started
+    }
 
     /// Whether CSTS.CFS is set.
     pub(crate) fn has_failed(&self) -> bool {
         self.phase == Phase::Failed
     }
 
-    /// Sets CSTS.CFS: the guest must reset the controller. Logged once per reset with the reason.
-    pub(crate) fn fail(&mut self, _reason: &'static str) {
+    /// Sets CSTS.CFS: the guest must reset the controller. Logged once per reset with the reason, and at a limited rate.
+    pub(crate) fn fail(&mut self, reason: &'static str) {
+        if matches!(self.phase, Phase::Ready | Phase::ShuttingDown) {
+            self.set_failed(reason);
+        }
+    }
+
+    fn set_failed(&mut self, reason: &'static str) {
+        self.set_csts(self.csts().with_cfs(true));
         self.phase = Phase::Failed;
+        if let Some(suppressed) = self.lifecycle.log.admit() {
+            tracing::warn!(device = self.config.name, reason, suppressed, "controller fatal status: the guest must reset it");
+        }
     }
 }
+
+fn set_low(cell: &Cell<u64>, value: u32) {
+    cell.set(cell.get() >> 32 << 32 | u64::from(value));
+}
+
+fn set_high(cell: &Cell<u64>, value: u32) {
+    cell.set(u64::from(value) << 32 | cell.get() & u64::from(u32::MAX));
+}
+
+/// Flushes one namespace's volume before the power goes.
+fn flush(slot: TaskSlot<'_>, attached: Rc<Attached>, outstanding: Rc<Cell<u32>>) {
+    let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+    attached.in_flight.set(attached.in_flight.get() + 1);
+    outstanding.set(outstanding.get() + 1);
+    let finish = move |attached: &Attached, result: Result<(), BlockError>| {
+        attached.in_flight.set(attached.in_flight.get() - 1);
+        outstanding.set(outstanding.get() - 1);
+        if let Err(error) = result {
+            tracing::warn!(volume = attached.namespace.volume.name(), %error, "flush at shutdown failed");
+        }
+    };
+    // The slot comes back by itself.
+    let _ = slot.run(move |tcx| {
+        let attached = tcx.scratch.keep(attached);
+        match attached.namespace.volume.submit(tcx, request) {
+            Step::Done(result) => {
+                finish(attached, result);
+                Launch::Done(())
+            }
+            waits @ Step::Wait(_) => Launch::Wait(tcx.scratch.place_future(async move {
+                let result = waits.await;
+                finish(attached, result);
+            })),
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests;
