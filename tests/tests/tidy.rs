@@ -1,0 +1,230 @@
+//! The house rules that no compiler checks: lengths, SAFETY comments, who may import whom, links in the docs.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use millrace_tests::repository;
+
+const FILE_LINES: usize = 800;
+const FUNCTION_LINES: usize = 70;
+
+/// Rooms in order: a room's manifest may only name rooms listed for it. Tests (dev-dependencies) may reach further.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("nvme-spec", &[]),
+    ("memory", &[]),
+    ("block", &["memory"]),
+    ("engine", &["block", "memory"]),
+    ("vfio-user", &[]),
+    ("frontends", &["nvme-spec", "memory", "block", "engine", "vfio-user"]),
+    ("backends", &["memory", "block"]),
+    ("driver", &["nvme-spec", "memory", "block", "vfio-user"]),
+    ("control", &["block", "engine", "backends", "frontends", "vfio-user"]),
+    ("millrace", &["block", "engine", "backends", "frontends", "driver", "control", "vfio-user", "nvme-spec", "memory"]),
+];
+
+/// Rooms that must not contain `unsafe` at all.
+const SAFE_ROOMS: &[&str] = &["nvme-spec", "vfio-user", "control"];
+
+/// Longer than the rule allows: path, or path and function, to its length. A ratchet: an entry that is longer than it needs to be,
+/// or needless, fails too, so lengths only fall.
+const LONGER: &[(&str, usize)] = &[];
+
+struct Source {
+    /// Relative to the repository.
+    path: String,
+    text: String,
+}
+
+fn files(dir: &Path, keep: &dyn Fn(&Path) -> bool, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries {
+        let path = entry.expect("a readable folder").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                files(&path, keep, found);
+            }
+        } else if keep(&path) {
+            found.push(path);
+        }
+    }
+}
+
+fn sources(extension: &str) -> Vec<Source> {
+    let root = repository();
+    let mut found = Vec::new();
+    files(&root, &|path| path.extension().is_some_and(|e| e == extension), &mut found);
+    found.sort();
+    let relative = |path: &PathBuf| path.strip_prefix(&root).expect("below the root").to_string_lossy().into_owned();
+    found.iter().map(|path| Source { path: relative(path), text: fs::read_to_string(path).expect("a text file") }).collect()
+}
+
+fn is_test(path: &str) -> bool {
+    path.split('/').any(|part| matches!(part, "tests" | "tests.rs" | "benches" | "fixture.rs" | "conformance"))
+        || path.ends_with("_tests.rs")
+        || path.ends_with("conformance.rs")
+}
+
+/// Lines before an inline test module.
+fn code_lines(text: &str) -> usize {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    code.lines().count()
+}
+
+/// Functions by name with their length: rustfmt puts the closing brace under the first word.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let mut words = line.split_whitespace().skip_while(|word| {
+            matches!(*word, "pub" | "const" | "async" | "unsafe" | "extern")
+                || word.starts_with("pub(")
+                || word.starts_with('"')
+        });
+        if words.next() != Some("fn") || line.trim_end().ends_with([';', '}']) {
+            continue;
+        }
+        let name: String =
+            words.next().unwrap_or_default().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        let closing = format!("{}}}", " ".repeat(indent));
+        if let Some(length) = lines[at..].iter().position(|line| *line == closing) {
+            found.push((name, length + 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn files_and_functions_stay_short() {
+    let mut allowed: BTreeMap<&str, usize> = LONGER.iter().copied().collect();
+    let mut complaints = Vec::new();
+    let mut check = |key: String, length: usize, limit: usize| match allowed.remove(key.as_str()) {
+        Some(ratchet) if length != ratchet && length > limit => {
+            complaints
+                .push(format!("{key}: {length} lines, the ratchet says {ratchet}; it may only fall, and then be lowered"));
+        }
+        Some(_) if length <= limit => complaints.push(format!("{key}: {length} lines, no exception needed any more")),
+        None if length > limit => complaints.push(format!("{key}: {length} lines, the rule says at most {limit}")),
+        _ => {}
+    };
+    for source in sources("rs").iter().filter(|source| !is_test(&source.path)) {
+        check(source.path.clone(), code_lines(&source.text), FILE_LINES);
+        let code = source.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for (name, length) in functions(code) {
+            if length > FUNCTION_LINES {
+                check(format!("{}:{name}", source.path), length, FUNCTION_LINES);
+            }
+        }
+    }
+    complaints.extend(allowed.keys().map(|key| format!("{key}: excepted, but not there or short enough")));
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn every_unsafe_says_why_it_is_sound() {
+    let mut complaints = Vec::new();
+    for source in sources("rs").iter().filter(|source| source.path != "tests/tests/tidy.rs") {
+        let lines: Vec<&str> = source.text.lines().collect();
+        let room = source.path.strip_prefix("crates/").and_then(|path| path.split('/').next()).unwrap_or_default();
+        for (at, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let is_unsafe = ["unsafe {", "unsafe impl"].iter().any(|form| code.contains(form));
+            if !is_unsafe {
+                continue;
+            }
+            if SAFE_ROOMS.contains(&room) {
+                complaints.push(format!("{}:{}: no unsafe in this room", source.path, at + 1));
+            }
+            let above = &lines[at.saturating_sub(8)..at];
+            if !above.iter().any(|line| line.contains("SAFETY:")) {
+                complaints.push(format!("{}:{}: unsafe without a SAFETY comment", source.path, at + 1));
+            }
+        }
+    }
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn rooms_import_only_what_lies_below() {
+    let crates = repository().join("crates");
+    let mut complaints = Vec::new();
+    let mut seen = 0;
+    for entry in fs::read_dir(&crates).expect("crates/") {
+        let room = entry.expect("a readable folder").file_name().to_string_lossy().into_owned();
+        let Some((_, allowed)) = IMPORTS.iter().find(|(name, _)| *name == room) else {
+            complaints.push(format!("crates/{room}: not in the table of rooms"));
+            continue;
+        };
+        seen += 1;
+        let manifest = fs::read_to_string(crates.join(&room).join("Cargo.toml")).expect("a manifest");
+        let dependencies = manifest.split("[dependencies]").nth(1).unwrap_or_default();
+        let dependencies = dependencies.split("\n[").next().unwrap_or_default();
+        for line in dependencies.lines() {
+            let Some(name) = line.strip_prefix("millrace-") else { continue };
+            let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '-').collect();
+            if !allowed.contains(&name.as_str()) {
+                complaints.push(format!("crates/{room}: must not depend on {name}"));
+            }
+        }
+    }
+    assert_eq!(seen, IMPORTS.len(), "every room of the table exists");
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn nothing_is_left_to_do_in_comments() {
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("to", "do!("), concat!("unimple", "mented!(")];
+    let mut complaints = Vec::new();
+    for source in sources("rs") {
+        for (at, line) in source.text.lines().enumerate() {
+            if marks.iter().any(|mark| line.contains(mark)) {
+                complaints.push(format!("{}:{}: {}", source.path, at + 1, line.trim()));
+            }
+        }
+    }
+    assert!(complaints.is_empty(), "put it on docs/roadmap.md with an owner:\n{}", complaints.join("\n"));
+}
+
+#[test]
+fn links_in_the_docs_lead_somewhere() {
+    let root = repository();
+    let mut complaints = Vec::new();
+    let mut links = 0;
+    for source in sources("md") {
+        let folder = root.join(&source.path).parent().expect("a folder").to_path_buf();
+        let mut fenced = false;
+        for (at, line) in source.text.lines().enumerate() {
+            fenced ^= line.trim_start().starts_with("```");
+            if fenced {
+                continue;
+            }
+            for piece in line.split("](").skip(1) {
+                let target = piece.split(')').next().unwrap_or_default().split('#').next().unwrap_or_default();
+                if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
+                    continue;
+                }
+                links += 1;
+                if !folder.join(target).exists() {
+                    complaints.push(format!("{}:{}: {target} is not there", source.path, at + 1));
+                }
+            }
+            // Paths named in backquotes: docs, scripts and sources move, and their mentions must follow.
+            for name in line.split('`').skip(1).step_by(2) {
+                let is_path = ["crates/", "docs/", "scripts/", "tests/"].iter().any(|start| name.starts_with(start));
+                let plain = name.chars().all(|c| c.is_alphanumeric() || "/._-".contains(c));
+                if is_path && plain {
+                    links += 1;
+                    if !root.join(name).exists() {
+                        complaints.push(format!("{}:{}: `{name}` is not there", source.path, at + 1));
+                    }
+                }
+            }
+        }
+    }
+    assert!(links > 0, "the docs have links");
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
