@@ -18,6 +18,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "fault"))]
+pub mod fault;
 mod file;
 mod log;
 mod memory;

@@ -1,5 +1,6 @@
 //! Every volume here through the conformance suite, and what each does beyond it.
 
+mod fault;
 mod file;
 mod shard;
 mod simple;
@@ -12,7 +13,7 @@ use millrace_block::{
 };
 
 use self::shard::ShardHarness;
-use crate::{FileOptions, FileVolume, MemoryVolume, NullVolume};
+use crate::{FileOptions, FileVolume, MemoryVolume, NullVolume, fault::FaultVolume};
 
 const SEED: u64 = 20_261;
 
@@ -104,4 +105,22 @@ fn file_conforms_on_a_file_system_in_memory() {
 fn file_conforms_on_a_shard() {
     let directory = on_disk();
     conform(&mut ShardHarness::new(), &mut make_file(directory.path()));
+}
+
+#[test]
+fn fault_conforms_while_nothing_goes_wrong() {
+    let directory = on_disk();
+    let mut files = make_file(directory.path());
+    let mut make = |wanted| Some(FaultVolume::new(files(wanted)?, SEED) as _);
+    conform(&mut SyncHarness::new(SEED, false), &mut make);
+}
+
+#[test]
+fn fault_conforms_while_it_holds_writes() {
+    let mut make = |wanted| {
+        let volume = FaultVolume::new(make_memory(wanted)?, SEED);
+        volume.hold_writes();
+        Some(volume as _)
+    };
+    conform(&mut SyncHarness::new(SEED, false), &mut make);
 }
