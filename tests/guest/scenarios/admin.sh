@@ -51,14 +51,14 @@ feature() {
     echo $((0x$(sed -n 's/.*[Vv]alue:\(0x\)\{0,1\}\([0-9a-fA-F]\{8\}\).*/\2/p' /run/feature | head -n 1)))
 }
 
-# set_and_read ID VALUE [MORE...]: sets, reads back, sets to what it was
+# set_and_read ID VALUE [MORE...]: sets, reads back (with the options given), sets to what it was
 set_and_read() {
     id=$1 value=$2
     shift 2
     old=$(feature "$id" "$@")
-    nvme set-feature "$ctrl" -f "$id" -V "$value" "$@" >/dev/null || { lenient "set feature $id to $value" && return; }
-    equal "feature $id after setting it" "$(feature "$id" "$@")" "$value"
-    nvme set-feature "$ctrl" -f "$id" -V "$old" "$@" >/dev/null || die "set feature $id back to $old"
+    nvme set-feature "$ctrl" -f "$id" -V "$value" >/dev/null || { lenient "set feature $id to $value" && return; }
+    equal "feature $id after setting it" "$(feature "$id" "$@")" $((value))
+    nvme set-feature "$ctrl" -f "$id" -V "$old" >/dev/null || die "set feature $id back to $old"
 }
 
 features() {
@@ -69,7 +69,7 @@ features() {
     set_and_read 1 $((0x03020103))
     set_and_read 4 $((0x150))
     set_and_read 8 $((0x0203))
-    set_and_read 9 $((0x10001))
+    set_and_read 9 $((0x10001)) --cdw11=1 # of vector 1
     set_and_read 0xb $((0x100))
     if [ $(($(field ctrl vwc "$ctrl") & 1)) = 1 ]; then set_and_read 6 0; fi
     printf '\000\000\000\000\001\000\000\000' >/run/time
