@@ -115,7 +115,7 @@ impl Controller {
 
     /// Get Log Page (Base 5.1.12): `len` bytes, a multiple of 4, from a byte offset.
     pub fn get_log_page(&mut self, lid: LogId, nsid: NamespaceId, offset: u64, len: usize) -> Result<Vec<u8>, DriverError> {
-        assert!(len > 0 && len % 4 == 0, "a log page of {len} bytes");
+        assert!(len > 0 && len.is_multiple_of(4), "a log page of {len} bytes");
         let dwords_z = (len / 4 - 1) as u32;
         let mut command = Command::admin(AdminOpcode::GET_LOG_PAGE);
         command.sqe.nsid = nsid;

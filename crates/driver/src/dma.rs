@@ -73,7 +73,11 @@ impl DmaMemory {
     /// Makes `size` bytes at device address `iova`, both multiples of [`PAGE_SIZE`]. Pages are backed on first use.
     pub fn new(iova: u64, size: usize) -> Result<Self, DmaError> {
         let page = PAGE_SIZE as u64;
-        if size == 0 || size % PAGE_SIZE != 0 || iova % page != 0 || iova.checked_add(size as u64).is_none() {
+        if size == 0
+            || !size.is_multiple_of(PAGE_SIZE)
+            || !iova.is_multiple_of(page)
+            || iova.checked_add(size as u64).is_none()
+        {
             return Err(DmaError::BadRange { iova, size });
         }
         let kernel = |source: io::Error| DmaError::Kernel { size, source };

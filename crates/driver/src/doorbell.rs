@@ -76,12 +76,6 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// A doorbell that is a word in shared memory.
-    #[cfg(test)]
-    pub(crate) fn mapped(word: SharedU32) -> Self {
-        Self { target: Target::Mapped(word), shadow: None }
-    }
-
     /// Tells the controller of the step from `old` to `new`, through the shadow buffer alone where that is enough.
     #[inline]
     pub(crate) fn ring(&self, old: u16, new: u16) -> Result<(), TransportError> {

@@ -46,3 +46,6 @@ pub use namespace::{CommandError, Namespace};
 pub use prp::PrpError;
 pub use queue::{QueueError, QueuePair};
 pub use transport::{MappedArea, Transport, TransportError, VfioUser};
+
+/// The wire types that the interface speaks in.
+pub use millrace_nvme_spec as spec;

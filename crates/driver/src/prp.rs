@@ -118,7 +118,7 @@ mod tests {
             let mut at = pointer.prp2;
             while left > 0 {
                 let entry = list[&(usize::try_from(at - LIST).unwrap() / 8)];
-                let last_slot = (at + 8) % page == 0;
+                let last_slot = (at + 8).is_multiple_of(page);
                 if last_slot && left > PAGE_SIZE {
                     at = entry.0;
                     assert_eq!(at % page, 0);

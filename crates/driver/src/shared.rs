@@ -101,7 +101,8 @@ impl<T: Copy> SharedRing<T> {
 fn pointer_into<T>(mapping: &Mapping, offset: usize, count: usize) -> Option<NonNull<T>> {
     let bytes = size_of::<T>().checked_mul(count)?;
     let end = offset.checked_add(bytes)?;
-    if end > mapping.len() || !mapping.is_writable() || (mapping.as_ptr() as usize + offset) % size_of::<T>() != 0 {
+    let aligned = (mapping.as_ptr() as usize + offset).is_multiple_of(size_of::<T>());
+    if end > mapping.len() || !mapping.is_writable() || !aligned {
         return None;
     }
     // SAFETY: offset lies within the mapping.

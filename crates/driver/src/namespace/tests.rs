@@ -1,1 +1,77 @@
+use millrace_nvme_spec::identify::LbaFormat;
+use zerocopy::FromZeros;
 
+use super::*;
+use crate::dma::DmaMemory;
+
+fn namespace() -> Namespace {
+    let mut identify = Box::new(IdentifyNamespace::new_zeroed());
+    identify.nsze = 1000;
+    identify.lbaf[0].lbads = 9;
+    Namespace::new(NamespaceId(7), identify, 64 << 10).unwrap()
+}
+
+fn data(len: usize) -> DmaRange {
+    DmaRange { iova: 1 << 32, len }
+}
+
+#[test]
+fn a_read_carries_its_range() {
+    let command = namespace().read(Lba(900), data(100 * 512)).unwrap();
+    assert_eq!((command.sqe.nsid, command.sqe.nvm_opcode()), (NamespaceId(7), NvmOpcode::READ));
+    assert_eq!((command.sqe.cdw10_11(), command.sqe.cdw12, command.data), (900, 99, Some(data(51_200))));
+    let fua = namespace().write_fua(Lba(0), data(512)).unwrap();
+    assert_eq!(fua.sqe.cdw12, 1 << 30);
+    let zeroes = namespace().write_zeroes(Lba(1), BlockCount(2), true).unwrap();
+    assert_eq!((zeroes.sqe.cdw10_11(), zeroes.sqe.cdw12), (1, 1 | 1 << 25));
+}
+
+#[test]
+fn ranges_outside_the_namespace_are_refused() {
+    let ns = namespace();
+    assert!(matches!(ns.read(Lba(1000), data(512)), Err(CommandError::OutOfRange { .. })));
+    assert!(matches!(ns.write(Lba(999), data(1024)), Err(CommandError::OutOfRange { .. })));
+    assert!(matches!(ns.compare(Lba(u64::MAX), data(512)), Err(CommandError::OutOfRange { .. })));
+    assert!(matches!(ns.read(Lba(0), data(0)), Err(CommandError::BadCount(_))));
+    assert!(matches!(ns.verify(Lba(0), BlockCount(65_537)), Err(CommandError::BadCount(_))));
+    assert!(matches!(ns.read(Lba(0), data(1000)), Err(CommandError::BufferLength { len: 1000, expected: 512 })));
+    assert!(matches!(ns.read(Lba(0), data(65 << 10)), Err(CommandError::TooLarge { .. })));
+}
+
+#[test]
+fn range_lists_lie_at_the_start_of_the_buffer() {
+    let buffer = DmaMemory::new(0x10_0000, 4096).unwrap().alloc(4096).unwrap();
+    let ns = namespace();
+    let ranges = [(Lba(5), BlockCount(6)), (Lba(100), BlockCount(1))];
+    let command = ns.deallocate(&ranges, &buffer).unwrap();
+    assert_eq!((command.sqe.cdw10, command.sqe.cdw11), (1, 4));
+    assert_eq!(command.data, Some(DmaRange { iova: 0x10_0000, len: 32 }));
+    let second = buffer.read_value::<DatasetRange>(16);
+    assert_eq!((second.length, second.slba), (1, 100));
+    let command = ns.copy(&ranges, Lba(993), &buffer).unwrap();
+    assert_eq!((command.sqe.cdw10_11(), command.sqe.cdw12), (993, 1));
+    let first = buffer.read_value::<CopyRange>(0);
+    assert_eq!((first.slba, first.nlb_z), (5, 5));
+    assert!(matches!(ns.copy(&ranges, Lba(994), &buffer), Err(CommandError::OutOfRange { .. })));
+    assert_eq!(ns.deallocate(&[], &buffer).unwrap_err(), CommandError::BadRangeCount(0));
+    let many = vec![(Lba(0), BlockCount(1)); 257];
+    assert_eq!(ns.deallocate(&many, &buffer).unwrap_err(), CommandError::BadRangeCount(257));
+}
+
+#[test]
+fn the_upper_bits_of_the_format_index_count_only_past_16_formats() {
+    let mut identify = Box::new(IdentifyNamespace::new_zeroed());
+    identify.nsze = 8;
+    identify.flbas.set_index_low(1);
+    identify.flbas.set_index_high(1);
+    identify.lbaf[1].lbads = 9;
+    identify.lbaf[17].lbads = 12;
+    let block_size = |identify: &IdentifyNamespace| {
+        Namespace::new(NamespaceId(1), Box::new(identify.clone()), 4096).map(|namespace| namespace.block_size())
+    };
+    assert_eq!(block_size(&identify), Some(512));
+    identify.nlbaf_z = 63;
+    assert_eq!(block_size(&identify), Some(4096));
+    identify.lbaf[17] = LbaFormat { lbads: 0, ..identify.lbaf[17] };
+    assert_eq!(block_size(&identify), None, "not an available format");
+}

@@ -1,0 +1,316 @@
+//! `millrace bench`: drives any NVMe controller behind a vfio-user socket, ours or a peer's, from one polling thread.
+//!
+//! ```text
+//!   BenchArgs ─► Target (controller, namespace, queues) ─► worker: poll ─ check ─ choose next ─ submit ─ ring ─► Report
+//!                                                             │                      │
+//!                                                          Tracker: what every unit of `bs` bytes holds (--verify)
+//! ```
+//!
+//! What it measures, and what it costs: commands are counted one by one, latencies are sampled (every 16th command unless
+//! `--sample` says otherwise) from just before the entry is written to when its completion is seen. Without `--verify` the
+//! data are not looked at: writes send one random buffer per slot over and over.
+//!
+//! With `--verify` every block written carries its address, a generation and a pattern made of both and of the run's seed,
+//! and every block read must be what was last written, to the byte. A unit that this run has not written yet is written where
+//! it would be read. No two commands are in flight to one unit. When time is up, all that was written is read once more.
+
+mod pattern;
+mod report;
+mod tracker;
+mod worker;
+mod workload;
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+use millrace_block::Lba;
+use millrace_driver::{
+    CommandError, Controller, DmaBuffer, DmaError, DriverError, Namespace, Options, PAGE_SIZE, QueueError, QueueOptions,
+    QueuePair,
+    spec::{NamespaceId, Status},
+};
+use thiserror::Error;
+
+use pattern::Miscompare;
+use report::Report;
+use worker::{Outcome, Worker};
+
+/// Drives an NVMe controller behind a vfio-user socket and prints IOPS, bandwidth and latencies.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The controller's vfio-user socket
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// What to do
+    #[arg(long, value_enum, default_value_t = Rw::Randread)]
+    rw: Rw,
+    /// Bytes per command: a multiple of the namespace's block size
+    #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = parse_size)]
+    bs: u64,
+    /// Commands in flight per queue
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    qd: u32,
+    /// Seconds to run
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    time: Duration,
+    /// I/O queue pairs
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=65534))]
+    queues: u16,
+    /// Check every block read against what was last written; overwrites the namespace, also with read workloads
+    #[arg(long)]
+    verify: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// The namespace
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=0xffff_fffe))]
+    nsid: u32,
+    /// Use only the first SIZE bytes of the namespace
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    range: Option<u64>,
+    /// Pin the client to this core
+    #[arg(long, value_name = "N")]
+    core: Option<usize>,
+    /// Share of reads in randrw, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    rwmixread: u8,
+    /// Take the latency of every Nth command
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    sample: u32,
+    /// Ring by messages even if the target offers doorbells in shared memory
+    #[arg(long)]
+    doorbell_messages: bool,
+    /// Use shadow doorbells (Doorbell Buffer Config)
+    #[arg(long)]
+    shadow_doorbells: bool,
+}
+
+/// The kind of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rw {
+    /// Random reads
+    Randread,
+    /// Random writes
+    Randwrite,
+    /// Sequential reads, each queue in its own part
+    Read,
+    /// Sequential writes, each queue in its own part
+    Write,
+    /// Random reads and writes
+    Randrw,
+}
+
+/// Why a run failed.
+#[derive(Debug, Error)]
+pub(crate) enum BenchError {
+    /// The controller could not be brought up.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// A queue broke.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// No memory to share with the target.
+    #[error(transparent)]
+    Memory(#[from] DmaError),
+    /// A command of ours was wrong for the namespace.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The target refused or failed a read or write.
+    #[error("{what} of {bytes} bytes at {lba}")]
+    Io {
+        /// "read" or "write".
+        what: &'static str,
+        /// First block.
+        lba: Lba,
+        /// Bytes.
+        bytes: u64,
+        /// The target's answer.
+        #[source]
+        status: Status,
+    },
+    /// A block is not what was last written.
+    #[error(transparent)]
+    Miscompare(#[from] Box<Miscompare>),
+    /// Commands are in flight and none completes.
+    #[error("no command has completed for {waited:?}; in flight: {in_flight}")]
+    Stalled {
+        /// How long.
+        waited: Duration,
+        /// Commands in flight on all queues.
+        in_flight: usize,
+    },
+    /// `--bs` does not fit the namespace.
+    #[error("--bs {bs}: not a multiple of the block size {block_size}, or more than {limit} bytes in one command")]
+    BlockSize {
+        /// What was asked for.
+        bs: u64,
+        /// The namespace's block size.
+        block_size: u32,
+        /// The most one command may move.
+        limit: u64,
+    },
+    /// `--qd` is more than a queue holds.
+    #[error("--qd {qd}: the controller's queues hold {limit} commands")]
+    QueueDepth {
+        /// What was asked for.
+        qd: u32,
+        /// The controller's limit.
+        limit: u32,
+    },
+    /// Fewer units than commands in flight.
+    #[error("{units} units of {bs} bytes are too few for {queues} queues of depth {qd}")]
+    RangeTooSmall {
+        /// Units in the range.
+        units: u64,
+        /// Bytes of a unit.
+        bs: u64,
+        /// Queues.
+        queues: u16,
+        /// Commands in flight per queue.
+        qd: u32,
+    },
+    /// The client could not be pinned.
+    #[error("pinning to core {core}")]
+    Core {
+        /// The core.
+        core: usize,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The results could not be written.
+    #[error("writing the results")]
+    Output(#[source] std::io::Error),
+}
+
+/// Runs the benchmark and prints its results, also when it fails midway.
+///
+/// # Errors
+/// Whatever ended the run early, a wrong byte above all. Ctrl-C is not an error.
+#[expect(clippy::needless_pass_by_value, reason = "one shape for every subcommand")]
+pub(crate) fn run(args: BenchArgs) -> Result<(), BenchError> {
+    if let Some(core) = args.core {
+        pin(core)?;
+    }
+    let mut target = Target::connect(&args)?;
+    let interrupt = worker::interrupt_flag();
+    let Outcome { measured, failure } = Worker::new(&args, &mut target, interrupt)?.run(args.time);
+    Report::new(&args, &target, &measured).print(args.json).map_err(BenchError::Output)?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    // Best effort: the results are out, and a target that cannot shut down has not failed the run.
+    let _ = target.controller.shutdown();
+    Ok(())
+}
+
+fn pin(core: usize) -> Result<(), BenchError> {
+    let failed = |source| BenchError::Core { core, source };
+    if core >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+    }
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core);
+    rustix::thread::sched_setaffinity(None, &set).map_err(|errno| failed(errno.into()))
+}
+
+/// The controller under test and what was made on it.
+struct Target {
+    controller: Controller,
+    namespace: Namespace,
+    queues: Vec<(QueuePair, DmaBuffer)>,
+    /// Units of `bs` bytes in the range.
+    units: u64,
+}
+
+impl Target {
+    fn connect(args: &BenchArgs) -> Result<Self, BenchError> {
+        let stride = args.bs.next_multiple_of(PAGE_SIZE as u64);
+        let (queues, qd) = (u64::from(args.queues), u64::from(args.qd));
+        // Data, entries of both queues, and PRP lists: two pages each are ample up to several MiB a command.
+        let memory = queues * (qd + 1).next_power_of_two() * (stride + 2 * PAGE_SIZE as u64 + stride / 256) + (16 << 20);
+        let options = Options {
+            memory_size: usize::try_from(memory.next_multiple_of(PAGE_SIZE as u64)).unwrap_or(usize::MAX),
+            io_queues: args.queues,
+            max_transfer: usize::try_from(args.bs).unwrap_or(usize::MAX),
+            mapped_doorbells: !args.doorbell_messages,
+            shadow_doorbells: args.shadow_doorbells,
+            ..Options::default()
+        };
+        let mut controller = Controller::connect(&args.socket, &options)?;
+        let namespace = controller.namespace(NamespaceId(args.nsid))?;
+        let units = units(args, &namespace)?;
+        let limit = controller.max_queue_entries() - 1;
+        if args.qd > limit {
+            return Err(BenchError::QueueDepth { qd: args.qd, limit });
+        }
+        let entries = (args.qd + 1).next_power_of_two().min(limit + 1);
+        let mut target = Self { controller, namespace, queues: Vec::new(), units };
+        for _ in 0..args.queues {
+            let queue = target.controller.create_queue_pair(&QueueOptions { entries, ..QueueOptions::default() })?;
+            let buffer = target.controller.memory().alloc((qd * stride) as usize)?;
+            target.queues.push((queue, buffer));
+        }
+        Ok(target)
+    }
+}
+
+/// Checks `--bs` and `--range` against the namespace; the units there are.
+fn units(args: &BenchArgs, namespace: &Namespace) -> Result<u64, BenchError> {
+    let (bs, block_size, limit) = (args.bs, namespace.block_size(), namespace.max_transfer());
+    if bs == 0 || !bs.is_multiple_of(u64::from(block_size)) || bs > limit {
+        return Err(BenchError::BlockSize { bs, block_size, limit });
+    }
+    let bytes = namespace.size().0.saturating_mul(u64::from(block_size));
+    let units = bytes.min(args.range.unwrap_or(u64::MAX)) / bs;
+    let needed = u64::from(args.queues) * u64::from(if args.verify { args.qd } else { 1 });
+    if units < needed {
+        return Err(BenchError::RangeTooSmall { units, bs, queues: args.queues, qd: args.qd });
+    }
+    Ok(units)
+}
+
+/// A number of bytes: digits and perhaps k, m, g or t, for powers of 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        suffix => return Err(format!("unknown unit {suffix:?}: k, m, g or t")),
+    };
+    let number: u64 = digits.parse().map_err(|error| format!("{digits:?}: {error}"))?;
+    number.checked_mul(1 << shift).filter(|size| *size > 0).ok_or_else(|| "must be from 1 byte to 2^64".to_owned())
+}
+
+/// Seconds, fractions allowed.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    let time = Duration::try_from_secs_f64(seconds).map_err(|error| format!("{error}"))?;
+    if time.is_zero() { Err("must be more than 0".to_owned()) } else { Ok(time) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units() {
+        for (text, bytes) in [("512", 512), ("4k", 4096), ("1M", 1 << 20), ("2GiB", 2 << 30), ("1t", 1 << 40)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "k", "0", "4x", "-1", "99999999t", "1.5k"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_positive() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "nan", "inf", "x"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+        }
+    }
+}
