@@ -48,6 +48,7 @@ mod timers;
 mod wake;
 
 #[cfg(test)]
+#[allow(unsafe_code)] // segments are made of raw memory
 mod tests;
 
 pub use config::{Polling, ShardConfig, parse_shards};

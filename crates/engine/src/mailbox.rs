@@ -76,10 +76,7 @@ impl ShardHandle {
     }
 
     /// Runs `f` on the shard and waits for its answer.
-    pub fn call_wait<R: Send + 'static>(
-        &self,
-        f: impl FnOnce(&mut Shard) -> R + Send + 'static,
-    ) -> Result<R, EngineError> {
+    pub fn call_wait<R: Send + 'static>(&self, f: impl FnOnce(&mut Shard) -> R + Send + 'static) -> Result<R, EngineError> {
         if self.0.thread == thread_number() {
             return Err(EngineError::OwnShard { shard: self.0.index });
         }

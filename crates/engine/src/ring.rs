@@ -151,7 +151,7 @@ impl Ring {
 }
 
 /// Builds the ring and gives up every operation it will not need: a seccomp filter does not see what a ring does.
-fn build(entries: u32) -> io::Result<IoUring> {
+pub(crate) fn build(entries: u32) -> io::Result<IoUring> {
     let deferred = IoUring::builder()
         .setup_r_disabled()
         .setup_single_issuer()
@@ -162,7 +162,9 @@ fn build(entries: u32) -> io::Result<IoUring> {
         .build(entries);
     let uring = match deferred {
         // Before Linux 6.1 the kernel interrupts the thread for each completion instead.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => IoUring::builder().setup_r_disabled().dontfork().build(entries)?,
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().setup_r_disabled().dontfork().build(entries)?
+        }
         other => other?,
     };
     let allowed = [

@@ -49,11 +49,7 @@ struct Entry {
 impl Entry {
     /// Calls the device; a panic fences it.
     #[inline]
-    fn call<R>(
-        &mut self,
-        core: &Core,
-        call: impl FnOnce(&mut dyn Device, &mut ShardContext<'_>) -> R,
-    ) -> Option<R> {
+    fn call<R>(&mut self, core: &Core, call: impl FnOnce(&mut dyn Device, &mut ShardContext<'_>) -> R) -> Option<R> {
         let mut cx = ShardContext::new(core, &self.account);
         let device = &mut *self.device;
         // Unwind safety: after a panic the device is fenced, so nobody relies on its broken state.
@@ -237,6 +233,11 @@ impl Shard {
     /// Keys of the devices on the shard.
     pub fn devices(&self) -> impl Iterator<Item = DeviceKey> + '_ {
         self.devices.iter().filter_map(|place| place.entry.as_ref()).map(|entry| entry.account.key)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn core_for_tests(&self) -> &Core {
+        &self.core
     }
 
     fn entry(&mut self, key: DeviceKey) -> Option<&mut Entry> {

@@ -106,6 +106,11 @@ impl Slots {
         self.wakers.ready()
     }
 
+    #[cfg(test)]
+    pub(crate) fn free_for_tests(&self) -> usize {
+        self.free.borrow().len()
+    }
+
     /// The next account whose task panicked.
     pub(crate) fn take_fault(&self) -> Option<Rc<Account>> {
         self.faults.borrow_mut().pop()
@@ -196,13 +201,7 @@ impl Slots {
         drop(shared);
     }
 
-    fn park(
-        &self,
-        index: u32,
-        future: TaskFuture<'static, ()>,
-        shared: Option<Rc<dyn Any>>,
-        account: &Rc<Account>,
-    ) {
+    fn park(&self, index: u32, future: TaskFuture<'static, ()>, shared: Option<Rc<dyn Any>>, account: &Rc<Account>) {
         let slot = &self.slots[index as usize];
         assert_eq!(slot.state.get(), State::Reserved, "only a reserved slot takes a task");
         *slot.shared.borrow_mut() = shared;

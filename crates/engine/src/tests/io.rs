@@ -1,0 +1,248 @@
+use std::{
+    cell::{Cell, RefCell},
+    io::Write,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    rc::Rc,
+};
+
+use millrace_block::{ByteOffset, IoOperation, TaskContext};
+use millrace_memory::{Mapping, Segment};
+
+use super::{config, shard, turn_until, waits};
+use crate::{Launch, MAX_SEGMENTS, Outcome, Shard, ShardConfig};
+
+/// Starts a task that keeps `T` and gives its result to a cell.
+fn launch<F>(shard: &mut Shard, work: F) -> Rc<Cell<Option<i32>>>
+where
+    F: AsyncFnOnce(TaskContext<'_>) -> i32 + 'static,
+{
+    let result = Rc::new(Cell::new(None));
+    let report = Rc::clone(&result);
+    let outcome: Outcome<'_, ()> = shard.context().reserve().unwrap().run(|tcx| {
+        Launch::Wait(tcx.scratch.place_future(async move {
+            let value = work(tcx).await;
+            report.set(Some(value));
+        }))
+    });
+    waits(outcome);
+    result
+}
+
+fn memory(pages: usize) -> (Rc<Mapping>, Segment) {
+    let mapping = Rc::new(Mapping::anonymous(pages * 4096).unwrap());
+    // SAFETY: the tests keep the mapping until their tasks have ended.
+    let segment = unsafe { mapping.segment(0, pages * 4096) }.unwrap();
+    (mapping, segment)
+}
+
+#[test]
+fn a_file_is_written_synced_and_read_through_the_ring() {
+    let mut shard = shard();
+    let file = tempfile::tempfile().unwrap();
+    let fd = file.as_raw_fd();
+    let (mapping, all) = memory(4);
+    let written = launch(&mut shard, async move |tcx| {
+        let parts = [all.part(0, 1000).unwrap(), all.part(1000, 3096).unwrap()];
+        parts[0].fill(1);
+        parts[1].fill(2);
+        let offset = ByteOffset(512);
+        let wrote = tcx.io(IoOperation::Allocate { fd, mode: 0, offset: ByteOffset(0), len: 8192 }).await;
+        assert_eq!(wrote, 0);
+        let list = tcx.scratch.place_slice(2, parts[0]);
+        list[1] = parts[1];
+        let wrote = tcx.io(IoOperation::Write { fd, offset, segments: &list, fua: true }).await;
+        assert_eq!(tcx.io(IoOperation::DataSync { fd }).await, 0);
+        wrote
+    });
+    turn_until(&mut shard, || written.get().is_some());
+    assert_eq!(written.get(), Some(4096));
+    assert_eq!(file.metadata().unwrap().len(), 8192);
+    let read = launch(&mut shard, async move |tcx| {
+        let target = all.part(8192, 4096).unwrap();
+        tcx.io(IoOperation::Read { fd, offset: ByteOffset(512), segments: &[target] }).await
+    });
+    turn_until(&mut shard, || read.get().is_some());
+    assert_eq!(read.get(), Some(4096));
+    let mut bytes = vec![0; 4096];
+    all.read_at(8192, &mut bytes);
+    assert!(bytes[..1000].iter().all(|b| *b == 1) && bytes[1000..].iter().all(|b| *b == 2));
+    drop(mapping);
+}
+
+#[test]
+fn errors_come_back_as_the_system_gave_them() {
+    let mut shard = shard();
+    let (mapping, all) = memory(1);
+    let gone = tempfile::tempfile().unwrap().as_raw_fd();
+    let result = launch(&mut shard, async move |tcx| {
+        tcx.io(IoOperation::Write { fd: gone, offset: ByteOffset(0), segments: &[all], fua: false }).await
+    });
+    turn_until(&mut shard, || result.get().is_some());
+    assert_eq!(result.get(), Some(-libc::EBADF));
+    drop(mapping);
+}
+
+#[test]
+fn more_operations_than_the_ring_has_entries_wait_their_turn() {
+    let mut shard = Shard::new(&ShardConfig { ring_entries: 4, ..config() }).unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let mut writer = std::fs::File::from(writer);
+    let fd = reader.as_raw_fd();
+    let (mapping, all) = memory(1);
+    let order: Rc<RefCell<Vec<usize>>> = Rc::default();
+    for i in 0..50 {
+        let order = Rc::clone(&order);
+        let target = all.part(i, 1).unwrap();
+        launch(&mut shard, async move |tcx| {
+            // The offset of a pipe is "the present position".
+            let segments = [target];
+            let result = tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &segments }).await;
+            order.borrow_mut().push(i);
+            result
+        });
+    }
+    for _ in 0..20 {
+        shard.turn();
+    }
+    assert_eq!(shard.core_for_tests().ring.in_flight(), 4, "full, and not more than full");
+    assert_eq!(shard.context().waiting_tasks(), 50);
+    for i in 1..=50 {
+        writer.write_all(&[7]).unwrap();
+        turn_until(&mut shard, || order.borrow().len() == i);
+    }
+    assert_eq!(shard.core_for_tests().ring.in_flight(), 0);
+    // A freed entry goes to whoever waited longest.
+    assert!(order.borrow().iter().enumerate().all(|(at, i)| at.abs_diff(*i) < 4), "{order:?}");
+    let mut bytes = [0; 50];
+    all.read_at(0, &mut bytes);
+    assert_eq!(bytes, [7; 50]);
+    drop(mapping);
+}
+
+#[test]
+fn one_task_may_have_several_operations_in_flight() {
+    let mut shard = shard();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let mut writer = std::fs::File::from(writer);
+    let fd = reader.as_raw_fd();
+    let (mapping, all) = memory(1);
+    let result = launch(&mut shard, async move |tcx| {
+        let (one, two) = ([all.part(0, 3).unwrap()], [all.part(3, 3).unwrap()]);
+        let read = |segments| tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments });
+        let mut both = [(std::pin::pin!(read(&one)), None), (std::pin::pin!(read(&two)), None)];
+        std::future::poll_fn(|cx| {
+            for (leg, result) in &mut both {
+                if result.is_none()
+                    && let std::task::Poll::Ready(value) = leg.as_mut().poll(cx)
+                {
+                    *result = Some(value);
+                }
+            }
+            let sum = both.iter().map(|(_, result)| *result).sum::<Option<i32>>();
+            sum.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
+        })
+        .await
+    });
+    for _ in 0..10 {
+        shard.turn();
+    }
+    assert_eq!(shard.core_for_tests().ring.in_flight(), 2);
+    writer.write_all(b"abc").unwrap();
+    turn_until(&mut shard, || true);
+    writer.write_all(b"def").unwrap();
+    turn_until(&mut shard, || result.get().is_some());
+    assert_eq!(result.get(), Some(6));
+    drop(mapping);
+}
+
+#[test]
+fn too_many_segments_fault_the_task_only() {
+    let mut shard = shard();
+    let file = tempfile::tempfile().unwrap();
+    let fd = file.as_raw_fd();
+    let (mapping, all) = memory(1);
+    let byte = all.part(0, 1).unwrap();
+    for (count, result) in [(MAX_SEGMENTS, Some(MAX_SEGMENTS as i32)), (MAX_SEGMENTS + 1, None)] {
+        let written = launch(&mut shard, async move |tcx| {
+            let list = vec![byte; count];
+            tcx.io(IoOperation::Write { fd, offset: ByteOffset(0), segments: &list, fua: false }).await
+        });
+        while shard.context().waiting_tasks() > 0 {
+            shard.turn();
+        }
+        assert_eq!(written.get(), result);
+        assert_eq!(shard.core_for_tests().ring.in_flight(), 0, "no entry is lost");
+    }
+    drop(mapping);
+}
+
+#[test]
+fn a_stopping_shard_waits_for_the_kernel() {
+    let mut shard = shard();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let fd = reader.as_raw_fd();
+    let (mapping, all) = memory(1);
+    let result = launch(&mut shard, async move |tcx| {
+        tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &[all] }).await
+    });
+    shard.turn();
+    let helper = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::File::from(writer).write_all(b"late").unwrap();
+    });
+    drop(shard);
+    assert_eq!(result.get(), Some(4));
+    helper.join().unwrap();
+    drop(mapping);
+}
+
+#[test]
+fn the_ring_does_only_what_it_was_made_for() {
+    let mut uring = crate::ring::build(4).unwrap();
+    let nop = io_uring::opcode::Nop::new().build();
+    // SAFETY: a no-op touches no memory.
+    unsafe { uring.submission().push(&nop) }.unwrap();
+    uring.submit_and_wait(1).unwrap();
+    let entry = uring.completion().next().unwrap();
+    assert_eq!(entry.result(), -libc::EACCES);
+}
+
+#[test]
+fn descriptors_wake_their_device_and_only_while_registered() {
+    use super::Gadget;
+    let mut shard = shard();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let events: Rc<RefCell<Vec<u32>>> = Rc::default();
+    let log = Rc::clone(&events);
+    let fd: OwnedFd = ours.into();
+    let gadget = Gadget { event: Box::new(move |_, token| log.borrow_mut().push(token)), ..Gadget::default() };
+    let added = shard.add_device_with(|cx| {
+        cx.register(fd.as_fd(), 1)?;
+        cx.register(fd.as_fd(), 5)?;
+        std::io::Result::Ok(Box::new(gadget))
+    });
+    let key = added.unwrap();
+    shard.turn();
+    assert!(events.borrow().is_empty());
+    (&theirs).write_all(b"x").unwrap();
+    shard.turn();
+    events.borrow_mut().sort_unstable();
+    assert_eq!(*events.borrow(), [1, 5]);
+    shard.with_device(key, |_: &mut Gadget, cx| cx.unregister(5).unwrap()).unwrap();
+    shard.turn();
+    assert_eq!(*events.borrow(), [1, 5, 1], "level-triggered, and 5 is gone");
+    // A token that is registered again changes its descriptor.
+    let (other, _other_peer) = std::os::unix::net::UnixStream::pair().unwrap();
+    shard.with_device(key, |_: &mut Gadget, cx| cx.register(other.as_fd(), 1).unwrap()).unwrap();
+    shard.turn();
+    assert_eq!(events.borrow().len(), 3);
+    shard.with_device(key, |_: &mut Gadget, cx| cx.register(fd.as_fd(), 1).unwrap()).unwrap();
+    assert!(shard.remove_device(key).is_some());
+    shard.turn();
+    assert_eq!(events.borrow().len(), 3);
+    // Nothing of ours keeps the socket open: its peer sees the end.
+    drop(fd);
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut &theirs, &mut rest).unwrap_or_default();
+    assert!(rest.is_empty());
+}

@@ -1,0 +1,316 @@
+//! Whole shards on their own threads: sleeping and waking.
+
+use std::{
+    io::Write,
+    os::fd::AsFd,
+    sync::mpsc::{Sender, channel},
+    time::{Duration, Instant},
+};
+
+use millrace_block::{ByteOffset, IoOperation};
+use millrace_memory::BounceBuffer;
+
+use super::{Gadget, config, sleepy, waits};
+use crate::{Engine, EngineError, Launch, Outcome, Polling, Readiness, Shard, ShardConfig, ShardHandle, reaper, remote};
+
+fn engine() -> (Engine, ShardHandle) {
+    let engine = Engine::start(vec![sleepy()]).unwrap();
+    let shard = engine.shards()[0].clone();
+    (engine, shard)
+}
+
+/// Waits until the shard sleeps: no turn is made any more. (A shard that never blocks makes this, and so the test, hang.)
+fn asleep(shard: &ShardHandle) -> u64 {
+    let mut turns = shard.stats().turns;
+    loop {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = shard.stats().turns;
+        if now == turns && now > 0 {
+            return now;
+        }
+        turns = now;
+    }
+}
+
+#[test]
+fn an_idle_shard_blocks_and_a_message_wakes_it() {
+    let (engine, shard) = engine();
+    let turns = asleep(&shard);
+    assert_eq!(shard.call_wait(|_| 42).unwrap(), 42);
+    assert!(asleep(&shard) > turns);
+    engine.stop().unwrap();
+    assert!(matches!(shard.call_wait(|_| ()), Err(EngineError::NoAnswer { shard: 0 })));
+    assert!(shard.call(|_| ()).is_err());
+}
+
+#[test]
+fn messages_are_never_lost_between_looking_and_sleeping() {
+    let (engine, shard) = engine();
+    let senders: Vec<_> = (0..2)
+        .map(|_| {
+            let shard = shard.clone();
+            // Each call finds the shard at another point of its way to sleep.
+            std::thread::spawn(move || (0..3000).map(|i| shard.call_wait(move |_| i).unwrap()).sum::<i32>())
+        })
+        .collect();
+    for sender in senders {
+        assert_eq!(sender.join().unwrap(), 2999 * 3000 / 2);
+    }
+    // More at once than are handled per look.
+    let (done, count) = channel();
+    for _ in 0..1000 {
+        let done = done.clone();
+        shard.call(move |_| done.send(()).unwrap()).unwrap();
+    }
+    drop(done);
+    assert_eq!(count.iter().count(), 1000);
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_call_that_panics_costs_only_itself() {
+    let (engine, shard) = engine();
+    let answer: Result<(), _> = shard.call_wait(|_| panic!("a bug in a call"));
+    assert!(matches!(answer, Err(EngineError::NoAnswer { shard: 0 })));
+    let own = shard.call_wait(|shard| shard.handle().clone().call_wait(|_| ()));
+    assert!(matches!(own, Ok(Err(EngineError::OwnShard { shard: 0 }))));
+    engine.stop().unwrap();
+}
+
+/// Starts a task that reads from a pipe into a bounce buffer; reports what came.
+fn read_pipe(shard: &mut Shard, pipe: std::os::fd::OwnedFd, report: Sender<Vec<u8>>) {
+    let cx = shard.context();
+    let outcome: Outcome<'_, ()> = cx.reserve().unwrap().run(|tcx| {
+        Launch::Wait(tcx.scratch.place_future(async move {
+            let buffer: BounceBuffer = tcx.buffers.take().await;
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&pipe);
+            let segments = [buffer.segment(100)];
+            let count = tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &segments }).await;
+            let mut bytes = vec![0; usize::try_from(count).unwrap()];
+            segments[0].read_at(0, &mut bytes);
+            report.send(bytes).unwrap();
+        }))
+    });
+    waits(outcome);
+}
+
+#[test]
+fn a_completion_wakes_a_blocked_shard() {
+    let (engine, shard) = engine();
+    for _ in 0..20 {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (report, result) = channel();
+        shard.call(move |shard| read_pipe(shard, reader, report)).unwrap();
+        asleep(&shard);
+        std::fs::File::from(writer).write_all(b"done").unwrap();
+        assert_eq!(result.recv().unwrap(), b"done");
+    }
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_timer_wakes_a_blocked_shard() {
+    let (engine, shard) = engine();
+    let (report, result) = channel();
+    let start = Instant::now();
+    shard
+        .call(move |shard| {
+            let outcome: Outcome<'_, ()> = shard.context().reserve().unwrap().run(|tcx| {
+                Launch::Wait(tcx.scratch.place_future(async move {
+                    tcx.io(IoOperation::Sleep(Duration::from_millis(50))).await;
+                    report.send(Instant::now()).unwrap();
+                }))
+            });
+            waits(outcome);
+        })
+        .unwrap();
+    assert!(result.recv().unwrap() - start >= Duration::from_millis(50));
+    // The shard slept through it instead of spinning.
+    assert!(shard.stats().turns < 1000);
+    engine.stop().unwrap();
+}
+
+#[test]
+fn an_answer_wakes_a_blocked_shard() {
+    let (engine, shard) = engine();
+    let (report, result) = channel();
+    let sender = shard
+        .call_wait(move |shard| {
+            let cx = shard.context();
+            let (sender, answer) = remote::<u32>(&cx);
+            let outcome: Outcome<'_, ()> = cx.reserve().unwrap().run(|tcx| {
+                Launch::Wait(tcx.scratch.place_future(async move {
+                    report.send(answer.await).unwrap();
+                }))
+            });
+            waits(outcome);
+            sender
+        })
+        .unwrap();
+    asleep(&shard);
+    sender.send(7);
+    assert_eq!(result.recv().unwrap(), Some(7));
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_descriptor_wakes_a_blocked_shard() {
+    let (engine, shard) = engine();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (report, result) = channel();
+    let key = shard
+        .call_wait(move |shard| {
+            shard.add_device_with(|cx| {
+                cx.register(ours.as_fd(), 3)?;
+                let event = Box::new(move |cx: &mut crate::ShardContext<'_>, token| {
+                    cx.unregister(token).unwrap();
+                    report.send(token).unwrap();
+                });
+                std::io::Result::Ok(Box::new(Gadget { event, ..Gadget::default() }))
+            })
+        })
+        .unwrap()
+        .unwrap();
+    asleep(&shard);
+    drop(theirs);
+    assert_eq!(result.recv().unwrap(), 3);
+    asleep(&shard);
+    let armed = shard.call_wait(move |shard| shard.with_device(key, |gadget: &mut Gadget, _| gadget.armed.get()));
+    assert_eq!(armed.unwrap(), Some(0), "each arm is followed by a disarm");
+    engine.stop().unwrap();
+}
+
+fn add(shard: &ShardHandle, arm: impl FnMut() -> Readiness + Send + 'static) {
+    let mut arm = arm;
+    let add = move |shard: &mut Shard| {
+        shard.add_device(Box::new(Gadget { arm: Box::new(move |_| arm()), ..Gadget::default() }));
+    };
+    shard.call_wait(add).unwrap();
+}
+
+#[test]
+fn one_napping_device_keeps_the_shard_looking() {
+    let (engine, shard) = engine();
+    add(&shard, || Readiness::Block);
+    asleep(&shard);
+    add(&shard, || Readiness::Nap);
+    let before = shard.stats();
+    while shard.stats().sleeps < before.sleeps + 100 {
+        std::thread::yield_now();
+    }
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_busy_device_keeps_the_shard_awake() {
+    let (engine, shard) = engine();
+    add(&shard, || Readiness::Busy);
+    let sleeps = shard.call_wait(|shard| shard.core_for_tests().counters.sleeps.get()).unwrap();
+    let before = shard.stats().turns;
+    while shard.stats().turns < before + 10_000 {
+        std::thread::yield_now();
+    }
+    assert_eq!(shard.call_wait(|shard| shard.core_for_tests().counters.sleeps.get()).unwrap(), sleeps);
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_device_that_asked_for_an_instant_is_polled_then() {
+    let (engine, shard) = engine();
+    let (report, result) = channel();
+    let at = Instant::now() + Duration::from_millis(60);
+    let mut first = true;
+    add(&shard, move || {
+        if std::mem::take(&mut first) {
+            return Readiness::Until(at);
+        }
+        report.send(Instant::now()).ok();
+        Readiness::Block
+    });
+    // The second arming comes after the instant; nothing else woke the shard (at most the answer of `add` did).
+    let mut woken = result.recv().unwrap();
+    while woken < at {
+        woken = result.recv().unwrap();
+    }
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_panic_while_arming_fences_and_the_shard_goes_on() {
+    let (engine, shard) = engine();
+    add(&shard, || panic!("a bug while arming"));
+    asleep(&shard);
+    let fenced = shard.call_wait(|shard| {
+        let key = shard.devices().next().unwrap();
+        shard.is_fenced(key)
+    });
+    assert_eq!(fenced.unwrap(), Some(true));
+    engine.stop().unwrap();
+}
+
+#[test]
+fn spinning_shards_do_not_sleep_and_still_hear() {
+    let config = ShardConfig { polling: Polling::Spin, ..config() };
+    let engine = Engine::start(vec![config, ShardConfig { index: 1, ..sleepy() }]).unwrap();
+    let shards = engine.shards();
+    assert_eq!(shards.iter().map(|shard| shard.call_wait(|s| s.handle().index()).unwrap()).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(shards[0].stats().sleeps, 0);
+    shards[0].call_wait(|shard| shard.set_polling(sleepy().polling)).unwrap();
+    asleep(&shards[0]);
+    engine.stop().unwrap();
+}
+
+#[test]
+fn a_shard_that_cannot_start_says_why() {
+    let config = ShardConfig { core: Some(1000), ..config() };
+    let error = Engine::start(vec![sleepy(), config]).unwrap_err();
+    assert!(matches!(error, EngineError::Pin { core: 1000, .. }), "{error}");
+    let config = ShardConfig { core: Some(0), ..sleepy() };
+    let engine = Engine::start(vec![config]).unwrap();
+    let set = engine.shards()[0].call_wait(|_| rustix::thread::sched_getaffinity(None).unwrap()).unwrap();
+    assert_eq!((set.count(), set.is_set(0)), (1, true));
+}
+
+#[test]
+fn slow_drops_happen_elsewhere() {
+    struct Corpse(Sender<std::thread::ThreadId>);
+    impl Drop for Corpse {
+        fn drop(&mut self) {
+            self.0.send(std::thread::current().id()).unwrap();
+        }
+    }
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("a bug while dropping");
+        }
+    }
+    let (report, thread) = channel();
+    reaper::drop_later(Box::new(Bomb));
+    reaper::drop_later(Box::new(Corpse(report)));
+    assert_ne!(thread.recv().unwrap(), std::thread::current().id());
+}
+
+#[test]
+fn load_is_visible() {
+    let (engine, shard) = engine();
+    let add = |shard: &mut Shard| {
+        let poll = Box::new(|cx: &mut crate::ShardContext<'_>| {
+            cx.count_commands(2);
+            1
+        });
+        shard.add_device(Box::new(Gadget { poll, ..Gadget::default() }))
+    };
+    let before = shard.stats();
+    let key = shard.call_wait(add).unwrap();
+    while shard.stats().busy < Duration::from_millis(5) {
+        std::thread::yield_now();
+    }
+    let after = shard.stats();
+    assert!(after.commands >= 2 && after.turns > before.turns && after.devices == 1);
+    assert!(after.busy_permille_since(&before) > 0);
+    shard.call_wait(move |shard| shard.remove_device(key).is_some()).unwrap();
+    asleep(&shard);
+    assert_eq!(shard.stats().devices, 0);
+    engine.stop().unwrap();
+}
