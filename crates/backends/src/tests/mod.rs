@@ -1,5 +1,6 @@
 //! Every volume here through the conformance suite, and what each does beyond it.
 
+mod device;
 mod fault;
 mod file;
 mod shard;
