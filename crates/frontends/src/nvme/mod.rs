@@ -30,6 +30,8 @@ mod config;
 mod controller;
 mod data;
 mod device;
+#[cfg(test)]
+mod fixture;
 mod interrupts;
 mod io;
 mod log_limit;

@@ -72,21 +72,20 @@ fn writable(at: usize) -> u8 {
 }
 
 fn header() -> Header {
-    Header {
-        vendor_id: VENDOR_ID,
-        device_id: DEVICE_ID,
-        status: DeviceStatus::new().with_capabilities_list(true),
-        revision_id: 1,
-        programming_interface: PROGRAMMING_INTERFACE,
-        sub_class: SUB_CLASS,
-        base_class: BASE_CLASS,
-        bars: [BAR_MEMORY_64, 0, 0, 0, BAR_MEMORY_64, 0],
-        subsystem_vendor_id: SUBSYSTEM_VENDOR_ID,
-        subsystem_id: DEVICE_ID,
-        capabilities: POWER_MANAGEMENT as u8,
-        interrupt_pin: 1,
-        ..Header::new_zeroed()
-    }
+    let mut header = Header::new_zeroed();
+    header.vendor_id = VENDOR_ID;
+    header.device_id = DEVICE_ID;
+    header.status = DeviceStatus::new().with_capabilities_list(true);
+    header.revision_id = 1;
+    header.programming_interface = PROGRAMMING_INTERFACE;
+    header.sub_class = SUB_CLASS;
+    header.base_class = BASE_CLASS;
+    header.bars = [BAR_MEMORY_64, 0, 0, 0, BAR_MEMORY_64, 0];
+    header.subsystem_vendor_id = SUBSYSTEM_VENDOR_ID;
+    header.subsystem_id = DEVICE_ID;
+    header.capabilities = POWER_MANAGEMENT as u8;
+    header.interrupt_pin = 1;
+    header
 }
 
 fn capabilities(vectors: u16) -> (PowerManagementCapability, MsixCapability, PciExpressCapability) {
@@ -107,17 +106,14 @@ fn capabilities(vectors: u16) -> (PowerManagementCapability, MsixCapability, Pci
     };
     // A link of 4 lanes at 16 GT/s that is up; guests only print it.
     let link = 4 << 4 | 4;
-    let device_capabilities =
+    let mut express = PciExpressCapability::new_zeroed();
+    express.id = CapabilityId::PCI_EXPRESS;
+    express.capabilities = 2;
+    express.device_capabilities =
         DeviceCapabilities::new().with_max_payload(1).with_role_based_error_reporting(true).with_function_level_reset(true);
-    let express = PciExpressCapability {
-        id: CapabilityId::PCI_EXPRESS,
-        capabilities: 2,
-        device_capabilities,
-        device_control: DeviceControl::new().with_max_read_request(2),
-        link_capabilities: link,
-        link_status: link as u16,
-        ..PciExpressCapability::new_zeroed()
-    };
+    express.device_control = DeviceControl::new().with_max_read_request(2);
+    express.link_capabilities = link;
+    express.link_status = link as u16;
     (power, msix, express)
 }
 
