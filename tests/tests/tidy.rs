@@ -139,7 +139,7 @@ fn every_unsafe_says_why_it_is_sound() {
             if SAFE_ROOMS.contains(&room) {
                 complaints.push(format!("{}:{}: no unsafe in this room", source.path, at + 1));
             }
-            let above = &lines[at.saturating_sub(8)..at];
+            let above = &lines[at.saturating_sub(18)..at];
             if !above.iter().any(|line| line.contains("SAFETY:")) {
                 complaints.push(format!("{}:{}: unsafe without a SAFETY comment", source.path, at + 1));
             }
