@@ -14,7 +14,7 @@ use crate::device::DeviceKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Mailbox,
-    /// Completions are found by the next turn.
+    /// The ring's bell: completions are found by the next turn.
     Ring,
     Device(DeviceKey, u32),
 }

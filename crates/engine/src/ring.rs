@@ -2,12 +2,17 @@
 //!
 //! Operations are collected and submitted once a turn. The kernel runs completions only when the shard asks for them
 //! (deferred task work), and says in the ring's shared flags when it should ask: a turn without I/O makes no system call.
+//!
+//! A sleeping shard is woken by an eventfd: the ring's own descriptor does not wake an epoll for work that is deferred. While
+//! the shard is awake the eventfd is switched off in the shared flags. No wake-up is lost: the shard switches it on, then looks for
+//! completions and deferred work; the kernel announces work, then looks at the switch. See [`Ring::arm`].
 
 use std::{
     cell::RefCell,
     collections::VecDeque,
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    os::fd::{AsRawFd, OwnedFd},
+    sync::atomic::{Ordering, fence},
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -15,6 +20,8 @@ use std::{
 use io_uring::{IoUring, opcode, register::Restriction, squeue, types::Fd, types::FsyncFlags};
 use millrace_block::{IoOperation, ShardIo};
 use millrace_memory::Segment;
+
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::timers::Timers;
 
@@ -43,12 +50,16 @@ struct Inner {
 pub(crate) struct Ring {
     inner: RefCell<Inner>,
     timers: RefCell<Timers>,
+    /// The eventfd that ends a sleep.
+    bell: OwnedFd,
     capacity: usize,
 }
 
 impl Ring {
     pub(crate) fn new(entries: u32, tasks: usize) -> io::Result<Self> {
-        let uring = build(entries)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let mut uring = build(entries, Some(&bell))?;
+        uring.completion().disable_eventfd();
         // As many tokens as submission entries: a push never fails; completion entries are twice that, so none overflows.
         let count = uring.params().sq_entries();
         let inner = Inner {
@@ -57,15 +68,35 @@ impl Ring {
             free: (0..count).rev().collect(),
             waiting: VecDeque::with_capacity(tasks),
         };
-        Ok(Self { inner: RefCell::new(inner), timers: RefCell::new(Timers::new(tasks)), capacity: tasks })
+        Ok(Self { inner: RefCell::new(inner), timers: RefCell::new(Timers::new(tasks)), bell, capacity: tasks })
     }
 
-    /// The ring's descriptor, readable while completions can be reaped.
-    pub(crate) fn with_fd<R>(&self, f: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
-        let inner = self.inner.borrow();
-        let fd: RawFd = inner.uring.as_raw_fd();
-        // SAFETY: the ring is borrowed, so its descriptor stays open during the call.
-        f(unsafe { BorrowedFd::borrow_raw(fd) }.as_fd())
+    /// Readable when completions came while the ring was armed.
+    pub(crate) fn bell(&self) -> &OwnedFd {
+        &self.bell
+    }
+
+    /// Switches the bell on before a sleep. `false`: there are completions already, do not sleep.
+    pub(crate) fn arm(&self) -> bool {
+        let inner = &mut *self.inner.borrow_mut();
+        inner.uring.completion().enable_eventfd();
+        // Closes the race between our "switch on, then look for work" and the kernel's "announce work, then look at the switch":
+        // the store must be visible before the loads below. The kernel's side of the pair is the full barrier of its atomic
+        // update of the flags (deferred work) or of its completion tail before it signals.
+        fence(Ordering::SeqCst);
+        inner.uring.completion().is_empty() && !inner.uring.submission().taskrun()
+    }
+
+    /// Switches the bell off after a sleep.
+    pub(crate) fn disarm(&self) {
+        self.inner.borrow_mut().uring.completion().disable_eventfd();
+    }
+
+    /// Silences the bell; to be followed by a turn.
+    pub(crate) fn silence(&self) {
+        let mut count = [0; 8];
+        // It may be silent already, and cannot fail otherwise.
+        let _ = rustix::io::read(&self.bell, &mut count);
     }
 
     /// Operations the kernel has, or whose result nobody has fetched.
@@ -151,7 +182,7 @@ impl Ring {
 }
 
 /// Builds the ring and gives up every operation it will not need: a seccomp filter does not see what a ring does.
-pub(crate) fn build(entries: u32) -> io::Result<IoUring> {
+pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>) -> io::Result<IoUring> {
     let deferred = IoUring::builder()
         .setup_r_disabled()
         .setup_single_issuer()
@@ -175,6 +206,9 @@ pub(crate) fn build(entries: u32) -> io::Result<IoUring> {
         opcode::Fsync::CODE,
         opcode::Fallocate::CODE,
     ];
+    if let Some(bell) = bell {
+        uring.submitter().register_eventfd(bell.as_raw_fd())?;
+    }
     uring.submitter().register_restrictions(&mut allowed.map(Restriction::sqe_op))?;
     uring.submitter().register_enable_rings()?;
     Ok(uring)

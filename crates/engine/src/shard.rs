@@ -113,7 +113,7 @@ impl Shard {
         let (handle, mail) = ShardHandle::new(shard, Arc::clone(&stats)).map_err(setup("no eventfd for the mailbox"))?;
         let poller = Poller::new().map_err(setup("no epoll set"))?;
         poller.add_mailbox(handle.bell()).map_err(setup("the mailbox cannot be polled"))?;
-        ring.with_fd(|fd| poller.add_ring(fd)).map_err(setup("the ring cannot be polled"))?;
+        poller.add_ring(ring.bell()).map_err(setup("the ring cannot be polled"))?;
         let now = Instant::now();
         let core = Core {
             slots: Slots::new(config.tasks, config.scratch_bytes),
@@ -368,7 +368,11 @@ impl Shard {
                         work += 1;
                     }
                 }
-                Some(Source::Ring) | None => {}
+                Some(Source::Ring) => {
+                    core.ring.silence();
+                    work += 1;
+                }
+                None => {}
             }
         }
         work
@@ -404,11 +408,12 @@ impl Shard {
         let core = Rc::clone(&self.core);
         if let Some(deadline) = self.arm(&core, nap) {
             // Whatever an arming device started must be with the kernel before we sleep. No task can become ready after the
-            // check: only this thread wakes tasks. Completions, messages and descriptors are level-triggered.
+            // check: only this thread wakes tasks. Messages, descriptors and the ring's bell are level-triggered.
             submit(&core);
-            if core.slots.ready() == 0 {
+            if core.slots.ready() == 0 && core.ring.arm() {
                 self.doze(deadline);
             }
+            core.ring.disarm();
         }
         for entry in self.devices.iter_mut().filter_map(|place| place.entry.as_mut()) {
             if std::mem::take(&mut entry.armed) && !entry.fenced {
@@ -478,7 +483,11 @@ impl Shard {
                 break;
             }
             let until = timer.map_or(limit, |at| at.min(limit));
-            self.wait(Some(until.saturating_duration_since(now).min(Duration::from_millis(10))));
+            if core.ring.arm() {
+                self.wait(Some(until.saturating_duration_since(now).min(Duration::from_millis(10))));
+                core.ring.silence();
+            }
+            core.ring.disarm();
         }
         core.slots.waiting()
     }

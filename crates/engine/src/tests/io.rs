@@ -111,8 +111,9 @@ fn more_operations_than_the_ring_has_entries_wait_their_turn() {
         turn_until(&mut shard, || order.borrow().len() == i);
     }
     assert_eq!(shard.core_for_tests().ring.in_flight(), 0);
-    // A freed entry goes to whoever waited longest.
-    assert!(order.borrow().iter().enumerate().all(|(at, i)| at.abs_diff(*i) < 4), "{order:?}");
+    // A freed entry goes to whoever waited longest; the kernel serves the first four, which were in the ring together, as it likes.
+    let waited: Vec<_> = order.borrow().iter().copied().filter(|i| *i >= 4).collect();
+    assert!(waited.is_sorted(), "{waited:?}");
     let mut bytes = [0; 50];
     all.read_at(0, &mut bytes);
     assert_eq!(bytes, [7; 50]);
@@ -198,7 +199,7 @@ fn a_stopping_shard_waits_for_the_kernel() {
 
 #[test]
 fn the_ring_does_only_what_it_was_made_for() {
-    let mut uring = crate::ring::build(4).unwrap();
+    let mut uring = crate::ring::build(4, None).unwrap();
     let nop = io_uring::opcode::Nop::new().build();
     // SAFETY: a no-op touches no memory.
     unsafe { uring.submission().push(&nop) }.unwrap();
