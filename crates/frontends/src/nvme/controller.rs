@@ -150,6 +150,7 @@ impl Controller {
         std::mem::swap(&mut *self.sink.0.borrow_mut(), &mut finished);
         let work = finished.len();
         for (token, completion) in finished.drain(..) {
+            self.io.running.remove(token);
             self.complete(token, completion);
         }
         self.finished = finished;

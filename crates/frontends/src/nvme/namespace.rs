@@ -5,16 +5,19 @@ use std::{
     collections::BTreeMap,
     rc::Rc,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use millrace_block::{BlockSize, Geometry, Volume};
+use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Volume};
 use millrace_engine::RemoteSender;
-use millrace_nvme_spec::status::Status;
+use millrace_nvme_spec::{command::NamespaceId, status::Status};
 
-use super::{io::UncorrectableRanges, reservation::Reservations};
+use super::{
+    io::{UncorrectableRanges, WriteGate},
+    reservation::{HostKey, Reservations, Rights},
+};
 
 /// Globally unique identifiers of a namespace; they stay with the volume, whichever controller shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub struct Namespace {
     /// Counts changes of reservations; an attachment whose copy is older asks `reservations` again.
     pub(crate) reservation_version: AtomicU64,
     pub(crate) uncorrectable: UncorrectableRanges,
+    /// Keeps writes and fused pairs apart.
+    pub(crate) gate: WriteGate,
 }
 
 impl Namespace {
@@ -49,13 +54,39 @@ impl Namespace {
             reservations: Mutex::default(),
             reservation_version: AtomicU64::new(1),
             uncorrectable: UncorrectableRanges::default(),
+            gate: WriteGate::default(),
         })
     }
 
     /// Tells every attachment that what it knows of the reservations is old.
     pub(crate) fn reservations_changed(&self) {
-        // Release: pairs with the acquire in `Attached::reservation_is_current`; the change was made under the mutex.
+        // Release: pairs with the acquire in `reservation_version`; the change was made under the mutex.
         self.reservation_version.fetch_add(1, Ordering::Release);
+    }
+
+    /// What the reservations' version is now.
+    #[inline]
+    pub(crate) fn reservation_version(&self) -> u64 {
+        // Acquire: pairs with the release in `reservations_changed`.
+        self.reservation_version.load(Ordering::Acquire)
+    }
+
+    /// The reservations, locked for a moment.
+    pub(crate) fn reservations(&self) -> MutexGuard<'_, Reservations> {
+        self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the reservations allow a host.
+    pub(crate) fn rights_of(&self, host: &HostKey) -> Rights {
+        self.reservations().rights(host)
+    }
+
+    /// A request that changes data has ended: blocks marked uncorrectable can be read again where it succeeded.
+    #[inline]
+    pub(crate) fn written(&self, result: Result<(), BlockError>, lba: Lba, count: BlockCount) {
+        if result.is_ok() {
+            self.uncorrectable.clear(lba, count);
+        }
     }
 }
 
@@ -104,6 +135,22 @@ impl NamespaceTable {
     #[inline]
     pub(crate) fn get(&self, nsid: u32) -> Option<&Rc<Attached>> {
         self.attached.get(nsid as usize)?.as_ref()
+    }
+
+    /// The attached namespace that a command names, or the status for naming none (Base 3.2.1.2 to 3.2.1.4).
+    #[inline]
+    pub(crate) fn require(&self, nsid: u32) -> Result<&Rc<Attached>, Status> {
+        self.get(nsid).ok_or_else(|| self.refusal(nsid).do_not_retry())
+    }
+
+    /// 0 and beyond NN are invalid; inactive identifiers, and the broadcast value where it means nothing, are invalid fields.
+    #[cold]
+    fn refusal(&self, nsid: u32) -> Status {
+        if nsid == 0 || (nsid > self.largest() && nsid != NamespaceId::BROADCAST.0) {
+            Status::INVALID_NAMESPACE_OR_FORMAT
+        } else {
+            Status::INVALID_FIELD
+        }
     }
 
     /// Attached namespaces in order of their identifiers.

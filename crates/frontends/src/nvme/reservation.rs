@@ -1,5 +1,331 @@
 //! Reservations (Base 8.1.22): who may read and write a shared namespace. A pure state machine.
+//!
+//! ```text
+//!   register ─► registrant ─ acquire ─► holder ─ release ─► registrant ─ unregister ─► nobody
+//!                   └───────── preempt: takes the reservation over, and unregisters others ─────┘
+//! ```
+//!
+//! It survives neither power loss nor a restart of the daemon (PTPL is not supported, and Identify says so).
+
+use millrace_nvme_spec::{
+    command::ControllerId,
+    log::ReservationNotificationType as Notice,
+    reservation::{
+        AcquireAction, AcquireData, RegisterAction, RegisterData, RegisteredController, RegisteredControllerExtended,
+        RegistrantStatus, ReleaseAction, ReservationStatus, ReservationStatusExtended, ReservationType,
+    },
+    status::Status,
+};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Registrants of one namespace at most.
+const MOST: usize = 256;
+
+/// What a host may do with a namespace's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rights(pub(crate) u8);
+
+impl Rights {
+    pub(crate) const NONE: Self = Self(0);
+    /// Commands that read (Read, Compare, Verify, a copy's source).
+    pub(crate) const READ: Self = Self(1);
+    /// Commands that change data, and Flush.
+    pub(crate) const WRITE: Self = Self(2);
+    pub(crate) const ALL: Self = Self(3);
+
+    #[inline]
+    pub(crate) const fn contain(self, needed: Self) -> bool {
+        self.0 & needed.0 == needed.0
+    }
+}
+
+/// Who a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostKey {
+    /// Host Identifier; one of 64 bits is in the first eight bytes.
+    id: [u8; 16],
+    /// The identifier has 128 bits.
+    extended: bool,
+    /// Tells hosts without an identifier apart: each is its controller's own.
+    controller: u64,
+}
+
+impl HostKey {
+    /// The host of a controller. `controller` is unique in this process and not 0.
+    pub(crate) fn new(id: [u8; 16], extended: bool, controller: u64) -> Self {
+        Self { id, extended, controller: if id == [0; 16] { controller } else { 0 } }
+    }
+
+    /// Whether its identifier has 128 bits.
+    pub(crate) fn is_extended(&self) -> bool {
+        self.extended
+    }
+}
+
+/// Notifications that a change causes: host identifier and type.
+pub(crate) type Notices = Vec<([u8; 16], u8)>;
+
+#[derive(Clone, Copy, Debug)]
+struct Registrant {
+    host: HostKey,
+    /// The controller it registered through.
+    cntlid: u16,
+    key: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    kind: ReservationType,
+    /// Who acquired it. Every registrant holds a reservation of an All Registrants type.
+    holder: HostKey,
+}
 
 /// Registrants, holder and type of one namespace's reservation.
 #[derive(Debug, Default)]
-pub(crate) struct Reservations {}
+pub(crate) struct Reservations {
+    registrants: Vec<Registrant>,
+    held: Option<Held>,
+    generation: u32,
+}
+
+impl Reservations {
+    /// What a host may do.
+    pub(crate) fn rights(&self, host: &HostKey) -> Rights {
+        let Some(held) = self.held else { return Rights::ALL };
+        if self.holds(host) || (held.kind.admits_registrants() && self.find(host).is_some()) {
+            Rights::ALL
+        } else if held.kind.is_write_exclusive() {
+            Rights::READ
+        } else {
+            Rights::NONE
+        }
+    }
+
+    /// Reservation Register (Base 7.6).
+    pub(crate) fn register(
+        &mut self,
+        host: HostKey,
+        cntlid: u16,
+        action: RegisterAction,
+        ignore_key: bool,
+        data: &RegisterData,
+    ) -> Result<Notices, Status> {
+        let notices = match action {
+            RegisterAction::REGISTER => {
+                self.add(host, cntlid, data.nrkey)?;
+                Notices::new()
+            }
+            RegisterAction::UNREGISTER => {
+                self.find(&host).filter(|r| ignore_key || r.key == data.crkey).ok_or(Status::RESERVATION_CONFLICT)?;
+                self.unregister(&host)
+            }
+            RegisterAction::REPLACE => {
+                let registrant = self.registrants.iter_mut().find(|r| r.host == host);
+                let registrant = registrant.filter(|r| ignore_key || r.key == data.crkey);
+                registrant.ok_or(Status::RESERVATION_CONFLICT)?.key = data.nrkey;
+                Notices::new()
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        self.generation = self.generation.wrapping_add(1);
+        Ok(notices)
+    }
+
+    fn add(&mut self, host: HostKey, cntlid: u16, key: u64) -> Result<(), Status> {
+        if let Some(known) = self.find(&host) {
+            return if known.key == key { Ok(()) } else { Err(Status::RESERVATION_CONFLICT) };
+        }
+        if self.registrants.iter().any(|r| r.host.extended != host.extended) {
+            return Err(Status::HOST_ID_INCONSISTENT_FORMAT);
+        }
+        if self.registrants.len() >= MOST {
+            return Err(Status::NOT_ENOUGH_RESOURCES);
+        }
+        self.registrants.push(Registrant { host, cntlid, key });
+        Ok(())
+    }
+
+    /// Takes a registrant out. Its reservation goes with it, which the remaining registrants are told where the type let
+    /// them in.
+    fn unregister(&mut self, host: &HostKey) -> Notices {
+        self.registrants.retain(|r| r.host != *host);
+        match self.held {
+            Some(held) if self.has_lost_holder(held) => {
+                self.held = None;
+                if held.kind.admits_registrants() {
+                    self.notices(Notice::RESERVATION_RELEASED, host)
+                } else {
+                    Notices::new()
+                }
+            }
+            _ => Notices::new(),
+        }
+    }
+
+    fn has_lost_holder(&self, held: Held) -> bool {
+        if held.kind.is_all_registrants() { self.registrants.is_empty() } else { self.find(&held.holder).is_none() }
+    }
+
+    /// Reservation Acquire (Base 7.5).
+    pub(crate) fn acquire(
+        &mut self,
+        host: HostKey,
+        action: AcquireAction,
+        kind: ReservationType,
+        data: &AcquireData,
+    ) -> Result<Notices, Status> {
+        if !(ReservationType::WRITE_EXCLUSIVE.0..=ReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS.0).contains(&kind.0) {
+            return Err(Status::INVALID_FIELD);
+        }
+        match action {
+            AcquireAction::ACQUIRE => {
+                self.registered(&host, data.crkey)?;
+                match self.held {
+                    None => self.held = Some(Held { kind, holder: host }),
+                    Some(held) if held.kind == kind && self.holds(&host) => {}
+                    Some(_) => return Err(Status::RESERVATION_CONFLICT),
+                }
+                Ok(Notices::new())
+            }
+            AcquireAction::PREEMPT | AcquireAction::PREEMPT_AND_ABORT => {
+                self.registered(&host, data.crkey)?;
+                let notices = self.preempt(host, kind, data.prkey)?;
+                self.generation = self.generation.wrapping_add(1);
+                Ok(notices)
+            }
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// Preempt (Base 8.1.22.7).
+    fn preempt(&mut self, host: HostKey, kind: ReservationType, key: u64) -> Result<Notices, Status> {
+        let Some(held) = self.held else { return self.unregister_key(host, key) };
+        let all = held.kind.is_all_registrants();
+        let holder_key = self.find(&held.holder).map(|r| r.key);
+        let takes_over = if all { key == 0 } else { holder_key == Some(key) };
+        if !takes_over {
+            // A key of 0 names no registrant except where everybody holds the reservation.
+            return if key == 0 { Err(Status::INVALID_FIELD) } else { self.unregister_key(host, key) };
+        }
+        let goes = |r: &Registrant| r.host != host && (all || r.key == key);
+        let mut notices: Notices = Vec::new();
+        notices
+            .extend(self.registrants.iter().filter(|r| goes(r)).filter_map(|r| notice(r, Notice::REGISTRATION_PREEMPTED)));
+        self.registrants.retain(|r| !goes(r));
+        self.held = Some(Held { kind, holder: host });
+        if kind != held.kind {
+            notices.extend(self.notices(Notice::RESERVATION_RELEASED, &host));
+        }
+        Ok(notices)
+    }
+
+    /// Unregisters every host with a key, the one that asks included.
+    fn unregister_key(&mut self, host: HostKey, key: u64) -> Result<Notices, Status> {
+        let mut notices: Notices = Vec::new();
+        let goes = |r: &Registrant| r.key == key;
+        if !self.registrants.iter().any(goes) {
+            return Err(Status::RESERVATION_CONFLICT);
+        }
+        let others = self.registrants.iter().filter(|r| goes(r) && r.host != host);
+        notices.extend(others.filter_map(|r| notice(r, Notice::REGISTRATION_PREEMPTED)));
+        self.registrants.retain(|r| !goes(r));
+        if self.held.is_some_and(|held| self.has_lost_holder(held)) {
+            self.held = None;
+        }
+        Ok(notices)
+    }
+
+    /// Reservation Release (Base 7.7).
+    pub(crate) fn release(
+        &mut self,
+        host: HostKey,
+        action: ReleaseAction,
+        kind: ReservationType,
+        key: u64,
+    ) -> Result<Notices, Status> {
+        match action {
+            ReleaseAction::RELEASE => {
+                self.registered(&host, key)?;
+                let Some(held) = self.held.filter(|_| self.holds(&host)) else { return Ok(Notices::new()) };
+                if held.kind != kind {
+                    return Err(Status::INVALID_FIELD);
+                }
+                self.held = None;
+                let told = held.kind.admits_registrants();
+                Ok(if told { self.notices(Notice::RESERVATION_RELEASED, &host) } else { Notices::new() })
+            }
+            ReleaseAction::CLEAR => {
+                self.registered(&host, key)?;
+                let notices = self.notices(Notice::RESERVATION_PREEMPTED, &host);
+                self.registrants.clear();
+                self.held = None;
+                self.generation = self.generation.wrapping_add(1);
+                Ok(notices)
+            }
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// Reservation Report's data (Base 7.8), for hosts with identifiers of the length asked for.
+    pub(crate) fn report(&self, extended: bool) -> Vec<u8> {
+        let mut status = ReservationStatus::new_zeroed();
+        status.generation = self.generation;
+        status.rtype = self.held.map_or(ReservationType::NONE, |held| held.kind);
+        // There are at most `MOST`.
+        status.registrants = (self.registrants.len() as u16).into();
+        let mut report = Vec::new();
+        if extended {
+            let mut header = ReservationStatusExtended::new_zeroed();
+            header.status = status;
+            report.extend_from_slice(header.as_bytes());
+        } else {
+            report.extend_from_slice(status.as_bytes());
+        }
+        for registrant in &self.registrants {
+            let rcsts = RegistrantStatus::new().with_holds(self.holds(&registrant.host));
+            let (cntlid, id) = (ControllerId(registrant.cntlid), registrant.host.id);
+            if extended {
+                let mut entry = RegisteredControllerExtended::new_zeroed();
+                (entry.cntlid, entry.rcsts, entry.rkey, entry.hostid) = (cntlid, rcsts, registrant.key, id);
+                report.extend_from_slice(entry.as_bytes());
+            } else {
+                let mut entry = RegisteredController::new_zeroed();
+                let hostid = u64::from_le_bytes(id.first_chunk().copied().unwrap_or_default());
+                (entry.cntlid, entry.rcsts, entry.rkey, entry.hostid) = (cntlid, rcsts, registrant.key, hostid);
+                report.extend_from_slice(entry.as_bytes());
+            }
+        }
+        report
+    }
+
+    fn find(&self, host: &HostKey) -> Option<&Registrant> {
+        self.registrants.iter().find(|r| r.host == *host)
+    }
+
+    /// Whether the host is a registrant with this key.
+    fn registered(&self, host: &HostKey, key: u64) -> Result<(), Status> {
+        self.find(host).filter(|r| r.key == key).map(|_| ()).ok_or(Status::RESERVATION_CONFLICT)
+    }
+
+    fn holds(&self, host: &HostKey) -> bool {
+        // Whoever acquired a reservation of all registrants may have unregistered since.
+        self.held.is_some_and(
+            |held| {
+                if held.kind.is_all_registrants() { self.find(host).is_some() } else { held.holder == *host }
+            },
+        )
+    }
+
+    /// A notice to every registrant but one.
+    fn notices(&self, kind: Notice, except: &HostKey) -> Notices {
+        self.registrants.iter().filter(|r| r.host != *except).filter_map(|r| notice(r, kind)).collect()
+    }
+}
+
+/// Hosts without an identifier cannot be named, and so not be told.
+fn notice(registrant: &Registrant, kind: Notice) -> Option<([u8; 16], u8)> {
+    (registrant.host.controller == 0).then_some((registrant.host.id, kind.0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! Compare and Write as one (Base 3.4.2, NVM 3.4.1): neighbours in one submission queue, which succeed or fail together.
+//!
+//! The first command of a pair is held until its neighbour is taken, which it is in the same or the next turn: a first command
+//! without a neighbour in the queue is refused at once. A held command has not touched memory, and so is not counted among
+//! the commands that unmap and reset wait for.
+
+use std::rc::Rc;
+
+use millrace_block::{BlockError, Operation, Request};
+use millrace_engine::{Launch, TaskSlot};
+use millrace_memory::Segment;
+use millrace_nvme_spec::{
+    command::{Fuse, Sqe},
+    nvm::ReadWriteCdw12,
+    opcode::NvmOpcode,
+    status::Status,
+};
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        namespace::Attached,
+        reservation::Rights,
+        status::Completion,
+    },
+    Blocks,
+    task::{Finish, of_result},
+};
+
+/// First commands that wait for their second. At most one for each submission queue.
+#[derive(Debug, Default)]
+pub(super) struct Held(Vec<(CommandToken, Sqe)>);
+
+impl Held {
+    /// Whether any command is held.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    fn take(&mut self, sqid: u16) -> Option<(CommandToken, Sqe)> {
+        let at = self.0.iter().position(|(token, _)| token.sqid == sqid)?;
+        Some(self.0.swap_remove(at))
+    }
+}
+
+impl Controller {
+    /// A command that is one of a pair, or follows one that is.
+    #[cold]
+    pub(super) fn fused_command(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Outcome {
+        let first = self.io.fused.take(token.sqid);
+        match (sqe.flags.fuse(), first) {
+            (Fuse::SECOND, Some((first_token, first))) => self.pair(slot, (first_token, &first), (token, sqe)),
+            (Fuse::SECOND, None) => Outcome::Done(Completion::error(Status::ABORTED_MISSING_FUSED)),
+            (fuse, first) => {
+                if let Some((first, _)) = first {
+                    self.complete(first, Completion::error(Status::ABORTED_MISSING_FUSED));
+                }
+                match fuse {
+                    Fuse::NORMAL => self.single_command(slot, token, sqe),
+                    Fuse::FIRST => self.hold(token, sqe),
+                    _ => Outcome::Done(Completion::error(Status::INVALID_FIELD)),
+                }
+            }
+        }
+    }
+
+    fn hold(&mut self, token: CommandToken, sqe: &Sqe) -> Outcome {
+        // Both are made known by one doorbell write.
+        if self.pending_entries(token.sqid).is_none() {
+            return Outcome::Done(Completion::error(Status::ABORTED_MISSING_FUSED));
+        }
+        self.io.fused.0.push((token, *sqe));
+        Outcome::Held
+    }
+
+    /// Ends the command that a submission queue holds, because the queue is about to go.
+    pub(crate) fn abort_held(&mut self, sqid: u16) {
+        if let Some((token, _)) = self.io.fused.take(sqid) {
+            self.complete(token, Completion::error(Status::ABORTED_SQ_DELETION));
+        }
+    }
+
+    /// Commands that are held: accepted, but without any hold on memory.
+    pub(crate) fn io_parked(&self) -> u32 {
+        self.io.fused.0.len() as u32
+    }
+
+    /// The controller is reset: forgets what is held, and returns how many commands that is.
+    pub(crate) fn io_reset(&mut self) -> u32 {
+        self.io.fused.0.drain(..).len() as u32
+    }
+
+    /// Both commands are there. Whatever is wrong with one aborts the other.
+    fn pair(&mut self, slot: TaskSlot<'_>, first: (CommandToken, &Sqe), second: (CommandToken, &Sqe)) -> Outcome {
+        let failed = Completion::error(Status::ABORTED_FAILED_FUSED);
+        let (attached, blocks, expected) = match self.check_half(first.1, NvmOpcode::COMPARE, Operation::Compare) {
+            Ok((attached, blocks)) => (attached, blocks, self.segments.clone()),
+            Err(status) => {
+                self.complete(first.0, Completion::error(status));
+                return Outcome::Done(failed);
+            }
+        };
+        let write = Operation::Write { fua: ReadWriteCdw12::from_bits(second.1.cdw12).fua() };
+        let (target, written) = match self.check_half(second.1, NvmOpcode::WRITE, write) {
+            Ok(checked) => checked,
+            Err(status) => {
+                self.complete(first.0, failed);
+                return Outcome::Done(Completion::error(status));
+            }
+        };
+        if !Rc::ptr_eq(&attached, &target) || blocks.range() != written.range() {
+            self.complete(first.0, Completion::error(Status::INVALID_FIELD));
+            return Outcome::Done(Completion::error(Status::INVALID_FIELD));
+        }
+        if attached.namespace.uncorrectable.overlaps(blocks.lba, blocks.count) {
+            self.complete(first.0, Completion::error(Status::UNRECOVERED_READ_ERROR));
+            return Outcome::Done(failed);
+        }
+        self.count_transfer(Operation::Compare, blocks.bytes);
+        self.count_transfer(write, blocks.bytes);
+        self.launch_pair(slot, [first.0, second.0], attached, blocks, write, expected)
+    }
+
+    /// Everything that can be wrong with one of the two; its data are in `self.segments` then.
+    fn check_half(&mut self, sqe: &Sqe, opcode: NvmOpcode, operation: Operation) -> Result<(Rc<Attached>, Blocks), Status> {
+        if sqe.nvm_opcode() == opcode { self.check_transfer(sqe, operation) } else { Err(Status::INVALID_FIELD) }
+    }
+
+    fn launch_pair(
+        &mut self,
+        slot: TaskSlot<'_>,
+        tokens: [CommandToken; 2],
+        attached: Rc<Attached>,
+        blocks: Blocks,
+        write: Operation,
+        expected: Vec<Segment>,
+    ) -> Outcome {
+        let (host, sink, segments) = (self.host_key(), &self.sink, &self.segments);
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let segments = cx.scratch.copy_slice(segments);
+            let finish = tokens.map(|token| Finish::new(attached, sink, token));
+            Launch::Wait(cx.scratch.place_future(async move {
+                let namespace = &attached.namespace;
+                let [first, second] = finish;
+                let _locked = namespace.gate.lock(cx, blocks.range()).await;
+                if !namespace.rights_of(&host).contain(Rights::ALL) {
+                    first.complete(Completion::error(Status::RESERVATION_CONFLICT));
+                    return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
+                }
+                let request = |operation, segments| Request { operation, lba: blocks.lba, count: blocks.count, segments };
+                let compared: Result<(), BlockError> =
+                    namespace.volume.submit(cx, request(Operation::Compare, &expected)).await;
+                first.end(compared);
+                if compared.is_err() {
+                    return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
+                }
+                let result = namespace.volume.submit(cx, request(write, segments)).await;
+                namespace.written(result, blocks.lba, blocks.count);
+                second.complete(of_result(result));
+            }))
+        });
+        if matches!(launched, millrace_engine::Outcome::Waiting) {
+            self.io.running.insert(tokens[0]);
+        }
+        self.outcome(tokens[1], launched)
+    }
+}

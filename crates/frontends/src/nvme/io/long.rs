@@ -1,0 +1,240 @@
+//! Commands that touch much without moving data through the guest: Write Zeroes, Dataset Management, Verify, Write
+//! Uncorrectable (NVM 3.3.3, 3.3.5, 3.3.7, 3.3.8).
+//!
+//! They go piece by piece, with a turn for others between two pieces, so that none of them keeps its shard from its guests.
+
+use std::rc::Rc;
+
+use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, yield_now};
+use millrace_engine::{Launch, TaskSlot};
+use millrace_memory::{Access, BUFFER_SIZE};
+use millrace_nvme_spec::{
+    command::Sqe,
+    nvm::{DatasetManagementCdw10, DatasetManagementCdw11, DatasetRange, WriteZeroesCdw12},
+    status::Status,
+};
+use zerocopy::IntoBytes;
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        data,
+        namespace::Attached,
+        reservation::{HostKey, Rights},
+        status::Completion,
+    },
+    Blocks, gate,
+    task::{Finish, of_result},
+};
+
+/// Bytes of a volume that a long command works on without a break.
+pub(super) const PIECE: u64 = 1 << 20;
+
+/// A command that changes data piece by piece.
+pub(super) struct Writer<'a> {
+    pub(super) attached: &'a Attached,
+    pub(super) host: HostKey,
+    /// The volume's shape when the command was checked.
+    pub(super) geometry: Geometry,
+}
+
+/// Why a piece failed.
+pub(super) enum Failure {
+    Volume(BlockError),
+    /// A reservation took the right away since the command began.
+    Reservation,
+}
+
+impl From<BlockError> for Failure {
+    fn from(error: BlockError) -> Self {
+        Self::Volume(error)
+    }
+}
+
+impl From<Failure> for Completion {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Volume(error) => of_result(Err(error)),
+            Failure::Reservation => Self::error(Status::RESERVATION_CONFLICT),
+        }
+    }
+}
+
+impl Writer<'_> {
+    /// Carries out one piece inside the gate.
+    pub(super) async fn piece(
+        &self,
+        cx: TaskContext<'_>,
+        operation: Operation,
+        lba: Lba,
+        count: BlockCount,
+    ) -> Result<(), Failure> {
+        let namespace = &self.attached.namespace;
+        let _entered = namespace.gate.enter(cx, gate::range(lba, count)).await;
+        if !namespace.rights_of(&self.host).contain(Rights::WRITE) {
+            return Err(Failure::Reservation);
+        }
+        let request = Request { operation, lba, count, segments: &[] };
+        let result = namespace.volume.submit(cx, request).await;
+        // Blocks that were deallocated read as zeroes only where the volume says so.
+        if operation != Operation::Deallocate || self.geometry.deallocate {
+            namespace.written(result, lba, count);
+        }
+        Ok(result?)
+    }
+
+    /// Carries out an operation on a range that was checked.
+    async fn pieces(&self, cx: TaskContext<'_>, operation: Operation, lba: Lba, count: BlockCount) -> Result<(), Failure> {
+        for (at, count) in pieces(&self.geometry, count, PIECE) {
+            self.piece(cx, operation, Lba(lba.0 + at), count).await?;
+            yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+/// Cuts a range in pieces of at most `bytes`: where each starts within it, and how many blocks it has.
+pub(super) fn pieces(geometry: &Geometry, count: BlockCount, bytes: u64) -> impl Iterator<Item = (u64, BlockCount)> + use<> {
+    let most = (bytes >> geometry.block_size.shift()).max(1);
+    (0..count.0.div_ceil(most)).map(move |i| (i * most, BlockCount(most.min(count.0 - i * most))))
+}
+
+impl Controller {
+    /// Write Zeroes.
+    pub(super) fn write_zeroes(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let geometry = attached.namespace.volume.geometry();
+        let fields = WriteZeroesCdw12::from_bits(sqe.cdw12);
+        if fields.nsz() {
+            // Namespace Zeroes is not supported, and Identify Namespace says so.
+            return Err(Status::INVALID_FIELD);
+        }
+        let blocks = Blocks::of(&geometry, sqe)?;
+        self.check_writable(&attached, &geometry)?;
+        self.check_rights(&attached, Rights::WRITE)?;
+        self.counters.write_commands += 1;
+        let operation = Operation::WriteZeroes { fua: fields.fua(), deallocate: fields.deac() };
+        if blocks.bytes <= PIECE {
+            self.segments.clear();
+            return Ok(self.submit_write(slot, token, attached, operation, blocks));
+        }
+        let (host, sink) = (self.host_key(), &self.sink);
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let finish = Finish::new(attached, sink, token);
+            Launch::Wait(cx.scratch.place_future(async move {
+                let writer = Writer { attached, host, geometry };
+                let result = writer.pieces(cx, operation, blocks.lba, blocks.count).await;
+                finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
+            }))
+        });
+        Ok(self.outcome(token, launched))
+    }
+
+    /// Dataset Management: deallocation is carried out, the other attributes are hints that we have no use for.
+    pub(super) fn dataset_management(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        sqe: &Sqe,
+    ) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let geometry = attached.namespace.volume.geometry();
+        let deallocate = DatasetManagementCdw11::from_bits(sqe.cdw11).ad();
+        if deallocate {
+            self.check_writable(&attached, &geometry)?;
+        }
+        self.check_rights(&attached, Rights::WRITE)?;
+        let count = usize::from(DatasetManagementCdw10::from_bits(sqe.cdw10).nr_z()) + 1;
+        self.resolve(sqe, (count * size_of::<DatasetRange>()) as u64, Access::Read)?;
+        self.counters.other_commands += 1;
+        let (host, sink, segments) = (self.host_key(), &self.sink, &self.segments);
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let ranges = cx.scratch.place_slice(count, DatasetRange::default());
+            data::copy_in(segments, ranges.as_mut_bytes());
+            let ranges = &*ranges;
+            let is_outside = |r: &DatasetRange| geometry.byte_range(Lba(r.slba), BlockCount(r.length.into())).is_none();
+            if ranges.iter().any(is_outside) {
+                return Launch::Done(Completion::error(Status::LBA_OUT_OF_RANGE));
+            }
+            if !deallocate {
+                return Launch::Done(Completion::SUCCESS);
+            }
+            let finish = Finish::new(attached, sink, token);
+            Launch::Wait(cx.scratch.place_future(async move {
+                let writer = Writer { attached, host, geometry };
+                finish
+                    .complete(deallocate_all(cx, &writer, ranges).await.err().map_or(Completion::SUCCESS, Completion::from));
+            }))
+        });
+        Ok(self.outcome(token, launched))
+    }
+
+    /// Verify: the blocks are read, and what was read goes nowhere.
+    pub(super) fn verify(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let geometry = attached.namespace.volume.geometry();
+        let blocks = Blocks::of(&geometry, sqe)?;
+        self.check_rights(&attached, Rights::READ)?;
+        if attached.namespace.uncorrectable.overlaps(blocks.lba, blocks.count) {
+            return Err(Status::UNRECOVERED_READ_ERROR);
+        }
+        self.counters.read_commands += 1;
+        self.counters.bytes_read += blocks.bytes;
+        let sink = &self.sink;
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let finish = Finish::new(attached, sink, token);
+            Launch::Wait(cx.scratch.place_future(async move {
+                finish.end(read_through(cx, attached, geometry, blocks).await);
+            }))
+        });
+        Ok(self.outcome(token, launched))
+    }
+
+    /// Write Uncorrectable.
+    pub(super) fn write_uncorrectable(&mut self, sqe: &Sqe) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let geometry = attached.namespace.volume.geometry();
+        let blocks = Blocks::of(&geometry, sqe)?;
+        self.check_writable(&attached, &geometry)?;
+        self.check_rights(&attached, Rights::WRITE)?;
+        self.counters.write_commands += 1;
+        if attached.namespace.uncorrectable.mark(blocks.lba, blocks.count) {
+            Ok(Outcome::Done(Completion::SUCCESS))
+        } else {
+            Err(Status::WRITE_FAULT)
+        }
+    }
+}
+
+/// Deallocates ranges that were checked. A volume that cannot is not asked again: deallocation is a wish.
+async fn deallocate_all(cx: TaskContext<'_>, writer: &Writer<'_>, ranges: &[DatasetRange]) -> Result<(), Failure> {
+    for range in ranges {
+        let (lba, count) = (Lba(range.slba), BlockCount(range.length.into()));
+        match writer.pieces(cx, Operation::Deallocate, lba, count).await {
+            Err(Failure::Volume(BlockError::Unsupported)) => return Ok(()),
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+async fn read_through(
+    cx: TaskContext<'_>,
+    attached: &Attached,
+    geometry: Geometry,
+    blocks: Blocks,
+) -> Result<(), BlockError> {
+    for (at, count) in pieces(&geometry, blocks.count, BUFFER_SIZE as u64) {
+        let buffer = cx.buffers.take().await;
+        let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
+        let lba = Lba(blocks.lba.0 + at);
+        let request = Request { operation: Operation::Read, lba, count, segments: &segments };
+        attached.namespace.volume.submit(cx, request).await?;
+        drop(buffer);
+        yield_now().await;
+    }
+    Ok(())
+}

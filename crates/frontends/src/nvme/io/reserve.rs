@@ -1,0 +1,141 @@
+//! The reservation commands (Base 7.5 to 7.8) over the state machine in `reservation.rs`.
+
+use std::rc::Rc;
+
+use millrace_engine::{Launch, TaskSlot};
+use millrace_memory::Access;
+use millrace_nvme_spec::{
+    command::Sqe,
+    reservation::{
+        AcquireCdw10, AcquireData, ChangePersistence, RegisterCdw10, RegisterData, ReleaseCdw10, ReleaseData, ReportCdw11,
+    },
+    status::Status,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        data,
+        namespace::Attached,
+        reservation::{Notices, Reservations},
+        status::Completion,
+    },
+    task::Finish,
+};
+
+impl Controller {
+    /// Reservation Register.
+    pub(super) fn reservation_register(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        sqe: &Sqe,
+    ) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let fields = RegisterCdw10::from_bits(sqe.cdw10);
+        // Persistence through power loss is not supported: it can be cleared, not set.
+        if !matches!(fields.cptpl(), ChangePersistence::NO_CHANGE | ChangePersistence::CLEAR) {
+            return Err(Status::INVALID_FIELD);
+        }
+        let data: RegisterData = self.reservation_data(sqe)?;
+        let (host, cntlid) = (self.host_key(), self.config.cntlid);
+        self.change_reservations(slot, token, attached, |reservations| {
+            reservations.register(host, cntlid, fields.rrega(), fields.iekey(), &data)
+        })
+    }
+
+    /// Reservation Acquire.
+    pub(super) fn reservation_acquire(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        sqe: &Sqe,
+    ) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let fields = AcquireCdw10::from_bits(sqe.cdw10);
+        if fields.iekey() {
+            return Err(Status::INVALID_FIELD);
+        }
+        let data: AcquireData = self.reservation_data(sqe)?;
+        let host = self.host_key();
+        self.change_reservations(slot, token, attached, |reservations| {
+            reservations.acquire(host, fields.racqa(), fields.rtype(), &data)
+        })
+    }
+
+    /// Reservation Release.
+    pub(super) fn reservation_release(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        sqe: &Sqe,
+    ) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let fields = ReleaseCdw10::from_bits(sqe.cdw10);
+        if fields.iekey() {
+            return Err(Status::INVALID_FIELD);
+        }
+        let data: ReleaseData = self.reservation_data(sqe)?;
+        let host = self.host_key();
+        self.change_reservations(slot, token, attached, |reservations| {
+            reservations.release(host, fields.rrela(), fields.rtype(), data.crkey)
+        })
+    }
+
+    /// Reservation Report.
+    pub(super) fn reservation_report(&mut self, sqe: &Sqe) -> Result<Outcome, Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let extended = ReportCdw11::from_bits(sqe.cdw11).eds();
+        if extended != self.host_key().is_extended() {
+            return Err(Status::HOST_ID_INCONSISTENT_FORMAT);
+        }
+        let bytes = (u64::from(sqe.cdw10) + 1) * 4;
+        self.check_size(bytes)?;
+        self.resolve(sqe, bytes, Access::Write)?;
+        self.counters.other_commands += 1;
+        let mut report = attached.namespace.reservations().report(extended);
+        // Within MDTS. What the host asked for beyond the report's end is zero.
+        report.resize(bytes as usize, 0);
+        data::copy_out(&self.segments, &report);
+        Ok(Outcome::Done(Completion::SUCCESS))
+    }
+
+    fn reservation_data<T: FromBytes + IntoBytes>(&mut self, sqe: &Sqe) -> Result<T, Status> {
+        self.resolve(sqe, size_of::<T>() as u64, Access::Read)?;
+        Ok(data::copy_value(&self.segments))
+    }
+
+    /// Carries out a change, tells the other registrants, and completes when no write of before it is under way any more:
+    /// a host that was shut out cannot write after whoever shut it out was told so. (Its reads may still finish. For Preempt
+    /// and Abort this stands for the abort, which is best effort.)
+    fn change_reservations(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        attached: Rc<Attached>,
+        change: impl FnOnce(&mut Reservations) -> Result<Notices, Status>,
+    ) -> Result<Outcome, Status> {
+        let namespace = &attached.namespace;
+        let notices = {
+            let mut reservations = namespace.reservations();
+            let notices = change(&mut reservations)?;
+            namespace.reservations_changed();
+            notices
+        };
+        if !notices.is_empty() {
+            self.host.reservation_notice(namespace, &notices);
+        }
+        self.counters.other_commands += 1;
+        let sink = &self.sink;
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let finish = Finish::new(attached, sink, token);
+            Launch::Wait(cx.scratch.place_future(async move {
+                attached.namespace.gate.drain(cx).await;
+                finish.complete(Completion::SUCCESS);
+            }))
+        });
+        Ok(self.outcome(token, launched))
+    }
+}

@@ -1,0 +1,56 @@
+//! How a command's task ends.
+
+use std::rc::Rc;
+
+use millrace_block::BlockError;
+
+use super::super::{
+    controller::{CommandToken, Sink},
+    namespace::Attached,
+    status::{Completion, of_block_error},
+};
+
+/// Counts a command as in flight on its namespace: what format, detach and delete wait for.
+pub(super) struct InFlight<'a>(&'a Attached);
+
+impl<'a> InFlight<'a> {
+    pub(super) fn new(attached: &'a Attached) -> Self {
+        attached.in_flight.set(attached.in_flight.get() + 1);
+        Self(attached)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
+}
+
+/// Hands in the completion of a command that waited.
+pub(super) struct Finish<'a> {
+    _in_flight: InFlight<'a>,
+    sink: Rc<Sink>,
+    token: CommandToken,
+}
+
+impl<'a> Finish<'a> {
+    pub(super) fn new(attached: &'a Attached, sink: &Rc<Sink>, token: CommandToken) -> Self {
+        Self { _in_flight: InFlight::new(attached), sink: Rc::clone(sink), token }
+    }
+
+    pub(super) fn end(self, result: Result<(), BlockError>) {
+        self.complete(of_result(result));
+    }
+
+    pub(super) fn complete(self, completion: Completion) {
+        self.sink.push(self.token, completion);
+    }
+}
+
+/// The completion of a finished request.
+pub(super) fn of_result(result: Result<(), BlockError>) -> Completion {
+    match result {
+        Ok(()) => Completion::SUCCESS,
+        Err(error) => Completion { dw0: 0, status: of_block_error(error) },
+    }
+}

@@ -1,0 +1,196 @@
+//! Read, Write, Compare and Flush: one request each (NVM 3.3.1, 3.3.4, 3.3.6; Base 7.2).
+
+use std::rc::Rc;
+
+use millrace_block::{BlockCount, Lba, Operation, Request, Step};
+use millrace_engine::{Launch, TaskSlot};
+use millrace_memory::Access;
+use millrace_nvme_spec::{
+    command::{NamespaceId, Sqe},
+    status::Status,
+};
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        namespace::Attached,
+        reservation::Rights,
+        status::Completion,
+    },
+    Blocks,
+    task::{Finish, InFlight, of_result},
+};
+
+impl Controller {
+    /// Read, Write and Compare.
+    #[inline]
+    pub(super) fn transfer(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        sqe: &Sqe,
+        operation: Operation,
+    ) -> Result<Outcome, Status> {
+        let (attached, blocks) = self.check_transfer(sqe, operation)?;
+        self.count_transfer(operation, blocks.bytes);
+        if operation.is_write() {
+            Ok(self.submit_write(slot, token, attached, operation, blocks))
+        } else if attached.namespace.uncorrectable.overlaps(blocks.lba, blocks.count) {
+            Err(Status::UNRECOVERED_READ_ERROR)
+        } else {
+            Ok(self.submit(slot, token, attached, operation, blocks))
+        }
+    }
+
+    /// Everything that can be wrong with a Read, Write or Compare; its data are in `self.segments` then.
+    #[inline]
+    pub(super) fn check_transfer(&mut self, sqe: &Sqe, operation: Operation) -> Result<(Rc<Attached>, Blocks), Status> {
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let geometry = attached.namespace.volume.geometry();
+        let blocks = Blocks::of(&geometry, sqe)?;
+        self.check_size(blocks.bytes)?;
+        let rights = if operation.is_write() {
+            self.check_writable(&attached, &geometry)?;
+            Rights::WRITE
+        } else {
+            Rights::READ
+        };
+        self.check_rights(&attached, rights)?;
+        let access = if operation == Operation::Read { Access::Write } else { Access::Read };
+        self.resolve(sqe, blocks.bytes, access)?;
+        Ok((attached, blocks))
+    }
+
+    pub(super) fn count_transfer(&mut self, operation: Operation, bytes: u64) {
+        if operation.is_write() {
+            self.counters.write_commands += 1;
+            self.counters.bytes_written += bytes;
+        } else {
+            self.counters.read_commands += 1;
+            self.counters.bytes_read += bytes;
+        }
+    }
+
+    /// Submits a request that reads; `self.segments` is its data.
+    fn submit(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        attached: Rc<Attached>,
+        operation: Operation,
+        blocks: Blocks,
+    ) -> Outcome {
+        let (segments, sink) = (self.segments.as_slice(), &self.sink);
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let segments = cx.scratch.copy_slice(segments);
+            let request = Request { operation, lba: blocks.lba, count: blocks.count, segments };
+            match attached.namespace.volume.submit(cx, request) {
+                Step::Done(result) => Launch::Done(of_result(result)),
+                Step::Wait(future) => {
+                    let finish = Finish::new(attached, sink, token);
+                    Launch::Wait(cx.scratch.place_future(async move { finish.end(future.await) }))
+                }
+            }
+        });
+        self.outcome(token, launched)
+    }
+
+    /// Submits a request that changes data: through the gate, and with the rights that hold inside.
+    pub(super) fn submit_write(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        attached: Rc<Attached>,
+        operation: Operation,
+        blocks: Blocks,
+    ) -> Outcome {
+        let this = &*self;
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let namespace = &attached.namespace;
+            let segments = cx.scratch.copy_slice(&this.segments);
+            let request = Request { operation, lba: blocks.lba, count: blocks.count, segments };
+            let Some(entered) = namespace.gate.try_enter(blocks.range()) else {
+                let finish = Finish::new(attached, &this.sink, token);
+                let host = this.host_key();
+                return Launch::Wait(cx.scratch.place_future(async move {
+                    let _entered = namespace.gate.enter(cx, blocks.range()).await;
+                    if !namespace.rights_of(&host).contain(Rights::WRITE) {
+                        return finish.complete(Completion::error(Status::RESERVATION_CONFLICT));
+                    }
+                    let result = namespace.volume.submit(cx, request).await;
+                    namespace.written(result, blocks.lba, blocks.count);
+                    finish.end(result);
+                }));
+            };
+            // A reservation may have changed since the check; whoever changed it waits for the writes inside the gate.
+            if let Err(status) = this.check_rights(attached, Rights::WRITE) {
+                return Launch::Done(Completion::error(status));
+            }
+            match namespace.volume.submit(cx, request) {
+                Step::Done(result) => {
+                    namespace.written(result, blocks.lba, blocks.count);
+                    Launch::Done(of_result(result))
+                }
+                Step::Wait(future) => {
+                    let finish = Finish::new(attached, &this.sink, token);
+                    Launch::Wait(cx.scratch.place_future(async move {
+                        let _entered = entered;
+                        let result = future.await;
+                        namespace.written(result, blocks.lba, blocks.count);
+                        finish.end(result);
+                    }))
+                }
+            }
+        });
+        self.outcome(token, launched)
+    }
+
+    /// What a task's start means for its command.
+    pub(super) fn outcome(&mut self, token: CommandToken, launched: millrace_engine::Outcome<'_, Completion>) -> Outcome {
+        match launched {
+            millrace_engine::Outcome::Done(completion, _) => Outcome::Done(completion),
+            millrace_engine::Outcome::Waiting => {
+                self.io.running.insert(token);
+                Outcome::Pending
+            }
+        }
+    }
+
+    /// Flush of one namespace, or of all of them.
+    pub(super) fn flush(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Result<Outcome, Status> {
+        if sqe.nsid == NamespaceId::BROADCAST {
+            return self.flush_all(slot, token);
+        }
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        self.check_rights(&attached, Rights::WRITE)?;
+        self.counters.other_commands += 1;
+        self.segments.clear();
+        let blocks = Blocks { lba: Lba(0), count: BlockCount(0), bytes: 0 };
+        Ok(self.submit(slot, token, attached, Operation::Flush, blocks))
+    }
+
+    fn flush_all(&mut self, slot: TaskSlot<'_>, token: CommandToken) -> Result<Outcome, Status> {
+        for attached in self.namespaces.attached() {
+            self.check_rights(attached, Rights::WRITE)?;
+        }
+        self.counters.other_commands += 1;
+        // A list on the heap: this is no command of a data path.
+        let all: Vec<Rc<Attached>> = self.namespaces.attached().cloned().collect();
+        let sink = Rc::clone(&self.sink);
+        let launched = slot.run::<Completion, _>(|cx| {
+            Launch::Wait(cx.scratch.place_future(async move {
+                let finishes: Vec<_> = all.iter().map(|attached| InFlight::new(attached)).collect();
+                let mut outcome = Ok(());
+                for attached in &all {
+                    let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+                    outcome = outcome.and(attached.namespace.volume.submit(cx, request).await);
+                }
+                drop(finishes);
+                sink.push(token, of_result(outcome));
+            }))
+        });
+        Ok(self.outcome(token, launched))
+    }
+}
