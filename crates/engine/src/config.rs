@@ -45,16 +45,25 @@ pub enum Polling {
     Adaptive {
         /// How long to go on looking after the last work.
         spin: Duration,
-        /// Longest sleep while some device can only be served by looking at its memory. When every device can be woken by
-        /// a file descriptor, the sleep has no end of its own.
+        /// Sleep between two looks while some device can only be served by looking at its memory. When every device can be
+        /// woken by a file descriptor, the sleep has no end of its own.
         nap: Duration,
+        /// Longest such sleep. Naps grow to it with the time since the last work, and never beyond a 64th of that: what
+        /// napping adds to a request's latency is small against the pause before it.
+        idle_nap: Duration,
     },
 }
 
 impl Default for Polling {
     fn default() -> Self {
-        Self::Adaptive { spin: Duration::from_micros(20), nap: Duration::from_micros(45) }
+        let [spin, nap, idle_nap] = [20, 45, 400].map(Duration::from_micros);
+        Self::Adaptive { spin, nap, idle_nap }
     }
+}
+
+/// How long to nap when the last work was so long ago.
+pub(crate) fn nap_after(idle: Duration, nap: Duration, idle_nap: Duration) -> Duration {
+    (idle / 64).min(idle_nap).max(nap)
 }
 
 /// Understands a setting of shards: either their number (`2`: two shards, not bound to cores), or a list of cores with one
@@ -99,6 +108,16 @@ mod tests {
         assert_eq!(parse_shards("2"), Ok(vec![None, None]));
         assert_eq!(parse_shards("3-3"), Ok(vec![Some(3)]));
         assert_eq!(parse_shards(" 0, 2,4-6 "), Ok([0, 2, 4, 5, 6].map(Some).to_vec()));
+    }
+
+    #[test]
+    fn naps_grow_with_the_pause() {
+        let micros = Duration::from_micros;
+        let nap = |idle| nap_after(micros(idle), micros(45), micros(400));
+        assert_eq!(nap(20), micros(45));
+        assert_eq!(nap(6_400), micros(100));
+        assert_eq!(nap(10_000_000), micros(400));
+        assert_eq!(nap_after(micros(10_000_000), micros(45), micros(1)), micros(45));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use millrace_memory::BufferPool;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
 use crate::{
-    config::{Polling, ShardConfig},
+    config::{Polling, ShardConfig, nap_after},
     core::Core,
     device::{Account, Device, DeviceKey, Readiness, ShardContext},
     error::EngineError,
@@ -272,8 +272,15 @@ impl Shard {
                 continue;
             }
             match self.polling {
-                Polling::Adaptive { spin, nap } if now.duration_since(self.last_work) >= spin => self.sleep(nap),
-                Polling::Adaptive { .. } | Polling::Spin => std::hint::spin_loop(),
+                Polling::Adaptive { spin, nap, idle_nap } => {
+                    let idle = now.duration_since(self.last_work);
+                    if idle < spin {
+                        std::hint::spin_loop();
+                    } else {
+                        self.sleep(nap_after(idle, nap, idle_nap));
+                    }
+                }
+                Polling::Spin => std::hint::spin_loop(),
             }
         }
     }
@@ -288,7 +295,7 @@ impl Shard {
         let (before, after) = self.devices.split_at_mut(first);
         for entry in after.iter_mut().chain(before).filter_map(|place| place.entry.as_mut()) {
             if !entry.fenced {
-                work += entry.call(core, |device, cx| device.poll(cx)).unwrap_or(1);
+                work += entry.call(core, Device::poll).unwrap_or(1);
             }
         }
         // The ring: what was started since the last turn goes out in one system call.
@@ -331,9 +338,10 @@ impl Shard {
         while let Some(account) = self.core.slots.take_fault() {
             count += 1;
             let core = Rc::clone(&self.core);
-            match self.entry(account.key) {
-                Some(entry) => entry.fence(&core),
-                None => tracing::error!("a task without a device panicked; the panic was contained"),
+            if let Some(entry) = self.entry(account.key) {
+                entry.fence(&core);
+            } else {
+                tracing::error!("a task without a device panicked; the panic was contained");
             }
         }
         count
@@ -440,7 +448,7 @@ impl Shard {
                 continue;
             }
             entry.armed = true;
-            match entry.call(core, |device, cx| device.arm(cx)) {
+            match entry.call(core, Device::arm) {
                 Some(Readiness::Nap) => sooner(now + nap),
                 Some(Readiness::Until(at)) => sooner(at),
                 Some(Readiness::Block) => {}

@@ -58,7 +58,7 @@ struct Slot {
 
 /// All slots of one shard, allocated once.
 pub(crate) struct Slots {
-    slots: Box<[Slot]>,
+    all: Box<[Slot]>,
     /// Last in, first out: the slot used last is the one still in the cache.
     free: RefCell<Vec<u32>>,
     wakers: Wakers,
@@ -78,7 +78,7 @@ impl Slots {
             account: RefCell::new(None),
         };
         Self {
-            slots: (0..count).map(slot).collect(),
+            all: (0..count).map(slot).collect(),
             free: RefCell::new((0..u32::try_from(count).expect("a sane number of tasks")).rev().collect()),
             wakers: Wakers::new(count),
             waiting: Cell::new(0),
@@ -88,7 +88,7 @@ impl Slots {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len()
+        self.all.len()
     }
 
     /// Tasks that wait.
@@ -119,13 +119,13 @@ impl Slots {
     #[inline]
     fn reserve(&self) -> Option<u32> {
         let index = self.free.borrow_mut().pop()?;
-        let state = self.slots[index as usize].state.replace(State::Reserved);
+        let state = self.all[index as usize].state.replace(State::Reserved);
         debug_assert_eq!(state, State::Free);
         Some(index)
     }
 
     fn release(&self, index: u32) {
-        let slot = &self.slots[index as usize];
+        let slot = &self.all[index as usize];
         // A tiny task may have placed values and panicked: whatever was placed is gone, its room comes back here.
         Self::reset(slot);
         slot.state.set(State::Free);
@@ -152,7 +152,7 @@ impl Slots {
 
     /// Polls a task, if there is one.
     fn poll(&self, index: u32) {
-        let slot = &self.slots[index as usize];
+        let slot = &self.all[index as usize];
         // A wake may come late, when the slot is free, reserved, or holds another task (which is then polled for nothing).
         if slot.state.get() != State::Waiting {
             return;
@@ -186,7 +186,7 @@ impl Slots {
     }
 
     fn finish(&self, index: u32, panicked: bool) {
-        let slot = &self.slots[index as usize];
+        let slot = &self.all[index as usize];
         self.waiting.set(self.waiting.get() - 1);
         // The future is gone; what it borrowed may go.
         let shared = slot.shared.borrow_mut().take();
@@ -202,7 +202,7 @@ impl Slots {
     }
 
     fn park(&self, index: u32, future: TaskFuture<'static, ()>, shared: Option<Rc<dyn Any>>, account: &Rc<Account>) {
-        let slot = &self.slots[index as usize];
+        let slot = &self.all[index as usize];
         assert_eq!(slot.state.get(), State::Reserved, "only a reserved slot takes a task");
         *slot.shared.borrow_mut() = shared;
         // SAFETY: a reserved slot's cell is empty and nobody looks at it (`poll` wants state Waiting).
@@ -274,7 +274,7 @@ impl<'a> TaskSlot<'a> {
     #[inline]
     unsafe fn context(&self) -> TaskContext<'static> {
         let core: *const Core = self.core;
-        let slot = &self.core.slots.slots[self.index as usize];
+        let slot = &self.core.slots.all[self.index as usize];
         // SAFETY: this is where a lifetime is lengthened, to 'static. It is sound because the memory outlives every use that can
         // be made of it:
         // * Who can use it? The caller's function is generic over the lifetime, so it cannot know that it is 'static and cannot
@@ -292,7 +292,7 @@ impl<'a> TaskSlot<'a> {
     fn go_on<R>(self, launch: Launch<'static, R>, shared: impl FnOnce() -> Option<Rc<dyn Any>>) -> Outcome<'a, R> {
         match launch {
             Launch::Done(value) => {
-                Slots::reset(&self.core.slots.slots[self.index as usize]);
+                Slots::reset(&self.core.slots.all[self.index as usize]);
                 Outcome::Done(value, self)
             }
             Launch::Wait(future) => {

@@ -26,6 +26,7 @@ fn turn_until(shard: &mut Shard, mut done: impl FnMut() -> bool) {
 }
 
 /// Takes the outcome by value, for it borrows the shard.
+#[allow(clippy::needless_pass_by_value)]
 fn waits(outcome: Outcome<'_, ()>) {
     assert!(matches!(outcome, Outcome::Waiting));
 }
@@ -35,10 +36,12 @@ fn flag() -> (Rc<Cell<bool>>, Rc<Cell<bool>>) {
     (Rc::clone(&flag), flag)
 }
 
+type Event = Box<dyn FnMut(&mut ShardContext<'_>, u32)>;
+
 /// A device made of closures.
 struct Gadget {
     poll: Box<dyn FnMut(&mut ShardContext<'_>) -> usize>,
-    event: Box<dyn FnMut(&mut ShardContext<'_>, u32)>,
+    event: Event,
     arm: Box<dyn FnMut(&mut ShardContext<'_>) -> Readiness>,
     fences: Rc<Cell<u32>>,
     armed: Rc<Cell<i32>>,
@@ -85,6 +88,7 @@ impl Device for Gadget {
 
 /// Sleeps at once when there is nothing to do.
 fn sleepy() -> ShardConfig {
-    let polling = Polling::Adaptive { spin: std::time::Duration::ZERO, nap: std::time::Duration::from_micros(45) };
+    let [nap, idle_nap] = [45, 400].map(std::time::Duration::from_micros);
+    let polling = Polling::Adaptive { spin: std::time::Duration::ZERO, nap, idle_nap };
     ShardConfig { polling, ..config() }
 }

@@ -18,7 +18,7 @@ enum Timer {
 /// All timers of one shard. Grows only beyond the capacity it was made with.
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, u32)>>,
-    timers: Vec<Timer>,
+    all: Vec<Timer>,
     free: Vec<u32>,
 }
 
@@ -26,24 +26,24 @@ impl Timers {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             heap: BinaryHeap::with_capacity(capacity),
-            timers: Vec::with_capacity(capacity),
+            all: Vec::with_capacity(capacity),
             free: Vec::with_capacity(capacity),
         }
     }
 
     pub(crate) fn start(&mut self, deadline: Instant, waker: &Waker) -> u32 {
         let token = self.free.pop().unwrap_or_else(|| {
-            self.timers.push(Timer::Free);
-            self.timers.len() as u32 - 1
+            self.all.push(Timer::Free);
+            self.all.len() as u32 - 1
         });
-        self.timers[token as usize] = Timer::Armed(waker.clone());
+        self.all[token as usize] = Timer::Armed(waker.clone());
         self.heap.push(Reverse((deadline, token)));
         token
     }
 
     /// Ready once the timer has fired; the token is free then.
     pub(crate) fn poll(&mut self, token: u32, cx: &Context<'_>) -> Poll<()> {
-        let timer = &mut self.timers[token as usize];
+        let timer = &mut self.all[token as usize];
         match timer {
             Timer::Fired => {
                 *timer = Timer::Free;
@@ -65,7 +65,7 @@ impl Timers {
             return None;
         }
         self.heap.pop();
-        match std::mem::replace(&mut self.timers[token as usize], Timer::Fired) {
+        match std::mem::replace(&mut self.all[token as usize], Timer::Fired) {
             Timer::Armed(waker) => Some(waker),
             Timer::Free | Timer::Fired => panic!("timer {token} fired twice"),
         }

@@ -50,7 +50,7 @@ fn a_file_is_written_synced_and_read_through_the_ring() {
         assert_eq!(wrote, 0);
         let list = tcx.scratch.place_slice(2, parts[0]);
         list[1] = parts[1];
-        let wrote = tcx.io(IoOperation::Write { fd, offset, segments: &list, fua: true }).await;
+        let wrote = tcx.io(IoOperation::Write { fd, offset, segments: list, fua: true }).await;
         assert_eq!(tcx.io(IoOperation::DataSync { fd }).await, 0);
         wrote
     });
@@ -163,7 +163,7 @@ fn too_many_segments_fault_the_task_only() {
     let fd = file.as_raw_fd();
     let (mapping, all) = memory(1);
     let byte = all.part(0, 1).unwrap();
-    for (count, result) in [(MAX_SEGMENTS, Some(MAX_SEGMENTS as i32)), (MAX_SEGMENTS + 1, None)] {
+    for (count, result) in [(MAX_SEGMENTS, i32::try_from(MAX_SEGMENTS).ok()), (MAX_SEGMENTS + 1, None)] {
         let written = launch(&mut shard, async move |tcx| {
             let list = vec![byte; count];
             tcx.io(IoOperation::Write { fd, offset: ByteOffset(0), segments: &list, fua: false }).await
