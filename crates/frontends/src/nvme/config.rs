@@ -55,6 +55,9 @@ impl Config {
     /// Largest NN.
     pub const MAX_NAMESPACES: u32 = 1024;
 
+    /// Largest MDTS: 2 MiB.
+    pub const MAX_MDTS: u8 = 9;
+
     /// A controller of the usual size.
     pub fn new(name: &str) -> Self {
         Self {
@@ -71,6 +74,23 @@ impl Config {
             doorbells: DoorbellMode::default(),
             quota: NamespaceQuota::default(),
         }
+    }
+
+    /// What is out of its range, if anything is.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let ascii = |text: &str, longest: usize| text.len() <= longest && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        let rules = [
+            ((1..=Self::MAX_QUEUES).contains(&self.queues), "I/O queue pairs must be 1 to 256"),
+            ((2..=65_536).contains(&self.queue_entries), "queue entries must be 2 to 65536"),
+            ((1..=Self::MAX_VECTORS).contains(&self.vectors), "interrupt vectors must be 1 to 257"),
+            ((1..=Self::MAX_NAMESPACES).contains(&self.namespaces), "namespaces must be 1 to 1024"),
+            (self.mdts <= Self::MAX_MDTS, "the largest transfer (MDTS) must be 0 to 9: 4 KiB to 2 MiB"),
+            (ascii(&self.serial, 20), "the serial number must be at most 20 printable ASCII characters"),
+            (ascii(&self.model, 40), "the model number must be at most 40 printable ASCII characters"),
+            (ascii(&self.subnqn, 223), "the subsystem's NQN must be at most 223 printable ASCII characters"),
+            (self.cntlid < 0xfff0, "the controller identifier must be less than FFF0h"),
+        ];
+        rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
     }
 
     /// Largest transfer in bytes.

@@ -50,6 +50,11 @@ impl Sink {
     pub(crate) fn push(&self, token: CommandToken, completion: Completion) {
         self.0.borrow_mut().push((token, completion));
     }
+
+    /// Whether results wait for the next turn.
+    pub(crate) fn has_results(&self) -> bool {
+        !self.0.borrow().is_empty()
+    }
 }
 
 /// Counters of a controller's life, for logs, SMART and metrics.

@@ -1,12 +1,65 @@
-//! The controller on a shard and on a socket: `millrace_engine::Device` and `millrace_vfio_user::Device`.
+//! The controller on a shard and on a socket: `millrace_engine::Device` over `millrace_vfio_user`.
+//!
+//! ```text
+//!   Listening ──accept──► Connected ──closed, garbage, flood──► Draining ──nothing in flight──► Listening
+//!                          (reset to power-on, memory out of reach, eventfds dropped)
+//! ```
+//!
+//! One client at a time. Another one that connects meanwhile is let in and closed at once, so that it fails instead of waiting;
+//! but while the last client's commands drain it waits in the backlog, so that a guest that was killed can be started again at
+//! once.
 
-use std::io;
+mod function;
+mod status;
 
+use std::{
+    io,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_engine::{Readiness, ShardContext};
+use millrace_memory::GuestMemory;
+use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, ListenerError, Progress};
+use rustix::event::{PollFd, PollFlags};
 use thiserror::Error;
+
+pub use status::{DeviceCounters, DevicePhase, DeviceStatus, NamespaceStatus};
+
+use self::function::{Function, Waiting};
+use super::{
+    Config, DoorbellMode, Host, Namespace,
+    controller::Controller,
+    log_limit::LogLimit,
+    namespace::{Allocated, Attached},
+    registers::{Phase, Reset},
+};
+
+/// Messages of one client handled in one turn, so that a flood of them leaves the shard to others.
+const MESSAGES: usize = 32;
+/// Clients turned away in one turn.
+const REFUSALS: usize = 16;
+/// How soon output that a client does not take is tried again, and accepting after an error of the system.
+const RETRY: Duration = Duration::from_millis(1);
+const RETRY_ACCEPT: Duration = Duration::from_millis(200);
+
+const LISTENER: u32 = 0;
+const CLIENT: u32 = 1;
+const PIN: u32 = 2;
 
 /// Why a device could not be made or changed: told to the operator.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum DeviceError {
+    /// A setting is out of its range.
+    #[error("device {device}: {what}")]
+    Config {
+        /// The device's name.
+        device: String,
+        /// Which, and its range.
+        what: &'static str,
+    },
     /// Shared memory for the controller could not be made.
     #[error("device {device}: cannot make its shared memory: {source}")]
     Memory {
@@ -16,11 +69,478 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
+    /// The socket cannot be watched.
+    #[error("device {device}: cannot watch its socket: {source}")]
+    Socket {
+        /// The device's name.
+        device: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The namespace identifier is 0, larger than the device allows, or taken.
+    #[error("device {device}: namespace identifier {nsid} is taken, or not between 1 and {largest}")]
+    Nsid {
+        /// The device's name.
+        device: String,
+        /// The identifier asked for.
+        nsid: u32,
+        /// The largest possible.
+        largest: u32,
+    },
+    /// Every namespace identifier is taken.
+    #[error("device {device}: all {largest} namespace identifiers are taken")]
+    Full {
+        /// The device's name.
+        device: String,
+        /// How many there are.
+        largest: u32,
+    },
+    /// No such namespace.
+    #[error("device {device}: no namespace {nsid}")]
+    Missing {
+        /// The device's name.
+        device: String,
+        /// The identifier asked for.
+        nsid: u32,
+    },
 }
 
-/// What a device is doing, for the operator.
-#[derive(Clone, Debug, Default)]
-pub struct DeviceStatus {}
+/// The connected client.
+struct Client {
+    connection: Connection,
+    /// What the client waits for while commands are in flight.
+    waiting: Option<Waiting>,
+    /// Messages may wait inside the connection.
+    more: bool,
+    /// Whether the shard watches the socket.
+    watched: bool,
+}
+
+/// Who is on the other side.
+enum Link {
+    Listening,
+    Connected(Box<Client>),
+    /// The client is gone; its commands are not.
+    Draining,
+    /// Nobody is let in any more.
+    Closed,
+}
 
 /// An NVMe controller with its listening socket and, at most, one client.
-pub struct NvmeDevice {}
+///
+/// It belongs to its shard's thread; the control plane reaches it there.
+pub struct NvmeDevice {
+    controller: Controller,
+    listener: Listener,
+    link: Link,
+    /// When accepting is tried again after the system could not.
+    accept_again: Option<Instant>,
+    /// Whether the guest was asked to ring.
+    armed: bool,
+    /// Namespaces detached by the operator with commands in flight.
+    leaving: Vec<Rc<Attached>>,
+    /// Commands already counted for the shard's statistics.
+    counted: u64,
+    log: LogLimit,
+}
+
+impl NvmeDevice {
+    /// A device that waits for its guest.
+    pub fn new(
+        config: Config,
+        listener: Listener,
+        host: Arc<dyn Host>,
+        cx: &mut ShardContext<'_>,
+    ) -> Result<Self, DeviceError> {
+        let device = config.name.clone();
+        config.check().map_err(|what| DeviceError::Config { device: device.clone(), what })?;
+        let controller = Controller::new(config, host)
+            .map_err(|source| DeviceError::Memory { device: device.clone(), source })?;
+        cx.register(std::os::fd::AsFd::as_fd(&listener), LISTENER)
+            .map_err(|source| DeviceError::Socket { device, source })?;
+        Ok(Self {
+            controller,
+            listener,
+            link: Link::Listening,
+            accept_again: None,
+            armed: false,
+            leaving: Vec::new(),
+            counted: 0,
+            log: LogLimit::default(),
+        })
+    }
+
+    /// The device's settings.
+    pub fn config(&self) -> &Config {
+        &self.controller.config
+    }
+
+    fn name(&self) -> &str {
+        &self.controller.config.name
+    }
+
+    /// Attaches a namespace, under the lowest free identifier when none is given; the guest is told by an event.
+    pub fn attach(
+        &mut self,
+        nsid: Option<u32>,
+        namespace: Arc<Namespace>,
+        read_only: bool,
+    ) -> Result<u32, DeviceError> {
+        let nsid = self.allocate(nsid, Allocated { namespace, read_only, by_guest: false })?;
+        self.attach_allocated(nsid)?;
+        Ok(nsid)
+    }
+
+    /// Makes a namespace exist that the guest had created by Namespace Management, attached or not: the daemon remembers them
+    /// across restarts.
+    pub fn restore(&mut self, nsid: u32, namespace: Arc<Namespace>, attached: bool) -> Result<(), DeviceError> {
+        self.allocate(Some(nsid), Allocated { namespace, read_only: false, by_guest: true })?;
+        if attached { self.attach_allocated(nsid) } else { Ok(()) }
+    }
+
+    fn allocate(&mut self, nsid: Option<u32>, allocated: Allocated) -> Result<u32, DeviceError> {
+        let (device, largest) = (self.name().to_owned(), self.controller.namespaces.largest());
+        let nsid = match nsid.or_else(|| self.controller.namespaces.free_nsid()) {
+            Some(nsid) => nsid,
+            None => return Err(DeviceError::Full { device, largest }),
+        };
+        match self.controller.namespaces.allocate(nsid, allocated) {
+            Ok(()) => Ok(nsid),
+            Err(_) => Err(DeviceError::Nsid { device, nsid, largest }),
+        }
+    }
+
+    fn attach_allocated(&mut self, nsid: u32) -> Result<(), DeviceError> {
+        if self.controller.namespaces.attach(nsid).is_err() {
+            return Err(DeviceError::Missing { device: self.name().to_owned(), nsid });
+        }
+        self.controller.namespace_changed(nsid);
+        Ok(())
+    }
+
+    /// Takes a namespace away, attached or not: new commands no longer find it, those in flight finish
+    /// ([`Self::is_detached`]), and the guest is told by an event.
+    pub fn detach(&mut self, nsid: u32) -> Result<(), DeviceError> {
+        if self.controller.namespaces.allocation(nsid).is_none() {
+            return Err(DeviceError::Missing { device: self.name().to_owned(), nsid });
+        }
+        if let Some(attached) = self.controller.namespaces.detach(nsid) {
+            self.leaving.push(attached);
+            self.controller.namespace_changed(nsid);
+        }
+        self.controller.namespaces.release(nsid);
+        Ok(())
+    }
+
+    /// Whether no command is in flight any more on namespaces that were detached from this identifier: then their volumes may go.
+    pub fn is_detached(&mut self, nsid: u32) -> bool {
+        self.leaving.retain(|attached| attached.in_flight.get() > 0);
+        self.leaving.iter().all(|attached| attached.nsid != nsid)
+    }
+
+    /// A namespace's volume has another size or shape now; the guest is told by an event.
+    pub fn namespace_changed(&mut self, nsid: u32) {
+        if let Some(attached) = self.controller.namespaces.get(nsid) {
+            attached.geometry.set(attached.namespace.volume.geometry());
+            self.controller.namespace_changed(nsid);
+        }
+    }
+
+    /// Lets the client go and nobody in any more: before the device is removed. Commands in flight finish.
+    pub fn close(&mut self, cx: &mut ShardContext<'_>) {
+        if matches!(self.link, Link::Connected(_)) {
+            self.disconnect(cx);
+        }
+        self.unwatch(cx, LISTENER);
+        self.link = Link::Closed;
+    }
+
+    /// Whether no command is in flight: a closed device that is idle may be removed from its shard.
+    pub fn is_idle(&self) -> bool {
+        self.controller.is_quiet() && !self.controller.memory.has_retired()
+    }
+
+    // ---- clients ----------------------------------------------------------------------------------------------------
+
+    fn unwatch(&self, cx: &ShardContext<'_>, token: u32) {
+        if let Err(error) = cx.unregister(token) {
+            tracing::error!(device = self.name(), token, %error, "a descriptor cannot be unwatched");
+        }
+    }
+
+    fn accept(&mut self, cx: &mut ShardContext<'_>) {
+        if let Link::Connected(client) = &self.link
+            && is_gone(&client.connection)
+        {
+            self.disconnect(cx);
+        }
+        for _ in 0..REFUSALS {
+            if !matches!(self.link, Link::Listening | Link::Connected(_)) {
+                return;
+            }
+            match self.listener.accept() {
+                Ok(Some(stream)) if matches!(self.link, Link::Listening) => self.connect(cx, stream),
+                Ok(Some(_)) => self.warn("a second client was turned away: one guest uses a device at a time"),
+                Ok(None) => return,
+                Err(error) => return self.accept_failed(cx, &error),
+            }
+        }
+    }
+
+    fn accept_failed(&mut self, cx: &ShardContext<'_>, error: &ListenerError) {
+        if let Some(suppressed) = self.log.admit() {
+            tracing::warn!(device = self.name(), suppressed, error = error as &dyn std::error::Error, "accepting a client");
+        }
+        // Out of descriptors, most likely: the socket stays readable, which must not keep the shard busy.
+        self.unwatch(cx, LISTENER);
+        self.accept_again = Some(cx.now() + RETRY_ACCEPT);
+    }
+
+    fn connect(&mut self, cx: &mut ShardContext<'_>, stream: std::os::unix::net::UnixStream) {
+        match Connection::new(stream) {
+            Ok(connection) => {
+                tracing::debug!(device = self.name(), "a client connected");
+                self.link =
+                    Link::Connected(Box::new(Client { connection, waiting: None, more: false, watched: false }));
+                self.serve(cx);
+            }
+            Err(error) => self.connection_failed(&error),
+        }
+    }
+
+    /// Handles what the client sent, within the budget of a turn.
+    fn serve(&mut self, cx: &mut ShardContext<'_>) {
+        let Link::Connected(client) = &mut self.link else { return };
+        let mut function =
+            Function { controller: &mut self.controller, waiting: &mut client.waiting, log: &mut self.log };
+        let progress = client.connection.serve(&mut function, MESSAGES);
+        if let Some(rejection) = client.connection.take_rejection()
+            && let Some(suppressed) = self.log.admit()
+        {
+            tracing::warn!(device = self.controller.config.name, suppressed, error = %rejection, "a malformed request");
+        }
+        match progress {
+            Ok(progress) => {
+                client.more = progress == Progress::More;
+                self.watch(cx);
+            }
+            Err(error) => {
+                self.connection_failed(&error);
+                self.disconnect(cx);
+            }
+        }
+    }
+
+    fn connection_failed(&mut self, error: &ConnectionError) {
+        if error.is_closed() {
+            tracing::debug!(device = self.name(), "the client is gone");
+        } else if let Some(suppressed) = self.log.admit() {
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(device = self.name(), suppressed, error, "the client's connection is broken");
+        }
+    }
+
+    fn warn(&mut self, message: &'static str) {
+        if let Some(suppressed) = self.log.admit() {
+            tracing::warn!(device = self.name(), suppressed, "{message}");
+        }
+    }
+
+    /// Has the shard watch what matters now: a socket that is not to be read must not keep it awake.
+    fn watch(&mut self, cx: &mut ShardContext<'_>) {
+        let Link::Connected(client) = &mut self.link else { return };
+        let wants = client.connection.wants_read();
+        let mut result = match (wants, client.watched) {
+            (true, false) => cx.register(std::os::fd::AsFd::as_fd(&client.connection), CLIENT),
+            (false, true) => cx.unregister(CLIENT),
+            _ => Ok(()),
+        };
+        client.watched = wants;
+        if let Some(unmask) = self.controller.interrupts.new_pin_unmask() {
+            result = result.and(match unmask {
+                Some(fd) => cx.register(std::os::fd::AsFd::as_fd(fd), PIN),
+                None => cx.unregister(PIN),
+            });
+        }
+        if let Err(error) = result {
+            tracing::error!(device = self.name(), %error, "the client's socket cannot be watched");
+            self.disconnect(cx);
+        }
+    }
+
+    /// The client is gone: the controller goes back to power-on, and its memory goes once nothing in flight can touch it.
+    fn disconnect(&mut self, cx: &mut ShardContext<'_>) {
+        self.unwatch(cx, CLIENT);
+        self.unwatch(cx, PIN);
+        // Clients that come now wait in the backlog.
+        self.unwatch(cx, LISTENER);
+        self.link = Link::Draining;
+        self.accept_again = None;
+        self.controller.interrupts.disconnect();
+        self.controller.lifecycle.paused = false;
+        self.controller.memory.unmap_all();
+        self.controller.caches.forget_translations();
+        self.controller.reset(Reset::PowerOn);
+        self.go_on_draining(cx);
+    }
+
+    fn go_on_draining(&mut self, cx: &mut ShardContext<'_>) {
+        if !self.controller.is_quiet() {
+            return;
+        }
+        self.controller.drained();
+        // A new client's memory is not poisoned by what the last one did to its own.
+        self.controller.memory = GuestMemory::new();
+        self.link = Link::Listening;
+        self.listen(cx);
+    }
+
+    fn listen(&mut self, cx: &ShardContext<'_>) {
+        self.accept_again = None;
+        if let Err(error) = cx.register(std::os::fd::AsFd::as_fd(&self.listener), LISTENER) {
+            if let Some(suppressed) = self.log.admit() {
+                tracing::error!(device = self.name(), suppressed, %error, "the socket cannot be watched");
+            }
+            self.accept_again = Some(cx.now() + RETRY_ACCEPT);
+        }
+    }
+
+    // ---- turns ------------------------------------------------------------------------------------------------------
+
+    /// What the socket's side needs beside events. Returns work done.
+    fn attend(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        match &mut self.link {
+            Link::Connected(client) => {
+                if client.waiting.is_some() {
+                    return self.finish_waiting(cx);
+                }
+                if client.more || client.connection.wants_write() {
+                    let more = usize::from(client.more);
+                    self.serve(cx);
+                    return more;
+                }
+            }
+            Link::Draining => self.go_on_draining(cx),
+            Link::Listening | Link::Closed => {}
+        }
+        if self.accept_again.is_some_and(|at| cx.now() >= at) {
+            self.listen(cx);
+        }
+        0
+    }
+
+    /// Answers the client that waits for commands in flight, once there are none.
+    fn finish_waiting(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        let Link::Connected(client) = &mut self.link else { return 0 };
+        let Some(result) = client.waiting.and_then(|waiting| waiting.finish(&mut self.controller)) else { return 0 };
+        client.waiting = None;
+        match client.connection.finish_deferred(result) {
+            // What was pipelined behind (maps behind unmaps) is handled before any further command is taken.
+            Ok(()) => self.serve(cx),
+            Err(error) => {
+                self.connection_failed(&error);
+                self.disconnect(cx);
+            }
+        }
+        1
+    }
+
+    fn count_commands(&mut self, cx: &ShardContext<'_>) {
+        let counters = &self.controller.counters;
+        let total = counters.read_commands + counters.write_commands + counters.other_commands;
+        if total != self.counted {
+            cx.count_commands(total - self.counted);
+            self.counted = total;
+        }
+    }
+
+    /// Until when the shard may sleep, apart from commands.
+    fn alarm(&self) -> Option<Instant> {
+        let stuck = matches!(&self.link, Link::Connected(client) if client.connection.wants_write());
+        let retry = stuck.then(|| Instant::now() + RETRY);
+        [self.controller.interrupts.next_deadline(), retry, self.accept_again].into_iter().flatten().min()
+    }
+
+    fn is_busy(&self) -> bool {
+        let more = matches!(&self.link, Link::Connected(client) if client.more);
+        more || self.controller.sink.has_results()
+    }
+}
+
+impl millrace_engine::Device for NvmeDevice {
+    fn name(&self) -> &str {
+        self.name()
+    }
+
+    fn poll(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        let work = self.controller.turn(cx);
+        if work > 0 {
+            self.count_commands(cx);
+        }
+        work + self.attend(cx)
+    }
+
+    fn event(&mut self, cx: &mut ShardContext<'_>, token: u32) {
+        match token {
+            LISTENER => self.accept(cx),
+            CLIENT => self.serve(cx),
+            _ => self.controller.interrupts.unmask_pin(),
+        }
+    }
+
+    fn arm(&mut self, _: &mut ShardContext<'_>) -> Readiness {
+        if self.is_busy() {
+            return Readiness::Busy;
+        }
+        if self.controller.phase == Phase::Ready && !self.controller.lifecycle.paused {
+            let shared = self.controller.config.doorbells == DoorbellMode::Shared;
+            if !shared {
+                self.armed = self.controller.arm_event_indexes();
+            }
+            if self.controller.can_take() {
+                return Readiness::Busy;
+            }
+            if shared {
+                return Readiness::Nap;
+            }
+        }
+        self.alarm().map_or(Readiness::Block, Readiness::Until)
+    }
+
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.controller.relax_event_indexes();
+        }
+    }
+
+    fn fence(&mut self, _: &mut ShardContext<'_>) {
+        self.controller.fail("a fault of ours; the device is out of service");
+        // The memory stays mapped: what is in flight may still use it.
+        self.link = Link::Closed;
+    }
+}
+
+impl Drop for NvmeDevice {
+    fn drop(&mut self) {
+        if self.controller.is_quiet() {
+            self.controller.memory.unmap_all();
+            self.controller.drained();
+        }
+        // Otherwise the memory stays mapped for ever: tasks that are under way still use it.
+    }
+}
+
+/// Whether the client has hung up, though unread messages of its may be left.
+fn is_gone(connection: &Connection) -> bool {
+    let mut fds = [PollFd::new(connection, PollFlags::RDHUP)];
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    match rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) {
+        Ok(_) => fds.iter().any(|fd| fd.revents().intersects(gone)),
+        Err(Errno::INTR) => false,
+        Err(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests;

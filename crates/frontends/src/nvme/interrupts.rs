@@ -60,6 +60,8 @@ struct Pin {
     masked: bool,
     /// A client's eventfd that unmasks it.
     unmask: Option<OwnedFd>,
+    /// Whether `unmask` is another than when it was last asked for.
+    unmask_changed: bool,
 }
 
 /// The controller's interrupt wiring.
@@ -254,18 +256,21 @@ impl Interrupts {
 
     fn set_pin(&mut self, change: IrqSet<'_>) -> Result<(), Errno> {
         match (change.action, change.data) {
-            (IrqAction::Trigger, IrqData::None) if change.count == 0 => self.pin = Pin::default(),
+            (IrqAction::Trigger, IrqData::None) if change.count == 0 => {
+                self.pin = Pin { unmask_changed: true, ..Pin::default() };
+            }
             (IrqAction::Trigger, IrqData::Eventfds(eventfds)) => {
                 eventfds.iter().try_for_each(check_eventfd)?;
-                self.pin = Pin { eventfd: eventfds.into_iter().next(), masked: false, unmask: self.pin.unmask.take() };
+                self.pin.eventfd = eventfds.into_iter().next();
+                self.pin.masked = false;
             }
             (IrqAction::Trigger, IrqData::Deassign) => self.pin.eventfd = None,
             (IrqAction::Trigger, data) if is_chosen(&data, 0) => self.pin.eventfd.iter().for_each(ring),
             (IrqAction::Unmask, IrqData::Eventfds(eventfds)) => {
                 eventfds.iter().try_for_each(check_eventfd)?;
-                self.pin.unmask = eventfds.into_iter().next();
+                (self.pin.unmask, self.pin.unmask_changed) = (eventfds.into_iter().next(), true);
             }
-            (IrqAction::Unmask, IrqData::Deassign) => self.pin.unmask = None,
+            (IrqAction::Unmask, IrqData::Deassign) => (self.pin.unmask, self.pin.unmask_changed) = (None, true),
             (IrqAction::Mask, IrqData::Eventfds(_) | IrqData::Deassign) => return Err(Errno::INVAL),
             (action, data) if is_chosen(&data, 0) => self.pin.masked = action == IrqAction::Mask,
             _ => {}
@@ -273,9 +278,10 @@ impl Interrupts {
         Ok(())
     }
 
-    /// The client's eventfd that unmasks the pin: to be watched, and answered by [`Self::unmask_pin`].
-    pub(crate) fn pin_unmask(&self) -> Option<&OwnedFd> {
-        self.pin.unmask.as_ref()
+    /// The client's eventfd that unmasks the pin, when it is another than at the last call: to be watched, and answered by
+    /// [`Self::unmask_pin`].
+    pub(crate) fn new_pin_unmask(&mut self) -> Option<Option<&OwnedFd>> {
+        std::mem::take(&mut self.pin.unmask_changed).then_some(self.pin.unmask.as_ref())
     }
 
     /// The client's eventfd for unmasking the pin was written.

@@ -40,9 +40,10 @@ mod pci;
 mod queue;
 mod registers;
 mod reservation;
+mod shadow;
 mod state;
 mod status;
 
 pub use config::{Config, DoorbellMode, NamespaceQuota};
-pub use device::{DeviceError, DeviceStatus, NvmeDevice};
+pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, NamespaceStatus, NvmeDevice};
 pub use namespace::{Host, HostReply, Identity, Namespace};

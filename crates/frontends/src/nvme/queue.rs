@@ -316,9 +316,12 @@ impl Controller {
         }
     }
 
-    /// Whether any queue has entries to take: the last look before sleeping.
-    pub(crate) fn has_pending(&mut self) -> bool {
-        let mut ids = 0..self.caches.active.len();
-        ids.any(|i| self.caches.active.get(i).copied().is_some_and(|sqid| self.pending_entries(sqid).is_some()))
+    /// Whether any queue has entries to take, and room for their completions: the last look before sleeping. A queue without
+    /// room is looked at again when the guest has moved its head, which the doorbell tells as well.
+    pub(crate) fn can_take(&mut self) -> bool {
+        (0..self.caches.active.len()).any(|i| {
+            let Some(&sqid) = self.caches.active.get(i) else { return false };
+            self.pending_entries(sqid).is_some() && self.completion_room(sqid) > 0
+        })
     }
 }

@@ -23,6 +23,12 @@ pub(crate) const QUEUES: usize = Config::MAX_QUEUES as usize + 1;
 pub(crate) const EVENT_REQUESTS: usize = 16;
 /// MSI-X vectors the table has room for.
 pub(crate) const VECTORS: usize = 512;
+/// Namespace identifiers, 0 included.
+pub(crate) const NAMESPACES: usize = Config::MAX_NAMESPACES as usize + 1;
+/// Entries of the Error Information log (ELPE + 1).
+pub(crate) const ERROR_ENTRIES: usize = 64;
+/// Reservation notifications kept until they are read.
+pub(crate) const RESERVATION_NOTICES: usize = 64;
 
 /// First word of the region: "MILLRACE" in ASCII.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLRACE");
@@ -48,6 +54,7 @@ pub(crate) struct DeviceState {
     pub(crate) registers: RegisterState,
     pub(crate) features: FeatureState,
     pub(crate) events: EventState,
+    pub(crate) logs: LogState,
     /// PCI configuration space.
     pub(crate) pci: [Cell<u8>; 256],
     /// Submission queues by identifier; 0 is the admin queue.
@@ -87,15 +94,14 @@ pub(crate) struct FeatureState {
     pub(crate) power_state: Cell<u32>,
     pub(crate) temperature_over: Cell<u32>,
     pub(crate) temperature_under: Cell<u32>,
-    pub(crate) error_recovery: Cell<u32>,
     pub(crate) write_cache: Cell<u32>,
     /// Number of queues as granted (NCQA << 16 | NSQA, 0's based).
     pub(crate) queues: Cell<u32>,
     pub(crate) interrupt_coalescing: Cell<u32>,
     pub(crate) write_atomicity: Cell<u32>,
     pub(crate) async_events: Cell<u32>,
+    /// Host Behavior Support: ACRE, LBAFEE (a byte each), then CDFE.
     pub(crate) host_behavior: Cell<u32>,
-    pub(crate) keep_alive: Cell<u32>,
     /// Timestamp as set (milliseconds), and our monotonic clock then (milliseconds).
     pub(crate) timestamp: Cell<u64>,
     pub(crate) timestamp_taken: Cell<u64>,
@@ -103,7 +109,9 @@ pub(crate) struct FeatureState {
     pub(crate) timestamp_origin: Cell<u32>,
     pub(crate) host_id_size: Cell<u32>,
     pub(crate) host_id: [Cell<u8>; 16],
-    pub(crate) reserved: [Cell<u32>; 8],
+    pub(crate) reserved: [Cell<u32>; 10],
+    /// Features of single namespaces, by identifier.
+    pub(crate) namespaces: [NamespaceFeatureState; NAMESPACES],
     /// Interrupt Vector Configuration: bit n%64 of word n/64 is set when coalescing is disabled for vector n.
     pub(crate) coalescing_disabled: [Cell<u64>; VECTORS / 64],
 }
@@ -117,8 +125,42 @@ pub(crate) struct EventState {
     pub(crate) outstanding: Cell<u32>,
     /// Bit per event type that is masked until its log page is read.
     pub(crate) masked: Cell<u32>,
-    /// Events waiting for a request, one slot per kind.
-    pub(crate) pending: [Cell<u32>; 16],
+    /// Events waiting for a request: per event type the completion's dword 0 with bit 31 set, or 0.
+    pub(crate) pending: [Cell<u32>; 8],
+    pub(crate) reserved: [Cell<u32>; 8],
+}
+
+/// Feature values that belong to one namespace.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct NamespaceFeatureState {
+    /// Error Recovery's TLER.
+    pub(crate) time_limited_recovery: Cell<u16>,
+    /// Reservation Notification Mask.
+    pub(crate) reservation_mask: Cell<u16>,
+}
+
+/// What log pages tell (Base 5.1.12) beside the counters.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct LogState {
+    /// Errors ever logged; entry `n` (counted from 0) lies at `n % ERROR_ENTRIES`, and is stored before the count.
+    pub(crate) error_count: Cell<u64>,
+    /// Error Information entries.
+    pub(crate) errors: [[Cell<u64>; 8]; ERROR_ENTRIES],
+    /// Monotonic clock (milliseconds) when the controller was made, and its time with commands in the I/O queues
+    /// (microseconds).
+    pub(crate) powered_on: Cell<u64>,
+    pub(crate) busy_micros: Cell<u64>,
+    pub(crate) power_cycles: Cell<u64>,
+    pub(crate) unsafe_shutdowns: Cell<u64>,
+    /// Changed Attached Namespaces: bit n%64 of word n/64 for namespace n.
+    pub(crate) changed_namespaces: [Cell<u64>; NAMESPACES.div_ceil(64)],
+    /// Reservation notifications ever logged, and ever read; `n` (counted from 0) lies at `n % RESERVATION_NOTICES` as its
+    /// type << 32 | namespace identifier.
+    pub(crate) notices_logged: Cell<u64>,
+    pub(crate) notices_read: Cell<u64>,
+    pub(crate) notices: [Cell<u64>; RESERVATION_NOTICES],
 }
 
 /// A submission queue. `entries` is 0 when it does not exist, and is stored last when it is made.
@@ -191,8 +233,11 @@ impl CqState {
 
 /// The doorbell page (BAR0 + 1000h): memory that the guest writes and we read. Stride 4: SQ y's tail at 2y, CQ y's head at
 /// 2y + 1 (PCIe transport 3.1.2).
+///
+/// A client maps part of a region at the same offset in the region's file, so the page has an unused one before it.
 #[derive(Debug, FromBytes)]
 #[repr(C)]
 pub(crate) struct DoorbellPage {
+    pub(crate) unused: [AtomicU32; 1024],
     pub(crate) words: [AtomicU32; 1024],
 }

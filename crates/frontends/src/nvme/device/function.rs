@@ -1,0 +1,184 @@
+//! The PCI function as vfio-user clients see it: regions, interrupts, memory, reset.
+
+use std::os::fd::AsFd;
+
+use millrace_memory::{GuestAddress, MapError, Protection};
+use millrace_nvme_spec::registers::offset;
+use millrace_vfio_user::{
+    Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, MmapArea, Outcome, RegionFlags, RegionInfo, RequestId,
+    pci,
+};
+
+use crate::nvme::{
+    DoorbellMode,
+    controller::Controller,
+    log_limit::LogLimit,
+    pci::{BAR0_SIZE, BAR4_SIZE, CONFIG_SIZE},
+    registers::{Phase, Reset},
+};
+
+const REGION_BAR4: u32 = 4;
+/// What a client maps of BAR0.
+const DOORBELL_AREAS: [MmapArea; 1] = [MmapArea { offset: offset::DOORBELLS, size: BAR0_SIZE - offset::DOORBELLS }];
+
+/// What a client waits for until nothing is in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiting {
+    /// Memory shall go. It goes when the commands in flight have been completed into it, and no new ones are taken meanwhile:
+    /// so that a client that only splits a region (as QEMU does when firmware changes the memory map) loses none of them.
+    Unmap(DmaUnmap),
+    Reset,
+}
+
+impl Waiting {
+    /// Does what was waited for, if it can be done now.
+    pub(super) fn finish(self, controller: &mut Controller) -> Option<Result<(), Errno>> {
+        match self {
+            Self::Unmap(what) if controller.is_quiet() => {
+                controller.lifecycle.paused = false;
+                Some(unmap(controller, what))
+            }
+            Self::Reset if controller.phase != Phase::Resetting => Some(Ok(())),
+            Self::Unmap(_) | Self::Reset => None,
+        }
+    }
+}
+
+/// Unmaps memory while nothing is in flight.
+fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
+    match what {
+        DmaUnmap::Range { address, size } => {
+            controller.memory.unmap(GuestAddress(address), size).map_err(|error| errno_of(&error))?;
+        }
+        DmaUnmap::All => controller.memory.unmap_all(),
+    }
+    controller.caches.forget_translations();
+    controller.drained();
+    Ok(())
+}
+
+fn errno_of(error: &MapError) -> Errno {
+    match error {
+        MapError::BadRange { .. } | MapError::ShortFile { .. } => Errno::INVAL,
+        MapError::Overlap { .. } => Errno::EXIST,
+        MapError::Missing { .. } => Errno::NOENT,
+        MapError::TooMany(_) => Errno::NOSPC,
+        MapError::Kernel { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::NOMEM),
+    }
+}
+
+/// The controller during one call of the connection.
+pub(super) struct Function<'a> {
+    pub(super) controller: &'a mut Controller,
+    pub(super) waiting: &'a mut Option<Waiting>,
+    pub(super) log: &'a mut LogLimit,
+}
+
+impl Function<'_> {
+    fn is_mapped(&self, address: u64, size: u64) -> bool {
+        self.controller.memory.regions().any(|(at, len, ..)| (at.0, len) == (address, size))
+    }
+}
+
+impl Device for Function<'_> {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { reset: true, regions: pci::REGIONS, irqs: pci::IRQS }
+    }
+
+    fn region(&self, index: u32) -> RegionInfo<'_> {
+        let flags = RegionFlags::READ_WRITE;
+        let plain = |size| RegionInfo { flags, size, ..RegionInfo::ABSENT };
+        match index {
+            pci::REGION_BAR0 if self.controller.config.doorbells == DoorbellMode::Shared => {
+                let fd = Some(self.controller.doorbells.as_fd());
+                RegionInfo { flags, size: BAR0_SIZE, offset: 0, areas: &DOORBELL_AREAS, fd }
+            }
+            pci::REGION_BAR0 => plain(BAR0_SIZE),
+            REGION_BAR4 => plain(BAR4_SIZE),
+            pci::REGION_CONFIG => plain(CONFIG_SIZE),
+            _ => RegionInfo::ABSENT,
+        }
+    }
+
+    fn irq(&self, index: u32) -> IrqInfo {
+        self.controller.interrupts.info(index)
+    }
+
+    fn region_read(&mut self, index: u32, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
+        match index {
+            // Doorbells read as zero (PCIe 3.1.2: their content is not to be read).
+            pci::REGION_BAR0 => {
+                let registers = offset::DOORBELLS.saturating_sub(offset).min(buf.len() as u64) as usize;
+                let (registers, doorbells) = buf.split_at_mut(registers);
+                self.controller.register_read(offset, registers);
+                doorbells.fill(0);
+            }
+            REGION_BAR4 => self.controller.msix_read(offset, buf),
+            pci::REGION_CONFIG => self.controller.config_read(offset, buf),
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        match index {
+            pci::REGION_BAR0 => match offset.checked_sub(offset::DOORBELLS) {
+                None => self.controller.register_write(offset, data),
+                Some(at) => {
+                    if let (0, Ok(value)) = (at % 4, data.try_into()) {
+                        self.controller.doorbell_write((at / 4) as usize, u32::from_le_bytes(value));
+                    }
+                }
+            },
+            REGION_BAR4 => self.controller.msix_write(offset, data),
+            pci::REGION_CONFIG => self.controller.config_write(offset, data),
+            _ => return Err(Errno::INVAL),
+        }
+        Ok(())
+    }
+
+    fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
+        let protection = Protection { read: map.readable, write: map.writable };
+        let backing = map.fd.map(|fd| (fd, map.offset));
+        let mapped = self.controller.memory.map(GuestAddress(map.address), map.size, protection, backing);
+        self.controller.caches.forget_translations();
+        mapped.map_err(|error| {
+            if let Some(suppressed) = self.log.admit() {
+                let device = &self.controller.config.name;
+                tracing::warn!(device, suppressed, error = &error as &dyn std::error::Error, "mapping guest memory");
+            }
+            errno_of(&error)
+        })
+    }
+
+    fn dma_unmap(&mut self, what: DmaUnmap) -> Outcome {
+        if let DmaUnmap::Range { address, size } = what
+            && !self.is_mapped(address, size)
+        {
+            return Outcome::Done(Err(Errno::NOENT));
+        }
+        if self.controller.is_quiet() {
+            return Outcome::Done(unmap(self.controller, what));
+        }
+        self.controller.lifecycle.paused = true;
+        *self.waiting = Some(Waiting::Unmap(what));
+        Outcome::Later
+    }
+
+    fn set_irqs(&mut self, set: IrqSet<'_>) -> Result<(), Errno> {
+        self.controller.interrupts.set_irqs(set)
+    }
+
+    fn reset(&mut self) -> Outcome {
+        self.controller.reset(Reset::Function);
+        if self.controller.phase == Phase::Resetting {
+            *self.waiting = Some(Waiting::Reset);
+            return Outcome::Later;
+        }
+        Outcome::Done(Ok(()))
+    }
+
+    fn dma_reply(&mut self, _: RequestId, _: Result<&[u8], Errno>) {
+        // The controller reaches mapped memory only, and never asks the client for other.
+    }
+}
