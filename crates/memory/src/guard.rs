@@ -10,7 +10,7 @@ use std::{
     ptr::null_mut,
     sync::{
         Arc, Mutex, Once,
-        atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence},
     },
 };
 
@@ -20,14 +20,53 @@ use crate::{Mapping, Segment};
 const SLOTS: usize = 1 << 17;
 
 struct Slot {
+    /// Counts changes: odd while one is being made.
+    changes: AtomicUsize,
     start: AtomicUsize,
     /// Address after the last byte; 0 while the slot is free.
     end: AtomicUsize,
     poison: AtomicPtr<AtomicBool>,
 }
 
-static TABLE: [Slot; SLOTS] =
-    [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), poison: AtomicPtr::new(null_mut()) } }; SLOTS];
+impl Slot {
+    const fn free() -> Self {
+        Self {
+            changes: AtomicUsize::new(0),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            poison: AtomicPtr::new(null_mut()),
+        }
+    }
+
+    /// Changes the slot; only its owner does.
+    fn set(&self, start: usize, end: usize, poison: *mut AtomicBool) {
+        let changes = self.changes.load(Ordering::Relaxed);
+        self.changes.store(changes.wrapping_add(1), Ordering::Relaxed);
+        // Race: a handler on another thread scans the slot at this moment, and must never mix one mapping's start with
+        // another's end. This fence puts the odd count before the new values; `get`'s acquire fence is the other side: who
+        // read a new value also reads a changed count.
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
+        self.poison.store(poison, Ordering::Relaxed);
+        // Release: who reads the new even count (`get`, acquire) also reads the new values.
+        self.changes.store(changes.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The slot's range and poison; `None` while it is free or being changed. (The slot of a mapping that somebody is just
+    /// touching is neither.)
+    fn get(&self) -> Option<(usize, usize, *mut AtomicBool)> {
+        let before = self.changes.load(Ordering::Acquire);
+        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        let poison = self.poison.load(Ordering::Relaxed);
+        // The other side of the release fence in `set`.
+        fence(Ordering::Acquire);
+        let unchanged = before.is_multiple_of(2) && self.changes.load(Ordering::Relaxed) == before;
+        (unchanged && end != 0).then_some((start, end, poison))
+    }
+}
+
+static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
 /// Slots below this index have been used at least once: what the handler scans.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Free slots below `USED`. The handler never takes this lock.
@@ -73,12 +112,7 @@ impl GuardedMapping {
                 None => return Err(io::Error::other("too many guarded memory mappings in one process")),
             }
         };
-        let entry = &TABLE[slot];
-        entry.start.store(start, Ordering::Relaxed);
-        entry.poison.store(Arc::as_ptr(&poison.0).cast_mut(), Ordering::Relaxed);
-        // Release: pairs with the handler's acquire load of `end`, so that it never sees a live slot with an old start or
-        // poison. (The handler's other side: it reads `end` first.)
-        entry.end.store(start + mapping.len(), Ordering::Release);
+        TABLE[slot].set(start, start + mapping.len(), Arc::as_ptr(&poison.0).cast_mut());
         Ok(Self { slot, mapping, _poison: poison.clone() })
     }
 
@@ -95,7 +129,7 @@ impl GuardedMapping {
 impl Drop for GuardedMapping {
     fn drop(&mut self) {
         // The slot dies before the range is unmapped, so no other mapping can take the range while the slot names it.
-        TABLE[self.slot].end.store(0, Ordering::Release);
+        TABLE[self.slot].set(0, 0, null_mut());
         FREE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(self.slot);
     }
 }
@@ -127,11 +161,9 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
 /// Puts zeroed memory in the place of the guarded mapping that holds `addr`. Async-signal-safe: atomics and one `mmap`.
 fn replace_mapping(addr: usize) -> bool {
     for slot in &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)] {
-        let end = slot.end.load(Ordering::Acquire);
-        let start = slot.start.load(Ordering::Relaxed);
-        if end == 0 || addr < start || addr >= end {
+        let Some((start, end, poison)) = slot.get().filter(|(start, end, _)| (*start..*end).contains(&addr)) else {
             continue;
-        }
+        };
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the slot is live, so the range is a mapping of ours from which we replace every page; segments into it
@@ -140,7 +172,6 @@ fn replace_mapping(addr: usize) -> bool {
         if ptr == libc::MAP_FAILED {
             return false;
         }
-        let poison = slot.poison.load(Ordering::Relaxed);
         // SAFETY: a live slot's poison is kept alive by the guarded mapping that owns the slot.
         unsafe { (*poison).store(true, Ordering::Relaxed) };
         return true;

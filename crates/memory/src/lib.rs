@@ -22,6 +22,8 @@ mod mapping;
 mod segment;
 mod shared;
 mod store;
+#[cfg(test)]
+mod tests;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
 pub use cursor::SegmentCursor;

@@ -1,0 +1,144 @@
+//! Peers that take shared memory away. What must kill the process does so in a process of its own.
+
+use std::{
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
+    process::{Command, ExitStatus},
+};
+
+use super::memory_file;
+use crate::{Access, GuestAddress, GuestMemory, Mapping, Protection};
+
+const ALL: Protection = Protection { read: true, write: true };
+const PAGES: u64 = 4;
+const SIZE: u64 = PAGES * 4096;
+
+fn guest(fill: u8) -> (GuestMemory, OwnedFd) {
+    let file = memory_file(&[fill; SIZE as usize]);
+    let mut memory = GuestMemory::new();
+    memory.map(GuestAddress(0), SIZE, ALL, Some((file.try_clone().unwrap(), 0))).unwrap();
+    (memory, file)
+}
+
+#[test]
+fn a_truncated_file_costs_its_device_only() {
+    let (victim, file) = guest(1);
+    let (bystander, _kept) = guest(2);
+    let page = victim.translate(GuestAddress(4096), 4096, Access::Write).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    assert!(!victim.is_poisoned(), "nobody has touched it yet");
+    assert_eq!(victim.read_value::<u8>(GuestAddress(SIZE - 1)), Ok(0));
+    assert!(victim.is_poisoned());
+    // All of the mapping is memory again, for segments made before as well.
+    page.fill(9);
+    assert_eq!(victim.read_value::<u8>(GuestAddress(4096)), Ok(9));
+    assert_eq!(victim.read_value::<u8>(GuestAddress(0)), Ok(0), "even what the file still has is replaced");
+    assert_eq!(bystander.read_value::<u8>(GuestAddress(SIZE - 1)), Ok(2));
+    assert!(!bystander.is_poisoned());
+}
+
+#[test]
+fn every_kind_of_touch_survives() {
+    for touch in [
+        |m: &GuestMemory| m.write_value(GuestAddress(8192), &7_u32).unwrap(),
+        |m: &GuestMemory| m.translate(GuestAddress(0), SIZE, Access::Write).unwrap().fill(1),
+        |m: &GuestMemory| m.read(GuestAddress(1), &mut [0; SIZE as usize - 1]).unwrap(),
+        |m: &GuestMemory| m.write(GuestAddress(1), &[3; SIZE as usize - 1]).unwrap(),
+        |m: &GuestMemory| {
+            let segment = m.translate(GuestAddress(0), SIZE, Access::Read).unwrap();
+            assert!(segment.equals(&segment));
+        },
+    ] {
+        let (memory, file) = guest(5);
+        rustix::fs::ftruncate(&file, 0).unwrap();
+        touch(&memory);
+        assert!(memory.is_poisoned());
+    }
+}
+
+#[test]
+fn devices_fail_side_by_side() {
+    std::thread::scope(|scope| {
+        for fill in 1..5 {
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    let (mut victim, file) = guest(fill);
+                    let (mut bystander, _kept) = guest(fill);
+                    rustix::fs::ftruncate(&file, 0).unwrap();
+                    assert_eq!(victim.read_value::<u8>(GuestAddress(4096)), Ok(0));
+                    assert!(victim.is_poisoned());
+                    assert_eq!(bystander.read_value::<u8>(GuestAddress(4096)), Ok(fill));
+                    assert!(!bystander.is_poisoned());
+                    for memory in [&mut victim, &mut bystander] {
+                        memory.unmap_all();
+                        // SAFETY: no segment was kept.
+                        drop(unsafe { memory.reclaim() });
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn guarded_mappings_may_come_and_go_for_ever() {
+    let file = memory_file(&[0; 4096]);
+    let mut memory = GuestMemory::new();
+    for _ in 0..140_000 {
+        memory.map(GuestAddress(0), 4096, ALL, Some((file.try_clone().unwrap(), 0))).unwrap();
+        memory.unmap(GuestAddress(0), 4096).unwrap();
+        // SAFETY: no segment was made.
+        drop(unsafe { memory.reclaim() });
+    }
+}
+
+const CHILD: &str = "MILLRACE_TEST_SIGBUS";
+
+/// Runs `sigbus_child` in a process of its own.
+fn child(mode: &str) -> ExitStatus {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "tests::guard::sigbus_child", "--nocapture"]).env(CHILD, mode);
+    command.output().unwrap().status
+}
+
+#[test]
+fn other_bus_errors_still_kill() {
+    assert_eq!(child("die").signal(), Some(libc::SIGBUS));
+}
+
+#[test]
+fn other_bus_errors_go_to_whoever_handled_them_before() {
+    assert_eq!(child("forward").code(), Some(42));
+}
+
+extern "C" fn exit_42(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: _exit may be called in a signal handler.
+    unsafe { libc::_exit(42) }
+}
+
+/// Not a test by itself: a process for the two above.
+#[test]
+fn sigbus_child() {
+    let Ok(mode) = std::env::var(CHILD) else { return };
+    if mode == "forward" {
+        // SAFETY: an all-zero sigaction is valid, and the handler only exits.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = exit_42 as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            assert_eq!(libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()), 0);
+        }
+    }
+    let (guarded, guarded_file) = guest(1);
+    rustix::fs::ftruncate(&guarded_file, 0).unwrap();
+    assert_eq!(guarded.read_value::<u8>(GuestAddress(0)), Ok(0));
+    let file = memory_file(&[1; 4096]);
+    let unguarded = Mapping::shared(file.as_fd(), 0, 4096, true).unwrap();
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    // SAFETY: the mapping is alive; that its memory is gone is what is tested.
+    let segment = unsafe { unguarded.segment(0, 1) }.unwrap();
+    segment.read_value::<u8>(0);
+    unreachable!("the touch was survived");
+}

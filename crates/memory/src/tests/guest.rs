@@ -1,0 +1,249 @@
+//! The region table against a plain model of it.
+
+use std::os::fd::OwnedFd;
+
+use proptest::prelude::*;
+
+use super::memory_file;
+use crate::{Access, AccessError, GuestAddress, GuestMemory, MapError, PAGE_SIZE, Protection};
+
+const ALL: Protection = Protection { read: true, write: true };
+
+#[test]
+fn bad_maps_are_refused() {
+    let file = memory_file(&[0; 8192]);
+    let mut memory = GuestMemory::new();
+    let backing = |offset| Some((file.try_clone().unwrap(), offset));
+    for (addr, size) in
+        [(0, 0), (1, 4096), (4096, 4095), (4096, u64::MAX), (u64::MAX - 4095, 4096), (u64::MAX - 4095, 8192), (0, u64::MAX)]
+    {
+        let result = memory.map(GuestAddress(addr), size, ALL, backing(0));
+        assert!(matches!(result, Err(MapError::BadRange { .. })), "{addr:#x}+{size:#x}: {result:?}");
+    }
+    for offset in [4096, 8192, u64::MAX - 4095, u64::MAX] {
+        let result = memory.map(GuestAddress(0), 8192, ALL, backing(offset));
+        assert!(matches!(result, Err(MapError::ShortFile { file: 8192, .. })), "{offset:#x}: {result:?}");
+    }
+    let result = memory.map(GuestAddress(0), 4096, ALL, backing(1));
+    assert!(matches!(result, Err(MapError::Kernel { .. })), "an offset within a page: {result:?}");
+    let read_only = rustix::fs::open("/proc/self/exe", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+    let result = memory.map(GuestAddress(0), 4096, ALL, Some((read_only.try_clone().unwrap(), 0)));
+    assert!(matches!(result, Err(MapError::Kernel { .. })), "a file that may only be read: {result:?}");
+    let readable = Protection { read: true, write: false };
+    memory.map(GuestAddress(0), 4096, readable, Some((read_only, 0))).unwrap();
+    assert_eq!(memory.read_value::<[u8; 4]>(GuestAddress(0)), Ok(*b"\x7fELF"));
+    assert_eq!(memory.write_value(GuestAddress(0), &0_u8), Err(AccessError::Denied(0)));
+    assert_eq!(memory.regions().count(), 1);
+}
+
+#[test]
+fn unmapping_needs_the_exact_range_and_pages_go_at_reclaim() {
+    let file = memory_file(&[7; 16384]);
+    let mut memory = GuestMemory::new();
+    memory.map(GuestAddress(4096), 16384, ALL, Some((file, 0))).unwrap();
+    for (addr, size) in [(4096, 4096), (4096, 20480), (8192, 12288), (0, 16384), (20480, 4096)] {
+        let result = memory.unmap(GuestAddress(addr), size);
+        assert!(matches!(result, Err(MapError::Missing { .. })), "{addr:#x}+{size:#x}: {result:?}");
+    }
+    let segment = memory.translate(GuestAddress(8192), 4096, Access::Read).unwrap();
+    assert!(!memory.has_retired());
+    memory.unmap(GuestAddress(4096), 16384).unwrap();
+    let gone = memory.translate(GuestAddress(8192), 4096, Access::Read);
+    assert!(matches!(gone, Err(AccessError::Unmapped { addr: 8192, len: 4096 })), "{gone:?}");
+    assert_eq!(segment.read_value::<u8>(4095), 7, "a request in flight still has its memory");
+    assert!(memory.has_retired());
+    // SAFETY: the segment is not used any more.
+    assert_eq!(unsafe { memory.reclaim() }.len(), 1);
+    assert!(!memory.has_retired());
+}
+
+#[test]
+fn writes_over_an_edge_change_nothing() {
+    let file = memory_file(&[1; 4096]);
+    let mut memory = GuestMemory::new();
+    memory.map(GuestAddress(0), 4096, ALL, Some((file, 0))).unwrap();
+    assert!(memory.write(GuestAddress(4000), &[2; 97]).is_err());
+    assert_eq!(memory.read_value::<[u8; 96]>(GuestAddress(4000)), Ok([1; 96]));
+    assert!(memory.write(GuestAddress(4000), &[2; 96]).is_ok());
+    assert!(memory.read(GuestAddress(u64::MAX - 1), &mut [0; 4]).is_err(), "past the end of the address space");
+}
+
+/// Guest pages the property test works on, from [`BASE`] on.
+const SPAN: u64 = 24;
+/// Near the end of the address space, so that sums come close to overflow.
+const BASE: u64 = u64::MAX - 4095 - SPAN * PAGE_SIZE;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Map { page: u64, pages: u64, protection: Protection, backed: bool },
+    Unmap { page: u64, pages: u64 },
+    UnmapExisting(prop::sample::Index),
+    UnmapAll,
+    Reclaim,
+    Translate { addr: u64, len: u64, write: bool },
+    Write { addr: u64, len: usize },
+    Read { addr: u64, len: usize },
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let place = || (0..SPAN, 1_u64..6);
+    let addr = || BASE - 10..BASE + SPAN * PAGE_SIZE + 10;
+    let protection =
+        prop_oneof![4 => Just((true, true)), 1 => Just((true, false)), 1 => Just((false, true)), 1 => Just((false, false))]
+            .prop_map(|(read, write)| Protection { read, write });
+    prop_oneof![
+        6 => (place(), protection, prop::bool::weighted(0.9))
+            .prop_map(|((page, pages), protection, backed)| Step::Map { page, pages, protection, backed }),
+        1 => place().prop_map(|(page, pages)| Step::Unmap { page, pages }),
+        2 => any::<prop::sample::Index>().prop_map(Step::UnmapExisting),
+        1 => Just(Step::UnmapAll),
+        1 => Just(Step::Reclaim),
+        6 => (addr(), prop_oneof![0..9000_u64, any::<u64>()], any::<bool>())
+            .prop_map(|(addr, len, write)| Step::Translate { addr, len, write }),
+        3 => (addr(), 0_usize..9000).prop_map(|(addr, len)| Step::Write { addr, len }),
+        3 => (addr(), 0_usize..9000).prop_map(|(addr, len)| Step::Read { addr, len }),
+    ]
+}
+
+struct ModelRegion {
+    start: u64,
+    size: u64,
+    protection: Protection,
+    file: Option<(OwnedFd, Vec<u8>)>,
+}
+
+#[derive(Default)]
+struct Model {
+    regions: Vec<ModelRegion>,
+    made: u8,
+}
+
+impl Model {
+    fn at(&mut self, addr: u64) -> Option<&mut ModelRegion> {
+        self.regions.iter_mut().find(|r| addr >= r.start && addr - r.start < r.size)
+    }
+
+    /// The byte at an address, or why it cannot be reached; the length is the whole access's.
+    fn byte(&mut self, addr: u64, len: u64, access: Access) -> Result<&mut u8, AccessError> {
+        let region = self.at(addr).ok_or(AccessError::Unmapped { addr, len })?;
+        let allowed = if access == Access::Read { region.protection.read } else { region.protection.write };
+        if !allowed {
+            return Err(AccessError::Denied(addr));
+        }
+        let offset = (addr - region.start) as usize;
+        region.file.as_mut().map(|(_, content)| &mut content[offset]).ok_or(AccessError::NoDescriptor(addr))
+    }
+
+    fn map(&mut self, memory: &mut GuestMemory, page: u64, pages: u64, protection: Protection, backed: bool) {
+        let (start, size) = (BASE + page * PAGE_SIZE, pages * PAGE_SIZE);
+        self.made = self.made.wrapping_add(1);
+        // The region begins at the file's second page.
+        let content: Vec<u8> = (0..size).map(|i| (i % 251) as u8 ^ self.made).collect();
+        let file = backed.then(|| memory_file(&[vec![0xee; 4096], content.clone()].concat()));
+        let result =
+            memory.map(GuestAddress(start), size, protection, file.as_ref().map(|f| (f.try_clone().unwrap(), PAGE_SIZE)));
+        let overlaps = self.regions.iter().any(|r| start < r.start + r.size && r.start < start.saturating_add(size));
+        match result {
+            Ok(()) => assert!(!overlaps && start.checked_add(size).is_some()),
+            Err(MapError::Overlap { .. }) => return assert!(overlaps),
+            Err(MapError::BadRange { .. }) => return assert!(start.checked_add(size).is_none()),
+            Err(error) => panic!("{error}"),
+        }
+        self.regions.push(ModelRegion { start, size, protection, file: file.map(|f| (f, content)) });
+    }
+
+    fn unmap(&mut self, memory: &mut GuestMemory, start: u64, size: u64) {
+        let known = self.regions.iter().position(|r| (r.start, r.size) == (start, size));
+        match memory.unmap(GuestAddress(start), size) {
+            Ok(()) => drop(self.regions.remove(known.expect("only what is mapped is unmapped"))),
+            Err(error) => assert!(known.is_none() && matches!(error, MapError::Missing { .. }), "{error}"),
+        }
+    }
+
+    fn translate(&mut self, memory: &GuestMemory, addr: u64, len: u64, access: Access) {
+        let found = memory.translate_some(GuestAddress(addr), len, access);
+        let whole = memory.translate(GuestAddress(addr), len, access);
+        let expected = self.byte(addr, len, access).map(|byte| *byte);
+        let Ok(segment) = found else {
+            assert_eq!((found.err(), whole.err()), (expected.err(), expected.err()));
+            return;
+        };
+        let first = expected.expect("reachable in the model too");
+        let region = self.at(addr).expect("it is reachable");
+        assert_eq!(segment.len() as u64, len.min(region.size - (addr - region.start)));
+        assert_eq!(whole.is_ok(), segment.len() as u64 == len);
+        // A region that may not be read may still be written, and looking at what was written is the test's business.
+        if len > 0 && (access == Access::Read || region.protection.read) {
+            assert_eq!(segment.read_value::<u8>(0), first);
+        }
+    }
+
+    fn write(&mut self, memory: &GuestMemory, addr: u64, data: &[u8]) {
+        let len = data.len() as u64;
+        let error = (0..len).find_map(|i| self.byte(addr + i, len, Access::Write).err());
+        let result = memory.write(GuestAddress(addr), data);
+        assert_eq!(result.is_err(), error.is_some(), "{result:?} {error:?}");
+        if result.is_ok() {
+            (0..len).zip(data).for_each(|(i, byte)| *self.byte(addr + i, len, Access::Write).unwrap() = *byte);
+        }
+        // Nothing but this was written, in any file.
+        for (file, content) in self.regions.iter().filter_map(|r| r.file.as_ref()) {
+            let mut bytes = vec![0; content.len() + 1];
+            assert_eq!(rustix::io::pread(file, &mut bytes, PAGE_SIZE).unwrap(), content.len());
+            assert!(bytes[..content.len()] == **content);
+        }
+    }
+
+    fn read(&mut self, memory: &GuestMemory, addr: u64, len: usize) {
+        let mut found = vec![0; len];
+        let result = memory.read(GuestAddress(addr), &mut found);
+        let expected: Result<Vec<u8>, _> =
+            (0..len as u64).map(|i| self.byte(addr + i, len as u64, Access::Read).map(|byte| *byte)).collect();
+        assert_eq!(result.is_err(), expected.is_err(), "{result:?}");
+        assert!(expected.is_err() || expected == Ok(found));
+    }
+
+    fn step(&mut self, memory: &mut GuestMemory, step: &Step) {
+        match *step {
+            Step::Map { page, pages, protection, backed } => self.map(memory, page, pages, protection, backed),
+            Step::Unmap { page, pages } => self.unmap(memory, BASE + page * PAGE_SIZE, pages * PAGE_SIZE),
+            Step::UnmapExisting(ref index) => {
+                if !self.regions.is_empty() {
+                    let region = index.get(&self.regions);
+                    let (start, size) = (region.start, region.size);
+                    self.unmap(memory, start, size);
+                }
+            }
+            Step::UnmapAll => {
+                memory.unmap_all();
+                self.regions.clear();
+            }
+            // SAFETY: the test keeps no segment from one step to the next.
+            Step::Reclaim => drop(unsafe { memory.reclaim() }),
+            Step::Translate { addr, len, write } => {
+                self.translate(memory, addr, len, if write { Access::Write } else { Access::Read });
+            }
+            Step::Write { addr, len } => {
+                let data: Vec<u8> = (0..len).map(|i| (i % 253) as u8 ^ self.made.wrapping_mul(7)).collect();
+                self.write(memory, addr, &data);
+            }
+            Step::Read { addr, len } => self.read(memory, addr, len),
+        }
+        let mut mine: Vec<_> = self.regions.iter().map(|r| (r.start, r.size, r.protection, r.file.is_some())).collect();
+        mine.sort_by_key(|r| r.0);
+        assert!(memory.regions().map(|(addr, size, protection, fd)| (addr.0, size, protection, fd)).eq(mine));
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_table_behaves_as_its_model(steps in prop::collection::vec(steps(), 1..50)) {
+        let (mut memory, mut model) = (GuestMemory::new(), Model::default());
+        for step in steps {
+            model.step(&mut memory, &step);
+        }
+        memory.unmap_all();
+        // SAFETY: no segment is left.
+        drop(unsafe { memory.reclaim() });
+    }
+}
