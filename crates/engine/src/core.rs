@@ -21,4 +21,6 @@ pub(crate) struct Core {
     pub(crate) now: Cell<Instant>,
     /// Tasks of one device that may wait.
     pub(crate) task_cap: Cell<usize>,
+    /// The last submission failed, and that has been logged.
+    pub(crate) ring_failing: Cell<bool>,
 }

@@ -15,12 +15,16 @@
 //! * Nothing is allocated per request: slots, scratch, ring entries, timers and buffers are made with the shard. When slots or
 //!   ring entries run out, requests wait, first come first served.
 //! * A task that was started is polled to its end: there is no cancellation. It borrows only its slot's scratch and the
-//!   shard's ring and buffers, and these outlive it (see [`slots`](self) in the source).
+//!   shard's ring and buffers, and these outlive it (argued in `slots.rs`).
 //! * A panic in a device or a task fences that device; everybody else goes on. The one exception: a panic that drops an I/O
 //!   operation in flight aborts the process, for the kernel would go on writing to memory that nobody guards any more.
 //! * Wakers stay on their shard (checked). Other threads wake a task by [`remote`].
-//! * No wake-up is lost: a shard arms its devices, which then look once more, before it sleeps; descriptors, ring and mailbox
-//!   are level-triggered. The mailbox's half of the argument is at its module.
+//! * No wake-up is lost: a shard arms its devices and its ring, which then look once more, before it sleeps; descriptors and
+//!   bells are level-triggered. The other halves of the argument are in `mailbox.rs` and `ring.rs`.
+//!
+//! Sleeping: while a device can only be served by looking at memory, the shard naps. A nap costs a context switch and a timer
+//! (13 µs of CPU on a small virtual machine: 23 % of a core at 45 µs, 4 % at 400 µs), so naps grow with the pause. When all
+//! devices can be woken, the shard blocks and costs nothing.
 //!
 //! It does not know what a device speaks or where its blocks are, and it is no general async runtime: tasks can wait for the
 //! ring, timers, buffers, [`Signal`]s and [`remote`] answers.

@@ -65,9 +65,10 @@ impl Entry {
             return;
         }
         let mut cx = ShardContext::new(core, &self.account);
-        let name = self.device.name().to_owned();
+        let device = &mut self.device;
+        let name = catch_unwind(AssertUnwindSafe(|| device.name().to_owned())).unwrap_or_default();
         tracing::error!(device = name, "a fault of ours in this device or one of its requests was contained: it is fenced");
-        if catch_unwind(AssertUnwindSafe(|| self.device.fence(&mut cx))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| device.fence(&mut cx))).is_err() {
             tracing::error!(device = name, "the device could not even be fenced in an orderly way");
         }
         cx.unregister_all();
@@ -125,6 +126,7 @@ impl Shard {
             counters: Counters::default(),
             now: Cell::new(now),
             task_cap: Cell::new(config.tasks),
+            ring_failing: Cell::new(false),
         };
         Ok(Self {
             core: Rc::new(core),
@@ -432,7 +434,6 @@ impl Shard {
         self.last_look = Instant::now();
         if events > 0 {
             self.last_work = self.last_look;
-            self.worked = true;
         }
     }
 
@@ -513,9 +514,13 @@ impl Drop for Shard {
 }
 
 fn submit(core: &Core) {
-    if let Err(error) = core.ring.submit() {
-        // The operations stay queued. There is no errno for which giving them up would be right: the kernel may have some.
-        tracing::error!(shard = core.handle.index(), %error, "the ring does not take operations");
+    match core.ring.submit() {
+        Ok(()) => core.ring_failing.set(false),
+        // The operations stay queued: there is no errno for which giving them up would be right, for the kernel may have some.
+        Err(error) if !core.ring_failing.replace(true) => {
+            tracing::error!(shard = core.handle.index(), %error, "the ring does not take operations: they are tried again");
+        }
+        Err(_) => {}
     }
 }
 

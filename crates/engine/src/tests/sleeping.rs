@@ -38,6 +38,8 @@ fn an_idle_shard_blocks_and_a_message_wakes_it() {
     let turns = asleep(&shard);
     assert_eq!(shard.call_wait(|_| 42).unwrap(), 42);
     assert!(asleep(&shard) > turns);
+    let stats = shard.stats();
+    assert!(stats.busy < stats.idle, "sleep is not work: {stats:?}");
     engine.stop().unwrap();
     assert!(matches!(shard.call_wait(|_| ()), Err(EngineError::NoAnswer { shard: 0 })));
     assert!(shard.call(|_| ()).is_err());
