@@ -30,6 +30,8 @@ mod helpers;
 mod io;
 mod request;
 mod scratch;
+#[cfg(test)]
+mod tests;
 mod units;
 mod volume;
 
