@@ -255,3 +255,34 @@ fn space_is_given_back_and_zeroes_without_help_are_written() {
     bench.expect_zeroes(1, 8000);
     assert!(!volume.geometry().deallocate, "what was found impossible is not promised any more");
 }
+
+#[test]
+fn what_must_be_durable_is_made_so() {
+    let directory = on_disk();
+    let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+    assert!(volume.geometry().volatile_cache);
+    let mut harness = SyncHarness::new(SEED, false);
+    let zeroes = |fua, deallocate| Operation::WriteZeroes { fua, deallocate };
+    for (operation, start, expected) in [
+        (Operation::Read, 0, 0),
+        (Operation::Write { fua: false }, 0, 0),
+        (Operation::Write { fua: true }, 0, 1),
+        // By way of a buffer, whose every piece must be durable.
+        (Operation::Write { fua: true }, 1, 1),
+        (zeroes(false, false), 0, 0),
+        (zeroes(true, false), 0, 1),
+        (zeroes(true, true), 0, 1),
+        (Operation::Deallocate, 0, 0),
+        (Operation::Flush, 0, 1),
+    ] {
+        let before = harness.io().durable();
+        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+        if operation.has_data() {
+            let segment = bench.memory.segment(start, 65536);
+            bench.moving(operation, 8, &[segment]).unwrap();
+        } else {
+            bench.plain(operation, 8, 128).unwrap();
+        }
+        assert_eq!(harness.io().durable() - before, expected, "{operation:?}");
+    }
+}

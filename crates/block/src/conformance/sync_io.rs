@@ -34,6 +34,7 @@ struct State {
     random: Random,
     answers: VecDeque<i32>,
     started: u64,
+    durable: u64,
 }
 
 /// Carries out every operation by a direct system call, a few polls after it was started.
@@ -48,7 +49,7 @@ impl SyncIo {
     /// I/O whose delays, and roughness if any, come from a seed.
     pub fn new(seed: u64, rough: bool) -> Self {
         let (pending, random, answers) = (Vec::new(), Random::new(seed), VecDeque::new());
-        Self { rough, state: RefCell::new(State { pending, random, answers, started: 0 }) }
+        Self { rough, state: RefCell::new(State { pending, random, answers, started: 0, durable: 0 }) }
     }
 
     /// Lets the operation after those already foretold answer `result` without being carried out; 0 carries it out.
@@ -59,6 +60,11 @@ impl SyncIo {
     /// Operations started so far.
     pub fn started(&self) -> u64 {
         self.state.borrow().started
+    }
+
+    /// Those of them that make data durable: syncs, and writes with forced unit access.
+    pub fn durable(&self) -> u64 {
+        self.state.borrow().durable
     }
 
     fn carry_out(&self, raw: &Raw) -> i32 {
@@ -148,6 +154,7 @@ unsafe impl ShardIo for SyncIo {
     unsafe fn poll_start(&self, operation: &IoOperation<'_>, _: &mut Context<'_>) -> Poll<u32> {
         let mut state = self.state.borrow_mut();
         state.started += 1;
+        state.durable += u64::from(matches!(operation, IoOperation::DataSync { .. } | IoOperation::Write { fua: true, .. }));
         let pending = Some(Pending { operation: Raw::of(operation), delay: state.random.below(3) as u32 });
         let token = state.pending.iter().position(Option::is_none).unwrap_or(state.pending.len());
         match state.pending.get_mut(token) {
