@@ -144,7 +144,7 @@ impl Controller {
             if !self.lifecycle.paused {
                 work += self.take_commands(cx);
             }
-            work += self.deliver_events();
+            work += self.admin_turn(cx);
         }
         self.raise_interrupts(cx.now());
         work
@@ -181,7 +181,7 @@ impl Controller {
     /// Takes up to [`BURST`] commands from one queue.
     fn take_from(&mut self, cx: &mut ShardContext<'_>, sqid: u16) -> usize {
         let Some(pending) = self.pending_entries(sqid) else { return 0 };
-        let budget = pending.min(BURST).min(self.completion_room(sqid));
+        let budget = pending.min(BURST).min(self.arbitration_burst()).min(self.completion_room(sqid));
         let mut taken = 0;
         while taken < budget && self.phase == Phase::Ready {
             let Some(slot) = cx.reserve() else { break };

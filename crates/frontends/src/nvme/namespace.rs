@@ -102,6 +102,8 @@ pub(crate) struct Attached {
     pub(crate) rights: Cell<(u64, u8)>,
     /// Commands in flight on it through this controller: what format, detach and delete wait for.
     pub(crate) in_flight: Cell<u32>,
+    /// It is being formatted: no command but those in flight reaches it.
+    pub(crate) formatting: Cell<bool>,
 }
 
 /// What one subsystem knows: namespaces that exist for this guest, attached to its controller or not.
@@ -140,7 +142,8 @@ impl NamespaceTable {
     /// The attached namespace that a command names, or the status for naming none (Base 3.2.1.2 to 3.2.1.4).
     #[inline]
     pub(crate) fn require(&self, nsid: u32) -> Result<&Rc<Attached>, Status> {
-        self.get(nsid).ok_or_else(|| self.refusal(nsid).do_not_retry())
+        let usable = self.get(nsid).filter(|attached| !attached.formatting.get());
+        usable.ok_or_else(|| self.refusal(nsid).do_not_retry())
     }
 
     /// 0 and beyond NN are invalid; inactive identifiers, and the broadcast value where it means nothing, are invalid fields.
@@ -148,6 +151,8 @@ impl NamespaceTable {
     fn refusal(&self, nsid: u32) -> Status {
         if nsid == 0 || (nsid > self.largest() && nsid != NamespaceId::BROADCAST.0) {
             Status::INVALID_NAMESPACE_OR_FORMAT
+        } else if self.get(nsid).is_some() {
+            Status::FORMAT_IN_PROGRESS
         } else {
             Status::INVALID_FIELD
         }
@@ -202,6 +207,7 @@ impl NamespaceTable {
             read_only: allocated.read_only,
             rights: Cell::new((0, 0)),
             in_flight: Cell::new(0),
+            formatting: Cell::new(false),
         }));
         Ok(())
     }

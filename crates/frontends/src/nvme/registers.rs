@@ -278,6 +278,8 @@ impl Controller {
             self.reset_config_space();
         }
         if kind == Reset::PowerOn {
+            let was_off = !self.csts().rdy() || self.csts().shst() == ShutdownStatus::COMPLETE;
+            self.count_power_cycle(was_off);
             self.set_csts(self.csts().with_nssro(false));
         }
         self.phase = Phase::Resetting;

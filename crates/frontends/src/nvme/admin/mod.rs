@@ -1,58 +1,177 @@
 //! The admin command set (Base 5).
+//!
+//! ```text
+//!   admin_command ── effects.rs: is the opcode supported? ─┬─ identify.rs, logs.rs, features.rs ──► data for the guest
+//!                                                          ├─ queues.rs      create, delete, shadow doorbells
+//!                                                          ├─ events.rs      asynchronous event requests, Abort
+//!                                                          └─ namespaces.rs, format.rs ──► jobs.rs ──► Host
+//!   every turn: admin_turn ── finished jobs, drained queues, events that found a request
+//! ```
+//!
+//! Invariants:
+//! * A command that waits here (an event request, a queue's deletion, a job) never touches guest memory while it waits.
+//! * What a job does to the controller is done in the controller's turn: the host's answer comes through an inbox.
+//! * What Identify and the effects log advertise is what the dispatcher accepts: both read the table in effects.rs.
+
+mod effects;
+mod events;
+mod features;
+mod format;
+mod identify;
+mod jobs;
+mod logs;
+mod namespaces;
+mod queues;
+
+use std::rc::Rc;
 
 use millrace_engine::{ShardContext, TaskSlot};
-use millrace_nvme_spec::{command::Sqe, status::Status};
+use millrace_memory::Access;
+use millrace_nvme_spec::{
+    command::{Fuse, NamespaceId, Psdt, Sqe},
+    opcode::AdminOpcode,
+    status::Status,
+};
+use rustix::time::{ClockId, clock_gettime};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     Config,
     controller::{CommandToken, Controller, Outcome},
+    data,
+    namespace::Attached,
     status::Completion,
 };
 
 /// What the admin commands remember beside the state region.
-pub(crate) struct AdminState {}
+pub(crate) struct AdminState {
+    /// Delete I/O Submission Queue commands that wait for their queue's commands.
+    deletions: Vec<(CommandToken, u16)>,
+    /// Work on namespaces under way.
+    jobs: jobs::Jobs,
+    busy: logs::BusyClock,
+}
 
 impl AdminState {
     pub(crate) fn new(_config: &Config) -> Self {
-        Self {}
+        Self { deletions: Vec::new(), jobs: jobs::Jobs::default(), busy: logs::BusyClock::default() }
     }
 }
 
+/// How a command ended or goes on; an error is completed with Do Not Retry.
+type Progress = Result<Outcome, Status>;
+
+/// Finished, with dword 0.
+fn done(dw0: u32) -> Outcome {
+    Outcome::Done(Completion::with_result(dw0))
+}
+
+/// Milliseconds of the system's monotonic clock, which goes on when this process does not.
+fn monotonic_millis() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
 impl Controller {
-    /// Starts an admin command. `slot` is the task it may wait in.
+    /// Starts an admin command. None needs its task slot: what waits does so in a job.
     pub(crate) fn admin_command(
         &mut self,
         _cx: &mut ShardContext<'_>,
         _slot: TaskSlot<'_>,
-        _token: CommandToken,
-        _sqe: &Sqe,
+        token: CommandToken,
+        sqe: &Sqe,
     ) -> Outcome {
-        Outcome::Done(Completion::error(Status::INVALID_OPCODE))
+        let progress = self.check_admin(token, sqe).and_then(|()| match sqe.admin_opcode() {
+            AdminOpcode::IDENTIFY => self.identify(sqe),
+            AdminOpcode::GET_LOG_PAGE => self.get_log_page(sqe),
+            AdminOpcode::GET_FEATURES => self.get_features(sqe),
+            AdminOpcode::SET_FEATURES => self.set_features(sqe),
+            AdminOpcode::CREATE_IO_CQ => self.create_io_cq(sqe),
+            AdminOpcode::CREATE_IO_SQ => self.create_io_sq(sqe),
+            AdminOpcode::DELETE_IO_CQ => self.delete_io_cq(sqe),
+            AdminOpcode::DELETE_IO_SQ => self.delete_io_sq(token, sqe),
+            AdminOpcode::ABORT => Ok(self.abort(sqe)),
+            AdminOpcode::ASYNC_EVENT_REQUEST => self.async_event_request(token),
+            AdminOpcode::DOORBELL_BUFFER_CONFIG => self.doorbell_buffer_config(sqe),
+            AdminOpcode::NAMESPACE_MANAGEMENT => self.namespace_management(token, sqe),
+            AdminOpcode::NAMESPACE_ATTACHMENT => self.namespace_attachment(token, sqe),
+            AdminOpcode::FORMAT_NVM => self.format_nvm(token, sqe),
+            _ => Err(Status::INVALID_OPCODE),
+        });
+        progress.unwrap_or_else(|status| Outcome::Done(Completion::error(status)))
     }
 
-    /// Remembers a failed command for the Error Information log.
-    pub(crate) fn note_error(&mut self, _token: CommandToken, _completion: Completion) {}
-
-    /// A doorbell was written with a value outside its queue: an asynchronous error event (Base 5.1.2).
-    pub(crate) fn invalid_doorbell(&mut self, _qid: u16, _value: u32) {}
-
-    /// The controller is being reset, or powered on: feature values and events go back to their defaults, and whatever is held
-    /// (event requests, deletes that wait) is forgotten. Returns the number of held commands that will never complete now.
-    pub(crate) fn admin_reset(&mut self) -> u32 {
-        self.state.events.outstanding.replace(0)
+    /// What holds for every admin command.
+    fn check_admin(&self, token: CommandToken, sqe: &Sqe) -> Result<(), Status> {
+        if effects::admin(&self.config, sqe.admin_opcode()).is_none() {
+            return Err(Status::INVALID_OPCODE);
+        }
+        // Neither fused operations nor SGLs exist in the admin queue of a PCIe controller (Base 4.1.1).
+        if sqe.flags.fuse() != Fuse::NORMAL || sqe.flags.psdt() != Psdt::PRP {
+            return Err(Status::INVALID_FIELD);
+        }
+        if self.holds(token.cid) { Err(Status::CID_CONFLICT) } else { Ok(()) }
     }
 
-    /// Admin commands held until something happens that may never happen (asynchronous event requests): nothing waits for
-    /// these, an unmap for instance. Commands that wait for other commands are not among them.
+    /// Whether an admin command of this identifier waits.
+    fn holds(&self, cid: u16) -> bool {
+        self.event_requests().any(|waiting| waiting == cid)
+            || self.admin.deletions.iter().any(|(token, _)| token.cid == cid)
+            || self.admin.jobs.tokens().any(|token| token.cid == cid)
+    }
+
+    /// Commands that wait without touching guest memory and without a task of theirs that does.
     pub(crate) fn admin_parked(&self) -> u32 {
-        self.state.events.outstanding.get()
+        self.state.events.outstanding.get() + (self.admin.deletions.len() + self.admin.jobs.tokens().count()) as u32
     }
 
-    /// A namespace was attached, detached or has another size: the guest is told by an event, and by the changed namespace log.
-    pub(crate) fn namespace_changed(&mut self, _nsid: u32) {}
+    /// The admin commands' part of a turn: what waited and need not wait any more. Returns work done.
+    pub(crate) fn admin_turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        self.count_busy_time(cx.now());
+        self.run_jobs(cx) + self.finish_deletions() + self.deliver_events()
+    }
 
-    /// Completes waiting asynchronous event requests with pending events. Returns work done.
-    pub(crate) fn deliver_events(&mut self) -> usize {
-        0
+    /// Controller Level Reset: forgets the commands that wait, which are not completed, and sets features and events to their
+    /// defaults. Returns how many commands it forgot.
+    pub(crate) fn admin_reset(&mut self) -> u32 {
+        let parked = self.admin_parked();
+        self.admin.deletions.clear();
+        self.admin.jobs.forget_tokens();
+        self.reset_events();
+        self.reset_features();
+        parked
+    }
+
+    /// Copies data of a command to the guest.
+    fn send(&mut self, sqe: &Sqe, bytes: &[u8]) -> Result<(), Status> {
+        let page_size = self.page_size();
+        data::resolve(&self.memory, page_size, sqe, bytes.len() as u64, Access::Write, &mut self.segments)?;
+        data::copy_out(&self.segments, bytes);
+        Ok(())
+    }
+
+    /// Copies a command's data out of guest memory.
+    fn fetch<T: FromBytes + IntoBytes>(&mut self, sqe: &Sqe) -> Result<T, Status> {
+        let page_size = self.page_size();
+        data::resolve(&self.memory, page_size, sqe, size_of::<T>() as u64, Access::Read, &mut self.segments)?;
+        Ok(data::copy_value(&self.segments))
+    }
+
+    /// Whether a namespace of this identifier may exist (Base 3.2.1.1); the broadcast value names none.
+    fn check_valid(&self, nsid: NamespaceId) -> Result<(), Status> {
+        if nsid.is_single() && nsid.0 <= self.namespaces.largest() {
+            Ok(())
+        } else {
+            Err(Status::INVALID_NAMESPACE_OR_FORMAT)
+        }
+    }
+
+    /// The attached namespace that a command names (Base 3.2.1.5).
+    fn active(&self, nsid: NamespaceId) -> Result<&Rc<Attached>, Status> {
+        self.check_valid(nsid)?;
+        self.namespaces.get(nsid.0).ok_or(Status::INVALID_FIELD)
     }
 }
+
+#[cfg(test)]
+mod tests;

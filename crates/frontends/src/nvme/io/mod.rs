@@ -143,7 +143,7 @@ impl Controller {
     }
 
     /// Whether this controller may change the namespace's data.
-    fn check_writable(&self, attached: &Attached, geometry: &Geometry) -> Result<(), Status> {
+    pub(crate) fn check_writable(&self, attached: &Attached, geometry: &Geometry) -> Result<(), Status> {
         if attached.read_only || geometry.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
     }
 
@@ -154,7 +154,7 @@ impl Controller {
 
     /// Whether the namespace's reservation lets this controller do it.
     #[inline]
-    fn check_rights(&self, attached: &Attached, needed: Rights) -> Result<(), Status> {
+    pub(crate) fn check_rights(&self, attached: &Attached, needed: Rights) -> Result<(), Status> {
         let version = attached.namespace.reservation_version();
         let (known, rights) = attached.rights.get();
         let rights = if known == version { Rights(rights) } else { self.refresh_rights(attached, version) };

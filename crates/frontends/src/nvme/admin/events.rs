@@ -1,0 +1,186 @@
+//! Asynchronous events (Base 5.1.2) and Abort (Base 5.1.1).
+//!
+//! An event type that was reported stays silent until the host reads its log page, which then tells everything. Until an
+//! event finds a request, it waits in a slot of its type: one report covers all events of a type.
+
+use millrace_nvme_spec::{
+    admin::{AbortCdw10, AbortResult, AsyncEvent, AsyncEventDw0, AsyncEventType},
+    command::{CommandId, NamespaceId, Sqe},
+    features::AsyncEventFeature,
+    log::{LogId, ReservationNotificationType},
+    status::Status,
+};
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        state::EVENT_REQUESTS,
+        status::Completion,
+    },
+    Progress, done,
+};
+
+/// Marks a slot that holds an event; the bit is reserved in the completion's dword 0.
+const PENDING: u32 = 1 << 31;
+
+/// The event type that reading a log page clears.
+fn cleared_by(lid: LogId) -> Option<AsyncEventType> {
+    match lid {
+        LogId::ERROR => Some(AsyncEventType::ERROR),
+        LogId::SMART => Some(AsyncEventType::SMART),
+        LogId::CHANGED_NAMESPACES => Some(AsyncEventType::NOTICE),
+        LogId::RESERVATION => Some(AsyncEventType::IO_COMMAND_SPECIFIC),
+        _ => None,
+    }
+}
+
+impl Controller {
+    /// Identifiers of the requests that wait.
+    pub(super) fn event_requests(&self) -> impl Iterator<Item = u16> {
+        let events = &self.state.events;
+        events.requests.iter().take(events.outstanding.get() as usize).map(std::cell::Cell::get)
+    }
+
+    /// Asynchronous Event Request: waits for an event. Its place in the completion queue is lent to other commands meanwhile,
+    /// or a small queue would fill up with promises.
+    pub(super) fn async_event_request(&mut self, token: CommandToken) -> Progress {
+        let events = &self.state.events;
+        let count = events.outstanding.get();
+        let Some(place) = events.requests.get(count as usize) else {
+            return Err(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED);
+        };
+        place.set(token.cid);
+        events.outstanding.set(count + 1);
+        let cq = self.cq(0);
+        cq.promised.set(cq.promised.get().saturating_sub(1));
+        Ok(Outcome::Held)
+    }
+
+    /// Takes a request out of the list and completes it. `false`: the completion queue has no room for it now.
+    fn finish_request(&mut self, at: u32, completion: Completion) -> bool {
+        if self.completion_room(0) == 0 {
+            return false;
+        }
+        let events = &self.state.events;
+        let last = events.outstanding.get() - 1;
+        let cid = events.requests[at as usize].get();
+        for i in at..last {
+            events.requests[i as usize].set(events.requests[i as usize + 1].get());
+        }
+        events.outstanding.set(last);
+        let cq = self.cq(0);
+        cq.promised.set(cq.promised.get() + 1);
+        self.complete(CommandToken { sqid: 0, cid, epoch: self.state.epoch.get() }, completion);
+        true
+    }
+
+    /// Completes waiting requests with pending events. Returns work done.
+    pub(super) fn deliver_events(&mut self) -> usize {
+        let mut work = 0;
+        for kind in 0..self.state.events.pending.len() {
+            let events = &self.state.events;
+            let pending = events.pending[kind].get();
+            if pending == 0 || events.outstanding.get() == 0 || events.masked.get() & 1 << kind != 0 {
+                continue;
+            }
+            if !self.finish_request(0, Completion::with_result(pending & !PENDING)) {
+                break;
+            }
+            let events = &self.state.events;
+            events.masked.set(events.masked.get() | 1 << kind);
+            events.pending[kind].set(0);
+            work += 1;
+        }
+        work
+    }
+
+    /// An event has happened.
+    fn raise(&self, event: AsyncEvent) {
+        let events = &self.state.events;
+        let kind = usize::from(event.kind.0);
+        // While its type is masked, the log page that the host has yet to read tells it.
+        if events.masked.get() & 1 << kind == 0
+            && let Some(slot) = events.pending.get(kind)
+        {
+            slot.set(event.dw0().into_bits() | PENDING);
+        }
+    }
+
+    /// The host has read a log page: what it told is no longer pending, and may be reported again when it happens again.
+    pub(super) fn clear_events(&self, lid: LogId) {
+        let Some(kind) = cleared_by(lid) else { return };
+        let events = &self.state.events;
+        events.masked.set(events.masked.get() & !(1 << kind.0));
+        let slot = &events.pending[usize::from(kind.0)];
+        if AsyncEventDw0::from_bits(slot.get() & !PENDING).lid() == lid {
+            slot.set(0);
+        }
+    }
+
+    /// No event, no request: after a reset.
+    pub(super) fn reset_events(&self) {
+        let events = &self.state.events;
+        events.outstanding.set(0);
+        events.masked.set(0);
+        events.pending.iter().for_each(|slot| slot.set(0));
+    }
+
+    /// Asynchronous Event Configuration as it stands.
+    pub(super) fn event_configuration(&self) -> AsyncEventFeature {
+        AsyncEventFeature::from_bits(self.state.features.async_events.get())
+    }
+
+    /// Critical warnings that are present and reported by events.
+    pub(super) fn reported_warnings(&self) -> u8 {
+        self.critical_warning().into_bits() & self.event_configuration().critical_warnings().into_bits()
+    }
+
+    /// After a change of thresholds or of the events' configuration: warnings that were not reported before make an event.
+    pub(super) fn warnings_changed(&self, before: u8) {
+        if self.reported_warnings() & !before != 0 {
+            // The composite temperature is the only one that can change.
+            self.raise(AsyncEvent::TEMPERATURE_THRESHOLD);
+        }
+    }
+
+    /// A doorbell was written with a value outside its queue, or for a queue that does not exist.
+    pub(crate) fn invalid_doorbell(&mut self, qid: u16, _value: u32) {
+        let exists = self.sq_exists(qid) || self.cq_exists(qid);
+        let event = if exists { AsyncEvent::INVALID_DOORBELL_VALUE } else { AsyncEvent::INVALID_DOORBELL_REGISTER };
+        self.log_error(qid, CommandId::NONE.0, Status::SUCCESS);
+        self.raise(event);
+    }
+
+    /// A namespace was attached, detached, resized or formatted other than by this guest's command.
+    pub(crate) fn namespace_changed(&mut self, nsid: u32) {
+        if let Some(word) = self.state.logs.changed_namespaces.get(nsid as usize / 64) {
+            word.set(word.get() | 1 << (nsid % 64));
+        }
+        if self.event_configuration().namespace_attribute() {
+            self.raise(AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED);
+        }
+    }
+
+    /// Another host changed the reservations of a namespace that this controller shows.
+    pub(crate) fn reservation_notice(&mut self, nsid: u32, kind: ReservationNotificationType) {
+        let Some(features) = self.state.features.namespaces.get(nsid as usize) else { return };
+        // Bit n of the mask is of type n.
+        if kind == ReservationNotificationType::EMPTY || features.reservation_mask.get() & 1 << (kind.0 & 7) != 0 {
+            return;
+        }
+        self.log_notice(NamespaceId(nsid), kind);
+        self.raise(AsyncEvent::RESERVATION_LOG_PAGE_AVAILABLE);
+    }
+
+    /// Abort: only event requests can be, for everything else is on its way and finishes soon.
+    pub(super) fn abort(&mut self, sqe: &Sqe) -> Outcome {
+        let cdw10 = AbortCdw10::from_bits(sqe.cdw10);
+        let at = if cdw10.sqid().is_admin() { self.event_requests().position(|cid| cid == cdw10.cid().0) } else { None };
+        let aborted =
+            at.is_some_and(|at| self.finish_request(at as u32, Completion { dw0: 0, status: Status::ABORT_REQUESTED }));
+        done(AbortResult::new().with_not_aborted(!aborted).into_bits())
+    }
+}
+
+/// Asynchronous Event Request Limit (AERL).
+pub(super) const AERL_Z: u8 = EVENT_REQUESTS as u8 - 1;

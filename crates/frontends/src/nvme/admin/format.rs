@@ -1,0 +1,48 @@
+//! Format NVM (Base 5.1.10, NVM 4.1.2).
+
+use std::rc::Rc;
+
+use millrace_nvme_spec::{
+    admin::{FormatCdw10, SecureErase},
+    command::{NamespaceId, Sqe},
+    status::Status,
+};
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        reservation::Rights,
+    },
+    Progress,
+    identify::FORMATS,
+    jobs::Work,
+};
+
+impl Controller {
+    /// Format NVM: commands in flight on the namespace finish first, later ones are refused until it is done. Every format
+    /// erases the data, so a User Data Erase is no more than that.
+    pub(super) fn format_nvm(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
+        let cdw10 = FormatCdw10::from_bits(sqe.cdw10);
+        if sqe.nsid == NamespaceId::BROADCAST {
+            // FNA says so.
+            return Err(Status::INVALID_FIELD);
+        }
+        let attached = Rc::clone(self.active(sqe.nsid)?);
+        let block_size = FORMATS.get(usize::from(cdw10.lbaf())).copied().ok_or(Status::INVALID_FORMAT)?;
+        // No format has metadata for protection information.
+        if cdw10.pi() != 0 {
+            return Err(Status::INVALID_FORMAT);
+        }
+        if cdw10.ses() != SecureErase::NONE && cdw10.ses() != SecureErase::USER_DATA {
+            return Err(Status::INVALID_FIELD);
+        }
+        if self.admin.jobs.concern(attached.nsid) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        self.check_writable(&attached, &attached.geometry.get())?;
+        self.check_rights(&attached, Rights::WRITE)?;
+        attached.formatting.set(true);
+        self.admin.jobs.push(token, Work::Format { attached: Rc::clone(&attached), block_size }, vec![attached]);
+        Ok(Outcome::Held)
+    }
+}

@@ -1,0 +1,239 @@
+//! Work on namespaces that takes longer than a turn: it waits for commands in flight, then for the host.
+//!
+//! ```text
+//!   command ─► Job ─ wait until nothing is in flight ─► Host ─ another thread ─► task ─► Inbox ─► Job ─► completion
+//! ```
+//!
+//! A job outlives a reset of its controller, because the host does what it was asked to: only its command is forgotten.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use millrace_block::BlockSize;
+use millrace_engine::{Launch, ShardContext, remote};
+use millrace_nvme_spec::status::Status;
+
+use super::super::{
+    controller::{CommandToken, Controller},
+    namespace::{Allocated, Attached, HostReply, Namespace},
+    status::Completion,
+};
+
+/// What the host answered.
+enum Answer {
+    Created(Result<Arc<Namespace>, Status>),
+    Done(Result<(), Status>),
+}
+
+/// Where tasks leave the answers for the controller's turn, by the job's number.
+type Inbox = RefCell<Vec<(u64, Answer)>>;
+
+/// What a job is for.
+#[derive(Clone)]
+pub(super) enum Work {
+    /// A namespace is being created.
+    Create { nsid: u32, bytes: u64, block_size: BlockSize },
+    /// Namespaces are deleted one after the other, the last of the list first.
+    Delete { nsids: Vec<u32> },
+    /// A namespace was detached.
+    Detach { nsid: u32 },
+    /// A namespace is erased and gets a block size.
+    Format { attached: Rc<Attached>, block_size: BlockSize },
+}
+
+impl Work {
+    fn concerns(&self, wanted: u32) -> bool {
+        match self {
+            Self::Create { nsid, .. } | Self::Detach { nsid } => *nsid == wanted,
+            Self::Format { attached, .. } => attached.nsid == wanted,
+            Self::Delete { nsids } => nsids.contains(&wanted),
+        }
+    }
+}
+
+struct Job {
+    number: u64,
+    /// The command to complete; `None` after a reset.
+    token: Option<CommandToken>,
+    work: Work,
+    /// Nothing may be in flight on these when the host is asked.
+    drain: Vec<Rc<Attached>>,
+    /// The host was asked.
+    asked: bool,
+}
+
+/// All jobs of a controller.
+#[derive(Default)]
+pub(super) struct Jobs {
+    list: Vec<Job>,
+    inbox: Rc<Inbox>,
+    count: u64,
+}
+
+impl Jobs {
+    /// Commands that wait for jobs.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = CommandToken> {
+        self.list.iter().filter_map(|job| job.token)
+    }
+
+    /// The controller was reset: nobody waits any more.
+    pub(super) fn forget_tokens(&mut self) {
+        self.list.iter_mut().for_each(|job| job.token = None);
+    }
+
+    /// Whether a namespace has a job under way.
+    pub(super) fn concern(&self, nsid: u32) -> bool {
+        self.list.iter().any(|job| job.work.concerns(nsid))
+    }
+
+    /// Bytes of namespaces that are being created.
+    pub(super) fn bytes_in_creation(&self) -> u64 {
+        let bytes = |job: &Job| if let Work::Create { bytes, .. } = job.work { bytes } else { 0 };
+        self.list.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Begins a job for a command.
+    pub(super) fn push(&mut self, token: CommandToken, work: Work, drain: Vec<Rc<Attached>>) {
+        self.begin(Some(token), work, drain);
+    }
+
+    fn begin(&mut self, token: Option<CommandToken>, work: Work, drain: Vec<Rc<Attached>>) {
+        let number = self.count;
+        self.count += 1;
+        self.list.push(Job { number, token, work, drain, asked: false });
+    }
+
+    /// Has a task wait for the host's answer. `false`: no task is free, and nothing was asked.
+    fn launch<T: Send + 'static>(
+        &self,
+        cx: &ShardContext<'_>,
+        number: u64,
+        wrap: fn(Result<T, Status>) -> Answer,
+        ask: impl FnOnce(HostReply<T>),
+    ) -> bool {
+        let Some(slot) = cx.reserve() else { return false };
+        let (reply, answer) = remote(cx);
+        ask(reply);
+        let inbox = Rc::clone(&self.inbox);
+        let waits = async move {
+            // A host that goes without an answer has not done it.
+            let result = answer.await.unwrap_or(Err(Status::INTERNAL_ERROR));
+            inbox.borrow_mut().push((number, wrap(result)));
+        };
+        let _ = slot.run(|tcx| Launch::<()>::Wait(tcx.scratch.place_future(waits)));
+        true
+    }
+}
+
+impl Controller {
+    /// Goes on with every job that can. Returns work done.
+    pub(super) fn run_jobs(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        if self.admin.jobs.list.is_empty() {
+            return 0;
+        }
+        let answers = self.admin.jobs.inbox.take();
+        let mut work = answers.len();
+        for (number, answer) in answers {
+            self.answered(number, answer);
+        }
+        let mut at = 0;
+        while let Some(job) = self.admin.jobs.list.get(at) {
+            let drained = job.drain.iter().all(|attached| attached.in_flight.get() == 0);
+            if !job.asked && drained {
+                work += 1;
+                match self.ask_host(cx, &job.work, job.number) {
+                    Some(asked) => self.admin.jobs.list[at].asked = asked,
+                    None => {
+                        // The next job is in this one's place then.
+                        self.finish_job(at, Completion::SUCCESS);
+                        continue;
+                    }
+                }
+            }
+            at += 1;
+        }
+        work
+    }
+
+    /// Asks the host for a job's next step; `None`: there is none. `false`: no task is free to wait for the answer; ask later.
+    fn ask_host(&self, cx: &ShardContext<'_>, work: &Work, number: u64) -> Option<bool> {
+        let (host, device) = (&self.host, self.config.name.as_str());
+        let jobs = &self.admin.jobs;
+        match work {
+            Work::Detach { .. } => None,
+            &Work::Create { nsid, bytes, block_size } => Some(jobs.launch(cx, number, Answer::Created, |reply| {
+                host.create_namespace(device, nsid, bytes, block_size, reply);
+            })),
+            Work::Delete { nsids } => {
+                let &nsid = nsids.last()?;
+                Some(jobs.launch(cx, number, Answer::Done, |reply| host.delete_namespace(device, nsid, reply)))
+            }
+            Work::Format { attached, block_size } => {
+                let namespace = Arc::clone(&attached.namespace);
+                Some(jobs.launch(cx, number, Answer::Done, |reply| host.format(device, namespace, *block_size, reply)))
+            }
+        }
+    }
+
+    /// The host has answered: does to the controller what the job is for.
+    fn answered(&mut self, number: u64, answer: Answer) {
+        let at = self.admin.jobs.list.iter().position(|job| job.number == number).expect("a job waits for its answer");
+        let work = self.admin.jobs.list[at].work.clone();
+        let result = match (work, answer) {
+            (Work::Create { nsid, .. }, Answer::Created(namespace)) => self.created(nsid, namespace),
+            (Work::Delete { nsids }, Answer::Done(Ok(()))) => {
+                self.deleted(nsids.last().copied());
+                let job = &mut self.admin.jobs.list[at];
+                if let Work::Delete { nsids } = &mut job.work {
+                    nsids.pop();
+                }
+                // The next one's turn, or the end.
+                job.asked = false;
+                return;
+            }
+            (Work::Format { attached, .. }, Answer::Done(result)) => {
+                formatted(&attached, result);
+                result.map(|()| 0)
+            }
+            (_, Answer::Done(result)) => result.map(|()| 0),
+            (_, Answer::Created(_)) => unreachable!("only a creation is answered with a namespace"),
+        };
+        let completion = match result {
+            Ok(dw0) => Completion::with_result(dw0),
+            Err(status) => Completion::from(Err(status)),
+        };
+        self.finish_job(at, completion);
+    }
+
+    fn created(&mut self, nsid: u32, namespace: Result<Arc<Namespace>, Status>) -> Result<u32, Status> {
+        let allocated = Allocated { namespace: namespace?, read_only: false, by_guest: true };
+        let taken = self.namespaces.allocate(nsid, allocated);
+        if taken.is_err() {
+            // The operator was faster with this identifier: the volume goes again.
+            self.admin.jobs.begin(None, Work::Delete { nsids: vec![nsid] }, Vec::new());
+        }
+        taken.map(|()| nsid)
+    }
+
+    fn deleted(&mut self, nsid: Option<u32>) {
+        let ours = nsid.filter(|&nsid| self.namespaces.allocation(nsid).is_some_and(|allocated| allocated.by_guest));
+        if let Some(nsid) = ours.filter(|&nsid| self.namespaces.get(nsid).is_none()) {
+            self.namespaces.release(nsid);
+        }
+    }
+
+    fn finish_job(&mut self, at: usize, completion: Completion) {
+        let job = self.admin.jobs.list.remove(at);
+        if let Some(token) = job.token {
+            self.complete(token, completion);
+        }
+    }
+}
+
+/// A format has ended, well or not: the volume says what it is now.
+fn formatted(attached: &Attached, result: Result<(), Status>) {
+    if result.is_ok() {
+        attached.namespace.uncorrectable.clear_all();
+    }
+    attached.geometry.set(attached.namespace.volume.geometry());
+    attached.formatting.set(false);
+}

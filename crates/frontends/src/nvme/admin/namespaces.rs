@@ -1,0 +1,139 @@
+//! Namespace Management and Namespace Attachment (Base 5.1.21, 5.1.20; NVM 4.1.6).
+
+use std::{rc::Rc, sync::Arc};
+
+use millrace_block::BlockSize;
+use millrace_nvme_spec::{
+    admin::{
+        NamespaceAttachmentCdw10, NamespaceAttachmentSelect, NamespaceManagementCdw10, NamespaceManagementCdw11,
+        NamespaceManagementData, NamespaceManagementSelect,
+    },
+    command::{ControllerId, Csi, NamespaceId, Sqe},
+    identify::{ControllerList, FormattedLbaSize},
+    status::Status,
+};
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        namespace::Attached,
+        status::Completion,
+    },
+    Progress, done,
+    identify::FORMATS,
+    jobs::Work,
+};
+
+/// For a namespace that a job works on: later it can be had.
+fn busy() -> Outcome {
+    Outcome::Done(Completion { dw0: 0, status: Status::NAMESPACE_NOT_READY })
+}
+
+impl Controller {
+    /// Bytes that the guest may still create.
+    pub(super) fn quota_left(&self) -> u64 {
+        let by_guest = self.namespaces.allocated().filter(|(_, allocated)| allocated.by_guest);
+        let used = by_guest.map(|(_, allocated)| allocated.namespace.volume.geometry().bytes());
+        let used = used.fold(self.admin.jobs.bytes_in_creation(), u64::saturating_add);
+        self.config.quota.bytes.saturating_sub(used)
+    }
+
+    /// Namespace Management.
+    pub(super) fn namespace_management(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
+        match NamespaceManagementCdw10::from_bits(sqe.cdw10).sel() {
+            NamespaceManagementSelect::CREATE => self.create_namespace(token, sqe),
+            NamespaceManagementSelect::DELETE => self.delete_namespace(token, sqe.nsid),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    fn create_namespace(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
+        if sqe.nsid != NamespaceId::NONE {
+            return Err(Status::INVALID_FIELD);
+        }
+        if NamespaceManagementCdw11::from_bits(sqe.cdw11).csi() != Csi::NVM {
+            return Err(Status::IO_COMMAND_SET_NOT_SUPPORTED);
+        }
+        let data: NamespaceManagementData = self.fetch(sqe)?;
+        let (block_size, bytes) = check_creation(&data)?;
+        if bytes.is_none_or(|bytes| bytes > self.quota_left()) {
+            return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
+        }
+        let free = |nsid: &u32| self.namespaces.allocation(*nsid).is_none() && !self.admin.jobs.concern(*nsid);
+        let nsid = (1..=self.namespaces.largest()).find(free).ok_or(Status::NAMESPACE_ID_UNAVAILABLE)?;
+        self.admin.jobs.push(token, Work::Create { nsid, bytes: bytes.unwrap_or(0), block_size }, Vec::new());
+        Ok(Outcome::Held)
+    }
+
+    /// Deletes a namespace that this guest created, or all of them if there are no others.
+    fn delete_namespace(&mut self, token: CommandToken, nsid: NamespaceId) -> Progress {
+        let nsids: Vec<u32> = if nsid == NamespaceId::BROADCAST {
+            self.namespaces.allocated().map(|(nsid, _)| nsid).collect()
+        } else {
+            self.check_valid(nsid)?;
+            self.namespaces.allocation(nsid.0).ok_or(Status::INVALID_FIELD)?;
+            vec![nsid.0]
+        };
+        if nsids.iter().any(|&nsid| self.admin.jobs.concern(nsid)) {
+            return Ok(busy());
+        }
+        // The operator's namespaces are not the guest's to delete.
+        if nsids.iter().any(|&nsid| self.namespaces.allocation(nsid).is_some_and(|allocated| !allocated.by_guest)) {
+            return Err(Status::OPERATION_DENIED);
+        }
+        let drain: Vec<Rc<Attached>> = nsids.iter().filter_map(|&nsid| self.namespaces.detach(nsid)).collect();
+        self.admin.jobs.push(token, Work::Delete { nsids }, drain);
+        Ok(Outcome::Held)
+    }
+
+    /// Namespace Attachment.
+    pub(super) fn namespace_attachment(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
+        let select = NamespaceAttachmentCdw10::from_bits(sqe.cdw10).sel();
+        if select != NamespaceAttachmentSelect::ATTACH && select != NamespaceAttachmentSelect::DETACH {
+            return Err(Status::INVALID_FIELD);
+        }
+        self.check_valid(sqe.nsid)?;
+        let nsid = sqe.nsid.0;
+        self.namespaces.allocation(nsid).ok_or(Status::INVALID_FIELD)?;
+        let list: ControllerList = self.fetch(sqe)?;
+        // This controller is the only one that the guest knows.
+        if list.listed() != Some(&[ControllerId(self.config.cntlid)]) {
+            return Err(Status::CONTROLLER_LIST_INVALID);
+        }
+        if self.admin.jobs.concern(nsid) {
+            return Ok(busy());
+        }
+        let host = Arc::clone(&self.host);
+        if select == NamespaceAttachmentSelect::ATTACH {
+            self.namespaces.attach(nsid)?;
+            host.attachment_changed(&self.config.name, nsid, true);
+            return Ok(done(0));
+        }
+        let attached = self.namespaces.detach(nsid).ok_or(Status::NAMESPACE_NOT_ATTACHED)?;
+        host.attachment_changed(&self.config.name, nsid, false);
+        self.admin.jobs.push(token, Work::Detach { nsid }, vec![attached]);
+        Ok(Outcome::Held)
+    }
+}
+
+/// What a new namespace shall be: block size and bytes; no bytes if the number is beyond measure.
+fn check_creation(data: &NamespaceManagementData) -> Result<(BlockSize, Option<u64>), Status> {
+    let known = FormattedLbaSize::new().with_index(data.flbas.index());
+    let block_size = FORMATS.get(usize::from(data.flbas.index())).copied().filter(|_| data.flbas == known);
+    let block_size = block_size.ok_or(Status::INVALID_FORMAT)?;
+    if data.nsze == 0 || data.ncap == 0 || data.ncap > data.nsze {
+        return Err(Status::INVALID_FIELD);
+    }
+    if data.ncap < data.nsze {
+        return Err(Status::THIN_PROVISIONING_NOT_SUPPORTED);
+    }
+    if data.anagrpid != 0 {
+        return Err(Status::ANA_GROUP_ID_INVALID);
+    }
+    // Neither protection information, sharing, sets nor endurance groups, nor placement.
+    let others = [u32::from(data.dps.into_bits()), u32::from(data.nmic.into_bits()), u32::from(data.nphndls)];
+    if others != [0; 3] || data.nvmsetid != 0 || data.endgid != 0 {
+        return Err(Status::INVALID_FIELD);
+    }
+    Ok((block_size, data.nsze.checked_mul(u64::from(block_size.bytes()))))
+}

@@ -1,0 +1,192 @@
+//! I/O queues: creation, deletion (Base 5.2.1 to 5.2.4) and the shadow doorbells (Base 5.2.5).
+
+use millrace_memory::{Access, GuestAddress, GuestMemory};
+use millrace_nvme_spec::{
+    admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10},
+    command::{Cqe, QueueId, Sqe},
+    features::NumberOfQueuesFeature,
+    status::Status,
+};
+
+use super::{
+    super::{
+        controller::{CommandToken, Controller, Outcome},
+        state,
+        status::Completion,
+    },
+    Progress, done,
+};
+
+/// One of the two kinds of queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Submission,
+    Completion,
+}
+
+impl Controller {
+    /// Create I/O Completion Queue (Base 5.2.1).
+    pub(super) fn create_io_cq(&mut self, sqe: &Sqe) -> Progress {
+        let cdw11 = CreateCqCdw11::from_bits(sqe.cdw11);
+        let (cqid, entries) = self.check_create(sqe, Kind::Completion, cdw11.pc())?;
+        if cdw11.iv() >= self.config.vectors {
+            return Err(Status::INVALID_INTERRUPT_VECTOR);
+        }
+        let base = self.queue_base(sqe, entries, Kind::Completion)?;
+        self.create_cq(cqid, base, entries, cdw11.ien().then_some(cdw11.iv()));
+        Ok(done(0))
+    }
+
+    /// Create I/O Submission Queue (Base 5.2.2).
+    pub(super) fn create_io_sq(&mut self, sqe: &Sqe) -> Progress {
+        let cdw11 = CreateSqCdw11::from_bits(sqe.cdw11);
+        let (sqid, entries) = self.check_create(sqe, Kind::Submission, cdw11.pc())?;
+        let cqid = cdw11.cqid();
+        if !self.is_granted(cqid, Kind::Completion) {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        if !self.cq_exists(cqid.0) {
+            return Err(Status::COMPLETION_QUEUE_INVALID);
+        }
+        let base = self.queue_base(sqe, entries, Kind::Submission)?;
+        self.create_sq(sqid, base, entries, cqid.0, cdw11.qprio().0);
+        Ok(done(0))
+    }
+
+    /// Whether an I/O queue of this identifier is within what Number of Queues granted.
+    fn is_granted(&self, qid: QueueId, kind: Kind) -> bool {
+        let granted = NumberOfQueuesFeature::from_bits(self.state.features.queues.get());
+        let last_z = if kind == Kind::Completion { granted.ncq_z() } else { granted.nsq_z() };
+        // Identifier 0 is the admin queue's; n + 1 I/O queues end with identifier n + 1.
+        !qid.is_admin() && qid.0 - 1 <= last_z && qid.0 <= self.config.queues
+    }
+
+    /// What both kinds have in common. Returns the identifier and the number of entries.
+    fn check_create(&self, sqe: &Sqe, kind: Kind, contiguous: bool) -> Result<(u16, u32), Status> {
+        let cdw10 = CreateQueueCdw10::from_bits(sqe.cdw10);
+        let qid = cdw10.qid();
+        let exists = match kind {
+            Kind::Submission => self.sq_exists(qid.0),
+            Kind::Completion => self.cq_exists(qid.0),
+        };
+        if !self.is_granted(qid, kind) || exists {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        let entries = u32::from(cdw10.qsize_z()) + 1;
+        let (size_log2, required) = match kind {
+            Kind::Submission => (self.cc().iosqes(), Sqe::SIZE_LOG2),
+            Kind::Completion => (self.cc().iocqes(), Cqe::SIZE_LOG2),
+        };
+        if entries < 2 || entries > self.config.queue_entries || size_log2 != required {
+            return Err(Status::INVALID_QUEUE_SIZE);
+        }
+        // CAP.CQR is set.
+        if contiguous { Ok((qid.0, entries)) } else { Err(Status::INVALID_FIELD) }
+    }
+
+    /// Where the queue lies: PRP1, page-aligned, all of it in memory that we can reach as we must.
+    fn queue_base(&self, sqe: &Sqe, entries: u32, kind: Kind) -> Result<u64, Status> {
+        let base = sqe.dptr.prp1;
+        if !base.is_multiple_of(self.page_size()) {
+            return Err(Status::PRP_OFFSET_INVALID);
+        }
+        let (entry, access) = match kind {
+            Kind::Submission => (Sqe::SIZE, Access::Read),
+            Kind::Completion => (Cqe::SIZE, Access::Write),
+        };
+        if is_reachable(&self.memory, base, u64::from(entries) * entry as u64, access) {
+            Ok(base)
+        } else {
+            Err(Status::INVALID_FIELD)
+        }
+    }
+
+    /// Delete I/O Completion Queue (Base 5.2.3).
+    pub(super) fn delete_io_cq(&mut self, sqe: &Sqe) -> Progress {
+        let cqid = DeleteQueueCdw10::from_bits(sqe.cdw10).qid();
+        if cqid.is_admin() || !self.cq_exists(cqid.0) {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        if self.cq(cqid.0).users.get() != 0 {
+            return Err(Status::INVALID_QUEUE_DELETION);
+        }
+        self.remove_cq(cqid.0);
+        Ok(done(0))
+    }
+
+    /// Delete I/O Submission Queue (Base 5.2.4): takes no more commands at once, and completes when those in flight have.
+    pub(super) fn delete_io_sq(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
+        let sqid = DeleteQueueCdw10::from_bits(sqe.cdw10).qid();
+        if sqid.is_admin() || !self.sq_exists(sqid.0) || self.sq(sqid.0).deleting.get() != 0 {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER);
+        }
+        // The first command of a fused pair would wait for its second for ever.
+        self.abort_held(sqid.0);
+        if self.sq(sqid.0).in_flight.get() == 0 {
+            self.remove_sq(sqid.0);
+            return Ok(done(0));
+        }
+        self.sq(sqid.0).deleting.set(1);
+        self.admin.deletions.push((token, sqid.0));
+        Ok(Outcome::Held)
+    }
+
+    /// Removes queues whose last command has completed.
+    pub(super) fn finish_deletions(&mut self) -> usize {
+        let mut work = 0;
+        while let Some(at) = self.admin.deletions.iter().position(|&(_, sqid)| self.sq(sqid).in_flight.get() == 0) {
+            let (token, sqid) = self.admin.deletions.swap_remove(at);
+            self.remove_sq(sqid);
+            self.complete(token, Completion::SUCCESS);
+            work += 1;
+        }
+        work
+    }
+
+    /// Doorbell Buffer Config (Base 5.2.5).
+    pub(super) fn doorbell_buffer_config(&mut self, sqe: &Sqe) -> Progress {
+        let page_size = self.page_size();
+        let (shadow, events) = (sqe.dptr.prp1, sqe.dptr.prp2);
+        let usable = |base: u64| {
+            base != 0 && base.is_multiple_of(page_size) && is_reachable(&self.memory, base, page_size, Access::Write)
+        };
+        if !usable(shadow) || !usable(events) || shadow == events {
+            return Err(Status::INVALID_FIELD);
+        }
+        // Forgets the pages of an earlier configuration.
+        self.caches.forget_translations();
+        self.state.registers.event_indexes.set(events);
+        state::commit();
+        self.state.registers.shadow_doorbells.set(shadow);
+        self.fill_shadow_doorbells();
+        Ok(done(0))
+    }
+
+    /// Gives the queues that exist their positions in the shadow pages.
+    fn fill_shadow_doorbells(&mut self) {
+        let Some((shadow, events)) = self.shadow_segments() else { return };
+        for qid in 1..=self.config.queues {
+            for (exists, index) in [(self.sq_exists(qid), qid * 2), (self.cq_exists(qid), qid * 2 + 1)] {
+                if exists {
+                    // Relaxed: a doorbell that was rung before this command was submitted, or not used any more.
+                    let value = self.doorbells.words[usize::from(index)].load(std::sync::atomic::Ordering::Relaxed);
+                    shadow.write_value(usize::from(index) * 4, &value);
+                    events.write_value(usize::from(index) * 4, &value);
+                }
+            }
+        }
+    }
+}
+
+/// Whether all of a range lies in regions that allow the access.
+fn is_reachable(memory: &GuestMemory, base: u64, len: u64, access: Access) -> bool {
+    let mut done = 0;
+    while done < len {
+        let Some(at) = base.checked_add(done) else { return false };
+        match memory.translate_some(GuestAddress(at), len - done, access) {
+            Ok(segment) => done += segment.len() as u64,
+            Err(_) => return false,
+        }
+    }
+    true
+}

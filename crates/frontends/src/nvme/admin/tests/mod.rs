@@ -1,0 +1,1 @@
+//! Admin commands through a fake guest.
