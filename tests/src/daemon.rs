@@ -1,0 +1,293 @@
+//! A daemon of the test's own.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    process::Usage,
+    wait::{PATIENCE, eventually, within},
+};
+
+/// Words that no log of a healthy daemon has, whatever guests do.
+const ALARMS: [&str; 3] = ["panicked", "RUST_BACKTRACE", "internal invariant"];
+
+/// Private memory that an allocator may keep.
+const SLACK: u64 = 16 << 20;
+
+/// `millrace serve` in a folder of its own. Dropping it kills it; when the test is failing, its log is shown first.
+#[derive(Debug)]
+pub struct Daemon {
+    dir: TempDir,
+    options: Vec<String>,
+    process: Option<Child>,
+}
+
+impl Daemon {
+    /// Starts one and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not come up, with what it said.
+    pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// As [`start`](Self::start), with more options for `serve`.
+    pub fn start_with(options: &[&str]) -> Self {
+        let dir = tempfile::Builder::new().prefix("millrace-").tempdir().expect("a temporary folder");
+        let options = options.iter().map(ToString::to_string).collect();
+        let mut daemon = Self { dir, options, process: None };
+        daemon.launch();
+        daemon
+    }
+
+    /// The binary under test: `MILLRACE_BIN`, or the one that was built with this test.
+    pub(crate) fn binary() -> PathBuf {
+        if let Some(path) = std::env::var_os("MILLRACE_BIN") {
+            return path.into();
+        }
+        let test = std::env::current_exe().expect("the test's own path");
+        let profile = test.parent().and_then(Path::parent).expect("tests are in PROFILE/deps");
+        let path = profile.join("millrace");
+        let advice = "build it in the same profile (make build), or name it in MILLRACE_BIN";
+        assert!(path.is_file(), "there is no {}: {advice}", path.display());
+        path
+    }
+
+    fn launch(&mut self) {
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("the log");
+        let child = Command::new(Self::binary())
+            .args(["serve", "--state-dir"])
+            .arg(self.path("state"))
+            .arg("--run-dir")
+            .arg(self.run_dir())
+            .args(&self.options)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("the log"))
+            .stderr(log)
+            .spawn()
+            .expect("starting the daemon");
+        self.process = Some(child);
+        eventually("the daemon answers", || {
+            if let Some(status) = self.process.as_mut()?.try_wait().expect("the daemon's state") {
+                panic!("the daemon ended with {status} at once:\n{}", self.log());
+            }
+            self.try_run(&["status"]).ok()
+        });
+    }
+
+    /// A path in the daemon's own folder, for images and the like.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Where its sockets are.
+    pub fn run_dir(&self) -> PathBuf {
+        self.path("run")
+    }
+
+    /// The socket of a device.
+    pub fn socket(&self, device: &str) -> PathBuf {
+        self.run_dir().join(format!("{device}.sock"))
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.path("serve.log")
+    }
+
+    /// What the daemon has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    /// Its process id.
+    ///
+    /// # Panics
+    /// When it is stopped.
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().expect("the daemon runs").id()
+    }
+
+    /// The client, ready to have a command added.
+    pub fn client(&self) -> Command {
+        let mut command = Command::new(Self::binary());
+        command.env("MILLRACE_RUN_DIR", self.run_dir()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command of the client; its output, or everything it said when it fails.
+    pub fn try_run(&self, arguments: &[&str]) -> Result<String, String> {
+        let output = self.client().args(arguments).output().expect("running the client");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let complained = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(said) } else { Err(format!("{}\n{said}{complained}", output.status)) }
+    }
+
+    /// Runs a command of the client that must succeed; its output.
+    pub fn run(&self, arguments: &[&str]) -> String {
+        let shown = arguments.join(" ");
+        println!("  $ millrace {shown}");
+        self.try_run(arguments).unwrap_or_else(|error| panic!("millrace {shown}: {error}"))
+    }
+
+    /// As [`run`](Self::run) with `--json`.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(&[arguments, &["--json"]].concat());
+        serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error} in: {output}"))
+    }
+
+    /// Makes a volume, a device and attaches the one to the other; the device's socket.
+    ///
+    /// `volume` and `device` are more arguments of `volume create` and `device create`.
+    pub fn disk(&self, name: &str, volume: &[&str], device: &[&str]) -> PathBuf {
+        self.run(&[&["volume", "create", name], volume].concat());
+        self.run(&[&["device", "create", name, "--nvme"], device].concat());
+        self.run(&["device", "attach", name, name]);
+        self.socket(name)
+    }
+
+    /// What it holds now.
+    ///
+    /// # Panics
+    /// When it has died.
+    pub fn usage(&self) -> Usage {
+        Usage::of(self.pid()).unwrap_or_else(|| panic!("the daemon is gone:\n{}", self.log()))
+    }
+
+    /// Waits until it holds no more than `before`, after all guests have left.
+    ///
+    /// # Panics
+    /// When it keeps something.
+    pub fn expect_back_to(&self, before: &Usage) {
+        let mut now = self.usage();
+        within(PATIENCE, || {
+            now = self.usage();
+            now.is_back_to(before, SLACK).then_some(())
+        })
+        .unwrap_or_else(|| panic!("the daemon keeps what guests had: before {before:?}, now {now:?}"));
+        println!("  given back: {now:?}, before {before:?}");
+    }
+
+    /// Fails unless it is alive and its log is free of panics.
+    pub fn expect_well(&mut self) {
+        let ended = self.process.as_mut().expect("the daemon runs").try_wait().expect("the daemon's state");
+        assert!(ended.is_none(), "the daemon ended: {ended:?}\n{}", self.log());
+        self.expect_calm_log();
+        self.run(&["status"]);
+    }
+
+    fn expect_calm_log(&self) {
+        let log = self.log();
+        for alarm in ALARMS {
+            assert!(!log.contains(alarm), "the daemon's log has '{alarm}':\n{log}");
+        }
+    }
+
+    /// Ends it as a service manager does.
+    ///
+    /// # Panics
+    /// When it does not end well.
+    pub fn stop(&mut self) {
+        let mut child = self.process.take().expect("the daemon runs");
+        signal(&child, Signal::TERM);
+        let status = wait(&mut child).unwrap_or_else(|| {
+            let _ = child.kill();
+            panic!("the daemon did not end within {PATIENCE:?} of SIGTERM:\n{}", self.log());
+        });
+        assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
+        self.expect_calm_log();
+    }
+
+    /// Ends it and starts it again in the same folders.
+    pub fn restart(&mut self) {
+        println!("  daemon: restarted");
+        self.stop();
+        self.launch();
+    }
+
+    /// Takes it away as a crash does, and starts it again in the same folders.
+    pub fn crash_and_restart(&mut self) {
+        println!("  daemon: SIGKILL, and started again");
+        let mut child = self.process.take().expect("the daemon runs");
+        child.kill().expect("killing the daemon");
+        child.wait().expect("the daemon's end");
+        self.launch();
+    }
+
+    /// The end of a test: the daemon is alive and well, and ends when told to.
+    pub fn finish(mut self) {
+        self.expect_well();
+        self.stop();
+    }
+}
+
+/// Sends a signal to a child that has not been waited for.
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not 0");
+    kill_process(pid, signal).expect("signalling a child");
+}
+
+/// The end of a child, or `None` after [`PATIENCE`].
+pub(crate) fn wait(child: &mut Child) -> Option<ExitStatus> {
+    within(PATIENCE, || child.try_wait().expect("a child's state"))
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("--- the daemon's log\n{}---", self.log());
+        }
+        if let Some(child) = &mut self.process {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// `millrace nvme`: one disk in the foreground.
+#[derive(Debug)]
+pub struct OneDisk(Child);
+
+impl OneDisk {
+    /// Serves `volume`, in the form of the command line, at `socket`; waits until the socket is there.
+    pub fn start(socket: &Path, volume: &str) -> Self {
+        let child = Command::new(Daemon::binary())
+            .args(["nvme", "--volume", volume, "--socket"])
+            .arg(socket)
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("starting millrace nvme");
+        let mut server = Self(child);
+        eventually("the socket of millrace nvme", || {
+            server.expect_running();
+            socket.exists().then_some(())
+        });
+        server
+    }
+
+    fn expect_running(&mut self) {
+        let ended = self.0.try_wait().expect("the server's state");
+        assert!(ended.is_none(), "millrace nvme ended: {ended:?}");
+    }
+
+    /// Ends it as Ctrl-C does.
+    pub fn stop(&mut self) {
+        self.expect_running();
+        signal(&self.0, Signal::INT);
+        let status = wait(&mut self.0);
+        assert!(status.is_some_and(|status| status.success()), "millrace nvme ended with {status:?}");
+    }
+}
+
+impl Drop for OneDisk {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

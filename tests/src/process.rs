@@ -1,0 +1,44 @@
+//! What a process holds, as `/proc` tells.
+
+use std::fs;
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Open file descriptors.
+    pub fds: usize,
+    /// Mappings of memory that somebody shared: memfds.
+    pub shared_mappings: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Resident private memory in bytes.
+    pub private: u64,
+}
+
+impl Usage {
+    /// Of a process that is alive.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        let dir = format!("/proc/{pid}");
+        let status = fs::read_to_string(format!("{dir}/status")).ok()?;
+        let number = |name: &str| -> Option<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        let maps = fs::read_to_string(format!("{dir}/maps")).ok()?;
+        Some(Self {
+            fds: fs::read_dir(format!("{dir}/fd")).ok()?.count(),
+            shared_mappings: maps.lines().filter(|line| line.contains("/memfd:")).count(),
+            threads: usize::try_from(number("Threads:")?).ok()?,
+            private: number("RssAnon:")? * 1024,
+        })
+    }
+
+    /// Whether nothing is held beyond what was `before`; private memory may be up to `slack` bytes more, for allocators keep
+    /// what they got.
+    pub(crate) fn is_back_to(&self, before: &Self, slack: u64) -> bool {
+        self.fds <= before.fds
+            && self.shared_mappings <= before.shared_mappings
+            && self.threads <= before.threads
+            && self.private <= before.private + slack
+    }
+}

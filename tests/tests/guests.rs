@@ -1,0 +1,367 @@
+//! Stock Linux guests on disks served by the daemon: what the whole is for.
+
+use std::{path::Path, process::Command};
+
+use millrace_tests::{Boot, Daemon, Kernel, OneDisk, repository, seats, unless_heavy};
+
+const MEMORY: [&str; 4] = ["--backend", "memory", "--size", "1G"];
+
+/// A daemon that is to give back what a guest had: the guest runs between the two.
+fn with_daemon(options: &[&str], work: impl FnOnce(&Daemon)) {
+    let daemon = Daemon::start_with(options);
+    work(&daemon);
+    daemon.finish();
+}
+
+/// One scenario on a disk of its own, then the daemon must hold what it held before.
+fn one(boot: Boot, volume: &[&str], device: &[&str]) -> Vec<String> {
+    let mut lines = Vec::new();
+    with_daemon(&[], |daemon| {
+        let socket = daemon.disk("disk", volume, device);
+        let before = daemon.usage();
+        lines = boot.socket(&socket).run(&seats(1));
+        daemon.expect_back_to(&before);
+    });
+    lines
+}
+
+fn file_backend(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+// (a) The stock driver finds the controller and uses every queue.
+
+#[test]
+fn boot_linux_6_12() {
+    let lines = one(Boot::scenario("boot").processors(4).set("SIZE", 1u64 << 30), &MEMORY, &[]);
+    assert!(lines.iter().any(|line| line.contains("Millrace")), "the disk does not name its maker: {lines:?}");
+}
+
+#[test]
+fn boot_newer_linux() {
+    one(Boot::scenario("boot").kernel(Kernel::Newer).processors(4).set("SIZE", 1u64 << 30), &MEMORY, &[]);
+}
+
+#[test]
+fn boot_with_one_interrupt_line() {
+    one(Boot::scenario("boot").append("pci=nomsi").set("IRQ", "intx"), &MEMORY, &[]);
+}
+
+#[test]
+fn boot_with_fewer_queues_than_processors() {
+    one(Boot::scenario("boot").processors(4).set("QUEUES", 2), &MEMORY, &["--queues", "2", "--vectors", "3"]);
+}
+
+// (b) A file system, used hard.
+
+#[test]
+fn filesystem_on_a_file() {
+    with_daemon(&[], |daemon| {
+        let backend = file_backend(&daemon.path("disk.img"));
+        let socket = daemon.disk("disk", &["--backend", &backend, "--size", "1G"], &[]);
+        let seconds = unless_heavy(10, 120);
+        Boot::scenario("filesystem").set("WORK_SECONDS", seconds).socket(&socket).run(&seats(1));
+    });
+}
+
+#[test]
+fn filesystem_on_blocks_of_4096_bytes() {
+    let boot = Boot::scenario("filesystem").kernel(Kernel::Newer).set("WORK_SECONDS", unless_heavy(5, 120));
+    one(boot, &["--backend", "memory", "--size", "1G", "--block-size", "4096"], &[]);
+}
+
+// (c) Verified reads and writes, and (i) the same with everything that changes how they are signalled.
+
+fn fio() -> Boot {
+    Boot::scenario("fio").set("FIO_SIZE", unless_heavy("8m", "64m"))
+}
+
+#[test]
+fn fio_on_memory() {
+    one(fio(), &MEMORY, &[]);
+}
+
+#[test]
+fn fio_on_a_file_of_4096_byte_blocks() {
+    with_daemon(&[], |daemon| {
+        let backend = file_backend(&daemon.path("disk.img"));
+        let volume = ["--backend", &backend, "--size", "1G", "--block-size", "4096"];
+        let socket = daemon.disk("disk", &volume, &[]);
+        fio().kernel(Kernel::Newer).socket(&socket).run(&seats(1));
+    });
+}
+
+#[test]
+fn fio_with_interrupts_coalesced() {
+    one(fio().set("COALESCE", "1,7"), &MEMORY, &[]);
+}
+
+#[test]
+fn fio_with_shadow_doorbells() {
+    one(fio().set("SHADOW", 1), &MEMORY, &["--doorbells", "messages"]);
+}
+
+#[test]
+fn fio_with_both_and_a_file() {
+    with_daemon(&[], |daemon| {
+        let backend = file_backend(&daemon.path("disk.img"));
+        let socket = daemon.disk("disk", &["--backend", &backend, "--size", "1G"], &["--doorbells", "messages"]);
+        fio().set("SHADOW", 1).set("COALESCE", "5,15").socket(&socket).run(&seats(1));
+    });
+}
+
+// (d) The nvme tool: what a controller tells, does and refuses.
+
+#[test]
+fn admin_commands() {
+    one(Boot::scenario("admin"), &MEMORY, &[]);
+}
+
+#[test]
+fn io_commands() {
+    one(Boot::scenario("commands"), &MEMORY, &[]);
+}
+
+#[test]
+fn io_commands_on_a_file_of_4096_byte_blocks() {
+    with_daemon(&[], |daemon| {
+        let backend = file_backend(&daemon.path("disk.img"));
+        let volume = ["--backend", &backend, "--size", "1G", "--block-size", "4096"];
+        let socket = daemon.disk("disk", &volume, &[]);
+        Boot::scenario("commands").kernel(Kernel::Newer).socket(&socket).run(&seats(1));
+    });
+}
+
+#[test]
+fn format_every_block_size() {
+    one(Boot::scenario("format").set("FORMATS", 2), &["--backend", "memory", "--size", "256M"], &[]);
+}
+
+#[test]
+fn namespaces_made_by_the_guest() {
+    let boot = Boot::scenario("namespaces").set("NS_BYTES", 16 << 20).set("LARGE_BYTES", 1u64 << 30);
+    one(boot, &["--backend", "memory", "--size", "256M"], &["--ns-quota", "64M"]);
+}
+
+#[test]
+fn reservations_of_one_host() {
+    one(Boot::scenario("reservations"), &MEMORY, &[]);
+}
+
+#[test]
+fn resets_under_load() {
+    one(Boot::scenario("resets").set("RESETS", unless_heavy(3, 20)), &MEMORY, &[]);
+}
+
+// (e) Namespaces come, grow, shrink and go under load.
+
+#[test]
+fn hotplug_under_load() {
+    with_daemon(&[], |daemon| {
+        let socket = daemon.disk("disk", &MEMORY, &[]);
+        let before = daemon.usage();
+        daemon.run(&["volume", "create", "second", "--backend", "memory", "--size", "64M"]);
+        let mut guest = Boot::scenario("hotplug").socket(&socket).start(&seats(1));
+        guest.wait_mark("await attached");
+        daemon.run(&["device", "attach", "disk", "second", "--nsid", "2"]);
+        guest.send(&format!("attached nvme0n2 {}", 64 << 20));
+        for mib in [128, 32] {
+            guest.wait_mark("await resized");
+            daemon.run(&["volume", "resize", "second", &format!("{mib}M")]);
+            guest.send(&format!("resized nvme0n2 {}", mib << 20));
+        }
+        guest.wait_mark("await detached");
+        daemon.run(&["device", "detach", "disk", "2"]);
+        guest.send("detached nvme0n2");
+        guest.finish();
+        daemon.run(&["volume", "delete", "second"]);
+        daemon.expect_back_to(&before);
+    });
+}
+
+// (f) A real disk boots, by BIOS and by UEFI, with no other disk and no kernel handed in.
+
+fn boots_from_disk(firmware: &str, block_size: &str) {
+    with_daemon(&[], |daemon| {
+        let image = daemon.path("boot.img");
+        let built = Command::new(repository().join("scripts/disk-image")).arg(&image).output().expect("scripts/disk-image");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let backend = file_backend(&image);
+        let socket = daemon.disk("boot", &["--backend", &backend, "--block-size", block_size], &[]);
+        for count in 1..=unless_heavy(2, 5) {
+            let lines = Boot::firmware(firmware).socket(&socket).run(&seats(1));
+            let expected = format!("MILLRACE-BOOTED nvme0n1p3 {firmware} boot {count}");
+            assert!(lines.contains(&expected), "expected '{expected}': {lines:?}");
+            assert!(lines.iter().any(|line| line.trim_end() == "MILLRACE-DISKS nvme0n1"), "other disks: {lines:?}");
+        }
+    });
+}
+
+#[test]
+fn boot_from_disk_by_seabios() {
+    boots_from_disk("bios", "512");
+}
+
+#[test]
+fn boot_from_disk_by_ovmf() {
+    boots_from_disk("uefi", "512");
+}
+
+// (g) Two guests, one namespace, reservations between them.
+
+#[test]
+fn two_guests_share_a_namespace() {
+    with_daemon(&[], |daemon| {
+        daemon.run(&["volume", "create", "shared", "--backend", "memory", "--size", "256M"]);
+        for name in ["a", "b"] {
+            daemon.run(&["device", "create", name, "--nvme"]);
+            daemon.run(&["device", "attach", name, "shared"]);
+        }
+        let before = daemon.usage();
+        let seats = seats(2);
+        let start = |role: &str| Boot::scenario("shared").set("ROLE", role).socket(&daemon.socket(role)).start(&seats);
+        let (mut a, mut b) = (start("a"), start("b"));
+        let order = "a register, a acquire, b denied, b register, b data, a exclusive, b locked-out, b preempt, \
+                     a preempted, b release, a open, b done, a done";
+        // Each step is over when its guest asks for the next one.
+        a.wait_mark("await register");
+        b.wait_mark("await denied");
+        let steps: Vec<(&str, &str)> = order.split(", ").map(|step| step.split_once(' ').expect("who and what")).collect();
+        for (at, (who, step)) in steps.iter().enumerate() {
+            let guest = if *who == "a" { &mut a } else { &mut b };
+            guest.send(step);
+            if let Some((_, next)) = steps[at + 1..].iter().find(|(other, _)| other == who) {
+                guest.wait_mark(&format!("await {next}"));
+            }
+        }
+        b.finish();
+        a.finish();
+        daemon.expect_back_to(&before);
+    });
+}
+
+// (h) What a guest had flushed outlives its sudden death, and the daemon's.
+
+fn kill_rounds() -> usize {
+    let wanted = std::env::var("MILLRACE_KILL_ROUNDS").ok();
+    wanted.map_or(unless_heavy(2, 20), |rounds| rounds.parse().expect("MILLRACE_KILL_ROUNDS is a number"))
+}
+
+#[test]
+fn killed_guests_keep_what_they_flushed() {
+    let mut daemon = Daemon::start();
+    let backend = file_backend(&daemon.path("disk.img"));
+    let socket = daemon.disk("disk", &["--backend", &backend, "--size", "1G"], &[]);
+    let seats = seats(1);
+    for round in 1..=kill_rounds() {
+        let before = daemon.usage();
+        let mut writer = Boot::scenario("killed").set("ROLE", "writer").socket(&socket).start(&seats);
+        let mut flushed = String::new();
+        for _ in 0..10 + 7 * round {
+            flushed = writer.wait_mark("flushed");
+        }
+        writer.kill();
+        daemon.expect_back_to(&before);
+        if round % 2 == 0 {
+            daemon.crash_and_restart();
+        }
+        let checker = Boot::scenario("killed").set("ROLE", "checker").set("ROUNDS", &flushed);
+        checker.socket(&socket).run(&seats);
+    }
+    daemon.expect_well();
+    daemon.stop();
+}
+
+/// A guest that panics under load: the kernel stops in the middle of its I/O, QEMU resets the machine and ends.
+#[test]
+fn panicking_guests_cost_nothing() {
+    with_daemon(&[], |daemon| {
+        let backend = file_backend(&daemon.path("disk.img"));
+        let socket = daemon.disk("disk", &["--backend", &backend, "--size", "1G"], &[]);
+        let seats = seats(1);
+        let before = daemon.usage();
+        let script = daemon.path("panic.sh");
+        std::fs::write(&script, PANIC).expect("writing the scenario");
+        for _ in 0..unless_heavy(2, 20) {
+            let handed = Boot::scenario(script.to_str().expect("UTF-8")).socket(&socket).start(&seats);
+            handed.expect_crash();
+            daemon.expect_back_to(&before);
+        }
+        Boot::scenario("boot").socket(&socket).run(&seats);
+    });
+}
+
+const PANIC: &str = r#"
+wait_for_namespace "$disk"
+fio --name=load --filename="/dev/$disk" --ioengine=io_uring --direct=1 --rw=randrw --bs=16k --iodepth=32 --thread \
+    --time_based --runtime=600 --eta=never >/run/load.log 2>&1 </dev/null &
+sleep 1
+echo c >/proc/sysrq-trigger
+"#;
+
+// The daemon's own restarts.
+
+#[test]
+fn restarted_daemon_serves_the_same_disks() {
+    let mut daemon = Daemon::start();
+    let backend = file_backend(&daemon.path("disk.img"));
+    let socket = daemon.disk("disk", &["--backend", &backend, "--size", "1G"], &["--queues", "3"]);
+    daemon.run(&["volume", "create", "second", "--backend", "memory", "--size", "64M", "--block-size", "4096"]);
+    daemon.run(&["device", "attach", "disk", "second", "--nsid", "7", "--read-only"]);
+    let seats = seats(1);
+    let script = daemon.path("write.sh");
+    std::fs::write(&script, WRITE).expect("writing the scenario");
+    let shown = |daemon: &Daemon| (daemon.json(&["volume", "list"]), stable(daemon.json(&["device", "list"])));
+    Boot::scenario(script.to_str().expect("UTF-8")).socket(&socket).run(&seats);
+    let before = shown(&daemon);
+    daemon.restart();
+    assert_eq!(shown(&daemon), before, "a restart changed what there is");
+    daemon.crash_and_restart();
+    assert_eq!(shown(&daemon), before, "a crash changed what there is");
+    std::fs::write(&script, READ).expect("writing the scenario");
+    Boot::scenario(script.to_str().expect("UTF-8")).processors(4).socket(&socket).run(&seats);
+    daemon.expect_well();
+    daemon.stop();
+}
+
+/// A device list without what counts and changes.
+fn stable(mut devices: serde_json::Value) -> serde_json::Value {
+    for device in devices.as_array_mut().into_iter().flatten() {
+        if let Some(device) = device.as_object_mut() {
+            device.retain(|key, _| !matches!(key.as_str(), "status" | "counters" | "state"));
+        }
+    }
+    devices
+}
+
+const WRITE: &str = r#"
+wait_for_namespace "$disk"
+wait_for_namespace nvme0n7
+yes "written before the restart" | head -c 1048576 | dd of="/dev/$disk" bs=64k iflag=fullblock oflag=direct conv=fsync 2>/dev/null
+equal "blocks of the second disk" "$(blockdev --getss /dev/nvme0n7)" 4096
+equal "the second disk is read-only" "$(blockdev --getro /dev/nvme0n7)" 1
+"#;
+
+const READ: &str = r#"
+wait_for_namespace "$disk"
+wait_for_namespace nvme0n7
+yes "written before the restart" | head -c 1048576 | cmp -n 1048576 - "/dev/$disk" || die "the data are gone"
+equal "queues" "$(cat /sys/class/nvme/nvme0/queue_count)" 4
+equal "blocks of the second disk" "$(blockdev --getss /dev/nvme0n7)" 4096
+equal "the second disk is read-only" "$(blockdev --getro /dev/nvme0n7)" 1
+"#;
+
+/// `millrace nvme`: one disk without a daemon, as the demo's last lines say.
+#[test]
+fn one_disk_in_the_foreground() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
+    std::fs::File::create(&image).and_then(|file| file.set_len(512 << 20)).expect("an image");
+    let volume = file_backend(&image);
+    let mut server = OneDisk::start(&socket, &volume);
+    Boot::scenario("boot").set("SIZE", 512 << 20).socket(&socket).run(&seats(1));
+    // Again, for a guest that comes after the first.
+    Boot::scenario("commands").socket(&socket).run(&seats(1));
+    server.stop();
+    assert!(!socket.exists(), "the socket stays behind");
+}
