@@ -11,11 +11,17 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
     os::unix::fs::FileExt,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{BlockSize, Volume};
+use millrace_block::{
+    BlockCount, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+};
 use millrace_engine::{Shard, ShardConfig};
 use millrace_memory::{GuestAddress, Protection};
 use millrace_nvme_spec::{
@@ -300,7 +306,7 @@ impl FakeGuest {
 
     /// Writes any doorbell with any value.
     pub(crate) fn doorbell(&mut self, index: usize, value: u32) {
-        self.controller.doorbells.words[index].store(value, std::sync::atomic::Ordering::Release);
+        self.controller.doorbells.words[index].store(value, Ordering::Release);
     }
 
     /// Submits a command and rings.
@@ -488,5 +494,74 @@ impl Host for TestHost {
 
     fn reservation_notice(&self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
         self.note(HostCall::ReservationNotice { uuid: namespace.identity.uuid, notify: notify.to_vec() });
+    }
+}
+
+/// A volume whose requests wait while it is held: for what happens meanwhile.
+pub(crate) struct HeldVolume {
+    inner: Arc<dyn Volume>,
+    held: AtomicBool,
+    waiting: AtomicUsize,
+}
+
+impl HeldVolume {
+    pub(crate) fn new(inner: Arc<dyn Volume>) -> Arc<Self> {
+        Arc::new(Self { inner, held: AtomicBool::new(false), waiting: AtomicUsize::new(0) })
+    }
+
+    /// From now on, requests wait.
+    pub(crate) fn hold(&self) {
+        self.held.store(true, Ordering::SeqCst);
+    }
+
+    /// Requests go on.
+    pub(crate) fn release(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    /// Requests that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+}
+
+impl Volume for HeldVolume {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { volatile_cache: true, ..self.inner.geometry() }
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if !self.held.load(Ordering::SeqCst) {
+            return self.inner.submit(cx, request);
+        }
+        Step::Wait(cx.scratch.place_future(async move {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            while self.held.load(Ordering::SeqCst) {
+                // Looks again every so often, so that a test may stop stepping at any time.
+                cx.io(IoOperation::Sleep(Duration::from_micros(50))).await;
+            }
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            self.inner.submit(cx, request).await
+        }))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        1024 + self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
     }
 }
