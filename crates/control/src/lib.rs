@@ -1,1 +1,46 @@
-//! Placeholder.
+//! Configuration, live changes, the API and metrics: everything beside the data path.
+//!
+//! ```text
+//!   command line ══ HTTP on RUN_DIR/api.sock ══► api ─┐                       ┌─► volumes (back ends)
+//!   config file ── parsed, compared ──────────────────┼─► Manager ── devices ─┴─► shards
+//!   guests ── Host ── its own thread ─────────────────┘      │
+//!                                                            └─► Store: STATE_DIR/state.redb
+//! ```
+//!
+//! Invariants:
+//! * A change is validated, done and stored; when any of it fails, state and disk are as before and the error says what, about
+//!   which object, and what to do.
+//! * What fails while a daemon starts (a file that is gone, a socket that is taken) is shown as failed and costs nothing else.
+//! * One daemon per state directory and per run directory.
+//! * Nothing here runs on a shard, except calls that are short; guests' requests never wait for the operator's on a shard.
+//!
+//! It does no I/O for guests, and knows nothing of registers and commands.
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod config;
+mod daemon;
+mod devices;
+mod dirs;
+mod error;
+mod manager;
+mod model;
+mod name;
+mod size;
+mod store;
+
+pub use api::{Problem, openapi};
+pub use config::{ConfigError, Declared, PlacementMode, PollingMode};
+pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
+pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
+pub use error::{Class, ControlError};
+pub use manager::{
+    DeviceCounters, DeviceView, Manager, NamespaceView, RestoreError, ShardView, State, Status, UserView, VolumeView,
+};
+pub use model::{
+    AttachSpec, Backend, DeviceSpec, Doorbells, LogicalBlock, LogicalBlockError, NvmeSpec, VolumeChange, VolumeSpec,
+};
+pub use name::{Name, NameError};
+pub use size::{Size, SizeError};
+pub use store::StoreError;

@@ -1,0 +1,169 @@
+//! Metrics in the open standard's text format, gathered when they are asked for.
+
+use std::fmt;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
+    registry::{Registry, Unit},
+};
+
+use crate::manager::{DeviceView, Manager, ShardView, State, VolumeView};
+
+/// What the text is.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Device {
+    device: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceOperation {
+    device: String,
+    operation: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Volume {
+    volume: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Shard {
+    shard: u64,
+}
+
+/// Seconds that only grow.
+type Seconds<L> = Family<L, Counter<f64, std::sync::atomic::AtomicU64>>;
+
+/// The whole text.
+pub(super) fn render(manager: &Manager) -> String {
+    let mut everything = Registry::default();
+    process(&mut everything);
+    let registry = everything.sub_registry_with_prefix("millrace");
+    let status = manager.status();
+    registry.register("build", "What runs", Info::new([("version".to_owned(), status.version)]));
+    let uptime: Gauge = Gauge::default();
+    uptime.set(saturate(status.uptime_seconds));
+    registry.register_with_unit("uptime", "Time since the daemon started", Unit::Seconds, uptime);
+    let failed: Gauge = Gauge::default();
+    failed.set(i64::try_from(status.failed.len()).unwrap_or(i64::MAX));
+    registry.register("failed_objects", "Volumes, devices and namespaces that do not work", failed);
+    devices(registry, &manager.devices());
+    volumes(registry, &manager.volumes());
+    shards(registry, &status.shards);
+    let mut text = String::new();
+    match text::encode(&mut text, &everything) {
+        Ok(()) => text,
+        Err(fmt::Error) => unreachable!("a string takes all text"),
+    }
+}
+
+/// What every program tells, under the names that every program uses.
+fn process(registry: &mut Registry) {
+    let Some((cpu_seconds, resident)) = process_usage() else { return };
+    let cpu: Counter<f64, std::sync::atomic::AtomicU64> = Counter::default();
+    cpu.inc_by(cpu_seconds);
+    let memory: Gauge = Gauge::default();
+    memory.set(saturate(resident));
+    registry.register_with_unit("process_cpu", "Time on processors, user and system", Unit::Seconds, cpu);
+    registry.register_with_unit("process_resident_memory", "Memory that is resident", Unit::Bytes, memory);
+    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+        let fds: Gauge = Gauge::default();
+        fds.set(i64::try_from(open.count()).unwrap_or(i64::MAX));
+        registry.register("process_open_fds", "Open file descriptors", fds);
+    }
+}
+
+/// Processor time in seconds and resident memory in bytes (proc_pid_stat(5)).
+#[expect(clippy::cast_precision_loss, reason = "ticks of centuries are exact")]
+fn process_usage() -> Option<(f64, u64)> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field is the program's name in parentheses, which may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let user: u64 = fields.nth(11)?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    let pages: u64 = fields.nth(8)?.parse().ok()?;
+    let ticks = rustix::param::clock_ticks_per_second() as f64;
+    Some(((user + system) as f64 / ticks, pages * rustix::param::page_size() as u64))
+}
+
+fn devices(registry: &mut Registry, devices: &[DeviceView]) {
+    let commands = Family::<DeviceOperation, Counter>::default();
+    let bytes = Family::<DeviceOperation, Counter>::default();
+    let [errors, media_errors, interrupts] = [(); 3].map(|()| Family::<Device, Counter>::default());
+    let [connected, up] = [(); 2].map(|()| Family::<Device, Gauge>::default());
+    for view in devices {
+        let device = Device { device: view.name.to_string() };
+        let operation = |operation| DeviceOperation { device: view.name.to_string(), operation };
+        let counters = &view.counters;
+        for (name, count) in
+            [("read", counters.read_commands), ("write", counters.write_commands), ("other", counters.other_commands)]
+        {
+            commands.get_or_create(&operation(name)).inc_by(count);
+        }
+        for (name, count) in [("read", counters.bytes_read), ("write", counters.bytes_written)] {
+            bytes.get_or_create(&operation(name)).inc_by(count);
+        }
+        errors.get_or_create(&device).inc_by(counters.errors);
+        media_errors.get_or_create(&device).inc_by(counters.media_errors);
+        interrupts.get_or_create(&device).inc_by(counters.interrupts);
+        connected.get_or_create(&device).set(view.connected.into());
+        up.get_or_create(&device).set((view.state == State::Ready).into());
+    }
+    registry.register("device_commands", "Commands finished", commands);
+    registry.register_with_unit("device_transferred", "Data moved for the guest", Unit::Bytes, bytes);
+    registry.register("device_errors", "Commands that ended with an error", errors);
+    registry.register("device_media_errors", "Commands that failed for the medium's fault", media_errors);
+    registry.register("device_interrupts", "Interrupts signalled to the guest", interrupts);
+    registry.register("device_connected", "Whether a client is connected", connected);
+    registry.register("device_up", "Whether the device works", up);
+}
+
+fn volumes(registry: &mut Registry, volumes: &[VolumeView]) {
+    let [size, allocated, up] = [(); 3].map(|()| Family::<Volume, Gauge>::default());
+    for view in volumes {
+        let volume = Volume { volume: view.name.to_string() };
+        size.get_or_create(&volume).set(saturate(view.size.0));
+        if let Some(bytes) = view.allocated {
+            allocated.get_or_create(&volume).set(saturate(bytes));
+        }
+        up.get_or_create(&volume).set((view.state == State::Ready).into());
+    }
+    registry.register_with_unit("volume_size", "Size of the volume", Unit::Bytes, size);
+    registry.register_with_unit("volume_allocated", "What the medium holds for the volume", Unit::Bytes, allocated);
+    registry.register("volume_up", "Whether the volume works", up);
+}
+
+fn shards(registry: &mut Registry, shards: &[ShardView]) {
+    let [busy, idle] = [(); 2].map(|()| Seconds::<Shard>::default());
+    let [turns, sleeps, commands] = [(); 3].map(|()| Family::<Shard, Counter>::default());
+    let [devices, waiting] = [(); 2].map(|()| Family::<Shard, Gauge>::default());
+    for view in shards {
+        let shard = Shard { shard: view.index as u64 };
+        busy.get_or_create(&shard).inc_by(seconds(view.busy_ns));
+        idle.get_or_create(&shard).inc_by(seconds(view.idle_ns));
+        turns.get_or_create(&shard).inc_by(view.turns);
+        sleeps.get_or_create(&shard).inc_by(view.sleeps);
+        commands.get_or_create(&shard).inc_by(view.commands);
+        devices.get_or_create(&shard).set(saturate(view.devices));
+        waiting.get_or_create(&shard).set(saturate(view.tasks_waiting));
+    }
+    registry.register_with_unit("shard_busy", "Time in passes that found work", Unit::Seconds, busy);
+    registry.register_with_unit("shard_idle", "Time looking in vain, and asleep", Unit::Seconds, idle);
+    registry.register("shard_turns", "Passes of the shard's loop", turns);
+    registry.register("shard_sleeps", "Times the shard slept", sleeps);
+    registry.register("shard_commands", "Commands finished on the shard", commands);
+    registry.register("shard_devices", "Devices on the shard", devices);
+    registry.register("shard_tasks_waiting", "Requests that wait", waiting);
+}
+
+fn saturate(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of 104 days are exact, of more nearly so")]
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
+}

@@ -1,0 +1,276 @@
+//! The control API: HTTP and JSON on a unix socket.
+//!
+//! ```text
+//!   request ─► body limit ─► JSON, unknown fields refused ─► handler ─► a blocking thread: Manager ─► JSON, or a problem
+//! ```
+
+mod metrics;
+mod problem;
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, FromRequest, Path, Request, State, rejection::JsonRejection},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{delete, get},
+};
+use utoipa::OpenApi;
+
+pub use problem::Problem;
+
+use crate::{
+    error::ControlError,
+    manager::{DeviceView, Manager, NamespaceView, Status, VolumeView},
+    model::{AttachSpec, DeviceSpec, VolumeChange, VolumeSpec},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Largest request in bytes.
+const BODY_LIMIT: usize = 64 << 10;
+
+/// Everything the API answers.
+pub(crate) fn router(manager: Arc<Manager>) -> Router {
+    Router::new()
+        .route("/v1/volumes", get(list_volumes).post(create_volume))
+        .route("/v1/volumes/{name}", get(show_volume).patch(resize_volume).delete(delete_volume))
+        .route("/v1/devices", get(list_devices).post(create_device))
+        .route("/v1/devices/{name}", get(show_device).delete(delete_device))
+        .route("/v1/devices/{name}/namespaces", get(list_namespaces).post(attach))
+        .route("/v1/devices/{name}/namespaces/{nsid}", delete(detach).get(show_namespace))
+        .route("/v1/status", get(status))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(async || Json(openapi())))
+        .fallback(async |request: Request| Problem::no_route(request.method(), request.uri().path()))
+        .method_not_allowed_fallback(async |request: Request| Problem::no_method(request.method(), request.uri().path()))
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(manager)
+}
+
+/// The API's description.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    Description::openapi()
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Millrace control API", description = "Volumes and devices of a running daemon, on RUN_DIR/api.sock."),
+    paths(
+        list_volumes, create_volume, show_volume, resize_volume, delete_volume, list_devices, create_device, show_device,
+        delete_device, list_namespaces, attach, show_namespace, detach, status, metrics
+    )
+)]
+struct Description;
+
+/// A request's body; what is wrong with it becomes a problem.
+struct Body<T>(T);
+
+impl<S: Send + Sync, T> FromRequest<S> for Body<T>
+where
+    Json<T>: FromRequest<S, Rejection = JsonRejection>,
+{
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        match Json::from_request(request, state).await {
+            Ok(Json(value)) => Ok(Self(value)),
+            Err(rejection) => Err(Problem::bad_body(rejection.status(), &rejection.body_text())),
+        }
+    }
+}
+
+/// Runs what may wait (for a shard, a file, the store) beside the runtime.
+async fn blocking<T: Send + 'static>(
+    manager: Arc<Manager>,
+    call: impl FnOnce(&Manager) -> Result<T, ControlError> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::task::spawn_blocking(move || call(&manager)).await {
+        Ok(result) => result.map_err(|error| Problem::from(&error)),
+        Err(_) => Err(Problem::panicked()),
+    }
+}
+
+type Answer<T> = Result<Json<T>, Problem>;
+type Created<T> = Result<(StatusCode, Json<T>), Problem>;
+
+#[utoipa::path(get, path = "/v1/volumes", responses((status = 200, description = "All volumes", body = Vec<VolumeView>)))]
+async fn list_volumes(State(manager): State<Arc<Manager>>) -> Answer<Vec<VolumeView>> {
+    blocking(manager, |manager| Ok(manager.volumes())).await.map(Json)
+}
+
+#[utoipa::path(
+    post, path = "/v1/volumes", request_body = VolumeSpec,
+    responses(
+        (status = 201, description = "The volume", body = VolumeView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn create_volume(State(manager): State<Arc<Manager>>, Body(spec): Body<VolumeSpec>) -> Created<VolumeView> {
+    let view = blocking(manager, move |manager| manager.create_volume(&spec)).await?;
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+#[utoipa::path(
+    get, path = "/v1/volumes/{name}", params(("name" = String, Path, description = "The volume")),
+    responses(
+        (status = 200, description = "The volume", body = VolumeView),
+        (status = "default", description = "There is none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn show_volume(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Answer<VolumeView> {
+    blocking(manager, move |manager| manager.volume(&name)).await.map(Json)
+}
+
+#[utoipa::path(
+    patch, path = "/v1/volumes/{name}", params(("name" = String, Path, description = "The volume")),
+    request_body = VolumeChange,
+    responses(
+        (status = 200, description = "The volume, resized; guests have been told", body = VolumeView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn resize_volume(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+    Body(change): Body<VolumeChange>,
+) -> Answer<VolumeView> {
+    blocking(manager, move |manager| manager.resize_volume(&name, &change)).await.map(Json)
+}
+
+#[utoipa::path(
+    delete, path = "/v1/volumes/{name}", params(("name" = String, Path, description = "The volume")),
+    responses(
+        (status = 204, description = "It is gone; its file stays, unless a guest's own namespace brought it"),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn delete_volume(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Result<StatusCode, Problem> {
+    blocking(manager, move |manager| manager.delete_volume(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[utoipa::path(get, path = "/v1/devices", responses((status = 200, description = "All devices", body = Vec<DeviceView>)))]
+async fn list_devices(State(manager): State<Arc<Manager>>) -> Answer<Vec<DeviceView>> {
+    blocking(manager, |manager| Ok(manager.devices())).await.map(Json)
+}
+
+#[utoipa::path(
+    post, path = "/v1/devices", request_body = DeviceSpec,
+    responses(
+        (status = 201, description = "The device; its socket listens", body = DeviceView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn create_device(State(manager): State<Arc<Manager>>, Body(spec): Body<DeviceSpec>) -> Created<DeviceView> {
+    let view = blocking(manager, move |manager| manager.create_device(&spec)).await?;
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+#[utoipa::path(
+    get, path = "/v1/devices/{name}", params(("name" = String, Path, description = "The device")),
+    responses(
+        (status = 200, description = "The device", body = DeviceView),
+        (status = "default", description = "There is none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn show_device(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Answer<DeviceView> {
+    blocking(manager, move |manager| manager.device(&name)).await.map(Json)
+}
+
+#[utoipa::path(
+    delete, path = "/v1/devices/{name}", params(("name" = String, Path, description = "The device")),
+    responses(
+        (status = 204, description = "It is gone; its guest has lost it"),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn delete_device(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Result<StatusCode, Problem> {
+    blocking(manager, move |manager| manager.delete_device(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[utoipa::path(
+    get, path = "/v1/devices/{name}/namespaces", params(("name" = String, Path, description = "The device")),
+    responses(
+        (status = 200, description = "Its namespaces", body = Vec<NamespaceView>),
+        (status = "default", description = "There is no such device", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn list_namespaces(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+) -> Answer<Vec<NamespaceView>> {
+    blocking(manager, move |manager| manager.device(&name).map(|device| device.namespaces)).await.map(Json)
+}
+
+#[utoipa::path(
+    post, path = "/v1/devices/{name}/namespaces", params(("name" = String, Path, description = "The device")),
+    request_body = AttachSpec,
+    responses(
+        (status = 201, description = "The namespace; the guest has been told", body = NamespaceView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn attach(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+    Body(spec): Body<AttachSpec>,
+) -> Created<NamespaceView> {
+    let view = blocking(manager, move |manager| manager.attach(&name, &spec)).await?;
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+/// A namespace identifier in a path; text that is none names no namespace.
+fn nsid(text: &str) -> Result<u32, Problem> {
+    text.parse().map_err(|_| Problem::bad_nsid(text))
+}
+
+#[utoipa::path(
+    get, path = "/v1/devices/{name}/namespaces/{nsid}",
+    params(("name" = String, Path, description = "The device"), ("nsid" = u32, Path, description = "The identifier")),
+    responses(
+        (status = 200, description = "The namespace", body = NamespaceView),
+        (status = "default", description = "There is none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn show_namespace(
+    State(manager): State<Arc<Manager>>,
+    Path((name, id)): Path<(String, String)>,
+) -> Answer<NamespaceView> {
+    let id = nsid(&id)?;
+    blocking(manager, move |manager| manager.namespace(&name, id)).await.map(Json)
+}
+
+#[utoipa::path(
+    delete, path = "/v1/devices/{name}/namespaces/{nsid}",
+    params(("name" = String, Path, description = "The device"), ("nsid" = u32, Path, description = "The identifier")),
+    responses(
+        (status = 204, description = "It is detached; the guest has been told"),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn detach(
+    State(manager): State<Arc<Manager>>,
+    Path((name, id)): Path<(String, String)>,
+) -> Result<StatusCode, Problem> {
+    let id = nsid(&id)?;
+    blocking(manager, move |manager| manager.detach(&name, id)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[utoipa::path(get, path = "/v1/status", responses((status = 200, description = "The daemon", body = Status)))]
+async fn status(State(manager): State<Arc<Manager>>) -> Answer<Status> {
+    blocking(manager, |manager| Ok(manager.status())).await.map(Json)
+}
+
+#[utoipa::path(
+    get, path = "/metrics",
+    responses((status = 200, description = "Metrics in the OpenMetrics text format", body = String, content_type = metrics::CONTENT_TYPE))
+)]
+async fn metrics(State(manager): State<Arc<Manager>>) -> Result<Response, Problem> {
+    let text = blocking(manager, |manager| Ok(metrics::render(manager))).await?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}

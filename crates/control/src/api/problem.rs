@@ -1,0 +1,87 @@
+//! Errors as the API's clients get them (RFC 9457).
+
+use axum::{
+    http::{Method, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::{Class, ControlError};
+
+/// Why a request failed. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// A word for programs, for example "volume-attached".
+    pub code: String,
+    /// The HTTP status, again.
+    pub status: u16,
+    /// What happened, to which object, and why.
+    pub detail: String,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+}
+
+impl Problem {
+    fn new(status: StatusCode, code: &str, detail: String) -> Self {
+        Self { code: code.to_owned(), status: status.as_u16(), detail, advice: None }
+    }
+
+    pub(super) fn no_route(method: &Method, path: &str) -> Self {
+        let detail = format!("there is nothing at {path} ({method})");
+        Self { advice: Some("/openapi.json says what there is".to_owned()), ..Self::new(StatusCode::NOT_FOUND, "no-route", detail) }
+    }
+
+    pub(super) fn no_method(method: &Method, path: &str) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "no-method", format!("{path} does not know {method}"))
+    }
+
+    pub(super) fn bad_body(status: StatusCode, text: &str) -> Self {
+        Self::new(status, "bad-request", text.to_owned())
+    }
+
+    pub(super) fn bad_nsid(text: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("{text:?} is not a namespace identifier"))
+    }
+
+    pub(super) fn panicked() -> Self {
+        let detail = "a fault of ours: the request could not be finished; the log says more".to_owned();
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail)
+    }
+}
+
+impl From<&ControlError> for Problem {
+    fn from(error: &ControlError) -> Self {
+        let status = match error.class() {
+            Class::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+            Class::Missing => StatusCode::NOT_FOUND,
+            Class::Conflict => StatusCode::CONFLICT,
+            Class::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self { advice: error.advice(), ..Self::new(status, error.code(), chain(error)) }
+    }
+}
+
+/// An error with its causes, those left out that it already names.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_string(&self).unwrap_or_default();
+        (status, [(header::CONTENT_TYPE, "application/problem+json")], body).into_response()
+    }
+}

@@ -1,0 +1,360 @@
+//! The configuration file: TOML that declares volumes and devices, and settings of the daemon (docs/formats/config.md).
+//!
+//! What it declares is made sure of at start: created when it is not there, compared when it is. Objects that were created by
+//! the API stand beside it. A difference is an error, for either side may be the one that is meant.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use thiserror::Error;
+use toml::Spanned;
+
+use crate::{
+    Name,
+    error::ControlError,
+    model::{AttachSpec, DeviceSpec, NvmeSpec, VolumeSpec},
+    store::{DeviceRecord, VolumeRecord},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Why a configuration file cannot be used. Nothing has been changed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is not TOML, or says what it cannot say.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The column, from 1.
+        column: usize,
+        /// What is wrong there.
+        message: String,
+    },
+    /// A name is given to two objects of one kind.
+    #[error("{}:{line}: {kind} {name} is declared already, on line {first}", path.display())]
+    Twice {
+        /// The file.
+        path: PathBuf,
+        /// The line of the second.
+        line: usize,
+        /// "volume" or "device".
+        kind: &'static str,
+        /// The name.
+        name: Name,
+        /// The line of the first.
+        first: usize,
+    },
+    /// A device's volume is neither declared nor stored.
+    #[error("{}:{line}: device {device}: volume {volume} is neither declared here nor known to the daemon", path.display())]
+    NoVolume {
+        /// The file.
+        path: PathBuf,
+        /// The line of the device.
+        line: usize,
+        /// The device.
+        device: Name,
+        /// The volume.
+        volume: Name,
+    },
+    /// An object exists already and is another one.
+    #[error(
+        "{}:{line}: {kind} {name} exists already, and differs: {difference}; make the file agree, or start without the file \
+         and change or delete the {kind}", path.display()
+    )]
+    Differs {
+        /// The file.
+        path: PathBuf,
+        /// The line of the object.
+        line: usize,
+        /// "volume" or "device".
+        kind: &'static str,
+        /// Its name.
+        name: Name,
+        /// In what, with both values.
+        difference: String,
+    },
+    /// An object cannot be made.
+    #[error("{}:{line}: {source}", path.display())]
+    Apply {
+        /// The file.
+        path: PathBuf,
+        /// The line of the object.
+        line: usize,
+        /// Why.
+        #[source]
+        source: Box<ControlError>,
+    },
+}
+
+/// What a line of the file says.
+#[derive(Clone, Debug)]
+pub(crate) struct Located<T> {
+    pub(crate) line: usize,
+    pub(crate) value: T,
+}
+
+/// A device with what it shows, as declared.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeclaredDevice {
+    name: Name,
+    nvme: NvmeSpec,
+    #[serde(default)]
+    socket: Option<PathBuf>,
+    #[serde(default)]
+    shard: Option<usize>,
+    /// Its namespaces.
+    #[serde(default)]
+    pub(crate) attach: Vec<AttachSpec>,
+}
+
+impl DeclaredDevice {
+    pub(crate) fn spec(&self) -> DeviceSpec {
+        let Self { name, nvme, socket, shard, .. } = self.clone();
+        DeviceSpec { name, nvme, socket, shard }
+    }
+}
+
+/// What shards do while there is no work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PollingMode {
+    /// They spin for a while, then sleep.
+    #[default]
+    Adaptive,
+    /// They spin for ever.
+    Spin,
+}
+
+/// How devices are spread over shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlacementMode {
+    /// Each device to the least loaded shard.
+    #[default]
+    Device,
+    /// Devices of one disk together.
+    Disk,
+}
+
+/// A configuration file, understood.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    path: PathBuf,
+    /// Its setting of shards, as text for `millrace_engine::parse_shards`.
+    pub shards: Option<String>,
+    /// Its setting of polling.
+    pub polling: Option<PollingMode>,
+    /// Its setting of placement.
+    pub placement: Option<PlacementMode>,
+    pub(crate) volumes: Vec<Located<VolumeSpec>>,
+    pub(crate) devices: Vec<Located<DeclaredDevice>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    shards: Option<Spanned<String>>,
+    #[serde(default)]
+    polling: Option<PollingMode>,
+    #[serde(default)]
+    placement: Option<PlacementMode>,
+    #[serde(default)]
+    volume: Vec<Spanned<VolumeSpec>>,
+    #[serde(default)]
+    device: Vec<Spanned<DeclaredDevice>>,
+}
+
+impl Declared {
+    /// Reads and checks a file. Relative paths in it start from its directory.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let absolute = std::path::absolute(path).map_err(failed)?;
+        Self::parse(&text, path, absolute.parent().unwrap_or(Path::new("/")))
+    }
+
+    fn parse(text: &str, path: &Path, base: &Path) -> Result<Self, ConfigError> {
+        let wrong = |span: Range<usize>, message: String| {
+            let (line, column) = position(text, span.start);
+            ConfigError::Parse { path: path.to_owned(), line, column, message }
+        };
+        let file: File = toml::from_str(text)
+            .map_err(|error| wrong(error.span().unwrap_or_default(), error.message().replace('\n', ", ")))?;
+        if let Some(shards) = &file.shards
+            && let Err(error) = millrace_engine::parse_shards(shards.get_ref())
+        {
+            return Err(wrong(shards.span(), format!("shards: {error}")));
+        }
+        let mut declared = Self {
+            path: path.to_owned(),
+            shards: file.shards.map(Spanned::into_inner),
+            polling: file.polling,
+            placement: file.placement,
+            volumes: file.volume.into_iter().map(|volume| locate(text, volume)).collect(),
+            devices: file.device.into_iter().map(|device| locate(text, device)).collect(),
+        };
+        declared.resolve(base);
+        declared.check()?;
+        Ok(declared)
+    }
+
+    fn resolve(&mut self, base: &Path) {
+        for volume in &mut self.volumes {
+            volume.value.backend = volume.value.backend.clone().resolved(base);
+        }
+        for device in &mut self.devices {
+            let device = &mut device.value;
+            device.nvme.ns_backend = device.nvme.ns_backend.clone().resolved(base);
+            device.socket = device.socket.as_ref().map(|socket| base.join(socket));
+        }
+    }
+
+    /// What can be found out without touching anything.
+    fn check(&self) -> Result<(), ConfigError> {
+        self.check_names("volume", self.volumes.iter().map(|volume| (volume.line, &volume.value.name)))?;
+        self.check_names("device", self.devices.iter().map(|device| (device.line, &device.value.name)))?;
+        let mut files: BTreeMap<&Path, &VolumeSpec> = BTreeMap::new();
+        for Located { line, value: volume } in &self.volumes {
+            volume.validate().map_err(|error| self.failed(*line, error))?;
+            let Some(path) = volume.backend.path() else { continue };
+            match files.insert(path, volume) {
+                Some(other) if !(volume.read_only && other.read_only) => {
+                    let (name, other, path) = (volume.name.clone(), other.name.clone(), path.clone());
+                    return Err(self.failed(*line, ControlError::FileTaken { name, path, other }));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names<'a>(
+        &self,
+        kind: &'static str,
+        names: impl Iterator<Item = (usize, &'a Name)>,
+    ) -> Result<(), ConfigError> {
+        let mut lines: BTreeMap<&Name, usize> = BTreeMap::new();
+        for (line, name) in names {
+            if let Some(first) = lines.insert(name, line) {
+                return Err(ConfigError::Twice { path: self.path.clone(), line, kind, name: name.clone(), first });
+            }
+        }
+        Ok(())
+    }
+
+    /// An object of the file could not be made.
+    pub(crate) fn failed(&self, line: usize, source: ControlError) -> ConfigError {
+        ConfigError::Apply { path: self.path.clone(), line, source: Box::new(source) }
+    }
+
+    /// Compares what is stored already with what is declared. What guests may change themselves is no difference.
+    pub(crate) fn compare(&self, volumes: &[VolumeRecord], devices: &[DeviceRecord]) -> Result<(), ConfigError> {
+        let differs = |line, kind, name: &Name, difference: Option<String>| match difference {
+            Some(difference) => {
+                Err(ConfigError::Differs { path: self.path.clone(), line, kind, name: name.clone(), difference })
+            }
+            None => Ok(()),
+        };
+        for Located { line, value: spec } in &self.volumes {
+            if let Some(record) = volumes.iter().find(|record| record.spec.name == spec.name) {
+                differs(*line, "volume", &spec.name, volume_difference(spec, &record.spec))?;
+            }
+        }
+        for Located { line, value: device } in &self.devices {
+            if let Some(record) = devices.iter().find(|record| record.spec.name == device.name) {
+                differs(*line, "device", &device.name, device_difference(device, record))?;
+            }
+            let known = |volume: &Name| {
+                let declared = self.volumes.iter().any(|declared| declared.value.name == *volume);
+                declared || volumes.iter().any(|record| record.spec.name == *volume)
+            };
+            if let Some(attach) = device.attach.iter().find(|attach| !known(&attach.volume)) {
+                let (path, line, device, volume) =
+                    (self.path.clone(), *line, device.name.clone(), attach.volume.clone());
+                return Err(ConfigError::NoVolume { path, line, device, volume });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn locate<T>(text: &str, object: Spanned<T>) -> Located<T> {
+    Located { line: position(text, object.span().start).0, value: object.into_inner() }
+}
+
+/// Line and column of a byte, from 1.
+fn position(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+}
+
+fn volume_difference(declared: &VolumeSpec, stored: &VolumeSpec) -> Option<String> {
+    let differ = |what, here: String, there: String| {
+        (here != there).then(|| format!("{what} is {here} in the file and {there} in the state"))
+    };
+    let size = declared.size.zip(stored.size);
+    differ("backend", declared.backend.0.to_string(), stored.backend.0.to_string())
+        .or_else(|| size.and_then(|(here, there)| differ("size", here.to_string(), there.to_string())))
+        .or_else(|| {
+            let (here, there) = (declared.block_size.0.bytes(), stored.block_size.0.bytes());
+            differ("block_size", here.to_string(), there.to_string())
+        })
+        .or_else(|| differ("read_only", declared.read_only.to_string(), stored.read_only.to_string()))
+}
+
+fn device_difference(declared: &DeclaredDevice, record: &DeviceRecord) -> Option<String> {
+    let (spec, stored) = (declared.spec(), &record.spec);
+    if spec.nvme != stored.nvme {
+        let text = |nvme: &NvmeSpec| serde_json::to_string(nvme).unwrap_or_default();
+        return Some(format!("nvme is {} in the file and {} in the state", text(&spec.nvme), text(&stored.nvme)));
+    }
+    if spec.socket != stored.socket {
+        return Some(format!("socket is {:?} in the file and {:?} in the state", spec.socket, stored.socket));
+    }
+    if spec.shard != stored.shard {
+        return Some(format!("shard is {:?} in the file and {:?} in the state", spec.shard, stored.shard));
+    }
+    declared.attach.iter().find_map(|attach| {
+        let by_volume = record.namespaces.iter().find(|there| there.volume == attach.volume);
+        let by_nsid = record.namespaces.iter().find(|there| Some(there.nsid) == attach.nsid);
+        match (by_volume, by_nsid) {
+            (Some(there), _) if attach.nsid.is_some_and(|nsid| nsid != there.nsid) => Some(format!(
+                "volume {} is namespace {} in the file and {} in the state",
+                attach.volume,
+                attach.nsid.unwrap_or_default(),
+                there.nsid
+            )),
+            (Some(there), _) if there.read_only != attach.read_only => Some(format!(
+                "read_only of namespace {} is {} in the file and {} in the state",
+                there.nsid, attach.read_only, there.read_only
+            )),
+            (None, Some(there)) => Some(format!(
+                "namespace {} is volume {} in the file and {} in the state",
+                there.nsid, attach.volume, there.volume
+            )),
+            _ => None,
+        }
+    })
+}

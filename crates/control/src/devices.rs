@@ -1,0 +1,178 @@
+//! Devices on their shards: the one place that calls controllers.
+//!
+//! Every call is made on the device's shard and waited for here; the data path waits for nothing.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_engine::{Device, DeviceKey, ShardHandle};
+use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Namespace, NvmeDevice};
+use millrace_vfio_user::Listener;
+
+use crate::{Name, error::ControlError, manager::DeviceCounters, model::DeviceSpec};
+
+/// How long commands in flight are waited for before a device goes without its memory, or a namespace's volume is let go.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often is looked whether they have finished.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A device that runs on a shard.
+pub(crate) struct LiveDevice {
+    name: Name,
+    shard: ShardHandle,
+    key: DeviceKey,
+    /// Where its guests connect.
+    pub(crate) socket: PathBuf,
+}
+
+/// A namespace to be shown again.
+pub(crate) struct Restored {
+    pub(crate) nsid: u32,
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) read_only: bool,
+    pub(crate) by_guest: bool,
+    pub(crate) attached: bool,
+}
+
+/// What a device does, as the operator is told.
+pub(crate) struct LiveStatus {
+    pub(crate) connected: bool,
+    pub(crate) phase: &'static str,
+    pub(crate) counters: DeviceCounters,
+}
+
+impl LiveDevice {
+    /// Makes the device's socket and puts it on the shard.
+    pub(crate) fn start(
+        spec: &DeviceSpec,
+        cntlid: u16,
+        socket: PathBuf,
+        shard: &ShardHandle,
+        host: Arc<dyn Host>,
+    ) -> Result<Self, ControlError> {
+        let name = spec.name.clone();
+        let listener = Listener::bind(&socket).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+        let config = spec.config(cntlid);
+        let key = shard.call_wait(move |shard| {
+            shard.add_device_with(|cx| {
+                let device = NvmeDevice::new(config, listener, host, cx)?;
+                Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
+            })
+        })??;
+        Ok(Self { name, shard: shard.clone(), key, socket })
+    }
+
+    /// The shard's number.
+    pub(crate) fn shard(&self) -> usize {
+        self.shard.index()
+    }
+
+    /// Shows a volume under an identifier.
+    pub(crate) fn attach(&self, nsid: u32, namespace: Arc<Namespace>, read_only: bool) -> Result<(), ControlError> {
+        self.call(move |device| device.attach(Some(nsid), namespace, read_only))??;
+        Ok(())
+    }
+
+    /// Brings back what the device had before a restart.
+    pub(crate) fn restore(&self, was: Restored) -> Result<(), ControlError> {
+        self.call(move |device| {
+            if was.by_guest {
+                device.restore(was.nsid, was.namespace, was.attached)
+            } else {
+                device.attach(Some(was.nsid), was.namespace, was.read_only).map(|_| ())
+            }
+        })??;
+        Ok(())
+    }
+
+    /// Shows a namespace no more, and waits for its commands.
+    pub(crate) fn detach(&self, nsid: u32) -> Result<(), ControlError> {
+        self.call(move |device| device.detach(nsid))??;
+        if !wait_until(|| Ok(self.call(move |device| device.is_detached(nsid))?))? {
+            tracing::warn!(device = %self.name, nsid, "commands are still in flight on a namespace that was detached");
+        }
+        Ok(())
+    }
+
+    /// Tells the guest that a namespace has another size or format.
+    pub(crate) fn namespace_changed(&self, nsid: u32) -> Result<(), ControlError> {
+        self.call(move |device| device.namespace_changed(nsid))
+    }
+
+    /// What it is doing.
+    pub(crate) fn status(&self) -> Result<LiveStatus, ControlError> {
+        self.call(|device| device.status()).map(LiveStatus::from)
+    }
+
+    /// Takes it off its shard: its guest loses it, its commands finish, its socket goes.
+    pub(crate) fn stop(self) -> Result<(), ControlError> {
+        let key = self.key;
+        self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.close(cx)))?;
+        // A device that a fault of ours fenced answers nothing any more, and is as idle as it will be.
+        let idle = || {
+            let idle = self.shard.call_wait(move |shard| {
+                shard.with_device(key, |device: &mut NvmeDevice, _| device.is_idle()).unwrap_or(true)
+            });
+            Ok(idle?)
+        };
+        if !wait_until(idle)? {
+            tracing::warn!(device = %self.name, "the device goes with commands in flight");
+        }
+        Ok(self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?)
+    }
+
+    fn call<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut NvmeDevice) -> R + Send + 'static,
+    ) -> Result<R, ControlError> {
+        let key = self.key;
+        let answer =
+            self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, _| call(device)))?;
+        answer.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+}
+
+/// Asks until the answer is yes; `false` when patience has an end.
+fn wait_until(mut done: impl FnMut() -> Result<bool, ControlError>) -> Result<bool, ControlError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if done()? {
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+impl From<DeviceStatus> for LiveStatus {
+    fn from(status: DeviceStatus) -> Self {
+        let counters = status.counters;
+        Self {
+            connected: status.connected,
+            phase: match status.phase {
+                DevicePhase::Disabled => "disabled",
+                DevicePhase::Ready => "ready",
+                DevicePhase::Resetting => "resetting",
+                DevicePhase::ShutDown => "shut down",
+                DevicePhase::Failed => "failed",
+            },
+            counters: DeviceCounters {
+                read_commands: counters.read_commands,
+                write_commands: counters.write_commands,
+                other_commands: counters.other_commands,
+                bytes_read: counters.bytes_read,
+                bytes_written: counters.bytes_written,
+                errors: counters.errors,
+                media_errors: counters.media_errors,
+                interrupts: counters.interrupts,
+            },
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Where state and sockets are, and who has them.
+
+use std::{
+    env, fs, io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags},
+    io::Errno,
+};
+use thiserror::Error;
+
+#[cfg(test)]
+mod tests;
+
+/// The API's socket in the run directory.
+pub const API_SOCKET: &str = "api.sock";
+
+/// Held by the daemon that uses the run directory.
+const LOCK: &str = "api.lock";
+
+/// Why a directory cannot be used.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DirError {
+    /// A system call failed.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody else could replace what is in it.
+    #[error("{} belongs to another user, or others may write to it; choose another --run-dir", path.display())]
+    NotOurs {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another daemon uses it.
+    #[error("{}: another daemon uses this run directory; stop it, or choose another --run-dir", path.display())]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Something that is not a socket is where the API's should be.
+    #[error("{}: exists and is not a socket; remove it, or choose another --run-dir", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+}
+
+/// Where the daemon keeps its state unless told otherwise.
+pub fn default_state_dir() -> PathBuf {
+    if is_root() {
+        return PathBuf::from("/var/lib/millrace");
+    }
+    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    xdg("XDG_STATE_HOME").or_else(home).unwrap_or_else(temporary).join("millrace")
+}
+
+/// Where sockets are unless told otherwise.
+pub fn default_run_dir() -> PathBuf {
+    if is_root() {
+        return PathBuf::from("/run/millrace");
+    }
+    xdg("XDG_RUNTIME_DIR").map_or_else(|| temporary_run_dir(rustix::process::getuid().as_raw()), |dir| dir.join("millrace"))
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn xdg(variable: &str) -> Option<PathBuf> {
+    // The specification: relative paths are invalid and to be ignored.
+    env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+fn temporary() -> PathBuf {
+    env::temp_dir()
+}
+
+fn temporary_run_dir(user: u32) -> PathBuf {
+    temporary().join(format!("millrace-{user}"))
+}
+
+/// A run directory that this process alone uses.
+#[derive(Debug)]
+pub(crate) struct RunDir {
+    path: PathBuf,
+    /// The lock goes with it.
+    _lock: OwnedFd,
+}
+
+impl RunDir {
+    /// Makes the directory if need be, and takes it.
+    pub(crate) fn take(path: &Path) -> Result<Self, DirError> {
+        make_private(path)?;
+        let ours = rustix::process::geteuid().as_raw();
+        if path == temporary_run_dir(ours) {
+            // Anyone could have made it before us.
+            let found = fs::symlink_metadata(path).map_err(failed(path, "examine it"))?;
+            if !found.is_dir() || found.uid() != ours || found.mode() & 0o022 != 0 {
+                return Err(DirError::NotOurs { path: path.to_owned() });
+            }
+        }
+        let lock_path = path.join(LOCK);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| failed(&lock_path, "open it")(errno.into()))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(Errno::WOULDBLOCK) => Err(DirError::InUse { path: path.to_owned() }),
+            Err(errno) => Err(failed(&lock_path, "lock it")(errno.into())),
+        }
+    }
+
+    /// Where the API is, with nothing there that a daemon before us left behind.
+    pub(crate) fn api_socket(&self) -> Result<PathBuf, DirError> {
+        let path = self.path.join(API_SOCKET);
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.file_type().is_socket() => {
+                // We hold the lock, so nobody answers there.
+                fs::remove_file(&path).map_err(failed(&path, "remove the old socket"))?;
+            }
+            Ok(_) => return Err(DirError::NotASocket { path }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(&path, "examine it")(error)),
+        }
+        Ok(path)
+    }
+}
+
+/// Makes a directory that only its owner enters; one that is there stays as it is.
+pub(crate) fn make_private(path: &Path) -> Result<(), DirError> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path, "create the directory"))
+}
+
+pub(crate) fn failed(path: &Path, action: &'static str) -> impl Fn(io::Error) -> DirError {
+    let path = path.to_owned();
+    move |source| DirError::Io { path: path.clone(), action, source }
+}

@@ -1,0 +1,294 @@
+//! Why the daemon could not do what it was asked.
+
+use std::path::PathBuf;
+
+use millrace_block::VolumeError;
+use millrace_engine::EngineError;
+use millrace_frontends::nvme::DeviceError;
+use millrace_vfio_user::ListenerError;
+use thiserror::Error;
+
+use crate::{Name, Size, store::StoreError};
+
+/// A failed request: what, about which object, and why. Whatever it is, the state is as it was before.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// There is no such volume.
+    #[error("volume {name} does not exist")]
+    NoVolume {
+        /// The name asked for.
+        name: String,
+    },
+    /// There is no such device.
+    #[error("device {name} does not exist")]
+    NoDevice {
+        /// The name asked for.
+        name: String,
+    },
+    /// The name is taken by another volume.
+    #[error("volume {name} exists already")]
+    VolumeExists {
+        /// The name.
+        name: Name,
+    },
+    /// The name is taken by another device.
+    #[error("device {name} exists already")]
+    DeviceExists {
+        /// The name.
+        name: Name,
+    },
+    /// The volume cannot go while devices show it.
+    #[error("volume {name} is attached to {}", .devices.join(", "))]
+    VolumeAttached {
+        /// The volume.
+        name: Name,
+        /// The devices, each with its namespace identifier.
+        devices: Vec<String>,
+    },
+    /// Another volume has the file.
+    #[error("volume {name}: {} is the file of volume {other}", .path.display())]
+    FileTaken {
+        /// The volume asked for.
+        name: Name,
+        /// The file.
+        path: PathBuf,
+        /// The volume that has it.
+        other: Name,
+    },
+    /// The volume could not be opened when the daemon started.
+    #[error("volume {name} is not available: {reason}")]
+    VolumeFailed {
+        /// The volume.
+        name: Name,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The device could not be made when the daemon started.
+    #[error("device {name} is not available: {reason}")]
+    DeviceFailed {
+        /// The device.
+        name: Name,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The volume is read-only.
+    #[error("volume {name} is read-only")]
+    ReadOnly {
+        /// The volume.
+        name: Name,
+    },
+    /// The namespace identifier is in use.
+    #[error("device {device}: namespace {nsid} is volume {volume}")]
+    NsidTaken {
+        /// The device.
+        device: Name,
+        /// The identifier.
+        nsid: u32,
+        /// What it names.
+        volume: Name,
+    },
+    /// The namespace identifier is 0 or too large.
+    #[error("device {device}: namespace identifier {nsid} is out of range: 1 to {largest} are possible")]
+    NsidRange {
+        /// The device.
+        device: Name,
+        /// The identifier.
+        nsid: u32,
+        /// The largest.
+        largest: u32,
+    },
+    /// The device has as many namespaces as it can.
+    #[error("device {device} has all its {largest} namespaces already")]
+    NoNsidFree {
+        /// The device.
+        device: Name,
+        /// How many that is.
+        largest: u32,
+    },
+    /// The device shows the volume already.
+    #[error("device {device} has volume {volume} already, as namespace {nsid}")]
+    AttachedAlready {
+        /// The device.
+        device: Name,
+        /// The volume.
+        volume: Name,
+        /// Its identifier there.
+        nsid: u32,
+    },
+    /// There is no such namespace.
+    #[error("device {device} has no namespace {nsid}")]
+    NotAttached {
+        /// The device.
+        device: Name,
+        /// The identifier.
+        nsid: u32,
+    },
+    /// A property has a value it cannot have.
+    #[error("{kind} {name}: {why}")]
+    Invalid {
+        /// "volume" or "device".
+        kind: &'static str,
+        /// The object's name.
+        name: Name,
+        /// What is wrong.
+        why: String,
+    },
+    /// The size does not fit the volume.
+    #[error("volume {name}: size {size} is not usable: {why}")]
+    BadSize {
+        /// The volume.
+        name: Name,
+        /// The size asked for.
+        size: Size,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The volume's back end refused.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device's socket could not be made.
+    #[error("device {device}: its socket: {source}")]
+    Socket {
+        /// The device.
+        device: Name,
+        /// What is wrong with it.
+        #[source]
+        source: ListenerError,
+    },
+    /// The device did not answer: a fault of ours has fenced it.
+    #[error("device {device} does not answer: a fault of ours in it was contained")]
+    Fenced {
+        /// The device.
+        device: Name,
+    },
+    /// A shard did not answer.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The change could not be stored.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The daemon is on its way out.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+/// What kind of failure it is, for whoever made the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The request cannot be right.
+    Invalid,
+    /// The object does not exist.
+    Missing,
+    /// The request does not fit the present state.
+    Conflict,
+    /// The daemon or the system below it failed.
+    Failed,
+    /// Not now.
+    Unavailable,
+}
+
+impl ControlError {
+    pub(crate) fn invalid(kind: &'static str, name: &Name, why: impl Into<String>) -> Self {
+        Self::Invalid { kind, name: name.clone(), why: why.into() }
+    }
+
+    /// What kind of failure it is.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::NoVolume { .. } | Self::NoDevice { .. } | Self::NotAttached { .. } => Class::Missing,
+            Self::VolumeExists { .. }
+            | Self::DeviceExists { .. }
+            | Self::VolumeAttached { .. }
+            | Self::FileTaken { .. }
+            | Self::VolumeFailed { .. }
+            | Self::DeviceFailed { .. }
+            | Self::ReadOnly { .. }
+            | Self::NsidTaken { .. }
+            | Self::NoNsidFree { .. }
+            | Self::AttachedAlready { .. }
+            | Self::Volume(VolumeError::InUse { .. })
+            | Self::Socket { source: ListenerError::InUse { .. } | ListenerError::NotASocket { .. }, .. } => Class::Conflict,
+            Self::NsidRange { .. }
+            | Self::Invalid { .. }
+            | Self::BadSize { .. }
+            | Self::Volume(_)
+            | Self::Device(_)
+            | Self::Socket { .. } => Class::Invalid,
+            Self::Fenced { .. } | Self::Engine(_) | Self::Store(_) => Class::Failed,
+            Self::Stopping => Class::Unavailable,
+        }
+    }
+
+    /// A word for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoVolume { .. } => "no-volume",
+            Self::NoDevice { .. } => "no-device",
+            Self::VolumeExists { .. } => "volume-exists",
+            Self::DeviceExists { .. } => "device-exists",
+            Self::VolumeAttached { .. } => "volume-attached",
+            Self::FileTaken { .. } => "file-taken",
+            Self::VolumeFailed { .. } => "volume-failed",
+            Self::DeviceFailed { .. } => "device-failed",
+            Self::ReadOnly { .. } => "read-only",
+            Self::NsidTaken { .. } => "nsid-taken",
+            Self::NsidRange { .. } => "nsid-range",
+            Self::NoNsidFree { .. } => "no-nsid-free",
+            Self::AttachedAlready { .. } => "attached-already",
+            Self::NotAttached { .. } => "not-attached",
+            Self::Invalid { .. } => "invalid",
+            Self::BadSize { .. } => "bad-size",
+            Self::Volume(_) => "volume",
+            Self::Device(_) => "device",
+            Self::Socket { .. } => "socket",
+            Self::Fenced { .. } => "fenced",
+            Self::Engine(_) => "engine",
+            Self::Store(_) => "store",
+            Self::Stopping => "stopping",
+        }
+    }
+
+    /// What to do about it, as a command where there is one.
+    pub fn advice(&self) -> Option<String> {
+        Some(match self {
+            Self::NoVolume { .. } => "\"millrace volume list\" shows what there is".to_owned(),
+            Self::NoDevice { .. } => "\"millrace device list\" shows what there is".to_owned(),
+            Self::VolumeExists { .. } | Self::DeviceExists { .. } => "choose another name, or delete the old one first".to_owned(),
+            Self::VolumeAttached { devices, .. } => {
+                let commands = devices.iter().filter_map(|at| at.split_once(" as namespace "));
+                let commands: Vec<_> =
+                    commands.map(|(device, nsid)| format!("\"millrace device detach {device} {nsid}\"")).collect();
+                format!("detach it first: {}", commands.join(", "))
+            }
+            Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
+            Self::VolumeFailed { .. } => "put that right and restart the daemon, or delete the volume".to_owned(),
+            Self::DeviceFailed { .. } => "put that right and restart the daemon, or delete the device".to_owned(),
+            Self::NsidTaken { .. } => "choose another --nsid, or leave it out".to_owned(),
+            Self::NotAttached { device, .. } => format!("\"millrace device show {device}\" lists its namespaces"),
+            Self::NoNsidFree { device, .. } => {
+                format!("detach one (\"millrace device show {device}\" lists them), or make a device with more --namespaces")
+            }
+            Self::Fenced { device } => format!("the log says more; \"millrace device delete {device}\" and create it again"),
+            Self::Socket { source: ListenerError::InUse { .. }, .. } => "choose another --socket, or stop that process".to_owned(),
+            Self::Socket { source: ListenerError::NotASocket { .. }, .. } => "choose another --socket".to_owned(),
+            Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                "give a size and the file is created; its directory must exist".to_owned()
+            }
+            Self::AttachedAlready { .. }
+            | Self::ReadOnly { .. }
+            | Self::NsidRange { .. }
+            | Self::Invalid { .. }
+            | Self::BadSize { .. }
+            | Self::Volume(_)
+            | Self::Device(_)
+            | Self::Socket { .. }
+            | Self::Engine(_)
+            | Self::Store(_)
+            | Self::Stopping => return None,
+        })
+    }
+}

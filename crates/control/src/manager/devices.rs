@@ -1,0 +1,269 @@
+//! Devices: create, delete, attach, detach.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
+
+use millrace_engine::{DiskKey, ShardHandle, ShardLoad, place};
+use millrace_frontends::nvme::Namespace;
+
+use super::{Device, DeviceView, Inner, Manager, NamespaceView, volumes::namespace};
+use crate::{
+    Name,
+    devices::LiveDevice,
+    error::ControlError,
+    model::{AttachSpec, DeviceSpec},
+    store::{Changes, DeviceRecord, NamespaceRecord},
+};
+
+/// Largest controller identifier (Base 5.1.13.2.1: FFF0h to FFFFh are reserved).
+const MAX_CNTLID: u16 = 0xffef;
+
+impl Manager {
+    /// Creates a device with its socket.
+    pub fn create_device(&self, spec: &DeviceSpec) -> Result<DeviceView, ControlError> {
+        let mut inner = self.lock()?;
+        let device = self.make_device(&inner, spec, None)?;
+        if let Err(error) = self.store.apply(&Changes { put_devices: vec![&device.record], ..Changes::default() }) {
+            stop(device);
+            return Err(error.into());
+        }
+        tracing::info!(device = %spec.name, socket = %self.socket(spec).display(), "device created");
+        inner.devices.insert(spec.name.clone(), device);
+        self.device_view(&inner, spec.name.as_str())
+    }
+
+    /// Deletes a device. Its guest loses it; its volumes stay, those that its guest created as well.
+    pub fn delete_device(&self, name: &str) -> Result<(), ControlError> {
+        let mut inner = self.lock()?;
+        let name = inner.device(name)?.record.spec.name.clone();
+        let mut orphans: Vec<_> = inner
+            .volumes
+            .values()
+            .filter(|volume| volume.record.created_by.as_ref() == Some(&name))
+            .map(|volume| volume.record.clone())
+            .collect();
+        for record in &mut orphans {
+            record.created_by = None;
+        }
+        let (put_volumes, remove_devices) = (orphans.iter().collect(), vec![&name]);
+        self.store.apply(&Changes { put_volumes, remove_devices, ..Changes::default() })?;
+        if let Some(device) = inner.devices.remove(&name) {
+            stop(device);
+        }
+        for record in orphans {
+            inner.adopt(record);
+        }
+        tracing::info!(device = %name, "device deleted");
+        Ok(())
+    }
+
+    /// Shows a volume to a device's guest, at once.
+    pub fn attach(&self, device: &str, spec: &AttachSpec) -> Result<NamespaceView, ControlError> {
+        let mut inner = self.lock()?;
+        self.settle(&mut inner, device, spec)?;
+        let (before, nsid) = (inner.device(device)?.record.clone(), inner.make_attachment(device, spec)?);
+        let after = &inner.device(device)?.record;
+        if let Err(error) = self.store.apply(&Changes { put_devices: vec![after], ..Changes::default() }) {
+            inner.take_attachment(device, nsid);
+            if let Some(device) = inner.devices.get_mut(device) {
+                device.record = before;
+            }
+            return Err(error.into());
+        }
+        tracing::info!(device, volume = %spec.volume, nsid, "volume attached");
+        inner.namespace_view(device, nsid)
+    }
+
+    /// Shows a namespace no more, at once. A namespace that the guest had created becomes an ordinary volume.
+    pub fn detach(&self, device: &str, nsid: u32) -> Result<(), ControlError> {
+        let mut inner = self.lock()?;
+        let entry = inner.device(device)?;
+        let Some(namespace) = entry.record.namespaces.iter().find(|namespace| namespace.nsid == nsid).cloned() else {
+            return Err(ControlError::NotAttached { device: entry.record.spec.name.clone(), nsid });
+        };
+        let mut record = entry.record.clone();
+        record.namespaces.retain(|namespace| namespace.nsid != nsid);
+        let orphan = inner.volumes.get(&namespace.volume).filter(|volume| volume.record.created_by.is_some());
+        let orphan = orphan.map(|volume| super::VolumeRecord { created_by: None, ..volume.record.clone() });
+        let (put_devices, put_volumes) = (vec![&record], orphan.iter().collect());
+        self.store.apply(&Changes { put_devices, put_volumes, ..Changes::default() })?;
+        inner.take_attachment(device, nsid);
+        if let Some(entry) = inner.devices.get_mut(device) {
+            entry.record = record;
+        }
+        if let Some(record) = orphan {
+            inner.adopt(record);
+        }
+        tracing::info!(device, volume = %namespace.volume, nsid, "volume detached");
+        Ok(())
+    }
+
+    /// Makes a device, without telling anyone but the file system (its socket).
+    pub(super) fn make_device(
+        &self,
+        inner: &Inner,
+        spec: &DeviceSpec,
+        disk: Option<DiskKey>,
+    ) -> Result<Device, ControlError> {
+        spec.validate(self.shards.len())?;
+        if inner.devices.contains_key(&spec.name) {
+            return Err(ControlError::DeviceExists { name: spec.name.clone() });
+        }
+        let socket = self.socket(spec);
+        if let Some(other) = inner.devices.values().find(|other| self.socket(&other.record.spec) == socket) {
+            let why = format!("its socket {} is that of device {}", socket.display(), other.record.spec.name);
+            return Err(ControlError::invalid("device", &spec.name, why));
+        }
+        let taken = |cntlid: &u16| inner.devices.values().any(|device| device.record.cntlid == *cntlid);
+        let cntlid = (1..=MAX_CNTLID).find(|cntlid| !taken(cntlid));
+        let cntlid = cntlid.ok_or_else(|| ControlError::invalid("device", &spec.name, "there are too many devices"))?;
+        let record = DeviceRecord { spec: spec.clone(), cntlid, namespaces: Vec::new() };
+        let live = Ok(self.start_device(inner, &record, disk)?);
+        Ok(Device { record, live, failed: BTreeMap::new() })
+    }
+
+    /// Puts a device on its shard.
+    pub(super) fn start_device(
+        &self,
+        inner: &Inner,
+        record: &DeviceRecord,
+        disk: Option<DiskKey>,
+    ) -> Result<LiveDevice, ControlError> {
+        let shard = self.shard_for(inner, &record.spec, disk);
+        LiveDevice::start(&record.spec, record.cntlid, self.socket(&record.spec), shard, Arc::clone(&self.host))
+    }
+
+    /// Where a device's guests connect.
+    pub(super) fn socket(&self, spec: &DeviceSpec) -> PathBuf {
+        spec.socket.clone().unwrap_or_else(|| self.settings.run_dir.join(format!("{}.sock", spec.name)))
+    }
+
+    fn shard_for(&self, inner: &Inner, spec: &DeviceSpec, disk: Option<DiskKey>) -> &ShardHandle {
+        let chosen = spec.shard.or_else(|| place(self.settings.placement, &self.shard_loads(inner), disk));
+        chosen.and_then(|shard| self.shards.get(shard)).unwrap_or_else(|| &self.shards[0])
+    }
+
+    fn shard_loads(&self, inner: &Inner) -> Vec<ShardLoad> {
+        let busy = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loads: Vec<_> =
+            busy.iter().map(|load| ShardLoad { busy_permille: load.busy_permille, ..ShardLoad::default() }).collect();
+        let at: HashMap<usize, usize> = self.shards.iter().enumerate().map(|(at, shard)| (shard.index(), at)).collect();
+        for device in inner.devices.values() {
+            let Ok(live) = &device.live else { continue };
+            let Some(load) = at.get(&live.shard()).and_then(|&at| loads.get_mut(at)) else { continue };
+            load.devices += 1;
+            load.disks.extend(device.record.namespaces.iter().filter_map(|namespace| inner.disk(&namespace.volume)));
+        }
+        loads
+    }
+
+    /// Where disks have their shards, a device goes to its first volume's before any guest has seen it.
+    fn settle(&self, inner: &mut Inner, name: &str, spec: &AttachSpec) -> Result<(), ControlError> {
+        if self.settings.placement != millrace_engine::Placement::Disk {
+            return Ok(());
+        }
+        let device = inner.device(name)?;
+        let (Ok(live), Some(disk)) = (&device.live, inner.disk(&spec.volume)) else { return Ok(()) };
+        let wanted = self.shard_for(inner, &device.record.spec, Some(disk)).index();
+        if !device.record.namespaces.is_empty() || wanted == live.shard() || live.status()?.connected {
+            return Ok(());
+        }
+        let record = device.record.clone();
+        let Some(device) = inner.devices.remove(name) else { return Ok(()) };
+        stop(device);
+        let live = self.start_device(inner, &record, Some(disk));
+        let (live, result) = match live {
+            Ok(live) => (Ok(live), Ok(())),
+            Err(error) => (Err(error.to_string()), Err(error)),
+        };
+        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed: BTreeMap::new() });
+        result
+    }
+}
+
+impl Inner {
+    /// Attaches a volume and notes it, without storing it. Returns the identifier.
+    pub(super) fn make_attachment(&mut self, device: &str, spec: &AttachSpec) -> Result<u32, ControlError> {
+        let entry = self.device(device)?;
+        let nsid = free_nsid(&entry.record, spec.nsid)?;
+        let volume = self.volume(spec.volume.as_str())?;
+        let (device_name, volume_name) = (entry.record.spec.name.clone(), volume.record.spec.name.clone());
+        if let Some(here) = entry.record.namespaces.iter().find(|namespace| namespace.volume == volume_name) {
+            return Err(ControlError::AttachedAlready { device: device_name, volume: volume_name, nsid: here.nsid });
+        }
+        if let Some(owner) = &volume.record.created_by {
+            let why = format!("the guest of device {owner} created it for itself; detach it there first");
+            return Err(ControlError::invalid("volume", &volume_name, why));
+        }
+        entry.live()?.attach(nsid, Arc::clone(volume.live()?), spec.read_only)?;
+        let record = NamespaceRecord { nsid, volume: volume_name, read_only: spec.read_only, attached: true };
+        if let Some(entry) = self.devices.get_mut(device) {
+            entry.record.namespaces.push(record);
+            entry.record.namespaces.sort_by_key(|namespace| namespace.nsid);
+        }
+        Ok(nsid)
+    }
+
+    /// Takes a namespace from its device. A device that has failed shows nothing.
+    fn take_attachment(&mut self, device: &str, nsid: u32) {
+        let Some(device) = self.devices.get_mut(device) else { return };
+        let was_shown = device.failed.remove(&nsid).is_none();
+        let Some(live) = device.live.as_ref().ok().filter(|_| was_shown) else { return };
+        if let Err(error) = live.detach(nsid) {
+            tracing::warn!(device = %device.record.spec.name, nsid, %error, "a namespace could not be detached");
+        }
+    }
+
+    /// A volume that a guest had created is the operator's now.
+    fn adopt(&mut self, record: super::VolumeRecord) {
+        if let Some(volume) = self.volumes.get_mut(&record.spec.name) {
+            if let Ok(live) = &mut volume.live {
+                let blocks = Arc::clone(&live.volume);
+                *live = namespace(blocks, &record);
+            }
+            volume.record = record;
+        }
+    }
+
+    /// The disk below a volume.
+    pub(super) fn disk(&self, volume: &Name) -> Option<DiskKey> {
+        let found = fs::metadata(self.volumes.get(volume)?.record.spec.backend.path()?).ok()?;
+        Some(DiskKey(if found.file_type().is_block_device() { found.rdev() } else { found.dev() }))
+    }
+
+    /// The volume of this name as guests see it.
+    pub(super) fn namespace_of(&self, volume: &Name) -> Result<Arc<Namespace>, ControlError> {
+        self.volume(volume.as_str())?.live().map(Arc::clone)
+    }
+}
+
+/// Takes a device off its shard.
+pub(super) fn stop(device: Device) {
+    let name = device.record.spec.name;
+    if let Ok(live) = device.live
+        && let Err(error) = live.stop()
+    {
+        tracing::warn!(device = %name, %error, "the device could not be stopped in an orderly way");
+    }
+}
+
+/// The identifier that is asked for if it is free, or the lowest free one.
+pub(super) fn free_nsid(record: &DeviceRecord, wanted: Option<u32>) -> Result<u32, ControlError> {
+    let (device, largest) = (record.spec.name.clone(), record.spec.nvme.namespaces);
+    let holder = |nsid: u32| record.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+    match wanted {
+        Some(nsid) if !(1..=largest).contains(&nsid) => Err(ControlError::NsidRange { device, nsid, largest }),
+        Some(nsid) => match holder(nsid) {
+            Some(holder) => Err(ControlError::NsidTaken { device, nsid, volume: holder.volume.clone() }),
+            None => Ok(nsid),
+        },
+        None => {
+            (1..=largest).find(|&nsid| holder(nsid).is_none()).ok_or(ControlError::NoNsidFree { device, largest })
+        }
+    }
+}

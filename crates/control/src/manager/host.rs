@@ -1,0 +1,309 @@
+//! What guests ask of the daemon: their own namespaces, formats, and what must be remembered of them.
+//!
+//! Controllers ask from their shards and must not wait, so that a thread of its own does the work.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_backends::BackendSpec;
+use millrace_block::{BlockError, BlockSize, VolumeError};
+use millrace_frontends::nvme::{Host, HostReply, Namespace};
+use millrace_nvme_spec::status::Status;
+
+use super::{Inner, Manager, Volume, WeakManager, volumes::remove_own_file};
+use crate::{
+    Name, Size,
+    error::ControlError,
+    model::{Backend, LogicalBlock, VolumeSpec},
+    store::{Changes, NamespaceRecord},
+};
+
+/// How often the shards' load is measured.
+const SAMPLING: Duration = Duration::from_secs(1);
+
+/// Names tried for a guest's namespace before its request is refused.
+const NAMES: u32 = 100;
+
+/// A guest's request.
+pub(super) enum Request {
+    Create { device: String, nsid: u32, bytes: u64, block_size: BlockSize, reply: HostReply<Arc<Namespace>> },
+    Delete { device: String, nsid: u32, reply: HostReply<()> },
+    Format { device: String, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()> },
+    Attachment { device: String, nsid: u32, attached: bool },
+}
+
+/// The controllers' end.
+pub(super) struct HostLink(Sender<Request>);
+
+impl HostLink {
+    pub(super) fn new() -> (Self, Receiver<Request>) {
+        let (sender, receiver) = channel();
+        (Self(sender), receiver)
+    }
+
+    fn send(&self, request: Request) {
+        // While the daemon stops, nobody listens: the reply is dropped, and the controller takes that for a refusal.
+        let _ = self.0.send(request);
+    }
+}
+
+impl Host for HostLink {
+    fn create_namespace(
+        &self,
+        device: &str,
+        nsid: u32,
+        bytes: u64,
+        block_size: BlockSize,
+        reply: HostReply<Arc<Namespace>>,
+    ) {
+        self.send(Request::Create { device: device.to_owned(), nsid, bytes, block_size, reply });
+    }
+
+    fn delete_namespace(&self, device: &str, nsid: u32, reply: HostReply<()>) {
+        self.send(Request::Delete { device: device.to_owned(), nsid, reply });
+    }
+
+    fn format(&self, device: &str, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()>) {
+        self.send(Request::Format { device: device.to_owned(), namespace, block_size, reply });
+    }
+
+    fn attachment_changed(&self, device: &str, nsid: u32, attached: bool) {
+        self.send(Request::Attachment { device: device.to_owned(), nsid, attached });
+    }
+
+    fn reservation_notice(&self, _namespace: &Arc<Namespace>, _notify: &[([u8; 16], u8)]) {}
+}
+
+/// The manager's end.
+pub(super) struct HostThread {
+    manager: WeakManager,
+    requests: Receiver<Request>,
+}
+
+impl HostThread {
+    pub(super) fn new(manager: WeakManager, requests: Receiver<Request>) -> Self {
+        Self { manager, requests }
+    }
+
+    /// Answers until the manager is gone.
+    pub(super) fn run(self) {
+        let mut next = Instant::now() + SAMPLING;
+        loop {
+            let request = self.requests.recv_timeout(next.saturating_duration_since(Instant::now()));
+            let Some(manager) = self.manager.upgrade() else { return };
+            match request {
+                Ok(request) => manager.answer(request),
+                Err(RecvTimeoutError::Timeout) => {
+                    manager.sample_loads();
+                    next = Instant::now() + SAMPLING;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+}
+
+impl Manager {
+    fn answer(&self, request: Request) {
+        match request {
+            Request::Create { device, nsid, bytes, block_size, reply } => {
+                let result = self.create_namespace(&device, nsid, bytes, block_size);
+                tracing::debug!(device, nsid, bytes, ?block_size, error = ?result.as_ref().err(), "guest creates a namespace");
+                reply.send(result);
+            }
+            Request::Delete { device, nsid, reply } => {
+                let result = self.delete_namespace(&device, nsid);
+                tracing::debug!(device, nsid, ?result, "guest deletes a namespace");
+                reply.send(result);
+            }
+            Request::Format { device, namespace, block_size, reply } => {
+                let result = self.format(&device, &namespace, block_size);
+                tracing::debug!(device, volume = namespace.volume.name(), ?block_size, ?result, "guest formats a namespace");
+                reply.send(result);
+            }
+            Request::Attachment { device, nsid, attached } => self.note_attachment(&device, nsid, attached),
+        }
+    }
+
+    fn create_namespace(
+        &self,
+        device: &str,
+        nsid: u32,
+        bytes: u64,
+        block_size: BlockSize,
+    ) -> Result<Arc<Namespace>, Status> {
+        let mut inner = self.lock().map_err(|error| status_of(&error))?;
+        let entry = inner.device(device).map_err(|error| status_of(&error))?;
+        super::devices::free_nsid(&entry.record, Some(nsid)).map_err(|error| status_of(&error))?;
+        let owner = entry.record.spec.name.clone();
+        let used: u64 = inner
+            .volumes
+            .values()
+            .filter(|volume| volume.record.created_by.as_ref() == Some(&owner))
+            .map(|volume| volume.record.size().0)
+            .sum();
+        if used.saturating_add(bytes) > entry.record.spec.nvme.ns_quota.0 {
+            return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY.do_not_retry());
+        }
+        let name = inner.name_for(&owner, nsid).ok_or(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry())?;
+        let backend = match &entry.record.spec.nvme.ns_backend.0 {
+            BackendSpec::File(directory) => BackendSpec::File(directory.join(format!("{name}.img"))),
+            other => other.clone(),
+        };
+        let spec = VolumeSpec {
+            name: name.clone(),
+            size: Some(Size(bytes)),
+            backend: Backend(backend),
+            block_size: LogicalBlock(block_size),
+            read_only: false,
+        };
+        let mut record = entry.record.clone();
+        record.namespaces.push(NamespaceRecord { nsid, volume: name.clone(), read_only: false, attached: false });
+        record.namespaces.sort_by_key(|namespace| namespace.nsid);
+        if spec.backend.path().is_some_and(|path| path.exists()) {
+            tracing::warn!(device, volume = %name, "a file of that name exists already; the guest's request is refused");
+            return Err(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry());
+        }
+        let new = inner.make_volume(&spec, Some(owner)).map_err(|error| {
+            tracing::warn!(device, volume = %name, %error, "a guest's namespace could not be created");
+            status_of(&error)
+        })?;
+        let (put_volumes, put_devices) = (vec![&new.volume.record], vec![&record]);
+        if let Err(error) = self.store.apply(&Changes { put_volumes, put_devices, ..Changes::default() }) {
+            tracing::warn!(device, volume = %name, %error, "a guest's namespace could not be stored");
+            new.undo();
+            return Err(Status::INTERNAL_ERROR);
+        }
+        let namespace = new.volume.live().map(Arc::clone).map_err(|error| status_of(&error))?;
+        inner.volumes.insert(name, new.volume);
+        inner.set_record(device, record);
+        Ok(namespace)
+    }
+
+    fn delete_namespace(&self, device: &str, nsid: u32) -> Result<(), Status> {
+        let mut inner = self.lock().map_err(|error| status_of(&error))?;
+        let entry = inner.device(device).map_err(|error| status_of(&error))?;
+        let found = entry.record.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+        let name = found.map(|namespace| namespace.volume.clone()).ok_or(Status::INVALID_FIELD.do_not_retry())?;
+        let owner = inner.volumes.get(&name).and_then(|volume| volume.record.created_by.as_ref());
+        if owner != Some(&entry.record.spec.name) {
+            // What the operator attached is not the guest's to destroy.
+            return Err(Status::OPERATION_DENIED.do_not_retry());
+        }
+        let mut record = entry.record.clone();
+        record.namespaces.retain(|namespace| namespace.nsid != nsid);
+        let (put_devices, remove_volumes) = (vec![&record], vec![&name]);
+        if let Err(error) = self.store.apply(&Changes { put_devices, remove_volumes, ..Changes::default() }) {
+            tracing::warn!(device, volume = %name, %error, "the deletion of a guest's namespace could not be stored");
+            return Err(Status::INTERNAL_ERROR);
+        }
+        if let Some(volume) = inner.volumes.remove(&name) {
+            remove_own_file(&volume.record);
+        }
+        inner.set_record(device, record);
+        Ok(())
+    }
+
+    fn format(&self, device: &str, namespace: &Arc<Namespace>, block_size: BlockSize) -> Result<(), Status> {
+        let mut inner = self.lock().map_err(|error| status_of(&error))?;
+        let name = namespace.volume.name();
+        let before = inner.volume(name).map_err(|error| status_of(&error))?.record.clone();
+        if inner.users(name).any(|(user, _)| user.record.spec.name.as_str() != device) {
+            // The blocks would change their size under the other guests' commands.
+            return Err(Status::OPERATION_DENIED.do_not_retry());
+        }
+        let mut after = before.clone();
+        after.formatted = (before.spec.block_size.0 != block_size).then_some(LogicalBlock(block_size));
+        let bytes = u64::from(block_size.bytes());
+        after.spec.size = Some(Size(namespace.volume.geometry().bytes() / bytes * bytes));
+        let put = |record| self.store.apply(&Changes { put_volumes: vec![record], ..Changes::default() });
+        // Stored first: a crash in between leaves old data under a new block size, which a format that was cut short may.
+        if let Err(error) = put(&after) {
+            tracing::warn!(volume = name, %error, "a guest's format could not be stored");
+            return Err(Status::INTERNAL_ERROR);
+        }
+        if let Err(error) = namespace.volume.format(block_size) {
+            tracing::warn!(volume = name, %error, "a guest's format failed");
+            if let Err(error) = put(&before) {
+                tracing::error!(volume = name, %error, "the stored block size is not the volume's");
+            }
+            return Err(status_of(&error.into()));
+        }
+        if let Some(volume) = inner.volumes.get_mut(name) {
+            volume.record = after;
+        }
+        Ok(())
+    }
+
+    fn note_attachment(&self, device: &str, nsid: u32, attached: bool) {
+        let Ok(mut inner) = self.lock() else { return };
+        let Ok(entry) = inner.device(device) else { return };
+        let mut record = entry.record.clone();
+        let Some(namespace) = record.namespaces.iter_mut().find(|namespace| namespace.nsid == nsid) else { return };
+        if std::mem::replace(&mut namespace.attached, attached) == attached {
+            return;
+        }
+        if let Err(error) = self.store.apply(&Changes { put_devices: vec![&record], ..Changes::default() }) {
+            tracing::warn!(device, nsid, attached, %error, "what a guest attached or detached could not be stored");
+        }
+        inner.set_record(device, record);
+    }
+}
+
+impl Inner {
+    /// A free name for the volume behind a guest's own namespace.
+    fn name_for(&self, device: &Name, nsid: u32) -> Option<Name> {
+        // Room for the rest within a name's 64 characters.
+        let stem: String = device.as_str().chars().take(40).collect();
+        (0..NAMES).find_map(|attempt| {
+            let text = match attempt {
+                0 => format!("{stem}-ns{nsid}"),
+                _ => format!("{stem}-ns{nsid}.{attempt}"),
+            };
+            text.parse().ok().filter(|name: &Name| !self.volumes.contains_key(name))
+        })
+    }
+
+    fn set_record(&mut self, device: &str, record: crate::store::DeviceRecord) {
+        if let Some(device) = self.devices.get_mut(device) {
+            device.record = record;
+        }
+    }
+}
+
+/// What the guest is told.
+fn status_of(error: &ControlError) -> Status {
+    let code = match error {
+        ControlError::NsidTaken { .. } | ControlError::NsidRange { .. } | ControlError::VolumeExists { .. } => {
+            Status::NAMESPACE_ID_UNAVAILABLE
+        }
+        ControlError::NoNsidFree { .. } => Status::NAMESPACE_ID_UNAVAILABLE,
+        ControlError::Volume(VolumeError::BadSize { .. }) | ControlError::BadSize { .. } => Status::INVALID_FIELD,
+        ControlError::Volume(VolumeError::BadBlockSize { .. }) => Status::INVALID_FORMAT,
+        ControlError::Volume(VolumeError::Unsupported { .. }) | ControlError::ReadOnly { .. } => {
+            Status::NAMESPACE_WRITE_PROTECTED
+        }
+        ControlError::Volume(VolumeError::Io { source, .. }) => {
+            match source.raw_os_error().map(BlockError::from_write_errno) {
+                Some(BlockError::NoSpace) => Status::NAMESPACE_INSUFFICIENT_CAPACITY,
+                Some(BlockError::ReadOnly) => Status::NAMESPACE_WRITE_PROTECTED,
+                _ => return Status::INTERNAL_ERROR,
+            }
+        }
+        // Later it may go better.
+        _ => return Status::INTERNAL_ERROR,
+    };
+    code.do_not_retry()
+}
+
+impl Volume {
+    /// Bytes its medium holds for it.
+    pub(super) fn allocated(&self) -> Option<u64> {
+        self.live.as_ref().ok().map(|namespace| namespace.volume.usage().allocated)
+    }
+}

@@ -1,0 +1,199 @@
+//! The manager: everything that exists, and every change to it.
+//!
+//! ```text
+//!   API ───────────┐                            ┌─► shard: NvmeDevice
+//!   config file ───┼─► Manager: validate ─► act ┤                        ─► Store (one transaction) ─► Ok
+//!   guests (Host) ─┘      one change at a time  └─► Volume                     │ failed: undo ─► Err
+//! ```
+//!
+//! Invariants:
+//! * A change that fails leaves the state as it was, in memory and on disk.
+//! * What is on disk was true at some moment; a daemon that starts makes it true again, and shows what it cannot.
+//! * The data path waits for nothing here: shards are called, and never call back in.
+
+mod devices;
+mod host;
+mod restore;
+mod shutdown;
+mod views;
+mod volumes;
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
+    time::Instant,
+};
+
+use millrace_engine::{Engine, Placement, ShardHandle, StatsSnapshot};
+use millrace_frontends::nvme::{Host, Namespace};
+
+use self::host::{HostLink, HostThread};
+use crate::{
+    Name,
+    config::Declared,
+    devices::LiveDevice,
+    error::ControlError,
+    store::{DeviceRecord, Store, VolumeRecord},
+};
+pub use restore::RestoreError;
+pub use views::{DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView};
+
+#[cfg(test)]
+mod tests;
+
+/// What the manager must know besides the state.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Where sockets go.
+    pub(crate) run_dir: PathBuf,
+    /// Where the state is kept; for status only. `None`: in memory.
+    pub(crate) state_dir: Option<PathBuf>,
+    /// How devices are spread over shards.
+    pub(crate) placement: Placement,
+}
+
+/// Owner of volumes, devices and their stored state.
+pub struct Manager {
+    settings: Settings,
+    inner: Mutex<Inner>,
+    store: Store,
+    shards: Vec<ShardHandle>,
+    /// Taken when the daemon stops.
+    engine: Mutex<Option<Engine>>,
+    host: Arc<dyn Host>,
+    loads: Mutex<Vec<Load>>,
+    started: Instant,
+}
+
+/// What exists.
+#[derive(Default)]
+struct Inner {
+    volumes: BTreeMap<Name, Volume>,
+    devices: BTreeMap<Name, Device>,
+    stopping: bool,
+    /// Without a state, a volume's identity comes from its file, so that guests know it again.
+    stateless: bool,
+}
+
+/// A volume: what is stored of it, and the thing itself or why there is none.
+struct Volume {
+    record: VolumeRecord,
+    live: Result<Arc<Namespace>, String>,
+}
+
+/// A device: what is stored of it, and the thing itself or why there is none.
+struct Device {
+    record: DeviceRecord,
+    live: Result<LiveDevice, String>,
+    /// Namespaces that could not be shown, by identifier, with the reason.
+    failed: BTreeMap<u32, String>,
+}
+
+/// How busy a shard was in the last sampling interval.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    last: StatsSnapshot,
+    busy_permille: u32,
+}
+
+impl Manager {
+    /// Brings back what is stored, adds what a configuration file declares, and answers guests from then on.
+    pub(crate) fn start(
+        settings: Settings,
+        store: Store,
+        engine: Engine,
+        declared: Option<&Declared>,
+    ) -> Result<Arc<Self>, RestoreError> {
+        let (link, requests) = HostLink::new();
+        let shards = engine.shards().to_vec();
+        let manager = Arc::new(Self {
+            inner: Mutex::new(Inner { stateless: settings.state_dir.is_none(), ..Inner::default() }),
+            settings,
+            store,
+            loads: Mutex::new(vec![Load::default(); shards.len()]),
+            shards,
+            engine: Mutex::new(Some(engine)),
+            host: Arc::new(link),
+            started: Instant::now(),
+        });
+        manager.restore(declared)?;
+        let thread = HostThread::new(Arc::downgrade(&manager), requests);
+        let spawned = thread::Builder::new().name("millrace-host".to_owned()).spawn(move || thread.run());
+        spawned.map_err(RestoreError::Thread)?;
+        Ok(manager)
+    }
+
+    /// What exists, for one change.
+    fn lock(&self) -> Result<MutexGuard<'_, Inner>, ControlError> {
+        let inner = self.peek();
+        if inner.stopping { Err(ControlError::Stopping) } else { Ok(inner) }
+    }
+
+    /// What exists, to look at. A panic elsewhere leaves it whole: it is changed only after all that can fail.
+    fn peek(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Measures how busy the shards are; called once a second.
+    fn sample_loads(&self) {
+        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        for (load, shard) in loads.iter_mut().zip(&self.shards) {
+            let now = shard.stats();
+            load.busy_permille = now.busy_permille_since(&load.last);
+            load.last = now;
+        }
+    }
+}
+
+impl Inner {
+    fn volume(&self, name: &str) -> Result<&Volume, ControlError> {
+        self.volumes.get(name).ok_or_else(|| ControlError::NoVolume { name: name.to_owned() })
+    }
+
+    fn device(&self, name: &str) -> Result<&Device, ControlError> {
+        self.devices.get(name).ok_or_else(|| ControlError::NoDevice { name: name.to_owned() })
+    }
+
+    /// Devices that have the volume, with its namespace identifier there.
+    fn users<'a>(&'a self, volume: &'a str) -> impl Iterator<Item = (&'a Device, u32)> {
+        self.devices.values().flat_map(move |device| {
+            let here = device.record.namespaces.iter().filter(move |namespace| namespace.volume.as_str() == volume);
+            here.map(move |namespace| (device, namespace.nsid))
+        })
+    }
+
+    /// Tells every device that shows the volume that it has changed. A device that has failed shows nothing.
+    fn notify(&self, volume: &str) {
+        for (device, nsid) in self.users(volume) {
+            let attached = device.record.namespaces.iter().any(|namespace| namespace.nsid == nsid && namespace.attached);
+            let Ok(live) = &device.live else { continue };
+            if !attached || device.failed.contains_key(&nsid) {
+                continue;
+            }
+            if let Err(error) = live.namespace_changed(nsid) {
+                tracing::warn!(device = %device.record.spec.name, nsid, %error, "the guest could not be told of a change");
+            }
+        }
+    }
+}
+
+impl Volume {
+    fn live(&self) -> Result<&Arc<Namespace>, ControlError> {
+        self.live
+            .as_ref()
+            .map_err(|reason| ControlError::VolumeFailed { name: self.record.spec.name.clone(), reason: reason.clone() })
+    }
+}
+
+impl Device {
+    fn live(&self) -> Result<&LiveDevice, ControlError> {
+        self.live
+            .as_ref()
+            .map_err(|reason| ControlError::DeviceFailed { name: self.record.spec.name.clone(), reason: reason.clone() })
+    }
+}
+
+/// The manager, for the thread that must not keep it alive.
+type WeakManager = Weak<Manager>;

@@ -1,0 +1,195 @@
+//! Start: what is stored comes back, then what a configuration file declares is added.
+
+use std::{collections::BTreeMap, fs, io, path::PathBuf};
+
+use thiserror::Error;
+
+use super::{Device, Inner, Manager, Volume, devices::stop, volumes::reopen};
+use crate::{
+    Name,
+    config::{ConfigError, Declared, DeclaredDevice, Located},
+    devices::Restored,
+    error::ControlError,
+    model::{AttachSpec, VolumeSpec},
+    store::{Changes, DeviceRecord, StoreError, VolumeRecord},
+};
+
+/// Why the daemon cannot start with what it has.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// The stored state cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The configuration file cannot be applied.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The system gave no thread.
+    #[error("no thread for guests' requests: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// Undone when a configuration file cannot be applied in full.
+#[derive(Default)]
+struct Created {
+    files: Vec<PathBuf>,
+    volumes: Vec<Name>,
+    devices: Vec<Name>,
+    /// Devices that were there, and got namespaces.
+    changed: Vec<Name>,
+}
+
+impl Manager {
+    pub(super) fn restore(&self, declared: Option<&Declared>) -> Result<(), RestoreError> {
+        let (volumes, devices) = self.store.load()?;
+        if let Some(declared) = declared {
+            declared.compare(&volumes, &devices)?;
+        }
+        let mut inner = self.peek();
+        for record in volumes {
+            inner.restore_volume(record);
+        }
+        for record in devices {
+            self.restore_device(&mut inner, record);
+        }
+        if let Some(declared) = declared {
+            self.apply(&mut inner, declared)?;
+        }
+        Ok(())
+    }
+
+    /// A device whose socket cannot be made is shown as failed; the others do not suffer.
+    fn restore_device(&self, inner: &mut Inner, record: DeviceRecord) {
+        let disk = record.namespaces.first().and_then(|namespace| inner.disk(&namespace.volume));
+        let live = self.start_device(inner, &record, disk);
+        let mut failed = BTreeMap::new();
+        if let Ok(live) = &live {
+            for at in &record.namespaces {
+                let by_guest = inner.volumes.get(&at.volume).is_some_and(|volume| volume.record.created_by.is_some());
+                let shown = inner
+                    .namespace_of(&at.volume)
+                    .and_then(|namespace| {
+                        let (nsid, read_only, attached) = (at.nsid, at.read_only, at.attached);
+                        live.restore(Restored { nsid, namespace, read_only, by_guest, attached })
+                    });
+                if let Err(error) = shown {
+                    tracing::error!(device = %record.spec.name, nsid = at.nsid, %error, "a namespace could not be restored");
+                    failed.insert(at.nsid, error.to_string());
+                }
+            }
+        }
+        let live = live.map_err(|error| {
+            tracing::error!(device = %record.spec.name, %error, "the device could not be restored");
+            error.to_string()
+        });
+        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed });
+    }
+
+    /// Makes what is declared and not there, and stores it as one change.
+    fn apply(&self, inner: &mut Inner, declared: &Declared) -> Result<(), RestoreError> {
+        let mut created = Created::default();
+        let result = self.make_all(inner, declared, &mut created).map_err(RestoreError::from).and_then(|()| {
+            let changes = Changes {
+                put_volumes: created.volumes.iter().filter_map(|name| Some(&inner.volumes.get(name)?.record)).collect(),
+                put_devices: created.touched().filter_map(|name| Some(&inner.devices.get(name)?.record)).collect(),
+                ..Changes::default()
+            };
+            Ok(self.store.apply(&changes)?)
+        });
+        if result.is_err() {
+            // The daemon will not run with half of it, so that devices that were there need not be put right.
+            created.undo(inner);
+        }
+        result
+    }
+
+    fn make_all(&self, inner: &mut Inner, declared: &Declared, created: &mut Created) -> Result<(), ConfigError> {
+        for volume in &declared.volumes {
+            self.make_declared_volume(inner, volume, created).map_err(|error| declared.failed(volume.line, error))?;
+        }
+        for device in &declared.devices {
+            self.make_declared_device(inner, declared, device, created)?;
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::unused_self, reason = "as its sibling for devices")]
+    fn make_declared_volume(
+        &self,
+        inner: &mut Inner,
+        volume: &Located<VolumeSpec>,
+        created: &mut Created,
+    ) -> Result<(), ControlError> {
+        if inner.volumes.contains_key(&volume.value.name) {
+            return Ok(());
+        }
+        let new = inner.make_volume(&volume.value, None)?;
+        created.files.extend(new.created);
+        created.volumes.push(volume.value.name.clone());
+        inner.volumes.insert(volume.value.name.clone(), new.volume);
+        Ok(())
+    }
+
+    fn make_declared_device(
+        &self,
+        inner: &mut Inner,
+        declared: &Declared,
+        device: &Located<DeclaredDevice>,
+        created: &mut Created,
+    ) -> Result<(), ConfigError> {
+        let spec = &device.value.spec();
+        let is_new = !inner.devices.contains_key(&spec.name);
+        if is_new {
+            let disk = device.value.attach.first().and_then(|attach| inner.disk(&attach.volume));
+            let made = self.make_device(inner, spec, disk).map_err(|error| declared.failed(device.line, error))?;
+            created.devices.push(spec.name.clone());
+            inner.devices.insert(spec.name.clone(), made);
+        }
+        for attach in &device.value.attach {
+            if inner.has(&spec.name, attach) {
+                continue;
+            }
+            inner.make_attachment(spec.name.as_str(), attach).map_err(|error| declared.failed(device.line, error))?;
+            if !is_new && !created.changed.contains(&spec.name) {
+                created.changed.push(spec.name.clone());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Created {
+    fn touched(&self) -> impl Iterator<Item = &Name> {
+        self.devices.iter().chain(&self.changed)
+    }
+
+    fn undo(self, inner: &mut Inner) {
+        for device in self.devices {
+            inner.devices.remove(&device).map(stop);
+        }
+        for volume in self.volumes {
+            inner.volumes.remove(&volume);
+        }
+        for path in self.files {
+            if let Err(error) = fs::remove_file(&path) {
+                tracing::warn!(path = %path.display(), %error, "a file that was made for the configuration stays behind");
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// A volume that cannot be opened is shown as failed; the others do not suffer.
+    fn restore_volume(&mut self, record: VolumeRecord) {
+        let live = reopen(&record).map_err(|error| {
+            tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
+            error.to_string()
+        });
+        self.volumes.insert(record.spec.name.clone(), Volume { record, live });
+    }
+
+    /// Whether the device has the volume already.
+    fn has(&self, device: &Name, attach: &AttachSpec) -> bool {
+        let record = self.devices.get(device).map(|device| &device.record);
+        record.is_some_and(|record| record.namespaces.iter().any(|namespace| namespace.volume == attach.volume))
+    }
+}

@@ -1,0 +1,79 @@
+//! The end: guests lose their devices, and what their volumes hold becomes durable.
+
+use std::{
+    rc::Rc,
+    sync::{Arc, PoisonError, mpsc::sync_channel},
+    time::{Duration, Instant},
+};
+
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Step, Volume};
+use millrace_engine::{Launch, ShardHandle};
+use thiserror::Error;
+
+use super::{Manager, devices::stop};
+
+/// How long all flushes together may take before the daemon leaves without them.
+const FLUSH_LIMIT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Error)]
+enum FlushError {
+    #[error(transparent)]
+    Volume(#[from] BlockError),
+    #[error("no answer in time")]
+    NoAnswer,
+}
+
+impl Manager {
+    /// Stops all devices (their sockets go), flushes all volumes, stops the shards. Nothing is changed after it; a second
+    /// call does nothing.
+    pub fn shutdown(&self) {
+        let (devices, volumes) = {
+            let mut inner = self.peek();
+            inner.stopping = true;
+            let volumes: Vec<_> = inner.volumes.values().filter_map(|volume| volume.live.clone().ok()).collect();
+            (std::mem::take(&mut inner.devices), volumes)
+        };
+        devices.into_values().for_each(stop);
+        let Some(engine) = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let deadline = Instant::now() + FLUSH_LIMIT;
+        for namespace in volumes {
+            let volume = &namespace.volume;
+            if volume.geometry().read_only {
+                continue;
+            }
+            if let Err(error) = flush(&self.shards[0], Arc::clone(volume), deadline) {
+                tracing::error!(volume = volume.name(), %error, "the volume could not be flushed");
+            }
+        }
+        if let Err(error) = engine.stop() {
+            tracing::error!(%error, "while the shards were stopped");
+        }
+    }
+}
+
+/// Flushes a volume by way of a shard, and waits for it.
+fn flush(shard: &ShardHandle, volume: Arc<dyn Volume>, deadline: Instant) -> Result<(), FlushError> {
+    let (report, result) = sync_channel(1);
+    let asked = shard.call(move |shard| {
+        let cx = shard.context();
+        // Without a slot, the report is dropped: no answer.
+        let Some(slot) = cx.reserve() else { return };
+        let shared = Rc::new((volume, report));
+        let started = slot.run_with(&shared, |tcx, (volume, report)| {
+            let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+            match volume.submit(tcx, request) {
+                Step::Done(result) => {
+                    let _ = report.send(result);
+                    Launch::Done(())
+                }
+                Step::Wait(future) => Launch::Wait(tcx.scratch.place_future(async move {
+                    let _ = report.send(future.await);
+                })),
+            }
+        });
+        drop(started);
+    });
+    asked.map_err(|_| FlushError::NoAnswer)?;
+    let answer = result.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    Ok(answer.map_err(|_| FlushError::NoAnswer)??)
+}

@@ -1,0 +1,353 @@
+//! What the operator is shown.
+
+use std::{path::PathBuf, sync::PoisonError};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Device, Inner, Manager, Volume};
+use crate::{
+    Name, Size,
+    error::ControlError,
+    model::{Backend, LogicalBlock, NvmeSpec},
+    store::NamespaceRecord,
+};
+
+/// Whether something works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It does.
+    Ready,
+    /// It does not; the reason stands beside it.
+    Failed,
+}
+
+/// A volume.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VolumeView {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub name: Name,
+    /// Where its blocks are.
+    #[schema(value_type = String)]
+    pub backend: Backend,
+    /// Its size in bytes.
+    #[schema(value_type = u64)]
+    pub size: Size,
+    /// Size of its logical blocks in bytes.
+    #[schema(value_type = u32)]
+    pub block_size: LogicalBlock,
+    /// It is never written.
+    pub read_only: bool,
+    /// Bytes that its medium holds for it; absent while it has failed.
+    pub allocated: Option<u64>,
+    /// What guests know it by.
+    pub uuid: String,
+    /// The device whose guest created it, while it is a namespace there.
+    #[schema(value_type = Option<String>)]
+    pub created_by: Option<Name>,
+    /// Whether it works.
+    pub state: State,
+    /// Why it does not.
+    pub reason: Option<String>,
+    /// The devices that have it.
+    pub attached_to: Vec<UserView>,
+}
+
+/// A device that has a volume.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct UserView {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub device: Name,
+    /// The namespace identifier there.
+    pub nsid: u32,
+}
+
+/// A device.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct DeviceView {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub name: Name,
+    /// Its properties.
+    pub nvme: NvmeSpec,
+    /// Where its guest connects.
+    #[schema(value_type = String)]
+    pub socket: PathBuf,
+    /// The shard it lives on; absent while it has failed.
+    pub shard: Option<usize>,
+    /// Controller identifier.
+    pub cntlid: u16,
+    /// Serial number that the guest sees.
+    pub serial: String,
+    /// NVMe qualified name of its subsystem.
+    pub subnqn: String,
+    /// Whether it works.
+    pub state: State,
+    /// Why it does not.
+    pub reason: Option<String>,
+    /// Whether a client is connected.
+    pub connected: bool,
+    /// Where the controller stands: disabled, ready, resetting, shut down or failed (the guest must reset it); absent while the
+    /// device has failed.
+    pub phase: Option<String>,
+    /// What it has done.
+    pub counters: DeviceCounters,
+    /// Its namespaces.
+    pub namespaces: Vec<NamespaceView>,
+}
+
+/// What a device has done since the daemon started.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct DeviceCounters {
+    /// Read commands.
+    pub read_commands: u64,
+    /// Write commands.
+    pub write_commands: u64,
+    /// Other commands.
+    pub other_commands: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+    /// Commands that ended with an error.
+    pub errors: u64,
+    /// Errors of the medium.
+    pub media_errors: u64,
+    /// Interrupts raised.
+    pub interrupts: u64,
+}
+
+/// A namespace of a device.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct NamespaceView {
+    /// Its identifier.
+    pub nsid: u32,
+    /// Its volume.
+    #[schema(value_type = String)]
+    pub volume: Name,
+    /// The device's guest cannot write it.
+    pub read_only: bool,
+    /// False when the guest itself detached it from its controller.
+    pub attached: bool,
+    /// The guest created it.
+    pub created_by_guest: bool,
+    /// Whether it works.
+    pub state: State,
+    /// Why it does not.
+    pub reason: Option<String>,
+}
+
+/// A shard.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ShardView {
+    /// Its number.
+    pub index: usize,
+    /// Devices on it.
+    pub devices: u64,
+    /// Share of the last second in which it did useful work, in thousandths.
+    pub busy_permille: u32,
+    /// Time spent with work since it started, in nanoseconds.
+    pub busy_ns: u64,
+    /// Time spent looking in vain and asleep since it started, in nanoseconds.
+    pub idle_ns: u64,
+    /// Passes of its loop.
+    pub turns: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Commands finished.
+    pub commands: u64,
+    /// Tasks that wait now.
+    pub tasks_waiting: u64,
+}
+
+/// The daemon.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// Its version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since it started.
+    pub uptime_seconds: u64,
+    /// Where sockets are.
+    #[schema(value_type = String)]
+    pub run_dir: PathBuf,
+    /// Where the state is; absent when it is kept in memory only.
+    #[schema(value_type = Option<String>)]
+    pub state_dir: Option<PathBuf>,
+    /// Its shards.
+    pub shards: Vec<ShardView>,
+    /// Number of volumes.
+    pub volumes: usize,
+    /// Number of devices.
+    pub devices: usize,
+    /// Number of devices with a client.
+    pub connected: usize,
+    /// What does not work, each with its reason.
+    pub failed: Vec<String>,
+}
+
+impl Manager {
+    /// All volumes, by name.
+    pub fn volumes(&self) -> Vec<VolumeView> {
+        let inner = self.peek();
+        inner.volumes.values().map(|volume| inner.view(volume)).collect()
+    }
+
+    /// One volume.
+    pub fn volume(&self, name: &str) -> Result<VolumeView, ControlError> {
+        self.peek().volume_view(name)
+    }
+
+    /// All devices, by name.
+    pub fn devices(&self) -> Vec<DeviceView> {
+        let inner = self.peek();
+        inner.devices.values().map(|device| self.view(&inner, device)).collect()
+    }
+
+    /// One device.
+    pub fn device(&self, name: &str) -> Result<DeviceView, ControlError> {
+        self.device_view(&self.peek(), name)
+    }
+
+    /// One namespace.
+    pub fn namespace(&self, device: &str, nsid: u32) -> Result<NamespaceView, ControlError> {
+        self.peek().namespace_view(device, nsid)
+    }
+
+    /// All shards.
+    pub fn shards(&self) -> Vec<ShardView> {
+        let loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let nanos = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let view = |(shard, load): (&millrace_engine::ShardHandle, &super::Load)| {
+            let stats = shard.stats();
+            ShardView {
+                index: shard.index(),
+                devices: stats.devices,
+                busy_permille: load.busy_permille,
+                busy_ns: nanos(stats.busy),
+                idle_ns: nanos(stats.idle),
+                turns: stats.turns,
+                sleeps: stats.sleeps,
+                commands: stats.commands,
+                tasks_waiting: stats.tasks_waiting,
+            }
+        };
+        self.shards.iter().zip(loads.iter()).map(view).collect()
+    }
+
+    /// The daemon.
+    pub fn status(&self) -> Status {
+        let (volumes, devices) = (self.volumes(), self.devices());
+        let mut failed = Vec::new();
+        let mut note = |kind, name: &Name, reason: &Option<String>| {
+            failed.extend(reason.iter().map(|reason| format!("{kind} {name}: {reason}")));
+        };
+        for volume in &volumes {
+            note("volume", &volume.name, &volume.reason);
+        }
+        for device in &devices {
+            note("device", &device.name, &device.reason);
+            for namespace in &device.namespaces {
+                let reason = namespace.reason.as_ref().map(|reason| format!("namespace {}: {reason}", namespace.nsid));
+                note("device", &device.name, &reason);
+            }
+        }
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            run_dir: self.settings.run_dir.clone(),
+            state_dir: self.settings.state_dir.clone(),
+            shards: self.shards(),
+            volumes: volumes.len(),
+            devices: devices.len(),
+            connected: devices.iter().filter(|device| device.connected).count(),
+            failed,
+        }
+    }
+
+    pub(super) fn device_view(&self, inner: &Inner, name: &str) -> Result<DeviceView, ControlError> {
+        Ok(self.view(inner, inner.device(name)?))
+    }
+
+    fn view(&self, inner: &Inner, device: &Device) -> DeviceView {
+        let record = &device.record;
+        let status = device.live().and_then(crate::devices::LiveDevice::status);
+        let config = record.spec.config(record.cntlid);
+        let (status, reason) = match status {
+            Ok(status) => (Some(status), None),
+            Err(ControlError::DeviceFailed { reason, .. }) => (None, Some(reason)),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        DeviceView {
+            name: record.spec.name.clone(),
+            nvme: record.spec.nvme.clone(),
+            socket: device.live.as_ref().map_or_else(|_| self.socket(&record.spec), |live| live.socket.clone()),
+            shard: device.live.as_ref().ok().map(crate::devices::LiveDevice::shard),
+            cntlid: config.cntlid,
+            serial: config.serial,
+            subnqn: config.subnqn,
+            state: state(reason.as_ref()),
+            reason,
+            connected: status.as_ref().is_some_and(|status| status.connected),
+            phase: status.as_ref().map(|status| status.phase.to_owned()),
+            counters: status.map(|status| status.counters).unwrap_or_default(),
+            namespaces: record.namespaces.iter().map(|namespace| inner.show(device, namespace)).collect(),
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn volume_view(&self, name: &str) -> Result<VolumeView, ControlError> {
+        Ok(self.view(self.volume(name)?))
+    }
+
+    pub(super) fn namespace_view(&self, device: &str, nsid: u32) -> Result<NamespaceView, ControlError> {
+        let device = self.device(device)?;
+        let found = device.record.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+        let missing = || ControlError::NotAttached { device: device.record.spec.name.clone(), nsid };
+        Ok(self.show(device, found.ok_or_else(missing)?))
+    }
+
+    fn view(&self, volume: &Volume) -> VolumeView {
+        let record = &volume.record;
+        let users = self.users(record.spec.name.as_str());
+        let reason = volume.live.as_ref().err().cloned();
+        VolumeView {
+            name: record.spec.name.clone(),
+            backend: record.spec.backend.clone(),
+            size: record.size(),
+            block_size: record.block_size(),
+            read_only: record.spec.read_only,
+            allocated: volume.allocated(),
+            uuid: record.uuid.to_string(),
+            created_by: record.created_by.clone(),
+            state: state(reason.as_ref()),
+            reason,
+            attached_to: users.map(|(user, nsid)| UserView { device: user.record.spec.name.clone(), nsid }).collect(),
+        }
+    }
+
+    fn show(&self, device: &Device, namespace: &NamespaceRecord) -> NamespaceView {
+        let volume = self.volumes.get(&namespace.volume);
+        let reason = device.failed.get(&namespace.nsid).cloned();
+        let volume_read_only = volume.is_some_and(|volume| volume.record.spec.read_only);
+        NamespaceView {
+            nsid: namespace.nsid,
+            volume: namespace.volume.clone(),
+            read_only: namespace.read_only || volume_read_only,
+            attached: namespace.attached,
+            created_by_guest: volume.is_some_and(|volume| volume.record.created_by.is_some()),
+            state: state(reason.as_ref()),
+            reason,
+        }
+    }
+}
+
+fn state(reason: Option<&String>) -> State {
+    if reason.is_some() { State::Failed } else { State::Ready }
+}

@@ -1,0 +1,314 @@
+//! What is declared: volumes, devices, and which volume a device shows. The same types are the API's requests, the objects of
+//! a configuration file and, with what the daemon adds to them, the stored state.
+
+use std::path::PathBuf;
+
+use millrace_backends::{BackendSpec, ParseSpecError};
+use millrace_block::BlockSize;
+use millrace_frontends::nvme::{Config, DoorbellMode};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Name, Size, error::ControlError};
+
+#[cfg(test)]
+mod tests;
+
+/// A volume as declared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeSpec {
+    /// Its name.
+    #[schema(value_type = String, example = "disk0")]
+    pub name: Name,
+    /// Its size: bytes, or text such as "1G". May be left out for a file that exists: then its whole length is used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>, example = 1_073_741_824)]
+    pub size: Option<Size>,
+    /// Where its blocks are: "memory", "null" or "file:PATH" with an absolute path to a regular file or block device.
+    #[schema(value_type = String, example = "file:/srv/disk0.img")]
+    pub backend: Backend,
+    /// Size of its logical blocks in bytes: 512 or 4096.
+    #[serde(default)]
+    #[schema(value_type = u32, example = 512)]
+    pub block_size: LogicalBlock,
+    /// It is never written. Several read-only volumes may share a file.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+}
+
+/// A back end in its written form.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Backend(pub BackendSpec);
+
+impl TryFrom<String> for Backend {
+    type Error = ParseSpecError;
+
+    fn try_from(text: String) -> Result<Self, ParseSpecError> {
+        text.parse().map(Self)
+    }
+}
+
+impl From<Backend> for String {
+    fn from(backend: Backend) -> Self {
+        backend.0.to_string()
+    }
+}
+
+impl Backend {
+    /// The file, if there is one.
+    pub fn path(&self) -> Option<&PathBuf> {
+        match &self.0 {
+            BackendSpec::File(path) => Some(path),
+            BackendSpec::Memory | BackendSpec::Null => None,
+        }
+    }
+
+    /// Makes a relative path absolute.
+    #[must_use]
+    pub fn resolved(self, base: &std::path::Path) -> Self {
+        match self.0 {
+            BackendSpec::File(path) => Self(BackendSpec::File(base.join(path))),
+            other => Self(other),
+        }
+    }
+}
+
+/// A logical block size in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct LogicalBlock(pub BlockSize);
+
+/// A number that is no logical block size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("block size {0} is not usable; it is 512 or 4096")]
+pub struct LogicalBlockError(u32);
+
+impl Default for LogicalBlock {
+    fn default() -> Self {
+        Self(BlockSize::B512)
+    }
+}
+
+impl TryFrom<u32> for LogicalBlock {
+    type Error = LogicalBlockError;
+
+    fn try_from(bytes: u32) -> Result<Self, LogicalBlockError> {
+        BlockSize::from_bytes(bytes).map(Self).ok_or(LogicalBlockError(bytes))
+    }
+}
+
+impl From<LogicalBlock> for u32 {
+    fn from(block: LogicalBlock) -> Self {
+        block.0.bytes()
+    }
+}
+
+impl std::str::FromStr for LogicalBlock {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let size: Size = text.parse().map_err(|error: crate::SizeError| error.to_string())?;
+        let bytes = u32::try_from(size.0).unwrap_or(u32::MAX);
+        bytes.try_into().map_err(|error: LogicalBlockError| error.to_string())
+    }
+}
+
+/// A device as declared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSpec {
+    /// Its name.
+    #[schema(value_type = String, example = "vm0")]
+    pub name: Name,
+    /// It is an NVMe controller, with these properties.
+    pub nvme: NvmeSpec,
+    /// Its socket, an absolute path; RUN_DIR/NAME.sock when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub socket: Option<PathBuf>,
+    /// The shard it lives on; the placement policy decides when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<usize>,
+}
+
+/// Properties of an NVMe controller.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NvmeSpec {
+    /// I/O queue pairs.
+    pub queues: u16,
+    /// MSI-X vectors; one more than there are queue pairs when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vectors: Option<u16>,
+    /// Entries a queue may have.
+    pub queue_entries: u32,
+    /// Largest namespace identifier.
+    pub namespaces: u32,
+    /// Largest transfer of one command: a power of two of at least 4096 bytes.
+    #[schema(value_type = u64)]
+    pub mdts: Size,
+    /// How the guest rings: through memory it shares with us, or by messages.
+    pub doorbells: Doorbells,
+    /// Bytes of namespaces that the guest may create itself; 0: none.
+    #[schema(value_type = u64)]
+    pub ns_quota: Size,
+    /// Where the blocks of namespaces that the guest creates are: "memory" or "file:DIRECTORY".
+    #[schema(value_type = String)]
+    pub ns_backend: Backend,
+    /// Serial number, at most 20 printable ASCII characters; made from the name when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+}
+
+/// How doorbells arrive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Doorbells {
+    /// In a page that guest and daemon share.
+    #[default]
+    Shared,
+    /// As messages on the socket.
+    Messages,
+}
+
+impl Default for NvmeSpec {
+    fn default() -> Self {
+        let usual = Config::new("");
+        Self {
+            queues: usual.queues,
+            vectors: None,
+            queue_entries: usual.queue_entries,
+            namespaces: usual.namespaces,
+            mdts: Size(usual.max_transfer()),
+            doorbells: Doorbells::Shared,
+            ns_quota: Size(0),
+            ns_backend: Backend(BackendSpec::Memory),
+            serial: None,
+        }
+    }
+}
+
+/// A volume shown by a device, as declared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachSpec {
+    /// The volume's name.
+    #[schema(value_type = String, example = "disk0")]
+    pub volume: Name,
+    /// Its namespace identifier; the lowest free one when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nsid: Option<u32>,
+    /// The device's guest cannot write it.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// What of a volume can be changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeChange {
+    /// Its new size. What lies beyond a smaller size is lost.
+    #[schema(value_type = u64)]
+    pub size: Size,
+}
+
+/// Largest transfer that can be offered: the most single pages that one request may consist of.
+const MAX_MDTS: u64 = 2 << 20;
+
+/// A device may not have this name: its socket would be the API's.
+const API_NAME: &str = "api";
+
+impl VolumeSpec {
+    /// Checks what the types cannot say.
+    pub(crate) fn validate(&self) -> Result<(), ControlError> {
+        let wrong = |why: &str| Err(ControlError::invalid("volume", &self.name, why));
+        match &self.backend.0 {
+            BackendSpec::File(path) if !path.is_absolute() => wrong("the path of its file must be absolute"),
+            BackendSpec::File(_) => Ok(()),
+            BackendSpec::Memory | BackendSpec::Null if self.size.is_none() => wrong("this back end needs a size"),
+            BackendSpec::Memory | BackendSpec::Null if self.read_only => {
+                wrong("only a file can be read-only; attach it read-only instead")
+            }
+            BackendSpec::Memory | BackendSpec::Null => Ok(()),
+        }
+    }
+}
+
+impl DeviceSpec {
+    /// Checks what the types cannot say.
+    pub(crate) fn validate(&self, shards: usize) -> Result<(), ControlError> {
+        let wrong = |why: String| Err(ControlError::invalid("device", &self.name, why));
+        if self.name.as_str() == API_NAME {
+            return wrong("this name is the API's own; choose another".to_owned());
+        }
+        if self.socket.as_ref().is_some_and(|socket| !socket.is_absolute()) {
+            return wrong("the path of its socket must be absolute".to_owned());
+        }
+        if let Some(shard) = self.shard
+            && shard >= shards
+        {
+            return wrong(format!("there is no shard {shard}; the last one is {}", shards.saturating_sub(1)));
+        }
+        self.nvme.validate().or_else(wrong)
+    }
+
+    /// The controller's configuration.
+    pub(crate) fn config(&self, cntlid: u16) -> Config {
+        let usual = Config::new(self.name.as_str());
+        let nvme = &self.nvme;
+        Config {
+            serial: nvme.serial.clone().unwrap_or_else(|| usual.serial.clone()),
+            cntlid,
+            queues: nvme.queues,
+            queue_entries: nvme.queue_entries,
+            vectors: nvme.vectors(),
+            namespaces: nvme.namespaces,
+            mdts: (nvme.mdts.0 / 4096).trailing_zeros() as u8,
+            doorbells: match nvme.doorbells {
+                Doorbells::Shared => DoorbellMode::Shared,
+                Doorbells::Messages => DoorbellMode::Messages,
+            },
+            quota: millrace_frontends::nvme::NamespaceQuota { bytes: nvme.ns_quota.0 },
+            ..usual
+        }
+    }
+}
+
+impl NvmeSpec {
+    /// MSI-X vectors.
+    pub fn vectors(&self) -> u16 {
+        self.vectors.unwrap_or(self.queues.saturating_add(1))
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        let range = |what: &str, value: u32, least: u32, most: u32| {
+            if (least..=most).contains(&value) { Ok(()) } else { Err(format!("{value} {what}: {least} to {most} are possible")) }
+        };
+        range("queues", self.queues.into(), 1, Config::MAX_QUEUES.into())?;
+        range("vectors", self.vectors().into(), 1, Config::MAX_VECTORS.into())?;
+        range("queue entries", self.queue_entries, 2, 65_536)?;
+        range("namespaces", self.namespaces, 1, Config::MAX_NAMESPACES)?;
+        if !self.mdts.0.is_power_of_two() || !(4096..=MAX_MDTS).contains(&self.mdts.0) {
+            return Err(format!("mdts of {}: a power of two from 4K to {} is possible", self.mdts, Size(MAX_MDTS)));
+        }
+        match &self.ns_backend.0 {
+            BackendSpec::Null => return Err("ns_backend: memory or file:DIRECTORY is possible".to_owned()),
+            BackendSpec::File(path) if !path.is_absolute() => {
+                return Err("ns_backend: the path of the directory must be absolute".to_owned());
+            }
+            BackendSpec::File(path) if !path.is_dir() => {
+                return Err(format!("ns_backend: there is no directory {}; create it first", path.display()));
+            }
+            BackendSpec::File(_) | BackendSpec::Memory => {}
+        }
+        let printable = |serial: &String| {
+            (1..=20).contains(&serial.len()) && serial.bytes().all(|b| (0x20..0x7f).contains(&b)) && serial.trim() == serial
+        };
+        if !self.serial.as_ref().is_none_or(printable) {
+            return Err("serial: 1 to 20 printable ASCII characters are possible, no space at either end".to_owned());
+        }
+        Ok(())
+    }
+}

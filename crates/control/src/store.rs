@@ -1,0 +1,237 @@
+//! The declared state on disk: `state.redb` in the state directory (format: docs/formats/state.md).
+
+use std::path::{Path, PathBuf};
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use thiserror::Error;
+use uuid::Uuid;
+
+use crate::{
+    Name,
+    model::{DeviceSpec, LogicalBlock, VolumeSpec},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// What this program writes and understands.
+pub(crate) const LAYOUT_VERSION: u64 = 1;
+
+/// The file's name in the state directory.
+pub(crate) const FILE: &str = "state.redb";
+
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
+const DEVICES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("devices");
+const VERSION: &str = "layout_version";
+
+/// Why the state could not be read or written.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// Another process has it open.
+    #[error("{}: another daemon has this state open; stop it, or choose another --state-dir", path.display())]
+    InUse {
+        /// The database.
+        path: PathBuf,
+    },
+    /// It was written by another version of the program.
+    #[error(
+        "{}: its layout has version {found}, and this program understands version {LAYOUT_VERSION}; use the program that wrote \
+         it, or choose another --state-dir", path.display()
+    )]
+    Version {
+        /// The database.
+        path: PathBuf,
+        /// The version it has.
+        found: u64,
+    },
+    /// An object in it cannot be understood.
+    #[error("{}: the stored {kind} {name} cannot be read: {source}", path.display())]
+    Record {
+        /// The database.
+        path: PathBuf,
+        /// "volume" or "device".
+        kind: &'static str,
+        /// The object's name.
+        name: String,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The database failed.
+    #[error("{}: {source}", path.display())]
+    Database {
+        /// The database.
+        path: PathBuf,
+        /// What it said.
+        #[source]
+        source: Box<redb::Error>,
+    },
+}
+
+/// A volume as stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VolumeRecord {
+    /// As declared, with the size it has now.
+    pub(crate) spec: VolumeSpec,
+    /// The block size it has now, when a guest formatted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) formatted: Option<LogicalBlock>,
+    /// What guests know it by.
+    pub(crate) uuid: Uuid,
+    /// The device whose guest created it, as a namespace of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) created_by: Option<Name>,
+    /// Its file was made for a guest's namespace and goes with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) owns_file: bool,
+}
+
+impl VolumeRecord {
+    /// The block size it has now.
+    pub(crate) fn block_size(&self) -> LogicalBlock {
+        self.formatted.unwrap_or(self.spec.block_size)
+    }
+}
+
+/// A device as stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeviceRecord {
+    /// As declared.
+    pub(crate) spec: DeviceSpec,
+    /// Its controller identifier, unlike any other device's.
+    pub(crate) cntlid: u16,
+    /// Its namespaces, in order of their identifiers.
+    pub(crate) namespaces: Vec<NamespaceRecord>,
+}
+
+/// A namespace of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NamespaceRecord {
+    pub(crate) nsid: u32,
+    pub(crate) volume: Name,
+    pub(crate) read_only: bool,
+    /// Cleared by a guest that detached it from its controller.
+    pub(crate) attached: bool,
+}
+
+/// Several changes, stored together or not at all.
+#[derive(Debug, Default)]
+pub(crate) struct Changes<'a> {
+    pub(crate) put_volumes: Vec<&'a VolumeRecord>,
+    pub(crate) put_devices: Vec<&'a DeviceRecord>,
+    pub(crate) remove_volumes: Vec<&'a Name>,
+    pub(crate) remove_devices: Vec<&'a Name>,
+}
+
+/// The open state.
+pub(crate) struct Store {
+    database: Database,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens the state in `directory`, making it when there is none.
+    pub(crate) fn open(directory: &Path) -> Result<Self, StoreError> {
+        let path = directory.join(FILE);
+        let database = match Database::create(&path) {
+            Ok(database) => database,
+            Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(StoreError::InUse { path }),
+            Err(error) => return Err(StoreError::Database { path, source: Box::new(error.into()) }),
+        };
+        Self::prepare(database, path)
+    }
+
+    /// A state that is forgotten with the process.
+    pub(crate) fn in_memory() -> Result<Self, StoreError> {
+        let path = PathBuf::from("state in memory");
+        let database = Database::builder().create_with_backend(redb::backends::InMemoryBackend::new());
+        let database =
+            database.map_err(|error| StoreError::Database { path: path.clone(), source: Box::new(error.into()) })?;
+        Self::prepare(database, path)
+    }
+
+    fn prepare(database: Database, path: PathBuf) -> Result<Self, StoreError> {
+        let store = Self { database, path };
+        let version = store.transact(|transaction| {
+            let mut meta = transaction.open_table(META)?;
+            let found = meta.get(VERSION)?.map(|version| version.value());
+            if found.is_none() {
+                meta.insert(VERSION, LAYOUT_VERSION)?;
+                transaction.open_table(VOLUMES)?;
+                transaction.open_table(DEVICES)?;
+            }
+            Ok(found.unwrap_or(LAYOUT_VERSION))
+        })?;
+        if version == LAYOUT_VERSION { Ok(store) } else { Err(StoreError::Version { path: store.path, found: version }) }
+    }
+
+    /// Everything that is stored.
+    pub(crate) fn load(&self) -> Result<(Vec<VolumeRecord>, Vec<DeviceRecord>), StoreError> {
+        Ok((self.read_all(VOLUMES, "volume")?, self.read_all(DEVICES, "device")?))
+    }
+
+    fn read_all<T: DeserializeOwned>(
+        &self,
+        table: TableDefinition<'_, &str, &[u8]>,
+        kind: &'static str,
+    ) -> Result<Vec<T>, StoreError> {
+        let failed = |source: redb::Error| self.failed(source);
+        let transaction = self.database.begin_read().map_err(|error| failed(error.into()))?;
+        let table = transaction.open_table(table).map_err(|error| failed(error.into()))?;
+        let mut records = Vec::new();
+        for entry in table.iter().map_err(|error| failed(error.into()))? {
+            let (name, bytes) = entry.map_err(|error| failed(error.into()))?;
+            records.push(serde_json::from_slice(bytes.value()).map_err(|source| StoreError::Record {
+                path: self.path.clone(),
+                kind,
+                name: name.value().to_owned(),
+                source,
+            })?);
+        }
+        Ok(records)
+    }
+
+    /// Stores changes as one: when it returns `Ok` they survive a power loss, otherwise nothing has changed.
+    pub(crate) fn apply(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
+        self.transact(|transaction| {
+            let mut volumes = transaction.open_table(VOLUMES)?;
+            for name in &changes.remove_volumes {
+                volumes.remove(name.as_str())?;
+            }
+            for record in &changes.put_volumes {
+                volumes.insert(record.spec.name.as_str(), encode(record).as_slice())?;
+            }
+            let mut devices = transaction.open_table(DEVICES)?;
+            for name in &changes.remove_devices {
+                devices.remove(name.as_str())?;
+            }
+            for record in &changes.put_devices {
+                devices.insert(record.spec.name.as_str(), encode(record).as_slice())?;
+            }
+            Ok(())
+        })
+    }
+
+    fn transact<T>(&self, change: impl FnOnce(&redb::WriteTransaction) -> Result<T, redb::Error>) -> Result<T, StoreError> {
+        let run = || {
+            let transaction = self.database.begin_write()?;
+            let value = change(&transaction)?;
+            transaction.commit()?;
+            Ok(value)
+        };
+        run().map_err(|source: redb::Error| self.failed(source))
+    }
+
+    fn failed(&self, source: redb::Error) -> StoreError {
+        StoreError::Database { path: self.path.clone(), source: Box::new(source) }
+    }
+}
+
+fn encode(record: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(record).expect("records have text for keys and nothing that JSON lacks")
+}
