@@ -60,14 +60,14 @@ impl Controller {
             }
         };
         self.counters.write_commands += 1;
-        let (host, sink, fua) = (self.host_key(), &self.sink, fields.fua());
+        let (host, sink, durable) = (self.host_key(), &self.sink, self.durable(fields.fua()));
         let launched = slot.run(|cx| {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
             Launch::Wait(cx.scratch.place_future(async move {
                 let _sources: Vec<_> = sources.iter().map(|source| InFlight::new(&source.attached)).collect();
                 let writer = Writer { attached, host, geometry };
-                finish.complete(copy_all(cx, &writer, target, fua, &sources).await);
+                finish.complete(copy_all(cx, &writer, target, durable, &sources).await);
             }))
         });
         Ok(self.outcome(token, launched))
@@ -134,7 +134,7 @@ impl Controller {
 }
 
 /// Copies the ranges one after the other. When one fails, the result names it.
-async fn copy_all(cx: TaskContext<'_>, writer: &Writer<'_>, target: Lba, fua: bool, sources: &[Source]) -> Completion {
+async fn copy_all(cx: TaskContext<'_>, writer: &Writer<'_>, target: Lba, durable: bool, sources: &[Source]) -> Completion {
     let mut at = target;
     for (i, source) in sources.iter().enumerate() {
         let result = copy_range(cx, writer, at, source).await;
@@ -143,7 +143,7 @@ async fn copy_all(cx: TaskContext<'_>, writer: &Writer<'_>, target: Lba, fua: bo
         }
         at = Lba(at.0 + source.count.0);
     }
-    if fua {
+    if durable {
         // A copy has no forced unit access of its own.
         let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
         return super::task::of_result(writer.attached.namespace.volume.submit(cx, request).await);

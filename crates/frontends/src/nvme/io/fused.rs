@@ -101,7 +101,7 @@ impl Controller {
                 return Outcome::Done(failed);
             }
         };
-        let write = Operation::Write { fua: ReadWriteCdw12::from_bits(second.1.cdw12).fua() };
+        let write = Operation::Write { fua: self.durable(ReadWriteCdw12::from_bits(second.1.cdw12).fua()) };
         let (target, written) = match self.check_half(second.1, NvmOpcode::WRITE, write) {
             Ok(checked) => checked,
             Err(status) => {

@@ -113,7 +113,7 @@ impl Controller {
         self.check_writable(&attached, &geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
         self.counters.write_commands += 1;
-        let operation = Operation::WriteZeroes { fua: fields.fua(), deallocate: fields.deac() };
+        let operation = Operation::WriteZeroes { fua: self.durable(fields.fua()), deallocate: fields.deac() };
         if blocks.bytes <= PIECE {
             self.segments.clear();
             return Ok(self.submit_write(slot, token, attached, operation, blocks));

@@ -118,7 +118,7 @@ impl Controller {
         let outcome = match sqe.nvm_opcode() {
             NvmOpcode::READ => self.transfer(slot, token, sqe, Operation::Read),
             NvmOpcode::WRITE => {
-                let fua = ReadWriteCdw12::from_bits(sqe.cdw12).fua();
+                let fua = self.durable(ReadWriteCdw12::from_bits(sqe.cdw12).fua());
                 self.transfer(slot, token, sqe, Operation::Write { fua })
             }
             NvmOpcode::FLUSH => self.flush(slot, token, sqe),
@@ -135,6 +135,12 @@ impl Controller {
             _ => Err(Status::INVALID_OPCODE),
         };
         outcome.unwrap_or_else(|status| Outcome::Done(Completion::error(status)))
+    }
+
+    /// Whether a write must be durable when it completes: the command asks for it, or the host turned the write cache off.
+    #[inline]
+    fn durable(&self, fua: bool) -> bool {
+        fua || !self.write_cache_enabled()
     }
 
     /// Bytes of the host's memory pages (CC.MPS).

@@ -1,0 +1,113 @@
+//! Copy.
+
+use millrace_nvme_spec::{
+    command::NamespaceId,
+    nvm::{CopyCdw12, CopyFormat, CopyRange, CopySourceOptions},
+};
+
+use super::super::limits::{MCL, MSRC_Z, MSSRL};
+use super::*;
+
+fn copy(guest: &mut FakeGuest, format: CopyFormat, target: u64, ranges: &[CopyRange]) -> Cqe {
+    let mut sqe = sqe(NvmOpcode::COPY.0, 1);
+    sqe.set_cdw10_11(target);
+    sqe.cdw12 = CopyCdw12::new().with_nr_z((ranges.len() - 1) as u8).with_format(format).into_bits();
+    guest.command_writing(1, sqe, ranges.as_bytes())
+}
+
+fn own(slba: u64, blocks: u64) -> CopyRange {
+    CopyRange::new(NamespaceId::NONE, slba, (blocks - 1) as u16)
+}
+
+fn other(nsid: u32, slba: u64, blocks: u64) -> CopyRange {
+    CopyRange::new(NamespaceId(nsid), slba, (blocks - 1) as u16)
+}
+
+/// The host enables format 2h.
+fn enable_format_2(guest: &FakeGuest) {
+    guest.controller.state.features.host_behavior.set(u32::from(super::super::limits::CDFE) << 16);
+}
+
+#[test]
+fn ranges_become_one() {
+    let mut guest = guest(BlockSize::B512);
+    let data = pattern(1 << 20, 9);
+    succeeds(write(&mut guest, 0, &data));
+    succeeds(copy(&mut guest, CopyFormat::SLBA_32, 8000, &[own(10, 1), own(0, 3), own(2000, 40), own(10, 1)]));
+    let block = |n: usize, count: usize| &data[n * 512..(n + count) * 512];
+    let expected = [block(10, 1), block(0, 3), block(2000, 40), block(10, 1)].concat();
+    assert_eq!(read(&mut guest, 8000, expected.len()), expected);
+    // Long enough for several pieces, and forced.
+    let mut sqe = sqe(NvmOpcode::COPY.0, 1);
+    sqe.set_cdw10_11(8192);
+    sqe.cdw12 = CopyCdw12::new().with_fua(true).into_bits();
+    succeeds(guest.command_writing(1, sqe, [own(0, 6000)].as_bytes()));
+    assert_eq!(read(&mut guest, 8192, 1 << 20), data);
+}
+
+#[test]
+fn limits_are_what_identify_says() {
+    let mut guest = guest(BlockSize::B512);
+    let too_long = Status::COMMAND_SIZE_LIMIT_EXCEEDED;
+    fails(copy(&mut guest, CopyFormat::SLBA_32, 0, &[own(0, u64::from(MSSRL) + 1)]), too_long);
+    fails(copy(&mut guest, CopyFormat::SLBA_32, 0, &vec![own(0, 1); usize::from(MSRC_Z) + 2]), too_long);
+    succeeds(copy(&mut guest, CopyFormat::SLBA_32, 1000, &vec![own(0, 1); usize::from(MSRC_Z) + 1]));
+    guest.add_memory_volume(2, 1 << 30, BlockSize::B512);
+    enable_format_2(&guest);
+    let ranges = vec![other(2, 0, u64::from(MSSRL)); (MCL / u32::from(MSSRL)) as usize + 1];
+    let cqe = copy(&mut guest, CopyFormat::NSID_SLBA_32, 0, &ranges);
+    fails(cqe, too_long);
+    assert_eq!(cqe.dw0, ranges.len() as u32 - 1);
+}
+
+#[test]
+fn wrong_ranges_are_named() {
+    let mut guest = guest(BlockSize::B512);
+    let end = SIZE / 512;
+    let cqe = copy(&mut guest, CopyFormat::SLBA_32, 100, &[own(0, 4), own(end - 1, 2)]);
+    fails(cqe, Status::LBA_OUT_OF_RANGE);
+    assert_eq!(cqe.dw0, 1);
+    fails(copy(&mut guest, CopyFormat::SLBA_32, end - 1, &[own(0, 2)]), Status::LBA_OUT_OF_RANGE);
+    fails(copy(&mut guest, CopyFormat::SLBA_32, u64::MAX, &[own(0, 2)]), Status::LBA_OUT_OF_RANGE);
+    let cqe = copy(&mut guest, CopyFormat::SLBA_32, 100, &[own(0, 4), own(105, 4)]);
+    fails(cqe, Status::OVERLAPPING_IO_RANGE);
+    assert_eq!(cqe.dw0, 1);
+    succeeds(guest.command(1, command(NvmOpcode::WRITE_UNCORRECTABLE, 50, 1)));
+    let cqe = copy(&mut guest, CopyFormat::SLBA_32, 100, &[own(0, 4), own(48, 4)]);
+    fails(cqe, Status::UNRECOVERED_READ_ERROR);
+    assert_eq!(cqe.dw0, 1);
+}
+
+#[test]
+fn formats_that_are_not_there_or_not_enabled() {
+    let mut guest = guest(BlockSize::B512);
+    for format in [CopyFormat::SLBA_40, CopyFormat::NSID_SLBA_32, CopyFormat::NSID_SLBA_40, CopyFormat(4), CopyFormat(15)] {
+        fails(copy(&mut guest, format, 100, &[other(1, 0, 1)]), Status::INVALID_FIELD);
+    }
+    enable_format_2(&guest);
+    succeeds(copy(&mut guest, CopyFormat::NSID_SLBA_32, 100, &[other(1, 0, 1)]));
+}
+
+#[test]
+fn across_namespaces() {
+    let mut guest = guest(BlockSize::B512);
+    guest.add_memory_volume(2, SIZE, BlockSize::B512);
+    guest.add_memory_volume(3, SIZE, BlockSize::B4096);
+    enable_format_2(&guest);
+    let data = pattern(1 << 20, 9);
+    let mut to_two = command(NvmOpcode::WRITE, 0, 2048);
+    to_two.nsid = NamespaceId(2);
+    succeeds(guest.command_writing(1, to_two, &data));
+    succeeds(copy(&mut guest, CopyFormat::NSID_SLBA_32, 8, &[other(2, 0, 2000), other(1, 5000, 4), other(2, 7, 1)]));
+    assert_eq!(read(&mut guest, 8, 2000 * 512), &data[..2000 * 512]);
+    assert_eq!(read(&mut guest, 2008, 5 * 512), [&[0; 2048], &data[7 * 512..][..512]].concat());
+    let mut across = |range| copy(&mut guest, CopyFormat::NSID_SLBA_32, 0, &[range]);
+    fails(across(other(3, 0, 1)), Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT);
+    fails(across(other(4, 0, 1)), Status::INVALID_FIELD);
+    fails(across(other(0, 0, 1)), Status::INVALID_NAMESPACE_OR_FORMAT);
+    let mut fast = other(2, 0, 1);
+    fast.sopt = CopySourceOptions::new().with_fco(true);
+    fails(across(fast), Status::FAST_COPY_NOT_POSSIBLE);
+    // The same blocks of another namespace do not overlap.
+    succeeds(across(other(2, 0, 8)));
+}

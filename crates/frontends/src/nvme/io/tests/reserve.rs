@@ -1,0 +1,179 @@
+//! Reservations by command, between two guests that share a namespace.
+
+use millrace_nvme_spec::{
+    log::ReservationNotificationType as Notice,
+    reservation::{
+        AcquireAction, AcquireCdw10, AcquireData, ChangePersistence, RegisterAction, RegisterCdw10, RegisterData,
+        RegisteredController, ReleaseAction, ReleaseCdw10, ReleaseData, ReportCdw11, ReservationStatus,
+        ReservationType as Type,
+    },
+};
+use zerocopy::FromBytes;
+
+use super::super::super::fixture::{HostCall, identity};
+use super::*;
+
+/// Two guests, hosts 1 and 2, with one namespace.
+fn pair() -> [FakeGuest; 2] {
+    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
+    let namespace = Namespace::new(volume, identity(1), true);
+    [1, 2].map(|number| {
+        let mut guest = FakeGuest::boot();
+        guest.add_namespace(1, &namespace);
+        guest.make_queues(1, 64);
+        set_host(&mut guest, number);
+        guest
+    })
+}
+
+fn register(guest: &mut FakeGuest, action: RegisterAction, ignore: bool, crkey: u64, nrkey: u64) -> Cqe {
+    let mut sqe = sqe(NvmOpcode::RESERVATION_REGISTER.0, 1);
+    sqe.cdw10 = RegisterCdw10::new().with_rrega(action).with_iekey(ignore).into_bits();
+    guest.command_writing(1, sqe, RegisterData { crkey, nrkey }.as_bytes())
+}
+
+fn acquire(guest: &mut FakeGuest, action: AcquireAction, kind: Type, crkey: u64, prkey: u64) -> Cqe {
+    let mut sqe = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
+    sqe.cdw10 = AcquireCdw10::new().with_racqa(action).with_rtype(kind).into_bits();
+    guest.command_writing(1, sqe, AcquireData { crkey, prkey }.as_bytes())
+}
+
+fn release(guest: &mut FakeGuest, action: ReleaseAction, kind: Type, crkey: u64) -> Cqe {
+    let mut sqe = sqe(NvmOpcode::RESERVATION_RELEASE.0, 1);
+    sqe.cdw10 = ReleaseCdw10::new().with_rrela(action).with_rtype(kind).into_bits();
+    guest.command_writing(1, sqe, ReleaseData { crkey }.as_bytes())
+}
+
+fn try_read(guest: &mut FakeGuest) -> Cqe {
+    guest.command_reading(1, command(NvmOpcode::READ, 0, 1), 512).0
+}
+
+#[test]
+fn a_reservation_shuts_the_other_guest_out() {
+    let [mut one, mut two] = pair();
+    succeeds(write(&mut two, 0, &[2; 512]));
+    succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 11));
+    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 11, 0));
+    let conflict = Status::RESERVATION_CONFLICT;
+    fails(write(&mut two, 0, &[3; 512]), conflict);
+    for sqe in [
+        command(NvmOpcode::WRITE_ZEROES, 0, 1),
+        command(NvmOpcode::WRITE_ZEROES, 0, 8192),
+        command(NvmOpcode::WRITE_UNCORRECTABLE, 0, 1),
+        command(NvmOpcode::COPY, 0, 1),
+        command(NvmOpcode::DATASET_MANAGEMENT, 0, 1),
+        sqe(NvmOpcode::FLUSH.0, 1),
+        sqe(NvmOpcode::FLUSH.0, u32::MAX),
+    ] {
+        fails(two.command(1, sqe), conflict);
+    }
+    assert_eq!(read(&mut two, 0, 512), [2; 512]);
+    succeeds(write(&mut one, 0, &[1; 512]));
+    succeeds(release(&mut one, ReleaseAction::RELEASE, Type::WRITE_EXCLUSIVE, 11));
+    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, 11, 0));
+    fails(try_read(&mut two), conflict);
+    fails(two.command(1, command(NvmOpcode::VERIFY, 0, 1)), conflict);
+    succeeds(register(&mut two, RegisterAction::REGISTER, false, 0, 22));
+    succeeds(try_read(&mut two));
+    succeeds(write(&mut two, 0, &[3; 512]));
+    fails(acquire(&mut two, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 22, 0), conflict);
+    succeeds(release(&mut one, ReleaseAction::RELEASE, Type::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, 11));
+    let mut second = [0; 16];
+    second[0] = 2;
+    let calls = one.host.take_calls();
+    let told =
+        HostCall::ReservationNotice { uuid: identity(1).uuid, notify: vec![(second, Notice::RESERVATION_RELEASED.0)] };
+    assert_eq!(calls, [told]);
+    assert_eq!(in_flight(&one), 0);
+}
+
+#[test]
+fn who_preempts_shuts_out_what_is_under_way() {
+    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
+    let fault = FaultVolume::new(volume, 1);
+    let namespace = Namespace::new(Arc::clone(&fault) as Arc<dyn millrace_block::Volume>, identity(1), true);
+    let [mut one, mut two] = [1, 2].map(|number| {
+        let mut guest = FakeGuest::boot();
+        guest.add_namespace(1, &namespace);
+        guest.make_queues(1, 64);
+        set_host(&mut guest, number);
+        succeeds(register(&mut guest, RegisterAction::REGISTER, false, 0, number.into()));
+        guest
+    });
+    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 1, 0));
+    fault.add(Rule::new(Kind::Write, When::Nth(1), Effect::Delay(Duration::from_millis(10))));
+    let buffer = one.alloc_pages(1);
+    one.write(buffer, &[1; 512]);
+    let mut slow = command(NvmOpcode::WRITE, 0, 1);
+    slow.dptr = one.prps(buffer, 512);
+    let slow = one.submit(1, slow);
+    one.step_until("the write to be under way", |_| fault.requests(Kind::Write) == 1);
+    // Host 2 preempts; it is told so only when host 1's write has ended.
+    let mut sqe = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
+    let acquire = AcquireCdw10::new().with_racqa(AcquireAction::PREEMPT_AND_ABORT).with_rtype(Type::WRITE_EXCLUSIVE);
+    sqe.cdw10 = acquire.into_bits();
+    let buffer = two.alloc_pages(1);
+    two.write(buffer, AcquireData { crkey: 2, prkey: 1 }.as_bytes());
+    sqe.dptr = two.prps(buffer, 16);
+    let preempt = two.submit(1, sqe);
+    for _ in 0..100 {
+        two.step();
+        assert!(two.poll(1).is_none(), "the write of host 1 is still under way");
+    }
+    succeeds(one.wait_for(1, slow));
+    succeeds(two.wait_for(1, preempt));
+    succeeds(write(&mut two, 0, &[2; 512]));
+    fails(write(&mut one, 0, &[1; 512]), Status::RESERVATION_CONFLICT);
+    assert_eq!(read(&mut two, 0, 512), [2; 512]);
+}
+
+#[test]
+fn wrong_fields() {
+    let [mut one, _] = pair();
+    let refused = Status::INVALID_FIELD;
+    fails(register(&mut one, RegisterAction(5), false, 0, 11), refused);
+    let mut persist = sqe(NvmOpcode::RESERVATION_REGISTER.0, 1);
+    for (cptpl, ok) in [(1, false), (3, false), (2, true)] {
+        persist.cdw10 = RegisterCdw10::new().with_cptpl(ChangePersistence(cptpl)).into_bits();
+        let cqe = one.command_writing(1, persist, RegisterData { crkey: 0, nrkey: 11 }.as_bytes());
+        assert_eq!(cqe.status(), if ok { Status::SUCCESS } else { refused.do_not_retry() });
+    }
+    let mut ignoring = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
+    ignoring.cdw10 = AcquireCdw10::new().with_iekey(true).with_rtype(Type::WRITE_EXCLUSIVE).into_bits();
+    fails(one.command_writing(1, ignoring, AcquireData { crkey: 11, prkey: 0 }.as_bytes()), refused);
+    ignoring.opcode = NvmOpcode::RESERVATION_RELEASE.0;
+    fails(one.command_writing(1, ignoring, ReleaseData { crkey: 11 }.as_bytes()), refused);
+    fails(acquire(&mut one, AcquireAction::ACQUIRE, Type::NONE, 11, 0), refused);
+    fails(register(&mut one, RegisterAction::REGISTER, false, 0, 12), Status::RESERVATION_CONFLICT);
+    fails(one.command(1, sqe(NvmOpcode::RESERVATION_REGISTER.0, 1)), Status::DATA_TRANSFER_ERROR);
+    fails(one.command(1, sqe(NvmOpcode::RESERVATION_REGISTER.0, 7)), refused);
+    succeeds(register(&mut one, RegisterAction::REPLACE, true, 99, 12));
+    succeeds(register(&mut one, RegisterAction::UNREGISTER, false, 12, 0));
+}
+
+#[test]
+fn reports_are_cut_and_filled_to_the_length_asked_for() {
+    let [mut one, mut two] = pair();
+    succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 11));
+    succeeds(register(&mut two, RegisterAction::REGISTER, false, 0, 22));
+    succeeds(acquire(&mut two, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, 22, 0));
+    let mut sqe = sqe(NvmOpcode::RESERVATION_REPORT.0, 1);
+    sqe.cdw10 = 4096 / 4 - 1;
+    let (cqe, report) = one.command_reading(1, sqe, 4096);
+    succeeds(cqe);
+    let (status, rest) = ReservationStatus::read_from_prefix(&report).expect("a header");
+    assert_eq!((status.generation, status.rtype, status.registrants.get()), (2, Type::EXCLUSIVE_ACCESS, 2));
+    let (entries, rest) = <[RegisteredController]>::ref_from_prefix_with_elems(rest, 2).expect("entries");
+    let seen: Vec<_> = entries.iter().map(|e| (e.rcsts.holds(), e.hostid, e.rkey)).collect();
+    assert_eq!(seen, [(false, 1, 11), (true, 2, 22)]);
+    assert!(rest.iter().all(|&byte| byte == 0));
+    sqe.cdw10 = 0;
+    let (cqe, header) = one.command_reading(1, sqe, 8);
+    succeeds(cqe);
+    assert_eq!((&header[..4], &header[4..]), (&report[..4], &[0; 4][..]), "one dword");
+    sqe.cdw11 = ReportCdw11::new().with_eds(true).into_bits();
+    fails(one.command(1, sqe), Status::HOST_ID_INCONSISTENT_FORMAT);
+    sqe.cdw11 = 0;
+    sqe.cdw10 = u32::MAX;
+    fails(one.command(1, sqe), Status::INVALID_FIELD);
+}
