@@ -1,6 +1,11 @@
 //! What file volumes do beyond the suite: opening, sharing, errors of the system below.
 
-use std::{fs, os::unix::fs::symlink, path::Path, sync::Arc};
+use std::{
+    fs,
+    os::unix::fs::{FileExt as _, symlink},
+    path::Path,
+    sync::Arc,
+};
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Operation, Volume as _, VolumeError,
@@ -94,8 +99,13 @@ fn another_process_is_kept_out() {
 
 #[test]
 fn a_file_of_another_length_than_the_volume() {
-    let directory = on_disk();
-    let path = directory.path().join("a.img");
+    for directory in [on_disk(), in_memory()] {
+        another_length(directory.path());
+    }
+}
+
+fn another_length(directory: &Path) {
+    let path = directory.join("a.img");
     let mut content = vec![7; 10 * 512 + 100];
     fs::write(&path, &content).unwrap();
     assert_eq!(open(&path, None).unwrap().geometry().blocks, BlockCount(10));
@@ -110,6 +120,8 @@ fn a_file_of_another_length_than_the_volume() {
         let mut harness = SyncHarness::new(SEED, false);
         let mut bench = Bench::new(&mut harness, volume, SEED);
         bench.expect(0, &content);
+        let last = bench.blocks() - 1;
+        bench.expect_zeroes(last, 1);
         let odd = bench.memory.segment(3, content.len());
         assert_eq!(bench.moving(Operation::Read, 0, &[odd]), Ok(()));
         assert_eq!(bench.memory.bytes(3, content.len()), content);
@@ -125,6 +137,22 @@ fn a_file_of_another_length_than_the_volume() {
     bench.expect(0, &content);
     let data = bench.write_random(63, 1);
     bench.expect(63, &data);
+}
+
+#[test]
+fn what_a_write_in_flight_left_behind_a_shrunk_volume_is_not_its_own() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    let volume = open(&path, Some(MIB)).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+    let kept = bench.write_random(0, 1024);
+    volume.resize(BlockCount(1024)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), MIB / 2);
+    fs::File::options().write(true).open(&path).unwrap().write_all_at(&[9; 8192], MIB / 2 + 4096).unwrap();
+    volume.resize(BlockCount(2048)).unwrap();
+    bench.expect(0, &kept);
+    bench.expect_zeroes(1024, 1024);
 }
 
 #[test]

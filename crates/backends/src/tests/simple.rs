@@ -1,9 +1,16 @@
 //! Memory and null volumes, and the names of back ends.
 
-use millrace_block::{
-    BlockCount, BlockSize, Operation, Volume as _, VolumeError,
-    conformance::{Bench, SyncHarness},
+use std::{
+    future::Future as _,
+    pin::Pin,
+    task::{Context, Waker},
 };
+
+use millrace_block::{
+    BlockCount, BlockSize, Lba, Operation, Request, Scratch, TaskContext, Volume as _, VolumeError,
+    conformance::{Bench, SyncHarness, SyncIo},
+};
+use millrace_memory::BufferPool;
 
 use super::SEED;
 use crate::{BackendSpec, MemoryVolume, NullVolume, ParseSpecError, open};
@@ -70,6 +77,35 @@ fn memory_grows_in_place_while_it_is_used() {
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
+}
+
+#[test]
+fn a_shrunk_volume_keeps_nothing_of_what_lay_beyond() {
+    const SIZE: u64 = 64 << 20;
+    let half = BlockCount(SIZE / 4096 / 2);
+    let volume = MemoryVolume::create("shrinks", SIZE, BlockSize::B4096).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+    let kept = bench.write_random(0, 2000);
+    bench.write_random(half.0, 2000);
+    let before = volume.usage().allocated;
+    volume.resize(half).unwrap();
+    assert!(volume.usage().allocated <= before - 2000 * 4096 + (2 << 20), "the memory is given back");
+
+    // A copy that is under way while its target is cut off.
+    volume.resize(BlockCount(2 * half.0)).unwrap();
+    let (scratch, buffers) = (Scratch::new(volume.scratch_bytes()), BufferPool::new(1).unwrap());
+    let io = SyncIo::new(SEED, false);
+    let operation = Operation::Copy { source: Lba(0) };
+    let copy = Request { operation, lba: Lba(half.0), count: BlockCount(2000), segments: &[] };
+    let mut step = volume.submit(TaskContext::new(&scratch, &buffers, &io), copy);
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(Pin::new(&mut step).poll(&mut cx).is_pending(), "it is cut in pieces");
+    volume.resize(half).unwrap();
+    while Pin::new(&mut step).poll(&mut cx).is_pending() {}
+    volume.resize(BlockCount(2 * half.0)).unwrap();
+    bench.expect(0, &kept);
+    bench.expect_zeroes(half.0, 2000);
 }
 
 #[test]
