@@ -81,6 +81,12 @@ impl Namespace {
         self.reservations().rights(host)
     }
 
+    /// Whether the volume still has the block size that a command was checked against: another controller may have formatted
+    /// it while the command waited.
+    pub(crate) fn unchanged(&self, geometry: &Geometry) -> Result<(), BlockError> {
+        if self.volume.geometry().block_size == geometry.block_size { Ok(()) } else { Err(BlockError::NotReady) }
+    }
+
     /// A request that changes data has ended: blocks marked uncorrectable can be read again where it succeeded.
     #[inline]
     pub(crate) fn written(&self, result: Result<(), BlockError>, lba: Lba, count: BlockCount) {
@@ -104,6 +110,13 @@ pub(crate) struct Attached {
     pub(crate) in_flight: Cell<u32>,
     /// It is being formatted: no command but those in flight reaches it.
     pub(crate) formatting: Cell<bool>,
+}
+
+impl Attached {
+    /// Whether this controller may change the namespace's data.
+    pub(crate) fn check_writable(&self, geometry: &Geometry) -> Result<(), Status> {
+        if self.read_only || geometry.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry()) } else { Ok(()) }
+    }
 }
 
 /// What one subsystem knows: namespaces that exist for this guest, attached to its controller or not.

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use millrace_nvme_spec::{
     admin::{FormatCdw10, SecureErase},
-    command::{NamespaceId, Sqe},
+    command::Sqe,
     status::Status,
 };
 
@@ -23,10 +23,6 @@ impl Controller {
     /// erases the data, so a User Data Erase is no more than that.
     pub(super) fn format_nvm(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
         let cdw10 = FormatCdw10::from_bits(sqe.cdw10);
-        if sqe.nsid == NamespaceId::BROADCAST {
-            // FNA says so.
-            return Err(Status::INVALID_FIELD);
-        }
         let attached = Rc::clone(self.active(sqe.nsid)?);
         let block_size = FORMATS.get(usize::from(cdw10.lbaf())).copied().ok_or(Status::INVALID_FORMAT)?;
         // No format has metadata for protection information.
@@ -39,7 +35,7 @@ impl Controller {
         if self.admin.jobs.concern(attached.nsid) {
             return Err(Status::FORMAT_IN_PROGRESS);
         }
-        self.check_writable(&attached, &attached.geometry.get())?;
+        attached.check_writable(&attached.geometry.get())?;
         self.check_rights(&attached, Rights::WRITE)?;
         attached.formatting.set(true);
         self.admin.jobs.push(token, Work::Format { attached: Rc::clone(&attached), block_size }, vec![attached]);

@@ -45,7 +45,7 @@ impl Controller {
         if fields.nr_z() > MSRC_Z {
             return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
         }
-        self.check_writable(&attached, &geometry)?;
+        attached.check_writable(&geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
         let count = usize::from(fields.nr_z()) + 1;
         self.resolve(sqe, (count * size_of::<CopyRange>()) as u64, Access::Read)?;
@@ -186,6 +186,8 @@ async fn copy_across(
         return Err(Failure::Reservation);
     }
     let buffer = cx.buffers.take().await;
+    source.attached.namespace.unchanged(&writer.geometry)?;
+    namespace.unchanged(&writer.geometry)?;
     let segments = [buffer.segment((count.0 << writer.geometry.block_size.shift()) as usize)];
     let read = Request { operation: Operation::Read, lba: from, count, segments: &segments };
     source.attached.namespace.volume.submit(cx, read).await?;

@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockError, Operation, Request};
+use millrace_block::{Operation, Request};
 use millrace_engine::{Launch, TaskSlot};
 use millrace_memory::Segment;
 use millrace_nvme_spec::{
@@ -150,8 +150,10 @@ impl Controller {
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
                 }
                 let request = |operation, segments| Request { operation, lba: blocks.lba, count: blocks.count, segments };
-                let compared: Result<(), BlockError> =
-                    namespace.volume.submit(cx, request(Operation::Compare, &expected)).await;
+                let compared = match namespace.unchanged(&blocks.geometry) {
+                    Ok(()) => namespace.volume.submit(cx, request(Operation::Compare, &expected)).await,
+                    Err(error) => Err(error),
+                };
                 first.end(compared);
                 if compared.is_err() {
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));

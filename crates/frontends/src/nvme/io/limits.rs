@@ -36,5 +36,3 @@ pub(crate) const AWUPF_Z: u16 = 0;
 /// Atomic Compare & Write Unit (ACWU): one block against power loss. Against other writes the whole pair is atomic (see
 /// `gate`).
 pub(crate) const ACWU_Z: u16 = 0;
-/// Namespace Optimal Write Size in logical blocks (NOWS): nothing to say.
-pub(crate) const NOWS_Z: u16 = 0;

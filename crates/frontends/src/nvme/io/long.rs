@@ -74,6 +74,7 @@ impl Writer<'_> {
         if !namespace.rights_of(&self.host).contain(Rights::WRITE) {
             return Err(Failure::Reservation);
         }
+        namespace.unchanged(&self.geometry)?;
         let request = Request { operation, lba, count, segments: &[] };
         let result = namespace.volume.submit(cx, request).await;
         // Blocks that were deallocated read as zeroes only where the volume says so.
@@ -110,7 +111,7 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         let blocks = Blocks::of(&geometry, sqe)?;
-        self.check_writable(&attached, &geometry)?;
+        attached.check_writable(&geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
         self.counters.write_commands += 1;
         let operation = Operation::WriteZeroes { fua: self.durable(fields.fua()), deallocate: fields.deac() };
@@ -142,7 +143,7 @@ impl Controller {
         let geometry = attached.namespace.volume.geometry();
         let deallocate = DatasetManagementCdw11::from_bits(sqe.cdw11).ad();
         if deallocate {
-            self.check_writable(&attached, &geometry)?;
+            attached.check_writable(&geometry)?;
         }
         self.check_rights(&attached, Rights::WRITE)?;
         let count = usize::from(DatasetManagementCdw10::from_bits(sqe.cdw10).nr_z()) + 1;
@@ -187,7 +188,7 @@ impl Controller {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
             Launch::Wait(cx.scratch.place_future(async move {
-                finish.end(read_through(cx, attached, geometry, blocks).await);
+                finish.end(read_through(cx, attached, blocks).await);
             }))
         });
         Ok(self.outcome(token, launched))
@@ -198,7 +199,7 @@ impl Controller {
         let attached = Rc::clone(self.namespace(sqe.nsid)?);
         let geometry = attached.namespace.volume.geometry();
         let blocks = Blocks::of(&geometry, sqe)?;
-        self.check_writable(&attached, &geometry)?;
+        attached.check_writable(&geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
         self.counters.write_commands += 1;
         if attached.namespace.uncorrectable.mark(blocks.lba, blocks.count) {
@@ -221,13 +222,10 @@ async fn deallocate_all(cx: TaskContext<'_>, writer: &Writer<'_>, ranges: &[Data
     Ok(())
 }
 
-async fn read_through(
-    cx: TaskContext<'_>,
-    attached: &Attached,
-    geometry: Geometry,
-    blocks: Blocks,
-) -> Result<(), BlockError> {
+async fn read_through(cx: TaskContext<'_>, attached: &Attached, blocks: Blocks) -> Result<(), BlockError> {
+    let geometry = blocks.geometry;
     for (at, count) in pieces(&geometry, blocks.count, BUFFER_SIZE as u64) {
+        attached.namespace.unchanged(&geometry)?;
         let buffer = cx.buffers.take().await;
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         let lba = Lba(blocks.lba.0 + at);

@@ -75,12 +75,14 @@ struct Blocks {
     count: BlockCount,
     /// Their size in bytes.
     bytes: u64,
+    /// The shape they were checked against.
+    geometry: Geometry,
 }
 
 impl Blocks {
     fn new(geometry: &Geometry, lba: Lba, count: BlockCount) -> Result<Self, Status> {
         let (_, bytes) = geometry.byte_range(lba, count).ok_or(Status::LBA_OUT_OF_RANGE)?;
-        Ok(Self { lba, count, bytes })
+        Ok(Self { lba, count, bytes, geometry: *geometry })
     }
 
     /// SLBA and NLB of a command.
@@ -146,11 +148,6 @@ impl Controller {
     /// Bytes of the host's memory pages (CC.MPS).
     pub(crate) fn page_size(&self) -> u64 {
         Configuration::from_bits(self.state.registers.cc.get()).page_size()
-    }
-
-    /// Whether this controller may change the namespace's data.
-    pub(crate) fn check_writable(&self, attached: &Attached, geometry: &Geometry) -> Result<(), Status> {
-        if attached.read_only || geometry.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
     }
 
     /// Whether a transfer is within MDTS.

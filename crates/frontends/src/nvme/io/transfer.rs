@@ -50,7 +50,7 @@ impl Controller {
         let blocks = Blocks::of(&geometry, sqe)?;
         self.check_size(blocks.bytes)?;
         let rights = if operation.is_write() {
-            self.check_writable(&attached, &geometry)?;
+            attached.check_writable(&geometry)?;
             Rights::WRITE
         } else {
             Rights::READ
@@ -119,7 +119,10 @@ impl Controller {
                     if !namespace.rights_of(&host).contain(Rights::WRITE) {
                         return finish.complete(Completion::error(Status::RESERVATION_CONFLICT));
                     }
-                    let result = namespace.volume.submit(cx, request).await;
+                    let result = match namespace.unchanged(&blocks.geometry) {
+                        Ok(()) => namespace.volume.submit(cx, request).await,
+                        Err(error) => Err(error),
+                    };
                     namespace.written(result, blocks.lba, blocks.count);
                     finish.end(result);
                 }));
@@ -150,7 +153,10 @@ impl Controller {
     /// What a task's start means for its command.
     pub(super) fn outcome(&mut self, token: CommandToken, launched: millrace_engine::Outcome<'_, Completion>) -> Outcome {
         match launched {
-            millrace_engine::Outcome::Done(completion, _) => Outcome::Done(completion),
+            millrace_engine::Outcome::Done(completion, slot) => {
+                drop(slot);
+                Outcome::Done(completion)
+            }
             millrace_engine::Outcome::Waiting => {
                 self.io.running.insert(token);
                 Outcome::Pending
@@ -167,7 +173,8 @@ impl Controller {
         self.check_rights(&attached, Rights::WRITE)?;
         self.counters.other_commands += 1;
         self.segments.clear();
-        let blocks = Blocks { lba: Lba(0), count: BlockCount(0), bytes: 0 };
+        let geometry = attached.namespace.volume.geometry();
+        let blocks = Blocks { lba: Lba(0), count: BlockCount(0), bytes: 0, geometry };
         Ok(self.submit(slot, token, attached, Operation::Flush, blocks))
     }
 

@@ -65,8 +65,7 @@ fn run(visits: &[Visit]) -> usize {
     }
     assert_eq!(gate.state.load(Ordering::Acquire), 0, "everybody has left");
     assert!(gate.pairs().is_empty());
-    let count = *ended.borrow();
-    count
+    ended.take()
 }
 
 proptest! {

@@ -111,7 +111,9 @@ impl Disk {
 fn run(mut guest: FakeGuest, acts: &[Act]) {
     let buffer = guest.alloc_pages(64);
     let mut disk = Disk { guest, model: vec![0; (BLOCKS * 512) as usize], buffer };
-    acts.iter().for_each(|act| disk.act(act));
+    for act in acts {
+        disk.act(act);
+    }
     for slba in (0..BLOCKS).step_by(256) {
         disk.act(&Act::Read { slba, blocks: 256, offset: 0 });
     }
