@@ -89,6 +89,27 @@ fn an_object_shared_only_with_its_task_dies_with_it() {
     assert!(seen.get());
 }
 
+#[test]
+fn a_slot_that_waited_has_all_its_scratch_again() {
+    let mut shard = Shard::new(&ShardConfig { tasks: 1, ..config() }).unwrap();
+    let signal = Rc::new(Signal::new(1));
+    for _ in 0..10 {
+        let outcome: Outcome<'_, ()> = shard.context().reserve().unwrap().run_with(&signal, |tcx, signal| {
+            let list = tcx.scratch.place_slice(200, 0_u64);
+            Launch::Wait(tcx.scratch.place_future(async move {
+                signal.wait().await;
+                list.fill(1);
+            }))
+        });
+        waits(outcome);
+        signal.notify_all();
+        shard.turn();
+    }
+    let slot = shard.context().reserve().unwrap();
+    let Outcome::Done(overflows, _) = slot.run(|tcx| Launch::Done(tcx.scratch.overflows())) else { panic!("at once") };
+    assert_eq!(overflows, 0);
+}
+
 fn wait_for(cx: &ShardContext<'_>, signal: &Rc<Signal>, count: &Rc<Cell<u32>>) -> bool {
     let Some(slot) = cx.reserve() else { return false };
     let count = Rc::clone(count);
