@@ -351,6 +351,14 @@ impl FakeGuest {
         found.expect("stepped until it was there")
     }
 
+    /// As [`Self::wait`], for a guest that keeps its heads in a shadow doorbell page.
+    pub(crate) fn wait_shadow(&mut self, qid: u16, shadow: u64) -> Cqe {
+        let cqe = self.wait(qid);
+        let head = self.pair(qid).head;
+        self.write_value(shadow + u64::from(qid) * 8 + 4, &head);
+        cqe
+    }
+
     /// Steps until the command of this identifier is completed; others that come first are kept for [`Self::poll`].
     pub(crate) fn wait_for(&mut self, qid: u16, cid: u16) -> Cqe {
         let early = &mut self.pair(qid).early;

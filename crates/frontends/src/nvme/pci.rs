@@ -117,6 +117,11 @@ fn capabilities(vectors: u16) -> (PowerManagementCapability, MsixCapability, Pci
     (power, msix, express)
 }
 
+/// The offsets of an access's bytes.
+pub(crate) fn offsets(from: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(from), |at| at.checked_add(1))
+}
+
 impl Controller {
     /// Configuration space and MSI-X table as after power-on.
     pub(crate) fn reset_config_space(&mut self) {
@@ -143,7 +148,7 @@ impl Controller {
 
     /// Reads configuration space.
     pub(crate) fn config_read(&self, offset: u64, out: &mut [u8]) {
-        for (at, byte) in (offset..).zip(out) {
+        for (at, byte) in offsets(offset).zip(out) {
             *byte = usize::try_from(at).map_or(0, |at| self.config_byte(at));
         }
     }
@@ -151,7 +156,7 @@ impl Controller {
     /// Writes configuration space: the bits that may change do.
     pub(crate) fn config_write(&mut self, offset: u64, data: &[u8]) {
         let mut function_reset = false;
-        for (at, &byte) in (offset..).zip(data) {
+        for (at, &byte) in offsets(offset).zip(data) {
             let Some((at, cell)) = usize::try_from(at).ok().and_then(|at| Some((at, self.state.pci.get(at)?))) else { break };
             let mask = writable(at);
             // D1 and D2 do not exist: such a write leaves the power state alone.
@@ -185,7 +190,7 @@ impl Controller {
 
     /// Reads the MSI-X table and pending bits (BAR4).
     pub(crate) fn msix_read(&self, offset: u64, out: &mut [u8]) {
-        for (at, byte) in (offset..).zip(out) {
+        for (at, byte) in offsets(offset).zip(out) {
             *byte = match at.checked_sub(PBA) {
                 None => self.msix_word(at).map_or(0, |word| word.get().to_le_bytes()[(at & 3) as usize]),
                 Some(at) => self.interrupts.pending_word((at / 8) as usize).to_le_bytes()[(at & 7) as usize],

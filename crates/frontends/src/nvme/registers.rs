@@ -23,12 +23,7 @@ use millrace_nvme_spec::registers::{
     ShutdownNotification, ShutdownStatus, Version, offset,
 };
 
-use super::{
-    controller::Controller,
-    log_limit::LogLimit,
-    namespace::Attached,
-    state,
-};
+use super::{controller::Controller, log_limit::LogLimit, namespace::Attached, pci::offsets, state};
 
 /// What VS and Identify Controller report. 1.4 is what stock drivers and firmware know best; what 2.x adds and we have is
 /// discovered by its own bits.
@@ -127,7 +122,7 @@ impl Controller {
     /// Reads a register of BAR0 below the doorbells. Any width and alignment reads the bytes that are there; what is not
     /// defined reads as zero.
     pub(crate) fn register_read(&self, offset: u64, out: &mut [u8]) {
-        for (at, byte) in (offset..).zip(out) {
+        for (at, byte) in offsets(offset).zip(out) {
             *byte = self.register(at & !3).to_le_bytes()[(at & 3) as usize];
         }
     }

@@ -1,0 +1,584 @@
+//! The device on a running shard, with real clients on its socket.
+
+use std::{
+    fs::File,
+    io::Write,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::FileExt, net::UnixStream},
+    },
+    path::PathBuf,
+    thread,
+};
+
+use millrace_backends::MemoryVolume;
+use millrace_block::{BlockSize, Volume};
+use millrace_engine::{Device as _, DeviceKey, Engine, ShardConfig};
+use millrace_nvme_spec::{
+    AdminOpcode, Cqe, NvmOpcode, Sqe,
+    admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11},
+    command::{CommandId, DataPointer, QueueId},
+    registers::offset,
+};
+use millrace_vfio_user::{Client, DmaUnmap, Mapping, RegionFlags, pci};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::*;
+use crate::nvme::fixture::{HeldVolume, TestHost, identity, sqe, test_config};
+
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BASE: u64 = 0x10_0000;
+const SIZE: u64 = 1 << 20;
+const ENTRIES: u32 = 16;
+
+// ---- the daemon's side ----------------------------------------------------------------------------------------------
+
+/// A shard with devices, as the daemon has it.
+struct Daemon {
+    engine: Engine,
+    dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let engine = Engine::start(vec![ShardConfig::new(0, None)]).expect("a shard");
+        Self { engine, dir: tempfile::tempdir().expect("a directory") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn add(&self, config: Config) -> DeviceKey {
+        let path = self.path(&config.name);
+        let make = move |cx: &mut ShardContext<'_>| {
+            let listener = Listener::bind(&path).expect("a socket");
+            let device = NvmeDevice::new(config, listener, Arc::new(TestHost::default()), cx)?;
+            Ok::<Box<dyn millrace_engine::Device>, DeviceError>(Box::new(device))
+        };
+        let added = self.engine.shards()[0].call_wait(move |shard| shard.add_device_with(make));
+        added.expect("an answer").expect("a device")
+    }
+
+    fn with<R: Send + 'static>(
+        &self,
+        key: DeviceKey,
+        call: impl FnOnce(&mut NvmeDevice, &mut ShardContext<'_>) -> R + Send + 'static,
+    ) -> R {
+        let answer = self.engine.shards()[0].call_wait(move |shard| shard.with_device(key, call));
+        answer.expect("an answer").expect("a device that works")
+    }
+
+    fn status(&self, key: DeviceKey) -> DeviceStatus {
+        self.with(key, |device, _| device.status())
+    }
+
+    /// Waits for a state of the device.
+    fn until(&self, key: DeviceKey, what: &str, done: impl Fn(&DeviceStatus) -> bool) -> DeviceStatus {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status(key);
+            if done(&status) {
+                return status;
+            }
+            assert!(Instant::now() < limit, "waited in vain for {what}: {status:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Attaches a volume whose requests can be held.
+    fn attach_held(&self, key: DeviceKey) -> Arc<HeldVolume> {
+        let volume = HeldVolume::new(MemoryVolume::create("held", 1 << 20, BlockSize::B512).expect("a volume"));
+        let namespace = Namespace::new(Arc::clone(&volume) as Arc<dyn Volume>, identity(1), false);
+        self.with(key, move |device, _| device.attach(None, namespace, false)).expect("attached");
+        volume
+    }
+}
+
+fn config(name: &str, doorbells: DoorbellMode) -> Config {
+    Config { name: name.to_owned(), doorbells, ..test_config() }
+}
+
+// ---- the guest's side -----------------------------------------------------------------------------------------------
+
+/// A guest on the other end of the socket, with one admin and one I/O queue.
+struct Guest {
+    client: Client,
+    memory: File,
+    /// The doorbells' file, where they are shared.
+    doorbells: Option<(File, u64)>,
+    tails: [u32; 2],
+    heads: [u32; 2],
+}
+
+impl Guest {
+    fn connect(path: &std::path::Path) -> Self {
+        let mut client = Client::connect(path, PATIENCE).expect("a connection");
+        let memory = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd"));
+        memory.set_len(2 * SIZE).expect("room");
+        let map = Mapping { address: BASE, size: SIZE, offset: 0, readable: true, writable: true };
+        client.dma_map(&map, Some(memory.as_fd())).expect("mapped");
+        let region = client.region_info(pci::REGION_BAR0).expect("BAR0");
+        let doorbells = region.fd.map(|fd| (File::from(fd), region.offset + region.areas[0].offset));
+        Self { client, memory, doorbells, tails: [0; 2], heads: [0; 2] }
+    }
+
+    fn read32(&mut self, at: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.client.region_read(pci::REGION_BAR0, at, &mut bytes).expect("a register");
+        u32::from_le_bytes(bytes)
+    }
+
+    fn write32(&mut self, at: u64, value: u32) {
+        self.client.region_write(pci::REGION_BAR0, at, &value.to_le_bytes()).expect("a register");
+    }
+
+    fn enable(&mut self) {
+        self.write32(offset::AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
+        self.client.region_write(pci::REGION_BAR0, offset::ASQ, &BASE.to_le_bytes()).expect("ASQ");
+        self.client.region_write(pci::REGION_BAR0, offset::ACQ, &(BASE + 0x1000).to_le_bytes()).expect("ACQ");
+        self.write32(offset::CC, 4 << 20 | 6 << 16 | 1);
+        assert_eq!(self.read32(offset::CSTS), 1);
+    }
+
+    fn create_queues(&mut self) {
+        let size = CreateQueueCdw10::new().with_qid(QueueId(1)).with_qsize_z(ENTRIES as u16 - 1).into_bits();
+        let cq = CreateCqCdw11::new().with_pc(true).with_ien(true).with_iv(1).into_bits();
+        let sq = CreateSqCdw11::new().with_pc(true).with_cqid(QueueId(1)).into_bits();
+        for (opcode, base, cdw11) in
+            [(AdminOpcode::CREATE_IO_CQ, BASE + 0x3000, cq), (AdminOpcode::CREATE_IO_SQ, BASE + 0x2000, sq)]
+        {
+            let mut create = sqe(opcode.0, 0);
+            (create.dptr, create.cdw10, create.cdw11) = (DataPointer::prps(base, 0), size, cdw11);
+            self.submit(0, create);
+            assert!(self.wait(0).status().is_success());
+        }
+    }
+
+    fn ring(&mut self, index: u64, value: u32) {
+        match &self.doorbells {
+            Some((file, at)) => file.write_all_at(value.as_bytes(), at + index * 4).expect("the doorbell page"),
+            None => self.write32(offset::DOORBELLS + index * 4, value),
+        }
+    }
+
+    fn submit(&mut self, qid: usize, mut sqe: Sqe) {
+        let tail = &mut self.tails[qid];
+        sqe.cid = CommandId(*tail as u16);
+        let at = qid as u64 * 0x2000 + u64::from(*tail) * 64;
+        *tail = (*tail + 1) % ENTRIES;
+        let value = *tail;
+        self.memory.write_all_at(sqe.as_bytes(), at).expect("guest memory");
+        self.ring(qid as u64 * 2, value);
+    }
+
+    fn poll(&mut self, qid: usize) -> Option<Cqe> {
+        let head = self.heads[qid];
+        let mut bytes = [0; 16];
+        let at = qid as u64 * 0x2000 + 0x1000 + u64::from(head % ENTRIES) * 16;
+        self.memory.read_exact_at(&mut bytes, at).expect("guest memory");
+        let cqe = Cqe::read_from_bytes(&bytes).expect("16 bytes");
+        if cqe.phase() != (head / ENTRIES).is_multiple_of(2) {
+            return None;
+        }
+        self.heads[qid] += 1;
+        self.ring(qid as u64 * 2 + 1, (head + 1) % ENTRIES);
+        Some(cqe)
+    }
+
+    fn wait(&mut self, qid: usize) -> Cqe {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            if let Some(cqe) = self.poll(qid) {
+                return cqe;
+            }
+            assert!(Instant::now() < limit, "no completion");
+            thread::yield_now();
+        }
+    }
+
+    fn flush(&mut self) -> Cqe {
+        self.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+        self.wait(1)
+    }
+
+    /// A second region, next to the first.
+    fn map_more(&mut self) {
+        let map = Mapping { address: BASE + SIZE, size: SIZE, offset: SIZE, readable: true, writable: true };
+        self.client.dma_map(&map, Some(self.memory.as_fd())).expect("mapped");
+    }
+}
+
+fn wait_readable(fd: &OwnedFd) {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1), "the eventfd is signalled");
+}
+
+const MODES: [DoorbellMode; 2] = [DoorbellMode::Shared, DoorbellMode::Messages];
+
+// ---- tests ----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_client_finds_the_function_and_shares_the_doorbells_only_when_told() {
+    let daemon = Daemon::start();
+    for (name, mode) in [("shared", DoorbellMode::Shared), ("messages", DoorbellMode::Messages)] {
+        daemon.add(config(name, mode));
+        let mut client = Client::connect(&daemon.path(name), PATIENCE).expect("a connection");
+        let info = client.device_info().expect("info");
+        assert_eq!((info.reset, info.regions, info.irqs), (true, 9, 5));
+        let sizes: Vec<u64> = (0..9).map(|index| client.region_info(index).expect("a region").size).collect();
+        assert_eq!(sizes, [0x2000, 0, 0, 0, 0x4000, 0, 0, 256, 0]);
+        let bar0 = client.region_info(pci::REGION_BAR0).expect("BAR0");
+        assert!(bar0.flags.contains(RegionFlags::READ_WRITE));
+        assert_eq!(bar0.fd.is_some(), mode == DoorbellMode::Shared);
+        let areas: Vec<(u64, u64)> = bar0.areas.iter().map(|area| (area.offset, area.size)).collect();
+        assert_eq!(areas, if bar0.fd.is_some() { vec![(0x1000, 0x1000)] } else { vec![] });
+        let counts: Vec<u32> = (0..5).map(|index| client.irq_info(index).expect("a type").count).collect();
+        assert_eq!(counts, [1, 0, 9, 1, 1]);
+        let mut ids = [0; 4];
+        client.region_read(pci::REGION_CONFIG, 0, &mut ids).expect("configuration space");
+        assert_eq!(ids, *b"RM\x01\x00");
+    }
+}
+
+#[test]
+fn commands_and_interrupts_flow_by_shared_doorbells_and_by_messages() {
+    for mode in MODES {
+        let daemon = Daemon::start();
+        let key = daemon.add(config("disk", mode));
+        daemon.attach_held(key);
+        let mut guest = Guest::connect(&daemon.path("disk"));
+        assert_eq!(guest.doorbells.is_some(), mode == DoorbellMode::Shared);
+        let wire = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        guest.client.set_irq_eventfds(pci::IRQ_MSIX, 1, &[wire.as_fd()]).expect("wired");
+        guest.enable();
+        guest.create_queues();
+        for _ in 0..50 {
+            guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+            wait_readable(&wire);
+            rustix::io::read(&wire, &mut [0; 8]).expect("a count");
+            assert!(guest.wait(1).status().is_success());
+        }
+        let status = daemon.status(key);
+        assert_eq!((status.connected, status.phase, status.queues), (true, DevicePhase::Ready, 1));
+        assert_eq!((status.in_flight, status.memory_regions, status.memory_bytes), (0, 1, SIZE));
+        assert!(status.counters.interrupts >= 50);
+    }
+}
+
+#[test]
+fn a_client_that_leaves_at_any_moment_makes_room_for_the_next() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    daemon.attach_held(key);
+    for stage in (0..5).cycle().take(20) {
+        let mut guest = Guest::connect(&daemon.path("disk"));
+        assert_eq!((guest.read32(offset::CSTS), guest.read32(offset::CC)), (0, 0), "as after power-on");
+        if stage > 0 {
+            guest.enable();
+        }
+        if stage > 1 {
+            guest.create_queues();
+        }
+        if stage > 2 {
+            guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+        }
+        if stage > 3 {
+            assert!(guest.wait(1).status().is_success());
+        }
+    }
+    let status = daemon.until(key, "the last to be gone", |status| !status.connected);
+    assert_eq!((status.phase, status.memory_regions, status.in_flight), (DevicePhase::Disabled, 0, 0));
+}
+
+#[test]
+fn a_second_client_is_turned_away_and_the_first_goes_on() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Messages));
+    daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    for _ in 0..100 {
+        assert!(Client::connect(&daemon.path("disk"), PATIENCE).is_err());
+    }
+    assert!(guest.flush().status().is_success());
+}
+
+#[test]
+fn unmap_waits_for_commands_in_flight_and_keeps_nobody_else_waiting() {
+    for mode in MODES {
+        let daemon = Daemon::start();
+        let (key, other) = (daemon.add(config("disk", mode)), daemon.add(config("other", mode)));
+        let (volume, _) = (daemon.attach_held(key), daemon.attach_held(other));
+        let mut guest = Guest::connect(&daemon.path("disk"));
+        guest.enable();
+        guest.create_queues();
+        guest.map_more();
+        volume.hold();
+        guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+        daemon.until(key, "the flush", |status| status.in_flight == 1 && volume.waiting() == 1);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                daemon.until(key, "the unmap to wait", |_| daemon.with(key, |device, _| device.controller.lifecycle.paused));
+                // The other device's guest goes through its whole life meanwhile.
+                let mut neighbour = Guest::connect(&daemon.path("other"));
+                neighbour.enable();
+                neighbour.create_queues();
+                assert!(neighbour.flush().status().is_success());
+                let status = daemon.status(key);
+                assert_eq!((status.memory_regions, status.in_flight), (2, 1));
+                volume.release();
+            });
+            let unmap = DmaUnmap::Range { address: BASE + SIZE, size: SIZE };
+            guest.client.dma_unmap(unmap).expect("unmapped");
+        });
+        assert_eq!(daemon.status(key).memory_regions, 1);
+        assert!(guest.wait(1).status().is_success(), "the command that was waited for is completed");
+        assert!(guest.flush().status().is_success(), "commands are taken again");
+    }
+}
+
+#[test]
+fn what_was_never_mapped_so_cannot_be_unmapped() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    for (address, size) in [(BASE, SIZE / 2), (BASE + 0x1000, 0x1000), (0, SIZE)] {
+        let error = guest.client.dma_unmap(DmaUnmap::Range { address, size }).expect_err("nothing there");
+        assert_eq!(error.refused(), Some(Errno::NOENT));
+    }
+    let overlap = Mapping { address: BASE + 0x1000, size: 0x1000, offset: 0, readable: true, writable: true };
+    let error = guest.client.dma_map(&overlap, Some(guest.memory.as_fd())).expect_err("overlap");
+    assert_eq!(error.refused(), Some(Errno::EXIST));
+    let short = Mapping { address: 4 * BASE, size: 4 * SIZE, offset: 0, readable: true, writable: true };
+    let error = guest.client.dma_map(&short, Some(guest.memory.as_fd())).expect_err("a short file");
+    assert_eq!(error.refused(), Some(Errno::INVAL));
+    guest.client.dma_unmap(DmaUnmap::All).expect("everything");
+    assert_eq!(daemon.status(key).memory_regions, 0);
+}
+
+#[test]
+fn a_clients_reset_is_answered_when_nothing_is_in_flight() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let volume = daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    volume.hold();
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    daemon.until(key, "the flush", |_| volume.waiting() == 1);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let status = daemon.until(key, "the reset", |status| status.phase == DevicePhase::Resetting);
+            assert_eq!(status.in_flight, 1);
+            volume.release();
+        });
+        guest.client.reset().expect("reset");
+    });
+    let status = daemon.status(key);
+    assert_eq!((status.phase, status.in_flight, status.memory_regions), (DevicePhase::Disabled, 0, 1));
+    assert_eq!(guest.read32(offset::CSTS), 0);
+    guest.client.reset().expect("again, with nothing to do");
+}
+
+#[test]
+fn a_killed_guests_commands_drain_before_the_next_guest_is_served() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let volume = daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    volume.hold();
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    daemon.until(key, "the flush", |_| volume.waiting() == 1);
+    drop(guest);
+    let status = daemon.until(key, "the disconnect", |status| !status.connected);
+    assert_eq!((status.phase, status.memory_regions), (DevicePhase::Resetting, 0));
+    let mut guest = thread::scope(|scope| {
+        scope.spawn(|| {
+            // The backlog takes the next one; it is not served while memory of the last guest may be in use.
+            thread::sleep(Duration::from_millis(20));
+            assert!(!daemon.status(key).connected);
+            volume.release();
+        });
+        Guest::connect(&daemon.path("disk"))
+    });
+    guest.enable();
+    guest.create_queues();
+    assert!(guest.flush().status().is_success());
+}
+
+#[test]
+fn garbage_on_the_socket_costs_its_sender_only() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let mut state = 7_u32;
+    for round in 0..50 {
+        let mut stream = UnixStream::connect(daemon.path("disk")).expect("a connection");
+        let mut garbage = vec![0; 1 + round * 13];
+        for byte in &mut garbage {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = (state >> 24) as u8;
+        }
+        // The device may hang up before everything is written.
+        let _ = stream.write_all(&garbage);
+    }
+    daemon.until(key, "the last to be gone", |status| !status.connected);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+}
+
+#[test]
+fn a_guest_that_truncates_its_memory_fails_its_own_device_only() {
+    let daemon = Daemon::start();
+    let (key, other) = (daemon.add(config("disk", DoorbellMode::Shared)), daemon.add(config("other", DoorbellMode::Shared)));
+    daemon.attach_held(other);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    let mut neighbour = Guest::connect(&daemon.path("other"));
+    neighbour.enable();
+    neighbour.create_queues();
+    guest.enable();
+    guest.memory.set_len(0).expect("truncated");
+    guest.ring(0, 1);
+    daemon.until(key, "fatal status", |status| status.phase == DevicePhase::Failed);
+    assert_eq!(guest.read32(offset::CSTS), 3);
+    assert!(neighbour.flush().status().is_success());
+    // The next client's memory is its own.
+    drop(guest);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.submit(0, sqe(AdminOpcode::ABORT.0, 0));
+    assert!(guest.wait(0).status().is_success());
+    assert_eq!(daemon.status(key).phase, DevicePhase::Ready);
+}
+
+#[test]
+fn namespaces_come_and_go_by_the_operators_word() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let volume = daemon.attach_held(key);
+    let another = |number| Namespace::new(
+        MemoryVolume::create("other", 1 << 20, BlockSize::B4096).expect("a volume"),
+        identity(number),
+        false,
+    );
+    let (second, third, fourth) = (another(2), another(3), another(4));
+    daemon.with(key, move |device, _| {
+        assert_eq!(device.attach(None, second, true).expect("the next free"), 2);
+        assert!(matches!(device.attach(Some(2), third, false), Err(DeviceError::Nsid { nsid: 2, largest: 64, .. })));
+        assert!(matches!(device.attach(Some(65), Arc::clone(&fourth), false), Err(DeviceError::Nsid { nsid: 65, .. })));
+        assert!(matches!(device.detach(3), Err(DeviceError::Missing { nsid: 3, .. })));
+        device.restore(5, fourth, false).expect("restored");
+    });
+    let expected = |nsid, volume: &str, attached, read_only, by_guest| NamespaceStatus {
+        nsid,
+        volume: volume.to_owned(),
+        attached,
+        read_only,
+        by_guest,
+        in_flight: 0,
+    };
+    let namespaces = [
+        expected(1, "held", true, false, false),
+        expected(2, "other", true, true, false),
+        expected(5, "other", false, false, true),
+    ];
+    assert_eq!(daemon.status(key).namespaces, namespaces);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    volume.hold();
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    daemon.until(key, "the flush", |_| volume.waiting() == 1);
+    daemon.with(key, |device, _| device.detach(1)).expect("detached");
+    assert!(!daemon.with(key, |device, _| device.is_detached(1)), "a command is in flight");
+    assert!(!guest.flush().status().is_success(), "new commands do not find it");
+    volume.release();
+    assert!(guest.wait(1).status().is_success(), "the one in flight finishes");
+    assert!(daemon.with(key, |device, _| device.is_detached(1)));
+}
+
+#[test]
+fn a_device_sleeps_as_deeply_as_its_guest_allows() {
+    let daemon = Daemon::start();
+    let readiness = |key| {
+        daemon.with(key, |device, cx| {
+            let readiness = device.arm(cx);
+            device.disarm();
+            readiness
+        })
+    };
+    let (shared, messages) = (daemon.add(config("shared", DoorbellMode::Shared)), daemon.add(config("messages", DoorbellMode::Messages)));
+    daemon.attach_held(messages);
+    assert_eq!((readiness(shared), readiness(messages)), (Readiness::Block, Readiness::Block), "without a guest");
+    let mut guest = Guest::connect(&daemon.path("shared"));
+    assert_eq!(readiness(shared), Readiness::Block, "not enabled");
+    guest.enable();
+    assert_eq!(readiness(shared), Readiness::Nap, "only looking finds a doorbell");
+    let mut guest = Guest::connect(&daemon.path("messages"));
+    let wire = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+    guest.client.set_irq_eventfds(pci::IRQ_MSIX, 1, &[wire.as_fd()]).expect("wired");
+    guest.enable();
+    guest.create_queues();
+    assert_eq!(readiness(messages), Readiness::Block, "doorbells come as messages");
+    // A coalesced interrupt that is due later than this test looks.
+    daemon.with(messages, |device, _| device.controller.state.features.interrupt_coalescing.set(255 << 8 | 255));
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    daemon.with(messages, |device, cx| {
+        device.poll(cx);
+        let until = device.controller.interrupts.next_deadline();
+        assert_eq!(Some(device.arm(cx)), until.map(Readiness::Until));
+        device.disarm();
+    });
+    assert!(guest.wait(1).status().is_success());
+    wait_readable(&wire);
+}
+
+#[test]
+fn a_closed_device_lets_nobody_in_and_can_be_removed_when_idle() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let volume = daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    volume.hold();
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    daemon.until(key, "the flush", |_| volume.waiting() == 1);
+    daemon.with(key, |device, cx| device.close(cx));
+    assert!(!daemon.with(key, |device, _| device.is_idle()));
+    assert!(guest.client.device_info().is_err(), "the client was let go");
+    volume.release();
+    daemon.until(key, "idleness", |_| daemon.with(key, |device, _| device.is_idle()));
+    daemon.engine.shards()[0].call_wait(move |shard| shard.remove_device(key).is_some()).expect("removed");
+    assert!(!daemon.path("disk").exists(), "the socket went with it");
+}
+
+#[test]
+fn settings_out_of_range_are_refused_by_name() {
+    let daemon = Daemon::start();
+    let refused = |change: fn(&mut Config)| {
+        let mut config = config("bad", DoorbellMode::Shared);
+        change(&mut config);
+        let path = daemon.path("bad");
+        let make = move |cx: &mut ShardContext<'_>| {
+            let listener = Listener::bind(&path).expect("a socket");
+            NvmeDevice::new(config, listener, Arc::new(TestHost::default()), cx).map(|_| ()).map_err(|error| error.to_string())
+        };
+        let answer = daemon.engine.shards()[0].call_wait(move |shard| make(&mut shard.context()));
+        answer.expect("an answer").expect_err("refused")
+    };
+    assert_eq!(refused(|config| config.queues = 0), "device bad: I/O queue pairs must be 1 to 256");
+    assert_eq!(refused(|config| config.vectors = 258), "device bad: interrupt vectors must be 1 to 257");
+    assert_eq!(refused(|config| config.queue_entries = 1), "device bad: queue entries must be 2 to 65536");
+    assert_eq!(
+        refused(|config| "é".clone_into(&mut config.serial)),
+        "device bad: the serial number must be at most 20 printable ASCII characters"
+    );
+}
