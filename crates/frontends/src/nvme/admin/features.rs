@@ -125,8 +125,8 @@ impl Controller {
         }
         let about_reservations =
             matches!(fid, FeatureId::RESERVATION_NOTIFICATION_MASK | FeatureId::RESERVATION_PERSISTENCE);
-        if nsid == NamespaceId::BROADCAST && about_reservations {
-            return Err(Status::INVALID_FIELD);
+        if nsid == NamespaceId::BROADCAST && !about_reservations {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         self.active(nsid).map(|_| ())
     }

@@ -114,8 +114,8 @@ impl Controller {
     /// CNS 00h.
     fn identify_namespace(&mut self, sqe: &Sqe) -> Result<(), Status> {
         let manages = effects::admin(&self.config, AdminOpcode::NAMESPACE_MANAGEMENT).is_some();
-        if sqe.nsid == NamespaceId::BROADCAST && manages {
-            let common = common_data();
+        if sqe.nsid == NamespaceId::BROADCAST {
+            let common = if manages { common_data() } else { return Err(Status::INVALID_NAMESPACE_OR_FORMAT) };
             return self.send(sqe, common.as_bytes());
         }
         self.identify_attached(sqe, namespace_data)

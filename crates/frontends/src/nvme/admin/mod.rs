@@ -157,12 +157,12 @@ impl Controller {
         Ok(data::copy_value(&self.segments))
     }
 
-    /// Whether a namespace of this identifier may exist (Base 3.2.1.1); the broadcast value names none.
+    /// Whether a namespace of this identifier may exist (Base 3.2.1); the broadcast value names none where it means nothing.
     fn check_valid(&self, nsid: NamespaceId) -> Result<(), Status> {
-        if nsid.is_single() && nsid.0 <= self.namespaces.largest() {
-            Ok(())
-        } else {
-            Err(Status::INVALID_NAMESPACE_OR_FORMAT)
+        match nsid {
+            NamespaceId::BROADCAST => Err(Status::INVALID_FIELD),
+            NamespaceId(1..) if nsid.0 <= self.namespaces.largest() => Ok(()),
+            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT),
         }
     }
 

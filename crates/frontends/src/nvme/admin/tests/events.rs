@@ -1,0 +1,240 @@
+//! Asynchronous events and Abort.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_block::BlockSize;
+use millrace_nvme_spec::{
+    admin::AsyncEvent,
+    command::{NamespaceId, QueueId, Sqe},
+    features::FeatureId,
+    identify::NamespaceList,
+    log::{ErrorEntry, LogId, ReservationNotification, ReservationNotificationType as Notice},
+    opcode::AdminOpcode,
+    registers::offset,
+    status::Status,
+};
+
+use super::{
+    super::super::{fixture::FakeGuest, state::EVENT_REQUESTS},
+    admin, code, expect,
+    logs::log_page,
+    reading,
+};
+
+fn event_request() -> Sqe {
+    admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0)
+}
+
+fn abort(sqid: u16, cid: u16) -> Sqe {
+    let mut sqe = admin(AdminOpcode::ABORT, 0);
+    sqe.cdw10 = u32::from(sqid) | u32::from(cid) << 16;
+    sqe
+}
+
+fn set_feature(fid: FeatureId, value: u32) -> Sqe {
+    let mut sqe = admin(AdminOpcode::SET_FEATURES, 0);
+    (sqe.cdw10, sqe.cdw11) = (u32::from(fid.0), value);
+    sqe
+}
+
+/// Namespace Attribute Notices, and the temperature warning.
+const NOTICES: u32 = 1 << 8;
+const TEMPERATURE: u32 = 1 << 1;
+
+#[test]
+fn requests_have_a_limit_and_can_be_aborted() {
+    let mut guest = FakeGuest::boot();
+    let waiting: BTreeSet<u16> = (0..EVENT_REQUESTS).map(|_| guest.submit(0, event_request())).collect();
+    // Ten thousand more are refused one by one, and leave nothing behind.
+    for _ in 0..10_000 {
+        expect(&mut guest, event_request(), Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED);
+    }
+    assert_eq!(guest.controller.in_flight as usize, EVENT_REQUESTS);
+    let mut aborted = BTreeMap::new();
+    for round in 0..10_000u32 {
+        // Most name nothing: another queue, a missing queue, an identifier that is not in use.
+        let (sqid, cid) = match round % 4 {
+            0 => (1, round as u16),
+            1 => (u16::MAX, round as u16),
+            _ => (0, round as u16 | 0x8000),
+        };
+        let not_aborted = expect(&mut guest, abort(sqid, cid), Status::SUCCESS) & 1;
+        let was_waiting = sqid == 0 && waiting.contains(&cid) && !aborted.contains_key(&cid);
+        assert_eq!(not_aborted, u32::from(!was_waiting));
+        if was_waiting {
+            aborted.insert(cid, ());
+        }
+    }
+    for &cid in &waiting {
+        assert_eq!(expect(&mut guest, abort(0, cid), Status::SUCCESS), 0);
+        assert_eq!(code(&guest.wait_for(0, cid)), Status::ABORT_REQUESTED);
+        assert_eq!(expect(&mut guest, abort(0, cid), Status::SUCCESS), 1, "it is gone");
+    }
+    assert_eq!(guest.controller.in_flight, 0);
+}
+
+#[test]
+fn a_waiting_identifier_cannot_be_used_again() {
+    let mut guest = FakeGuest::boot();
+    let cid = guest.submit(0, event_request());
+    guest.settle();
+    let mut again = abort(0, 0x7777);
+    again.cid.0 = cid;
+    guest.push_as_is(0, &again);
+    guest.ring(0);
+    assert_eq!(code(&guest.wait(0)), Status::CID_CONFLICT);
+    assert_eq!(guest.controller.state.events.outstanding.get(), 1);
+}
+
+#[test]
+fn requests_do_not_fill_a_small_completion_queue() {
+    let mut guest = FakeGuest::boot();
+    guest.disable();
+    let pair = guest.new_pair(4);
+    guest.write32(offset::AQA, 3 << 16 | 3);
+    guest.write64(offset::ASQ, pair.sq_base);
+    guest.write64(offset::ACQ, pair.cq_base);
+    guest.queues.insert(0, pair);
+    guest.write32(offset::CC, 4 << 20 | 6 << 16 | 1);
+    let mut waiting = Vec::new();
+    for _ in 0..EVENT_REQUESTS {
+        waiting.push(guest.submit(0, event_request()));
+        guest.settle();
+        expect(&mut guest, abort(1, 0), Status::SUCCESS);
+    }
+    expect(&mut guest, set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, NOTICES), Status::SUCCESS);
+    guest.controller.namespace_changed(3);
+    assert_eq!(guest.wait(0).cid.0, waiting[0], "the oldest request is answered");
+}
+
+#[test]
+fn a_changed_namespace_is_reported_once_until_the_log_is_read() {
+    let mut guest = FakeGuest::boot();
+    guest.controller.namespace_changed(5);
+    let cid = guest.submit(0, event_request());
+    guest.settle();
+    assert!(guest.poll(0).is_none(), "the host has not asked for these events");
+    expect(&mut guest, set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, NOTICES), Status::SUCCESS);
+    guest.controller.namespace_changed(7);
+    let cqe = guest.wait(0);
+    assert_eq!((cqe.cid.0, cqe.dw0), (cid, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.dw0().into_bits()));
+    // Masked now.
+    guest.submit(0, event_request());
+    guest.controller.namespace_changed(9);
+    guest.settle();
+    assert!(guest.poll(0).is_none());
+    let ids = |list: NamespaceList| list.iter().map(|id| id.0).collect::<Vec<_>>();
+    // Reading with Retain Asynchronous Event changes nothing.
+    let mut retained = log_page(LogId::CHANGED_NAMESPACES, 4096);
+    retained.cdw10 |= 1 << 15;
+    for _ in 0..2 {
+        assert_eq!(ids(reading(&mut guest, retained)), [5, 7, 9]);
+    }
+    guest.controller.namespace_changed(9);
+    guest.settle();
+    assert!(guest.poll(0).is_none());
+    let changed = log_page(LogId::CHANGED_NAMESPACES, 4096);
+    assert_eq!(ids(reading(&mut guest, changed)), [5, 7, 9]);
+    assert_eq!(ids(reading(&mut guest, changed)), [] as [u32; 0]);
+    guest.settle();
+    assert!(guest.poll(0).is_none(), "the log told everything");
+    guest.controller.namespace_changed(64);
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.dw0().into_bits());
+    assert_eq!(ids(reading(&mut guest, changed)), [64]);
+}
+
+#[test]
+fn events_wait_for_a_request() {
+    let mut guest = FakeGuest::boot();
+    expect(&mut guest, set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, NOTICES), Status::SUCCESS);
+    guest.controller.namespace_changed(1);
+    guest.controller.namespace_changed(2);
+    guest.settle();
+    let cqe = guest.admin(event_request());
+    assert_eq!(cqe.dw0, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.dw0().into_bits());
+    // One that the log has already told is not reported.
+    guest.controller.namespace_changed(3);
+    let _: NamespaceList = reading(&mut guest, log_page(LogId::CHANGED_NAMESPACES, 4096));
+    guest.controller.namespace_changed(4);
+    let _: NamespaceList = reading(&mut guest, log_page(LogId::CHANGED_NAMESPACES, 4096));
+    guest.submit(0, event_request());
+    guest.settle();
+    assert!(guest.poll(0).is_none());
+    // A reset forgets requests and events.
+    guest.disable();
+    guest.enable();
+    assert_eq!(guest.controller.in_flight, 0);
+}
+
+#[test]
+fn temperatures_beyond_a_threshold_are_reported() {
+    let mut guest = FakeGuest::boot();
+    guest.submit(0, event_request());
+    // Over 290 K, which 298 K is; nobody asked for events yet.
+    expect(&mut guest, set_feature(FeatureId::TEMPERATURE_THRESHOLD, 290), Status::SUCCESS);
+    guest.settle();
+    assert!(guest.poll(0).is_none());
+    expect(&mut guest, set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, TEMPERATURE), Status::SUCCESS);
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::TEMPERATURE_THRESHOLD.dw0().into_bits());
+    let smart: millrace_nvme_spec::log::SmartLog = reading(&mut guest, log_page(LogId::SMART, 512));
+    assert!(smart.critical_warning.temperature());
+    // Still too warm: no second event. Cool, then under the lower threshold: one.
+    guest.submit(0, event_request());
+    expect(&mut guest, set_feature(FeatureId::TEMPERATURE_THRESHOLD, 280), Status::SUCCESS);
+    expect(&mut guest, set_feature(FeatureId::TEMPERATURE_THRESHOLD, 340), Status::SUCCESS);
+    guest.settle();
+    assert!(guest.poll(0).is_none());
+    let smart: millrace_nvme_spec::log::SmartLog = reading(&mut guest, log_page(LogId::SMART, 512));
+    assert!(!smart.critical_warning.temperature());
+    expect(&mut guest, set_feature(FeatureId::TEMPERATURE_THRESHOLD, 300 | 1 << 20), Status::SUCCESS);
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::TEMPERATURE_THRESHOLD.dw0().into_bits());
+}
+
+#[test]
+fn invalid_doorbells_are_reported_and_logged() {
+    let mut guest = FakeGuest::boot();
+    guest.make_queues(1, 16);
+    guest.submit(0, event_request());
+    guest.settle();
+    guest.doorbell(2, 16);
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::INVALID_DOORBELL_VALUE.dw0().into_bits());
+    let errors: [ErrorEntry; 64] = reading(&mut guest, log_page(LogId::ERROR, 4096));
+    assert_eq!((errors[0].ecnt, errors[0].sqid, errors[0].cid.0), (1, QueueId(1), 0xffff));
+    assert_eq!(errors[1].ecnt, 0, "reported once, however often it is looked at");
+    // A doorbell of a queue that does not exist, which only a message can tell.
+    guest.submit(0, event_request());
+    guest.settle();
+    guest.controller.doorbell_write(7 * 2, 1);
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::INVALID_DOORBELL_REGISTER.dw0().into_bits());
+}
+
+#[test]
+fn reservation_notices_queue_up_and_can_be_masked() {
+    let mut guest = FakeGuest::boot();
+    guest.add_memory_volume(2, 1 << 20, BlockSize::B512);
+    let mut mask = set_feature(FeatureId::RESERVATION_NOTIFICATION_MASK, 1 << 2);
+    mask.nsid = NamespaceId(2);
+    expect(&mut guest, mask, Status::SUCCESS);
+    guest.submit(0, event_request());
+    guest.controller.reservation_notice(2, Notice::RESERVATION_RELEASED);
+    guest.settle();
+    assert!(guest.poll(0).is_none(), "masked");
+    guest.controller.reservation_notice(2, Notice::REGISTRATION_PREEMPTED);
+    guest.controller.reservation_notice(2, Notice::RESERVATION_PREEMPTED);
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::RESERVATION_LOG_PAGE_AVAILABLE.dw0().into_bits());
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        let page: ReservationNotification = reading(&mut guest, log_page(LogId::RESERVATION, 64));
+        told.push((page.lpc, page.kind, page.available, page.nsid.0));
+    }
+    assert_eq!(
+        told,
+        [(1, Notice::REGISTRATION_PREEMPTED, 1, 2), (2, Notice::RESERVATION_PREEMPTED, 0, 2), (0, Notice::EMPTY, 0, 0)]
+    );
+    // More than there is room for: the oldest go, and the count tells.
+    for _ in 0..100 {
+        guest.controller.reservation_notice(2, Notice::REGISTRATION_PREEMPTED);
+    }
+    let page: ReservationNotification = reading(&mut guest, log_page(LogId::RESERVATION, 64));
+    assert_eq!((page.lpc, page.available), (2 + 100 - 63, 63));
+}

@@ -1,0 +1,341 @@
+//! Namespace Management, Namespace Attachment, Format NVM.
+
+use millrace_block::{BlockSize, Volume};
+use millrace_nvme_spec::{
+    admin::NamespaceManagementData,
+    command::{ControllerId, Cqe, Sqe},
+    identify::{
+        Cns, ControllerList, FormattedLbaSize, IdentifyController, IdentifyNamespace, NamespaceSharing, ProtectionSettings,
+    },
+    opcode::{AdminOpcode, NvmOpcode},
+    status::Status,
+};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::{
+    super::super::{
+        fixture::{FakeGuest, HostCall, identity, sqe},
+        namespace::{Allocated, Namespace},
+    },
+    Gated, admin, boot_with_all, code, expect, read_block, reading, with,
+};
+
+const MEBIBYTE: u64 = 1 << 20;
+
+/// What a creation of `blocks` asks for.
+fn data(blocks: u64, format: u8) -> NamespaceManagementData {
+    let mut data = NamespaceManagementData::new_zeroed();
+    (data.nsze, data.ncap, data.flbas) = (blocks, blocks, FormattedLbaSize::new().with_index(format));
+    data
+}
+
+fn create(guest: &mut FakeGuest, data: &NamespaceManagementData) -> Cqe {
+    guest.command_writing(0, admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0), data.as_bytes())
+}
+
+fn delete(nsid: u32) -> Sqe {
+    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, nsid);
+    sqe.cdw10 = 1;
+    sqe
+}
+
+fn attachment(guest: &mut FakeGuest, select: u32, nsid: u32, controllers: &[u16]) -> Status {
+    let list = ControllerList::new(controllers.iter().copied().map(ControllerId));
+    let mut sqe = admin(AdminOpcode::NAMESPACE_ATTACHMENT, nsid);
+    sqe.cdw10 = select;
+    code(&guest.command_writing(0, sqe, list.as_bytes()))
+}
+
+fn format(nsid: u32, cdw10: u32) -> Sqe {
+    let mut sqe = admin(AdminOpcode::FORMAT_NVM, nsid);
+    sqe.cdw10 = cdw10;
+    sqe
+}
+
+fn identify(guest: &mut FakeGuest, nsid: u32) -> IdentifyNamespace {
+    let mut sqe = admin(AdminOpcode::IDENTIFY, nsid);
+    sqe.cdw10 = u32::from(Cns::ALLOCATED_NAMESPACE.0);
+    reading(guest, sqe)
+}
+
+fn capacity_left(guest: &mut FakeGuest) -> u128 {
+    let mut sqe = admin(AdminOpcode::IDENTIFY, 0);
+    sqe.cdw10 = u32::from(Cns::CONTROLLER.0);
+    reading::<IdentifyController>(guest, sqe).unvmcap.get()
+}
+
+#[test]
+fn a_guest_creates_attaches_detaches_and_deletes() {
+    let mut guest = boot_with_all();
+    guest.add_memory_volume(1, MEBIBYTE, BlockSize::B512);
+    let cqe = create(&mut guest, &data(1024, 1));
+    assert_eq!((code(&cqe), cqe.dw0), (Status::SUCCESS, 2));
+    assert_eq!(guest.host.take_calls(), [HostCall::Create { nsid: 2, bytes: 4 * MEBIBYTE, block_size: BlockSize::B4096 }]);
+    assert_eq!(capacity_left(&mut guest), u128::from(12 * MEBIBYTE));
+    let id = identify(&mut guest, 2);
+    assert_eq!((id.nsze, id.flbas.index()), (1024, 1));
+    guest.make_queues(1, 16);
+    let mut read = read_block(&mut guest, 2);
+    assert_eq!(code(&guest.command(1, read)), Status::INVALID_FIELD, "not attached yet");
+    assert_eq!(attachment(&mut guest, 0, 2, &[1]), Status::SUCCESS);
+    assert_eq!(code(&guest.command(1, read)), Status::SUCCESS);
+    assert_eq!(attachment(&mut guest, 0, 2, &[1]), Status::NAMESPACE_ALREADY_ATTACHED);
+    assert_eq!(attachment(&mut guest, 1, 2, &[1]), Status::SUCCESS);
+    assert_eq!(attachment(&mut guest, 1, 2, &[1]), Status::NAMESPACE_NOT_ATTACHED);
+    let changes = [true, false].map(|attached| HostCall::AttachmentChanged { nsid: 2, attached });
+    assert_eq!(guest.host.take_calls(), changes);
+    assert_eq!(code(&guest.command(1, read)), Status::INVALID_FIELD);
+    expect(&mut guest, delete(2), Status::SUCCESS);
+    assert_eq!(guest.host.take_calls(), [HostCall::Delete { nsid: 2 }]);
+    assert_eq!(identify(&mut guest, 2).nsze, 0);
+    assert_eq!(capacity_left(&mut guest), u128::from(16 * MEBIBYTE));
+    read.nsid.0 = 1;
+    assert_eq!(code(&guest.command(1, read)), Status::SUCCESS, "the other one is untouched");
+}
+
+#[test]
+fn creations_that_cannot_be_are_refused() {
+    let mut guest = boot_with_all();
+    let good = data(2048, 0);
+    let thin = with(&good, |data| data.ncap = 1);
+    for (data, status) in [
+        (data(0, 0), Status::INVALID_FIELD),
+        (with(&good, |data| data.ncap = 4096), Status::INVALID_FIELD),
+        (thin, Status::THIN_PROVISIONING_NOT_SUPPORTED),
+        (data(2048, 2), Status::INVALID_FORMAT),
+        (data(2048, 63), Status::INVALID_FORMAT),
+        (with(&good, |data| data.flbas = FormattedLbaSize::new().with_metadata_extended(true)), Status::INVALID_FORMAT),
+        (with(&good, |data| data.dps = ProtectionSettings::new().with_pit(1)), Status::INVALID_FIELD),
+        (with(&good, |data| data.nmic = NamespaceSharing::new().with_shared(true)), Status::INVALID_FIELD),
+        (with(&good, |data| data.anagrpid = 1), Status::ANA_GROUP_ID_INVALID),
+        (with(&good, |data| data.nvmsetid = 1), Status::INVALID_FIELD),
+        (with(&good, |data| data.endgid = 1), Status::INVALID_FIELD),
+        (data(16 * 2048 + 1, 0), Status::NAMESPACE_INSUFFICIENT_CAPACITY),
+        (data(u64::MAX, 1), Status::NAMESPACE_INSUFFICIENT_CAPACITY),
+    ] {
+        assert_eq!(code(&create(&mut guest, &data)), status);
+    }
+    for (nsid, cdw10, cdw11, status) in [
+        (1, 0, 0, Status::INVALID_FIELD),
+        (0, 2, 0, Status::INVALID_FIELD),
+        (0, 0, 2 << 24, Status::IO_COMMAND_SET_NOT_SUPPORTED),
+    ] {
+        let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, nsid);
+        (sqe.cdw10, sqe.cdw11) = (cdw10, cdw11);
+        assert_eq!(code(&guest.command_writing(0, sqe, good.as_bytes())), status);
+    }
+    assert_eq!(guest.host.take_calls(), []);
+    assert_eq!(guest.controller.namespaces.allocated().count(), 0);
+}
+
+#[test]
+fn the_quota_holds_for_creations_under_way() {
+    let mut guest = boot_with_all();
+    guest.host.hold();
+    let create_sqe = |guest: &mut FakeGuest| {
+        let page = guest.alloc_pages(1);
+        guest.write_value(page, &data(10 * 2048, 0));
+        let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
+        sqe.dptr.prp1 = page;
+        sqe
+    };
+    let sqe = create_sqe(&mut guest);
+    let first = guest.submit(0, sqe);
+    expect(&mut guest, sqe, Status::NAMESPACE_INSUFFICIENT_CAPACITY);
+    guest.host.release();
+    let cqe = guest.wait_for(0, first);
+    assert_eq!((code(&cqe), cqe.dw0), (Status::SUCCESS, 1));
+    expect(&mut guest, sqe, Status::NAMESPACE_INSUFFICIENT_CAPACITY);
+    // All identifiers in use.
+    for nsid in 2..=64 {
+        guest.add_memory_volume(nsid, MEBIBYTE, BlockSize::B512);
+    }
+    assert_eq!(code(&create(&mut guest, &data(8, 0))), Status::NAMESPACE_ID_UNAVAILABLE);
+}
+
+#[test]
+fn a_creation_outlives_a_reset() {
+    let mut guest = boot_with_all();
+    guest.host.hold();
+    let page = guest.alloc_pages(1);
+    guest.write_value(page, &data(2048, 0));
+    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
+    sqe.dptr.prp1 = page;
+    guest.submit(0, sqe);
+    guest.step();
+    guest.step();
+    guest.disable();
+    guest.enable();
+    assert_eq!(guest.controller.in_flight, 0);
+    guest.host.release();
+    guest.step_until("the namespace", |guest| guest.controller.namespaces.allocation(1).is_some());
+    assert!(guest.poll(0).is_none(), "the command is forgotten");
+    expect(&mut guest, delete(1), Status::SUCCESS);
+}
+
+#[test]
+fn deletions_that_cannot_be_are_refused() {
+    let mut guest = boot_with_all();
+    guest.add_memory_volume(3, MEBIBYTE, BlockSize::B512);
+    assert_eq!(create(&mut guest, &data(8, 0)).dw0, 1);
+    for (nsid, status) in [
+        (0, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (65, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (2, Status::INVALID_FIELD),
+        // The operator's.
+        (3, Status::OPERATION_DENIED),
+        (u32::MAX, Status::OPERATION_DENIED),
+    ] {
+        expect(&mut guest, delete(nsid), status);
+    }
+    assert_eq!(guest.controller.namespaces.allocated().count(), 2);
+}
+
+#[test]
+fn all_namespaces_are_deleted_at_once() {
+    let mut guest = boot_with_all();
+    for wanted in 1..=3 {
+        assert_eq!(create(&mut guest, &data(8, 0)).dw0, wanted);
+    }
+    assert_eq!(attachment(&mut guest, 0, 2, &[1]), Status::SUCCESS);
+    guest.host.take_calls();
+    expect(&mut guest, delete(u32::MAX), Status::SUCCESS);
+    assert_eq!(guest.host.take_calls(), [3, 2, 1].map(|nsid| HostCall::Delete { nsid }));
+    assert_eq!(guest.controller.namespaces.allocated().count(), 0);
+    assert_eq!(guest.controller.namespaces.attached().count(), 0);
+}
+
+#[test]
+fn a_deletion_waits_for_commands_in_flight() {
+    let mut guest = boot_with_all();
+    let volume = Gated::create(MEBIBYTE);
+    let namespace = Namespace::new(volume.clone(), identity(1), false);
+    let allocated = Allocated { namespace, read_only: false, by_guest: true };
+    guest.controller.namespaces.allocate(1, allocated).expect("a free identifier");
+    guest.controller.namespaces.attach(1).expect("an attachment");
+    guest.make_queues(1, 16);
+    let read = read_block(&mut guest, 1);
+    let in_flight = guest.submit(1, read);
+    guest.step();
+    let deletion = guest.submit(0, delete(1));
+    for _ in 0..50 {
+        guest.step();
+    }
+    assert!(guest.poll(0).is_none());
+    assert_eq!(guest.host.take_calls(), [], "its blocks are in use");
+    assert_eq!(code(&guest.command(1, read)), Status::INVALID_FIELD, "new commands no longer find it");
+    // Whoever else wants something of it comes too early.
+    expect(&mut guest, delete(1), Status::NAMESPACE_NOT_READY);
+    assert_eq!(attachment(&mut guest, 0, 1, &[1]), Status::NAMESPACE_NOT_READY);
+    volume.open();
+    assert_eq!(code(&guest.wait_for(1, in_flight)), Status::SUCCESS);
+    assert_eq!(code(&guest.wait_for(0, deletion)), Status::SUCCESS);
+    assert_eq!(guest.host.take_calls(), [HostCall::Delete { nsid: 1 }]);
+}
+
+#[test]
+fn attachments_that_cannot_be_are_refused() {
+    let mut guest = boot_with_all();
+    assert_eq!(create(&mut guest, &data(8, 0)).dw0, 1);
+    guest.host.take_calls();
+    for (select, nsid, controllers, status) in [
+        (2, 1, &[1][..], Status::INVALID_FIELD),
+        (0, 0, &[1], Status::INVALID_NAMESPACE_OR_FORMAT),
+        (0, 65, &[1], Status::INVALID_NAMESPACE_OR_FORMAT),
+        (0, u32::MAX, &[1], Status::INVALID_FIELD),
+        (0, 2, &[1], Status::INVALID_FIELD),
+        (0, 1, &[], Status::CONTROLLER_LIST_INVALID),
+        (0, 1, &[2], Status::CONTROLLER_LIST_INVALID),
+        (0, 1, &[1, 2], Status::CONTROLLER_LIST_INVALID),
+        (0, 1, &[1, 1], Status::CONTROLLER_LIST_INVALID),
+        (1, 1, &[1], Status::NAMESPACE_NOT_ATTACHED),
+    ] {
+        assert_eq!(attachment(&mut guest, select, nsid, controllers), status, "{select} {nsid} {controllers:?}");
+    }
+    // A count beyond the list.
+    let sqe = admin(AdminOpcode::NAMESPACE_ATTACHMENT, 1);
+    assert_eq!(code(&guest.command_writing(0, sqe, &[0xff; 4096])), Status::CONTROLLER_LIST_INVALID);
+    assert_eq!(guest.host.take_calls(), []);
+}
+
+#[test]
+fn a_format_erases_and_changes_the_block_size() {
+    let mut guest = FakeGuest::boot();
+    guest.add_memory_volume(1, MEBIBYTE, BlockSize::B512);
+    guest.make_queues(1, 16);
+    let mut write = sqe(NvmOpcode::WRITE.0, 1);
+    write.cdw12 = 7;
+    assert_eq!(code(&guest.command_writing(1, write, &[0x5a; 4096])), Status::SUCCESS);
+    // Block 1 is marked as bad, which a format ends.
+    let mut bad = sqe(NvmOpcode::WRITE_UNCORRECTABLE.0, 1);
+    bad.cdw10 = 1;
+    assert_eq!(code(&guest.command(1, bad)), Status::SUCCESS);
+    // User Data Erase, format 1.
+    expect(&mut guest, format(1, 1 | 1 << 9), Status::SUCCESS);
+    assert_eq!(guest.host.take_calls(), [HostCall::Format { uuid: identity(1).uuid, block_size: BlockSize::B4096 }]);
+    let id = identify(&mut guest, 1);
+    assert_eq!((id.nsze, id.flbas.index()), (256, 1));
+    let (cqe, bytes) = guest.command_reading(1, sqe(NvmOpcode::READ.0, 1), 4096);
+    assert_eq!(code(&cqe), Status::SUCCESS);
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    let attached = guest.controller.namespaces.get(1).expect("it is still attached");
+    assert_eq!(attached.geometry.get(), attached.namespace.volume.geometry());
+}
+
+#[test]
+fn formats_that_cannot_be_are_refused() {
+    let mut guest = FakeGuest::boot();
+    let namespace = guest.add_memory_volume(1, MEBIBYTE, BlockSize::B512);
+    guest.controller.namespaces.allocate(2, Allocated { namespace, read_only: true, by_guest: false }).expect("free");
+    guest.controller.namespaces.attach(2).expect("an attachment");
+    for (nsid, cdw10, status) in [
+        (0, 0, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (65, 0, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (3, 0, Status::INVALID_FIELD),
+        (u32::MAX, 0, Status::INVALID_FIELD),
+        (1, 2, Status::INVALID_FORMAT),
+        (1, 1 << 12, Status::INVALID_FORMAT),
+        // Protection information; cryptographic erase; reserved.
+        (1, 1 << 5, Status::INVALID_FORMAT),
+        (1, 2 << 9, Status::INVALID_FIELD),
+        (1, 3 << 9, Status::INVALID_FIELD),
+        (2, 0, Status::NAMESPACE_WRITE_PROTECTED),
+    ] {
+        expect(&mut guest, format(nsid, cdw10), status);
+    }
+    assert_eq!(guest.host.take_calls(), []);
+}
+
+#[test]
+fn a_format_keeps_commands_out() {
+    let mut guest = FakeGuest::boot();
+    let volume = Gated::create(MEBIBYTE);
+    guest.add_namespace(1, &Namespace::new(volume.clone(), identity(1), false));
+    guest.make_queues(1, 16);
+    guest.host.hold();
+    let read = read_block(&mut guest, 1);
+    let in_flight = guest.submit(1, read);
+    guest.step();
+    guest.submit(0, format(1, 1));
+    guest.step();
+    guest.step();
+    assert_eq!(guest.host.take_calls(), [], "a command is in flight");
+    assert_eq!(code(&guest.command(1, read)), Status::FORMAT_IN_PROGRESS);
+    volume.open();
+    assert_eq!(code(&guest.wait_for(1, in_flight)), Status::SUCCESS);
+    guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
+    assert_eq!(code(&guest.command(1, read)), Status::FORMAT_IN_PROGRESS);
+    expect(&mut guest, format(1, 0), Status::FORMAT_IN_PROGRESS);
+    // A reset forgets the command, not the format.
+    guest.disable();
+    guest.enable();
+    guest.make_queues(1, 16);
+    assert_eq!(code(&guest.command(1, read)), Status::FORMAT_IN_PROGRESS);
+    guest.host.release();
+    guest.step_until("the format", |guest| {
+        let attached = guest.controller.namespaces.get(1).expect("it is attached");
+        !attached.formatting.get()
+    });
+    assert_eq!(volume.geometry().block_size, BlockSize::B4096);
+    assert_eq!(code(&guest.command(1, read)), Status::SUCCESS);
+}
