@@ -13,7 +13,7 @@ use millrace_engine::{Device, DeviceKey, ShardHandle};
 use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Namespace, NvmeDevice};
 use millrace_vfio_user::Listener;
 
-use crate::{Name, error::ControlError, manager::DeviceCounters, model::DeviceSpec};
+use crate::{Name, error::ControlError, manager::DeviceCounters, store::DeviceRecord};
 
 /// How long commands in flight are waited for before a device goes without its memory, or a namespace's volume is let go.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -49,15 +49,14 @@ pub(crate) struct LiveStatus {
 impl LiveDevice {
     /// Makes the device's socket and puts it on the shard.
     pub(crate) fn start(
-        spec: &DeviceSpec,
-        cntlid: u16,
+        record: &DeviceRecord,
         socket: PathBuf,
         shard: &ShardHandle,
         host: Arc<dyn Host>,
     ) -> Result<Self, ControlError> {
-        let name = spec.name.clone();
+        let name = record.spec.name.clone();
         let listener = Listener::bind(&socket).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
-        let config = spec.config(cntlid);
+        let config = record.spec.config(record.cntlid, record.uuid);
         let key = shard.call_wait(move |shard| {
             shard.add_device_with(|cx| {
                 let device = NvmeDevice::new(config, listener, host, cx)?;

@@ -255,11 +255,13 @@ impl DeviceSpec {
     }
 
     /// The controller's configuration.
-    pub(crate) fn config(&self, cntlid: u16) -> Config {
+    pub(crate) fn config(&self, cntlid: u16, uuid: uuid::Uuid) -> Config {
         let usual = Config::new(self.name.as_str());
         let nvme = &self.nvme;
         Config {
             serial: nvme.serial.clone().unwrap_or_else(|| usual.serial.clone()),
+            // The form for subsystems without a domain of their own (Base 4.7).
+            subnqn: format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"),
             cntlid,
             queues: nvme.queues,
             queue_entries: nvme.queue_entries,

@@ -104,6 +104,8 @@ pub(crate) struct DeviceRecord {
     pub(crate) spec: DeviceSpec,
     /// Its controller identifier, unlike any other device's.
     pub(crate) cntlid: u16,
+    /// What its subsystem is named after: no two devices of a guest may have one name, whichever daemons they come from.
+    pub(crate) uuid: Uuid,
     /// Its namespaces, in order of their identifiers.
     pub(crate) namespaces: Vec<NamespaceRecord>,
 }

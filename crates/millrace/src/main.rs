@@ -1,1 +1,82 @@
-fn main() {}
+//! Millrace: virtual NVMe disks for virtual machines.
+//!
+//! ```text
+//!   millrace serve ─────────► the daemon                       ◄── HTTP on RUN_DIR/api.sock ── volume, device, status, metrics
+//!   millrace nvme ──────────► one disk in the foreground
+//!   millrace bench ─────────► a client of any vfio-user NVMe device
+//!   millrace completions, man
+//! ```
+//!
+//! Results go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage.
+//!
+//! It decides nothing about volumes and devices: that is the daemon's.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod cli;
+mod client;
+mod commands;
+mod logging;
+mod notify;
+mod output;
+mod serve;
+
+use std::{error::Error, io, process::ExitCode};
+
+use clap::{CommandFactory, Parser};
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("millrace: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Serve(options) => serve::serve(&global, &options),
+        Command::Nvme(options) => serve::nvme(&global, options),
+        Command::Volume { command } => commands::volume(&global, command),
+        Command::Device { command } => commands::device(&global, command),
+        Command::Status => commands::status(&global),
+        Command::Metrics => commands::metrics(&global),
+        Command::Bench(options) => Ok(bench::run(options)?),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "millrace", &mut script);
+            output::bytes(&script)
+        }
+        Command::Man { directory } => {
+            std::fs::create_dir_all(&directory)?;
+            Ok(clap_mangen::generate_to(Cli::command(), &directory)?)
+        }
+    }
+}
+
+/// An error with its causes, those left out that it already names.
+fn explain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// The reader of our output went away: nobody is left to complain to.
+fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}

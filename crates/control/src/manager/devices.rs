@@ -3,13 +3,17 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt},
+    },
     path::PathBuf,
     sync::{Arc, PoisonError},
 };
 
 use millrace_engine::{DiskKey, ShardHandle, ShardLoad, place};
 use millrace_frontends::nvme::Namespace;
+use uuid::Uuid;
 
 use super::{Device, DeviceView, Inner, Manager, NamespaceView, volumes::namespace};
 use crate::{
@@ -122,7 +126,14 @@ impl Manager {
         let taken = |cntlid: &u16| inner.devices.values().any(|device| device.record.cntlid == *cntlid);
         let cntlid = (1..=MAX_CNTLID).find(|cntlid| !taken(cntlid));
         let cntlid = cntlid.ok_or_else(|| ControlError::invalid("device", &spec.name, "there are too many devices"))?;
-        let record = DeviceRecord { spec: spec.clone(), cntlid, namespaces: Vec::new() };
+        let mut spec = spec.clone();
+        let mut uuid = Uuid::new_v4();
+        if inner.stateless {
+            // The same socket is the same disk to a guest.
+            uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, socket.as_os_str().as_bytes());
+            spec.nvme.serial = spec.nvme.serial.or_else(|| Some(format!("MR-{:.12}", uuid.simple().to_string())));
+        }
+        let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new() };
         let live = Ok(self.start_device(inner, &record, disk)?);
         Ok(Device { record, live, failed: BTreeMap::new() })
     }
@@ -135,7 +146,7 @@ impl Manager {
         disk: Option<DiskKey>,
     ) -> Result<LiveDevice, ControlError> {
         let shard = self.shard_for(inner, &record.spec, disk);
-        LiveDevice::start(&record.spec, record.cntlid, self.socket(&record.spec), shard, Arc::clone(&self.host))
+        LiveDevice::start(record, self.socket(&record.spec), shard, Arc::clone(&self.host))
     }
 
     /// Where a device's guests connect.

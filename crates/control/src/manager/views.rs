@@ -277,7 +277,7 @@ impl Manager {
     fn view(&self, inner: &Inner, device: &Device) -> DeviceView {
         let record = &device.record;
         let status = device.live().and_then(crate::devices::LiveDevice::status);
-        let config = record.spec.config(record.cntlid);
+        let config = record.spec.config(record.cntlid, record.uuid);
         let (status, reason) = match status {
             Ok(status) => (Some(status), None),
             Err(ControlError::DeviceFailed { reason, .. }) => (None, Some(reason)),

@@ -1,0 +1,366 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use millrace_control::{
+    Backend, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, default_run_dir, default_state_dir,
+};
+
+use crate::bench::BenchArgs;
+
+/// Virtual NVMe disks for virtual machines
+///
+/// `millrace serve` runs the daemon; volume, device, status and metrics ask it. `millrace nvme` serves a single disk without it.
+#[derive(Debug, Parser)]
+#[command(name = "millrace", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// Where the daemon's sockets are [default: /run/millrace, or XDG_RUNTIME_DIR/millrace]
+    #[arg(long, global = true, env = "MILLRACE_RUN_DIR", hide_env_values = true, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+impl Global {
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.run_dir.clone().unwrap_or_else(default_run_dir)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the daemon
+    Serve(ServeArgs),
+    /// Create, list, show, resize and delete volumes
+    Volume {
+        #[command(subcommand)]
+        command: VolumeCommand,
+    },
+    /// Create, list, show and delete devices; attach and detach volumes
+    Device {
+        #[command(subcommand)]
+        command: DeviceCommand,
+    },
+    /// Show how the daemon is doing
+    Status,
+    /// Print the daemon's metrics (OpenMetrics text)
+    Metrics,
+    /// Serve one NVMe disk in the foreground, without daemon and state
+    Nvme(Box<NvmeCommand>),
+    /// Drive any vfio-user NVMe device and print IOPS, bandwidth and latencies
+    Bench(BenchArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the manual pages to a directory
+    Man {
+        /// The directory; made if need be
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// A configuration file (TOML) with volumes and devices to make sure of
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where the state is kept [default: /var/lib/millrace, or XDG_STATE_HOME/millrace]
+    #[arg(long, env = "MILLRACE_STATE_DIR", hide_env_values = true, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Poll threads: their number (2), or one bound to each core of a list (0,2,4-6) [default: 1]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) shards: Option<String>,
+    /// What a shard does without work [default: adaptive]
+    #[arg(long, value_enum)]
+    polling: Option<PollingArg>,
+    /// How devices are spread over shards [default: device]
+    #[arg(long, value_enum)]
+    placement: Option<PlacementArg>,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+impl ServeArgs {
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.state_dir.clone().unwrap_or_else(default_state_dir)
+    }
+
+    pub(crate) fn polling(&self) -> Option<PollingMode> {
+        self.polling.map(PollingMode::from)
+    }
+
+    pub(crate) fn placement(&self) -> Option<PlacementMode> {
+        self.placement.map(|placement| match placement {
+            PlacementArg::Device => PlacementMode::Device,
+            PlacementArg::Disk => PlacementMode::Disk,
+        })
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogArgs {
+    /// What is logged: a level (error, warn, info, debug, trace), or a list of TARGET=LEVEL
+    #[arg(long = "log", env = "MILLRACE_LOG", hide_env_values = true, value_name = "FILTER")]
+    pub(crate) filter: Option<String>,
+    /// How it is written
+    #[arg(long = "log-format", value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
+    pub(crate) format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PollingArg {
+    /// Spin while there is work, then sleep
+    Adaptive,
+    /// Spin for ever: lowest latency, one whole core per shard
+    Spin,
+}
+
+impl From<PollingArg> for PollingMode {
+    fn from(polling: PollingArg) -> Self {
+        match polling {
+            PollingArg::Adaptive => Self::Adaptive,
+            PollingArg::Spin => Self::Spin,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PlacementArg {
+    /// Each device to the least loaded shard
+    Device,
+    /// Devices of one disk to one shard
+    Disk,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Create a volume
+    Create(VolumeCreate),
+    /// List all volumes
+    List,
+    /// Show a volume
+    Show {
+        /// The volume
+        name: String,
+    },
+    /// Grow or shrink a volume; guests that have it are told. What lies beyond a smaller size is lost
+    Resize(VolumeResize),
+    /// Delete a volume that no device has. Its file stays
+    Delete {
+        /// The volume
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeCreate {
+    /// Its name: A-Z a-z 0-9 . _ -, at most 64
+    pub(crate) name: Name,
+    /// Its size: bytes, or a unit of powers of 1024 (512M, 1G). A file that exists needs none
+    #[arg(long)]
+    pub(crate) size: Option<Size>,
+    /// Where its blocks are: memory, null or file:PATH (a file, made if missing, or a block device)
+    #[arg(long, value_parser = backend, value_name = "BACKEND")]
+    pub(crate) backend: Backend,
+    /// Size of its logical blocks: 512 or 4096
+    #[arg(long, default_value = "512", value_name = "BYTES")]
+    pub(crate) block_size: LogicalBlock,
+    /// Never write to it (file only)
+    #[arg(long)]
+    pub(crate) read_only: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false, args = ["size", "size_option"])]
+pub(crate) struct VolumeResize {
+    /// The volume
+    pub(crate) name: String,
+    /// Its new size
+    size: Option<Size>,
+    /// Its new size
+    #[arg(long = "size", value_name = "SIZE")]
+    size_option: Option<Size>,
+}
+
+impl VolumeResize {
+    pub(crate) fn size(&self) -> Size {
+        self.size.or(self.size_option).unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeviceCommand {
+    /// Create a device and its socket
+    Create(Box<DeviceCreate>),
+    /// Show a volume to the device's guest
+    Attach {
+        /// The device
+        name: String,
+        /// The volume
+        volume: Name,
+        /// Its namespace identifier [default: the lowest free one]
+        #[arg(long, value_name = "N")]
+        nsid: Option<u32>,
+        /// The guest cannot write it
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Show a namespace no more
+    Detach {
+        /// The device
+        name: String,
+        /// The namespace identifier
+        nsid: u32,
+    },
+    /// List all devices
+    List,
+    /// Show a device
+    Show {
+        /// The device
+        name: String,
+    },
+    /// Delete a device; its guest loses it, its volumes stay
+    Delete {
+        /// The device
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeviceCreate {
+    /// Its name: A-Z a-z 0-9 . _ -, at most 64
+    pub(crate) name: Name,
+    /// It is an NVMe controller
+    #[arg(long, required = true)]
+    nvme: bool,
+    #[command(flatten)]
+    pub(crate) controller: ControllerArgs,
+    /// Its socket [default: RUN_DIR/NAME.sock]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// The shard it lives on [default: the placement policy decides]
+    #[arg(long, value_name = "N")]
+    pub(crate) shard: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ControllerArgs {
+    /// I/O queue pairs
+    #[arg(long, value_name = "N", default_value_t = NvmeSpec::default().queues)]
+    queues: u16,
+    /// MSI-X vectors [default: one more than queues]
+    #[arg(long, value_name = "N")]
+    vectors: Option<u16>,
+    /// Entries a queue may have
+    #[arg(long, value_name = "N", default_value_t = NvmeSpec::default().queue_entries)]
+    queue_entries: u32,
+    /// Largest namespace identifier
+    #[arg(long, value_name = "N", default_value_t = NvmeSpec::default().namespaces)]
+    namespaces: u32,
+    /// Largest transfer of one command: a power of two from 4K
+    #[arg(long, value_name = "SIZE", default_value_t = NvmeSpec::default().mdts)]
+    mdts: Size,
+    /// How the guest rings: in memory it shares with us, or by messages
+    #[arg(long, value_enum, default_value_t = DoorbellsArg::Shared)]
+    doorbells: DoorbellsArg,
+    /// What the guest may create itself by Namespace Management, in all [default: nothing]
+    #[arg(long, value_name = "SIZE")]
+    ns_quota: Option<Size>,
+    /// Where the blocks of namespaces that the guest creates are: memory or file:DIR
+    #[arg(long, value_parser = backend, value_name = "BACKEND", default_value = "memory")]
+    ns_backend: Backend,
+    /// Serial number [default: made from the name]
+    #[arg(long, value_name = "TEXT")]
+    serial: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DoorbellsArg {
+    /// A shared page, which is polled: ringing costs the guest no exit
+    Shared,
+    /// Messages on the socket: an idle guest costs no CPU at all
+    Messages,
+}
+
+impl ControllerArgs {
+    pub(crate) fn spec(&self) -> NvmeSpec {
+        NvmeSpec {
+            queues: self.queues,
+            vectors: self.vectors,
+            queue_entries: self.queue_entries,
+            namespaces: self.namespaces,
+            mdts: self.mdts,
+            doorbells: match self.doorbells {
+                DoorbellsArg::Shared => Doorbells::Shared,
+                DoorbellsArg::Messages => Doorbells::Messages,
+            },
+            ns_quota: self.ns_quota.unwrap_or_default(),
+            ns_backend: self.ns_backend.clone(),
+            serial: self.serial.clone(),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NvmeCommand {
+    /// The socket to make
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: PathBuf,
+    /// The disk: memory, null or file:PATH (a file or block device)
+    #[arg(long, value_parser = backend, value_name = "BACKEND")]
+    pub(crate) volume: Backend,
+    /// Its size; a file that exists needs none, a missing one is made with it
+    #[arg(long)]
+    pub(crate) size: Option<Size>,
+    /// Size of its logical blocks: 512 or 4096
+    #[arg(long, default_value = "512", value_name = "BYTES")]
+    pub(crate) block_size: LogicalBlock,
+    /// The guest cannot write it
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    #[command(flatten)]
+    pub(crate) controller: ControllerArgs,
+    /// What the poll thread does without work
+    #[arg(long, value_enum, default_value_t = PollingArg::Adaptive)]
+    pub(crate) polling: PollingArg,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+fn backend(text: &str) -> Result<Backend, String> {
+    Backend::try_from(text.to_owned()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

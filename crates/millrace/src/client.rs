@@ -1,0 +1,157 @@
+//! A client of the daemon's API: one request per connection, one connection per command.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Method, Request,
+    body::Bytes,
+    header::{CONTENT_TYPE, HOST},
+};
+use hyper_util::rt::TokioIo;
+use millrace_control::{API_SOCKET, Problem};
+use serde::{Serialize, de::DeserializeOwned};
+use thiserror::Error;
+use tokio::{net::UnixStream, runtime::Runtime};
+
+/// Why the daemon did not do it.
+#[derive(Debug, Error)]
+pub(crate) enum ClientError {
+    /// Nobody listens.
+    #[error(
+        "no daemon answers on {}; start one with \"millrace serve\", or say where it is with --run-dir or MILLRACE_RUN_DIR",
+        path.display()
+    )]
+    NotRunning {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Not for us.
+    #[error("{} is another user's: only the user that runs the daemon may use it", path.display())]
+    NotAllowed {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The connection failed.
+    #[error("{}: {source}", path.display())]
+    Connection {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The daemon went away, or speaks something else.
+    #[error("{}: the daemon did not answer: {source}", path.display())]
+    Http {
+        /// The socket.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: hyper::Error,
+    },
+    /// The daemon refused.
+    #[error("{}{}", .0.detail, .0.advice.as_ref().map(|advice| format!("; {advice}")).unwrap_or_default())]
+    Refused(Problem),
+    /// The daemon's answer makes no sense to us.
+    #[error("the daemon's answer ({status}) cannot be understood; is it another version of millrace? {source}")]
+    Answer {
+        /// The HTTP status.
+        status: u16,
+        /// What is wrong with the body.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// A daemon to talk to.
+pub(crate) struct Client {
+    socket: PathBuf,
+    runtime: Runtime,
+}
+
+impl Client {
+    pub(crate) fn new(run_dir: &Path) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Self { socket: run_dir.join(API_SOCKET), runtime })
+    }
+
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        decode(self.request(Method::GET, path, Vec::new())?)
+    }
+
+    pub(crate) fn get_text(&self, path: &str) -> Result<Bytes, ClientError> {
+        Ok(self.request(Method::GET, path, Vec::new())?.1)
+    }
+
+    pub(crate) fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        decode(self.request(Method::POST, path, encode(body))?)
+    }
+
+    pub(crate) fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
+        decode(self.request(Method::PATCH, path, encode(body))?)
+    }
+
+    pub(crate) fn delete(&self, path: &str) -> Result<(), ClientError> {
+        self.request(Method::DELETE, path, Vec::new()).map(|_| ())
+    }
+
+    /// The answer's status and body, if it is a good one.
+    fn request(&self, method: Method, path: &str, body: Vec<u8>) -> Result<(u16, Bytes), ClientError> {
+        let (status, body) = self.runtime.block_on(self.exchange(method, path, body))?;
+        if status.is_success() {
+            return Ok((status.as_u16(), body));
+        }
+        match serde_json::from_slice(&body) {
+            Ok(problem) => Err(ClientError::Refused(problem)),
+            Err(source) => Err(ClientError::Answer { status: status.as_u16(), source }),
+        }
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<(hyper::StatusCode, Bytes), ClientError> {
+        let http = |source| ClientError::Http { path: self.socket.clone(), source };
+        let stream = UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(error))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
+        tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, "millrace")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .expect("names are escaped, so the path is one");
+        let answer = sender.send_request(request).await.map_err(http)?;
+        let status = answer.status();
+        Ok((status, answer.into_body().collect().await.map_err(http)?.to_bytes()))
+    }
+
+    fn unreachable(&self, source: io::Error) -> ClientError {
+        let path = self.socket.clone();
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NotRunning { path },
+            io::ErrorKind::PermissionDenied => ClientError::NotAllowed { path },
+            _ => ClientError::Connection { path, source },
+        }
+    }
+}
+
+fn encode(body: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(body).expect("requests have text for keys and nothing that JSON lacks")
+}
+
+fn decode<T: DeserializeOwned>((status, body): (u16, Bytes)) -> Result<T, ClientError> {
+    serde_json::from_slice(&body).map_err(|source| ClientError::Answer { status, source })
+}
+
+/// A name as a part of a path: what is no name cannot lead anywhere else.
+pub(crate) fn segment(name: &str) -> String {
+    name.bytes()
+        .map(|byte| match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-' => char::from(byte).to_string(),
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}

@@ -1,0 +1,248 @@
+//! Commands that ask the daemon.
+
+use std::error::Error;
+
+use millrace_control::{
+    AttachSpec, DeviceSpec, DeviceView, NamespaceView, ShardView, Size, State, Status, VolumeChange, VolumeSpec, VolumeView,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    cli::{DeviceCommand, DeviceCreate, Global, VolumeCommand, VolumeCreate},
+    client::{Client, segment},
+    output::{self, Table, facts},
+    serve::how_to_connect,
+};
+
+type Done = Result<(), Box<dyn Error>>;
+
+fn client(global: &Global) -> Result<Client, Box<dyn Error>> {
+    Ok(Client::new(&global.run_dir())?)
+}
+
+/// Prints a result in the form that was asked for.
+fn show<T: serde::Serialize>(global: &Global, value: &T, text: impl FnOnce(&T) -> String) -> Done {
+    if global.json { output::json(value) } else { output::line(&text(value)) }
+}
+
+pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
+    let client = client(global)?;
+    let path = |name: &str| format!("/v1/volumes/{}", segment(name));
+    match command {
+        VolumeCommand::Create(create) => {
+            let view: VolumeView = client.post("/v1/volumes", &volume_spec(create)?)?;
+            show(global, &view, |view| format!("volume {}: {} on {}", view.name, view.size, view.backend.0))
+        }
+        VolumeCommand::List => {
+            let views: Vec<VolumeView> = client.get("/v1/volumes")?;
+            show(global, &views, |views| volume_table(views))
+        }
+        VolumeCommand::Show { name } => show(global, &client.get(&path(&name))?, volume_facts),
+        VolumeCommand::Resize(resize) => {
+            let view: VolumeView = client.patch(&path(&resize.name), &VolumeChange { size: resize.size() })?;
+            show(global, &view, |view| format!("volume {}: {}", view.name, view.size))
+        }
+        VolumeCommand::Delete { name } => {
+            let view: VolumeView = client.get(&path(&name))?;
+            client.delete(&path(&name))?;
+            show(global, &json!({ "deleted": name }), |_| match view.backend.path() {
+                Some(file) if file.exists() => format!("volume {name} deleted; {} stays", file.display()),
+                _ => format!("volume {name} deleted"),
+            })
+        }
+    }
+}
+
+fn volume_spec(create: VolumeCreate) -> Result<VolumeSpec, Box<dyn Error>> {
+    let VolumeCreate { name, size, backend, block_size, read_only } = create;
+    // The daemon may run elsewhere: a relative path is ours.
+    let backend = backend.resolved(&std::env::current_dir()?);
+    Ok(VolumeSpec { name, size, backend, block_size, read_only })
+}
+
+fn state(state: State, reason: Option<&String>) -> String {
+    match (state, reason) {
+        (State::Ready, _) => "ready".to_owned(),
+        (State::Failed, Some(reason)) => format!("failed: {reason}"),
+        (State::Failed, None) => "failed".to_owned(),
+    }
+}
+
+fn attached_to(view: &VolumeView) -> String {
+    let users = view.attached_to.iter().map(|user| format!("{}:{}", user.device, user.nsid));
+    users.collect::<Vec<_>>().join(" ")
+}
+
+fn dash(text: String) -> String {
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+fn allocated(view: &VolumeView) -> String {
+    view.allocated.map_or("-".to_owned(), |bytes| Size(bytes).approximate())
+}
+
+fn volume_table(views: &[VolumeView]) -> String {
+    let mut table = Table::new(&["NAME", "SIZE", "USED", "BLOCK", "BACKEND", "ATTACHED TO", "STATE"]);
+    for view in views {
+        let read_only = if view.read_only { " (read-only)" } else { "" };
+        table.row([
+            view.name.to_string(),
+            view.size.approximate(),
+            allocated(view),
+            u32::from(view.block_size).to_string(),
+            format!("{}{read_only}", view.backend.0),
+            dash(attached_to(view)),
+            state(view.state, view.reason.as_ref()),
+        ]);
+    }
+    table.render()
+}
+
+fn volume_facts(view: &VolumeView) -> String {
+    let mut list = vec![
+        ("name", view.name.to_string()),
+        ("state", state(view.state, view.reason.as_ref())),
+        ("size", format!("{} ({} bytes)", view.size, view.size.0)),
+        ("used", allocated(view)),
+        ("block size", u32::from(view.block_size).to_string()),
+        ("backend", view.backend.0.to_string()),
+        ("read-only", view.read_only.to_string()),
+        ("uuid", view.uuid.clone()),
+        ("attached to", dash(attached_to(view))),
+    ];
+    if let Some(device) = &view.created_by {
+        list.push(("created by", format!("the guest of {device}")));
+    }
+    facts(&list)
+}
+
+pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
+    let client = client(global)?;
+    let path = |name: &str| format!("/v1/devices/{}", segment(name));
+    match command {
+        DeviceCommand::Create(create) => {
+            let view: DeviceView = client.post("/v1/devices", &device_spec(*create)?)?;
+            show(global, &view, |view| {
+                format!("device {}: {}\n{}", view.name, view.socket.display(), how_to_connect(&view.socket))
+            })
+        }
+        DeviceCommand::Attach { name, volume, nsid, read_only } => {
+            let spec = AttachSpec { volume, nsid, read_only };
+            let view: NamespaceView = client.post(&format!("{}/namespaces", path(&name)), &spec)?;
+            show(global, &view, |view| format!("device {name}: namespace {} is volume {}", view.nsid, view.volume))
+        }
+        DeviceCommand::Detach { name, nsid } => {
+            client.delete(&format!("{}/namespaces/{nsid}", path(&name)))?;
+            show(global, &json!({ "detached": nsid }), |_| format!("device {name}: namespace {nsid} detached"))
+        }
+        DeviceCommand::List => {
+            let views: Vec<DeviceView> = client.get("/v1/devices")?;
+            show(global, &views, |views| device_table(views))
+        }
+        DeviceCommand::Show { name } => show(global, &client.get(&path(&name))?, device_facts),
+        DeviceCommand::Delete { name } => {
+            client.delete(&path(&name))?;
+            show(global, &json!({ "deleted": name }), |_| format!("device {name} deleted"))
+        }
+    }
+}
+
+fn device_spec(create: DeviceCreate) -> Result<DeviceSpec, Box<dyn Error>> {
+    let mut nvme = create.controller.spec();
+    nvme.ns_backend = nvme.ns_backend.resolved(&std::env::current_dir()?);
+    let socket = create.socket.map(std::path::absolute).transpose()?;
+    Ok(DeviceSpec { name: create.name, nvme, socket, shard: create.shard })
+}
+
+fn guest(view: &DeviceView) -> String {
+    let phase = view.phase.as_deref().unwrap_or("-");
+    if view.connected { format!("connected, controller {phase}") } else { "none".to_owned() }
+}
+
+fn shard(view: &DeviceView) -> String {
+    view.shard.map_or("-".to_owned(), |shard| shard.to_string())
+}
+
+fn device_table(views: &[DeviceView]) -> String {
+    let mut table = Table::new(&["NAME", "SHARD", "GUEST", "NAMESPACES", "SOCKET", "STATE"]);
+    for view in views {
+        let namespaces = view.namespaces.iter().map(|namespace| format!("{}:{}", namespace.nsid, namespace.volume));
+        table.row([
+            view.name.to_string(),
+            shard(view),
+            guest(view),
+            dash(namespaces.collect::<Vec<_>>().join(" ")),
+            view.socket.display().to_string(),
+            state(view.state, view.reason.as_ref()),
+        ]);
+    }
+    table.render()
+}
+
+fn device_facts(view: &DeviceView) -> String {
+    let (nvme, counters) = (&view.nvme, &view.counters);
+    let transferred = |commands: u64, bytes: u64| format!("{commands} commands, {}", Size(bytes).approximate());
+    let mut text = facts(&[
+        ("name", view.name.to_string()),
+        ("state", state(view.state, view.reason.as_ref())),
+        ("socket", view.socket.display().to_string()),
+        ("shard", shard(view)),
+        ("guest", guest(view)),
+        ("serial", view.serial.clone()),
+        ("subsystem", view.subnqn.clone()),
+        ("queues", format!("{} of {} entries, {} vectors", nvme.queues, nvme.queue_entries, nvme.vectors())),
+        ("transfer", format!("at most {}", nvme.mdts)),
+        ("quota", format!("{} on {}", nvme.ns_quota, nvme.ns_backend.0)),
+        ("read", transferred(counters.read_commands, counters.bytes_read)),
+        ("written", transferred(counters.write_commands, counters.bytes_written)),
+        ("errors", format!("{} ({} of the medium)", counters.errors, counters.media_errors)),
+    ]);
+    if !view.namespaces.is_empty() {
+        let mut table = Table::new(&["NSID", "VOLUME", "MODE", "ATTACHED", "STATE"]);
+        for namespace in &view.namespaces {
+            table.row([
+                namespace.nsid.to_string(),
+                namespace.volume.to_string(),
+                if namespace.read_only { "read-only" } else { "read-write" }.to_owned(),
+                if namespace.attached { "yes" } else { "no, by the guest" }.to_owned(),
+                state(namespace.state, namespace.reason.as_ref()),
+            ]);
+        }
+        text = format!("{text}\n\n{}", table.render());
+    }
+    text
+}
+
+pub(crate) fn status(global: &Global) -> Done {
+    let status: Status = client(global)?.get("/v1/status")?;
+    show(global, &status, status_text)
+}
+
+fn status_text(status: &Status) -> String {
+    let state_dir = status.state_dir.as_ref().map_or("none".to_owned(), |path| path.display().to_string());
+    let overview = facts(&[
+        ("version", status.version.clone()),
+        ("process", format!("{}, running for {} s", status.pid, status.uptime_seconds)),
+        ("run directory", status.run_dir.display().to_string()),
+        ("state directory", state_dir),
+        ("volumes", status.volumes.to_string()),
+        ("devices", format!("{}, {} with a guest", status.devices, status.connected)),
+    ]);
+    let mut table = Table::new(&["SHARD", "DEVICES", "BUSY", "COMMANDS", "WAITING"]);
+    for ShardView { index, devices, busy_permille, commands, tasks_waiting, .. } in &status.shards {
+        let busy = format!("{}.{} %", busy_permille / 10, busy_permille % 10);
+        table.row([index.to_string(), devices.to_string(), busy, commands.to_string(), tasks_waiting.to_string()]);
+    }
+    let failed: String = status.failed.iter().map(|failed| format!("\nfailed: {failed}")).collect();
+    format!("{overview}\n\n{}{failed}", table.render())
+}
+
+pub(crate) fn metrics(global: &Global) -> Done {
+    let client = client(global)?;
+    if !global.json {
+        return output::bytes(&client.get_text("/metrics")?);
+    }
+    let status: Value = client.get("/v1/status")?;
+    let (volumes, devices): (Value, Value) = (client.get("/v1/volumes")?, client.get("/v1/devices")?);
+    output::json(&json!({ "volumes": volumes, "devices": devices, "shards": status["shards"] }))
+}
