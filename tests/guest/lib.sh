@@ -53,6 +53,15 @@ wait_for_size() { eventually 30 size_is "$1" "$2" || die "$1 has $(size_of "$1")
 # equal WHAT ACTUAL EXPECTED
 equal() { [ "$2" = "$3" ] || die "$1: got '$2', expected '$3'"; }
 
+# The folder of a disk's hardware queues. A namespace that may be shared is a disk over a hidden one
+# for each path to it (nvme0n1 over nvme0c0n1); the queues are the hidden one's.
+queues_of() {
+    for dir in "/sys/block/$1/mq" "/sys/class/nvme/nvme0/nvme0c"*"n${1##*n}/mq"; do
+        if [ -d "$dir" ]; then echo "$dir" && return; fi
+    done
+    die "$1 has no hardware queues in /sys"
+}
+
 # must_fail WHAT COMMAND...: the command must be refused.
 must_fail() {
     what=$1
@@ -70,6 +79,13 @@ must_fail_with() {
 
 # A field of identify, as nvme-cli prints it: field ctrl|ns NAME DEVICE
 field() { nvme "id-$1" "$3" | awk -F: -v name="$2" '{ k = $1; gsub(/[ \t]/, "", k) } k == name { v = $2; gsub(/^[ \t]+|[ \t]+$/, "", v); print v; exit }'; }
+
+# Tells the controller of $ctrl which host it serves: 16 bytes, of which the first 8 are text. Reports
+# of reservations are in the extended form then, as nvme-cli asks for it by itself.
+set_host_identifier() {
+    printf '%s%s' "$1" "$1" >/run/hostid
+    nvme set-feature "$ctrl" -f 0x81 -V 1 -l 16 -d /run/hostid >/dev/null || lenient "the host identifier is not settable"
+}
 
 # supports WORD BIT NAME: whether identify's field has the bit. With LENIENT=1 (a controller that
 # is not ours) a scenario may go on without it; otherwise its absence is a failure.

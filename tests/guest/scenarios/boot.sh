@@ -19,7 +19,7 @@ check_each_queue() {
     while [ "$queue" -le "$queues" ]; do
         before=$(interrupts "$queue")
         # the CPU list of a hardware queue names who submits to it
-        cpu=$(sed 's/[^0-9].*//' "/sys/block/$disk/mq/$((queue - 1))/cpu_list")
+        cpu=$(sed 's/[^0-9].*//' "$mq/$((queue - 1))/cpu_list")
         read_disk "$cpu"
         after=$(interrupts "$queue")
         [ "$after" -gt "$before" ] || die "queue $queue raised no interrupt while processor $cpu read"
@@ -32,7 +32,8 @@ wait_for_namespace "$disk"
 nvme list
 lsblk
 equal "queues of the controller" "$(cat /sys/class/nvme/nvme0/queue_count)" $((queues + 1))
-equal "hardware queues of $disk" "$(find "/sys/block/$disk/mq" -mindepth 1 -maxdepth 1 | wc -l)" "$queues"
+mq=$(queues_of "$disk")
+equal "hardware queues of $disk" "$(find "$mq" -mindepth 1 -maxdepth 1 | wc -l)" "$queues"
 if [ "${IRQ:-msix}" = msix ]; then
     check_each_queue
 else

@@ -6,8 +6,7 @@ dev=/dev/$disk
 
 report() { nvme resv-report "$dev" | awk -F: -v name="$1" '{ k = $1; gsub(/[ \t]/, "", k) } k == name { gsub(/[ \t]/, "", $2); print $2; exit }'; }
 
-printf 'guest-01' >/run/hostid
-nvme set-feature "$ctrl" -f 0x81 -l 8 -d /run/hostid >/dev/null || say "the host identifier is not settable"
+set_host_identifier guest-01
 equal "registrants at first" "$(report regctl)" 0
 must_fail_with "an acquire without registration" "conflict" nvme resv-acquire "$dev" --crkey=1 --rtype=1 --racqa=0
 nvme resv-register "$dev" --nrkey=1 --rrega=0 --cptpl=0 || die "register"

@@ -9,14 +9,10 @@ dev=/dev/$disk
 
 write_word() { printf '%-4096s' "$1" | dd of="$dev" bs=4096 count=1 oflag=direct conv=fsync 2>/run/dd.err; }
 read_word() { dd if="$dev" bs=4096 count=1 iflag=direct 2>/run/dd.err | sed 's/ *$//'; }
-host_identifier() {
-    printf 'guest-0%s' "$1" >/run/hostid
-    nvme set-feature "$ctrl" -f 0x81 -l 8 -d /run/hostid >/dev/null || say "the host identifier is not settable"
-}
 registrants() { nvme resv-report "$dev" | awk -F: '/regctl/ { gsub(/ /, "", $2); print $2; exit }'; }
 
 role_a() {
-    host_identifier A
+    set_host_identifier guest-0A
     await_host register
     nvme resv-register "$dev" --nrkey=0xa --rrega=0 --cptpl=0 || die "register"
     equal "registrants" "$(registrants)" 1
@@ -38,7 +34,7 @@ role_a() {
 }
 
 role_b() {
-    host_identifier B
+    set_host_identifier guest-0B
     await_host denied
     must_fail "a write under another's reservation" write_word "b intrudes"
     equal "the shared block" "$(read_word)" "from a"
