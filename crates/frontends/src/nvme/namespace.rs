@@ -125,6 +125,8 @@ pub(crate) struct NamespaceTable {
     attached: Vec<Option<Rc<Attached>>>,
     /// Every namespace that exists for this guest.
     allocated: BTreeMap<u32, Allocated>,
+    /// Identifiers of namespaces that are being created.
+    reserved: Vec<u32>,
 }
 
 /// A namespace that exists.
@@ -138,7 +140,7 @@ pub(crate) struct Allocated {
 
 impl NamespaceTable {
     pub(crate) fn new(largest: u32) -> Self {
-        Self { attached: vec![None; largest as usize + 1], allocated: BTreeMap::new() }
+        Self { attached: vec![None; largest as usize + 1], allocated: BTreeMap::new(), reserved: Vec::new() }
     }
 
     /// Largest identifier (NN).
@@ -188,12 +190,28 @@ impl NamespaceTable {
 
     /// The lowest identifier that is free.
     pub(crate) fn free_nsid(&self) -> Option<u32> {
-        (1..=self.largest()).find(|nsid| !self.allocated.contains_key(nsid))
+        (1..=self.largest()).find(|nsid| !self.is_taken(*nsid))
+    }
+
+    fn is_taken(&self, nsid: u32) -> bool {
+        self.allocated.contains_key(&nsid) || self.reserved.contains(&nsid)
+    }
+
+    /// Keeps the lowest free identifier for a namespace that is about to be created.
+    pub(crate) fn reserve(&mut self) -> Option<u32> {
+        let nsid = self.free_nsid()?;
+        self.reserved.push(nsid);
+        Some(nsid)
+    }
+
+    /// The namespace has been created, or will not be: its identifier is free, to be allocated at once.
+    pub(crate) fn unreserve(&mut self, nsid: u32) {
+        self.reserved.retain(|&reserved| reserved != nsid);
     }
 
     /// Makes a namespace exist. Fails with the status for Namespace Management when the identifier is taken or too large.
     pub(crate) fn allocate(&mut self, nsid: u32, allocated: Allocated) -> Result<(), Status> {
-        if nsid == 0 || nsid > self.largest() || self.allocated.contains_key(&nsid) {
+        if nsid == 0 || nsid > self.largest() || self.is_taken(nsid) {
             return Err(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry());
         }
         self.allocated.insert(nsid, allocated);

@@ -3,6 +3,8 @@
 //! An event type that was reported stays silent until the host reads its log page, which then tells everything. Until an
 //! event finds a request, it waits in a slot of its type: one report covers all events of a type.
 
+use std::{cell::Cell, sync::Arc};
+
 use millrace_nvme_spec::{
     admin::{AbortCdw10, AbortResult, AsyncEvent, AsyncEventDw0, AsyncEventType},
     command::{CommandId, NamespaceId, Sqe},
@@ -14,6 +16,7 @@ use millrace_nvme_spec::{
 use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
+        namespace::Namespace,
         state::EVENT_REQUESTS,
         status::Completion,
     },
@@ -38,7 +41,7 @@ impl Controller {
     /// Identifiers of the requests that wait.
     pub(super) fn event_requests(&self) -> impl Iterator<Item = u16> {
         let events = &self.state.events;
-        events.requests.iter().take(events.outstanding.get() as usize).map(std::cell::Cell::get)
+        events.requests.iter().take(events.outstanding.get() as usize).map(Cell::get)
     }
 
     /// Asynchronous Event Request: waits for an event. Its place in the completion queue is lent to other commands meanwhile,
@@ -161,15 +164,19 @@ impl Controller {
         }
     }
 
-    /// Another host changed the reservations of a namespace that this controller shows.
-    pub(crate) fn reservation_notice(&mut self, nsid: u32, kind: ReservationNotificationType) {
-        let Some(features) = self.state.features.namespaces.get(nsid as usize) else { return };
-        // Bit n of the mask is of type n.
-        if kind == ReservationNotificationType::EMPTY || features.reservation_mask.get() & 1 << (kind.0 & 7) != 0 {
-            return;
+    /// Another host changed the reservations of a namespace. `notify` names the hosts that are told, and what.
+    pub(crate) fn reservation_notice(&mut self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
+        let host = self.state.features.host_id.each_ref().map(Cell::get);
+        let shown = self.namespaces.attached().filter(|attached| Arc::ptr_eq(&attached.namespace, namespace));
+        for nsid in shown.map(|attached| attached.nsid) {
+            // Bit n of the mask is of type n.
+            let mask = self.state.features.namespaces.get(nsid as usize).map_or(0, |n| n.reservation_mask.get());
+            let ours = notify.iter().filter(|(told, kind)| *told == host && mask & 1 << (kind & 7) == 0);
+            for &(_, kind) in ours {
+                self.log_notice(NamespaceId(nsid), ReservationNotificationType(kind));
+                self.raise(AsyncEvent::RESERVATION_LOG_PAGE_AVAILABLE);
+            }
         }
-        self.log_notice(NamespaceId(nsid), kind);
-        self.raise(AsyncEvent::RESERVATION_LOG_PAGE_AVAILABLE);
     }
 
     /// Abort: only event requests can be, for everything else is on its way and finishes soon.

@@ -93,13 +93,9 @@ impl Jobs {
 
     /// Begins a job for a command.
     pub(super) fn push(&mut self, token: CommandToken, work: Work, drain: Vec<Rc<Attached>>) {
-        self.begin(Some(token), work, drain);
-    }
-
-    fn begin(&mut self, token: Option<CommandToken>, work: Work, drain: Vec<Rc<Attached>>) {
         let number = self.count;
         self.count += 1;
-        self.list.push(Job { number, token, work, drain, asked: false });
+        self.list.push(Job { number, token: Some(token), work, drain, asked: false });
     }
 
     /// Has a task wait for the host's answer. `false`: no task is free, and nothing was asked.
@@ -140,14 +136,12 @@ impl Controller {
             let drained = job.drain.iter().all(|attached| attached.in_flight.get() == 0);
             if !job.asked && drained {
                 work += 1;
-                match self.ask_host(cx, &job.work, job.number) {
-                    Some(asked) => self.admin.jobs.list[at].asked = asked,
-                    None => {
-                        // The next job is in this one's place then.
-                        self.finish_job(at, Completion::SUCCESS);
-                        continue;
-                    }
-                }
+                let Some(asked) = self.ask_host(cx, &job.work, job.number) else {
+                    // The next job is in this one's place then.
+                    self.finish_job(at, Completion::SUCCESS);
+                    continue;
+                };
+                self.admin.jobs.list[at].asked = asked;
             }
             at += 1;
         }
@@ -205,13 +199,10 @@ impl Controller {
     }
 
     fn created(&mut self, nsid: u32, namespace: Result<Arc<Namespace>, Status>) -> Result<u32, Status> {
+        self.namespaces.unreserve(nsid);
         let allocated = Allocated { namespace: namespace?, read_only: false, by_guest: true };
-        let taken = self.namespaces.allocate(nsid, allocated);
-        if taken.is_err() {
-            // The operator was faster with this identifier: the volume goes again.
-            self.admin.jobs.begin(None, Work::Delete { nsids: vec![nsid] }, Vec::new());
-        }
-        taken.map(|()| nsid)
+        self.namespaces.allocate(nsid, allocated)?;
+        Ok(nsid)
     }
 
     fn deleted(&mut self, nsid: Option<u32>) {

@@ -69,7 +69,7 @@ fn done(dw0: u32) -> Outcome {
 /// Milliseconds of the system's monotonic clock, which goes on when this process does not.
 fn monotonic_millis() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
 }
 
 impl Controller {

@@ -59,8 +59,7 @@ impl Controller {
         if bytes.is_none_or(|bytes| bytes > self.quota_left()) {
             return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
         }
-        let free = |nsid: &u32| self.namespaces.allocation(*nsid).is_none() && !self.admin.jobs.concern(*nsid);
-        let nsid = (1..=self.namespaces.largest()).find(free).ok_or(Status::NAMESPACE_ID_UNAVAILABLE)?;
+        let nsid = self.namespaces.reserve().ok_or(Status::NAMESPACE_ID_UNAVAILABLE)?;
         self.admin.jobs.push(token, Work::Create { nsid, bytes: bytes.unwrap_or(0), block_size }, Vec::new());
         Ok(Outcome::Held)
     }

@@ -1,6 +1,6 @@
 //! Asynchronous events and Abort.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use millrace_block::BlockSize;
 use millrace_nvme_spec::{
@@ -50,7 +50,7 @@ fn requests_have_a_limit_and_can_be_aborted() {
         expect(&mut guest, event_request(), Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED);
     }
     assert_eq!(guest.controller.in_flight as usize, EVENT_REQUESTS);
-    let mut aborted = BTreeMap::new();
+    let mut aborted = BTreeSet::new();
     for round in 0..10_000u32 {
         // Most name nothing: another queue, a missing queue, an identifier that is not in use.
         let (sqid, cid) = match round % 4 {
@@ -59,10 +59,10 @@ fn requests_have_a_limit_and_can_be_aborted() {
             _ => (0, round as u16 | 0x8000),
         };
         let not_aborted = expect(&mut guest, abort(sqid, cid), Status::SUCCESS) & 1;
-        let was_waiting = sqid == 0 && waiting.contains(&cid) && !aborted.contains_key(&cid);
+        let was_waiting = sqid == 0 && waiting.contains(&cid) && !aborted.contains(&cid);
         assert_eq!(not_aborted, u32::from(!was_waiting));
         if was_waiting {
-            aborted.insert(cid, ());
+            aborted.insert(cid);
         }
     }
     for &cid in &waiting {
@@ -186,7 +186,7 @@ fn temperatures_beyond_a_threshold_are_reported() {
     assert!(guest.poll(0).is_none());
     let smart: millrace_nvme_spec::log::SmartLog = reading(&mut guest, log_page(LogId::SMART, 512));
     assert!(!smart.critical_warning.temperature());
-    expect(&mut guest, set_feature(FeatureId::TEMPERATURE_THRESHOLD, 300 | 1 << 20), Status::SUCCESS);
+    expect(&mut guest, set_feature(FeatureId::TEMPERATURE_THRESHOLD, 0x12c | 1 << 20), Status::SUCCESS);
     assert_eq!(guest.wait(0).dw0, AsyncEvent::TEMPERATURE_THRESHOLD.dw0().into_bits());
 }
 
@@ -211,16 +211,22 @@ fn invalid_doorbells_are_reported_and_logged() {
 #[test]
 fn reservation_notices_queue_up_and_can_be_masked() {
     let mut guest = FakeGuest::boot();
-    guest.add_memory_volume(2, 1 << 20, BlockSize::B512);
+    let namespace = guest.add_memory_volume(2, 1 << 20, BlockSize::B512);
+    let other = guest.add_memory_volume(3, 1 << 20, BlockSize::B512);
+    let identifier = set_feature(FeatureId::HOST_IDENTIFIER, 1);
+    assert_eq!(code(&guest.command_writing(0, identifier, &[7; 16])), Status::SUCCESS);
     let mut mask = set_feature(FeatureId::RESERVATION_NOTIFICATION_MASK, 1 << 2);
     mask.nsid = NamespaceId(2);
     expect(&mut guest, mask, Status::SUCCESS);
     guest.submit(0, event_request());
-    guest.controller.reservation_notice(2, Notice::RESERVATION_RELEASED);
+    let (preempted, released, taken) =
+        (Notice::REGISTRATION_PREEMPTED.0, Notice::RESERVATION_RELEASED.0, Notice::RESERVATION_PREEMPTED.0);
+    // Masked, and for another host.
+    guest.controller.reservation_notice(&namespace, &[([7; 16], released), ([8; 16], preempted)]);
     guest.settle();
-    assert!(guest.poll(0).is_none(), "masked");
-    guest.controller.reservation_notice(2, Notice::REGISTRATION_PREEMPTED);
-    guest.controller.reservation_notice(2, Notice::RESERVATION_PREEMPTED);
+    assert!(guest.poll(0).is_none());
+    guest.controller.reservation_notice(&namespace, &[([8; 16], taken), ([7; 16], preempted)]);
+    guest.controller.reservation_notice(&other, &[([7; 16], taken)]);
     assert_eq!(guest.wait(0).dw0, AsyncEvent::RESERVATION_LOG_PAGE_AVAILABLE.dw0().into_bits());
     let mut told = Vec::new();
     for _ in 0..3 {
@@ -229,11 +235,11 @@ fn reservation_notices_queue_up_and_can_be_masked() {
     }
     assert_eq!(
         told,
-        [(1, Notice::REGISTRATION_PREEMPTED, 1, 2), (2, Notice::RESERVATION_PREEMPTED, 0, 2), (0, Notice::EMPTY, 0, 0)]
+        [(1, Notice::REGISTRATION_PREEMPTED, 1, 2), (2, Notice::RESERVATION_PREEMPTED, 0, 3), (0, Notice::EMPTY, 0, 0)]
     );
     // More than there is room for: the oldest go, and the count tells.
     for _ in 0..100 {
-        guest.controller.reservation_notice(2, Notice::REGISTRATION_PREEMPTED);
+        guest.controller.reservation_notice(&namespace, &[([7; 16], preempted)]);
     }
     let page: ReservationNotification = reading(&mut guest, log_page(LogId::RESERVATION, 64));
     assert_eq!((page.lpc, page.available), (2 + 100 - 63, 63));

@@ -54,13 +54,12 @@ const FEATURES: [(FeatureId, u32); 15] = [
 fn features_tell_what_they_allow() {
     let mut guest = FakeGuest::boot();
     for fid in (0..=u8::MAX).map(FeatureId) {
-        match FEATURES.iter().find(|(known, _)| *known == fid) {
-            Some((_, allowed)) => assert_eq!(expect(&mut guest, get(fid, 3, 0), Status::SUCCESS), *allowed, "{fid}"),
-            None => {
-                expect(&mut guest, get(fid, 3, 0), Status::INVALID_FIELD);
-                expect(&mut guest, get(fid, 0, 0), Status::INVALID_FIELD);
-                expect(&mut guest, set(fid, 0), Status::INVALID_FIELD);
-            }
+        if let Some((_, allowed)) = FEATURES.iter().find(|(known, _)| *known == fid) {
+            assert_eq!(expect(&mut guest, get(fid, 3, 0), Status::SUCCESS), *allowed, "{fid}");
+        } else {
+            expect(&mut guest, get(fid, 3, 0), Status::INVALID_FIELD);
+            expect(&mut guest, get(fid, 0, 0), Status::INVALID_FIELD);
+            expect(&mut guest, set(fid, 0), Status::INVALID_FIELD);
         }
     }
     for select in 4..8 {
@@ -86,7 +85,7 @@ fn values_are_kept_until_reset() {
         (FeatureId::ARBITRATION, 0, 0x0302_01fa, 0x0302_0102, 5),
         (FeatureId::POWER_MANAGEMENT, 0, 0x40, 0x40, 0),
         (FeatureId::TEMPERATURE_THRESHOLD, 0, 350, 350, 343),
-        (FeatureId::TEMPERATURE_THRESHOLD, 1 << 20, 1 << 20 | 10, 10, 0),
+        (FeatureId::TEMPERATURE_THRESHOLD, 1 << 20, 1 << 20 | 0xa, 10, 0),
         (FeatureId::VOLATILE_WRITE_CACHE, 0, 0xffff_fffe, 0, 1),
         (FeatureId::NUMBER_OF_QUEUES, 0, 0x0002_0003, 0x0002_0003, 0x0007_0007),
         (FeatureId::INTERRUPT_COALESCING, 0, 0xffff_0a09, 0x0a09, 0),

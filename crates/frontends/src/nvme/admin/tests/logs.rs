@@ -5,11 +5,15 @@ use millrace_nvme_spec::{
     command::{CommandId, NamespaceId, QueueId, Sqe},
     log::{CommandEffectsLog, ErrorEntry, FirmwareSlotLog, LogId, SmartLog, SupportedLogPages},
     opcode::{AdminOpcode, NvmOpcode},
+    registers::offset,
     status::Status,
 };
 
 use super::{
-    super::super::fixture::{FakeGuest, sqe},
+    super::super::{
+        fixture::{FakeGuest, sqe},
+        registers::Reset,
+    },
     admin, code, expect, expect_reading, read_block, reading,
 };
 
@@ -135,6 +139,28 @@ fn health_counts_what_the_guest_did() {
     assert_eq!((after.available_spare, after.percentage_used), (100, 0));
     assert_eq!(after.composite_temperature.get(), 298);
     assert!(guest.controller.state.logs.busy_micros.get() > 0);
+}
+
+#[test]
+fn power_that_goes_without_a_shutdown_is_counted() {
+    let mut guest = FakeGuest::boot();
+    let cycles = |guest: &mut FakeGuest| {
+        guest.enable();
+        let log: SmartLog = reading(guest, log_page(LogId::SMART, 512));
+        (log.power_cycles.get(), log.unsafe_shutdowns.get())
+    };
+    guest.controller.reset(Reset::PowerOn);
+    assert_eq!(cycles(&mut guest), (2, 1));
+    // A normal shutdown first.
+    let cc = guest.read32(offset::CC);
+    guest.write32(offset::CC, cc | 1 << 14);
+    guest.step_until("the shutdown", |guest| guest.read32(offset::CSTS) >> 2 & 3 == 2);
+    guest.controller.reset(Reset::PowerOn);
+    assert_eq!(cycles(&mut guest), (3, 1));
+    // Other resets are no loss of power; nor is a client that never enabled the controller.
+    guest.controller.reset(Reset::Function);
+    guest.controller.reset(Reset::PowerOn);
+    assert_eq!(cycles(&mut guest), (4, 1));
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn expect(guest: &mut FakeGuest, sqe: Sqe, status: Status) -> u32 {
 fn reading<T: FromBytes>(guest: &mut FakeGuest, sqe: Sqe) -> T {
     let (cqe, bytes) = guest.command_reading(0, sqe, size_of::<T>());
     assert_eq!(code(&cqe), Status::SUCCESS, "opcode {:#x} cdw10 {:#x}", sqe.opcode, sqe.cdw10);
-    T::read_from_bytes(&bytes).ok().expect("as many bytes as were asked for")
+    T::read_from_bytes(&bytes).unwrap_or_else(|_| panic!("as many bytes as were asked for"))
 }
 
 /// Submits an admin command that returns 4 KiB, and checks how it ends.

@@ -98,7 +98,7 @@ fn creations_that_cannot_be_are_refused() {
     let mut guest = boot_with_all();
     let good = data(2048, 0);
     let thin = with(&good, |data| data.ncap = 1);
-    for (data, status) in [
+    for (data, status) in vec![
         (data(0, 0), Status::INVALID_FIELD),
         (with(&good, |data| data.ncap = 4096), Status::INVALID_FIELD),
         (thin, Status::THIN_PROVISIONING_NOT_SUPPORTED),
