@@ -78,7 +78,8 @@ impl Config {
 
     /// What is out of its range, if anything is.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        let ascii = |text: &str, longest: usize| text.len() <= longest && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        let ascii =
+            |text: &str, longest: usize| text.len() <= longest && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
         let rules = [
             ((1..=Self::MAX_QUEUES).contains(&self.queues), "I/O queue pairs must be 1 to 256"),
             ((2..=65_536).contains(&self.queue_entries), "queue entries must be 2 to 65536"),
@@ -96,5 +97,11 @@ impl Config {
     /// Largest transfer in bytes.
     pub fn max_transfer(&self) -> u64 {
         4096 << self.mdts
+    }
+
+    /// Scratch bytes that a command takes in its task at most, beside what its volume's requests take: the segments of the
+    /// largest transfer, a page each, and its own future.
+    pub fn scratch_bytes(&self) -> usize {
+        ((self.max_transfer() >> 12) as usize + 1) * size_of::<millrace_memory::Segment>() + super::io::TASK_BYTES
     }
 }

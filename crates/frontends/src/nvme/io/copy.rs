@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, yield_now};
-use millrace_engine::{Launch, TaskSlot};
+use millrace_engine::TaskSlot;
 use millrace_memory::{Access, BUFFER_SIZE};
 use millrace_nvme_spec::{
     command::Sqe,
@@ -23,7 +23,7 @@ use super::{
     Blocks, gate,
     limits::{CDFE, CDFS, MCL, MSRC_Z, MSSRL},
     long::{Failure, PIECE, Writer, pieces},
-    task::{Finish, InFlight},
+    task::{Finish, InFlight, wait},
 };
 
 /// A source range, checked.
@@ -64,11 +64,11 @@ impl Controller {
         let launched = slot.run(|cx| {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
-            Launch::Wait(cx.scratch.place_future(async move {
+            wait(cx, async move {
                 let _sources: Vec<_> = sources.iter().map(|source| InFlight::new(&source.attached)).collect();
                 let writer = Writer { attached, host, geometry };
                 finish.complete(copy_all(cx, &writer, target, durable, &sources).await);
-            }))
+            })
         });
         Ok(self.outcome(token, launched))
     }

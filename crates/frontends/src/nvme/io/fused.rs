@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use millrace_block::{Operation, Request};
-use millrace_engine::{Launch, TaskSlot};
+use millrace_engine::TaskSlot;
 use millrace_memory::Segment;
 use millrace_nvme_spec::{
     command::{Fuse, Sqe},
@@ -24,7 +24,7 @@ use super::{
         status::Completion,
     },
     Blocks,
-    task::{Finish, of_result},
+    task::{Finish, of_result, wait},
 };
 
 /// First commands that wait for their second. At most one for each submission queue.
@@ -141,7 +141,7 @@ impl Controller {
             let attached = cx.scratch.keep(attached);
             let segments = cx.scratch.copy_slice(segments);
             let finish = tokens.map(|token| Finish::new(attached, sink, token));
-            Launch::Wait(cx.scratch.place_future(async move {
+            wait(cx, async move {
                 let namespace = &attached.namespace;
                 let [first, second] = finish;
                 let _locked = namespace.gate.lock(cx, blocks.range()).await;
@@ -161,7 +161,7 @@ impl Controller {
                 let result = namespace.volume.submit(cx, request(write, segments)).await;
                 namespace.written(result, blocks.lba, blocks.count);
                 second.complete(of_result(result));
-            }))
+            })
         });
         if matches!(launched, millrace_engine::Outcome::Waiting) {
             self.io.running.insert(tokens[0]);

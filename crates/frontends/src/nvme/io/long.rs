@@ -24,7 +24,7 @@ use super::{
         status::Completion,
     },
     Blocks, gate,
-    task::{Finish, of_result},
+    task::{Finish, of_result, wait},
 };
 
 /// Bytes of a volume that a long command works on without a break.
@@ -123,11 +123,11 @@ impl Controller {
         let launched = slot.run(|cx| {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
-            Launch::Wait(cx.scratch.place_future(async move {
+            wait(cx, async move {
                 let writer = Writer { attached, host, geometry };
                 let result = writer.pieces(cx, operation, blocks.lba, blocks.count).await;
                 finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
-            }))
+            })
         });
         Ok(self.outcome(token, launched))
     }
@@ -163,11 +163,11 @@ impl Controller {
                 return Launch::Done(Completion::SUCCESS);
             }
             let finish = Finish::new(attached, sink, token);
-            Launch::Wait(cx.scratch.place_future(async move {
+            wait(cx, async move {
                 let writer = Writer { attached, host, geometry };
                 finish
                     .complete(deallocate_all(cx, &writer, ranges).await.err().map_or(Completion::SUCCESS, Completion::from));
-            }))
+            })
         });
         Ok(self.outcome(token, launched))
     }
@@ -187,9 +187,9 @@ impl Controller {
         let launched = slot.run(|cx| {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
-            Launch::Wait(cx.scratch.place_future(async move {
+            wait(cx, async move {
                 finish.end(read_through(cx, attached, blocks).await);
-            }))
+            })
         });
         Ok(self.outcome(token, launched))
     }

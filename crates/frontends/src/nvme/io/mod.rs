@@ -37,7 +37,7 @@ use millrace_nvme_spec::{
     status::Status,
 };
 
-pub(crate) use self::{gate::WriteGate, uncorrectable::UncorrectableRanges};
+pub(crate) use self::{gate::WriteGate, task::TASK_BYTES, uncorrectable::UncorrectableRanges};
 use super::{
     Config,
     controller::{CommandToken, Controller, Outcome},

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use millrace_engine::{Launch, TaskSlot};
+use millrace_engine::TaskSlot;
 use millrace_memory::Access;
 use millrace_nvme_spec::{
     command::Sqe,
@@ -21,7 +21,7 @@ use super::{
         reservation::{Notices, Reservations},
         status::Completion,
     },
-    task::Finish,
+    task::{Finish, wait},
 };
 
 impl Controller {
@@ -131,10 +131,10 @@ impl Controller {
         let launched = slot.run(|cx| {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
-            Launch::Wait(cx.scratch.place_future(async move {
+            wait(cx, async move {
                 attached.namespace.gate.drain(cx).await;
                 finish.complete(Completion::SUCCESS);
-            }))
+            })
         });
         Ok(self.outcome(token, launched))
     }

@@ -1,14 +1,27 @@
-//! How a command's task ends.
+//! How a command's task begins and ends.
 
-use std::rc::Rc;
+use std::{future::Future, rc::Rc};
 
-use millrace_block::BlockError;
+use millrace_block::{BlockError, TaskContext};
+use millrace_engine::Launch;
 
 use super::super::{
     controller::{CommandToken, Sink},
     namespace::Attached,
     status::{Completion, of_block_error},
 };
+
+/// Scratch bytes that the future of a command takes at most, without its data's segments and its volume's own need.
+pub(crate) const TASK_BYTES: usize = 1536;
+
+/// A command that waits: `future` finishes it.
+pub(super) fn wait<'a, F>(cx: TaskContext<'a>, future: F) -> Launch<'a, Completion>
+where
+    F: Future<Output = ()> + 'a,
+{
+    const { assert!(size_of::<F>() <= TASK_BYTES, "a command's future fits the room that is planned for it") };
+    Launch::Wait(cx.scratch.place_future(future))
+}
 
 /// Counts a command as in flight on its namespace: what format, detach and delete wait for.
 pub(super) struct InFlight<'a>(&'a Attached);

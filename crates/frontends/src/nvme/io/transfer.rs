@@ -18,7 +18,7 @@ use super::{
         status::Completion,
     },
     Blocks,
-    task::{Finish, InFlight, of_result},
+    task::{Finish, InFlight, of_result, wait},
 };
 
 impl Controller {
@@ -89,7 +89,7 @@ impl Controller {
                 Step::Done(result) => Launch::Done(of_result(result)),
                 Step::Wait(future) => {
                     let finish = Finish::new(attached, sink, token);
-                    Launch::Wait(cx.scratch.place_future(async move { finish.end(future.await) }))
+                    wait(cx, async move { finish.end(future.await) })
                 }
             }
         });
@@ -114,7 +114,7 @@ impl Controller {
             let Some(entered) = namespace.gate.try_enter(blocks.range()) else {
                 let finish = Finish::new(attached, &this.sink, token);
                 let host = this.host_key();
-                return Launch::Wait(cx.scratch.place_future(async move {
+                return wait(cx, async move {
                     let _entered = namespace.gate.enter(cx, blocks.range()).await;
                     if !namespace.rights_of(&host).contain(Rights::WRITE) {
                         return finish.complete(Completion::error(Status::RESERVATION_CONFLICT));
@@ -125,7 +125,7 @@ impl Controller {
                     };
                     namespace.written(result, blocks.lba, blocks.count);
                     finish.end(result);
-                }));
+                });
             };
             // A reservation may have changed since the check; whoever changed it waits for the writes inside the gate.
             if let Err(status) = this.check_rights(attached, Rights::WRITE) {
@@ -138,12 +138,12 @@ impl Controller {
                 }
                 Step::Wait(future) => {
                     let finish = Finish::new(attached, &this.sink, token);
-                    Launch::Wait(cx.scratch.place_future(async move {
+                    wait(cx, async move {
                         let _entered = entered;
                         let result = future.await;
                         namespace.written(result, blocks.lba, blocks.count);
                         finish.end(result);
-                    }))
+                    })
                 }
             }
         });
@@ -186,8 +186,8 @@ impl Controller {
         // A list on the heap: this is no command of a data path.
         let all: Vec<Rc<Attached>> = self.namespaces.attached().cloned().collect();
         let sink = Rc::clone(&self.sink);
-        let launched = slot.run::<Completion, _>(|cx| {
-            Launch::Wait(cx.scratch.place_future(async move {
+        let launched = slot.run(|cx| {
+            wait(cx, async move {
                 let finishes: Vec<_> = all.iter().map(|attached| InFlight::new(attached)).collect();
                 let mut outcome = Ok(());
                 for attached in &all {
@@ -196,7 +196,7 @@ impl Controller {
                 }
                 drop(finishes);
                 sink.push(token, of_result(outcome));
-            }))
+            })
         });
         Ok(self.outcome(token, launched))
     }
