@@ -133,6 +133,12 @@ impl Controller {
         Ok(controller)
     }
 
+    /// Takes a doorbell page that no earlier client knows.
+    pub(crate) fn renew_doorbells(&mut self) -> std::io::Result<()> {
+        self.doorbells = Shared::new("millrace-doorbells")?;
+        Ok(())
+    }
+
     /// One turn: completions of tasks, then new commands of every queue, then interrupts. Returns the work done.
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let mut work = self.reap();

@@ -21,7 +21,7 @@ use std::{
 
 use millrace_engine::{Readiness, ShardContext};
 use millrace_memory::GuestMemory;
-use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, ListenerError, Progress};
+use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, Progress};
 use rustix::event::{PollFd, PollFlags};
 use thiserror::Error;
 
@@ -125,6 +125,8 @@ enum Link {
     Draining,
     /// Nobody is let in any more.
     Closed,
+    /// A fault of ours: what the controller says of itself cannot be trusted.
+    Fenced,
 }
 
 /// An NVMe controller with its listening socket and, at most, one client.
@@ -155,8 +157,8 @@ impl NvmeDevice {
     ) -> Result<Self, DeviceError> {
         let device = config.name.clone();
         config.check().map_err(|what| DeviceError::Config { device: device.clone(), what })?;
-        let controller = Controller::new(config, host)
-            .map_err(|source| DeviceError::Memory { device: device.clone(), source })?;
+        let controller =
+            Controller::new(config, host).map_err(|source| DeviceError::Memory { device: device.clone(), source })?;
         cx.register(std::os::fd::AsFd::as_fd(&listener), LISTENER)
             .map_err(|source| DeviceError::Socket { device, source })?;
         Ok(Self {
@@ -181,12 +183,7 @@ impl NvmeDevice {
     }
 
     /// Attaches a namespace, under the lowest free identifier when none is given; the guest is told by an event.
-    pub fn attach(
-        &mut self,
-        nsid: Option<u32>,
-        namespace: Arc<Namespace>,
-        read_only: bool,
-    ) -> Result<u32, DeviceError> {
+    pub fn attach(&mut self, nsid: Option<u32>, namespace: Arc<Namespace>, read_only: bool) -> Result<u32, DeviceError> {
         let nsid = self.allocate(nsid, Allocated { namespace, read_only, by_guest: false })?;
         self.attach_allocated(nsid)?;
         Ok(nsid)
@@ -201,9 +198,8 @@ impl NvmeDevice {
 
     fn allocate(&mut self, nsid: Option<u32>, allocated: Allocated) -> Result<u32, DeviceError> {
         let (device, largest) = (self.name().to_owned(), self.controller.namespaces.largest());
-        let nsid = match nsid.or_else(|| self.controller.namespaces.free_nsid()) {
-            Some(nsid) => nsid,
-            None => return Err(DeviceError::Full { device, largest }),
+        let Some(nsid) = nsid.or_else(|| self.controller.namespaces.free_nsid()) else {
+            return Err(DeviceError::Full { device, largest });
         };
         match self.controller.namespaces.allocate(nsid, allocated) {
             Ok(()) => Ok(nsid),
@@ -247,6 +243,12 @@ impl NvmeDevice {
         }
     }
 
+    /// The reservations of a namespace changed ([`Host::reservation_notice`]): if this device shows it and its host is one of
+    /// those to be told, the guest is told by an event.
+    pub fn reservation_notice(&mut self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
+        self.controller.reservation_notice(namespace, notify);
+    }
+
     /// Lets the client go and nobody in any more: before the device is removed. Commands in flight finish.
     pub fn close(&mut self, cx: &mut ShardContext<'_>) {
         if matches!(self.link, Link::Connected(_)) {
@@ -288,9 +290,9 @@ impl NvmeDevice {
         }
     }
 
-    fn accept_failed(&mut self, cx: &ShardContext<'_>, error: &ListenerError) {
+    fn accept_failed(&mut self, cx: &ShardContext<'_>, error: &(dyn std::error::Error + 'static)) {
         if let Some(suppressed) = self.log.admit() {
-            tracing::warn!(device = self.name(), suppressed, error = error as &dyn std::error::Error, "accepting a client");
+            tracing::warn!(device = self.name(), suppressed, error, "clients cannot be accepted now");
         }
         // Out of descriptors, most likely: the socket stays readable, which must not keep the shard busy.
         self.unwatch(cx, LISTENER);
@@ -301,8 +303,7 @@ impl NvmeDevice {
         match Connection::new(stream) {
             Ok(connection) => {
                 tracing::debug!(device = self.name(), "a client connected");
-                self.link =
-                    Link::Connected(Box::new(Client { connection, waiting: None, more: false, watched: false }));
+                self.link = Link::Connected(Box::new(Client { connection, waiting: None, more: false, watched: false }));
                 self.serve(cx);
             }
             Err(error) => self.connection_failed(&error),
@@ -312,8 +313,7 @@ impl NvmeDevice {
     /// Handles what the client sent, within the budget of a turn.
     fn serve(&mut self, cx: &mut ShardContext<'_>) {
         let Link::Connected(client) = &mut self.link else { return };
-        let mut function =
-            Function { controller: &mut self.controller, waiting: &mut client.waiting, log: &mut self.log };
+        let mut function = Function { controller: &mut self.controller, waiting: &mut client.waiting, log: &mut self.log };
         let progress = client.connection.serve(&mut function, MESSAGES);
         if let Some(rejection) = client.connection.take_rejection()
             && let Some(suppressed) = self.log.admit()
@@ -357,8 +357,8 @@ impl NvmeDevice {
             _ => Ok(()),
         };
         client.watched = wants;
-        if let Some(unmask) = self.controller.interrupts.new_pin_unmask() {
-            result = result.and(match unmask {
+        if self.controller.interrupts.take_pin_change() {
+            result = result.and(match self.controller.interrupts.pin_unmask() {
                 Some(fd) => cx.register(std::os::fd::AsFd::as_fd(fd), PIN),
                 None => cx.unregister(PIN),
             });
@@ -390,8 +390,13 @@ impl NvmeDevice {
             return;
         }
         self.controller.drained();
-        // A new client's memory is not poisoned by what the last one did to its own.
+        // A new client's memory is not poisoned by what the last one did to its own, and its doorbells are not the page that the
+        // last one may still have mapped.
         self.controller.memory = GuestMemory::new();
+        if let Err(error) = self.controller.renew_doorbells() {
+            self.accept_failed(cx, &error);
+            return;
+        }
         self.link = Link::Listening;
         self.listen(cx);
     }
@@ -422,9 +427,10 @@ impl NvmeDevice {
                 }
             }
             Link::Draining => self.go_on_draining(cx),
-            Link::Listening | Link::Closed => {}
+            Link::Listening | Link::Closed | Link::Fenced => {}
         }
-        if self.accept_again.is_some_and(|at| cx.now() >= at) {
+        let open = matches!(self.link, Link::Listening | Link::Connected(_));
+        if open && self.accept_again.is_some_and(|at| cx.now() >= at) {
             self.listen(cx);
         }
         0
@@ -516,18 +522,17 @@ impl millrace_engine::Device for NvmeDevice {
 
     fn fence(&mut self, _: &mut ShardContext<'_>) {
         self.controller.fail("a fault of ours; the device is out of service");
-        // The memory stays mapped: what is in flight may still use it.
-        self.link = Link::Closed;
+        self.link = Link::Fenced;
     }
 }
 
 impl Drop for NvmeDevice {
     fn drop(&mut self) {
-        if self.controller.is_quiet() {
+        // Otherwise the memory stays mapped for ever: tasks that are under way may still use it.
+        if !matches!(self.link, Link::Fenced) && self.controller.is_quiet() {
             self.controller.memory.unmap_all();
             self.controller.drained();
         }
-        // Otherwise the memory stays mapped for ever: tasks that are under way still use it.
     }
 }
 

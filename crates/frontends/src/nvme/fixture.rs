@@ -19,9 +19,7 @@ use std::{
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{
-    BlockCount, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError,
-};
+use millrace_block::{BlockCount, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError};
 use millrace_engine::{Shard, ShardConfig};
 use millrace_memory::{GuestAddress, Protection};
 use millrace_nvme_spec::{
@@ -33,9 +31,7 @@ use millrace_nvme_spec::{
 };
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::{
-    Config, Host, HostReply, Identity, Namespace, controller::Controller, namespace::Allocated, registers::Phase,
-};
+use super::{Config, Host, HostReply, Identity, Namespace, controller::Controller, namespace::Allocated, registers::Phase};
 
 /// First address of the guest's memory: addresses below are not mapped.
 pub(crate) const MEMORY_BASE: u64 = 0x100_0000;
@@ -143,7 +139,9 @@ impl FakeGuest {
 
     /// The guest reads a value.
     pub(crate) fn read_value<T: FromBytes>(&self, addr: u64) -> T {
-        T::read_from_bytes(&self.read(addr, size_of::<T>())).ok().expect("as many bytes as the value has")
+        let bytes = self.read(addr, size_of::<T>());
+        let Ok(value) = T::read_from_bytes(&bytes) else { panic!("as many bytes as the value has") };
+        value
     }
 
     /// The guest writes a value.

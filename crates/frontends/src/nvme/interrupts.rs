@@ -278,10 +278,14 @@ impl Interrupts {
         Ok(())
     }
 
-    /// The client's eventfd that unmasks the pin, when it is another than at the last call: to be watched, and answered by
-    /// [`Self::unmask_pin`].
-    pub(crate) fn new_pin_unmask(&mut self) -> Option<Option<&OwnedFd>> {
-        std::mem::take(&mut self.pin.unmask_changed).then_some(self.pin.unmask.as_ref())
+    /// Whether [`Self::pin_unmask`] is another than at the last call.
+    pub(crate) fn take_pin_change(&mut self) -> bool {
+        std::mem::take(&mut self.pin.unmask_changed)
+    }
+
+    /// The client's eventfd that unmasks the pin: to be watched, and answered by [`Self::unmask_pin`].
+    pub(crate) fn pin_unmask(&self) -> Option<&OwnedFd> {
+        self.pin.unmask.as_ref()
     }
 
     /// The client's eventfd for unmasking the pin was written.

@@ -54,16 +54,15 @@ fn writable(at: usize) -> u8 {
         // Memory space, bus master, parity error response; SERR#, interrupt disable.
         0x04 => 0x46,
         0x05 => 0x05,
-        // Cache line size and interrupt line are for software's use.
-        0x0c | 0x3c => 0xff,
         0x10..=0x13 => BAR0.to_le_bytes()[at - 0x10],
         0x20..=0x23 => BAR4.to_le_bytes()[at - 0x20],
-        0x14..=0x17 | 0x24..=0x27 => 0xff,
+        // Cache line size and interrupt line (for software's use), upper halves of the BARs, device control: error reporting,
+        // relaxed ordering, payload.
+        0x0c | 0x3c | 0x14..=0x17 | 0x24..=0x27 | 0x68 => 0xff,
         // Power state: D0 or D3hot, see `config_write`.
         0x44 => 0x03,
         MSIX_CONTROL_HIGH => 0xc0,
-        // Device control: error reporting, relaxed ordering, payload; tags, no snoop, read request size.
-        0x68 => 0xff,
+        // Device control: tags, no snoop, read request size.
         DEVICE_CONTROL_HIGH => 0x79,
         // Link control: ASPM, common clock, extended synch.
         0x70 => 0xc3,
@@ -131,9 +130,11 @@ impl Controller {
         self.store_config(POWER_MANAGEMENT, power.as_bytes());
         self.store_config(MSIX, msix.as_bytes());
         self.store_config(PCI_EXPRESS, express.as_bytes());
-        for entry in &self.state.msix {
-            entry.iter().for_each(|word| word.set(0));
-            entry[3].set(1);
+        for [address_low, address_high, data, control] in &self.state.msix {
+            address_low.set(0);
+            address_high.set(0);
+            data.set(0);
+            control.set(1);
         }
         self.interrupts.set_function_mask(false);
     }
@@ -157,7 +158,9 @@ impl Controller {
     pub(crate) fn config_write(&mut self, offset: u64, data: &[u8]) {
         let mut function_reset = false;
         for (at, &byte) in offsets(offset).zip(data) {
-            let Some((at, cell)) = usize::try_from(at).ok().and_then(|at| Some((at, self.state.pci.get(at)?))) else { break };
+            let Some((at, cell)) = usize::try_from(at).ok().and_then(|at| Some((at, self.state.pci.get(at)?))) else {
+                break;
+            };
             let mask = writable(at);
             // D1 and D2 do not exist: such a write leaves the power state alone.
             if at == POWER_MANAGEMENT + 4 && matches!(byte & 3, 1 | 2) {
@@ -200,7 +203,7 @@ impl Controller {
 
     /// Writes the MSI-X table; a client that emulates it itself never does. Only whole words count (PCI 6.8.2).
     pub(crate) fn msix_write(&mut self, offset: u64, data: &[u8]) {
-        if offset % 4 != 0 {
+        if !offset.is_multiple_of(4) {
             return;
         }
         for (at, word) in (offset..PBA).step_by(4).zip(data.as_chunks::<4>().0) {

@@ -150,16 +150,11 @@ impl Controller {
 
     /// Writes a register of BAR0 below the doorbells; widths and offsets that the specification does not allow are ignored.
     pub(crate) fn register_write(&mut self, offset: u64, data: &[u8]) {
-        let dword = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).ok();
-        match data.split_at_checked(4) {
-            Some((low, [])) if offset.is_multiple_of(4) => {
-                dword(low).into_iter().for_each(|value| self.write_dword(offset, value));
+        let allowed = matches!(data.len(), 4 | 8) && offset.is_multiple_of(data.len() as u64);
+        for (at, dword) in (offset..).step_by(4).zip(data.as_chunks::<4>().0) {
+            if allowed {
+                self.write_dword(at, u32::from_le_bytes(*dword));
             }
-            Some((low, high)) if high.len() == 4 && offset.is_multiple_of(8) => {
-                dword(low).into_iter().for_each(|value| self.write_dword(offset, value));
-                dword(high).into_iter().for_each(|value| self.write_dword(offset + 4, value));
-            }
-            _ => {}
         }
     }
 
@@ -365,11 +360,6 @@ impl Controller {
         started
     }
 
-    /// Whether CSTS.CFS is set.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.phase == Phase::Failed
-    }
-
     /// Sets CSTS.CFS: the guest must reset the controller. Logged once per reset with the reason, and at a limited rate.
     pub(crate) fn fail(&mut self, reason: &'static str) {
         if matches!(self.phase, Phase::Ready | Phase::ShuttingDown) {
@@ -381,7 +371,12 @@ impl Controller {
         self.set_csts(self.csts().with_cfs(true));
         self.phase = Phase::Failed;
         if let Some(suppressed) = self.lifecycle.log.admit() {
-            tracing::warn!(device = self.config.name, reason, suppressed, "controller fatal status: the guest must reset it");
+            tracing::warn!(
+                device = self.config.name,
+                reason,
+                suppressed,
+                "controller fatal status: the guest must reset it"
+            );
         }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLRACE");
 pub(crate) const LAYOUT_VERSION: u32 = 1;
 
 /// Keeps the compiler from moving stores across: a successor process must see those before in place once it sees one after.
-#[inline(always)]
+#[inline]
 pub(crate) fn commit() {
     compiler_fence(Ordering::Release);
 }

@@ -5,8 +5,7 @@ use std::os::fd::AsFd;
 use millrace_memory::{GuestAddress, MapError, Protection};
 use millrace_nvme_spec::registers::offset;
 use millrace_vfio_user::{
-    Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, MmapArea, Outcome, RegionFlags, RegionInfo, RequestId,
-    pci,
+    Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, MmapArea, Outcome, RegionFlags, RegionInfo, RequestId, pci,
 };
 
 use crate::nvme::{

@@ -3,7 +3,6 @@ use std::sync::Arc;
 use millrace_backends::MemoryVolume;
 use millrace_block::BlockSize;
 use millrace_nvme_spec::{
-
     opcode::{AdminOpcode, NvmOpcode},
     status::Status,
 };
@@ -405,13 +404,18 @@ impl Model {
             && field(11, 3) == 0
             && self.aqa & 0xfff != 0
             && self.aqa >> 16 != 0
-            && self.asq % page == 0
-            && self.acq % page == 0
+            && self.asq.is_multiple_of(page)
+            && self.acq.is_multiple_of(page)
     }
 }
 
 fn actions() -> impl Strategy<Value = Action> {
-    let cc = (any::<bool>(), prop_oneof![4 => Just(0_u32), 1 => 0..8_u32], prop_oneof![4 => Just(0_u32), 1 => 0..16_u32], 0..4_u32)
+    let cc = (
+        any::<bool>(),
+        prop_oneof![4 => Just(0_u32), 1 => 0..8_u32],
+        prop_oneof![4 => Just(0_u32), 1 => 0..16_u32],
+        0..4_u32,
+    )
         .prop_map(|(en, css, mps, shn)| Action::Cc(ENABLE & !1 | u32::from(en) | css << 4 | mps << 7 | shn << 14));
     let address = prop_oneof![(0..32_u64).prop_map(|page| MEMORY_BASE + page * 4096), any::<u64>()];
     prop_oneof![
