@@ -4,7 +4,10 @@ use std::{cell::RefCell, rc::Rc};
 
 use millrace_engine::{ShardContext, TaskSlot};
 use millrace_memory::{GuestMemory, Segment, Shared};
-use millrace_nvme_spec::command::{QueueId, Sqe};
+use millrace_nvme_spec::{
+    command::{QueueId, Sqe},
+    status::Status,
+};
 
 use super::{
     Config, Host,
@@ -221,6 +224,9 @@ impl Controller {
         }
         if !completion.status.is_success() {
             self.counters.errors += 1;
+            if matches!(completion.status.code(), Status::UNRECOVERED_READ_ERROR | Status::WRITE_FAULT) {
+                self.counters.media_errors += 1;
+            }
             self.note_error(token, completion);
         }
         self.post(token, completion);

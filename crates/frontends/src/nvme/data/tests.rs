@@ -1,6 +1,11 @@
 //! Random layouts against a model that knows nothing but the specification's pictures, and every mistake by its status.
 
-use std::{fs::File, os::unix::fs::FileExt, rc::Rc};
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    rc::Rc,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use millrace_memory::{Protection, total_len};
 use millrace_nvme_spec::{
@@ -403,5 +408,57 @@ fn copies_end_with_the_shorter_side() {
         let mut after = [0; 8];
         guest.memory.read(GuestAddress(BASE + 8200), &mut after).expect("mapped");
         after
+    });
+}
+
+/// Stops the other thread, also when an assertion fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn lists_that_change_while_they_are_read_are_right_or_refused() {
+    let guest = Guest::new();
+    guest.put(LISTS, &BASE);
+    guest.put(LISTS + 8, &(BASE + 8192));
+    let list = SglDescriptor::data_block(BASE, 512);
+    guest.put(LISTS + 16, &list);
+    let files = guest.files.each_ref().map(|file| file.try_clone().expect("a descriptor"));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The other side of the memory: an entry and a length that are now right, now wrong.
+            let at = |addr: u64| (addr - BASE) % HALF;
+            while !stop.load(Ordering::Relaxed) {
+                for (entry, length) in [(END, u32::MAX), (BASE, 512), (BASE + 1, 0)] {
+                    files[1].write_all_at(&entry.to_le_bytes(), at(LISTS)).expect("mapped");
+                    files[1].write_all_at(&length.to_le_bytes(), at(LISTS + 24)).expect("mapped");
+                }
+            }
+        });
+        let _stop = Stop(&stop);
+        let mut seen = [0; 3];
+        // Until every answer was seen, and a while longer.
+        while seen.iter().any(|&count| count < 100) {
+            let prps = prp_command(BASE + 4096, LISTS);
+            match guest.resolve(4096, &prps, 12288) {
+                Ok(_) => seen[0] += 1,
+                Err(status) => {
+                    assert!([Status::DATA_TRANSFER_ERROR, Status::PRP_OFFSET_INVALID].contains(&status.code()), "{status}");
+                    seen[1] += 1;
+                }
+            }
+            match guest.resolve(4096, &sgl_command(SglDescriptor::last_segment(LISTS + 16, 16)), 512) {
+                Ok(_) => seen[0] += 1,
+                Err(status) => {
+                    assert_eq!(status.code(), Status::DATA_SGL_LENGTH_INVALID);
+                    seen[2] += 1;
+                }
+            }
+        }
     });
 }

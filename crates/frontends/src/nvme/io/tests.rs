@@ -188,6 +188,7 @@ fn the_volumes_errors_have_their_statuses() {
         fails(write(&mut guest, 0, &[1; 512]), status);
         fault.clear();
     }
+    assert_eq!(guest.controller.counters.media_errors, 2);
     fault.add(Rule::new(Kind::Read, When::Nth(1), Effect::Fail(BlockError::NotReady)));
     let (cqe, _) = guest.command_reading(1, command(NvmOpcode::READ, 0, 1), 512);
     assert_eq!(cqe.status(), Status::NAMESPACE_NOT_READY, "the guest may try again");
