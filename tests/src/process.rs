@@ -1,6 +1,6 @@
 //! What a process holds, as `/proc` tells.
 
-use std::fs;
+use std::{fs, path::Path};
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Usage {
     pub fds: usize,
     /// Mappings of memory that somebody shared: memfds.
     pub shared_mappings: usize,
-    /// Threads.
+    /// Threads, without the kernel's own for io_uring, of which it keeps one as long as the ring lives.
     pub threads: usize,
     /// Resident private memory in bytes.
     pub private: u64,
@@ -28,7 +28,11 @@ impl Usage {
         Some(Self {
             fds: fs::read_dir(format!("{dir}/fd")).ok()?.count(),
             shared_mappings: maps.lines().filter(|line| line.contains("/memfd:")).count(),
-            threads: usize::try_from(number("Threads:")?).ok()?,
+            threads: fs::read_dir(format!("{dir}/task"))
+                .ok()?
+                .flatten()
+                .filter(|task| !is_of_io_uring(&task.path()))
+                .count(),
             private: number("RssAnon:")? * 1024,
         })
     }
@@ -41,4 +45,8 @@ impl Usage {
             && self.threads <= before.threads
             && self.private <= before.private + slack
     }
+}
+
+fn is_of_io_uring(task: &Path) -> bool {
+    fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("iou-"))
 }
