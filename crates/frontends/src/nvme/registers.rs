@@ -82,8 +82,15 @@ pub(crate) struct Lifecycle {
 struct Shutdown {
     /// The next namespace to flush.
     next: u32,
-    /// Flushes that have not finished.
-    outstanding: Rc<Cell<u32>>,
+    flushes: Rc<Flushes>,
+}
+
+#[derive(Debug, Default)]
+struct Flushes {
+    /// Those that have not finished.
+    outstanding: Cell<u32>,
+    /// Why one failed, and of which namespace.
+    failed: Cell<Option<(u32, BlockError)>>,
 }
 
 impl Controller {
@@ -332,16 +339,22 @@ impl Controller {
         if self.phase == Phase::Ready {
             self.phase = Phase::ShuttingDown;
         }
-        self.lifecycle.shutdown = Some(Shutdown { next: 1, outstanding: Rc::default() });
+        self.lifecycle.shutdown = Some(Shutdown { next: 1, flushes: Rc::default() });
     }
 
     /// Goes on with a shutdown that waits. Returns work done.
     pub(crate) fn advance_phase(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let Some(mut shutdown) = self.lifecycle.shutdown.take() else { return 0 };
         let started = if self.is_quiet() { self.flush_volumes(cx, &mut shutdown) } else { 0 };
-        if shutdown.next <= self.namespaces.largest() || shutdown.outstanding.get() > 0 {
+        if shutdown.next <= self.namespaces.largest() || shutdown.flushes.outstanding.get() > 0 {
             self.lifecycle.shutdown = Some(shutdown);
             return started;
+        }
+        if let Some((nsid, error)) = shutdown.flushes.failed.get()
+            && let Some(suppressed) = self.lifecycle.log.admit()
+        {
+            // The specification has no way to tell the guest, which has no use for it any more.
+            tracing::warn!(device = self.config.name, nsid, suppressed, %error, "a flush at shutdown failed");
         }
         self.set_csts(self.csts().with_shst(ShutdownStatus::COMPLETE));
         started + 1
@@ -352,7 +365,7 @@ impl Controller {
         while shutdown.next <= self.namespaces.largest() {
             if let Some(attached) = self.namespaces.get(shutdown.next) {
                 let Some(slot) = cx.reserve() else { break };
-                flush(slot, Rc::clone(attached), Rc::clone(&shutdown.outstanding));
+                flush(slot, Rc::clone(attached), Rc::clone(&shutdown.flushes));
                 started += 1;
             }
             shutdown.next += 1;
@@ -390,15 +403,15 @@ fn set_high(cell: &Cell<u64>, value: u32) {
 }
 
 /// Flushes one namespace's volume before the power goes.
-fn flush(slot: TaskSlot<'_>, attached: Rc<Attached>, outstanding: Rc<Cell<u32>>) {
+fn flush(slot: TaskSlot<'_>, attached: Rc<Attached>, flushes: Rc<Flushes>) {
     let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
     attached.in_flight.set(attached.in_flight.get() + 1);
-    outstanding.set(outstanding.get() + 1);
+    flushes.outstanding.set(flushes.outstanding.get() + 1);
     let finish = move |attached: &Attached, result: Result<(), BlockError>| {
         attached.in_flight.set(attached.in_flight.get() - 1);
-        outstanding.set(outstanding.get() - 1);
+        flushes.outstanding.set(flushes.outstanding.get() - 1);
         if let Err(error) = result {
-            tracing::warn!(volume = attached.namespace.volume.name(), %error, "flush at shutdown failed");
+            flushes.failed.set(Some((attached.nsid, error)));
         }
     };
     // The slot comes back by itself.

@@ -1,6 +1,9 @@
 use std::sync::Arc;
 
-use millrace_backends::MemoryVolume;
+use millrace_backends::{
+    MemoryVolume,
+    fault::{Effect, FaultVolume, Kind, Rule, When},
+};
 use millrace_block::BlockSize;
 use millrace_nvme_spec::{
     opcode::{AdminOpcode, NvmOpcode},
@@ -256,6 +259,18 @@ fn shutdown_waits_for_commands_in_flight_and_completes_them() {
     volume.release();
     guest.step_until("shutdown", |guest| csts(guest) & SHST == SHST_COMPLETE);
     assert!(guest.poll(1).is_some_and(|cqe| cqe.status().is_success()));
+}
+
+#[test]
+fn shutdown_completes_though_a_volume_cannot_be_flushed() {
+    let mut guest = FakeGuest::boot();
+    let volume = FaultVolume::new(MemoryVolume::create("bad", 1 << 20, BlockSize::B512).expect("a volume"), 1);
+    volume.add(Rule::new(Kind::Flush, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    guest.add_volume(1, Arc::clone(&volume) as Arc<dyn millrace_block::Volume>);
+    guest.write32(offset::CC, ENABLE | SHN_NORMAL);
+    guest.settle();
+    assert_eq!((csts(&guest), volume.faults()), (RDY | SHST_COMPLETE, 1));
+    assert_eq!(guest.controller.namespaces.get(1).map(|attached| attached.in_flight.get()), Some(0));
 }
 
 #[test]
