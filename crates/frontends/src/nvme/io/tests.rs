@@ -169,7 +169,7 @@ fn forced_unit_access_survives_a_power_loss_and_a_disabled_cache_forces_it() {
     assert_eq!(fault.power_loss(), 0);
     assert_eq!(read(&mut guest, 4, 128 * 512), [data.clone(), data].concat());
     guest.controller.state.features.write_cache.set(1);
-    succeeds(write(&mut guest, 68, &[9; 64 * 512]));
+    succeeds(write(&mut guest, 68, &vec![9; 64 * 512]));
     assert_ne!(fault.power_loss(), 0, "a cached write may be lost");
 }
 
