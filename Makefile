@@ -13,7 +13,7 @@ help: ## what there is
 run: guests build ## a stock Linux guest with a disk served by Millrace
 	@scripts/demo
 
-test: guests build ## every test, guests included
+test: guests ## every test, guests included
 	@scripts/test
 
 bench: guests build ## ours beside QEMU's own NVMe emulation, in one run
@@ -24,7 +24,7 @@ fmt: setup ## format the source
 
 lint: setup ## formatting and clippy, as strict as the house style
 	@cargo fmt --all -- --check
-	@cargo clippy --workspace --all-targets --release --locked -- -D warnings
+	@cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 
 fuzz: setup ## the guest's fuzzer, without end
 	@cargo test --release --locked -p millrace-frontends --test fuzz -- --ignored --nocapture endless
