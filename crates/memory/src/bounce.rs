@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    collections::VecDeque,
     future::Future,
     io,
     mem::ManuallyDrop,
@@ -14,6 +15,8 @@ use crate::{Mapping, Segment};
 
 /// Size of every buffer in bytes; longer data is worked through piece by piece.
 pub const BUFFER_SIZE: usize = 64 * 1024;
+/// Takers that may wait before the list of them grows.
+const WAITERS: usize = 256;
 
 #[derive(Debug)]
 struct Inner {
@@ -25,7 +28,26 @@ struct Inner {
 #[derive(Debug)]
 struct State {
     free: Vec<usize>,
-    waiting: Vec<Waker>,
+    /// Those who wait, first come first served, by the ticket each of them drew. Never longer than there are takers.
+    waiting: VecDeque<(u64, Waker)>,
+    /// Free buffers that belong to takers who were woken and have not come for them yet.
+    promised: usize,
+    /// The next ticket.
+    next: u64,
+}
+
+impl State {
+    /// Takes a free buffer that nobody was promised.
+    fn take(&mut self) -> Option<usize> {
+        if self.free.len() > self.promised { self.free.pop() } else { None }
+    }
+
+    /// Promises a buffer that became free to whoever has waited longest; returns whom to wake.
+    fn promise(&mut self) -> Option<Waker> {
+        let (_, waker) = self.waiting.pop_front()?;
+        self.promised += 1;
+        Some(waker)
+    }
 }
 
 /// A fixed number of equal, page-aligned buffers. Taking one never allocates; when all are out, the taker waits.
@@ -37,33 +59,79 @@ impl BufferPool {
     pub fn new(count: usize) -> io::Result<Self> {
         assert!(count > 0, "a pool needs a buffer");
         let mapping = ManuallyDrop::new(Mapping::anonymous(count * BUFFER_SIZE)?);
-        let state = RefCell::new(State { free: (0..count).rev().collect(), waiting: Vec::with_capacity(count) });
-        Ok(Self(Rc::new(Inner { mapping, state })))
+        let waiting = VecDeque::with_capacity(WAITERS);
+        let state = State { free: (0..count).rev().collect(), waiting, promised: 0, next: 0 };
+        Ok(Self(Rc::new(Inner { mapping, state: RefCell::new(state) })))
     }
 
-    /// Takes a buffer if one is free. Its content is whatever its last user left.
+    /// Takes a buffer if one is free that nobody waits for. Its content is whatever its last user left.
     pub fn try_take(&self) -> Option<BounceBuffer> {
-        let index = self.0.state.borrow_mut().free.pop()?;
+        let index = self.0.state.borrow_mut().take()?;
         Some(BounceBuffer { pool: Rc::clone(&self.0), index })
     }
 
     /// Takes a buffer, waiting until one is free. A task must not wait for a second one while it holds a first.
     pub fn take(&self) -> impl Future<Output = BounceBuffer> + '_ {
-        Take(self)
+        Take { pool: &self.0, ticket: None }
     }
 }
 
-struct Take<'a>(&'a BufferPool);
+struct Take<'a> {
+    pool: &'a Rc<Inner>,
+    /// `Some` from the first vain look to the end.
+    ticket: Option<u64>,
+}
+
+impl Take<'_> {
+    fn look(&mut self, waker: &Waker) -> Option<usize> {
+        let state = &mut *self.pool.state.borrow_mut();
+        let Some(ticket) = self.ticket else {
+            let index = state.take();
+            if index.is_none() {
+                self.ticket = Some(state.next);
+                state.waiting.push_back((state.next, waker.clone()));
+                state.next += 1;
+            }
+            return index;
+        };
+        if let Some((_, known)) = state.waiting.iter_mut().find(|(known, _)| *known == ticket) {
+            // Polled for another reason, and perhaps from another task.
+            known.clone_from(waker);
+            return None;
+        }
+        // Who is on the list no more was promised a buffer.
+        self.ticket = None;
+        state.promised -= 1;
+        state.free.pop()
+    }
+}
 
 impl Future for Take<'_> {
     type Output = BounceBuffer;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<BounceBuffer> {
-        if let Some(buffer) = self.0.try_take() {
-            return Poll::Ready(buffer);
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<BounceBuffer> {
+        match self.look(cx.waker()) {
+            Some(index) => Poll::Ready(BounceBuffer { pool: Rc::clone(self.pool), index }),
+            None => Poll::Pending,
         }
-        self.0.0.state.borrow_mut().waiting.push(cx.waker().clone());
-        Poll::Pending
+    }
+}
+
+impl Drop for Take<'_> {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let mut state = self.pool.state.borrow_mut();
+        if let Some(at) = state.waiting.iter().position(|(known, _)| *known == ticket) {
+            state.waiting.remove(at);
+            return;
+        }
+        // A task that was torn down between its wake and its turn: what it was promised is the next one's.
+        state.promised -= 1;
+        let next = state.promise();
+        drop(state);
+        if let Some(waker) = next {
+            waker.wake();
+        }
     }
 }
 
@@ -90,17 +158,11 @@ impl Drop for BounceBuffer {
     fn drop(&mut self) {
         let mut state = self.pool.state.borrow_mut();
         state.free.push(self.index);
-        // All are woken and all but one wait again: which one gets it is the executor's order, and none is forgotten.
-        let waiting = std::mem::take(&mut state.waiting);
+        let next = state.promise();
+        // A waker may do anything: no borrow is held meanwhile.
         drop(state);
-        for waker in &waiting {
-            waker.wake_by_ref();
-        }
-        let mut emptied = waiting;
-        emptied.clear();
-        let mut state = self.pool.state.borrow_mut();
-        if state.waiting.is_empty() {
-            state.waiting = emptied;
+        if let Some(waker) = next {
+            waker.wake();
         }
     }
 }

@@ -16,8 +16,9 @@ use std::{
 
 use crate::{Mapping, Segment};
 
-/// Mappings that may be guarded at once in one process.
-const SLOTS: usize = 1 << 17;
+/// Mappings that may be guarded at once in one process: half of what the system allows it (`vm.max_map_count`), so that all
+/// clients together cannot take the mappings that the allocator needs.
+const SLOTS: usize = 1 << 15;
 
 struct Slot {
     /// Counts changes: odd while one is being made.

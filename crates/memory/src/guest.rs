@@ -1,6 +1,10 @@
 //! The table of a guest's memory regions and the checked way from guest addresses to [`Segment`]s.
 
-use std::{cell::Cell, io, os::fd::OwnedFd};
+use std::{
+    cell::Cell,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -58,7 +62,8 @@ pub enum AccessError {
 /// Why a map or unmap request was refused.
 #[derive(Debug, Error)]
 pub enum MapError {
-    /// Size 0, or not a multiple of the page size, or a range past the end of the address space.
+    /// Size 0, or not a multiple of the page size, or a range past the end of the address space or of the file's offsets, or
+    /// a file offset within a page.
     #[error("region {addr:#x}+{size:#x} is empty, misaligned or wraps")]
     BadRange {
         /// First byte.
@@ -69,6 +74,14 @@ pub enum MapError {
     /// A region there already.
     #[error("region {addr:#x}+{size:#x} overlaps one that is mapped")]
     Overlap {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The file is on a disk, on the network or in another process's hands, where a touch of its pages may block.
+    #[error("region {addr:#x}+{size:#x} is not backed by memory: share a memfd, or a file on tmpfs or hugetlbfs")]
+    NotMemory {
         /// First byte.
         addr: u64,
         /// Bytes.
@@ -111,21 +124,31 @@ pub enum MapError {
 /// Granularity of maps: vfio-user's `pgsizes` is a multiple of it.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// Regions one device may have.
-pub const MAX_REGIONS: usize = 65_535;
+/// Regions one device may have: ten times what a large machine behind a vIOMMU uses, and so few that one device cannot take
+/// all the mappings that the system allows a process (`vm.max_map_count`, 65,530 unless changed).
+pub const MAX_REGIONS: usize = 4096;
 
 #[derive(Debug)]
 struct Region {
     start: u64,
     size: u64,
     protection: Protection,
-    mapping: Option<guard::GuardedMapping>,
+    backing: Option<Backing>,
 }
 
 impl Region {
-    fn end(&self) -> u64 {
-        self.start + self.size
+    /// The last address; the one after it may be past the end of the address space.
+    fn last(&self) -> u64 {
+        self.start + (self.size - 1)
     }
+}
+
+/// Where a region's bytes are.
+#[derive(Debug)]
+struct Backing {
+    mapping: guard::GuardedMapping,
+    /// Where the region begins in the mapping: huge pages are only mapped whole.
+    skip: usize,
 }
 
 /// All the memory one guest shares with one device. Owned by the device's shard, so that no lock is needed.
@@ -162,8 +185,8 @@ impl GuestMemory {
         backing: Option<(OwnedFd, u64)>,
     ) -> Result<(), MapError> {
         let bad = MapError::BadRange { addr: addr.0, size };
-        let Some(end) = addr.0.checked_add(size) else { return Err(bad) };
-        if size == 0 || !addr.0.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
+        let Some(last) = size.checked_sub(1).and_then(|rest| addr.0.checked_add(rest)) else { return Err(bad) };
+        if !addr.0.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
             return Err(bad);
         }
         if self.regions.len() >= MAX_REGIONS {
@@ -171,14 +194,14 @@ impl GuestMemory {
         }
         let at = self.regions.partition_point(|r| r.start < addr.0);
         let before = at.checked_sub(1).and_then(|i| self.regions.get(i));
-        if before.is_some_and(|r| r.end() > addr.0) || self.regions.get(at).is_some_and(|r| r.start < end) {
+        if before.is_some_and(|r| r.last() >= addr.0) || self.regions.get(at).is_some_and(|r| r.start <= last) {
             return Err(MapError::Overlap { addr: addr.0, size });
         }
-        let mapping = match backing {
+        let backing = match backing {
             Some((fd, offset)) => Some(self.map_file(addr, size, protection, &fd, offset)?),
             None => None,
         };
-        self.regions.insert(at, Region { start: addr.0, size, protection, mapping });
+        self.regions.insert(at, Region { start: addr.0, size, protection, backing });
         Ok(())
     }
 
@@ -189,18 +212,27 @@ impl GuestMemory {
         protection: Protection,
         fd: &OwnedFd,
         offset: u64,
-    ) -> Result<guard::GuardedMapping, MapError> {
+    ) -> Result<Backing, MapError> {
+        let bad = || MapError::BadRange { addr: addr.0, size };
         let kernel = |source: io::Error| MapError::Kernel { addr: addr.0, size, source };
-        let file = rustix::fs::fstat(fd).map_err(|e| kernel(e.into()))?;
-        let file_len = u64::try_from(file.st_size).unwrap_or(0);
-        // Hugetlbfs and devices report their own sizes; only a plain file that is too short is known to fault.
-        let plain = rustix::fs::FileType::from_raw_mode(file.st_mode) == rustix::fs::FileType::RegularFile;
-        if plain && offset.checked_add(size).is_none_or(|end| end > file_len) {
+        // First: only memory files have seals, and asking for them never waits, as asking a file system in user space would.
+        if rustix::fs::fcntl_get_seals(fd).is_err() {
+            return Err(MapError::NotMemory { addr: addr.0, size });
+        }
+        let file_len = u64::try_from(rustix::fs::fstat(fd).map_err(|e| kernel(e.into()))?.st_size).unwrap_or(0);
+        if offset.checked_add(size).is_none_or(|end| end > file_len) {
             return Err(MapError::ShortFile { file: file_len, offset, size });
         }
-        let len = usize::try_from(size).map_err(|_| MapError::BadRange { addr: addr.0, size })?;
-        let mapping = Mapping::shared(std::os::fd::AsFd::as_fd(fd), offset, len, protection.write).map_err(kernel)?;
-        guard::GuardedMapping::new(mapping, &self.poison).map_err(kernel)
+        if !offset.is_multiple_of(PAGE_SIZE) {
+            return Err(bad());
+        }
+        let page = page_size(fd).map_err(kernel)?;
+        let skip = offset % page;
+        let len = skip.checked_add(size).and_then(|len| len.checked_next_multiple_of(page));
+        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(bad)?;
+        let mapping = Mapping::shared(fd.as_fd(), offset - skip, len, protection.write).map_err(kernel)?;
+        let mapping = guard::GuardedMapping::new(mapping, &self.poison).map_err(kernel)?;
+        Ok(Backing { mapping, skip: skip as usize })
     }
 
     /// Makes a region unreachable at once. Its pages stay mapped until [`Self::reclaim`].
@@ -210,13 +242,13 @@ impl GuestMemory {
             Some(r) if r.start == addr.0 && r.size == size => {}
             _ => return Err(MapError::Missing { addr: addr.0, size }),
         }
-        self.retired.extend(self.regions.remove(at).mapping);
+        self.retired.extend(self.regions.remove(at).backing.map(|backing| backing.mapping));
         Ok(())
     }
 
     /// Makes every region unreachable at once.
     pub fn unmap_all(&mut self) {
-        self.retired.extend(self.regions.drain(..).filter_map(|r| r.mapping));
+        self.retired.extend(self.regions.drain(..).filter_map(|r| r.backing).map(|backing| backing.mapping));
     }
 
     /// Whether unmapped regions wait for [`Self::reclaim`].
@@ -241,11 +273,11 @@ impl GuestMemory {
 
     /// The regions, for the device's record of its DMA map: (address, size, protection, has a file descriptor).
     pub fn regions(&self) -> impl Iterator<Item = (GuestAddress, u64, Protection, bool)> + '_ {
-        self.regions.iter().map(|r| (GuestAddress(r.start), r.size, r.protection, r.mapping.is_some()))
+        self.regions.iter().map(|r| (GuestAddress(r.start), r.size, r.protection, r.backing.is_some()))
     }
 
     fn find(&self, addr: u64) -> Option<&Region> {
-        let holds = |r: &Region| addr >= r.start && addr < r.end();
+        let holds = |r: &Region| addr >= r.start && addr <= r.last();
         if let Some(r) = self.regions.get(self.last.get()).filter(|r| holds(r)) {
             return Some(r);
         }
@@ -267,11 +299,11 @@ impl GuestMemory {
         if !allowed {
             return Err(AccessError::Denied(addr.0));
         }
-        let mapping = region.mapping.as_ref().ok_or(AccessError::NoDescriptor(addr.0))?;
+        let Backing { mapping, skip } = region.backing.as_ref().ok_or(AccessError::NoDescriptor(addr.0))?;
         let offset = addr.0 - region.start;
         let run = len.min(region.size - offset);
-        // Both fit: the mapping's length, which is the region's size, is a usize.
-        let (offset, run) = (offset as usize, run as usize);
+        // All fit: the mapping is at least as long as `skip` and the region together, and its length is a usize.
+        let (offset, run) = (skip + offset as usize, run as usize);
         // SAFETY: the mapping lives until `reclaim`, whose caller vouches that the segment is out of use by then; write
         // access was checked against the protection the mapping was made with.
         unsafe { mapping.segment(offset, run) }.ok_or(AccessError::Unmapped { addr: addr.0, len })
@@ -326,11 +358,21 @@ impl GuestMemory {
     }
 }
 
+/// Granularity of a memory file's mappings in bytes: the size of its huge pages, if it has them.
+fn page_size(fd: &OwnedFd) -> io::Result<u64> {
+    let system = rustix::fs::fstatfs(fd)?;
+    // The type's width differs between architectures.
+    #[allow(clippy::unnecessary_cast)]
+    let is_huge = system.f_type as i64 == libc::HUGETLBFS_MAGIC as i64;
+    let page = if is_huge { u64::try_from(system.f_bsize).unwrap_or(PAGE_SIZE) } else { PAGE_SIZE };
+    Ok(page.max(PAGE_SIZE))
+}
+
 impl Drop for GuestMemory {
     fn drop(&mut self) {
         // Whoever drops the table without `reclaim` has not vouched that nothing is in flight: leak rather than fault.
         for region in self.regions.drain(..) {
-            std::mem::forget(region.mapping);
+            std::mem::forget(region.backing);
         }
         self.retired.drain(..).for_each(std::mem::forget);
     }

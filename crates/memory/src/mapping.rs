@@ -96,7 +96,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range is ours since `from_raw`, and by the contract of `segment` nothing uses it any more.
-        let result = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
-        assert!(result.is_ok(), "munmap of a mapping of ours: {result:?}");
+        // It fails where the system would have to cut a range in two and may not have another one: then the range is leaked,
+        // which costs addresses. A panic here could end the process.
+        let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }

@@ -40,23 +40,50 @@ fn buffers_are_aligned_and_apart() {
     assert!((0..3).map(|_| pool.try_take()).collect::<Vec<_>>().iter().all(Option::is_some));
 }
 
+/// Wakers, and how often each was woken.
+fn wakers<const N: usize>() -> ([Waker; N], impl Fn(usize) -> usize) {
+    let woken: [Arc<Woken>; N] = std::array::from_fn(|_| Arc::default());
+    (woken.each_ref().map(|woken| Waker::from(Arc::clone(woken))), move |i| woken[i].0.load(Ordering::Relaxed))
+}
+
 #[test]
-fn those_who_wait_are_woken_and_served() {
+fn those_who_wait_are_served_in_order_one_wake_each() {
     let pool = BufferPool::new(1).unwrap();
     let first = pool.try_take().unwrap();
-    let woken = [Arc::new(Woken::default()), Arc::new(Woken::default())];
-    let wakers = woken.each_ref().map(|woken| Waker::from(Arc::clone(woken)));
+    let (wakers, count) = wakers::<2>();
     let [mut a, mut b] = [Context::from_waker(&wakers[0]), Context::from_waker(&wakers[1])];
     let (mut take_a, mut take_b) = (pin!(pool.take()), pin!(pool.take()));
-    assert!(take_a.as_mut().poll(&mut a).is_pending() && take_b.as_mut().poll(&mut b).is_pending());
+    for _ in 0..3 {
+        // Polled for other reasons too: that is no second place in the line.
+        assert!(take_a.as_mut().poll(&mut a).is_pending() && take_b.as_mut().poll(&mut b).is_pending());
+    }
     drop(first);
-    let count = |i: usize| woken[i].0.load(Ordering::Relaxed);
-    assert!(count(0) + count(1) > 0, "a buffer that came back wakes somebody");
-    // Whoever is polled first gets it; the other is woken when it comes back.
-    let Poll::Ready(buffer) = take_b.as_mut().poll(&mut b) else { panic!("the buffer is free") };
-    assert!(take_a.as_mut().poll(&mut a).is_pending());
-    let before = count(0);
+    assert_eq!((count(0), count(1)), (1, 0));
+    assert!(pool.try_take().is_none(), "it is promised");
+    assert!(take_b.as_mut().poll(&mut b).is_pending(), "it is promised to another");
+    let Poll::Ready(buffer) = take_a.as_mut().poll(&mut a) else { panic!("the buffer is free") };
     drop(buffer);
-    assert!(count(0) > before);
-    assert!(take_a.as_mut().poll(&mut a).is_ready());
+    assert_eq!((count(0), count(1)), (1, 1));
+    let Poll::Ready(buffer) = take_b.as_mut().poll(&mut b) else { panic!("the buffer is free") };
+    drop(buffer);
+    assert!(pool.try_take().is_some());
+}
+
+#[test]
+fn a_taker_that_gives_up_passes_its_turn_on() {
+    let pool = BufferPool::new(1).unwrap();
+    let first = pool.try_take().unwrap();
+    let (wakers, count) = wakers::<3>();
+    let mut takes: Vec<_> = (0..3).map(|_| Box::pin(pool.take())).collect();
+    for (take, waker) in takes.iter_mut().zip(&wakers) {
+        assert!(take.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    // One that was not woken yet, then one that was.
+    drop(takes.remove(1));
+    drop(first);
+    assert_eq!((count(0), count(1), count(2)), (1, 0, 0));
+    drop(takes.remove(0));
+    assert_eq!((count(0), count(1), count(2)), (1, 0, 1));
+    assert!(takes.remove(0).as_mut().poll(&mut Context::from_waker(&wakers[2])).is_ready());
+    assert!(pool.try_take().is_some());
 }

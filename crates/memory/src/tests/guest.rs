@@ -1,11 +1,12 @@
 //! The region table against a plain model of it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use proptest::prelude::*;
+use rustix::fs::MemfdFlags;
 
 use super::memory_file;
-use crate::{Access, AccessError, GuestAddress, GuestMemory, MapError, PAGE_SIZE, Protection};
+use crate::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
 
 const ALL: Protection = Protection { read: true, write: true };
 
@@ -14,9 +15,7 @@ fn bad_maps_are_refused() {
     let file = memory_file(&[0; 8192]);
     let mut memory = GuestMemory::new();
     let backing = |offset| Some((file.try_clone().unwrap(), offset));
-    for (addr, size) in
-        [(0, 0), (1, 4096), (4096, 4095), (4096, u64::MAX), (u64::MAX - 4095, 4096), (u64::MAX - 4095, 8192), (0, u64::MAX)]
-    {
+    for (addr, size) in [(0, 0), (1, 4096), (4096, 4095), (4096, u64::MAX), (u64::MAX - 4095, 8192), (0, u64::MAX)] {
         let result = memory.map(GuestAddress(addr), size, ALL, backing(0));
         assert!(matches!(result, Err(MapError::BadRange { .. })), "{addr:#x}+{size:#x}: {result:?}");
     }
@@ -25,15 +24,76 @@ fn bad_maps_are_refused() {
         assert!(matches!(result, Err(MapError::ShortFile { file: 8192, .. })), "{offset:#x}: {result:?}");
     }
     let result = memory.map(GuestAddress(0), 4096, ALL, backing(1));
-    assert!(matches!(result, Err(MapError::Kernel { .. })), "an offset within a page: {result:?}");
-    let read_only = rustix::fs::open("/proc/self/exe", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+    assert!(matches!(result, Err(MapError::BadRange { .. })), "an offset within a page: {result:?}");
+    let open = |path: &str| rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+    for path in ["/proc/self/exe", "/dev/zero", "/"] {
+        let result = memory.map(GuestAddress(0), 4096, ALL, Some((open(path), 0)));
+        assert!(matches!(result, Err(MapError::NotMemory { .. })), "{path}: {result:?}");
+    }
+    let read_only = open(&format!("/proc/self/fd/{}", file.as_raw_fd()));
     let result = memory.map(GuestAddress(0), 4096, ALL, Some((read_only.try_clone().unwrap(), 0)));
     assert!(matches!(result, Err(MapError::Kernel { .. })), "a file that may only be read: {result:?}");
     let readable = Protection { read: true, write: false };
     memory.map(GuestAddress(0), 4096, readable, Some((read_only, 0))).unwrap();
-    assert_eq!(memory.read_value::<[u8; 4]>(GuestAddress(0)), Ok(*b"\x7fELF"));
+    assert_eq!(memory.read_value::<[u8; 4]>(GuestAddress(0)), Ok([0; 4]));
     assert_eq!(memory.write_value(GuestAddress(0), &0_u8), Err(AccessError::Denied(0)));
     assert_eq!(memory.regions().count(), 1);
+}
+
+#[test]
+fn the_last_page_of_the_address_space_is_like_any_other() {
+    let mut memory = GuestMemory::new();
+    let last = GuestAddress(u64::MAX - 4095);
+    memory.map(last, 4096, ALL, Some((memory_file(&[7; 4096]), 0))).unwrap();
+    assert_eq!(memory.read_value::<[u8; 4]>(GuestAddress(u64::MAX - 3)), Ok([7; 4]));
+    assert!(memory.read(GuestAddress(u64::MAX - 3), &mut [0; 5]).is_err());
+    let again = memory.map(GuestAddress(last.0 - 4096), 8192, ALL, None);
+    assert!(matches!(again, Err(MapError::Overlap { .. })), "{again:?}");
+    memory.map(GuestAddress(last.0 - 4096), 4096, ALL, None).unwrap();
+    memory.unmap(last, 4096).unwrap();
+}
+
+#[test]
+fn a_device_has_a_limit_of_regions() {
+    let mut memory = GuestMemory::new();
+    for page in 0..MAX_REGIONS as u64 {
+        memory.map(GuestAddress(page * 8192), 4096, ALL, None).unwrap();
+    }
+    let more = memory.map(GuestAddress(u64::MAX - 4095), 4096, ALL, None);
+    assert!(matches!(more, Err(MapError::TooMany(MAX_REGIONS))), "{more:?}");
+}
+
+/// QEMU announces the parts of one file around the VGA hole, whose edges are not those of huge pages.
+#[test]
+fn parts_of_huge_pages_are_mapped_and_unmapped() {
+    const HUGE: u64 = 2 << 20;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let file = rustix::fs::memfd_create("test", flags).unwrap();
+    rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
+    let mut memory = GuestMemory::new();
+    let backing = |offset| Some((file.try_clone().unwrap(), offset));
+    if matches!(memory.map(GuestAddress(0), 0xa_0000, ALL, backing(0)), Err(MapError::Kernel { .. })) {
+        eprintln!("not tested: this system has no huge pages free");
+        return;
+    }
+    memory.map(GuestAddress(0xc_0000), HUGE, ALL, backing(0xc_0000)).unwrap();
+    memory.write(GuestAddress(0xa_0000 - 1), &[1]).unwrap();
+    memory.write(GuestAddress(0xc_0000 + HUGE - 4), &[2; 4]).unwrap();
+    assert!(
+        memory.read(GuestAddress(0xc_0000 + HUGE - 4), &mut [0; 5]).is_err(),
+        "the rest of the page is not the region's"
+    );
+    let whole = crate::Mapping::shared(file.as_fd(), 0, 2 * HUGE as usize, false).unwrap();
+    // SAFETY: the mapping lives to the test's end, and the segment is only read.
+    let whole = unsafe { whole.segment(0, 2 * HUGE as usize) }.unwrap();
+    assert_eq!(whole.read_value::<u8>(0xa_0000 - 1), 1);
+    assert_eq!(whole.read_value::<[u8; 4]>(0xc_0000 + HUGE as usize - 4), [2; 4]);
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(memory.read_value::<u8>(GuestAddress(0x9_0000)), Ok(0));
+    assert!(memory.is_poisoned());
+    memory.unmap_all();
+    // SAFETY: no segment of these regions is left.
+    drop(unsafe { memory.reclaim() });
 }
 
 #[test]
@@ -123,8 +183,9 @@ impl Model {
         self.regions.iter_mut().find(|r| addr >= r.start && addr - r.start < r.size)
     }
 
-    /// The byte at an address, or why it cannot be reached; the length is the whole access's.
-    fn byte(&mut self, addr: u64, len: u64, access: Access) -> Result<&mut u8, AccessError> {
+    /// Byte `i` of an access, or why it cannot be reached.
+    fn byte(&mut self, addr: u64, i: u64, len: u64, access: Access) -> Result<&mut u8, AccessError> {
+        let addr = addr.checked_add(i).ok_or(AccessError::Unmapped { addr, len })?;
         let region = self.at(addr).ok_or(AccessError::Unmapped { addr, len })?;
         let allowed = if access == Access::Read { region.protection.read } else { region.protection.write };
         if !allowed {
@@ -142,11 +203,13 @@ impl Model {
         let file = backed.then(|| memory_file(&[vec![0xee; 4096], content.clone()].concat()));
         let result =
             memory.map(GuestAddress(start), size, protection, file.as_ref().map(|f| (f.try_clone().unwrap(), PAGE_SIZE)));
-        let overlaps = self.regions.iter().any(|r| start < r.start + r.size && r.start < start.saturating_add(size));
+        let last = start.checked_add(size - 1);
+        let overlaps =
+            self.regions.iter().any(|r| start <= r.start + (r.size - 1) && last.is_none_or(|last| r.start <= last));
         match result {
-            Ok(()) => assert!(!overlaps && start.checked_add(size).is_some()),
+            Ok(()) => assert!(!overlaps && last.is_some()),
             Err(MapError::Overlap { .. }) => return assert!(overlaps),
-            Err(MapError::BadRange { .. }) => return assert!(start.checked_add(size).is_none()),
+            Err(MapError::BadRange { .. }) => return assert!(last.is_none()),
             Err(error) => panic!("{error}"),
         }
         self.regions.push(ModelRegion { start, size, protection, file: file.map(|f| (f, content)) });
@@ -163,7 +226,7 @@ impl Model {
     fn translate(&mut self, memory: &GuestMemory, addr: u64, len: u64, access: Access) {
         let found = memory.translate_some(GuestAddress(addr), len, access);
         let whole = memory.translate(GuestAddress(addr), len, access);
-        let expected = self.byte(addr, len, access).map(|byte| *byte);
+        let expected = self.byte(addr, 0, len, access).map(|byte| *byte);
         let Ok(segment) = found else {
             assert_eq!((found.err(), whole.err()), (expected.err(), expected.err()));
             return;
@@ -180,11 +243,11 @@ impl Model {
 
     fn write(&mut self, memory: &GuestMemory, addr: u64, data: &[u8]) {
         let len = data.len() as u64;
-        let error = (0..len).find_map(|i| self.byte(addr + i, len, Access::Write).err());
+        let error = (0..len).find_map(|i| self.byte(addr, i, len, Access::Write).err());
         let result = memory.write(GuestAddress(addr), data);
         assert_eq!(result.is_err(), error.is_some(), "{result:?} {error:?}");
         if result.is_ok() {
-            (0..len).zip(data).for_each(|(i, byte)| *self.byte(addr + i, len, Access::Write).unwrap() = *byte);
+            (0..len).zip(data).for_each(|(i, byte)| *self.byte(addr, i, len, Access::Write).unwrap() = *byte);
         }
         // Nothing but this was written, in any file.
         for (file, content) in self.regions.iter().filter_map(|r| r.file.as_ref()) {
@@ -198,7 +261,7 @@ impl Model {
         let mut found = vec![0; len];
         let result = memory.read(GuestAddress(addr), &mut found);
         let expected: Result<Vec<u8>, _> =
-            (0..len as u64).map(|i| self.byte(addr + i, len as u64, Access::Read).map(|byte| *byte)).collect();
+            (0..len as u64).map(|i| self.byte(addr, i, len as u64, Access::Read).map(|byte| *byte)).collect();
         assert_eq!(result.is_err(), expected.is_err(), "{result:?}");
         assert!(expected.is_err() || expected == Ok(found));
     }

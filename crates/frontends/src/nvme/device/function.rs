@@ -58,7 +58,7 @@ fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
 
 fn errno_of(error: &MapError) -> Errno {
     match error {
-        MapError::BadRange { .. } | MapError::ShortFile { .. } => Errno::INVAL,
+        MapError::BadRange { .. } | MapError::ShortFile { .. } | MapError::NotMemory { .. } => Errno::INVAL,
         MapError::Overlap { .. } => Errno::EXIST,
         MapError::Missing { .. } => Errno::NOENT,
         MapError::TooMany(_) => Errno::NOSPC,
