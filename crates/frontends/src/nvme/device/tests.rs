@@ -269,6 +269,59 @@ fn commands_and_interrupts_flow_by_shared_doorbells_and_by_messages() {
     }
 }
 
+/// A guest that keeps its doorbells in memory, as Linux does, and rings only when our event index asks for it; the device sleeps
+/// in between. A lost wake-up would end the test by its patience.
+#[test]
+fn shadow_doorbells_and_sleep_lose_no_wakeup() {
+    const SHADOW: u64 = 0x8000;
+    const EVENTS: u64 = 0x9000;
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Messages));
+    daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    let mut configure = sqe(AdminOpcode::DOORBELL_BUFFER_CONFIG.0, 0);
+    configure.dptr = DataPointer::prps(BASE + SHADOW, BASE + EVENTS);
+    guest.submit(0, configure);
+    assert!(guest.wait(0).status().is_success());
+    guest.create_queues();
+    let read = |memory: &File, at: u64| {
+        let mut word = [0; 4];
+        memory.read_exact_at(&mut word, at).expect("guest memory");
+        u32::from_le_bytes(word)
+    };
+    let mut rings = 0;
+    // A doorbell's store and its event index, of SQ 1 (8) and CQ 1 (12).
+    let mut store = |guest: &mut Guest, at: u64, old: u32, new: u32| {
+        guest.memory.write_all_at(new.as_bytes(), SHADOW + at).expect("guest memory");
+        // The guest's side of the race (shadow.rs).
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let event = read(&guest.memory, EVENTS + at);
+        if (new.wrapping_sub(event).wrapping_sub(1) & 0xffff) < (new.wrapping_sub(old) & 0xffff) {
+            guest.write32(offset::DOORBELLS + at, new);
+            rings += 1;
+        }
+    };
+    for round in 0_u32..5000 {
+        let (slot, next) = (round % ENTRIES, (round + 1) % ENTRIES);
+        let mut flush = sqe(NvmOpcode::FLUSH.0, 1);
+        flush.cid = CommandId(slot as u16);
+        guest.memory.write_all_at(flush.as_bytes(), 0x2000 + u64::from(slot) * 64).expect("guest memory");
+        // Pauses of all lengths around that after which the device goes to sleep.
+        for _ in 0..round * 7 % 900 {
+            std::hint::spin_loop();
+        }
+        store(&mut guest, 8, slot, next);
+        let limit = Instant::now() + PATIENCE;
+        let done = 0x3000 + u64::from(slot) * 16 + 12;
+        while (read(&guest.memory, done) >> 16 & 1 == 1) != (round / ENTRIES).is_multiple_of(2) {
+            assert!(Instant::now() < limit, "round {round}: no completion after {rings} rings");
+            thread::yield_now();
+        }
+        store(&mut guest, 12, slot, next);
+    }
+}
+
 #[test]
 fn a_client_that_leaves_at_any_moment_makes_room_for_the_next() {
     let daemon = Daemon::start();
