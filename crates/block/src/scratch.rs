@@ -26,6 +26,8 @@ const KEPT: usize = 4;
 pub struct Scratch {
     memory: Box<[UnsafeCell<MaybeUninit<u64>>]>,
     used: Cell<usize>,
+    /// Values in `memory` that were not dropped.
+    live: Cell<usize>,
     overflows: Cell<u64>,
     /// Slices that found no room.
     heap: RefCell<Vec<(NonNull<u8>, Layout)>>,
@@ -39,6 +41,7 @@ impl Scratch {
         Self {
             memory,
             used: Cell::new(0),
+            live: Cell::new(0),
             overflows: Cell::new(0),
             heap: RefCell::new(Vec::new()),
             kept: RefCell::new([const { None }; KEPT]),
@@ -51,7 +54,11 @@ impl Scratch {
     }
 
     /// Forgets everything that was placed or kept. `&mut` proves that nothing borrows from it any more.
+    ///
+    /// # Panics
+    /// When a placed value was leaked (`mem::forget`): it was pinned, so its memory must not be used again before it is dropped.
     pub fn reset(&mut self) {
+        assert_eq!(self.live.get(), 0, "a value in a task's scratch was leaked");
         self.used.set(0);
         for kept in self.kept.get_mut() {
             *kept = None;
@@ -108,7 +115,8 @@ impl Scratch {
             let ptr = ptr.cast::<T>().as_ptr();
             // SAFETY: `take` handed out room for a T, aligned (8 covers T's alignment) and unused.
             unsafe { ptr.write(value) };
-            (ptr, Some(Place { used: &self.used, start, end: self.used.get() }))
+            self.live.set(self.live.get() + 1);
+            (ptr, Some(Place { scratch: self, start, end: self.used.get() }))
         } else {
             self.overflows.set(self.overflows.get() + 1);
             (Box::into_raw(Box::new(value)), None)
@@ -159,14 +167,20 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        self.reset();
+        if self.live.get() == 0 {
+            self.reset();
+            return;
+        }
+        // Whoever still knows the leaked values may go on using them, and what they borrow.
+        std::mem::forget(std::mem::take(&mut self.memory));
+        std::mem::forget(std::mem::take(self.kept.get_mut()));
     }
 }
 
 /// The words of an arena that a value took.
 #[derive(Debug)]
 struct Place<'a> {
-    used: &'a Cell<usize>,
+    scratch: &'a Scratch,
     start: usize,
     end: usize,
 }
@@ -207,8 +221,10 @@ impl<T: ?Sized> Drop for ScratchBox<'_, T> {
         // SAFETY: the value was initialised in `place_with` and is dropped once, here; nobody else has the words until they
         // are given back below, or at a reset, which needs that this box is gone.
         unsafe { self.ptr.as_ptr().drop_in_place() };
-        if place.used.get() == place.end {
-            place.used.set(place.start);
+        let Scratch { used, live, .. } = place.scratch;
+        live.set(live.get() - 1);
+        if used.get() == place.end {
+            used.set(place.start);
         }
     }
 }

@@ -47,6 +47,14 @@ fn a_placed_value_lives_as_long_as_its_box() {
 }
 
 #[test]
+#[should_panic(expected = "leaked")]
+fn the_room_of_a_leaked_value_is_not_used_again() {
+    let mut scratch = Scratch::new(ONE);
+    std::mem::forget(scratch.place(1_u64));
+    scratch.reset();
+}
+
+#[test]
 fn room_comes_back_in_the_reverse_order_only() {
     let drops = Cell::new(0);
     let mut scratch = Scratch::new(3 * ONE);

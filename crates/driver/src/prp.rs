@@ -53,9 +53,11 @@ pub(crate) fn describe(
         return Err(bad);
     }
     let end = data.iova.checked_add(data.len as u64).ok_or(bad)?;
-    let second = PrpEntry(data.iova).page(page) + page;
+    let one_page = Ok(DataPointer::prps(data.iova, 0));
+    // The last page of the address space has none after it.
+    let Some(second) = PrpEntry(data.iova).page(page).checked_add(page) else { return one_page };
     if end <= second {
-        return Ok(DataPointer::prps(data.iova, 0));
+        return one_page;
     }
     if end - second <= page {
         return Ok(DataPointer::prps(data.iova, second));
@@ -173,6 +175,13 @@ mod tests {
         .unwrap();
         assert_eq!(written[&511], LIST + 4096);
         assert_eq!((written[&512], written[&513]), (512 * 4096, 513 * 4096));
+    }
+
+    #[test]
+    fn the_last_page_of_the_address_space_has_none_after_it() {
+        let data = DmaRange { iova: u64::MAX - 4095, len: 512 };
+        let pointer = describe(data, DmaRange { iova: LIST, len: PAGE_SIZE }, |_, _| panic!("no list")).unwrap();
+        assert_eq!((pointer.prp1, pointer.prp2), (u64::MAX - 4095, 0));
     }
 
     #[test]

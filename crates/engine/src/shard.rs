@@ -478,6 +478,8 @@ impl Shard {
                 ShardContext::new(&core, &entry.account).unregister_all();
             }
         }
+        // Messages are not handled any more: they must not keep the loop below from sleeping. If that fails, it only spins.
+        let _ = core.poller.remove(core.handle.bell());
         let limit = Instant::now() + DRAIN_LIMIT;
         while core.slots.waiting() > 0 {
             submit(&core);

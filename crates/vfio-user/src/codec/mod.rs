@@ -26,6 +26,11 @@ pub const MAX_MESSAGE: usize = MAX_TRANSFER as usize + 4096;
 /// The most file descriptors one message carries; told to the peer as `max_msg_fds`. QEMU refuses a larger number.
 pub const MAX_FDS: usize = 16;
 
+/// DMA ranges that one client may map at once; told to the client as `max_dma_maps`.
+pub const MAX_DMA_MAPS: u32 = 4096;
+/// The most writes of one REGION_WRITE_MULTI, so that no message keeps the server's thread for long. QEMU sends fewer.
+pub const MAX_WRITES: usize = 256;
+
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
         /// What a message asks for ("Commands").
@@ -264,12 +269,12 @@ pub enum ProtocolError {
         /// Bytes that came.
         length: usize,
     },
-    /// More data than one message may move.
-    #[error("{command:?}: {count} bytes, more than the {MAX_TRANSFER} that were negotiated")]
+    /// More bytes, or more writes, than one message may have.
+    #[error("{command:?}: {count} are more than one message may have")]
     TooLarge {
         /// Which command.
         command: Command,
-        /// Announced bytes.
+        /// Announced number.
         count: u64,
     },
     /// No such region.

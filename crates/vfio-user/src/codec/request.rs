@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Command, MAX_TRANSFER, ProtocolError, fixed, wire};
+use super::{Command, MAX_TRANSFER, MAX_WRITES, ProtocolError, fixed, wire};
 use crate::device::{DmaMap, DmaUnmap, IrqAction, IrqData, IrqSet};
 
 /// A request, its lengths and flags checked; indexes and ranges of the device are not yet.
@@ -166,6 +166,11 @@ fn transfer(command: Command, count: u32) -> Result<(), ProtocolError> {
     if count <= MAX_TRANSFER { Ok(()) } else { Err(ProtocolError::TooLarge { command, count: count.into() }) }
 }
 
+/// Whether a range has bytes and ends, at the latest, with the address space.
+fn is_range(address: u64, size: u64) -> bool {
+    size.checked_sub(1).is_some_and(|rest| address.checked_add(rest).is_some())
+}
+
 fn parse_dma_map<'a>(payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Request<'a>, ProtocolError> {
     let command = Command::DmaMap;
     let (head, _) = fixed::<wire::DmaMap>(command, payload)?;
@@ -181,7 +186,7 @@ fn parse_dma_map<'a>(payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Request<'a
     }
     // A file offset is signed everywhere below us.
     let file_end = offset.checked_add(size).filter(|end| i64::try_from(*end).is_ok());
-    if size == 0 || address.checked_add(size).is_none() || file_end.is_none() {
+    if !is_range(address, size) || file_end.is_none() {
         return Err(ProtocolError::DmaRange { command, address, size, offset });
     }
     Ok(Request::DmaMap(DmaMap {
@@ -201,7 +206,7 @@ fn parse_dma_unmap<'a>(payload: &[u8]) -> Result<Request<'a>, ProtocolError> {
     argument_size(command, argsz, size_of::<wire::DmaUnmap>())?;
     let bad_range = ProtocolError::DmaRange { command, address, size, offset: 0 };
     match flags {
-        0 if size != 0 && address.checked_add(size).is_some() => Ok(Request::DmaUnmap(DmaUnmap::Range { address, size })),
+        0 if is_range(address, size) => Ok(Request::DmaUnmap(DmaUnmap::Range { address, size })),
         wire::UNMAP_ALL if address == 0 && size == 0 => Ok(Request::DmaUnmap(DmaUnmap::All)),
         0 | wire::UNMAP_ALL => Err(bad_range),
         wire::UNMAP_DIRTY_BITMAP => Err(ProtocolError::UnsupportedFlags { command, flags }),
@@ -255,6 +260,9 @@ fn parse_write_multi(payload: &[u8]) -> Result<Request<'_>, ProtocolError> {
     let length = usize::try_from(head.count).ok().and_then(|n| n.checked_mul(size_of::<wire::SingleWrite>()));
     if length != Some(entries.len()) {
         return Err(bad_length);
+    }
+    if head.count > MAX_WRITES as u64 {
+        return Err(ProtocolError::TooLarge { command, count: head.count });
     }
     let writes = WriteMulti { entries };
     for write in writes.clone() {

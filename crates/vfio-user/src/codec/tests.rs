@@ -102,14 +102,14 @@ fn dma_ranges_that_wrap_are_refused() {
     for bad in [
         wire::DmaMap { size: 0, ..map() },
         wire::DmaMap { address: u64::MAX - 0x3ffe, ..map() },
-        wire::DmaMap { address: u64::MAX, size: 1, ..map() },
+        wire::DmaMap { address: u64::MAX, size: 2, ..map() },
         wire::DmaMap { offset: u64::MAX, ..map() },
         wire::DmaMap { offset: i64::MAX as u64 - 0x3fff, ..map() },
         wire::DmaMap { size: u64::MAX, ..map() },
     ] {
         assert!(matches!(refusal(Command::DmaMap, bad.as_bytes(), 1), ProtocolError::DmaRange { .. }), "{bad:?}");
     }
-    let at_the_end = wire::DmaMap { address: u64::MAX - 0x4000, ..map() };
+    let at_the_end = wire::DmaMap { address: u64::MAX - 0x3fff, ..map() };
     assert!(Request::parse(2, at_the_end.as_bytes(), fds(1)).is_ok());
     let flags = wire::DmaMap { flags: 0x10, ..map() };
     assert_eq!(refusal(Command::DmaMap, flags.as_bytes(), 1).errno(), Errno::OPNOTSUPP);
@@ -218,6 +218,10 @@ fn write_multi_must_hold_what_it_announces() {
         let error = refusal(Command::RegionWriteMulti, &payload(count, &entries), 0);
         assert!(matches!(error, ProtocolError::DataLength { .. }));
     }
+    let most = vec![entry; MAX_WRITES + 1];
+    let error = refusal(Command::RegionWriteMulti, &payload(most.len() as u64, &most), 0);
+    assert!(matches!(error, ProtocolError::TooLarge { count: 257, .. }));
+    assert!(Request::parse(15, &payload(MAX_WRITES as u64, &most[1..]), Vec::new()).is_ok());
     let long = wire::SingleWrite { count: 9, ..entry };
     assert!(matches!(refusal(Command::RegionWriteMulti, &payload(1, &[long]), 0), ProtocolError::TooLarge { .. }));
 }
@@ -252,7 +256,7 @@ fn the_version_reply_is_a_subset_and_no_longer() {
     assert_eq!(
         json,
         "{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576,\"write_multiple\":true,\
-         \"pgsizes\":4096,\"max_dma_maps\":65535}}\0"
+         \"pgsizes\":4096,\"max_dma_maps\":4096}}\0"
     );
     let (client, json) = negotiate(0, 5, b"").unwrap();
     assert_eq!((client, json.as_str()), (Capabilities::default(), ""));

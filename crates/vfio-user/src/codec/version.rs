@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::wire::Version;
-use super::{MAX_FDS, MAX_TRANSFER};
+use super::{MAX_DMA_MAPS, MAX_FDS, MAX_TRANSFER};
 
 /// Major version spoken here.
 const MAJOR: u16 = 0;
@@ -176,7 +176,7 @@ pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8]) -> Result<(Capabili
         add("pgsizes", &pgsizes);
     }
     if parsed.max_dma_maps {
-        add("max_dma_maps", &client.max_dma_maps.min(65535));
+        add("max_dma_maps", &client.max_dma_maps.min(MAX_DMA_MAPS));
     }
     json.push_str("}}\0");
     if json.len() > data.len() {
