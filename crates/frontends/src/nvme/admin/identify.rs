@@ -8,9 +8,9 @@ use millrace_nvme_spec::{
     command::{ControllerId, Csi, NamespaceId, Sqe},
     identify::{
         AdminCommandSupport, AsyncEventsSupported, Cns, CommonNamespaceFeatures, ControllerAttributes, ControllerList,
-        ControllerSharing, ControllerType, DeallocateFeatures, DeallocatedRead, EntrySize, FirmwareUpdates, FlushBehavior,
-        FormatAttributes, FormattedLbaSize, FusedSupport, IDENTIFY_SIZE, IdentifyController, IdentifyControllerNvm,
-        IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm, IoCommandSets, LbaFormat, LogPageAttributes,
+        ControllerType, DeallocateFeatures, DeallocatedRead, EntrySize, FirmwareUpdates, FlushBehavior, FormatAttributes,
+        FormattedLbaSize, FusedSupport, IDENTIFY_SIZE, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
+        IdentifyNamespaceIndependent, IdentifyNamespaceNvm, IoCommandSets, LbaFormat, LogPageAttributes,
         NamespaceAttributes, NamespaceDescriptor, NamespaceFeatures, NamespaceIdType, NamespaceList, NamespaceSharing,
         NamespaceStatus, NvmCommandSupport, ReservationCapabilities, VolatileWriteCache, null_terminated, padded,
     },
@@ -191,8 +191,8 @@ impl Controller {
         id.mn = padded(&config.model);
         id.fr = padded(env!("CARGO_PKG_VERSION"));
         id.rab = RAB;
-        let shares = self.namespaces.allocated().any(|(_, allocated)| allocated.namespace.shared);
-        id.cmic = ControllerSharing::new().with_multiple_controllers(shares);
+        // CMIC stays 0: a guest's subsystem has one controller, whoever else shows the same volume. (Linux would put a
+        // multipath device in front of every namespace.)
         id.mdts = config.mdts;
         id.cntlid = ControllerId(config.cntlid);
         id.ver = registers::VERSION;

@@ -1,6 +1,6 @@
 //! Get Log Page (Base 5.1.12), and what the log pages are made from.
 
-use std::time::Instant;
+use std::{mem::offset_of, time::Instant};
 
 use millrace_block::BlockSize;
 use millrace_memory::{Access, SegmentCursor};
@@ -8,9 +8,9 @@ use millrace_nvme_spec::{
     command::{CommandId, Csi, NamespaceId, QueueId, Sqe},
     identify::{NamespaceList, padded},
     log::{
-        ActiveFirmware, CriticalWarning, ErrorEntry, FirmwareSlotLog, GetLogPageCdw10, GetLogPageCdw11, GetLogPageCdw14,
-        LogId, LogPageSupport, ParameterErrorLocation, ReservationNotification, ReservationNotificationType, SmartLog,
-        SupportedLogPages, log_page_bytes,
+        ActiveFirmware, CommandEffects, CommandEffectsLog, CriticalWarning, ErrorEntry, FirmwareSlotLog, GetLogPageCdw10,
+        GetLogPageCdw11, GetLogPageCdw14, LogId, LogPageSupport, ParameterErrorLocation, ReservationNotification,
+        ReservationNotificationType, SmartLog, SupportedLogPages, log_page_bytes,
     },
     status::{Status, StatusField},
 };
@@ -67,10 +67,16 @@ impl Controller {
             self.check_valid(sqe.nsid)?;
             return Err(Status::INVALID_FIELD);
         }
-        if cdw14.ot() || (lid == LogId::COMMAND_EFFECTS && cdw14.csi() != Csi::NVM) {
+        if cdw14.ot() {
             return Err(Status::INVALID_FIELD);
         }
-        let page = self.log_page(lid);
+        let mut page = self.log_page(lid);
+        if lid == LogId::COMMAND_EFFECTS && cdw14.csi() != Csi::NVM {
+            // Of a command set that there is not, every admin command and no I/O command is supported. The usual tool asks for
+            // the zoned one first, and takes a refusal for the end.
+            let io = offset_of!(CommandEffectsLog, io);
+            page[io..io + size_of::<[CommandEffects; 256]>()].fill(0);
+        }
         let offset = u64::from(sqe.cdw13) << 32 | u64::from(sqe.cdw12);
         let rest = usize::try_from(offset).ok().and_then(|offset| page.get(offset..)).ok_or(Status::INVALID_FIELD)?;
         if !offset.is_multiple_of(4) {

@@ -85,7 +85,7 @@ fn shared_and_protected_namespaces_say_so() {
     let independent: IdentifyNamespaceIndependent = reading(&mut guest, identify(Cns::INDEPENDENT_NAMESPACE, 1));
     assert_eq!((independent.nmic, independent.rescap, independent.nsattr), (id.nmic, id.rescap, id.nsattr));
     let controller: IdentifyController = reading(&mut guest, identify(Cns::CONTROLLER, 0));
-    assert!(controller.cmic.multiple_controllers());
+    assert!(!controller.cmic.multiple_controllers(), "or Linux puts a multipath device in front");
 }
 
 #[test]
