@@ -11,12 +11,14 @@ use std::os::unix::net::UnixStream;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::codec::{Capabilities, Command, Header, Kind, MAX_TRANSFER, ProtocolError, VersionError, wire};
+use crate::codec::{Capabilities, Command, Header, Kind, MAX_FDS, MAX_TRANSFER, ProtocolError, VersionError, wire};
 use crate::device::Device;
 use crate::transport::{Frame, Transport, TransportError};
 
 /// While this many bytes wait for a client that does not read, no further request of it is handled.
 const OUTPUT_HIGH: usize = 256 * 1024;
+/// The same for file descriptors: the process has few of them for all its clients.
+const OUTPUT_FDS: usize = MAX_FDS;
 /// Requests of our own that may be unanswered.
 const MAX_OUTSTANDING: usize = 64;
 /// Bytes of requests of our own that may wait for the socket.
@@ -25,6 +27,8 @@ const MAX_OUTSTANDING_BYTES: usize = 4 << 20;
 const MAX_BACKLOG: usize = 1024;
 /// Bytes of such requests.
 const MAX_BACKLOG_BYTES: usize = 4 << 20;
+/// File descriptors of such requests.
+const MAX_BACKLOG_FDS: usize = 4 * MAX_FDS;
 
 /// Why a connection is over. Drop it; then unmap the client's memory and forget its event fds.
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +157,7 @@ pub struct Connection {
     /// Requests that were read past a deferred one.
     backlog: VecDeque<Frame>,
     backlog_bytes: usize,
+    backlog_fds: usize,
     outstanding: Vec<Outstanding>,
     next_id: u16,
     /// Where replies with data are built.
@@ -175,6 +180,7 @@ impl Connection {
             deferred: None,
             backlog: VecDeque::new(),
             backlog_bytes: 0,
+            backlog_fds: 0,
             outstanding: Vec::new(),
             next_id: 0,
             scratch: Vec::new(),
@@ -203,6 +209,7 @@ impl Connection {
             && let Some(frame) = self.backlog.pop_front()
         {
             self.backlog_bytes -= frame.payload.len();
+            self.backlog_fds -= frame.fds.len();
             return Ok(Some(Message::Request(frame)));
         }
         while self.wants_read() {
@@ -261,7 +268,7 @@ impl Connection {
     }
 
     fn takes_requests(&self) -> bool {
-        self.deferred.is_none() && self.transport.output_bytes() < OUTPUT_HIGH
+        self.deferred.is_none() && self.transport.output_bytes() < OUTPUT_HIGH && self.transport.output_fds() < OUTPUT_FDS
     }
 
     /// Whether writability of the socket matters now.
@@ -310,8 +317,10 @@ impl Connection {
     /// Keeps a request for later. Bounded: a client that does not answer but goes on asking loses the connection.
     fn put_off(&mut self, frame: Frame) -> Result<(), ConnectionError> {
         self.backlog_bytes += frame.payload.len();
+        self.backlog_fds += frame.fds.len();
         self.backlog.push_back(frame);
-        if self.backlog.len() > MAX_BACKLOG || self.backlog_bytes > MAX_BACKLOG_BYTES {
+        let too_large = self.backlog_bytes > MAX_BACKLOG_BYTES || self.backlog_fds > MAX_BACKLOG_FDS;
+        if too_large || self.backlog.len() > MAX_BACKLOG {
             return Err(ConnectionError::Flood { messages: self.backlog.len() });
         }
         Ok(())

@@ -86,6 +86,7 @@ pub(crate) struct Transport {
     input: Input,
     output: VecDeque<Pending>,
     output_bytes: usize,
+    output_fds: usize,
     spare: Vec<u8>,
 }
 
@@ -101,12 +102,24 @@ impl Transport {
             operation: "set_nonblocking",
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         })?;
-        Ok(Self { stream, input: Input::default(), output: VecDeque::new(), output_bytes: 0, spare: Vec::new() })
+        Ok(Self {
+            stream,
+            input: Input::default(),
+            output: VecDeque::new(),
+            output_bytes: 0,
+            output_fds: 0,
+            spare: Vec::new(),
+        })
     }
 
     /// Bytes that wait for the socket.
     pub(crate) fn output_bytes(&self) -> usize {
         self.output_bytes
+    }
+
+    /// File descriptors that wait for the socket.
+    pub(crate) fn output_fds(&self) -> usize {
+        self.output_fds
     }
 
     #[cfg(test)]
@@ -187,6 +200,7 @@ impl Transport {
             }
         }
         self.output_bytes += bytes.len();
+        self.output_fds += kept.len();
         self.output.push_back(Pending { bytes, sent: 0, fds: kept });
         Ok(())
     }
@@ -200,7 +214,7 @@ impl Transport {
             if sent == 0 {
                 break;
             }
-            pending.fds.clear();
+            self.output_fds -= pending.fds.drain(..).len();
             pending.sent += sent;
             self.output_bytes -= sent;
             if pending.sent == pending.bytes.len() {

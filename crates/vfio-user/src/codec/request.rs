@@ -85,13 +85,14 @@ impl Iterator for WriteMulti<'_> {
 }
 
 impl<'a> Request<'a> {
-    /// Checks a request's payload. File descriptors that the command does not take make it an error; they are closed
-    /// either way when dropped.
+    /// Checks a request's payload. File descriptors that the command does not take make it an error, but for
+    /// `DMA_UNMAP`: SPDK's client sends the region's along. They are closed either way when dropped.
     pub fn parse(command: u16, payload: &'a [u8], mut fds: Vec<OwnedFd>) -> Result<Self, ProtocolError> {
         let command = Command::from_wire(command).ok_or(ProtocolError::UnknownCommand(command))?;
         match command {
             Command::DmaMap => return parse_dma_map(payload, fds),
             Command::DeviceSetIrqs => return parse_set_irqs(payload, fds),
+            Command::DmaUnmap => fds.clear(),
             _ => no_fds(command, &mut fds)?,
         }
         match command {

@@ -537,6 +537,51 @@ fn a_client_that_never_reads_is_not_read_from() {
 }
 
 #[test]
+fn a_client_that_never_reads_does_not_hoard_our_files() {
+    let mut bench = Bench::new();
+    let ask = wire::RegionInfo { argsz: 0x1000, ..Default::default() };
+    let asked = request(1, Command::DeviceGetRegionInfo, ask.as_bytes());
+    // Until the socket and our patience are full.
+    while bench.client.write_all(&asked).is_ok() {
+        if bench.serve().is_err() {
+            // The system has a limit of its own on files under way.
+            return;
+        }
+        assert!(bench.connection.transport.output_fds() <= OUTPUT_FDS);
+        assert!(bench.connection.transport.output_bytes() < OUTPUT_HIGH, "files are the limit");
+    }
+    assert_eq!(bench.connection.transport.output_fds(), OUTPUT_FDS);
+    assert!(!bench.connection.wants_read());
+    for _ in 0..1000 {
+        bench.reply();
+        bench.connection.flush().unwrap();
+        if bench.connection.transport.output_fds() == 0 {
+            return;
+        }
+    }
+    panic!("the replies go out once they are read");
+}
+
+#[test]
+fn files_that_come_behind_a_deferred_request_are_bounded() {
+    let mut bench = Bench::new();
+    bench.toy.slow = true;
+    // While an answer is awaited, requests are read past the deferred one.
+    bench.connection.dma_read(0, 1).unwrap();
+    bench.send(&request(1, Command::DmaUnmap, &unmap(0x1000)));
+    let file = memfd(0x1000);
+    for sent in 0.. {
+        send_with_fds(&bench.client, &request(2, Command::DmaMap, &map(0)), &[file.as_fd(); MAX_FDS]);
+        match bench.serve() {
+            Ok(progress) => assert_eq!((progress, sent < 4), (Progress::Deferred, true)),
+            Err(error) => {
+                return assert!(matches!(error, ConnectionError::Flood { .. }) && sent == 4, "{error} after {sent}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_file_waits_for_the_socket_with_its_reply() {
     let mut bench = Bench::new();
     // Fill the socket with replies, then ask for the region with its file.
