@@ -79,12 +79,12 @@ impl LiveDevice {
 
     /// Brings back what the device had before a restart.
     pub(crate) fn restore(&self, was: Restored) -> Result<(), ControlError> {
-        self.call(move |device| {
-            if was.by_guest {
-                device.restore(was.nsid, was.namespace, was.attached)
-            } else {
-                device.attach(Some(was.nsid), was.namespace, was.read_only).map(|_| ())
+        self.call(move |device| match was {
+            Restored { by_guest: true, nsid, namespace, attached, .. } => device.restore(nsid, namespace, attached),
+            Restored { attached: true, nsid, namespace, read_only, .. } => {
+                device.attach(Some(nsid), namespace, read_only).map(|_| ())
             }
+            Restored { nsid, namespace, read_only, .. } => device.restore_detached(nsid, namespace, read_only),
         })??;
         Ok(())
     }
@@ -101,6 +101,15 @@ impl LiveDevice {
     /// Tells the guest that a namespace has another size or format.
     pub(crate) fn namespace_changed(&self, nsid: u32) -> Result<(), ControlError> {
         self.call(move |device| device.namespace_changed(nsid))
+    }
+
+    /// Passes a notice of another guest's reservation on; the device knows whether its own host is meant.
+    pub(crate) fn reservation_notice(
+        &self,
+        namespace: Arc<Namespace>,
+        notify: Vec<([u8; 16], u8)>,
+    ) -> Result<(), ControlError> {
+        self.call(move |device| device.reservation_notice(&namespace, &notify))
     }
 
     /// What it is doing.

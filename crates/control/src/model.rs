@@ -65,14 +65,19 @@ impl Backend {
         }
     }
 
-    /// Makes a relative path absolute.
+    /// Makes a relative path absolute: it starts from `base`.
     #[must_use]
     pub fn resolved(self, base: &std::path::Path) -> Self {
         match self.0 {
-            BackendSpec::File(path) => Self(BackendSpec::File(base.join(path))),
+            BackendSpec::File(path) => Self(BackendSpec::File(tidy(base.join(path)))),
             other => Self(other),
         }
     }
+}
+
+/// The path without its `.` components.
+fn tidy(path: PathBuf) -> PathBuf {
+    path.components().collect()
 }
 
 /// A logical block size in bytes.

@@ -1,8 +1,11 @@
 //! The declared state on disk: `state.redb` in the state directory (format: docs/formats/state.md).
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{AccessGuard, Database, ReadableDatabase, ReadableTable, StorageError, TableDefinition};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use uuid::Uuid;
@@ -13,7 +16,7 @@ use crate::{
 };
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// What this program writes and understands.
 pub(crate) const LAYOUT_VERSION: u64 = 1;
@@ -130,9 +133,14 @@ pub(crate) struct Changes<'a> {
     pub(crate) remove_devices: Vec<&'a Name>,
 }
 
+/// How the database is opened.
+type Opener = Box<dyn Fn() -> Result<Database, redb::DatabaseError> + Send + Sync>;
+
 /// The open state.
 pub(crate) struct Store {
-    database: Database,
+    /// `None` after a failure (the file system was full, for instance): the database works again only when it was opened anew.
+    database: Mutex<Option<Database>>,
+    opener: Opener,
     path: PathBuf,
 }
 
@@ -140,25 +148,18 @@ impl Store {
     /// Opens the state in `directory`, making it when there is none.
     pub(crate) fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
-        let database = match Database::create(&path) {
-            Ok(database) => database,
-            Err(redb::DatabaseError::DatabaseAlreadyOpen) => return Err(StoreError::InUse { path }),
-            Err(error) => return Err(StoreError::Database { path, source: Box::new(error.into()) }),
-        };
-        Self::prepare(database, path)
+        let file = path.clone();
+        Self::prepare(Box::new(move || Database::create(&file)), path)
     }
 
     /// A state that is forgotten with the process.
     pub(crate) fn in_memory() -> Result<Self, StoreError> {
-        let path = PathBuf::from("state in memory");
-        let database = Database::builder().create_with_backend(redb::backends::InMemoryBackend::new());
-        let database =
-            database.map_err(|error| StoreError::Database { path: path.clone(), source: Box::new(error.into()) })?;
-        Self::prepare(database, path)
+        let backend = redb::backends::InMemoryBackend::new;
+        Self::prepare(Box::new(move || Database::builder().create_with_backend(backend())), "state in memory".into())
     }
 
-    fn prepare(database: Database, path: PathBuf) -> Result<Self, StoreError> {
-        let store = Self { database, path };
+    fn prepare(opener: Opener, path: PathBuf) -> Result<Self, StoreError> {
+        let store = Self { database: Mutex::new(None), opener, path };
         let version = store.transact(|transaction| {
             let mut meta = transaction.open_table(META)?;
             let found = meta.get(VERSION)?.map(|version| version.value());
@@ -182,20 +183,19 @@ impl Store {
         table: TableDefinition<'_, &str, &[u8]>,
         kind: &'static str,
     ) -> Result<Vec<T>, StoreError> {
-        let failed = |source: redb::Error| self.failed(source);
-        let transaction = self.database.begin_read().map_err(|error| failed(error.into()))?;
-        let table = transaction.open_table(table).map_err(|error| failed(error.into()))?;
-        let mut records = Vec::new();
-        for entry in table.iter().map_err(|error| failed(error.into()))? {
-            let (name, bytes) = entry.map_err(|error| failed(error.into()))?;
-            records.push(serde_json::from_slice(bytes.value()).map_err(|source| StoreError::Record {
-                path: self.path.clone(),
-                kind,
-                name: name.value().to_owned(),
-                source,
-            })?);
-        }
-        Ok(records)
+        let stored = self.with_database(|database| {
+            let table = database.begin_read()?.open_table(table)?;
+            let entry = |entry: Result<(AccessGuard<'_, &str>, AccessGuard<'_, &[u8]>), StorageError>| {
+                let (name, bytes) = entry?;
+                Ok((name.value().to_owned(), bytes.value().to_owned()))
+            };
+            table.iter()?.map(entry).collect::<Result<Vec<_>, redb::Error>>()
+        })?;
+        let decode = |(name, bytes): (String, Vec<u8>)| {
+            let wrong = |source| StoreError::Record { path: self.path.clone(), kind, name, source };
+            serde_json::from_slice(&bytes).map_err(wrong)
+        };
+        stored.into_iter().map(decode).collect()
     }
 
     /// Stores changes as one: when it returns `Ok` they survive a power loss, otherwise nothing has changed.
@@ -220,17 +220,27 @@ impl Store {
     }
 
     fn transact<T>(&self, change: impl FnOnce(&redb::WriteTransaction) -> Result<T, redb::Error>) -> Result<T, StoreError> {
-        let run = || {
-            let transaction = self.database.begin_write()?;
+        self.with_database(|database| {
+            let transaction = database.begin_write()?;
             let value = change(&transaction)?;
             transaction.commit()?;
             Ok(value)
-        };
-        run().map_err(|source: redb::Error| self.failed(source))
+        })
     }
 
-    fn failed(&self, source: redb::Error) -> StoreError {
-        StoreError::Database { path: self.path.clone(), source: Box::new(source) }
+    fn with_database<T>(&self, call: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, StoreError> {
+        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = match slot.take() {
+            Some(database) => database,
+            None => (self.opener)().map_err(|error| match error {
+                redb::DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path: self.path.clone() },
+                error => StoreError::Database { path: self.path.clone(), source: Box::new(error.into()) },
+            })?,
+        };
+        let value = call(&database)
+            .map_err(|source| StoreError::Database { path: self.path.clone(), source: Box::new(source) })?;
+        *slot = Some(database);
+        Ok(value)
     }
 }
 

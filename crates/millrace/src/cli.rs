@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
     Backend, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, default_run_dir, default_state_dir,
@@ -193,14 +193,15 @@ pub(crate) struct VolumeCreate {
 }
 
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false, args = ["size", "size_option"])]
+#[command(group(ArgGroup::new("new_size").required(true)))]
 pub(crate) struct VolumeResize {
     /// The volume
     pub(crate) name: String,
     /// Its new size
+    #[arg(group = "new_size")]
     size: Option<Size>,
     /// Its new size
-    #[arg(long = "size", value_name = "SIZE")]
+    #[arg(long = "size", value_name = "SIZE", group = "new_size")]
     size_option: Option<Size>,
 }
 

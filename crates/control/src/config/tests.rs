@@ -1,1 +1,179 @@
+use super::*;
 
+const GOOD: &str = r#"
+shards = "2"
+polling = "spin"
+placement = "disk"
+
+[[volume]]
+name = "root"
+size = "1G"
+backend = "file:images/root.img"
+block_size = 4096
+
+[[volume]]
+name = "scratch"
+size = 1048576
+backend = "memory"
+
+[[device]]
+name = "vm0"
+socket = "vm0/cntrl"
+nvme = { queues = 4, serial = "VM0" }
+attach = [{ volume = "root" }, { volume = "scratch", nsid = 7, read_only = true }]
+
+[[device]]
+name = "vm1"
+[device.nvme]
+doorbells = "messages"
+"#;
+
+fn parse(text: &str) -> Result<Declared, ConfigError> {
+    Declared::parse(text, Path::new("m.toml"), Path::new("/etc/millrace"))
+}
+
+fn error(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
+    let declared = parse(text).unwrap();
+    let volumes = declared.volumes.iter().map(|volume| VolumeRecord {
+        spec: volume.value.clone(),
+        formatted: None,
+        uuid: uuid::Uuid::from_u128(1),
+        created_by: None,
+        owns_file: false,
+    });
+    let devices = declared.devices.iter().map(|device| DeviceRecord {
+        spec: device.value.spec(),
+        cntlid: 1,
+        uuid: uuid::Uuid::from_u128(2),
+        namespaces: (1..)
+            .zip(&device.value.attach)
+            .map(|(nsid, attach)| crate::store::NamespaceRecord {
+                nsid: attach.nsid.unwrap_or(nsid),
+                volume: attach.volume.clone(),
+                read_only: attach.read_only,
+                attached: true,
+            })
+            .collect(),
+    });
+    (volumes.collect(), devices.collect())
+}
+
+#[test]
+fn a_whole_file() {
+    let declared = parse(GOOD).unwrap();
+    assert_eq!(declared.shards.as_deref(), Some("2"));
+    assert_eq!((declared.polling, declared.placement), (Some(PollingMode::Spin), Some(PlacementMode::Disk)));
+    let lines: Vec<_> = declared.volumes.iter().map(|volume| (volume.line, volume.value.name.to_string())).collect();
+    assert_eq!(lines, [(6, "root".to_owned()), (12, "scratch".to_owned())]);
+    assert_eq!(declared.volumes[0].value.backend.path().unwrap(), Path::new("/etc/millrace/images/root.img"));
+    let device = &declared.devices[0].value;
+    assert_eq!(device.socket.as_deref(), Some(Path::new("/etc/millrace/vm0/cntrl")));
+    assert_eq!((device.nvme.queues, device.attach[1].nsid, device.attach[1].read_only), (4, Some(7), true));
+    assert_eq!(declared.devices[1].line, 23);
+}
+
+#[test]
+fn an_empty_file_declares_nothing() {
+    let declared = parse("").unwrap();
+    assert!(declared.volumes.is_empty() && declared.devices.is_empty() && declared.shards.is_none());
+}
+
+#[test]
+fn mistakes_are_found_at_their_line_and_column() {
+    for (text, expected) in [
+        ("shards = \"2\"\nvolumes = 1\n", "m.toml:2:1: unknown field `volumes`"),
+        ("[[volume]]\nname = \"a\"\nsiez = \"1G\"\nbackend = \"memory\"\n", "m.toml:3:1: unknown field `siez`"),
+        ("[[volume]]\nname = \"a\"\nsize = \"1Q\"\nbackend = \"memory\"\n", "m.toml:3:8: \"1Q\" is not a size"),
+        ("[[volume]]\nname = \"a\"\nsize = -1\nbackend = \"memory\"\n", "m.toml:3:8: a size cannot be negative"),
+        ("[[volume]]\nname = \"a b\"\nbackend = \"memory\"\n", "m.toml:2:8: \"a b\" cannot be a name"),
+        ("[[volume]]\nname = \"a\"\nbackend = \"disk\"\n", "m.toml:3:11: back end \"disk\" is unknown"),
+        ("[[volume]]\nname = \"a\"\nsize = 1\n", "m.toml:1:1: missing field `backend`"),
+        ("[[device]]\nname = \"a\"\nnvme = { queeus = 1 }\n", "m.toml:3:10: unknown field `queeus`"),
+        ("[[device]]\nname = \"a\"\nnvme = {}\nattach = [{ volume = \"x\", nsdi = 1 }]\n", "m.toml:4:27: unknown field `nsdi`"),
+        ("[[device]]\nname = \"a\"\n", "m.toml:1:1: missing field `nvme`"),
+        ("shards = \"3-1\"\n", "m.toml:1:10: shards: \"3-1\" is neither"),
+        ("polling = \"lazy\"\n", "m.toml:1:11: unknown variant `lazy`"),
+        ("\n\nname\n", "m.toml:3:5: "),
+        ("[[volume]]\nname = \"a\"\nname = \"b\"\n", "m.toml:3:1: duplicate key"),
+    ] {
+        let error = error(text);
+        assert!(error.starts_with(expected), "{error}\ninstead of\n{expected}");
+    }
+}
+
+#[test]
+fn names_are_given_once() {
+    let volume = "[[volume]]\nname = \"a\"\nsize = 4096\nbackend = \"memory\"\n";
+    assert_eq!(error(&volume.repeat(2)), "m.toml:5: volume a is declared already, on line 1");
+    let device = "[[device]]\nname = \"a\"\nnvme = {}\n";
+    assert_eq!(error(&format!("{volume}{}", device.repeat(2))), "m.toml:8: device a is declared already, on line 5");
+}
+
+#[test]
+fn a_file_has_one_writer() {
+    let volume = |name: &str, rest: &str| format!("[[volume]]\nname = \"{name}\"\nbackend = \"file:x.img\"\n{rest}\n");
+    let both = volume("a", "") + &volume("b", "read_only = true");
+    assert_eq!(error(&both), "m.toml:5: volume b: /etc/millrace/x.img is the file of volume a");
+    parse(&(volume("a", "read_only = true") + &volume("b", "read_only = true"))).unwrap();
+}
+
+#[test]
+fn what_a_back_end_lacks_is_said_with_its_line() {
+    assert_eq!(
+        error("\n[[volume]]\nname = \"a\"\nbackend = \"memory\"\n"),
+        "m.toml:2: volume a: this back end needs a size"
+    );
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let error = Declared::read(Path::new("/nowhere/m.toml")).unwrap_err();
+    assert!(matches!(&error, ConfigError::Read { .. }) && error.to_string().starts_with("/nowhere/m.toml: "), "{error}");
+}
+
+#[test]
+fn what_is_there_must_be_what_is_declared() {
+    let (volumes, devices) = stored(GOOD);
+    parse(GOOD).unwrap().compare(&volumes, &devices).unwrap();
+    for (from, to, expected) in [
+        ("size = \"1G\"", "size = \"2G\"", "m.toml:6: volume root exists already, and differs: size is 2G in the file and 1G"),
+        ("block_size = 4096", "block_size = 512", "m.toml:6: volume root exists already, and differs: block_size is 512"),
+        ("images/root", "images/other", "m.toml:6: volume root exists already, and differs: backend is file:/etc/"),
+        ("queues = 4", "queues = 5", "m.toml:17: device vm0 exists already, and differs: nvme is {\"queues\":5"),
+        ("vm0/cntrl", "vm1/cntrl", "m.toml:17: device vm0 exists already, and differs: socket is "),
+        ("nsid = 7", "nsid = 8", "m.toml:17: device vm0 exists already, and differs: volume scratch is namespace 8"),
+        ("read_only = true", "read_only = false", "m.toml:17: device vm0 exists already, and differs: read_only of"),
+    ] {
+        let changed = GOOD.replace(from, to);
+        assert_ne!(changed, GOOD);
+        let error = parse(&changed).unwrap().compare(&volumes, &devices).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}\ninstead of\n{expected}");
+    }
+}
+
+#[test]
+fn what_guests_and_the_api_do_is_no_difference() {
+    let (mut volumes, mut devices) = stored(GOOD);
+    volumes[0].formatted = Some(crate::LogicalBlock(millrace_block::BlockSize::B512));
+    devices[0].namespaces[0].attached = false;
+    devices[0].namespaces[0].nsid = 3;
+    let mut more = volumes[0].clone();
+    more.spec.name = "by-api".parse().unwrap();
+    volumes.push(more);
+    parse(GOOD).unwrap().compare(&volumes, &devices).unwrap();
+    devices[0].namespaces.clear();
+    parse(GOOD).unwrap().compare(&volumes, &devices).unwrap();
+}
+
+#[test]
+fn a_device_shows_what_exists() {
+    let text = "[[device]]\nname = \"a\"\nnvme = {}\nattach = [{ volume = \"gone\" }]\n";
+    let error = parse(text).unwrap().compare(&[], &[]).unwrap_err().to_string();
+    assert_eq!(error, "m.toml:1: device a: volume gone is neither declared here nor known to the daemon");
+    let known = stored("[[volume]]\nname = \"gone\"\nsize = 512\nbackend = \"memory\"\n").0;
+    parse(text).unwrap().compare(&known, &[]).unwrap();
+}

@@ -35,6 +35,7 @@ pub(super) enum Request {
     Delete { device: String, nsid: u32, reply: HostReply<()> },
     Format { device: String, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()> },
     Attachment { device: String, nsid: u32, attached: bool },
+    Notice { namespace: Arc<Namespace>, notify: Vec<([u8; 16], u8)> },
 }
 
 /// The controllers' end.
@@ -76,7 +77,9 @@ impl Host for HostLink {
         self.send(Request::Attachment { device: device.to_owned(), nsid, attached });
     }
 
-    fn reservation_notice(&self, _namespace: &Arc<Namespace>, _notify: &[([u8; 16], u8)]) {}
+    fn reservation_notice(&self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
+        self.send(Request::Notice { namespace: Arc::clone(namespace), notify: notify.to_vec() });
+    }
 }
 
 /// The manager's end.
@@ -127,6 +130,7 @@ impl Manager {
                 reply.send(result);
             }
             Request::Attachment { device, nsid, attached } => self.note_attachment(&device, nsid, attached),
+            Request::Notice { namespace, notify } => self.pass_notice(&namespace, &notify),
         }
     }
 
@@ -252,6 +256,19 @@ impl Manager {
             tracing::warn!(device, nsid, attached, %error, "what a guest attached or detached could not be stored");
         }
         inner.set_record(device, record);
+    }
+}
+
+impl Manager {
+    /// Every device that has the namespace gets the notice, the one whose guest caused it as well: one host may use several.
+    fn pass_notice(&self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
+        let inner = self.peek();
+        for (device, nsid) in inner.users(namespace.volume.name()) {
+            let Ok(live) = &device.live else { continue };
+            if let Err(error) = live.reservation_notice(Arc::clone(namespace), notify.to_vec()) {
+                tracing::warn!(device = %device.record.spec.name, nsid, %error, "a reservation notice was lost");
+            }
+        }
     }
 }
 

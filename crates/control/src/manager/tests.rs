@@ -1,1 +1,344 @@
+use std::{
+    fs,
+    os::unix::net::UnixStream,
+    path::Path,
+    sync::mpsc::{Receiver, sync_channel},
+    time::Duration,
+};
 
+use millrace_block::BlockSize;
+use millrace_driver::{Controller, Options};
+use millrace_engine::ShardConfig;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    Class, Size,
+    model::{AttachSpec, DeviceSpec, VolumeChange, VolumeSpec},
+    store::tests::FullDisk,
+};
+
+mod guests;
+mod restarts;
+
+/// A manager in a directory of its own.
+struct Rig {
+    directory: TempDir,
+    manager: Option<Arc<Manager>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let mut rig = Self { directory: tempfile::tempdir().unwrap(), manager: None };
+        rig.start();
+        rig
+    }
+
+    fn on(disk: &FullDisk) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let manager = start(directory.path(), disk.store(), 1, Placement::Device, None).unwrap();
+        Self { directory, manager: Some(manager) }
+    }
+
+    fn with_placement(shards: usize, placement: Placement) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let manager = start(directory.path(), store, shards, placement, None).unwrap();
+        Self { directory, manager: Some(manager) }
+    }
+
+    fn try_start(&mut self, config: Option<&str>) -> Result<(), RestoreError> {
+        assert!(self.manager.is_none(), "stopped before it starts again");
+        let declared = config.map(|text| {
+            let path = self.path("m.toml");
+            fs::write(&path, text).unwrap();
+            Declared::read(&path).unwrap()
+        });
+        let store = Store::open(self.directory.path()).unwrap();
+        self.manager = Some(start(self.directory.path(), store, 1, Placement::Device, declared.as_ref())?);
+        Ok(())
+    }
+
+    fn start(&mut self) {
+        self.try_start(None).unwrap();
+    }
+
+    fn stop(&mut self) {
+        let manager = self.manager.take().unwrap();
+        manager.shutdown();
+        // The thread that answers guests may hold it for a moment more.
+        let mut manager = manager;
+        loop {
+            match Arc::try_unwrap(manager) {
+                Ok(manager) => break drop(manager),
+                Err(shared) => manager = shared,
+            }
+            thread::yield_now();
+        }
+    }
+
+    fn restart(&mut self) {
+        self.stop();
+        self.start();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn file_volume(&self, name: &str, size: &str) -> VolumeSpec {
+        volume(name, size, &format!("file:{}", self.path(&format!("{name}.img")).display()))
+    }
+}
+
+impl std::ops::Deref for Rig {
+    type Target = Manager;
+
+    fn deref(&self) -> &Manager {
+        self.manager.as_ref().unwrap()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(manager) = &self.manager {
+            manager.shutdown();
+        }
+    }
+}
+
+fn start(
+    directory: &Path,
+    store: Store,
+    shards: usize,
+    placement: Placement,
+    declared: Option<&Declared>,
+) -> Result<Arc<Manager>, RestoreError> {
+    let settings = Settings { run_dir: directory.to_owned(), state_dir: Some(directory.to_owned()), placement };
+    let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
+    Manager::start(settings, store, engine, declared)
+}
+
+fn volume(name: &str, size: &str, backend: &str) -> VolumeSpec {
+    serde_json::from_str(&format!(r#"{{"name":"{name}","size":"{size}","backend":"{backend}"}}"#)).unwrap()
+}
+
+fn device(name: &str, nvme: &str) -> DeviceSpec {
+    serde_json::from_str(&format!(r#"{{"name":"{name}","nvme":{nvme}}}"#)).unwrap()
+}
+
+fn attach(volume: &str, nsid: Option<u32>) -> AttachSpec {
+    AttachSpec { volume: volume.parse().unwrap(), nsid, read_only: false }
+}
+
+fn size(text: &str) -> VolumeChange {
+    VolumeChange { size: text.parse().unwrap() }
+}
+
+/// Everything that is shown, less what changes by itself.
+fn picture(manager: &Manager) -> String {
+    let mut volumes = manager.volumes();
+    for volume in &mut volumes {
+        volume.allocated = None;
+    }
+    serde_json::to_string(&(volumes, manager.devices())).unwrap()
+}
+
+/// The device's guest, as our own driver.
+fn guest(rig: &Rig, device: &str) -> Controller {
+    Controller::connect(&rig.path(&format!("{device}.sock")), &Options::default()).unwrap()
+}
+
+fn nsids(guest: &mut Controller) -> Vec<u32> {
+    guest.active_namespaces().unwrap().into_iter().map(|nsid| nsid.0).collect()
+}
+
+#[test]
+fn volumes_come_and_go() {
+    let rig = Rig::new();
+    let view = rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    assert_eq!((view.size, view.state, view.attached_to.len()), (Size(1 << 20), State::Ready, 0));
+    let view = rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    assert_eq!(fs::metadata(rig.path("f.img")).unwrap().len(), 64 << 10);
+    assert_eq!(rig.volume("f").unwrap().uuid, view.uuid);
+    rig.delete_volume("f").unwrap();
+    assert!(rig.path("f.img").exists(), "the operator's file stays");
+    assert!(matches!(rig.volume("f"), Err(ControlError::NoVolume { name }) if name == "f"));
+    assert!(matches!(rig.delete_volume("f"), Err(ControlError::NoVolume { .. })));
+    assert_eq!(rig.volumes().len(), 1);
+    // Without a size, a file has its own.
+    let spec = VolumeSpec { size: None, ..rig.file_volume("f", "1") };
+    assert_eq!(rig.create_volume(&spec).unwrap().size, Size(64 << 10));
+}
+
+#[test]
+fn a_refused_volume_leaves_nothing() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    let before = picture(&rig);
+    let refused = |spec: &VolumeSpec| rig.create_volume(spec).unwrap_err();
+    assert!(matches!(refused(&volume("f", "1M", "memory")), ControlError::VolumeExists { .. }));
+    let same_file = VolumeSpec { name: "g".parse().unwrap(), ..rig.file_volume("f", "64K") };
+    assert!(matches!(refused(&same_file), ControlError::FileTaken { other, .. } if other.as_str() == "f"));
+    fs::hard_link(rig.path("f.img"), rig.path("link.img")).unwrap();
+    assert!(matches!(refused(&rig.file_volume("link", "64K")), ControlError::FileTaken { .. }));
+    let error = refused(&VolumeSpec { size: None, ..rig.file_volume("missing", "1") });
+    assert!(error.to_string().contains("missing.img") && error.advice().unwrap().contains("give a size"), "{error}");
+    assert!(matches!(refused(&rig.file_volume("odd", "1000")), ControlError::Volume(_)));
+    assert!(!rig.path("odd.img").exists());
+    assert!(refused(&volume("n", "1M", &format!("file:{}", rig.path("no/such/dir.img").display()))).to_string().contains("dir.img"));
+    assert!(refused(&volume("d", "1M", &format!("file:{}", rig.directory.path().display()))).class() == Class::Invalid);
+    assert_eq!(picture(&rig), before);
+}
+
+#[test]
+fn another_process_has_the_file() {
+    let rig = Rig::new();
+    let file = fs::File::create(rig.path("f.img")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    file.lock().unwrap();
+    let error = rig.create_volume(&rig.file_volume("f", "1M")).unwrap_err();
+    assert!(error.class() == Class::Conflict && error.to_string().contains("in use by another"), "{error}");
+    assert!(rig.path("f.img").exists());
+    file.unlock().unwrap();
+    rig.create_volume(&rig.file_volume("f", "1M")).unwrap();
+}
+
+#[test]
+fn a_store_that_fails_undoes_every_change() {
+    let disk = FullDisk::default();
+    let rig = Rig::on(&disk);
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    rig.create_volume(&volume("m", "64K", "memory")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("f", None)).unwrap();
+    let mut guest = guest(&rig, "d");
+    let before = picture(&rig);
+    disk.set_full(true);
+    let failed = |result: Result<(), ControlError>| assert!(matches!(result, Err(ControlError::Store(_))), "{result:?}");
+    failed(rig.create_volume(&rig.file_volume("g", "64K")).map(drop));
+    assert!(!rig.path("g.img").exists(), "a file that was made for it is gone");
+    failed(rig.delete_volume("m"));
+    failed(rig.resize_volume("f", &size("128K")).map(drop));
+    failed(rig.resize_volume("f", &size("32K")).map(drop));
+    assert_eq!(fs::metadata(rig.path("f.img")).unwrap().len(), 64 << 10);
+    failed(rig.create_device(&device("e", "{}")).map(drop));
+    assert!(!rig.path("e.sock").exists());
+    failed(rig.delete_device("d"));
+    failed(rig.attach("d", &attach("m", None)).map(drop));
+    failed(rig.detach("d", 1));
+    assert_eq!(picture(&rig), before);
+    assert_eq!(nsids(&mut guest), [1]);
+    disk.set_full(false);
+    rig.attach("d", &attach("m", None)).unwrap();
+    assert_eq!(nsids(&mut guest), [1, 2]);
+}
+
+#[test]
+fn a_volume_that_is_attached_stays() {
+    let rig = Rig::new();
+    rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    for name in ["d", "e"] {
+        rig.create_device(&device(name, "{}")).unwrap();
+        rig.attach(name, &attach("a", Some(3))).unwrap();
+    }
+    let error = rig.delete_volume("a").unwrap_err();
+    assert_eq!(error.to_string(), "volume a is attached to d as namespace 3, e as namespace 3");
+    assert!(error.advice().unwrap().contains("\"millrace device detach d 3\", \"millrace device detach e 3\""));
+    rig.detach("d", 3).unwrap();
+    rig.delete_device("e").unwrap();
+    rig.delete_volume("a").unwrap();
+}
+
+#[test]
+fn attachments_are_checked() {
+    let rig = Rig::new();
+    for name in ["a", "b", "c"] {
+        rig.create_volume(&volume(name, "1M", "memory")).unwrap();
+    }
+    rig.create_device(&device("d", r#"{"namespaces":2}"#)).unwrap();
+    let refused = |device: &str, spec: AttachSpec| rig.attach(device, &spec).unwrap_err();
+    assert!(matches!(refused("d", attach("none", None)), ControlError::NoVolume { .. }));
+    assert!(matches!(refused("none", attach("a", None)), ControlError::NoDevice { .. }));
+    assert!(matches!(refused("d", attach("a", Some(0))), ControlError::NsidRange { nsid: 0, largest: 2, .. }));
+    assert!(matches!(refused("d", attach("a", Some(3))), ControlError::NsidRange { nsid: 3, .. }));
+    assert_eq!(rig.attach("d", &attach("a", Some(2))).unwrap().nsid, 2);
+    assert!(matches!(refused("d", attach("b", Some(2))), ControlError::NsidTaken { volume, .. } if volume.as_str() == "a"));
+    assert!(matches!(refused("d", attach("a", None)), ControlError::AttachedAlready { nsid: 2, .. }));
+    assert_eq!(rig.attach("d", &attach("b", None)).unwrap().nsid, 1);
+    assert!(matches!(refused("d", attach("c", None)), ControlError::NoNsidFree { largest: 2, .. }));
+    assert!(matches!(rig.detach("d", 7), Err(ControlError::NotAttached { nsid: 7, .. })));
+    rig.detach("d", 2).unwrap();
+    assert!(matches!(rig.detach("d", 2), Err(ControlError::NotAttached { nsid: 2, .. })));
+    let listed: Vec<_> = rig.device("d").unwrap().namespaces.iter().map(|ns| (ns.nsid, ns.volume.to_string())).collect();
+    assert_eq!(listed, [(1, "b".to_owned())]);
+}
+
+#[test]
+fn devices_are_checked() {
+    let rig = Rig::new();
+    rig.create_device(&device("d", "{}")).unwrap();
+    assert!(matches!(rig.create_device(&device("d", "{}")), Err(ControlError::DeviceExists { .. })));
+    let same_socket = DeviceSpec { socket: Some(rig.path("d.sock")), ..device("e", "{}") };
+    assert!(rig.create_device(&same_socket).unwrap_err().to_string().contains("that of device d"));
+    fs::write(rig.path("file"), "precious").unwrap();
+    let on_file = DeviceSpec { socket: Some(rig.path("file")), ..device("e", "{}") };
+    assert!(rig.create_device(&on_file).unwrap_err().class() == Class::Conflict);
+    assert_eq!(fs::read(rig.path("file")).unwrap(), b"precious");
+    let nowhere = DeviceSpec { socket: Some(rig.path("no/dir/x.sock")), ..device("e", "{}") };
+    assert!(rig.create_device(&nowhere).unwrap_err().to_string().contains("no/dir/x.sock"));
+    let too_long = DeviceSpec { socket: Some(rig.path(&"x".repeat(120))), ..device("e", "{}") };
+    assert!(rig.create_device(&too_long).unwrap_err().class() == Class::Invalid);
+    assert_eq!(rig.devices().len(), 1);
+    rig.delete_device("d").unwrap();
+    assert!(!rig.path("d.sock").exists());
+    assert!(matches!(rig.delete_device("d"), Err(ControlError::NoDevice { .. })));
+}
+
+#[test]
+fn read_only_volumes_share_a_file_and_keep_their_size() {
+    let rig = Rig::new();
+    fs::write(rig.path("f.img"), vec![7; 8192]).unwrap();
+    for name in ["a", "b"] {
+        let spec = VolumeSpec { read_only: true, name: name.parse().unwrap(), ..rig.file_volume("f", "8K") };
+        assert!(rig.create_volume(&spec).unwrap().read_only);
+    }
+    let writer = rig.create_volume(&rig.file_volume("f", "8K")).unwrap_err();
+    assert!(matches!(writer, ControlError::FileTaken { .. }), "{writer}");
+    assert!(matches!(rig.resize_volume("a", &size("4K")), Err(ControlError::ReadOnly { .. })));
+    rig.create_device(&device("d", "{}")).unwrap();
+    assert!(rig.attach("d", &attach("a", None)).unwrap().read_only);
+}
+
+#[test]
+fn placement_by_device_spreads_and_by_disk_gathers() {
+    let shards = |rig: &Rig| rig.devices().iter().map(|device| device.shard.unwrap()).collect::<Vec<_>>();
+    let fill = |rig: &Rig| {
+        for name in ["a", "b", "c"] {
+            rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+            rig.create_device(&device(name, "{}")).unwrap();
+            rig.attach(name, &attach(name, None)).unwrap();
+        }
+    };
+    let spread = Rig::with_placement(2, Placement::Device);
+    fill(&spread);
+    assert_eq!(shards(&spread), [0, 1, 0]);
+    let gathered = Rig::with_placement(2, Placement::Disk);
+    fill(&gathered);
+    assert_eq!(shards(&gathered), [0, 0, 0]);
+    let fixed = DeviceSpec { shard: Some(1), ..device("fixed", "{}") };
+    assert_eq!(gathered.create_device(&fixed).unwrap().shard, Some(1));
+    assert!(gathered.create_device(&DeviceSpec { shard: Some(2), ..device("beyond", "{}") }).is_err());
+}
+
+#[test]
+fn nothing_changes_after_the_end() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.shutdown();
+    assert!(!rig.path("d.sock").exists());
+    assert!(matches!(rig.create_volume(&volume("a", "1M", "memory")), Err(ControlError::Stopping)));
+    assert!(matches!(rig.delete_volume("f"), Err(ControlError::Stopping)));
+    rig.shutdown();
+}

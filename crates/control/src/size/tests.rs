@@ -65,19 +65,21 @@ proptest! {
     #[test]
     fn any_text_is_a_size_or_an_error_that_quotes_it(text in ".{0,12}") {
         if let Err(error) = text.parse::<Size>() {
-            let quoted = format!("{:?}", text.trim());
-            prop_assert!(error.to_string().contains(&quoted) || error.to_string().contains(&format!("{text:?}")));
+            let (whole, trimmed) = (format!("{text:?}"), format!("{:?}", text.trim()));
+            let error = error.to_string();
+            prop_assert!(error.contains(&whole) || error.contains(&trimmed));
         }
     }
 
     #[test]
     fn units_multiply(number in 0_u64..1024, unit in 0_usize..6) {
         let (letter, shift) = UNITS[unit];
+        let (short, long) = (format!("{number}{letter}"), format!("{number}{letter}iB"));
         if let Some(bytes) = number.checked_mul(1 << shift) {
-            prop_assert_eq!(format!("{number}{letter}").parse(), Ok(Size(bytes)));
-            prop_assert_eq!(format!("{number}{letter}iB").parse(), Ok(Size(bytes)));
+            prop_assert_eq!(short.parse(), Ok(Size(bytes)));
+            prop_assert_eq!(long.parse(), Ok(Size(bytes)));
         } else {
-            prop_assert!(format!("{number}{letter}").parse::<Size>().is_err());
+            prop_assert!(short.parse::<Size>().is_err());
         }
     }
 }

@@ -196,6 +196,11 @@ impl NvmeDevice {
         if attached { self.attach_allocated(nsid) } else { Ok(()) }
     }
 
+    /// Makes a namespace exist that the operator attached and the guest detached from its controller.
+    pub fn restore_detached(&mut self, nsid: u32, namespace: Arc<Namespace>, read_only: bool) -> Result<(), DeviceError> {
+        self.allocate(Some(nsid), Allocated { namespace, read_only, by_guest: false }).map(|_| ())
+    }
+
     fn allocate(&mut self, nsid: Option<u32>, allocated: Allocated) -> Result<u32, DeviceError> {
         let (device, largest) = (self.name().to_owned(), self.controller.namespaces.largest());
         let Some(nsid) = nsid.or_else(|| self.controller.namespaces.free_nsid()) else {
@@ -239,6 +244,7 @@ impl NvmeDevice {
     pub fn namespace_changed(&mut self, nsid: u32) {
         if let Some(attached) = self.controller.namespaces.get(nsid) {
             attached.geometry.set(attached.namespace.volume.geometry());
+            attached.namespace.forget_marks_beyond_end();
             self.controller.namespace_changed(nsid);
         }
     }

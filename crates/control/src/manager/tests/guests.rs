@@ -1,0 +1,242 @@
+//! What guests see and do: through a real device, by our own driver.
+
+use millrace_block::Lba;
+use millrace_driver::{Command, QueueError, QueueOptions, spec::NamespaceId};
+use millrace_frontends::nvme::HostReply;
+
+use super::*;
+
+fn blocks(guest: &mut Controller, nsid: u32) -> u64 {
+    guest.namespace(NamespaceId(nsid)).unwrap().size().0
+}
+
+#[test]
+fn changes_reach_a_running_guest() {
+    let rig = Rig::new();
+    rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    rig.create_volume(&rig.file_volume("f", "1M")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    let mut guest = guest(&rig, "d");
+    assert!(nsids(&mut guest).is_empty());
+    rig.attach("d", &attach("a", None)).unwrap();
+    rig.attach("d", &attach("f", Some(7))).unwrap();
+    assert_eq!(nsids(&mut guest), [1, 7]);
+    assert_eq!(blocks(&mut guest, 7), 2048);
+    rig.resize_volume("f", &size("2M")).unwrap();
+    assert_eq!(blocks(&mut guest, 7), 4096);
+    rig.resize_volume("f", &size("512K")).unwrap();
+    assert_eq!((blocks(&mut guest, 7), rig.volume("f").unwrap().size), (1024, Size(512 << 10)));
+    rig.detach("d", 1).unwrap();
+    assert_eq!(nsids(&mut guest), [7]);
+    let view = rig.device("d").unwrap();
+    assert_eq!((view.connected, view.phase.as_deref()), (true, Some("ready")));
+    drop(guest);
+    rig.delete_device("d").unwrap();
+    rig.delete_volume("f").unwrap();
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    for (text, why) in [("0", "smaller than one block"), ("100", "smaller than one block"), ("1000", "not a multiple")] {
+        let error = rig.resize_volume("f", &size(text)).unwrap_err();
+        assert!(matches!(error, ControlError::BadSize { .. }) && error.to_string().contains(why), "{error}");
+    }
+    assert!(rig.resize_volume("f", &size("15E")).is_err());
+    assert_eq!(rig.volume("f").unwrap().size, Size(64 << 10));
+    assert_eq!(fs::metadata(rig.path("f.img")).unwrap().len(), 64 << 10);
+    assert!(matches!(rig.resize_volume("g", &size("1M")), Err(ControlError::NoVolume { .. })));
+}
+
+#[test]
+fn what_a_guest_flushed_outlives_the_daemon() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "1M")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("f", None)).unwrap();
+    let mut disk = guest(&rig, "d");
+    let namespace = disk.namespace(NamespaceId(1)).unwrap();
+    let mut queue = disk.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = disk.memory().alloc(4096).unwrap();
+    buffer.write_at(0, &[0x5a; 4096]);
+    queue.execute(&namespace.write(Lba(8), buffer.slice(0, 4096)).unwrap()).unwrap();
+    queue.execute(&namespace.flush()).unwrap();
+    rig.stop();
+    drop((queue, disk));
+    rig.start();
+    let mut disk = guest(&rig, "d");
+    let namespace = disk.namespace(NamespaceId(1)).unwrap();
+    let mut queue = disk.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = disk.memory().alloc(4096).unwrap();
+    queue.execute(&namespace.read(Lba(8), buffer.slice(0, 4096)).unwrap()).unwrap();
+    assert_eq!(buffer.read_vec(0, 4096), [0x5a; 4096]);
+}
+
+#[test]
+fn a_read_only_attachment_is_not_written() {
+    let rig = Rig::new();
+    rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &AttachSpec { read_only: true, ..attach("a", None) }).unwrap();
+    let mut guest = guest(&rig, "d");
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = guest.memory().alloc(4096).unwrap();
+    let write: Command = namespace.write(Lba(0), buffer.slice(0, 4096)).unwrap();
+    let error = queue.execute(&write).unwrap_err();
+    let status = error.status().expect("refused by the device");
+    assert_eq!(status.code(), millrace_nvme_spec::status::Status::NAMESPACE_WRITE_PROTECTED.code(), "{error}");
+    assert!(matches!(error, QueueError::Failed { .. }));
+}
+
+/// Asks as a controller on a shard does, and waits for the answer.
+fn ask<T: Send + 'static>(rig: &Rig, ask: impl FnOnce(&dyn Host, HostReply<T>) + Send + 'static) -> Result<T, Status> {
+    let (sender, receiver): (_, Receiver<Option<Result<T, Status>>>) = sync_channel(1);
+    let host = Arc::clone(&rig.host);
+    rig.shards[0]
+        .call(move |shard| {
+            let cx = shard.context();
+            let (reply, answer) = millrace_engine::remote(&cx);
+            let slot = cx.reserve().expect("an idle shard has room");
+            ask(&*host, reply);
+            drop(slot.run(|tcx| {
+                millrace_engine::Launch::<()>::Wait(tcx.scratch.place_future(async move {
+                    let _ = sender.send(answer.await);
+                }))
+            }));
+        })
+        .unwrap();
+    receiver.recv_timeout(Duration::from_secs(20)).expect("an answer").expect("not dropped")
+}
+
+use millrace_nvme_spec::status::Status;
+
+fn create(rig: &Rig, device: &'static str, nsid: u32, bytes: u64) -> Result<Arc<Namespace>, Status> {
+    ask(rig, move |host, reply| host.create_namespace(device, nsid, bytes, BlockSize::B4096, reply))
+}
+
+/// A request without an answer is answered before the next one is.
+fn settle(rig: &Rig) {
+    let refused = ask(rig, |host, reply| host.delete_namespace("nobody", 1, reply));
+    assert!(refused.is_err());
+}
+
+fn guests_device(rig: &Rig) {
+    let backend = format!(r#"{{"ns_quota":"1M","ns_backend":"file:{}"}}"#, rig.directory.path().display());
+    rig.create_device(&device("d", &backend)).unwrap();
+}
+
+#[test]
+fn a_guest_has_namespaces_of_its_own() {
+    let mut rig = Rig::new();
+    guests_device(&rig);
+    let namespace = create(&rig, "d", 4, 256 << 10).unwrap();
+    assert!(!namespace.shared && namespace.volume.name() == "d-ns4");
+    drop(namespace);
+    let view = rig.volume("d-ns4").unwrap();
+    assert_eq!((view.created_by.unwrap().to_string(), view.block_size.0, view.size), ("d".to_owned(), BlockSize::B4096, Size(256 << 10)));
+    assert!(rig.path("d-ns4.img").exists());
+    let shown = rig.device("d").unwrap().namespaces[0].clone();
+    assert!(shown.created_by_guest && !shown.attached && shown.nsid == 4);
+    rig.host.attachment_changed("d", 4, true);
+    settle(&rig);
+    assert!(rig.namespace("d", 4).unwrap().attached);
+    rig.restart();
+    assert!(rig.namespace("d", 4).unwrap().attached);
+    assert_eq!(nsids(&mut guest(&rig, "d")), [4]);
+    // The operator cannot give it to others, and the quota is one.
+    rig.create_device(&device("e", "{}")).unwrap();
+    assert!(rig.attach("e", &attach("d-ns4", None)).unwrap_err().to_string().contains("for itself"));
+    let status = create(&rig, "d", 5, 1 << 20).err().unwrap();
+    assert_eq!(status.code(), Status::NAMESPACE_INSUFFICIENT_CAPACITY.code());
+    let status = create(&rig, "d", 4, 4096).err().unwrap();
+    assert_eq!(status.code(), Status::NAMESPACE_ID_UNAVAILABLE.code());
+    ask(&rig, |host, reply| host.delete_namespace("d", 4, reply)).unwrap();
+    assert!(rig.volumes().is_empty() && rig.device("d").unwrap().namespaces.is_empty());
+    assert!(!rig.path("d-ns4.img").exists(), "its file goes with it");
+    rig.restart();
+    assert!(rig.volumes().is_empty());
+}
+
+#[test]
+fn a_guest_without_quota_creates_nothing() {
+    let rig = Rig::new();
+    rig.create_device(&device("d", "{}")).unwrap();
+    let status = create(&rig, "d", 1, 4096).err().unwrap();
+    assert_eq!(status.code(), Status::NAMESPACE_INSUFFICIENT_CAPACITY.code());
+    assert!(rig.volumes().is_empty());
+}
+
+#[test]
+fn a_guest_destroys_only_what_it_made() {
+    let rig = Rig::new();
+    guests_device(&rig);
+    rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    rig.attach("d", &attach("a", Some(1))).unwrap();
+    let status = ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap_err();
+    assert_eq!(status.code(), Status::OPERATION_DENIED.code());
+    assert!(ask(&rig, |host, reply| host.delete_namespace("d", 2, reply)).is_err());
+    assert_eq!(rig.volumes().len(), 1);
+    // A file that is in the way is not taken over.
+    fs::write(rig.path("d-ns2.img"), "precious").unwrap();
+    assert!(create(&rig, "d", 2, 4096).is_err());
+    assert_eq!(fs::read(rig.path("d-ns2.img")).unwrap(), b"precious");
+}
+
+#[test]
+fn what_a_guest_made_stays_when_its_device_goes() {
+    let mut rig = Rig::new();
+    guests_device(&rig);
+    create(&rig, "d", 1, 64 << 10).map(drop).unwrap();
+    create(&rig, "d", 2, 64 << 10).map(drop).unwrap();
+    rig.detach("d", 2).unwrap();
+    assert!(rig.volume("d-ns2").unwrap().created_by.is_none(), "the operator took it over");
+    rig.delete_device("d").unwrap();
+    rig.restart();
+    rig.create_device(&device("e", "{}")).unwrap();
+    rig.attach("e", &attach("d-ns1", None)).unwrap();
+    rig.detach("e", 1).unwrap();
+    for name in ["d-ns1", "d-ns2"] {
+        rig.delete_volume(name).unwrap();
+        assert!(!rig.path(&format!("{name}.img")).exists());
+    }
+}
+
+#[test]
+fn what_a_guest_detached_stays_detached() {
+    let mut rig = Rig::new();
+    rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("a", None)).unwrap();
+    rig.host.attachment_changed("d", 1, false);
+    settle(&rig);
+    rig.restart();
+    assert!(!rig.namespace("d", 1).unwrap().attached);
+    assert!(nsids(&mut guest(&rig, "d")).is_empty());
+    assert!(matches!(rig.delete_volume("a"), Err(ControlError::VolumeAttached { .. })));
+    rig.detach("d", 1).unwrap();
+    rig.delete_volume("a").unwrap();
+}
+
+#[test]
+fn a_format_is_remembered() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("f", None)).unwrap();
+    let format = |rig: &Rig| {
+        let namespace = rig.peek().namespace_of(&"f".parse().unwrap()).unwrap();
+        ask(rig, move |host, reply| host.format("d", namespace, BlockSize::B4096, reply))
+    };
+    rig.create_device(&device("e", "{}")).unwrap();
+    rig.attach("e", &attach("f", None)).unwrap();
+    assert_eq!(format(&rig).unwrap_err().code(), Status::OPERATION_DENIED.code(), "another guest has it");
+    rig.detach("e", 1).unwrap();
+    format(&rig).unwrap();
+    for _ in 0..2 {
+        assert_eq!(rig.volume("f").unwrap().block_size.0, BlockSize::B4096);
+        rig.restart();
+    }
+    assert_eq!(blocks(&mut guest(&rig, "d"), 1), 16);
+}
