@@ -55,7 +55,7 @@ impl Daemon {
         let test = std::env::current_exe().expect("the test's own path");
         let profile = test.parent().and_then(Path::parent).expect("tests are in PROFILE/deps");
         let path = profile.join("millrace");
-        let advice = "build it in the same profile (make build), or name it in MILLRACE_BIN";
+        let advice = "build it in this profile (cargo build -p millrace), or name it in MILLRACE_BIN";
         assert!(path.is_file(), "there is no {}: {advice}", path.display());
         path
     }

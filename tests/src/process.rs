@@ -9,7 +9,7 @@ pub struct Usage {
     pub fds: usize,
     /// Mappings of memory that somebody shared: memfds.
     pub shared_mappings: usize,
-    /// Threads, without the kernel's own for io_uring, of which it keeps one as long as the ring lives.
+    /// Threads, without those that come and go by themselves.
     pub threads: usize,
     /// Resident private memory in bytes.
     pub private: u64,
@@ -28,11 +28,7 @@ impl Usage {
         Some(Self {
             fds: fs::read_dir(format!("{dir}/fd")).ok()?.count(),
             shared_mappings: maps.lines().filter(|line| line.contains("/memfd:")).count(),
-            threads: fs::read_dir(format!("{dir}/task"))
-                .ok()?
-                .flatten()
-                .filter(|task| !is_of_io_uring(&task.path()))
-                .count(),
+            threads: fs::read_dir(format!("{dir}/task")).ok()?.flatten().filter(|task| !is_casual(&task.path())).count(),
             private: number("RssAnon:")? * 1024,
         })
     }
@@ -47,6 +43,10 @@ impl Usage {
     }
 }
 
-fn is_of_io_uring(task: &Path) -> bool {
-    fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("iou-"))
+/// Threads of the kernel's for io_uring, of the runtime's for blocking calls (idle ones end after a while), and the one that
+/// unmaps memory (it starts when it is first needed).
+const CASUAL: [&str; 3] = ["iou-", "tokio-", "millrace-reaper"];
+
+fn is_casual(task: &Path) -> bool {
+    fs::read_to_string(task.join("comm")).is_ok_and(|name| CASUAL.iter().any(|casual| name.starts_with(casual)))
 }
