@@ -1,1 +1,229 @@
+//! The API as its clients have it: over a real socket, with a real manager behind it.
 
+use std::collections::BTreeSet;
+
+use axum::body::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    runtime::Runtime,
+};
+
+use super::*;
+use crate::manager::tests::manager_in;
+
+struct Rig {
+    runtime: Runtime,
+    manager: Arc<Manager>,
+    directory: TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let manager = manager_in(directory.path());
+        let listener = runtime.block_on(async { UnixListener::bind(directory.path().join("api.sock")).unwrap() });
+        let router = router(Arc::clone(&manager));
+        runtime.spawn(async move { axum::serve(listener, router).await });
+        Self { runtime, manager, directory }
+    }
+
+    fn connect(&self) -> UnixStream {
+        self.runtime.block_on(UnixStream::connect(self.directory.path().join("api.sock"))).unwrap()
+    }
+
+    /// Status, content type and body.
+    fn raw(&self, method: Method, path: &str, body: &str) -> (u16, String, Bytes) {
+        let stream = TokioIo::new(self.connect());
+        self.runtime.block_on(async {
+            let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
+            tokio::spawn(connection);
+            let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+            let answer = sender.send_request(request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()).await.unwrap();
+            let kind = answer.headers().get("content-type").map(|kind| kind.to_str().unwrap().to_owned());
+            (answer.status().as_u16(), kind.unwrap_or_default(), answer.into_body().collect().await.unwrap().to_bytes())
+        })
+    }
+
+    fn json(&self, method: Method, path: &str, body: &Value) -> (u16, Value) {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let (status, _, body) = self.raw(method, path, &body);
+        (status, if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).unwrap() })
+    }
+
+    fn get(&self, path: &str) -> (u16, Value) {
+        self.json(Method::GET, path, &Value::Null)
+    }
+
+    fn problem(&self, method: Method, path: &str, body: &str) -> (u16, Problem) {
+        let (status, kind, body) = self.raw(method, path, body);
+        let problem: Problem = serde_json::from_slice(&body).unwrap();
+        assert_eq!((kind.as_str(), problem.status), ("application/problem+json", status));
+        (status, problem)
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.manager.shutdown();
+    }
+}
+
+#[test]
+fn a_disk_from_nothing_and_away_again() {
+    let rig = Rig::new();
+    assert_eq!(rig.get("/v1/volumes"), (200, json!([])));
+    let (status, volume) =
+        rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory", "block_size": 4096 }));
+    assert_eq!((status, &volume["size"], &volume["block_size"], &volume["state"]), (201, &json!(1 << 20), &json!(4096), &json!("ready")));
+    assert_eq!(rig.get("/v1/volumes/a"), (200, volume.clone()));
+    let (status, device) = rig.json(Method::POST, "/v1/devices", &json!({ "name": "d", "nvme": { "queues": 2 } }));
+    assert_eq!((status, &device["connected"], &device["namespaces"]), (201, &json!(false), &json!([])));
+    assert!(std::path::Path::new(device["socket"].as_str().unwrap()).exists());
+    let (status, namespace) = rig.json(Method::POST, "/v1/devices/d/namespaces", &json!({ "volume": "a", "nsid": 3 }));
+    assert_eq!((status, &namespace["nsid"], &namespace["volume"]), (201, &json!(3), &json!("a")));
+    assert_eq!(rig.get("/v1/devices/d/namespaces/3"), (200, namespace.clone()));
+    assert_eq!(rig.get("/v1/devices/d/namespaces"), (200, json!([namespace])));
+    assert_eq!(rig.get("/v1/volumes/a").1["attached_to"], json!([{ "device": "d", "nsid": 3 }]));
+    let (status, volume) = rig.json(Method::PATCH, "/v1/volumes/a", &json!({ "size": 2_097_152 }));
+    assert_eq!((status, &volume["size"]), (200, &json!(2_097_152)));
+    let (_, status) = rig.get("/v1/status");
+    assert_eq!((&status["volumes"], &status["devices"], &status["failed"]), (&json!(1), &json!(1), &json!([])));
+    assert_eq!(status["shards"].as_array().unwrap().len(), 1);
+    for path in ["/v1/devices/d/namespaces/3", "/v1/devices/d", "/v1/volumes/a"] {
+        assert_eq!(rig.json(Method::DELETE, path, &Value::Null), (204, Value::Null));
+    }
+    assert_eq!(rig.get("/v1/devices"), (200, json!([])));
+}
+
+#[test]
+fn what_goes_wrong_is_a_problem_with_its_status() {
+    let rig = Rig::new();
+    rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory" }));
+    rig.json(Method::POST, "/v1/devices", &json!({ "name": "d", "nvme": {} }));
+    rig.json(Method::POST, "/v1/devices/d/namespaces", &json!({ "volume": "a" }));
+    let (post, patch, delete) = (Method::POST, Method::PATCH, Method::DELETE);
+    for (method, path, body, status, code) in [
+        (&Method::GET, "/v1/volumes/none", "", 404, "no-volume"),
+        (&Method::GET, "/v1/devices/none", "", 404, "no-device"),
+        (&Method::GET, "/v1/devices/d/namespaces/2", "", 404, "not-attached"),
+        (&Method::GET, "/v1/devices/d/namespaces/x", "", 400, "bad-request"),
+        (&Method::GET, "/v2/volumes", "", 404, "no-route"),
+        (&Method::PUT, "/v1/volumes", "", 405, "no-method"),
+        (&delete, "/v1/volumes/a", "", 409, "volume-attached"),
+        (&post, "/v1/volumes", r#"{"name":"a","size":1,"backend":"null"}"#, 409, "volume-exists"),
+        (&post, "/v1/volumes", r#"{"name":"b","size":1,"backend":"null"}"#, 422, "volume"),
+        (&post, "/v1/volumes", r#"{"name":"b","backend":"null"}"#, 422, "invalid"),
+        (&post, "/v1/volumes", r#"{"name":"b","size":512,"backend":"null","extra":1}"#, 422, "bad-request"),
+        (&post, "/v1/volumes", r#"{"name":"../b","size":512,"backend":"null"}"#, 422, "bad-request"),
+        (&post, "/v1/volumes", "{", 400, "bad-request"),
+        (&post, "/v1/volumes", "[]", 422, "bad-request"),
+        (&patch, "/v1/volumes/a", r#"{"size":"1Q"}"#, 422, "bad-request"),
+        (&patch, "/v1/volumes/a", r#"{"size":1}"#, 422, "bad-size"),
+        (&patch, "/v1/volumes/a", "{}", 422, "bad-request"),
+        (&post, "/v1/devices", r#"{"name":"d","nvme":{}}"#, 409, "device-exists"),
+        (&post, "/v1/devices", r#"{"name":"e"}"#, 422, "bad-request"),
+        (&post, "/v1/devices", r#"{"name":"e","nvme":{"queues":0}}"#, 422, "invalid"),
+        (&post, "/v1/devices/d/namespaces", r#"{"volume":"none"}"#, 404, "no-volume"),
+        (&post, "/v1/devices/d/namespaces", r#"{"volume":"a","nsid":9}"#, 409, "attached-already"),
+        (&post, "/v1/devices/d/namespaces", r#"{"volume":"a","nsid":9999}"#, 422, "nsid-range"),
+    ] {
+        let (found, problem) = rig.problem(method.clone(), path, body);
+        assert_eq!((found, problem.code.as_str()), (status, code), "{method} {path} {body}: {}", problem.detail);
+    }
+    let (_, problem) = rig.problem(Method::POST, "/v1/volumes", r#"{"name":"b","size":512,"backend":"null","siez":1}"#);
+    assert!(problem.detail.contains("unknown field `siez`"), "{}", problem.detail);
+    assert_eq!(rig.get("/v1/volumes").1.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn large_bodies_and_broken_requests_cost_nothing() {
+    let rig = Rig::new();
+    let (status, problem) = rig.problem(Method::POST, "/v1/volumes", &format!("{{\"name\":\"{}\"}}", "x".repeat(BODY_LIMIT)));
+    assert_eq!((status, problem.code.as_str()), (413, "bad-request"));
+    for garbage in ["\0\0\0\0\r\n\r\n", "GET\r\n\r\n", "POST /v1/volumes HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"] {
+        let mut stream = rig.connect();
+        rig.runtime.block_on(async {
+            stream.write_all(garbage.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            assert!(!answer.starts_with(b"HTTP/1.1 2"), "{}", String::from_utf8_lossy(&answer));
+        });
+    }
+    // A client that never finishes its request does not keep others waiting.
+    let mut stuck = rig.connect();
+    rig.runtime.block_on(stuck.write_all(b"POST /v1/volumes HTTP/1.1\r\nhost: x\r\n")).unwrap();
+    assert_eq!(rig.get("/v1/volumes"), (200, json!([])));
+}
+
+#[test]
+fn the_description_has_every_route() {
+    let rig = Rig::new();
+    let (status, description) = rig.get("/openapi.json");
+    assert_eq!(status, 200);
+    assert!(description["openapi"].as_str().unwrap().starts_with("3."));
+    let paths: BTreeSet<_> = description["paths"].as_object().unwrap().keys().cloned().collect();
+    let expected = [
+        "/metrics",
+        "/v1/devices",
+        "/v1/devices/{name}",
+        "/v1/devices/{name}/namespaces",
+        "/v1/devices/{name}/namespaces/{nsid}",
+        "/v1/status",
+        "/v1/volumes",
+        "/v1/volumes/{name}",
+    ];
+    assert_eq!(paths, expected.map(str::to_owned).into());
+    // What it describes is there: no path is unknown, no method is refused.
+    for (path, methods) in description["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            let path = path.replace("{name}", "none").replace("{nsid}", "1");
+            let method: Method = method.to_uppercase().parse().unwrap();
+            let (status, _, body) = rig.raw(method.clone(), &path, "{}");
+            let text = String::from_utf8_lossy(&body);
+            assert!(!text.contains("no-route") && !text.contains("no-method") && status < 500, "{method} {path}: {text}");
+        }
+    }
+    let text = description.to_string();
+    for reference in text.split("\"$ref\":\"").skip(1).map(|rest| rest.split('"').next().unwrap()) {
+        let pointer = reference.strip_prefix('#').unwrap();
+        assert!(description.pointer(pointer).is_some(), "{reference} leads nowhere");
+    }
+    for schema in ["VolumeSpec", "VolumeView", "DeviceSpec", "DeviceView", "AttachSpec", "NamespaceView", "Status", "Problem"] {
+        assert!(description["components"]["schemas"][schema].is_object(), "{schema}");
+    }
+}
+
+#[test]
+fn metrics_are_open_metrics() {
+    let rig = Rig::new();
+    rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory" }));
+    rig.json(Method::POST, "/v1/devices", &json!({ "name": "d", "nvme": {} }));
+    let (status, kind, body) = rig.raw(Method::GET, "/metrics", "");
+    let text = String::from_utf8(body.to_vec()).unwrap();
+    assert_eq!((status, kind.as_str()), (200, metrics::CONTENT_TYPE));
+    for line in [
+        "millrace_volume_size_bytes{volume=\"a\"} 1048576",
+        "millrace_device_connected{device=\"d\"} 0",
+        "millrace_device_up{device=\"d\"} 1",
+        "millrace_device_commands_total{device=\"d\",operation=\"read\"} 0",
+        "millrace_device_transferred_bytes_total{device=\"d\",operation=\"write\"} 0",
+        "millrace_device_errors_total{device=\"d\"} 0",
+        "millrace_device_interrupts_total{device=\"d\"} 0",
+        "millrace_shard_devices{shard=\"0\"} 1",
+        "millrace_failed_objects 0",
+        "# TYPE millrace_shard_busy_seconds counter",
+        "# TYPE process_cpu_seconds counter",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n"));
+    assert!(text.lines().any(|line| line.starts_with("millrace_shard_turns_total{shard=\"0\"} ")));
+}

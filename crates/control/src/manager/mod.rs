@@ -41,7 +41,7 @@ pub use restore::RestoreError;
 pub use views::{DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// What the manager must know besides the state.
 #[derive(Clone, Debug)]

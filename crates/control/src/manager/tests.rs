@@ -107,6 +107,11 @@ impl Drop for Rig {
     }
 }
 
+/// A manager with one shard and its state in `directory`.
+pub(crate) fn manager_in(directory: &Path) -> Arc<Manager> {
+    start(directory, Store::open(directory).unwrap(), 1, Placement::Device, None).unwrap()
+}
+
 fn start(
     directory: &Path,
     store: Store,

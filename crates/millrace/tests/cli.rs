@@ -1,0 +1,381 @@
+//! The program as people and scripts use it: the built binary, its exit codes and what it prints.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+
+/// A place with its own directories, and perhaps a daemon.
+struct Place {
+    directory: TempDir,
+    daemon: Option<Child>,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap(), daemon: None }
+    }
+
+    fn with_daemon() -> Self {
+        let mut place = Self::new();
+        place.start(&[]);
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(MILLRACE);
+        command.args(arguments).current_dir(self.directory.path());
+        for variable in ["MILLRACE_LOG", "MILLRACE_STATE_DIR", "NOTIFY_SOCKET"] {
+            command.env_remove(variable);
+        }
+        command.env("MILLRACE_RUN_DIR", self.path("run"));
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// What a command that works prints.
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success() && err.is_empty(), "{arguments:?}: {}\n{out}\n{err}", output.status);
+        out
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[arguments, &["--json"]].concat())).unwrap()
+    }
+
+    /// What a command that fails complains of.
+    fn fails(&self, code: i32, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "", "{arguments:?}");
+        text(&output.stderr)
+    }
+
+    fn start(&mut self, more: &[&str]) {
+        let mut arguments = vec!["serve", "--state-dir", "state"];
+        arguments.extend(more);
+        self.spawn(&arguments);
+    }
+
+    /// Starts something that says when it is ready; returns its first line.
+    fn spawn(&mut self, arguments: &[&str]) -> String {
+        assert!(self.daemon.is_none());
+        let mut child =
+            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            let mut complaint = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+            panic!("{arguments:?} ended: {}\n{complaint}", child.wait().unwrap());
+        }
+        self.daemon = Some(child);
+        line
+    }
+
+    fn stop(&mut self, signal: Signal) -> Output {
+        let child = self.daemon.take().unwrap();
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        child.wait_with_output().unwrap()
+    }
+
+    fn stop_well(&mut self) {
+        let output = self.stop(Signal::TERM);
+        assert!(output.status.success(), "{}\n{}", output.status, text(&output.stderr));
+    }
+
+    fn names(&self, kind: &str) -> Vec<String> {
+        let list = self.json(&[kind, "list"]);
+        list.as_array().unwrap().iter().map(|object| object["name"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.daemon.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn a_disk_from_nothing_and_away_again() {
+    let place = Place::with_daemon();
+    assert!(place.ok(&["volume", "create", "a", "--size", "1G", "--backend", "memory"]).contains("volume a: 1G on memory"));
+    place.ok(&["volume", "create", "f", "--size", "64M", "--backend", "file:f.img", "--block-size", "4096"]);
+    assert_eq!(fs::metadata(place.path("f.img")).unwrap().len(), 64 << 20);
+    place.ok(&["volume", "create", "n", "--size", "1T", "--backend", "null"]);
+    assert_eq!(place.names("volume"), ["a", "f", "n"]);
+    let created = place.ok(&["device", "create", "d", "--nvme", "--queues", "4", "--serial", "TEST"]);
+    let socket = place.path("run/d.sock");
+    assert!(socket.exists() && created.contains(socket.to_str().unwrap()));
+    assert!(created.contains("vfio-user-pci") && created.contains("--user-device socket="));
+    place.ok(&["device", "attach", "d", "a"]);
+    place.ok(&["device", "attach", "d", "f", "--nsid", "5", "--read-only"]);
+    let device = place.json(&["device", "show", "d"]);
+    assert_eq!((&device["serial"], &device["nvme"]["queues"]), (&"TEST".into(), &4.into()));
+    assert_eq!((&device["namespaces"][1]["nsid"], &device["namespaces"][1]["read_only"]), (&5.into(), &true.into()));
+    assert_eq!(place.json(&["volume", "show", "f"])["block_size"], 4096);
+    for resize in [&["volume", "resize", "a", "2G"][..], &["volume", "resize", "a", "--size", "512M"]] {
+        place.ok(resize);
+    }
+    assert_eq!(place.json(&["volume", "show", "a"])["size"], 512 << 20);
+    let shown = place.ok(&["device", "show", "d"]);
+    assert!(shown.contains("5     f       read-only"), "{shown}");
+    assert!(place.ok(&["volume", "list"]).contains("512M"));
+    assert!(place.ok(&["device", "list"]).contains("1:a 5:f"));
+    place.ok(&["device", "detach", "d", "5"]);
+    assert!(place.ok(&["volume", "delete", "f"]).contains("f.img stays"));
+    place.ok(&["device", "delete", "d"]);
+    assert!(!socket.exists());
+    assert_eq!((place.names("volume"), place.names("device").len()), (vec!["a".to_owned(), "n".to_owned()], 0));
+}
+
+#[test]
+fn json_is_everywhere() {
+    let place = Place::with_daemon();
+    assert_eq!(place.json(&["volume", "create", "a", "--size", "1M", "--backend", "null"])["name"], "a");
+    assert_eq!(place.json(&["volume", "resize", "a", "2M"])["size"], 2 << 20);
+    assert_eq!(place.json(&["device", "create", "d", "--nvme"])["state"], "ready");
+    assert_eq!(place.json(&["device", "attach", "d", "a"])["nsid"], 1);
+    assert_eq!(place.json(&["status"])["devices"], 1);
+    assert_eq!(place.json(&["metrics"])["volumes"][0]["name"], "a");
+    assert_eq!(place.json(&["device", "detach", "d", "1"])["detached"], 1);
+    assert_eq!(place.json(&["device", "delete", "d"])["deleted"], "d");
+    assert_eq!(place.json(&["volume", "delete", "a"])["deleted"], "a");
+}
+
+#[test]
+fn refusals_are_told_with_advice_and_change_nothing() {
+    let place = Place::with_daemon();
+    place.ok(&["volume", "create", "a", "--size", "1M", "--backend", "file:a.img"]);
+    place.ok(&["device", "create", "d", "--nvme"]);
+    place.ok(&["device", "attach", "d", "a"]);
+    let before = (place.json(&["volume", "list"]), place.json(&["device", "list"]));
+    for (arguments, complaint) in [
+        (&["volume", "create", "a", "--size", "1M", "--backend", "null"][..], "volume a exists already; choose another name"),
+        (&["volume", "create", "b", "--size", "1M", "--backend", "file:./a.img"], "a.img is the file of volume a"),
+        (&["volume", "create", "b", "--backend", "file:none.img"], "give a size and the file is created"),
+        (&["volume", "create", "b", "--backend", "memory"], "this back end needs a size"),
+        (&["volume", "create", "b", "--size", "1000", "--backend", "memory"], "not a multiple of the block size"),
+        (&["volume", "delete", "a"], "detach it first: \"millrace device detach d 1\""),
+        (&["volume", "delete", "none"], "volume none does not exist; \"millrace volume list\" shows"),
+        (&["volume", "show", "../status"], "volume ../status does not exist"),
+        (&["volume", "resize", "a", "1"], "smaller than one block"),
+        (&["device", "create", "d", "--nvme"], "device d exists already"),
+        (&["device", "create", "api", "--nvme"], "the API's own"),
+        (&["device", "create", "e", "--nvme", "--queues", "9999"], "9999 queues: 1 to 256 are possible"),
+        (&["device", "create", "e", "--nvme", "--shard", "7"], "there is no shard 7"),
+        (&["device", "attach", "d", "none"], "volume none does not exist"),
+        (&["device", "attach", "none", "a"], "device none does not exist"),
+        (&["device", "attach", "d", "a", "--nsid", "9"], "has volume a already, as namespace 1"),
+        (&["device", "detach", "d", "2"], "device d has no namespace 2"),
+    ] {
+        let told = place.fails(1, arguments);
+        assert!(told.starts_with("millrace: ") && told.contains(complaint), "{arguments:?}: {told}");
+    }
+    assert_eq!((place.json(&["volume", "list"]), place.json(&["device", "list"])), before);
+    assert!(!place.path("none.img").exists() && !place.path("run/e.sock").exists());
+}
+
+#[test]
+fn wrong_usage_has_its_own_exit_code() {
+    let place = Place::new();
+    for (arguments, complaint) in [
+        (&["volume", "create", "a b", "--size", "1M", "--backend", "null"][..], "cannot be a name"),
+        (&["volume", "create", "a", "--size", "1Q", "--backend", "null"], "is not a size"),
+        (&["volume", "create", "a", "--size", "1GB", "--backend", "null"], "powers of 1000"),
+        (&["volume", "create", "a", "--size", "1M", "--backend", "floppy"], "\"floppy\" is unknown"),
+        (&["volume", "create", "a", "--size", "1M", "--backend", "null", "--block-size", "520"], "512 or 4096"),
+        (&["volume", "create", "a", "--size", "1M"], "--backend"),
+        (&["volume", "resize", "a"], "required"),
+        (&["volume", "resize", "a", "1G", "--size", "2G"], "cannot be used"),
+        (&["device", "create", "d"], "--nvme"),
+        (&["device", "create", "d", "--nvme", "--doorbells", "brass"], "shared, messages"),
+        (&["serve", "--polling", "lazy"], "adaptive, spin"),
+        (&["frobnicate"], "unrecognized subcommand"),
+    ] {
+        let told = place.fails(2, arguments);
+        assert!(told.contains(complaint), "{arguments:?}: {told}");
+    }
+}
+
+#[test]
+fn without_a_daemon_the_advice_names_the_path() {
+    let place = Place::new();
+    let told = place.fails(1, &["status"]);
+    assert!(told.contains(place.path("run/api.sock").to_str().unwrap()) && told.contains("millrace serve"), "{told}");
+    let told = place.fails(1, &["volume", "list", "--run-dir", "/nowhere"]);
+    assert!(told.contains("/nowhere/api.sock"), "{told}");
+}
+
+#[test]
+fn everything_survives_a_restart_and_a_crash() {
+    let mut place = Place::with_daemon();
+    place.ok(&["volume", "create", "f", "--size", "1M", "--backend", "file:f.img"]);
+    place.ok(&["device", "create", "d", "--nvme"]);
+    place.ok(&["device", "attach", "d", "f", "--nsid", "3"]);
+    let picture = |place: &Place| (place.json(&["volume", "list"]), place.json(&["device", "list"]));
+    let before = picture(&place);
+    place.stop_well();
+    assert!(!place.path("run/api.sock").exists() && !place.path("run/d.sock").exists());
+    place.start(&[]);
+    assert_eq!(picture(&place), before);
+    place.stop(Signal::KILL);
+    assert!(place.path("run/api.sock").exists(), "a crash leaves its sockets");
+    place.start(&["--shards", "2", "--placement", "disk"]);
+    assert_eq!(picture(&place), before);
+    assert_eq!(place.json(&["status"])["shards"].as_array().unwrap().len(), 2);
+    place.stop_well();
+    fs::remove_file(place.path("f.img")).unwrap();
+    place.start(&[]);
+    assert!(place.ok(&["status"]).contains("failed: volume f: "));
+    assert!(place.ok(&["volume", "list"]).contains("failed: "));
+}
+
+#[test]
+fn interrupt_ends_it_as_well() {
+    let mut place = Place::with_daemon();
+    let output = place.stop(Signal::INT);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn two_daemons_do_not_share() {
+    let place = Place::with_daemon();
+    let told = place.fails(1, &["serve", "--state-dir", "other"]);
+    assert!(told.contains("another daemon uses this run directory"), "{told}");
+    let told = place.fails(1, &["serve", "--state-dir", "state", "--run-dir", "elsewhere"]);
+    assert!(told.contains("another daemon has this state open"), "{told}");
+    place.ok(&["status"]);
+}
+
+#[test]
+fn the_api_is_its_owners_only() {
+    let place = Place::with_daemon();
+    let mode = |name: &str| fs::metadata(place.path(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("run/api.sock"), mode("run"), mode("state")), (0o600, 0o700, 0o700));
+}
+
+#[test]
+fn a_configuration_file_is_applied_or_refused() {
+    let mut place = Place::new();
+    let good = "shards = \"2\"\n[[volume]]\nname = \"a\"\nsize = \"1M\"\nbackend = \"file:a.img\"\n\
+                [[device]]\nname = \"d\"\nnvme = {}\nattach = [{ volume = \"a\" }]\n";
+    fs::write(place.path("m.toml"), good).unwrap();
+    place.start(&["--config", "m.toml"]);
+    assert_eq!(place.json(&["device", "show", "d"])["namespaces"][0]["volume"], "a");
+    assert_eq!(place.json(&["status"])["shards"].as_array().unwrap().len(), 2);
+    place.stop_well();
+    for (from, to, complaint) in [
+        ("1M", "1Q", "m.toml:4:8: \"1Q\" is not a size"),
+        ("size", "siez", "m.toml:4:1: unknown field `siez`"),
+        ("1M", "2M", "m.toml:2: volume a exists already, and differs: size is 2M in the file and 1M in the state"),
+        ("shards = \"2\"", "shards = \"x\"", "m.toml:1:10: shards: \"x\" is neither a core number"),
+    ] {
+        fs::write(place.path("m.toml"), good.replace(from, to)).unwrap();
+        let told = place.fails(1, &["serve", "--state-dir", "state", "--config", "m.toml"]);
+        assert!(told.contains(complaint), "{told}");
+    }
+    assert!(place.fails(1, &["serve", "--state-dir", "state", "--config", "none.toml"]).contains("none.toml: No such file"));
+    place.start(&[]);
+    assert_eq!(place.json(&["volume", "show", "a"])["size"], 1 << 20);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_named() {
+    let place = Place::new();
+    assert!(place.fails(1, &["serve", "--state-dir", "s", "--shards", "x"]).contains("--shards: \"x\" is neither"));
+    assert!(place.fails(1, &["serve", "--state-dir", "s", "--log", "a=b=c"]).contains("--log"));
+    fs::write(place.path("file"), "").unwrap();
+    assert!(place.fails(1, &["serve", "--state-dir", "file/state"]).contains("file/state"));
+}
+
+#[test]
+fn one_disk_without_a_daemon() {
+    let mut place = Place::new();
+    let told = place.fails(1, &["nvme", "--socket", "d.sock", "--volume", "file:disk.img"]);
+    assert!(told.contains("disk.img") && told.contains("--size"), "{told}");
+    let line = place.spawn(&["nvme", "--socket", "d.sock", "--volume", "file:disk.img", "--size", "16M"]);
+    assert!(line.contains("ready on") && line.contains(place.path("d.sock").to_str().unwrap()), "{line}");
+    assert_eq!(fs::metadata(place.path("disk.img")).unwrap().len(), 16 << 20);
+    let bench = ["bench", "--socket", "d.sock", "--rw", "randrw", "--time", "1", "--verify", "--json"];
+    let report: Value = serde_json::from_str(&place.ok(&bench)).unwrap();
+    assert!(report.is_object());
+    let output = place.stop(Signal::TERM);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!place.path("d.sock").exists());
+    // The second time the file is there, and has its size.
+    let line = place.spawn(&["nvme", "--socket", "d.sock", "--volume", "file:disk.img", "--json"]);
+    let device: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(device["namespaces"][0]["nsid"], 1);
+}
+
+#[test]
+fn a_guest_knows_a_disk_again() {
+    let mut place = Place::new();
+    let mut identities = Vec::new();
+    for _ in 0..2 {
+        let arguments = ["nvme", "--socket", "d.sock", "--volume", "file:disk.img", "--size", "1M", "--json"];
+        let device: Value = serde_json::from_str(&place.spawn(&arguments)).unwrap();
+        identities.push((device["serial"].clone(), device["subnqn"].clone()));
+        place.stop_well();
+    }
+    assert_eq!(identities[0], identities[1]);
+}
+
+#[test]
+fn readiness_is_told_to_systemd() {
+    let mut place = Place::new();
+    let socket = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
+    let mut command = place.command(&["serve", "--state-dir", "state"]);
+    let child = command.env("NOTIFY_SOCKET", place.path("notify")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    place.daemon = Some(child.spawn().unwrap());
+    let mut message = [0; 64];
+    let length = socket.recv(&mut message).unwrap();
+    assert_eq!(&message[..length], b"READY=1");
+}
+
+#[test]
+fn metrics_are_text() {
+    let place = Place::with_daemon();
+    let metrics = place.ok(&["metrics"]);
+    assert!(metrics.contains("# TYPE millrace_shard_busy_seconds counter") && metrics.ends_with("# EOF\n"));
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(place.ok(&["completions", shell]).contains("millrace"), "{shell}");
+    }
+    place.ok(&["man", "pages"]);
+    for page in ["millrace.1", "millrace-serve.1", "millrace-volume-create.1", "millrace-nvme.1", "millrace-bench.1"] {
+        assert!(fs::read_to_string(place.path("pages").join(page)).unwrap().contains(".TH"), "{page}");
+    }
+    assert!(place.ok(&["--version"]).starts_with("millrace "));
+    assert!(place.ok(&["--help"]).contains("serve"));
+}
