@@ -1,6 +1,9 @@
 //! The controller: its parts, and one turn of its work.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
 use millrace_engine::{ShardContext, TaskSlot};
 use millrace_memory::{GuestMemory, Segment, Shared};
@@ -47,16 +50,30 @@ pub(crate) enum Outcome {
 
 /// Where tasks put their results for the controller's next turn.
 #[derive(Debug, Default)]
-pub(crate) struct Sink(RefCell<Vec<(CommandToken, Completion)>>);
+pub(crate) struct Sink {
+    results: RefCell<Vec<(CommandToken, Completion)>>,
+    /// The controller's epoch, for tasks to see that nobody waits for them any more.
+    epoch: Cell<u32>,
+}
 
 impl Sink {
     pub(crate) fn push(&self, token: CommandToken, completion: Completion) {
-        self.0.borrow_mut().push((token, completion));
+        self.results.borrow_mut().push((token, completion));
+    }
+
+    /// The controller was reset: results of earlier epochs are dropped.
+    pub(crate) fn begin_epoch(&self, epoch: u32) {
+        self.epoch.set(epoch);
+    }
+
+    /// Whether a command's result is still waited for: its controller was not reset since, and its client is there.
+    pub(crate) fn wants(&self, token: CommandToken) -> bool {
+        self.epoch.get() == token.epoch
     }
 
     /// Whether results wait for the next turn.
     pub(crate) fn has_results(&self) -> bool {
-        !self.0.borrow().is_empty()
+        !self.results.borrow().is_empty()
     }
 }
 
@@ -161,7 +178,7 @@ impl Controller {
 
     fn reap(&mut self) -> usize {
         let mut finished = std::mem::take(&mut self.finished);
-        std::mem::swap(&mut *self.sink.0.borrow_mut(), &mut finished);
+        std::mem::swap(&mut *self.sink.results.borrow_mut(), &mut finished);
         let work = finished.len();
         for (token, completion) in finished.drain(..) {
             self.io.running.remove(token);

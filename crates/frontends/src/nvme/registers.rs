@@ -282,6 +282,8 @@ impl Controller {
         self.phase = Phase::Resetting;
         // From here on, completions of commands in flight post nothing.
         self.state.epoch.set(self.state.epoch.get().wrapping_add(1));
+        // And those that go piece by piece stop at the next one.
+        self.sink.begin_epoch(self.state.epoch.get());
         let held = self.admin_reset() + self.io_reset();
         self.in_flight = self.in_flight.checked_sub(held).expect("what is held is in flight");
         self.state.registers.interrupt_mask.set(0);

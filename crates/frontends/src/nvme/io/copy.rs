@@ -66,8 +66,9 @@ impl Controller {
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
                 let _sources: Vec<_> = sources.iter().map(|source| InFlight::new(&source.attached)).collect();
-                let writer = Writer { attached, host, geometry };
-                finish.complete(copy_all(cx, &writer, target, durable, &sources).await);
+                let writer = Writer { attached, host, geometry, finish: &finish };
+                let completion = copy_all(cx, &writer, target, durable, &sources).await;
+                finish.complete(completion);
             })
         });
         Ok(self.outcome(token, launched))
@@ -179,6 +180,7 @@ async fn copy_across(
     to: Lba,
     count: BlockCount,
 ) -> Result<(), Failure> {
+    writer.check_wanted()?;
     let namespace = &writer.attached.namespace;
     // The gate before the buffer: a write inside may wait for a buffer.
     let _entered = namespace.gate.enter(cx, gate::range(to, count)).await;

@@ -2,8 +2,13 @@
 //! Uncorrectable (NVM 3.3.3, 3.3.5, 3.3.7, 3.3.8).
 //!
 //! They go piece by piece, with a turn for others between two pieces, so that none of them keeps its shard from its guests.
+//! Each piece begins with a look whether anybody still waits for the command: after a reset, or when the client has gone, it
+//! stops there.
 
-use std::rc::Rc;
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, yield_now};
 use millrace_engine::{Launch, TaskSlot};
@@ -27,8 +32,32 @@ use super::{
     task::{Finish, of_result, wait},
 };
 
-/// Bytes of a volume that a long command works on without a break.
+/// Bytes of a volume that a long command works on without a break, at first.
 pub(super) const PIECE: u64 = 1 << 20;
+/// And where the volume shows that it is quick at it.
+pub(super) const LARGEST_PIECE: u64 = 1 << 30;
+/// A piece that takes less is followed by one of twice its size, one that takes more than four times that by one of half.
+const QUICK: Duration = Duration::from_millis(5);
+
+/// How large the next piece is: some volumes erase a gigabyte as easily as a block, others write zeroes.
+pub(super) struct Pace {
+    pub(super) bytes: u64,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self { bytes: PIECE }
+    }
+
+    /// A piece of the present size took so long.
+    pub(super) fn adjust(&mut self, took: Duration) {
+        if took < QUICK {
+            self.bytes = (self.bytes * 2).min(LARGEST_PIECE);
+        } else if took > QUICK * 4 {
+            self.bytes = (self.bytes / 2).max(PIECE);
+        }
+    }
+}
 
 /// A command that changes data piece by piece.
 pub(super) struct Writer<'a> {
@@ -36,6 +65,7 @@ pub(super) struct Writer<'a> {
     pub(super) host: HostKey,
     /// The volume's shape when the command was checked.
     pub(super) geometry: Geometry,
+    pub(super) finish: &'a Finish<'a>,
 }
 
 /// Why a piece failed.
@@ -43,6 +73,8 @@ pub(super) enum Failure {
     Volume(BlockError),
     /// A reservation took the right away since the command began.
     Reservation,
+    /// Nobody waits for the command any more.
+    Unwanted,
 }
 
 impl From<BlockError> for Failure {
@@ -56,6 +88,8 @@ impl From<Failure> for Completion {
         match failure {
             Failure::Volume(error) => of_result(Err(error)),
             Failure::Reservation => Self::error(Status::RESERVATION_CONFLICT),
+            // Its queue is gone; nobody sees it.
+            Failure::Unwanted => Self::error(Status::ABORTED_SQ_DELETION),
         }
     }
 }
@@ -69,6 +103,7 @@ impl Writer<'_> {
         lba: Lba,
         count: BlockCount,
     ) -> Result<(), Failure> {
+        self.check_wanted()?;
         let namespace = &self.attached.namespace;
         let _entered = namespace.gate.enter(cx, gate::range(lba, count)).await;
         if !namespace.rights_of(&self.host).contain(Rights::WRITE) {
@@ -84,10 +119,31 @@ impl Writer<'_> {
         Ok(result?)
     }
 
+    /// Whether it is worth going on.
+    pub(super) fn check_wanted(&self) -> Result<(), Failure> {
+        if self.finish.is_wanted() { Ok(()) } else { Err(Failure::Unwanted) }
+    }
+
     /// Carries out an operation on a range that was checked.
-    async fn pieces(&self, cx: TaskContext<'_>, operation: Operation, lba: Lba, count: BlockCount) -> Result<(), Failure> {
-        for (at, count) in pieces(&self.geometry, count, PIECE) {
-            self.piece(cx, operation, Lba(lba.0 + at), count).await?;
+    async fn pieces(
+        &self,
+        cx: TaskContext<'_>,
+        operation: Operation,
+        lba: Lba,
+        count: BlockCount,
+        pace: &mut Pace,
+    ) -> Result<(), Failure> {
+        let mut done = 0;
+        while done < count.0 {
+            let most = (pace.bytes >> self.geometry.block_size.shift()).max(1);
+            let piece = most.min(count.0 - done);
+            let begun = Instant::now();
+            self.piece(cx, operation, Lba(lba.0 + done), BlockCount(piece)).await?;
+            // What is smaller than it might be says nothing of the size.
+            if piece == most {
+                pace.adjust(begun.elapsed());
+            }
+            done += piece;
             yield_now().await;
         }
         Ok(())
@@ -124,8 +180,8 @@ impl Controller {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
-                let writer = Writer { attached, host, geometry };
-                let result = writer.pieces(cx, operation, blocks.lba, blocks.count).await;
+                let writer = Writer { attached, host, geometry, finish: &finish };
+                let result = writer.pieces(cx, operation, blocks.lba, blocks.count, &mut Pace::new()).await;
                 finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
             })
         });
@@ -164,9 +220,9 @@ impl Controller {
             }
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
-                let writer = Writer { attached, host, geometry };
-                finish
-                    .complete(deallocate_all(cx, &writer, ranges).await.err().map_or(Completion::SUCCESS, Completion::from));
+                let writer = Writer { attached, host, geometry, finish: &finish };
+                let result = deallocate_all(cx, &writer, ranges).await;
+                finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
             })
         });
         Ok(self.outcome(token, launched))
@@ -188,7 +244,8 @@ impl Controller {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
-                finish.end(read_through(cx, attached, blocks).await);
+                let result = read_through(cx, attached, blocks, &finish).await;
+                finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
             })
         });
         Ok(self.outcome(token, launched))
@@ -212,9 +269,10 @@ impl Controller {
 
 /// Deallocates ranges that were checked. A volume that cannot is not asked again: deallocation is a wish.
 async fn deallocate_all(cx: TaskContext<'_>, writer: &Writer<'_>, ranges: &[DatasetRange]) -> Result<(), Failure> {
+    let mut pace = Pace::new();
     for range in ranges {
         let (lba, count) = (Lba(range.slba), BlockCount(range.length.into()));
-        match writer.pieces(cx, Operation::Deallocate, lba, count).await {
+        match writer.pieces(cx, Operation::Deallocate, lba, count, &mut pace).await {
             Err(Failure::Volume(BlockError::Unsupported)) => return Ok(()),
             other => other?,
         }
@@ -222,9 +280,12 @@ async fn deallocate_all(cx: TaskContext<'_>, writer: &Writer<'_>, ranges: &[Data
     Ok(())
 }
 
-async fn read_through(cx: TaskContext<'_>, attached: &Attached, blocks: Blocks) -> Result<(), BlockError> {
+async fn read_through(cx: TaskContext<'_>, attached: &Attached, blocks: Blocks, finish: &Finish<'_>) -> Result<(), Failure> {
     let geometry = blocks.geometry;
     for (at, count) in pieces(&geometry, blocks.count, BUFFER_SIZE as u64) {
+        if !finish.is_wanted() {
+            return Err(Failure::Unwanted);
+        }
         attached.namespace.unchanged(&geometry)?;
         let buffer = cx.buffers.take().await;
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];

@@ -51,6 +51,11 @@ impl<'a> Finish<'a> {
         Self { _in_flight: InFlight::new(attached), sink: Rc::clone(sink), token }
     }
 
+    /// Whether anybody still waits for the command.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.sink.wants(self.token)
+    }
+
     pub(super) fn end(self, result: Result<(), BlockError>) {
         self.complete(of_result(result));
     }

@@ -2,7 +2,13 @@
 
 use millrace_nvme_spec::nvm::{DatasetRange, WriteZeroesCdw12};
 
-use super::*;
+use super::{
+    super::{
+        super::registers::Reset,
+        long::{LARGEST_PIECE, PIECE, Pace},
+    },
+    *,
+};
 
 fn dsm(guest: &mut FakeGuest, attributes: u32, ranges: &[(u64, u32)]) -> Cqe {
     let ranges: Vec<_> =
@@ -55,6 +61,36 @@ fn a_long_command_fails_where_its_volume_does() {
     fault.add(Rule::new(Kind::Deallocate, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })));
     fails(dsm(&mut guest, 4, &[(0, 4)]), Status::WRITE_FAULT);
     assert_eq!(in_flight(&guest), 0);
+}
+
+#[test]
+fn a_long_command_stops_when_its_controller_is_reset() {
+    let long = [(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes), (NvmOpcode::VERIFY, Kind::Read)];
+    for (opcode, kind) in long {
+        let (mut guest, fault) = faulty_guest();
+        let all = SIZE / 512;
+        guest.submit(1, command(opcode, 0, all));
+        guest.step_until("the first piece", |_| fault.requests(kind) > 0);
+        let before = fault.requests(kind);
+        assert_eq!(in_flight(&guest), 1, "pieces are left");
+        guest.controller.reset(Reset::Controller);
+        guest.step_until("the end", |guest| guest.controller.is_quiet());
+        assert_eq!(fault.requests(kind), before, "{opcode}: no piece after the reset");
+        assert_eq!(in_flight(&guest), 0);
+    }
+}
+
+#[test]
+fn pieces_grow_where_the_volume_is_quick() {
+    let mut pace = Pace::new();
+    let mut sizes = Vec::new();
+    for millis in [1, 1, 10, 100, 100, 100] {
+        pace.adjust(Duration::from_millis(millis));
+        sizes.push(pace.bytes / PIECE);
+    }
+    assert_eq!(sizes, [2, 4, 4, 2, 1, 1]);
+    (0..20).for_each(|_| pace.adjust(Duration::ZERO));
+    assert_eq!(pace.bytes, LARGEST_PIECE);
 }
 
 #[test]
