@@ -121,6 +121,32 @@ impl Segment {
         target.store(word, Ordering::Release);
     }
 
+    /// Loads a 32-bit word that the memory's other owner stores at any time.
+    ///
+    /// # Panics
+    /// When the word does not lie within the segment, or is not aligned.
+    #[inline]
+    pub fn load_u32(&self, offset: usize) -> u32 {
+        self.word(offset).load(Ordering::Relaxed)
+    }
+
+    /// Stores a 32-bit word that the memory's other owner loads at any time. It orders nothing: a fence does.
+    ///
+    /// # Panics
+    /// When the word does not lie within the segment, or is not aligned.
+    #[inline]
+    pub fn store_u32(&self, offset: usize, value: u32) {
+        self.word(offset).store(value, Ordering::Relaxed);
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        let part = self.part(offset, 4).expect("a word within the segment");
+        assert!((part.as_ptr() as usize).is_multiple_of(4), "a shared word is aligned");
+        // SAFETY: the word lies within mapped memory and is aligned; both sides access it atomically. The reference does not
+        // leave this module's one access.
+        unsafe { AtomicU32::from_ptr(part.as_ptr().cast()) }
+    }
+
     /// Fills the whole segment with one byte.
     pub fn fill(&self, byte: u8) {
         // SAFETY: the segment is mapped, writable memory of self.len bytes.

@@ -392,7 +392,7 @@ impl NvmeDevice {
     }
 
     fn go_on_draining(&mut self, cx: &mut ShardContext<'_>) {
-        if !self.controller.is_quiet() {
+        if !self.controller.is_quiet() || self.accept_again.is_some_and(|at| cx.now() < at) {
             return;
         }
         self.controller.drained();

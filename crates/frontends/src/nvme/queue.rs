@@ -20,8 +20,9 @@ pub(crate) struct QueueCaches {
     shadow: Option<(Segment, Segment)>,
     /// Submission queues that exist, admin first.
     active: Vec<u16>,
-    /// Per SQ: the last doorbell value that was refused, so that it is reported once.
-    refused: Vec<Option<u32>>,
+    /// Per SQ and per CQ: the last doorbell value that was refused, so that it is reported once.
+    refused_tails: Vec<Option<u32>>,
+    refused_heads: Vec<Option<u32>>,
 }
 
 impl QueueCaches {
@@ -32,7 +33,8 @@ impl QueueCaches {
             cq: vec![None; count],
             shadow: None,
             active: Vec::with_capacity(count),
-            refused: vec![None; count],
+            refused_tails: vec![None; count],
+            refused_heads: vec![None; count],
         }
     }
 
@@ -84,6 +86,7 @@ impl Controller {
         state::commit();
         cq.entries.set(entries);
         self.caches.cq[usize::from(cqid)] = None;
+        self.caches.refused_heads[usize::from(cqid)] = None;
         self.write_shadow(usize::from(cqid) * 2 + 1, 0);
     }
 
@@ -102,7 +105,7 @@ impl Controller {
         let cq = self.cq(cqid);
         cq.users.set(cq.users.get() + 1);
         self.caches.sq[usize::from(sqid)] = None;
-        self.caches.refused[usize::from(sqid)] = None;
+        self.caches.refused_tails[usize::from(sqid)] = None;
         self.write_shadow(usize::from(sqid) * 2, 0);
         self.refresh_active();
     }
@@ -150,7 +153,7 @@ impl Controller {
             return None;
         }
         if tail >= entries {
-            if self.caches.refused[usize::from(sqid)].replace(tail) != Some(tail) {
+            if self.caches.refused_tails[usize::from(sqid)].replace(tail) != Some(tail) {
                 self.invalid_doorbell(sqid, tail);
             }
             return None;
@@ -168,7 +171,7 @@ impl Controller {
             && qid != 0
             && let Some((shadow, _)) = self.shadow_segments()
         {
-            return shadow.read_value(index * 4);
+            return shadow.load_u32(index * 4);
         }
         self.doorbells.words[index].load(Ordering::Relaxed)
     }
@@ -190,8 +193,8 @@ impl Controller {
         if self.state.registers.shadow_doorbells.get() != 0
             && let Some((shadow, events)) = self.shadow_segments()
         {
-            shadow.write_value(index * 4, &value);
-            events.write_value(index * 4, &value);
+            shadow.store_u32(index * 4, value);
+            events.store_u32(index * 4, value);
         }
     }
 
@@ -207,7 +210,7 @@ impl Controller {
         let cq = self.cq(cqid);
         if head < cq.entries.get() {
             cq.head.set(head);
-        } else if self.caches.refused[usize::from(sqid)].replace(head) != Some(head) {
+        } else if self.caches.refused_heads[usize::from(cqid)].replace(head) != Some(head) {
             self.invalid_doorbell(cqid, head);
         }
         self.free_entries(cqid)

@@ -51,6 +51,5 @@ impl Controller {
 }
 
 fn copy_index(shadow: &Segment, events: &Segment, offset: usize, index_for: impl Fn(u32) -> u32) {
-    let doorbell: u32 = shadow.read_value(offset);
-    events.write_value(offset, &index_for(doorbell));
+    events.store_u32(offset, index_for(shadow.load_u32(offset)));
 }

@@ -170,8 +170,8 @@ impl Controller {
                 if exists {
                     // Relaxed: a doorbell that was rung before this command was submitted, or not used any more.
                     let value = self.doorbells.words[usize::from(index)].load(std::sync::atomic::Ordering::Relaxed);
-                    shadow.write_value(usize::from(index) * 4, &value);
-                    events.write_value(usize::from(index) * 4, &value);
+                    shadow.store_u32(usize::from(index) * 4, value);
+                    events.store_u32(usize::from(index) * 4, value);
                 }
             }
         }
