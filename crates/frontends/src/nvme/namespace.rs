@@ -16,7 +16,7 @@ use millrace_nvme_spec::{command::NamespaceId, status::Status};
 
 use super::{
     io::{UncorrectableRanges, WriteGate},
-    reservation::{HostKey, Reservations, Rights},
+    reservation::{HostKey, Notices, Reservations, Rights},
 };
 
 /// Globally unique identifiers of a namespace; they stay with the volume, whichever controller shows it.
@@ -39,9 +39,63 @@ pub struct Namespace {
     pub(crate) reservations: Mutex<Reservations>,
     /// Counts changes of reservations; an attachment whose copy is older asks `reservations` again.
     pub(crate) reservation_version: AtomicU64,
+    pub(crate) notices: NoticeQueue,
     pub(crate) uncorrectable: UncorrectableRanges,
     /// Keeps writes and fused pairs apart.
     pub(crate) gate: WriteGate,
+}
+
+/// What one namespace's registrants are still to be told. One message at most is on its way through the [`Host`]; what comes
+/// meanwhile goes with the next, so that guests that change reservations in a loop fill no queue.
+#[derive(Default)]
+pub(crate) struct NoticeQueue(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    on_its_way: bool,
+    notices: Notices,
+}
+
+/// Notices kept while a message is on its way; a controller's log holds fewer.
+const MOST_NOTICES: usize = 256;
+
+impl NoticeQueue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds notices; the answer is to be sent now.
+    pub(crate) fn add(&self, notices: &Notices) -> Option<Notices> {
+        let mut waiting = self.lock();
+        for notice in notices {
+            if waiting.notices.len() < MOST_NOTICES && !waiting.notices.contains(notice) {
+                waiting.notices.push(*notice);
+            }
+        }
+        waiting.next()
+    }
+
+    /// A message that is still on its way may have found nobody to arrive at: no more is waited for it.
+    pub(crate) fn lost(&self) {
+        self.lock().on_its_way = false;
+    }
+
+    /// A message has arrived; the answer is to be sent now.
+    pub(crate) fn arrived(&self) -> Option<Notices> {
+        let mut waiting = self.lock();
+        waiting.on_its_way = false;
+        waiting.next()
+    }
+}
+
+impl Waiting {
+    fn next(&mut self) -> Option<Notices> {
+        if self.on_its_way || self.notices.is_empty() {
+            return None;
+        }
+        self.on_its_way = true;
+        Some(std::mem::take(&mut self.notices))
+    }
 }
 
 impl Namespace {
@@ -53,6 +107,7 @@ impl Namespace {
             shared,
             reservations: Mutex::default(),
             reservation_version: AtomicU64::new(1),
+            notices: NoticeQueue::default(),
             uncorrectable: UncorrectableRanges::default(),
             gate: WriteGate::default(),
         })
@@ -231,6 +286,7 @@ impl NamespaceTable {
         if place.is_some() {
             return Err(Status::NAMESPACE_ALREADY_ATTACHED.do_not_retry());
         }
+        allocated.namespace.notices.lost();
         *place = Some(Rc::new(Attached {
             nsid,
             geometry: Cell::new(allocated.namespace.volume.geometry()),
@@ -268,6 +324,7 @@ pub trait Host: Send + Sync {
     fn attachment_changed(&self, device: &str, nsid: u32, attached: bool);
 
     /// Reservations of a shared namespace changed; `notify` says which registrants (by host identifier) get which
-    /// notification (reservation log page types, Base 5.1.12.1.17).
+    /// notification (reservation log page types, Base 5.1.12.1.17). One call for a namespace at a time: the next comes when
+    /// `NvmeDevice::reservation_notice` was called for this one, on any device that shows the namespace.
     fn reservation_notice(&self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]);
 }

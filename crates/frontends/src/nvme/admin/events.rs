@@ -166,6 +166,9 @@ impl Controller {
 
     /// Another host changed the reservations of a namespace. `notify` names the hosts that are told, and what.
     pub(crate) fn reservation_notice(&mut self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
+        if let Some(more) = namespace.notices.arrived() {
+            self.host.reservation_notice(namespace, &more);
+        }
         let host = self.state.features.host_id.each_ref().map(Cell::get);
         let shown = self.namespaces.attached().filter(|attached| Arc::ptr_eq(&attached.namespace, namespace));
         for nsid in shown.map(|attached| attached.nsid) {

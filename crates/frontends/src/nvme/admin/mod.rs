@@ -50,11 +50,18 @@ pub(crate) struct AdminState {
     /// Work on namespaces under way.
     jobs: jobs::Jobs,
     busy: logs::BusyClock,
+    /// How often the guest may still attach and detach: the daemon stores each change.
+    attachments: namespaces::AttachmentBudget,
 }
 
 impl AdminState {
     pub(crate) fn new(_config: &Config) -> Self {
-        Self { deletions: Vec::new(), jobs: jobs::Jobs::default(), busy: logs::BusyClock::default() }
+        Self {
+            deletions: Vec::new(),
+            jobs: jobs::Jobs::default(),
+            busy: logs::BusyClock::default(),
+            attachments: namespaces::AttachmentBudget::default(),
+        }
     }
 }
 

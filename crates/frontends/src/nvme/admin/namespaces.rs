@@ -1,6 +1,10 @@
 //! Namespace Management and Namespace Attachment (Base 5.1.21, 5.1.20; NVM 4.1.6).
 
-use std::{rc::Rc, sync::Arc};
+use std::{
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_block::BlockSize;
 use millrace_nvme_spec::{
@@ -24,7 +28,32 @@ use super::{
     jobs::Work,
 };
 
-/// For a namespace that a job works on: later it can be had.
+/// Attachments and detachments that may come at once: every namespace of a large controller.
+const BURST: u32 = 1024;
+/// After that, one in so long: less often than the daemon can store them.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// How many attachments and detachments the daemon is told of: it stores each, which takes longer than the command, so that a
+/// guest that did nothing else would fill its queue.
+#[derive(Debug, Default)]
+pub(super) struct AttachmentBudget {
+    /// When all that was told is paid for, at an interval each.
+    paid: Option<Instant>,
+}
+
+impl AttachmentBudget {
+    /// Whether another one may be told now.
+    pub(super) fn admit(&mut self, now: Instant) -> bool {
+        let paid = self.paid.map_or(now, |paid| paid.max(now));
+        let admitted = paid.duration_since(now) <= INTERVAL * (BURST - 1);
+        if admitted {
+            self.paid = Some(paid + INTERVAL);
+        }
+        admitted
+    }
+}
+
+/// For a namespace that a job works on, or a guest that asks too often: later it can be had.
 fn busy() -> Outcome {
     Outcome::Done(Completion { dw0: 0, status: Status::NAMESPACE_NOT_READY })
 }
@@ -102,6 +131,10 @@ impl Controller {
         if self.admin.jobs.concern(nsid) {
             return Ok(busy());
         }
+        let changes = self.namespaces.get(nsid).is_some() != (select == NamespaceAttachmentSelect::ATTACH);
+        if changes && !self.admin.attachments.admit(Instant::now()) {
+            return Ok(busy());
+        }
         let host = Arc::clone(&self.host);
         if select == NamespaceAttachmentSelect::ATTACH {
             self.namespaces.attach(nsid)?;
@@ -135,4 +168,22 @@ fn check_creation(data: &NamespaceManagementData) -> Result<(BlockSize, Option<u
         return Err(Status::INVALID_FIELD);
     }
     Ok((block_size, data.nsze.checked_mul(u64::from(block_size.bytes()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attachments_come_in_a_burst_and_then_one_per_interval() {
+        let (mut budget, start) = (AttachmentBudget::default(), Instant::now());
+        assert!((0..BURST).all(|_| budget.admit(start)));
+        assert!(!budget.admit(start));
+        assert!(!budget.admit(start + INTERVAL / 2));
+        assert!(budget.admit(start + INTERVAL));
+        assert!(!budget.admit(start + INTERVAL));
+        let later = start + INTERVAL * 2 * BURST;
+        assert!((0..BURST).all(|_| budget.admit(later)));
+        assert!(!budget.admit(later));
+    }
 }

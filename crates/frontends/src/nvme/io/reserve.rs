@@ -123,7 +123,7 @@ impl Controller {
             namespace.reservations_changed();
             notices
         };
-        if !notices.is_empty() {
+        if let Some(notices) = namespace.notices.add(&notices) {
             self.host.reservation_notice(namespace, &notices);
         }
         self.counters.other_commands += 1;

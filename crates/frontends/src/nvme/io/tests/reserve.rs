@@ -85,6 +85,18 @@ fn a_reservation_shuts_the_other_guest_out() {
         HostCall::ReservationNotice { uuid: identity(1).uuid, notify: vec![(second, Notice::RESERVATION_RELEASED.0)] };
     assert_eq!(calls, [told]);
     assert_eq!(in_flight(&one), 0);
+    // That message has not arrived: what comes next waits, and goes as one.
+    for _ in 0..3 {
+        succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, 11, 0));
+        succeeds(release(&mut one, ReleaseAction::RELEASE, Type::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY, 11));
+    }
+    assert_eq!(one.host.take_calls(), []);
+    let namespace = Arc::clone(&one.controller.namespaces.get(1).expect("attached").namespace);
+    two.controller.reservation_notice(&namespace, &[]);
+    one.controller.reservation_notice(&namespace, &[]);
+    let told =
+        HostCall::ReservationNotice { uuid: identity(1).uuid, notify: vec![(second, Notice::RESERVATION_RELEASED.0)] };
+    assert_eq!([one.host.take_calls(), two.host.take_calls()].concat(), [told]);
 }
 
 #[test]
