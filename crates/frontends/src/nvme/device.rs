@@ -244,7 +244,6 @@ impl NvmeDevice {
     pub fn namespace_changed(&mut self, nsid: u32) {
         if let Some(attached) = self.controller.namespaces.get(nsid) {
             attached.geometry.set(attached.namespace.volume.geometry());
-            attached.namespace.forget_marks_beyond_end();
             self.controller.namespace_changed(nsid);
         }
     }

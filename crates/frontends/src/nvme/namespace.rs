@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Volume};
+use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Volume, VolumeError};
 use millrace_engine::RemoteSender;
 use millrace_nvme_spec::{command::NamespaceId, status::Status};
 
@@ -140,6 +140,23 @@ impl Namespace {
     /// it while the command waited.
     pub(crate) fn unchanged(&self, geometry: &Geometry) -> Result<(), BlockError> {
         if self.volume.geometry().block_size == geometry.block_size { Ok(()) } else { Err(BlockError::NotReady) }
+    }
+
+    /// Grows or shrinks the volume. Devices that show it are told by [`NvmeDevice::namespace_changed`](super::NvmeDevice).
+    ///
+    /// # Errors
+    /// The volume's; nothing has changed then.
+    pub fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        // Blocks marked uncorrectable beyond the end are gone, and are new ones if the volume grows. (A mark that was checked
+        // before the end moved may come after it: so the next growth looks again.)
+        self.forget_marks_beyond(self.volume.geometry().blocks);
+        self.volume.resize(blocks)?;
+        self.forget_marks_beyond(blocks);
+        Ok(())
+    }
+
+    fn forget_marks_beyond(&self, end: BlockCount) {
+        self.uncorrectable.clear(Lba(end.0), BlockCount(u64::MAX - end.0));
     }
 
     /// A request that changes data has ended: blocks marked uncorrectable can be read again where it succeeded.

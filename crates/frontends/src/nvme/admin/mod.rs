@@ -117,13 +117,17 @@ impl Controller {
         if sqe.flags.fuse() != Fuse::NORMAL || sqe.flags.psdt() != Psdt::PRP {
             return Err(Status::INVALID_FIELD);
         }
-        if self.holds(token.cid) { Err(Status::CID_CONFLICT) } else { Ok(()) }
+        let request = sqe.admin_opcode() == AdminOpcode::ASYNC_EVENT_REQUEST;
+        if self.holds(token.cid) || request && self.event_requests().any(|waiting| waiting == token.cid) {
+            return Err(Status::CID_CONFLICT);
+        }
+        Ok(())
     }
 
-    /// Whether an admin command of this identifier waits.
+    /// Whether an admin command of this identifier waits. Event requests do not count: SPDK takes theirs for its last commands
+    /// before a shutdown, and how far a controller searches for conflicts is its own affair (Base, Command ID Conflict).
     fn holds(&self, cid: u16) -> bool {
-        self.event_requests().any(|waiting| waiting == cid)
-            || self.admin.deletions.iter().any(|(token, _)| token.cid == cid)
+        self.admin.deletions.iter().any(|(token, _)| token.cid == cid)
             || self.admin.jobs.tokens().any(|token| token.cid == cid)
     }
 

@@ -74,15 +74,16 @@ fn requests_have_a_limit_and_can_be_aborted() {
 }
 
 #[test]
-fn a_waiting_identifier_cannot_be_used_again() {
+fn a_waiting_requests_identifier_is_only_another_requests_conflict() {
     let mut guest = FakeGuest::boot();
     let cid = guest.submit(0, event_request());
     guest.settle();
-    let mut again = abort(0, 0x7777);
-    again.cid.0 = cid;
-    guest.push_as_is(0, &again);
-    guest.ring(0);
-    assert_eq!(code(&guest.wait(0)), Status::CID_CONFLICT);
+    for (mut again, status) in [(event_request(), Status::CID_CONFLICT), (abort(0, 0x7777), Status::SUCCESS)] {
+        again.cid.0 = cid;
+        guest.push_as_is(0, &again);
+        guest.ring(0);
+        assert_eq!(code(&guest.wait(0)), status);
+    }
     assert_eq!(guest.controller.state.events.outstanding.get(), 1);
 }
 
