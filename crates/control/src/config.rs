@@ -290,8 +290,7 @@ impl Declared {
                 declared || volumes.iter().any(|record| record.spec.name == *volume)
             };
             if let Some(attach) = device.attach.iter().find(|attach| !known(&attach.volume)) {
-                let (path, line, device, volume) =
-                    (self.path.clone(), *line, device.name.clone(), attach.volume.clone());
+                let (path, line, device, volume) = (self.path.clone(), *line, device.name.clone(), attach.volume.clone());
                 return Err(ConfigError::NoVolume { path, line, device, volume });
             }
         }

@@ -117,8 +117,8 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
             PlacementMode::Disk => Placement::Disk,
         },
     };
-    let manager = Manager::start(settings, store, Engine::start(shards)?, declared.as_ref())?;
     let socket = run_dir.api_socket()?;
+    let manager = Manager::start(settings, store, Engine::start(shards)?, declared.as_ref())?;
     let result = run(|| api_until_told(&socket, &manager, ready));
     manager.shutdown();
     if let Err(error) = fs::remove_file(&socket)

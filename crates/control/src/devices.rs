@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_engine::{Device, DeviceKey, ShardHandle};
+use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
 use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Namespace, NvmeDevice};
 use millrace_vfio_user::Listener;
 
@@ -92,7 +92,7 @@ impl LiveDevice {
     /// Shows a namespace no more, and waits for its commands.
     pub(crate) fn detach(&self, nsid: u32) -> Result<(), ControlError> {
         self.call(move |device| device.detach(nsid))??;
-        if !wait_until(|| Ok(self.call(move |device| device.is_detached(nsid))?))? {
+        if !wait_until(|| self.call(move |device| device.is_detached(nsid)))? {
             tracing::warn!(device = %self.name, nsid, "commands are still in flight on a namespace that was detached");
         }
         Ok(())
@@ -117,30 +117,30 @@ impl LiveDevice {
         self.call(|device| device.status()).map(LiveStatus::from)
     }
 
-    /// Takes it off its shard: its guest loses it, its commands finish, its socket goes.
-    pub(crate) fn stop(self) -> Result<(), ControlError> {
+    /// Its guest loses it, and nobody is let in any more. Waits for its commands; whether they have all finished.
+    pub(crate) fn close(&self) -> Result<bool, ControlError> {
         let key = self.key;
         self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.close(cx)))?;
-        // A device that a fault of ours fenced answers nothing any more, and is as idle as it will be.
-        let idle = || {
-            let idle = self.shard.call_wait(move |shard| {
-                shard.with_device(key, |device: &mut NvmeDevice, _| device.is_idle()).unwrap_or(true)
-            });
-            Ok(idle?)
-        };
-        if !wait_until(idle)? {
-            tracing::warn!(device = %self.name, "the device goes with commands in flight");
-        }
+        wait_until(|| self.is_idle())
+    }
+
+    /// Whether all commands of a closed device have finished.
+    pub(crate) fn is_idle(&self) -> Result<bool, ControlError> {
+        let key = self.key;
+        // One that a fault of ours fenced answers nothing any more, and is as idle as it will be.
+        let idle = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, _| device.is_idle());
+        Ok(self.shard.call_wait(idle)?.unwrap_or(true))
+    }
+
+    /// Takes it off its shard; its socket goes.
+    pub(crate) fn remove(self) -> Result<(), ControlError> {
+        let key = self.key;
         Ok(self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?)
     }
 
-    fn call<R: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut NvmeDevice) -> R + Send + 'static,
-    ) -> Result<R, ControlError> {
+    fn call<R: Send + 'static>(&self, call: impl FnOnce(&mut NvmeDevice) -> R + Send + 'static) -> Result<R, ControlError> {
         let key = self.key;
-        let answer =
-            self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, _| call(device)))?;
+        let answer = self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, _| call(device)))?;
         answer.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
     }
 }

@@ -39,12 +39,12 @@ pub enum ControlError {
         name: Name,
     },
     /// The volume cannot go while devices show it.
-    #[error("volume {name} is attached to {}", .devices.join(", "))]
+    #[error("volume {name} is attached to {}", list(users, |device, nsid| format!("{device} as namespace {nsid}")))]
     VolumeAttached {
         /// The volume.
         name: Name,
-        /// The devices, each with its namespace identifier.
-        devices: Vec<String>,
+        /// The devices, each with the namespace identifier there.
+        users: Vec<(Name, u32)>,
     },
     /// Another volume has the file.
     #[error("volume {name}: {} is the file of volume {other}", .path.display())]
@@ -176,6 +176,10 @@ pub enum ControlError {
     Stopping,
 }
 
+fn list(users: &[(Name, u32)], text: impl Fn(&Name, u32) -> String) -> String {
+    users.iter().map(|(device, nsid)| text(device, *nsid)).collect::<Vec<_>>().join(", ")
+}
+
 /// What kind of failure it is, for whoever made the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -257,12 +261,12 @@ impl ControlError {
         Some(match self {
             Self::NoVolume { .. } => "\"millrace volume list\" shows what there is".to_owned(),
             Self::NoDevice { .. } => "\"millrace device list\" shows what there is".to_owned(),
-            Self::VolumeExists { .. } | Self::DeviceExists { .. } => "choose another name, or delete the old one first".to_owned(),
-            Self::VolumeAttached { devices, .. } => {
-                let commands = devices.iter().filter_map(|at| at.split_once(" as namespace "));
-                let commands: Vec<_> =
-                    commands.map(|(device, nsid)| format!("\"millrace device detach {device} {nsid}\"")).collect();
-                format!("detach it first: {}", commands.join(", "))
+            Self::VolumeExists { .. } | Self::DeviceExists { .. } => {
+                "choose another name, or delete the old one first".to_owned()
+            }
+            Self::VolumeAttached { users, .. } => {
+                let command = |device: &Name, nsid| format!("\"millrace device detach {device} {nsid}\"");
+                format!("detach it first: {}", list(users, command))
             }
             Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
             Self::VolumeFailed { .. } => "put that right and restart the daemon, or delete the volume".to_owned(),
@@ -273,10 +277,12 @@ impl ControlError {
                 format!("detach one (\"millrace device show {device}\" lists them), or make a device with more --namespaces")
             }
             Self::Fenced { device } => format!("the log says more; \"millrace device delete {device}\" and create it again"),
-            Self::Socket { source: ListenerError::InUse { .. }, .. } => "choose another --socket, or stop that process".to_owned(),
+            Self::Socket { source: ListenerError::InUse { .. }, .. } => {
+                "choose another --socket, or stop that process".to_owned()
+            }
             Self::Socket { source: ListenerError::NotASocket { .. }, .. } => "choose another --socket".to_owned(),
             Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                "give a size and the file is created; its directory must exist".to_owned()
+                "with a size (--size) the file is created; its directory must exist".to_owned()
             }
             Self::AttachedAlready { .. }
             | Self::ReadOnly { .. }

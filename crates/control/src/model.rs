@@ -69,14 +69,14 @@ impl Backend {
     #[must_use]
     pub fn resolved(self, base: &std::path::Path) -> Self {
         match self.0 {
-            BackendSpec::File(path) => Self(BackendSpec::File(tidy(base.join(path)))),
+            BackendSpec::File(path) => Self(BackendSpec::File(tidy(&base.join(path)))),
             other => Self(other),
         }
     }
 }
 
 /// The path without its `.` components.
-fn tidy(path: PathBuf) -> PathBuf {
+fn tidy(path: &std::path::Path) -> PathBuf {
     path.components().collect()
 }
 
@@ -231,12 +231,11 @@ impl VolumeSpec {
         let wrong = |why: &str| Err(ControlError::invalid("volume", &self.name, why));
         match &self.backend.0 {
             BackendSpec::File(path) if !path.is_absolute() => wrong("the path of its file must be absolute"),
-            BackendSpec::File(_) => Ok(()),
             BackendSpec::Memory | BackendSpec::Null if self.size.is_none() => wrong("this back end needs a size"),
             BackendSpec::Memory | BackendSpec::Null if self.read_only => {
                 wrong("only a file can be read-only; attach it read-only instead")
             }
-            BackendSpec::Memory | BackendSpec::Null => Ok(()),
+            BackendSpec::File(_) | BackendSpec::Memory | BackendSpec::Null => Ok(()),
         }
     }
 }
@@ -291,7 +290,11 @@ impl NvmeSpec {
 
     fn validate(&self) -> Result<(), String> {
         let range = |what: &str, value: u32, least: u32, most: u32| {
-            if (least..=most).contains(&value) { Ok(()) } else { Err(format!("{value} {what}: {least} to {most} are possible")) }
+            if (least..=most).contains(&value) {
+                Ok(())
+            } else {
+                Err(format!("{value} {what}: {least} to {most} are possible"))
+            }
         };
         range("queues", self.queues.into(), 1, Config::MAX_QUEUES.into())?;
         range("vectors", self.vectors().into(), 1, Config::MAX_VECTORS.into())?;

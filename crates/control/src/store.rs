@@ -237,8 +237,8 @@ impl Store {
                 error => StoreError::Database { path: self.path.clone(), source: Box::new(error.into()) },
             })?,
         };
-        let value = call(&database)
-            .map_err(|source| StoreError::Database { path: self.path.clone(), source: Box::new(source) })?;
+        let value =
+            call(&database).map_err(|source| StoreError::Database { path: self.path.clone(), source: Box::new(source) })?;
         *slot = Some(database);
         Ok(value)
     }

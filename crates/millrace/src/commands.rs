@@ -233,8 +233,9 @@ fn status_text(status: &Status) -> String {
         let busy = format!("{}.{} %", busy_permille / 10, busy_permille % 10);
         table.row([index.to_string(), devices.to_string(), busy, commands.to_string(), tasks_waiting.to_string()]);
     }
-    let failed: String = status.failed.iter().map(|failed| format!("\nfailed: {failed}")).collect();
-    format!("{overview}\n\n{}{failed}", table.render())
+    let mut lines = vec![overview, String::new(), table.render()];
+    lines.extend(status.failed.iter().map(|failed| format!("failed: {failed}")));
+    lines.join("\n")
 }
 
 pub(crate) fn metrics(global: &Global) -> Done {

@@ -25,6 +25,7 @@ mod serve;
 use std::{error::Error, io, process::ExitCode};
 
 use clap::{CommandFactory, Parser};
+use millrace_control::DaemonError;
 
 use crate::cli::{Cli, Command};
 
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("millrace: {}", explain(&*error));
+            eprintln!("millrace: {}{}", explain(&*error), advice(&*error));
             ExitCode::FAILURE
         }
     }
@@ -44,7 +45,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
     let Cli { global, command } = cli;
     match command {
         Command::Serve(options) => serve::serve(&global, &options),
-        Command::Nvme(options) => serve::nvme(&global, options),
+        Command::Nvme(options) => serve::nvme(&global, *options),
         Command::Volume { command } => commands::volume(&global, command),
         Command::Device { command } => commands::device(&global, command),
         Command::Status => commands::status(&global),
@@ -74,6 +75,15 @@ fn explain(error: &dyn Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// What to do about a failure of the daemon's own, where we know something.
+fn advice(error: &(dyn Error + 'static)) -> String {
+    let advice = match error.downcast_ref() {
+        Some(DaemonError::Control(error)) => error.advice(),
+        _ => None,
+    };
+    advice.map(|advice| format!("; {advice}")).unwrap_or_default()
 }
 
 /// The reader of our output went away: nobody is left to complain to.

@@ -29,7 +29,7 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     Ok(millrace_control::serve(&options, ready)?)
 }
 
-pub(crate) fn nvme(global: &Global, args: Box<NvmeCommand>) -> Result<(), Box<dyn Error>> {
+pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {
     logging::start(&args.log)?;
     let base = std::env::current_dir()?;
     let mut nvme = args.controller.spec();

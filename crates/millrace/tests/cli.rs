@@ -78,8 +78,7 @@ impl Place {
     /// Starts something that says when it is ready; returns its first line.
     fn spawn(&mut self, arguments: &[&str]) -> String {
         assert!(self.daemon.is_none());
-        let mut child =
-            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         if line.is_empty() {
@@ -176,9 +175,12 @@ fn refusals_are_told_with_advice_and_change_nothing() {
     place.ok(&["device", "attach", "d", "a"]);
     let before = (place.json(&["volume", "list"]), place.json(&["device", "list"]));
     for (arguments, complaint) in [
-        (&["volume", "create", "a", "--size", "1M", "--backend", "null"][..], "volume a exists already; choose another name"),
+        (
+            &["volume", "create", "a", "--size", "1M", "--backend", "null"][..],
+            "volume a exists already; choose another name",
+        ),
         (&["volume", "create", "b", "--size", "1M", "--backend", "file:./a.img"], "a.img is the file of volume a"),
-        (&["volume", "create", "b", "--backend", "file:none.img"], "give a size and the file is created"),
+        (&["volume", "create", "b", "--backend", "file:none.img"], "with a size (--size) the file is created"),
         (&["volume", "create", "b", "--backend", "memory"], "this back end needs a size"),
         (&["volume", "create", "b", "--size", "1000", "--backend", "memory"], "not a multiple of the block size"),
         (&["volume", "delete", "a"], "detach it first: \"millrace device detach d 1\""),

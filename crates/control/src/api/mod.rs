@@ -59,8 +59,21 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 #[openapi(
     info(title = "Millrace control API", description = "Volumes and devices of a running daemon, on RUN_DIR/api.sock."),
     paths(
-        list_volumes, create_volume, show_volume, resize_volume, delete_volume, list_devices, create_device, show_device,
-        delete_device, list_namespaces, attach, show_namespace, detach, status, metrics
+        list_volumes,
+        create_volume,
+        show_volume,
+        resize_volume,
+        delete_volume,
+        list_devices,
+        create_device,
+        show_device,
+        delete_device,
+        list_namespaces,
+        attach,
+        show_namespace,
+        detach,
+        status,
+        metrics
     )
 )]
 struct Description;
@@ -199,10 +212,7 @@ async fn delete_device(State(manager): State<Arc<Manager>>, Path(name): Path<Str
         (status = "default", description = "There is no such device", body = Problem, content_type = "application/problem+json")
     )
 )]
-async fn list_namespaces(
-    State(manager): State<Arc<Manager>>,
-    Path(name): Path<String>,
-) -> Answer<Vec<NamespaceView>> {
+async fn list_namespaces(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Answer<Vec<NamespaceView>> {
     blocking(manager, move |manager| manager.device(&name).map(|device| device.namespaces)).await.map(Json)
 }
 

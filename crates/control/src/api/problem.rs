@@ -30,7 +30,10 @@ impl Problem {
 
     pub(super) fn no_route(method: &Method, path: &str) -> Self {
         let detail = format!("there is nothing at {path} ({method})");
-        Self { advice: Some("/openapi.json says what there is".to_owned()), ..Self::new(StatusCode::NOT_FOUND, "no-route", detail) }
+        Self {
+            advice: Some("/openapi.json says what there is".to_owned()),
+            ..Self::new(StatusCode::NOT_FOUND, "no-route", detail)
+        }
     }
 
     pub(super) fn no_method(method: &Method, path: &str) -> Self {

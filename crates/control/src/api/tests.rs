@@ -79,9 +79,15 @@ impl Drop for Rig {
 fn a_disk_from_nothing_and_away_again() {
     let rig = Rig::new();
     assert_eq!(rig.get("/v1/volumes"), (200, json!([])));
-    let (status, volume) =
-        rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory", "block_size": 4096 }));
-    assert_eq!((status, &volume["size"], &volume["block_size"], &volume["state"]), (201, &json!(1 << 20), &json!(4096), &json!("ready")));
+    let (status, volume) = rig.json(
+        Method::POST,
+        "/v1/volumes",
+        &json!({ "name": "a", "size": "1M", "backend": "memory", "block_size": 4096 }),
+    );
+    assert_eq!(
+        (status, &volume["size"], &volume["block_size"], &volume["state"]),
+        (201, &json!(1 << 20), &json!(4096), &json!("ready"))
+    );
     assert_eq!(rig.get("/v1/volumes/a"), (200, volume.clone()));
     let (status, device) = rig.json(Method::POST, "/v1/devices", &json!({ "name": "d", "nvme": { "queues": 2 } }));
     assert_eq!((status, &device["connected"], &device["namespaces"]), (201, &json!(false), &json!([])));
@@ -145,9 +151,12 @@ fn what_goes_wrong_is_a_problem_with_its_status() {
 #[test]
 fn large_bodies_and_broken_requests_cost_nothing() {
     let rig = Rig::new();
-    let (status, problem) = rig.problem(Method::POST, "/v1/volumes", &format!("{{\"name\":\"{}\"}}", "x".repeat(BODY_LIMIT)));
+    let (status, problem) =
+        rig.problem(Method::POST, "/v1/volumes", &format!("{{\"name\":\"{}\"}}", "x".repeat(BODY_LIMIT)));
     assert_eq!((status, problem.code.as_str()), (413, "bad-request"));
-    for garbage in ["\0\0\0\0\r\n\r\n", "GET\r\n\r\n", "POST /v1/volumes HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"] {
+    for garbage in
+        ["\0\0\0\0\r\n\r\n", "GET\r\n\r\n", "POST /v1/volumes HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"]
+    {
         let mut stream = rig.connect();
         rig.runtime.block_on(async {
             stream.write_all(garbage.as_bytes()).await.unwrap();
@@ -196,7 +205,9 @@ fn the_description_has_every_route() {
         let pointer = reference.strip_prefix('#').unwrap();
         assert!(description.pointer(pointer).is_some(), "{reference} leads nowhere");
     }
-    for schema in ["VolumeSpec", "VolumeView", "DeviceSpec", "DeviceView", "AttachSpec", "NamespaceView", "Status", "Problem"] {
+    for schema in
+        ["VolumeSpec", "VolumeView", "DeviceSpec", "DeviceView", "AttachSpec", "NamespaceView", "Status", "Problem"]
+    {
         assert!(description["components"]["schemas"][schema].is_object(), "{schema}");
     }
 }

@@ -93,7 +93,10 @@ fn mistakes_are_found_at_their_line_and_column() {
         ("[[volume]]\nname = \"a\"\nbackend = \"disk\"\n", "m.toml:3:11: back end \"disk\" is unknown"),
         ("[[volume]]\nname = \"a\"\nsize = 1\n", "m.toml:1:1: missing field `backend`"),
         ("[[device]]\nname = \"a\"\nnvme = { queeus = 1 }\n", "m.toml:3:10: unknown field `queeus`"),
-        ("[[device]]\nname = \"a\"\nnvme = {}\nattach = [{ volume = \"x\", nsdi = 1 }]\n", "m.toml:4:27: unknown field `nsdi`"),
+        (
+            "[[device]]\nname = \"a\"\nnvme = {}\nattach = [{ volume = \"x\", nsdi = 1 }]\n",
+            "m.toml:4:27: unknown field `nsdi`",
+        ),
         ("[[device]]\nname = \"a\"\n", "m.toml:1:1: missing field `nvme`"),
         ("shards = \"3-1\"\n", "m.toml:1:10: shards: \"3-1\" is neither"),
         ("polling = \"lazy\"\n", "m.toml:1:11: unknown variant `lazy`"),
@@ -140,7 +143,11 @@ fn what_is_there_must_be_what_is_declared() {
     let (volumes, devices) = stored(GOOD);
     parse(GOOD).unwrap().compare(&volumes, &devices).unwrap();
     for (from, to, expected) in [
-        ("size = \"1G\"", "size = \"2G\"", "m.toml:6: volume root exists already, and differs: size is 2G in the file and 1G"),
+        (
+            "size = \"1G\"",
+            "size = \"2G\"",
+            "m.toml:6: volume root exists already, and differs: size is 2G in the file and 1G",
+        ),
         ("block_size = 4096", "block_size = 512", "m.toml:6: volume root exists already, and differs: block_size is 512"),
         ("images/root", "images/other", "m.toml:6: volume root exists already, and differs: backend is file:/etc/"),
         ("queues = 4", "queues = 5", "m.toml:17: device vm0 exists already, and differs: nvme is {\"queues\":5"),

@@ -33,7 +33,7 @@ impl Manager {
         let mut inner = self.lock()?;
         let device = self.make_device(&inner, spec, None)?;
         if let Err(error) = self.store.apply(&Changes { put_devices: vec![&device.record], ..Changes::default() }) {
-            stop(device);
+            inner.retire(device);
             return Err(error.into());
         }
         tracing::info!(device = %spec.name, socket = %self.socket(spec).display(), "device created");
@@ -57,7 +57,7 @@ impl Manager {
         let (put_volumes, remove_devices) = (orphans.iter().collect(), vec![&name]);
         self.store.apply(&Changes { put_volumes, remove_devices, ..Changes::default() })?;
         if let Some(device) = inner.devices.remove(&name) {
-            stop(device);
+            inner.retire(device);
         }
         for record in orphans {
             inner.adopt(record);
@@ -94,8 +94,8 @@ impl Manager {
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
         let orphan = inner.volumes.get(&namespace.volume).filter(|volume| volume.record.created_by.is_some());
         let orphan = orphan.map(|volume| super::VolumeRecord { created_by: None, ..volume.record.clone() });
-        let (put_devices, put_volumes) = (vec![&record], orphan.iter().collect());
-        self.store.apply(&Changes { put_devices, put_volumes, ..Changes::default() })?;
+        let (put_volumes, put_devices) = (orphan.iter().collect(), vec![&record]);
+        self.store.apply(&Changes { put_volumes, put_devices, ..Changes::default() })?;
         inner.take_attachment(device, nsid);
         if let Some(entry) = inner.devices.get_mut(device) {
             entry.record = record;
@@ -186,7 +186,7 @@ impl Manager {
         }
         let record = device.record.clone();
         let Some(device) = inner.devices.remove(name) else { return Ok(()) };
-        stop(device);
+        inner.retire(device);
         let live = self.start_device(inner, &record, Some(disk));
         let (live, result) = match live {
             Ok(live) => (Ok(live), Ok(())),
@@ -230,6 +230,25 @@ impl Inner {
         }
     }
 
+    /// A device goes, at once or when its commands have finished.
+    pub(super) fn retire(&mut self, device: Device) {
+        self.retiring.extend(stop(device));
+    }
+
+    /// Lets go of devices whose commands have finished by now.
+    pub(super) fn bury(&mut self) {
+        for live in std::mem::take(&mut self.retiring) {
+            match live.is_idle() {
+                Ok(false) => self.retiring.push(live),
+                idle => {
+                    if let Err(error) = idle.and_then(|_| live.remove()) {
+                        tracing::error!(%error, "a device could not be taken off its shard");
+                    }
+                }
+            }
+        }
+    }
+
     /// A volume that a guest had created is the operator's now.
     fn adopt(&mut self, record: super::VolumeRecord) {
         if let Some(volume) = self.volumes.get_mut(&record.spec.name) {
@@ -253,14 +272,25 @@ impl Inner {
     }
 }
 
-/// Takes a device off its shard.
-pub(super) fn stop(device: Device) {
+/// Takes a device off its shard. It comes back when commands are in flight that do not finish: their memory must stay.
+pub(super) fn stop(device: Device) -> Option<LiveDevice> {
     let name = device.record.spec.name;
-    if let Ok(live) = device.live
-        && let Err(error) = live.stop()
-    {
-        tracing::warn!(device = %name, %error, "the device could not be stopped in an orderly way");
+    let live = device.live.ok()?;
+    match live.close() {
+        Ok(true) => {}
+        Ok(false) => {
+            tracing::error!(device = %name, "its commands do not finish; it stays on its shard until they do");
+            return Some(live);
+        }
+        Err(error) => {
+            tracing::error!(device = %name, %error, "the device could not be stopped");
+            return None;
+        }
     }
+    if let Err(error) = live.remove() {
+        tracing::error!(device = %name, %error, "the device could not be taken off its shard");
+    }
+    None
 }
 
 /// The identifier that is asked for if it is free, or the lowest free one.
@@ -273,8 +303,6 @@ pub(super) fn free_nsid(record: &DeviceRecord, wanted: Option<u32>) -> Result<u3
             Some(holder) => Err(ControlError::NsidTaken { device, nsid, volume: holder.volume.clone() }),
             None => Ok(nsid),
         },
-        None => {
-            (1..=largest).find(|&nsid| holder(nsid).is_none()).ok_or(ControlError::NoNsidFree { device, largest })
-        }
+        None => (1..=largest).find(|&nsid| holder(nsid).is_none()).ok_or(ControlError::NoNsidFree { device, largest }),
     }
 }

@@ -103,6 +103,7 @@ impl HostThread {
                 Ok(request) => manager.answer(request),
                 Err(RecvTimeoutError::Timeout) => {
                     manager.sample_loads();
+                    manager.peek().bury();
                     next = Instant::now() + SAMPLING;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,

@@ -72,6 +72,8 @@ pub struct Manager {
 struct Inner {
     volumes: BTreeMap<Name, Volume>,
     devices: BTreeMap<Name, Device>,
+    /// Deleted devices whose commands have not finished.
+    retiring: Vec<LiveDevice>,
     stopping: bool,
     /// Without a state, a volume's identity comes from its file, so that guests know it again.
     stateless: bool,

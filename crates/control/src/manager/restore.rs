@@ -1,10 +1,13 @@
 //! Start: what is stored comes back, then what a configuration file declares is added.
 
-use std::{collections::BTreeMap, fs, io, path::PathBuf};
+use std::{collections::BTreeMap, io};
 
 use thiserror::Error;
 
-use super::{Device, Inner, Manager, Volume, devices::stop, volumes::reopen};
+use super::{
+    Device, Inner, Manager, Volume,
+    volumes::{FileChange, reopen},
+};
 use crate::{
     Name,
     config::{ConfigError, Declared, DeclaredDevice, Located},
@@ -31,7 +34,7 @@ pub enum RestoreError {
 /// Undone when a configuration file cannot be applied in full.
 #[derive(Default)]
 struct Created {
-    files: Vec<PathBuf>,
+    files: Vec<FileChange>,
     volumes: Vec<Name>,
     devices: Vec<Name>,
     /// Devices that were there, and got namespaces.
@@ -65,12 +68,10 @@ impl Manager {
         if let Ok(live) = &live {
             for at in &record.namespaces {
                 let by_guest = inner.volumes.get(&at.volume).is_some_and(|volume| volume.record.created_by.is_some());
-                let shown = inner
-                    .namespace_of(&at.volume)
-                    .and_then(|namespace| {
-                        let (nsid, read_only, attached) = (at.nsid, at.read_only, at.attached);
-                        live.restore(Restored { nsid, namespace, read_only, by_guest, attached })
-                    });
+                let shown = inner.namespace_of(&at.volume).and_then(|namespace| {
+                    let (nsid, read_only, attached) = (at.nsid, at.read_only, at.attached);
+                    live.restore(Restored { nsid, namespace, read_only, by_guest, attached })
+                });
                 if let Err(error) = shown {
                     tracing::error!(device = %record.spec.name, nsid = at.nsid, %error, "a namespace could not be restored");
                     failed.insert(at.nsid, error.to_string());
@@ -104,28 +105,11 @@ impl Manager {
 
     fn make_all(&self, inner: &mut Inner, declared: &Declared, created: &mut Created) -> Result<(), ConfigError> {
         for volume in &declared.volumes {
-            self.make_declared_volume(inner, volume, created).map_err(|error| declared.failed(volume.line, error))?;
+            inner.make_declared_volume(volume, created).map_err(|error| declared.failed(volume.line, error))?;
         }
         for device in &declared.devices {
             self.make_declared_device(inner, declared, device, created)?;
         }
-        Ok(())
-    }
-
-    #[expect(clippy::unused_self, reason = "as its sibling for devices")]
-    fn make_declared_volume(
-        &self,
-        inner: &mut Inner,
-        volume: &Located<VolumeSpec>,
-        created: &mut Created,
-    ) -> Result<(), ControlError> {
-        if inner.volumes.contains_key(&volume.value.name) {
-            return Ok(());
-        }
-        let new = inner.make_volume(&volume.value, None)?;
-        created.files.extend(new.created);
-        created.volumes.push(volume.value.name.clone());
-        inner.volumes.insert(volume.value.name.clone(), new.volume);
         Ok(())
     }
 
@@ -163,21 +147,30 @@ impl Created {
     }
 
     fn undo(self, inner: &mut Inner) {
-        for device in self.devices {
-            inner.devices.remove(&device).map(stop);
+        for name in self.devices {
+            if let Some(device) = inner.devices.remove(&name) {
+                inner.retire(device);
+            }
         }
         for volume in self.volumes {
             inner.volumes.remove(&volume);
         }
-        for path in self.files {
-            if let Err(error) = fs::remove_file(&path) {
-                tracing::warn!(path = %path.display(), %error, "a file that was made for the configuration stays behind");
-            }
-        }
+        self.files.into_iter().for_each(FileChange::undo);
     }
 }
 
 impl Inner {
+    fn make_declared_volume(&mut self, volume: &Located<VolumeSpec>, created: &mut Created) -> Result<(), ControlError> {
+        if self.volumes.contains_key(&volume.value.name) {
+            return Ok(());
+        }
+        let new = self.make_volume(&volume.value, None)?;
+        created.files.push(new.file);
+        created.volumes.push(volume.value.name.clone());
+        self.volumes.insert(volume.value.name.clone(), new.volume);
+        Ok(())
+    }
+
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
     fn restore_volume(&mut self, record: VolumeRecord) {
         let live = reopen(&record).map_err(|error| {

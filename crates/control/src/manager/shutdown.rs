@@ -33,7 +33,10 @@ impl Manager {
             let volumes: Vec<_> = inner.volumes.values().filter_map(|volume| volume.live.clone().ok()).collect();
             (std::mem::take(&mut inner.devices), volumes)
         };
-        devices.into_values().for_each(stop);
+        for device in devices.into_values() {
+            // One that does not finish goes with the process.
+            drop(stop(device));
+        }
         let Some(engine) = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let deadline = Instant::now() + FLUSH_LIMIT;
         for namespace in volumes {

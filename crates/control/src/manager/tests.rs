@@ -188,10 +188,14 @@ fn a_refused_volume_leaves_nothing() {
     fs::hard_link(rig.path("f.img"), rig.path("link.img")).unwrap();
     assert!(matches!(refused(&rig.file_volume("link", "64K")), ControlError::FileTaken { .. }));
     let error = refused(&VolumeSpec { size: None, ..rig.file_volume("missing", "1") });
-    assert!(error.to_string().contains("missing.img") && error.advice().unwrap().contains("give a size"), "{error}");
+    assert!(error.to_string().contains("missing.img") && error.advice().unwrap().contains("with a size"), "{error}");
     assert!(matches!(refused(&rig.file_volume("odd", "1000")), ControlError::Volume(_)));
     assert!(!rig.path("odd.img").exists());
-    assert!(refused(&volume("n", "1M", &format!("file:{}", rig.path("no/such/dir.img").display()))).to_string().contains("dir.img"));
+    assert!(
+        refused(&volume("n", "1M", &format!("file:{}", rig.path("no/such/dir.img").display())))
+            .to_string()
+            .contains("dir.img")
+    );
     assert!(refused(&volume("d", "1M", &format!("file:{}", rig.directory.path().display()))).class() == Class::Invalid);
     assert_eq!(picture(&rig), before);
 }
@@ -223,6 +227,9 @@ fn a_store_that_fails_undoes_every_change() {
     let failed = |result: Result<(), ControlError>| assert!(matches!(result, Err(ControlError::Store(_))), "{result:?}");
     failed(rig.create_volume(&rig.file_volume("g", "64K")).map(drop));
     assert!(!rig.path("g.img").exists(), "a file that was made for it is gone");
+    fs::write(rig.path("h.img"), [7; 4096]).unwrap();
+    failed(rig.create_volume(&rig.file_volume("h", "64K")).map(drop));
+    assert_eq!(fs::read(rig.path("h.img")).unwrap(), [7; 4096], "a file that was lengthened for it is as before");
     failed(rig.delete_volume("m"));
     failed(rig.resize_volume("f", &size("128K")).map(drop));
     failed(rig.resize_volume("f", &size("32K")).map(drop));

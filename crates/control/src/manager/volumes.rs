@@ -26,18 +26,51 @@ use crate::{
 /// A volume that was just made and is not known to anyone yet.
 pub(super) struct NewVolume {
     pub(super) volume: Volume,
-    /// Its file, if it was created with it.
-    pub(super) created: Option<PathBuf>,
+    /// What its making did to its file.
+    pub(super) file: FileChange,
 }
 
 impl NewVolume {
     /// Leaves nothing of it behind.
     pub(super) fn undo(self) {
         drop(self.volume);
-        if let Some(path) = self.created
-            && let Err(error) = fs::remove_file(&path)
-        {
-            tracing::warn!(path = %path.display(), %error, "the file of a volume that could not be created stays behind");
+        self.file.undo();
+    }
+}
+
+/// What the making of a volume does to its file.
+pub(super) enum FileChange {
+    None,
+    Created(PathBuf),
+    /// It was so many bytes long before.
+    Lengthened(PathBuf, u64),
+}
+
+impl FileChange {
+    /// What opening a volume of this size is going to do.
+    fn foresee(spec: &VolumeSpec) -> Self {
+        let Some(path) = spec.backend.path() else { return Self::None };
+        match fs::metadata(path) {
+            Ok(found) if found.is_file() && spec.size.is_some_and(|size| size.0 > found.len()) => {
+                Self::Lengthened(path.clone(), found.len())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::Created(path.clone()),
+            _ => Self::None,
+        }
+    }
+
+    /// Takes it back; the volume must be closed.
+    pub(super) fn undo(self) {
+        let (path, result) = match self {
+            Self::None => return,
+            Self::Created(path) => (path.clone(), fs::remove_file(&path)),
+            Self::Lengthened(path, length) => {
+                let file = fs::OpenOptions::new().write(true).open(&path);
+                (path, file.and_then(|file| file.set_len(length)))
+            }
+        };
+        if let Err(error) = result {
+            tracing::warn!(path = %path.display(), %error, "the file of a volume that could not be created is not as it was");
         }
     }
 }
@@ -69,7 +102,7 @@ impl Manager {
         // What is stored is never more than there is: a volume that came back too large would be enlarged without a word.
         if change.size < before.size() {
             put(&after)?;
-            if let Err(error) = namespace.volume.resize(blocks) {
+            if let Err(error) = namespace.resize(blocks) {
                 if let Err(error) = put(&before) {
                     tracing::error!(volume = name, %error, "the stored size is smaller than the volume");
                 }
@@ -77,9 +110,9 @@ impl Manager {
             }
         } else {
             let blocks_before = namespace.volume.geometry().blocks;
-            namespace.volume.resize(blocks)?;
+            namespace.resize(blocks)?;
             if let Err(error) = put(&after) {
-                if let Err(error) = namespace.volume.resize(blocks_before) {
+                if let Err(error) = namespace.resize(blocks_before) {
                     tracing::error!(volume = name, %error, "the volume is larger than its stored size");
                 }
                 return Err(error.into());
@@ -98,12 +131,10 @@ impl Manager {
         let mut inner = self.lock()?;
         let volume = inner.volume(name)?;
         let name = volume.record.spec.name.clone();
-        let devices: Vec<_> = inner
-            .users(name.as_str())
-            .map(|(device, nsid)| format!("{} as namespace {nsid}", device.record.spec.name))
-            .collect();
-        if !devices.is_empty() {
-            return Err(ControlError::VolumeAttached { name, devices });
+        let users: Vec<_> =
+            inner.users(name.as_str()).map(|(device, nsid)| (device.record.spec.name.clone(), nsid)).collect();
+        if !users.is_empty() {
+            return Err(ControlError::VolumeAttached { name, users });
         }
         self.store.apply(&Changes { remove_volumes: vec![&name], ..Changes::default() })?;
         if let Some(volume) = inner.volumes.remove(&name) {
@@ -122,24 +153,23 @@ impl Inner {
         if self.volumes.contains_key(name) {
             return Err(ControlError::VolumeExists { name: name.clone() });
         }
-        let mut created = None;
         if let Some(path) = spec.backend.path() {
             self.check_file_is_free(spec, path)?;
-            created = (!path.exists()).then(|| path.clone());
         }
+        let file = FileChange::foresee(spec);
         let volume = open(spec, spec.block_size.0)?;
         let geometry = volume.geometry();
         let mut spec = spec.clone();
         // A size that was not asked for is the file's, less what makes no whole block.
         spec.size = Some(Size(geometry.bytes()));
-        let owns_file = created_by.is_some() && created.is_some();
+        let owns_file = created_by.is_some() && matches!(file, FileChange::Created(_));
         let uuid = match spec.backend.path() {
             Some(path) if self.stateless => Uuid::new_v5(&Uuid::NAMESPACE_OID, path.as_os_str().as_bytes()),
             _ => Uuid::new_v4(),
         };
         let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file };
         let live = Ok(namespace(volume, &record));
-        Ok(NewVolume { volume: Volume { record, live }, created })
+        Ok(NewVolume { volume: Volume { record, live }, file })
     }
 
     /// The file lock tells the same later, without the other's name.
@@ -221,7 +251,7 @@ fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size) -> Result<B
     if size.0 < block {
         return Err(ControlError::BadSize { name, size, why: "it is smaller than one block" });
     }
-    if size.0 % block != 0 {
+    if !size.0.is_multiple_of(block) {
         return Err(ControlError::BadSize { name, size, why: "it is not a multiple of the block size" });
     }
     Ok(BlockCount(size.0 / block))

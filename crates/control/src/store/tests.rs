@@ -10,12 +10,14 @@ use std::{
 use super::*;
 
 fn volume(name: &str) -> VolumeRecord {
-    let spec = serde_json::from_str(&format!(r#"{{"name":"{name}","size":"1G","backend":"memory","block_size":4096}}"#)).unwrap();
+    let spec =
+        serde_json::from_str(&format!(r#"{{"name":"{name}","size":"1G","backend":"memory","block_size":4096}}"#)).unwrap();
     VolumeRecord { spec, formatted: None, uuid: Uuid::from_u128(7), created_by: None, owns_file: false }
 }
 
 fn device(name: &str) -> DeviceRecord {
-    let spec = serde_json::from_str(&format!(r#"{{"name":"{name}","nvme":{{"queues":3,"serial":"X"}},"shard":2}}"#)).unwrap();
+    let spec =
+        serde_json::from_str(&format!(r#"{{"name":"{name}","nvme":{{"queues":3,"serial":"X"}},"shard":2}}"#)).unwrap();
     let namespaces = vec![NamespaceRecord { nsid: 9, volume: "v".parse().unwrap(), read_only: true, attached: false }];
     DeviceRecord { spec, cntlid: 5, uuid: Uuid::from_u128(8), namespaces }
 }
@@ -37,8 +39,7 @@ fn what_is_stored_comes_back() {
     drop(store);
     let store = Store::open(directory.path()).unwrap();
     assert_eq!(store.load().unwrap(), (vec![a.clone(), b.clone()], vec![d.clone()]));
-    let changes =
-        Changes { remove_volumes: vec![&a.spec.name], remove_devices: vec![&d.spec.name], ..Changes::default() };
+    let changes = Changes { remove_volumes: vec![&a.spec.name], remove_devices: vec![&d.spec.name], ..Changes::default() };
     store.apply(&changes).unwrap();
     assert_eq!(store.load().unwrap(), (vec![b], vec![]));
 }
@@ -158,11 +159,12 @@ fn a_full_disk_changes_nothing_and_heals() {
     store.apply(&Changes { put_volumes: vec![&a], ..Changes::default() }).unwrap();
     disk.set_full(true);
     for _ in 0..3 {
-        let error = store.apply(&Changes { put_volumes: vec![&b], remove_volumes: vec![&a.spec.name], ..Changes::default() });
+        let error =
+            store.apply(&Changes { put_volumes: vec![&b], remove_volumes: vec![&a.spec.name], ..Changes::default() });
         assert!(matches!(error, Err(StoreError::Database { .. })));
     }
     disk.set_full(false);
-    assert_eq!(store.load().unwrap().0, [a.clone()]);
+    assert_eq!(store.load().unwrap().0, std::slice::from_ref(&a));
     store.apply(&Changes { put_volumes: vec![&b], ..Changes::default() }).unwrap();
     assert_eq!(store.load().unwrap().0, [a, b]);
 }

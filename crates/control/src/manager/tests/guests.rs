@@ -135,7 +135,10 @@ fn a_guest_has_namespaces_of_its_own() {
     assert!(!namespace.shared && namespace.volume.name() == "d-ns4");
     drop(namespace);
     let view = rig.volume("d-ns4").unwrap();
-    assert_eq!((view.created_by.unwrap().to_string(), view.block_size.0, view.size), ("d".to_owned(), BlockSize::B4096, Size(256 << 10)));
+    assert_eq!(
+        (view.created_by.unwrap().to_string(), view.block_size.0, view.size),
+        ("d".to_owned(), BlockSize::B4096, Size(256 << 10))
+    );
     assert!(rig.path("d-ns4.img").exists());
     let shown = rig.device("d").unwrap().namespaces[0].clone();
     assert!(shown.created_by_guest && !shown.attached && shown.nsid == 4);

@@ -133,7 +133,8 @@ fn a_configuration_is_made_sure_of() {
     rig.try_start(Some(CONFIG)).unwrap();
     let names = |rig: &Rig| rig.volumes().iter().map(|volume| volume.name.to_string()).collect::<Vec<_>>();
     assert_eq!(names(&rig), ["api", "root", "scratch"]);
-    let listed = |rig: &Rig| rig.device("vm").unwrap().namespaces.iter().map(|ns| (ns.nsid, ns.read_only)).collect::<Vec<_>>();
+    let listed =
+        |rig: &Rig| rig.device("vm").unwrap().namespaces.iter().map(|ns| (ns.nsid, ns.read_only)).collect::<Vec<_>>();
     assert_eq!(listed(&rig), [(1, true), (2, false)]);
     let before = picture(&rig);
     rig.stop();
