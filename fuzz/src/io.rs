@@ -187,6 +187,13 @@ impl Guest {
         first.statuses.extend([Status::ABORTED_FAILED_FUSED]);
         first.may_succeed = !target.view.read_only;
         second.statuses.extend([Status::ABORTED_FAILED_FUSED]);
+        let cq = self.sqs[&target.sqid].cqid;
+        if self.cqs.get(&cq).is_none_or(|cq| cq.entries < 3) {
+            // Their completion queue has no room for both.
+            (first.may_succeed, second.may_succeed) = (false, false);
+            first.statuses = vec![Status::ABORTED_MISSING_FUSED];
+            second.statuses = vec![Status::ABORTED_MISSING_FUSED];
+        }
         let (mut compare, mut write) = (target.sqe(NvmOpcode::COMPARE), target.sqe(NvmOpcode::WRITE));
         compare.flags = compare.flags.with_fuse(Fuse::FIRST);
         write.flags = write.flags.with_fuse(Fuse::SECOND);

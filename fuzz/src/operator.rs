@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_block::{BlockCount, BlockSize, Volume};
+use millrace_block::{BlockCount, BlockSize};
 use millrace_nvme_spec::status::Status;
 
 use crate::{
@@ -57,7 +57,7 @@ impl Guest {
         let disk = self.namespaces[&nsid].disk;
         let blocks = 8 + choices.below(600);
         note!(self, "  operator resizes disk {disk} from {} to {blocks} blocks", self.contents.blocks(disk));
-        self.disks[disk].disk.lag.resize(BlockCount(blocks)).expect("any size will do");
+        self.disks[disk].disk.namespace.resize(BlockCount(blocks)).expect("any size will do");
         let now = self.now();
         self.contents.resize(disk, blocks, now);
         self.each_pending(|command, _| {

@@ -279,7 +279,8 @@ impl Guest {
     /// Creates the queues of this identifier, with a size of its own.
     pub(crate) fn create_pair(&mut self, choices: &mut Choices, qid: u16) {
         if !self.cqs.contains_key(&qid) {
-            self.create_cq(qid, 6 + choices.below(200) as u32);
+            let entries = if choices.one_in(3) { 2 + choices.below(4) } else { 2 + choices.below(200) };
+            self.create_cq(qid, entries as u32);
         }
         // Queues may share a completion queue.
         let cqids: Vec<u16> = self.cqs.keys().copied().filter(|&cqid| cqid != 0).collect();

@@ -198,12 +198,14 @@ impl Controller {
         }
     }
 
-    /// Completions that can still be promised for commands of this queue.
+    /// Completions that can still be promised for commands of this queue. A first command of a pair that is held gets its
+    /// place back before its second is taken.
     pub(crate) fn completion_room(&mut self, sqid: u16) -> u32 {
         let cqid = self.sq(sqid).cq.get();
+        let kept = self.io_held_by(sqid);
         let room = self.free_entries(cqid);
-        if room > 0 {
-            return room;
+        if room > kept {
+            return room - kept;
         }
         // Only a queue that looks full is worth reading the guest's head for.
         let head = self.doorbell(usize::from(cqid) * 2 + 1, cqid);
@@ -213,7 +215,7 @@ impl Controller {
         } else if self.caches.refused_heads[usize::from(cqid)].replace(head) != Some(head) {
             self.invalid_doorbell(cqid, head);
         }
-        self.free_entries(cqid)
+        self.free_entries(cqid).saturating_sub(kept)
     }
 
     /// How far the guest has consumed a completion queue, as its doorbell says now.

@@ -2,7 +2,8 @@
 //!
 //! The first command of a pair is held until its neighbour is taken, which it is in the same or the next turn: a first command
 //! without a neighbour in the queue is refused at once. A held command has not touched memory, and so is not counted among
-//! the commands that unmap and reset wait for.
+//! the commands that unmap and reset wait for; and it promises no completion entry: halves that held the last ones would keep
+//! each other's seconds out for ever. Its second is taken when there is room for both.
 
 use std::rc::Rc;
 
@@ -38,6 +39,10 @@ impl Held {
         !self.0.is_empty()
     }
 
+    fn of(&self, sqid: u16) -> u32 {
+        u32::from(self.any() && self.0.iter().any(|(token, _)| token.sqid == sqid))
+    }
+
     fn take(&mut self, sqid: u16) -> Option<(CommandToken, Sqe)> {
         let at = self.0.iter().position(|(token, _)| token.sqid == sqid)?;
         Some(self.0.swap_remove(at))
@@ -49,6 +54,11 @@ impl Controller {
     #[cold]
     pub(super) fn fused_command(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Outcome {
         let first = self.io.fused.take(token.sqid);
+        if first.is_some() {
+            // `completion_room` kept the place.
+            let promised = &self.cq(self.sq(token.sqid).cq.get()).promised;
+            promised.set(promised.get() + 1);
+        }
         match (sqe.flags.fuse(), first) {
             (Fuse::SECOND, Some((first_token, first))) => self.pair(slot, (first_token, &first), (token, sqe)),
             (Fuse::SECOND, None) => Outcome::Done(Completion::error(Status::ABORTED_MISSING_FUSED)),
@@ -66,19 +76,35 @@ impl Controller {
     }
 
     fn hold(&mut self, token: CommandToken, sqe: &Sqe) -> Outcome {
+        let fits_two = self.cq(self.sq(token.sqid).cq.get()).entries.get() > 2;
         // Both are made known by one doorbell write.
-        if self.pending_entries(token.sqid).is_none() {
+        if !fits_two || self.pending_entries(token.sqid).is_none() {
             return Outcome::Done(Completion::error(Status::ABORTED_MISSING_FUSED));
         }
+        let promised = &self.cq(self.sq(token.sqid).cq.get()).promised;
+        promised.set(promised.get().saturating_sub(1));
         self.io.fused.0.push((token, *sqe));
         Outcome::Held
     }
 
-    /// Ends the command that a submission queue holds, because the queue is about to go.
+    /// Ends the command that a submission queue holds, because the queue is about to go; without a completion if there is no
+    /// room for one (Base 5.2.4 leaves that to us).
     pub(crate) fn abort_held(&mut self, sqid: u16) {
-        if let Some((token, _)) = self.io.fused.take(sqid) {
-            self.complete(token, Completion::error(Status::ABORTED_SQ_DELETION));
+        let Some((token, _)) = self.io.fused.take(sqid) else { return };
+        if self.completion_room(sqid) > 0 {
+            let promised = &self.cq(self.sq(sqid).cq.get()).promised;
+            promised.set(promised.get() + 1);
+            return self.complete(token, Completion::error(Status::ABORTED_SQ_DELETION));
         }
+        let in_flight = &self.sq(sqid).in_flight;
+        in_flight.set(in_flight.get().saturating_sub(1));
+        self.in_flight -= 1;
+    }
+
+    /// Commands that a submission queue holds: one or none.
+    #[inline]
+    pub(crate) fn io_held_by(&self, sqid: u16) -> u32 {
+        self.io.fused.of(sqid)
     }
 
     /// Commands that are held: accepted, but without any hold on memory.
