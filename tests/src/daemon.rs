@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -152,12 +153,17 @@ impl Daemon {
         self.socket(name)
     }
 
-    /// What it holds now.
+    /// What it holds now, without the blocks of memory volumes: those are the guests' data.
     ///
     /// # Panics
     /// When it has died.
     pub fn usage(&self) -> Usage {
-        Usage::of(self.pid()).unwrap_or_else(|| panic!("the daemon is gone:\n{}", self.log()))
+        let usage = Usage::of(self.pid()).unwrap_or_else(|| panic!("the daemon is gone:\n{}", self.log()));
+        let volumes = self.try_run(&["volume", "list", "--json"]).unwrap_or_else(|error| panic!("volume list: {error}"));
+        let volumes: Value = serde_json::from_str(&volumes).unwrap_or_else(|error| panic!("{error} in: {volumes}"));
+        let in_memory = volumes.as_array().into_iter().flatten().filter(|volume| volume["backend"] == "memory");
+        let data: u64 = in_memory.filter_map(|volume| volume["allocated"].as_u64()).sum();
+        Usage { private: usage.private.saturating_sub(data), ..usage }
     }
 
     /// Waits until it holds no more than `before`, after all guests have left.
@@ -167,6 +173,7 @@ impl Daemon {
     pub fn expect_back_to(&self, before: &Usage) {
         let mut now = self.usage();
         within(PATIENCE, || {
+            std::thread::sleep(Duration::from_millis(20));
             now = self.usage();
             now.is_back_to(before, SLACK).then_some(())
         })

@@ -37,7 +37,8 @@ logs() {
     nvme error-log "$ctrl" -e 1 >/dev/null || die "error log"
     nvme fw-log "$ctrl" || die "firmware slot log"
     nvme changed-ns-list-log "$ctrl" || die "changed namespace list"
-    nvme effects-log "$ctrl" >/run/effects || lenient "no commands supported and effects log"
+    # without --csi the tool maps the registers, which a kernel that is strict about device memory refuses
+    nvme effects-log "$ctrl" --csi=0 >/run/effects || lenient "no commands supported and effects log"
     grep -qi 'ACS6' /run/effects || lenient "the effects log does not list identify"
     must_fail_with "log page BFh" "invalid (log page|field)" nvme get-log "$ctrl" --log-id=0xbf --log-len=512
     must_fail "log page 2 at an offset behind its end" nvme get-log "$ctrl" --log-id=2 --log-len=512 --lpo=0x100000

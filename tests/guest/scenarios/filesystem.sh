@@ -10,9 +10,13 @@ mkdir /mnt/known
 cp -r /usr/lib /usr/bin/fio /mnt/known/
 (cd /mnt/known && find . -type f | sort | xargs sha256sum) >/run/manifest
 
+# The hdd stressor's direct I/O is aligned to 512 bytes, whatever the disk's blocks are.
+direct=direct,
+[ "$(cat "/sys/block/$disk/queue/logical_block_size")" = 512 ] || direct=
+
 mkdir /mnt/work
 stress-ng --temp-path /mnt/work --timeout "${WORK_SECONDS:-15}" --verify --metrics-brief \
-    --hdd 1 --hdd-bytes 16m --hdd-opts direct,fsync,wr-rnd,rd-rnd --iomix 1 --iomix-bytes 32m \
+    --hdd 1 --hdd-bytes 16m --hdd-opts ${direct}fsync,wr-rnd,rd-rnd --iomix 1 --iomix-bytes 32m \
     --metamix 1 --rename 1 --fallocate 1 --fallocate-bytes 32m --fpunch 1 --dentry 1 --symlink 1 \
     --xattr 1 --copy-file 1 --copy-file-bytes 128m >/run/stress.log 2>&1 || {
     cat /run/stress.log

@@ -36,12 +36,21 @@ for step in grow shrink; do
 done
 
 fio --name=doomed --filename="/dev/$new" --ioengine=io_uring --direct=1 --rw=randrw --bs=4k --iodepth=8 --thread \
-    --size=8m --time_based --runtime=600 --eta=never >/run/doomed.log 2>&1 </dev/null &
+    --size=8m --time_based --runtime=600 --eta=never --allow_file_create=0 >/run/doomed.log 2>&1 </dev/null &
 doomed=$!
+io_count() { awk '{ print $1 + $5 }' "/sys/block/$new/stat"; }
+before=$(io_count)
+is_working() { [ "$(io_count)" -gt $((before + 100)) ]; }
+eventually 30 is_working || die "the second load does not begin: $(cat /run/doomed.log)"
 await_host detached
 wait_for_no_namespace "$new"
 ended() { ! kill -0 $doomed 2>/dev/null; }
-eventually 30 ended || die "I/O to a detached namespace hangs"
+eventually 30 ended || {
+    cat /run/doomed.log
+    for task in /proc/$doomed/task/*; do echo "$task: $(cat "$task/comm"): $(cat "$task/wchan")"; done
+    grep . /sys/block/nvme*/inflight /sys/block/nvme*/stat
+    die "I/O to a detached namespace hangs"
+}
 still_loaded "detach"
 
 kill -INT $load
