@@ -9,6 +9,7 @@ use std::{
 };
 
 use millrace_engine::{Engine, EngineError, Placement, Polling, ShardConfig, ShardsError, parse_shards};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::{
     net::UnixListener,
@@ -96,6 +97,16 @@ pub enum DaemonError {
     },
 }
 
+/// Allows as many open files as the system lets us: vectors, connections and shared memory are descriptors, and a device may
+/// have hundreds of them. The usual limit is there for programs that use select(2), which we do not.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, limit = limit.current, "the number of open files stays limited");
+    }
+}
+
 /// Runs the daemon until it is told to stop by SIGTERM or SIGINT. `ready` is called with the API's socket when it answers.
 pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), DaemonError> {
     // Everything that can be wrong without touching anything comes first.
@@ -106,6 +117,7 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
     let placement = options.placement.or_else(|| from_file.and_then(|declared| declared.placement)).unwrap_or_default();
     let shards = shard_configs(shards.unwrap_or("1"), polling)?;
 
+    raise_file_limit();
     let run_dir = RunDir::take(&options.run_dir)?;
     make_private(&options.state_dir)?;
     let store = Store::open(&options.state_dir)?;
@@ -131,6 +143,7 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
 
 /// Serves one disk until it is told to stop by SIGTERM or SIGINT. `ready` is called when its socket listens.
 pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Result<(), DaemonError> {
+    raise_file_limit();
     let settings = Settings { run_dir: PathBuf::from("/"), state_dir: None, placement: Placement::Device };
     let engine = Engine::start(shard_configs("1", disk.polling)?)?;
     let manager = Manager::start(settings, Store::in_memory()?, engine, None)?;

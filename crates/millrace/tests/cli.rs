@@ -362,6 +362,21 @@ fn readiness_is_told_to_systemd() {
 }
 
 #[test]
+fn open_files_are_not_limited_more_than_need_be() {
+    let mut place = Place::new();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -n 256; exec \"$0\" serve --state-dir state --run-dir run", MILLRACE]);
+    command.current_dir(place.directory.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    place.daemon = Some(child);
+    let limit: Vec<_> = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().split_whitespace().collect();
+    assert_eq!(limit[3], limit[4], "soft and hard limit");
+    assert_ne!(limit[3], "256");
+}
+
+#[test]
 fn metrics_are_text() {
     let place = Place::with_daemon();
     let metrics = place.ok(&["metrics"]);

@@ -77,6 +77,16 @@ fn a_whole_file() {
 }
 
 #[test]
+fn the_example_is_right() {
+    let declared = parse(include_str!("../../../../docs/millrace.example.toml")).unwrap();
+    declared.compare(&[], &[]).unwrap();
+    assert!(!declared.volumes.is_empty() && !declared.devices.is_empty());
+    for device in &declared.devices {
+        device.value.spec().validate(1).unwrap();
+    }
+}
+
+#[test]
 fn an_empty_file_declares_nothing() {
     let declared = parse("").unwrap();
     assert!(declared.volumes.is_empty() && declared.devices.is_empty() && declared.shards.is_none());

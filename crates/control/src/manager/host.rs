@@ -12,8 +12,7 @@ use std::{
 
 use millrace_backends::BackendSpec;
 use millrace_block::{BlockError, BlockSize, VolumeError};
-use millrace_frontends::nvme::{Host, HostReply, Namespace};
-use millrace_nvme_spec::status::Status;
+use millrace_frontends::nvme::{Host, HostReply, Namespace, Status};
 
 use super::{Inner, Manager, Volume, WeakManager, volumes::remove_own_file};
 use crate::{

@@ -2,7 +2,7 @@
 
 use millrace_block::Lba;
 use millrace_driver::{Command, QueueError, QueueOptions, spec::NamespaceId};
-use millrace_frontends::nvme::HostReply;
+use millrace_frontends::nvme::{HostReply, Status};
 
 use super::*;
 
@@ -86,7 +86,7 @@ fn a_read_only_attachment_is_not_written() {
     let write: Command = namespace.write(Lba(0), buffer.slice(0, 4096)).unwrap();
     let error = queue.execute(&write).unwrap_err();
     let status = error.status().expect("refused by the device");
-    assert_eq!(status.code(), millrace_nvme_spec::status::Status::NAMESPACE_WRITE_PROTECTED.code(), "{error}");
+    assert_eq!(status.code(), Status::NAMESPACE_WRITE_PROTECTED.code(), "{error}");
     assert!(matches!(error, QueueError::Failed { .. }));
 }
 
@@ -109,8 +109,6 @@ fn ask<T: Send + 'static>(rig: &Rig, ask: impl FnOnce(&dyn Host, HostReply<T>) +
         .unwrap();
     receiver.recv_timeout(Duration::from_secs(20)).expect("an answer").expect("not dropped")
 }
-
-use millrace_nvme_spec::status::Status;
 
 fn create(rig: &Rig, device: &'static str, nsid: u32, bytes: u64) -> Result<Arc<Namespace>, Status> {
     ask(rig, move |host, reply| host.create_namespace(device, nsid, bytes, BlockSize::B4096, reply))
