@@ -217,8 +217,9 @@ impl Manager {
         let mut inner = self.lock().map_err(|error| status_of(&error))?;
         let name = namespace.volume.name();
         let before = inner.volume(name).map_err(|error| status_of(&error))?.record.clone();
-        if inner.users(name).any(|(user, _)| user.record.spec.name.as_str() != device) {
-            // The blocks would change their size under the other guests' commands.
+        let mut users = inner.users(name).map(|(user, _)| user.record.spec.name.as_str());
+        if users.next() != Some(device) || users.next().is_some() {
+            // The operator has taken it away meanwhile; or the blocks would change their size under other guests' commands.
             return Err(Status::OPERATION_DENIED.do_not_retry());
         }
         let mut after = before.clone();

@@ -230,6 +230,9 @@ fn a_format_is_remembered() {
         let namespace = rig.peek().namespace_of(&"f".parse().unwrap()).unwrap();
         ask(rig, move |host, reply| host.format("d", namespace, BlockSize::B4096, reply))
     };
+    rig.detach("d", 1).unwrap();
+    assert_eq!(format(&rig).unwrap_err().code(), Status::OPERATION_DENIED.code(), "it is no longer the guest's");
+    rig.attach("d", &attach("f", None)).unwrap();
     rig.create_device(&device("e", "{}")).unwrap();
     rig.attach("e", &attach("f", None)).unwrap();
     assert_eq!(format(&rig).unwrap_err().code(), Status::OPERATION_DENIED.code(), "another guest has it");
