@@ -217,8 +217,8 @@ impl Manager {
         let mut inner = self.lock().map_err(|error| status_of(&error))?;
         let name = namespace.volume.name();
         let before = inner.volume(name).map_err(|error| status_of(&error))?.record.clone();
-        let mut users = inner.users(name).map(|(user, _)| user.record.spec.name.as_str());
-        if users.next() != Some(device) || users.next().is_some() {
+        let users: Vec<_> = inner.users(name).map(|(user, _)| user.record.spec.name.as_str()).collect();
+        if users != [device] {
             // The operator has taken it away meanwhile; or the blocks would change their size under other guests' commands.
             return Err(Status::OPERATION_DENIED.do_not_retry());
         }
