@@ -26,8 +26,8 @@ lint: setup ## formatting and clippy, as strict as the house style
 	@cargo fmt --all -- --check
 	@cargo clippy --workspace --all-targets --profile checked --locked -- -D warnings
 
-fuzz: setup ## the guest's fuzzer, without end
-	@cargo test --release --locked -p millrace-frontends --test fuzz -- --ignored --nocapture endless
+fuzz: setup ## the guest's fuzzer, without end (docs/fuzzing.md)
+	@cargo run --profile checked --locked -p millrace-fuzz
 
 guests: setup ## QEMU, kernels and guest tools under target/, nothing on the host
 	@scripts/guest-root

@@ -1,10 +1,12 @@
 //! Admin commands, meant well and not.
 
 use millrace_nvme_spec::{
-    admin::{AbortCdw10, IdentifyCdw10, NamespaceAttachmentCdw10, NamespaceAttachmentSelect, NamespaceManagementCdw10,
-        NamespaceManagementData, NamespaceManagementSelect},
+    admin::{
+        AbortCdw10, IdentifyCdw10, NamespaceAttachmentCdw10, NamespaceAttachmentSelect, NamespaceManagementCdw10,
+        NamespaceManagementData, NamespaceManagementSelect,
+    },
     command::{CommandId, ControllerId, DataPointer, NamespaceId, QueueId},
-    features::FeatureId,
+    features::{FeatureId, HostBehavior},
     identify::{Cns, ControllerList, FormattedLbaSize, IdentifyNamespace, NamespaceList},
     log::LogId,
     opcode::AdminOpcode,
@@ -24,8 +26,7 @@ impl Guest {
     pub(crate) fn identify(&mut self, choices: &mut Choices) {
         let nsids: Vec<u32> = self.namespaces.iter().filter(|(_, view)| view.attached).map(|(id, _)| *id).collect();
         let list = nsids.is_empty() || choices.one_in(2);
-        let (cns, nsid) =
-            if list { (Cns::ACTIVE_NAMESPACES, 0) } else { (Cns::NAMESPACE, *choices.pick(&nsids)) };
+        let (cns, nsid) = if list { (Cns::ACTIVE_NAMESPACES, 0) } else { (Cns::NAMESPACE, *choices.pick(&nsids)) };
         let mut sqe = admin_sqe(AdminOpcode::IDENTIFY, nsid);
         sqe.cdw10 = IdentifyCdw10::new().with_cns(cns).into_bits();
         sqe.dptr = DataPointer::prps(ADMIN_DATA, 0);
@@ -35,8 +36,7 @@ impl Guest {
         let mut page = vec![0; PAGE as usize];
         self.memory.read(ADMIN_DATA, &mut page);
         if list {
-            let found: Vec<u32> =
-                NamespaceList::read_from_bytes(&page).expect("a page").iter().map(|nsid| nsid.0).collect();
+            let found: Vec<u32> = NamespaceList::read_from_bytes(&page).expect("a page").iter().map(|nsid| nsid.0).collect();
             assert_eq!(found, nsids, "the list of active namespaces");
         } else {
             let identify = IdentifyNamespace::read_from_bytes(&page).expect("a page");
@@ -79,9 +79,10 @@ impl Guest {
             let lid = *choices.pick(&[LogId::ERROR, LogId::SMART, LogId::CHANGED_NAMESPACES, LogId::COMMAND_EFFECTS]);
             sqe.cdw10 = u32::from(lid.0) | (choices.below(0x400) as u32) << 16;
         }
-        let not_queues = opcode == AdminOpcode::SET_FEATURES && sqe.cdw10 as u8 == FeatureId::NUMBER_OF_QUEUES.0;
-        if not_queues {
-            sqe.cdw10 ^= 1;
+        // What these change would have to be followed.
+        let followed = [FeatureId::NUMBER_OF_QUEUES, FeatureId::INTERRUPT_COALESCING, FeatureId::HOST_BEHAVIOR_SUPPORT];
+        if opcode == AdminOpcode::SET_FEATURES && followed.contains(&FeatureId(sqe.cdw10 as u8)) {
+            sqe.cdw10 ^= 0x80;
         }
         [sqe.cdw11, sqe.cdw12, sqe.cdw13, sqe.cdw14, sqe.cdw15] =
             std::array::from_fn(|_| if choices.one_in(2) { 0 } else { choices.nasty32() });
@@ -140,6 +141,17 @@ impl Guest {
         let mut command = Command::new(What::Other);
         command.statuses.push(Status::ABORT_COMMAND_LIMIT_EXCEEDED);
         self.submit_admin(sqe, command);
+    }
+
+    /// The host enables copies across namespaces.
+    pub(crate) fn enable_copies_across(&mut self) {
+        let mut behavior = HostBehavior::new_zeroed();
+        behavior.cdfe = 1 << 2;
+        self.memory.write(ADMIN_DATA, behavior.as_bytes());
+        let mut sqe = admin_sqe(AdminOpcode::SET_FEATURES, 0);
+        sqe.cdw10 = FeatureId::HOST_BEHAVIOR_SUPPORT.0.into();
+        sqe.dptr = DataPointer::prps(ADMIN_DATA, 0);
+        self.admin(sqe, Command::new(What::CopiesAcross));
     }
 
     /// Shadow doorbells, where there are any.
@@ -254,7 +266,8 @@ impl Guest {
 
     /// Format NVM, with or without another block size; sometimes the controller is reset under it.
     pub(crate) fn format(&mut self, choices: &mut Choices) {
-        let nsids: Vec<u32> = self.namespaces.iter().filter(|(_, v)| v.attached && !v.read_only).map(|(id, _)| *id).collect();
+        let nsids: Vec<u32> =
+            self.namespaces.iter().filter(|(_, v)| v.attached && !v.read_only).map(|(id, _)| *id).collect();
         if nsids.is_empty() {
             return;
         }

@@ -94,9 +94,12 @@ impl Contents {
                 .filter(|(_, write)| write.target.0 == disk && write.target.1 + write.target.2 > before)
                 .map(|(id, write)| (*id, write.target.1, write.target.2))
                 .collect();
-            let copies = |write: &Write| write.sources.iter().any(|&(from, lba, count, _)| from == disk && lba + count > before);
+            let copies =
+                |write: &Write| write.sources.iter().any(|&(from, lba, count, _)| from == disk && lba + count > before);
             let copied: Vec<WriteId> = self.writes.iter().filter(|(_, write)| copies(write)).map(|(id, _)| *id).collect();
-            copied.into_iter().for_each(|id| self.spoil(id));
+            for id in copied {
+                self.spoil(id);
+            }
             // What these do now nobody can say.
             for (id, first, count) in late {
                 (first.max(before)..(first + count).min(blocks)).for_each(|lba| self.add(disk, lba, ANYTHING, id, None));
@@ -257,7 +260,9 @@ impl Contents {
     /// Every write under way was cut off by a reset that has ended now.
     pub(crate) fn cut_off(&mut self, now: u64) {
         let writes: Vec<WriteId> = self.writes.keys().copied().collect();
-        writes.into_iter().for_each(|write| self.end(write, now, false, now));
+        for write in writes {
+            self.end(write, now, false, now);
+        }
     }
 }
 

@@ -1,6 +1,10 @@
 //! The guest: its queues, what it has submitted, and what must come of it.
 
-use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    os::unix::fs::FileExt,
+};
 
 use millrace_frontends::nvme::{Config, DoorbellMode};
 use millrace_nvme_spec::{
@@ -26,9 +30,21 @@ pub(crate) const CANARY: u8 = 0xa5;
 pub(crate) enum What {
     /// Nothing that the oracle knows of.
     Other,
-    Read { disk: usize, lba: u64, count: u64 },
-    Verify { disk: usize, lba: u64, count: u64 },
-    Compare { disk: usize, lba: u64, tags: Vec<Tag> },
+    Read {
+        disk: usize,
+        lba: u64,
+        count: u64,
+    },
+    Verify {
+        disk: usize,
+        lba: u64,
+        count: u64,
+    },
+    Compare {
+        disk: usize,
+        lba: u64,
+        tags: Vec<Tag>,
+    },
     Change(WriteId),
     CreateCq(u16, Cq),
     CreateSq(u16, Sq),
@@ -38,8 +54,12 @@ pub(crate) enum What {
     CreateNamespace,
     DeleteNamespace(u32),
     Attach(u32, bool),
-    Format { disk: usize, write: WriteId },
+    Format {
+        disk: usize,
+        write: WriteId,
+    },
     Shadow,
+    CopiesAcross,
 }
 
 /// A command that was submitted.
@@ -141,6 +161,21 @@ pub(crate) struct Cq {
     pub(crate) entries: u32,
     pub(crate) head: u32,
     pub(crate) phase: bool,
+    /// Its vector was signalled since it was last found empty.
+    pub(crate) signalled: bool,
+}
+
+impl Cq {
+    pub(crate) fn new(base: u64, entries: u32) -> Self {
+        Self { base, entries, head: 0, phase: true, signalled: false }
+    }
+}
+
+/// A vector's eventfd.
+pub(crate) struct Wired {
+    pub(crate) eventfd: File,
+    /// The turn of the last change.
+    pub(crate) since: u64,
 }
 
 /// A namespace as the guest may know it.
@@ -175,6 +210,12 @@ pub(crate) struct Guest {
     /// Why the controller must be reset before anything can be expected of it again.
     pub(crate) lost: Option<&'static str>,
     pub(crate) shadow: bool,
+    /// Vectors with an eventfd.
+    pub(crate) wired: BTreeMap<u16, Wired>,
+    /// Vectors that are masked.
+    pub(crate) masked: BTreeSet<u16>,
+    /// The host enabled copies across namespaces.
+    pub(crate) copies_across: bool,
     /// Completions seen, for the report.
     pub(crate) completions: u64,
     pub(crate) last_admin: Option<Cqe>,
@@ -281,7 +322,13 @@ impl Guest {
             sqe.cdw12,
             sqe.cdw13,
             command.what,
-            if command.any_status { "whatever " } else if command.may_succeed { "ok " } else { "must fail " },
+            if command.any_status {
+                "whatever "
+            } else if command.may_succeed {
+                "ok "
+            } else {
+                "must fail "
+            },
             command.statuses,
         );
         let sq = self.sqs.get_mut(&sqid).expect("the queue is there");
@@ -337,14 +384,17 @@ impl Guest {
     /// Takes up to `most` completions and gives their places back.
     pub(crate) fn poll(&mut self, cqid: u16, most: u32) {
         let mut taken = 0;
+        let wired = self.look_for_signal(cqid);
         while taken < most && self.lost.is_none() {
             let Some(cq) = self.cqs.get_mut(&cqid) else { return };
             let mut bytes = [0; Cqe::SIZE];
             self.memory.read(cq.base + u64::from(cq.head) * Cqe::SIZE as u64, &mut bytes);
             let cqe = Cqe::read_from_bytes(&bytes).expect("as many bytes as it has");
             if cqe.phase() != cq.phase {
+                cq.signalled = false;
                 break;
             }
+            assert!(cq.signalled || !wired, "completion queue {cqid} has completions, but its vector was not signalled");
             cq.head += 1;
             if cq.head == cq.entries {
                 (cq.head, cq.phase) = (0, !cq.phase);
@@ -352,16 +402,27 @@ impl Guest {
             taken += 1;
             self.completed(cqid, cqe);
         }
-        if taken > 0 && let Some(cq) = self.cqs.get(&cqid) {
+        if taken > 0
+            && let Some(cq) = self.cqs.get(&cqid)
+        {
             let head = cq.head;
             self.doorbell(u64::from(cqid) * 2 + 1, head);
         }
     }
 
+    /// Takes the count of the queue's vector. Returns whether it would have been signalled for completions that are there.
+    pub(crate) fn look_for_signal(&mut self, cqid: u16) -> bool {
+        let (Some(wired), Some(cq)) = (self.wired.get(&cqid), self.cqs.get_mut(&cqid)) else { return false };
+        let mut count = [0; 8];
+        cq.signalled |= rustix::io::read(&wired.eventfd, &mut count).is_ok();
+        !self.masked.contains(&cqid) && wired.since < self.world.turns
+    }
+
     fn completed(&mut self, cqid: u16, cqe: Cqe) {
         self.completions += 1;
         note!(self, "  cq {cqid}: sq {} cid {} head {} {} dw0 {:x}", cqe.sqid.0, cqe.cid.0, cqe.sqhd, cqe.status(), cqe.dw0);
-        let sq = self.sqs.get_mut(&cqe.sqid.0).unwrap_or_else(|| panic!("a completion for a queue that is not there: {cqe:?}"));
+        let sq =
+            self.sqs.get_mut(&cqe.sqid.0).unwrap_or_else(|| panic!("a completion for a queue that is not there: {cqe:?}"));
         assert_eq!(sq.cqid, cqid, "a completion in another queue's place: {cqe:?}");
         let head = u32::from(cqe.sqhd);
         assert!(head < sq.entries && cqe.dw1 == 0, "a malformed completion: {cqe:?}");
@@ -376,7 +437,7 @@ impl Guest {
         }
         let Pending { commands, completions } = sq.pending.remove(&cid).expect("found above");
         match (<[Command; 1]>::try_from(commands), completions.as_slice()) {
-            (Ok([command]), [cqe]) => self.judge(command, *cqe),
+            (Ok([command]), [cqe]) => self.judge(&command, *cqe),
             (Err(two), completions) => self.judge_two(two, completions),
             _ => unreachable!("as many completions as commands"),
         }
@@ -391,15 +452,15 @@ impl Guest {
         assert!(commands.next().is_none(), "an identifier is used twice, not more often");
         let (one, other) = if refused == Some(0) { (1, 0) } else { (0, 1) };
         if refused.is_some() || first.accepts(completions[0].status()) && second.accepts(completions[1].status()) {
-            self.judge(first, completions[one]);
-            self.judge(second, completions[other]);
+            self.judge(&first, completions[one]);
+            self.judge(&second, completions[other]);
         } else {
-            self.judge(first, completions[other]);
-            self.judge(second, completions[one]);
+            self.judge(&first, completions[other]);
+            self.judge(&second, completions[one]);
         }
     }
 
-    fn judge(&mut self, command: Command, cqe: Cqe) {
+    fn judge(&mut self, command: &Command, cqe: Cqe) {
         let status = cqe.status();
         assert!(
             command.accepts(status),
@@ -412,7 +473,7 @@ impl Guest {
             self.last_admin = Some(cqe);
         }
         let now = self.now();
-        self.judge_effect(&command, cqe, now);
+        self.judge_effect(command, cqe, now);
         self.memory.give_back(&command.pages);
     }
 
@@ -437,14 +498,15 @@ impl Guest {
                 }
             }
             What::Compare { disk, lba, tags } if !command.unverified => {
-                let equal = |(lba, tag): (u64, &Tag)| {
-                    self.contents.may_have_been(*disk, lba, *tag, start)
-                };
+                let equal = |(lba, tag): (u64, &Tag)| self.contents.may_have_been(*disk, lba, *tag, start);
                 if succeeded {
                     assert!((*lba..).zip(tags).all(equal), "{cqe:?} found equal what differs: disk {disk} from {lba} on");
                 } else if cqe.status().code() == Status::COMPARE_FAILURE {
                     let surely = |(lba, tag): (u64, &Tag)| self.contents.surely_is(*disk, lba, *tag, start);
-                    assert!(!(*lba..).zip(tags).all(surely), "{cqe:?} found different what is equal: disk {disk} from {lba} on");
+                    assert!(
+                        !(*lba..).zip(tags).all(surely),
+                        "{cqe:?} found different what is equal: disk {disk} from {lba} on"
+                    );
                 }
             }
             What::Change(write) => self.contents.end(*write, now, succeeded, oldest_of(&self.sqs, now)),
@@ -501,6 +563,7 @@ impl Guest {
                 self.namespaces.get_mut(nsid).expect("it exists").attached = *attached;
             }
             What::Shadow => self.shadow = true,
+            What::CopiesAcross => self.copies_across = true,
             _ => {}
         }
     }
@@ -529,9 +592,12 @@ impl Guest {
         let sqs = std::mem::take(&mut self.sqs);
         self.cqs.clear();
         self.shadow = false;
+        self.copies_across = false;
         let commands = sqs.into_values().flat_map(|sq| sq.pending.into_values().flat_map(|pending| pending.commands));
         let pages: Vec<u64> = commands.flat_map(|command| command.pages).collect();
-        pages.iter().for_each(|&page| self.memory.fill(page, 4096, CANARY));
+        for &page in &pages {
+            self.memory.fill(page, 4096, CANARY);
+        }
         self.turns(12);
         for &page in &pages {
             let mut bytes = [0; 4096];

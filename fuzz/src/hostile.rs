@@ -89,9 +89,11 @@ impl Guest {
     pub(crate) fn bad_prps(&mut self, choices: &mut Choices) {
         let Some(target) = self.target(choices, 1) else { return };
         let Some(pages) = self.memory.take(choices, 4) else { return };
-        pages.iter().for_each(|&page| self.memory.fill(page, PAGE, CANARY));
+        for &page in &pages {
+            self.memory.fill(page, PAGE, CANARY);
+        }
         let pages_needed = target.bytes().div_ceil(PAGE);
-        let nowhere = *choices.pick(&[NOWHERE, u64::MAX & !(PAGE - 1), 1 << 63, READ_ONLY]);
+        let nowhere = *choices.pick(&[NOWHERE, !(PAGE - 1), 1 << 63, READ_ONLY]);
         let (first, second, status) = match choices.below(6) {
             0 => (pages[0] + 1 + choices.below(3), pages[1], Status::PRP_OFFSET_INVALID),
             1 => (nowhere, pages[1], Status::DATA_TRANSFER_ERROR),
@@ -134,7 +136,10 @@ impl Guest {
             0 => (typed(SglType(5 + choices.below(11) as u8), SglSubtype::ADDRESS), Status::SGL_DESCRIPTOR_TYPE_INVALID),
             1 => (typed(SglType::DATA_BLOCK, SglSubtype(1 + choices.below(15) as u8)), Status::SGL_DESCRIPTOR_TYPE_INVALID),
             2 => (SglDescriptor::bit_bucket(len), Status::SGL_DESCRIPTOR_TYPE_INVALID),
-            3 => (SglDescriptor::data_block(page, len.wrapping_add(1 + choices.below(100) as u32)), Status::DATA_SGL_LENGTH_INVALID),
+            3 => (
+                SglDescriptor::data_block(page, len.wrapping_add(1 + choices.below(100) as u32)),
+                Status::DATA_SGL_LENGTH_INVALID,
+            ),
             4 => (SglDescriptor::data_block(page, 0), Status::DATA_SGL_LENGTH_INVALID),
             5 => (SglDescriptor::data_block(NOWHERE, len), Status::DATA_TRANSFER_ERROR),
             6 => (SglDescriptor::data_block(u64::MAX - 3, len), Status::DATA_TRANSFER_ERROR),

@@ -95,7 +95,14 @@ impl Guest {
         self.memory.give_back(&command.pages);
     }
 
-    fn submit_with_data(&mut self, choices: &mut Choices, target: &Target, mut sqe: Sqe, mut command: Command, data: Option<&[u8]>) {
+    fn submit_with_data(
+        &mut self,
+        choices: &mut Choices,
+        target: &Target,
+        mut sqe: Sqe,
+        mut command: Command,
+        data: Option<&[u8]>,
+    ) {
         let len = data.map_or(target.bytes(), |data| data.len() as u64);
         if !self.lay_out(choices, &mut sqe, &mut command, len) {
             return self.drop_command(&command);
@@ -224,8 +231,11 @@ impl Guest {
         let mut sqe = target.sqe(NvmOpcode::FLUSH);
         if choices.one_in(5) {
             sqe.nsid = NamespaceId::BROADCAST;
-            let views: Vec<View> = self.namespaces.values().filter(|view| view.attached).cloned().collect();
-            views.iter().for_each(|view| self.expect(&mut command, view));
+            // Whatever is attached when it is taken.
+            command.disks = (0..64).collect();
+            if self.disks.iter().any(|view| view.faulty) {
+                command.statuses.extend(FAULTS);
+            }
         }
         (sqe.cdw10, sqe.cdw11, sqe.cdw12) = (0, 0, 0);
         self.push(target.sqid, sqe, command);
@@ -281,20 +291,30 @@ impl Guest {
         self.submit_with_data(choices, &target, sqe, command, Some(ranges.as_bytes()));
     }
 
+    /// Namespaces and disks that can be copied to the target.
+    fn copy_sources(&self, target: &Target) -> Vec<(u32, usize)> {
+        let block = self.contents.block_size(target.view.disk);
+        let fits = |view: &View| view.attached && self.contents.block_size(view.disk) == block;
+        self.namespaces.iter().filter(|(_, view)| fits(view)).map(|(nsid, view)| (*nsid, view.disk)).collect()
+    }
+
     pub(crate) fn copy(&mut self, choices: &mut Choices) {
         let Some(target) = self.target(choices, 1) else { return };
         let disk = target.view.disk;
         let mut left = target.count;
-        let mut sources = Vec::new();
+        let (mut sources, mut ranges) = (Vec::new(), Vec::new());
+        let across = self.copies_across && choices.one_in(2);
+        let namespaces = self.copy_sources(&target);
         while left > 0 {
-            let count = 1 + choices.below(left);
-            sources.push((disk, choices.below(self.contents.blocks(disk) - count + 1), count));
+            let (nsid, disk) = if across { *choices.pick(&namespaces) } else { (0, disk) };
+            let count = (1 + choices.below(left)).min(self.contents.blocks(disk));
+            let lba = choices.below(self.contents.blocks(disk) - count + 1);
+            sources.push((disk, lba, count));
+            ranges.push(CopyRange::new(NamespaceId(nsid), lba, (count - 1) as u16));
             left -= count;
         }
         let (first, end) = (target.lba, target.lba + target.count);
-        let overlaps = sources.iter().any(|&(_, lba, count)| lba < end && first < lba + count);
-        let ranges: Vec<CopyRange> =
-            sources.iter().map(|&(_, lba, count)| CopyRange::new(NamespaceId::NONE, lba, (count - 1) as u16)).collect();
+        let overlaps = sources.iter().any(|&(from, lba, count)| from == disk && lba < end && first < lba + count);
         let mut command = match (target.view.read_only, overlaps) {
             (true, _) => Command::new(What::Other).must_fail(Status::NAMESPACE_WRITE_PROTECTED),
             (false, true) => Command::new(What::Other).must_fail(Status::OVERLAPPING_IO_RANGE),
@@ -309,8 +329,13 @@ impl Guest {
         }
         command.statuses.push(Status::UNRECOVERED_READ_ERROR);
         self.expect(&mut command, &target.view);
+        for (_, source) in namespaces.iter().filter(|_| across) {
+            let view = View { disk: *source, ..target.view.clone() };
+            self.expect(&mut command, &view);
+        }
         let mut sqe = target.sqe(NvmOpcode::COPY);
-        let fields = CopyCdw12::new().with_nr_z((ranges.len() - 1) as u8).with_format(CopyFormat::SLBA_32);
+        let format = if across { CopyFormat::NSID_SLBA_32 } else { CopyFormat::SLBA_32 };
+        let fields = CopyCdw12::new().with_nr_z((ranges.len() - 1) as u8).with_format(format);
         sqe.cdw12 = fields.with_fua(choices.one_in(4)).into_bits();
         self.submit_with_data(choices, &target, sqe, command, Some(ranges.as_bytes()));
     }
@@ -318,6 +343,8 @@ impl Guest {
 
 fn data_of(tags: &[Tag], block: u64) -> Vec<u8> {
     let mut data = Vec::with_capacity(tags.len() * block as usize);
-    tags.iter().for_each(|&tag| pattern(tag, block as usize, &mut data));
+    for &tag in tags {
+        pattern(tag, block as usize, &mut data);
+    }
     data
 }

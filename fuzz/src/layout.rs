@@ -30,12 +30,20 @@ impl Guest {
 
     fn pages(&mut self, choices: &mut Choices, command: &mut Command, count: usize) -> Option<Vec<u64>> {
         let pages = self.memory.take(choices, count)?;
-        pages.iter().for_each(|&page| self.memory.fill(page, PAGE, CANARY));
+        for &page in &pages {
+            self.memory.fill(page, PAGE, CANARY);
+        }
         command.pages.extend(&pages);
         Some(pages)
     }
 
-    pub(crate) fn lay_out_prps(&mut self, choices: &mut Choices, sqe: &mut Sqe, command: &mut Command, len: u64) -> Option<()> {
+    pub(crate) fn lay_out_prps(
+        &mut self,
+        choices: &mut Choices,
+        sqe: &mut Sqe,
+        command: &mut Command,
+        len: u64,
+    ) -> Option<()> {
         let offset = if choices.one_in(2) { 0 } else { choices.below(PAGE / 4) * 4 };
         let count = (offset + len).div_ceil(PAGE) as usize;
         let pages = self.pages(choices, command, count)?;
@@ -103,7 +111,12 @@ impl Guest {
     }
 
     /// Puts descriptors into segments; returns the descriptor of the first.
-    fn sgl_segments(&mut self, choices: &mut Choices, command: &mut Command, blocks: &[SglDescriptor]) -> Option<SglDescriptor> {
+    fn sgl_segments(
+        &mut self,
+        choices: &mut Choices,
+        command: &mut Command,
+        blocks: &[SglDescriptor],
+    ) -> Option<SglDescriptor> {
         let most = if choices.one_in(2) { DESCRIPTORS } else { 2 + choices.below(4) as usize };
         let page = self.pages(choices, command, 1)?[0];
         // Segments may begin at any 8 bytes.

@@ -1,6 +1,6 @@
 //! Messages that a client should not send.
 
-use std::os::fd::OwnedFd;
+use std::{fs::File, os::fd::OwnedFd};
 
 use millrace_vfio_user::{
     codec::{Command as Message, wire},
@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use crate::{
     choices::Choices,
-    guest::{Guest, note},
+    guest::{Guest, Wired, note},
     memory::{LARGE, NOWHERE, PAGE},
     wire::{Wire, message},
 };
@@ -138,26 +138,64 @@ impl Guest {
         self.wait("the second client is turned away", |_| other.receive().is_err().then_some(()));
     }
 
+    fn look_for_signals(&mut self) {
+        for vector in 0..self.config.vectors {
+            self.look_for_signal(vector);
+        }
+    }
+
     /// Interrupts are wired, unwired, masked, unmasked and triggered.
     pub(crate) fn set_irqs(&mut self, choices: &mut Choices) {
         if self.wire.is_none() {
             return;
         }
-        let count = 1 + choices.below(u64::from(self.config.vectors).min(8)) as u32;
-        let start = choices.below(u64::from(self.config.vectors) - u64::from(count) + 1) as u32;
-        let set = |flags, start, count| wire::SetIrqs { argsz: 20, flags, index: 2, start, count };
-        let (set, wired) = match choices.below(6) {
-            0..=2 => (set(wire::IRQ_DATA_EVENTFD | wire::IRQ_ACTION_TRIGGER, start, count), count),
-            3 => (set(wire::IRQ_DATA_NONE | wire::IRQ_ACTION_TRIGGER, 0, 0), 0),
-            4 => (set(wire::IRQ_DATA_NONE | wire::IRQ_ACTION_TRIGGER, start, count), 0),
-            _ => {
-                let action = *choices.pick(&[wire::IRQ_ACTION_MASK, wire::IRQ_ACTION_UNMASK]);
-                (set(wire::IRQ_DATA_NONE | action, start, count), 0)
+        let vectors = u64::from(self.config.vectors);
+        let count = 1 + choices.below(vectors.min(8)) as u32;
+        let start = choices.below(vectors - u64::from(count) + 1) as u32;
+        let new = || -> File { OwnedFd::into(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd")) };
+        let mut eventfds: Vec<File> = Vec::new();
+        let (data, action) = match choices.below(8) {
+            0..=3 => {
+                eventfds.extend((0..count).map(|_| new()));
+                (wire::IRQ_DATA_EVENTFD, wire::IRQ_ACTION_TRIGGER)
             }
+            4 => (wire::IRQ_DATA_NONE, wire::IRQ_ACTION_TRIGGER),
+            5 => {
+                let none = wire::SetIrqs {
+                    argsz: 20,
+                    flags: wire::IRQ_DATA_NONE | wire::IRQ_ACTION_TRIGGER,
+                    index: 2,
+                    start: 0,
+                    count: 0,
+                };
+                self.demand(Message::DeviceSetIrqs, &[none.as_bytes()], &[]);
+                self.look_for_signals();
+                return self.wired.clear();
+            }
+            6 => (wire::IRQ_DATA_NONE, wire::IRQ_ACTION_MASK),
+            _ => (wire::IRQ_DATA_NONE, wire::IRQ_ACTION_UNMASK),
         };
-        let new = || -> std::fs::File { OwnedFd::into(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd")) };
-        let eventfds: Vec<_> = (0..wired).map(|_| new()).collect();
+        let set = wire::SetIrqs { argsz: 20, flags: data | action, index: 2, start, count };
         let fds: Vec<_> = eventfds.iter().collect();
         self.demand(Message::DeviceSetIrqs, &[set.as_bytes()], &fds);
+        // What the old wiring has signalled until now counts.
+        self.look_for_signals();
+        note!(self, "  vectors {start} and {count}: data {data:x}, action {action:x}");
+        let since = self.world.turns;
+        let vectors = start as u16..(start + count) as u16;
+        for (vector, eventfd) in vectors.clone().zip(eventfds) {
+            self.wired.insert(vector, Wired { eventfd, since });
+        }
+        for vector in vectors.filter(|_| action != wire::IRQ_ACTION_TRIGGER) {
+            // Masks belong to vectors, with or without an eventfd.
+            if action == wire::IRQ_ACTION_MASK {
+                self.masked.insert(vector)
+            } else {
+                self.masked.remove(&vector)
+            };
+            if let Some(wired) = self.wired.get_mut(&vector) {
+                wired.since = since;
+            }
+        }
     }
 }

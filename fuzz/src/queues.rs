@@ -124,6 +124,8 @@ impl Guest {
     /// Connects and maps the guest's memory.
     pub(crate) fn connect(&mut self) {
         note!(self, "  connects");
+        self.wired.clear();
+        self.masked.clear();
         self.wire = Some(Wire::connect(&self.world.socket));
         let capabilities = b"{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";
         let version = wire::Version { major: 0, minor: 1 };
@@ -164,7 +166,7 @@ impl Guest {
             (csts & 1 != 0).then_some(())
         });
         self.sqs.insert(0, Sq { base: ADMIN_SQ, entries, ..Sq::default() });
-        self.cqs.insert(0, Cq { base: ADMIN_CQ, entries, head: 0, phase: true });
+        self.cqs.insert(0, Cq::new(ADMIN_CQ, entries));
         self.lost = None;
     }
 
@@ -295,7 +297,7 @@ impl Guest {
     fn create_cq(&mut self, cqid: u16, entries: u32) {
         let base = cq_base(cqid);
         self.memory.fill(base, 4096, 0);
-        let what = What::CreateCq(cqid, Cq { base, entries, head: 0, phase: true });
+        let what = What::CreateCq(cqid, Cq::new(base, entries));
         let sqe = create_cq(cqid, base, entries, cqid);
         self.admin(sqe, Command::new(what));
     }

@@ -1,7 +1,7 @@
 //! Runs sequences, and cuts those that fail down to what is needed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Mutex, Once},
@@ -58,9 +58,9 @@ pub struct Failure {
 type Kind = (u64, &'static str, fn(&mut Guest, &mut Choices));
 
 #[rustfmt::skip]
-const KINDS: [Kind; 40] = [
+const KINDS: [Kind; 41] = [
     (28, "read", Guest::read),
-    (34, "write", Guest::write),
+    (32, "write", Guest::write),
     (10, "compare", Guest::compare),
     (8, "compare and write", Guest::compare_and_write),
     (6, "verify", Guest::verify),
@@ -82,6 +82,7 @@ const KINDS: [Kind; 40] = [
     (2, "bad queue", Guest::bad_queue),
     (2, "event request", |guest, _| guest.event_request()),
     (2, "abort", Guest::abort),
+    (1, "copies across", |guest, _| guest.enable_copies_across()),
     (1, "shadow doorbells", |guest, _| guest.shadow_doorbells()),
     (2, "manage namespaces", Guest::manage_namespaces),
     (1, "format", Guest::format),
@@ -95,7 +96,7 @@ const KINDS: [Kind; 40] = [
     (2, "same identifier", Guest::same_identifier),
     (3, "bad doorbell", Guest::bad_doorbell),
     (2, "registers", Guest::harmless_registers),
-    (1, "interrupts", Guest::set_irqs),
+    (2, "interrupts", Guest::set_irqs),
     (2, "refused request", Guest::refused_request),
     (2, "unmap or map", Guest::unmap),
     (2, "worse", Guest::worse),
@@ -167,6 +168,9 @@ impl Guest {
             clock: 0,
             lost: None,
             shadow: false,
+            wired: BTreeMap::new(),
+            masked: BTreeSet::new(),
+            copies_across: false,
             completions: 0,
             last_admin: None,
             trace: None,
@@ -317,7 +321,13 @@ pub fn report(seed: u64, failure: &Failure) -> String {
     let mut text = format!("seed {seed} fails: {}\n", failure.message);
     match again {
         Some(again) => {
-            let _ = writeln!(text, "cut down to {} operations: {}\nsetup {:?}", smallest.ops.len(), again.message, smallest.setup);
+            let _ = writeln!(
+                text,
+                "cut down to {} operations: {}\nsetup {:?}",
+                smallest.ops.len(),
+                again.message,
+                smallest.setup
+            );
             again.trace.iter().for_each(|line| text.extend([line.as_str(), "\n"]));
             let _ = writeln!(text, "operations: {:?}", smallest.ops);
         }

@@ -127,6 +127,8 @@ impl Wire {
 /// A message as bytes.
 pub(crate) fn message(header: &Header, parts: &[&[u8]]) -> Vec<u8> {
     let mut bytes = header.as_bytes().to_vec();
-    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    for part in parts {
+        bytes.extend_from_slice(part);
+    }
     bytes
 }

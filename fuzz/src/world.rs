@@ -203,7 +203,8 @@ pub(crate) struct World {
     pub(crate) daemon: Arc<Daemon>,
     pub(crate) socket: PathBuf,
     _folder: tempfile::TempDir,
-    turns: u64,
+    /// Turns so far.
+    pub(crate) turns: u64,
 }
 
 impl World {
