@@ -42,6 +42,14 @@ wait_for_namespace() {
     eventually 30 test -b "/dev/$1" || die "namespace $1 did not appear; there is: $(echo /dev/nvme*)"
 }
 
+# The device of namespace identifier $1: the kernel numbers devices as it finds them.
+device_of() {
+    for file in /sys/block/nvme*/nsid; do
+        if [ "$(cat "$file")" = "$1" ]; then basename "$(dirname "$file")" && return; fi
+    done
+    die "no device has namespace $1"
+}
+
 no_namespace() { [ ! -e "/dev/$1" ]; }
 wait_for_no_namespace() { eventually 30 no_namespace "$1" || die "namespace $1 did not go away"; }
 

@@ -337,18 +337,22 @@ fn stable(mut devices: serde_json::Value) -> serde_json::Value {
 const WRITE: &str = r#"
 wait_for_namespace "$disk"
 wait_for_namespace nvme0n2
+disk=$(device_of 1)
+second=/dev/$(device_of 7)
 yes "written before the restart" | head -c 1048576 | dd of="/dev/$disk" bs=64k iflag=fullblock oflag=direct conv=fsync 2>/dev/null
-equal "blocks of the second disk" "$(blockdev --getss /dev/nvme0n2)" 4096
-equal "the second disk is read-only" "$(blockdev --getro /dev/nvme0n2)" 1
+equal "blocks of the second disk" "$(blockdev --getss "$second")" 4096
+equal "the second disk is read-only" "$(blockdev --getro "$second")" 1
 "#;
 
 const READ: &str = r#"
 wait_for_namespace "$disk"
 wait_for_namespace nvme0n2
+disk=$(device_of 1)
+second=/dev/$(device_of 7)
 yes "written before the restart" | head -c 1048576 | cmp -n 1048576 - "/dev/$disk" || die "the data are gone"
 equal "queues" "$(cat /sys/class/nvme/nvme0/queue_count)" 4
-equal "blocks of the second disk" "$(blockdev --getss /dev/nvme0n2)" 4096
-equal "the second disk is read-only" "$(blockdev --getro /dev/nvme0n2)" 1
+equal "blocks of the second disk" "$(blockdev --getss "$second")" 4096
+equal "the second disk is read-only" "$(blockdev --getro "$second")" 1
 "#;
 
 /// `millrace nvme`: one disk without a daemon, as the demo's last lines say.
