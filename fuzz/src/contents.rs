@@ -21,13 +21,23 @@ pub(crate) type WriteId = u64;
 struct Candidate {
     tag: Tag,
     write: WriteId,
+    /// When its write began.
+    start: u64,
     /// When its write ended; `None`: it has not.
     end: Option<u64>,
+    /// Its write succeeded.
+    succeeded: bool,
+    /// What a Compare and Write pair found in the block before it wrote this.
+    found: Option<Tag>,
     /// When it became impossible; kept for reads that began before.
     dead: Option<u64>,
 }
 
 impl Candidate {
+    fn zero(now: u64) -> Self {
+        Self { tag: 0, write: 0, start: 0, end: Some(now), succeeded: true, found: None, dead: None }
+    }
+
     fn since(&self, start: u64) -> bool {
         self.dead.is_none_or(|dead| dead >= start)
     }
@@ -67,8 +77,7 @@ impl Contents {
 
     /// The disk is zeroes, whatever is under way.
     pub(crate) fn reset_disk(&mut self, disk: usize, block: usize, blocks: u64, now: u64) {
-        let zero = Candidate { tag: 0, write: 0, end: Some(now), dead: None };
-        self.disks[disk] = Disk { block, blocks: vec![vec![zero]; blocks as usize] };
+        self.disks[disk] = Disk { block, blocks: vec![vec![Candidate::zero(now)]; blocks as usize] };
     }
 
     pub(crate) fn blocks(&self, disk: usize) -> u64 {
@@ -81,13 +90,12 @@ impl Contents {
 
     /// The operator changes a disk's size: what is cut off reads as zeroes if it comes back.
     pub(crate) fn resize(&mut self, disk: usize, blocks: u64, now: u64) {
-        let zero = Candidate { tag: 0, write: 0, end: Some(now), dead: None };
         let list = &mut self.disks[disk].blocks;
         let before = list.len() as u64;
         if blocks < before {
             list.truncate(blocks as usize);
         } else {
-            list.resize(blocks as usize, vec![zero]);
+            list.resize(blocks as usize, vec![Candidate::zero(now)]);
             let late: Vec<(WriteId, u64, u64)> = self
                 .writes
                 .iter()
@@ -120,6 +128,15 @@ impl Contents {
             self.add(disk, lba, tag, id, None);
         }
         id
+    }
+
+    /// The write is the second half of a pair whose first half compares the blocks with these.
+    pub(crate) fn follows_compare(&mut self, write: WriteId, expected: &[Tag]) {
+        let (disk, first, _) = self.writes[&write].target;
+        for (list, &tag) in self.disks[disk].blocks[first as usize..].iter_mut().zip(expected) {
+            let ours = list.iter_mut().filter(|candidate| candidate.write == write);
+            ours.for_each(|candidate| candidate.found = Some(tag));
+        }
     }
 
     /// A command that copies ranges (disk, first block, count) to one range is submitted.
@@ -159,7 +176,8 @@ impl Contents {
         if list.iter().any(|candidate| candidate.write == write && candidate.tag == tag && candidate.dead.is_none()) {
             return;
         }
-        list.push(Candidate { tag, write, end, dead: None });
+        let start = self.writes.get(&write).map_or(0, |write| write.start);
+        list.push(Candidate { tag, write, start, end, succeeded: false, found: None, dead: None });
         if tag == UNREADABLE {
             return;
         }
@@ -189,10 +207,13 @@ impl Contents {
             let Some(list) = self.disks[disk].blocks.get_mut(lba as usize) else { continue };
             for candidate in &mut *list {
                 if candidate.write == write {
-                    candidate.end = Some(now);
+                    (candidate.end, candidate.succeeded) = (Some(now), succeeded);
                 } else if succeeded && candidate.end.is_some_and(|end| end < start) {
                     candidate.dead.get_or_insert(now);
                 }
+            }
+            if succeeded {
+                order_pairs(list, write, start, now);
             }
             list.retain(|candidate| candidate.since(oldest));
         }
@@ -262,6 +283,36 @@ impl Contents {
         let writes: Vec<WriteId> = self.writes.keys().copied().collect();
         for write in writes {
             self.end(write, now, false, now);
+        }
+    }
+}
+
+/// A pair is one: what was written at the same time, and is not what the pair found, was written after it. `write` has just
+/// succeeded; it is a pair itself, or another's neighbour in time.
+fn order_pairs(list: &mut [Candidate], write: WriteId, start: u64, now: u64) {
+    let known = |tag: Tag| ![ANYTHING, UNREADABLE].contains(&tag);
+    let after = |other: &Candidate, pair: &Candidate| {
+        other.write != pair.write && other.succeeded && known(other.tag) && Some(other.tag) != pair.found
+    };
+    for at in 0..list.len() {
+        let pair = list[at];
+        let ended = pair.end.is_some_and(|end| end >= start);
+        if pair.found.is_none() || !pair.succeeded || !ended || pair.dead.is_some() {
+            continue;
+        }
+        let overwritten = list.iter().any(|other| {
+            let concerns = pair.write == write && other.end.is_some_and(|end| end >= start) || other.write == write;
+            // A command with several candidates may have left what the pair found.
+            let alone = list.iter().filter(|third| third.write == other.write).count() == 1;
+            // Or another one has put that back before the pair came.
+            let restored = list.iter().any(|third| {
+                let meets = third.end.is_none_or(|end| end >= other.start);
+                ![pair.write, other.write].contains(&third.write) && Some(third.tag) == pair.found && meets
+            });
+            concerns && alone && !restored && after(other, &pair)
+        });
+        if overwritten {
+            list[at].dead = Some(now);
         }
     }
 }

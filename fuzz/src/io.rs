@@ -191,6 +191,9 @@ impl Guest {
         let (tags, data) = self.new_data(&target);
         let mut first = self.comparing(&target, expected.clone());
         let mut second = self.changing(&target, &tags);
+        if let What::Change(write) = second.what {
+            self.contents.follows_compare(write, &expected);
+        }
         first.statuses.extend([Status::ABORTED_FAILED_FUSED]);
         first.may_succeed = !target.view.read_only;
         second.statuses.extend([Status::ABORTED_FAILED_FUSED]);

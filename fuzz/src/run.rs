@@ -60,9 +60,9 @@ type Kind = (u64, &'static str, fn(&mut Guest, &mut Choices));
 #[rustfmt::skip]
 const KINDS: [Kind; 41] = [
     (28, "read", Guest::read),
-    (32, "write", Guest::write),
+    (28, "write", Guest::write),
     (10, "compare", Guest::compare),
-    (8, "compare and write", Guest::compare_and_write),
+    (10, "compare and write", Guest::compare_and_write),
     (6, "verify", Guest::verify),
     (6, "flush", Guest::flush),
     (8, "write zeroes", Guest::write_zeroes),
@@ -82,7 +82,7 @@ const KINDS: [Kind; 41] = [
     (2, "bad queue", Guest::bad_queue),
     (2, "event request", |guest, _| guest.event_request()),
     (2, "abort", Guest::abort),
-    (1, "copies across", |guest, _| guest.enable_copies_across()),
+    (3, "copies across", |guest, _| guest.enable_copies_across()),
     (1, "shadow doorbells", |guest, _| guest.shadow_doorbells()),
     (2, "manage namespaces", Guest::manage_namespaces),
     (1, "format", Guest::format),

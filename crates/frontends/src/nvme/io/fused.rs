@@ -53,12 +53,7 @@ impl Controller {
     /// A command that is one of a pair, or follows one that is.
     #[cold]
     pub(super) fn fused_command(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Outcome {
-        let first = self.io.fused.take(token.sqid);
-        if first.is_some() {
-            // `completion_room` kept the place.
-            let promised = &self.cq(self.sq(token.sqid).cq.get()).promised;
-            promised.set(promised.get() + 1);
-        }
+        let first = self.take_held(token.sqid);
         match (sqe.flags.fuse(), first) {
             (Fuse::SECOND, Some((first_token, first))) => self.pair(slot, (first_token, &first), (token, sqe)),
             (Fuse::SECOND, None) => Outcome::Done(Completion::error(Status::ABORTED_MISSING_FUSED)),
@@ -72,6 +67,22 @@ impl Controller {
                     _ => Outcome::Done(Completion::error(Status::INVALID_FIELD)),
                 }
             }
+        }
+    }
+
+    /// The first command that a queue holds, with its completion's place, which `completion_room` has kept.
+    fn take_held(&mut self, sqid: u16) -> Option<(CommandToken, Sqe)> {
+        let held = self.io.fused.take(sqid)?;
+        let promised = &self.cq(self.sq(sqid).cq.get()).promised;
+        promised.set(promised.get() + 1);
+        Some(held)
+    }
+
+    /// The next command of the queue is no second: the first that waits for one has none.
+    #[cold]
+    pub(super) fn abort_lone(&mut self, sqid: u16) {
+        if let Some((first, _)) = self.take_held(sqid) {
+            self.complete(first, Completion::error(Status::ABORTED_MISSING_FUSED));
         }
     }
 

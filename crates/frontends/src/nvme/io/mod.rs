@@ -107,6 +107,7 @@ impl Controller {
         sqe: &Sqe,
     ) -> Outcome {
         if self.io.running.contains(token) {
+            self.abort_lone(token.sqid);
             return Outcome::Done(Completion::error(Status::CID_CONFLICT));
         }
         if sqe.flags.fuse() != Fuse::NORMAL || self.io.fused.any() {

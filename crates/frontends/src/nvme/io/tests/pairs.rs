@@ -62,6 +62,24 @@ fn halves_without_their_other() {
 }
 
 #[test]
+fn a_first_half_does_not_wait_behind_a_refused_identifier() {
+    let (mut guest, fault) = faulty_guest();
+    fault.add(Rule::new(Kind::Read, When::Nth(1), Effect::Delay(Duration::from_millis(20))));
+    let buffer = guest.alloc_pages(1);
+    let mut read = command(NvmOpcode::READ, 0, 8);
+    read.dptr = guest.prps(buffer, 4096);
+    read.cid.0 = 500;
+    let first = half(&mut guest, NvmOpcode::COMPARE, Fuse::FIRST, 0, &[0; 512]);
+    guest.push_as_is(1, &read);
+    let lone = guest.push(1, first);
+    guest.push_as_is(1, &read);
+    guest.ring(1);
+    fails(guest.wait_for(1, lone), Status::ABORTED_MISSING_FUSED);
+    fails(guest.wait(1), Status::CID_CONFLICT);
+    succeeds(guest.wait(1));
+}
+
+#[test]
 fn a_wrong_half_takes_the_other_with_it() {
     let mut guest = guest(BlockSize::B512);
     let bad_range = SIZE / 512;
