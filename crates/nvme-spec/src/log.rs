@@ -167,6 +167,16 @@ pub struct ParameterErrorLocation {
 impl ParameterErrorLocation {
     /// The error is not specific to a parameter of the command.
     pub const NONE: Self = Self::from_bits(0xffff);
+
+    /// The parameter whose lowest bit is `bit` of Command Dword `dword`.
+    ///
+    /// # Panics
+    /// If a command has no such bit.
+    #[must_use]
+    pub const fn dword(dword: u8, bit: u8) -> Self {
+        assert!(dword < 16 && bit < 32, "a command has 16 dwords");
+        Self::new().with_byte(dword * 4 + bit / 8).with_bit(bit % 8)
+    }
 }
 
 /// SMART / Health Information (LID 02h; Base 5.1.12.1.3).

@@ -15,6 +15,7 @@ use millrace_nvme_spec::{
 use super::{
     Config, Host,
     admin::AdminState,
+    errors::Subject,
     interrupts::Interrupts,
     io::IoState,
     namespace::NamespaceTable,
@@ -34,6 +35,8 @@ pub(crate) struct CommandToken {
     pub(crate) cid: u16,
     /// The controller's epoch when it was accepted: a completion from before a reset posts nothing.
     pub(crate) epoch: u32,
+    /// What the Error Information log tells of it if it fails.
+    pub(crate) subject: Subject,
 }
 
 /// How far a command came at once.
@@ -244,7 +247,7 @@ impl Controller {
             if matches!(completion.status.code(), Status::UNRECOVERED_READ_ERROR | Status::WRITE_FAULT) {
                 self.counters.media_errors += 1;
             }
-            self.note_error(token, completion);
+            self.note_error(token, completion.status);
         }
         self.post(token, completion);
     }

@@ -30,6 +30,7 @@ mod config;
 mod controller;
 mod data;
 mod device;
+mod errors;
 #[cfg(test)]
 mod fixture;
 mod interrupts;

@@ -8,6 +8,7 @@ use millrace_nvme_spec::status::StatusField;
 
 use super::{
     controller::{CommandToken, Controller},
+    errors::Subject,
     state::{self, CqState, SqState},
     status::Completion,
 };
@@ -250,7 +251,7 @@ impl Controller {
         state::commit();
         sq.head.set(if next == sq.entries.get() { 0 } else { next });
         self.in_flight += 1;
-        Some((sqe, CommandToken { sqid, cid: sqe.cid.0, epoch: self.state.epoch.get() }))
+        Some((sqe, CommandToken { sqid, cid: sqe.cid.0, epoch: self.state.epoch.get(), subject: Subject::of(&sqe) }))
     }
 
     fn read_entry(&mut self, sqid: u16, index: u32) -> Option<Sqe> {

@@ -7,15 +7,17 @@ use std::{cell::Cell, sync::Arc};
 
 use millrace_nvme_spec::{
     admin::{AbortCdw10, AbortResult, AsyncEvent, AsyncEventDw0, AsyncEventType},
-    command::{CommandId, NamespaceId, Sqe},
+    command::{NamespaceId, Sqe},
     features::AsyncEventFeature,
     log::{LogId, ReservationNotificationType},
+    opcode::AdminOpcode,
     status::Status,
 };
 
 use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
+        errors::Subject,
         namespace::Namespace,
         state::EVENT_REQUESTS,
         status::Completion,
@@ -73,7 +75,8 @@ impl Controller {
         events.outstanding.set(last);
         let cq = self.cq(0);
         cq.promised.set(cq.promised.get() + 1);
-        self.complete(CommandToken { sqid: 0, cid, epoch: self.state.epoch.get() }, completion);
+        let (epoch, subject) = (self.state.epoch.get(), Subject::of_opcode(AdminOpcode::ASYNC_EVENT_REQUEST));
+        self.complete(CommandToken { sqid: 0, cid, epoch, subject }, completion);
         true
     }
 
@@ -150,7 +153,7 @@ impl Controller {
     pub(crate) fn invalid_doorbell(&mut self, qid: u16, _value: u32) {
         let exists = self.sq_exists(qid) || self.cq_exists(qid);
         let event = if exists { AsyncEvent::INVALID_DOORBELL_VALUE } else { AsyncEvent::INVALID_DOORBELL_REGISTER };
-        self.log_error(qid, CommandId::NONE.0, Status::SUCCESS);
+        self.log_doorbell_error(qid);
         self.raise(event);
     }
 

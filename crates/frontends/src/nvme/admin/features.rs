@@ -103,7 +103,7 @@ impl Controller {
     /// Get Features (Base 5.1.11).
     pub(super) fn get_features(&mut self, sqe: &Sqe) -> Progress {
         let cdw10 = GetFeaturesCdw10::from_bits(sqe.cdw10);
-        let allowed = capabilities(cdw10.fid()).ok_or(Status::INVALID_FIELD)?;
+        let allowed = capabilities(cdw10.fid()).ok_or_else(|| self.invalid(10, 0))?;
         match cdw10.sel() {
             FeatureSelect::SUPPORTED_CAPABILITIES => Ok(done(allowed.into_bits())),
             FeatureSelect::CURRENT => {
@@ -115,7 +115,7 @@ impl Controller {
                 self.check_get_namespace(cdw10.fid(), allowed, sqe.nsid)?;
                 self.initial_value(cdw10.fid(), sqe).map(done)
             }
-            _ => Err(Status::INVALID_FIELD),
+            _ => Err(self.invalid(10, 8)),
         }
     }
 
@@ -203,7 +203,7 @@ impl Controller {
     /// The interrupt vector that CDW11 names.
     fn vector(&self, sqe: &Sqe) -> Result<u16, Status> {
         let vector = InterruptVectorFeature::from_bits(sqe.cdw11).iv();
-        if vector < self.config.vectors { Ok(vector) } else { Err(Status::INVALID_FIELD) }
+        if vector < self.config.vectors { Ok(vector) } else { Err(self.invalid(11, 0)) }
     }
 
     fn timestamp(&self) -> Timestamp {
@@ -234,7 +234,7 @@ impl Controller {
     pub(super) fn set_features(&mut self, sqe: &Sqe) -> Progress {
         let cdw10 = SetFeaturesCdw10::from_bits(sqe.cdw10);
         let fid = cdw10.fid();
-        let allowed = capabilities(fid).ok_or(Status::INVALID_FIELD)?;
+        let allowed = capabilities(fid).ok_or_else(|| self.invalid(10, 0))?;
         if cdw10.sv() {
             return Err(Status::FEATURE_NOT_SAVEABLE);
         }
@@ -245,7 +245,7 @@ impl Controller {
         }
         if fid == FeatureId::RESERVATION_PERSISTENCE && ReservationPersistenceFeature::from_bits(sqe.cdw11).ptpl() {
             // RESCAP says that reservations do not persist.
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(11, 0));
         }
         if !allowed.changeable() {
             return Err(Status::FEATURE_NOT_CHANGEABLE);
@@ -264,7 +264,7 @@ impl Controller {
             FeatureId::POWER_MANAGEMENT => {
                 let feature = PowerManagementFeature::from_bits(value);
                 if feature.ps() != 0 {
-                    return Err(Status::INVALID_FIELD);
+                    return Err(self.invalid(11, 0));
                 }
                 features.power_state.set(PowerManagementFeature::new().with_wh(feature.wh()).into_bits());
             }
@@ -272,7 +272,7 @@ impl Controller {
             FeatureId::ERROR_RECOVERY => {
                 let feature = ErrorRecoveryFeature::from_bits(value);
                 if feature.dulbe() {
-                    return Err(Status::INVALID_FIELD);
+                    return Err(self.invalid(11, 16));
                 }
                 self.each_namespace(sqe.nsid, |namespace| namespace.time_limited_recovery.set(feature.tler()));
             }
@@ -324,22 +324,25 @@ impl Controller {
     fn set_threshold(&self, value: u32) -> Result<(), Status> {
         let feature = TemperatureThresholdFeature::from_bits(value);
         if feature.tmpsel() != COMPOSITE && feature.tmpsel() != ALL_SENSORS {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(11, 16));
         }
         let kelvins = u32::from(feature.tmpth());
         let features = &self.state.features;
         match feature.thsel() {
             ThresholdType::OVER => features.temperature_over.set(kelvins),
             ThresholdType::UNDER => features.temperature_under.set(kelvins),
-            _ => return Err(Status::INVALID_FIELD),
+            _ => return Err(self.invalid(11, 20)),
         }
         Ok(())
     }
 
     fn set_queues(&self, value: u32) -> Result<u32, Status> {
         let asked = NumberOfQueuesFeature::from_bits(value);
-        if asked.nsq_z() == u16::MAX || asked.ncq_z() == u16::MAX {
-            return Err(Status::INVALID_FIELD);
+        if asked.nsq_z() == u16::MAX {
+            return Err(self.invalid(11, 0));
+        }
+        if asked.ncq_z() == u16::MAX {
+            return Err(self.invalid(11, 16));
         }
         if (1..=self.config.queues).any(|qid| self.sq_exists(qid) || self.cq_exists(qid)) {
             return Err(Status::COMMAND_SEQUENCE_ERROR);

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use millrace_nvme_spec::{
     admin::{FormatCdw10, SecureErase},
     command::Sqe,
+    log::ParameterErrorLocation,
     status::Status,
 };
 
@@ -27,10 +28,10 @@ impl Controller {
         let block_size = FORMATS.get(usize::from(cdw10.lbaf())).copied().ok_or(Status::INVALID_FORMAT)?;
         // No format has metadata for protection information.
         if cdw10.pi() != 0 {
-            return Err(Status::INVALID_FORMAT);
+            return Err(self.refuse(ParameterErrorLocation::dword(10, 5), Status::INVALID_FORMAT));
         }
         if cdw10.ses() != SecureErase::NONE && cdw10.ses() != SecureErase::USER_DATA {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(10, 9));
         }
         if self.admin.jobs.concern(attached.nsid) {
             return Err(Status::FORMAT_IN_PROGRESS);

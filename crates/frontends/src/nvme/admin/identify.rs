@@ -73,7 +73,7 @@ impl Controller {
                 | Cns::CSI_ALLOCATED_NAMESPACE
         );
         if is_csi_specific && csi != Csi::NVM {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(11, 24));
         }
         match cdw10.cns() {
             Cns::NAMESPACE => self.identify_namespace(sqe)?,
@@ -106,7 +106,7 @@ impl Controller {
             }
             Cns::SUBSYSTEM_CONTROLLERS => self.identify_controllers(sqe, true)?,
             Cns::IO_COMMAND_SETS => self.identify_command_sets(sqe)?,
-            _ => return Err(Status::INVALID_FIELD),
+            _ => return Err(self.invalid(10, 0)),
         }
         Ok(done(0))
     }
@@ -159,7 +159,7 @@ impl Controller {
     /// Whether a namespace that exists is attached.
     fn active_or_allocated(&self, nsid: NamespaceId) -> Result<bool, Status> {
         self.check_valid(nsid)?;
-        self.namespaces.allocation(nsid.0).ok_or(Status::INVALID_FIELD)?;
+        self.namespaces.allocation(nsid.0).ok_or_else(|| self.invalid(1, 0))?;
         Ok(self.namespaces.get(nsid.0).is_some())
     }
 
@@ -174,7 +174,7 @@ impl Controller {
     fn identify_command_sets(&mut self, sqe: &Sqe) -> Result<(), Status> {
         let cntid = IdentifyCdw10::from_bits(sqe.cdw10).cntid();
         if cntid.0 != u16::MAX && cntid.0 != self.config.cntlid {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(10, 16));
         }
         let mut sets = IoCommandSets::new_zeroed();
         sets.combinations[0] = 1 << Csi::NVM.0;

@@ -5,23 +5,22 @@ use std::{mem::offset_of, time::Instant};
 use millrace_block::BlockSize;
 use millrace_memory::{Access, SegmentCursor};
 use millrace_nvme_spec::{
-    command::{CommandId, Csi, NamespaceId, QueueId, Sqe},
+    command::{Csi, NamespaceId, Sqe},
     identify::{NamespaceList, padded},
     log::{
         ActiveFirmware, CommandEffects, CommandEffectsLog, CriticalWarning, ErrorEntry, FirmwareSlotLog, GetLogPageCdw10,
-        GetLogPageCdw11, GetLogPageCdw14, LogId, LogPageSupport, ParameterErrorLocation, ReservationNotification,
-        ReservationNotificationType, SmartLog, SupportedLogPages, log_page_bytes,
+        GetLogPageCdw11, GetLogPageCdw14, LogId, LogPageSupport, ReservationNotification, ReservationNotificationType,
+        SmartLog, SupportedLogPages, log_page_bytes,
     },
-    status::{Status, StatusField},
+    status::Status,
 };
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
     super::{
-        controller::{CommandToken, Controller},
+        controller::Controller,
         data,
         state::{self, ERROR_ENTRIES, RESERVATION_NOTICES},
-        status::Completion,
     },
     Progress, done, effects, monotonic_millis,
 };
@@ -65,10 +64,10 @@ impl Controller {
         // Every page is the controller's, and none has an index of its own to its entries.
         if sqe.nsid.is_single() {
             self.check_valid(sqe.nsid)?;
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(1, 0));
         }
         if cdw14.ot() {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(14, 23));
         }
         let mut page = self.log_page(lid);
         if lid == LogId::COMMAND_EFFECTS && cdw14.csi() != Csi::NVM {
@@ -78,9 +77,9 @@ impl Controller {
             page[io..io + size_of::<[CommandEffects; 256]>()].fill(0);
         }
         let offset = u64::from(sqe.cdw13) << 32 | u64::from(sqe.cdw12);
-        let rest = usize::try_from(offset).ok().and_then(|offset| page.get(offset..)).ok_or(Status::INVALID_FIELD)?;
+        let rest = usize::try_from(offset).ok().and_then(|offset| page.get(offset..)).ok_or_else(|| self.invalid(12, 0))?;
         if !offset.is_multiple_of(4) {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(12, 0));
         }
         self.send_log(sqe, rest, log_page_bytes(cdw10, cdw11))?;
         if !cdw10.rae() {
@@ -93,7 +92,7 @@ impl Controller {
     /// Sends `len` bytes: those of the page, then zeroes.
     fn send_log(&mut self, sqe: &Sqe, bytes: &[u8], len: u64) -> Result<(), Status> {
         if len > self.config.max_transfer() {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(10, 16));
         }
         let page_size = self.page_size();
         data::resolve(&self.memory, page_size, sqe, len, Access::Write, &mut self.segments)?;
@@ -159,28 +158,6 @@ impl Controller {
         }
         log.resize(ERROR_ENTRIES * size_of::<ErrorEntry>(), 0);
         log
-    }
-
-    /// Remembers a failed command for the Error Information log.
-    pub(crate) fn note_error(&mut self, token: CommandToken, completion: Completion) {
-        self.log_error(token.sqid, token.cid, completion.status);
-    }
-
-    pub(super) fn log_error(&self, sqid: u16, cid: u16, status: Status) {
-        let logs = &self.state.logs;
-        let number = logs.error_count.get();
-        let mut entry = ErrorEntry::new_zeroed();
-        entry.ecnt = number + 1;
-        entry.sqid = QueueId(sqid);
-        entry.cid = CommandId(cid);
-        entry.status = StatusField::new(status, false);
-        entry.pel = ParameterErrorLocation::NONE;
-        let words = <[u64; 8]>::read_from_bytes(entry.as_bytes()).expect("an entry is eight words");
-        for (cell, word) in logs.errors[(number % ERROR_ENTRIES as u64) as usize].iter().zip(words) {
-            cell.set(word);
-        }
-        state::commit();
-        logs.error_count.set(number + 1);
     }
 
     /// Critical warnings that are present now.

@@ -23,12 +23,13 @@ mod logs;
 mod namespaces;
 mod queues;
 
-use std::rc::Rc;
+use std::{cell::Cell, rc::Rc};
 
 use millrace_engine::{ShardContext, TaskSlot};
 use millrace_memory::Access;
 use millrace_nvme_spec::{
     command::{Fuse, NamespaceId, Psdt, Sqe},
+    log::ParameterErrorLocation,
     opcode::AdminOpcode,
     status::Status,
 };
@@ -39,6 +40,7 @@ use super::{
     Config,
     controller::{CommandToken, Controller, Outcome},
     data,
+    errors::parameter,
     namespace::Attached,
     status::Completion,
 };
@@ -52,6 +54,8 @@ pub(crate) struct AdminState {
     busy: logs::BusyClock,
     /// How often the guest may still attach and detach: the daemon stores each change.
     attachments: namespaces::AttachmentBudget,
+    /// The parameter for which the command that is being started is refused (see errors.rs).
+    pub(super) refused: Cell<ParameterErrorLocation>,
 }
 
 impl AdminState {
@@ -61,6 +65,7 @@ impl AdminState {
             jobs: jobs::Jobs::default(),
             busy: logs::BusyClock::default(),
             attachments: namespaces::AttachmentBudget::default(),
+            refused: Cell::new(ParameterErrorLocation::NONE),
         }
     }
 }
@@ -114,8 +119,11 @@ impl Controller {
             return Err(Status::INVALID_OPCODE);
         }
         // Neither fused operations nor SGLs exist in the admin queue of a PCIe controller (Base 4.1.1).
-        if sqe.flags.fuse() != Fuse::NORMAL || sqe.flags.psdt() != Psdt::PRP {
-            return Err(Status::INVALID_FIELD);
+        if sqe.flags.fuse() != Fuse::NORMAL {
+            return Err(self.refuse(parameter::FUSE, Status::INVALID_FIELD));
+        }
+        if sqe.flags.psdt() != Psdt::PRP {
+            return Err(self.refuse(parameter::PSDT, Status::INVALID_FIELD));
         }
         let request = sqe.admin_opcode() == AdminOpcode::ASYNC_EVENT_REQUEST;
         if self.holds(token.cid) || request && self.event_requests().any(|waiting| waiting == token.cid) {
@@ -171,7 +179,7 @@ impl Controller {
     /// Whether a namespace of this identifier may exist (Base 3.2.1); the broadcast value names none where it means nothing.
     fn check_valid(&self, nsid: NamespaceId) -> Result<(), Status> {
         match nsid {
-            NamespaceId::BROADCAST => Err(Status::INVALID_FIELD),
+            NamespaceId::BROADCAST => Err(self.invalid(1, 0)),
             NamespaceId(1..) if nsid.0 <= self.namespaces.largest() => Ok(()),
             _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT),
         }
@@ -180,7 +188,7 @@ impl Controller {
     /// The attached namespace that a command names (Base 3.2.1.5).
     fn active(&self, nsid: NamespaceId) -> Result<&Rc<Attached>, Status> {
         self.check_valid(nsid)?;
-        self.namespaces.get(nsid.0).ok_or(Status::INVALID_FIELD)
+        self.namespaces.get(nsid.0).ok_or_else(|| self.invalid(1, 0))
     }
 }
 

@@ -72,13 +72,13 @@ impl Controller {
         match NamespaceManagementCdw10::from_bits(sqe.cdw10).sel() {
             NamespaceManagementSelect::CREATE => self.create_namespace(token, sqe),
             NamespaceManagementSelect::DELETE => self.delete_namespace(token, sqe.nsid),
-            _ => Err(Status::INVALID_FIELD),
+            _ => Err(self.invalid(10, 0)),
         }
     }
 
     fn create_namespace(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
         if sqe.nsid != NamespaceId::NONE {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(1, 0));
         }
         if NamespaceManagementCdw11::from_bits(sqe.cdw11).csi() != Csi::NVM {
             return Err(Status::IO_COMMAND_SET_NOT_SUPPORTED);
@@ -99,7 +99,7 @@ impl Controller {
             self.namespaces.allocated().map(|(nsid, _)| nsid).collect()
         } else {
             self.check_valid(nsid)?;
-            self.namespaces.allocation(nsid.0).ok_or(Status::INVALID_FIELD)?;
+            self.namespaces.allocation(nsid.0).ok_or_else(|| self.invalid(1, 0))?;
             vec![nsid.0]
         };
         if nsids.iter().any(|&nsid| self.admin.jobs.concern(nsid)) {
@@ -118,11 +118,11 @@ impl Controller {
     pub(super) fn namespace_attachment(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
         let select = NamespaceAttachmentCdw10::from_bits(sqe.cdw10).sel();
         if select != NamespaceAttachmentSelect::ATTACH && select != NamespaceAttachmentSelect::DETACH {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(10, 0));
         }
         self.check_valid(sqe.nsid)?;
         let nsid = sqe.nsid.0;
-        self.namespaces.allocation(nsid).ok_or(Status::INVALID_FIELD)?;
+        self.namespaces.allocation(nsid).ok_or_else(|| self.invalid(1, 0))?;
         let list: ControllerList = self.fetch(sqe)?;
         // This controller is the only one that the guest knows.
         if list.listed() != Some(&[ControllerId(self.config.cntlid)]) {

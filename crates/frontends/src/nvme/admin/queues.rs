@@ -11,6 +11,7 @@ use millrace_nvme_spec::{
 use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
+        errors::parameter,
         state,
         status::Completion,
     },
@@ -81,7 +82,7 @@ impl Controller {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
         // CAP.CQR is set.
-        if contiguous { Ok((qid.0, entries)) } else { Err(Status::INVALID_FIELD) }
+        if contiguous { Ok((qid.0, entries)) } else { Err(self.invalid(11, 0)) }
     }
 
     /// Where the queue lies: PRP1, page-aligned, all of it in memory that we can reach as we must.
@@ -97,7 +98,7 @@ impl Controller {
         if is_reachable(&self.memory, base, u64::from(entries) * entry as u64, access) {
             Ok(base)
         } else {
-            Err(Status::INVALID_FIELD)
+            Err(self.refuse(parameter::DPTR, Status::INVALID_FIELD))
         }
     }
 
@@ -151,7 +152,7 @@ impl Controller {
             base != 0 && base.is_multiple_of(page_size) && is_reachable(&self.memory, base, page_size, Access::Write)
         };
         if !usable(shadow) || !usable(events) || shadow == events {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.refuse(parameter::DPTR, Status::INVALID_FIELD));
         }
         // Forgets the pages of an earlier configuration.
         self.caches.forget_translations();

@@ -16,6 +16,7 @@ use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
         data,
+        errors::parameter,
         namespace::Attached,
         reservation::Rights,
         status::Completion,
@@ -43,7 +44,7 @@ impl Controller {
         let fields = CopyCdw12::from_bits(sqe.cdw12);
         let format = self.copy_format(fields.format())?;
         if fields.nr_z() > MSRC_Z {
-            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+            return Err(self.refuse(parameter::NLB, Status::COMMAND_SIZE_LIMIT_EXCEEDED));
         }
         attached.check_writable(&geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
@@ -78,7 +79,7 @@ impl Controller {
     fn copy_format(&self, format: CopyFormat) -> Result<CopyFormat, Status> {
         let bit = 1_u16.checked_shl(format.0.into()).unwrap_or(0);
         let enabled = CDFS & bit != 0 && (CDFE & bit == 0 || self.copy_formats_enabled() & bit != 0);
-        if enabled { Ok(format) } else { Err(Status::INVALID_FIELD) }
+        if enabled { Ok(format) } else { Err(self.invalid(12, 8)) }
     }
 
     /// Checks every source range, and the target range they make together.
@@ -121,7 +122,7 @@ impl Controller {
     ) -> Result<Source, Status> {
         let attached = match format {
             CopyFormat::NSID_SLBA_32 if range.sopt.fco() => return Err(Status::FAST_COPY_NOT_POSSIBLE),
-            CopyFormat::NSID_SLBA_32 => Rc::clone(self.namespace(range.snsid)?),
+            CopyFormat::NSID_SLBA_32 => Rc::clone(self.namespaces.require(range.snsid.0)?),
             _ => Rc::clone(target),
         };
         let source = attached.namespace.volume.geometry();

@@ -20,6 +20,7 @@ use millrace_nvme_spec::{
 use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
+        errors::parameter,
         namespace::Attached,
         reservation::Rights,
         status::Completion,
@@ -64,7 +65,7 @@ impl Controller {
                 match fuse {
                     Fuse::NORMAL => self.single_command(slot, token, sqe),
                     Fuse::FIRST => self.hold(token, sqe),
-                    _ => Outcome::Done(Completion::error(Status::INVALID_FIELD)),
+                    _ => Outcome::Done(Completion::error(self.refuse(parameter::FUSE, Status::INVALID_FIELD))),
                 }
             }
         }
@@ -147,8 +148,8 @@ impl Controller {
             }
         };
         if !Rc::ptr_eq(&attached, &target) || blocks.range() != written.range() {
-            self.complete(first.0, Completion::error(Status::INVALID_FIELD));
-            return Outcome::Done(Completion::error(Status::INVALID_FIELD));
+            self.complete(first.0, Completion::error(self.invalid(10, 0)));
+            return Outcome::Done(Completion::error(self.invalid(10, 0)));
         }
         if attached.namespace.uncorrectable.overlaps(blocks.lba, blocks.count) {
             self.complete(first.0, Completion::error(Status::UNRECOVERED_READ_ERROR));
@@ -161,7 +162,11 @@ impl Controller {
 
     /// Everything that can be wrong with one of the two; its data are in `self.segments` then.
     fn check_half(&mut self, sqe: &Sqe, opcode: NvmOpcode, operation: Operation) -> Result<(Rc<Attached>, Blocks), Status> {
-        if sqe.nvm_opcode() == opcode { self.check_transfer(sqe, operation) } else { Err(Status::INVALID_FIELD) }
+        if sqe.nvm_opcode() == opcode {
+            self.check_transfer(sqe, operation)
+        } else {
+            Err(self.refuse(parameter::OPCODE, Status::INVALID_FIELD))
+        }
     }
 
     fn launch_pair(

@@ -164,7 +164,7 @@ impl Controller {
         let fields = WriteZeroesCdw12::from_bits(sqe.cdw12);
         if fields.nsz() {
             // Namespace Zeroes is not supported, and Identify Namespace says so.
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(12, 23));
         }
         let blocks = Blocks::of(&geometry, sqe)?;
         attached.check_writable(&geometry)?;

@@ -42,6 +42,7 @@ use super::{
     Config,
     controller::{CommandToken, Controller, Outcome},
     data,
+    errors::parameter,
     namespace::Attached,
     reservation::{HostKey, Rights},
     status::Completion,
@@ -153,7 +154,7 @@ impl Controller {
 
     /// Whether a transfer is within MDTS.
     fn check_size(&self, bytes: u64) -> Result<(), Status> {
-        if bytes > self.config.max_transfer() { Err(Status::INVALID_FIELD) } else { Ok(()) }
+        if bytes > self.config.max_transfer() { Err(self.refuse(parameter::NLB, Status::INVALID_FIELD)) } else { Ok(()) }
     }
 
     /// Whether the namespace's reservation lets this controller do it.
@@ -195,12 +196,17 @@ impl Controller {
 
     /// Resolves the data pointer into `self.segments`.
     fn resolve(&mut self, sqe: &Sqe, bytes: u64, access: Access) -> Result<(), Status> {
-        data::resolve(&self.memory, self.page_size(), sqe, bytes, access, &mut self.segments)
+        data::resolve(&self.memory, self.page_size(), sqe, bytes, access, &mut self.segments).inspect_err(|status| {
+            // Every other error of a data pointer has a status of its own.
+            if status.code() == Status::INVALID_FIELD {
+                let _ = self.refuse(parameter::PSDT, *status);
+            }
+        })
     }
 
     /// The attached namespace of an I/O command.
     fn namespace(&self, nsid: NamespaceId) -> Result<&Rc<Attached>, Status> {
-        self.namespaces.require(nsid.0)
+        self.namespaces.require(nsid.0).map_err(|status| self.refuse(parameter::NSID, status))
     }
 }
 

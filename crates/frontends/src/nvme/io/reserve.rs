@@ -36,7 +36,7 @@ impl Controller {
         let fields = RegisterCdw10::from_bits(sqe.cdw10);
         // Persistence through power loss is not supported: it can be cleared, not set.
         if !matches!(fields.cptpl(), ChangePersistence::NO_CHANGE | ChangePersistence::CLEAR) {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(10, 30));
         }
         let data: RegisterData = self.reservation_data(sqe)?;
         let (host, cntlid) = (self.host_key(), self.config.cntlid);
@@ -55,7 +55,7 @@ impl Controller {
         let attached = Rc::clone(self.namespace(sqe.nsid)?);
         let fields = AcquireCdw10::from_bits(sqe.cdw10);
         if fields.iekey() {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(10, 3));
         }
         let data: AcquireData = self.reservation_data(sqe)?;
         let host = self.host_key();
@@ -74,7 +74,7 @@ impl Controller {
         let attached = Rc::clone(self.namespace(sqe.nsid)?);
         let fields = ReleaseCdw10::from_bits(sqe.cdw10);
         if fields.iekey() {
-            return Err(Status::INVALID_FIELD);
+            return Err(self.invalid(10, 3));
         }
         let data: ReleaseData = self.reservation_data(sqe)?;
         let host = self.host_key();

@@ -1,9 +1,13 @@
 //! Get Log Page.
 
-use millrace_block::BlockSize;
+use millrace_backends::{
+    MemoryVolume,
+    fault::{Effect, FaultVolume, Kind, Rule, When},
+};
+use millrace_block::{BlockError, BlockSize};
 use millrace_nvme_spec::{
-    command::{CommandId, NamespaceId, QueueId, Sqe},
-    log::{CommandEffectsLog, ErrorEntry, FirmwareSlotLog, LogId, SmartLog, SupportedLogPages},
+    command::{CommandId, DataPointer, Fuse, NamespaceId, Psdt, QueueId, Sqe},
+    log::{CommandEffectsLog, ErrorEntry, FirmwareSlotLog, LogId, ParameterErrorLocation, SmartLog, SupportedLogPages},
     opcode::{AdminOpcode, NvmOpcode},
     registers::offset,
     status::Status,
@@ -14,7 +18,7 @@ use super::{
         fixture::{FakeGuest, sqe},
         registers::Reset,
     },
-    admin, code, expect, expect_reading, read_block, reading,
+    admin, boot_with_all, code, expect, expect_reading, read_block, reading, with,
 };
 
 /// Get Log Page for `len` bytes from the page's start.
@@ -179,4 +183,110 @@ fn effects_and_firmware_are_told() {
     let other: CommandEffectsLog = reading(&mut guest, other);
     assert!(other.admin[usize::from(AdminOpcode::FORMAT_NVM.0)].ncc());
     assert!(other.io.iter().all(|effects| !effects.csupp()));
+}
+
+/// The newest entry of the Error Information log.
+fn newest(guest: &mut FakeGuest) -> ErrorEntry {
+    reading(guest, log_page(LogId::ERROR, 64))
+}
+
+#[test]
+fn errors_tell_the_namespace_the_block_and_the_parameter() {
+    const SIZE: u64 = 8 << 20;
+    let location = ParameterErrorLocation::dword;
+    let mut guest = FakeGuest::boot();
+    guest.add_memory_volume(1, SIZE, BlockSize::B512);
+    guest.make_queues(1, 64);
+    let read = read_block(&mut guest, 1);
+    let at = |slba: u64| with(&read, |sqe| sqe.set_cdw10_11(slba));
+    let end = SIZE / 512;
+    let too_many = (guest.controller.config.max_transfer() / 512) as u32;
+    let outside = with(&read, |sqe| sqe.dptr = DataPointer::prps(0, 0));
+    let flags = |psdt, fuse| with(&read, |sqe| sqe.flags = sqe.flags.with_psdt(Psdt(psdt)).with_fuse(Fuse(fuse)));
+    for (sqe, lba, pel) in [
+        (at(end + 7), end + 7, location(10, 0)),
+        (at(u64::MAX), u64::MAX, location(10, 0)),
+        (with(&read, |sqe| sqe.nsid = NamespaceId(2)), 0, location(1, 0)),
+        (with(&read, |sqe| sqe.nsid = NamespaceId(1000)), 0, location(1, 0)),
+        (with(&read, |sqe| sqe.opcode = 0x7f), 0, location(0, 0)),
+        (with(&outside, |sqe| sqe.set_cdw10_11(5)), 5, location(6, 0)),
+        (flags(3, 0), 0, location(0, 14)),
+        (flags(0, 3), 0, location(0, 8)),
+        (with(&read, |sqe| sqe.cdw12 = too_many), 0, location(12, 0)),
+        // What begins with an LBA of the target, or with none at all.
+        (with(&at(9), |sqe| (sqe.opcode, sqe.cdw12) = (NvmOpcode::COPY.0, 0x300)), 0, location(12, 8)),
+    ] {
+        let cqe = guest.command(1, sqe);
+        let entry = newest(&mut guest);
+        assert_eq!((entry.sqid, entry.cid, entry.status.status()), (QueueId(1), cqe.cid, cqe.status()));
+        assert_eq!((entry.nsid, entry.lba, entry.pel), (sqe.nsid, lba, pel), "{}", cqe.status());
+        assert_eq!((entry.lpver, entry.opc, entry.trtype), (1, sqe.opcode, 0));
+    }
+}
+
+#[test]
+fn errors_of_the_medium_tell_the_block() {
+    let mut guest = FakeGuest::boot();
+    let volume = MemoryVolume::create("inner", 1 << 20, BlockSize::B512).expect("a volume");
+    let fault = FaultVolume::new(volume, 1);
+    fault.add(Rule::new(Kind::Read, When::Always, Effect::Fail(BlockError::ReadFault { errno: 5 })));
+    guest.add_volume(3, fault);
+    guest.make_queues(1, 64);
+    let read = with(&read_block(&mut guest, 3), |sqe| sqe.set_cdw10_11(77));
+    assert_eq!(code(&guest.command(1, read)), Status::UNRECOVERED_READ_ERROR);
+    let entry = newest(&mut guest);
+    assert_eq!((entry.nsid, entry.lba, entry.pel), (NamespaceId(3), 77, ParameterErrorLocation::NONE));
+}
+
+#[test]
+fn errors_of_admin_commands_tell_the_parameter() {
+    let location = ParameterErrorLocation::dword;
+    let mut guest = boot_with_all();
+    let command = |opcode, change: &dyn Fn(&mut Sqe)| with(&admin(opcode, 0), change);
+    let page = guest.alloc_pages(1);
+    for (sqe, status, pel) in [
+        (command(AdminOpcode::SANITIZE, &|_| ()), Status::INVALID_OPCODE, location(0, 0)),
+        (command(AdminOpcode::IDENTIFY, &|sqe| sqe.cdw10 = 0xff), Status::INVALID_FIELD, location(10, 0)),
+        (
+            command(AdminOpcode::IDENTIFY, &|sqe| sqe.nsid = NamespaceId(1000)),
+            Status::INVALID_NAMESPACE_OR_FORMAT,
+            location(1, 0),
+        ),
+        (command(AdminOpcode::GET_FEATURES, &|sqe| sqe.cdw10 = 0xdf), Status::INVALID_FIELD, location(10, 0)),
+        (command(AdminOpcode::GET_FEATURES, &|sqe| sqe.cdw10 = 0x701), Status::INVALID_FIELD, location(10, 8)),
+        (command(AdminOpcode::SET_FEATURES, &|sqe| sqe.cdw10 = 1 << 31 | 1), Status::FEATURE_NOT_SAVEABLE, location(10, 31)),
+        (command(AdminOpcode::SET_FEATURES, &|sqe| (sqe.cdw10, sqe.cdw11) = (2, 1)), Status::INVALID_FIELD, location(11, 0)),
+        (command(AdminOpcode::GET_LOG_PAGE, &|sqe| sqe.cdw10 = 0xc0), Status::INVALID_LOG_PAGE, location(10, 0)),
+        (command(AdminOpcode::CREATE_IO_CQ, &|sqe| sqe.cdw10 = 1), Status::INVALID_QUEUE_SIZE, location(10, 16)),
+        (command(AdminOpcode::CREATE_IO_CQ, &|sqe| sqe.cdw10 = 63 << 16), Status::INVALID_QUEUE_IDENTIFIER, location(10, 0)),
+        (command(AdminOpcode::CREATE_IO_CQ, &|sqe| sqe.cdw10 = 63 << 16 | 1), Status::INVALID_FIELD, location(11, 0)),
+        (
+            command(AdminOpcode::CREATE_IO_CQ, &|sqe| {
+                (sqe.cdw10, sqe.cdw11) = (63 << 16 | 1, 0xffff_0003);
+                sqe.dptr = DataPointer::prps(page, 0);
+            }),
+            Status::INVALID_INTERRUPT_VECTOR,
+            location(11, 16),
+        ),
+        (
+            command(AdminOpcode::CREATE_IO_CQ, &|sqe| {
+                (sqe.cdw10, sqe.cdw11) = (63 << 16 | 1, 1);
+                sqe.dptr = DataPointer::prps(page + 8, 0);
+            }),
+            Status::PRP_OFFSET_INVALID,
+            location(6, 0),
+        ),
+        (command(AdminOpcode::NAMESPACE_MANAGEMENT, &|sqe| sqe.cdw10 = 9), Status::INVALID_FIELD, location(10, 0)),
+        (command(AdminOpcode::FORMAT_NVM, &|sqe| sqe.nsid = NamespaceId(1)), Status::INVALID_FIELD, location(1, 0)),
+    ] {
+        expect(&mut guest, sqe, status);
+        let entry = newest(&mut guest);
+        assert_eq!((entry.nsid, entry.lba, entry.pel), (sqe.nsid, 0, pel), "{status} {:#x}", sqe.opcode);
+    }
+    // What was refused for a parameter does not blame the next failure.
+    guest.make_queues(1, 16);
+    guest.doorbell(2, 16);
+    guest.settle();
+    let entry = newest(&mut guest);
+    assert_eq!((entry.cid, entry.pel), (CommandId::NONE, ParameterErrorLocation::NONE));
 }
