@@ -8,6 +8,7 @@
 //!            ::ring ────tail──► doorbell page, shadow doorbell, or message
 //!            ::next_completion ◄──CQE, by its phase── DmaMemory
 //!   Namespace: commands with their ranges checked
+//!   LeanQueue: a QueuePair whose commands are all made beforehand, for measuring what is faster than a driver
 //! ```
 //!
 //! For tests, fuzzers and the benchmark: [`QueuePair::submit_raw`], [`QueuePair::ring_tail_raw`],
@@ -44,7 +45,7 @@ pub use dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE};
 pub use error::DriverError;
 pub use namespace::{CommandError, Namespace};
 pub use prp::PrpError;
-pub use queue::{QueueError, QueuePair};
+pub use queue::{LeanQueue, QueueError, QueuePair};
 pub use transport::{MappedArea, Transport, TransportError, VfioUser};
 
 /// The wire types that the interface speaks in.

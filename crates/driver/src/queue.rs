@@ -1,5 +1,7 @@
 //! A submission queue and its completion queue.
 
+mod lean;
+
 use std::{
     collections::VecDeque,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -15,6 +17,8 @@ use millrace_nvme_spec::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
+
+pub use lean::LeanQueue;
 
 use crate::{
     cid::CidTable,

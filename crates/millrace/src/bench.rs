@@ -4,23 +4,32 @@
 //!   BenchArgs ─► Target (controller, namespace, queues) ─► worker: poll ─ check ─ choose next ─ submit ─ ring ─► Report
 //!                                                             │                      │
 //!                                                          Tracker: what every unit of `bs` bytes holds (--verify)
+//!   --lean ─► Targets ─► lean: take a batch ─ begin as many ─ ring ─► LeanReport
 //! ```
 //!
 //! What it measures, and what it costs: commands are counted one by one, latencies are sampled (every 16th command unless
 //! `--sample` says otherwise) from just before the entry is written to when its completion is seen. Without `--verify` the
 //! data are not looked at: writes send one random buffer per slot over and over.
 //!
+//! `--lean` leaves out all that a measured target should not wait for: entries are made beforehand, completions are taken in
+//! batches, and clocks are read once per many batches (with `--latency` or `--rate`: once per batch, and every command counts).
+//!
 //! With `--verify` every block written carries its address, a generation and a pattern made of both and of the run's seed,
 //! and every block read must be what was last written, to the byte. A unit that this run has not written yet is written where
 //! it would be read. No two commands are in flight to one unit. When time is up, all that was written is read once more.
 
+mod lean;
+mod lean_report;
 mod pattern;
 mod report;
 mod tracker;
 mod worker;
 mod workload;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
 use millrace_block::Lba;
@@ -38,9 +47,9 @@ use worker::{Outcome, Worker};
 /// Drives an NVMe controller behind a vfio-user socket and prints IOPS, bandwidth and latencies.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// The controller's vfio-user socket
-    #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    /// The controller's vfio-user socket, or a folder with it as `cntrl`; several times with --lean
+    #[arg(long = "socket", value_name = "PATH", required = true)]
+    sockets: Vec<PathBuf>,
     /// What to do
     #[arg(long, value_enum, default_value_t = Rw::Randread)]
     rw: Rw,
@@ -83,6 +92,32 @@ pub(crate) struct BenchArgs {
     /// Use shadow doorbells (Doorbell Buffer Config)
     #[arg(long)]
     shadow_doorbells: bool,
+    #[command(flatten)]
+    lean: LeanArgs,
+}
+
+/// What only the lean client has.
+#[derive(Clone, Debug, Args)]
+#[group(multiple = true, conflicts_with_all = ["verify", "rwmixread", "sample"])]
+struct LeanArgs {
+    /// Spend next to nothing on a command: all are made beforehand, and completions are taken in batches
+    #[arg(long)]
+    lean: bool,
+    /// Completions to wait for before new commands take their places [default: a quarter of --qd]
+    #[arg(long, value_name = "N", requires = "lean")]
+    batch: Option<usize>,
+    /// Each of the --qd commands always at its own address, so that its entry is never written again
+    #[arg(long, requires = "lean")]
+    still: bool,
+    /// Take the latency of every command
+    #[arg(long, requires = "lean")]
+    latency: bool,
+    /// Commands per second to begin, in all, whether earlier ones have completed or not; latencies count from when one was due
+    #[arg(long, value_name = "IOPS", requires = "lean", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    rate: Option<u64>,
+    /// Sleep until an interrupt when nothing has completed, and count the interrupts
+    #[arg(long, requires = "lean", conflicts_with = "rate")]
+    interrupts: bool,
 }
 
 /// The kind of load.
@@ -98,6 +133,19 @@ pub(crate) enum Rw {
     Write,
     /// Random reads and writes
     Randrw,
+}
+
+impl Rw {
+    /// As on the command line.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Randread => "randread",
+            Self::Randwrite => "randwrite",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Randrw => "randrw",
+        }
+    }
 }
 
 /// Why a run failed.
@@ -178,6 +226,12 @@ pub(crate) enum BenchError {
         #[source]
         source: std::io::Error,
     },
+    /// The ordinary client drives one controller.
+    #[error("{0} sockets: only --lean drives more than one")]
+    ManySockets(usize),
+    /// The lean client only reads or only writes.
+    #[error("--lean reads or writes; it does not mix the two")]
+    Mixed,
     /// The results could not be written.
     #[error("writing the results")]
     Output(#[source] std::io::Error),
@@ -192,15 +246,18 @@ pub(crate) fn run(args: BenchArgs) -> Result<(), BenchError> {
     if let Some(core) = args.core {
         pin(core)?;
     }
-    let mut target = Target::connect(&args)?;
+    if args.lean.lean {
+        return lean::run(&args);
+    }
+    let [socket] = &args.sockets[..] else { return Err(BenchError::ManySockets(args.sockets.len())) };
+    let mut target = Target::connect(&args, socket)?;
     let interrupt = worker::interrupt_flag();
     let Outcome { measured, failure } = Worker::new(&args, &mut target, interrupt)?.run(args.time);
     Report::new(&args, &target, &measured).print(args.json).map_err(BenchError::Output)?;
     if let Some(error) = failure {
         return Err(error);
     }
-    // Best effort: the results are out, and a target that cannot shut down has not failed the run.
-    let _ = target.controller.shutdown();
+    target.shutdown();
     Ok(())
 }
 
@@ -224,11 +281,13 @@ struct Target {
 }
 
 impl Target {
-    fn connect(args: &BenchArgs) -> Result<Self, BenchError> {
+    fn connect(args: &BenchArgs, socket: &Path) -> Result<Self, BenchError> {
         let stride = args.bs.next_multiple_of(PAGE_SIZE as u64);
         let (queues, qd) = (u64::from(args.queues), u64::from(args.qd));
+        let wanted = wanted_entries(args);
         // Data, entries of both queues, and PRP lists: two pages each are ample up to several MiB a command.
-        let memory = queues * (qd + 1).next_power_of_two() * (stride + 2 * PAGE_SIZE as u64 + stride / 256) + (16 << 20);
+        let memory = queues * (qd * stride + u64::from(wanted) * (2 * PAGE_SIZE as u64 + stride / 256))
+            + (if args.lean.lean { 1 } else { 16 } << 20);
         let options = Options {
             memory_size: usize::try_from(memory.next_multiple_of(PAGE_SIZE as u64)).unwrap_or(usize::MAX),
             io_queues: args.queues,
@@ -237,22 +296,46 @@ impl Target {
             shadow_doorbells: args.shadow_doorbells,
             ..Options::default()
         };
-        let mut controller = Controller::connect(&args.socket, &options)?;
+        let inside = socket.join("cntrl");
+        let socket = if socket.is_dir() { &inside } else { socket };
+        let mut controller = Controller::connect(socket, &options)?;
         let namespace = controller.namespace(NamespaceId(args.nsid))?;
         let units = units(args, &namespace)?;
         let limit = controller.max_queue_entries() - 1;
         if args.qd > limit {
             return Err(BenchError::QueueDepth { qd: args.qd, limit });
         }
-        let entries = (args.qd + 1).next_power_of_two().min(limit + 1);
+        let entries = wanted.min(limit + 1);
+        if args.lean.interrupts {
+            controller.enable_vectors(args.queues + 1)?;
+        }
         let mut target = Self { controller, namespace, queues: Vec::new(), units };
-        for _ in 0..args.queues {
-            let queue = target.controller.create_queue_pair(&QueueOptions { entries, ..QueueOptions::default() })?;
+        for index in 0..args.queues {
+            let vector = args.lean.interrupts.then_some(index + 1);
+            let options = QueueOptions { entries, vector, ..QueueOptions::default() };
+            let queue = target.controller.create_queue_pair(&options)?;
             let buffer = target.controller.memory().alloc((qd * stride) as usize)?;
             target.queues.push((queue, buffer));
         }
         Ok(target)
     }
+
+    /// Best effort: the results are out, and a target that cannot shut down has not failed the run.
+    fn shutdown(&mut self) {
+        let _ = self.controller.shutdown();
+    }
+
+    /// The controller's model number.
+    fn model(&self) -> String {
+        let model = self.controller.identity().map(|identity| String::from_utf8_lossy(&identity.mn).trim().to_owned());
+        model.unwrap_or_default()
+    }
+}
+
+/// Entries that each queue should have. Twice the commands let a lean client ring the head doorbell rarely.
+fn wanted_entries(args: &BenchArgs) -> u32 {
+    let least = (args.qd + 1).next_power_of_two();
+    if args.lean.lean { least.max(2 * args.qd.next_power_of_two()).clamp(8, 0x1_0000) } else { least }
 }
 
 /// Checks `--bs` and `--range` against the namespace; the units there are.

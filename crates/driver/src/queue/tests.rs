@@ -1,5 +1,7 @@
 //! Queue logic, with the test in the controller's place: it reads entries and posts completions in the shared memory.
 
+mod lean;
+
 use std::sync::Arc;
 
 use millrace_memory::Mapping;

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::{
-    BenchArgs, Rw, Target,
+    BenchArgs, Target,
     worker::{Counts, Measured},
 };
 
@@ -36,10 +36,10 @@ pub(super) struct Report {
 }
 
 #[derive(Debug, Serialize)]
-struct Rate {
-    commands: u64,
-    iops: f64,
-    bytes_per_second: f64,
+pub(super) struct Rate {
+    pub(super) commands: u64,
+    pub(super) iops: f64,
+    pub(super) bytes_per_second: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,7 +50,7 @@ struct Direction {
 }
 
 #[derive(Debug, Serialize)]
-struct Latency {
+pub(super) struct Latency {
     samples: u64,
     min: u64,
     mean: f64,
@@ -73,14 +73,14 @@ struct Verified {
 }
 
 impl Rate {
-    fn new(commands: u64, bs: u64, seconds: f64) -> Self {
+    pub(super) fn new(commands: u64, bs: u64, seconds: f64) -> Self {
         let iops = if seconds > 0.0 { commands as f64 / seconds } else { 0.0 };
         Self { commands, iops, bytes_per_second: iops * bs as f64 }
     }
 }
 
 impl Latency {
-    fn new(histogram: &Histogram<u64>) -> Self {
+    pub(super) fn new(histogram: &Histogram<u64>) -> Self {
         let at = |quantile| histogram.value_at_quantile(quantile);
         Self {
             samples: histogram.len(),
@@ -94,6 +94,18 @@ impl Latency {
             max: histogram.max(),
         }
     }
+
+    /// The columns' names, each after a space and nine wide.
+    pub(super) fn headings() -> String {
+        ["mean", "p50", "p90", "p99", "p99.9", "p99.99", "max"].map(|name| format!(" {name:>9}")).concat()
+    }
+
+    /// The values under the headings.
+    pub(super) fn columns(&self) -> String {
+        let [p50, p90, p99, p99_9, p99_99, max] =
+            [self.p50, self.p90, self.p99, self.p99_9, self.p99_99, self.max].map(|value| value as f64);
+        [self.mean, p50, p90, p99, p99_9, p99_99, max].map(|value| format!(" {:>9}", time(value))).concat()
+    }
 }
 
 impl Report {
@@ -105,19 +117,12 @@ impl Report {
                 latency_ns: Latency::new(&counts.latency),
             })
         };
-        let model = target.controller.identity().map(|identity| String::from_utf8_lossy(&identity.mn).trim().to_owned());
         Self {
-            socket: args.socket.display().to_string(),
-            model: model.unwrap_or_default(),
+            socket: args.sockets.iter().map(|path| path.display().to_string()).collect(),
+            model: target.model(),
             nsid: args.nsid,
             block_size: target.namespace.block_size(),
-            rw: match args.rw {
-                Rw::Randread => "randread",
-                Rw::Randwrite => "randwrite",
-                Rw::Read => "read",
-                Rw::Write => "write",
-                Rw::Randrw => "randrw",
-            },
+            rw: args.rw.name(),
             bs: args.bs,
             qd: args.qd,
             queues: args.queues,
@@ -162,20 +167,11 @@ impl Report {
             self.seconds,
             if self.interrupted { " (interrupted)" } else { "" }
         )?;
-        writeln!(
-            out,
-            "{:<6} {:>11} {:>13} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-            "", "IOPS", "bandwidth", "mean", "p50", "p90", "p99", "p99.9", "p99.99", "max"
-        )?;
+        writeln!(out, "{:<6} {:>11} {:>13}{}", "", "IOPS", "bandwidth", Latency::headings())?;
         for (name, direction) in [("read", &self.read), ("write", &self.write)] {
             let Some(Direction { rate, latency_ns: latency }) = direction else { continue };
             write!(out, "{name:<6} {:>11.0} {:>11}/s", rate.iops, bytes(rate.bytes_per_second))?;
-            let (p50, p90, p99) = (latency.p50 as f64, latency.p90 as f64, latency.p99 as f64);
-            let tail = [latency.p99_9 as f64, latency.p99_99 as f64, latency.max as f64];
-            for value in [latency.mean, p50, p90, p99].into_iter().chain(tail) {
-                write!(out, " {:>9}", time(value))?;
-            }
-            writeln!(out)?;
+            writeln!(out, "{}", latency.columns())?;
         }
         if self.read.is_some() && self.write.is_some() {
             writeln!(out, "{:<6} {:>11.0} {:>11}/s", "total", self.total.iops, bytes(self.total.bytes_per_second))?;
@@ -190,12 +186,12 @@ impl Report {
 }
 
 /// With a binary unit and three digits.
-fn bytes(value: f64) -> String {
+pub(super) fn bytes(value: f64) -> String {
     scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
 /// Nanoseconds, with a unit and three digits.
-fn time(nanoseconds: f64) -> String {
+pub(super) fn time(nanoseconds: f64) -> String {
     scaled(nanoseconds, 1000.0, &["ns", "µs", "ms", "s"])
 }
 

@@ -401,7 +401,7 @@ impl Shared<'_> {
 }
 
 /// Looks at the clock now and then, and notices a target that is gone or stuck.
-struct Watch {
+pub(super) struct Watch {
     rounds: u32,
     idle: u32,
     completed: bool,
@@ -410,7 +410,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         Self { rounds: 0, idle: 0, completed: false, progress: now, alive: now }
     }
 
@@ -435,27 +435,44 @@ impl Watch {
         true
     }
 
-    fn check(&mut self, now: Instant, lanes: &[Lane]) -> Result<(), BenchError> {
+    /// Counts completions of a round.
+    #[inline]
+    pub(super) fn saw(&mut self, completed: usize) {
+        self.completed |= completed > 0;
+    }
+
+    /// How long nothing has completed, once that is too long.
+    pub(super) fn stalled(&mut self, now: Instant) -> Option<Duration> {
         if std::mem::take(&mut self.completed) {
             self.progress = now;
-            return Ok(());
         }
         let waited = now.duration_since(self.progress);
-        if waited >= STALL_LIMIT {
+        (waited >= STALL_LIMIT).then_some(waited)
+    }
+
+    /// Whether it is time to ask the transport: a dead target leaves shared memory as it was, and only its socket tells.
+    pub(super) fn ask(&mut self, now: Instant) -> bool {
+        let due = now.duration_since(self.progress.max(self.alive)) >= Duration::from_millis(100);
+        if due {
+            self.alive = now;
+        }
+        due
+    }
+
+    fn check(&mut self, now: Instant, lanes: &[Lane]) -> Result<(), BenchError> {
+        if let Some(waited) = self.stalled(now) {
             return Err(BenchError::Stalled { waited, in_flight: lanes.iter().map(|lane| lane.active).sum() });
         }
-        // A dead target leaves shared memory as it was: only its socket tells.
-        if now.duration_since(self.alive) >= Duration::from_millis(100) {
-            self.alive = now;
-            if let Some(lane) = lanes.first() {
-                lane.queue.check()?;
-            }
+        if self.ask(now)
+            && let Some(lane) = lanes.first()
+        {
+            lane.queue.check()?;
         }
         Ok(())
     }
 }
 
-fn fill_random(buffer: &DmaBuffer, seed: u64) {
+pub(super) fn fill_random(buffer: &DmaBuffer, seed: u64) {
     let mut rng = Rng::new(seed);
     let mut page = [0; PAGE_SIZE];
     for offset in (0..buffer.len()).step_by(PAGE_SIZE) {

@@ -69,6 +69,12 @@ impl Workload {
         }
     }
 
+    /// A unit of its part that is always the same for a number.
+    #[inline]
+    pub(super) fn fixed(&self, number: u16) -> u64 {
+        self.first + u64::from(number) % self.count
+    }
+
     fn random(&mut self) -> u64 {
         self.first + self.rng.below(self.count)
     }
@@ -87,6 +93,7 @@ mod tests {
     #[test]
     fn sequences_wrap_within_their_part() {
         let mut load = Workload::new(Rw::Write, 50, 1, 10, 3);
+        assert_eq!([0, 2, 3].map(|number| load.fixed(number)), [10, 12, 10]);
         let units: Vec<u64> = (0..5).map(|_| load.next().1).collect();
         assert_eq!(units, [10, 11, 12, 10, 11]);
     }

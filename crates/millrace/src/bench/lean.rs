@@ -1,0 +1,348 @@
+//! The lean client: whatever it costs is missing in the target's numbers, so it costs next to nothing.
+//!
+//! One thread goes round all queues of all controllers. On each it looks at one completion queue entry; when that is there, a
+//! whole batch is: it takes the batch, begins as many commands, and rings once.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use millrace_block::Lba;
+use millrace_driver::{Command, DmaBuffer, LeanQueue, QueueError};
+
+use super::{
+    BenchArgs, BenchError, Rw, Target,
+    lean_report::LeanReport,
+    worker::{self, Watch},
+    workload::{Rng, Workload},
+};
+
+/// Batches on all queues between looks at the clock.
+const ROUNDS_PER_CHECK: usize = 256;
+/// Before the measurement, so that caches, predictors and an adaptive target are where they will be.
+const WARM: Duration = Duration::from_millis(50);
+/// Longest latency that the histogram tells apart, in nanoseconds.
+const MAX_LATENCY: u64 = 100_000_000_000;
+/// No command is watched.
+const NONE: u32 = u32::MAX;
+
+/// One queue.
+struct Lane {
+    queue: LeanQueue,
+    /// Index of its controller.
+    device: usize,
+    addresses: Workload,
+    /// Every identifier keeps the address that it was given first.
+    still: bool,
+    blocks_per_unit: u64,
+    batch: usize,
+    taken: Vec<u16>,
+    /// Identifiers that wait for their time, when commands are paced.
+    free: Vec<u16>,
+    /// When each command began, or was due. Only where every command is timed.
+    begun: Vec<Instant>,
+    /// Where few commands are timed: the one that is, since when, and whether the next batch is to have one.
+    watched: (u32, Instant),
+    watch_next: bool,
+    commands: u64,
+    /// Kept for its life: commands point to it.
+    _buffer: DmaBuffer,
+}
+
+/// What a run gave.
+pub(super) struct Measured {
+    pub(super) elapsed: Duration,
+    /// Commands completed, by controller.
+    pub(super) commands: Vec<u64>,
+    pub(super) latency: Histogram<u64>,
+    pub(super) interrupts: u64,
+}
+
+/// All queues, and what is counted over all.
+struct Lean {
+    lanes: Vec<Lane>,
+    latency: Histogram<u64>,
+    interrupts: u64,
+}
+
+/// Runs the lean client and prints its results.
+pub(super) fn run(args: &BenchArgs) -> Result<(), BenchError> {
+    if args.rw == Rw::Randrw {
+        return Err(BenchError::Mixed);
+    }
+    let targets = args.sockets.iter().map(|socket| Target::connect(args, socket));
+    let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
+    let mut lean = Lean::new(args, &mut targets)?;
+    let measured = match args.lean.rate {
+        Some(rate) => lean.paced(rate, args.time)?,
+        None if args.lean.interrupts => lean.interrupted(args.time)?,
+        None if args.lean.latency => lean.closed::<true>(args.time)?,
+        None => lean.closed::<false>(args.time)?,
+    };
+    LeanReport::new(args, &targets, &measured).print(args.json).map_err(BenchError::Output)?;
+    targets.iter_mut().for_each(Target::shutdown);
+    Ok(())
+}
+
+impl Lean {
+    fn new(args: &BenchArgs, targets: &mut [Target]) -> Result<Self, BenchError> {
+        let mut lanes = Vec::new();
+        let now = Instant::now();
+        for (device, target) in targets.iter_mut().enumerate() {
+            let blocks_per_unit = args.bs / u64::from(target.namespace.block_size());
+            let parts = u64::from(args.queues);
+            for (index, (queue, buffer)) in std::mem::take(&mut target.queues).into_iter().enumerate() {
+                let commands = commands(args, target, &buffer)?;
+                worker::fill_random(&buffer, index as u64);
+                let part = |index: usize| index as u64 * target.units / parts;
+                let (first, count) = match args.rw {
+                    Rw::Randread | Rw::Randwrite | Rw::Randrw => (0, target.units),
+                    Rw::Read | Rw::Write => (part(index), part(index + 1) - part(index)),
+                };
+                let seed = Rng::new((device as u64) << 32 | index as u64).next();
+                lanes.push(Lane {
+                    queue: LeanQueue::new(queue, &commands)?,
+                    device,
+                    addresses: Workload::new(args.rw, 0, seed, first, count),
+                    still: args.lean.still,
+                    blocks_per_unit,
+                    batch: args.lean.batch.unwrap_or(args.qd as usize / 4).clamp(1, args.qd as usize),
+                    taken: Vec::with_capacity(args.qd as usize),
+                    free: Vec::with_capacity(args.qd as usize),
+                    begun: vec![now; args.qd as usize],
+                    watched: (NONE, now),
+                    watch_next: false,
+                    commands: 0,
+                    _buffer: buffer,
+                });
+            }
+        }
+        let latency = Histogram::new_with_bounds(1, MAX_LATENCY, 3).expect("constant bounds are valid");
+        Ok(Self { lanes, latency, interrupts: 0 })
+    }
+
+    /// As many commands in flight as there may be, all the time. `TIMED`: the latency of every one.
+    fn closed<const TIMED: bool>(&mut self, time: Duration) -> Result<Measured, BenchError> {
+        for lane in &mut self.lanes {
+            lane.begin_all()?;
+        }
+        let mut elapsed = Duration::ZERO;
+        for time in [WARM, time] {
+            self.reset();
+            let start = Instant::now();
+            let mut watch = Watch::new(start);
+            let rounds = (ROUNDS_PER_CHECK / self.lanes.len()).max(1);
+            elapsed = loop {
+                let mut completed = 0;
+                for _ in 0..rounds {
+                    for lane in &mut self.lanes {
+                        completed += lane.turn::<TIMED>(&mut self.latency)?;
+                    }
+                }
+                let now = Instant::now();
+                let elapsed = now.duration_since(start);
+                if elapsed >= time {
+                    break elapsed;
+                }
+                if !TIMED {
+                    self.lanes.iter_mut().for_each(|lane| lane.watch_next = lane.watched.0 == NONE);
+                }
+                self.look(&mut watch, now, completed)?;
+            };
+        }
+        Ok(self.finish(elapsed))
+    }
+
+    /// As [`closed`](Self::closed), every command timed, but asleep until an interrupt when there is nothing to take.
+    fn interrupted(&mut self, time: Duration) -> Result<Measured, BenchError> {
+        for lane in &mut self.lanes {
+            lane.begin_all()?;
+        }
+        let mut elapsed = Duration::ZERO;
+        for time in [WARM, time] {
+            self.reset();
+            let start = Instant::now();
+            let mut watch = Watch::new(start);
+            elapsed = loop {
+                let mut completed = 0;
+                for lane in &mut self.lanes {
+                    completed += lane.turn::<true>(&mut self.latency)?;
+                }
+                let now = Instant::now();
+                let elapsed = now.duration_since(start);
+                if elapsed >= time {
+                    break elapsed;
+                }
+                self.look(&mut watch, now, completed)?;
+                if completed == 0
+                    && let [lane] = &self.lanes[..]
+                {
+                    self.interrupts += lane.queue.queue().wait_interrupt(Duration::from_millis(100))?;
+                }
+            };
+        }
+        Ok(self.finish(elapsed))
+    }
+
+    /// `rate` commands a second, evenly, whatever the target does. A command that finds no room begins late, but counts from
+    /// when it was due.
+    fn paced(&mut self, rate: u64, time: Duration) -> Result<Measured, BenchError> {
+        for lane in &mut self.lanes {
+            lane.free.extend((0..lane.queue.depth() as u16).rev());
+        }
+        let step = Duration::from_nanos((1_000_000_000 / rate).max(1));
+        let mut elapsed = Duration::ZERO;
+        let mut turn = 0;
+        for time in [WARM, time] {
+            self.reset();
+            let start = Instant::now();
+            let mut due = start;
+            let mut watch = Watch::new(start);
+            elapsed = loop {
+                let mut completed = 0;
+                for lane in &mut self.lanes {
+                    completed += lane.collect(&mut self.latency)?;
+                }
+                let now = Instant::now();
+                let lanes = self.lanes.len();
+                while due <= now {
+                    let Some(lane) =
+                        (0..lanes).map(|step| (turn + step) % lanes).find(|lane| !self.lanes[*lane].free.is_empty())
+                    else {
+                        break;
+                    };
+                    self.lanes[lane].begin_due(due)?;
+                    turn = (lane + 1) % lanes;
+                    due += step;
+                }
+                let elapsed = now.duration_since(start);
+                if elapsed >= time {
+                    break elapsed;
+                }
+                if self.lanes.iter().any(|lane| lane.queue.in_flight() > 0) {
+                    self.look(&mut watch, now, completed)?;
+                } else {
+                    watch = Watch::new(now);
+                }
+            };
+        }
+        Ok(self.finish(elapsed))
+    }
+
+    fn reset(&mut self) {
+        self.latency.reset();
+        self.interrupts = 0;
+        self.lanes.iter_mut().for_each(|lane| lane.commands = 0);
+    }
+
+    /// Notices a target that is gone or stuck.
+    fn look(&self, watch: &mut Watch, now: Instant, completed: usize) -> Result<(), BenchError> {
+        watch.saw(completed);
+        if let Some(waited) = watch.stalled(now) {
+            return Err(BenchError::Stalled {
+                waited,
+                in_flight: self.lanes.iter().map(|lane| lane.queue.in_flight()).sum(),
+            });
+        }
+        if completed == 0 && watch.ask(now) {
+            self.lanes.iter().try_for_each(|lane| lane.queue.queue().check())?;
+        }
+        Ok(())
+    }
+
+    fn finish(&self, elapsed: Duration) -> Measured {
+        let devices = self.lanes.iter().map(|lane| lane.device + 1).max().unwrap_or(0);
+        let mut commands = vec![0; devices];
+        for lane in &self.lanes {
+            commands[lane.device] += lane.commands;
+        }
+        Measured { elapsed, commands, latency: self.latency.clone(), interrupts: self.interrupts }
+    }
+}
+
+impl Lane {
+    fn begin_all(&mut self) -> Result<(), QueueError> {
+        for cid in 0..self.queue.depth() as u16 {
+            self.begin(cid);
+        }
+        self.queue.ring()
+    }
+
+    #[inline]
+    fn begin(&mut self, cid: u16) {
+        let unit = if self.still { self.addresses.fixed(cid) } else { self.addresses.next().1 };
+        self.queue.begin(cid, Lba(unit * self.blocks_per_unit));
+    }
+
+    /// Takes a batch, if there is one, and begins as many commands; how many.
+    #[inline]
+    fn turn<const TIMED: bool>(&mut self, latency: &mut Histogram<u64>) -> Result<usize, QueueError> {
+        let mut taken = std::mem::take(&mut self.taken);
+        let result = self.queue.take(self.batch, &mut taken);
+        if TIMED && !taken.is_empty() {
+            let now = Instant::now();
+            for &cid in &taken {
+                let begun = std::mem::replace(&mut self.begun[usize::from(cid)], now);
+                latency.saturating_record(now.duration_since(begun).as_nanos() as u64);
+            }
+        }
+        for &cid in &taken {
+            if !TIMED && u32::from(cid) == self.watched.0 {
+                latency.saturating_record(self.watched.1.elapsed().as_nanos() as u64);
+                self.watched.0 = NONE;
+            }
+            self.begin(cid);
+        }
+        if !TIMED
+            && self.watch_next
+            && let Some(cid) = taken.last()
+        {
+            self.watched = (u32::from(*cid), Instant::now());
+            self.watch_next = false;
+        }
+        let completed = taken.len();
+        self.taken = taken;
+        self.commands += completed as u64;
+        result?;
+        if completed > 0 {
+            self.queue.ring()?;
+        }
+        Ok(completed)
+    }
+
+    /// Takes what has completed, without beginning anything; how many.
+    fn collect(&mut self, latency: &mut Histogram<u64>) -> Result<usize, QueueError> {
+        self.queue.take(1, &mut self.taken)?;
+        if !self.taken.is_empty() {
+            let now = Instant::now();
+            for &cid in &self.taken {
+                let waited = now.saturating_duration_since(self.begun[usize::from(cid)]);
+                latency.saturating_record(waited.as_nanos() as u64);
+                self.free.push(cid);
+            }
+            self.commands += self.taken.len() as u64;
+        }
+        Ok(self.taken.len())
+    }
+
+    /// Begins one command that was due at this time.
+    fn begin_due(&mut self, due: Instant) -> Result<(), QueueError> {
+        let Some(cid) = self.free.pop() else { return Ok(()) };
+        self.begun[usize::from(cid)] = due;
+        self.begin(cid);
+        self.queue.ring()
+    }
+}
+
+/// The command of every identifier; addresses come later.
+fn commands(args: &BenchArgs, target: &Target, buffer: &DmaBuffer) -> Result<Vec<Command>, BenchError> {
+    let stride = buffer.len() / args.qd as usize;
+    let make = |cid: u32| {
+        let data = buffer.slice(cid as usize * stride, args.bs as usize);
+        let command = match args.rw {
+            Rw::Randread | Rw::Read | Rw::Randrw => target.namespace.read(Lba(0), data),
+            Rw::Randwrite | Rw::Write => target.namespace.write(Lba(0), data),
+        };
+        Ok(command?)
+    };
+    (0..args.qd).map(make).collect()
+}
