@@ -1,7 +1,12 @@
 //! The log: lines on standard error, and never more of them than a person can use.
+//!
+//! Logging never waits for whoever reads standard error (see `lines`): shards log, and a blocked pipe must not stop a disk.
+
+mod lines;
 
 use std::{
-    io,
+    backtrace::{Backtrace, BacktraceStatus},
+    io, panic,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -12,6 +17,7 @@ use tracing_subscriber::{
     EnvFilter, Layer, filter::ParseError, layer::Context, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
+use self::lines::Lines;
 use crate::cli::{LogArgs, LogFormat};
 
 /// What is logged unless told otherwise: what the operator does, and what goes wrong.
@@ -21,25 +27,60 @@ const DEFAULT: &str = "warn,millrace_control=info";
 const BURST: u64 = 200;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The filter cannot be understood.
+/// There can be no log.
 #[derive(Debug, Error)]
-#[error("--log {filter:?}: {source}; write a level (error, warn, info, debug, trace) or a list of TARGET=LEVEL")]
-pub(crate) struct FilterError {
-    filter: String,
-    #[source]
-    source: ParseError,
+pub(crate) enum LogError {
+    /// The filter cannot be understood.
+    #[error("--log {filter:?}: {source}; write a level (error, warn, info, debug, trace) or a list of TARGET=LEVEL")]
+    Filter {
+        filter: String,
+        #[source]
+        source: ParseError,
+    },
+    /// No thread for the log.
+    #[error("the log's thread cannot be started: {0}")]
+    Thread(#[from] io::Error),
 }
 
-pub(crate) fn start(args: &LogArgs) -> Result<(), FilterError> {
+/// Writes what is left when the program ends.
+pub(crate) struct LogGuard(Lines);
+
+impl Drop for LogGuard {
+    fn drop(&mut self) {
+        self.0.flush();
+    }
+}
+
+pub(crate) fn start(args: &LogArgs) -> Result<LogGuard, LogError> {
     let text = args.filter.as_deref().unwrap_or(DEFAULT);
-    let filter = EnvFilter::try_new(text).map_err(|source| FilterError { filter: text.to_owned(), source })?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let filter = EnvFilter::try_new(text).map_err(|source| LogError::Filter { filter: text.to_owned(), source })?;
+    let lost: fn(u64) -> String = match args.format {
+        LogFormat::Text => |count| format!("{count} log lines were dropped: nobody read them\n"),
+        LogFormat::Json => |count| {
+            let line = serde_json::json!({ "level": "WARN", "message": "log lines were dropped: nobody read them", "dropped": count });
+            format!("{line}\n")
+        },
+    };
+    let out = Lines::start(io::stderr(), lost)?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(out.clone()).with_ansi(false);
     let lines = match args.format {
-        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
     tracing_subscriber::registry().with(lines.with_filter(filter)).with(FloodGuard::default()).init();
-    Ok(())
+    log_panics();
+    Ok(LogGuard(out))
+}
+
+/// Panics are reported on the same way as everything else: a shard that contains one must not wait for a reader either.
+fn log_panics() {
+    panic::set_hook(Box::new(|panic| {
+        let backtrace = Backtrace::capture();
+        let known = backtrace.status() == BacktraceStatus::Captured;
+        let backtrace = known.then(|| backtrace.to_string()).unwrap_or_default();
+        let thread = std::thread::current();
+        tracing::error!(thread = thread.name(), backtrace, "a fault of ours: {panic}");
+    }));
 }
 
 /// Withholds lines beyond [`BURST`] a second, and says afterwards how many they were.

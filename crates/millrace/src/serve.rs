@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Error>> {
-    logging::start(&args.log)?;
+    let _log = logging::start(&args.log)?;
     let options = ServeOptions {
         config: args.config.clone(),
         state_dir: args.state_dir(),
@@ -30,7 +30,7 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
 }
 
 pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {
-    logging::start(&args.log)?;
+    let _log = logging::start(&args.log)?;
     let base = std::env::current_dir()?;
     let mut nvme = args.controller.spec();
     nvme.ns_backend = nvme.ns_backend.resolved(&base);

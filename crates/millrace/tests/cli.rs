@@ -2,13 +2,16 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
+    io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write},
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    fs::OFlags,
+    process::{Pid, Signal, kill_process},
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -334,6 +337,51 @@ fn one_disk_without_a_daemon() {
     let line = place.spawn(&["nvme", "--socket", "d.sock", "--volume", "file:disk.img", "--json"]);
     let device: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(device["namespaces"][0]["nsid"], 1);
+}
+
+/// A pipe that takes nothing more: whoever writes to it waits.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = io::pipe().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
+    rustix::fs::fcntl_setfl(&writer, flags | OFlags::NONBLOCK).unwrap();
+    while writer.write(&[b'\n'; 4096]).is_ok() {}
+    while writer.write(b"\n").is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, flags).unwrap();
+    (reader, writer)
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    let mut place = Place::new();
+    let (mut reader, writer) = full_pipe();
+    let mut command = place.command(&["serve", "--state-dir", "state", "--log", "trace"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(writer.try_clone().unwrap()).spawn().unwrap();
+    drop((command, writer));
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("ready on"), "{line}");
+    place.daemon = Some(child);
+    place.ok(&["volume", "create", "a", "--size", "1M", "--backend", "memory"]);
+    place.ok(&["device", "create", "d", "--nvme"]);
+    place.ok(&["device", "attach", "d", "a"]);
+    let socket = place.path("run/d.sock");
+    let bench = ["bench", "--socket", socket.to_str().unwrap(), "--rw", "randrw", "--time", "1", "--verify", "--json"];
+    let report: Value = serde_json::from_str(&place.ok(&bench)).unwrap();
+    assert!(report.is_object());
+    // Its end waits for the log, but not for ever.
+    let output = place.stop(Signal::TERM);
+    assert!(output.status.success(), "{}", output.status);
+    let mut log = String::new();
+    reader.read_to_string(&mut log).unwrap();
+    assert!(log.trim().is_empty(), "the pipe was full: {log}");
+}
+
+#[test]
+fn the_log_is_written_before_the_daemon_ends() {
+    let mut place = Place::with_daemon();
+    place.ok(&["volume", "create", "a", "--size", "1M", "--backend", "memory"]);
+    let log = text(&place.stop(Signal::TERM).stderr);
+    assert!(log.contains("volume"), "{log}");
 }
 
 #[test]
