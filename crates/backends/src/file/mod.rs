@@ -12,6 +12,9 @@
 //! no block is ever read to be modified and written. All I/O uses one descriptor in one mode at a time, so that the page
 //! cache and direct I/O need not be kept coherent. The file system's own word on alignment (statx) is trusted; where it
 //! refuses I/O all the same, the volume falls back to the page cache for good.
+//!
+//! A flush that has failed has lost data: the system tells of an error once and forgets the pages that it could not write. So
+//! every later flush of the volume fails as well, until it is opened anew.
 
 mod open;
 mod transfer;
@@ -21,7 +24,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI32, Ordering},
     },
 };
 
@@ -55,6 +58,8 @@ pub struct FileVolume {
     can_punch: AtomicBool,
     /// Ranges can be zeroed by fallocate; assumed until the system says no.
     can_zero_range: AtomicBool,
+    /// The errno of the first flush that failed, or 0.
+    lost: AtomicI32,
     log_limit: LogLimit,
     /// Held while the shape changes, never on the data path.
     changing: Mutex<()>,
@@ -79,6 +84,7 @@ impl FileVolume {
             direct: AtomicBool::new(false),
             can_punch: AtomicBool::new(opened.can_punch),
             can_zero_range: AtomicBool::new(true),
+            lost: AtomicI32::new(0),
             log_limit: LogLimit::default(),
             changing: Mutex::new(()),
         };

@@ -5,7 +5,7 @@ use std::{slice, sync::atomic::Ordering, time::Duration};
 use millrace_block::{BlockError, ByteOffset, IoOperation, Operation, Request, TaskContext};
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
-use super::FileVolume;
+use super::{FileVolume, Kind};
 
 /// Segments the system takes at once (`UIO_MAXIOV`).
 const MAX_SEGMENTS: usize = 1024;
@@ -93,7 +93,7 @@ impl FileVolume {
         Ok(())
     }
 
-    /// Moves all of the segments' bytes, however few the system moves at once. What lies past the file's end is read as zeroes.
+    /// Moves all of the segments' bytes, however few the system moves at once. What lies past a file's end is read as zeroes.
     async fn move_all(
         &self,
         cx: TaskContext<'_>,
@@ -118,6 +118,10 @@ impl FileVolume {
                 Direction::Write { fua } => cx.io(IoOperation::Write { fd, offset: here, segments, fua }).await,
             };
             match (usize::try_from(result), direction) {
+                // A device that has become smaller has lost what was there; a file that is shorter has a hole.
+                (Ok(0), Direction::Read) if self.kind == Kind::Device => {
+                    return Err(self.failed("read", at, libc::EIO, BlockError::ReadFault { errno: libc::EIO }));
+                }
                 (Ok(0), Direction::Read) => {
                     place.fill_rest(0);
                     return Ok(());
@@ -128,7 +132,7 @@ impl FileVolume {
                 (Ok(moved), _) => {
                     place.skip(moved);
                     at += moved as u64;
-                    if matches!(direction, Direction::Read) && self.is_ragged(at) {
+                    if matches!(direction, Direction::Read) && self.kind == Kind::Regular && self.is_ragged(at) {
                         // Direct I/O stops inside a block only where the file ends.
                         place.fill_rest(0);
                         return Ok(());
@@ -137,6 +141,10 @@ impl FileVolume {
                 (Err(_), _) => {
                     let refused = result == -libc::EINVAL && direct && self.give_up_direct();
                     if !refused && !retries.again(cx, -result).await {
+                        if matches!(direction, Direction::Write { fua: true }) && !direct {
+                            // It may have been told of what other writes left in the page cache, and the next flush will not.
+                            self.lost.store(-result, Ordering::Relaxed);
+                        }
                         return Err(self.failed(direction.what(), at, -result, direction.error(-result)));
                     }
                 }
@@ -154,10 +162,16 @@ impl FileVolume {
         let mut retries = Retries(0);
         loop {
             let result = cx.io(IoOperation::DataSync { fd: self.raw_fd() }).await;
+            // After the system's answer: a flush beside this one may have been told of the loss in this one's place.
+            let lost = self.lost.load(Ordering::Relaxed);
+            if lost != 0 {
+                return Err(self.failed("flush, as an earlier one has failed", 0, lost, BlockError::from_write_errno(lost)));
+            }
             if result >= 0 {
                 return Ok(());
             }
             if !retries.again(cx, -result).await {
+                self.lost.store(-result, Ordering::Relaxed);
                 return Err(self.failed("flush", 0, -result, BlockError::from_write_errno(-result)));
             }
         }

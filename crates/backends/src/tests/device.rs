@@ -7,8 +7,8 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockSize, Volume, VolumeError,
-    conformance::{self, Subject, SyncHarness, Wanted},
+    BlockCount, BlockError, BlockSize, Operation, Volume, VolumeError,
+    conformance::{self, Bench, Subject, SyncHarness, Wanted},
 };
 
 use super::{SEED, bytes, on_disk, options};
@@ -53,6 +53,28 @@ fn a_block_device_conforms() {
     let mut subject = Subject::new(SEED, &mut make);
     subject.starts_zeroed = false;
     conformance::run(&mut SyncHarness::new(SEED, true), &mut subject);
+}
+
+#[test]
+fn what_a_block_device_has_lost_is_not_read_as_zeroes() {
+    let directory = on_disk();
+    let Some(device) = Loop::attach(directory.path(), 512) else { return };
+    let volume = FileVolume::open("device", &options(&device.0, None, BlockSize::B512)).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    let data = bench.write_random(0, 8);
+    bench.write_random(SIZE / 512 - 8, 8);
+    // The file below shrinks, and the device with it.
+    std::fs::File::options().write(true).open(directory.path().join("loop-512.img")).unwrap().set_len(SIZE / 2).unwrap();
+    let resized = Command::new("losetup").arg("--set-capacity").arg(&device.0).status();
+    assert!(resized.is_ok_and(|status| status.success()));
+    bench.expect(0, &data);
+    let fault = Err(BlockError::ReadFault { errno: libc::EIO });
+    // Beyond the new end, and across it; in memory that suits direct I/O and in memory that does not.
+    for (lba, place) in [(SIZE / 512 - 8, 0), (SIZE / 1024 - 4, 0), (SIZE / 512 - 8, 1)] {
+        let segment = bench.memory.segment(place, 4096);
+        assert_eq!(bench.moving(Operation::Read, lba, &[segment]), fault, "{lba} {place}");
+    }
 }
 
 #[test]

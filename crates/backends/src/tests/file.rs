@@ -176,7 +176,6 @@ fn the_page_cache_is_bypassed_where_it_can_be() {
 #[test]
 fn errors_of_the_system_become_errors_of_the_request() {
     let directory = on_disk();
-    let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
     let mut harness = SyncHarness::new(SEED, false);
     let eio = BlockError::WriteFault { errno: libc::EIO };
     let write = Operation::Write { fua: false };
@@ -199,6 +198,7 @@ fn errors_of_the_system_become_errors_of_the_request() {
         (Operation::Copy { source: millrace_block::Lba(0) }, libc::EIO, BlockError::ReadFault { errno: libc::EIO }),
     ];
     for (operation, errno, expected) in cases {
+        let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
         harness.io().foretell(-errno);
         let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
         let result = if operation.has_data() {
@@ -210,6 +210,32 @@ fn errors_of_the_system_become_errors_of_the_request() {
         assert_eq!(result, Err(expected), "{operation:?} with errno {errno}");
         let data = bench.write_random(8, 8);
         bench.expect(8, &data);
+    }
+}
+
+#[test]
+fn a_flush_that_failed_is_not_made_good_by_the_next() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    let mut harness = SyncHarness::new(SEED, false);
+    let flush = Operation::Flush;
+    let zeroes = Operation::WriteZeroes { fua: true, deallocate: false };
+    for errno in [libc::EIO, libc::ENOSPC] {
+        let volume = open(&path, Some(MIB)).unwrap();
+        Bench::new(&mut harness, volume.clone(), SEED).plain(flush, 0, 0).unwrap();
+        harness.io().foretell(-errno);
+        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+        let lost = bench.plain(flush, 0, 0).unwrap_err();
+        // The system would say now that all is well.
+        for operation in [flush, flush, zeroes] {
+            let (lba, blocks) = if operation == flush { (0, 0) } else { (8, 8) };
+            assert_eq!(bench.plain(operation, lba, blocks), Err(lost), "{operation:?}");
+        }
+        let data = bench.write_random(8, 8);
+        bench.expect(8, &data);
+        drop((bench, volume));
+        let volume = open(&path, None).unwrap();
+        assert_eq!(Bench::new(&mut harness, volume, SEED).plain(flush, 0, 0), Ok(()));
     }
 }
 
