@@ -55,9 +55,9 @@ pub fn helpers_scratch_bytes(inner: usize) -> usize {
     inner + future_bytes::<dyn Volume, _>(compare_by_reading).max(future_bytes::<dyn Volume, _>(copy_by_bounce))
 }
 
-/// One buffer's worth of a range: where it starts and how many blocks it has.
-fn pieces(geometry: &Geometry, count: BlockCount) -> impl Iterator<Item = (u64, BlockCount)> + use<> {
-    let most = BUFFER_SIZE as u64 >> geometry.block_size.shift();
+/// Cuts a range in pieces of at most `bytes`, and at least a block: how many blocks into it each starts, and how many it has.
+pub fn pieces(geometry: &Geometry, count: BlockCount, bytes: u64) -> impl Iterator<Item = (u64, BlockCount)> + use<> {
+    let most = (bytes >> geometry.block_size.shift()).max(1);
     (0..count.0.div_ceil(most)).map(move |i| (i * most, BlockCount(most.min(count.0 - i * most))))
 }
 
@@ -68,7 +68,7 @@ pub async fn compare_by_reading(volume: &dyn Volume, cx: TaskContext<'_>, reques
     let geometry = volume.geometry();
     let buffer = cx.buffers.take().await;
     let mut expected = SegmentCursor::new(request.segments);
-    for (at, count) in pieces(&geometry, request.count) {
+    for (at, count) in pieces(&geometry, request.count, BUFFER_SIZE as u64) {
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         // No overflow: the whole range was checked.
         let lba = Lba(request.lba.0 + at);
@@ -87,7 +87,7 @@ pub async fn copy_by_bounce(volume: &dyn Volume, cx: TaskContext<'_>, request: R
     let Operation::Copy { source } = request.operation else { return Err(BlockError::Unsupported) };
     let geometry = volume.geometry();
     let buffer = cx.buffers.take().await;
-    for (at, count) in pieces(&geometry, request.count) {
+    for (at, count) in pieces(&geometry, request.count, BUFFER_SIZE as u64) {
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         // No overflow: both ranges were checked.
         let (from, to) = (Lba(source.0 + at), Lba(request.lba.0 + at));

@@ -37,7 +37,7 @@ mod volume;
 
 pub use error::{BlockError, VolumeError};
 pub use geometry::{BlockSize, Geometry};
-pub use helpers::{check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes, yield_now};
+pub use helpers::{check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes, pieces, yield_now};
 pub use io::{IoFuture, IoOperation, ShardIo, TaskContext};
 pub use request::{Operation, Request};
 pub use scratch::{Scratch, ScratchBox};

@@ -4,7 +4,8 @@
 //!   command ─► Job ─ wait until nothing is in flight ─► Host ─ another thread ─► task ─► Inbox ─► Job ─► completion
 //! ```
 //!
-//! A job outlives a reset of its controller, because the host does what it was asked to: only its command is forgotten.
+//! A reset of the controller takes back what the host was not asked for yet. What it was asked for it does, so that such a job
+//! outlives the reset: only its command is forgotten.
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
@@ -75,9 +76,10 @@ impl Jobs {
         self.list.iter().filter_map(|job| job.token)
     }
 
-    /// The controller was reset: nobody waits any more.
-    pub(super) fn forget_tokens(&mut self) {
+    /// The controller was reset: nobody waits any more. Returns the jobs that nobody was asked for, and never will be.
+    fn reset(&mut self) -> Vec<Job> {
         self.list.iter_mut().for_each(|job| job.token = None);
+        self.list.extract_if(.., |job| !job.asked).collect()
     }
 
     /// Whether a namespace has a job under way.
@@ -121,6 +123,27 @@ impl Jobs {
 }
 
 impl Controller {
+    /// The controller is reset: namespaces for which the host was not asked yet are what they were before the command.
+    pub(super) fn reset_jobs(&mut self) {
+        for job in self.admin.jobs.reset() {
+            match job.work {
+                Work::Create { nsid, .. } => self.namespaces.unreserve(nsid),
+                Work::Delete { nsids } => {
+                    for attached in job.drain.iter().filter(|attached| nsids.contains(&attached.nsid)) {
+                        let there = self.namespaces.allocation(attached.nsid);
+                        // The operator may have taken it meanwhile, or attached it himself.
+                        if there.is_some_and(|there| Arc::ptr_eq(&there.namespace, &attached.namespace)) {
+                            let _ = self.namespaces.attach(attached.nsid);
+                        }
+                    }
+                }
+                // It is detached, and the host knows.
+                Work::Detach { .. } => {}
+                Work::Format { attached, .. } => attached.formatting.set(false),
+            }
+        }
+    }
+
     /// Goes on with every job that can. Returns work done.
     pub(super) fn run_jobs(&mut self, cx: &mut ShardContext<'_>) -> usize {
         if self.admin.jobs.list.is_empty() {

@@ -155,7 +155,7 @@ impl Controller {
     pub(crate) fn admin_reset(&mut self) -> u32 {
         let parked = self.admin_parked();
         self.admin.deletions.clear();
-        self.admin.jobs.forget_tokens();
+        self.reset_jobs();
         self.reset_events();
         self.reset_features();
         parked

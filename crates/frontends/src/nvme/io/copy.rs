@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, yield_now};
+use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, pieces, yield_now};
 use millrace_engine::TaskSlot;
 use millrace_memory::{Access, BUFFER_SIZE};
 use millrace_nvme_spec::{
@@ -23,7 +23,7 @@ use super::{
     },
     Blocks, gate,
     limits::{CDFE, CDFS, MCL, MSRC_Z, MSSRL},
-    long::{Failure, PIECE, Writer, pieces},
+    long::{Failure, PIECE, Writer},
     task::{Finish, InFlight, wait},
 };
 

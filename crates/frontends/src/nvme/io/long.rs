@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, yield_now};
+use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, pieces, yield_now};
 use millrace_engine::{Launch, TaskSlot};
 use millrace_memory::{Access, BUFFER_SIZE};
 use millrace_nvme_spec::{
@@ -148,12 +148,6 @@ impl Writer<'_> {
         }
         Ok(())
     }
-}
-
-/// Cuts a range in pieces of at most `bytes`: where each starts within it, and how many blocks it has.
-pub(super) fn pieces(geometry: &Geometry, count: BlockCount, bytes: u64) -> impl Iterator<Item = (u64, BlockCount)> + use<> {
-    let most = (bytes >> geometry.block_size.shift()).max(1);
-    (0..count.0.div_ceil(most)).map(move |i| (i * most, BlockCount(most.min(count.0 - i * most))))
 }
 
 impl Controller {

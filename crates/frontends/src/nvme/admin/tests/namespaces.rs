@@ -8,6 +8,7 @@ use millrace_nvme_spec::{
         Cns, ControllerList, FormattedLbaSize, IdentifyController, IdentifyNamespace, NamespaceSharing, ProtectionSettings,
     },
     opcode::{AdminOpcode, NvmOpcode},
+    registers::offset,
     status::Status,
 };
 use zerocopy::{FromZeros, IntoBytes};
@@ -338,4 +339,43 @@ fn a_format_keeps_commands_out() {
     });
     assert_eq!(volume.geometry().block_size, BlockSize::B4096);
     assert_eq!(code(&guest.command(1, read)), Status::SUCCESS);
+}
+
+#[test]
+fn a_reset_takes_back_what_nobody_was_asked_for() {
+    let mut guest = boot_with_all();
+    let volumes = [1_u32, 2].map(|nsid| {
+        let volume = Gated::create(MEBIBYTE);
+        let namespace = Namespace::new(volume.clone(), identity(nsid), false);
+        let allocated = Allocated { namespace, read_only: false, by_guest: true };
+        guest.controller.namespaces.allocate(nsid, allocated).expect("a free identifier");
+        guest.controller.namespaces.attach(nsid).expect("an attachment");
+        volume
+    });
+    guest.make_queues(1, 16);
+    let reads = [1, 2].map(|nsid| read_block(&mut guest, nsid));
+    for read in reads {
+        guest.submit(1, read);
+    }
+    guest.step();
+    guest.submit(0, format(1, 1));
+    guest.submit(0, delete(2));
+    guest.step();
+    guest.step();
+    assert_eq!(guest.host.take_calls(), [], "commands are in flight on both");
+    let cc = guest.read32(offset::CC);
+    guest.write32(offset::CC, cc & !1);
+    guest.step();
+    volumes.iter().for_each(|volume| volume.open());
+    guest.step_until("the reset", |guest| guest.read32(offset::CSTS) & 1 == 0);
+    guest.enable();
+    guest.make_queues(1, 16);
+    for read in reads {
+        assert_eq!(code(&guest.command(1, read)), Status::SUCCESS);
+    }
+    assert_eq!(guest.host.take_calls(), []);
+    assert_eq!(volumes[0].geometry().block_size, BlockSize::B512);
+    // Both can be had again.
+    expect(&mut guest, format(1, 1), Status::SUCCESS);
+    expect(&mut guest, delete(2), Status::SUCCESS);
 }
