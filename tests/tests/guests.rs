@@ -118,6 +118,11 @@ fn admin_commands() {
 }
 
 #[test]
+fn admin_commands_by_messages() {
+    one(Boot::scenario("admin"), &MEMORY, &["--doorbells", "messages"]);
+}
+
+#[test]
 fn io_commands() {
     one(Boot::scenario("commands"), &MEMORY, &[]);
 }
