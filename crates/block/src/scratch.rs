@@ -26,6 +26,8 @@ const KEPT: usize = 4;
 pub struct Scratch {
     memory: Box<[UnsafeCell<MaybeUninit<u64>>]>,
     used: Cell<usize>,
+    /// Whether anything but slices was placed here since the last reset.
+    touched: Cell<bool>,
     /// Values in `memory` that were not dropped.
     live: Cell<usize>,
     overflows: Cell<u64>,
@@ -41,6 +43,7 @@ impl Scratch {
         Self {
             memory,
             used: Cell::new(0),
+            touched: Cell::new(false),
             live: Cell::new(0),
             overflows: Cell::new(0),
             heap: RefCell::new(Vec::new()),
@@ -57,9 +60,18 @@ impl Scratch {
     ///
     /// # Panics
     /// When a placed value was leaked (`mem::forget`): it was pinned, so its memory must not be used again before it is dropped.
+    #[inline]
     pub fn reset(&mut self) {
-        assert_eq!(self.live.get(), 0, "a value in a task's scratch was leaked");
+        if self.touched.get() {
+            self.clear();
+        }
+        // Slices need nothing else.
         self.used.set(0);
+    }
+
+    fn clear(&mut self) {
+        assert_eq!(self.live.get(), 0, "a value in a task's scratch was leaked");
+        self.touched.set(false);
         for kept in self.kept.get_mut() {
             *kept = None;
         }
@@ -75,6 +87,7 @@ impl Scratch {
     /// When a request keeps more than a handful of objects.
     pub fn keep<T: Any>(&self, object: Rc<T>) -> &T {
         let ptr: *const T = Rc::as_ptr(&object);
+        self.touched.set(true);
         let mut kept = self.kept.borrow_mut();
         let free = kept.iter_mut().find(|kept| kept.is_none());
         *free.expect("a request keeps few objects") = Some(object);
@@ -82,6 +95,7 @@ impl Scratch {
         unsafe { &*ptr }
     }
 
+    #[inline]
     fn take(&self, layout: Layout) -> Option<NonNull<u8>> {
         if layout.align() > 8 {
             return None;
@@ -110,6 +124,7 @@ impl Scratch {
     }
 
     fn place_with<'a, T: 'a, U: ?Sized>(&'a self, value: T, widen: impl FnOnce(*mut T) -> *mut U) -> ScratchBox<'a, U> {
+        self.touched.set(true);
         let start = self.used.get();
         let (ptr, place) = if let Some(ptr) = self.take(Layout::new::<T>()) {
             let ptr = ptr.cast::<T>().as_ptr();
@@ -144,22 +159,26 @@ impl Scratch {
     }
 
     /// Places a copy of `slice` that lives until the reset.
+    #[inline]
     pub fn copy_slice<T: Copy>(&self, slice: &[T]) -> &[T] {
-        match slice {
-            [] => &[],
-            [first, ..] => {
-                let placed = self.place_slice(slice.len(), *first);
-                placed.copy_from_slice(slice);
-                placed
-            }
+        if slice.is_empty() {
+            return &[];
         }
+        let layout = Layout::for_value(slice);
+        let ptr = self.take(layout).unwrap_or_else(|| self.take_heap(layout)).cast::<T>();
+        // SAFETY: room for as many Ts was just taken, so that it does not overlap the slice; T is Copy.
+        unsafe { std::ptr::copy_nonoverlapping(slice.as_ptr(), ptr.as_ptr(), slice.len()) };
+        // SAFETY: all elements were just initialised, nobody else has the words, and they live until `reset`.
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), slice.len()) }
     }
 
+    #[cold]
     fn take_heap(&self, layout: Layout) -> NonNull<u8> {
         self.overflows.set(self.overflows.get() + 1);
         // SAFETY: the layout's size is not 0 (checked by the caller).
         let ptr = NonNull::new(unsafe { std::alloc::alloc(layout) });
         let ptr = ptr.unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+        self.touched.set(true);
         self.heap.borrow_mut().push((ptr, layout));
         ptr
     }

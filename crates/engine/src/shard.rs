@@ -260,6 +260,11 @@ impl Shard {
         self.pass(true)
     }
 
+    /// One pass as [`Self::run`] makes them: mailbox and descriptors are looked at only when it is time. For benchmarks.
+    pub fn poll(&mut self) -> usize {
+        self.pass(false)
+    }
+
     /// Works until told to stop.
     pub fn run(mut self) {
         // The default slack of 50 µs would more than double a nap.

@@ -9,7 +9,10 @@ use std::{
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::{Mapping, Segment, guard};
+use crate::{
+    Mapping, Segment, guard,
+    tlb::{self, Tlb},
+};
 
 /// An address as the guest's device sees it (guest physical, or I/O virtual behind a vIOMMU), in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,6 +161,8 @@ pub struct GuestMemory {
     regions: Vec<Region>,
     /// Index of the region used last: almost always the next one's too.
     last: Cell<usize>,
+    /// Translations of whole pages; empty after every change of `regions`.
+    tlb: Tlb,
     /// Unmapped by the guest but possibly still under a request in flight.
     retired: Vec<guard::GuardedMapping>,
     poison: guard::Poison,
@@ -172,7 +177,7 @@ impl Default for GuestMemory {
 impl GuestMemory {
     /// No memory at all.
     pub fn new() -> Self {
-        Self { regions: Vec::new(), last: Cell::new(0), retired: Vec::new(), poison: guard::Poison::new() }
+        Self { regions: Vec::new(), last: Cell::new(0), tlb: Tlb::new(), retired: Vec::new(), poison: guard::Poison::new() }
     }
 
     /// Makes `size` bytes at `addr` reachable. With `backing`, the file's bytes from its offset on are mapped; without, the
@@ -202,6 +207,7 @@ impl GuestMemory {
             None => None,
         };
         self.regions.insert(at, Region { start: addr.0, size, protection, backing });
+        self.tlb.flush();
         Ok(())
     }
 
@@ -242,12 +248,14 @@ impl GuestMemory {
             Some(r) if r.start == addr.0 && r.size == size => {}
             _ => return Err(MapError::Missing { addr: addr.0, size }),
         }
+        self.tlb.flush();
         self.retired.extend(self.regions.remove(at).backing.map(|backing| backing.mapping));
         Ok(())
     }
 
     /// Makes every region unreachable at once.
     pub fn unmap_all(&mut self) {
+        self.tlb.flush();
         self.retired.extend(self.regions.drain(..).filter_map(|r| r.backing).map(|backing| backing.mapping));
     }
 
@@ -291,6 +299,15 @@ impl GuestMemory {
     /// adjacent regions takes several calls.
     #[inline]
     pub fn translate_some(&self, addr: GuestAddress, len: u64, access: Access) -> Result<Segment, AccessError> {
+        match self.tlb.find(addr.0, len, access) {
+            Some(segment) => Ok(segment),
+            None => self.walk(addr, len, access),
+        }
+    }
+
+    /// Translates by the region table.
+    #[inline(never)]
+    fn walk(&self, addr: GuestAddress, len: u64, access: Access) -> Result<Segment, AccessError> {
         let region = self.find(addr.0).ok_or(AccessError::Unmapped { addr: addr.0, len })?;
         let allowed = match access {
             Access::Read => region.protection.read,
@@ -301,6 +318,12 @@ impl GuestMemory {
         }
         let Backing { mapping, skip } = region.backing.as_ref().ok_or(AccessError::NoDescriptor(addr.0))?;
         let offset = addr.0 - region.start;
+        let page = offset.checked_sub(addr.0 % tlb::PAGE);
+        if let Some(page) = page.filter(|page| region.size - page >= tlb::PAGE) {
+            // SAFETY: as below; all of the page lies within the region.
+            let whole = unsafe { mapping.segment(skip + page as usize, tlb::PAGE as usize) };
+            whole.into_iter().for_each(|whole| self.tlb.remember(addr.0, whole, region.protection));
+        }
         let run = len.min(region.size - offset);
         // All fit: the mapping is at least as long as `skip` and the region together, and its length is a usize.
         let (offset, run) = (skip + offset as usize, run as usize);

@@ -15,6 +15,7 @@
 //! It does not know NVMe: PRP and SGL walking lives with the front end that understands them.
 
 mod bounce;
+mod copy;
 mod cursor;
 pub mod guard;
 mod guest;
@@ -24,6 +25,7 @@ mod shared;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tlb;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
 pub use cursor::SegmentCursor;

@@ -2,10 +2,12 @@
 
 use std::{
     ptr::NonNull,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::copy::copy_bytes;
 
 /// A contiguous piece of mapped memory, laid out as a `struct iovec`.
 ///
@@ -24,26 +26,31 @@ impl Segment {
     /// # Safety
     /// The bytes must be mapped, readable and (where the segment will be written) writable, and must stay so until the
     /// last request that holds this segment or a part of it has completed.
+    #[inline]
     pub unsafe fn new(ptr: NonNull<u8>, len: usize) -> Self {
         Self { ptr, len }
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// True for a segment of no bytes.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Where the bytes lie in this process: for system calls and device DMA, never for a Rust reference.
+    #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
     /// The part of `len` bytes that starts at `offset`; `None` when it does not lie within the segment.
+    #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
         if offset.checked_add(len)? > self.len {
             return None;
@@ -54,11 +61,13 @@ impl Segment {
     }
 
     /// Whether `next` starts where this one ends, so that both are one run of bytes.
+    #[inline]
     pub fn adjoins(&self, next: &Segment) -> bool {
         (self.ptr.as_ptr() as usize).checked_add(self.len) == Some(next.ptr.as_ptr() as usize)
     }
 
     /// Lengthens this segment over `next`, which must adjoin it.
+    #[inline]
     pub fn extend_over(&mut self, next: &Segment) {
         assert!(self.adjoins(next), "only adjoining segments merge");
         self.len += next.len;
@@ -68,6 +77,7 @@ impl Segment {
     ///
     /// # Panics
     /// When the range does not lie within the segment: callers check lengths where they read them.
+    #[inline]
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         let part = self.part(offset, out.len()).expect("read within the segment");
         // SAFETY: `part` is mapped memory of out.len() bytes; `out` is ours and cannot overlap memory shared with a guest.
@@ -78,6 +88,7 @@ impl Segment {
     ///
     /// # Panics
     /// When the range does not lie within the segment.
+    #[inline]
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         let part = self.part(offset, data.len()).expect("write within the segment");
         // SAFETY: `part` is mapped, writable memory of data.len() bytes; `data` is ours and does not overlap it.
@@ -88,6 +99,7 @@ impl Segment {
     ///
     /// # Panics
     /// When the value does not lie within the segment.
+    #[inline]
     pub fn read_value<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         let mut value = T::new_zeroed();
         self.read_at(offset, value.as_mut_bytes());
@@ -119,6 +131,31 @@ impl Segment {
         // Release, on our side of the publication race: the rest is stored before the word. The reader's side loads the word,
         // then (acquire, or by dependency) the rest.
         target.store(word, Ordering::Release);
+    }
+
+    /// Stores 16 bytes whose second half tells the reader that the first is there.
+    ///
+    /// # Panics
+    /// When they do not lie within the segment, or are not aligned to 8 bytes.
+    #[inline]
+    pub fn publish_pair(&self, offset: usize, first: u64, second: u64) {
+        let part = self.part(offset, 16).expect("a pair within the segment");
+        assert!((part.as_ptr() as usize).is_multiple_of(8), "a published pair is aligned");
+        let words: *mut u64 = part.as_ptr().cast();
+        // SAFETY: both words lie within mapped, writable memory and are aligned; both sides access them atomically.
+        let (low, high) = unsafe { (AtomicU64::from_ptr(words), AtomicU64::from_ptr(words.add(1))) };
+        low.store(first, Ordering::Relaxed);
+        // Release, on our side of the publication race: the first half is stored before the second. The reader's side loads the
+        // second, then (acquire, or by dependency) the first.
+        high.store(second, Ordering::Release);
+    }
+
+    /// Brings the cache lines of the range near, to be read soon. A range that does not lie within the segment is none.
+    #[inline]
+    pub fn prefetch(&self, offset: usize, len: usize) {
+        if let Some(part) = self.part(offset, len) {
+            crate::copy::prefetch(part.as_ptr(), len);
+        }
     }
 
     /// Loads a 32-bit word that the memory's other owner stores at any time.
@@ -169,31 +206,6 @@ impl Segment {
         }
         self.len == other.len
     }
-}
-
-/// Copies `len` bytes between memory of which one side may be changing under us.
-///
-/// # Safety
-/// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
-#[inline]
-pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if len >= 512 {
-        // The copy is one instruction outside Rust's memory model, so a guest's concurrent store is only ever torn data.
-        // SAFETY: the caller vouches for both ranges; the direction flag is clear by the ABI.
-        unsafe {
-            std::arch::asm!(
-                "rep movsb",
-                inout("rcx") len => _,
-                inout("rsi") from => _,
-                inout("rdi") to => _,
-                options(nostack, preserves_flags)
-            );
-        }
-        return;
-    }
-    // SAFETY: the caller vouches for both ranges and that they do not overlap.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
 
 /// Sum of the segments' lengths in bytes.

@@ -19,14 +19,14 @@ use super::{
     interrupts::Interrupts,
     io::IoState,
     namespace::NamespaceTable,
-    queue::QueueCaches,
+    queue::{Active, QueueCaches},
     registers::{Lifecycle, Phase},
     state::{self, DeviceState, DoorbellPage},
     status::Completion,
 };
 
 /// Commands taken from one submission queue before the next queue has its turn.
-const BURST: u32 = 32;
+pub(crate) const BURST: u32 = 64;
 
 /// Names a command from acceptance to completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,13 +196,26 @@ impl Controller {
 
     fn take_commands(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let mut work = 0;
-        let count = self.caches.active().len();
-        for i in 0..count {
-            let Some(&sqid) = self.caches.active().get((self.next_queue + i) % count) else { break };
-            work += self.take_from(cx, sqid);
+        let mut at = self.next_queue;
+        for _ in 0..self.caches.active().len() {
+            if at >= self.caches.active().len() {
+                at = 0;
+            }
+            let Some(&Active { sqid, seen }) = self.caches.active().get(at) else { break };
+            let tail = self.doorbell(usize::from(sqid) * 2, sqid);
+            if tail != seen {
+                work += self.take_from(cx, sqid);
+                if self.sq(sqid).head.get() == tail || self.pending_entries(sqid).is_none() {
+                    self.caches.set_seen(at, sqid, tail);
+                }
+            }
+            at += 1;
         }
         if work > 0 {
-            self.next_queue = (self.next_queue + 1) % count.max(1);
+            self.next_queue += 1;
+            if self.next_queue >= self.caches.active().len() {
+                self.next_queue = 0;
+            }
         }
         work
     }
@@ -213,6 +226,13 @@ impl Controller {
         let budget = pending.min(BURST).min(self.arbitration_burst()).min(self.completion_room(sqid));
         let mut taken = 0;
         while taken < budget && self.phase == Phase::Ready {
+            if !QueueId(sqid).is_admin() {
+                taken += self.run_batch(cx, sqid, pending - taken, budget - taken);
+                if taken == budget {
+                    break;
+                }
+            }
+            // The next one is not plain, or there is no task slot for it.
             let Some(slot) = cx.reserve() else { break };
             let Some((sqe, token)) = self.accept(sqid) else { break };
             taken += 1;

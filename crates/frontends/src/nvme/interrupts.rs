@@ -70,6 +70,8 @@ pub(crate) struct Interrupts {
     vectors: Vec<Vector>,
     /// Vectors with completions that were not signalled.
     pending: Bits,
+    /// Whether there may be any: one look instead of eight.
+    any_pending: bool,
     /// Vectors with an eventfd that are not masked by `set_irqs`.
     open: Bits,
     /// Masked by `set_irqs`.
@@ -108,6 +110,7 @@ impl Interrupts {
         Self {
             vectors: (0..vectors).map(|_| Vector::default()).collect(),
             pending: [0; WORDS],
+            any_pending: false,
             open: [0; WORDS],
             masked: [0; WORDS],
             function_masked: false,
@@ -116,11 +119,12 @@ impl Interrupts {
         }
     }
 
-    /// A completion was posted to a queue of this vector; the interrupt is raised at the turn's end.
+    /// Completions were posted to a queue of this vector; the interrupt is raised at the turn's end.
     #[inline]
-    pub(crate) fn pend(&mut self, vector: u16) {
+    pub(crate) fn pend(&mut self, vector: u16, count: u32) {
         if let Some(entry) = self.vectors.get_mut(usize::from(vector)) {
-            entry.count = entry.count.saturating_add(1);
+            entry.count = entry.count.saturating_add(count);
+            self.any_pending = true;
             self.pending[usize::from(vector / 64)] |= 1 << (vector % 64);
         }
     }
@@ -156,6 +160,10 @@ impl Interrupts {
 
     /// Raises what is pending and due: one decision per turn, not per completion.
     fn flush(&mut self, now: Instant, features: &FeatureState, counters: &mut Counters) {
+        if !self.any_pending {
+            return;
+        }
+        self.any_pending = self.pending != [0; WORDS];
         self.deadline = None;
         if self.function_masked || self.pending.iter().zip(&self.open).all(|(pending, open)| pending & open == 0) {
             return;

@@ -20,10 +20,23 @@ pub(crate) struct QueueCaches {
     cq: Vec<Option<Segment>>,
     shadow: Option<(Segment, Segment)>,
     /// Submission queues that exist, admin first.
-    active: Vec<u16>,
+    active: Vec<Active>,
     /// Per SQ and per CQ: the last doorbell value that was refused, so that it is reported once.
     refused_tails: Vec<Option<u32>>,
     refused_heads: Vec<Option<u32>>,
+}
+
+/// A submission queue to look at. Eight lie in a cache line, so that a look at many idle queues touches little.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Active {
+    pub(crate) sqid: u16,
+    /// The doorbell's value with which it was found to have nothing to take: it is not looked at before that changes.
+    pub(crate) seen: u32,
+}
+
+impl Active {
+    /// No doorbell's valid value.
+    const UNSEEN: u32 = u32::MAX;
 }
 
 impl QueueCaches {
@@ -39,9 +52,16 @@ impl QueueCaches {
         }
     }
 
-    /// Identifiers of the submission queues that exist.
-    pub(crate) fn active(&self) -> &[u16] {
+    /// The submission queues that exist.
+    pub(crate) fn active(&self) -> &[Active] {
         &self.active
+    }
+
+    /// A queue was found to have nothing to take while its doorbell was `tail`.
+    pub(crate) fn set_seen(&mut self, at: usize, sqid: u16, tail: u32) {
+        if let Some(active) = self.active.get_mut(at).filter(|active| active.sqid == sqid) {
+            active.seen = tail;
+        }
     }
 
     /// Forgets every translation: the guest's memory map changed.
@@ -142,8 +162,8 @@ impl Controller {
         self.caches.active.clear();
         let count = usize::from(self.config.queues) + 1;
         let exists = |(_, sq): &(usize, &SqState)| sq.entries.get() != 0;
-        let ids = self.state.sq.iter().take(count).enumerate().filter(exists).map(|(id, _)| id as u16);
-        self.caches.active.extend(ids);
+        let ids = self.state.sq.iter().take(count).enumerate().filter(exists);
+        self.caches.active.extend(ids.map(|(id, _)| Active { sqid: id as u16, seen: Active::UNSEEN }));
     }
 
     /// Entries the guest has added since the head; `None` when there are none or the doorbell is refused.
@@ -167,7 +187,7 @@ impl Controller {
 
     /// A doorbell's value: from the shadow page where the guest uses one (never for the admin queue), else from the page.
     #[inline]
-    fn doorbell(&mut self, index: usize, qid: u16) -> u32 {
+    pub(crate) fn doorbell(&mut self, index: usize, qid: u16) -> u32 {
         if self.state.registers.shadow_doorbells.get() != 0
             && qid != 0
             && let Some((shadow, _)) = self.shadow_segments()
@@ -243,15 +263,36 @@ impl Controller {
             self.fail("a submission queue's memory is not mapped");
             return None;
         };
-        let sq = self.sq(sqid);
         let next = head + 1;
+        self.accept_up_to(sqid, if next == self.sq(sqid).entries.get() { 0 } else { next });
+        Some((sqe, CommandToken { sqid, cid: sqe.cid.0, epoch: self.state.epoch.get(), subject: Subject::of(&sqe) }))
+    }
+
+    /// Counts the one command before `head` as accepted, and promises its completion.
+    pub(crate) fn accept_up_to(&mut self, sqid: u16, head: u32) {
+        let sq = self.sq(sqid);
         let cq = self.cq(sq.cq.get());
         cq.promised.set(cq.promised.get() + 1);
         sq.in_flight.set(sq.in_flight.get() + 1);
         state::commit();
-        sq.head.set(if next == sq.entries.get() { 0 } else { next });
+        sq.head.set(head);
         self.in_flight += 1;
-        Some((sqe, CommandToken { sqid, cid: sqe.cid.0, epoch: self.state.epoch.get(), subject: Subject::of(&sqe) }))
+    }
+
+    /// The memory of a submission queue and of its completion queue, where each lies in one piece.
+    pub(crate) fn ring_segments(&mut self, sqid: u16) -> Option<(Segment, Segment)> {
+        let sq = &self.state.sq[usize::from(sqid)];
+        let cqid = usize::from(sq.cq.get());
+        if let (Some(sq), Some(cq)) = (self.caches.sq[usize::from(sqid)], self.caches.cq[cqid]) {
+            return Some((sq, cq));
+        }
+        let cq = &self.state.cq[cqid];
+        let ring = |base: u64, entries: u32, size: usize, access| {
+            self.memory.translate(GuestAddress(base), u64::from(entries) * size as u64, access).ok()
+        };
+        self.caches.sq[usize::from(sqid)] = ring(sq.base.get(), sq.entries.get(), Sqe::SIZE, Access::Read);
+        self.caches.cq[cqid] = ring(cq.base.get(), cq.entries.get(), Cqe::SIZE, Access::Write);
+        self.caches.sq[usize::from(sqid)].zip(self.caches.cq[cqid])
     }
 
     fn read_entry(&mut self, sqid: u16, index: u32) -> Option<Sqe> {
@@ -296,7 +337,7 @@ impl Controller {
         sq.in_flight.set(sq.in_flight.get().saturating_sub(1));
         if self.cq(cqid).interrupts.get() != 0 {
             let vector = self.cq(cqid).vector.get();
-            self.interrupts.pend(vector);
+            self.interrupts.pend(vector, 1);
         }
     }
 
@@ -326,7 +367,7 @@ impl Controller {
     /// room is looked at again when the guest has moved its head, which the doorbell tells as well.
     pub(crate) fn can_take(&mut self) -> bool {
         (0..self.caches.active.len()).any(|i| {
-            let Some(&sqid) = self.caches.active.get(i) else { return false };
+            let Some(&Active { sqid, .. }) = self.caches.active.get(i) else { return false };
             self.pending_entries(sqid).is_some() && self.completion_room(sqid) > 0
         })
     }

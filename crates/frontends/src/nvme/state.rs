@@ -5,8 +5,11 @@
 //! the region only after the writer is gone), so the rule is on the compiler alone: where two stores must not trade places,
 //! [`commit`] stands between them.
 //!
-//! Rule of order, for every I/O: write the CQE into guest memory → advance the CQ's tail → clear what said that the command
-//! was accepted.
+//! Rule of order, for every command that was accepted: write the CQE into guest memory → advance the CQ's tail → clear what said
+//! that the command was accepted. A batch of commands that finish at once is never accepted: write the CQEs, each with the SQ's
+//! head after its own command → move the SQ's head behind the last → advance the CQ's tail behind the last (`io/batch.rs`). A
+//! successor finds out how far that came from the guest's memory: entries with the phase tag of the next pass, from the CQ's tail
+//! on, are posted, and the last one's SQHD is the SQ's head. One batch, of one SQ, is under way at a time.
 
 use std::{
     cell::Cell,
@@ -221,6 +224,11 @@ impl CqState {
     /// Starts the first pass.
     pub(crate) fn rewind(&self) {
         self.position.set(Self::PHASE);
+    }
+
+    /// Moves to any entry, and the phase tag it will carry.
+    pub(crate) fn move_to(&self, tail: u32, phase: bool) {
+        self.position.set(if phase { tail | Self::PHASE } else { tail });
     }
 
     /// Moves on by one entry.

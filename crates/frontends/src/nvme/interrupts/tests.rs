@@ -61,7 +61,7 @@ fn a_turn_raises_each_vector_once_however_many_completions_it_has() {
     let mut guest = FakeGuest::new(test_config());
     let wires = wired(&mut guest);
     for vector in [3, 3, 3, 8] {
-        guest.controller.interrupts.pend(vector);
+        guest.controller.interrupts.pend(vector, 1);
     }
     guest.step();
     assert_eq!([wires.take(3), wires.take(8), wires.take(0)], [1, 1, 0]);
@@ -69,8 +69,8 @@ fn a_turn_raises_each_vector_once_however_many_completions_it_has() {
     guest.step();
     assert_eq!((wires.take(3), guest.controller.counters.interrupts), (0, 2));
     // A vector that does not exist is nobody's.
-    guest.controller.interrupts.pend(9);
-    guest.controller.interrupts.pend(u16::MAX);
+    guest.controller.interrupts.pend(9, 1);
+    guest.controller.interrupts.pend(u16::MAX, 1);
     guest.step();
     assert_eq!(guest.controller.counters.interrupts, 2);
 }
@@ -80,7 +80,7 @@ fn a_full_eventfd_is_signalled_already() {
     let mut guest = FakeGuest::new(test_config());
     let wires = wired(&mut guest);
     rustix::io::write(&wires.0[1], &(u64::MAX - 1).to_ne_bytes()).expect("room for all but one");
-    guest.controller.interrupts.pend(1);
+    guest.controller.interrupts.pend(1, 1);
     guest.step();
     assert_eq!(wires.take(1), u64::MAX - 1);
 }
@@ -90,8 +90,8 @@ fn what_is_masked_or_not_wired_stays_pending_until_it_can_be_delivered() {
     let mut guest = FakeGuest::new(test_config());
     let wires = wired(&mut guest);
     mask(&mut guest, 2, IrqAction::Mask);
-    guest.controller.interrupts.pend(2);
-    guest.controller.interrupts.pend(3);
+    guest.controller.interrupts.pend(2, 1);
+    guest.controller.interrupts.pend(3, 1);
     guest.step();
     assert_eq!((wires.take(2), wires.take(3)), (0, 1));
     let mut pba = [0; 8];
@@ -102,7 +102,7 @@ fn what_is_masked_or_not_wired_stays_pending_until_it_can_be_delivered() {
     assert_eq!(wires.take(2), 1);
     // The MSI-X function mask: bits 14 and 15 of message control.
     guest.controller.config_write(0x52, &[0, 0xc0]);
-    guest.controller.interrupts.pend(4);
+    guest.controller.interrupts.pend(4, 1);
     guest.step();
     assert_eq!(wires.take(4), 0);
     guest.controller.config_write(0x52, &[0, 0x80]);
@@ -111,7 +111,7 @@ fn what_is_masked_or_not_wired_stays_pending_until_it_can_be_delivered() {
     // A client rewires: everything away, then new eventfds.
     let all_away = change(irq::IRQ_MSIX, 0, 0, IrqAction::Trigger, IrqData::None);
     guest.controller.interrupts.set_irqs(all_away).expect("accepted");
-    guest.controller.interrupts.pend(5);
+    guest.controller.interrupts.pend(5, 1);
     guest.step();
     assert_eq!(wires.take(5), 0);
     let wires = wired(&mut guest);
@@ -119,7 +119,7 @@ fn what_is_masked_or_not_wired_stays_pending_until_it_can_be_delivered() {
     assert_eq!(wires.take(5), 1);
     let one_away = change(irq::IRQ_MSIX, 5, 1, IrqAction::Trigger, IrqData::Deassign);
     guest.controller.interrupts.set_irqs(one_away).expect("accepted");
-    guest.controller.interrupts.pend(5);
+    guest.controller.interrupts.pend(5, 1);
     guest.step();
     assert_eq!(wires.take(5), 0);
 }
@@ -130,7 +130,7 @@ fn masks_by_flags_touch_only_the_vectors_that_are_flagged() {
     let wires = wired(&mut guest);
     let set = change(irq::IRQ_MSIX, 1, 3, IrqAction::Mask, IrqData::Bool(&[1, 0, 1]));
     guest.controller.interrupts.set_irqs(set).expect("accepted");
-    (1..=3).for_each(|vector| guest.controller.interrupts.pend(vector));
+    (1..=3).for_each(|vector| guest.controller.interrupts.pend(vector, 1));
     guest.step();
     assert_eq!([wires.take(1), wires.take(2), wires.take(3)], [0, 1, 0]);
     // A client may trigger vectors itself, to test its wiring.
@@ -161,16 +161,16 @@ fn a_reset_forgets_what_is_pending_and_keeps_the_wiring() {
     let mut guest = FakeGuest::boot();
     let wires = wired(&mut guest);
     mask(&mut guest, 1, IrqAction::Mask);
-    guest.controller.interrupts.pend(1);
+    guest.controller.interrupts.pend(1, 1);
     guest.disable();
     mask(&mut guest, 1, IrqAction::Unmask);
     guest.step();
     assert_eq!(wires.take(1), 0);
-    guest.controller.interrupts.pend(1);
+    guest.controller.interrupts.pend(1, 1);
     guest.step();
     assert_eq!(wires.take(1), 1);
     guest.controller.interrupts.disconnect();
-    guest.controller.interrupts.pend(1);
+    guest.controller.interrupts.pend(1, 1);
     guest.step();
     assert_eq!(wires.take(1), 0);
 }
@@ -193,14 +193,14 @@ fn coalescing_waits_for_the_threshold_or_the_time_whichever_is_first() {
         wires.take(1)
     };
     for posted in 1..=4 {
-        guest.controller.interrupts.pend(1);
+        guest.controller.interrupts.pend(1, 1);
         assert_eq!(interrupts(&mut guest, start), u64::from(posted == 4), "{posted} completions");
     }
     assert_eq!(guest.controller.interrupts.next_deadline(), None);
     // Too few: the time counts from the first of them.
-    guest.controller.interrupts.pend(1);
+    guest.controller.interrupts.pend(1, 1);
     assert_eq!(interrupts(&mut guest, start + MS), 0);
-    guest.controller.interrupts.pend(1);
+    guest.controller.interrupts.pend(1, 1);
     assert_eq!(interrupts(&mut guest, start + MS * 3 / 2), 0);
     assert_eq!(guest.controller.interrupts.next_deadline(), Some(start + MS * 2));
     assert_eq!(interrupts(&mut guest, start + MS * 2), 1);
@@ -214,7 +214,7 @@ fn coalescing_spares_the_admin_queue_and_vectors_that_are_exempt() {
     let wires = wired(&mut guest);
     coalesce(&guest, 100, 255);
     guest.controller.state.features.coalescing_disabled[0].set(1 << 5);
-    (0..9).for_each(|vector| guest.controller.interrupts.pend(vector));
+    (0..9).for_each(|vector| guest.controller.interrupts.pend(vector, 1));
     guest.controller.raise_interrupts(Instant::now());
     let raised: Vec<usize> = (0..9).filter(|&vector| wires.take(vector) > 0).collect();
     assert_eq!(raised, [0, 5]);
@@ -228,7 +228,7 @@ fn no_time_or_a_threshold_of_one_is_no_coalescing() {
         let mut guest = FakeGuest::new(test_config());
         let wires = wired(&mut guest);
         coalesce(&guest, threshold, time);
-        guest.controller.interrupts.pend(1);
+        guest.controller.interrupts.pend(1, 1);
         guest.controller.raise_interrupts(Instant::now());
         assert_eq!(wires.take(1), 1, "threshold {threshold}, time {time}");
     }

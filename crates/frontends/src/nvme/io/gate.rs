@@ -4,18 +4,26 @@
 //! namespace's data. Reads pass freely: they see each block as it was before or after the pair, never in between.
 //!
 //! ```text
-//!   a write:  enter ─► submit ─► leave              one atomic addition each while there are no pairs
+//!   a write:  enter ─► submit ─► leave              its shard's own counter, once for a batch, while there are no pairs
 //!   a pair:   lock range ─► drain ─► compare ─► write ─► unlock
 //!                           └ no new writes enter until those inside have left; then only those outside the range do
 //! ```
+//!
+//! Each shard counts its writes in a lane of its own, so that no cache line is written by several shards while there is neither
+//! pair nor drain. Who wants the gate empty looks at all lanes.
+//!
+//! The race between a write that enters and a drain that begins: the write counts itself, then looks at the state; the drain
+//! changes the state, then looks at the lanes. All four are sequentially consistent, so that at least one sees the other: the
+//! write steps back, or the drain waits for it.
 //!
 //! Who must wait looks again on a later turn of its shard: pairs are rare, and a waker cannot cross shards. A task holds no
 //! bounce buffer while it waits here, because a write inside may need one.
 
 use std::{
+    cell::Cell,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -31,24 +39,45 @@ pub(super) fn range(lba: Lba, count: BlockCount) -> Range {
 }
 
 /// One pair's range.
-const PAIR: u64 = 1 << 32;
+const PAIR: u64 = 1;
 /// Somebody waits for the writes inside to leave.
 const DRAIN: u64 = 1 << 63;
-/// Writes inside.
-const WRITES: u64 = PAIR - 1;
+
+/// Lanes of a gate. With more shards than these, some share one.
+const LANES: usize = 16;
 
 /// Turns that a waiting task looks again at once, before it sleeps between looks.
 const EAGER: u32 = 16;
 const NAP: Duration = Duration::from_micros(50);
 
+/// Writes inside, of one shard.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Lane(AtomicU64);
+
+/// The calling thread's lane.
+#[inline]
+fn lane_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
+    NUMBER.with(|number| {
+        if number.get() == usize::MAX {
+            // Relaxed: only that threads spread over the lanes counts.
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed) % LANES);
+        }
+        number.get()
+    })
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct WriteGate {
-    /// [`DRAIN`], number of pairs, number of writes inside.
+    /// [`DRAIN`], and the number of pairs.
     ///
-    /// Every step is an acquire-release operation on this word, which orders it against all others: a write that enters
-    /// either is seen by a drain that begins later, or sees what its beginner did before.
+    /// Who enters and finds it zero also sees what the last drain's beginner did before: it was stored (release) by the drain's
+    /// end, or a later pair's.
     state: AtomicU64,
+    lanes: [Lane; LANES],
     pairs: Mutex<Vec<Range>>,
 }
 
@@ -60,17 +89,47 @@ impl WriteGate {
     /// Enters for a write, unless a pair is in the way.
     #[inline]
     pub(super) fn try_enter(&self, range: Range) -> Option<Entered<'_>> {
-        let before = self.state.fetch_add(1, Ordering::AcqRel);
-        let entered = Entered(self);
-        if before < PAIR {
-            return Some(entered);
+        let entered = self.count_in();
+        match self.state.load(Ordering::SeqCst) {
+            0 => Some(entered),
+            state => self.is_open(state, range).then_some(entered),
         }
-        self.is_open(before, range).then_some(entered)
+    }
+
+    /// Enters for any number of writes, unless there is any pair or drain.
+    #[inline]
+    pub(super) fn try_enter_all(&self) -> Option<Entered<'_>> {
+        let entered = self.count_in();
+        (self.state.load(Ordering::SeqCst) == 0).then_some(entered)
+    }
+
+    /// Enters once more: for whom this thread keeps inside already.
+    pub(super) fn enter_again(&self) -> Entered<'_> {
+        self.count_in()
+    }
+
+    /// Leaves for a write of this thread whose [`Entered`] was forgotten.
+    #[inline]
+    pub(super) fn leave(&self) {
+        drop(Entered(&self.lanes[lane_number()]));
+    }
+
+    #[inline]
+    fn count_in(&self) -> Entered<'_> {
+        let lane = &self.lanes[lane_number()];
+        // Sequentially consistent: the write's half of the race in the module's head.
+        lane.0.fetch_add(1, Ordering::SeqCst);
+        Entered(lane)
     }
 
     #[cold]
     fn is_open(&self, state: u64, range: Range) -> bool {
         state & DRAIN == 0 && !self.pairs().iter().any(|&pair| overlap(pair, range))
+    }
+
+    fn is_empty(&self) -> bool {
+        // The drain's half of the race in the module's head.
+        self.lanes.iter().all(|lane| lane.0.load(Ordering::SeqCst) == 0)
     }
 
     /// Enters for a write, waiting for pairs in the way.
@@ -113,7 +172,7 @@ impl WriteGate {
         }
         pairs.extend(range);
         // The mutex is held: nobody else sets DRAIN in between.
-        self.state.fetch_add(DRAIN + if range.is_some() { PAIR } else { 0 }, Ordering::AcqRel);
+        self.state.fetch_add(DRAIN + if range.is_some() { PAIR } else { 0 }, Ordering::SeqCst);
         true
     }
 
@@ -121,7 +180,7 @@ impl WriteGate {
     async fn drained(&self, cx: TaskContext<'_>) {
         let _open = Opener(self);
         let mut tries = 0;
-        while self.state.load(Ordering::Acquire) & WRITES != 0 {
+        while !self.is_empty() {
             pause(cx, &mut tries).await;
         }
     }
@@ -138,12 +197,13 @@ impl Drop for Opener<'_> {
 
 /// A write inside the gate.
 #[derive(Debug)]
-pub(super) struct Entered<'a>(&'a WriteGate);
+pub(super) struct Entered<'a>(&'a Lane);
 
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.state.fetch_sub(1, Ordering::AcqRel);
+        // Release: who finds the lane empty also finds the write done.
+        self.0.0.fetch_sub(1, Ordering::Release);
     }
 }
 

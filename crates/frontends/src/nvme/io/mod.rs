@@ -1,6 +1,7 @@
 //! The NVM command set (NVM Command Set specification 3).
 //!
 //! ```text
+//!   run_batch ──── plain reads and writes, all that are next in the queue: batch.rs
 //!   io_command ─┬─ fused? ─────────► fused.rs     both commands of a pair
 //!               ├─ Read, Write, … ─► transfer.rs  check ─► data.rs ─► Volume::submit ─┬─ done: completion by value
 //!               ├─ long commands ──► long.rs, copy.rs   in pieces, others in between   └─ waits: task, then the Sink
@@ -10,6 +11,7 @@
 //! Every command is checked in the same order: opcode, namespace, range, size, write protection, reservation, data pointer.
 //! Commands that change data pass the namespace's [`gate`].
 
+mod batch;
 mod copy;
 mod fused;
 mod gate;

@@ -15,7 +15,7 @@ use super::super::{
 pub(crate) const TASK_BYTES: usize = 1536;
 
 /// A command that waits: `future` finishes it.
-pub(super) fn wait<'a, F>(cx: TaskContext<'a>, future: F) -> Launch<'a, Completion>
+pub(super) fn wait<'a, F, R>(cx: TaskContext<'a>, future: F) -> Launch<'a, R>
 where
     F: Future<Output = ()> + 'a,
 {

@@ -27,7 +27,9 @@ impl UncorrectableRanges {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_empty(&self) -> bool {
+    /// Whether no block is marked.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
     }
 

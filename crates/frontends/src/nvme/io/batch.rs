@@ -1,0 +1,404 @@
+//! Reads and writes that nothing is wrong with, many at a time: the data path.
+//!
+//! ```text
+//!   SQ: h ─► fetch, check, resolve ─► Volume::submit ─┬─ done: its completion waits in the batch ─► settle
+//!          (one by one; what is not plain               └─ waits: settle, then it is accepted like any other
+//!           ends the batch before it is taken)
+//! ```
+//!
+//! A batch only handles success. Whatever else an entry asks for — another opcode, a fused pair, a range outside the volume, a
+//! reservation in the way, a bad data pointer — ends the batch with the entry still in the queue, and the long way
+//! ([`Controller::io_command`]) takes it, checks it again and finds the right status.
+//!
+//! What holds for all commands of a batch is looked up once: the queues' memory, the namespace with its shape and rights, the
+//! write gate, one task slot. That is right because all of them were submitted before the batch began: whatever changes
+//! meanwhile changes beside them, and its maker waits at the gate for the writes.
+//!
+//! Order of stores when a batch settles, for a successor that finds the state between any two of them:
+//! 1. The completion entries, each with its phase tag last and with the submission queue's head after its own command (SQHD).
+//! 2. The submission queue's head. Until here the commands lie in the queue as if they had not been taken. A successor that
+//!    finds entries with the right phase tag beyond the completion queue's tail takes the last one's SQHD for the head: no
+//!    command is carried out twice for the guest, and none is lost.
+//! 3. The completion queue's tail and phase, in one store.
+//!
+//! A command that waits is accepted after the batch has settled up to it.
+
+use std::rc::Rc;
+
+use millrace_block::{BlockCount, Geometry, Lba, Operation, Request, Step};
+use millrace_engine::{Launch, Outcome, ShardContext, TaskSlot};
+use millrace_memory::{Access, GuestAddress, GuestMemory, Segment};
+use millrace_nvme_spec::{
+    command::{Cqe, Fuse, Psdt, Sqe},
+    nvm::ReadWriteCdw12,
+    opcode::NvmOpcode,
+    sgl::{SglIdentifier, SglType},
+};
+
+use super::{
+    super::{
+        controller::{BURST, CommandToken, Controller},
+        data,
+        errors::Subject,
+        namespace::Attached,
+        reservation::Rights,
+        state,
+    },
+    task::{Finish, of_result, wait},
+};
+
+/// Submission entries fetched ahead.
+const AHEAD: u32 = 12;
+/// Bytes of data after which completions are posted at once.
+const POST_AFTER: u64 = 128 << 10;
+
+/// A namespace, with what holds for a batch.
+struct View {
+    nsid: u32,
+    attached: Rc<Attached>,
+    blocks: u64,
+    shift: u32,
+    /// Blocks of a command at most (MDTS).
+    most: u64,
+    readable: bool,
+    /// Asked for at the first write, inside the gate.
+    writable: Option<bool>,
+    /// Inside the namespace's write gate.
+    inside: bool,
+    geometry: Geometry,
+}
+
+impl View {
+    /// Whether this controller may write now. The first time it enters the gate, and stays inside as long as the view lives:
+    /// whoever changes reservations waits for that.
+    #[inline]
+    fn is_writable(&mut self, controller: &Controller) -> bool {
+        self.writable.unwrap_or_else(|| self.enter(controller))
+    }
+
+    fn enter(&mut self, controller: &Controller) -> bool {
+        let attached = &self.attached;
+        let writable = if let Some(entered) = attached.namespace.gate.try_enter_all() {
+            // `drop` leaves.
+            std::mem::forget(entered);
+            self.inside = true;
+            attached.check_writable(&self.geometry).is_ok() && controller.check_rights(attached, Rights::WRITE).is_ok()
+        } else {
+            false
+        };
+        self.writable = Some(writable);
+        writable
+    }
+}
+
+impl Drop for View {
+    #[inline]
+    fn drop(&mut self) {
+        if self.inside {
+            self.attached.namespace.gate.leave();
+        }
+    }
+}
+
+/// A command that was found in order; its data are in the controller's segments.
+struct Plain {
+    token: CommandToken,
+    operation: Operation,
+    lba: Lba,
+    count: BlockCount,
+    bytes: u64,
+}
+
+/// Commands of one submission queue, between two settlements.
+struct Batch {
+    sqid: u16,
+    cqid: u16,
+    epoch: u32,
+    sq: Segment,
+    cq: Segment,
+    entries: u32,
+    /// The next entry to take. The `count` before it are done, but not settled.
+    head: u32,
+    /// Entries that the guest has added, seen from `head`.
+    pending: u32,
+    page_size: u64,
+    write_cache: bool,
+    view: Option<View>,
+    /// Second halves of the completion entries, without phase.
+    done: [u64; BURST as usize],
+    count: usize,
+    /// Bytes moved since the last settlement.
+    moved: u64,
+    reads: [u64; 2],
+    writes: [u64; 2],
+}
+
+/// Why the next entry is not taken.
+struct NotPlain;
+
+impl Controller {
+    /// Takes up to `budget` of the `pending` commands, for all of which there is room in the completion queue. Returns how many
+    /// it took; fewer when the next is to go the long way.
+    pub(crate) fn run_batch(&mut self, cx: &mut ShardContext<'_>, sqid: u16, pending: u32, budget: u32) -> u32 {
+        if self.io.fused.any() {
+            return 0;
+        }
+        let Some(mut batch) = Batch::begin(self, sqid, pending) else { return 0 };
+        let Some(mut slot) = cx.reserve() else { return 0 };
+        let mut taken = 0;
+        while taken < budget {
+            let Ok(plain) = batch.next(self) else { break };
+            taken += 1;
+            let view = batch.view.as_ref().expect("a plain command has a namespace");
+            match self.launch(slot, view, &plain) {
+                Outcome::Done(Ok(()), free) => {
+                    slot = free;
+                    batch.finish(self, &plain);
+                }
+                Outcome::Done(Err(error), free) => {
+                    slot = free;
+                    batch.settle(self);
+                    batch.accept(self, &plain);
+                    self.complete(plain.token, of_result(Err(error)));
+                }
+                Outcome::Waiting => {
+                    batch.settle(self);
+                    batch.accept(self, &plain);
+                    self.io.running.insert(plain.token);
+                    let Some(free) = cx.reserve() else { break };
+                    slot = free;
+                }
+            }
+        }
+        batch.settle(self);
+        batch.count_transfers(self);
+        taken
+    }
+
+    /// Hands a command to its volume.
+    #[inline]
+    fn launch<'s>(
+        &self,
+        slot: TaskSlot<'s>,
+        view: &View,
+        plain: &Plain,
+    ) -> Outcome<'s, Result<(), millrace_block::BlockError>> {
+        let (segments, sink) = (self.segments.as_slice(), &self.sink);
+        let Plain { token, operation, lba, count, .. } = *plain;
+        slot.run_with(&view.attached, |cx, attached| {
+            let segments = match segments {
+                // Nearly always; a copy of known length is two instructions.
+                [one] => cx.scratch.copy_slice(&[*one]),
+                segments => cx.scratch.copy_slice(segments),
+            };
+            match attached.namespace.volume.submit(cx, Request { operation, lba, count, segments }) {
+                Step::Done(result) => Launch::Done(result),
+                Step::Wait(future) => {
+                    let finish = Finish::new(attached, sink, token);
+                    let entered = operation.is_write().then(|| attached.namespace.gate.enter_again());
+                    wait(cx, async move {
+                        let result = future.await;
+                        if operation.is_write() {
+                            attached.namespace.written(result, lba, count);
+                        }
+                        drop(entered);
+                        finish.end(result);
+                    })
+                }
+            }
+        })
+    }
+
+    fn view(&self, nsid: u32) -> Option<View> {
+        let attached = self.namespaces.get(nsid).filter(|attached| !attached.formatting.get())?;
+        let namespace = &attached.namespace;
+        if !namespace.uncorrectable.is_empty() {
+            return None;
+        }
+        let geometry = namespace.volume.geometry();
+        Some(View {
+            nsid,
+            blocks: geometry.blocks.0,
+            shift: geometry.block_size.shift(),
+            most: self.config.max_transfer() >> geometry.block_size.shift(),
+            readable: self.check_rights(attached, Rights::READ).is_ok(),
+            writable: None,
+            inside: false,
+            attached: Rc::clone(attached),
+            geometry,
+        })
+    }
+}
+
+impl Batch {
+    /// `None`: the queues' memory is not in one piece, or gone.
+    fn begin(c: &mut Controller, sqid: u16, pending: u32) -> Option<Self> {
+        let (sq, cq) = c.ring_segments(sqid)?;
+        let state = c.sq(sqid);
+        let batch = Self {
+            sqid,
+            cqid: state.cq.get(),
+            epoch: c.state.epoch.get(),
+            sq,
+            cq,
+            entries: state.entries.get(),
+            head: state.head.get(),
+            pending,
+            page_size: c.page_size(),
+            write_cache: c.write_cache_enabled(),
+            view: None,
+            done: [0; BURST as usize],
+            count: 0,
+            moved: 0,
+            reads: [0; 2],
+            writes: [0; 2],
+        };
+        (1..AHEAD.min(pending)).for_each(|ahead| batch.prefetch(ahead));
+        Some(batch)
+    }
+
+    fn prefetch(&self, ahead: u32) {
+        let index = self.head + ahead;
+        let index = if index >= self.entries { index - self.entries } else { index };
+        self.sq.prefetch(index as usize * Sqe::SIZE, Sqe::SIZE);
+    }
+
+    /// Copies the next entry out, checks it and resolves its data.
+    #[inline]
+    fn next(&mut self, c: &mut Controller) -> Result<Plain, NotPlain> {
+        if self.pending > AHEAD {
+            self.prefetch(AHEAD);
+        }
+        let sqe: Sqe = self.sq.read_value(self.head as usize * Sqe::SIZE);
+        let cdw12 = ReadWriteCdw12::from_bits(sqe.cdw12);
+        let operation = match sqe.nvm_opcode() {
+            NvmOpcode::READ => Operation::Read,
+            NvmOpcode::WRITE => Operation::Write { fua: cdw12.fua() || !self.write_cache },
+            _ => return Err(NotPlain),
+        };
+        let subject = Subject::of(&sqe);
+        let token = CommandToken { sqid: self.sqid, cid: sqe.cid.0, epoch: self.epoch, subject };
+        if sqe.flags.fuse() != Fuse::NORMAL || c.io.running.contains(token) {
+            return Err(NotPlain);
+        }
+        if self.view.as_ref().is_none_or(|view| view.nsid != sqe.nsid.0) {
+            // The old one leaves its gate before the new one enters.
+            self.view = None;
+            self.view = c.view(sqe.nsid.0);
+        }
+        let view = self.view.as_mut().ok_or(NotPlain)?;
+        let (lba, count) = (sqe.cdw10_11(), u64::from(cdw12.nlb_z()) + 1);
+        if count > view.most || view.blocks.checked_sub(count).is_none_or(|last| lba > last) {
+            return Err(NotPlain);
+        }
+        let allowed = if operation == Operation::Read { view.readable } else { view.is_writable(c) };
+        if !allowed {
+            return Err(NotPlain);
+        }
+        let bytes = count << view.shift;
+        let access = if operation == Operation::Read { Access::Write } else { Access::Read };
+        resolve(&c.memory, self.page_size, &sqe, bytes, access, &mut c.segments)?;
+        Ok(Plain { token, operation, lba: Lba(lba), count: BlockCount(count), bytes })
+    }
+
+    /// The entry at the head was taken.
+    #[inline]
+    fn step(&mut self, plain: &Plain) {
+        self.head = if self.head + 1 == self.entries { 0 } else { self.head + 1 };
+        self.pending -= 1;
+        self.moved += plain.bytes;
+        let [commands, bytes] = if plain.operation == Operation::Read { &mut self.reads } else { &mut self.writes };
+        *commands += 1;
+        *bytes += plain.bytes;
+    }
+
+    /// A command has succeeded.
+    #[inline]
+    fn finish(&mut self, c: &mut Controller, plain: &Plain) {
+        self.step(plain);
+        // SQHD, SQID, CID, and a status of 0.
+        let [head, sqid, cid] = [self.head as u16, plain.token.sqid, plain.token.cid].map(u64::from);
+        self.done[self.count] = head | sqid << 16 | cid << 32;
+        self.count += 1;
+        if self.count == self.done.len() || self.moved >= POST_AFTER {
+            self.settle(c);
+        }
+    }
+
+    /// Posts what is done; see the module for the order of stores.
+    fn settle(&mut self, c: &mut Controller) {
+        self.moved = 0;
+        let count = std::mem::take(&mut self.count);
+        if count == 0 {
+            return;
+        }
+        let cq = c.cq(self.cqid);
+        let (mut tail, mut phase, entries) = (cq.tail(), cq.phase(), cq.entries.get());
+        for second in &self.done[..count] {
+            self.cq.publish_pair(tail as usize * Cqe::SIZE, 0, second | u64::from(phase) << 48);
+            tail += 1;
+            if tail == entries {
+                (tail, phase) = (0, !phase);
+            }
+        }
+        state::commit();
+        c.sq(self.sqid).head.set(self.head);
+        state::commit();
+        cq.move_to(tail, phase);
+        if cq.interrupts.get() != 0 {
+            let vector = cq.vector.get();
+            c.interrupts.pend(vector, count as u32);
+        }
+    }
+
+    /// Accepts a command whose completion comes by itself; everything before it is settled.
+    fn accept(&mut self, c: &mut Controller, plain: &Plain) {
+        self.step(plain);
+        c.accept_up_to(self.sqid, self.head);
+    }
+
+    fn count_transfers(&self, c: &mut Controller) {
+        c.counters.read_commands += self.reads[0];
+        c.counters.bytes_read += self.reads[1];
+        c.counters.write_commands += self.writes[0];
+        c.counters.bytes_written += self.writes[1];
+    }
+}
+
+/// Resolves a data pointer into `segments`: one page, two pages or one SGL block at once, the rest the long way.
+#[inline]
+fn resolve(
+    memory: &GuestMemory,
+    page_size: u64,
+    sqe: &Sqe,
+    bytes: u64,
+    access: Access,
+    segments: &mut Vec<Segment>,
+) -> Result<(), NotPlain> {
+    segments.clear();
+    if sqe.flags.psdt() == Psdt::PRP {
+        let (first, second) = (sqe.dptr.prp1, sqe.dptr.prp2);
+        let here = page_size - (first & (page_size - 1));
+        if first.is_multiple_of(4) && bytes <= here {
+            segments.push(memory.translate(GuestAddress(first), bytes, access).map_err(|_| NotPlain)?);
+            return Ok(());
+        }
+        if first.is_multiple_of(4) && bytes - here <= page_size && second & (page_size - 1) == 0 {
+            let first = memory.translate(GuestAddress(first), here, access).map_err(|_| NotPlain)?;
+            let second = memory.translate(GuestAddress(second), bytes - here, access).map_err(|_| NotPlain)?;
+            segments.push(first);
+            match segments.last_mut() {
+                Some(first) if first.adjoins(&second) => first.extend_over(&second),
+                _ => segments.push(second),
+            }
+            return Ok(());
+        }
+    } else {
+        let block = sqe.dptr.sgl1();
+        if block.identifier == SglIdentifier::new().with_kind(SglType::DATA_BLOCK) && u64::from(block.length) == bytes {
+            segments.push(memory.translate(GuestAddress(block.address), bytes, access).map_err(|_| NotPlain)?);
+            return Ok(());
+        }
+    }
+    data::resolve(memory, page_size, sqe, bytes, access, segments).map_err(|_| NotPlain)
+}
