@@ -101,7 +101,8 @@ fn wire(socket: &Path, memory: &File, interrupts: bool) -> Doorbells {
         let eventfd = rustix::event::eventfd(0, flags).expect("an eventfd");
         client.set_irq_eventfds(pci::IRQ_MSIX, 1, &[eventfd.as_fd()]).expect("wired");
     }
-    let write = |client: &mut Client, at, bytes: &[u8]| client.region_write(pci::REGION_BAR0, at, bytes).expect("a register");
+    let write =
+        |client: &mut Client, at, bytes: &[u8]| client.region_write(pci::REGION_BAR0, at, bytes).expect("a register");
     write(&mut client, offset::AQA, &(63_u32 << 16 | 63).to_le_bytes());
     write(&mut client, offset::ASQ, &(BASE + ADMIN_SQ).to_le_bytes());
     write(&mut client, offset::ACQ, &(BASE + ADMIN_CQ).to_le_bytes());
@@ -307,7 +308,8 @@ fn volume(kind: &str, bytes: u64) -> Arc<dyn Volume> {
             for _ in 0..bytes >> 20 {
                 std::io::Write::write_all(&mut &file, &piece).expect("room for the file");
             }
-            let options = FileOptions { path: path.into(), size: Some(bytes), block_size: BlockSize::B4096, read_only: false };
+            let options =
+                FileOptions { path: path.into(), size: Some(bytes), block_size: BlockSize::B4096, read_only: false };
             FileVolume::open("file", &options).expect("a volume")
         }
     }

@@ -205,9 +205,9 @@ impl Controller {
             let tail = self.doorbell(usize::from(sqid) * 2, sqid);
             if tail != seen {
                 work += self.take_from(cx, sqid);
-                if self.sq(sqid).head.get() == tail || self.pending_entries(sqid).is_none() {
-                    self.caches.set_seen(at, sqid, tail);
-                }
+                let empty = self.sq(sqid).head.get() == tail || self.pending_entries(sqid).is_none();
+                // What is left is looked at again, also when the guest has gone round the queue to the same tail meanwhile.
+                self.caches.set_seen(at, sqid, if empty { tail } else { Active::UNSEEN });
             }
             at += 1;
         }

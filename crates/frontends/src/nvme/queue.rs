@@ -36,7 +36,7 @@ pub(crate) struct Active {
 
 impl Active {
     /// No doorbell's valid value.
-    const UNSEEN: u32 = u32::MAX;
+    pub(crate) const UNSEEN: u32 = u32::MAX;
 }
 
 impl QueueCaches {
@@ -57,7 +57,7 @@ impl QueueCaches {
         &self.active
     }
 
-    /// A queue was found to have nothing to take while its doorbell was `tail`.
+    /// A queue was found to have nothing to take while its doorbell was `tail`; or else [`Active::UNSEEN`].
     pub(crate) fn set_seen(&mut self, at: usize, sqid: u16, tail: u32) {
         if let Some(active) = self.active.get_mut(at).filter(|active| active.sqid == sqid) {
             active.seen = tail;
