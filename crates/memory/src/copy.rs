@@ -23,6 +23,9 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     }
     // SAFETY: the caller vouches for both ranges and that they do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
+    // What was copied is what is used: without this the compiler could read `from` again where it needs a part of the copy.
+    // SAFETY: no instruction at all; the compiler has to assume that it changes memory.
+    unsafe { std::arch::asm!("/* {0} {1} */", in(reg) from, in(reg) to, options(nostack, preserves_flags)) }
 }
 
 /// Bytes of a cache line.

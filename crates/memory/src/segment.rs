@@ -133,6 +133,19 @@ impl Segment {
         target.store(word, Ordering::Release);
     }
 
+    /// Copies words out, each read once.
+    ///
+    /// # Panics
+    /// When they do not lie within the segment, or are not aligned.
+    #[inline]
+    pub fn read_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        let part = self.part(offset, N * 8).expect("words within the segment");
+        let words: *mut u64 = part.as_ptr().cast();
+        assert!((words as usize).is_multiple_of(8), "words are aligned");
+        // SAFETY: the words lie within mapped memory and are aligned; who changes them meanwhile only turns what is read.
+        std::array::from_fn(|at| unsafe { AtomicU64::from_ptr(words.add(at)) }.load(Ordering::Relaxed))
+    }
+
     /// Stores 16 bytes whose second half tells the reader that the first is there.
     ///
     /// # Panics

@@ -139,6 +139,6 @@ fn sigbus_child() {
     rustix::fs::ftruncate(&file, 0).unwrap();
     // SAFETY: the mapping is alive; that its memory is gone is what is tested.
     let segment = unsafe { unguarded.segment(0, 1) }.unwrap();
-    segment.read_value::<u8>(0);
+    std::hint::black_box(segment.read_value::<u8>(0));
     unreachable!("the touch was survived");
 }

@@ -269,7 +269,7 @@ impl Batch {
         if self.pending > AHEAD {
             self.prefetch(AHEAD);
         }
-        let sqe: Sqe = self.sq.read_value(self.head as usize * Sqe::SIZE);
+        let sqe: Sqe = zerocopy::transmute!(self.sq.read_words::<{ Sqe::SIZE / 8 }>(self.head as usize * Sqe::SIZE));
         let cdw12 = ReadWriteCdw12::from_bits(sqe.cdw12);
         let operation = match sqe.nvm_opcode() {
             NvmOpcode::READ => Operation::Read,
