@@ -1,0 +1,130 @@
+//! Programs that are started, stopped between their samples, and ended.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::error::Failure;
+
+/// How long a daemon may take to come up, or to end when asked.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon. It stands still unless it is being measured, so that it takes nothing from others; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    program: PathBuf,
+    child: Child,
+    log: PathBuf,
+    running: bool,
+}
+
+impl Daemon {
+    /// Starts a program with its output in a file, and waits until `ready` says so.
+    pub(crate) fn start(command: &mut Command, log: &Path, mut ready: impl FnMut() -> bool) -> Result<Self, Failure> {
+        let program = PathBuf::from(command.get_program());
+        let failed = |source| Failure::Start { program: program.clone(), source };
+        let output = File::create(log).map_err(failed)?;
+        let errors = output.try_clone().map_err(failed)?;
+        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn().map_err(failed)?;
+        let mut daemon = Self { program, child, log: log.to_owned(), running: true };
+        let start = Instant::now();
+        while !ready() {
+            let ended = daemon.child.try_wait().is_ok_and(|status| status.is_some());
+            if ended || start.elapsed() > PATIENCE {
+                return Err(Failure::NotUp { program: daemon.program.clone(), said: daemon.said() });
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(daemon)
+    }
+
+    fn said(&self) -> String {
+        tail(&fs::read_to_string(&self.log).unwrap_or_default())
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it run.
+    pub(crate) fn resume(&mut self) {
+        self.signal(Signal::CONT);
+        self.running = true;
+    }
+
+    /// Makes it stand still.
+    pub(crate) fn pause(&mut self) {
+        self.signal(Signal::STOP);
+        self.running = false;
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            // It may have died: then the measurement fails by itself.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// Processor time that it has used, all threads, user and system.
+    pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
+        let path = PathBuf::from(format!("/proc/{}/stat", self.child.id()));
+        let text = fs::read_to_string(&path).map_err(|source| Failure::Read { path: path.clone(), source })?;
+        // The name, in brackets, may hold anything: count from after it. Fields 14 and 15, in ticks of 10 ms.
+        let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        Ok(Duration::from_millis(ticks * 10))
+    }
+
+    /// A line of its memory map's summary, in bytes: `Rss`, `Pss`, `Private_Dirty` …
+    pub(crate) fn memory(&self, name: &str) -> Result<u64, Failure> {
+        let path = PathBuf::from(format!("/proc/{}/smaps_rollup", self.child.id()));
+        let text = fs::read_to_string(&path).map_err(|source| Failure::Read { path: path.clone(), source })?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.map(|kib| kib * 1024).ok_or(Failure::Output { program: path.display().to_string(), said: text })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.signal(Signal::CONT);
+        self.signal(Signal::TERM);
+        let start = Instant::now();
+        while !self.child.try_wait().is_ok_and(|status| status.is_some()) {
+            if start.elapsed() > PATIENCE {
+                // It had its chance.
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Runs a program to its end; its output.
+pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
+    let program = PathBuf::from(command.get_program());
+    let result = command.stdin(Stdio::null()).output();
+    let output = result.map_err(|source: io::Error| Failure::Start { program: program.clone(), source })?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(said);
+    }
+    let complained = String::from_utf8_lossy(&output.stderr);
+    Err(Failure::Ended { program, status: output.status, said: tail(&format!("{said}{complained}")) })
+}
+
+/// The last lines.
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(8)..].join("\n")
+}

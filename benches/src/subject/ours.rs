@@ -1,0 +1,114 @@
+//! Our own daemon.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+
+use super::{Subject, Work};
+use crate::{
+    error::Failure,
+    machine,
+    process::{self, Daemon},
+};
+
+/// What our daemon is to serve.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Setup {
+    text: String,
+}
+
+impl Setup {
+    /// A volume and a device of the same name with it, whose socket is in a folder of that name.
+    #[must_use]
+    pub(crate) fn disk(self, name: &str, backend: &str, size: &str) -> Self {
+        self.volume(name, backend, size).device(name, name, "shared")
+    }
+
+    /// A volume.
+    #[must_use]
+    pub(crate) fn volume(mut self, name: &str, backend: &str, size: &str) -> Self {
+        let _ = writeln!(self.text, "[[volume]]\nname = \"{name}\"\nsize = \"{size}\"\nbackend = \"{backend}\"\n");
+        self
+    }
+
+    /// A device with a volume.
+    #[must_use]
+    pub(crate) fn device(mut self, name: &str, volume: &str, doorbells: &str) -> Self {
+        let _ = writeln!(
+            self.text,
+            "[[device]]\nname = \"{name}\"\nsocket = \"FOLDER/{name}/cntrl\"\nnvme = {{ queues = 4, doorbells = \"{doorbells}\" }}\n\
+             attach = [{{ volume = \"{volume}\", nsid = 1 }}]\n"
+        );
+        self
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.text.lines().filter_map(|line| line.strip_prefix("socket = \"FOLDER/")?.strip_suffix("/cntrl\""))
+    }
+}
+
+/// `millrace serve` with one shard on one core.
+#[derive(Debug)]
+pub(crate) struct Ours {
+    binary: PathBuf,
+    folder: PathBuf,
+    daemon: Daemon,
+}
+
+impl Ours {
+    /// Starts it in a folder; `polling` is `spin` or `adaptive`.
+    pub(crate) fn start(binary: &Path, folder: &Path, core: usize, polling: &str, setup: &Setup) -> Result<Self, Failure> {
+        let make = |path: &Path| fs::create_dir_all(path).map_err(|source| Failure::Write { path: path.to_owned(), source });
+        make(folder)?;
+        for name in setup.names() {
+            make(&folder.join(name))?;
+        }
+        let config = folder.join("config.toml");
+        let text = setup.text.replace("FOLDER", &folder.display().to_string());
+        fs::write(&config, text).map_err(|source| Failure::Write { path: config.clone(), source })?;
+        let mut command = Command::new(binary);
+        command.args(["serve", "--polling", polling, "--shards", &format!("{core}-{core}"), "--config"]).arg(&config);
+        command.arg("--state-dir").arg(folder.join("state")).arg("--run-dir").arg(folder.join("run"));
+        let ready = || {
+            let mut status = Command::new(binary);
+            process::output(status.arg("status").arg("--run-dir").arg(folder.join("run"))).is_ok()
+        };
+        let daemon = Daemon::start(&mut command, &folder.join("serve.log"), ready)?;
+        Ok(Self { binary: binary.to_owned(), folder: folder.to_owned(), daemon })
+    }
+
+    /// `millrace status --json`.
+    pub(crate) fn status(&self) -> Result<Value, Failure> {
+        let mut status = Command::new(&self.binary);
+        let said = process::output(status.args(["status", "--json", "--run-dir"]).arg(self.folder.join("run")))?;
+        serde_json::from_str(&said).map_err(|_| Failure::Output { program: "millrace status".into(), said })
+    }
+}
+
+impl Subject for Ours {
+    fn name(&self) -> &'static str {
+        "ours"
+    }
+
+    fn folder(&self, device: &str) -> PathBuf {
+        self.folder.join(device)
+    }
+
+    fn daemon(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+
+    fn work(&self) -> Result<Work, Failure> {
+        let status = self.status()?;
+        let shards = status["shards"].as_array().into_iter().flatten();
+        let (busy, commands) = shards.fold((0.0, 0.0), |(busy, commands), shard| {
+            (busy + shard["busy_ns"].as_f64().unwrap_or(0.0), commands + shard["commands"].as_f64().unwrap_or(0.0))
+        });
+        Ok(Work { busy_cycles: busy * machine::cycles_per_ns(), commands })
+    }
+}

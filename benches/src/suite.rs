@@ -1,0 +1,188 @@
+//! Taking samples: in turns, gated, until there are enough.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    client::{self, Fio, Lean, Load},
+    error::Failure,
+    gate::{self, State},
+    machine,
+    record::{Key, Record, Sample},
+    subject::{Subject, Tree},
+};
+
+/// Samples that a median needs.
+pub(crate) const ENOUGH: usize = 5;
+
+/// What every section has at hand.
+#[derive(Debug)]
+pub(crate) struct Suite {
+    /// Our binary.
+    pub(crate) binary: PathBuf,
+    /// SPDK, where there is one.
+    pub(crate) spdk: Option<Tree>,
+    /// fio, where there is one.
+    pub(crate) fio: Option<Fio>,
+    /// The repository's `scripts/in-root`, which runs QEMU's programs; where the private root is there.
+    pub(crate) in_root: Option<PathBuf>,
+    /// For daemons' folders and files on disk.
+    pub(crate) work: PathBuf,
+    /// The core of the target, and that of the client.
+    pub(crate) target: usize,
+    /// See `target`.
+    pub(crate) client: usize,
+    /// Seconds of a sample.
+    pub(crate) seconds: f64,
+    /// How long a section may take.
+    pub(crate) budget: Duration,
+    /// Few samples, small sizes.
+    pub(crate) quick: bool,
+    /// Where records are.
+    pub(crate) records: PathBuf,
+    /// Start records anew.
+    pub(crate) fresh: bool,
+    /// Whether the cores' distance can be told: it takes two.
+    pub(crate) gated: bool,
+}
+
+/// One thing to measure again and again.
+pub(crate) struct Case<'a> {
+    /// Its name.
+    pub(crate) key: Key,
+    /// Who answers, by its place among the subjects; `None` for a client that needs nobody.
+    pub(crate) subject: Option<usize>,
+    /// Takes one sample.
+    #[expect(clippy::type_complexity, reason = "written once")]
+    pub(crate) run: Box<dyn Fn(&mut [Box<dyn Subject>]) -> Result<Sample, Failure> + 'a>,
+}
+
+impl Suite {
+    /// A record of a section.
+    pub(crate) fn record(&self, section: &str) -> Record {
+        let mut binaries = BTreeMap::from([("ours".to_owned(), machine::fingerprint(&self.binary))]);
+        if let Some(spdk) = &self.spdk {
+            binaries.insert("spdk".into(), spdk.version());
+        }
+        Record::open(&self.records, section, &machine::describe(), &binaries, self.fresh)
+    }
+
+    /// Samples that each case should have in a state.
+    fn wanted(&self) -> usize {
+        if self.quick { 1 } else { ENOUGH }
+    }
+
+    /// Whether every case has enough samples: in each state, or, when quick, in one of them.
+    fn done(&self, record: &Record, cases: &[Case<'_>]) -> bool {
+        let enough = |state: &State| cases.iter().all(|case| record.count(&case.key, *state) >= self.wanted());
+        let states = [State::Near, State::Far];
+        if self.quick || !self.gated { states.iter().any(enough) } else { states.iter().all(enough) }
+    }
+
+    /// Takes samples of all cases in turn, so that what changes on the machine changes for all of them, until every case has
+    /// enough or the time is over. Subjects stand still but for their own samples.
+    pub(crate) fn measure(
+        &self,
+        record: &mut Record,
+        subjects: &mut [Box<dyn Subject>],
+        cases: &[Case<'_>],
+    ) -> Result<(), Failure> {
+        for subject in subjects.iter_mut() {
+            subject.daemon().pause();
+        }
+        let start = Instant::now();
+        loop {
+            for case in cases {
+                let before = self.state();
+                if before == State::Mixed || record.count(&case.key, before) >= 2 * self.wanted() {
+                    // The cores are on their way, or will have to move before this one's other samples can be taken.
+                    thread::sleep(Duration::from_millis(20));
+                    continue;
+                }
+                let sample = self.sample(subjects, case)?;
+                let state = before.between(self.state());
+                if let Some(rate) = sample.get("iops") {
+                    eprintln!(
+                        "  {:>7.1} s  {state:<6} {:<18} depth {:<4} {:<8} {:<5} {:>12.0}/s",
+                        start.elapsed().as_secs_f64(),
+                        case.key.test,
+                        case.key.depth,
+                        case.key.client,
+                        case.key.subject,
+                        rate
+                    );
+                }
+                record.add(&case.key, state, sample);
+            }
+            if self.done(record, cases) || start.elapsed() >= self.budget {
+                break;
+            }
+        }
+        for subject in subjects.iter_mut() {
+            subject.daemon().resume();
+        }
+        record.save(&machine::now())
+    }
+
+    fn sample(&self, subjects: &mut [Box<dyn Subject>], case: &Case<'_>) -> Result<Sample, Failure> {
+        let Some(index) = case.subject else { return (case.run)(subjects) };
+        subjects[index].daemon().resume();
+        let before = subjects[index].work()?;
+        let sample = (case.run)(subjects);
+        let after = subjects[index].work()?;
+        subjects[index].daemon().pause();
+        let mut sample = sample?;
+        if let Some(cycles) = after.cycles_since(before) {
+            sample.insert("cycles".into(), cycles);
+        }
+        Ok(sample)
+    }
+
+    /// Where the cores are.
+    pub(crate) fn state(&self) -> State {
+        // Where there is one core, or none to measure against, all samples are of one kind.
+        if self.gated { State::of(gate::ping_pong(self.client, self.target)) } else { State::Far }
+    }
+
+    /// A case of our lean client on devices of a subject.
+    pub(crate) fn lean<'a>(
+        &'a self,
+        index: usize,
+        name: &str,
+        client: &str,
+        lean: Lean,
+        load: Load,
+        devices: &'a [String],
+    ) -> Case<'a> {
+        let key = Key { test: load.name(), depth: load.depth, client: client.into(), subject: name.into() };
+        let run = move |subjects: &mut [Box<dyn Subject>]| {
+            let sockets: Vec<PathBuf> = devices.iter().map(|device| subjects[index].folder(device)).collect();
+            lean.run(&self.binary, &sockets, &load, self.client, self.seconds)
+        };
+        Case { key, subject: Some(index), run: Box::new(run) }
+    }
+
+    /// A case of SPDK's own client.
+    pub(crate) fn perf<'a>(&'a self, tree: &'a Tree, index: usize, name: &str, load: Load, device: &'a str) -> Case<'a> {
+        let key = Key { test: load.name(), depth: load.depth, client: "perf".into(), subject: name.into() };
+        let run = move |subjects: &mut [Box<dyn Subject>]| {
+            client::perf(tree, &subjects[index].folder(device), &load, self.client, self.seconds)
+        };
+        Case { key, subject: Some(index), run: Box::new(run) }
+    }
+
+    /// A folder for one daemon of a section.
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
+        self.work.join(name)
+    }
+
+    /// A folder on tmpfs, if there is one.
+    pub(crate) fn tmpfs(&self) -> Option<PathBuf> {
+        let path = Path::new("/dev/shm");
+        path.is_dir().then(|| path.join(format!("millrace-bench.{}", std::process::id())))
+    }
+}
