@@ -65,6 +65,6 @@ pub trait Volume: Send + Sync {
     /// beside the data path, with no request in flight.
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError>;
 
-    /// Space in use.
+    /// Space in use. May ask the system below and wait for it: not called on a shard.
     fn usage(&self) -> Usage;
 }

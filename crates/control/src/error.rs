@@ -46,6 +46,12 @@ pub enum ControlError {
         /// The devices, each with the namespace identifier there.
         users: Vec<(Name, u32)>,
     },
+    /// The volume is being erased for a guest that formats it.
+    #[error("volume {name} is being formatted")]
+    Formatting {
+        /// The volume.
+        name: Name,
+    },
     /// Another volume has the file.
     #[error("volume {name}: {} is the file of volume {other}", .path.display())]
     FileTaken {
@@ -207,6 +213,7 @@ impl ControlError {
             Self::VolumeExists { .. }
             | Self::DeviceExists { .. }
             | Self::VolumeAttached { .. }
+            | Self::Formatting { .. }
             | Self::FileTaken { .. }
             | Self::VolumeFailed { .. }
             | Self::DeviceFailed { .. }
@@ -235,6 +242,7 @@ impl ControlError {
             Self::VolumeExists { .. } => "volume-exists",
             Self::DeviceExists { .. } => "device-exists",
             Self::VolumeAttached { .. } => "volume-attached",
+            Self::Formatting { .. } => "formatting",
             Self::FileTaken { .. } => "file-taken",
             Self::VolumeFailed { .. } => "volume-failed",
             Self::DeviceFailed { .. } => "device-failed",
@@ -268,6 +276,7 @@ impl ControlError {
                 let command = |device: &Name, nsid| format!("\"millrace device detach {device} {nsid}\"");
                 format!("detach it first: {}", list(users, command))
             }
+            Self::Formatting { .. } => "a guest does that; try again when it is done".to_owned(),
             Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
             Self::VolumeFailed { .. } => "put that right and restart the daemon, or delete the volume".to_owned(),
             Self::DeviceFailed { .. } => "put that right and restart the daemon, or delete the device".to_owned(),

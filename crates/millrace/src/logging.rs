@@ -76,8 +76,7 @@ pub(crate) fn start(args: &LogArgs) -> Result<LogGuard, LogError> {
 fn log_panics() {
     panic::set_hook(Box::new(|panic| {
         let backtrace = Backtrace::capture();
-        let known = backtrace.status() == BacktraceStatus::Captured;
-        let backtrace = known.then(|| backtrace.to_string()).unwrap_or_default();
+        let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(backtrace));
         let thread = std::thread::current();
         tracing::error!(thread = thread.name(), backtrace, "a fault of ours: {panic}");
     }));

@@ -202,7 +202,7 @@ impl Inner {
     pub(super) fn make_attachment(&mut self, device: &str, spec: &AttachSpec) -> Result<u32, ControlError> {
         let entry = self.device(device)?;
         let nsid = free_nsid(&entry.record, spec.nsid)?;
-        let volume = self.volume(spec.volume.as_str())?;
+        let volume = self.idle_volume(spec.volume.as_str())?;
         let (device_name, volume_name) = (entry.record.spec.name.clone(), volume.record.spec.name.clone());
         if let Some(here) = entry.record.namespaces.iter().find(|namespace| namespace.volume == volume_name) {
             return Err(ControlError::AttachedAlready { device: device_name, volume: volume_name, nsid: here.nsid });

@@ -102,6 +102,7 @@ impl HostThread {
                 Ok(request) => manager.answer(request),
                 Err(RecvTimeoutError::Timeout) => {
                     manager.sample_loads();
+                    manager.measure_volumes();
                     manager.peek().bury();
                     next = Instant::now() + SAMPLING;
                 }
@@ -112,7 +113,7 @@ impl HostThread {
 }
 
 impl Manager {
-    fn answer(&self, request: Request) {
+    fn answer(self: &Arc<Self>, request: Request) {
         match request {
             Request::Create { device, nsid, bytes, block_size, reply } => {
                 let result = self.create_namespace(&device, nsid, bytes, block_size);
@@ -125,9 +126,8 @@ impl Manager {
                 reply.send(result);
             }
             Request::Format { device, namespace, block_size, reply } => {
-                let result = self.format(&device, &namespace, block_size);
-                tracing::debug!(device, volume = namespace.volume.name(), ?block_size, ?result, "guest formats a namespace");
-                reply.send(result);
+                tracing::debug!(device, volume = namespace.volume.name(), ?block_size, "guest formats a namespace");
+                self.format(&device, namespace, block_size, reply);
             }
             Request::Attachment { device, nsid, attached } => self.note_attachment(&device, nsid, attached),
             Request::Notice { namespace, notify } => self.pass_notice(&namespace, &notify),
@@ -213,38 +213,6 @@ impl Manager {
         Ok(())
     }
 
-    fn format(&self, device: &str, namespace: &Arc<Namespace>, block_size: BlockSize) -> Result<(), Status> {
-        let mut inner = self.lock().map_err(|error| status_of(&error))?;
-        let name = namespace.volume.name();
-        let before = inner.volume(name).map_err(|error| status_of(&error))?.record.clone();
-        let users: Vec<_> = inner.users(name).map(|(user, _)| user.record.spec.name.as_str()).collect();
-        if users != [device] {
-            // The operator has taken it away meanwhile; or the blocks would change their size under other guests' commands.
-            return Err(Status::OPERATION_DENIED.do_not_retry());
-        }
-        let mut after = before.clone();
-        after.formatted = (before.spec.block_size.0 != block_size).then_some(LogicalBlock(block_size));
-        let bytes = u64::from(block_size.bytes());
-        after.spec.size = Some(Size(namespace.volume.geometry().bytes() / bytes * bytes));
-        let put = |record| self.store.apply(&Changes { put_volumes: vec![record], ..Changes::default() });
-        // Stored first: a crash in between leaves old data under a new block size, which a format that was cut short may.
-        if let Err(error) = put(&after) {
-            tracing::warn!(volume = name, %error, "a guest's format could not be stored");
-            return Err(Status::INTERNAL_ERROR);
-        }
-        if let Err(error) = namespace.volume.format(block_size) {
-            tracing::warn!(volume = name, %error, "a guest's format failed");
-            if let Err(error) = put(&before) {
-                tracing::error!(volume = name, %error, "the stored block size is not the volume's");
-            }
-            return Err(status_of(&error.into()));
-        }
-        if let Some(volume) = inner.volumes.get_mut(name) {
-            volume.record = after;
-        }
-        Ok(())
-    }
-
     fn note_attachment(&self, device: &str, nsid: u32, attached: bool) {
         let Ok(mut inner) = self.lock() else { return };
         let Ok(entry) = inner.device(device) else { return };
@@ -261,6 +229,14 @@ impl Manager {
 }
 
 impl Manager {
+    /// Keeps what guests see of their volumes' use up to date, so that no shard has to ask the system below for it.
+    fn measure_volumes(&self) {
+        let live: Vec<_> = self.peek().volumes.values().filter_map(|volume| volume.live.as_ref().ok().cloned()).collect();
+        for namespace in live {
+            namespace.measure();
+        }
+    }
+
     /// Every device that has the namespace gets the notice, the one whose guest caused it as well: one host may use several.
     fn pass_notice(&self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
         let inner = self.peek();
@@ -295,7 +271,7 @@ impl Inner {
 }
 
 /// What the guest is told.
-fn status_of(error: &ControlError) -> Status {
+pub(super) fn status_of(error: &ControlError) -> Status {
     let code = match error {
         ControlError::NsidTaken { .. } | ControlError::NsidRange { .. } | ControlError::VolumeExists { .. } => {
             Status::NAMESPACE_ID_UNAVAILABLE

@@ -12,6 +12,7 @@
 //! * The data path waits for nothing here: shards are called, and never call back in.
 
 mod devices;
+mod format;
 mod host;
 mod restore;
 mod shutdown;
@@ -19,7 +20,7 @@ mod views;
 mod volumes;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
@@ -72,6 +73,8 @@ pub struct Manager {
 struct Inner {
     volumes: BTreeMap<Name, Volume>,
     devices: BTreeMap<Name, Device>,
+    /// Volumes that are being formatted.
+    formatting: BTreeSet<Name>,
     /// Deleted devices whose commands have not finished.
     retiring: Vec<LiveDevice>,
     stopping: bool,

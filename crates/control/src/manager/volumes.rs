@@ -93,7 +93,7 @@ impl Manager {
     /// Grows or shrinks a volume, and tells the guests that see it.
     pub fn resize_volume(&self, name: &str, change: &VolumeChange) -> Result<VolumeView, ControlError> {
         let mut inner = self.lock()?;
-        let volume = inner.volume(name)?;
+        let volume = inner.idle_volume(name)?;
         let namespace = Arc::clone(volume.live()?);
         let (before, blocks) = (volume.record.clone(), wanted_blocks(volume, &namespace, change.size)?);
         let mut after = before.clone();
@@ -129,7 +129,7 @@ impl Manager {
     /// Deletes a volume that no device has. Its file stays, unless it was made for a guest's own namespace.
     pub fn delete_volume(&self, name: &str) -> Result<(), ControlError> {
         let mut inner = self.lock()?;
-        let volume = inner.volume(name)?;
+        let volume = inner.idle_volume(name)?;
         let name = volume.record.spec.name.clone();
         let users: Vec<_> =
             inner.users(name.as_str()).map(|(device, nsid)| (device.record.spec.name.clone(), nsid)).collect();

@@ -131,7 +131,8 @@ fn of_status(is_admin: bool, subject: Subject, status: Status) -> Location {
         Status::INVALID_NAMESPACE_OR_FORMAT
         | Status::NAMESPACE_ALREADY_ATTACHED
         | Status::NAMESPACE_NOT_ATTACHED
-        | Status::NAMESPACE_WRITE_PROTECTED => parameter::NSID,
+        | Status::NAMESPACE_WRITE_PROTECTED
+        | Status::FEATURE_NOT_NAMESPACE_SPECIFIC => parameter::NSID,
         Status::DATA_TRANSFER_ERROR
         | Status::PRP_OFFSET_INVALID
         | Status::INVALID_SGL_SEGMENT_DESCRIPTOR
@@ -154,7 +155,6 @@ fn of_status(is_admin: bool, subject: Subject, status: Status) -> Location {
         Status::INVALID_QUEUE_SIZE => Location::dword(10, 16),
         Status::COMPLETION_QUEUE_INVALID | Status::INVALID_INTERRUPT_VECTOR if is_admin => Location::dword(11, 16),
         Status::FEATURE_NOT_SAVEABLE => Location::dword(10, 31),
-        Status::FEATURE_NOT_NAMESPACE_SPECIFIC => parameter::NSID,
         _ => Location::NONE,
     }
 }

@@ -43,6 +43,8 @@ pub struct Namespace {
     pub(crate) uncorrectable: UncorrectableRanges,
     /// Keeps writes and fused pairs apart.
     pub(crate) gate: WriteGate,
+    /// Bytes that the medium held for the volume when it was last asked.
+    pub(crate) allocated: AtomicU64,
 }
 
 /// What one namespace's registrants are still to be told. One message at most is on its way through the [`Host`]; what comes
@@ -101,7 +103,9 @@ impl Waiting {
 impl Namespace {
     /// A namespace over `volume`, without reservations.
     pub fn new(volume: Arc<dyn Volume>, identity: Identity, shared: bool) -> Arc<Self> {
+        let allocated = AtomicU64::new(volume.usage().allocated);
         Arc::new(Self {
+            allocated,
             volume,
             identity,
             shared,
@@ -142,6 +146,12 @@ impl Namespace {
         if self.volume.geometry().block_size == geometry.block_size { Ok(()) } else { Err(BlockError::NotReady) }
     }
 
+    /// Asks the volume how much of it is in use, which may wait for the system below: not on a shard. Guests see what was
+    /// measured last.
+    pub fn measure(&self) {
+        self.allocated.store(self.volume.usage().allocated, Ordering::Relaxed);
+    }
+
     /// Grows or shrinks the volume. Devices that show it are told by [`NvmeDevice::namespace_changed`](super::NvmeDevice).
     ///
     /// # Errors
@@ -152,6 +162,7 @@ impl Namespace {
         self.forget_marks_beyond(self.volume.geometry().blocks);
         self.volume.resize(blocks)?;
         self.forget_marks_beyond(blocks);
+        self.measure();
         Ok(())
     }
 

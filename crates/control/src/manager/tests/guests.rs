@@ -1,7 +1,13 @@
 //! What guests see and do: through a real device, by our own driver.
 
-use millrace_block::Lba;
-use millrace_driver::{Command, QueueError, QueueOptions, spec::NamespaceId};
+use millrace_block::{Lba, VolumeError};
+use millrace_driver::{
+    Command, QueueError, QueueOptions,
+    spec::{
+        NamespaceId,
+        identify::{Cns, IdentifyNamespace},
+    },
+};
 use millrace_frontends::nvme::{HostReply, Status};
 
 use super::*;
@@ -243,4 +249,60 @@ fn a_format_is_remembered() {
         rig.restart();
     }
     assert_eq!(blocks(&mut guest(&rig, "d"), 1), 16);
+}
+
+#[test]
+fn a_format_under_way_keeps_other_changes_away_from_its_volume_only() {
+    let mut rig = Rig::new();
+    for name in ["f", "g"] {
+        rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+    }
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.create_device(&device("e", "{}")).unwrap();
+    rig.attach("d", &attach("f", None)).unwrap();
+    let namespace = rig.peek().namespace_of(&"f".parse().unwrap()).unwrap();
+    let formatting = rig.begin_format("d", &namespace, BlockSize::B4096).unwrap();
+    assert!(matches!(rig.resize_volume("f", &size("1M")), Err(ControlError::Formatting { .. })));
+    assert!(matches!(rig.attach("e", &attach("f", None)), Err(ControlError::Formatting { .. })));
+    assert!(rig.begin_format("d", &namespace, BlockSize::B512).is_err());
+    rig.detach("d", 1).unwrap();
+    assert!(matches!(rig.delete_volume("f"), Err(ControlError::Formatting { .. })));
+    // Whatever else goes on.
+    rig.resize_volume("g", &size("1M")).unwrap();
+    rig.attach("e", &attach("g", None)).unwrap();
+    let failure = VolumeError::Unsupported { volume: "f".to_owned(), what: "formatting" };
+    rig.finish_format(formatting, Err(failure)).unwrap_err();
+    drop(namespace);
+    for _ in 0..2 {
+        assert_eq!(
+            (rig.volume("f").unwrap().block_size.0, rig.volume("f").unwrap().size),
+            (BlockSize::B512, Size(64 << 10))
+        );
+        rig.restart();
+    }
+    rig.resize_volume("f", &size("1M")).unwrap();
+    rig.delete_volume("f").unwrap();
+}
+
+#[test]
+fn use_that_grows_is_measured_beside_the_shards() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "1M")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("f", None)).unwrap();
+    let mut disk = guest(&rig, "d");
+    let namespace = disk.namespace(NamespaceId(1)).unwrap();
+    let mut queue = disk.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = disk.memory().alloc(65536).unwrap();
+    buffer.write_at(0, &vec![0x5a; 65536]);
+    queue.execute(&namespace.write(Lba(8), buffer.slice(0, 65536)).unwrap()).unwrap();
+    queue.execute(&namespace.flush()).unwrap();
+    // By the sampling thread, in its own time.
+    loop {
+        let id: Box<IdentifyNamespace> = disk.identify(Cns::NAMESPACE, NamespaceId(1)).unwrap();
+        if id.nuse >= 128 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

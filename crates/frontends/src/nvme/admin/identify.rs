@@ -1,6 +1,6 @@
 //! Identify (Base 5.1.13; NVM 4.1.5).
 
-use std::iter;
+use std::{iter, sync::atomic::Ordering};
 
 use millrace_block::{BlockSize, Geometry};
 use millrace_nvme_spec::{
@@ -318,7 +318,7 @@ fn namespace_data(shown: &Shown<'_>) -> IdentifyNamespace {
     let mut id = common_data();
     id.nsze = geometry.blocks.0;
     id.ncap = geometry.blocks.0;
-    id.nuse = namespace.volume.usage().allocated.div_ceil(1 << shift).min(geometry.blocks.0);
+    id.nuse = namespace.allocated.load(Ordering::Relaxed).div_ceil(1 << shift).min(geometry.blocks.0);
     let index = FORMATS.iter().position(|size| *size == geometry.block_size).expect("every block size has a format");
     id.flbas = FormattedLbaSize::new().with_index(index as u8);
     id.nmic = sharing(namespace);

@@ -366,7 +366,9 @@ fn a_reset_takes_back_what_nobody_was_asked_for() {
     let cc = guest.read32(offset::CC);
     guest.write32(offset::CC, cc & !1);
     guest.step();
-    volumes.iter().for_each(|volume| volume.open());
+    for volume in &volumes {
+        volume.open();
+    }
     guest.step_until("the reset", |guest| guest.read32(offset::CSTS) & 1 == 0);
     guest.enable();
     guest.make_queues(1, 16);

@@ -1,0 +1,128 @@
+//! Formats that guests ask for. Erasing a large device takes minutes: it is done beside everything else, in a thread of its own.
+//!
+//! ```text
+//!   guest ─► begin: checks, marks the volume, stores ─► thread: Volume::format ─► finish: unmarks, or stores what was ─► guest
+//! ```
+//!
+//! While a volume is marked, it is neither resized nor attached nor deleted.
+
+use std::{
+    sync::{Arc, Weak},
+    thread,
+};
+
+use millrace_block::{BlockSize, VolumeError};
+use millrace_frontends::nvme::{HostReply, Namespace, Status};
+
+use super::{Inner, Manager, host::status_of};
+use crate::{
+    Name, Size,
+    error::ControlError,
+    model::LogicalBlock,
+    store::{Changes, VolumeRecord},
+};
+
+/// Formats at once; a guest that asks for one more is told to ask again.
+const MOST: usize = 32;
+
+/// A format under way: what the volume was.
+pub(super) struct Formatting {
+    name: Name,
+    before: VolumeRecord,
+}
+
+impl Manager {
+    /// Formats a namespace, and answers when that is done.
+    pub(super) fn format(
+        self: &Arc<Self>,
+        device: &str,
+        namespace: Arc<Namespace>,
+        block_size: BlockSize,
+        reply: HostReply<()>,
+    ) {
+        let formatting = match self.begin_format(device, &namespace, block_size) {
+            Ok(formatting) => formatting,
+            Err(status) => return reply.send(Err(status)),
+        };
+        let (manager, name) = (Arc::downgrade(self), formatting.name.clone());
+        let work = move || {
+            let result = namespace.volume.format(block_size);
+            reply.send(Weak::upgrade(&manager).map_or(Err(Status::INTERNAL_ERROR), |manager| {
+                namespace.measure();
+                manager.finish_format(formatting, result)
+            }));
+        };
+        if let Err(error) = thread::Builder::new().name("millrace-format".to_owned()).spawn(work) {
+            // The reply went with the closure, which the guest is told as a failure.
+            tracing::warn!(volume = %name, %error, "no thread for a guest's format");
+            self.peek().formatting.remove(&name);
+        }
+    }
+
+    /// Stores what the volume is going to be: a crash from now on leaves old data under a new block size, as a format that is
+    /// cut short may.
+    pub(super) fn begin_format(
+        &self,
+        device: &str,
+        namespace: &Namespace,
+        block_size: BlockSize,
+    ) -> Result<Formatting, Status> {
+        let mut inner = self.lock().map_err(|error| status_of(&error))?;
+        let before = inner.idle_volume(namespace.volume.name()).map_err(|error| status_of(&error))?.record.clone();
+        let name = before.spec.name.clone();
+        let users: Vec<_> = inner.users(name.as_str()).map(|(user, _)| user.record.spec.name.as_str()).collect();
+        if users != [device] {
+            // The operator has taken it away meanwhile; or the blocks would change their size under other guests' commands.
+            return Err(Status::OPERATION_DENIED.do_not_retry());
+        }
+        if inner.formatting.len() >= MOST {
+            return Err(Status::NAMESPACE_NOT_READY);
+        }
+        let mut after = before.clone();
+        after.formatted = (before.spec.block_size.0 != block_size).then_some(LogicalBlock(block_size));
+        let bytes = u64::from(block_size.bytes());
+        after.spec.size = Some(Size(namespace.volume.geometry().bytes() / bytes * bytes));
+        if let Err(error) = self.put(&after) {
+            tracing::warn!(volume = %name, %error, "a guest's format could not be stored");
+            return Err(Status::INTERNAL_ERROR);
+        }
+        if let Some(volume) = inner.volumes.get_mut(&name) {
+            volume.record = after;
+        }
+        inner.formatting.insert(name.clone());
+        Ok(Formatting { name, before })
+    }
+
+    /// The volume has been erased, or not.
+    pub(super) fn finish_format(&self, formatting: Formatting, result: Result<(), VolumeError>) -> Result<(), Status> {
+        let Formatting { name, before } = formatting;
+        let mut inner = self.peek();
+        inner.formatting.remove(&name);
+        let Err(error) = result else { return Ok(()) };
+        tracing::warn!(volume = %name, %error, "a guest's format failed");
+        if let Some(volume) = inner.volumes.get_mut(&name) {
+            // Whose it is may have changed meanwhile.
+            volume.record.formatted = before.formatted;
+            volume.record.spec.size = before.spec.size;
+            if let Err(error) = self.put(&volume.record) {
+                tracing::error!(volume = %name, %error, "the stored block size is not the volume's");
+            }
+        }
+        Err(status_of(&error.into()))
+    }
+
+    fn put(&self, record: &VolumeRecord) -> Result<(), crate::store::StoreError> {
+        self.store.apply(&Changes { put_volumes: vec![record], ..Changes::default() })
+    }
+}
+
+impl Inner {
+    /// A volume, for a change that it cannot take while it is being formatted.
+    pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {
+        let volume = self.volume(name)?;
+        match self.formatting.get(name) {
+            Some(name) => Err(ControlError::Formatting { name: name.clone() }),
+            None => Ok(volume),
+        }
+    }
+}
