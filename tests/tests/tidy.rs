@@ -20,13 +20,14 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("vfio-user", &[]),
     ("frontends", &["nvme-spec", "memory", "block", "engine", "vfio-user"]),
     ("backends", &["memory", "block"]),
+    ("services", &["memory", "block", "engine"]),
     ("driver", &["nvme-spec", "memory", "block", "vfio-user"]),
-    ("control", &["block", "engine", "backends", "frontends", "vfio-user"]),
+    ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user"]),
     ("millrace", &["block", "engine", "backends", "frontends", "driver", "control", "vfio-user", "nvme-spec", "memory"]),
 ];
 
 /// Rooms that must not contain `unsafe` at all.
-const SAFE_ROOMS: &[&str] = &["nvme-spec", "vfio-user", "control"];
+const SAFE_ROOMS: &[&str] = &["nvme-spec", "vfio-user", "services", "control"];
 
 /// Longer than the rule allows: path, or path and function, to its length. A ratchet: an entry that is longer than it needs to be,
 /// or needless, fails too, so lengths only fall.

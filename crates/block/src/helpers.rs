@@ -62,11 +62,10 @@ pub fn pieces(geometry: &Geometry, count: BlockCount, bytes: u64) -> impl Iterat
 }
 
 /// [`Operation::Compare`] by way of reads into one of the shard's buffers. `request` was checked.
-///
-/// The volume's reads must not take a second buffer.
 pub async fn compare_by_reading(volume: &dyn Volume, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
     let geometry = volume.geometry();
     let buffer = cx.buffers.take().await;
+    let cx = cx.deeper();
     let mut expected = SegmentCursor::new(request.segments);
     for (at, count) in pieces(&geometry, request.count, BUFFER_SIZE as u64) {
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
@@ -81,12 +80,11 @@ pub async fn compare_by_reading(volume: &dyn Volume, cx: TaskContext<'_>, reques
 }
 
 /// [`Operation::Copy`] by way of one of the shard's buffers. `request` was checked; another operation is refused.
-///
-/// The volume's reads and writes must not take a second buffer.
 pub async fn copy_by_bounce(volume: &dyn Volume, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
     let Operation::Copy { source } = request.operation else { return Err(BlockError::Unsupported) };
     let geometry = volume.geometry();
     let buffer = cx.buffers.take().await;
+    let cx = cx.deeper();
     for (at, count) in pieces(&geometry, request.count, BUFFER_SIZE as u64) {
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         // No overflow: both ranges were checked.

@@ -129,6 +129,18 @@ impl<'a> TaskContext<'a> {
         Self { scratch, buffers, io }
     }
 
+    /// The same means with another scratch: for a part of the request that goes on beside others.
+    #[must_use]
+    pub fn with_scratch(self, scratch: &'a Scratch) -> Self {
+        Self { scratch, ..self }
+    }
+
+    /// The same means with the buffers of the level below: for requests to inner volumes while a buffer is held.
+    #[must_use]
+    pub fn deeper(self) -> Self {
+        Self { buffers: self.buffers.deeper(), ..self }
+    }
+
     /// An operation of the shard's ring; its output is the system's: a count, or a negative errno.
     pub fn io(&self, operation: IoOperation<'a>) -> IoFuture<'a> {
         IoFuture { io: self.io, operation, token: None }

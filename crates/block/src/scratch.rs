@@ -5,7 +5,7 @@ use std::{
     any::Any,
     cell::{Cell, RefCell, UnsafeCell},
     future::Future,
-    marker::PhantomData,
+    marker::{PhantomData, PhantomPinned},
     mem::MaybeUninit,
     ops::Deref,
     pin::Pin,
@@ -17,6 +17,9 @@ use std::{
 /// Objects that one request may keep alive (see [`Scratch::keep`]).
 const KEPT: usize = 4;
 
+/// A word of an arena.
+type Word = UnsafeCell<MaybeUninit<u64>>;
+
 /// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it. The space comes back with it when nothing
 /// was placed later (so that a loop over inner requests needs the room of one), else at [`Scratch::reset`].
 ///
@@ -24,7 +27,11 @@ const KEPT: usize = 4;
 /// a layer that understates its need is seen.
 #[derive(Debug)]
 pub struct Scratch {
-    memory: Box<[UnsafeCell<MaybeUninit<u64>>]>,
+    memory: NonNull<[Word]>,
+    /// The memory is this arena's own; else it lies within another one, which outlives it.
+    owned: bool,
+    /// Counts overflows of the arena that this one was carved from.
+    above: Option<NonNull<Cell<u64>>>,
     used: Cell<usize>,
     /// Whether anything but slices was placed here since the last reset.
     touched: Cell<bool>,
@@ -34,20 +41,69 @@ pub struct Scratch {
     /// Slices that found no room.
     heap: RefCell<Vec<(NonNull<u8>, Layout)>>,
     kept: RefCell<[Option<Rc<dyn Any>>; KEPT]>,
+    /// A carved arena must not be moved out of the one it lies in.
+    _stays: PhantomPinned,
 }
 
 impl Scratch {
     /// An arena of `bytes` bytes (rounded up to 8).
     pub fn new(bytes: usize) -> Self {
-        let memory = (0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+        let memory: Box<[Word]> = (0..bytes.div_ceil(8)).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+        let memory = NonNull::new(Box::into_raw(memory)).expect("a box has an address");
+        Self::over(memory, true, None)
+    }
+
+    fn over(memory: NonNull<[Word]>, owned: bool, above: Option<NonNull<Cell<u64>>>) -> Self {
         Self {
             memory,
+            owned,
+            above,
             used: Cell::new(0),
             touched: Cell::new(false),
             live: Cell::new(0),
             overflows: Cell::new(0),
             heap: RefCell::new(Vec::new()),
             kept: RefCell::new([const { None }; KEPT]),
+            _stays: PhantomPinned,
+        }
+    }
+
+    /// An arena of `bytes` bytes within this one, for a part of the request that goes on beside others: what such parts place
+    /// and drop is interleaved, so that in one arena their room would not come back.
+    pub fn carve(&self, bytes: usize) -> ScratchBox<'_, Scratch> {
+        const HEADER: usize = size_of::<Scratch>().div_ceil(8);
+        const { assert!(align_of::<Scratch>() <= 8) };
+        let words = bytes.div_ceil(8);
+        let start = self.used.get();
+        let room = words.checked_add(HEADER).and_then(|all| Layout::array::<u64>(all).ok()).and_then(|room| self.take(room));
+        let Some(ptr) = room else {
+            self.overflowed();
+            let heap = Box::into_raw(Box::new(Self::new(bytes)));
+            let ptr = NonNull::new(heap).expect("a box has an address");
+            return ScratchBox { ptr, place: None, owns: PhantomData };
+        };
+        // SAFETY: `take` handed out HEADER + words words, so that the place after the header is within them.
+        let first = unsafe { ptr.cast::<Word>().add(HEADER) };
+        let above = self.above.unwrap_or_else(|| NonNull::from(&self.overflows));
+        let inner = Self::over(NonNull::slice_from_raw_parts(first, words), false, Some(above));
+        let ptr = ptr.cast::<Scratch>();
+        // SAFETY: room for a Scratch was just taken, aligned for one (checked above) and unused.
+        unsafe { ptr.write(inner) };
+        self.live.set(self.live.get() + 1);
+        ScratchBox { ptr, place: Some(Place { scratch: self, start, end: self.used.get() }), owns: PhantomData }
+    }
+
+    fn words(&self) -> &[Word] {
+        // SAFETY: the memory is this arena's own box, or words of the arena above, which this one's box borrows.
+        unsafe { self.memory.as_ref() }
+    }
+
+    fn overflowed(&self) {
+        self.overflows.set(self.overflows.get() + 1);
+        if let Some(above) = self.above {
+            // SAFETY: the arena above outlives this one (its box borrows it) and does not move while it is borrowed.
+            let above = unsafe { above.as_ref() };
+            above.set(above.get() + 1);
         }
     }
 
@@ -103,7 +159,7 @@ impl Scratch {
         let words = layout.size().div_ceil(8);
         let at = self.used.get();
         let end = at.checked_add(words)?;
-        let slice = self.memory.get(at..end)?;
+        let slice = self.words().get(at..end)?;
         self.used.set(end);
         // An UnsafeCell may be written through a shared reference; the bump never hands a word out twice.
         NonNull::new(slice.as_ptr().cast_mut().cast::<u8>())
@@ -133,11 +189,32 @@ impl Scratch {
             self.live.set(self.live.get() + 1);
             (ptr, Some(Place { scratch: self, start, end: self.used.get() }))
         } else {
-            self.overflows.set(self.overflows.get() + 1);
+            self.overflowed();
             (Box::into_raw(Box::new(value)), None)
         };
         let ptr = NonNull::new(widen(ptr)).expect("a placed value has an address");
         ScratchBox { ptr, place, owns: PhantomData }
+    }
+
+    /// Places a list of `len` values, made one after the other.
+    pub fn place_list<'a, T: 'a>(&'a self, len: usize, mut make: impl FnMut(usize) -> T) -> ScratchBox<'a, [T]> {
+        let start = self.used.get();
+        let room = Layout::array::<T>(len).ok().and_then(|room| self.take(room));
+        let Some(ptr) = room else {
+            self.overflowed();
+            let list: Box<[T]> = (0..len).map(make).collect();
+            let ptr = NonNull::new(Box::into_raw(list)).expect("a box has an address");
+            return ScratchBox { ptr, place: None, owns: PhantomData };
+        };
+        let end = self.used.get();
+        let ptr = ptr.cast::<T>();
+        for i in 0..len {
+            // SAFETY: room for `len` Ts was just taken. (Should `make` panic, those before are leaked with their room.)
+            unsafe { ptr.add(i).write(make(i)) };
+        }
+        self.live.set(self.live.get() + 1);
+        let ptr = NonNull::slice_from_raw_parts(ptr, len);
+        ScratchBox { ptr, place: Some(Place { scratch: self, start, end }), owns: PhantomData }
     }
 
     /// Places `len` copies of `value` as a slice that lives until the reset.
@@ -174,7 +251,7 @@ impl Scratch {
 
     #[cold]
     fn take_heap(&self, layout: Layout) -> NonNull<u8> {
-        self.overflows.set(self.overflows.get() + 1);
+        self.overflowed();
         // SAFETY: the layout's size is not 0 (checked by the caller).
         let ptr = NonNull::new(unsafe { std::alloc::alloc(layout) });
         let ptr = ptr.unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
@@ -188,11 +265,16 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         if self.live.get() == 0 {
             self.reset();
+            if self.owned {
+                // SAFETY: `new` took it from a box of this type, and nothing that was placed in it is left.
+                drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
+            }
             return;
         }
         // Whoever still knows the leaked values may go on using them, and what they borrow.
-        std::mem::forget(std::mem::take(&mut self.memory));
         std::mem::forget(std::mem::take(self.kept.get_mut()));
+        // The words of the arena above must not be used again: its own count of what lives in it stays up.
+        assert!(self.owned, "a value in a carved scratch was leaked");
     }
 }
 

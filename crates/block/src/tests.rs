@@ -265,3 +265,50 @@ fn dropped_io_child() {
     }
     drop(future);
 }
+
+#[test]
+fn carved_arenas_keep_apart_what_goes_on_side_by_side() {
+    let each = 4 * size_of::<Dropped<'static>>();
+    let mut scratch = Scratch::new(2 * (each + size_of::<Scratch>() + 8));
+    let drops = Cell::new(0);
+    for _ in 0..3 {
+        let [one, two] = [(); 2].map(|()| scratch.carve(each));
+        // Interleaved, many times: in one arena their room would not come back.
+        for _ in 0..100 {
+            let a = one.place(Dropped(&drops, [1; 4]));
+            let b = two.place(Dropped(&drops, [2; 4]));
+            let c = one.place(Dropped(&drops, [3; 4]));
+            drop(b);
+            assert_eq!((a.1, c.1), ([1; 4], [3; 4]));
+            drop(c);
+            drop(a);
+        }
+        drop(two);
+        drop(one);
+    }
+    assert_eq!((drops.get(), scratch.overflows()), (900, 0));
+    let carved = scratch.carve(each);
+    let places: Vec<_> = (0..5).map(|_| carved.place(Dropped(&drops, [0; 4]))).collect();
+    assert_eq!((carved.overflows(), scratch.overflows()), (1, 1), "what finds no room is counted above as well");
+    drop(places);
+    drop(carved);
+    drop(scratch.carve(1 << 20));
+    assert_eq!(scratch.overflows(), 2);
+    scratch.reset();
+}
+
+#[test]
+fn lists_live_as_long_as_their_box() {
+    let drops = Cell::new(0);
+    let scratch = Scratch::new(3 * ONE);
+    for round in 0..4_u64 {
+        let mut list = scratch.place_list(3, |at| Dropped(&drops, [round + at as u64; 4]));
+        list.as_pin_mut().get_mut()[1].1[0] = 99;
+        assert_eq!((list[0].1[0], list[1].1[0], list[2].1[0]), (round, 99, round + 2));
+    }
+    assert_eq!((drops.get(), scratch.overflows()), (12, 0));
+    let long = scratch.place_list(4, |_| Dropped(&drops, [7; 4]));
+    assert_eq!((long.len(), scratch.overflows()), (4, 1));
+    drop(long);
+    assert_eq!((drops.get(), scratch.place_list(0, |_| 1_u8).len()), (16, 0));
+}

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_block::ShardSlot;
 use millrace_memory::BufferPool;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
@@ -99,6 +100,8 @@ pub struct Shard {
     last_work: Instant,
     last_look: Instant,
     last_publish: Instant,
+    /// The thread's place in what every shard has its own of.
+    _slot: ShardSlot,
 }
 
 impl Shard {
@@ -142,6 +145,7 @@ impl Shard {
             last_work: now,
             last_look: now,
             last_publish: now,
+            _slot: ShardSlot::claim(),
         })
     }
 

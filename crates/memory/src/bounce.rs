@@ -17,9 +17,13 @@ use crate::{Mapping, Segment};
 pub const BUFFER_SIZE: usize = 64 * 1024;
 /// Takers that may wait before the list of them grows.
 const WAITERS: usize = 256;
+/// Pools of a shard, one below the other (see [`BufferPool::deeper`]).
+const LEVELS: usize = 16;
 
 #[derive(Debug)]
 struct Inner {
+    /// The pool of the layer below.
+    deeper: Option<BufferPool>,
     // Never unmapped: a segment of a buffer may be copied anywhere, and this keeps every such copy memory-safe.
     mapping: ManuallyDrop<Mapping>,
     state: RefCell<State>,
@@ -51,17 +55,39 @@ impl State {
 }
 
 /// A fixed number of equal, page-aligned buffers. Taking one never allocates; when all are out, the taker waits.
+///
+/// Who holds a buffer while something below it does its part, which may need a buffer too, hands down the [`deeper`] pool. So a
+/// holder waits only for pools below its own, and no circle of waiting holders can close.
+///
+/// [`deeper`]: Self::deeper
 #[derive(Clone, Debug)]
 pub struct BufferPool(Rc<Inner>);
 
 impl BufferPool {
-    /// A pool of `count` buffers. Pages are touched on first use only.
+    /// Layers that may hold a buffer each, one above the other, for one request.
+    pub const LEVELS: usize = LEVELS;
+
+    /// A pool of `count` buffers with as many for every deeper level. Pages are touched on first use only.
     pub fn new(count: usize) -> io::Result<Self> {
+        let mut pool = None;
+        for _ in 0..LEVELS {
+            pool = Some(Self::above(count, pool)?);
+        }
+        Ok(pool.expect("there is more than one level"))
+    }
+
+    fn above(count: usize, deeper: Option<BufferPool>) -> io::Result<Self> {
         assert!(count > 0, "a pool needs a buffer");
         let mapping = ManuallyDrop::new(Mapping::anonymous(count * BUFFER_SIZE)?);
         let waiting = VecDeque::with_capacity(WAITERS);
         let state = State { free: (0..count).rev().collect(), waiting, promised: 0, next: 0 };
-        Ok(Self(Rc::new(Inner { mapping, state: RefCell::new(state) })))
+        Ok(Self(Rc::new(Inner { deeper, mapping, state: RefCell::new(state) })))
+    }
+
+    /// The pool for whoever works below a holder of one of these buffers. The deepest is its own: stacks that need more levels
+    /// than there are must not be made.
+    pub fn deeper(&self) -> &BufferPool {
+        self.0.deeper.as_ref().unwrap_or(self)
     }
 
     /// Takes a buffer if one is free that nobody waits for. Its content is whatever its last user left.
@@ -70,7 +96,8 @@ impl BufferPool {
         Some(BounceBuffer { pool: Rc::clone(&self.0), index })
     }
 
-    /// Takes a buffer, waiting until one is free. A task must not wait for a second one while it holds a first.
+    /// Takes a buffer, waiting until one is free. A task must not wait for a second one of this
+    /// pool while it holds a first.
     pub fn take(&self) -> impl Future<Output = BounceBuffer> + '_ {
         Take { pool: &self.0, ticket: None }
     }

@@ -12,6 +12,7 @@
 mod bench;
 mod checks;
 mod data;
+mod disk;
 mod sync_io;
 mod workload;
 
@@ -21,6 +22,7 @@ use millrace_memory::Segment;
 
 pub use self::{
     bench::{Bench, Memory},
+    disk::{CrashDisk, Power},
     sync_io::{SyncHarness, SyncIo},
 };
 use crate::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, Volume};

@@ -193,6 +193,7 @@ async fn copy_across(
     namespace.unchanged(&writer.geometry)?;
     let segments = [buffer.segment((count.0 << writer.geometry.block_size.shift()) as usize)];
     let read = Request { operation: Operation::Read, lba: from, count, segments: &segments };
+    let cx = cx.deeper();
     source.attached.namespace.volume.submit(cx, read).await?;
     let write = Request { operation: Operation::Write { fua: false }, lba: to, count, segments: &segments };
     let result = namespace.volume.submit(cx, write).await;

@@ -285,7 +285,7 @@ async fn read_through(cx: TaskContext<'_>, attached: &Attached, blocks: Blocks, 
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         let lba = Lba(blocks.lba.0 + at);
         let request = Request { operation: Operation::Read, lba, count, segments: &segments };
-        attached.namespace.volume.submit(cx, request).await?;
+        attached.namespace.volume.submit(cx.deeper(), request).await?;
         drop(buffer);
         yield_now().await;
     }

@@ -1,0 +1,259 @@
+//! The root of a named volume: a volume whose inside can be replaced while requests come in.
+//!
+//! ```text
+//!   submit ─► enter ─► current ─► root.submit ─┬─ Done: leave
+//!               │         │                    └─ Wait: leave when it ends
+//!               │         └─ paused: wait outside, look again
+//!   change ─► pause ─► barrier ─► nobody inside? ─► exchange ─► barrier ─► nobody inside ─► drop the old, resume
+//! ```
+//!
+//! Entering writes a counter of the calling shard's own; nothing that is shared is written per request. The price is paid by the
+//! one who changes: `membarrier(2)` makes every thread of the process run a full memory barrier. After it, whoever entered
+//! before is counted, and whoever enters later sees the pause. See docs/adr/0006-the-switch.md.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicPtr, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use thiserror::Error;
+
+use crate::{
+    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    future_bytes,
+    per_shard::{Inside, Presence},
+};
+
+/// How often a paused request looks whether it may go on.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
+/// How often a change looks whether requests have ended.
+const DRAIN_LOOK: Duration = Duration::from_micros(20);
+
+/// Why the inside of a volume was not exchanged. The old one goes on.
+#[derive(Debug, Error)]
+pub enum ChangeError<E> {
+    /// Requests in flight did not end in time.
+    #[error("{in_flight} requests did not end within {} ms", patience.as_millis())]
+    Busy {
+        /// How many were left.
+        in_flight: u64,
+        /// How long was waited.
+        patience: Duration,
+    },
+    /// The system refuses the barrier that makes it safe.
+    #[error("the system refuses membarrier(2): {0}")]
+    Barrier(#[source] io::Error),
+    /// What had to be done during the pause failed.
+    #[error(transparent)]
+    Refused(E),
+}
+
+struct Inner {
+    root: Arc<dyn Volume>,
+    paused: AtomicBool,
+}
+
+/// See the module.
+pub struct Switch {
+    name: String,
+    current: AtomicPtr<Inner>,
+    presence: Presence,
+    /// One change at a time.
+    changing: Mutex<()>,
+}
+
+/// Somebody inside, with what is current for them.
+struct Visit<'a> {
+    inner: &'a Inner,
+    _inside: Inside<'a>,
+}
+
+impl Switch {
+    /// A switch that leads to `root`.
+    pub fn new(name: &str, root: Arc<dyn Volume>) -> Arc<Self> {
+        let inner = Box::into_raw(Box::new(Inner { root, paused: AtomicBool::new(false) }));
+        let current = AtomicPtr::new(inner);
+        Arc::new(Self { name: name.to_owned(), current, presence: Presence::default(), changing: Mutex::default() })
+    }
+
+    #[inline]
+    fn visit(&self) -> Visit<'_> {
+        let inside = self.presence.enter();
+        // SAFETY: the pointer came from a box. `change` frees it only after it has put another in its place, run a barrier on
+        // every thread, and seen nobody inside. We entered before we loaded it: so either that barrier came before our load, and
+        // we have loaded the new pointer, or our entry is seen and the box is kept until `inside` is dropped. The reference
+        // leaves this module only within futures and calls that end before `inside` does.
+        let inner = unsafe { &*self.current.load(Ordering::Acquire) };
+        Visit { inner, _inside: inside }
+    }
+
+    /// What it leads to now.
+    pub fn root(&self) -> Arc<dyn Volume> {
+        Arc::clone(&self.visit().inner.root)
+    }
+
+    /// Requests inside.
+    pub fn in_flight(&self) -> u64 {
+        self.presence.count()
+    }
+
+    /// Replaces what the switch leads to. New requests wait, those in flight are waited for (at most so long), `between` is
+    /// called while there are none, and then `root` is in force. Blocks; not to be called on a shard.
+    ///
+    /// Returns the length of the pause.
+    ///
+    /// # Errors
+    /// See [`ChangeError`]; then the old root is in force again.
+    pub fn change<E>(
+        &self,
+        root: &Arc<dyn Volume>,
+        patience: Duration,
+        between: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Duration, ChangeError<E>> {
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        barrier().map_err(ChangeError::Barrier)?;
+        let start = Instant::now();
+        // SAFETY: only this function frees what `current` points to, and the lock makes this its only call.
+        let old = unsafe { &*self.current.load(Ordering::Acquire) };
+        old.paused.store(true, Ordering::Relaxed);
+        let ready = self.drain(patience).and_then(|()| between().map_err(ChangeError::Refused));
+        if let Err(error) = ready {
+            old.paused.store(false, Ordering::Release);
+            return Err(error);
+        }
+        let new = Box::into_raw(Box::new(Inner { root: Arc::clone(root), paused: AtomicBool::new(true) }));
+        // Release: whoever loads the pointer sees what it points to.
+        let old = self.current.swap(new, Ordering::AcqRel);
+        self.vacate();
+        // SAFETY: from `new` or the last change; nobody is inside who could have loaded it, and nobody can load it any more.
+        let old = unsafe { Box::from_raw(old) };
+        // SAFETY: only this function frees what `current` points to.
+        unsafe { &*new }.paused.store(false, Ordering::Release);
+        let pause = start.elapsed();
+        // It may be the last owner, and closing files takes time.
+        drop(old);
+        Ok(pause)
+    }
+
+    /// Waits until nobody is inside.
+    fn drain<E>(&self, patience: Duration) -> Result<(), ChangeError<E>> {
+        // The pause was stored before; now everybody who entered without seeing it is counted.
+        barrier().map_err(ChangeError::Barrier)?;
+        let end = Instant::now() + patience;
+        loop {
+            match self.presence.count() {
+                0 => return Ok(()),
+                in_flight if Instant::now() >= end => return Err(ChangeError::Busy { in_flight, patience }),
+                _ => thread::sleep(DRAIN_LOOK),
+            }
+        }
+    }
+
+    /// Waits for those who only looked (at the geometry, at the pause): requests are paused.
+    fn vacate(&self) {
+        while barrier().is_err() || self.presence.count() > 0 {
+            thread::yield_now();
+        }
+    }
+
+    /// A request that came during a pause.
+    async fn submit_later(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        loop {
+            let visit = self.visit();
+            if !visit.inner.paused.load(Ordering::Acquire) {
+                return visit.inner.root.submit(cx, request).await;
+            }
+            drop(visit);
+            cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
+        }
+    }
+}
+
+/// Waits for a request, and leaves when it has ended. The order of the parameters matters: the last is dropped first.
+async fn follow<'a>(_visit: Visit<'a>, step: Step<'a>) -> Result<(), BlockError> {
+    step.await
+}
+
+/// Scratch bytes that the future of [`follow`] takes.
+fn follow_bytes<'a, F: Future + 'a>(_: fn(Visit<'a>, Step<'a>) -> F) -> usize {
+    size_of::<F>().next_multiple_of(8)
+}
+
+impl Volume for Switch {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.visit().inner.root.geometry()
+    }
+
+    #[inline]
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let visit = self.visit();
+        if visit.inner.paused.load(Ordering::Acquire) {
+            drop(visit);
+            return Step::Wait(cx.scratch.place_future(self.submit_later(cx, request)));
+        }
+        match visit.inner.root.submit(cx, request) {
+            done @ Step::Done(_) => done,
+            step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(follow(visit, step))),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        // What is current when the request comes may not be what is current now: whoever changes it checks the room.
+        self.root().scratch_bytes() + future_bytes(Self::submit_later).max(follow_bytes(follow))
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.root().resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.root().format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.root().usage()
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // SAFETY: from `new` or `change`; there is no other reference to the switch, so nobody is inside.
+        drop(unsafe { Box::from_raw(*self.current.get_mut()) });
+    }
+}
+
+impl std::fmt::Debug for Switch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Switch").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Makes every thread of the process run a full memory barrier.
+fn barrier() -> io::Result<()> {
+    let call = |command: libc::c_int| {
+        // SAFETY: the call takes numbers and touches no memory of ours.
+        let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    };
+    match call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+        // The process has not said yet that it will use it.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)?;
+            call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
+        }
+        result => result,
+    }
+}

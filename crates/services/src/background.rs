@@ -1,0 +1,192 @@
+//! Work of services beside requests: resync, scrub, flush-back.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_block::{IoOperation, TaskContext};
+use millrace_engine::{EngineError, Launch, ShardHandle};
+
+/// How long tasks are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest sleep of a task before it looks whether it must stop.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A future of one shard's.
+pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+type Work = Box<dyn for<'a> FnOnce(TaskContext<'a>, Stop) -> LocalFuture<'a, ()> + Send>;
+
+/// A task of a service. It runs on some shard, beside requests, and ends when it is done or told to stop.
+pub struct Task {
+    name: &'static str,
+    work: Work,
+}
+
+impl Task {
+    /// A task. `work` owns (or shares by `Arc`) what it needs, asks [`Stop::is_set`] between its steps, and sleeps by
+    /// [`Stop::sleep`]: a step must not take longer than a second.
+    pub fn new(
+        name: &'static str,
+        work: impl for<'a> FnOnce(TaskContext<'a>, Stop) -> LocalFuture<'a, ()> + Send + 'static,
+    ) -> Self {
+        Self { name, work: Box::new(work) }
+    }
+
+    /// What it does.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its future, for whoever runs tasks without a shard.
+    pub fn begin(self, cx: TaskContext<'_>, stop: Stop) -> LocalFuture<'_, ()> {
+        (self.work)(cx, stop)
+    }
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Task").field(&self.name).finish()
+    }
+}
+
+/// Tells a task to end.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Whether it is told.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Tells it.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Sleeps so long, or until it is told.
+    pub async fn sleep(&self, cx: TaskContext<'_>, time: Duration) {
+        let mut left = time;
+        while !self.is_set() && !left.is_zero() {
+            let step = left.min(LOOK);
+            cx.io(IoOperation::Sleep(step)).await;
+            left -= step;
+        }
+    }
+}
+
+/// Counts a task as running until it is dropped.
+#[derive(Debug)]
+pub struct Running(Arc<AtomicUsize>);
+
+impl Running {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Release: pairs with the acquire of whoever waits for the end.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Where tasks run.
+pub trait Spawner: Send + Sync {
+    /// Starts a task. `running` is dropped when it has ended, or cannot run.
+    fn spawn(&self, task: Task, stop: Stop, running: Running) -> Result<(), EngineError>;
+}
+
+/// Runs tasks on the engine's shards in turn.
+#[derive(Debug)]
+pub struct OnShards {
+    shards: Vec<ShardHandle>,
+    next: AtomicUsize,
+}
+
+impl OnShards {
+    /// Tasks for these shards.
+    pub fn new(shards: Vec<ShardHandle>) -> Self {
+        Self { shards, next: AtomicUsize::new(0) }
+    }
+}
+
+impl Spawner for OnShards {
+    fn spawn(&self, task: Task, stop: Stop, running: Running) -> Result<(), EngineError> {
+        let at = self.next.fetch_add(1, Ordering::Relaxed) % self.shards.len().max(1);
+        let shard = self.shards.get(at).ok_or(EngineError::NoAnswer { shard: at })?;
+        launch(shard, task, stop, running)
+    }
+}
+
+fn launch(shard: &ShardHandle, task: Task, stop: Stop, running: Running) -> Result<(), EngineError> {
+    let again = shard.clone();
+    shard.call(move |shard| {
+        let context = shard.context();
+        let Some(slot) = context.reserve() else {
+            // All slots are taken by requests: the task waits its turn in the mailbox.
+            if let Err(error) = launch(&again, task, stop, running) {
+                tracing::error!(%error, "a background task could not be started");
+            }
+            return;
+        };
+        let _ = slot.run(move |cx| {
+            let future = task.begin(cx, stop);
+            Launch::<()>::Wait(cx.scratch.place_future(async move {
+                future.await;
+                drop(running);
+            }))
+        });
+    })
+}
+
+/// The tasks of one service while it is in force.
+#[derive(Debug, Default)]
+pub struct Background {
+    stop: Stop,
+    running: Arc<AtomicUsize>,
+}
+
+impl Background {
+    /// Starts tasks.
+    pub fn start(tasks: Vec<Task>, spawner: &dyn Spawner) -> Self {
+        let background = Self::default();
+        for task in tasks {
+            let name = task.name();
+            let running = Running::new(&background.running);
+            if let Err(error) = spawner.spawn(task, background.stop.clone(), running) {
+                tracing::error!(task = name, %error, "a background task could not be started");
+            }
+        }
+        background
+    }
+
+    /// Tells the tasks to end.
+    pub fn tell(&self) {
+        self.stop.set();
+    }
+
+    /// Ends the tasks and waits until they have; false when some do not.
+    pub fn stop(&self) -> bool {
+        self.tell();
+        let end = Instant::now() + PATIENCE;
+        while self.running.load(Ordering::Acquire) > 0 {
+            if Instant::now() > end {
+                return false;
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+        true
+    }
+}

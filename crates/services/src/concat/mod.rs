@@ -1,0 +1,163 @@
+//! Concat: one volume after the other.
+//!
+//! ```text
+//!   volume  0 ........ a-1 │ a ........ a+b-1 │ ...
+//!   leg     0: 0 .... a-1  │ 1: 0 ...... b-1  │ ...
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use millrace_block::{BlockCount, BlockSize, Volume, VolumeError};
+
+use crate::{
+    background::Task,
+    legs::common_block_size,
+    pieces::{Map, Mapped, Place},
+    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status},
+    settings::{SettingError, Settings},
+};
+
+/// Its line in the table.
+pub(crate) static KIND: Kind = Kind {
+    name: "concat",
+    help: "one volume after the other",
+    legs: 1..=64,
+    settings: &[],
+    commands: &[],
+    shares_legs: false,
+    samples: &["concat(?, ?)", "concat(?, ?, ?)"],
+    plan,
+};
+
+#[expect(clippy::unnecessary_wraps)] // as the table wants it
+fn plan(_: &Settings) -> Result<Box<dyn Plan>, SettingError> {
+    Ok(Box::new(ConcatPlan))
+}
+
+#[derive(Debug)]
+struct ConcatPlan;
+
+impl Plan for ConcatPlan {
+    fn layout(&self, _: usize) -> Layout {
+        Layout::Own("concat".to_owned())
+    }
+
+    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
+        // The last leg has what the others leave: it is the one that grows.
+        let mut sizes = stated.to_vec();
+        if let Some((last, others)) = sizes.split_last_mut() {
+            let sum = others.iter().try_fold(0_u64, |sum, size| sum.checked_add((*size)?));
+            *last = sum.and_then(|sum| size.checked_sub(sum)).filter(|rest| *rest > 0).or(*last);
+        }
+        sizes
+    }
+
+    fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
+        let block_size = common_block_size(&build.legs)?;
+        let map = ConcatMap::new(&build.legs);
+        let room = map.capacity(&build.legs);
+        let blocks = build.size.map_or(room, |size| size >> block_size.shift());
+        if blocks > room || blocks == 0 {
+            let (bytes, wanted) = (room << block_size.shift(), build.size.unwrap_or_default());
+            return Err(ServiceError::Legs(format!("its legs have {bytes} bytes together; {wanted} are asked for")));
+        }
+        map.set_blocks(blocks);
+        Ok(Arc::new(Mapped::new(build.name, build.legs, map, block_size)))
+    }
+}
+
+/// Where each leg begins.
+pub(crate) struct ConcatMap {
+    starts: Box<[AtomicU64]>,
+    blocks: AtomicU64,
+}
+
+impl ConcatMap {
+    fn new(legs: &[Arc<dyn Volume>]) -> Self {
+        let map = Self { starts: legs.iter().map(|_| AtomicU64::new(0)).collect(), blocks: AtomicU64::new(0) };
+        map.measure(legs);
+        map
+    }
+
+    /// Looks where legs begin.
+    fn measure(&self, legs: &[Arc<dyn Volume>]) {
+        let mut start = 0_u64;
+        for (place, leg) in self.starts.iter().zip(legs) {
+            place.store(start, Ordering::Relaxed);
+            start = start.saturating_add(leg.geometry().blocks.0);
+        }
+    }
+
+    fn start(&self, leg: usize) -> Option<u64> {
+        self.starts.get(leg).map(|start| start.load(Ordering::Relaxed))
+    }
+}
+
+impl Map for ConcatMap {
+    fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn locate(&self, lba: u64) -> Place {
+        let last = self.starts.len() - 1;
+        let leg = (1..=last).find(|leg| self.start(*leg).is_some_and(|start| lba < start)).map_or(last, |next| next - 1);
+        let start = self.start(leg).unwrap_or(0);
+        let end = self.start(leg + 1).unwrap_or(u64::MAX);
+        Place { leg, lba: lba.saturating_sub(start), run: end.saturating_sub(lba) }
+    }
+
+    fn set_blocks(&self, blocks: u64) {
+        self.blocks.store(blocks, Ordering::Relaxed);
+    }
+
+    fn capacity(&self, legs: &[Arc<dyn Volume>]) -> u64 {
+        legs.iter().fold(0, |sum: u64, leg| sum.saturating_add(leg.geometry().blocks.0))
+    }
+
+    fn enlarge(&self, _: &str, legs: &[Arc<dyn Volume>], blocks: u64) -> Result<(), VolumeError> {
+        let last = legs.len() - 1;
+        legs[last].resize(BlockCount(blocks.saturating_sub(self.start(last).unwrap_or(0))))
+    }
+
+    fn formatted(&self, legs: &[Arc<dyn Volume>], _: BlockSize) {
+        self.measure(legs);
+    }
+}
+
+impl Service for Mapped<ConcatMap> {
+    fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn leave(&self) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn leg_is_whole(&self, _: usize) -> bool {
+        // No leg shows the volume.
+        false
+    }
+
+    fn status(&self) -> Status {
+        Status::good([])
+    }
+
+    fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {
+        Err(ServiceError::no_command(&KIND, command))
+    }
+
+    fn tasks(self: Arc<Self>) -> Vec<Task> {
+        Vec::new()
+    }
+}

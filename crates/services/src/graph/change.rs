@@ -1,0 +1,216 @@
+//! Exchanging a graph under a running volume.
+
+use std::{sync::Arc, time::Duration};
+
+use millrace_block::{ChangeError, Switch};
+use thiserror::Error;
+
+use super::{Built, Graph, GraphError, view};
+use crate::service::{LegOrigin, Mount, Reason, Service, ServiceError};
+
+/// Why a volume was not changed. The old graph is in force.
+#[derive(Debug, Error)]
+pub enum ChangeFailed {
+    /// The new stack has another size.
+    #[error("the volume has {old} bytes and the new stack {new}: resize it apart from the change")]
+    Size {
+        /// Bytes now.
+        old: u64,
+        /// Bytes then.
+        new: u64,
+    },
+    /// The new stack shows other bytes.
+    #[error(
+        "the new stack would show other data than the volume has{why}; --reformat changes it all the same, and loses them"
+    )]
+    OtherData {
+        /// More, if something can be done about it.
+        why: String,
+    },
+    /// A request needs more scratch than the shards' tasks have.
+    #[error(
+        "a request would need {needed} bytes of its task's memory, and {room} are there: the stack is too deep or too wide"
+    )]
+    TooDeep {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes there.
+        room: usize,
+    },
+    /// A node refused.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// The switch refused.
+    #[error(transparent)]
+    Switch(ChangeError<GraphError>),
+    /// What had to be stored was not.
+    #[error("the change could not be stored: {0}")]
+    Store(String),
+}
+
+/// What goes and what comes.
+struct Difference {
+    gone: Vec<Arc<Built>>,
+    new: Vec<Arc<Built>>,
+    /// How each of `new` comes into force.
+    mounts: Vec<Mount>,
+}
+
+fn services_without(graph: &Graph, other: &Graph) -> Vec<Arc<Built>> {
+    let others = other.nodes();
+    let here = graph.nodes().into_iter().filter(|node| node.service.is_some());
+    here.filter(|node| !others.iter().any(|other| Arc::ptr_eq(node, other))).collect()
+}
+
+/// Whether two nodes have a leaf in common.
+fn related(one: &Built, other: &Built) -> bool {
+    let leaves = other.node.leaves();
+    one.node.leaves().iter().any(|leaf| leaves.iter().any(|other| other.spec == leaf.spec))
+}
+
+impl Difference {
+    fn between(old: &Graph, new: &Graph) -> Self {
+        let (gone, fresh) = (services_without(old, new), services_without(new, old));
+        let old_nodes = old.nodes();
+        let shown = view::of_built(&old.root);
+        let mut free: Vec<_> = gone.clone();
+        let mount = |node: &Arc<Built>| {
+            let same = |gone: &Arc<Built>| gone.node.word() == node.node.word() && related(gone, node);
+            let previous = free.iter().position(same).map(|at| free.remove(at));
+            let legs = node.legs.iter().map(|leg| {
+                let before = previous.as_ref().map_or(&[][..], |previous| &previous.legs[..]);
+                if before.iter().any(|before| Arc::ptr_eq(before, leg)) {
+                    LegOrigin::Kept
+                } else if old_nodes.iter().any(|old| Arc::ptr_eq(old, leg)) && view::meet(&view::of_built(leg), &shown) {
+                    LegOrigin::Data
+                } else {
+                    LegOrigin::New
+                }
+            });
+            let legs = legs.collect();
+            Mount { reason: Reason::Change, legs, previous: previous.and_then(|previous| previous.service.clone()) }
+        };
+        let mut mount = mount;
+        let mounts = fresh.iter().map(&mut mount).collect();
+        Self { gone, new: fresh, mounts }
+    }
+
+    /// Unmounts what goes and mounts what comes, or leaves everything as it was.
+    fn carry_out(&self) -> Result<(), GraphError> {
+        for node in &self.gone {
+            node.unmount();
+        }
+        // Legs before what is over them.
+        let mut done: Vec<&Arc<Built>> = Vec::new();
+        for (node, mount) in self.new.iter().zip(&self.mounts).rev() {
+            if let Err(error) = node.mount(mount) {
+                done.iter().rev().for_each(|node| node.unmount());
+                self.bring_back();
+                return Err(error);
+            }
+            done.push(node);
+        }
+        Ok(())
+    }
+
+    /// Mounts again what was about to go.
+    fn bring_back(&self) {
+        for node in self.gone.iter().rev() {
+            let mount = Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept; node.legs.len()], previous: None };
+            if let Err(error) = node.mount(&mount) {
+                tracing::error!(%error, "a change failed, and so did the way back: the service does not work");
+            }
+        }
+    }
+
+    fn undo(&self) {
+        self.new.iter().for_each(|node| node.unmount());
+        self.bring_back();
+    }
+}
+
+/// How a change is made.
+pub struct Terms<'a> {
+    /// How long requests in flight are waited for.
+    pub patience: Duration,
+    /// The volume's data may be lost.
+    pub reformat: bool,
+    /// Scratch bytes that a request may take.
+    pub scratch: usize,
+    /// Stores the change; called when the new graph is mounted and not yet in force.
+    pub store: &'a mut dyn FnMut() -> Result<(), String>,
+}
+
+/// Puts `new`, which was built beside `old`, in its place. Returns the length of the pause, and the graph that is not in force any
+/// more has no tasks.
+///
+/// # Errors
+/// Why it is not; then `old` goes on.
+pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_>) -> Result<Duration, ChangeFailed> {
+    let Terms { patience, reformat, scratch, store } = terms;
+    let (before, after) = (old.volume().geometry(), new.volume().geometry());
+    if (before.bytes(), before.block_size) != (after.bytes(), after.block_size) {
+        return Err(ChangeFailed::Size { old: before.bytes(), new: after.bytes() });
+    }
+    let needed = new.volume().scratch_bytes();
+    if needed > scratch {
+        return Err(ChangeFailed::TooDeep { needed, room: scratch });
+    }
+    if !reformat {
+        check_data(old, new)?;
+    }
+    let difference = Difference::between(old, new);
+    for node in &difference.gone {
+        // A service of the same kind that takes over finds everything as it is.
+        let replaced = difference.mounts.iter().any(|mount| is_service(mount.previous.as_ref(), node));
+        if let Some(service) = node.service.as_ref().filter(|_| !replaced && !reformat) {
+            service.leave().map_err(|source| GraphError::Service { node: node.name.clone(), source })?;
+        }
+    }
+    if !reformat {
+        // Now it is known which legs hold everything.
+        check_data(old, new)?;
+    }
+    let stopped = old.stop(&difference.gone);
+    if let Err(error) = stopped {
+        let nodes = old.nodes();
+        old.start(&nodes);
+        return Err(error.into());
+    }
+    let result = switch.change(new.volume(), patience, || {
+        difference.carry_out()?;
+        store().map_err(|error| {
+            difference.undo();
+            GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error) }
+        })
+    });
+    match result {
+        Ok(pause) => {
+            new.tasks.append(&mut old.tasks);
+            let nodes = new.nodes();
+            new.start(&nodes);
+            Ok(pause)
+        }
+        Err(error) => {
+            let nodes = old.nodes();
+            old.start(&nodes);
+            Err(ChangeFailed::Switch(error))
+        }
+    }
+}
+
+fn is_service(previous: Option<&Arc<dyn Service>>, node: &Built) -> bool {
+    previous.zip(node.service.as_ref()).is_some_and(|(one, other)| Arc::ptr_eq(one, other))
+}
+
+fn check_data(old: &Graph, new: &Graph) -> Result<(), ChangeFailed> {
+    if view::meet(&view::of_built(&old.root), &view::of_node(&new.root.node)) {
+        return Ok(());
+    }
+    let why = if view::compatible(&old.root.node, &new.root.node) {
+        ": the legs that stay do not hold all of them now (\"millrace volume show\" says which do)"
+    } else {
+        ""
+    };
+    Err(ChangeFailed::OtherData { why: why.to_owned() })
+}

@@ -1,0 +1,383 @@
+//! Graphs: stacks made real, and exchanged under a running volume.
+//!
+//! ```text
+//!   build:  sizes downward ─► leaves opened ─► services built upward      (kept from the old graph where nothing changed)
+//!   mount:  upward, each service; on failure those mounted are unmounted
+//!   change: leave ─► end tasks ─► Switch: pause, drain ─► unmount old, mount new ─► exchange ─► start tasks
+//! ```
+
+mod change;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::sync::Arc;
+
+use millrace_block::{BlockSize, Volume, VolumeError};
+use thiserror::Error;
+
+use crate::{
+    background::{Background, Spawner},
+    registry,
+    service::{Build, LegOrigin, Mount, Reason, Service, ServiceError, Status},
+    shared::SharedObjects,
+    stack::{Leaf, Node, node_name},
+};
+
+pub use change::{ChangeFailed, Terms, change};
+pub use view::compatible;
+
+/// A leaf to be opened.
+#[derive(Clone, Debug)]
+pub struct LeafRequest<'a> {
+    /// What it is.
+    pub leaf: &'a Leaf,
+    /// Its name in messages.
+    pub name: String,
+    /// Its size in bytes; `None`: its own.
+    pub size: Option<u64>,
+    /// Its block size.
+    pub block_size: BlockSize,
+}
+
+/// Opens back ends and finds volumes.
+pub trait Leaves {
+    /// Opens a leaf.
+    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError>;
+}
+
+/// Why a leaf cannot be had.
+#[derive(Debug, Error)]
+pub enum LeafError {
+    /// The back end refused.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// It cannot be used here.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Why a graph cannot be: the node and the reason.
+#[derive(Debug, Error)]
+pub enum GraphError {
+    /// A leaf cannot be opened.
+    #[error("{node}: {source}")]
+    Leaf {
+        /// The leaf.
+        node: String,
+        /// Why.
+        #[source]
+        source: LeafError,
+    },
+    /// A service cannot be made or brought into force.
+    #[error("{node}: {source}")]
+    Service {
+        /// The service's node.
+        node: String,
+        /// Why.
+        #[source]
+        source: ServiceError,
+    },
+    /// One leaf stands in two places.
+    #[error("{node}: {spec} is a leg already, of {other}: a leaf can be used once")]
+    Twice {
+        /// The second node.
+        node: String,
+        /// What it is.
+        spec: String,
+        /// The first node.
+        other: String,
+    },
+}
+
+/// What a graph is to be.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    /// The volume's name.
+    pub volume: &'a str,
+    /// Its stack.
+    pub stack: &'a Node,
+    /// Its size in bytes; `None`: what the legs have.
+    pub size: Option<u64>,
+    /// Its block size.
+    pub block_size: BlockSize,
+}
+
+/// A node that is there.
+pub(crate) struct Built {
+    pub(crate) node: Node,
+    /// Its name in messages.
+    pub(crate) name: String,
+    pub(crate) volume: Arc<dyn Volume>,
+    pub(crate) service: Option<Arc<dyn Service>>,
+    pub(crate) legs: Vec<Arc<Built>>,
+}
+
+/// A volume's stack, made real.
+pub struct Graph {
+    pub(crate) root: Arc<Built>,
+    /// Tasks of the services that are in force, by the service they belong to.
+    pub(crate) tasks: Vec<(Arc<Built>, Background)>,
+    spawner: Arc<dyn Spawner>,
+}
+
+/// A node as it is shown.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Tree {
+    /// The service, or the leaf's specification.
+    pub node: String,
+    /// Its settings, as written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settings: Vec<(String, String)>,
+    /// Its size in bytes.
+    pub size: u64,
+    /// How a service is doing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<Status>,
+    /// What it is over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub over: Vec<Tree>,
+}
+
+struct Builder<'a> {
+    plan: &'a Plan<'a>,
+    leaves: &'a dyn Leaves,
+    shared: &'a SharedObjects,
+    /// Nodes of the running graph that may be kept.
+    old: Vec<Arc<Built>>,
+    /// Leaves so far: specification and node.
+    used: Vec<(String, String)>,
+}
+
+impl Graph {
+    /// Builds a graph without touching what its leaves hold. Nodes of `old` that are defined alike are kept.
+    ///
+    /// # Errors
+    /// The node that cannot be, and why.
+    pub fn build(
+        plan: &Plan<'_>,
+        leaves: &dyn Leaves,
+        shared: &SharedObjects,
+        spawner: &Arc<dyn Spawner>,
+        old: Option<&Graph>,
+    ) -> Result<Self, GraphError> {
+        let old = old.map(Graph::nodes).unwrap_or_default();
+        let mut builder = Builder { plan, leaves, shared, old, used: Vec::new() };
+        let root = builder.build(plan.stack, plan.volume, plan.stack.word(), plan.size)?;
+        Ok(Self { root, tasks: Vec::new(), spawner: Arc::clone(spawner) })
+    }
+
+    /// What a namespace holds, by way of a [`Switch`](millrace_block::Switch).
+    pub fn volume(&self) -> &Arc<dyn Volume> {
+        &self.root.volume
+    }
+
+    /// The definition.
+    pub fn stack(&self) -> &Node {
+        &self.root.node
+    }
+
+    /// All nodes, each before its legs.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Built>> {
+        fn collect(node: &Arc<Built>, into: &mut Vec<Arc<Built>>) {
+            into.push(Arc::clone(node));
+            node.legs.iter().for_each(|leg| collect(leg, into));
+        }
+        let mut nodes = Vec::new();
+        collect(&self.root, &mut nodes);
+        nodes
+    }
+
+    /// Brings a new graph into force.
+    ///
+    /// # Errors
+    /// The service that cannot be; then none is.
+    pub fn mount(&mut self, reason: Reason) -> Result<(), GraphError> {
+        let nodes = self.nodes();
+        let services: Vec<_> = nodes.iter().rev().filter(|node| node.service.is_some()).collect();
+        for (at, node) in services.iter().enumerate() {
+            let mount = Mount { reason, legs: vec![LegOrigin::Kept; node.legs.len()], previous: None };
+            if let Err(error) = node.mount(&mount) {
+                for done in services[..at].iter().rev() {
+                    done.unmount();
+                }
+                return Err(error);
+            }
+        }
+        self.start(&nodes);
+        Ok(())
+    }
+
+    /// Starts the tasks of services that have none yet.
+    pub(crate) fn start(&mut self, nodes: &[Arc<Built>]) {
+        for node in nodes {
+            let Some(service) = &node.service else { continue };
+            if self.tasks.iter().any(|(known, _)| Arc::ptr_eq(known, node)) {
+                continue;
+            }
+            let background = Background::start(Arc::clone(service).tasks(), &*self.spawner);
+            self.tasks.push((Arc::clone(node), background));
+        }
+    }
+
+    /// Ends the tasks of these services; the first that does not end.
+    pub(crate) fn stop(&mut self, nodes: &[Arc<Built>]) -> Result<(), GraphError> {
+        let mut stuck = None;
+        self.tasks.retain(|(node, background)| {
+            let stop = nodes.iter().any(|gone| Arc::ptr_eq(gone, node));
+            if stop && !background.stop() {
+                stuck.get_or_insert_with(|| node.name.clone());
+            }
+            !stop
+        });
+        let not_now = |node| {
+            let source = ServiceError::NotNow("its background work does not end".to_owned());
+            GraphError::Service { node, source }
+        };
+        stuck.map(not_now).map_or(Ok(()), Err)
+    }
+
+    /// Takes the graph out of force; no request may be in flight. What fails is logged: the volume goes anyway.
+    pub fn unmount(&mut self) {
+        let nodes = self.nodes();
+        if let Err(error) = self.stop(&nodes) {
+            tracing::error!(%error, "while a volume was closed");
+        }
+        for node in nodes.iter().filter(|node| node.service.is_some()) {
+            node.unmount();
+        }
+    }
+
+    /// How everything is, for the operator.
+    pub fn tree(&self) -> Tree {
+        self.root.tree()
+    }
+
+    /// The services of this kind, from the root on, with their nodes' names.
+    pub fn services(&self, kind: &str) -> Vec<(String, Arc<dyn Service>)> {
+        let nodes = self.nodes();
+        let of_kind = nodes.iter().filter(|node| node.node.word() == kind);
+        of_kind.filter_map(|node| Some((node.name.clone(), Arc::clone(node.service.as_ref()?)))).collect()
+    }
+}
+
+impl Built {
+    pub(crate) fn mount(&self, mount: &Mount) -> Result<(), GraphError> {
+        let Some(service) = &self.service else { return Ok(()) };
+        service.mount(mount).map_err(|source| GraphError::Service { node: self.name.clone(), source })
+    }
+
+    pub(crate) fn unmount(&self) {
+        let Some(service) = &self.service else { return };
+        if let Err(error) = service.unmount() {
+            tracing::error!(node = self.name, %error, "a service could not be closed in an orderly way");
+        }
+    }
+
+    fn tree(&self) -> Tree {
+        let settings = self.node.settings().iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Tree {
+            node: self.node.word().to_owned(),
+            settings,
+            size: self.volume.geometry().bytes(),
+            status: self.service.as_ref().map(|service| service.status()),
+            over: self.legs.iter().map(|leg| leg.tree()).collect(),
+        }
+    }
+}
+
+impl Tree {
+    /// The tree of a stack that is not there (its volume has failed).
+    pub fn of(node: &Node) -> Self {
+        let settings = node.settings().iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let over = node.legs().iter().map(Self::of).collect();
+        Self { node: node.word().to_owned(), settings, size: 0, status: None, over }
+    }
+}
+
+impl Builder<'_> {
+    fn build(&mut self, node: &Node, path: &str, name: &str, size: Option<u64>) -> Result<Arc<Built>, GraphError> {
+        if let Node::Leaf(leaf) = node {
+            return self.leaf(node, leaf, path, name, size);
+        }
+        let Node::Service(service) = node else { unreachable!("a node is a leaf or a service") };
+        let failed = |source: ServiceError| GraphError::Service { node: name.to_owned(), source };
+        let kind = registry::find(&service.service).expect("a stack is checked before it is built");
+        let plan = (kind.plan)(&service.settings).map_err(|error| failed(error.into()))?;
+        let stated: Vec<_> = service.legs.iter().map(|leg| leg.settings().size("size").ok().flatten()).collect();
+        let stated: Vec<_> =
+            stated.iter().zip(&service.legs).map(|(size, leg)| size.filter(|_| leg.as_leaf().is_some())).collect();
+        let sizes = match size {
+            Some(size) => plan.leg_sizes(size, &stated, self.plan.block_size),
+            None => stated,
+        };
+        let mut legs = Vec::new();
+        for (at, (leg, size)) in service.legs.iter().zip(sizes).enumerate() {
+            let name = node_name(name, leg.word(), Some(at));
+            legs.push(self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size)?);
+        }
+        if let Some(kept) = self.keep(node, &legs) {
+            return Ok(kept);
+        }
+        let build = Build {
+            name: format!("{path}/{}", service.service),
+            volume: self.plan.volume,
+            legs: legs.iter().map(|leg| Arc::clone(&leg.volume)).collect(),
+            size,
+            shared: self.shared,
+        };
+        let service = plan.build(build).map_err(failed)?;
+        let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
+        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, service: Some(service), legs }))
+    }
+
+    /// A node of the old graph that is the same, over the same legs.
+    fn keep(&mut self, node: &Node, legs: &[Arc<Built>]) -> Option<Arc<Built>> {
+        let same = |old: &Arc<Built>| {
+            old.node == *node
+                && old.legs.len() == legs.len()
+                && old.legs.iter().zip(legs).all(|(old, new)| Arc::ptr_eq(old, new))
+        };
+        let at = self.old.iter().position(same)?;
+        Some(self.old.swap_remove(at))
+    }
+
+    fn leaf(
+        &mut self,
+        node: &Node,
+        leaf: &Leaf,
+        path: &str,
+        name: &str,
+        size: Option<u64>,
+    ) -> Result<Arc<Built>, GraphError> {
+        let failed = |source| GraphError::Leaf { node: name.to_owned(), source };
+        if leaf.spec.contains(':') {
+            if let Some((_, other)) = self.used.iter().find(|(spec, _)| *spec == leaf.spec) {
+                let (node, spec, other) = (name.to_owned(), leaf.spec.clone(), other.clone());
+                return Err(GraphError::Twice { node, spec, other });
+            }
+            self.used.push((leaf.spec.clone(), name.to_owned()));
+        }
+        let stated = leaf.settings.size("size").ok().flatten();
+        let size = size.or(stated);
+        // The same back end is the same leaf, whatever else is set on it: it cannot be opened twice.
+        let same = |old: &Arc<Built>| old.node.as_leaf().is_some_and(|old| old.spec == leaf.spec) && old.service.is_none();
+        if let Some(at) = self.old.iter().position(same) {
+            let kept = self.old.swap_remove(at);
+            let has = kept.volume.geometry().bytes();
+            if let Some(wanted) = size.filter(|wanted| *wanted > has) {
+                return Err(failed(LeafError::Refused(format!("it has {has} bytes and {wanted} are needed"))));
+            }
+            return Ok(kept);
+        }
+        let name_of = if path == self.plan.volume { self.plan.volume.to_owned() } else { format!("{path}:{}", leaf.spec) };
+        let request = LeafRequest { leaf, name: name_of, size, block_size: self.plan.block_size };
+        let volume = self.leaves.open(&request).map_err(failed)?;
+        let has = volume.geometry().block_size;
+        if has != self.plan.block_size {
+            let why = format!("it has blocks of {} bytes and the volume of {}", has.bytes(), self.plan.block_size.bytes());
+            return Err(failed(LeafError::Refused(why)));
+        }
+        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, service: None, legs: Vec::new() }))
+    }
+}

@@ -1,0 +1,91 @@
+use std::time::Duration;
+
+use millrace_backends::MemoryVolume;
+use millrace_block::{
+    Switch,
+    conformance::{Bench, SyncHarness},
+};
+
+use super::*;
+use crate::testing::{Disks, Kept, RandomStacks, graph as mounted, random_stacks};
+
+const SEED: u64 = 0x6772_6170;
+
+fn memory(count: usize, blocks: u64) -> Vec<Arc<dyn Volume>> {
+    (0..count).map(|_| MemoryVolume::create("disk", blocks * 512, BlockSize::B512).unwrap() as _).collect()
+}
+
+fn beside(old: &Graph, disks: &[Arc<dyn Volume>], stack: &str) -> Result<Graph, GraphError> {
+    let node: Node = stack.parse().unwrap();
+    let plan = Plan { volume: "test", stack: &node, size: None, block_size: BlockSize::B512 };
+    let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+    Graph::build(&plan, &Disks(disks.to_vec()), &SharedObjects::default(), &spawner, Some(old))
+}
+
+fn terms(store: &mut dyn FnMut() -> Result<(), String>, reformat: bool) -> Terms<'_> {
+    Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store }
+}
+
+#[test]
+fn nodes_that_stay_are_kept() {
+    let disks = memory(3, 64);
+    let old = mounted("concat(stripe(chunk=4K, disk:0, disk:1), disk:2)", &disks, None, Reason::Create, &Arc::default());
+    let old = old.unwrap();
+    let new = beside(&old, &disks, "concat(disk:2, stripe(chunk=4K, disk:0, disk:1))").unwrap();
+    let kept = |one: &Graph, other: &Graph, word: &str| {
+        let find = |graph: &Graph| graph.nodes().into_iter().find(|node| node.node.word() == word).unwrap();
+        Arc::ptr_eq(&find(one), &find(other))
+    };
+    assert!(kept(&old, &new, "stripe") && kept(&old, &new, "disk:2") && !kept(&old, &new, "concat"));
+    let other = beside(&old, &disks, "concat(stripe(chunk=8K, disk:0, disk:1), disk:2)").unwrap();
+    assert!(!kept(&old, &other, "stripe") && kept(&old, &other, "disk:0"));
+    let twice = beside(&old, &disks, "stripe(chunk=4K, disk:0, disk:0)").err().unwrap();
+    assert_eq!(
+        twice.to_string(),
+        "stripe.1 (disk:0): disk:0 is a leg already, of stripe.0 (disk:0): a leaf can be used once"
+    );
+    let missing = beside(&old, &disks, "concat(disk:0, disk:7)").err().unwrap();
+    assert_eq!(missing.to_string(), "concat.1 (disk:7): there is no disk:7");
+}
+
+#[test]
+fn a_change_that_shows_other_data_is_refused_unless_it_is_meant() {
+    let disks = memory(2, 64);
+    let mut old = mounted("stripe(chunk=4K, disk:0, disk:1)", &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(old.volume()));
+    let mut store = || Ok(());
+    let mut change_to = |old: &mut Graph, stack: &str, reformat| {
+        let mut new = beside(old, &disks, stack).unwrap();
+        change(&switch, old, &mut new, terms(&mut store, reformat)).map(|_| new)
+    };
+    let refused = change_to(&mut old, "stripe(chunk=8K, disk:0, disk:1)", false).err().unwrap();
+    assert!(refused.to_string().contains("--reformat"), "{refused}");
+    let refused = change_to(&mut old, "stripe(chunk=4K, disk:1, disk:0)", false).err().unwrap();
+    assert!(matches!(refused, ChangeFailed::OtherData { .. }), "{refused}");
+    let refused = change_to(&mut old, "disk:0", true).err().unwrap();
+    assert!(matches!(refused, ChangeFailed::Size { old: 65536, new: 32768 }), "{refused}");
+    let new = change_to(&mut old, "stripe(chunk=8K, disk:0, disk:1)", true).unwrap();
+    assert!(Arc::ptr_eq(&switch.root(), new.volume()));
+}
+
+#[test]
+fn a_change_that_cannot_be_stored_changes_nothing() {
+    let disks = memory(2, 64);
+    let mut old = mounted("concat(disk:0, disk:1)", &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(old.volume()));
+    let mut new = beside(&old, &disks, "stripe(chunk=4K, disk:0, disk:1)").unwrap();
+    let mut full = || Err("no space".to_owned());
+    let failed = change(&switch, &mut old, &mut new, terms(&mut full, true)).err().unwrap();
+    assert!(failed.to_string().contains("no space"), "{failed}");
+    assert!(Arc::ptr_eq(&switch.root(), old.volume()));
+    let mut harness = SyncHarness::new(SEED, false);
+    let volume: Arc<dyn Volume> = Arc::<Switch>::clone(&switch);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    let data = bench.write_random(60, 8);
+    bench.expect(60, &data);
+}
+
+#[test]
+fn random_stacks_behave_like_a_plain_disk() {
+    random_stacks(&RandomStacks { seed: SEED, stacks: 60, steps: 30, crashes: 4 });
+}

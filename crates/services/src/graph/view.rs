@@ -1,0 +1,61 @@
+//! Which bytes a stack shows, as far as definitions tell.
+
+use crate::{registry, service::Layout, stack::Node};
+
+use super::Built;
+
+/// Texts that each stand for the bytes shown; two stacks that have one in common show the same.
+type View = Vec<String>;
+
+/// Alternatives that are looked at for one node.
+const MOST: usize = 64;
+
+fn layout(node: &Node) -> Option<Layout> {
+    let Node::Service(service) = node else { return None };
+    let kind = registry::find(&service.service)?;
+    (kind.plan)(&service.settings).ok().map(|plan| plan.layout(service.legs.len()))
+}
+
+fn arranged(how: &str, legs: &[View]) -> View {
+    let mut all = vec![String::new()];
+    for leg in legs {
+        all = all.iter().flat_map(|before| leg.iter().map(move |leg| format!("{before}[{leg}]"))).take(MOST).collect();
+    }
+    all.into_iter().map(|legs| format!("{how}{legs}")).collect()
+}
+
+fn combine(node: &Node, legs: &[View], whole: &dyn Fn(usize) -> bool) -> View {
+    match layout(node) {
+        None => vec![node.word().to_owned()],
+        Some(Layout::Own(how)) => arranged(&how, legs),
+        Some(Layout::Same(which)) => {
+            let mut view: View =
+                which.iter().filter(|leg| whole(**leg)).filter_map(|leg| legs.get(*leg)).flatten().cloned().collect();
+            // The service over just these legs, for its own sake: a mirror none of whose legs is whole is still itself.
+            view.push(format!("{}{legs:?}", node.word()));
+            view.truncate(MOST);
+            view
+        }
+    }
+}
+
+/// What a definition shows once it is in force.
+pub(super) fn of_node(node: &Node) -> View {
+    let legs: Vec<View> = node.legs().iter().map(of_node).collect();
+    combine(node, &legs, &|_| true)
+}
+
+/// What a running graph shows; legs that are not whole do not count.
+pub(super) fn of_built(built: &Built) -> View {
+    let legs: Vec<View> = built.legs.iter().map(|leg| of_built(leg)).collect();
+    combine(&built.node, &legs, &|leg| built.service.as_ref().is_none_or(|service| service.leg_is_whole(leg)))
+}
+
+/// Whether a stack in the place of another shows the same bytes, as far as definitions tell.
+pub fn compatible(old: &Node, new: &Node) -> bool {
+    meet(&of_node(old), &of_node(new))
+}
+
+pub(super) fn meet(one: &[String], other: &[String]) -> bool {
+    one.iter().any(|text| other.contains(text))
+}

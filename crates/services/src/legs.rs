@@ -1,0 +1,151 @@
+//! What services do with their legs: compare their shapes, and read and write them where no shard is at hand.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, TaskContext, Volume};
+use millrace_engine::{EngineError, Launch, Shard, ShardConfig};
+use millrace_memory::BUFFER_SIZE;
+
+use crate::{background::LocalFuture, service::ServiceError};
+
+/// The block size that all legs have.
+///
+/// # Errors
+/// When they differ.
+pub fn common_block_size(legs: &[Arc<dyn Volume>]) -> Result<BlockSize, ServiceError> {
+    let mut sizes = legs.iter().map(|leg| leg.geometry().block_size);
+    let first = sizes.next().ok_or_else(|| ServiceError::Legs("there is no leg".to_owned()))?;
+    match sizes.position(|size| size != first) {
+        None => Ok(first),
+        Some(at) => Err(ServiceError::Legs(format!(
+            "leg 0 has blocks of {} bytes and leg {} of {}: they must be alike",
+            first.bytes(),
+            at + 1,
+            legs[at + 1].geometry().block_size.bytes()
+        ))),
+    }
+}
+
+/// What legs can do together: what each of them can, and a volatile cache if any has one.
+pub fn common_geometry(legs: &[Arc<dyn Volume>], block_size: BlockSize, blocks: BlockCount) -> Geometry {
+    let all = legs.iter().map(|leg| leg.geometry());
+    let start = Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: true };
+    all.fold(start, |sum, leg| Geometry {
+        read_only: sum.read_only || leg.read_only,
+        volatile_cache: sum.volatile_cache || leg.volatile_cache,
+        deallocate: sum.deallocate && leg.deallocate,
+        ..sum
+    })
+}
+
+/// The largest scratch that a request to one of the legs needs.
+pub fn largest_scratch(legs: &[Arc<dyn Volume>]) -> usize {
+    legs.iter().map(|leg| leg.scratch_bytes()).max().unwrap_or(0)
+}
+
+thread_local! {
+    /// A shard of this thread's own, without a loop: it turns while work is waited for.
+    static OWN: RefCell<Option<Shard>> = const { RefCell::new(None) };
+}
+
+/// Does work that waits for I/O on the calling thread, which must not be a shard's.
+///
+/// # Errors
+/// When the thread cannot have a ring.
+pub fn block_on<T: 'static>(work: impl for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, T>) -> Result<T, EngineError> {
+    // Taken out, so that work which itself blocks gets another one.
+    let mut shard = match OWN.take() {
+        Some(shard) => shard,
+        None => Shard::new(&ShardConfig { tasks: 4, buffers: 4, ..ShardConfig::new(usize::MAX, None) })?,
+    };
+    let result = Rc::new(RefCell::new(None));
+    let out = Rc::clone(&result);
+    let context = shard.context();
+    let slot = context.reserve().expect("a thread's own shard has a free slot");
+    let _ = slot.run(|cx| {
+        let future = work(cx);
+        Launch::<()>::Wait(cx.scratch.place_future(async move {
+            let value = future.await;
+            *out.borrow_mut() = Some(value);
+        }))
+    });
+    let value = loop {
+        if let Some(value) = result.take() {
+            break value;
+        }
+        if shard.turn() == 0 {
+            std::thread::yield_now();
+        }
+    };
+    OWN.set(Some(shard));
+    Ok(value)
+}
+
+/// Moves `len` bytes at a byte offset, both multiples of the block size.
+async fn transfer(
+    cx: TaskContext<'_>,
+    leg: &dyn Volume,
+    operation: Operation,
+    offset: u64,
+    data: &mut [u8],
+) -> Result<(), BlockError> {
+    let shift = leg.geometry().block_size.shift();
+    let buffer = cx.buffers.take().await;
+    let cx = cx.deeper();
+    let mut at = offset;
+    for piece in data.chunks_mut(BUFFER_SIZE) {
+        let segments = [buffer.segment(piece.len())];
+        if operation.is_write() {
+            segments[0].write_at(0, piece);
+        }
+        let (lba, count) = (Lba(at >> shift), BlockCount((piece.len() >> shift) as u64));
+        leg.submit(cx, Request { operation, lba, count, segments: &segments }).await?;
+        if !operation.is_write() {
+            segments[0].read_at(0, piece);
+        }
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
+
+/// Reads bytes of a leg into memory. For tasks and mounts; a data path moves segments.
+pub async fn read_bytes(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: usize) -> Result<Vec<u8>, BlockError> {
+    let mut data = vec![0; len];
+    transfer(cx, leg, Operation::Read, offset, &mut data).await?;
+    Ok(data)
+}
+
+/// Writes bytes to a leg. They are durable after a flush, not before.
+pub async fn write_bytes(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, mut data: Vec<u8>) -> Result<(), BlockError> {
+    transfer(cx, leg, Operation::Write { fua: false }, offset, &mut data).await
+}
+
+/// Makes what was written to a leg durable.
+pub async fn flush(cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
+    leg.submit(cx, Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] }).await
+}
+
+/// [`read_bytes`] on the calling thread.
+///
+/// # Errors
+/// [`ServiceError::Leg`] with what the leg said.
+pub fn read(leg: &Arc<dyn Volume>, offset: u64, len: usize) -> Result<Vec<u8>, ServiceError> {
+    let volume = Arc::clone(leg);
+    let result = block_on(move |cx| Box::pin(async move { read_bytes(cx, &*volume, offset, len).await }))?;
+    result.map_err(|source| ServiceError::Leg { what: "read", leg: leg.name().to_owned(), source })
+}
+
+/// [`write_bytes`] on the calling thread, made durable.
+///
+/// # Errors
+/// [`ServiceError::Leg`] with what the leg said.
+pub fn write(leg: &Arc<dyn Volume>, offset: u64, data: Vec<u8>) -> Result<(), ServiceError> {
+    let volume = Arc::clone(leg);
+    let result = block_on(move |cx| {
+        Box::pin(async move {
+            write_bytes(cx, &*volume, offset, data).await?;
+            flush(cx, &*volume).await
+        })
+    })?;
+    result.map_err(|source| ServiceError::Leg { what: "write", leg: leg.name().to_owned(), source })
+}

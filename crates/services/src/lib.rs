@@ -1,0 +1,44 @@
+//! Storage services: gates in a volume's path, composed freely and changed while the volume is in use.
+//!
+//! ```text
+//!   "throttle(iops=1000) | stripe(file:/a, file:/b)" ── stack: parse, check ──► Node
+//!                                                                                │ graph: plan sizes, open leaves, build
+//!   namespace ─► Switch ─► throttle ─► stripe ─┬► file:/a                        ▼
+//!                  ▲                           └► file:/b   ◄──────────────── Graph: mount, background tasks
+//!                  └── change: new graph beside the old, pause, drain, unmount, mount, exchange, resume
+//! ```
+//!
+//! A service is one folder: its logic, its tests, and a line in `registry.rs`. How one is written: docs/services/README.md.
+//!
+//! Invariants:
+//! * A service is a `Volume` and passes the conformance suite alone, over failing legs and in random stacks.
+//! * Nothing is allocated or locked per request; no cache line is written by several shards.
+//! * A graph is built without touching what its legs hold. Only `mount` does, when nothing else is using them.
+//! * A change that fails at any step leaves the old graph running.
+//!
+//! It opens no files and knows no back end: whoever builds a graph brings its leaves. It stores no configuration.
+
+#![forbid(unsafe_code)]
+
+pub mod background;
+mod concat;
+pub mod graph;
+pub mod legs;
+pub mod pieces;
+pub mod record;
+mod registry;
+mod service;
+mod settings;
+mod shared;
+mod stack;
+mod stripe;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use registry::{all, find};
+pub use service::{
+    Build, Health, Kind, Layout, LegOrigin, Mount, Plan, Progress, Reason, Service, ServiceError, Status, Word,
+};
+pub use settings::{SettingError, Settings};
+pub use shared::SharedObjects;
+pub use stack::{Leaf, MAX_DEPTH, Node, NodeError, ParseError, ServiceNode};

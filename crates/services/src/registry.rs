@@ -1,0 +1,15 @@
+//! The table of services: one line each.
+
+use crate::{concat, service::Kind, stripe};
+
+static ALL: &[&Kind] = &[&concat::KIND, &stripe::KIND];
+
+/// All services.
+pub fn all() -> &'static [&'static Kind] {
+    ALL
+}
+
+/// The service of this name.
+pub fn find(name: &str) -> Option<&'static Kind> {
+    ALL.iter().copied().find(|kind| kind.name == name)
+}

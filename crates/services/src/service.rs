@@ -1,0 +1,268 @@
+//! What a service is, beside a volume: what the layer asks of it and what the operator may.
+
+use std::{any::Any, fmt, ops::RangeInclusive, sync::Arc};
+
+use millrace_block::{BlockError, BlockSize, Volume, VolumeError};
+use millrace_engine::EngineError;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{
+    background::Task,
+    settings::{SettingError, Settings},
+    shared::SharedObjects,
+};
+
+/// A line of the table of services.
+#[derive(Debug)]
+pub struct Kind {
+    /// The word in an expression.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub help: &'static str,
+    /// How many legs it can have.
+    pub legs: RangeInclusive<usize>,
+    /// Its settings.
+    pub settings: &'static [Word],
+    /// Commands it understands while it runs (`millrace volume command`).
+    pub commands: &'static [Word],
+    /// Several volumes may have one volume (`volume:NAME`) for its leg.
+    pub shares_legs: bool,
+    /// Expressions for the tests of random stacks, with a question mark for each leg: at least one per form of the service.
+    pub samples: &'static [&'static str],
+    /// Understands its settings.
+    pub plan: fn(&Settings) -> Result<Box<dyn Plan>, SettingError>,
+}
+
+/// A name and what it means.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    /// The name.
+    pub name: &'static str,
+    /// What it means, in one line.
+    pub help: &'static str,
+}
+
+/// Which bytes a service shows, for changes under a running guest: those that would show other bytes are refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// The blocks of these legs, as they are (throttle, mirror, cache: of the slow leg only).
+    Same(Vec<usize>),
+    /// The blocks of all legs, arranged in a way that this text describes: equal text over equal legs shows equal bytes.
+    Own(String),
+}
+
+/// A service whose settings are understood, and which is not there yet.
+pub trait Plan: fmt::Debug {
+    /// See [`Layout`].
+    fn layout(&self, legs: usize) -> Layout;
+
+    /// The size in bytes that each leg is to have so that the volume has `size`. `stated` are the sizes that stand in the stack
+    /// (`size=` at a leaf); `None` leaves it to the leg (an existing file's own length).
+    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>>;
+
+    /// Makes the service. It may look at its legs' shapes and must not touch what they hold: that is for [`Service::mount`].
+    fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError>;
+}
+
+/// What a service is made of.
+pub struct Build<'a> {
+    /// Its name in messages: the volume's, and its own place in the stack.
+    pub name: String,
+    /// The volume's name.
+    pub volume: &'a str,
+    /// Its legs.
+    pub legs: Vec<Arc<dyn Volume>>,
+    /// The size in bytes that it must have; `None`: all that its legs allow.
+    pub size: Option<u64>,
+    /// What services of several volumes share.
+    pub shared: &'a SharedObjects,
+}
+
+impl Build<'_> {
+    /// Its only leg.
+    ///
+    /// # Panics
+    /// When there are others: the table says how many there can be.
+    pub fn only_leg(&self) -> Arc<dyn Volume> {
+        assert_eq!(self.legs.len(), 1, "the table of services allows one leg");
+        Arc::clone(&self.legs[0])
+    }
+}
+
+/// Why a service comes into force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The volume is new: legs that hold nothing of the service's may be prepared for it.
+    Create,
+    /// The volume was there: the service must find what it left on its legs.
+    Open,
+    /// A running volume is changed.
+    Change,
+}
+
+/// What a leg holds when its service comes into force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LegOrigin {
+    /// It was this service's leg before, or may have been (reason Create or Open: look).
+    Kept,
+    /// All of the volume's data, as the guest sees them: it was the volume, or a part that showed them.
+    Data,
+    /// Nothing of the volume's.
+    New,
+}
+
+/// How a service comes into force.
+pub struct Mount {
+    /// Why.
+    pub reason: Reason,
+    /// What each leg holds.
+    pub legs: Vec<LegOrigin>,
+    /// The service whose place it takes, of the same kind, with other settings or legs. It was unmounted just before.
+    pub previous: Option<Arc<dyn Service>>,
+}
+
+impl Mount {
+    /// The service before, by its own type.
+    pub fn previous<S: Service>(&self) -> Option<Arc<S>> {
+        let previous: Arc<dyn Any + Send + Sync> = self.previous.clone()?;
+        previous.downcast().ok()
+    }
+}
+
+/// A service in a volume's path.
+///
+/// Besides the data path (`Volume`, on any shard) its methods are called by threads that may wait, never by a shard.
+pub trait Service: Volume + Any {
+    /// Comes into force. No request is in flight; the guest may be waiting (the pause should stay below 10 ms). It may read and
+    /// write its legs ([`legs`](crate::legs)). On error it must have changed nothing that the service before it needs.
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError>;
+
+    /// Goes out of force, with no request in flight and its background tasks ended: leaves on its legs what the next mount needs.
+    /// It may be mounted again.
+    fn unmount(&self) -> Result<(), ServiceError>;
+
+    /// Is about to be taken out of a running volume, with requests still coming: brings its legs into a state in which they show
+    /// the volume's data by themselves, or says why that cannot be.
+    fn leave(&self) -> Result<(), ServiceError>;
+
+    /// Which of the legs named by [`Layout::Same`] hold all of the volume's data right now (a leg that failed or is being
+    /// filled does not).
+    fn leg_is_whole(&self, leg: usize) -> bool;
+
+    /// How it is doing.
+    fn status(&self) -> Status;
+
+    /// Does what the operator says: one of the [`Kind`]'s commands. The answer is text for the operator.
+    fn command(&self, command: &str, arguments: &Settings) -> Result<String, ServiceError>;
+
+    /// Work beside requests, started when it is in force and ended before it is unmounted.
+    fn tasks(self: Arc<Self>) -> Vec<Task>;
+}
+
+/// How a service is doing, for `volume show`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// How well.
+    pub health: Health,
+    /// What it has to say, in its own words: name and value.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub facts: Vec<(String, String)>,
+    /// Work under way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub progress: Vec<Progress>,
+}
+
+/// How well a service is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// As it should be.
+    #[default]
+    Good,
+    /// It works, with less than it promises (a mirror without one leg).
+    Degraded,
+    /// It does not work.
+    Failed,
+}
+
+/// Work of a service that takes a while.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What it is: "resync of leg 1".
+    pub what: String,
+    /// How much is done.
+    pub done: u64,
+    /// Of how much, in the same unit.
+    pub total: u64,
+}
+
+impl Status {
+    /// A service that is well and has these facts to tell.
+    pub fn good(facts: impl IntoIterator<Item = (&'static str, String)>) -> Self {
+        let facts = facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        Self { health: Health::Good, facts, progress: Vec::new() }
+    }
+}
+
+/// Why a service cannot be, or cannot do something: told to the operator, with the node's name before it.
+#[derive(Debug, Error)]
+pub enum ServiceError {
+    /// A setting does not fit.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// The legs do not fit: each other, the size, or the service.
+    #[error("{0}")]
+    Legs(String),
+    /// A leg refused.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// A leg could not be read or written.
+    #[error("cannot {what} leg {leg}: {source}")]
+    Leg {
+        /// What was tried, as a verb.
+        what: &'static str,
+        /// The leg's name.
+        leg: String,
+        /// What happened.
+        #[source]
+        source: BlockError,
+    },
+    /// What a leg holds is not what it should be: foreign, newer, damaged, or missing.
+    #[error("leg {leg}: {what}")]
+    Content {
+        /// The leg's name.
+        leg: String,
+        /// What is wrong and what to do.
+        what: String,
+    },
+    /// It cannot be done now.
+    #[error("{0}")]
+    NotNow(String),
+    /// There is no such command, or it has no such argument.
+    #[error("{0}")]
+    Command(String),
+    /// No thread to do it on.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A file beside the volume (a key) could not be used.
+    #[error("cannot {what} {path}: {source}")]
+    File {
+        /// What was tried, as a verb.
+        what: &'static str,
+        /// The file.
+        path: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ServiceError {
+    /// The answer of a service that does not know a command.
+    pub fn no_command(kind: &Kind, command: &str) -> Self {
+        let known: Vec<_> = kind.commands.iter().map(|command| command.name).collect();
+        let known = if known.is_empty() { "it has none".to_owned() } else { format!("there are {}", known.join(", ")) };
+        Self::Command(format!("{command:?} is no command of {}; {known}", kind.name))
+    }
+}

@@ -1,0 +1,147 @@
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn expressions_read_as_they_are_written() {
+    let text = "stripe(chunk=4K, file:/a.img, concat(memory(size=1G), volume:b))";
+    let node: Node = text.parse().unwrap();
+    assert_eq!(node.to_string(), text);
+    assert_eq!((node.depth(), node.leaves().len()), (3, 3));
+    // A bar and brackets mean the same; the shorter form is shown.
+    let [bar, brackets]: [Node; 2] = ["stripe | null", " stripe ( null ) "].map(|text| text.parse().unwrap());
+    assert_eq!((bar.to_string().as_str(), &bar), ("stripe | null", &brackets));
+    let last: Node = "stripe(chunk=8K, file:/a) | concat(null, memory)".parse().unwrap();
+    assert_eq!(last.to_string(), "stripe(chunk=8K, file:/a, concat(null, memory))");
+    let quoted: Node = r#"file:"/with spaces, (and) more|\"\\.img""#.parse().unwrap();
+    assert_eq!(quoted.as_leaf().unwrap().spec, r#"file:/with spaces, (and) more|"\.img"#);
+    assert_eq!(quoted.to_string().parse::<Node>().unwrap(), quoted);
+    let equals: Node = "file:/a=b".parse().unwrap();
+    assert_eq!(equals.as_leaf().unwrap().file().unwrap().to_str(), Some("/a=b"));
+}
+
+#[test]
+fn errors_point_at_the_column() {
+    let cases = [
+        ("", 1, "a service or back end is expected, not the end"),
+        ("strip(null)", 1, "strip: there is no such service; there are "),
+        ("stripe(null", 12, "\",\" or \")\" is expected, not the end"),
+        ("stripe(null) null", 14, "\"|\" or the end is expected, not \"null\""),
+        ("stripe(chunk=4K, chunk=8K, null)", 18, "chunk is set already"),
+        ("stripe(null, chunks=4K)", 14, "stripe: chunks: there is no such setting; there are chunk"),
+        ("stripe(chunk=7, null)", 8, "stripe: chunk: a power of two"),
+        ("concat(null, stripe(chunk=7, null))", 21, "concat.1 (stripe): chunk: a power of two"),
+        ("concat(memory(size=x), null)", 15, "concat.0 (memory): size: \"x\" is not a size"),
+        ("concat(null(sized=1), null)", 13, "concat.0 (null): sized: a leaf has the setting size only"),
+        ("file:/a | null", 1, "file:/a is a back end: nothing can be below it"),
+        ("stripe(file:\"/a)", 8, "the quotes do not end"),
+        ("stripe | chunk=4K", 10, "a service or back end is expected, not \"chunk=4K\""),
+        ("stripe()", 1, "stripe: it is over 0 legs; 1 to 64 are possible"),
+        ("FILE:/a", 1, "FILE:/a: leaf: write memory, null, file:PATH or volume:NAME"),
+        ("a\\b", 2, "'\\\\' cannot stand here; put it in quotes"),
+    ];
+    for (text, column, message) in cases {
+        let error = text.parse::<Node>().unwrap_err();
+        assert_eq!(error.column, column, "{text}: {error}");
+        assert!(error.message.starts_with(message), "{text}: {error}");
+    }
+    let deep = "stripe|".repeat(100) + "null";
+    assert!(deep.parse::<Node>().unwrap_err().message.contains("at most"));
+    let wide = format!("concat({})", vec!["concat(null,null,null,null,null,null)"; 60].join(","));
+    assert!(wide.parse::<Node>().unwrap_err().message.contains("256 nodes"));
+}
+
+#[test]
+fn documents_are_text_or_tables() {
+    #[derive(serde::Deserialize)]
+    struct Document {
+        stack: Node,
+    }
+    let expected: Node = "stripe(chunk=64K, file:/a, concat(memory(size=1G), null))".parse().unwrap();
+    let documents = [
+        r#"stack = "stripe(chunk=64K, file:/a, concat(memory(size=1G), null))""#,
+        r#"stack = { service = "stripe", chunk = "64K", over = ["file:/a", "concat(memory(size=1G), null)"] }"#,
+        r#"
+        [stack]
+        service = "stripe"
+        chunk = "64K"
+        [[stack.over]]
+        leaf = "file:/a"
+        [[stack.over]]
+        service = "concat"
+        over = [{ leaf = "memory", size = "1G" }, "null"]
+        "#,
+    ];
+    for document in documents {
+        let found: Document = toml::from_str(document).unwrap();
+        assert_eq!(found.stack, expected, "{document}");
+    }
+    let json: Node = serde_json::from_str(r#"{"service":"stripe","chunk":4096,"over":"null"}"#).unwrap();
+    assert_eq!(json.to_string(), "stripe(chunk=4096) | null");
+    assert_eq!(serde_json::to_string(&json).unwrap(), r#""stripe(chunk=4096) | null""#);
+    for (wrong, why) in [
+        (r#"{"service":"stripes","over":"null"}"#, "stripes: there is no such service"),
+        (r#"{"over":"null"}"#, "a node has \"service\" and \"over\", or \"leaf\""),
+        (r#"{"leaf":"memory","over":"null"}"#, "a node has"),
+        (r#"{"service":"stripe","over":[1]}"#, "a stack: an expression, or a table"),
+        (r#""stripe(""#, "stack, column 8"),
+    ] {
+        let error = serde_json::from_str::<Node>(wrong).unwrap_err().to_string();
+        assert!(error.contains(why), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn relative_paths_start_where_they_are_told() {
+    let node: Node = "stripe(file:a.img, file:/b.img, memory)".parse().unwrap();
+    let resolved = node.resolved(Path::new("/srv/x"));
+    assert_eq!(resolved.to_string(), "stripe(file:/srv/x/a.img, file:/b.img, memory)");
+}
+
+fn leaf() -> impl Strategy<Value = Node> {
+    let spec = prop_oneof![
+        Just("memory".to_owned()),
+        Just("null".to_owned()),
+        "[ -~äß]{0,20}".prop_map(|path| format!("file:{path}")),
+        "[a-z.-]{1,8}".prop_map(|name| format!("volume:{name}")),
+    ];
+    (spec, proptest::option::of(1_u64..1 << 40)).prop_map(|(spec, size)| {
+        let mut leaf = Leaf::new(spec);
+        if let Some(size) = size {
+            leaf.settings.add("size", &size.to_string());
+        }
+        Node::Leaf(leaf)
+    })
+}
+
+fn node() -> impl Strategy<Value = Node> {
+    leaf().prop_recursive(6, 40, 5, |inner| {
+        let legs = proptest::collection::vec(inner, 1..5);
+        (legs, 12_u32..27, any::<bool>()).prop_map(|(legs, chunk, stripe)| {
+            let mut settings = Settings::default();
+            if stripe {
+                settings.add("chunk", &(1_u64 << chunk).to_string());
+            }
+            let service = if stripe { "stripe" } else { "concat" }.to_owned();
+            Node::Service(ServiceNode { service, settings, legs })
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_shown_reads_back(node in node()) {
+        let text = node.to_string();
+        prop_assert_eq!(&text.parse::<Node>().map_err(|error| format!("{text}: {error}")), &Ok(node.clone()));
+        let json = serde_json::to_string(&node).unwrap();
+        prop_assert_eq!(serde_json::from_str::<Node>(&json).unwrap(), node);
+    }
+
+    #[test]
+    fn any_text_is_a_stack_or_an_error_within_it(text in "[a-z(),|=:\"\\\\ ]{0,60}") {
+        match text.parse::<Node>() {
+            Ok(node) => prop_assert_eq!(node.to_string().parse::<Node>().unwrap(), node),
+            Err(error) => prop_assert!(error.column >= 1 && error.column <= text.chars().count() + 1),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+use std::sync::Arc;
+
+use millrace_backends::{MemoryVolume, fault::FaultVolume};
+use millrace_block::{
+    BlockSize, Volume,
+    conformance::{self, Bench, Subject, SyncHarness, Wanted},
+};
+
+use super::*;
+use crate::{
+    Reason,
+    testing::{CrashTest, crash_test, graph, subject},
+};
+
+const SEED: u64 = 0x7374_7269;
+
+fn memory(wanted: Wanted, leg: usize) -> Arc<dyn Volume> {
+    let bytes = wanted.blocks << wanted.block_size.shift();
+    MemoryVolume::create(&format!("leg{leg}"), bytes, wanted.block_size).unwrap()
+}
+
+/// Blocks of a leg of three: whole chunks of at most 64 KiB.
+fn third(blocks: u64, block_size: BlockSize) -> u64 {
+    let chunk = (64 << 10) >> block_size.shift();
+    blocks.div_ceil(chunk).div_ceil(3) * chunk
+}
+
+#[test]
+fn it_conforms_with_small_and_large_chunks() {
+    for stack in ["stripe(chunk=4K, disk:0, disk:1, disk:2)", "stripe(chunk=64K, disk:0, disk:1, disk:2)"] {
+        let mut make = subject(stack, 3, third, memory);
+        conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+    }
+}
+
+#[test]
+fn it_conforms_over_the_fault_volume_and_wide() {
+    let faulty = |wanted, leg| -> Arc<dyn Volume> {
+        let volume = FaultVolume::new(memory(wanted, leg), SEED + leg as u64);
+        volume.hold_writes();
+        volume
+    };
+    let twelfth = |blocks: u64, block_size: BlockSize| {
+        let chunk = 4096 >> block_size.shift();
+        blocks.div_ceil(chunk).div_ceil(12) * chunk
+    };
+    let legs = (0..12).map(|leg| format!("disk:{leg}")).collect::<Vec<_>>().join(", ");
+    let stack = format!("stripe(chunk=4K, {legs})");
+    let mut make = subject(&stack, 12, twelfth, faulty);
+    conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+}
+
+#[test]
+fn unequal_legs_are_used_in_full_and_each_block_has_its_own_place() {
+    let rows = [3, 1, 2, 6];
+    let chunk = 8;
+    let legs: Vec<_> = rows
+        .iter()
+        .map(|rows| memory(Wanted { block_size: BlockSize::B512, blocks: rows * chunk, read_only: false }, 0))
+        .collect();
+    let map = StripeMap::new(4096, &legs, BlockSize::B512);
+    assert_eq!(map.capacity(&legs), 12 * chunk);
+    let mut seen = std::collections::BTreeSet::new();
+    for lba in 0..12 * chunk {
+        let Place { leg, lba: at, run } = map.locate(lba);
+        assert!(at < rows[leg] * chunk, "block {lba} is block {at} of leg {leg}");
+        assert_eq!(run, chunk - lba % chunk);
+        assert!(seen.insert((leg, at)), "block {lba} has the place of another");
+    }
+}
+
+#[test]
+fn unequal_legs_do_not_grow_together() {
+    let legs: Vec<_> =
+        [16, 32].map(|blocks| memory(Wanted { block_size: BlockSize::B512, blocks, read_only: false }, 0)).into();
+    let graph = graph("stripe(chunk=4K, disk:0, disk:1)", &legs, None, Reason::Create, &Arc::default()).unwrap();
+    let volume = graph.volume();
+    assert_eq!(volume.geometry().blocks.0, 48);
+    let refused = volume.resize(BlockCount(64)).unwrap_err();
+    assert!(refused.to_string().contains("growing a stripe over unequal legs"), "{refused}");
+    assert_eq!((volume.geometry().blocks.0, legs[0].geometry().blocks.0), (48, 16));
+    volume.resize(BlockCount(20)).unwrap();
+    volume.resize(BlockCount(48)).unwrap();
+}
+
+#[test]
+fn a_request_goes_to_all_legs_at_once() {
+    let legs: Vec<Arc<FaultVolume>> = (0..4)
+        .map(|leg| FaultVolume::new(memory(Wanted { block_size: BlockSize::B512, blocks: 1024, read_only: false }, leg), 1))
+        .collect();
+    let volumes: Vec<Arc<dyn Volume>> = legs.iter().map(|leg| Arc::<FaultVolume>::clone(leg) as _).collect();
+    let graph = graph("stripe(chunk=4K, disk:0, disk:1, disk:2, disk:3)", &volumes, None, Reason::Create, &Arc::default());
+    let graph = graph.unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    let data = bench.write_random(0, 512);
+    bench.expect(0, &data);
+    for leg in &legs {
+        // 64 chunks over four legs are neighbours on each: one request.
+        let requests =
+            [millrace_backends::fault::Kind::Write, millrace_backends::fault::Kind::Read].map(|kind| leg.requests(kind));
+        assert_eq!(requests, [1, 1]);
+    }
+}
+
+#[test]
+fn nonsense_is_refused_by_name() {
+    let refused = |stack: &str| stack.parse::<crate::Node>().unwrap_err().to_string();
+    assert_eq!(
+        refused("stripe(chunk=5000, null)"),
+        "stack, column 8: stripe: chunk: a power of two from 4K to 64M is possible"
+    );
+    assert_eq!(refused("stripe(chunk=2K, null)"), refused("stripe(chunk=1G, null)").replace("1G", "2K"));
+    assert!(refused("stripe()").contains("it is over 0 legs; 1 to 64 are possible"));
+    let small = [memory(Wanted { block_size: BlockSize::B512, blocks: 7, read_only: false }, 0)];
+    let error = graph("stripe(chunk=4K, disk:0)", &small, None, Reason::Create, &Arc::default()).err().unwrap();
+    assert_eq!(error.to_string(), "stripe: leg 0 is smaller than a chunk of 4096 bytes");
+    let [a, b] =
+        [BlockSize::B512, BlockSize::B4096].map(|block_size| memory(Wanted { block_size, blocks: 64, read_only: false }, 0));
+    let error = graph("stripe(chunk=4K, disk:0, disk:1)", &[a, b], None, Reason::Create, &Arc::default()).err().unwrap();
+    assert!(error.to_string().contains("blocks of 4096 bytes and the volume of 512"), "{error}");
+}
+
+#[test]
+fn flushed_data_survive_power_cuts() {
+    crash_test(&CrashTest::new("stripe(chunk=4K, disk:0, disk:1, disk:2)", 3));
+}

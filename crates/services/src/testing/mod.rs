@@ -1,0 +1,252 @@
+//! What the tests of services share.
+//!
+//! ```text
+//!   Rig: disks on one Power ─► Graph of an expression over disk:0, disk:1 … ─► Session: requests and background tasks, interleaved
+//!   crash_test: workload ─ cut at every write boundary ─► restart ─► mount ─► Oracle: every block is one it may be
+//!   random_stacks: a random stack over failing disks behaves like a plain disk
+//! ```
+
+mod crash;
+mod oracle;
+mod random;
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use millrace_block::{
+    BlockError, BlockSize, Scratch, Step, TaskContext, Volume,
+    conformance::{CrashDisk, Harness, Job, Power, Random, SyncIo, Wanted},
+};
+use millrace_engine::EngineError;
+use millrace_memory::BufferPool;
+
+pub use self::{
+    crash::{CrashTest, crash_test},
+    oracle::Oracle,
+    random::{RandomStacks, random_stacks},
+};
+use crate::{
+    Node, Reason, SharedObjects,
+    background::{LocalFuture, Running, Spawner, Stop, Task},
+    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan},
+};
+
+/// Background tasks that one session can have at once.
+const TASKS: usize = 16;
+
+type Waiting = (Task, Stop, Running);
+
+/// Keeps tasks for a session to run.
+#[derive(Default)]
+pub struct Kept(Mutex<Vec<Waiting>>);
+
+impl Spawner for Kept {
+    fn spawn(&self, task: Task, stop: Stop, running: Running) -> Result<(), EngineError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((task, stop, running));
+        Ok(())
+    }
+}
+
+impl Kept {
+    /// Forgets tasks that were not run: the power is gone.
+    pub fn forget(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Volumes by number, for leaves `disk:0`, `disk:1` and so on.
+pub struct Disks(pub Vec<Arc<dyn Volume>>);
+
+impl Leaves for Disks {
+    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
+        let number = request.leaf.spec.strip_prefix("disk:").and_then(|number| number.parse::<usize>().ok());
+        let disk = number.and_then(|number| self.0.get(number));
+        disk.cloned().ok_or_else(|| LeafError::Refused(format!("there is no {}", request.leaf.spec)))
+    }
+}
+
+/// Makes a volume of an expression over these disks and mounts it.
+///
+/// # Panics
+/// When the expression is no stack.
+pub fn graph(
+    stack: &str,
+    disks: &[Arc<dyn Volume>],
+    size: Option<u64>,
+    reason: Reason,
+    spawner: &Arc<Kept>,
+) -> Result<Graph, GraphError> {
+    let node: Node = stack.parse().expect("a stack");
+    let block_size = disks.first().map_or(BlockSize::B512, |disk| disk.geometry().block_size);
+    let plan = Plan { volume: "test", stack: &node, size, block_size };
+    let spawner: Arc<dyn Spawner> = Arc::<Kept>::clone(spawner);
+    let mut graph = Graph::build(&plan, &Disks(disks.to_vec()), &SharedObjects::default(), &spawner, None)?;
+    graph.mount(reason)?;
+    Ok(graph)
+}
+
+/// Volumes of an expression for the conformance suite: `legs` are made by `make_leg`, each with so many bytes more than an equal
+/// share as `extra` says (what the service keeps for itself).
+pub fn subject<'a>(
+    stack: &'a str,
+    legs: usize,
+    leg_blocks: impl Fn(u64, BlockSize) -> u64 + 'a,
+    mut make_leg: impl FnMut(Wanted, usize) -> Arc<dyn Volume> + 'a,
+) -> impl FnMut(Wanted) -> Option<Arc<dyn Volume>> + 'a {
+    move |wanted| {
+        if wanted.read_only {
+            return None;
+        }
+        let blocks = leg_blocks(wanted.blocks, wanted.block_size);
+        let legs: Vec<_> = (0..legs).map(|leg| make_leg(Wanted { blocks, ..wanted }, leg)).collect();
+        let size = wanted.blocks << wanted.block_size.shift();
+        let made = graph(stack, &legs, Some(size), Reason::Create, &Arc::default());
+        let graph = made.unwrap_or_else(|error| panic!("{stack}: {error}"));
+        // Its tasks do not run here: the volume stays, they are told to end with the graph.
+        Some(Arc::clone(graph.volume()))
+    }
+}
+
+/// A thread's means for requests and tasks.
+pub struct Bench {
+    io: SyncIo,
+    buffers: BufferPool,
+    scratches: Vec<Scratch>,
+}
+
+impl Bench {
+    /// Means whose order of things comes from a seed.
+    ///
+    /// # Panics
+    /// When there is no memory.
+    pub fn new(seed: u64) -> Self {
+        let io = SyncIo::new(seed, false).hasty();
+        let scratches = (0..TASKS).map(|_| Scratch::new(32 << 10)).collect();
+        Self { io, buffers: BufferPool::new(2).expect("memory for buffers"), scratches }
+    }
+
+    fn context<'a>(&'a self, scratch: &'a Scratch) -> TaskContext<'a> {
+        TaskContext::new(scratch, &self.buffers, &self.io)
+    }
+}
+
+/// Requests and background tasks of one volume, driven in a random order by one thread.
+pub struct Session<'a> {
+    bench: &'a Bench,
+    kept: Arc<Kept>,
+    random: Random,
+    background: Vec<(LocalFuture<'a, ()>, Running)>,
+    /// Tasks started so far.
+    started: usize,
+}
+
+impl<'a> Session<'a> {
+    /// A session that runs the tasks kept by `kept`.
+    pub fn new(bench: &'a Bench, kept: &Arc<Kept>, seed: u64) -> Self {
+        Self { bench, kept: Arc::clone(kept), random: Random::new(!seed), background: Vec::new(), started: 0 }
+    }
+
+    fn start_tasks(&mut self) {
+        let waiting = std::mem::take(&mut *self.kept.0.lock().unwrap_or_else(PoisonError::into_inner));
+        for (task, stop, running) in waiting {
+            let scratch = &self.bench.scratches[self.started % TASKS];
+            self.started += 1;
+            self.background.push((task.begin(self.bench.context(scratch), stop), running));
+        }
+    }
+
+    /// Gives one background task a turn.
+    fn turn(&mut self) {
+        if self.background.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.background.len() as u64) as usize;
+        if self.background[at].0.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            drop(self.background.swap_remove(at));
+        }
+    }
+
+    /// Lets background tasks work, for so many turns or until there are none.
+    pub fn settle(&mut self, turns: usize) {
+        self.start_tasks();
+        for _ in 0..turns {
+            if self.background.is_empty() {
+                return;
+            }
+            self.turn();
+        }
+    }
+
+    /// Background tasks that have not ended.
+    pub fn busy(&self) -> usize {
+        self.background.len()
+    }
+}
+
+impl Harness for Session<'_> {
+    fn run(&mut self, volume: &Arc<dyn Volume>, jobs: &[Job]) -> Vec<Result<(), BlockError>> {
+        self.start_tasks();
+        let scratches: Vec<Scratch> = jobs.iter().map(|_| Scratch::new(volume.scratch_bytes())).collect();
+        let mut steps: Vec<Option<Step<'_>>> = Vec::new();
+        for (job, scratch) in jobs.iter().zip(&scratches) {
+            steps.push(Some(volume.submit(self.bench.context(scratch), job.request())));
+        }
+        let mut results = vec![Ok(()); jobs.len()];
+        let mut waiting = jobs.len();
+        let mut cx = Context::from_waker(Waker::noop());
+        while waiting > 0 {
+            if self.random.below(3) == 0 {
+                self.turn();
+            }
+            let at = self.random.below(jobs.len() as u64) as usize;
+            let Some(step) = &mut steps[at] else { continue };
+            if let Poll::Ready(result) = Pin::new(step).poll(&mut cx) {
+                results[at] = result;
+                steps[at] = None;
+                waiting -= 1;
+            }
+        }
+        drop(steps);
+        for (scratch, job) in scratches.iter().zip(jobs) {
+            assert_eq!(scratch.overflows(), 0, "{} asks for too little scratch for {job:?}", volume.name());
+        }
+        results
+    }
+}
+
+/// Disks on one power.
+pub struct Rig {
+    /// What they are plugged into.
+    pub power: Arc<Power>,
+    /// The disks.
+    pub disks: Vec<Arc<CrashDisk>>,
+    /// Tasks of the volume over them.
+    pub kept: Arc<Kept>,
+}
+
+impl Rig {
+    /// So many equal disks.
+    pub fn new(seed: u64, disks: usize, blocks: u64, block_size: BlockSize) -> Self {
+        let power = Power::new(seed);
+        let disks = (0..disks).map(|number| CrashDisk::new(&format!("disk:{number}"), &power, blocks, block_size)).collect();
+        Self { power, disks, kept: Arc::default() }
+    }
+
+    /// The disks as volumes.
+    pub fn volumes(&self) -> Vec<Arc<dyn Volume>> {
+        self.disks.iter().map(|disk| Arc::<CrashDisk>::clone(disk) as Arc<dyn Volume>).collect()
+    }
+
+    /// After a power cut: the disks come back with what is left.
+    pub fn restart(&self) {
+        self.kept.forget();
+        self.disks.iter().for_each(|disk| {
+            disk.restart();
+        });
+        self.power.give_back();
+    }
+}

@@ -1,0 +1,200 @@
+//! What each block of a volume may hold.
+
+use std::sync::Arc;
+
+use millrace_block::{
+    BlockCount, BlockError, Lba, Operation, Volume,
+    conformance::{Harness, Job, Memory, Random},
+};
+
+/// The word at a place of a block of this version.
+fn word(lba: u64, version: u64, at: usize) -> u64 {
+    match at {
+        0 => lba,
+        1 => version,
+        _ => (lba << 32 ^ version).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(at as u32 % 64).wrapping_add(at as u64),
+    }
+}
+
+/// A block's content: stamped with its number and a version, so that a block in the wrong place or of another time is seen.
+/// Version 0 is zeroes.
+fn content(lba: u64, version: u64, block: usize) -> Vec<u8> {
+    if version == 0 {
+        return vec![0; block];
+    }
+    (0..block / 8).flat_map(|at| word(lba, version, at).to_le_bytes()).collect()
+}
+
+/// The version that a block holds; `None`: it is none of this block's.
+fn version(lba: u64, found: &[u8]) -> Option<u64> {
+    let mut words = found.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    let (first, version) = (words.next()?, words.next()?);
+    let good = match version {
+        0 => first == 0 && words.all(|word| word == 0),
+        _ => first == lba && words.enumerate().all(|(at, found)| found == word(lba, version, at + 2)),
+    };
+    good.then_some(version)
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    /// Versions it may hold after a crash, the first as of the last flush.
+    may: Vec<u64>,
+}
+
+/// Works on a volume, and knows what it may hold.
+pub struct Oracle {
+    blocks: Vec<Block>,
+    block: usize,
+    next: u64,
+    random: Random,
+    memory: Memory,
+    /// Longest request in blocks.
+    longest: u64,
+}
+
+/// A request under way, and what it changes.
+struct Pending {
+    job: Job,
+    /// Version it gives its blocks.
+    version: Option<u64>,
+    /// It makes durable what it writes (a write with forced unit access).
+    fua: bool,
+}
+
+/// Requests in flight together.
+const TOGETHER: u64 = 4;
+
+impl Oracle {
+    /// For a fresh volume of this many blocks that reads as zeroes.
+    pub fn new(seed: u64, blocks: u64, block: usize) -> Self {
+        let longest = (blocks / TOGETHER).clamp(1, 40);
+        Self {
+            blocks: vec![Block { may: vec![0] }; blocks as usize],
+            block,
+            next: 1,
+            random: Random::new(seed),
+            memory: Memory::new(((TOGETHER * longest) as usize + 1) * block),
+            longest,
+        }
+    }
+
+    fn segment(&self, slot: u64, count: u64) -> millrace_memory::Segment {
+        self.memory.segment((slot * self.longest) as usize * self.block, count as usize * self.block)
+    }
+
+    fn make_up(&mut self, slot: u64) -> Pending {
+        // Each in its own part of the volume, so that no two meet.
+        let part = self.blocks.len() as u64 / TOGETHER;
+        let count = 1 + self.random.below(self.longest.min(part));
+        let lba = slot * part + self.random.below(part - count + 1);
+        let fua = self.random.below(6) == 0;
+        let operation = match self.random.below(12) {
+            0..7 => Operation::Write { fua },
+            7 => Operation::WriteZeroes { fua, deallocate: self.random.below(2) == 0 },
+            8 => Operation::Flush,
+            _ => Operation::Read,
+        };
+        let mut job = Job { operation, lba: Lba(lba), count: BlockCount(count), segments: Vec::new() };
+        let mut version = None;
+        if operation.has_data() {
+            job.segments = vec![self.segment(slot, count)];
+        }
+        match operation {
+            Operation::Write { .. } => {
+                version = Some(self.next);
+                for at in 0..count {
+                    job.segments[0].write_at(at as usize * self.block, &content(lba + at, self.next, self.block));
+                }
+                self.next += 1;
+            }
+            Operation::WriteZeroes { .. } => version = Some(0),
+            _ => {}
+        }
+        Pending { job, version, fua }
+    }
+
+    /// Runs some random requests together; false when one of them failed.
+    ///
+    /// # Panics
+    /// When a read delivers what the block cannot hold.
+    pub fn step(&mut self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>) -> bool {
+        let together = 1 + self.random.below(TOGETHER);
+        let pending: Vec<_> = (0..together).map(|slot| self.make_up(slot)).collect();
+        let before: Vec<Vec<u64>> = self.blocks.iter().map(|block| block.may.clone()).collect();
+        for Pending { job, version, .. } in &pending {
+            if let Some(version) = version {
+                self.each(job, |block| block.may.push(*version));
+            }
+        }
+        let jobs: Vec<_> = pending.iter().map(|pending| pending.job.clone()).collect();
+        let results = harness.run(volume, &jobs);
+        let flushed =
+            pending.iter().zip(&results).any(|(one, result)| one.job.operation == Operation::Flush && result.is_ok());
+        if flushed {
+            // What had completed before it is durable; what went on beside it may be.
+            for (block, before) in self.blocks.iter_mut().zip(&before) {
+                block.may.drain(..before.len() - 1);
+            }
+        }
+        for (Pending { job, version, fua }, result) in pending.iter().zip(&results) {
+            match (job.operation, version) {
+                (Operation::Read, _) if result.is_ok() => {
+                    let mut data = vec![0; job.segments[0].len()];
+                    job.segments[0].read_at(0, &mut data);
+                    self.compare(job.lba.0, &data);
+                }
+                (_, Some(version)) if *fua && result.is_ok() => self.each(job, |block| block.may = vec![*version]),
+                _ => {}
+            }
+        }
+        results.iter().all(Result::is_ok)
+    }
+
+    fn each(&mut self, job: &Job, change: impl Fn(&mut Block)) {
+        let range = job.lba.0 as usize..(job.lba.0 + job.count.0) as usize;
+        self.blocks[range].iter_mut().for_each(change);
+    }
+
+    /// Compares what was read with what may be there.
+    fn compare(&mut self, lba: u64, data: &[u8]) {
+        for (at, found) in data.chunks(self.block).enumerate() {
+            let number = lba as usize + at;
+            let may = &self.blocks[number].may;
+            let is = version(number as u64, found);
+            let good = is.is_some_and(|is| may.contains(&is));
+            assert!(good, "block {number} holds version {is:?}, none of {may:?}: it begins {:?}", &found[..24]);
+        }
+    }
+
+    /// Reads everything, twice: each block holds a version that it may hold, and the same both times. From now on it may hold
+    /// that one only.
+    ///
+    /// # Panics
+    /// When it does not, or cannot be read.
+    pub fn check(&mut self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>) {
+        let mut lba = 0;
+        while lba < self.blocks.len() as u64 {
+            let count = self.longest.min(self.blocks.len() as u64 - lba);
+            let segments = vec![self.segment(0, count)];
+            let job = Job { operation: Operation::Read, lba: Lba(lba), count: BlockCount(count), segments };
+            for _ in 0..2 {
+                job.segments[0].fill(0x5a);
+                let result: Result<(), BlockError> = harness.run(volume, std::slice::from_ref(&job))[0];
+                assert_eq!(result, Ok(()), "reading block {lba} and {count} more");
+                let mut data = vec![0; job.segments[0].len()];
+                job.segments[0].read_at(0, &mut data);
+                self.compare(lba, &data);
+                self.fix(lba, &data);
+            }
+            lba += count;
+        }
+    }
+
+    fn fix(&mut self, lba: u64, data: &[u8]) {
+        for (at, found) in data.chunks(self.block).enumerate() {
+            let is = version(lba + at as u64, found);
+            self.blocks[lba as usize + at].may = is.into_iter().collect();
+        }
+    }
+}
