@@ -171,7 +171,7 @@ impl Client {
     /// Negotiates on a socket that is connected.
     pub fn from_stream(stream: UnixStream, timeout: Duration) -> Result<Self, ClientError> {
         let mut client = Self {
-            transport: Transport::new(stream)?,
+            transport: Transport::new(stream, None)?,
             capabilities: Capabilities::default(),
             memory: None,
             timeout,

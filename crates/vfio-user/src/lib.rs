@@ -20,6 +20,7 @@
 //! - A file descriptor belongs to the message whose bytes it came with, or the connection ends. All are owned, so what
 //!   nobody wants is closed.
 //! - A message that is framed wrongly ends the connection; one that is wrong inside is answered with an errno.
+//! - On a connection that outlives its server ([`Keep`]), a request stays in the socket until it is answered, and is answered once.
 //! - A [`Device`] sees only checked values: region, interrupt and DMA ranges exist and do not wrap.
 //!
 //! # What it does not do
@@ -51,5 +52,5 @@ pub use device::{
 };
 pub use listener::{Listener, ListenerError};
 pub use rustix::io::Errno;
-pub use server::{Connection, ConnectionError, DmaError, Message, Progress, Reply, RequestId};
-pub use transport::{Frame, TransportError};
+pub use server::{Connection, ConnectionError, DmaError, Message, Progress, Reply, RequestId, Resumed};
+pub use transport::{Frame, Keep, TransportError};

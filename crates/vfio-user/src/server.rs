@@ -7,13 +7,14 @@ mod tests;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::codec::{Capabilities, Command, Header, Kind, MAX_FDS, MAX_TRANSFER, ProtocolError, VersionError, wire};
 use crate::device::Device;
-use crate::transport::{Frame, Transport, TransportError};
+use crate::transport::{Frame, Keep, Transport, TransportError};
 
 /// While this many bytes wait for a client that does not read, no further request of it is handled.
 const OUTPUT_HIGH: usize = 256 * 1024;
@@ -67,8 +68,8 @@ impl ConnectionError {
 /// Why a request to the client could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
-    /// Before the version is negotiated.
-    #[error("the version is not negotiated yet")]
+    /// Before the version is negotiated, or on a connection that outlives its server.
+    #[error("the version is not negotiated yet, or the connection outlives its server")]
     NotReady,
     /// Empty, or more than the client moves with one message: split it.
     #[error("{count} bytes; the client moves 1 to {limit} with one message")]
@@ -163,6 +164,21 @@ pub struct Connection {
     /// Where replies with data are built.
     scratch: Vec<u8>,
     rejection: Option<ProtocolError>,
+    /// What a server before this one was handling.
+    resumed: Option<Resumed>,
+    /// The request being handled may have been handled before.
+    again: bool,
+}
+
+/// What the server before this one was doing when it ended, as its [`Keep`] remembered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// The client's, once negotiated.
+    pub capabilities: Option<Capabilities>,
+    /// The request being handled: its message id and command.
+    pub handling: Option<(u16, u16)>,
+    /// Whether its reply went out.
+    pub replied: bool,
 }
 
 impl AsFd for Connection {
@@ -174,9 +190,21 @@ impl AsFd for Connection {
 impl Connection {
     /// Takes a client's socket; it becomes non-blocking.
     pub fn new(stream: UnixStream) -> Result<Self, ConnectionError> {
+        Self::with(Transport::new(stream, None)?, Resumed::default())
+    }
+
+    /// As [`Self::new`], for a connection that outlives this process; what a server before this one was doing is gone on with.
+    /// A client that numbers its messages, as all do, sees each request answered exactly once.
+    pub fn kept(stream: UnixStream, keep: Rc<dyn Keep>, resumed: Resumed) -> Result<Self, ConnectionError> {
+        Self::with(Transport::new(stream, Some(keep))?, resumed)
+    }
+
+    fn with(transport: Transport, resumed: Resumed) -> Result<Self, ConnectionError> {
         Ok(Self {
-            transport: Transport::new(stream)?,
-            capabilities: None,
+            transport,
+            capabilities: resumed.capabilities.clone(),
+            again: false,
+            resumed: resumed.handling.is_some().then_some(resumed),
             deferred: None,
             backlog: VecDeque::new(),
             backlog_bytes: 0,
@@ -214,6 +242,9 @@ impl Connection {
         }
         while self.wants_read() {
             let Some(frame) = self.transport.receive()? else { break };
+            if self.is_over(&frame.header)? {
+                continue;
+            }
             match frame.header.kind().map_err(TransportError::from)? {
                 Kind::Reply => return self.match_reply(frame).map(|reply| Some(Message::Reply(reply))),
                 Kind::Request if self.takes_requests() => return Ok(Some(Message::Request(frame))),
@@ -221,6 +252,46 @@ impl Connection {
             }
         }
         Ok(None)
+    }
+
+    /// Whether a request was answered by the server before this one, which had no time to take it out of the socket.
+    fn is_over(&mut self, header: &Header) -> Result<bool, ConnectionError> {
+        let Some(resumed) = self.resumed.take() else { return Ok(false) };
+        let same = resumed.handling == Some((header.id, header.command));
+        // Whether a request that wants no reply was taken out tells the socket alone; it is handled again if it was not.
+        self.again = same && !resumed.replied;
+        let over = same && resumed.replied;
+        if over {
+            self.transport.consume()?;
+        }
+        if !self.again
+            && let Some(keep) = self.transport.keep()
+        {
+            keep.done();
+        }
+        Ok(over)
+    }
+
+    /// Whether the request being handled may have been handled before, by a server that ended meanwhile: it must come to the same.
+    pub fn is_again(&self) -> bool {
+        self.again
+    }
+
+    /// Whether part of a message is there, and the rest is to be looked for by and by: the socket's readability says nothing.
+    pub fn has_part(&self) -> bool {
+        self.transport.has_part() && self.deferred.is_none()
+    }
+
+    /// The request was answered, if it wants to be: it goes.
+    fn finish_request(&mut self) -> Result<(), ConnectionError> {
+        self.again = false;
+        if self.transport.keep().is_some() {
+            self.transport.consume()?;
+        }
+        if let Some(keep) = self.transport.keep() {
+            keep.done();
+        }
+        Ok(())
     }
 
     /// Handles a message from [`Self::receive`].
@@ -248,7 +319,8 @@ impl Connection {
         match result {
             Ok(()) => self.reply(&deferred.header, [&deferred.payload, &[]], &[]),
             Err(errno) => self.reply_error(&deferred.header, errno),
-        }
+        }?;
+        self.finish_request()
     }
 
     /// True while a request waits for [`Self::finish_deferred`].
@@ -299,6 +371,10 @@ impl Connection {
 
     fn ask(&mut self, command: Command, address: u64, count: usize, data: &[u8]) -> Result<RequestId, DmaError> {
         let limit = self.capabilities.as_ref().ok_or(DmaError::NotReady)?.max_data_xfer_size.min(MAX_TRANSFER);
+        if self.transport.keep().is_some() {
+            // Its answer would come behind requests that have to stay where they are.
+            return Err(DmaError::NotReady);
+        }
         if count == 0 || count > limit as usize {
             return Err(DmaError::Size { count, limit });
         }

@@ -9,20 +9,44 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::codec::{FrameError, HEADER_SIZE, Header, MAX_FDS};
 
 /// A payload grows by at most this many bytes ahead of what was received: a claimed size alone costs no memory.
 const GROWTH: usize = 64 * 1024;
+/// Bytes that are looked at or taken with one call, where a connection outlives its server.
+const PEEK: usize = 512;
 /// A buffer larger than this is not kept for the next message.
 const KEEP: usize = 64 * 1024;
+
+/// The longest message of a connection that outlives its server: it has to fit the socket's buffer as a whole.
+const KEPT_MESSAGE: usize = 64 * 1024;
+
+/// Makes a connection outlive the process that serves it, by what is remembered elsewhere.
+///
+/// A request stays in the socket until its reply is out: whoever serves the connection next finds it there. The calls come in this
+/// order: `begin`, (`negotiated`), `reply` unless none is wanted, then, when the request was taken out of the socket, `done`.
+pub trait Keep {
+    /// A request is about to be handled; from now on it may have had an effect.
+    fn begin(&self, id: u16, command: u16);
+
+    /// What the client can do: known before the reply to VERSION.
+    fn negotiated(&self, capabilities: &crate::Capabilities);
+
+    /// Sends a reply, exactly once, whatever happens to this process afterwards.
+    fn reply(&self, parts: &[&[u8]; 3], fds: &[BorrowedFd<'_>]) -> Result<(), Errno>;
+
+    /// The request is over, and out of the socket.
+    fn done(&self);
+}
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +66,12 @@ pub enum TransportError {
     /// More file descriptors than one message may carry.
     #[error("a message with more than {MAX_FDS} file descriptors")]
     TooManyFds,
+    /// More than fits the socket's buffer, where a message must stay until it is answered.
+    #[error("a message of {size} bytes, where at most {KEPT_MESSAGE} are possible")]
+    TooLong {
+        /// Bytes of the message.
+        size: usize,
+    },
     /// The socket failed.
     #[error("{operation} on the socket failed")]
     Io {
@@ -81,8 +111,16 @@ struct Pending {
     fds: Vec<OwnedFd>,
 }
 
+/// A connection that outlives its server.
+struct Kept {
+    keep: Rc<dyn Keep>,
+    /// Bytes of the request that was peeked and is still in the socket.
+    peeked: usize,
+}
+
 pub(crate) struct Transport {
     stream: UnixStream,
+    kept: Option<Kept>,
     input: Input,
     output: VecDeque<Pending>,
     output_bytes: usize,
@@ -97,13 +135,14 @@ impl AsFd for Transport {
 }
 
 impl Transport {
-    pub(crate) fn new(stream: UnixStream) -> Result<Self, TransportError> {
+    pub(crate) fn new(stream: UnixStream, keep: Option<Rc<dyn Keep>>) -> Result<Self, TransportError> {
         stream.set_nonblocking(true).map_err(|error| TransportError::Io {
             operation: "set_nonblocking",
             errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
         })?;
         Ok(Self {
             stream,
+            kept: keep.map(|keep| Kept { keep, peeked: 0 }),
             input: Input::default(),
             output: VecDeque::new(),
             output_bytes: 0,
@@ -135,12 +174,77 @@ impl Transport {
         }
     }
 
+    /// The connection's keeper, if it outlives its server.
+    pub(crate) fn keep(&self) -> Option<&Rc<dyn Keep>> {
+        self.kept.as_ref().map(|kept| &kept.keep)
+    }
+
+    /// Whether part of a message is in the socket, which stays readable without being whole.
+    pub(crate) fn has_part(&self) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.peeked > 0)
+    }
+
+    /// Looks at the next whole message, and leaves it in the socket.
+    fn peek(&mut self) -> Result<Option<Frame>, TransportError> {
+        let mut payload = std::mem::take(&mut self.spare);
+        let mut wanted = HEADER_SIZE;
+        if let Some(kept) = &mut self.kept {
+            kept.peeked = 0;
+        }
+        loop {
+            payload.resize(wanted.max(PEEK), 0);
+            let mut fds = Vec::new();
+            let Some(count) = receive_some(&self.stream, &mut payload, &mut fds, RecvFlags::PEEK)? else { return Ok(None) };
+            if let Some(kept) = &mut self.kept {
+                kept.peeked = count;
+            }
+            let Ok((header, _)) = Header::read_from_prefix(payload.get(..count).unwrap_or_default()) else {
+                return if count == 0 { Err(TransportError::Closed) } else { Ok(None) };
+            };
+            header.kind()?;
+            let total = HEADER_SIZE + header.payload_size();
+            if total > KEPT_MESSAGE {
+                return Err(TransportError::TooLong { size: total });
+            }
+            if count >= total {
+                if let Some(kept) = &mut self.kept {
+                    kept.peeked = total;
+                }
+                payload.truncate(total);
+                payload.drain(..HEADER_SIZE);
+                return Ok(Some(Frame { header, payload, fds }));
+            }
+            if wanted == total {
+                return Ok(None);
+            }
+            wanted = total;
+        }
+    }
+
+    /// Takes the request that was peeked out of the socket: it was answered.
+    pub(crate) fn consume(&mut self) -> Result<(), TransportError> {
+        let Some(kept) = &mut self.kept else { return Ok(()) };
+        let mut left = std::mem::take(&mut kept.peeked);
+        let mut room = [0; PEEK];
+        while left > 0 {
+            let (room, _) = room.split_at_mut(left.min(PEEK));
+            match receive_some(&self.stream, room, &mut Vec::new(), RecvFlags::empty())? {
+                None | Some(0) => return Err(TransportError::Truncated { received: left }),
+                Some(count) => left -= count,
+            }
+        }
+        Ok(())
+    }
+
     /// The next whole message, or `None` when the rest of it is not there yet.
     pub(crate) fn receive(&mut self) -> Result<Option<Frame>, TransportError> {
+        if self.kept.is_some() {
+            return self.peek();
+        }
         while self.input.header_filled < HEADER_SIZE {
             let Input { header, header_filled, fds, .. } = &mut self.input;
             let (_, room) = header.as_mut_bytes().split_at_mut(*header_filled);
-            match receive_some(&self.stream, room, fds)? {
+            match receive_some(&self.stream, room, fds, RecvFlags::empty())? {
                 None => return Ok(None),
                 Some(0) if *header_filled == 0 => return Err(TransportError::Closed),
                 Some(0) => return Err(TransportError::Truncated { received: *header_filled }),
@@ -158,7 +262,7 @@ impl Transport {
                 payload.resize(total.min(*payload_filled + GROWTH), 0);
             }
             let (_, room) = payload.split_at_mut(*payload_filled);
-            match receive_some(&self.stream, room, fds)? {
+            match receive_some(&self.stream, room, fds, RecvFlags::empty())? {
                 None => return Ok(None),
                 Some(0) => return Err(TransportError::Truncated { received: HEADER_SIZE + *payload_filled }),
                 Some(count) => *payload_filled += count,
@@ -178,6 +282,9 @@ impl Transport {
         let parts = [header.as_bytes(), payload[0], payload[1]];
         let total: usize = parts.iter().map(|part| part.len()).sum();
         assert_eq!(total, header.size as usize, "a message of our own has the wrong size");
+        if let Some(kept) = &self.kept {
+            return kept.keep.reply(&parts, fds).map_err(|errno| TransportError::Io { operation: "reply", errno });
+        }
         let sent = if self.output.is_empty() { send_some(&self.stream, &parts, fds)? } else { 0 };
         if sent == total {
             return Ok(());
@@ -226,11 +333,16 @@ impl Transport {
 }
 
 /// One receive call. `None` when nothing is there, 0 when the peer has closed.
-fn receive_some(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Option<usize>, TransportError> {
+fn receive_some(
+    stream: &UnixStream,
+    room: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+    flags: RecvFlags,
+) -> Result<Option<usize>, TransportError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => break received,
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),

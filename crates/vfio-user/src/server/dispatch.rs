@@ -42,6 +42,9 @@ impl Connection {
     /// Handles one request to its end, or to its deferral.
     pub(super) fn request(&mut self, frame: Frame, device: &mut dyn Device) -> Result<(), ConnectionError> {
         let Frame { header, payload, fds } = frame;
+        if let Some(keep) = self.transport.keep() {
+            keep.begin(header.id, header.command);
+        }
         if self.capabilities.is_none() && header.command != Command::Version as u16 {
             self.reply_error(&header, Errno::INVAL)?;
             return Err(VersionError::NotFirst(header.command).into());
@@ -51,15 +54,16 @@ impl Connection {
             .and_then(|request| self.handle(&header, request, device));
         self.transport.recycle(payload);
         match result {
-            Ok(()) => Ok(()),
-            Err(Refusal::Connection(error)) => Err(error),
-            Err(Refusal::Device(errno)) => self.reply_error(&header, errno),
+            Ok(()) => {}
+            Err(Refusal::Connection(error)) => return Err(error),
+            Err(Refusal::Device(errno)) => self.reply_error(&header, errno)?,
             Err(Refusal::Protocol(error)) => {
                 let errno = error.errno();
                 self.rejection = Some(error);
-                self.reply_error(&header, errno)
+                self.reply_error(&header, errno)?;
             }
         }
+        if self.deferred.is_some() { Ok(()) } else { self.finish_request() }
     }
 
     fn handle(&mut self, header: &Header, request: Request<'_>, device: &mut dyn Device) -> Result<(), Refusal> {
@@ -120,11 +124,14 @@ impl Connection {
     }
 
     fn version(&mut self, header: &Header, major: u16, minor: u16, data: &[u8]) -> Result<(), Refusal> {
-        if self.capabilities.is_some() {
+        if self.capabilities.is_some() && !self.again {
             return Err(ProtocolError::VersionTwice.into());
         }
         match codec::negotiate(major, minor, data) {
             Ok((capabilities, json)) => {
+                if let Some(keep) = self.transport.keep() {
+                    keep.negotiated(&capabilities);
+                }
                 self.capabilities = Some(capabilities);
                 let version = codec::our_version();
                 Ok(self.reply(header, [version.as_bytes(), json.as_bytes()], &[])?)

@@ -3,6 +3,8 @@ use std::io::{ErrorKind, PipeReader, Read, Write};
 use proptest::prelude::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+mod kept;
+
 use super::*;
 use crate::codec::{HEADER_SIZE, MAX_FDS, MAX_MESSAGE};
 use crate::device::{DmaUnmap, IrqAction};
@@ -593,7 +595,7 @@ fn a_file_waits_for_the_socket_with_its_reply() {
     let info = wire::RegionInfo { argsz: 4096, index: 0, ..Default::default() };
     bench.send(&request(2, Command::DeviceGetRegionInfo, info.as_bytes()));
     bench.serve().unwrap();
-    let mut transport = Transport::new(bench.client.try_clone().unwrap()).unwrap();
+    let mut transport = Transport::new(bench.client.try_clone().unwrap(), None).unwrap();
     let last = loop {
         match transport.receive().unwrap() {
             Some(frame) if frame.header.id == 2 => break frame,
