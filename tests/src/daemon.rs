@@ -107,12 +107,34 @@ impl Daemon {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// Its process id.
+    /// The keeper's process id.
     ///
     /// # Panics
     /// When it is stopped.
     pub fn pid(&self) -> u32 {
         self.process.as_ref().expect("the daemon runs").id()
+    }
+
+    /// The worker's process id, if one lives.
+    pub fn worker(&self) -> Option<u32> {
+        let keeper = self.pid();
+        fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?.split_whitespace().next()?.parse().ok()
+    }
+
+    /// Ends the worker by a signal; the next one's process id, once it serves.
+    pub fn kill_worker(&self, signal: Signal) -> u32 {
+        let old = eventually("a worker", || self.worker());
+        let pid = Pid::from_raw(i32::try_from(old).expect("a process id")).expect("not 0");
+        kill_process(pid, signal).expect("signalling the worker");
+        let new = eventually("another worker", || self.worker().filter(|new| *new != old));
+        eventually("the worker answers", || self.try_run(&["status"]).ok());
+        new
+    }
+
+    /// How long nobody served guests, each time that a worker died, in microseconds; in order.
+    pub fn pauses(&self) -> Vec<u64> {
+        let numbers = |line: &str| line.split_once("pause_micros=")?.1.split(' ').next()?.parse().ok();
+        self.log().lines().filter_map(numbers).collect()
     }
 
     /// The client, ready to have a command added.
@@ -153,17 +175,15 @@ impl Daemon {
         self.socket(name)
     }
 
-    /// What it holds now, without the blocks of memory volumes: those are the guests' data.
+    /// What worker and keeper hold now, the keeper by its descriptors.
     ///
     /// # Panics
     /// When it has died.
     pub fn usage(&self) -> Usage {
-        let usage = Usage::of(self.pid()).unwrap_or_else(|| panic!("the daemon is gone:\n{}", self.log()));
-        let volumes = self.try_run(&["volume", "list", "--json"]).unwrap_or_else(|error| panic!("volume list: {error}"));
-        let volumes: Value = serde_json::from_str(&volumes).unwrap_or_else(|error| panic!("{error} in: {volumes}"));
-        let in_memory = volumes.as_array().into_iter().flatten().filter(|volume| volume["backend"] == "memory");
-        let data: u64 = in_memory.filter_map(|volume| volume["allocated"].as_u64()).sum();
-        Usage { private: usage.private.saturating_sub(data), ..usage }
+        let worker = eventually("a worker", || self.worker());
+        let found = Usage::of(worker).zip(Usage::of(self.pid()));
+        let (worker, keeper) = found.unwrap_or_else(|| panic!("the daemon is gone:\n{}", self.log()));
+        Usage { fds: worker.fds + keeper.fds, ..worker }
     }
 
     /// Waits until it holds no more than `before`, after all guests have left.

@@ -14,16 +14,20 @@ const FUNCTION_LINES: usize = 70;
 /// Rooms in order: a room's manifest may only name rooms listed for it. Tests (dev-dependencies) may reach further.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("nvme-spec", &[]),
+    ("keeper", &[]),
     ("memory", &[]),
     ("block", &["memory"]),
     ("engine", &["block", "memory"]),
     ("vfio-user", &[]),
-    ("frontends", &["nvme-spec", "memory", "block", "engine", "vfio-user"]),
+    ("frontends", &["nvme-spec", "memory", "block", "engine", "vfio-user", "keeper"]),
     ("backends", &["memory", "block"]),
     ("services", &["memory", "block", "engine"]),
     ("driver", &["nvme-spec", "memory", "block", "vfio-user"]),
-    ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user"]),
-    ("millrace", &["block", "engine", "backends", "frontends", "driver", "control", "vfio-user", "nvme-spec", "memory"]),
+    ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user", "keeper"]),
+    (
+        "millrace",
+        &["block", "engine", "backends", "frontends", "driver", "control", "vfio-user", "nvme-spec", "memory", "keeper"],
+    ),
 ];
 
 /// Rooms that must not contain `unsafe` at all.

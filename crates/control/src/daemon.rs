@@ -2,13 +2,18 @@
 
 use std::{
     fs, io,
-    os::unix::fs::PermissionsExt,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::PermissionsExt,
+    },
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
 use millrace_engine::{Engine, EngineError, Placement, Polling, ShardConfig, ShardsError, parse_shards};
+use millrace_keeper::{Key, Kind, Link, Predecessor};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::{
@@ -46,6 +51,8 @@ pub struct ServeOptions {
     pub polling: Option<PollingMode>,
     /// How devices are spread.
     pub placement: Option<PlacementMode>,
+    /// Who holds what must outlive this process, and says when to stop; signals say it otherwise.
+    pub keeper: Option<Arc<Link>>,
 }
 
 /// One disk in the foreground, without any state.
@@ -110,7 +117,15 @@ fn raise_file_limit() {
 /// Runs the daemon until it is told to stop by SIGTERM or SIGINT. `ready` is called with the API's socket when it answers.
 pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), DaemonError> {
     // Everything that can be wrong without touching anything comes first.
-    let declared = options.config.as_deref().map(Declared::read).transpose()?;
+    let predecessor = options.keeper.as_ref().and_then(|keeper| keeper.predecessor());
+    let declared = match options.config.as_deref().map(Declared::read).transpose() {
+        // What it once declared is stored; guests do not wait for a file that is being edited.
+        Err(error) if predecessor.is_some() => {
+            tracing::error!(%error, "the configuration file is left aside");
+            None
+        }
+        other => other?,
+    };
     let from_file = declared.as_ref();
     let shards = options.shards.as_deref().or_else(|| from_file.and_then(|declared| declared.shards.as_deref()));
     let polling = options.polling.or_else(|| from_file.and_then(|declared| declared.polling)).unwrap_or_default();
@@ -118,7 +133,8 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
     let shards = shard_configs(shards.unwrap_or("1"), polling)?;
 
     raise_file_limit();
-    let run_dir = RunDir::take(&options.run_dir)?;
+    let keeper = options.keeper.as_ref();
+    let run_dir = RunDir::take(&options.run_dir, keeper.map(Arc::as_ref))?;
     make_private(&options.state_dir)?;
     let store = Store::open(&options.state_dir)?;
     let settings = Settings {
@@ -128,10 +144,23 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
             PlacementMode::Device => Placement::Device,
             PlacementMode::Disk => Placement::Disk,
         },
+        keeper: options.keeper.clone(),
     };
-    let socket = run_dir.api_socket()?;
-    let manager = Manager::start(settings, store, Engine::start(shards)?, declared.as_ref())?;
-    let result = run(|| api_until_told(&socket, &manager, ready));
+    let kept = keeper.and_then(|keeper| keeper.take(Key::of_daemon(Kind::API)));
+    let socket = run_dir.api_socket(kept.is_some())?;
+    let manager =
+        Manager::start(settings, store, Engine::start(shards)?, declared.as_ref().filter(|_| predecessor.is_none()))?;
+    if let Some(Predecessor { signal, pid, died_micros, .. }) = predecessor {
+        let pause_micros = monotonic_micros().saturating_sub(died_micros);
+        tracing::warn!(pid, ?signal, pause_micros, "the worker before this one has died; its guests go on");
+    }
+    let result = run(|| async {
+        let listener = match kept {
+            Some(held) => taken_listener(held.fd)?,
+            None => bind(&socket, keeper.map(Arc::as_ref))?,
+        };
+        api_until_told(&socket, listener, &manager, keeper, ready).await
+    });
     manager.shutdown();
     if let Err(error) = fs::remove_file(&socket)
         && error.kind() != io::ErrorKind::NotFound
@@ -144,7 +173,7 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
 /// Serves one disk until it is told to stop by SIGTERM or SIGINT. `ready` is called when its socket listens.
 pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Result<(), DaemonError> {
     raise_file_limit();
-    let settings = Settings { run_dir: PathBuf::from("/"), state_dir: None, placement: Placement::Device };
+    let settings = Settings { run_dir: PathBuf::from("/"), state_dir: None, placement: Placement::Device, keeper: None };
     let engine = Engine::start(shard_configs("1", disk.polling)?)?;
     let manager = Manager::start(settings, Store::in_memory()?, engine, None)?;
     let result = (|| {
@@ -154,7 +183,7 @@ pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Res
         manager.attach(device.name.as_str(), &attach)?;
         let device = manager.device(device.name.as_str())?;
         run(async || {
-            let told = told_to_stop()?;
+            let told = signalled()?;
             ready(&device);
             told.await;
             Ok(())
@@ -162,6 +191,11 @@ pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Res
     })();
     manager.shutdown();
     result
+}
+
+fn monotonic_micros() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000
 }
 
 fn shard_configs(shards: &str, polling: PollingMode) -> Result<Vec<ShardConfig>, ShardsError> {
@@ -188,9 +222,14 @@ fn run<F: Future<Output = Result<(), DaemonError>>>(future: impl FnOnce() -> F) 
     result
 }
 
-async fn api_until_told(socket: &Path, manager: &Arc<Manager>, ready: impl FnOnce(&Path)) -> Result<(), DaemonError> {
-    let told = told_to_stop()?;
-    let listener = bind(socket)?;
+async fn api_until_told(
+    socket: &Path,
+    listener: UnixListener,
+    manager: &Arc<Manager>,
+    keeper: Option<&Arc<Link>>,
+    ready: impl FnOnce(&Path),
+) -> Result<(), DaemonError> {
+    let told = told_to_stop(keeper)?;
     let (stop, stopping) = oneshot::channel::<()>();
     let server = axum::serve(listener, api::router(Arc::clone(manager)));
     let server = server.with_graceful_shutdown(async {
@@ -209,7 +248,7 @@ async fn api_until_told(socket: &Path, manager: &Arc<Manager>, ready: impl FnOnc
 }
 
 /// The API's socket, which only its owner may connect to.
-fn bind(socket: &Path) -> Result<UnixListener, DaemonError> {
+fn bind(socket: &Path, keeper: Option<&Link>) -> Result<UnixListener, DaemonError> {
     // Bound under another name first: there is no moment in which others could connect.
     let hidden = socket.with_extension("new");
     match fs::remove_file(&hidden) {
@@ -219,11 +258,40 @@ fn bind(socket: &Path) -> Result<UnixListener, DaemonError> {
     let listener = UnixListener::bind(&hidden).map_err(failed(&hidden, "make the API's socket"))?;
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600)).map_err(failed(&hidden, "make it private"))?;
     fs::rename(&hidden, socket).map_err(failed(socket, "put the API's socket in place"))?;
+    if let Some(Err(error)) = keeper.map(|keeper| keeper.put(Key::of_daemon(Kind::API), listener.as_fd())) {
+        tracing::warn!(%error, "the API's socket is not kept");
+    }
     Ok(listener)
 }
 
+/// The API's socket, as the worker before this one left it: those who asked meanwhile are in its backlog.
+fn taken_listener(socket: OwnedFd) -> Result<UnixListener, DaemonError> {
+    let failed = |source| DaemonError::Io { what: "the API's socket cannot be taken over", source };
+    let listener = std::os::unix::net::UnixListener::from(socket);
+    listener.set_nonblocking(true).map_err(failed)?;
+    UnixListener::from_std(listener).map_err(failed)
+}
+
+/// Finished when the process is told to stop: by its keeper, or by a signal.
+fn told_to_stop(keeper: Option<&Arc<Link>>) -> Result<Pin<Box<dyn Future<Output = ()>>>, DaemonError> {
+    let Some(keeper) = keeper.map(Arc::clone) else { return Ok(Box::pin(signalled()?)) };
+    // What is sent to all processes of a service or a terminal is the keeper's to understand.
+    drop(signalled()?);
+    let (tell, told) = oneshot::channel();
+    let wait = move || {
+        keeper.wait_for_stop();
+        let _ = tell.send(());
+    };
+    let spawned = std::thread::Builder::new().name("millrace-stop".to_owned()).spawn(wait);
+    spawned.map_err(|source| DaemonError::Io { what: "no thread for the keeper's word", source })?;
+    Ok(Box::pin(async {
+        // The sender gone means the same.
+        let _ = told.await;
+    }))
+}
+
 /// Finished when the process is told to stop. Signals count from the call on.
-fn told_to_stop() -> Result<impl Future<Output = ()>, DaemonError> {
+fn signalled() -> Result<impl Future<Output = ()>, DaemonError> {
     let watch = |kind| signal(kind).map_err(|source| DaemonError::Io { what: "signals cannot be watched", source });
     let (mut terminate, mut interrupt) = (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?);
     Ok(async move {

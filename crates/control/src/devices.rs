@@ -3,15 +3,16 @@
 //! Every call is made on the device's shard and waited for here; the data path waits for nothing.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
-use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Namespace, NvmeDevice};
-use millrace_vfio_user::Listener;
+use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NvmeDevice};
+use millrace_keeper::{Key, Kind, Link};
+use millrace_vfio_user::{Listener, ListenerError};
 
 use crate::{Name, error::ControlError, manager::DeviceCounters, store::DeviceRecord};
 
@@ -28,6 +29,8 @@ pub(crate) struct LiveDevice {
     key: DeviceKey,
     /// Where its guests connect.
     pub(crate) socket: PathBuf,
+    /// The keeper, and what the device is called there.
+    kept: Option<(Arc<Link>, [u8; 16])>,
 }
 
 /// A namespace to be shown again.
@@ -53,17 +56,45 @@ impl LiveDevice {
         socket: PathBuf,
         shard: &ShardHandle,
         host: Arc<dyn Host>,
+        keeper: Option<&Arc<Link>>,
     ) -> Result<Self, ControlError> {
         let name = record.spec.name.clone();
-        let listener = Listener::bind(&socket).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+        let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
+        let listener =
+            listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
         let config = record.spec.config(record.cntlid, record.uuid);
+        let place = kept.clone().map(|(link, owner)| Kept::new(link, owner));
         let key = shard.call_wait(move |shard| {
             shard.add_device_with(|cx| {
-                let device = NvmeDevice::new(config, listener, host, cx)?;
+                let device = match &place {
+                    Some(place) => NvmeDevice::kept(config, listener, host, place, cx)?,
+                    None => NvmeDevice::new(config, listener, host, cx)?,
+                };
                 Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
             })
         })??;
-        Ok(Self { name, shard: shard.clone(), key, socket })
+        Ok(Self { name, shard: shard.clone(), key, socket, kept })
+    }
+
+    /// Has what the worker before this one had begun finished, as far as other devices must not come in between. Waits for it.
+    pub(crate) fn finish_pairs(&self) -> Result<(), ControlError> {
+        let key = self.key;
+        let finish = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.finish_pairs(cx));
+        let done = || {
+            let done = self.shard.call_wait(finish)?;
+            done.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+        };
+        if !wait_until(done)? {
+            tracing::warn!(device = %self.name, "what the worker before this one had begun is not finished yet");
+        }
+        Ok(())
+    }
+
+    /// All that could be restored is: goes on with the guest of the worker before this one, if there is one.
+    pub(crate) fn resume(&self) -> Result<(), ControlError> {
+        let key = self.key;
+        let resume = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.resume(cx));
+        self.shard.call_wait(resume)?.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
     }
 
     /// The shard's number.
@@ -135,13 +166,29 @@ impl LiveDevice {
     /// Takes it off its shard; its socket goes.
     pub(crate) fn remove(self) -> Result<(), ControlError> {
         let key = self.key;
-        Ok(self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?)
+        self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?;
+        if let Some((link, owner)) = self.kept
+            && let Err(error) = link.drop_owner(owner)
+        {
+            tracing::warn!(device = %self.name, %error, "the keeper could not be told that the device is gone");
+        }
+        Ok(())
     }
 
     fn call<R: Send + 'static>(&self, call: impl FnOnce(&mut NvmeDevice) -> R + Send + 'static) -> Result<R, ControlError> {
         let key = self.key;
         let answer = self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, _| call(device)))?;
         answer.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+}
+
+/// The socket that the worker before this one listened on, or a new one.
+fn listen(socket: &Path, kept: Option<&(Arc<Link>, [u8; 16])>) -> Result<Listener, ListenerError> {
+    let held = kept.and_then(|(link, owner)| link.take(Key::of(*owner, Kind::LISTENER)));
+    match held.map(|held| Listener::resume(held.fd, socket)) {
+        Some(Ok(listener)) => Ok(listener),
+        // Its path is gone, or is another's.
+        Some(Err(_)) | None => Listener::bind(socket),
     }
 }
 

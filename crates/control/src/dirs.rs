@@ -3,12 +3,14 @@
 use std::{
     env, fs, io,
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
+use millrace_keeper::{Key, Kind, Link};
 use rustix::{
     fs::{FlockOperation, Mode, OFlags},
     io::Errno,
@@ -21,6 +23,8 @@ mod tests;
 /// The API's socket in the run directory.
 pub const API_SOCKET: &str = "api.sock";
 
+/// How long the lock is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 /// Held by the daemon that uses the run directory.
 const LOCK: &str = "api.lock";
 
@@ -103,7 +107,21 @@ pub(crate) struct RunDir {
 
 impl RunDir {
     /// Makes the directory if need be, and takes it.
-    pub(crate) fn take(path: &Path) -> Result<Self, DirError> {
+    ///
+    /// Under a keeper, the lock is the keeper's: it is held from one worker to the next.
+    pub(crate) fn take(path: &Path, keeper: Option<&Link>) -> Result<Self, DirError> {
+        let key = Key::of_daemon(Kind::RUN_LOCK);
+        if let Some(held) = keeper.and_then(|keeper| keeper.take(key)) {
+            return Ok(Self { path: path.to_owned(), _lock: held.fd });
+        }
+        let dir = Self::lock(path)?;
+        if let Some(Err(error)) = keeper.map(|keeper| keeper.put(key, dir._lock.as_fd())) {
+            tracing::warn!(%error, "the run directory's lock is not kept");
+        }
+        Ok(dir)
+    }
+
+    fn lock(path: &Path) -> Result<Self, DirError> {
         make_private(path)?;
         let ours = rustix::process::geteuid().as_raw();
         if path == temporary_run_dir(ours) {
@@ -117,16 +135,24 @@ impl RunDir {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = rustix::fs::open(&lock_path, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| failed(&lock_path, "open it")(errno.into()))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
-            Err(Errno::WOULDBLOCK) => Err(DirError::InUse { path: path.to_owned() }),
-            Err(errno) => Err(failed(&lock_path, "lock it")(errno.into())),
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self { path: path.to_owned(), _lock: lock }),
+                // A worker whose keeper was killed goes a moment later.
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
+                Err(Errno::WOULDBLOCK) => return Err(DirError::InUse { path: path.to_owned() }),
+                Err(errno) => return Err(failed(&lock_path, "lock it")(errno.into())),
+            }
         }
     }
 
-    /// Where the API is, with nothing there that a daemon before us left behind.
-    pub(crate) fn api_socket(&self) -> Result<PathBuf, DirError> {
+    /// Where the API is, with nothing there that a daemon before us left behind, unless its socket is `kept`.
+    pub(crate) fn api_socket(&self, kept: bool) -> Result<PathBuf, DirError> {
         let path = self.path.join(API_SOCKET);
+        if kept {
+            return Ok(path);
+        }
         match fs::symlink_metadata(&path) {
             Ok(found) if found.file_type().is_socket() => {
                 // We hold the lock, so nobody answers there.

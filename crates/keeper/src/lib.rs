@@ -75,6 +75,8 @@ impl Kind {
     pub const STATE: Self = Self(17);
     /// The memory behind a device's doorbells.
     pub const DOORBELLS: Self = Self(18);
+    /// A device's commands in flight.
+    pub const RECORDS: Self = Self(19);
     /// A device's client.
     pub const CONNECTION: Self = Self(32);
     /// A region of the client's memory.
@@ -85,6 +87,8 @@ impl Kind {
     pub const PIN: Self = Self(35);
     /// The client's, to unmask the pin.
     pub const PIN_UNMASK: Self = Self(36);
+    /// What is remembered of the client.
+    pub const CLIENT: Self = Self(37);
     /// The last of the kinds that go with a client, from [`Self::CONNECTION`] on.
     pub const LAST_OF_CLIENT: Self = Self(47);
     /// A part of a memory volume's blocks.

@@ -59,6 +59,10 @@ pub struct Predecessor {
     pub signal: Option<i32>,
     /// How long guests were served by it, in milliseconds.
     pub served_millis: u64,
+    /// Its process.
+    pub pid: u32,
+    /// When nobody served guests any more, by the system's monotonic clock in microseconds.
+    pub died_micros: u64,
 }
 
 impl Predecessor {
@@ -98,7 +102,9 @@ impl Link {
                 What::Begin => {
                     let signal = i32::try_from(message.number & 0xffff).ok().filter(|signal| *signal != 0);
                     let was_one = message.number & BEGIN_AGAIN != 0;
-                    let predecessor = was_one.then_some(Predecessor { signal, served_millis: message.more });
+                    let died_micros = message.died_micros();
+                    let (served_millis, pid) = (message.more, message.key.slot);
+                    let predecessor = was_one.then_some(Predecessor { signal, served_millis, pid, died_micros });
                     return Ok(Self { socket, held: Mutex::new(held), predecessor });
                 }
                 _ => return Err(LinkError::Strange),

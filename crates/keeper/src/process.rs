@@ -143,7 +143,9 @@ impl Keeper {
             let served = current.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
             if current.ready.is_some() {
                 self.idle_since = Instant::now();
+                begin.set_died_micros(monotonic_micros());
             }
+            begin.key.slot = current.child.id();
             begin.number = BEGIN_AGAIN | u64::from(signal.unwrap_or(0).unsigned_abs());
             begin.more = u64::try_from(served.as_millis()).unwrap_or(u64::MAX);
             self.failures = if served >= SETTLED { 0 } else { self.failures.saturating_add(1) };
@@ -289,6 +291,11 @@ impl Keeper {
         }
         place.replies += 1;
     }
+}
+
+fn monotonic_micros() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000
 }
 
 /// SIGTERM and SIGINT become readable instead of deadly.

@@ -63,6 +63,18 @@ impl Message {
         Self::new(what, Key::of_daemon(Kind(0)))
     }
 
+    /// Of BEGIN: when its predecessor died.
+    pub(crate) fn died_micros(&self) -> u64 {
+        self.key.owner.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    }
+
+    /// Of BEGIN: notes when its predecessor died.
+    pub(crate) fn set_died_micros(&mut self, micros: u64) {
+        if let Some(bytes) = self.key.owner.first_chunk_mut() {
+            *bytes = micros.to_le_bytes();
+        }
+    }
+
     fn to_bytes(self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&(self.what as u32).to_le_bytes());

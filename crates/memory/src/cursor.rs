@@ -68,6 +68,15 @@ impl<'a> SegmentCursor<'a> {
         }
     }
 
+    /// Fills the next `len` bytes.
+    pub fn fill(&mut self, len: usize, byte: u8) {
+        let mut left = len;
+        while let Some(run) = self.next_run(left).filter(|_| left > 0) {
+            run.fill(byte);
+            left -= run.len();
+        }
+    }
+
     /// Copies the next `to.len()` bytes into `to`; fewer when the list ends before. Returns the bytes copied.
     pub fn copy_to(&mut self, to: Segment) -> usize {
         let mut done = 0;

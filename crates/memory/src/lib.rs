@@ -33,4 +33,4 @@ pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, Map
 pub use mapping::Mapping;
 pub use segment::{Segment, copy_segments, total_len};
 pub use shared::Shared;
-pub use store::ByteStore;
+pub use store::{ByteStore, OnFile};

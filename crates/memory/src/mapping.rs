@@ -80,6 +80,15 @@ impl Mapping {
         Ok(unsafe { madvise(self.ptr.as_ptr().add(offset).cast(), len, Advice::LinuxDontNeed) }?)
     }
 
+    /// As [`Self::discard`], in a mapping of a memory file of our own: the file loses the pages.
+    pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: as in `discard`.
+        Ok(unsafe { madvise(self.ptr.as_ptr().add(offset).cast(), len, Advice::LinuxRemove) }?)
+    }
+
     /// A piece of the mapping; `None` when it does not lie within.
     ///
     /// # Safety

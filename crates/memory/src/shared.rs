@@ -35,6 +35,18 @@ impl<T: FromBytes> Shared<T> {
         Ok(Self { file, mapping, content: PhantomData })
     }
 
+    /// A `T` that another process has left in a file of [`Self::new`]'s.
+    pub fn from_file(file: OwnedFd) -> io::Result<Self> {
+        let len = size_of::<T>().max(1).next_multiple_of(4096);
+        let seals = rustix::fs::fcntl_get_seals(&file)?;
+        let found = rustix::fs::fstat(&file)?.st_size;
+        if !seals.contains(SealFlags::SHRINK) || u64::try_from(found) != Ok(len as u64) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is not of this size, or not sealed"));
+        }
+        let mapping = Mapping::shared(file.as_fd(), 0, len, true)?;
+        Ok(Self { file, mapping, content: PhantomData })
+    }
+
     /// Length of the file in bytes: `T` rounded up to whole pages.
     pub fn file_len(&self) -> u64 {
         self.mapping.len() as u64

@@ -2,11 +2,14 @@
 
 use std::{
     io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
+
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 
 use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor};
 
@@ -20,9 +23,14 @@ struct Chunk {
     /// Offset of the chunk's first byte within the store.
     start: u64,
     mapping: Mapping,
+    /// The mapping is of a memory file, which others may hold: a page that was only read would be taken there.
+    is_file: bool,
     /// One bit per extent that was written since it was last given back as a whole.
     touched: Box<[AtomicU64]>,
 }
+
+/// Told of every memory file that a store makes, with its number.
+pub type OnFile = Box<dyn Fn(u32, BorrowedFd<'_>) -> io::Result<()> + Send + Sync>;
 
 impl Chunk {
     fn new(start: u64, bytes: u64) -> io::Result<Self> {
@@ -32,8 +40,44 @@ impl Chunk {
             // A kernel without transparent huge pages refuses; ordinary pages do as well.
             let _ = mapping.advise_huge();
         }
-        let words = bytes.div_ceil(EXTENT).div_ceil(64) as usize;
-        Ok(Self { start, mapping, touched: (0..words).map(|_| AtomicU64::new(0)).collect() })
+        Ok(Self::over(start, mapping, false))
+    }
+
+    fn over(start: u64, mapping: Mapping, is_file: bool) -> Self {
+        let words = (mapping.len() as u64).div_ceil(EXTENT).div_ceil(64) as usize;
+        Self { start, mapping, is_file, touched: (0..words).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// A chunk in a memory file.
+    fn in_file(start: u64, file: BorrowedFd<'_>) -> io::Result<Self> {
+        let bytes = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
+        let len = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let mapping = Mapping::shared(file, 0, len, true)?;
+        if bytes >= EXTENT {
+            // As above; the system's settings for shared memory decide.
+            let _ = mapping.advise_huge();
+        }
+        let chunk = Self::over(start, mapping, true);
+        let mut at = 0;
+        // What an earlier process wrote.
+        while let Ok(data) = rustix::fs::seek(file, SeekFrom::Data(at)) {
+            at = rustix::fs::seek(file, SeekFrom::Hole(data))?;
+            chunk.touch(start + data, usize::try_from(at - data).unwrap_or(usize::MAX).max(1));
+        }
+        Ok(chunk)
+    }
+
+    /// How far from an offset the record says the same, and what: whether it was written.
+    fn written(&self, offset: u64, len: usize) -> (usize, bool) {
+        let is_written = |extent: u64| {
+            let word = self.touched.get((extent / 64) as usize);
+            word.is_none_or(|word| word.load(Ordering::Acquire) & 1 << (extent % 64) != 0)
+        };
+        let at = offset - self.start;
+        let (first, last) = (at / EXTENT, (at + len as u64 - 1) / EXTENT);
+        let written = is_written(first);
+        let same = (first..=last).take_while(|extent| is_written(*extent) == written).last().unwrap_or(first);
+        (((same + 1) * EXTENT - at).min(len as u64) as usize, written)
     }
 
     fn end(&self) -> u64 {
@@ -46,14 +90,14 @@ impl Chunk {
         unsafe { self.mapping.segment((offset - self.start) as usize, len) }.expect("the run lies within the chunk")
     }
 
-    /// Records a write. The bits only feed a statistic, so that no order with the data is needed.
+    /// Records a write, once it is made: who finds the bit (acquire) finds the bytes.
     fn touch(&self, offset: u64, len: usize) {
         let first = (offset - self.start) / EXTENT;
         let last = (offset - self.start + len as u64 - 1) / EXTENT;
         for extent in first..=last {
             let (word, bit) = (&self.touched[(extent / 64) as usize], 1 << (extent % 64));
             if word.load(Ordering::Relaxed) & bit == 0 {
-                word.fetch_or(bit, Ordering::Relaxed);
+                word.fetch_or(bit, Ordering::Release);
             }
         }
     }
@@ -73,13 +117,17 @@ impl Chunk {
         let page = PAGE_SIZE as usize;
         let (first, past) = (at.next_multiple_of(page), (at + len) / page * page);
         // Locked memory cannot be given back; then it is zeroed.
-        if first >= past || self.mapping.discard(first, past - first).is_err() {
+        let give_back = if self.is_file { Mapping::punch } else { Mapping::discard };
+        // Before the pages go, as writes are recorded after they are made: whatever comes last, bytes that are not on record are
+        // zeroes.
+        self.untouch(offset, len);
+        if first >= past || give_back(&self.mapping, first, past - first).is_err() {
             piece.fill(0);
+            self.touch(offset, len);
             return;
         }
         let edges = [piece.part(0, first - at), piece.part(past - at, at + len - past)];
         edges.iter().flatten().for_each(|edge| edge.fill(0));
-        self.untouch(offset, len);
     }
 }
 
@@ -87,18 +135,35 @@ impl Chunk {
 ///
 /// It may be used from several threads at once. Overlapping uses at the same time mix their bytes, as they would on a disk.
 /// What lies past [`Self::capacity`] cannot be reached: such a range panics, because callers check theirs.
-#[derive(Debug)]
 pub struct ByteStore {
     /// Filled from the first on; a chunk never moves or goes before the store does.
     chunks: [OnceLock<Chunk>; CHUNKS],
     /// Held while a chunk is added, never on the data path.
     growing: Mutex<()>,
+    /// Its chunks are memory files, and this one is told of them.
+    on_file: Option<OnFile>,
+}
+
+impl std::fmt::Debug for ByteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ByteStore").field("capacity", &self.capacity()).finish_non_exhaustive()
+    }
 }
 
 impl ByteStore {
     /// A store of at least `bytes` zeroes.
     pub fn new(bytes: u64) -> io::Result<Self> {
-        let store = Self { chunks: [const { OnceLock::new() }; CHUNKS], growing: Mutex::new(()) };
+        let store = Self { chunks: [const { OnceLock::new() }; CHUNKS], growing: Mutex::new(()), on_file: None };
+        store.grow(bytes)?;
+        Ok(store)
+    }
+
+    /// A store in memory files, which may outlive this process: `files` are those that an earlier one was told of, in order.
+    pub fn in_files(bytes: u64, files: &[OwnedFd], on_file: OnFile) -> io::Result<Self> {
+        let store = Self { chunks: [const { OnceLock::new() }; CHUNKS], growing: Mutex::new(()), on_file: Some(on_file) };
+        for (place, file) in store.chunks.iter().zip(files) {
+            place.set(Chunk::in_file(store.capacity(), file.as_fd())?).expect("the places are filled in order");
+        }
         store.grow(bytes)?;
         Ok(store)
     }
@@ -119,8 +184,19 @@ impl ByteStore {
         let Some(missing) = bytes.checked_sub(capacity).filter(|missing| *missing > 0) else { return Ok(()) };
         let room = io::Error::from(io::ErrorKind::OutOfMemory);
         let Some(size) = missing.max(capacity).checked_next_multiple_of(PAGE_SIZE) else { return Err(room) };
-        let Some(free) = self.chunks.iter().find(|chunk| chunk.get().is_none()) else { return Err(room) };
-        free.set(Chunk::new(capacity, size)?).expect("the slot is free while the lock is held");
+        let Some((number, free)) = (0..).zip(&self.chunks).find(|(_, chunk)| chunk.get().is_none()) else {
+            return Err(room);
+        };
+        let chunk = match &self.on_file {
+            None => Chunk::new(capacity, size)?,
+            Some(on_file) => {
+                let file = memory_file(size)?;
+                let chunk = Chunk::in_file(capacity, file.as_fd())?;
+                on_file(number, file.as_fd())?;
+                chunk
+            }
+        };
+        free.set(chunk).expect("the slot is free while the lock is held");
         Ok(())
     }
 
@@ -148,7 +224,20 @@ impl ByteStore {
     pub fn read(&self, offset: u64, to: &[Segment]) {
         let mut cursor = SegmentCursor::new(to);
         self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
-            cursor.copy_from(chunk.piece(at, len));
+            if !chunk.is_file {
+                cursor.copy_from(chunk.piece(at, len));
+                return;
+            }
+            let mut done = 0;
+            while done < len {
+                let (run, written) = chunk.written(at + done as u64, len - done);
+                if written {
+                    cursor.copy_from(chunk.piece(at + done as u64, run));
+                } else {
+                    cursor.fill(run, 0);
+                }
+                done += run;
+            }
         });
     }
 
@@ -156,8 +245,8 @@ impl ByteStore {
     pub fn write(&self, offset: u64, from: &[Segment]) {
         let mut cursor = SegmentCursor::new(from);
         self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
-            chunk.touch(at, len);
             cursor.copy_to(chunk.piece(at, len));
+            chunk.touch(at, len);
         });
     }
 
@@ -183,8 +272,8 @@ impl ByteStore {
     /// Writes zeroes.
     pub fn zero(&self, offset: u64, len: u64) {
         self.runs(offset, len, |chunk, at, run| {
-            chunk.touch(at, run);
             chunk.piece(at, run).fill(0);
+            chunk.touch(at, run);
         });
     }
 
@@ -201,4 +290,12 @@ impl ByteStore {
         };
         self.present().map(held).sum()
     }
+}
+
+/// A file of zeroes that nobody can shrink.
+fn memory_file(bytes: u64) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("millrace-volume", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }

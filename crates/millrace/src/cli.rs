@@ -42,6 +42,9 @@ impl Global {
 pub(crate) enum Command {
     /// Run the daemon
     Serve(ServeArgs),
+    /// What `serve` runs, and runs again when it dies
+    #[command(hide = true)]
+    Worker(ServeArgs),
     /// Create, list, show, resize and delete volumes
     Volume {
         #[command(subcommand)]

@@ -45,6 +45,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
     let Cli { global, command } = cli;
     match command {
         Command::Serve(options) => serve::serve(&global, &options),
+        Command::Worker(options) => serve::worker(&global, &options),
         Command::Nvme(options) => serve::nvme(&global, *options),
         Command::Volume { command } => commands::volume(&global, command),
         Command::Device { command } => commands::device(&global, command),

@@ -2,17 +2,66 @@
 
 use std::{
     error::Error,
+    ffi::OsString,
+    os::{fd::AsFd, unix::process::CommandExt},
     path::{Path, absolute},
+    sync::Arc,
 };
 
-use millrace_control::{DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec};
+use millrace_control::{API_SOCKET, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec};
+use millrace_keeper::{Event, Keeper, Link, Outcome};
 
 use crate::{
     cli::{Global, NvmeCommand, ServeArgs},
     logging, notify, output,
 };
 
+/// The keeper: runs a worker, and runs another when it dies (docs/survival.md).
 pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Error>> {
+    // It says nothing; wrong settings are told by the worker.
+    let _ = args;
+    let (words, run_dir) = (worker_words(std::env::args_os()), global.run_dir());
+    let worker = || {
+        // What this process runs, even if another version has been installed in its place.
+        let mut command = std::process::Command::new("/proc/self/exe");
+        command.arg0("millrace").args(&words).env_remove("NOTIFY_SOCKET");
+        command
+    };
+    let outcome = Keeper::new()?.run(worker, |event| {
+        if let Event::Ready { first: true, .. } = event {
+            announce(&format!("millrace: ready on {}", run_dir.join(API_SOCKET).display()));
+            notify::ready();
+        }
+    })?;
+    match outcome {
+        Outcome::Stopped => Ok(()),
+        // It has said why.
+        Outcome::NeverServed(code) | Outcome::StoppedBadly(code) => std::process::exit(code.unwrap_or(1)),
+    }
+}
+
+/// The same command line, for the worker.
+fn worker_words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<_> = words.skip(1).collect();
+    let mut is_value = false;
+    let subcommand = words.iter().position(|word| {
+        let is_one = !is_value && !word.as_encoded_bytes().starts_with(b"-");
+        is_value = word == "--run-dir";
+        is_one
+    });
+    if let Some(word) = subcommand.and_then(|at| words.get_mut(at)) {
+        *word = OsString::from("worker");
+    }
+    words
+}
+
+/// The daemon itself. Its keeper is at its standard input.
+pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Error>> {
+    // Without a keeper nobody takes care of what guests do here.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    let keeper = Arc::new(Link::begin(socket)?);
     let _log = logging::start(&args.log)?;
     let options = ServeOptions {
         config: args.config.clone(),
@@ -21,10 +70,11 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
         shards: args.shards.clone(),
         polling: args.polling(),
         placement: args.placement(),
+        keeper: Some(Arc::clone(&keeper)),
     };
-    let ready = |socket: &Path| {
-        announce(&format!("millrace: ready on {}", socket.display()));
-        notify::ready();
+    let ready = |_: &Path| match keeper.ready() {
+        Ok(()) => {}
+        Err(error) => tracing::error!(%error, "the keeper could not be told that guests are served"),
     };
     Ok(millrace_control::serve(&options, ready)?)
 }

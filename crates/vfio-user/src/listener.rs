@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -81,6 +81,16 @@ impl Listener {
         let listener = Self { socket: socket.into(), path: path.to_owned(), identity: (status.st_dev, status.st_ino) };
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
+    }
+
+    /// A socket that another process has bound to a path and left to us.
+    pub fn resume(socket: OwnedFd, path: &Path) -> Result<Self, ListenerError> {
+        let found = std::fs::symlink_metadata(path);
+        let io = |operation| move |source| ListenerError::Io { path: path.to_owned(), operation, source };
+        let found = found.map_err(io("stat"))?;
+        let socket = UnixListener::from(socket);
+        socket.set_nonblocking(true).map_err(io("set_nonblocking"))?;
+        Ok(Self { socket, path: path.to_owned(), identity: (found.dev(), found.ino()) })
     }
 
     /// The next client, if one waits.

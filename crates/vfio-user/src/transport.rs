@@ -186,15 +186,13 @@ impl Transport {
 
     /// Looks at the next whole message, and leaves it in the socket.
     fn peek(&mut self) -> Result<Option<Frame>, TransportError> {
-        let mut payload = std::mem::take(&mut self.spare);
-        let mut wanted = HEADER_SIZE;
         if let Some(kept) = &mut self.kept {
             kept.peeked = 0;
         }
-        loop {
-            payload.resize(wanted.max(PEEK), 0);
-            let mut fds = Vec::new();
-            let Some(count) = receive_some(&self.stream, &mut payload, &mut fds, RecvFlags::PEEK)? else { return Ok(None) };
+        let mut payload = std::mem::take(&mut self.spare);
+        payload.resize(PEEK.max(payload.len()), 0);
+        let (header, count, has_fds) = loop {
+            let Some((count, has_fds)) = peek_some(&self.stream, &mut payload)? else { return Ok(None) };
             if let Some(kept) = &mut self.kept {
                 kept.peeked = count;
             }
@@ -202,23 +200,31 @@ impl Transport {
                 return if count == 0 { Err(TransportError::Closed) } else { Ok(None) };
             };
             header.kind()?;
-            let total = HEADER_SIZE + header.payload_size();
-            if total > KEPT_MESSAGE {
-                return Err(TransportError::TooLong { size: total });
+            let size = HEADER_SIZE + header.payload_size();
+            if size > KEPT_MESSAGE {
+                return Err(TransportError::TooLong { size });
             }
-            if count >= total {
-                if let Some(kept) = &mut self.kept {
-                    kept.peeked = total;
-                }
-                payload.truncate(total);
-                payload.drain(..HEADER_SIZE);
-                return Ok(Some(Frame { header, payload, fds }));
+            if payload.len() > size {
+                break (header, count, has_fds);
             }
-            if wanted == total {
-                return Ok(None);
-            }
-            wanted = total;
+            payload.resize(size + 1, 0);
+        };
+        let total = HEADER_SIZE + header.payload_size();
+        payload.truncate(total);
+        if count < total {
+            return Ok(None);
         }
+        let mut fds = Vec::new();
+        // A look ends behind the first bytes that came with descriptors, also when it would take fewer: they are this message's only if
+        // nothing of another was seen. (Clients send a message with descriptors in one piece, by itself.)
+        if has_fds && count == total && receive_some(&self.stream, &mut payload, &mut fds, RecvFlags::PEEK)? != Some(total) {
+            return Ok(None);
+        }
+        if let Some(kept) = &mut self.kept {
+            kept.peeked = total;
+        }
+        payload.drain(..HEADER_SIZE);
+        Ok(Some(Frame { header, payload, fds }))
     }
 
     /// Takes the request that was peeked out of the socket: it was answered.
@@ -329,6 +335,20 @@ impl Transport {
             }
         }
         Ok(())
+    }
+}
+
+/// One look at what is there. `None` when nothing is; whether descriptors are with it.
+fn peek_some(stream: &UnixStream, room: &mut [u8]) -> Result<Option<(usize, bool)>, TransportError> {
+    loop {
+        let mut no_control = RecvAncillaryBuffer::default();
+        match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut no_control, RecvFlags::PEEK) {
+            Ok(received) => return Ok(Some((received.bytes, received.flags.contains(ReturnFlags::CTRUNC)))),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::CONNRESET) => return Ok(Some((0, false))),
+            Err(errno) => return Err(TransportError::Io { operation: "recvmsg", errno }),
+        }
     }
 }
 

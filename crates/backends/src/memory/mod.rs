@@ -1,15 +1,18 @@
-//! A volume in this process's memory: fast, sparse, and gone with the process.
+//! A volume in memory: fast, sparse, and gone with the process, or with whoever holds its memory files.
 //!
 //! Requests finish at once. Only what touches much memory without moving much data through the guest (erasing, copying) is
 //! cut in pieces, so that the shard can serve others in between.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Operation, Request, Step, TaskContext, Usage, Volume,
     VolumeError, check, future_bytes, yield_now,
 };
-use millrace_memory::ByteStore;
+use millrace_memory::{ByteStore, OnFile};
 
 use crate::shape::{Shape, blocks_after_format, blocks_in, bytes_in};
 
@@ -35,8 +38,28 @@ impl MemoryVolume {
     pub fn create(name: &str, bytes: u64, block_size: BlockSize) -> Result<Arc<Self>, VolumeError> {
         let blocks = blocks_in(name, bytes, block_size)?;
         let store = ByteStore::new(bytes).map_err(|source| no_room(name, source))?;
-        let (name, shape) = (name.to_owned(), Shape::new(block_size, blocks));
-        Ok(Arc::new(Self { name, store, shape, changing: Mutex::new(()) }))
+        Ok(Self::over(name, store, Shape::new(block_size, blocks)))
+    }
+
+    /// As [`Self::create`], in memory files that may outlive this process: `files` are those that an earlier one was told of by
+    /// `on_file`, in order; what was written is in them.
+    ///
+    /// # Errors
+    /// As of [`Self::create`].
+    pub fn in_files(
+        name: &str,
+        bytes: u64,
+        block_size: BlockSize,
+        files: &[OwnedFd],
+        on_file: OnFile,
+    ) -> Result<Arc<Self>, VolumeError> {
+        let blocks = blocks_in(name, bytes, block_size)?;
+        let store = ByteStore::in_files(bytes, files, on_file).map_err(|source| no_room(name, source))?;
+        Ok(Self::over(name, store, Shape::new(block_size, blocks)))
+    }
+
+    fn over(name: &str, store: ByteStore, shape: Shape) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), store, shape, changing: Mutex::new(()) })
     }
 
     fn change(&self) -> MutexGuard<'_, ()> {

@@ -146,7 +146,8 @@ impl Manager {
         disk: Option<DiskKey>,
     ) -> Result<LiveDevice, ControlError> {
         let shard = self.shard_for(inner, &record.spec, disk);
-        LiveDevice::start(record, self.socket(&record.spec), shard, Arc::clone(&self.host))
+        let (socket, host) = (self.socket(&record.spec), Arc::clone(&self.host));
+        LiveDevice::start(record, socket, shard, host, self.settings.keeper.as_ref())
     }
 
     /// Where a device's guests connect.

@@ -207,6 +207,7 @@ impl Manager {
             return Err(Status::INTERNAL_ERROR);
         }
         if let Some(volume) = inner.volumes.remove(&name) {
+            inner.forget_kept(&volume.record);
             remove_own_file(&volume.record);
         }
         inner.set_record(device, record);

@@ -29,6 +29,7 @@ use std::{
 
 use millrace_engine::{Engine, Placement, ShardHandle, StatsSnapshot};
 use millrace_frontends::nvme::{Host, Namespace};
+use millrace_keeper::Link;
 
 use self::host::{HostLink, HostThread};
 use crate::{
@@ -53,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) state_dir: Option<PathBuf>,
     /// How devices are spread over shards.
     pub(crate) placement: Placement,
+    /// Who holds what must outlive this process.
+    pub(crate) keeper: Option<Arc<Link>>,
 }
 
 /// Owner of volumes, devices and their stored state.
@@ -80,6 +83,8 @@ struct Inner {
     stopping: bool,
     /// Without a state, a volume's identity comes from its file, so that guests know it again.
     stateless: bool,
+    /// Who holds what must outlive this process.
+    keeper: Option<Arc<Link>>,
 }
 
 /// A volume: what is stored of it, and the thing itself or why there is none.
@@ -114,7 +119,11 @@ impl Manager {
         let (link, requests) = HostLink::new();
         let shards = engine.shards().to_vec();
         let manager = Arc::new(Self {
-            inner: Mutex::new(Inner { stateless: settings.state_dir.is_none(), ..Inner::default() }),
+            inner: Mutex::new(Inner {
+                stateless: settings.state_dir.is_none(),
+                keeper: settings.keeper.clone(),
+                ..Inner::default()
+            }),
             settings,
             store,
             loads: Mutex::new(vec![Load::default(); shards.len()]),

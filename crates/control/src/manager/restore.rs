@@ -57,7 +57,30 @@ impl Manager {
         if let Some(declared) = declared {
             self.apply(&mut inner, declared)?;
         }
+        self.resume(&inner);
         Ok(())
+    }
+
+    /// Everything that is stored is there: guests of the worker before this one go on, all of them only now, for what one of them did
+    /// to a shared volume may have to be finished first.
+    fn resume(&self, inner: &Inner) {
+        let lives = || inner.devices.values().filter_map(|device| Some((device, device.live.as_ref().ok()?)));
+        for (device, live) in lives() {
+            if let Err(error) = live.finish_pairs() {
+                tracing::error!(device = %device.record.spec.name, %error, "what was begun is not finished");
+            }
+        }
+        for (device, live) in lives() {
+            if let Err(error) = live.resume() {
+                tracing::error!(device = %device.record.spec.name, %error, "the device does not go on with its guest");
+            }
+        }
+        let Some(keeper) = &self.settings.keeper else { return };
+        match keeper.drop_untaken() {
+            Ok(0) => {}
+            Ok(count) => tracing::info!(count, "descriptors that nobody needs any more are closed"),
+            Err(error) => tracing::error!(%error, "the keeper could not be told what is not needed"),
+        }
     }
 
     /// A device whose socket cannot be made is shown as failed; the others do not suffer.
@@ -173,7 +196,7 @@ impl Inner {
 
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
     fn restore_volume(&mut self, record: VolumeRecord) {
-        let live = reopen(&record).map_err(|error| {
+        let live = reopen(&record, self.keeper.as_ref()).map_err(|error| {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
             error.to_string()
         });

@@ -119,7 +119,8 @@ fn start(
     placement: Placement,
     declared: Option<&Declared>,
 ) -> Result<Arc<Manager>, RestoreError> {
-    let settings = Settings { run_dir: directory.to_owned(), state_dir: Some(directory.to_owned()), placement };
+    let settings =
+        Settings { run_dir: directory.to_owned(), state_dir: Some(directory.to_owned()), placement, keeper: None };
     let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
     Manager::start(settings, store, engine, declared)
 }

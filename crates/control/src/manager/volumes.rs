@@ -2,17 +2,23 @@
 
 use std::{
     fs, io,
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt},
+    os::{
+        fd::BorrowedFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{FileTypeExt, MetadataExt},
+        },
     },
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
-use millrace_backends::{BackendSpec, FileOptions, FileVolume};
+use millrace_backends::{BackendSpec, FileOptions, FileVolume, MemoryVolume};
 use millrace_block::{BlockCount, BlockSize, VolumeError};
 use millrace_frontends::nvme::{Identity, Namespace};
+use millrace_keeper::{Key, Kind, Link};
 use uuid::Uuid;
 
 use super::{Inner, Manager, Volume, VolumeView};
@@ -22,6 +28,10 @@ use crate::{
     model::{VolumeChange, VolumeSpec},
     store::{Changes, VolumeRecord},
 };
+
+/// How long the requests of a dead worker may keep a file, and how often is looked.
+const FILE_PATIENCE: Duration = Duration::from_secs(60);
+const FILE_LOOK: Duration = Duration::from_millis(1);
 
 /// A volume that was just made and is not known to anyone yet.
 pub(super) struct NewVolume {
@@ -138,6 +148,7 @@ impl Manager {
         }
         self.store.apply(&Changes { remove_volumes: vec![&name], ..Changes::default() })?;
         if let Some(volume) = inner.volumes.remove(&name) {
+            inner.forget_kept(&volume.record);
             remove_own_file(&volume.record);
         }
         tracing::info!(volume = %name, "volume deleted");
@@ -157,19 +168,27 @@ impl Inner {
             self.check_file_is_free(spec, path)?;
         }
         let file = FileChange::foresee(spec);
-        let volume = open(spec, spec.block_size.0)?;
+        let uuid = match spec.backend.path() {
+            Some(path) if self.stateless => Uuid::new_v5(&Uuid::NAMESPACE_OID, path.as_os_str().as_bytes()),
+            _ => Uuid::new_v4(),
+        };
+        let volume = open(spec, spec.block_size.0, uuid, self.keeper.as_ref())?;
         let geometry = volume.geometry();
         let mut spec = spec.clone();
         // A size that was not asked for is the file's, less what makes no whole block.
         spec.size = Some(Size(geometry.bytes()));
         let owns_file = created_by.is_some() && matches!(file, FileChange::Created(_));
-        let uuid = match spec.backend.path() {
-            Some(path) if self.stateless => Uuid::new_v5(&Uuid::NAMESPACE_OID, path.as_os_str().as_bytes()),
-            _ => Uuid::new_v4(),
-        };
         let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file };
         let live = Ok(namespace(volume, &record));
         Ok(NewVolume { volume: Volume { record, live }, file })
+    }
+
+    /// What the keeper has of a volume goes.
+    pub(super) fn forget_kept(&self, record: &VolumeRecord) {
+        let Some(keeper) = &self.keeper else { return };
+        if let Err(error) = keeper.drop_owner(record.uuid.into_bytes()) {
+            tracing::warn!(volume = %record.spec.name, %error, "the keeper could not be told that the volume is gone");
+        }
     }
 
     /// The file lock tells the same later, without the other's name.
@@ -191,18 +210,56 @@ impl Inner {
 }
 
 /// Opens a volume's back end.
-pub(super) fn open(spec: &VolumeSpec, block_size: BlockSize) -> Result<Arc<dyn millrace_block::Volume>, ControlError> {
+pub(super) fn open(
+    spec: &VolumeSpec,
+    block_size: BlockSize,
+    uuid: Uuid,
+    keeper: Option<&Arc<Link>>,
+) -> Result<Arc<dyn millrace_block::Volume>, ControlError> {
     let (name, size) = (spec.name.as_str(), spec.size.map(|size| size.0));
-    Ok(match &spec.backend.0 {
-        BackendSpec::File(path) if spec.read_only => {
-            FileVolume::open(name, &FileOptions { path: path.clone(), size, block_size, read_only: true })?
-        }
-        backend => millrace_backends::open(backend, name, size, block_size)?,
+    Ok(match (&spec.backend.0, keeper, size) {
+        (BackendSpec::Memory, Some(keeper), Some(size)) => kept_memory(name, size, block_size, uuid, keeper)?,
+        (backend, ..) => match backend {
+            BackendSpec::File(path) if spec.read_only => {
+                FileVolume::open(name, &FileOptions { path: path.clone(), size, block_size, read_only: true })?
+            }
+            backend => millrace_backends::open(backend, name, size, block_size)?,
+        },
     })
 }
 
+/// Opens a stored volume. After a worker's death its file stays locked until the kernel has finished its requests: nothing may be
+/// done to the file before, or what the dead one wrote could come after what its successor writes.
+fn open_freed(record: &VolumeRecord, keeper: Option<&Arc<Link>>) -> Result<Arc<dyn millrace_block::Volume>, ControlError> {
+    let succeeds = keeper.is_some_and(|keeper| keeper.predecessor().is_some());
+    let deadline = Instant::now() + if succeeds { FILE_PATIENCE } else { Duration::ZERO };
+    loop {
+        match open(&record.spec, record.block_size().0, record.uuid, keeper) {
+            Err(ControlError::Volume(VolumeError::InUse { .. })) if Instant::now() < deadline => thread::sleep(FILE_LOOK),
+            result => return result,
+        }
+    }
+}
+
+/// A volume in memory files that the keeper holds.
+fn kept_memory(
+    name: &str,
+    size: u64,
+    block_size: BlockSize,
+    uuid: Uuid,
+    keeper: &Arc<Link>,
+) -> Result<Arc<dyn millrace_block::Volume>, VolumeError> {
+    let owner = uuid.into_bytes();
+    let files: Vec<_> = keeper.take_all(owner, Kind::BLOCKS).into_iter().map(|(_, held)| held.fd).collect();
+    let keeper = Arc::clone(keeper);
+    let put = move |slot, file: BorrowedFd<'_>| {
+        keeper.put(Key { owner, kind: Kind::BLOCKS, slot }, file).map_err(io::Error::other)
+    };
+    Ok(MemoryVolume::in_files(name, size, block_size, &files, Box::new(put))?)
+}
+
 /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.
-pub(super) fn reopen(record: &VolumeRecord) -> Result<Arc<Namespace>, ControlError> {
+pub(super) fn reopen(record: &VolumeRecord, keeper: Option<&Arc<Link>>) -> Result<Arc<Namespace>, ControlError> {
     if let Some(path) = record.spec.backend.path() {
         let failed = |action, source| {
             let (volume, path) = (record.spec.name.to_string(), path.clone());
@@ -215,7 +272,7 @@ pub(super) fn reopen(record: &VolumeRecord) -> Result<Arc<Namespace>, ControlErr
             return Err(failed("use", io::Error::other(why)));
         }
     }
-    Ok(namespace(open(&record.spec, record.block_size().0)?, record))
+    Ok(namespace(open_freed(record, keeper)?, record))
 }
 
 /// The volume as guests see it.

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::VecDeque,
     rc::Rc,
 };
 
@@ -18,8 +19,10 @@ use super::{
     errors::Subject,
     interrupts::Interrupts,
     io::IoState,
+    keep::{self, Client, Kept},
     namespace::NamespaceTable,
     queue::{Active, QueueCaches},
+    records::Records,
     registers::{Lifecycle, Phase},
     state::{self, DeviceState, DoorbellPage},
     status::Completion,
@@ -27,6 +30,9 @@ use super::{
 
 /// Commands taken from one submission queue before the next queue has its turn.
 pub(crate) const BURST: u32 = 64;
+
+/// The doorbell page's name in /proc.
+const DOORBELLS: &str = "millrace-doorbells";
 
 /// Names a command from acceptance to completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +43,8 @@ pub(crate) struct CommandToken {
     pub(crate) epoch: u32,
     /// What the Error Information log tells of it if it fails.
     pub(crate) subject: Subject,
+    /// Where it is on record (`records.rs`).
+    pub(crate) record: u16,
 }
 
 /// How far a command came at once.
@@ -82,6 +90,7 @@ impl Sink {
 
 /// Counters of a controller's life, for logs, SMART and metrics.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Counters {
     pub(crate) read_commands: u64,
     pub(crate) write_commands: u64,
@@ -91,6 +100,38 @@ pub(crate) struct Counters {
     pub(crate) errors: u64,
     pub(crate) media_errors: u64,
     pub(crate) interrupts: u64,
+}
+
+impl Counters {
+    /// I/O commands of all kinds.
+    pub(crate) fn commands(&self) -> u64 {
+        self.read_commands + self.write_commands + self.other_commands
+    }
+
+    /// Writes them where they outlive the process.
+    pub(crate) fn store(&self, cells: &[Cell<u64>; 8]) {
+        let Self { read_commands, write_commands, other_commands, bytes_read, bytes_written, .. } = *self;
+        let Self { errors, media_errors, interrupts, .. } = *self;
+        let words =
+            [read_commands, write_commands, other_commands, bytes_read, bytes_written, errors, media_errors, interrupts];
+        cells.iter().zip(words).for_each(|(cell, word)| cell.set(word));
+    }
+
+    /// Takes them from there.
+    pub(crate) fn restore(&mut self, cells: &[Cell<u64>; 8]) {
+        let [read_commands, write_commands, other_commands, bytes_read, bytes_written, errors, media_errors, interrupts] =
+            cells.each_ref().map(Cell::get);
+        *self = Self {
+            read_commands,
+            write_commands,
+            other_commands,
+            bytes_read,
+            bytes_written,
+            errors,
+            media_errors,
+            interrupts,
+        };
+    }
 }
 
 /// An NVMe controller. One shard owns it; unit tests drive it directly.
@@ -111,6 +152,16 @@ pub(crate) struct Controller {
     pub(crate) admin: AdminState,
     pub(crate) io: IoState,
     pub(crate) host: std::sync::Arc<dyn Host>,
+    /// Where what must outlive this process is put, if it is to.
+    pub(crate) kept: Option<Kept>,
+    /// Commands in flight, for a worker that takes over.
+    pub(crate) records: Rc<Records>,
+    /// Those that this one took over and has yet to carry out again.
+    pub(crate) again: VecDeque<u16>,
+    /// The command being started is one of those: it may have been carried out before, in part or as a whole.
+    pub(crate) repeats: bool,
+    /// The client, as it is remembered there.
+    pub(crate) client: Option<Rc<Client>>,
     pub(crate) sink: Rc<Sink>,
     pub(crate) counters: Counters,
     /// Commands accepted and not completed, of all epochs: what unmap and reset wait for.
@@ -127,12 +178,25 @@ impl Controller {
     /// A disabled controller without memory, namespaces or interrupts.
     pub(crate) fn new(config: Config, host: std::sync::Arc<dyn Host>) -> std::io::Result<Self> {
         let state = Shared::<DeviceState>::new("millrace-device-state")?;
-        let doorbells = Shared::<DoorbellPage>::new("millrace-doorbells")?;
         state.version.set(state::LAYOUT_VERSION);
+        state.shape.iter().zip(keep::shape(&config)).for_each(|(cell, word)| cell.set(word));
         state::commit();
         state.magic.set(state::MAGIC);
+        let mut controller = Self::over(config, host, state, Shared::new(DOORBELLS)?, Records::new()?);
+        controller.power_on();
+        Ok(controller)
+    }
+
+    /// A controller over a state that is there.
+    pub(crate) fn over(
+        config: Config,
+        host: std::sync::Arc<dyn Host>,
+        state: Shared<DeviceState>,
+        doorbells: Shared<DoorbellPage>,
+        records: Records,
+    ) -> Self {
         let config = Rc::new(config);
-        let mut controller = Self {
+        Self {
             interrupts: Interrupts::new(config.vectors),
             namespaces: NamespaceTable::new(config.namespaces),
             admin: AdminState::new(&config),
@@ -151,14 +215,18 @@ impl Controller {
             state,
             doorbells,
             host,
-        };
-        controller.power_on();
-        Ok(controller)
+            kept: None,
+            records: Rc::new(records),
+            again: VecDeque::new(),
+            repeats: false,
+            client: None,
+        }
     }
 
     /// Takes a doorbell page that no earlier client knows.
     pub(crate) fn renew_doorbells(&mut self) -> std::io::Result<()> {
-        self.doorbells = Shared::new("millrace-doorbells")?;
+        self.doorbells = Shared::new(DOORBELLS)?;
+        self.put_doorbells();
         Ok(())
     }
 
@@ -169,8 +237,11 @@ impl Controller {
             self.fail("the guest's memory was taken away (its file was truncated)");
         }
         work += self.advance_phase(cx);
+        if !self.again.is_empty() {
+            work += self.redo(cx);
+        }
         if self.phase == Phase::Ready {
-            if !self.lifecycle.paused {
+            if !self.lifecycle.paused && self.again.is_empty() {
                 work += self.take_commands(cx);
             }
             work += self.admin_turn(cx);
@@ -233,7 +304,7 @@ impl Controller {
                 }
             }
             // The next one is not plain, or there is no task slot for it.
-            let Some(slot) = cx.reserve() else { break };
+            let Some(slot) = cx.reserve().filter(|_| self.records.next().is_some()) else { break };
             let Some((sqe, token)) = self.accept(sqid) else { break };
             taken += 1;
             self.start(cx, slot, token, &sqe);
@@ -245,7 +316,7 @@ impl Controller {
         taken as usize
     }
 
-    fn start(&mut self, cx: &mut ShardContext<'_>, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) {
+    pub(crate) fn start(&mut self, cx: &mut ShardContext<'_>, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) {
         let outcome = if QueueId(token.sqid).is_admin() {
             self.admin_command(cx, slot, token, sqe)
         } else {
@@ -254,6 +325,7 @@ impl Controller {
         if let Outcome::Done(completion) = outcome {
             self.complete(token, completion);
         }
+        self.after_log_page();
     }
 
     /// Posts a command's completion, or drops it when the controller was reset since.

@@ -21,7 +21,7 @@ use std::{
 
 use millrace_engine::{Readiness, ShardContext};
 use millrace_memory::GuestMemory;
-use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, Progress};
+use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, Progress, Resumed};
 use rustix::event::{PollFd, PollFlags};
 use thiserror::Error;
 
@@ -31,6 +31,7 @@ use self::function::{Function, Waiting};
 use super::{
     Config, DoorbellMode, Host, Namespace,
     controller::Controller,
+    keep::{Client as KeptClient, Kept, TakenClient},
     log_limit::LogLimit,
     namespace::{Allocated, Attached},
     registers::{Phase, Reset},
@@ -144,6 +145,8 @@ pub struct NvmeDevice {
     leaving: Vec<Rc<Attached>>,
     /// Commands already counted for the shard's statistics.
     counted: u64,
+    /// It goes on from another worker's state, and waits until its namespaces are there.
+    waits: bool,
     log: LogLimit,
 }
 
@@ -155,22 +158,80 @@ impl NvmeDevice {
         host: Arc<dyn Host>,
         cx: &mut ShardContext<'_>,
     ) -> Result<Self, DeviceError> {
+        Self::check(&config)?;
         let device = config.name.clone();
-        config.check().map_err(|what| DeviceError::Config { device: device.clone(), what })?;
         let controller =
             Controller::new(config, host).map_err(|source| DeviceError::Memory { device: device.clone(), source })?;
+        Self::over(controller, listener, cx)
+    }
+
+    /// A device that outlives its process, and goes on where the worker before this one left it. Its namespaces are to be restored,
+    /// then it is to be told to [`resume`](Self::resume).
+    pub fn kept(
+        config: Config,
+        listener: Listener,
+        host: Arc<dyn Host>,
+        kept: &Kept,
+        cx: &mut ShardContext<'_>,
+    ) -> Result<Self, DeviceError> {
+        Self::check(&config)?;
+        let device = config.name.clone();
+        kept.put(millrace_keeper::Kind::LISTENER, std::os::fd::AsFd::as_fd(&listener));
+        let (controller, taken) =
+            Controller::kept(config, host, kept).map_err(|source| DeviceError::Memory { device, source })?;
+        let mut made = Self::over(controller, listener, cx)?;
+        if let Some(taken) = taken {
+            made.take_over(taken);
+        }
+        Ok(made)
+    }
+
+    fn check(config: &Config) -> Result<(), DeviceError> {
+        config.check().map_err(|what| DeviceError::Config { device: config.name.clone(), what })
+    }
+
+    fn over(controller: Controller, listener: Listener, cx: &mut ShardContext<'_>) -> Result<Self, DeviceError> {
         cx.register(std::os::fd::AsFd::as_fd(&listener), LISTENER)
-            .map_err(|source| DeviceError::Socket { device, source })?;
+            .map_err(|source| DeviceError::Socket { device: controller.config.name.clone(), source })?;
         Ok(Self {
+            counted: controller.counters.commands(),
             controller,
             listener,
             link: Link::Listening,
             accept_again: None,
             armed: false,
             leaving: Vec::new(),
-            counted: 0,
+            waits: false,
             log: LogLimit::default(),
         })
+    }
+
+    fn take_over(&mut self, (client, socket, resumed): TakenClient) {
+        let stream = std::os::unix::net::UnixStream::from(socket);
+        match Connection::kept(stream, client, resumed) {
+            Ok(connection) => {
+                let client = Client { connection, waiting: None, more: true, watched: false };
+                (self.link, self.waits) = (Link::Connected(Box::new(client)), true);
+            }
+            Err(error) => self.connection_failed(&error),
+        }
+    }
+
+    /// Every namespace of every device that can be restored is: finishes the pairs that the worker before this one had begun to
+    /// write. The answer is `false` until they are, and no device may be [resumed](Self::resume) before.
+    pub fn finish_pairs(&mut self, cx: &mut ShardContext<'_>) -> bool {
+        if self.waits {
+            self.controller.redo_pairs(cx);
+        }
+        cx.waiting_tasks() == 0
+    }
+
+    /// Every namespace that can be restored is: serves the guest of the worker before this one.
+    pub fn resume(&mut self, cx: &mut ShardContext<'_>) {
+        if std::mem::take(&mut self.waits) {
+            tracing::info!(device = self.name(), phase = ?self.controller.phase, "goes on with its guest");
+            self.serve(cx);
+        }
     }
 
     /// The device's settings.
@@ -185,6 +246,7 @@ impl NvmeDevice {
     /// Attaches a namespace, under the lowest free identifier when none is given; the guest is told by an event.
     pub fn attach(&mut self, nsid: Option<u32>, namespace: Arc<Namespace>, read_only: bool) -> Result<u32, DeviceError> {
         let nsid = self.allocate(nsid, Allocated { namespace, read_only, by_guest: false })?;
+        self.tell_attachment(nsid, true);
         self.attach_allocated(nsid)?;
         Ok(nsid)
     }
@@ -193,12 +255,23 @@ impl NvmeDevice {
     /// across restarts.
     pub fn restore(&mut self, nsid: u32, namespace: Arc<Namespace>, attached: bool) -> Result<(), DeviceError> {
         self.allocate(Some(nsid), Allocated { namespace, read_only: false, by_guest: true })?;
-        if attached { self.attach_allocated(nsid) } else { Ok(()) }
+        self.tell_attachment(nsid, attached);
+        if attached || self.waits { self.attach_allocated(nsid) } else { Ok(()) }
     }
 
     /// Makes a namespace exist that the operator attached and the guest detached from its controller.
     pub fn restore_detached(&mut self, nsid: u32, namespace: Arc<Namespace>, read_only: bool) -> Result<(), DeviceError> {
-        self.allocate(Some(nsid), Allocated { namespace, read_only, by_guest: false }).map(|_| ())
+        self.allocate(Some(nsid), Allocated { namespace, read_only, by_guest: false })?;
+        self.tell_attachment(nsid, false);
+        if self.waits { self.attach_allocated(nsid) } else { Ok(()) }
+    }
+
+    /// What a guest attached or detached just before its worker's death may not have been stored: that is made up for.
+    fn tell_attachment(&self, nsid: u32, stored: bool) {
+        let attached = self.controller.was_attached(nsid);
+        if self.waits && attached != stored {
+            self.controller.host.attachment_changed(self.name(), nsid, attached);
+        }
     }
 
     fn allocate(&mut self, nsid: Option<u32>, allocated: Allocated) -> Result<u32, DeviceError> {
@@ -213,10 +286,16 @@ impl NvmeDevice {
     }
 
     fn attach_allocated(&mut self, nsid: u32) -> Result<(), DeviceError> {
+        if self.waits && !self.controller.was_attached(nsid) {
+            return Ok(());
+        }
         if self.controller.namespaces.attach(nsid).is_err() {
             return Err(DeviceError::Missing { device: self.name().to_owned(), nsid });
         }
-        self.controller.namespace_changed(nsid);
+        if !self.waits {
+            self.controller.note_attached(nsid, true);
+            self.controller.namespace_changed(nsid);
+        }
         Ok(())
     }
 
@@ -228,6 +307,7 @@ impl NvmeDevice {
         }
         if let Some(attached) = self.controller.namespaces.detach(nsid) {
             self.leaving.push(attached);
+            self.controller.note_attached(nsid, false);
             self.controller.namespace_changed(nsid);
         }
         self.controller.namespaces.release(nsid);
@@ -305,7 +385,17 @@ impl NvmeDevice {
     }
 
     fn connect(&mut self, cx: &mut ShardContext<'_>, stream: std::os::unix::net::UnixStream) {
-        match Connection::new(stream) {
+        let connection = match &self.controller.kept {
+            None => Connection::new(stream),
+            Some(kept) => match KeptClient::begin(kept, std::os::fd::AsFd::as_fd(&stream)) {
+                Ok(client) => {
+                    self.controller.remember(&client);
+                    Connection::kept(stream, client, Resumed::default())
+                }
+                Err(error) => return self.accept_failed(cx, &error),
+            },
+        };
+        match connection {
             Ok(connection) => {
                 tracing::debug!(device = self.name(), "a client connected");
                 self.link = Link::Connected(Box::new(Client { connection, waiting: None, more: false, watched: false }));
@@ -318,8 +408,9 @@ impl NvmeDevice {
     /// Handles what the client sent, within the budget of a turn.
     fn serve(&mut self, cx: &mut ShardContext<'_>) {
         let Link::Connected(client) = &mut self.link else { return };
-        let mut function = Function { controller: &mut self.controller, waiting: &mut client.waiting, log: &mut self.log };
-        let progress = client.connection.serve(&mut function, MESSAGES);
+        let mut function =
+            Function { controller: &mut self.controller, waiting: &mut client.waiting, log: &mut self.log, again: false };
+        let progress = function.serve(&mut client.connection, MESSAGES);
         if let Some(rejection) = client.connection.take_rejection()
             && let Some(suppressed) = self.log.admit()
         {
@@ -355,7 +446,8 @@ impl NvmeDevice {
     /// Has the shard watch what matters now: a socket that is not to be read must not keep it awake.
     fn watch(&mut self, cx: &mut ShardContext<'_>) {
         let Link::Connected(client) = &mut self.link else { return };
-        let wants = client.connection.wants_read();
+        // While part of a message is there the socket is readable all the time, and is looked at by the clock.
+        let wants = client.connection.wants_read() && !client.connection.has_part();
         let mut result = match (wants, client.watched) {
             (true, false) => cx.register(std::os::fd::AsFd::as_fd(&client.connection), CLIENT),
             (false, true) => cx.unregister(CLIENT),
@@ -381,6 +473,10 @@ impl NvmeDevice {
         // Clients that come now wait in the backlog.
         self.unwatch(cx, LISTENER);
         self.link = Link::Draining;
+        if let Some(kept) = self.controller.kept.as_ref().filter(|_| self.controller.client.take().is_some()) {
+            kept.drop_client();
+        }
+        self.controller.state.survival.strikes.set(0);
         self.accept_again = None;
         self.controller.interrupts.disconnect();
         self.controller.lifecycle.paused = false;
@@ -425,7 +521,7 @@ impl NvmeDevice {
                 if client.waiting.is_some() {
                     return self.finish_waiting(cx);
                 }
-                if client.more || client.connection.wants_write() {
+                if client.more || client.connection.wants_write() || client.connection.has_part() {
                     let more = usize::from(client.more);
                     self.serve(cx);
                     return more;
@@ -459,16 +555,18 @@ impl NvmeDevice {
 
     fn count_commands(&mut self, cx: &ShardContext<'_>) {
         let counters = &self.controller.counters;
-        let total = counters.read_commands + counters.write_commands + counters.other_commands;
+        let total = counters.commands();
         if total != self.counted {
             cx.count_commands(total - self.counted);
             self.counted = total;
+            counters.store(&self.controller.state.counters);
         }
     }
 
     /// Until when the shard may sleep, apart from commands.
     fn alarm(&self) -> Option<Instant> {
-        let stuck = matches!(&self.link, Link::Connected(client) if client.connection.wants_write());
+        let is_stuck = |client: &Client| client.connection.wants_write() || client.connection.has_part();
+        let stuck = matches!(&self.link, Link::Connected(client) if is_stuck(client));
         let retry = stuck.then(|| Instant::now() + RETRY);
         [self.controller.interrupts.next_deadline(), retry, self.accept_again].into_iter().flatten().min()
     }
@@ -485,22 +583,35 @@ impl millrace_engine::Device for NvmeDevice {
     }
 
     fn poll(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        if self.waits {
+            return 0;
+        }
+        let busy = &self.controller.state.survival.busy;
+        busy.set(1);
         let work = self.controller.turn(cx);
         if work > 0 {
             self.count_commands(cx);
         }
-        work + self.attend(cx)
+        let work = work + self.attend(cx);
+        self.controller.state.survival.busy.set(0);
+        work
     }
 
     fn event(&mut self, cx: &mut ShardContext<'_>, token: u32) {
+        self.controller.state.survival.busy.set(1);
         match token {
-            LISTENER => self.accept(cx),
+            LISTENER if !self.waits => self.accept(cx),
             CLIENT => self.serve(cx),
-            _ => self.controller.interrupts.unmask_pin(),
+            PIN => self.controller.interrupts.unmask_pin(),
+            _ => {}
         }
+        self.controller.state.survival.busy.set(0);
     }
 
     fn arm(&mut self, _: &mut ShardContext<'_>) -> Readiness {
+        if self.waits {
+            return Readiness::Block;
+        }
         if self.is_busy() {
             return Readiness::Busy;
         }
@@ -526,6 +637,15 @@ impl millrace_engine::Device for NvmeDevice {
     }
 
     fn fence(&mut self, _: &mut ShardContext<'_>) {
+        if self.controller.kept.is_some() {
+            // The next worker begins with a state that it can trust. A device that ends that one too is fenced there.
+            self.controller.state.survival.busy.set(1);
+            tracing::error!(
+                device = self.name(),
+                "a fault of ours in this device: the worker ends, and another one goes on"
+            );
+            std::process::abort();
+        }
         self.controller.fail("a fault of ours; the device is out of service");
         self.link = Link::Fenced;
     }

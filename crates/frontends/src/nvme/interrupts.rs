@@ -17,13 +17,17 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
+    rc::Rc,
     time::{Duration, Instant},
 };
 
 use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, pci as irq};
 
+use millrace_keeper::Kind;
+
 use super::{
     controller::{Controller, Counters},
+    keep::{Client, Wiring},
     state::{FeatureState, VECTORS},
 };
 
@@ -65,7 +69,6 @@ struct Pin {
 }
 
 /// The controller's interrupt wiring.
-#[derive(Debug)]
 pub(crate) struct Interrupts {
     vectors: Vec<Vector>,
     /// Vectors with completions that were not signalled.
@@ -80,6 +83,8 @@ pub(crate) struct Interrupts {
     function_masked: bool,
     pin: Pin,
     deadline: Option<Instant>,
+    /// Where the wiring is remembered, if it is to outlive this process.
+    client: Option<Rc<Client>>,
 }
 
 /// When a vector's completions are signalled (FID 08h).
@@ -116,7 +121,51 @@ impl Interrupts {
             function_masked: false,
             pin: Pin::default(),
             deadline: None,
+            client: None,
         }
+    }
+
+    /// From now on, wiring and masks are remembered for the client.
+    pub(crate) fn remember(&mut self, client: Rc<Client>) {
+        self.client = Some(client);
+    }
+
+    /// Goes on with the wiring of the worker before this one. What it had pended is not known, so that every vector is raised once:
+    /// a guest takes no harm from an interrupt without completions.
+    pub(crate) fn take_over(&mut self, wiring: Wiring) {
+        self.masked = wiring.masked;
+        for (index, eventfd) in wiring.vectors {
+            if let Some(vector) = self.vectors.get_mut(index) {
+                vector.eventfd = Some(eventfd);
+                self.refresh_open(index);
+                set(&mut self.pending, index, true);
+                self.any_pending = true;
+            }
+        }
+        let (eventfd, unmask) = (wiring.pin, wiring.unmask);
+        let unmask_changed = unmask.is_some();
+        self.pin = Pin { eventfd, masked: wiring.pin_masked, unmask, unmask_changed };
+    }
+
+    fn set_pin_masked(&mut self, masked: bool) {
+        if let Some(client) = self.client.as_ref().filter(|_| self.pin.masked != masked) {
+            client.set_pin_masked(masked);
+        }
+        self.pin.masked = masked;
+    }
+
+    fn wire_pin(&mut self, eventfd: Option<OwnedFd>) {
+        if let Some(client) = &self.client {
+            client.set_pin(Kind::PIN, eventfd.as_ref());
+        }
+        self.pin.eventfd = eventfd;
+    }
+
+    fn wire_unmask(&mut self, eventfd: Option<OwnedFd>) {
+        if let Some(client) = &self.client {
+            client.set_pin(Kind::PIN_UNMASK, eventfd.as_ref());
+        }
+        (self.pin.unmask, self.pin.unmask_changed) = (eventfd, true);
     }
 
     /// Completions were posted to a queue of this vector; the interrupt is raised at the turn's end.
@@ -244,6 +293,9 @@ impl Interrupts {
                     set(&mut self.masked, vector, action == IrqAction::Mask);
                     self.refresh_open(vector);
                 }
+                if let Some(client) = &self.client {
+                    client.set_masked(&self.masked);
+                }
             }
         }
         Ok(())
@@ -251,6 +303,9 @@ impl Interrupts {
 
     fn wire(&mut self, index: usize, eventfd: Option<OwnedFd>) {
         if let Some(vector) = self.vectors.get_mut(index) {
+            if let Some(client) = self.client.as_ref().filter(|_| vector.eventfd.is_some() || eventfd.is_some()) {
+                client.set_vector(index, eventfd.as_ref());
+            }
             vector.eventfd = eventfd;
             self.refresh_open(index);
         }
@@ -265,22 +320,24 @@ impl Interrupts {
     fn set_pin(&mut self, change: IrqSet<'_>) -> Result<(), Errno> {
         match (change.action, change.data) {
             (IrqAction::Trigger, IrqData::None) if change.count == 0 => {
-                self.pin = Pin { unmask_changed: true, ..Pin::default() };
+                self.wire_pin(None);
+                self.wire_unmask(None);
+                self.set_pin_masked(false);
             }
             (IrqAction::Trigger, IrqData::Eventfds(eventfds)) => {
                 eventfds.iter().try_for_each(check_eventfd)?;
-                self.pin.eventfd = eventfds.into_iter().next();
-                self.pin.masked = false;
+                self.wire_pin(eventfds.into_iter().next());
+                self.set_pin_masked(false);
             }
-            (IrqAction::Trigger, IrqData::Deassign) => self.pin.eventfd = None,
+            (IrqAction::Trigger, IrqData::Deassign) => self.wire_pin(None),
             (IrqAction::Trigger, data) if is_chosen(&data, 0) => self.pin.eventfd.iter().for_each(ring),
             (IrqAction::Unmask, IrqData::Eventfds(eventfds)) => {
                 eventfds.iter().try_for_each(check_eventfd)?;
-                (self.pin.unmask, self.pin.unmask_changed) = (eventfds.into_iter().next(), true);
+                self.wire_unmask(eventfds.into_iter().next());
             }
-            (IrqAction::Unmask, IrqData::Deassign) => (self.pin.unmask, self.pin.unmask_changed) = (None, true),
+            (IrqAction::Unmask, IrqData::Deassign) => self.wire_unmask(None),
             (IrqAction::Mask, IrqData::Eventfds(_) | IrqData::Deassign) => return Err(Errno::INVAL),
-            (action, data) if is_chosen(&data, 0) => self.pin.masked = action == IrqAction::Mask,
+            (action, data) if is_chosen(&data, 0) => self.set_pin_masked(action == IrqAction::Mask),
             _ => {}
         }
         Ok(())
@@ -303,7 +360,7 @@ impl Interrupts {
         if let Some(fd) = &self.pin.unmask
             && rustix::io::read(fd, &mut count).is_ok()
         {
-            self.pin.masked = false;
+            self.set_pin_masked(false);
         }
     }
 
@@ -315,7 +372,7 @@ impl Interrupts {
     fn set_pin_level(&mut self, asserted: bool, counters: &mut Counters) {
         if let Some(eventfd) = self.pin.eventfd.as_ref().filter(|_| asserted && !self.pin.masked) {
             ring(eventfd);
-            self.pin.masked = true;
+            self.set_pin_masked(true);
             counters.interrupts += 1;
         }
     }

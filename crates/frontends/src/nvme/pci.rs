@@ -39,7 +39,7 @@ const POWER_MANAGEMENT: usize = 0x40;
 const MSIX: usize = 0x50;
 const PCI_EXPRESS: usize = 0x60;
 
-const MSIX_CONTROL_HIGH: usize = MSIX + 3;
+pub(crate) const MSIX_CONTROL_HIGH: usize = MSIX + 3;
 const DEVICE_CONTROL_HIGH: usize = PCI_EXPRESS + 9;
 const STATUS_LOW: usize = 0x06;
 const COMMAND: usize = 0x04;

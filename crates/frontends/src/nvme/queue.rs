@@ -9,6 +9,7 @@ use millrace_nvme_spec::status::StatusField;
 use super::{
     controller::{CommandToken, Controller},
     errors::Subject,
+    records,
     state::{self, CqState, SqState},
     status::Completion,
 };
@@ -263,13 +264,23 @@ impl Controller {
             self.fail("a submission queue's memory is not mapped");
             return None;
         };
-        let next = head + 1;
+        let record = self.put_on_record(sqid, head, &sqe)?;
+        let epoch = self.state.epoch.get();
+        Some((sqe, CommandToken { sqid, cid: sqe.cid.0, epoch, subject: Subject::of(&sqe), record }))
+    }
+
+    /// Counts the command at `index` as accepted, promises its completion, and puts it on record. `None`: there is no record free,
+    /// and the command is still in the queue.
+    pub(crate) fn put_on_record(&mut self, sqid: u16, index: u32, sqe: &Sqe) -> Option<u16> {
+        let next = index + 1;
+        let record = self.records.take(sqe, sqid, index)?;
         self.accept_up_to(sqid, if next == self.sq(sqid).entries.get() { 0 } else { next });
-        Some((sqe, CommandToken { sqid, cid: sqe.cid.0, epoch: self.state.epoch.get(), subject: Subject::of(&sqe) }))
+        self.records.accept(record);
+        Some(record)
     }
 
     /// Counts the one command before `head` as accepted, and promises its completion.
-    pub(crate) fn accept_up_to(&mut self, sqid: u16, head: u32) {
+    fn accept_up_to(&mut self, sqid: u16, head: u32) {
         let sq = self.sq(sqid);
         let cq = self.cq(sq.cq.get());
         cq.promised.set(cq.promised.get() + 1);
@@ -327,6 +338,11 @@ impl Controller {
         if !self.write_entry(cqid, index, &cqe) {
             self.fail("a completion queue's memory is not mapped");
             return;
+        }
+        // From here on it is completed: what follows is done by a successor too, which finds the entry (`records.rs`).
+        match token.record {
+            records::NONE => self.settle_event_request(token.cid, &completion),
+            record => self.records.release(record),
         }
         state::commit();
         let cq = self.cq(cqid);

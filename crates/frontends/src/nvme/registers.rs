@@ -57,6 +57,7 @@ pub(crate) enum Phase {
 
 /// How much a reset resets (Base 3.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub(crate) enum Reset {
     /// CC.EN went to 0: the admin queue's registers stay.
     Controller,
@@ -226,6 +227,9 @@ impl Controller {
     fn check_enable(&self) -> Result<AdminQueueAttributes, &'static str> {
         let cc = self.cc();
         let registers = &self.state.registers;
+        if self.is_out_of_service() {
+            return Err(super::keep::OUT_OF_SERVICE);
+        }
         let aqa = AdminQueueAttributes::from_bits(registers.aqa.get());
         if !matches!(cc.css(), CommandSetSelected::NVM | CommandSetSelected::ALL) {
             return Err("enabled with a command set (CC.CSS) that is not there");
@@ -262,6 +266,8 @@ impl Controller {
     /// Resets the controller. It is done when the phase is [`Phase::Disabled`] (or beyond, when the guest enables it
     /// meanwhile): at once when nothing is in flight.
     pub(crate) fn reset(&mut self, kind: Reset) {
+        self.state.survival.resetting.set(kind as u32 + 1);
+        state::commit();
         let registers = &self.state.registers;
         if kind != Reset::Controller {
             registers.aqa.set(0);
@@ -284,6 +290,8 @@ impl Controller {
         self.state.epoch.set(self.state.epoch.get().wrapping_add(1));
         // And those that go piece by piece stop at the next one.
         self.sink.begin_epoch(self.state.epoch.get());
+        self.records.clear();
+        self.forget_again();
         let held = self.admin_reset() + self.io_reset();
         self.in_flight = self.in_flight.checked_sub(held).expect("what is held is in flight");
         self.state.registers.interrupt_mask.set(0);
@@ -296,6 +304,42 @@ impl Controller {
         }
     }
 
+    /// Goes on from the state that the worker before this one left, in which no command of its is in flight any more.
+    pub(crate) fn resume(&mut self) {
+        let begun = [Reset::Controller, Reset::Subsystem, Reset::Function, Reset::PowerOn];
+        self.sink.begin_epoch(self.state.epoch.get());
+        self.recover();
+        self.refresh_active();
+        self.phase = if self.csts().rdy() { Phase::Ready } else { Phase::Disabled };
+        if let Some(kind) = begun.into_iter().find(|kind| *kind as u32 + 1 == self.state.survival.resetting.get()) {
+            self.reset(kind);
+        } else if self.csts().cfs() {
+            self.phase = Phase::Failed;
+        } else if self.csts().rdy() && !self.cc().en() {
+            self.reset(Reset::Controller);
+        } else if !self.csts().rdy() && self.cc().en() {
+            self.enable();
+        }
+        // A shutdown that had begun begins again: its flushes are not known to have ended.
+        let asks = matches!(self.cc().shn(), ShutdownNotification::NORMAL | ShutdownNotification::ABRUPT);
+        if self.csts().shst() == ShutdownStatus::OCCURRING || asks && self.csts().rdy() && self.cc().en() {
+            if self.csts().shst() == ShutdownStatus::OCCURRING {
+                self.set_csts(self.csts().with_shst(ShutdownStatus::NORMAL));
+            }
+            self.begin_shutdown();
+        }
+        if self.csts().shst() == ShutdownStatus::COMPLETE && self.phase == Phase::Ready {
+            self.phase = Phase::ShuttingDown;
+        }
+        let control = std::cell::Cell::get(&self.state.pci[super::pci::MSIX_CONTROL_HIGH]);
+        self.interrupts.set_function_mask(control & 0xc0 == 0xc0);
+        self.counters.restore(&self.state.counters);
+        if !matches!(self.phase, Phase::Ready | Phase::ShuttingDown) {
+            self.records.clear();
+            self.forget_again();
+        }
+    }
+
     fn finish_reset(&mut self) {
         self.remove_all_queues();
         let shst = match self.lifecycle.shutdown {
@@ -304,6 +348,8 @@ impl Controller {
         };
         self.set_csts(ControllerStatus::new().with_nssro(self.csts().nssro()).with_shst(shst));
         self.phase = Phase::Disabled;
+        state::commit();
+        self.state.survival.resetting.set(0);
         // A guest that did not wait for RDY to fall.
         if self.cc().en() {
             self.enable();

@@ -36,7 +36,7 @@ pub(crate) const RESERVATION_NOTICES: usize = 64;
 /// First word of the region: "MILLRACE" in ASCII.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLRACE");
 /// Version of this layout; any change of it is a new version.
-pub(crate) const LAYOUT_VERSION: u32 = 1;
+pub(crate) const LAYOUT_VERSION: u32 = 2;
 
 /// Keeps the compiler from moving stores across: a successor process must see those before in place once it sees one after.
 #[inline]
@@ -66,6 +66,26 @@ pub(crate) struct DeviceState {
     pub(crate) cq: [CqState; QUEUES],
     /// The MSI-X table as the guest wrote it (address low, address high, data, control).
     pub(crate) msix: [[Cell<u32>; 4]; VECTORS],
+    /// The settings it was made with: another device's state, or one made with others, is not gone on with.
+    pub(crate) shape: [Cell<u32>; 8],
+    /// Namespaces that are attached: bit n%64 of word n/64 for namespace n. The daemon stores the same a little later.
+    pub(crate) attached: [Cell<u64>; NAMESPACES.div_ceil(64)],
+    /// What the SMART log counts, as of the last turn with work: see `Counters`.
+    pub(crate) counters: [Cell<u64>; 8],
+    pub(crate) survival: SurvivalState,
+}
+
+/// What a worker that takes over must know beside the controller.
+#[derive(Debug, FromBytes)]
+#[repr(C)]
+pub(crate) struct SurvivalState {
+    /// 1 while the device is being worked on: who ends then may have ended by it.
+    pub(crate) busy: Cell<u32>,
+    /// Workers in a row that ended so.
+    pub(crate) strikes: Cell<u32>,
+    /// The kind of reset that has begun and not ended, plus 1; 0: none.
+    pub(crate) resetting: Cell<u32>,
+    pub(crate) reserved: [Cell<u32>; 13],
 }
 
 /// Controller registers (Base 3.1.4) that can change.

@@ -7,7 +7,7 @@ use std::{cell::Cell, sync::Arc};
 
 use millrace_nvme_spec::{
     admin::{AbortCdw10, AbortResult, AsyncEvent, AsyncEventDw0, AsyncEventType},
-    command::{NamespaceId, Sqe},
+    command::{Cqe, NamespaceId, Sqe},
     features::AsyncEventFeature,
     log::{LogId, ReservationNotificationType},
     opcode::AdminOpcode,
@@ -19,7 +19,8 @@ use super::{
         controller::{CommandToken, Controller, Outcome},
         errors::Subject,
         namespace::Namespace,
-        state::EVENT_REQUESTS,
+        records,
+        state::{self, EVENT_REQUESTS},
         status::Completion,
     },
     Progress, done,
@@ -55,29 +56,68 @@ impl Controller {
             return Err(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED);
         };
         place.set(token.cid);
+        state::commit();
         events.outstanding.set(count + 1);
+        self.records.release(token.record);
         let cq = self.cq(0);
         cq.promised.set(cq.promised.get().saturating_sub(1));
         Ok(Outcome::Held)
     }
 
-    /// Takes a request out of the list and completes it. `false`: the completion queue has no room for it now.
+    /// Completes a request, which takes it out of the list. `false`: the completion queue has no room for it now.
     fn finish_request(&mut self, at: u32, completion: Completion) -> bool {
         if self.completion_room(0) == 0 {
             return false;
         }
-        let events = &self.state.events;
-        let last = events.outstanding.get() - 1;
-        let cid = events.requests[at as usize].get();
-        for i in at..last {
-            events.requests[i as usize].set(events.requests[i as usize + 1].get());
-        }
-        events.outstanding.set(last);
+        let cid = self.state.events.requests[at as usize].get();
         let cq = self.cq(0);
         cq.promised.set(cq.promised.get() + 1);
         let (epoch, subject) = (self.state.epoch.get(), Subject::of_opcode(AdminOpcode::ASYNC_EVENT_REQUEST));
-        self.complete(CommandToken { sqid: 0, cid, epoch, subject }, completion);
+        self.complete(CommandToken { sqid: 0, cid, epoch, subject, record: records::NONE }, completion);
         true
+    }
+
+    /// A request's completion entry is posted: it leaves the list, and its event is told.
+    pub(crate) fn settle_event_request(&self, cid: u16, completion: &Completion) {
+        let Some(at) = self.event_requests().position(|waiting| waiting == cid) else { return };
+        let events = &self.state.events;
+        let last = events.outstanding.get() - 1;
+        if completion.status.is_success() {
+            let kind = completion.dw0 & 7;
+            events.masked.set(events.masked.get() | 1 << kind);
+            if let Some(slot) = events.pending.get(kind as usize) {
+                slot.set(0);
+            }
+        }
+        // Between any two of these stores the list has one identifier twice, which `mend_event_requests` puts right.
+        for i in at..last as usize {
+            events.requests[i].set(events.requests[i + 1].get());
+        }
+        state::commit();
+        events.outstanding.set(last);
+    }
+
+    /// After the last worker's death: a completion entry of no command on record was posted by it.
+    pub(crate) fn forget_event_request(&self, cid: u16, cqe: &Cqe) {
+        self.settle_event_request(cid, &Completion { dw0: cqe.dw0, status: cqe.status() });
+    }
+
+    /// After the last worker's death: it may have ended while a request left the list.
+    pub(crate) fn mend_event_requests(&self) {
+        let mut ids: Vec<u16> = Vec::new();
+        for id in self.event_requests() {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        let events = &self.state.events;
+        events.requests.iter().zip(&ids).for_each(|(place, id)| place.set(*id));
+        events.outstanding.set(ids.len() as u32);
+    }
+
+    /// Whether a command is an event request that waits in the list.
+    pub(crate) fn is_waiting_event_request(&self, sqe: &Sqe) -> bool {
+        sqe.admin_opcode() == AdminOpcode::ASYNC_EVENT_REQUEST && self.event_requests().any(|waiting| waiting == sqe.cid.0)
     }
 
     /// Completes waiting requests with pending events. Returns work done.
@@ -92,9 +132,6 @@ impl Controller {
             if !self.finish_request(0, Completion::with_result(pending & !PENDING)) {
                 break;
             }
-            let events = &self.state.events;
-            events.masked.set(events.masked.get() | 1 << kind);
-            events.pending[kind].set(0);
             work += 1;
         }
         work

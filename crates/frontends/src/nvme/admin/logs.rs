@@ -83,10 +83,18 @@ impl Controller {
         }
         self.send_log(sqe, rest, log_page_bytes(cdw10, cdw11))?;
         if !cdw10.rae() {
+            self.admin.log_read = Some(lid);
+        }
+        Ok(done(0))
+    }
+
+    /// A log page was read, and the guest knows: what it told is told. Not before, or it would be lost if this process ended in
+    /// between.
+    pub(crate) fn after_log_page(&mut self) {
+        if let Some(lid) = self.admin.log_read.take() {
             self.clear_events(lid);
             self.consume(lid);
         }
-        Ok(done(0))
     }
 
     /// Sends `len` bytes: those of the page, then zeroes.

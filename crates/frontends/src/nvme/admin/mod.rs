@@ -29,6 +29,7 @@ use millrace_engine::{ShardContext, TaskSlot};
 use millrace_memory::Access;
 use millrace_nvme_spec::{
     command::{Fuse, NamespaceId, Psdt, Sqe},
+    log::LogId,
     log::ParameterErrorLocation,
     opcode::AdminOpcode,
     status::Status,
@@ -52,6 +53,8 @@ pub(crate) struct AdminState {
     /// Work on namespaces under way.
     jobs: jobs::Jobs,
     busy: logs::BusyClock,
+    /// A log page whose events are told when the command that read it has completed.
+    log_read: Option<LogId>,
     /// How often the guest may still attach and detach: the daemon stores each change.
     attachments: namespaces::AttachmentBudget,
     /// The parameter for which the command that is being started is refused (see errors.rs).
@@ -64,6 +67,7 @@ impl AdminState {
             deletions: Vec::new(),
             jobs: jobs::Jobs::default(),
             busy: logs::BusyClock::default(),
+            log_read: None,
             attachments: namespaces::AttachmentBudget::default(),
             refused: Cell::new(ParameterErrorLocation::NONE),
         }

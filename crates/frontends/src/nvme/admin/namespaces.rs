@@ -88,7 +88,13 @@ impl Controller {
         if bytes.is_none_or(|bytes| bytes > self.quota_left()) {
             return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
         }
+        let made = u32::from(self.records.noted(token.record));
+        if self.repeats && self.namespaces.allocation(made).is_some_and(|allocated| allocated.by_guest) {
+            // It was made, and the worker that made it had no time to say so.
+            return Ok(done(made));
+        }
         let nsid = self.namespaces.reserve().ok_or(Status::NAMESPACE_ID_UNAVAILABLE)?;
+        self.records.note(token.record, nsid as u16);
         self.admin.jobs.push(token, Work::Create { nsid, bytes: bytes.unwrap_or(0), block_size }, Vec::new());
         Ok(Outcome::Held)
     }
@@ -99,6 +105,9 @@ impl Controller {
             self.namespaces.allocated().map(|(nsid, _)| nsid).collect()
         } else {
             self.check_valid(nsid)?;
+            if self.repeats && self.namespaces.allocation(nsid.0).is_none() {
+                return Ok(done(0));
+            }
             self.namespaces.allocation(nsid.0).ok_or_else(|| self.invalid(1, 0))?;
             vec![nsid.0]
         };
@@ -110,6 +119,7 @@ impl Controller {
             return Err(Status::OPERATION_DENIED);
         }
         let drain: Vec<Rc<Attached>> = nsids.iter().filter_map(|&nsid| self.namespaces.detach(nsid)).collect();
+        drain.iter().for_each(|attached| self.note_attached(attached.nsid, false));
         self.admin.jobs.push(token, Work::Delete { nsids }, drain);
         Ok(Outcome::Held)
     }
@@ -132,16 +142,21 @@ impl Controller {
             return Ok(busy());
         }
         let changes = self.namespaces.get(nsid).is_some() != (select == NamespaceAttachmentSelect::ATTACH);
+        if self.repeats && !changes {
+            return Ok(done(0));
+        }
         if changes && !self.admin.attachments.admit(Instant::now()) {
             return Ok(busy());
         }
         let host = Arc::clone(&self.host);
         if select == NamespaceAttachmentSelect::ATTACH {
             self.namespaces.attach(nsid)?;
+            self.note_attached(nsid, true);
             host.attachment_changed(&self.config.name, nsid, true);
             return Ok(done(0));
         }
         let attached = self.namespaces.detach(nsid).ok_or(Status::NAMESPACE_NOT_ATTACHED)?;
+        self.note_attached(nsid, false);
         host.attachment_changed(&self.config.name, nsid, false);
         self.admin.jobs.push(token, Work::Detach { nsid }, vec![attached]);
         Ok(Outcome::Held)

@@ -34,6 +34,10 @@ impl Controller {
             return Err(Status::INVALID_INTERRUPT_VECTOR);
         }
         let base = self.queue_base(sqe, entries, Kind::Completion)?;
+        if self.cq_exists(cqid) {
+            let same = (self.cq(cqid).base.get(), self.cq(cqid).entries.get()) == (base, entries);
+            return if same { Ok(done(0)) } else { Err(Status::INVALID_QUEUE_IDENTIFIER) };
+        }
         self.create_cq(cqid, base, entries, cdw11.ien().then_some(cdw11.iv()));
         Ok(done(0))
     }
@@ -50,6 +54,10 @@ impl Controller {
             return Err(Status::COMPLETION_QUEUE_INVALID);
         }
         let base = self.queue_base(sqe, entries, Kind::Submission)?;
+        if self.sq_exists(sqid) {
+            let same = (self.sq(sqid).base.get(), self.sq(sqid).entries.get()) == (base, entries);
+            return if same { Ok(done(0)) } else { Err(Status::INVALID_QUEUE_IDENTIFIER) };
+        }
         self.create_sq(sqid, base, entries, cqid.0, cdw11.qprio().0);
         Ok(done(0))
     }
@@ -70,7 +78,8 @@ impl Controller {
             Kind::Submission => self.sq_exists(qid.0),
             Kind::Completion => self.cq_exists(qid.0),
         };
-        if !self.is_granted(qid, kind) || exists {
+        // A command that is carried out again may find its own queue: the caller looks.
+        if !self.is_granted(qid, kind) || exists && !self.repeats {
             return Err(Status::INVALID_QUEUE_IDENTIFIER);
         }
         let entries = u32::from(cdw10.qsize_z()) + 1;
@@ -105,6 +114,9 @@ impl Controller {
     /// Delete I/O Completion Queue (Base 5.2.3).
     pub(super) fn delete_io_cq(&mut self, sqe: &Sqe) -> Progress {
         let cqid = DeleteQueueCdw10::from_bits(sqe.cdw10).qid();
+        if self.repeats && !cqid.is_admin() && !self.cq_exists(cqid.0) {
+            return Ok(done(0));
+        }
         if cqid.is_admin() || !self.cq_exists(cqid.0) {
             return Err(Status::INVALID_QUEUE_IDENTIFIER);
         }
@@ -118,6 +130,9 @@ impl Controller {
     /// Delete I/O Submission Queue (Base 5.2.4): takes no more commands at once, and completes when those in flight have.
     pub(super) fn delete_io_sq(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
         let sqid = DeleteQueueCdw10::from_bits(sqe.cdw10).qid();
+        if self.repeats && !sqid.is_admin() && !self.sq_exists(sqid.0) {
+            return Ok(done(0));
+        }
         if sqid.is_admin() || !self.sq_exists(sqid.0) || self.sq(sqid.0).deleting.get() != 0 {
             return Err(Status::INVALID_QUEUE_IDENTIFIER);
         }

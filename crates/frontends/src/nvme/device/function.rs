@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use millrace_memory::{GuestAddress, MapError, Protection};
 use millrace_nvme_spec::registers::offset;
 use millrace_vfio_user::{
-    Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, MmapArea, Outcome, RegionFlags, RegionInfo, RequestId, pci,
+    Connection, ConnectionError, Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, MmapArea, Outcome, Progress,
+    RegionFlags, RegionInfo, RequestId, pci,
 };
 
 use crate::nvme::{
@@ -47,9 +48,17 @@ impl Waiting {
 fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
     match what {
         DmaUnmap::Range { address, size } => {
+            if let Some(client) = &controller.client {
+                client.remove_region(address, size);
+            }
             controller.memory.unmap(GuestAddress(address), size).map_err(|error| errno_of(&error))?;
         }
-        DmaUnmap::All => controller.memory.unmap_all(),
+        DmaUnmap::All => {
+            if let Some(client) = &controller.client {
+                client.remove_regions();
+            }
+            controller.memory.unmap_all();
+        }
     }
     controller.caches.forget_translations();
     controller.drained();
@@ -71,9 +80,23 @@ pub(super) struct Function<'a> {
     pub(super) controller: &'a mut Controller,
     pub(super) waiting: &'a mut Option<Waiting>,
     pub(super) log: &'a mut LogLimit,
+    /// The request may have been handled before, by a worker that has ended.
+    pub(super) again: bool,
 }
 
 impl Function<'_> {
+    /// Handles what the client sent, within a budget of messages.
+    pub(super) fn serve(&mut self, connection: &mut Connection, budget: usize) -> Result<Progress, ConnectionError> {
+        for _ in 0..budget {
+            let Some(message) = connection.receive()? else {
+                return Ok(if connection.is_deferred() { Progress::Deferred } else { Progress::Idle });
+            };
+            self.again = connection.is_again();
+            connection.dispatch(message, self)?;
+        }
+        Ok(Progress::More)
+    }
+
     fn is_mapped(&self, address: u64, size: u64) -> bool {
         self.controller.memory.regions().any(|(at, len, ..)| (at.0, len) == (address, size))
     }
@@ -138,8 +161,19 @@ impl Device for Function<'_> {
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let protection = Protection { read: map.readable, write: map.writable };
-        let backing = map.fd.map(|fd| (fd, map.offset));
+        if self.again && self.is_mapped(map.address, map.size) {
+            return Ok(());
+        }
+        let backing = match &map.fd {
+            Some(fd) => {
+                Some((fd.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?, map.offset))
+            }
+            None => None,
+        };
         let mapped = self.controller.memory.map(GuestAddress(map.address), map.size, protection, backing);
+        if let Some(client) = self.controller.client.as_ref().filter(|_| mapped.is_ok()) {
+            client.add_region(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
+        }
         self.controller.caches.forget_translations();
         mapped.map_err(|error| {
             if let Some(suppressed) = self.log.admit() {
@@ -154,7 +188,7 @@ impl Device for Function<'_> {
         if let DmaUnmap::Range { address, size } = what
             && !self.is_mapped(address, size)
         {
-            return Outcome::Done(Err(Errno::NOENT));
+            return Outcome::Done(if self.again { Ok(()) } else { Err(Errno::NOENT) });
         }
         if self.controller.is_quiet() {
             return Outcome::Done(unmap(self.controller, what));

@@ -29,7 +29,7 @@ use millrace_block::{BlockCount, Geometry, Lba, Operation, Request, Step};
 use millrace_engine::{Launch, Outcome, ShardContext, TaskSlot};
 use millrace_memory::{Access, GuestAddress, GuestMemory, Segment};
 use millrace_nvme_spec::{
-    command::{Cqe, Fuse, Psdt, Sqe},
+    command::{CommandId, Cqe, Fuse, Psdt, Sqe},
     nvm::ReadWriteCdw12,
     opcode::NvmOpcode,
     sgl::{SglIdentifier, SglType},
@@ -123,6 +123,8 @@ struct Batch {
     pending: u32,
     page_size: u64,
     write_cache: bool,
+    /// The record that the next command which waits will have, once it was looked up.
+    record: Option<u16>,
     view: Option<View>,
     /// Second halves of the completion entries, without phase.
     done: [u64; BURST as usize],
@@ -246,6 +248,7 @@ impl Batch {
             pending,
             page_size: c.page_size(),
             write_cache: c.write_cache_enabled(),
+            record: None,
             view: None,
             done: [0; BURST as usize],
             count: 0,
@@ -277,7 +280,11 @@ impl Batch {
             _ => return Err(NotPlain),
         };
         let subject = Subject::of(&sqe);
-        let token = CommandToken { sqid: self.sqid, cid: sqe.cid.0, epoch: self.epoch, subject };
+        let record = match self.record {
+            Some(record) => record,
+            None => *self.record.insert(c.records.next().ok_or(NotPlain)?),
+        };
+        let token = CommandToken { sqid: self.sqid, cid: sqe.cid.0, epoch: self.epoch, subject, record };
         if sqe.flags.fuse() != Fuse::NORMAL || c.io.running.contains(token) {
             return Err(NotPlain);
         }
@@ -353,8 +360,13 @@ impl Batch {
 
     /// Accepts a command whose completion comes by itself; everything before it is settled.
     fn accept(&mut self, c: &mut Controller, plain: &Plain) {
+        // Read once more, for whoever takes over: it checks what it finds. The identifier is the one that was checked here.
+        let mut sqe: Sqe = self.sq.read_value(self.head as usize * Sqe::SIZE);
+        sqe.cid = CommandId(plain.token.cid);
+        let record = c.put_on_record(self.sqid, self.head, &sqe);
+        self.record = None;
+        assert_eq!(record, Some(plain.token.record), "nobody else takes records");
         self.step(plain);
-        c.accept_up_to(self.sqid, self.head);
     }
 
     fn count_transfers(&self, c: &mut Controller) {

@@ -57,6 +57,7 @@ impl Controller {
         let first = self.take_held(token.sqid);
         match (sqe.flags.fuse(), first) {
             (Fuse::SECOND, Some((first_token, first))) => self.pair(slot, (first_token, &first), (token, sqe)),
+            (Fuse::SECOND, None) if self.repeats => self.second_again(slot, token, sqe),
             (Fuse::SECOND, None) => Outcome::Done(Completion::error(Status::ABORTED_MISSING_FUSED)),
             (fuse, first) => {
                 if let Some((first, _)) = first {
@@ -90,7 +91,8 @@ impl Controller {
     fn hold(&mut self, token: CommandToken, sqe: &Sqe) -> Outcome {
         let fits_two = self.cq(self.sq(token.sqid).cq.get()).entries.get() > 2;
         // Both are made known by one doorbell write.
-        if !fits_two || self.pending_entries(token.sqid).is_none() {
+        let follows = self.pending_entries(token.sqid).is_some() || self.redoes(token.sqid);
+        if !fits_two || !follows {
             return Outcome::Done(Completion::error(Status::ABORTED_MISSING_FUSED));
         }
         let promised = &self.cq(self.sq(token.sqid).cq.get()).promised;
@@ -111,6 +113,7 @@ impl Controller {
         let in_flight = &self.sq(sqid).in_flight;
         in_flight.set(in_flight.get().saturating_sub(1));
         self.in_flight -= 1;
+        self.records.release(token.record);
     }
 
     /// Commands that a submission queue holds: one or none.
@@ -157,7 +160,24 @@ impl Controller {
         }
         self.count_transfer(Operation::Compare, blocks.bytes);
         self.count_transfer(write, blocks.bytes);
-        self.launch_pair(slot, [first.0, second.0], attached, blocks, write, expected)
+        self.launch_pair(slot, (Some(first.0), second.0), attached, blocks, write, expected)
+    }
+
+    /// The second of a pair whose first was completed by a worker that has ended: its Compare had succeeded, and this is the write,
+    /// or it had not.
+    #[cold]
+    fn second_again(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Outcome {
+        if !self.records.is_compared(token.record) {
+            return Outcome::Done(Completion::error(Status::ABORTED_FAILED_FUSED));
+        }
+        let write = Operation::Write { fua: self.durable(ReadWriteCdw12::from_bits(sqe.cdw12).fua()) };
+        match self.check_half(sqe, NvmOpcode::WRITE, write) {
+            Ok((attached, blocks)) => {
+                self.count_transfer(write, blocks.bytes);
+                self.launch_pair(slot, (None, token), attached, blocks, write, Vec::new())
+            }
+            Err(status) => Outcome::Done(Completion::error(status)),
+        }
     }
 
     /// Everything that can be wrong with one of the two; its data are in `self.segments` then.
@@ -172,32 +192,39 @@ impl Controller {
     fn launch_pair(
         &mut self,
         slot: TaskSlot<'_>,
-        tokens: [CommandToken; 2],
+        (first, second): (Option<CommandToken>, CommandToken),
         attached: Rc<Attached>,
         blocks: Blocks,
         write: Operation,
         expected: Vec<Segment>,
     ) -> Outcome {
         let (host, sink, segments) = (self.host_key(), &self.sink, &self.segments);
+        let records = Rc::clone(&self.records);
         let launched = slot.run(|cx| {
             let attached = cx.scratch.keep(attached);
             let segments = cx.scratch.copy_slice(segments);
-            let finish = tokens.map(|token| Finish::new(attached, sink, token));
+            let first = first.map(|token| Finish::new(attached, sink, token));
+            let (record, compared) = (second.record, records.is_compared(second.record));
+            let second = Finish::new(attached, sink, second);
             wait(cx, async move {
                 let namespace = &attached.namespace;
-                let [first, second] = finish;
                 let _locked = namespace.gate.lock(cx, blocks.range()).await;
-                if !namespace.rights_of(&host).contain(Rights::ALL) {
-                    first.complete(Completion::error(Status::RESERVATION_CONFLICT));
+                if !compared && !namespace.rights_of(&host).contain(Rights::ALL) {
+                    end(first, Completion::error(Status::RESERVATION_CONFLICT));
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
                 }
                 let request = |operation, segments| Request { operation, lba: blocks.lba, count: blocks.count, segments };
-                let compared = match namespace.unchanged(&blocks.geometry) {
+                let result = match namespace.unchanged(&blocks.geometry) {
+                    Ok(()) if compared => Ok(()),
                     Ok(()) => namespace.volume.submit(cx, request(Operation::Compare, &expected)).await,
                     Err(error) => Err(error),
                 };
-                first.end(compared);
-                if compared.is_err() {
+                if result.is_ok() {
+                    // From here on only the write is carried out again: what it is compared with may be what it wrote.
+                    records.set_compared(record);
+                }
+                end(first, of_result(result));
+                if result.is_err() {
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
                 }
                 let result = namespace.volume.submit(cx, request(write, segments)).await;
@@ -206,8 +233,15 @@ impl Controller {
             })
         });
         if matches!(launched, millrace_engine::Outcome::Waiting) {
-            self.io.running.insert(tokens[0]);
+            first.into_iter().for_each(|first| self.io.running.insert(first));
         }
-        self.outcome(tokens[1], launched)
+        self.outcome(second, launched)
+    }
+}
+
+/// Ends a pair's first command, if it has not ended yet.
+fn end(first: Option<Finish<'_>>, completion: Completion) {
+    if let Some(first) = first {
+        first.complete(completion);
     }
 }

@@ -71,6 +71,13 @@ impl IoState {
     }
 }
 
+impl IoState {
+    /// Tells this controller's host from others' by a number that is known beforehand.
+    pub(crate) fn set_unique(&mut self, unique: u64) {
+        self.unique = unique;
+    }
+}
+
 /// The blocks a command names, checked against the volume's present shape.
 #[derive(Clone, Copy, Debug)]
 struct Blocks {

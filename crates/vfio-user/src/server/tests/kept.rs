@@ -184,6 +184,24 @@ fn descriptors_come_again_with_the_request() {
 }
 
 #[test]
+fn descriptors_are_the_message_s_that_they_came_with() {
+    let mut house = House::new();
+    house.client.write_all(&request(1, Command::Version, b"\0\0\0\0")).unwrap();
+    let files = [memfd(0x1000), memfd(0x1000)];
+    for (id, file) in (2..).step_by(2).zip(&files) {
+        house.client.write_all(&request(id, Command::RegionWrite, &write(16, &[1, 2, 3, 4]))).unwrap();
+        let at = u64::from(id) << 12;
+        send_with_fds(&house.client, &request(id + 1, Command::DmaMap, &map(at)), &[file.as_fd()]);
+    }
+    assert!(house.serve());
+    assert!(house.replies().iter().all(|(_, errno, _)| errno.is_none()));
+    let files = files.each_ref().map(inode);
+    let map = |at: u64, file: u64| Call::Map(at << 12, 0x1000, 0, Some(file));
+    let write = Call::Write(0, 16, vec![1, 2, 3, 4]);
+    assert_eq!(house.toy.calls, [write.clone(), map(2, files[0]), write, map(4, files[1])]);
+}
+
+#[test]
 fn a_part_of_a_message_is_left_alone_and_a_huge_one_refused() {
     let mut house = House::new();
     let bytes = request(1, Command::Version, b"\0\0\0\0{}\0");
