@@ -322,7 +322,9 @@ impl GuestMemory {
         if let Some(page) = page.filter(|page| region.size - page >= tlb::PAGE) {
             // SAFETY: as below; all of the page lies within the region.
             let whole = unsafe { mapping.segment(skip + page as usize, tlb::PAGE as usize) };
-            whole.into_iter().for_each(|whole| self.tlb.remember(addr.0, whole, region.protection));
+            if let Some(whole) = whole {
+                self.tlb.remember(addr.0, whole, region.protection);
+            }
         }
         let run = len.min(region.size - offset);
         // All fit: the mapping is at least as long as `skip` and the region together, and its length is a usize.
