@@ -272,6 +272,7 @@ impl Rig {
         let batches = if load.bytes > 4096 { 300 } else { 20_000 / u64::from(load.depth).max(4) + 200 };
         let mut all: Vec<u64> = (0..batches + 20).map(|_| self.batch(load, overhead)).skip(20).collect();
         all.sort_unstable();
+        #[expect(clippy::cast_precision_loss, reason = "cycles of hours are exact")]
         let each = |at: usize| all[at] as f64 / f64::from(load.depth);
         let (least, median) = (each(0), each(all.len() / 2));
         println!("{name:<34} depth {:>3}  min {least:>9.1}  median {median:>9.1}  cycles per I/O", load.depth);
