@@ -14,6 +14,7 @@ use crate::{BlockCount, BlockError, ByteOffset, Geometry, Lba, Operation, Reques
 ///
 /// # Panics
 /// When the segments do not match the range ([`Request::assert_lengths`]).
+#[inline]
 pub fn check(geometry: &Geometry, request: &Request<'_>) -> Result<(ByteOffset, u64), BlockError> {
     if request.operation == Operation::Flush {
         return Ok((ByteOffset(0), 0));

@@ -50,6 +50,7 @@ pub struct Request<'a> {
 
 impl Operation {
     /// Whether the request changes the volume's data.
+    #[inline]
     pub fn is_write(self) -> bool {
         match self {
             Self::Write { .. } | Self::WriteZeroes { .. } | Self::Deallocate | Self::Copy { .. } => true,
@@ -58,6 +59,7 @@ impl Operation {
     }
 
     /// Whether the request moves data through its segments.
+    #[inline]
     pub fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write { .. } | Self::Compare)
     }
@@ -68,6 +70,7 @@ impl Request<'_> {
     ///
     /// # Panics
     /// When they differ: a front end made the segments from the range, so a difference is a bug of ours.
+    #[inline]
     pub fn assert_lengths(&self, geometry: &Geometry) {
         let expected = if self.operation.has_data() { self.count.0 << geometry.block_size.shift() } else { 0 };
         assert_eq!(millrace_memory::total_len(self.segments) as u64, expected, "segments match the range of {self:?}");

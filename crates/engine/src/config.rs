@@ -54,13 +54,16 @@ pub enum Polling {
         /// Longest such sleep. Naps grow to it with the time since the last work, and never beyond a 64th of that: what
         /// napping adds to a request's latency is small against the pause before it.
         idle_nap: Duration,
+        /// What napping may cost, in thousandths of a core: where naps are cheap, they do not grow to `idle_nap` but only until
+        /// they cost less than this.
+        budget: u32,
     },
 }
 
 impl Default for Polling {
     fn default() -> Self {
         let [spin, nap, idle_nap] = [20, 45, 400].map(Duration::from_micros);
-        Self::Adaptive { spin, nap, idle_nap }
+        Self::Adaptive { spin, nap, idle_nap, budget: 40 }
     }
 }
 

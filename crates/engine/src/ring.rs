@@ -99,6 +99,13 @@ impl Ring {
         let _ = rustix::io::read(&self.bell, &mut count);
     }
 
+    /// Whether there is neither an operation nor a timer: nothing to submit, reap or fire.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        let inner = self.inner.borrow();
+        inner.free.len() == inner.ops.len() && inner.waiting.is_empty() && self.timers.borrow().next().is_none()
+    }
+
     /// Operations the kernel has, or whose result nobody has fetched.
     pub(crate) fn in_flight(&self) -> usize {
         let inner = self.inner.borrow();

@@ -19,20 +19,24 @@ use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 use crate::{
     config::{Polling, ShardConfig, nap_after},
     core::Core,
-    device::{Account, Device, DeviceKey, Readiness, ShardContext},
+    device::{Account, Device, DeviceKey, ShardContext},
+    devices::{Devices, Entry},
     error::EngineError,
     mailbox::{Message, ShardHandle},
+    naps::Naps,
     poller::{Events, Poller, Source},
     remote::Remotes,
     ring::Ring,
     slots::Slots,
-    stats::{Counters, ShardStats},
+    stats::{Clock, Counters, ShardStats},
 };
 
 /// How often a busy shard looks at its mailbox and descriptors: one system call each time.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// How often the statistics are published.
 const PUBLISH_EVERY: Duration = Duration::from_millis(1);
+/// Passes without work between two looks at the clock.
+const PASSES_PER_LOOK: u32 = 16;
 /// Messages handled before the devices get their turn again.
 const MESSAGES_PER_LOOK: usize = 64;
 /// How long a stopping shard waits for I/O in flight.
@@ -40,68 +44,26 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Key of the shard's own tasks.
 const OWN_KEY: DeviceKey = DeviceKey { index: u16::MAX, generation: u16::MAX };
 
-struct Entry {
-    device: Box<dyn Device>,
-    account: Rc<Account>,
-    fenced: bool,
-    armed: bool,
-}
-
-impl Entry {
-    /// Calls the device; a panic fences it.
-    #[inline]
-    fn call<R>(&mut self, core: &Core, call: impl FnOnce(&mut dyn Device, &mut ShardContext<'_>) -> R) -> Option<R> {
-        let mut cx = ShardContext::new(core, &self.account);
-        let device = &mut *self.device;
-        // Unwind safety: after a panic the device is fenced, so nobody relies on its broken state.
-        let result = catch_unwind(AssertUnwindSafe(|| call(device, &mut cx)));
-        if result.is_err() {
-            self.fence(core);
-        }
-        result.ok()
-    }
-
-    fn fence(&mut self, core: &Core) {
-        if std::mem::replace(&mut self.fenced, true) {
-            return;
-        }
-        let mut cx = ShardContext::new(core, &self.account);
-        let device = &mut self.device;
-        let name = catch_unwind(AssertUnwindSafe(|| device.name().to_owned())).unwrap_or_default();
-        tracing::error!(device = name, "a fault of ours in this device or one of its requests was contained: it is fenced");
-        if catch_unwind(AssertUnwindSafe(|| device.fence(&mut cx))).is_err() {
-            tracing::error!(device = name, "the device could not even be fenced in an orderly way");
-        }
-        cx.unregister_all();
-    }
-}
-
-#[derive(Default)]
-struct Place {
-    generation: u16,
-    entry: Option<Entry>,
-}
-
 /// One shard. It belongs to the thread that made it.
 pub struct Shard {
     core: Rc<Core>,
     /// Account of tasks that belong to no device.
     own: Rc<Account>,
-    devices: Vec<Place>,
-    /// The device that is polled first: it moves on every turn, so that scarce slots are shared.
-    first: usize,
+    devices: Devices,
     mail: Receiver<Message>,
     stats: Arc<ShardStats>,
     events: Events,
     polling: Polling,
     stop: bool,
-    /// Whether the last turn found work.
-    worked: bool,
+    naps: Naps,
+    clock: Clock,
     last_work: Instant,
     last_look: Instant,
     last_publish: Instant,
     /// The thread's place in what every shard has its own of.
     _slot: ShardSlot,
+    /// When cold devices were last looked at.
+    last_cold: Instant,
 }
 
 impl Shard {
@@ -134,18 +96,19 @@ impl Shard {
         Ok(Self {
             core: Rc::new(core),
             own: Account::new(OWN_KEY),
-            devices: Vec::new(),
-            first: 0,
+            devices: Devices::default(),
             mail,
             stats,
             events: Events::new(),
             polling: config.polling,
             stop: false,
-            worked: false,
+            naps: Naps::default(),
+            clock: Clock::default(),
             last_work: now,
             last_look: now,
             last_publish: now,
             _slot: ShardSlot::claim(),
+            last_cold: now,
         })
     }
 
@@ -183,14 +146,7 @@ impl Shard {
         &mut self,
         make: impl FnOnce(&mut ShardContext<'_>) -> Result<Box<dyn Device>, E>,
     ) -> Result<DeviceKey, E> {
-        let index = self.devices.iter().position(|place| place.entry.is_none()).unwrap_or_else(|| {
-            self.devices.push(Place::default());
-            self.devices.len() - 1
-        });
-        assert!(index < usize::from(u16::MAX), "too many devices on one shard");
-        let place = &mut self.devices[index];
-        place.generation = place.generation.wrapping_add(1);
-        let account = Account::new(DeviceKey { index: index as u16, generation: place.generation });
+        let account = self.devices.reserve();
         let mut cx = ShardContext::new(&self.core, &account);
         let device = match make(&mut cx) {
             Ok(device) => device,
@@ -200,7 +156,7 @@ impl Shard {
             }
         };
         let key = account.key;
-        place.entry = Some(Entry { device, account, fenced: false, armed: false });
+        self.devices.insert(device, account);
         self.share_slots();
         // New work may be there before anything rings for it.
         self.last_work = Instant::now();
@@ -209,8 +165,7 @@ impl Shard {
 
     /// Takes a device off the shard. Its tasks that still wait go on by themselves.
     pub fn remove_device(&mut self, key: DeviceKey) -> Option<Box<dyn Device>> {
-        self.entry(key)?;
-        let Entry { device, account, .. } = self.devices[usize::from(key.index)].entry.take()?;
+        let Entry { device, account, .. } = self.devices.remove(key)?;
         ShardContext::new(&self.core, &account).unregister_all();
         self.share_slots();
         Some(device)
@@ -224,7 +179,7 @@ impl Shard {
         call: impl FnOnce(&mut D, &mut ShardContext<'_>) -> R,
     ) -> Option<R> {
         let core = Rc::clone(&self.core);
-        let entry = self.entry(key)?;
+        let entry = self.devices.wake(&core, key)?;
         if !(&*entry.device as &dyn Any).is::<D>() {
             return None;
         }
@@ -233,22 +188,17 @@ impl Shard {
 
     /// Whether a device was fenced after a panic; `None` when there is no such device.
     pub fn is_fenced(&mut self, key: DeviceKey) -> Option<bool> {
-        self.entry(key).map(|entry| entry.fenced)
+        self.devices.get(key).map(|entry| entry.fenced)
     }
 
     /// Keys of the devices on the shard.
     pub fn devices(&self) -> impl Iterator<Item = DeviceKey> + '_ {
-        self.devices.iter().filter_map(|place| place.entry.as_ref()).map(|entry| entry.account.key)
+        self.devices.iter().map(|entry| entry.account.key)
     }
 
     #[cfg(test)]
     pub(crate) fn core_for_tests(&self) -> &Core {
         &self.core
-    }
-
-    fn entry(&mut self, key: DeviceKey) -> Option<&mut Entry> {
-        let entry = self.devices.get_mut(usize::from(key.index))?.entry.as_mut()?;
-        (entry.account.key == key).then_some(entry)
     }
 
     /// One device may use all slots; several leave each other a quarter.
@@ -276,66 +226,79 @@ impl Shard {
             tracing::warn!(%error, "timer slack cannot be set: naps will be longer than configured");
         }
         while !self.stop {
-            let work = self.pass(false);
-            let now = self.core.now.get();
-            if work > 0 {
-                self.last_work = now;
-                continue;
-            }
-            match self.polling {
-                Polling::Adaptive { spin, nap, idle_nap } => {
-                    let idle = now.duration_since(self.last_work);
-                    if idle < spin {
-                        std::hint::spin_loop();
-                    } else {
-                        self.sleep(nap_after(idle, nap, idle_nap));
-                    }
-                }
-                Polling::Spin => std::hint::spin_loop(),
+            if self.pass(false) > 0 {
+                self.last_work = self.core.now.get();
+                self.naps.interrupt();
+            } else if self.clock.passes == 0 {
+                // The time was looked at in this pass.
+                self.rest();
             }
         }
+    }
+
+    /// There was nothing to do: looks again at once, or sleeps.
+    fn rest(&mut self) {
+        if let Polling::Adaptive { spin, nap, idle_nap, budget } = self.polling {
+            let idle = self.core.now.get().duration_since(self.last_work);
+            if idle >= spin {
+                let longest = self.naps.longest(nap, idle_nap, budget);
+                return self.sleep(nap_after(idle, nap, longest));
+            }
+        }
+        std::hint::spin_loop();
     }
 
     fn pass(&mut self, look: bool) -> usize {
-        let now = self.begin();
+        let turns = &self.core.counters.turns;
+        turns.set(turns.get() + 1);
+        let on_time = look || self.clock.passes >= PASSES_PER_LOOK;
+        if on_time {
+            self.look_at_clock(false);
+        }
+        self.clock.passes += 1;
         let core = &*self.core;
-        let mut work = 0;
         // Doorbells.
-        let first = if self.first + 1 < self.devices.len() { self.first + 1 } else { 0 };
-        self.first = first;
-        let (before, after) = self.devices.split_at_mut(first);
-        for entry in after.iter_mut().chain(before).filter_map(|place| place.entry.as_mut()) {
-            if !entry.fenced {
-                work += entry.call(core, Device::poll).unwrap_or(1);
-            }
+        let mut work = self.devices.poll_warm(core);
+        if on_time {
+            let now = core.now.get();
+            work += self.devices.poll_cold(core, now.duration_since(self.last_cold));
+            self.last_cold = now;
         }
         // The ring: what was started since the last turn goes out in one system call.
-        submit(core);
-        work += core.ring.reap();
-        work += core.ring.fire_timers(now);
+        if !core.ring.is_idle() {
+            submit(core);
+            work += core.ring.reap();
+            work += core.ring.fire_timers(core.now.get());
+        }
         work += core.slots.run_ready();
         work += self.fence_faulty();
-        if look || now.duration_since(self.last_look) >= LOOK_EVERY {
-            self.last_look = now;
-            work += self.listen();
+        if on_time {
+            self.clock.passes = 0;
+            let now = self.core.now.get();
+            if look || now.duration_since(self.last_look) >= LOOK_EVERY {
+                self.last_look = now;
+                work += self.listen();
+            }
         }
-        self.worked = work > 0;
+        if work > 0 {
+            self.look_at_clock(true);
+        }
         work
     }
 
-    /// Starts a turn: takes the time, and books the time since the last turn.
-    fn begin(&mut self) -> Instant {
+    /// Takes the time, and books the time since the last look. `worked`: the pass that ends now found work.
+    fn look_at_clock(&mut self, worked: bool) {
         let now = Instant::now();
-        let counters = &self.core.counters;
         let past = now.duration_since(self.core.now.replace(now)).as_nanos() as u64;
-        let book = if self.worked { &counters.busy_ns } else { &counters.idle_ns };
-        book.set(book.get() + past);
-        counters.turns.set(counters.turns.get() + 1);
+        let (busy, idle) = self.clock.book(past, worked);
+        let counters = &self.core.counters;
+        counters.busy_ns.set(counters.busy_ns.get() + busy);
+        counters.idle_ns.set(counters.idle_ns.get() + idle);
         if now.duration_since(self.last_publish) >= PUBLISH_EVERY {
             self.last_publish = now;
+            self.devices.cool(&self.core, now);
             self.publish();
         }
-        now
     }
 
     fn publish(&self) {
@@ -349,7 +312,7 @@ impl Shard {
         while let Some(account) = self.core.slots.take_fault() {
             count += 1;
             let core = Rc::clone(&self.core);
-            if let Some(entry) = self.entry(account.key) {
+            if let Some(entry) = self.devices.get(account.key) {
                 entry.fence(&core);
             } else {
                 tracing::error!("a task without a device panicked; the panic was contained");
@@ -382,7 +345,7 @@ impl Shard {
                     work += self.take_messages();
                 }
                 Some(Source::Device(key, token)) => {
-                    if let Some(entry) = self.entry(key).filter(|entry| !entry.fenced) {
+                    if let Some(entry) = self.devices.wake(&core, key).filter(|entry| !entry.fenced) {
                         entry.call(&core, |device, cx| device.event(cx, token));
                         work += 1;
                     }
@@ -425,7 +388,8 @@ impl Shard {
     /// Sleeps until something happens; `nap` at most while a device can only be served by looking.
     fn sleep(&mut self, nap: Duration) {
         let core = Rc::clone(&self.core);
-        if let Some(deadline) = self.arm(&core, nap) {
+        self.events.clear();
+        if let Some(deadline) = self.devices.arm(&core, Instant::now(), nap) {
             // Whatever an arming device started must be with the kernel before we sleep. No task can become ready after the
             // check: only this thread wakes tasks. Messages, descriptors and the ring's bell are level-triggered.
             submit(&core);
@@ -434,38 +398,14 @@ impl Shard {
             }
             core.ring.disarm();
         }
-        for entry in self.devices.iter_mut().filter_map(|place| place.entry.as_mut()) {
-            if std::mem::take(&mut entry.armed) && !entry.fenced {
-                entry.call(&core, |device, _| device.disarm());
-            }
-        }
+        self.devices.disarm(&core);
         let events = self.dispatch();
-        self.last_look = Instant::now();
+        self.look_at_clock(false);
+        self.last_look = core.now.get();
         if events > 0 {
             self.last_work = self.last_look;
+            self.naps.interrupt();
         }
-    }
-
-    /// Arms every device. `None` when one is busy; else the instant to wake at.
-    #[allow(clippy::option_option)]
-    fn arm(&mut self, core: &Core, nap: Duration) -> Option<Option<Instant>> {
-        self.events.clear();
-        let now = Instant::now();
-        let mut deadline = core.ring.next_timer();
-        let mut sooner = |at: Instant| deadline = Some(deadline.map_or(at, |known| known.min(at)));
-        for entry in self.devices.iter_mut().filter_map(|place| place.entry.as_mut()) {
-            if entry.fenced {
-                continue;
-            }
-            entry.armed = true;
-            match entry.call(core, Device::arm) {
-                Some(Readiness::Nap) => sooner(now + nap),
-                Some(Readiness::Until(at)) => sooner(at),
-                Some(Readiness::Block) => {}
-                Some(Readiness::Busy) | None => return None,
-            }
-        }
-        Some(deadline)
     }
 
     fn doze(&mut self, deadline: Option<Instant>) {
@@ -477,15 +417,16 @@ impl Shard {
         let sleeps = &self.core.counters.sleeps;
         sleeps.set(sleeps.get() + 1);
         self.wait(timeout);
+        if timeout.is_some() {
+            self.naps.count();
+        }
     }
 
     /// Lets tasks in flight finish, without their devices; returns how many could not.
     fn drain(&mut self) -> usize {
         let core = Rc::clone(&self.core);
-        for place in &self.devices {
-            if let Some(entry) = &place.entry {
-                ShardContext::new(&core, &entry.account).unregister_all();
-            }
+        for entry in self.devices.iter() {
+            ShardContext::new(&core, &entry.account).unregister_all();
         }
         // Messages are not handled any more: they must not keep the loop below from sleeping. If that fails, it only spins.
         let _ = core.poller.remove(core.handle.bell());

@@ -17,6 +17,30 @@ pub(crate) struct Counters {
     pub(crate) commands: Cell<u64>,
 }
 
+/// Tells time with work from time without, though the clock is not looked at in every pass.
+#[derive(Debug, Default)]
+pub(crate) struct Clock {
+    /// Passes begun since the last look.
+    pub(crate) passes: u32,
+    /// What a pass without work took last, in nanoseconds.
+    idle_pass: u64,
+}
+
+impl Clock {
+    /// Divides the time since the last look: busy, idle. Only the last of the passes may have worked.
+    pub(crate) fn book(&mut self, past: u64, worked: bool) -> (u64, u64) {
+        let passes = u64::from(std::mem::take(&mut self.passes));
+        if worked {
+            let idle = past.min(self.idle_pass * passes.saturating_sub(1));
+            return (past - idle, idle);
+        }
+        if passes > 1 {
+            self.idle_pass = past / passes;
+        }
+        (0, past)
+    }
+}
+
 /// The published copy. Each value is right by itself; they are not of one instant.
 #[derive(Debug, Default)]
 pub(crate) struct ShardStats {

@@ -1,8 +1,10 @@
 //! Cycles per I/O of the data path, without a client's and without other cores' cost.
 //!
 //! ```text
-//!   cargo bench -p millrace-frontends --bench path -- [FILTER…]
+//!   cargo bench -p millrace-frontends --bench path -- [rounds=N] [FILTER…]
 //! ```
+//!
+//! A filter is a part of a load's name. More rounds are for profilers.
 //!
 //! One thread is guest and daemon in turn. The guest's part costs nothing that is measured: its entries lie in the submission
 //! queue before, it stores one tail, and then the shard's passes are timed until all its commands are complete. What is left out
@@ -267,9 +269,9 @@ impl Rig {
         took.saturating_sub(overhead)
     }
 
-    fn measure(&mut self, name: &str, load: Load) {
+    fn measure(&mut self, name: &str, load: Load, rounds: u64) {
         let overhead = overhead();
-        let batches = if load.bytes > 4096 { 300 } else { 20_000 / u64::from(load.depth).max(4) + 200 };
+        let batches = rounds * if load.bytes > 4096 { 300 } else { 20_000 / u64::from(load.depth).max(4) + 200 };
         let mut all: Vec<u64> = (0..batches + 20).map(|_| self.batch(load, overhead)).skip(20).collect();
         all.sort_unstable();
         #[expect(clippy::cast_precision_loss, reason = "cycles of hours are exact")]
@@ -330,7 +332,9 @@ const CASES: [Case; 7] = [
 ];
 
 fn main() {
-    let filters: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let (settings, filters): (Vec<_>, Vec<_>) = args.iter().partition(|arg| arg.contains('='));
+    let rounds = settings.iter().find_map(|setting| setting.strip_prefix("rounds=")?.parse().ok()).unwrap_or(1);
     let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
     for (name, kind, bytes, interrupts, idle) in CASES {
         let loads = loads(name, bytes);
@@ -343,7 +347,7 @@ fn main() {
             rig.fill(bytes);
         }
         for (name, load) in loads {
-            rig.measure(&name, load);
+            rig.measure(&name, load, rounds);
         }
         if kind.starts_with('/') {
             // A leftover is harmless.

@@ -222,6 +222,7 @@ impl Segment {
 }
 
 /// Sum of the segments' lengths in bytes.
+#[inline]
 pub fn total_len(segments: &[Segment]) -> usize {
     segments.iter().map(Segment::len).sum()
 }

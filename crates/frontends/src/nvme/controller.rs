@@ -83,6 +83,7 @@ impl Sink {
     }
 
     /// Whether results wait for the next turn.
+    #[inline]
     pub(crate) fn has_results(&self) -> bool {
         !self.results.borrow().is_empty()
     }
@@ -232,7 +233,10 @@ impl Controller {
 
     /// One turn: completions of tasks, then new commands of every queue, then interrupts. Returns the work done.
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
-        let mut work = self.reap();
+        let mut work = if self.sink.has_results() { self.reap() } else { 0 };
+        if (self.phase == Phase::Resetting || self.memory.has_retired()) && self.is_quiet() {
+            self.drained();
+        }
         if self.phase == Phase::Ready && self.memory.is_poisoned() {
             self.fail("the guest's memory was taken away (its file was truncated)");
         }
@@ -259,9 +263,6 @@ impl Controller {
             self.complete(token, completion);
         }
         self.finished = finished;
-        if self.is_quiet() {
-            self.drained();
-        }
         work
     }
 

@@ -46,6 +46,12 @@ impl Subject {
         Self { nsid: sqe.nsid.0, opcode: sqe.opcode, cdw10_11: sqe.cdw10_11() }
     }
 
+    /// Of a read or write.
+    #[inline]
+    pub(crate) fn of_transfer(nsid: u32, opcode: NvmOpcode, lba: u64) -> Self {
+        Self { nsid, opcode: opcode.0, cdw10_11: lba }
+    }
+
     /// Of a command that names neither a namespace nor blocks.
     pub(crate) fn of_opcode(opcode: AdminOpcode) -> Self {
         Self { nsid: 0, opcode: opcode.0, cdw10_11: 0 }

@@ -391,7 +391,13 @@ impl Controller {
     }
 
     /// Goes on with a shutdown that waits. Returns work done.
+    #[inline]
     pub(crate) fn advance_phase(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        if self.lifecycle.shutdown.is_none() { 0 } else { self.advance_shutdown(cx) }
+    }
+
+    #[cold]
+    fn advance_shutdown(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let Some(mut shutdown) = self.lifecycle.shutdown.take() else { return 0 };
         let started = if self.is_quiet() { self.flush_volumes(cx, &mut shutdown) } else { 0 };
         if shutdown.next <= self.namespaces.largest() || shutdown.flushes.outstanding.get() > 0 {

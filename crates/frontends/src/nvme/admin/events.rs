@@ -120,6 +120,13 @@ impl Controller {
         sqe.admin_opcode() == AdminOpcode::ASYNC_EVENT_REQUEST && self.event_requests().any(|waiting| waiting == sqe.cid.0)
     }
 
+    /// Whether an event and a request may have found each other.
+    #[inline]
+    pub(super) fn has_events(&self) -> bool {
+        let events = &self.state.events;
+        events.outstanding.get() != 0 && events.pending.iter().fold(0, |any, slot| any | slot.get()) != 0
+    }
+
     /// Completes waiting requests with pending events. Returns work done.
     pub(super) fn deliver_events(&mut self) -> usize {
         let mut work = 0;

@@ -76,6 +76,11 @@ impl Jobs {
         self.list.iter().filter_map(|job| job.token)
     }
 
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
     /// The controller was reset: nobody waits any more. Returns the jobs that nobody was asked for, and never will be.
     fn reset(&mut self) -> Vec<Job> {
         self.list.iter_mut().for_each(|job| job.token = None);

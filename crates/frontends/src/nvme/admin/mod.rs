@@ -149,8 +149,12 @@ impl Controller {
     }
 
     /// The admin commands' part of a turn: what waited and need not wait any more. Returns work done.
+    #[inline]
     pub(crate) fn admin_turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
         self.count_busy_time(cx.now());
+        if self.admin.jobs.is_empty() && self.admin.deletions.is_empty() && !self.has_events() {
+            return 0;
+        }
         self.run_jobs(cx) + self.finish_deletions() + self.deliver_events()
     }
 

@@ -102,7 +102,7 @@ impl Drop for View {
 
 /// A command that was found in order; its data are in the controller's segments.
 struct Plain {
-    token: CommandToken,
+    cid: u16,
     operation: Operation,
     lba: Lba,
     count: BlockCount,
@@ -151,8 +151,7 @@ impl Controller {
         while taken < budget {
             let Ok(plain) = batch.next(self) else { break };
             taken += 1;
-            let view = batch.view.as_ref().expect("a plain command has a namespace");
-            match self.launch(slot, view, &plain) {
+            match self.launch(slot, &batch, &plain) {
                 Outcome::Done(Ok(()), free) => {
                     slot = free;
                     batch.finish(self, &plain);
@@ -160,13 +159,15 @@ impl Controller {
                 Outcome::Done(Err(error), free) => {
                     slot = free;
                     batch.settle(self);
+                    let token = batch.token(&plain);
                     batch.accept(self, &plain);
-                    self.complete(plain.token, of_result(Err(error)));
+                    self.complete(token, of_result(Err(error)));
                 }
                 Outcome::Waiting => {
                     batch.settle(self);
+                    let token = batch.token(&plain);
                     batch.accept(self, &plain);
-                    self.io.running.insert(plain.token);
+                    self.io.running.insert(token);
                     let Some(free) = cx.reserve() else { break };
                     slot = free;
                 }
@@ -182,11 +183,12 @@ impl Controller {
     fn launch<'s>(
         &self,
         slot: TaskSlot<'s>,
-        view: &View,
+        batch: &Batch,
         plain: &Plain,
     ) -> Outcome<'s, Result<(), millrace_block::BlockError>> {
         let (segments, sink) = (self.segments.as_slice(), &self.sink);
-        let Plain { token, operation, lba, count, .. } = *plain;
+        let Plain { operation, lba, count, .. } = *plain;
+        let view = batch.view.as_ref().expect("a plain command has a namespace");
         slot.run_with(&view.attached, |cx, attached| {
             let segments = match segments {
                 // Nearly always; a copy of known length is two instructions.
@@ -196,7 +198,7 @@ impl Controller {
             match attached.namespace.volume.submit(cx, Request { operation, lba, count, segments }) {
                 Step::Done(result) => Launch::Done(result),
                 Step::Wait(future) => {
-                    let finish = Finish::new(attached, sink, token);
+                    let finish = Finish::new(attached, sink, batch.token(plain));
                     let entered = operation.is_write().then(|| attached.namespace.gate.enter_again());
                     wait(cx, async move {
                         let result = future.await;
@@ -279,13 +281,11 @@ impl Batch {
             NvmOpcode::WRITE => Operation::Write { fua: cdw12.fua() || !self.write_cache },
             _ => return Err(NotPlain),
         };
-        let subject = Subject::of(&sqe);
-        let record = match self.record {
-            Some(record) => record,
-            None => *self.record.insert(c.records.next().ok_or(NotPlain)?),
-        };
-        let token = CommandToken { sqid: self.sqid, cid: sqe.cid.0, epoch: self.epoch, subject, record };
-        if sqe.flags.fuse() != Fuse::NORMAL || c.io.running.contains(token) {
+        if self.record.is_none() {
+            self.record = Some(c.records.next().ok_or(NotPlain)?);
+        }
+        let cid = sqe.cid.0;
+        if sqe.flags.fuse() != Fuse::NORMAL || c.io.running.contains(self.sqid, cid) {
             return Err(NotPlain);
         }
         if self.view.as_ref().is_none_or(|view| view.nsid != sqe.nsid.0) {
@@ -305,7 +305,17 @@ impl Batch {
         let bytes = count << view.shift;
         let access = if operation == Operation::Read { Access::Write } else { Access::Read };
         resolve(&c.memory, self.page_size, &sqe, bytes, access, &mut c.segments)?;
-        Ok(Plain { token, operation, lba: Lba(lba), count: BlockCount(count), bytes })
+        Ok(Plain { cid, operation, lba: Lba(lba), count: BlockCount(count), bytes })
+    }
+
+    /// The command at the head, for when it does not end here and now.
+    #[cold]
+    fn token(&self, plain: &Plain) -> CommandToken {
+        let nsid = self.view.as_ref().map_or(0, |view| view.nsid);
+        let opcode = if plain.operation == Operation::Read { NvmOpcode::READ } else { NvmOpcode::WRITE };
+        let subject = Subject::of_transfer(nsid, opcode, plain.lba.0);
+        let record = self.record.expect("looked up before");
+        CommandToken { sqid: self.sqid, cid: plain.cid, epoch: self.epoch, subject, record }
     }
 
     /// The entry at the head was taken.
@@ -324,7 +334,7 @@ impl Batch {
     fn finish(&mut self, c: &mut Controller, plain: &Plain) {
         self.step(plain);
         // SQHD, SQID, CID, and a status of 0.
-        let [head, sqid, cid] = [self.head as u16, plain.token.sqid, plain.token.cid].map(u64::from);
+        let [head, sqid, cid] = [self.head as u16, self.sqid, plain.cid].map(u64::from);
         self.done[self.count] = head | sqid << 16 | cid << 32;
         self.count += 1;
         if self.count == self.done.len() || self.moved >= POST_AFTER {
@@ -362,10 +372,9 @@ impl Batch {
     fn accept(&mut self, c: &mut Controller, plain: &Plain) {
         // Read once more, for whoever takes over: it checks what it finds. The identifier is the one that was checked here.
         let mut sqe: Sqe = self.sq.read_value(self.head as usize * Sqe::SIZE);
-        sqe.cid = CommandId(plain.token.cid);
+        sqe.cid = CommandId(plain.cid);
         let record = c.put_on_record(self.sqid, self.head, &sqe);
-        self.record = None;
-        assert_eq!(record, Some(plain.token.record), "nobody else takes records");
+        assert_eq!(record, self.record.take(), "nobody else takes records");
         self.step(plain);
     }
 

@@ -116,7 +116,7 @@ impl Controller {
         token: CommandToken,
         sqe: &Sqe,
     ) -> Outcome {
-        if self.io.running.contains(token) {
+        if self.io.running.contains(token.sqid, token.cid) {
             self.abort_lone(token.sqid);
             return Outcome::Done(Completion::error(Status::CID_CONFLICT));
         }

@@ -19,13 +19,13 @@ impl Running {
 
     /// Whether a waiting command of the queue has this identifier.
     #[inline]
-    pub(super) fn contains(&self, token: CommandToken) -> bool {
-        let (word, bit) = place(token);
-        self.count != 0 && matches!(self.queues.get(usize::from(token.sqid)), Some(Some(words)) if words[word] & bit != 0)
+    pub(super) fn contains(&self, sqid: u16, cid: u16) -> bool {
+        let (word, bit) = place(cid);
+        self.count != 0 && matches!(self.queues.get(usize::from(sqid)), Some(Some(words)) if words[word] & bit != 0)
     }
 
     pub(super) fn insert(&mut self, token: CommandToken) {
-        let (word, bit) = place(token);
+        let (word, bit) = place(token.cid);
         let Some(queue) = self.queues.get_mut(usize::from(token.sqid)) else { return };
         // Once per queue: the bits stay for the controller's life.
         let words = queue.get_or_insert_with(|| Box::new([0; WORDS]));
@@ -35,7 +35,7 @@ impl Running {
 
     /// A task's result has come.
     pub(crate) fn remove(&mut self, token: CommandToken) {
-        let (word, bit) = place(token);
+        let (word, bit) = place(token.cid);
         if let Some(Some(words)) = self.queues.get_mut(usize::from(token.sqid)) {
             self.count -= u32::from(words[word] & bit != 0);
             words[word] &= !bit;
@@ -43,6 +43,6 @@ impl Running {
     }
 }
 
-fn place(token: CommandToken) -> (usize, u64) {
-    (usize::from(token.cid / 64), 1 << (token.cid % 64))
+fn place(cid: u16) -> (usize, u64) {
+    (usize::from(cid / 64), 1 << (cid % 64))
 }
