@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use crate::{BlockCount, BlockError, BlockSize, Geometry, Request, ScratchBox, TaskContext, VolumeError};
+use crate::{BlockCount, BlockError, BlockSize, Geometry, Lba, Request, ScratchBox, TaskContext, VolumeError};
 
 /// A request that waits, placed in its task's scratch.
 pub type TaskFuture<'a, O = Result<(), BlockError>> = ScratchBox<'a, dyn Future<Output = O> + 'a>;
@@ -53,6 +53,13 @@ pub trait Volume: Send + Sync {
     /// The range is checked against the volume's present size (a shrink may have overtaken the front end's check); the
     /// segments' length is the caller's promise ([`Request::assert_lengths`]).
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a>;
+
+    /// A read of this range will be submitted soon: a volume whose data lie in memory brings them near. It is a hint; the range
+    /// is not checked. Returns whether it is any use: who gets `false` need not ask again for a while. A service that passes
+    /// reads on may pass this on as well.
+    fn prefetch(&self, _lba: Lba, _count: BlockCount) -> bool {
+        false
+    }
 
     /// Scratch bytes a request needs at most, inner volumes included: what its futures and lists take.
     fn scratch_bytes(&self) -> usize;

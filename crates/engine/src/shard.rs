@@ -59,11 +59,14 @@ pub struct Shard {
     clock: Clock,
     last_work: Instant,
     last_look: Instant,
+    /// Mailbox and descriptors are to be looked at in the next pass.
+    due: bool,
     last_publish: Instant,
     /// The thread's place in what every shard has its own of.
     _slot: ShardSlot,
-    /// When cold devices were last looked at.
+    /// When cold devices were last looked at, and when devices last went cold.
     last_cold: Instant,
+    last_cool: Instant,
 }
 
 impl Shard {
@@ -106,9 +109,11 @@ impl Shard {
             clock: Clock::default(),
             last_work: now,
             last_look: now,
+            due: true,
             last_publish: now,
             _slot: ShardSlot::claim(),
             last_cold: now,
+            last_cool: now,
         })
     }
 
@@ -251,8 +256,8 @@ impl Shard {
     fn pass(&mut self, look: bool) -> usize {
         let turns = &self.core.counters.turns;
         turns.set(turns.get() + 1);
-        let on_time = look || self.clock.passes >= PASSES_PER_LOOK;
-        if on_time {
+        let on_time = look || self.due || self.clock.passes >= PASSES_PER_LOOK;
+        if look || self.clock.passes >= PASSES_PER_LOOK {
             self.look_at_clock(false);
         }
         self.clock.passes += 1;
@@ -275,9 +280,14 @@ impl Shard {
         if on_time {
             self.clock.passes = 0;
             let now = self.core.now.get();
-            if look || now.duration_since(self.last_look) >= LOOK_EVERY {
-                self.last_look = now;
+            if look || self.due {
+                (self.last_look, self.due) = (now, false);
                 work += self.listen();
+            }
+            // Who turns the shard by hand has every device looked at each time.
+            if !look && now.duration_since(self.last_cool) >= PUBLISH_EVERY {
+                self.last_cool = now;
+                self.devices.cool(&self.core, now);
             }
         }
         if work > 0 {
@@ -294,9 +304,9 @@ impl Shard {
         let counters = &self.core.counters;
         counters.busy_ns.set(counters.busy_ns.get() + busy);
         counters.idle_ns.set(counters.idle_ns.get() + idle);
+        self.due = now.duration_since(self.last_look) >= LOOK_EVERY;
         if now.duration_since(self.last_publish) >= PUBLISH_EVERY {
             self.last_publish = now;
-            self.devices.cool(&self.core, now);
             self.publish();
         }
     }
@@ -401,7 +411,7 @@ impl Shard {
         self.devices.disarm(&core);
         let events = self.dispatch();
         self.look_at_clock(false);
-        self.last_look = core.now.get();
+        (self.last_look, self.due) = (core.now.get(), false);
         if events > 0 {
             self.last_work = self.last_look;
             self.naps.interrupt();

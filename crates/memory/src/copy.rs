@@ -28,6 +28,147 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     unsafe { std::arch::asm!("/* {0} {1} */", in(reg) from, in(reg) to, options(nostack, preserves_flags)) }
 }
 
+/// What is known of a copy's target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Its lines are probably in a cache, or will be used soon.
+    Near,
+    /// Its lines are probably in no cache: they are written past the caches, which saves reading them first.
+    Far,
+    /// Memory of a guest's: far if so much else was copied since it was the target last.
+    Guest,
+}
+
+/// Copies longer than this are left to the processor's own string move.
+const BULK: usize = 16 << 10;
+
+/// Copies as [`copy_bytes`], in the way that suits the target.
+///
+/// # Safety
+/// As for [`copy_bytes`].
+#[inline]
+pub(crate) unsafe fn copy_towards(from: *const u8, to: *mut u8, len: usize, target: Target) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= 512 && (to as usize).is_multiple_of(LINE) {
+        let past_caches = match target {
+            Target::Near => false,
+            Target::Far => true,
+            Target::Guest => len > BULK && recent::is_far(to as usize, len),
+        };
+        let has_avx512 = std::arch::is_x86_feature_detected!("avx512f");
+        // SAFETY: the features are there, the target is aligned to lines, and the caller vouches for the ranges.
+        unsafe {
+            match (past_caches, has_avx512) {
+                (true, true) => return stream_avx512(from, to, len),
+                (true, false) => return stream_sse2(from, to, len),
+                (false, true) if len <= BULK => return copy_avx512(from, to, len),
+                (false, _) => {}
+            }
+        }
+    }
+    let _ = target;
+    // SAFETY: the caller's promise is passed on.
+    unsafe { copy_bytes(from, to, len) }
+}
+
+/// How long ago a piece of guest memory was a target, measured in bytes copied since.
+#[cfg(target_arch = "x86_64")]
+mod recent {
+    use std::cell::Cell;
+
+    /// Power of two of a piece's bytes.
+    const PIECE: u32 = 17;
+    const PIECES: usize = 1024;
+    /// After so many bytes a piece has left the caches.
+    const FAR: u64 = 12 << 20;
+
+    thread_local! {
+        /// Bytes copied in bulk, and what they were when each piece was the target.
+        static COPIED: Cell<u64> = const { Cell::new(0) };
+        static SEEN: [Cell<u64>; PIECES] = const { [const { Cell::new(0) }; PIECES] };
+    }
+
+    pub(super) fn is_far(target: usize, len: usize) -> bool {
+        let now = COPIED.get() + len as u64;
+        COPIED.set(now);
+        SEEN.with(|seen| {
+            let last = seen[(target >> PIECE) % PIECES].replace(now);
+            last != 0 && now - last > FAR
+        })
+    }
+}
+
+/// # Safety
+/// As for [`copy_bytes`], and the processor must have AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn copy_avx512(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
+    let whole = len & !(4 * LINE - 1);
+    for at in (0..whole).step_by(4 * LINE) {
+        // SAFETY: `at` and the three lines after it lie within both ranges.
+        unsafe {
+            let (from, to) = (from.add(at), to.add(at));
+            let lines = [0, 1, 2, 3].map(|line| _mm512_loadu_si512(from.add(line * LINE).cast()));
+            (0..4).for_each(|line| _mm512_storeu_si512(to.add(line * LINE).cast(), lines[line]));
+        }
+    }
+    // SAFETY: what is left lies within both ranges.
+    unsafe { copy_bytes(from.add(whole), to.add(whole), len - whole) }
+}
+
+/// Writes past the caches.
+///
+/// # Safety
+/// As for [`copy_bytes`], the processor must have AVX-512, and `to` must be aligned to a line.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn stream_avx512(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{_mm_sfence, _mm512_loadu_si512, _mm512_stream_si512};
+    let whole = len & !(4 * LINE - 1);
+    for at in (0..whole).step_by(4 * LINE) {
+        prefetch(from.wrapping_add(at + AHEAD), 4 * LINE);
+        // SAFETY: `at` and the three lines after it lie within both ranges; the target is aligned.
+        unsafe {
+            let (from, to) = (from.add(at), to.add(at));
+            let lines = [0, 1, 2, 3].map(|line| _mm512_loadu_si512(from.add(line * LINE).cast()));
+            (0..4).for_each(|line| _mm512_stream_si512(to.add(line * LINE).cast(), lines[line]));
+        }
+    }
+    // Streaming stores are not ordered with others. Closes the race with whoever learns, by a later ordinary store of ours (a
+    // completion's phase, a lock), that the data are there, then reads them: its loads come after that store in any case.
+    _mm_sfence();
+    // SAFETY: what is left lies within both ranges.
+    unsafe { copy_bytes(from.add(whole), to.add(whole), len - whole) }
+}
+
+/// As `stream_avx512`, for every x86-64.
+///
+/// # Safety
+/// As for [`copy_bytes`], and `to` must be aligned to a line.
+#[cfg(target_arch = "x86_64")]
+unsafe fn stream_sse2(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    let whole = len & !(LINE - 1);
+    for at in (0..whole).step_by(LINE) {
+        prefetch(from.wrapping_add(at + AHEAD), LINE);
+        // SAFETY: the line lies within both ranges; the target is aligned.
+        unsafe {
+            let (from, to): (*const __m128i, *mut __m128i) = (from.add(at).cast(), to.add(at).cast());
+            let parts = [0, 1, 2, 3].map(|part| _mm_loadu_si128(from.add(part)));
+            (0..4).for_each(|part| _mm_stream_si128(to.add(part), parts[part]));
+        }
+    }
+    // SAFETY: SSE is part of x86-64. Why it is needed: see `stream_avx512`.
+    unsafe { _mm_sfence() };
+    // SAFETY: what is left lies within both ranges.
+    unsafe { copy_bytes(from.add(whole), to.add(whole), len - whole) }
+}
+
+/// Bytes that a streaming copy fetches ahead.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 2048;
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 

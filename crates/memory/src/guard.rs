@@ -167,15 +167,14 @@ fn replace_mapping(addr: usize) -> bool {
         };
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // First: who finds the poison not set after a copy knows that it copied the file's own bytes. The other side is the
+        // copying thread, which reaches the new pages by a fault, after the system call below.
+        // SAFETY: a live slot's poison is kept alive by the guarded mapping that owns the slot.
+        unsafe { (*poison).store(true, Ordering::Relaxed) };
         // SAFETY: the slot is live, so the range is a mapping of ours from which we replace every page; segments into it
         // stay valid memory.
         let ptr = unsafe { libc::mmap(start as *mut libc::c_void, end - start, prot, flags, -1, 0) };
-        if ptr == libc::MAP_FAILED {
-            return false;
-        }
-        // SAFETY: a live slot's poison is kept alive by the guarded mapping that owns the slot.
-        unsafe { (*poison).store(true, Ordering::Relaxed) };
-        return true;
+        return ptr != libc::MAP_FAILED;
     }
     false
 }

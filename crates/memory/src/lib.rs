@@ -17,6 +17,7 @@
 mod bounce;
 mod copy;
 mod cursor;
+mod file;
 pub mod guard;
 mod guest;
 mod mapping;
@@ -28,7 +29,9 @@ mod tests;
 mod tlb;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
+pub use copy::Target;
 pub use cursor::SegmentCursor;
+pub use file::FileMap;
 pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
 pub use mapping::Mapping;
 pub use segment::{Segment, copy_segments, total_len};

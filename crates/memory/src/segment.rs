@@ -7,7 +7,7 @@ use std::{
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::copy::copy_bytes;
+use crate::copy::{Target, copy_bytes, copy_towards};
 
 /// A contiguous piece of mapped memory, laid out as a `struct iovec`.
 ///
@@ -197,6 +197,30 @@ impl Segment {
         unsafe { AtomicU32::from_ptr(part.as_ptr().cast()) }
     }
 
+    /// Copies the first `run` bytes of both from this one to `to`.
+    #[inline]
+    fn copy_run(&self, to: &Segment, run: usize, target: Target) {
+        assert!(run <= self.len && run <= to.len, "a run within both segments");
+        let (from, to) = (self.as_ptr(), to.as_ptr());
+        if (from as usize).abs_diff(to as usize) < run {
+            // A guest may name one page twice.
+            // SAFETY: both segments are mapped memory of at least `run` bytes (Segment's contract).
+            unsafe { std::ptr::copy(from, to, run) };
+        } else {
+            // SAFETY: as above, and they do not overlap.
+            unsafe { copy_towards(from, to, run, target) };
+        }
+    }
+
+    /// Copies all of this segment to the start of `to`.
+    ///
+    /// # Panics
+    /// When `to` is shorter.
+    #[inline]
+    pub fn copy_to(&self, to: &Segment, target: Target) {
+        self.copy_run(to, self.len, target);
+    }
+
     /// Fills the whole segment with one byte.
     pub fn fill(&self, byte: u8) {
         // SAFETY: the segment is mapped, writable memory of self.len bytes.
@@ -236,9 +260,7 @@ pub fn copy_segments(from: &[Segment], to: &[Segment]) -> usize {
     let mut copied = 0;
     while let (Some(src), Some(dst)) = (source, target) {
         let run = src.len.min(dst.len);
-        // `copy` and not `copy_nonoverlapping`: a guest may name one page twice.
-        // SAFETY: both segments are mapped memory of at least `run` bytes (Segment's contract).
-        unsafe { std::ptr::copy(src.as_ptr(), dst.as_ptr(), run) };
+        src.copy_run(&dst, run, Target::Near);
         copied += run;
         source = src.part(run, src.len - run).filter(|rest| !rest.is_empty()).or_else(|| from.next());
         target = dst.part(run, dst.len - run).filter(|rest| !rest.is_empty()).or_else(|| to.next());

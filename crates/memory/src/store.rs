@@ -11,12 +11,17 @@ use std::{
 
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 
-use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor};
+use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor, Target};
 
 /// Chunks a store may consist of. Each one that is added at least doubles the store, so that these suffice for 64 bits.
 const CHUNKS: usize = 64;
 /// Granularity of the record of what was written, and the size of a huge page.
 const EXTENT: u64 = 2 << 20;
+
+/// A store of so many bytes stays in a processor's caches for the most part.
+const NEAR: usize = 16 << 20;
+/// Bytes of a range that are prefetched at most: the processor finds the rest itself.
+const PREFETCH: u64 = 8192;
 
 #[derive(Debug)]
 struct Chunk {
@@ -217,11 +222,54 @@ impl ByteStore {
         assert_eq!(at, end, "a range within the store");
     }
 
+    /// The range, if it lies in the first chunk: all of it does in a store that never grew.
+    #[inline]
+    fn first_chunk(&self, offset: u64, len: usize) -> Option<(&Chunk, Segment)> {
+        let chunk = self.chunks.first()?.get()?;
+        // SAFETY: as for `Chunk::piece`.
+        let piece = unsafe { chunk.mapping.segment(usize::try_from(offset).ok()?, len) }?;
+        Some((chunk, piece))
+    }
+
+    /// Whether most of the store is in no cache.
+    #[inline]
+    fn is_far(chunk: &Chunk) -> bool {
+        chunk.mapping.len() > NEAR
+    }
+
+    /// Brings a range that will be read near. Returns whether it is any use: not in a store that fits in the caches. What lies
+    /// outside the store is left alone.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, len: u64) -> bool {
+        let len = len.min(PREFETCH) as usize;
+        match self.first_chunk(offset, len) {
+            Some((chunk, piece)) => {
+                if Self::is_far(chunk) {
+                    piece.prefetch(0, len);
+                }
+                Self::is_far(chunk)
+            }
+            None => self.capacity() > NEAR as u64,
+        }
+    }
+
     /// Copies the bytes from `offset` on into the segments.
     ///
     /// # Panics
     /// As every method here, when the range does not lie within the capacity.
+    #[inline]
     pub fn read(&self, offset: u64, to: &[Segment]) {
+        if let [to] = to
+            && !to.is_empty()
+            && let Some((chunk, piece)) = self.first_chunk(offset, to.len())
+            && (!chunk.is_file || chunk.written(offset, to.len()) == (to.len(), true))
+        {
+            return piece.copy_to(to, Target::Guest);
+        }
+        self.read_list(offset, to);
+    }
+
+    fn read_list(&self, offset: u64, to: &[Segment]) {
         let mut cursor = SegmentCursor::new(to);
         self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
             if !chunk.is_file {
@@ -242,7 +290,19 @@ impl ByteStore {
     }
 
     /// Copies the segments to the bytes from `offset` on.
+    #[inline]
     pub fn write(&self, offset: u64, from: &[Segment]) {
+        if let [from] = from
+            && !from.is_empty()
+            && let Some((chunk, piece)) = self.first_chunk(offset, from.len())
+        {
+            from.copy_to(&piece, if Self::is_far(chunk) { Target::Far } else { Target::Near });
+            return chunk.touch(offset, from.len());
+        }
+        self.write_list(offset, from);
+    }
+
+    fn write_list(&self, offset: u64, from: &[Segment]) {
         let mut cursor = SegmentCursor::new(from);
         self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
             cursor.copy_to(chunk.piece(at, len));

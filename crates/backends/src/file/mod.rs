@@ -1,7 +1,8 @@
 //! A volume in a regular file or on a block device, through the shard's ring.
 //!
 //! ```text
-//!   submit ─► check ─► read, write   segments aligned (or page cache in use) ─► transfer: straight to and from the segments
+//!   submit ─► check ─► read, write   on tmpfs, where the file has no hole: copied at once, see `millrace_memory::FileMap`
+//!                  │                 segments aligned (or page cache in use) ─► transfer: straight to and from the segments
 //!                  │                 else ───────────────────────────────────► bounced: piece by piece, aligned buffer
 //!                  ├─► zeroes, deallocate ─► erase: fallocate, else zeroes are written
 //!                  ├─► flush ─► sync: fdatasync
@@ -20,7 +21,7 @@ mod open;
 mod transfer;
 
 use std::{
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -29,10 +30,10 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError, check,
-    compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
+    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
+    VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
 };
-use millrace_memory::{PAGE_SIZE, Segment};
+use millrace_memory::{FileMap, PAGE_SIZE, Segment};
 use rustix::fs::{FallocateFlags, OFlags};
 
 pub use self::open::FileOptions;
@@ -58,6 +59,8 @@ pub struct FileVolume {
     can_punch: AtomicBool,
     /// Ranges can be zeroed by fallocate; assumed until the system says no.
     can_zero_range: AtomicBool,
+    /// The file as memory, where its file system is.
+    map: Option<FileMap>,
     /// The errno of the first flush that failed, or 0.
     lost: AtomicI32,
     log_limit: LogLimit,
@@ -73,6 +76,8 @@ impl FileVolume {
     /// [`VolumeError::BadBlockSize`] for a shape it cannot have; [`VolumeError::Io`] with what the system said.
     pub fn open(name: &str, options: &FileOptions) -> Result<Arc<Self>, VolumeError> {
         let opened = open::open(name, options)?;
+        // Without it everything goes by the ring.
+        let map = FileMap::new(opened.fd.as_fd(), opened.bytes, !options.read_only).ok().flatten();
         let volume = Self {
             name: name.to_owned(),
             path: options.path.clone(),
@@ -84,6 +89,7 @@ impl FileVolume {
             direct: AtomicBool::new(false),
             can_punch: AtomicBool::new(opened.can_punch),
             can_zero_range: AtomicBool::new(true),
+            map,
             lost: AtomicI32::new(0),
             log_limit: LogLimit::default(),
             changing: Mutex::new(()),
@@ -110,6 +116,28 @@ impl FileVolume {
         Context { volume: &self.name, path: &self.path }
     }
 
+    /// Carries a read or write out at once where the file is memory and holds the range. `request` was checked.
+    #[inline]
+    fn is_moved_in_memory(&self, request: &Request<'_>) -> bool {
+        let Some(map) = &self.map else { return false };
+        let (offset, _) = self.offset_of(request);
+        match request.operation {
+            Operation::Read => map.read(offset, request.segments),
+            Operation::Write { .. } => map.write(offset, request.segments),
+            _ => false,
+        }
+    }
+
+    /// The ring wrote a range.
+    fn written(&self, offset: u64, len: u64) {
+        self.map.iter().for_each(|map| map.written(self.fd.as_fd(), offset, len));
+    }
+
+    /// Data are about to go from a range, or the file there.
+    fn forget(&self, offset: u64, len: u64) {
+        self.map.iter().for_each(|map| map.forget(offset, len));
+    }
+
     /// Bypasses the page cache if blocks of this size allow it.
     fn choose_mode(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         let fits =
@@ -133,6 +161,7 @@ impl FileVolume {
     }
 
     fn resize_file(&self, before: u64, after: u64) -> rustix::io::Result<()> {
+        self.forget(before.min(after), u64::MAX);
         if after > before {
             // What lies past the old end is not the volume's: a write in flight during an earlier shrink may have put it there.
             rustix::fs::ftruncate(&self.fd, before)?;
@@ -142,6 +171,7 @@ impl FileVolume {
     }
 
     fn erase_all(&self, bytes: u64) -> rustix::io::Result<()> {
+        self.forget(0, u64::MAX);
         let erase = |how| rustix::fs::fallocate(&self.fd, how | FallocateFlags::KEEP_SIZE, 0, bytes);
         erase(FallocateFlags::PUNCH_HOLE).or_else(|_| erase(FallocateFlags::ZERO_RANGE)).or_else(|errno| {
             match self.kind {
@@ -176,6 +206,9 @@ impl Volume for FileVolume {
         if request.count.0 == 0 && request.operation != Operation::Flush {
             return Step::Done(Ok(()));
         }
+        if self.is_moved_in_memory(&request) {
+            return Step::Done(Ok(()));
+        }
         Step::Wait(match request.operation {
             Operation::Read | Operation::Write { .. } if self.suits(request.segments) => {
                 cx.scratch.place_future(self.transfer(cx, request))
@@ -188,6 +221,13 @@ impl Volume for FileVolume {
             Operation::Compare => cx.scratch.place_future(compare_by_reading(self, cx, request)),
             Operation::Copy { .. } => cx.scratch.place_future(copy_by_bounce(self, cx, request)),
         })
+    }
+
+    #[inline]
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        let Some(map) = &self.map else { return false };
+        let range = self.geometry().byte_range(lba, count);
+        range.is_none_or(|(ByteOffset(offset), len)| map.prefetch(offset, len))
     }
 
     fn scratch_bytes(&self) -> usize {

@@ -60,7 +60,8 @@ impl Retries {
 }
 
 impl FileVolume {
-    fn offset_of(&self, request: &Request<'_>) -> (u64, u64) {
+    #[inline]
+    pub(super) fn offset_of(&self, request: &Request<'_>) -> (u64, u64) {
         let shift = self.shape.get().0.shift();
         // No overflow: `check` found the range within the volume.
         (request.lba.0 << shift, request.count.0 << shift)
@@ -68,8 +69,13 @@ impl FileVolume {
 
     /// A read or write of memory that the system takes as it is.
     pub(super) async fn transfer(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let (offset, _) = self.offset_of(&request);
-        self.move_all(cx, Direction::of(request.operation), offset, request.segments).await
+        let (offset, len) = self.offset_of(&request);
+        let direction = Direction::of(request.operation);
+        let result = self.move_all(cx, direction, offset, request.segments).await;
+        if matches!(direction, Direction::Write { .. }) {
+            self.written(offset, len);
+        }
+        result
     }
 
     /// A read or write by way of an aligned buffer.
@@ -188,6 +194,7 @@ impl FileVolume {
             (request.operation != Operation::Deallocate, &self.can_zero_range, libc::FALLOC_FL_ZERO_RANGE),
         ];
         let (offset, len) = self.offset_of(&request);
+        self.forget(offset, len);
         let mut erased = false;
         for (wanted, able, mode) in ways {
             if wanted && !erased && able.load(Ordering::Relaxed) {

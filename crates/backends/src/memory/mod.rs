@@ -9,7 +9,7 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Operation, Request, Step, TaskContext, Usage, Volume,
+    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
     VolumeError, check, future_bytes, yield_now,
 };
 use millrace_memory::{ByteStore, OnFile};
@@ -137,6 +137,13 @@ impl Volume for MemoryVolume {
             }
         }
         Step::Done(Ok(()))
+    }
+
+    #[inline]
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        let geometry = self.geometry();
+        let range = geometry.byte_range(lba, count);
+        range.is_none_or(|(ByteOffset(offset), len)| self.store.prefetch(offset, len))
     }
 
     fn scratch_bytes(&self) -> usize {

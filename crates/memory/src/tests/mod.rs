@@ -1,6 +1,7 @@
 //! Tests of everything here over real mappings.
 
 mod bounce;
+mod file;
 mod guard;
 mod guest;
 mod segment;

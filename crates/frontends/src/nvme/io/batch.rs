@@ -49,6 +49,10 @@ use super::{
 
 /// Submission entries fetched ahead.
 const AHEAD: u32 = 12;
+/// Commands whose data are brought near ahead.
+const LOOK_AHEAD: u32 = 2;
+/// Where in an entry Command Dwords 10 to 13 lie.
+const SLBA: usize = std::mem::offset_of!(Sqe, cdw10);
 /// Bytes of data after which completions are posted at once.
 const POST_AFTER: u64 = 128 << 10;
 
@@ -65,6 +69,8 @@ struct View {
     writable: Option<bool>,
     /// Inside the namespace's write gate.
     inside: bool,
+    /// Whether the volume wants to know what will be read.
+    prefetch: bool,
     geometry: Geometry,
 }
 
@@ -74,6 +80,19 @@ impl View {
     #[inline]
     fn is_writable(&mut self, controller: &Controller) -> bool {
         self.writable.unwrap_or_else(|| self.enter(controller))
+    }
+
+    /// Has the volume bring near what a later entry reads. Only a hint is taken from the entry, which is fetched and checked in
+    /// its turn.
+    fn prefetch(&mut self, sq: &Segment, index: u32, entries: u32) {
+        let index = if index >= entries { index - entries } else { index };
+        let at = index as usize * Sqe::SIZE;
+        let [opcode, nsid] = sq.read_words::<1>(at).map(|word| [word as u8, (word >> 32) as u8])[0];
+        let [lba, cdw12] = sq.read_words(at + SLBA);
+        if NvmOpcode(opcode) == NvmOpcode::READ && nsid == self.nsid as u8 {
+            let count = BlockCount(u64::from(ReadWriteCdw12::from_bits(cdw12 as u32).nlb_z()) + 1);
+            self.prefetch = self.attached.namespace.volume.prefetch(Lba(lba), count);
+        }
     }
 
     fn enter(&mut self, controller: &Controller) -> bool {
@@ -228,6 +247,7 @@ impl Controller {
             readable: self.check_rights(attached, Rights::READ).is_ok(),
             writable: None,
             inside: false,
+            prefetch: true,
             attached: Rc::clone(attached),
             geometry,
         })
@@ -301,6 +321,9 @@ impl Batch {
         let allowed = if operation == Operation::Read { view.readable } else { view.is_writable(c) };
         if !allowed {
             return Err(NotPlain);
+        }
+        if view.prefetch && self.pending > LOOK_AHEAD {
+            view.prefetch(&self.sq, self.head + LOOK_AHEAD, self.entries);
         }
         let bytes = count << view.shift;
         let access = if operation == Operation::Read { Access::Write } else { Access::Read };

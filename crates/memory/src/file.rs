@@ -1,0 +1,161 @@
+//! A file on tmpfs as memory: its blocks are copied to and from a mapping instead of asked for by system calls.
+//!
+//! Only what the file holds already is reached that way. A touch of a hole would take memory where a read must not, and where the
+//! file system is full it would be a bus error where a write has to fail: so holes are left to the caller's system calls, and
+//! an extent counts as held once it has no hole. Whatever takes data away (a hole is punched, the file shrinks) is announced by
+//! [`FileMap::forget`] before.
+//!
+//! Somebody else may truncate the file all the same. Then the guard replaces the mapping; from then on nothing is copied any more,
+//! and whoever was copying is told that it does not count.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use rustix::fs::SeekFrom;
+
+use crate::{
+    Mapping, Segment, SegmentCursor, Target,
+    guard::{GuardedMapping, Poison},
+};
+
+/// Granularity of the record of what the file holds.
+const EXTENT: u64 = 2 << 20;
+/// A file of so many bytes stays in a processor's caches for the most part.
+const NEAR: u64 = 16 << 20;
+/// Of the writes into extents with holes, one in so many is followed by another look.
+const LOOK_EVERY: u32 = 64;
+
+/// See the module. May be used from several threads at once.
+#[derive(Debug)]
+pub struct FileMap {
+    mapping: GuardedMapping,
+    bytes: u64,
+    poison: Poison,
+    /// One bit per extent without a hole. The extent past the last whole one is never held.
+    held: Box<[AtomicU64]>,
+    /// Writes into extents with holes.
+    writes: AtomicU32,
+}
+
+impl FileMap {
+    /// Maps the first `bytes` bytes of a file; `None` when its file system is not one in memory.
+    ///
+    /// # Errors
+    /// What the system said to the mapping.
+    pub fn new(fd: BorrowedFd<'_>, bytes: u64, writable: bool) -> io::Result<Option<Self>> {
+        let system = rustix::fs::fstatfs(fd)?;
+        // The type's width differs between architectures.
+        #[allow(clippy::unnecessary_cast)]
+        let is_tmpfs = system.f_type as i64 == libc::TMPFS_MAGIC as i64;
+        let Some(len) = usize::try_from(bytes).ok().filter(|len| is_tmpfs && *len > 0) else { return Ok(None) };
+        let poison = Poison::new();
+        let mapping = GuardedMapping::new(Mapping::shared(fd.as_fd(), 0, len, writable)?, &poison)?;
+        let words = (bytes / EXTENT).div_ceil(64) as usize;
+        let held = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let map = Self { mapping, bytes, poison, held, writes: AtomicU32::new(0) };
+        map.look(fd, 0, bytes);
+        Ok(Some(map))
+    }
+
+    /// Records the extents of a range that have no hole.
+    fn look(&self, fd: BorrowedFd<'_>, offset: u64, len: u64) {
+        let (first, past) = (offset / EXTENT, (offset + len).min(self.bytes).div_ceil(EXTENT));
+        let mut whole_to = 0;
+        for extent in first..past.min(self.bytes / EXTENT) {
+            let (start, end) = (extent * EXTENT, (extent + 1) * EXTENT);
+            if whole_to < end {
+                // Where the next hole is; the file's end is one.
+                match rustix::fs::seek(fd, SeekFrom::Hole(start)) {
+                    Ok(hole) => whole_to = hole,
+                    Err(_) => return,
+                }
+            }
+            if whole_to >= end
+                && let Some(word) = self.held.get((extent / 64) as usize)
+            {
+                // Release: pairs with the acquire in `holds`.
+                word.fetch_or(1 << (extent % 64), Ordering::Release);
+            }
+        }
+    }
+
+    #[inline]
+    fn holds(&self, offset: u64, len: u64) -> bool {
+        let Some(last) = len.checked_sub(1).and_then(|rest| offset.checked_add(rest)) else { return false };
+        (offset / EXTENT..=last / EXTENT).all(|extent| {
+            let word = self.held.get((extent / 64) as usize);
+            word.is_some_and(|word| word.load(Ordering::Acquire) & 1 << (extent % 64) != 0)
+        })
+    }
+
+    /// The range as memory, if the file holds all of it.
+    #[inline]
+    fn piece(&self, offset: u64, segments: &[Segment]) -> Option<Segment> {
+        let len = crate::total_len(segments);
+        if self.poison.is_set() || !self.holds(offset, len as u64) {
+            return None;
+        }
+        // SAFETY: the segment is used within a method of the map that owns the mapping, and is not handed out; only `write`
+        // writes to it, which its caller must not call for a map that is not writable, and the guard outlives a fault.
+        unsafe { self.mapping.segment(usize::try_from(offset).ok()?, len) }
+    }
+
+    /// Copies the bytes from `offset` on into the segments. `false`: they have to be read by a system call.
+    #[inline]
+    pub fn read(&self, offset: u64, to: &[Segment]) -> bool {
+        let Some(piece) = self.piece(offset, to) else { return false };
+        match to {
+            [to] => piece.copy_to(to, Target::Guest),
+            list => _ = SegmentCursor::new(list).copy_from(piece),
+        }
+        // The guard sets this before it replaces the mapping: what was copied before that is the file's.
+        !self.poison.is_set()
+    }
+
+    /// Copies the segments to the bytes from `offset` on. `false`: they have to be written by a system call.
+    ///
+    /// The map must have been made writable.
+    #[inline]
+    pub fn write(&self, offset: u64, from: &[Segment]) -> bool {
+        let Some(piece) = self.piece(offset, from) else { return false };
+        match from {
+            [from] => from.copy_to(&piece, if self.bytes > NEAR { Target::Far } else { Target::Near }),
+            list => _ = SegmentCursor::new(list).copy_to(piece),
+        }
+        !self.poison.is_set()
+    }
+
+    /// Brings a range that will be read near, if the file holds it. Returns whether it is any use.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, len: u64) -> bool {
+        let len = len.min(8192);
+        if self.bytes > NEAR && self.holds(offset, len) {
+            // SAFETY: as in `piece`.
+            let piece = unsafe { self.mapping.segment(offset as usize, len as usize) };
+            piece.into_iter().for_each(|piece| piece.prefetch(0, len as usize));
+        }
+        self.bytes > NEAR
+    }
+
+    /// Data will be taken out of a range: from now on it is left to system calls.
+    pub fn forget(&self, offset: u64, len: u64) {
+        let past = offset.saturating_add(len).min(self.bytes).div_ceil(EXTENT);
+        for extent in offset / EXTENT..past {
+            if let Some(word) = self.held.get((extent / 64) as usize) {
+                word.fetch_and(!(1 << (extent % 64)), Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// A system call wrote a range: now and then it is seen whether holes have gone.
+    pub fn written(&self, fd: BorrowedFd<'_>, offset: u64, len: u64) {
+        // Relaxed: only about how many counts.
+        let chosen = self.writes.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY);
+        if (chosen || (offset + len).is_multiple_of(EXTENT)) && !self.holds(offset, len) {
+            self.look(fd, offset, len);
+        }
+    }
+}
