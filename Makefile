@@ -16,7 +16,8 @@ run: guests build ## a stock Linux guest with a disk served by Millrace
 test: guests ## every test, guests included
 	@scripts/test
 
-bench: guests build ## ours beside QEMU's own NVMe emulation, in one run
+bench: guests ## ours beside its peers in one run; QUICK=1, ONLY=SECTIONS, SPDK_DIR=TREE (docs/performance.md)
+	@scripts/build --benches
 	@scripts/bench
 
 fmt: setup ## format the source

@@ -18,17 +18,30 @@ pub(crate) struct Load {
     pub(crate) bs: &'static str,
     /// Commands in flight per device.
     pub(crate) depth: u32,
+    /// What else is to be said of it: where the blocks are, how many devices.
+    pub(crate) place: &'static str,
 }
 
 impl Load {
     /// Random reads of 4 KiB.
     pub(crate) fn randread(depth: u32) -> Self {
-        Self { rw: "randread", bs: "4k", depth }
+        Self::new("randread", "4k", depth)
+    }
+
+    /// Of a kind, with a size.
+    pub(crate) fn new(rw: &'static str, bs: &'static str, depth: u32) -> Self {
+        Self { rw, bs, depth, place: "" }
+    }
+
+    /// The same, somewhere.
+    pub(crate) fn on(self, place: &'static str) -> Self {
+        Self { place, ..self }
     }
 
     /// In words.
     pub(crate) fn name(&self) -> String {
-        format!("{} {}", self.rw, self.bs)
+        let blank = if self.place.is_empty() { "" } else { " " };
+        format!("{} {}{blank}{}", self.rw, self.bs, self.place)
     }
 }
 
@@ -107,18 +120,11 @@ fn perf_sample(said: &str) -> Option<Sample> {
 pub(crate) struct Fio(pub(crate) PathBuf);
 
 impl Fio {
-    /// Runs it on one core.
-    pub(crate) fn run(
-        &self,
-        file: &Path,
-        load: &Load,
-        core: usize,
-        seconds: f64,
-        extra: &[&str],
-    ) -> Result<Sample, Failure> {
+    /// Runs it on one core; `engine` is the engine's options, with the file's name where it needs one.
+    pub(crate) fn run(&self, engine: &[String], load: &Load, core: usize, seconds: f64) -> Result<Sample, Failure> {
         let mut command = Command::new(&self.0);
         command.args(["fio", "--name=bench", "--output-format=json", "--direct=1", "--time_based", "--ramp_time=100ms"]);
-        command.args([format!("--filename={}", file.display()), format!("--rw={}", load.rw), format!("--bs={}", load.bs)]);
+        command.args([format!("--rw={}", load.rw), format!("--bs={}", load.bs)]);
         command.args([format!("--iodepth={}", load.depth), format!("--runtime={:.0}ms", seconds * 1000.0)]);
         command.args([
             format!("--cpus_allowed={core}"),
@@ -126,7 +132,7 @@ impl Fio {
             "--randrepeat=0".into(),
             "--norandommap".into(),
         ]);
-        command.args(extra);
+        command.args(engine);
         let said = process::output(&mut command)?;
         fio_sample(&said, load.rw).ok_or(Failure::Output { program: "fio".into(), said })
     }

@@ -30,6 +30,8 @@ pub(crate) enum State {
     Far,
     /// Neither of the two, or another one after the sample than before.
     Mixed,
+    /// It makes no difference to what was measured.
+    Any,
 }
 
 impl State {
@@ -54,6 +56,7 @@ impl fmt::Display for State {
             Self::Near => "NEAR",
             Self::Far => "FAR",
             Self::Mixed => "mixed",
+            Self::Any => "–",
         })
     }
 }

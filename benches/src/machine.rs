@@ -7,6 +7,8 @@ use std::{
     sync::OnceLock,
 };
 
+use rustix::process::{Resource, getrlimit, setrlimit};
+
 /// Cycles of the time stamp counter in a nanosecond, as the kernel calibrated it.
 pub(crate) fn cycles_per_ns() -> f64 {
     static CYCLES: OnceLock<f64> = OnceLock::new();
@@ -46,6 +48,14 @@ pub(crate) fn fingerprint(path: &Path) -> String {
     let Ok(metadata) = fs::metadata(path) else { return "missing".into() };
     let changed = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     format!("{} bytes of {}", metadata.len(), changed.map_or(0, |time| time.as_secs()))
+}
+
+/// Lets this process have as many open files as it may: a client of a device has several.
+pub(crate) fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Where it is refused, connecting fails and says why.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// Huge pages of 2 MiB, and a file system for them, that the system keeps for us until this is dropped.

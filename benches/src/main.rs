@@ -21,9 +21,12 @@
 #![expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 
 mod client;
+mod docs;
 mod error;
 mod gate;
+mod goals;
 mod machine;
+mod plot;
 mod process;
 mod record;
 mod sections;
@@ -40,7 +43,7 @@ use std::{
 
 use clap::Parser;
 
-use crate::{client::Fio, error::Failure, sections::Section, subject::Tree, suite::Suite};
+use crate::{client::Fio, error::Failure, record::Record, sections::Section, subject::Tree, suite::Suite};
 
 /// Measures Millrace beside its peers.
 #[derive(Debug, Parser)]
@@ -82,9 +85,15 @@ struct Cli {
     /// The core of the client
     #[arg(long, value_name = "N", default_value_t = 0)]
     client_core: usize,
+    /// Do not tell samples by the distance of the cores
+    #[arg(long)]
+    ungated: bool,
     /// Only print the tables of what has been measured
     #[arg(long)]
     print: bool,
+    /// Only put what has been measured into performance.md and performance.svg of a folder
+    #[arg(long, value_name = "DIR")]
+    docs: Option<PathBuf>,
     /// Only print how far apart the cores are
     #[arg(long)]
     ping: bool,
@@ -116,10 +125,12 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     let work = tempfile::Builder::new().prefix("millrace-bench.").tempdir_in(&cli.work);
     let work = work.map_err(|source| Failure::Write { path: cli.work.clone(), source })?;
     let suite = suite(cli, work.path());
+    let records = || sections.iter().map(|section| suite.record(section.name)).collect::<Vec<_>>();
+    if let Some(folder) = &cli.docs {
+        return docs::write(folder, &sections, &records());
+    }
     if cli.print {
-        for section in sections {
-            println!("{}", table::text(&suite.record(section.name), section.title));
-        }
+        print(&sections, &records());
         return Ok(());
     }
     // SPDK's target and client both want huge pages; they are given back at the end.
@@ -135,14 +146,23 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         }
         _ => suite,
     };
-    for section in sections {
+    let mut records = Vec::new();
+    for section in &sections {
         eprintln!("bench: {}: {}", section.name, section.title);
         let mut record = suite.record(section.name);
         (section.run)(&suite, &mut record)?;
         record.save(&machine::now())?;
-        println!("{}", table::text(&record, section.title));
+        records.push(record);
     }
+    print(&sections, &records);
     Ok(())
+}
+
+fn print(sections: &[&Section], records: &[Record]) {
+    for (section, record) in sections.iter().zip(records) {
+        print!("{}", table::text(record, section.title));
+    }
+    print!("{}", goals::text(records));
 }
 
 fn chosen(only: &[String]) -> Result<Vec<&'static Section>, Failure> {
@@ -174,6 +194,6 @@ fn suite(cli: &Cli, work: &Path) -> Suite {
         quick: cli.quick,
         records: cli.records.clone().unwrap_or_else(|| target.join("bench")),
         fresh: cli.fresh,
-        gated: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
+        gated: !cli.ungated && std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
     }
 }

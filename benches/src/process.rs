@@ -49,11 +49,6 @@ impl Daemon {
         tail(&fs::read_to_string(&self.log).unwrap_or_default())
     }
 
-    /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Lets it run.
     pub(crate) fn resume(&mut self) {
         self.signal(Signal::CONT);

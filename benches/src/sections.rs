@@ -1,6 +1,11 @@
-//! The table's lines, one module each.
+//! The table's lines, in groups.
 
+mod devices;
+mod file;
+mod latency;
+mod memory;
 mod null;
+mod shards;
 
 use crate::{error::Failure, record::Record, suite::Suite};
 
@@ -14,8 +19,22 @@ pub(crate) struct Section {
     pub(crate) run: fn(&Suite, &mut Record) -> Result<(), Failure>,
 }
 
+const fn section(name: &'static str, title: &'static str, run: fn(&Suite, &mut Record) -> Result<(), Failure>) -> Section {
+    Section { name, title, run }
+}
+
 /// All sections, in the order in which they are shown.
 pub(crate) const ALL: &[Section] = &[
-    Section { name: "null", title: "a volume that does nothing: what the path itself costs", run: null::run },
-    Section { name: "perf", title: "the same, driven by SPDK's own client", run: null::perf },
+    section("null", "a volume that does nothing: what the path itself costs", null::run),
+    section("perf", "the same, driven by SPDK's own client", null::perf),
+    section("memory", "volumes in memory", memory::run),
+    section("file", "volumes in files", file::run),
+    section("devices", "64 busy devices on one core", devices::busy),
+    section("idle", "1,000 idle devices, and one busy beside them", devices::idle),
+    section("footprint", "memory that is held, in all and for each device", devices::footprint),
+    section("shards", "two shards beside one", shards::run),
+    section("tail", "latency: depth 1, and half load", latency::tail),
+    section("polling", "adaptive polling beside polling all the time", latency::polling),
+    section("interrupts", "interrupts per command, by depth", latency::interrupts),
+    section("wake", "the first command after a pause", latency::wake),
 ];

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -13,14 +13,17 @@ use crate::{
     gate::{self, State},
     machine,
     record::{Key, Record, Sample},
-    subject::{Subject, Tree},
+    subject::{Ours, Setup, Spdk, Subject, Tree},
 };
 
 /// Samples that a median needs.
 pub(crate) const ENOUGH: usize = 5;
 
+/// Huge pages that SPDK's target gets, in MiB: as many as its volumes in memory and 64 controllers need.
+const SPDK_MEMORY: usize = 1024;
+
 /// What every section has at hand.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Suite {
     /// Our binary.
     pub(crate) binary: PathBuf,
@@ -79,8 +82,11 @@ impl Suite {
     /// Whether every case has enough samples: in each state, or, when quick, in one of them.
     fn done(&self, record: &Record, cases: &[Case<'_>]) -> bool {
         let enough = |state: &State| cases.iter().all(|case| record.count(&case.key, *state) >= self.wanted());
-        let states = [State::Near, State::Far];
-        if self.quick || !self.gated { states.iter().any(enough) } else { states.iter().all(enough) }
+        if self.quick || !self.gated {
+            [State::Near, State::Far, State::Any].iter().any(enough)
+        } else {
+            [State::Near, State::Far].iter().all(enough)
+        }
     }
 
     /// Takes samples of all cases in turn, so that what changes on the machine changes for all of them, until every case has
@@ -97,14 +103,19 @@ impl Suite {
         let start = Instant::now();
         loop {
             for case in cases {
-                let before = self.state();
+                let first = self.ping_pong();
+                let before = self.state(first);
                 if before == State::Mixed || record.count(&case.key, before) >= 2 * self.wanted() {
                     // The cores are on their way, or will have to move before this one's other samples can be taken.
                     thread::sleep(Duration::from_millis(20));
                     continue;
                 }
-                let sample = self.sample(subjects, case)?;
-                let state = before.between(self.state());
+                let mut sample = sample(subjects, case)?;
+                let second = self.ping_pong();
+                let state = before.between(self.state(second));
+                if let (1, Some(rate)) = (case.key.depth, sample.get("iops").copied()) {
+                    sample.insert("pings".into(), 1e9 / rate / f64::midpoint(first, second));
+                }
                 if let Some(rate) = sample.get("iops") {
                     eprintln!(
                         "  {:>7.1} s  {state:<6} {:<18} depth {:<4} {:<8} {:<5} {:>12.0}/s",
@@ -128,24 +139,13 @@ impl Suite {
         record.save(&machine::now())
     }
 
-    fn sample(&self, subjects: &mut [Box<dyn Subject>], case: &Case<'_>) -> Result<Sample, Failure> {
-        let Some(index) = case.subject else { return (case.run)(subjects) };
-        subjects[index].daemon().resume();
-        let before = subjects[index].work()?;
-        let sample = (case.run)(subjects);
-        let after = subjects[index].work()?;
-        subjects[index].daemon().pause();
-        let mut sample = sample?;
-        if let Some(cycles) = after.cycles_since(before) {
-            sample.insert("cycles".into(), cycles);
-        }
-        Ok(sample)
+    fn ping_pong(&self) -> f64 {
+        if self.gated { gate::ping_pong(self.client, self.target) } else { f64::NAN }
     }
 
-    /// Where the cores are.
-    pub(crate) fn state(&self) -> State {
-        // Where there is one core, or none to measure against, all samples are of one kind.
-        if self.gated { State::of(gate::ping_pong(self.client, self.target)) } else { State::Far }
+    /// Where the cores are. Where there is only one, all samples are of one kind.
+    fn state(&self, round_trip: f64) -> State {
+        if self.gated { State::of(round_trip) } else { State::Any }
     }
 
     /// A case of our lean client on devices of a subject.
@@ -180,9 +180,66 @@ impl Suite {
         self.work.join(name)
     }
 
-    /// A folder on tmpfs, if there is one.
-    pub(crate) fn tmpfs(&self) -> Option<PathBuf> {
-        let path = Path::new("/dev/shm");
-        path.is_dir().then(|| path.join(format!("millrace-bench.{}", std::process::id())))
+    /// Our daemon for a section.
+    pub(crate) fn start_ours(&self, polling: &str, setup: &Setup) -> Result<Box<dyn Subject>, Failure> {
+        Ok(Box::new(Ours::start(&self.binary, &self.folder("ours"), self.target, polling, setup)?))
     }
+
+    /// SPDK's target for a section, if there is one, with what `prepare` makes.
+    pub(crate) fn start_spdk(
+        &self,
+        prepare: impl FnOnce(&Spdk) -> Result<(), Failure>,
+    ) -> Result<Option<Box<dyn Subject>>, Failure> {
+        let Some(tree) = &self.spdk else { return Ok(None) };
+        let spdk = Spdk::start(tree, &self.folder("spdk"), self.target, SPDK_MEMORY)?;
+        prepare(&spdk)?;
+        Ok(Some(Box::new(spdk)))
+    }
+
+    /// Writes all of a device of every subject once: memory that was never written may be zeroes that all lie in one place.
+    pub(crate) fn write_once(&self, subjects: &mut [Box<dyn Subject>], devices: &[String]) -> Result<(), Failure> {
+        for subject in subjects.iter_mut() {
+            subject.daemon().pause();
+        }
+        for subject in subjects {
+            subject.daemon().resume();
+            for device in devices {
+                let sockets = [subject.folder(device)];
+                Lean::default().run(&self.binary, &sockets, &Load::new("write", "128k", 8), self.client, 0.3)?;
+            }
+            subject.daemon().pause();
+        }
+        Ok(())
+    }
+
+    /// The same load on the same device of every subject.
+    pub(crate) fn on_each<'a>(
+        &'a self,
+        subjects: &[Box<dyn Subject>],
+        client: &str,
+        lean: &Lean,
+        load: &Load,
+        devices: &'a [String],
+    ) -> Vec<Case<'a>> {
+        let cases = subjects.iter().enumerate();
+        cases.map(|(index, subject)| self.lean(index, subject.name(), client, lean.clone(), load.clone(), devices)).collect()
+    }
+}
+
+/// One sample, with what the subject spent on it.
+fn sample(subjects: &mut [Box<dyn Subject>], case: &Case<'_>) -> Result<Sample, Failure> {
+    let Some(index) = case.subject else { return (case.run)(subjects) };
+    subjects[index].daemon().resume();
+    let before = subjects[index].work()?;
+    let (cpu, start) = (subjects[index].daemon().cpu()?, Instant::now());
+    let sample = (case.run)(subjects);
+    let (used, elapsed) = (subjects[index].daemon().cpu()?.saturating_sub(cpu), start.elapsed());
+    let after = subjects[index].work()?;
+    subjects[index].daemon().pause();
+    let mut sample = sample?;
+    sample.insert("core".into(), used.as_secs_f64() / elapsed.as_secs_f64());
+    if let Some(cycles) = after.cycles_since(before) {
+        sample.insert("cycles".into(), cycles);
+    }
+    Ok(sample)
 }

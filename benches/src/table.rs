@@ -10,12 +10,7 @@ use crate::{
 /// The record's results: one line for each thing done in each state, one column for each subject.
 pub(crate) fn text(record: &Record, title: &str) -> String {
     let mut out = format!("\n{} · {title}\n", record.section);
-    let mut subjects: Vec<&str> = Vec::new();
-    for row in &record.rows {
-        if !subjects.contains(&row.subject.as_str()) {
-            subjects.push(&row.subject);
-        }
-    }
+    let subjects = subjects(record);
     for metric in metrics(record) {
         let _ = write!(out, "{:<44}", heading(metric));
         for subject in &subjects {
@@ -55,37 +50,54 @@ pub(crate) fn text(record: &Record, title: &str) -> String {
     out
 }
 
+/// Who was measured, ours first.
+pub(crate) fn subjects(record: &Record) -> Vec<&str> {
+    let mut subjects: Vec<&str> = Vec::new();
+    for row in &record.rows {
+        if !subjects.contains(&row.subject.as_str()) {
+            subjects.push(&row.subject);
+        }
+    }
+    subjects.sort_by_key(|subject| *subject != "ours");
+    subjects
+}
+
 /// The metrics that are worth a table of their own, of those that the record has.
-fn metrics(record: &Record) -> Vec<&'static str> {
+pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
     let has = |metric: &&str| record.rows.iter().any(|row| row.samples.iter().any(|sample| sample.contains_key(*metric)));
     let by_section: &[&'static str] = match record.section.as_str() {
-        "null" => &["iops", "cycles"],
+        "null" => &["iops", "cycles", "pings"],
         "tail" => &["p50", "p99", "p99.9"],
-        "polling" => &["p50", "mean", "busy"],
+        "polling" => &["p50", "mean", "core"],
         "interrupts" => &["iops", "interrupts"],
-        "wake" => &["p50", "p99", "max"],
-        "footprint" => &["rss", "pss"],
-        "devices" => &["iops", "spread", "cpu"],
+        "wake" => &["p50", "max", "cpu"],
+        "footprint" => &["rss", "pss", "anonymous", "huge"],
+        "devices" => &["iops", "spread"],
+        "idle" => &["iops", "cpu"],
         _ => &["iops"],
     };
     by_section.iter().copied().filter(has).collect()
 }
 
-fn heading(metric: &str) -> String {
+/// What a metric is.
+pub(crate) fn heading(metric: &str) -> String {
     match metric {
         "iops" => "I/Os per second".into(),
         "cycles" => "TSC cycles of busy time per I/O".into(),
-        "busy" => "share of the core that is busy or spins".into(),
+        "pings" => "latency in ping-pongs of a cache line".into(),
+        "core" => "share of the core that the target takes".into(),
         "spread" => "distance of the slowest from the fastest".into(),
         "cpu" => "share of a core that is used".into(),
         "interrupts" => "interrupts per I/O".into(),
         "rss" | "pss" => format!("{}, bytes", metric.to_uppercase()),
+        "anonymous" => "memory of its own, bytes".into(),
+        "huge" => "huge pages, bytes".into(),
         percentile => format!("{percentile}, ns"),
     }
 }
 
 /// What was done, without repetition, in the order in which it was.
-fn lines(record: &Record) -> Vec<(&str, u32, &str, State)> {
+pub(crate) fn lines(record: &Record) -> Vec<(&str, u32, &str, State)> {
     let mut lines = Vec::new();
     for row in &record.rows {
         let line = (row.test.as_str(), row.depth, row.client.as_str(), row.state);

@@ -4,24 +4,17 @@ use crate::{
     client::{Lean, Load},
     error::Failure,
     record::Record,
-    subject::{Ours, Setup, Spdk, Subject},
-    suite::{Case, Suite},
+    subject::{Setup, Subject},
+    suite::Suite,
 };
 
-/// Huge pages that SPDK's target gets, in MiB.
-const SPDK_MEMORY: usize = 512;
-
 fn subjects(suite: &Suite) -> Result<Vec<Box<dyn Subject>>, Failure> {
-    let setup = Setup::default().disk("null", "null", "1G");
-    let ours = Ours::start(&suite.binary, &suite.folder("ours"), suite.target, "spin", &setup)?;
-    let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(ours)];
-    if let Some(tree) = &suite.spdk {
-        let spdk = Spdk::start(tree, &suite.folder("spdk"), suite.target, SPDK_MEMORY)?;
+    let ours = suite.start_ours("spin", &Setup::default().disk("null", "null", "1G"))?;
+    let spdk = suite.start_spdk(|spdk| {
         spdk.null("null", 1 << 30)?;
-        spdk.device("null", "null")?;
-        subjects.push(Box::new(spdk));
-    }
-    Ok(subjects)
+        spdk.device("null", "null")
+    })?;
+    Ok([Some(ours), spdk].into_iter().flatten().collect())
 }
 
 fn depths(suite: &Suite) -> &'static [u32] {
@@ -31,14 +24,11 @@ fn depths(suite: &Suite) -> &'static [u32] {
 /// Our lean client at every depth: with a new address for every command, and with commands that stay as they are.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let mut subjects = subjects(suite)?;
-    let names: Vec<&str> = subjects.iter().map(|subject| subject.name()).collect();
     let devices = ["null".to_owned()];
-    let mut cases: Vec<Case<'_>> = Vec::new();
+    let mut cases = Vec::new();
     for &depth in depths(suite) {
         for (client, lean) in [("lean", Lean::default()), ("still", Lean::with("--still"))] {
-            for (index, name) in names.iter().enumerate() {
-                cases.push(suite.lean(index, name, client, lean.clone(), Load::randread(depth), &devices));
-            }
+            cases.extend(suite.on_each(&subjects, client, &lean, &Load::randread(depth), &devices));
         }
     }
     suite.measure(record, &mut subjects, &cases)
@@ -48,11 +38,10 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
 pub(crate) fn perf(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let Some(tree) = &suite.spdk else { return Ok(()) };
     let mut subjects = subjects(suite)?;
-    let names: Vec<&str> = subjects.iter().map(|subject| subject.name()).collect();
     let mut cases = Vec::new();
     for &depth in depths(suite) {
-        for (index, name) in names.iter().enumerate() {
-            cases.push(suite.perf(tree, index, name, Load::randread(depth), "null"));
+        for (index, subject) in subjects.iter().enumerate() {
+            cases.push(suite.perf(tree, index, subject.name(), Load::randread(depth), "null"));
         }
     }
     suite.measure(record, &mut subjects, &cases)

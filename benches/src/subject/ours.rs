@@ -63,6 +63,17 @@ pub(crate) struct Ours {
 impl Ours {
     /// Starts it in a folder; `polling` is `spin` or `adaptive`.
     pub(crate) fn start(binary: &Path, folder: &Path, core: usize, polling: &str, setup: &Setup) -> Result<Self, Failure> {
+        Self::start_on(binary, folder, &format!("{core}-{core}"), polling, setup)
+    }
+
+    /// Starts it with one shard on each of some cores.
+    pub(crate) fn start_on(
+        binary: &Path,
+        folder: &Path,
+        cores: &str,
+        polling: &str,
+        setup: &Setup,
+    ) -> Result<Self, Failure> {
         let make = |path: &Path| fs::create_dir_all(path).map_err(|source| Failure::Write { path: path.to_owned(), source });
         make(folder)?;
         for name in setup.names() {
@@ -72,7 +83,7 @@ impl Ours {
         let text = setup.text.replace("FOLDER", &folder.display().to_string());
         fs::write(&config, text).map_err(|source| Failure::Write { path: config.clone(), source })?;
         let mut command = Command::new(binary);
-        command.args(["serve", "--polling", polling, "--shards", &format!("{core}-{core}"), "--config"]).arg(&config);
+        command.args(["serve", "--polling", polling, "--shards", cores, "--config"]).arg(&config);
         command.arg("--state-dir").arg(folder.join("state")).arg("--run-dir").arg(folder.join("run"));
         let ready = || {
             let mut status = Command::new(binary);

@@ -1,0 +1,231 @@
+//! What the data path is to reach, and whether it does: the claims behind the word "fast", each a comparison of two measured
+//! values or of one with a limit.
+
+use std::fmt::Write as _;
+
+use crate::{
+    gate::State,
+    record::{Record, Row},
+    table::number,
+};
+
+/// A measured value: a metric of a row.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    section: &'static str,
+    test: &'static str,
+    depth: u32,
+    client: &'static str,
+    subject: &'static str,
+    metric: &'static str,
+}
+
+impl Cell {
+    const fn by(self, subject: &'static str) -> Self {
+        Self { subject, ..self }
+    }
+
+    const fn at(self, depth: u32) -> Self {
+        Self { depth, ..self }
+    }
+
+    const fn test(self, test: &'static str) -> Self {
+        Self { test, ..self }
+    }
+
+    fn value(&self, records: &[Record], state: State) -> Option<f64> {
+        let record = records.iter().find(|record| record.section == self.section)?;
+        let same = |row: &&Row| {
+            row.state == state
+                && row.depth == self.depth
+                && row.client == self.client
+                && row.subject == self.subject
+                && row.test.starts_with(self.test)
+        };
+        Some(record.rows.iter().find(same)?.summary(self.metric)?.median)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Rule {
+    /// The value is at least so many times the other one.
+    Times(Cell, f64),
+    /// The value is at most so many times the other one.
+    Within(Cell, f64),
+    /// The value is at most this.
+    AtMost(f64),
+    /// The value is at least this.
+    AtLeast(f64),
+}
+
+/// One thing to reach.
+struct Goal {
+    text: &'static str,
+    cell: Cell,
+    /// In this state, or in whichever there is.
+    state: Option<State>,
+    rule: Rule,
+}
+
+/// What became of a goal.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The goal in words.
+    pub(crate) text: &'static str,
+    /// Where the cores were.
+    pub(crate) state: State,
+    /// What was found: a multiple, or a value.
+    pub(crate) found: String,
+    /// What was wanted.
+    pub(crate) wanted: String,
+    /// Whether the one is as good as the other.
+    pub(crate) reached: bool,
+}
+
+const fn cell(section: &'static str, test: &'static str, depth: u32, client: &'static str, metric: &'static str) -> Cell {
+    Cell { section, test, depth, client, subject: "ours", metric }
+}
+
+const fn goal(text: &'static str, cell: Cell, state: Option<State>, rule: Rule) -> Goal {
+    Goal { text, cell, state, rule }
+}
+
+const NEAR: Option<State> = Some(State::Near);
+const FAR: Option<State> = Some(State::Far);
+const NULL: Cell = cell("null", "randread 4k", 128, "lean", "iops");
+const STILL: Cell = cell("null", "randread 4k", 128, "still", "iops");
+const PERF: Cell = cell("perf", "randread 4k", 128, "perf", "iops");
+const CYCLES: Cell = cell("null", "randread 4k", 32, "lean", "cycles");
+const READ: Cell = cell("memory", "randread 4k 64 MB", 128, "lean", "iops");
+const FILE: Cell = cell("file", "randread 4k on tmpfs", 1, "", "iops");
+const MANY: Cell = cell("devices", "randread 4k on 64 devices", 32, "lean", "iops");
+const HELD: Cell = cell("footprint", "without devices", 0, "held", "rss");
+const TAIL: Cell = cell("tail", "randread 4k null", 1, "lean", "p99.9");
+const POLL: Cell = Cell { subject: "adaptive", ..cell("polling", "randread 4k null, 20 K/s", 32, "lean", "p50") };
+const CORE: Cell = Cell { metric: "core", ..POLL };
+const DISK: &str = "randwrite 4k file on disk, 5 K/s";
+const INTERRUPTS: Cell = cell("interrupts", "randread 4k", 32, "asleep", "interrupts");
+
+/// SPDK's value of the same thing.
+const fn spdk(cell: Cell, times: f64) -> Rule {
+    Rule::Times(cell.by("spdk"), times)
+}
+
+const fn fio(cell: Cell) -> Rule {
+    Rule::Times(cell.by("fio io_uring"), 0.95)
+}
+
+#[rustfmt::skip]
+const GOALS: &[Goal] = &[
+    goal("null, depth 128, SPDK's client: 1.5 times SPDK", PERF, NEAR, spdk(PERF, 1.5)),
+    goal("null, depth 128, SPDK's client: 2 times SPDK", PERF, FAR, spdk(PERF, 2.0)),
+    goal("null, depth 32, SPDK's client: 1.7 times SPDK", PERF.at(32), NEAR, spdk(PERF.at(32), 1.7)),
+    goal("null, depth 32, SPDK's client: 1.6 times SPDK", PERF.at(32), FAR, spdk(PERF.at(32), 1.6)),
+    goal("null, depth 128, lean client: 3.5 times SPDK", NULL, NEAR, spdk(NULL, 3.5)),
+    goal("null, depth 128, lean client: 2.5 times SPDK", NULL, FAR, spdk(NULL, 2.5)),
+    goal("null, depth 128, lean client: 40 M", NULL, NEAR, Rule::AtLeast(40e6)),
+    goal("null, depth 128, entries that stay: 3.5 times SPDK", STILL, NEAR, spdk(STILL, 3.5)),
+    goal("null, depth 128, entries that stay: 2.5 times SPDK", STILL, FAR, spdk(STILL, 2.5)),
+    goal("null, depth 32: at most 60 cycles per I/O", CYCLES, NEAR, Rule::AtMost(60.0)),
+    goal("null, depth 128: at most 60 cycles per I/O", CYCLES.at(128), NEAR, Rule::AtMost(60.0)),
+    goal("null, depth 1: at most 160 ns a round trip", NULL.at(1), NEAR, Rule::AtLeast(1e9 / 160.0)),
+    goal("null, depth 1: 1.3 times SPDK", NULL.at(1), FAR, spdk(NULL.at(1), 1.3)),
+    goal("null, depth 1: a round trip within three ping-pongs", Cell { metric: "pings", ..NULL.at(1) }, None, Rule::AtMost(3.0)),
+    goal("memory, 64 MB, random read, depth 128: 2.2 times SPDK", READ, None, spdk(READ, 2.2)),
+    goal("memory, 64 MB, random write, depth 128: 2.4 times SPDK", READ.test("randwrite 4k 64 MB"), None, spdk(READ.test("randwrite 4k 64 MB"), 2.4)),
+    goal("memory, 8 MB, random read, depth 128: 2.7 times SPDK", READ.test("randread 4k 8 MB"), None, spdk(READ.test("randread 4k 8 MB"), 2.7)),
+    goal("memory, 8 MB, random write, depth 128: 2.7 times SPDK", READ.test("randwrite 4k 8 MB"), None, spdk(READ.test("randwrite 4k 8 MB"), 2.7)),
+    goal("memory, 128 KiB reads, depth 32: 1.15 times SPDK", READ.test("randread 128k").at(32), None, spdk(READ.test("randread 128k").at(32), 1.15)),
+    goal("memory, 128 KiB writes, depth 32: 1.35 times SPDK", READ.test("randwrite 128k").at(32), None, spdk(READ.test("randwrite 128k").at(32), 1.35)),
+    goal("memory, 128 KiB reads, depth 255: no less than 0.9 of depth 32", READ.test("randread 128k").at(255), None, Rule::Times(READ.test("randread 128k").at(32), 0.9)),
+    goal("memory, 128 KiB writes, depth 255: no less than 0.9 of depth 32", READ.test("randwrite 128k").at(255), None, Rule::Times(READ.test("randwrite 128k").at(32), 0.9)),
+    goal("file on tmpfs, random read, depth 1: 0.95 of fio", FILE, None, fio(FILE)),
+    goal("file on tmpfs, random read, depth 32: 0.95 of fio", FILE.at(32), None, fio(FILE.at(32))),
+    goal("file on tmpfs, random read, depth 128: 0.95 of fio", FILE.at(128), None, fio(FILE.at(128))),
+    goal("file on tmpfs, random read, depth 128: 3 times SPDK's aio", FILE.at(128), None, spdk(FILE.at(128), 3.0)),
+    goal("file on disk, random read, depth 1: 0.95 of fio", FILE.test("randread 4k on disk"), None, fio(FILE.test("randread 4k on disk"))),
+    goal("file on disk, random read, depth 32: 0.95 of fio", FILE.test("randread 4k on disk").at(32), None, fio(FILE.test("randread 4k on disk").at(32))),
+    goal("file on disk, random read, depth 128: 0.95 of fio", FILE.test("randread 4k on disk").at(128), None, fio(FILE.test("randread 4k on disk").at(128))),
+    goal("64 busy devices: 0.85 of one device", MANY, None, Rule::Times(MANY.test("randread 4k on 1 device"), 0.85)),
+    goal("64 busy devices: 3 times SPDK", MANY, None, spdk(MANY, 3.0)),
+    goal("64 busy devices: within 5 % of each other", Cell { metric: "spread", ..MANY }, None, Rule::AtMost(0.05)),
+    goal("1,000 idle devices, shared doorbells: under 5 % of a core", cell("idle", "1000 idle devices, doorbells shared", 0, "idle", "cpu"), None, Rule::AtMost(0.05)),
+    goal("1,000 idle devices, doorbells as messages: under 5 % of a core", cell("idle", "1000 idle devices, doorbells messages", 0, "idle", "cpu"), None, Rule::AtMost(0.05)),
+    goal("depth 32 beside 999 idle devices: 0.95 of alone", cell("idle", "randread 4k", 32, "lean", "iops").by("beside 999 idle"), None, Rule::Times(cell("idle", "randread 4k", 32, "lean", "iops").by("alone"), 0.95)),
+    goal("depth 128 beside 999 idle devices: 0.95 of alone", cell("idle", "randread 4k", 128, "lean", "iops").by("beside 999 idle"), None, Rule::Times(cell("idle", "randread 4k", 128, "lean", "iops").by("alone"), 0.95)),
+    goal("memory held without devices: 32 MB", HELD, None, Rule::AtMost(32e6)),
+    goal("memory held for each connected device: 64 KB", HELD.test("each connected device"), None, Rule::AtMost(64e3)),
+    goal("two shards: 1.9 times one", cell("shards", "randread 4k on 2 shards", 128, "lean", "iops"), None, Rule::Times(cell("shards", "randread 4k on 1 shards", 128, "lean", "iops"), 1.9)),
+    goal("p99.9 at depth 1: no worse than SPDK's", TAIL, None, Rule::Within(TAIL.by("spdk"), 1.0)),
+    goal("p99.9 at half load: no worse than SPDK's", TAIL.test("randread 4k null, half load").at(128), None, Rule::Within(TAIL.test("randread 4k null, half load").at(128).by("spdk"), 1.0)),
+    goal("adaptive polling, null at 20 K/s: median within 10 % of polling", POLL, None, Rule::Within(POLL.by("spin"), 1.1)),
+    goal("adaptive polling, null at 20 K/s: half of the core back", CORE, None, Rule::AtMost(0.5)),
+    goal("adaptive polling, file at 5 K/s: median within 10 % of polling", POLL.test(DISK), None, Rule::Within(POLL.test(DISK).by("spin"), 1.1)),
+    goal("adaptive polling, file at 5 K/s: half of the core back", CORE.test(DISK), None, Rule::AtMost(0.5)),
+    goal("interrupts per I/O, depth 32: at most half of depth 1's", INTERRUPTS, None, Rule::Within(INTERRUPTS.at(1), 0.5)),
+    goal("interrupts per I/O, depth 128: at most depth 32's", INTERRUPTS.at(128), None, Rule::Within(INTERRUPTS, 1.0)),
+];
+
+/// What the records say about the goals: those about which they say anything.
+pub(crate) fn outcomes(records: &[Record]) -> Vec<Outcome> {
+    let states = [State::Near, State::Far, State::Any];
+    let each = GOALS.iter().flat_map(|goal| states.map(|state| (goal, state)));
+    each.filter(|(goal, state)| goal.state.is_none_or(|wanted| wanted == *state))
+        .filter_map(|(goal, state)| goal.outcome(records, state))
+        .collect()
+}
+
+impl Goal {
+    fn outcome(&self, records: &[Record], state: State) -> Option<Outcome> {
+        let value = self.cell.value(records, state)?;
+        let ratio = |other: Cell| Some(value / other.value(records, state)?);
+        let (found, wanted, reached) = match self.rule {
+            Rule::Times(other, least) => {
+                let ratio = ratio(other)?;
+                (format!("×{ratio:.2}"), format!("≥ ×{least}"), ratio >= least)
+            }
+            Rule::Within(other, most) => {
+                let ratio = ratio(other)?;
+                (format!("×{ratio:.2}"), format!("≤ ×{most}"), ratio <= most)
+            }
+            Rule::AtMost(most) => (number(value), format!("≤ {}", number(most)), value <= most),
+            Rule::AtLeast(least) => (number(value), format!("≥ {}", number(least)), value >= least),
+        };
+        Some(Outcome { text: self.text, state, found, wanted, reached })
+    }
+}
+
+/// The outcomes as a table.
+pub(crate) fn text(records: &[Record]) -> String {
+    let mut out = String::from("\nwhat is to be reached\n");
+    for Outcome { text, state, found, wanted, reached } in outcomes(records) {
+        let mark = if reached { "reached" } else { "NOT reached" };
+        let _ = writeln!(out, "{text:<66} {state:<5} {found:>9}  {wanted:<10} {mark}");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::record::{Key, Sample};
+
+    #[test]
+    fn goals_are_judged_by_medians_within_one_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = Record::open(dir.path(), "null", "m", &BTreeMap::new(), true);
+        let mut add = |subject: &str, state, iops: f64| {
+            let key = Key { test: "randread 4k".into(), depth: 128, client: "lean".into(), subject: subject.into() };
+            record.add(&key, state, Sample::from([("iops".to_owned(), iops)]));
+        };
+        add("ours", State::Near, 35e6);
+        add("spdk", State::Near, 10e6);
+        add("ours", State::Far, 10e6);
+        add("spdk", State::Far, 9e6);
+        let outcomes = outcomes(&[record]);
+        let said: Vec<_> = outcomes.iter().map(|o| (o.state, o.found.as_str(), o.reached)).collect();
+        assert_eq!(said, [(State::Near, "×3.50", true), (State::Far, "×1.11", false), (State::Near, "35.0M", false)]);
+    }
+}

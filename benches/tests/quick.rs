@@ -1,0 +1,81 @@
+//! The suite itself, for a moment, against a real daemon.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+
+/// `MILLRACE_BIN`, or the binary that was built with this test.
+fn millrace() -> PathBuf {
+    if let Some(path) = std::env::var_os("MILLRACE_BIN") {
+        return path.into();
+    }
+    let test = std::env::current_exe().expect("the test's own path");
+    let path = test.parent().and_then(Path::parent).expect("tests are in PROFILE/deps").join("millrace");
+    assert!(path.is_file(), "there is no {}: build it in this profile, or name it in MILLRACE_BIN", path.display());
+    path
+}
+
+#[test]
+fn a_section_leaves_a_record_of_what_every_sample_measured() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let records = dir.path().join("records");
+    let last = std::thread::available_parallelism().map_or(0, |cores| cores.get() - 1).to_string();
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-benches"))
+        .args([
+            "--ours",
+            "--quick",
+            "--ungated",
+            "--seconds",
+            "0.02",
+            "--budget",
+            "1",
+            "--only",
+            "null,interrupts",
+            "--target-core",
+        ])
+        .args([&last, "--client-core", "0", "--millrace"])
+        .arg(millrace())
+        .arg("--records")
+        .arg(&records)
+        .arg("--work")
+        .arg(dir.path())
+        .output()
+        .expect("running the suite");
+    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}\n{complained}");
+    assert!(said.contains("what is to be reached"), "{said}");
+
+    let text = std::fs::read(records.join("null.json")).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("JSON");
+    assert_eq!(record["section"], "null");
+    assert!(record["binaries"]["ours"].is_string() && record["machine"].is_string());
+    let rows = record["rows"].as_array().expect("rows");
+    let depths: Vec<u64> =
+        rows.iter().filter(|row| row["client"] == "lean").filter_map(|row| row["depth"].as_u64()).collect();
+    assert_eq!(depths, [1, 32, 128]);
+    for row in rows {
+        assert_eq!((&row["subject"], &row["state"]), (&"ours".into(), &"any".into()), "{row}");
+        let summary = &row["summary"]["iops"];
+        assert!(summary["median"].as_f64().is_some_and(|median| median > 0.0), "commands were completed: {row}");
+        assert!(summary["min"].as_f64() <= summary["max"].as_f64(), "{row}");
+        assert!(row["samples"][0]["p99.9"].is_number() && row["samples"][0]["cycles"].is_number(), "{row}");
+    }
+    let text = std::fs::read(records.join("interrupts.json")).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("JSON");
+    let first = &record["rows"][0]["samples"][0];
+    assert!(first["interrupts"].as_f64().is_some_and(|each| each > 0.0), "a client that sleeps was woken: {record}");
+}
+
+#[test]
+fn a_section_that_is_not_there_is_an_error_that_names_those_that_are() {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_millrace-benches")).args(["--only", "nul"]).output().expect("running the suite");
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && complained.contains("no section nul") && complained.contains("null, perf"),
+        "{complained}"
+    );
+}
