@@ -21,7 +21,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("vfio-user", &[]),
     ("frontends", &["nvme-spec", "memory", "block", "engine", "vfio-user", "keeper"]),
     ("backends", &["memory", "block"]),
-    ("services", &["memory", "block", "engine"]),
+    ("cipher", &["memory", "block"]),
+    ("services", &["memory", "block", "engine", "cipher"]),
     ("driver", &["nvme-spec", "memory", "block", "vfio-user"]),
     ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user", "keeper"]),
     (

@@ -24,8 +24,10 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod epochs;
 mod error;
 mod geometry;
+mod held;
 mod helpers;
 mod io;
 mod parallel;
@@ -38,8 +40,10 @@ mod tests;
 mod units;
 mod volume;
 
+pub use epochs::{Epochs, ReplaceError, Retired, Visit};
 pub use error::{BlockError, VolumeError};
 pub use geometry::{BlockSize, Geometry};
+pub use held::{Held, held_bytes, submit_held};
 pub use helpers::{check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes, pieces, yield_now};
 pub use io::{IoFuture, IoOperation, ShardIo, TaskContext};
 pub use parallel::{all, submit_together, together_bytes};

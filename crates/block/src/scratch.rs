@@ -16,12 +16,17 @@ use std::{
 
 /// Objects that one request may keep alive (see [`Scratch::keep`]).
 const KEPT: usize = 4;
+/// Values that an arena can hold at once.
+const DEPTH: usize = 64;
+/// Marks the place of a value that is gone.
+const GONE: u32 = 1 << 31;
 
 /// A word of an arena.
 type Word = UnsafeCell<MaybeUninit<u64>>;
 
-/// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it. The space comes back with it when nothing
-/// was placed later (so that a loop over inner requests needs the room of one), else at [`Scratch::reset`].
+/// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it. The space comes back when everything that was
+/// placed later is gone too, in whatever order they go (so that a loop over inner requests needs the room of one). Slices stay
+/// until [`Scratch::reset`].
 ///
 /// When it is full, values are placed on the heap instead: slower, never wrong. [`Scratch::overflows`] counts them, so that
 /// a layer that understates its need is seen.
@@ -33,6 +38,10 @@ pub struct Scratch {
     /// Counts overflows of the arena that this one was carved from.
     above: Option<NonNull<Cell<u64>>>,
     used: Cell<usize>,
+    /// Where each value in `memory` starts, in their order; with [`GONE`] when it was dropped under a later one.
+    starts: [Cell<u32>; DEPTH],
+    /// How many there are.
+    depth: Cell<usize>,
     /// Whether anything but slices was placed here since the last reset.
     touched: Cell<bool>,
     /// Values in `memory` that were not dropped.
@@ -59,6 +68,8 @@ impl Scratch {
             owned,
             above,
             used: Cell::new(0),
+            starts: [const { Cell::new(0) }; DEPTH],
+            depth: Cell::new(0),
             touched: Cell::new(false),
             live: Cell::new(0),
             overflows: Cell::new(0),
@@ -74,7 +85,6 @@ impl Scratch {
         const HEADER: usize = size_of::<Scratch>().div_ceil(8);
         const { assert!(align_of::<Scratch>() <= 8) };
         let words = bytes.div_ceil(8);
-        let start = self.used.get();
         let room = words.checked_add(HEADER).and_then(|all| Layout::array::<u64>(all).ok()).and_then(|room| self.take(room));
         let Some(ptr) = room else {
             self.overflowed();
@@ -89,8 +99,9 @@ impl Scratch {
         let ptr = ptr.cast::<Scratch>();
         // SAFETY: room for a Scratch was just taken, aligned for one (checked above) and unused.
         unsafe { ptr.write(inner) };
+        self.touched.set(true);
         self.live.set(self.live.get() + 1);
-        ScratchBox { ptr, place: Some(Place { scratch: self, start, end: self.used.get() }), owns: PhantomData }
+        ScratchBox { ptr, place: Some(Place { scratch: self, index: self.last() }), owns: PhantomData }
     }
 
     fn words(&self) -> &[Word] {
@@ -123,6 +134,7 @@ impl Scratch {
         }
         // Slices need nothing else.
         self.used.set(0);
+        self.depth.set(0);
     }
 
     fn clear(&mut self) {
@@ -160,6 +172,9 @@ impl Scratch {
         let at = self.used.get();
         let end = at.checked_add(words)?;
         let slice = self.words().get(at..end)?;
+        let depth = self.depth.get();
+        self.starts.get(depth)?.set(u32::try_from(at).ok().filter(|at| at & GONE == 0)?);
+        self.depth.set(depth + 1);
         self.used.set(end);
         // An UnsafeCell may be written through a shared reference; the bump never hands a word out twice.
         NonNull::new(slice.as_ptr().cast_mut().cast::<u8>())
@@ -181,13 +196,12 @@ impl Scratch {
 
     fn place_with<'a, T: 'a, U: ?Sized>(&'a self, value: T, widen: impl FnOnce(*mut T) -> *mut U) -> ScratchBox<'a, U> {
         self.touched.set(true);
-        let start = self.used.get();
         let (ptr, place) = if let Some(ptr) = self.take(Layout::new::<T>()) {
             let ptr = ptr.cast::<T>().as_ptr();
             // SAFETY: `take` handed out room for a T, aligned (8 covers T's alignment) and unused.
             unsafe { ptr.write(value) };
             self.live.set(self.live.get() + 1);
-            (ptr, Some(Place { scratch: self, start, end: self.used.get() }))
+            (ptr, Some(Place { scratch: self, index: self.last() }))
         } else {
             self.overflowed();
             (Box::into_raw(Box::new(value)), None)
@@ -198,7 +212,6 @@ impl Scratch {
 
     /// Places a list of `len` values, made one after the other.
     pub fn place_list<'a, T: 'a>(&'a self, len: usize, mut make: impl FnMut(usize) -> T) -> ScratchBox<'a, [T]> {
-        let start = self.used.get();
         let room = Layout::array::<T>(len).ok().and_then(|room| self.take(room));
         let Some(ptr) = room else {
             self.overflowed();
@@ -206,7 +219,8 @@ impl Scratch {
             let ptr = NonNull::new(Box::into_raw(list)).expect("a box has an address");
             return ScratchBox { ptr, place: None, owns: PhantomData };
         };
-        let end = self.used.get();
+        self.touched.set(true);
+        let index = self.last();
         let ptr = ptr.cast::<T>();
         for i in 0..len {
             // SAFETY: room for `len` Ts was just taken. (Should `make` panic, those before are leaked with their room.)
@@ -214,7 +228,7 @@ impl Scratch {
         }
         self.live.set(self.live.get() + 1);
         let ptr = NonNull::slice_from_raw_parts(ptr, len);
-        ScratchBox { ptr, place: Some(Place { scratch: self, start, end }), owns: PhantomData }
+        ScratchBox { ptr, place: Some(Place { scratch: self, index }), owns: PhantomData }
     }
 
     /// Places `len` copies of `value` as a slice that lives until the reset.
@@ -247,6 +261,26 @@ impl Scratch {
         unsafe { std::ptr::copy_nonoverlapping(slice.as_ptr(), ptr.as_ptr(), slice.len()) };
         // SAFETY: all elements were just initialised, nobody else has the words, and they live until `reset`.
         unsafe { std::slice::from_raw_parts(ptr.as_ptr(), slice.len()) }
+    }
+
+    /// The value that was placed `index`-th is gone: gives back what is free at the end.
+    fn give(&self, index: usize) {
+        if let Some(start) = self.starts.get(index) {
+            start.set(start.get() | GONE);
+        }
+        while let Some(last) = self.depth.get().checked_sub(1) {
+            let start = self.starts[last].get();
+            if start & GONE == 0 {
+                return;
+            }
+            self.depth.set(last);
+            self.used.set((start & !GONE) as usize);
+        }
+    }
+
+    /// The number of the value placed last.
+    fn last(&self) -> usize {
+        self.depth.get() - 1
     }
 
     #[cold]
@@ -282,8 +316,7 @@ impl Drop for Scratch {
 #[derive(Debug)]
 struct Place<'a> {
     scratch: &'a Scratch,
-    start: usize,
-    end: usize,
+    index: usize,
 }
 
 /// Owns a value placed in a [`Scratch`]; pinned from the start.
@@ -322,11 +355,9 @@ impl<T: ?Sized> Drop for ScratchBox<'_, T> {
         // SAFETY: the value was initialised in `place_with` and is dropped once, here; nobody else has the words until they
         // are given back below, or at a reset, which needs that this box is gone.
         unsafe { self.ptr.as_ptr().drop_in_place() };
-        let Scratch { used, live, .. } = place.scratch;
+        let live = &place.scratch.live;
         live.set(live.get() - 1);
-        if used.get() == place.end {
-            used.set(place.start);
-        }
+        place.scratch.give(place.index);
     }
 }
 

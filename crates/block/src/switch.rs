@@ -226,6 +226,10 @@ impl Volume for Switch {
     fn usage(&self) -> Usage {
         self.root().usage()
     }
+
+    fn erases_by_key(&self) -> bool {
+        self.root().erases_by_key()
+    }
 }
 
 impl Drop for Switch {
@@ -242,7 +246,7 @@ impl std::fmt::Debug for Switch {
 }
 
 /// Makes every thread of the process run a full memory barrier.
-fn barrier() -> io::Result<()> {
+pub(crate) fn barrier() -> io::Result<()> {
     let call = |command: libc::c_int| {
         // SAFETY: the call takes numbers and touches no memory of ours.
         let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };

@@ -74,4 +74,10 @@ pub trait Volume: Send + Sync {
 
     /// Space in use. May ask the system below and wait for it: not called on a shard.
     fn usage(&self) -> Usage;
+
+    /// Whether a [format](Self::format) first of all destroys the one key under which all of its data are enciphered, wherever
+    /// they are (NVMe's Cryptographic Erase). Who says nothing does not promise it.
+    fn erases_by_key(&self) -> bool {
+        false
+    }
 }

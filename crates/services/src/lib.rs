@@ -22,6 +22,7 @@
 
 pub mod background;
 mod concat;
+mod crypt;
 pub mod graph;
 pub mod legs;
 pub mod pieces;

@@ -422,4 +422,8 @@ impl<M: Map> Volume for Mapped<M> {
     fn usage(&self) -> Usage {
         Usage { allocated: self.legs.iter().map(|leg| leg.usage().allocated).sum() }
     }
+
+    fn erases_by_key(&self) -> bool {
+        self.legs.iter().all(|leg| leg.erases_by_key())
+    }
 }

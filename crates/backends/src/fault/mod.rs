@@ -20,7 +20,7 @@ use std::sync::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
-    VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes,
+    VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, yield_now,
 };
 use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
@@ -35,6 +35,18 @@ struct State {
     rules: Rules,
     /// `Some` while writes are held.
     cache: Option<Cache>,
+    /// Somebody moves blocks from the cache, or past it, to the inner volume.
+    writing_through: bool,
+}
+
+/// Whoever has it may write to the inner volume while writes are held: one at a time, or the older version of a block could come
+/// after the newer.
+struct Turn<'a>(&'a FaultVolume);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.state().writing_through = false;
+    }
 }
 
 /// See the module.
@@ -54,7 +66,7 @@ impl std::fmt::Debug for FaultVolume {
 impl FaultVolume {
     /// Wraps a volume. Without rules and held writes, all requests are simply passed on.
     pub fn new(inner: Arc<dyn Volume>, seed: u64) -> Arc<Self> {
-        let state = Mutex::new(State { rules: Rules::new(seed), cache: None });
+        let state = Mutex::new(State { rules: Rules::new(seed), cache: None, writing_through: false });
         Arc::new(Self { inner, state, requests: [const { AtomicU64::new(0) }; Kind::COUNT], faults: AtomicU64::new(0) })
     }
 
@@ -97,6 +109,13 @@ impl FaultVolume {
 
     fn with_cache<R>(&self, f: impl FnOnce(&mut Cache) -> R) -> Option<R> {
         self.state().cache.as_mut().map(f)
+    }
+
+    async fn turn(&self) -> Turn<'_> {
+        while std::mem::replace(&mut self.state().writing_through, true) {
+            yield_now().await;
+        }
+        Turn(self)
     }
 
     async fn run(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
@@ -170,6 +189,7 @@ impl FaultVolume {
                 })
                 .is_some();
         if !held {
+            let _turn = self.turn().await;
             self.inner.submit(cx, request).await?;
             self.with_cache(|cache| cache.forget(request.lba.0, request.count.0));
         }
@@ -205,6 +225,7 @@ impl FaultVolume {
                 Ok(())
             }
             Operation::WriteZeroes { .. } | Operation::Deallocate => {
+                let _turn = self.turn().await;
                 self.inner.submit(cx, request).await?;
                 if geometry.deallocate || request.operation != Operation::Deallocate {
                     self.with_cache(|cache| cache.forget(request.lba.0, request.count.0));
@@ -219,6 +240,7 @@ impl FaultVolume {
 
     /// Writes the held blocks to the inner volume, neighbours together, and flushes that.
     async fn flush(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let _turn = self.turn().await;
         let Some(snapshot) = self.with_cache(|cache| cache.snapshot()) else { return Ok(()) };
         let block = self.geometry().block_size.bytes() as usize;
         let buffer = cx.buffers.take().await;

@@ -570,4 +570,8 @@ impl Volume for HeldVolume {
     fn usage(&self) -> Usage {
         self.inner.usage()
     }
+
+    fn erases_by_key(&self) -> bool {
+        true
+    }
 }

@@ -21,7 +21,7 @@ use super::{
 
 impl Controller {
     /// Format NVM: commands in flight on the namespace finish first, later ones are refused until it is done. Every format
-    /// erases the data, so a User Data Erase is no more than that.
+    /// erases the data, so a User Data Erase is no more than that, and a Cryptographic Erase is one where the volume forgets a key.
     pub(super) fn format_nvm(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
         let cdw10 = FormatCdw10::from_bits(sqe.cdw10);
         let attached = Rc::clone(self.active(sqe.nsid)?);
@@ -30,7 +30,12 @@ impl Controller {
         if cdw10.pi() != 0 {
             return Err(self.refuse(ParameterErrorLocation::dword(10, 5), Status::INVALID_FORMAT));
         }
-        if cdw10.ses() != SecureErase::NONE && cdw10.ses() != SecureErase::USER_DATA {
+        let erases = match cdw10.ses() {
+            SecureErase::NONE | SecureErase::USER_DATA => true,
+            SecureErase::CRYPTOGRAPHIC => attached.namespace.volume.erases_by_key(),
+            _ => false,
+        };
+        if !erases {
             return Err(self.invalid(10, 9));
         }
         if self.admin.jobs.concern(attached.nsid) {

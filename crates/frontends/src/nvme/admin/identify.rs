@@ -202,6 +202,9 @@ impl Controller {
         id.cntrltype = ControllerType::IO;
         self.fill_admin_part(&mut id);
         fill_io_part(&mut id);
+        // Only namespaces with a key of their own can do it; others refuse.
+        let by_key = self.namespaces.allocated().any(|(_, allocated)| allocated.namespace.volume.erases_by_key());
+        id.fna = id.fna.with_cryptographic_erase(by_key);
         id.nn = config.namespaces;
         id.mnan = config.namespaces;
         id.subnqn = null_terminated(&config.subnqn).unwrap_or([0; 256]);

@@ -1,5 +1,6 @@
 //! Namespace Management, Namespace Attachment, Format NVM.
 
+use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, Volume};
 use millrace_nvme_spec::{
     admin::NamespaceManagementData,
@@ -15,7 +16,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
     super::super::{
-        fixture::{FakeGuest, HostCall, identity, sqe},
+        fixture::{FakeGuest, HeldVolume, HostCall, identity, sqe},
         namespace::{Allocated, Namespace},
     },
     Gated, admin, boot_with_all, code, expect, read_block, reading, with,
@@ -281,6 +282,25 @@ fn a_format_erases_and_changes_the_block_size() {
     assert!(bytes.iter().all(|byte| *byte == 0));
     let attached = guest.controller.namespaces.get(1).expect("it is still attached");
     assert_eq!(attached.geometry.get(), attached.namespace.volume.geometry());
+}
+
+#[test]
+fn a_cryptographic_erase_needs_a_key() {
+    let mut guest = FakeGuest::boot();
+    guest.add_memory_volume(1, MEBIBYTE, BlockSize::B512);
+    let attributes = |guest: &mut FakeGuest| {
+        let mut sqe = admin(AdminOpcode::IDENTIFY, 0);
+        sqe.cdw10 = u32::from(Cns::CONTROLLER.0);
+        reading::<IdentifyController>(guest, sqe).fna
+    };
+    assert!(!attributes(&mut guest).cryptographic_erase());
+    let inner = MemoryVolume::create("keyed", MEBIBYTE, BlockSize::B512).expect("a volume");
+    guest.add_namespace(2, &Namespace::new(HeldVolume::new(inner), identity(2), false));
+    assert!(attributes(&mut guest).cryptographic_erase());
+    expect(&mut guest, format(1, 2 << 9), Status::INVALID_FIELD);
+    assert_eq!(guest.host.take_calls(), []);
+    expect(&mut guest, format(2, 2 << 9), Status::SUCCESS);
+    assert_eq!(guest.host.take_calls(), [HostCall::Format { uuid: identity(2).uuid, block_size: BlockSize::B512 }]);
 }
 
 #[test]

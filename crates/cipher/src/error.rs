@@ -1,0 +1,65 @@
+//! What can go wrong with keys and ciphers: told to the operator.
+
+use std::io;
+
+use thiserror::Error;
+
+/// Why a cipher could not be set up or a sealed key not be opened.
+#[derive(Debug, Error)]
+pub enum CipherError {
+    /// Keys must never be swapped, and the system does not let us lock the memory for them.
+    #[error(
+        "memory for keys cannot be locked: {0}; raise the limit of locked memory (ulimit -l, LimitMEMLOCK=), or run with CAP_IPC_LOCK"
+    )]
+    Memory(#[source] io::Error),
+    /// The system has no random numbers.
+    #[error("the system gives no random numbers: {0}")]
+    Random(#[source] io::Error),
+    /// The two halves of an XTS key are equal, which the standard forbids.
+    #[error("the key's two halves are equal")]
+    WeakKey,
+    /// What was sealed was not sealed with this key, or has been changed since.
+    #[error("the key does not fit, or what it protects was changed")]
+    Authentication,
+    /// The library refused what it cannot refuse.
+    #[error("the cipher library refused to {0}")]
+    Library(&'static str),
+}
+
+/// Why a key could not be had from its source.
+#[derive(Debug, Error)]
+pub enum KeyError {
+    /// The text names no source.
+    #[error("{0:?} names no source of a key; file:PATH, keyring:NAME and command:PROGRAM are possible")]
+    Source(String),
+    /// The source failed.
+    #[error("the key cannot be had from {from}: {source}")]
+    Io {
+        /// The source.
+        from: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The command said that it failed.
+    #[error("the key command {command} failed: {status}; it said: {said}")]
+    Command {
+        /// The command.
+        command: String,
+        /// Its exit status.
+        status: String,
+        /// The beginning of what it wrote to its standard error.
+        said: String,
+    },
+    /// What came is no key.
+    #[error("{from} gave {bytes} bytes that are no key: 32 bytes, or 64 hexadecimal digits, are one")]
+    NoKey {
+        /// The source.
+        from: String,
+        /// How many bytes came.
+        bytes: usize,
+    },
+    /// No memory for it.
+    #[error(transparent)]
+    Cipher(#[from] CipherError),
+}

@@ -1,0 +1,164 @@
+//! Published test vectors, another implementation as an oracle, and what keys and their sources do.
+
+use aes::{Aes256, cipher::KeyInit as _};
+use millrace_memory::{Mapping, Segment};
+use proptest::prelude::*;
+use xts_mode::Xts128;
+
+use crate::*;
+
+mod sources;
+
+/// Memory of a test's own; segments of it do not outlive it.
+struct Memory(Mapping);
+
+impl Memory {
+    fn of(bytes: &[u8]) -> Self {
+        let memory = Self(Mapping::anonymous(bytes.len()).unwrap());
+        memory.all().write_at(0, bytes);
+        memory
+    }
+
+    fn all(&self) -> Segment {
+        // SAFETY: the tests drop their segments before the memory.
+        unsafe { self.0.segment(0, self.0.len()) }.unwrap()
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.0.len()];
+        self.all().read_at(0, &mut bytes);
+        bytes
+    }
+}
+
+fn hex<const N: usize>(digits: &str) -> [u8; N] {
+    assert_eq!(digits.len(), 2 * N);
+    std::array::from_fn(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
+}
+
+fn secret<const N: usize>(digits: &str) -> Secret<N> {
+    Secret::copy_of(&hex(digits)).unwrap()
+}
+
+/// IEEE 1619-2007, annex B, vector 10.
+#[test]
+fn xts_gives_the_standards_ciphertext() {
+    let xts = Xts::new(secret(concat!(
+        "2718281828459045235360287471352662497757247093699959574966967627",
+        "3141592653589793238462643383279502884197169399375105820974944592"
+    )))
+    .unwrap();
+    let plain: Vec<u8> = (0..512_u32).map(|at| at as u8).collect();
+    let memory = Memory::of(&plain);
+    xts.encrypt(0xff, 512, memory.all(), memory.all());
+    let cipher = memory.bytes();
+    assert_eq!(cipher[..32], hex::<32>("1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b"));
+    assert_eq!(cipher[32..64], hex::<32>("5d31e276f8fe4a8d66b317f9ac683f44680a86ac35adfc3345befecb4bb188fd"));
+    xts.decrypt(0xff, 512, memory.all(), memory.all());
+    assert_eq!(memory.bytes(), plain);
+}
+
+/// The GCM specification's test case 14.
+#[test]
+fn gcm_gives_the_specifications_ciphertext() {
+    let aead = Aead::new(&secret(&"00".repeat(32))).unwrap();
+    let memory = Memory::of(&[0; 16]);
+    let tag = aead.seal(&[0; 12], &[], memory.all(), memory.all());
+    assert_eq!(memory.bytes(), hex::<16>("cea7403d4d606b6e074ec5d3baf39d18"));
+    assert_eq!(tag, hex("d0d1c8a799996bf0265b98b5d48ab919"));
+}
+
+/// RFC 8452, appendix C.2.
+#[test]
+fn gcm_siv_opens_what_the_rfc_sealed() {
+    let key = secret(&format!("01{}", "00".repeat(31)));
+    let sealed: [u8; 36] = hex("030000000000000000000000c2ef328e5c71c83b843122130f7364b761e0b97427e3df28");
+    let opened: Secret<8> = open(&key, &[], &sealed).unwrap();
+    assert_eq!(opened.bytes(), &hex("0100000000000000"));
+}
+
+proptest! {
+    #[test]
+    fn xts_agrees_with_another_implementation(
+        key: [u8; 32], tweak: [u8; 32], first in 0..u64::MAX - 16, small: bool, units in 1_usize..9, seed: u8,
+    ) {
+        prop_assume!(key != tweak);
+        let unit = if small { 512 } else { 4096 };
+        let plain: Vec<u8> = (0..unit * units).map(|at| (at as u8).wrapping_mul(seed) ^ (at >> 8) as u8).collect();
+        let both: Vec<u8> = [key, tweak].concat();
+        let xts = Xts::new(Secret::copy_of(&both.try_into().unwrap()).unwrap()).unwrap();
+        let oracle = Xts128::new(Aes256::new(&key.into()), Aes256::new(&tweak.into()));
+        let (source, target) = (Memory::of(&plain), Memory::of(&vec![0; plain.len()]));
+        xts.encrypt(first, unit, source.all(), target.all());
+        let mut expected = plain.clone();
+        oracle.encrypt_area(&mut expected, unit, u128::from(first), u128::to_le_bytes);
+        prop_assert_eq!(&target.bytes(), &expected);
+        prop_assert_eq!(&source.bytes(), &plain);
+        xts.decrypt(first, unit, target.all(), target.all());
+        prop_assert_eq!(&target.bytes(), &plain);
+    }
+
+    #[test]
+    fn aead_notices_every_bit(key: [u8; 32], nonce: [u8; 12], extra: [u8; 24], at in 0_usize..(512 + 16 + 24) * 8) {
+        let aead = Aead::new(&Secret::copy_of(&key).unwrap()).unwrap();
+        let plain: Vec<u8> = (0..512_u32).map(|at| at as u8).collect();
+        let (sealed, out) = (Memory::of(&plain), Memory::of(&[0; 512]));
+        let tag = aead.seal(&nonce, &extra, sealed.all(), sealed.all());
+        aead.open(&nonce, &extra, &tag, sealed.all(), out.all()).unwrap();
+        prop_assert_eq!(out.bytes(), plain);
+        let mut all = [sealed.bytes(), tag.to_vec(), extra.to_vec()].concat();
+        all[at / 8] ^= 1 << (at % 8);
+        let spoiled = Memory::of(&all[..512]);
+        let (tag, extra) = (all[512..528].try_into().unwrap(), &all[528..]);
+        let refused = aead.open(&nonce, extra, &tag, spoiled.all(), out.all());
+        prop_assert!(matches!(refused, Err(CipherError::Authentication)));
+    }
+
+    #[test]
+    fn a_sealed_key_opens_with_its_own_key_only(at in 0_usize..92 * 8) {
+        let (key, other, volume) = (Secret::generate().unwrap(), Secret::generate().unwrap(), Secret::<64>::generate().unwrap());
+        let sealed = seal(&key, b"volume", &volume).unwrap();
+        let opened = open::<64>(&key, b"volume", &sealed).unwrap();
+        prop_assert_eq!(opened.bytes(), volume.bytes());
+        prop_assert!(!sealed.windows(8).any(|window| window == &volume.bytes()[..8]));
+        prop_assert!(open::<64>(&other, b"volume", &sealed).is_err());
+        prop_assert!(open::<64>(&key, b"another", &sealed).is_err());
+        prop_assert!(open::<32>(&key, b"volume", &sealed).is_err());
+        let mut spoiled = sealed;
+        spoiled[at / 8] ^= 1 << (at % 8);
+        prop_assert!(open::<64>(&key, b"volume", &spoiled).is_err());
+    }
+}
+
+#[test]
+fn threads_share_a_cipher() {
+    let xts = std::sync::Arc::new(Xts::new(Secret::generate().unwrap()).unwrap());
+    let threads: Vec<_> = (0..8_u64)
+        .map(|number| {
+            let xts = std::sync::Arc::clone(&xts);
+            std::thread::spawn(move || {
+                // Some have a place of their own, some share one.
+                let _own = (number % 2 == 0).then(millrace_block::ShardSlot::claim);
+                for round in 0..200 {
+                    let plain = vec![number as u8; 4096];
+                    let memory = Memory::of(&plain);
+                    xts.encrypt(number << 32 | round, 512, memory.all(), memory.all());
+                    assert_ne!(memory.bytes(), plain);
+                    xts.decrypt(number << 32 | round, 512, memory.all(), memory.all());
+                    assert_eq!(memory.bytes(), plain);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn weak_keys_are_refused_and_secrets_are_not_shown() {
+    assert!(matches!(Xts::new(secret(&"ab".repeat(64))), Err(CipherError::WeakKey)));
+    let key = Secret::<64>::generate().unwrap();
+    let xts = Xts::new(key).unwrap();
+    assert_eq!(format!("{xts:?}"), "Xts { key: Secret(64 bytes), .. }");
+}

@@ -1,0 +1,77 @@
+//! Where keys come from.
+
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use crate::{KeyError, KeySource, Secret};
+
+fn load(source: &str) -> Result<Secret<32>, KeyError> {
+    source.parse::<KeySource>()?.load()
+}
+
+#[test]
+fn files_hold_bytes_or_digits() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("key");
+    let source = format!("file:{}", path.display());
+    let key: Vec<u8> = (100..132).collect();
+    let digits = key.iter().fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"));
+    for content in [key.clone(), digits.clone().into_bytes(), format!("{}\n", digits.to_uppercase()).into_bytes()] {
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(load(&source).unwrap().bytes(), &key[..]);
+    }
+    for content in [&b""[..], b"short", &[7; 31], &[7; 33], &[b'x'; 64], &[b'a'; 65], &[0; 4096]] {
+        fs::write(&path, content).unwrap();
+        let refused = load(&source).unwrap_err();
+        assert!(matches!(refused, KeyError::NoKey { .. }), "{refused}");
+        assert!(refused.to_string().contains("64 hexadecimal digits"), "{refused}");
+    }
+    fs::remove_file(&path).unwrap();
+    let missing = load(&source).unwrap_err().to_string();
+    assert!(missing.contains(&source) && missing.contains("No such file"), "{missing}");
+}
+
+#[test]
+fn commands_print_keys() {
+    let digits = "5a".repeat(32);
+    assert_eq!(load(&format!("command:/bin/echo {digits}")).unwrap().bytes(), &[0x5a; 32]);
+    let failed = load("command:/bin/cat /nonexistent/key").unwrap_err();
+    assert!(matches!(failed, KeyError::Command { .. }) && failed.to_string().contains("No such file"), "{failed}");
+    assert!(matches!(load("command:/nonexistent/program").unwrap_err(), KeyError::Io { .. }));
+    assert!(matches!(load("command:/bin/cat /dev/zero").unwrap_err(), KeyError::Command { .. } | KeyError::NoKey { .. }));
+}
+
+/// Puts a key into this process's own keyring.
+fn add_key(name: &str, key: &[u8]) -> bool {
+    const PROCESS_KEYRING: i64 = -2;
+    let name = std::ffi::CString::new(name).unwrap();
+    // SAFETY: two strings that end in zero, and the payload with its length.
+    let id = unsafe {
+        libc::syscall(libc::SYS_add_key, c"user".as_ptr(), name.as_ptr(), key.as_ptr(), key.len(), PROCESS_KEYRING)
+    };
+    id >= 0
+}
+
+#[test]
+fn the_kernel_keeps_keys() {
+    if !add_key("millrace-test", &[0x17; 32]) {
+        // Containers often refuse keyrings; then the error must say so.
+        let refused = load("keyring:millrace-test").unwrap_err();
+        assert!(matches!(refused, KeyError::Io { .. }), "{refused}");
+        return;
+    }
+    assert_eq!(load("keyring:millrace-test").unwrap().bytes(), &[0x17; 32]);
+    let missing = load("keyring:millrace-no-such-key").unwrap_err().to_string();
+    assert!(missing.starts_with("the key cannot be had from keyring:millrace-no-such-key"), "{missing}");
+}
+
+#[test]
+fn only_sources_are_sources() {
+    for text in ["", "0011", "file:", "file:relative", "keyring:", "command:ls", "env:KEY", "keyring:a\0b"] {
+        let refused = text.parse::<KeySource>().unwrap_err().to_string();
+        assert!(refused.contains("file:PATH, keyring:NAME and command:PROGRAM are possible"), "{refused}");
+    }
+    for text in ["file:/etc/key", "keyring:vm-7", "command:/usr/bin/fetch-key vm 7"] {
+        assert_eq!(text.parse::<KeySource>().unwrap().to_string(), text);
+    }
+}

@@ -1,0 +1,357 @@
+//! What the operator and the layer ask of it: coming into force, going, status, commands.
+
+use std::{
+    sync::{Arc, MutexGuard, PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, IoOperation, Lba, Operation, Request, TaskContext, Volume, VolumeError,
+};
+use millrace_cipher::{CipherError, KeyError, Secret, Xts, random};
+
+use super::{
+    KIND,
+    header::{Header, OFFSET},
+    keys::{Keys, Next},
+    rekey,
+    volume::Crypt,
+};
+use crate::{
+    background::{Stop, Task},
+    legs,
+    service::{Health, Mount, Progress, Reason, Service, ServiceError, Status},
+    settings::Settings,
+};
+
+/// How long the task that re-keys sleeps while there is nothing to do.
+const IDLE: Duration = Duration::from_millis(100);
+/// How long a format waits for a chunk's re-keying.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Blocks that are given back at once.
+const ERASED_AT_ONCE: u64 = 1 << 18;
+
+/// What is known of the header. It is short and used beside the path of requests only.
+#[derive(Debug, Default)]
+pub(super) struct Control {
+    /// `None` while the service is not in force.
+    pub(super) header: Option<Header>,
+    pub(super) generation: u64,
+    /// What was wrong with a copy of the header, and was put right.
+    pub(super) damaged: Option<String>,
+    /// Why re-keying does not go on.
+    pub(super) failure: Option<String>,
+}
+
+/// Whoever has it may change header and keys.
+pub(super) struct Claim<'a>(&'a Crypt);
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the acquire of who claims it next.
+        self.0.busy.store(false, Ordering::Release);
+    }
+}
+
+fn busy() -> ServiceError {
+    ServiceError::NotNow("its keys are being worked on: try again".to_owned())
+}
+
+pub(super) fn key_error(error: &KeyError) -> ServiceError {
+    ServiceError::NotNow(error.to_string())
+}
+
+fn cipher_error(error: &CipherError) -> ServiceError {
+    ServiceError::NotNow(error.to_string())
+}
+
+fn make(key: Secret<64>) -> Result<Arc<Xts>, ServiceError> {
+    Xts::new(key).map(Arc::new).map_err(|error| cipher_error(&error))
+}
+
+impl Crypt {
+    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Claims header and keys, if nobody has.
+    pub(super) fn try_claim(&self) -> Option<Claim<'_>> {
+        (!self.busy.swap(true, Ordering::Acquire)).then(|| Claim(self))
+    }
+
+    /// Claims header and keys; waits for a chunk's re-keying. Not to be called on a shard.
+    fn claim(&self) -> Result<Claim<'_>, ServiceError> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.try_claim() {
+                Some(claim) => return Ok(claim),
+                None if Instant::now() > end => return Err(busy()),
+                None => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+
+    fn wrong(&self, what: impl Into<String>) -> ServiceError {
+        ServiceError::Content { leg: self.leg.name().to_owned(), what: what.into() }
+    }
+
+    /// The message for a key that does not fit.
+    fn wrong_key(&self) -> ServiceError {
+        self.wrong(format!(
+            "the key from {} does not open it: it was sealed with another key, or its header was tampered with",
+            self.source
+        ))
+    }
+
+    fn open(&self, opened: Result<Secret<64>, CipherError>) -> Result<Arc<Xts>, ServiceError> {
+        match opened {
+            Ok(key) => make(key),
+            Err(CipherError::Authentication) => Err(self.wrong_key()),
+            Err(error) => Err(cipher_error(&error)),
+        }
+    }
+
+    /// Brings keys into force and waits until no request uses those before.
+    fn put(&self, keys: Option<Keys>) -> Result<(), ServiceError> {
+        self.keys.replace(keys).map_err(|error| ServiceError::NotNow(error.to_string()))?.wait();
+        Ok(())
+    }
+
+    fn unit(&self) -> usize {
+        self.geometry().block_size.bytes() as usize
+    }
+
+    /// Prepares a leg that holds nothing.
+    fn prepare(&self, overwrite: bool) -> Result<(), ServiceError> {
+        if !overwrite && legs::read(&self.leg, 0, OFFSET as usize)?.iter().any(|byte| *byte != 0) {
+            return Err(self.wrong(
+                "it has no crypt header, and holds something else; erase it first (blkdiscard, or a new file) if that can go",
+            ));
+        }
+        let uuid = random().map_err(|error| cipher_error(&error))?;
+        let (header, key) =
+            Header::create(&self.kek, uuid, self.geometry().block_size).map_err(|error| cipher_error(&error))?;
+        let cipher = make(key)?;
+        let generation = header.store(&self.leg, 0)?;
+        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        self.put(Some(Keys { current: cipher, next: None, unit: self.unit() }))
+    }
+
+    /// Opens what the leg holds.
+    fn open_header(&self, header: Header, generation: u64, damaged: Option<String>) -> Result<(), ServiceError> {
+        let (has, wanted) = (header.block_size, self.geometry().block_size);
+        if has != wanted {
+            let (has, wanted) = (has.bytes(), wanted.bytes());
+            return Err(self.wrong(format!("it has blocks of {has} bytes, and the volume of {wanted}")));
+        }
+        let current = self.open(header.open_current(&self.kek))?;
+        let next = match &header.rekeying {
+            None => None,
+            Some(rekeying) => {
+                let cipher = self.open(header.open_next(&self.kek, rekeying))?;
+                let done = rekey::recover(&self.leg, &rekeying.id, header.block_size, &current, &cipher)?;
+                Some(Next { cipher, done, end: done, failed: false })
+            }
+        };
+        let mut control = Control { header: None, generation, damaged, failure: None };
+        if let Some(damaged) = &control.damaged {
+            tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
+            if !self.geometry().read_only {
+                control.generation = header.store(&self.leg, generation)?;
+            }
+        }
+        control.header = Some(header);
+        *self.control() = control;
+        self.put(Some(Keys { current, next, unit: self.unit() }))
+    }
+
+    /// The key-encryption key was replaced while the volume was in force: seals the keys, which the service before knows, under
+    /// the new one.
+    fn reseal(&self, previous: &Self, header: &Header, generation: u64) -> Result<(Header, u64), ServiceError> {
+        let opened = header.open_current(&previous.kek).and_then(|current| {
+            let next = header.rekeying.as_ref().map(|rekeying| header.open_next(&previous.kek, rekeying)).transpose()?;
+            header.reseal(&self.kek, &current, next.as_ref())
+        });
+        let sealed = match opened {
+            Err(CipherError::Authentication) => return Err(self.wrong_key()),
+            other => other.map_err(|error| cipher_error(&error))?,
+        };
+        let generation = sealed.store(&self.leg, generation)?;
+        tracing::info!(volume = self.name, key = %self.source, "its keys are sealed under another key-encryption key now");
+        Ok((sealed, generation))
+    }
+
+    /// Erases all data: first of all by forgetting the key.
+    pub(super) fn erase_all(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        let geometry = self.geometry();
+        if geometry.read_only {
+            return Err(VolumeError::Unsupported { volume: self.name.clone(), what: "formatting while read-only" });
+        }
+        let bytes = geometry.bytes();
+        if bytes >> block_size.shift() == 0 {
+            let why = "the volume is smaller than a block";
+            return Err(VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why });
+        }
+        let _claim = self.claim().map_err(|error| self.format_error(&error))?;
+        self.forget_key(geometry.block_size).map_err(|error| self.format_error(&error))?;
+        if block_size == geometry.block_size {
+            self.give_back(geometry.blocks).map_err(|error| self.format_error(&error))?;
+            return Ok(());
+        }
+        // The leg forgets everything, the header too.
+        self.leg.format(block_size)?;
+        self.look_again();
+        self.blocks.store(bytes >> block_size.shift(), Ordering::Relaxed);
+        self.forget_key(block_size).map_err(|error| self.format_error(&error))
+    }
+
+    fn format_error(&self, error: &ServiceError) -> VolumeError {
+        let source = std::io::Error::other(error.to_string());
+        VolumeError::Io { volume: self.name.clone(), action: "format", path: self.leg.name().into(), source }
+    }
+
+    /// Puts a new key in the place of the one in force: what was enciphered with that is gone.
+    fn forget_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
+        let (uuid, generation) = {
+            let control = self.control();
+            let header = control.header.as_ref().ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
+            (header.uuid, control.generation)
+        };
+        let (header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
+        let cipher = make(key)?;
+        let generation = header.store(&self.leg, generation)?;
+        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        self.put(Some(Keys { current: cipher, next: None, unit: block_size.bytes() as usize }))
+    }
+
+    /// Makes all blocks read as zeroes.
+    fn give_back(&self, blocks: BlockCount) -> Result<(), ServiceError> {
+        let (leg, first) = (Arc::clone(&self.leg), OFFSET >> self.geometry().block_size.shift());
+        let result = legs::block_on(move |cx| Box::pin(erase(cx, leg, first, blocks)))?;
+        let leg = self.leg.name().to_owned();
+        result.map_err(|source| ServiceError::Leg { what: "erase", leg, source })
+    }
+
+    /// Begins a re-keying.
+    fn begin_rekeying(&self) -> Result<String, ServiceError> {
+        let _claim = self.try_claim().ok_or_else(busy)?;
+        let (header, generation) = {
+            let control = self.control();
+            let header = control.header.clone().ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
+            (header, control.generation)
+        };
+        if header.rekeying.is_some() {
+            return Err(ServiceError::NotNow("it is being re-keyed already".to_owned()));
+        }
+        let current = self.keys.visit().as_ref().map(|keys| Arc::clone(&keys.current));
+        let current = current.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
+        let (header, key) = header.begin_rekeying(&self.kek).map_err(|error| cipher_error(&error))?;
+        let next = Some(Next { cipher: make(key)?, done: 0, end: 0, failed: false });
+        let generation = header.store(&self.leg, generation)?;
+        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        self.put(Some(Keys { current, next, unit: self.unit() }))?;
+        tracing::info!(volume = self.name, "re-keying has begun");
+        Ok("re-keying has begun; volume show tells how far it is".to_owned())
+    }
+
+    async fn run(&self, cx: TaskContext<'_>, stop: Stop) {
+        while !stop.is_set() {
+            match self.rekey_chunk(cx, &stop).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    cx.io(IoOperation::Sleep(IDLE)).await;
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    let before = self.control().failure.replace(text.clone());
+                    if before.is_none_or(|before| before != text) {
+                        tracing::error!(volume = self.name, leg = self.leg.name(), %error, "re-keying does not go on; it is tried again");
+                    }
+                    stop.sleep(cx, Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+}
+
+/// Makes blocks of a leg read as zeroes, durably.
+async fn erase(cx: TaskContext<'_>, leg: Arc<dyn Volume>, first: u64, blocks: BlockCount) -> Result<(), BlockError> {
+    let mut at = 0;
+    while at < blocks.0 {
+        let count = BlockCount(ERASED_AT_ONCE.min(blocks.0 - at));
+        let operation = Operation::WriteZeroes { fua: false, deallocate: true };
+        leg.submit(cx, Request { operation, lba: Lba(first + at), count, segments: &[] }).await?;
+        at += count.0;
+    }
+    legs::flush(cx, &*leg).await
+}
+
+impl Service for Crypt {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        let loaded = Header::load(&self.leg)?;
+        let Some((header, found)) = loaded else {
+            return match mount.reason {
+                Reason::Create => self.prepare(false),
+                Reason::Change if mount.previous::<Self>().is_none() => self.prepare(true),
+                _ => Err(self.wrong(
+                    "it has no crypt header: it is not what the volume was made on, or was erased (if a format was cut short, \
+                     create the volume again)",
+                )),
+            };
+        };
+        let (mut header, mut generation) = (header, found.generation);
+        if let Some(previous) = mount.previous::<Self>()
+            && matches!(header.open_current(&self.kek), Err(CipherError::Authentication))
+        {
+            (header, generation) = self.reseal(&previous, &header, generation)?;
+        }
+        self.open_header(header, generation, found.damaged)
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        self.control().header = None;
+        self.put(None)
+    }
+
+    fn leave(&self) -> Result<(), ServiceError> {
+        // Its leg never shows the data: the layer knows by the layout.
+        Ok(())
+    }
+
+    fn leg_is_whole(&self, _: usize) -> bool {
+        false
+    }
+
+    fn status(&self) -> Status {
+        let control = self.control();
+        let cipher = if self.discard { "AES-256-XTS" } else { "AES-256-XTS, zeroes hidden" };
+        let mut status = Status::good([("cipher", cipher.to_owned()), ("key", self.source.to_string())]);
+        if let Some(header) = &control.header {
+            status.facts.push(("uuid".to_owned(), format!("{:032x}", u128::from_be_bytes(header.uuid))));
+        }
+        if let Some(damaged) = &control.damaged {
+            status.facts.push(("header repaired".to_owned(), damaged.clone()));
+        }
+        if let Some(failure) = &control.failure {
+            status.facts.push(("re-keying".to_owned(), failure.clone()));
+            status.health = Health::Degraded;
+        }
+        if let Some(next) = self.keys.visit().as_ref().and_then(|keys| keys.next.as_ref()) {
+            let total = self.blocks.load(Ordering::Relaxed);
+            status.progress.push(Progress { what: "re-keying".to_owned(), done: next.done.min(total), total });
+        }
+        status
+    }
+
+    fn command(&self, command: &str, arguments: &Settings) -> Result<String, ServiceError> {
+        match command {
+            "rekey" if arguments.is_empty() => self.begin_rekeying(),
+            "rekey" => Err(ServiceError::Command("rekey has no arguments".to_owned())),
+            _ => Err(ServiceError::no_command(&KIND, command)),
+        }
+    }
+
+    fn tasks(self: Arc<Self>) -> Vec<Task> {
+        vec![Task::new("re-keying", move |cx, stop| Box::pin(async move { self.run(cx, stop).await }))]
+    }
+}

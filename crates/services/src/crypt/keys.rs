@@ -1,0 +1,112 @@
+//! The keys in force, and what they make of blocks.
+
+use std::sync::Arc;
+
+use millrace_block::BlockError;
+use millrace_cipher::Xts;
+use millrace_memory::{Segment, SegmentCursor};
+
+/// A key that takes over from the first block on.
+#[derive(Debug)]
+pub(super) struct Next {
+    pub(super) cipher: Arc<Xts>,
+    /// Blocks below this one have the new key.
+    pub(super) done: u64,
+    /// Blocks from `done` to this one are being re-enciphered: requests wait.
+    pub(super) end: u64,
+    /// That failed half way, so that it is not known which of them have which key: requests fail until it is done.
+    pub(super) failed: bool,
+}
+
+/// The keys in force. They do not change; others come in their place.
+#[derive(Debug)]
+pub(super) struct Keys {
+    pub(super) current: Arc<Xts>,
+    pub(super) next: Option<Next>,
+    /// Bytes of a block.
+    pub(super) unit: usize,
+}
+
+impl Keys {
+    /// Whether a request must wait for blocks that are being re-enciphered; an error when it would wait for long.
+    pub(super) fn is_blocked(&self, lba: u64, count: u64) -> Result<bool, BlockError> {
+        match &self.next {
+            Some(next) if lba < next.end && next.done < lba + count => {
+                if next.failed {
+                    Err(BlockError::NotReady)
+                } else {
+                    Ok(true)
+                }
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The key of a block, and the first block after it that may have another.
+    fn of(&self, lba: u64) -> (&Xts, u64) {
+        match &self.next {
+            Some(next) if lba < next.done => (&next.cipher, next.done),
+            _ => (&self.current, u64::MAX),
+        }
+    }
+
+    /// Calls `work` for each run of blocks with one key: the key, the first block, and the parts of both segments.
+    fn each(&self, mut lba: u64, from: Segment, to: Segment, work: impl Fn(&Xts, u64, Segment, Segment)) {
+        let mut at = 0;
+        while at < from.len() {
+            let (cipher, end) = self.of(lba);
+            let blocks = ((from.len() - at) / self.unit).min(usize::try_from(end - lba).unwrap_or(usize::MAX));
+            let len = blocks * self.unit;
+            let part = |segment: Segment| segment.part(at, len).expect("a part within the segment");
+            work(cipher, lba, part(from), part(to));
+            at += len;
+            lba += blocks as u64;
+        }
+    }
+
+    /// Enciphers blocks from the guest's memory into `to`, which has room for them.
+    pub(super) fn encrypt(&self, mut lba: u64, from: &[Segment], to: Segment) {
+        if from.iter().any(|segment| !segment.len().is_multiple_of(self.unit)) {
+            SegmentCursor::new(from).copy_to(to);
+            return self.each(lba, to, to, |cipher, lba, from, to| cipher.encrypt(lba, self.unit, from, to));
+        }
+        let mut at = 0;
+        for segment in from {
+            let part = to.part(at, segment.len()).expect("the buffer holds the request");
+            self.each(lba, *segment, part, |cipher, lba, from, to| cipher.encrypt(lba, self.unit, from, to));
+            at += segment.len();
+            lba += (segment.len() / self.unit) as u64;
+        }
+    }
+
+    /// Deciphers blocks where they are. A block of zeroes stays one: nothing was ever written there, or it was given back.
+    pub(super) fn decrypt(&self, lba: u64, data: Segment) {
+        let blocks = data.len() / self.unit;
+        let is_zero = |at: usize| is_zero(data.part(at * self.unit, self.unit).expect("a block of the segment"));
+        let mut at = 0;
+        while at < blocks {
+            if is_zero(at) {
+                at += 1;
+                continue;
+            }
+            let end = (at + 1..blocks).find(|at| is_zero(*at)).unwrap_or(blocks);
+            let run = data.part(at * self.unit, (end - at) * self.unit).expect("blocks of the segment");
+            self.each(lba + at as u64, run, run, |cipher, lba, from, to| cipher.decrypt(lba, self.unit, from, to));
+            at = end;
+        }
+    }
+}
+
+/// Whether a block is zeroes. Enciphered blocks never are, and almost always the first bytes tell.
+fn is_zero(block: Segment) -> bool {
+    const STEP: usize = 256;
+    if block.read_value::<u128>(0) != 0 {
+        return false;
+    }
+    let mut bytes = [0; STEP];
+    (0..block.len()).step_by(STEP).all(|at| {
+        let len = STEP.min(block.len() - at);
+        block.read_at(at, &mut bytes[..len]);
+        bytes[..len].iter().all(|byte| *byte == 0)
+    })
+}

@@ -1,0 +1,105 @@
+//! Crypt: what reaches the leg is enciphered (AES-256-XTS), each block under its number.
+//!
+//! ```text
+//!   write ─► buffer of the shard's ◄─ encipher ─ guest's memory        header on the leg: the volume's key, sealed by a
+//!              └─► leg                                                 key-encryption key that the operator keeps elsewhere
+//!   read  ─► leg ─► guest's memory ─ decipher in place
+//!   re-key: chunk by chunk: requests to it wait ─► journal ─► flush ─► re-encipher ─► leg          (`rekey.rs`)
+//! ```
+//!
+//! Invariants:
+//! * Plain data never reach the leg, and the guest's memory is never enciphered in its place.
+//! * A block of zeroes on the leg reads as zeroes: it was never written, or given back. No enciphered block is all zeroes.
+//! * At any instant each block has the old key or the new one, and after a crash it is known which.
+//! * Keys are in locked memory (`millrace-cipher`), never in a log, a message, the state store, or a core dump.
+
+mod control;
+mod header;
+mod keys;
+mod rekey;
+#[cfg(test)]
+mod tests;
+mod volume;
+
+use std::sync::Arc;
+
+use millrace_block::BlockSize;
+use millrace_cipher::KeySource;
+
+use self::volume::Crypt;
+use crate::{
+    service::{Build, Kind, Layout, Plan, Service, ServiceError, Word},
+    settings::{SettingError, Settings},
+};
+
+/// Its line in the table.
+pub(crate) static KIND: Kind = Kind {
+    name: "crypt",
+    help: "what is on the leg is enciphered (AES-256-XTS) under a key that only the operator has",
+    legs: 1..=1,
+    settings: &[
+        Word { name: "key", help: "the key-encryption key: file:/PATH, keyring:NAME or command:/PROGRAM ARGUMENTS" },
+        Word {
+            name: "discard",
+            help: "blocks that the guest gives back are given back to the leg, which shows where they are [true]",
+        },
+        Word { name: "rekey-rate", help: "bytes that re-keying works on each second; 0: as fast as it goes [0]" },
+    ],
+    commands: &[Word { name: "rekey", help: "makes a new key and re-enciphers everything while the volume is in use" }],
+    shares_legs: false,
+    samples: SAMPLES,
+    plan,
+};
+
+/// The tests' key is in the repository, so that it is in the tests' program only.
+#[cfg(any(test, feature = "testing"))]
+const SAMPLES: &[&str] = &[
+    concat!("crypt(key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", ?)"),
+    concat!("crypt(discard=false, key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", ?)"),
+];
+#[cfg(not(any(test, feature = "testing")))]
+const SAMPLES: &[&str] = &[];
+
+fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
+    let key = settings.required("key")?;
+    let key: KeySource =
+        key.parse().map_err(|error: millrace_cipher::KeyError| SettingError::new("key", error.to_string()))?;
+    let discard = settings.parsed("discard", "true or false")?.unwrap_or(true);
+    let rekey_rate = settings.size("rekey-rate")?.unwrap_or(0);
+    Ok(Box::new(CryptPlan { key, discard, rekey_rate }))
+}
+
+#[derive(Debug)]
+struct CryptPlan {
+    key: KeySource,
+    discard: bool,
+    /// Bytes a second; 0: no limit.
+    rekey_rate: u64,
+}
+
+impl Plan for CryptPlan {
+    fn layout(&self, _: usize) -> Layout {
+        // Whoever has the key sees the same bytes, whatever seals it.
+        Layout::Own("crypt".to_owned())
+    }
+
+    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
+        stated.iter().map(|stated| stated.or(Some(size.saturating_add(header::OFFSET)))).collect()
+    }
+
+    fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
+        let leg = build.only_leg();
+        let has = leg.geometry().bytes();
+        let room = has.saturating_sub(header::OFFSET);
+        let size = build.size.unwrap_or(room);
+        if size > room || room == 0 {
+            let (head, wanted) = (header::OFFSET, build.size.unwrap_or(1));
+            return Err(ServiceError::Legs(format!(
+                "its leg has {has} bytes; it needs {head} for its header beside the {wanted} that are asked for"
+            )));
+        }
+        // Fetched before any pause: a command may take its time.
+        let key = self.key.load().map_err(|error| control::key_error(&error))?;
+        Ok(Arc::new(Crypt::new(build.name, leg, size, self, key)))
+    }
+}

@@ -1,0 +1,251 @@
+//! Re-keying while the volume is in use.
+//!
+//! ```text
+//!   chunk k:  requests to it wait, those under way end
+//!             read old ─► journal slot k % 2 ◄─ as it was ─► flush ─► re-encipher ─► write ─► chunk k+1
+//! ```
+//!
+//! The journal holds the chunk as it was, under the old key. After a crash both slots are looked at: a block that is still equal
+//! to what the journal says has the old key, and is re-enciphered; any other has the new one, whether it was re-enciphered or
+//! written since. (An enciphered block under one key does not by chance equal one under another.) The flush of chunk k+1 makes
+//! chunk k durable before its slot is used again, by chunk k+2.
+
+use std::{sync::Arc, time::Duration};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, IoOperation, Lba, Operation, ReplaceError, Request, TaskContext, Volume,
+};
+use millrace_cipher::Xts;
+use millrace_memory::{BounceBuffer, BufferPool, Segment};
+use thiserror::Error;
+
+use super::{
+    control::Control,
+    header::{CHUNK, Header, JOURNAL, JournalPage, OFFSET, PAGE, SLOT, crc},
+    keys::{Keys, Next},
+    volume::Crypt,
+};
+use crate::{background::Stop, legs, service::ServiceError};
+
+/// How often it is looked whether requests have ended.
+const DRAIN_LOOK: Duration = Duration::from_micros(50);
+
+/// Why a chunk was not re-enciphered.
+#[derive(Debug, Error)]
+pub(super) enum RekeyError {
+    /// The leg refused.
+    #[error(transparent)]
+    Leg(#[from] BlockError),
+    /// The keys could not be exchanged.
+    #[error(transparent)]
+    Replace(#[from] ReplaceError),
+}
+
+/// A buffer of the deepest pool: no request takes one of these, so that no request can wait for us while we wait for it.
+async fn deepest_buffer(cx: TaskContext<'_>) -> BounceBuffer {
+    let deepest = (0..BufferPool::LEVELS).fold(cx, |cx, _| cx.deeper());
+    deepest.buffers.take().await
+}
+
+impl Crypt {
+    /// Brings keys into force and waits until requests under those before have ended.
+    async fn exchange(&self, cx: TaskContext<'_>, keys: Keys) -> Result<(), RekeyError> {
+        let retired = self.keys.replace(Some(keys))?;
+        while !retired.is_free() {
+            cx.io(IoOperation::Sleep(DRAIN_LOOK)).await;
+        }
+        Ok(())
+    }
+
+    /// Re-enciphers the next chunk; false when there is none, or somebody else works on the keys.
+    pub(super) async fn rekey_chunk(&self, cx: TaskContext<'_>, stop: &Stop) -> Result<bool, RekeyError> {
+        if self.keys.visit().as_ref().is_none_or(|keys| keys.next.is_none()) {
+            return Ok(false);
+        }
+        let buffer = deepest_buffer(cx).await;
+        let Some(_claim) = self.try_claim() else { return Ok(false) };
+        let Some(work) = self.keys.visit().as_ref().and_then(|keys| Work::of(keys, self.geometry().blocks.0)) else {
+            return Ok(false);
+        };
+        let Work { done, end, .. } = work;
+        if done >= end {
+            self.end_rekeying(cx, &work).await?;
+            return Ok(true);
+        }
+        let (old, home) = if work.half {
+            let page = self.read_slot(cx, &buffer, &work).await?;
+            (page, self.read_home(cx, &buffer, &work).await?)
+        } else {
+            self.exchange(cx, work.keys(done, end, false)).await?;
+            match self.write_journal(cx, &buffer, &work).await {
+                Ok(home) => (home.clone(), home),
+                Err(error) => {
+                    self.exchange(cx, work.keys(done, done, false)).await?;
+                    return Err(error.into());
+                }
+            }
+        };
+        let mut new = home;
+        change_keys((&work.current, &work.next), done, work.unit, &mut new, &old);
+        if let Err(error) = self.move_home(cx, &buffer, &work, Operation::Write { fua: false }, &new).await {
+            // Part of the chunk may have the new key: nobody can use it until it is all there.
+            self.exchange(cx, work.keys(done, end, true)).await?;
+            return Err(error.into());
+        }
+        self.exchange(cx, work.keys(end, end, false)).await?;
+        self.control().failure = None;
+        if let Some(micros) = (new.len() as u64).saturating_mul(1_000_000).checked_div(self.rekey_rate) {
+            drop(buffer);
+            stop.sleep(cx, Duration::from_micros(micros)).await;
+        }
+        Ok(true)
+    }
+
+    /// Reads the chunk and puts it in the journal as it is, durably; so was the chunk before it written.
+    async fn write_journal(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Vec<u8>, BlockError> {
+        let home = self.read_home(cx, buffer, work).await?;
+        let id = self.control().header.as_ref().and_then(|header| Some(header.rekeying.as_ref()?.id));
+        let id = id.ok_or(BlockError::NotReady)?;
+        let page = JournalPage { id, start: work.done, len: home.len() as u32, data_crc: crc(&home) };
+        let slot = buffer.segment(PAGE + home.len());
+        slot.write_at(0, &page.encode());
+        slot.write_at(PAGE, &home);
+        let at = JournalPage::slot(work.done, work.block_size());
+        self.transfer(cx, Operation::Write { fua: false }, at, slot).await?;
+        legs::flush(cx, &*self.leg).await?;
+        Ok(home)
+    }
+
+    /// The chunk as the journal has it.
+    async fn read_slot(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Vec<u8>, BlockError> {
+        let slot = buffer.segment(SLOT);
+        self.transfer(cx, Operation::Read, JournalPage::slot(work.done, work.block_size()), slot).await?;
+        let mut bytes = vec![0; SLOT];
+        slot.read_at(0, &mut bytes);
+        let id = self.control().header.as_ref().and_then(|header| Some(header.rekeying.as_ref()?.id));
+        let found = JournalPage::decode(&bytes, &id.ok_or(BlockError::NotReady)?);
+        let (_, old) = found.filter(|(page, _)| page.start == work.done).ok_or(BlockError::ReadFault { errno: 0 })?;
+        Ok(old.to_vec())
+    }
+
+    /// The chunk as it is in its place.
+    async fn read_home(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Vec<u8>, BlockError> {
+        let len = (work.end - work.done) as usize * work.unit;
+        let mut home = vec![0; len];
+        self.move_home(cx, buffer, work, Operation::Read, &home).await?;
+        buffer.segment(len).read_at(0, &mut home);
+        Ok(home)
+    }
+
+    async fn move_home(
+        &self,
+        cx: TaskContext<'_>,
+        buffer: &BounceBuffer,
+        work: &Work,
+        operation: Operation,
+        data: &[u8],
+    ) -> Result<(), BlockError> {
+        let segment = buffer.segment(data.len());
+        segment.write_at(0, data);
+        self.transfer(cx, operation, work.start(), segment).await
+    }
+
+    async fn transfer(&self, cx: TaskContext<'_>, operation: Operation, at: u64, data: Segment) -> Result<(), BlockError> {
+        let shift = self.geometry().block_size.shift();
+        let (lba, count) = (Lba(at >> shift), BlockCount((data.len() >> shift) as u64));
+        let segments = [data];
+        self.leg.submit(cx, Request { operation, lba, count, segments: &segments }).await
+    }
+
+    /// Everything has the new key: forgets the old one.
+    async fn end_rekeying(&self, cx: TaskContext<'_>, work: &Work) -> Result<(), RekeyError> {
+        legs::flush(cx, &*self.leg).await?;
+        let (header, generation) = {
+            let control = self.control();
+            (control.header.as_ref().map(Header::end_rekeying), control.generation)
+        };
+        let header = header.ok_or(BlockError::NotReady)?;
+        let generation = header.store_in(cx, &*self.leg, generation).await?;
+        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        self.exchange(cx, Keys { current: Arc::clone(&work.next), next: None, unit: work.unit }).await?;
+        tracing::info!(volume = self.name, "re-keying is done");
+        Ok(())
+    }
+}
+
+/// The next chunk, and its keys.
+struct Work {
+    current: Arc<Xts>,
+    next: Arc<Xts>,
+    unit: usize,
+    done: u64,
+    end: u64,
+    /// Part of it may have the new key already.
+    half: bool,
+}
+
+impl Work {
+    /// `None` when nothing is to be re-enciphered.
+    fn of(keys: &Keys, blocks: u64) -> Option<Self> {
+        let next = keys.next.as_ref()?;
+        let end = blocks.min(next.done.saturating_add((CHUNK / keys.unit) as u64));
+        let (current, cipher) = (Arc::clone(&keys.current), Arc::clone(&next.cipher));
+        Some(Self { current, next: cipher, unit: keys.unit, done: next.done, end, half: next.failed })
+    }
+
+    fn keys(&self, done: u64, end: u64, failed: bool) -> Keys {
+        let next = Next { cipher: Arc::clone(&self.next), done, end, failed };
+        Keys { current: Arc::clone(&self.current), next: Some(next), unit: self.unit }
+    }
+
+    fn block_size(&self) -> BlockSize {
+        if self.unit == 512 { BlockSize::B512 } else { BlockSize::B4096 }
+    }
+
+    /// Its first byte on the leg.
+    fn start(&self) -> u64 {
+        OFFSET + self.done * self.unit as u64
+    }
+}
+
+/// Gives the new key to those blocks of `home` that are still as they were, and hold anything.
+fn change_keys(keys: (&Xts, &Xts), first: u64, unit: usize, home: &mut [u8], old: &[u8]) -> usize {
+    let mut changed = 0;
+    for (number, (block, old)) in (first..).zip(home.chunks_mut(unit).zip(old.chunks(unit))) {
+        if block == old && block.iter().any(|byte| *byte != 0) {
+            keys.0.change_key(keys.1, number, unit, block);
+            changed += 1;
+        }
+    }
+    changed
+}
+
+/// After a crash in the middle of a re-keying: completes the chunks that the journal knows, and returns the first block that has
+/// the old key.
+pub(super) fn recover(
+    leg: &Arc<dyn Volume>,
+    id: &[u8; 16],
+    block_size: BlockSize,
+    current: &Xts,
+    next: &Xts,
+) -> Result<u64, ServiceError> {
+    let unit = block_size.bytes() as usize;
+    let mut done = 0;
+    for slot in 0..2 {
+        let bytes = legs::read(leg, JOURNAL + slot * SLOT as u64, SLOT)?;
+        let Some((page, old)) = JournalPage::decode(&bytes, id) else { continue };
+        let blocks = (leg.geometry().bytes().saturating_sub(OFFSET)) >> block_size.shift();
+        // What lies past the end was cut off since.
+        let end = page.start.saturating_add((old.len() / unit) as u64).min(blocks);
+        let count = end.saturating_sub(page.start) as usize;
+        if count > 0 {
+            let at = OFFSET + (page.start << block_size.shift());
+            let mut home = legs::read(leg, at, count * unit)?;
+            if change_keys((current, next), page.start, unit, &mut home, old) > 0 {
+                legs::write(leg, at, home)?;
+            }
+        }
+        done = done.max(end);
+    }
+    Ok(done)
+}

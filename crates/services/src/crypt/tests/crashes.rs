@@ -1,0 +1,144 @@
+//! Power cuts at every write boundary.
+
+use std::sync::Arc;
+
+use millrace_block::{BlockSize, conformance::Random};
+
+use super::{SEED, leg_blocks, stack};
+use crate::{
+    Reason,
+    graph::Graph,
+    settings::Settings,
+    testing::{Bench, CrashTest, Oracle, Rig, Session, crash_test, graph},
+};
+
+/// Blocks of the volumes that are re-keyed: two chunks and a bit.
+const BLOCKS: u64 = 260;
+const POINTS: usize = 4000;
+
+#[test]
+fn flushed_data_survive_power_cuts() {
+    for (block_size, points) in [(BlockSize::B512, 5000), (BlockSize::B4096, 1000)] {
+        let stack = stack("");
+        let blocks = leg_blocks(64, block_size);
+        crash_test(&CrashTest {
+            block_size,
+            points,
+            blocks,
+            settle: 20,
+            steps: 20,
+            seed: SEED,
+            ..CrashTest::new(&stack, 1)
+        });
+    }
+}
+
+fn is_rekeying(graph: &Graph) -> bool {
+    graph.services("crypt").iter().any(|(_, service)| !service.status().progress.is_empty())
+}
+
+fn begin(graph: &Graph) -> Result<String, String> {
+    let services = graph.services("crypt");
+    let (_, service) = services.first().expect("there is a crypt");
+    service.command("rekey", &Settings::default()).map_err(|error| error.to_string())
+}
+
+struct Case {
+    rig: Rig,
+    stack: String,
+    oracle: Oracle,
+}
+
+impl Case {
+    fn open(&self, reason: Reason) -> Result<Graph, String> {
+        graph(&self.stack, &self.rig.volumes(), None, reason, &self.rig.kept).map_err(|error| error.to_string())
+    }
+
+    /// Works while keys change, until the power goes or everything has the new key.
+    fn work(&mut self, volume: &Graph, session: &mut Session<'_>) {
+        for step in 0..1000 {
+            let good = self.oracle.step(session, volume.volume());
+            if self.rig.power.is_gone() || (step > 4 && !is_rekeying(volume)) {
+                return;
+            }
+            assert!(good, "a request failed without reason");
+            session.settle(60);
+        }
+        panic!("re-keying does not end");
+    }
+
+    /// The power comes back; it may go again while what was begun is completed.
+    fn restart(&self, again: Option<u64>) -> Graph {
+        self.rig.restart();
+        if let Some(again) = again {
+            self.rig.power.cut_at(again);
+            if let Ok(mut volume) = self.open(Reason::Open) {
+                volume.tasks.clear();
+            }
+            self.rig.restart();
+        }
+        self.open(Reason::Open).unwrap_or_else(|error| panic!("after the crash: {error}"))
+    }
+}
+
+/// One workload with a re-keying in it, cut at a boundary. Returns how many boundaries it had.
+fn run(seed: u64, cut: Option<u64>) -> u64 {
+    let rig = Rig::new(seed, 1, leg_blocks(BLOCKS, BlockSize::B512), BlockSize::B512);
+    let mut case = Case { rig, stack: stack(""), oracle: Oracle::new(seed, BLOCKS, 512) };
+    let bench = Bench::new(seed);
+    let mut volume = case.open(Reason::Create).unwrap();
+    let mut session = Session::new(&bench, &case.rig.kept, !seed);
+    assert!((0..3).all(|_| case.oracle.step(&mut session, volume.volume())));
+    let start = case.rig.power.boundaries();
+    if let Some(cut) = cut {
+        case.rig.power.cut_at(cut);
+    }
+    let begun = begin(&volume);
+    assert!(begun.is_ok() || case.rig.power.is_gone(), "{begun:?}");
+    case.work(&volume, &mut session);
+    let boundaries = case.rig.power.boundaries() - start;
+    // The process dies with what it has in memory.
+    drop(session);
+    volume.tasks.clear();
+    drop(volume);
+    let again = (cut.is_some_and(|cut| cut % 3 == 0)).then(|| Random::new(seed ^ boundaries).below(6));
+    let mut volume = case.restart(again);
+    let bench = Bench::new(!seed);
+    let mut session = Session::new(&bench, &case.rig.kept, seed);
+    case.oracle.check(&mut session, volume.volume());
+    if !is_rekeying(&volume) && begin(&volume).is_ok() {
+        assert!(is_rekeying(&volume));
+    }
+    case.work(&volume, &mut session);
+    assert!(!is_rekeying(&volume));
+    case.oracle.check(&mut session, volume.volume());
+    drop(session);
+    volume.tasks.clear();
+    volume.unmount();
+    let volume = case.open(Reason::Open).unwrap();
+    let mut session = Session::new(&bench, &Arc::default(), seed);
+    case.oracle.check(&mut session, volume.volume());
+    boundaries
+}
+
+#[test]
+fn a_re_keying_survives_power_cuts() {
+    let mut points = 0;
+    let mut seed = SEED;
+    while points < POINTS {
+        eprintln!("power cuts while keys change: seed {seed:#x}, {points} points so far");
+        let boundaries = run(seed, None);
+        for cut in 0..boundaries {
+            let case = std::panic::AssertUnwindSafe(|| run(seed, Some(cut)));
+            if let Err(panic) = std::panic::catch_unwind(case) {
+                eprintln!("power cuts while keys change: failed at seed {seed:#x}, boundary {cut}");
+                std::panic::resume_unwind(panic);
+            }
+            points += 1;
+            if points >= POINTS {
+                break;
+            }
+        }
+        seed += 1;
+    }
+}

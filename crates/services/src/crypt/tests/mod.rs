@@ -1,0 +1,62 @@
+//! Crypt through the suites, through power cuts, and what it promises beyond them.
+
+mod bad;
+mod crashes;
+mod promise;
+
+use std::sync::Arc;
+
+use millrace_backends::{MemoryVolume, fault::FaultVolume};
+use millrace_block::{
+    BlockSize, Volume,
+    conformance::{self, Subject, SyncHarness, Wanted},
+};
+
+use super::header::OFFSET;
+use crate::{Reason, graph::Graph, testing::subject};
+
+const SEED: u64 = 0x6372_7970;
+
+/// A stack over `disk:0` with a key of the tests'.
+fn stack(settings: &str) -> String {
+    format!("crypt({settings}key=\"file:{}/src/crypt/tests/test.key\", disk:0)", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn memory(wanted: Wanted, _: usize) -> Arc<dyn Volume> {
+    MemoryVolume::create("disk", wanted.blocks << wanted.block_size.shift(), wanted.block_size).unwrap()
+}
+
+/// A leg with room for the header.
+fn leg_blocks(blocks: u64, block_size: BlockSize) -> u64 {
+    blocks + (OFFSET >> block_size.shift())
+}
+
+fn disk(blocks: u64, block_size: BlockSize) -> Arc<dyn Volume> {
+    memory(Wanted { block_size, blocks: leg_blocks(blocks, block_size), read_only: false }, 0)
+}
+
+fn open(stack: &str, disk: &Arc<dyn Volume>, reason: Reason) -> Result<Graph, String> {
+    crate::testing::graph(stack, std::slice::from_ref(disk), None, reason, &Arc::default())
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn it_conforms() {
+    for settings in ["", "discard=false, "] {
+        let stack = stack(settings);
+        let mut make = subject(&stack, 1, leg_blocks, memory);
+        conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+    }
+}
+
+#[test]
+fn it_conforms_over_a_leg_that_waits_and_holds_writes() {
+    let waiting = |wanted, leg| -> Arc<dyn Volume> {
+        let volume = FaultVolume::new(memory(wanted, leg), SEED);
+        volume.hold_writes();
+        volume
+    };
+    let stack = stack("");
+    let mut make = subject(&stack, 1, leg_blocks, waiting);
+    conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+}

@@ -1,0 +1,231 @@
+//! What it promises: nothing plain on the medium, keys that can be changed and forgotten.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
+use millrace_block::{
+    BlockError, BlockSize, Operation, Volume,
+    conformance::{self, SyncHarness},
+};
+
+use super::{super::KIND, OFFSET, SEED, disk, open, stack};
+use crate::{
+    Build, LegOrigin, Mount, Node, Reason, Service, SharedObjects, legs,
+    settings::Settings,
+    testing::{Bench, Session},
+};
+
+fn on_medium(disk: &Arc<dyn Volume>, lba: u64, blocks: usize) -> Vec<u8> {
+    let block = disk.geometry().block_size.bytes();
+    legs::read(disk, OFFSET + lba * u64::from(block), blocks * block as usize).unwrap()
+}
+
+#[test]
+fn nothing_plain_reaches_the_medium() {
+    for block_size in [BlockSize::B512, BlockSize::B4096] {
+        let disk = disk(64, block_size);
+        let graph = open(&stack(""), &disk, Reason::Create).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        let block = bench.block();
+        let data = [&b"a secret, again and again; "[..]; 1000].concat()[..8 * 512].repeat(block / 512);
+        let data = &data[..8 * block.min(data.len() / 8)];
+        bench.write(0, data).unwrap();
+        bench.write(32, data).unwrap();
+        bench.expect(0, data);
+        let (here, there) = (on_medium(&disk, 0, 8), on_medium(&disk, 32, 8));
+        for medium in [&here, &there] {
+            assert!(!medium.windows(8).any(|window| window == b"a secret"), "plain text on the medium");
+        }
+        assert!(here.chunks(16).zip(there.chunks(16)).all(|(here, there)| here != there), "each block has its own cipher");
+        // A second volume of the same key-encryption key has another key.
+        let other = super::disk(64, block_size);
+        let graph = open(&stack(""), &other, Reason::Create).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write(0, data).unwrap();
+        assert_ne!(on_medium(&other, 0, 8), here);
+    }
+}
+
+#[test]
+fn zeroes_show_or_not_as_it_was_set() {
+    for (settings, shown) in [("", true), ("discard=false, ", false)] {
+        let disk = disk(64, BlockSize::B512);
+        let graph = open(&stack(settings), &disk, Reason::Create).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        assert_eq!(bench.volume.geometry().deallocate, shown);
+        bench.write(0, &[0; 512]).unwrap();
+        assert!(on_medium(&disk, 0, 1).iter().any(|byte| *byte != 0), "a written block is enciphered, zeroes too");
+        bench.write_random(8, 8);
+        bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, 8, 4).unwrap();
+        bench.expect_zeroes(8, 4);
+        let zero = on_medium(&disk, 8, 4).chunks(512).all(|block| block.iter().all(|byte| *byte == 0));
+        assert_eq!(zero, shown);
+    }
+}
+
+#[test]
+fn a_format_forgets_the_key() {
+    let disk = disk(64, BlockSize::B512);
+    let graph = open(&stack(""), &disk, Reason::Create).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    let data = bench.write_random(0, 64);
+    let before = legs::read(&disk, 0, 16 << 10).unwrap();
+    let medium = on_medium(&disk, 0, 64);
+    for block_size in [BlockSize::B512, BlockSize::B4096, BlockSize::B512] {
+        bench.volume.format(block_size).unwrap();
+        bench.expect_zeroes(0, bench.blocks());
+    }
+    // Not a piece of either copy's sealed key is left.
+    let after = legs::read(&disk, 0, 16 << 10).unwrap();
+    for key in [&before[88..180], &before[8192 + 88..8192 + 180]] {
+        assert!(!key.chunks(12).any(|piece| after.windows(12).any(|window| window == piece)));
+    }
+    // Whoever kept the ciphertext has nothing of it.
+    legs::write(&disk, OFFSET, medium).unwrap();
+    let found = bench.read(0, 64);
+    assert!(found.chunks(16).zip(data.chunks(16)).all(|(found, data)| found != data));
+}
+
+fn rekey(service: &Arc<dyn Service>) -> String {
+    service.command("rekey", &Settings::default()).unwrap()
+}
+
+#[test]
+fn a_new_key_comes_while_the_volume_is_used() {
+    let disk = disk(1000, BlockSize::B512);
+    let kept = Arc::default();
+    let graph = crate::testing::graph(&stack(""), std::slice::from_ref(&disk), None, Reason::Create, &kept).unwrap();
+    let services = graph.services("crypt");
+    let service = &services[0].1;
+    let tasks = Bench::new(SEED);
+    let mut session = Session::new(&tasks, &kept, SEED);
+    let data = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).write_random(100, 700);
+    let before = on_medium(&disk, 0, 1000);
+    assert!(rekey(service).contains("has begun"));
+    assert!(service.command("rekey", &Settings::default()).unwrap_err().to_string().contains("already"));
+    assert_eq!((service.status().progress[0].done, service.status().progress[0].total), (0, 1000));
+    for _ in 0..1000 {
+        session.settle(10);
+        if service.status().progress.is_empty() {
+            break;
+        }
+        conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).expect(100, &data);
+    }
+    assert!(service.status().progress.is_empty(), "{:?}", service.status());
+    let mut bench = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED);
+    bench.expect(100, &data);
+    bench.expect_zeroes(0, 100);
+    let after = on_medium(&disk, 0, 1000);
+    for (number, (before, after)) in before.chunks(512).zip(after.chunks(512)).enumerate() {
+        assert_eq!(
+            before == after,
+            !(100..800).contains(&number),
+            "block {number}: written ones have another key, others none"
+        );
+    }
+    assert!(
+        service
+            .command(
+                "rekey",
+                &[("x", "1")].iter().fold(Settings::default(), |mut settings, (name, value)| {
+                    settings.add(name, value);
+                    settings
+                })
+            )
+            .is_err()
+    );
+}
+
+#[test]
+fn a_leg_that_fails_stops_a_re_keying_and_spoils_nothing() {
+    // The chunk's journal, its flush, its own write; and what ends the re-keying.
+    for (kind, nth) in
+        [(Requests::Write, 1), (Requests::Flush, 1), (Requests::Write, 2), (Requests::Write, 4), (Requests::Read, 2)]
+    {
+        for tear in [false, true] {
+            let faulty = FaultVolume::new(disk(300, BlockSize::B512), SEED + nth);
+            let disk: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+            let kept = Arc::default();
+            let graph = crate::testing::graph(&stack(""), &[disk], None, Reason::Create, &kept).unwrap();
+            let services = graph.services("crypt");
+            let service = &services[0].1;
+            let tasks = Bench::new(SEED);
+            let mut session = Session::new(&tasks, &kept, SEED);
+            let data = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).write_random(0, 300);
+            rekey(service);
+            let effect = if tear { Effect::Tear } else { Effect::Fail(BlockError::WriteFault { errno: 5 }) };
+            faulty.add(Rule::new(kind, When::Nth(nth), effect));
+            // It is tried again after a second.
+            let end = Instant::now() + Duration::from_secs(60);
+            while !service.status().progress.is_empty() && Instant::now() < end {
+                session.settle(1000);
+                let mut bench = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED);
+                let segment = bench.memory.segment(0, 300 * 512);
+                match bench.moving(Operation::Read, 0, &[segment]) {
+                    Ok(()) => assert_eq!(bench.memory.bytes(0, 300 * 512), data),
+                    // What is half done cannot be used until it is done, and the guest is told to come again.
+                    Err(error) => assert!(matches!(error, BlockError::NotReady | BlockError::WriteFault { .. }), "{error}"),
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(service.status().progress.is_empty() && faulty.faults() > 0, "{kind:?} {nth}: {:?}", service.status());
+            conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).expect(0, &data);
+        }
+    }
+}
+
+/// A crypt of this key in the place of `previous`, over the same leg.
+fn take_over(disk: &Arc<dyn Volume>, key: &Path, previous: &Arc<dyn Service>) -> Result<Arc<dyn Service>, String> {
+    let mut settings = Settings::default();
+    settings.add("key", &format!("file:{}", key.display()));
+    let shared = SharedObjects::default();
+    let build =
+        Build { name: "crypt".to_owned(), volume: "test", legs: vec![Arc::clone(disk)], size: None, shared: &shared };
+    let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
+    let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)) };
+    previous.unmount().unwrap();
+    service.mount(&mount).map_err(|error| error.to_string())?;
+    Ok(service)
+}
+
+#[test]
+fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = directory.path().join("new-key");
+    std::fs::write(&key, "17".repeat(32)).unwrap();
+    let disk = disk(64, BlockSize::B512);
+    let graph = open(&stack(""), &disk, Reason::Create).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let data = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(0, 64);
+    rekey(&graph.services("crypt")[0].1);
+    let service = take_over(&disk, &key, &graph.services("crypt")[0].1).unwrap();
+    let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
+    conformance::Bench::new(&mut harness, volume, SEED).expect(0, &data);
+    service.unmount().unwrap();
+    // The old key opens it no more, the new one does.
+    let refused = open(&stack(""), &disk, Reason::Open).err().unwrap();
+    assert!(refused.contains("does not open it"), "{refused}");
+    let with_new = format!("crypt(key=\"file:{}\", disk:0)", key.display());
+    let graph = open(&with_new, &disk, Reason::Open).unwrap();
+    conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).expect(0, &data);
+}
+
+#[test]
+fn keys_are_nowhere_in_what_is_shown() {
+    let disk = disk(64, BlockSize::B512);
+    let graph = open(&stack(""), &disk, Reason::Create).unwrap();
+    let service = &graph.services("crypt")[0].1;
+    let key = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key")).unwrap();
+    let shown = format!("{:?} {:?}", service.status(), stack("").parse::<Node>().unwrap());
+    assert!(shown.contains("test.key") && !shown.contains(key.trim()));
+    let header = legs::read(&disk, 0, 16 << 10).unwrap();
+    let bytes: Vec<u8> = (0..32).map(|at| u8::from_str_radix(&key[2 * at..2 * at + 2], 16).unwrap()).collect();
+    assert!(!header.windows(8).any(|window| window == &bytes[..8]));
+}
