@@ -9,6 +9,7 @@
 //! replaces pays: `membarrier(2)`, as for the [`Switch`](crate::Switch).
 
 use std::{
+    cell::Cell,
     io,
     ops::Deref,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
@@ -56,12 +57,18 @@ pub struct Retired<'a, T> {
     epochs: &'a Epochs<T>,
     value: *mut T,
     side: usize,
+    /// It was seen to be free, and stays so. (Who looks at the parity at an unlucky moment is counted on this side for an instant,
+    /// and leaves.)
+    free: Cell<bool>,
 }
 
 impl<T> Retired<'_, T> {
     /// Whether nobody visits it any more.
     pub fn is_free(&self) -> bool {
-        self.epochs.presence[self.side].count() == 0
+        if !self.free.get() && self.epochs.presence[self.side].count() == 0 {
+            self.free.set(true);
+        }
+        self.free.get()
     }
 
     /// Waits until it is free. Blocks: not to be called on a shard.
@@ -140,7 +147,7 @@ impl<T> Epochs<T> {
         while barrier().is_err() {
             std::thread::yield_now();
         }
-        Ok(Retired { epochs: self, value: old, side })
+        Ok(Retired { epochs: self, value: old, side, free: Cell::new(false) })
     }
 }
 

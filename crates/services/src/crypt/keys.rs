@@ -31,7 +31,7 @@ impl Keys {
     /// Whether a request must wait for blocks that are being re-enciphered; an error when it would wait for long.
     pub(super) fn is_blocked(&self, lba: u64, count: u64) -> Result<bool, BlockError> {
         match &self.next {
-            Some(next) if lba < next.end && next.done < lba + count => {
+            Some(next) if next.done < next.end && lba < next.end && next.done < lba + count => {
                 if next.failed {
                     Err(BlockError::NotReady)
                 } else {
