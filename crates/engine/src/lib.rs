@@ -51,6 +51,8 @@ mod shard;
 mod signal;
 #[allow(unsafe_code)] // the one lengthened lifetime
 mod slots;
+#[allow(unsafe_code)] // the time stamp counter
+pub mod stages;
 mod stats;
 mod timers;
 #[allow(unsafe_code)] // RawWaker

@@ -28,6 +28,7 @@ use crate::{
     remote::Remotes,
     ring::Ring,
     slots::Slots,
+    stages::{self, Stage},
     stats::{Clock, Counters, ShardStats},
 };
 
@@ -261,6 +262,7 @@ impl Shard {
             self.look_at_clock(false);
         }
         self.clock.passes += 1;
+        stages::enter(Stage::Other);
         let core = &*self.core;
         // Doorbells.
         let mut work = self.devices.poll_warm(core);

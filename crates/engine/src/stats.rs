@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use crate::stages::{self, Stage, StageTime, StageTimes};
+
 /// The shard's own counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -52,6 +54,7 @@ pub(crate) struct ShardStats {
     tasks_started: AtomicU64,
     tasks_waiting: AtomicU64,
     devices: AtomicU64,
+    stages: [[AtomicU64; 2]; Stage::COUNT],
 }
 
 impl ShardStats {
@@ -64,6 +67,12 @@ impl ShardStats {
         self.tasks_started.store(tasks_started, Relaxed);
         self.tasks_waiting.store(tasks_waiting as u64, Relaxed);
         self.devices.store(devices as u64, Relaxed);
+        if cfg!(feature = "stages") {
+            for (cells, time) in self.stages.iter().zip(stages::times()) {
+                cells[0].store(time.ticks, Relaxed);
+                cells[1].store(time.entries, Relaxed);
+            }
+        }
     }
 
     pub(crate) fn snapshot(&self) -> StatsSnapshot {
@@ -76,6 +85,10 @@ impl ShardStats {
             tasks_started: self.tasks_started.load(Relaxed),
             tasks_waiting: self.tasks_waiting.load(Relaxed),
             devices: self.devices.load(Relaxed),
+            stages: self
+                .stages
+                .each_ref()
+                .map(|[ticks, entries]| StageTime { ticks: ticks.load(Relaxed), entries: entries.load(Relaxed) }),
         }
     }
 }
@@ -99,6 +112,8 @@ pub struct StatsSnapshot {
     pub tasks_waiting: u64,
     /// Devices on it now.
     pub devices: u64,
+    /// Where its time went, in a build with the feature `stages`; all 0 in others.
+    pub stages: StageTimes,
 }
 
 impl StatsSnapshot {

@@ -4,7 +4,8 @@
 //!   cargo bench -p millrace-frontends --bench path -- [rounds=N] [FILTER…]
 //! ```
 //!
-//! A filter is a part of a load's name. More rounds are for profilers.
+//! A filter is a part of a load's name. More rounds are for profilers. With `--features stages` it also says where the time goes;
+//! the time between batches counts as the loop's (`other`) then.
 //!
 //! One thread is guest and daemon in turn. The guest's part costs nothing that is measured: its entries lie in the submission
 //! queue before, it stores one tail, and then the shard's passes are timed until all its commands are complete. What is left out
@@ -21,7 +22,10 @@ use std::{
 
 use millrace_backends::{FileOptions, FileVolume, MemoryVolume, NullVolume};
 use millrace_block::{BlockSize, Volume};
-use millrace_engine::{Device, DeviceKey, Shard, ShardConfig, ShardContext};
+use millrace_engine::{
+    Device, DeviceKey, Shard, ShardConfig, ShardContext,
+    stages::{self, Stage, StageTimes},
+};
 use millrace_frontends::nvme::{Config, DeviceError, Host, HostReply, Identity, Namespace, NvmeDevice, Status};
 use millrace_memory::{Mapping, Segment};
 use millrace_nvme_spec::{
@@ -272,12 +276,25 @@ impl Rig {
     fn measure(&mut self, name: &str, load: Load, rounds: u64) {
         let overhead = overhead();
         let batches = rounds * if load.bytes > 4096 { 300 } else { 20_000 / u64::from(load.depth).max(4) + 200 };
+        let before = stages::times();
         let mut all: Vec<u64> = (0..batches + 20).map(|_| self.batch(load, overhead)).skip(20).collect();
         all.sort_unstable();
         #[expect(clippy::cast_precision_loss, reason = "cycles of hours are exact")]
         let each = |at: usize| all[at] as f64 / f64::from(load.depth);
         let (least, median) = (each(0), each(all.len() / 2));
         println!("{name:<34} depth {:>3}  min {least:>9.1}  median {median:>9.1}  cycles per I/O", load.depth);
+        if cfg!(feature = "stages") {
+            print_stages(before, (batches + 20) * u64::from(load.depth));
+        }
+    }
+}
+
+/// Prints where the time went, in ticks per command, without what counting took.
+#[allow(clippy::cast_precision_loss)] // printed with one digit
+fn print_stages(before: StageTimes, commands: u64) {
+    for ((stage, before), after) in Stage::ALL.into_iter().zip(before).zip(stages::times()) {
+        let ticks = after.net().saturating_sub(before.net());
+        println!("    {:<12} {:>9.1}", stage.name(), ticks as f64 / commands as f64);
     }
 }
 

@@ -135,7 +135,9 @@ impl FileMap {
         if self.bytes > NEAR && self.holds(offset, len) {
             // SAFETY: as in `piece`.
             let piece = unsafe { self.mapping.segment(offset as usize, len as usize) };
-            piece.into_iter().for_each(|piece| piece.prefetch(0, len as usize));
+            if let Some(piece) = piece {
+                piece.prefetch(0, len as usize);
+            }
         }
         self.bytes > NEAR
     }

@@ -34,6 +34,12 @@ struct Shard {
     shard: u64,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ShardStage {
+    shard: u64,
+    stage: String,
+}
+
 /// Seconds that only grow.
 type Seconds<L> = Family<L, Counter<f64, std::sync::atomic::AtomicU64>>;
 
@@ -140,6 +146,7 @@ fn shards(registry: &mut Registry, shards: &[ShardView]) {
     let [busy, idle] = [(); 2].map(|()| Seconds::<Shard>::default());
     let [turns, sleeps, commands] = [(); 3].map(|()| Family::<Shard, Counter>::default());
     let [devices, waiting] = [(); 2].map(|()| Family::<Shard, Gauge>::default());
+    let [ticks, entries] = [(); 2].map(|()| Family::<ShardStage, Counter>::default());
     for view in shards {
         let shard = Shard { shard: view.index as u64 };
         busy.get_or_create(&shard).inc_by(seconds(view.busy_ns));
@@ -149,6 +156,11 @@ fn shards(registry: &mut Registry, shards: &[ShardView]) {
         commands.get_or_create(&shard).inc_by(view.commands);
         devices.get_or_create(&shard).set(saturate(view.devices));
         waiting.get_or_create(&shard).set(saturate(view.tasks_waiting));
+        for view in &view.stages {
+            let stage = ShardStage { shard: shard.shard, stage: view.stage.clone() };
+            ticks.get_or_create(&stage).inc_by(view.ticks);
+            entries.get_or_create(&stage).inc_by(view.entries);
+        }
     }
     registry.register_with_unit("shard_busy", "Time in passes that found work", Unit::Seconds, busy);
     registry.register_with_unit("shard_idle", "Time looking in vain, and asleep", Unit::Seconds, idle);
@@ -157,6 +169,8 @@ fn shards(registry: &mut Registry, shards: &[ShardView]) {
     registry.register("shard_commands", "Commands finished on the shard", commands);
     registry.register("shard_devices", "Devices on the shard", devices);
     registry.register("shard_tasks_waiting", "Requests that wait", waiting);
+    registry.register("shard_stage_ticks", "Ticks of the time stamp counter in a stage of the data path", ticks);
+    registry.register("shard_stage_entries", "Times a stage of the data path was entered", entries);
 }
 
 fn saturate(value: u64) -> i64 {

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, sync::PoisonError};
 
+use millrace_engine::stages::{Stage, StageTime, StageTimes};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -161,6 +162,30 @@ pub struct ShardView {
     pub commands: u64,
     /// Tasks that wait now.
     pub tasks_waiting: u64,
+    /// Where its time went: only in a build with the feature `stages`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageView>,
+}
+
+/// A stage of the data path on one shard.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct StageView {
+    /// Its name.
+    pub stage: String,
+    /// Ticks of the time stamp counter spent in it since the shard started.
+    pub ticks: u64,
+    /// How often it was entered.
+    pub entries: u64,
+}
+
+/// The stages that the shard counts, if it counts them.
+fn stages(times: &StageTimes) -> Vec<StageView> {
+    let view = |(stage, time): (Stage, &StageTime)| StageView {
+        stage: stage.name().to_owned(),
+        ticks: time.net(),
+        entries: time.entries,
+    };
+    if cfg!(feature = "stages") { Stage::ALL.into_iter().zip(times).map(view).collect() } else { Vec::new() }
 }
 
 /// The daemon.
@@ -234,6 +259,7 @@ impl Manager {
                 sleeps: stats.sleeps,
                 commands: stats.commands,
                 tasks_waiting: stats.tasks_waiting,
+                stages: stages(&stats.stages),
             }
         };
         self.shards.iter().zip(loads.iter()).map(view).collect()

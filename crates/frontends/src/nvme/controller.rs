@@ -6,7 +6,10 @@ use std::{
     rc::Rc,
 };
 
-use millrace_engine::{ShardContext, TaskSlot};
+use millrace_engine::{
+    ShardContext, TaskSlot,
+    stages::{self, Stage},
+};
 use millrace_memory::{GuestMemory, Segment, Shared};
 use millrace_nvme_spec::{
     command::{QueueId, Sqe},
@@ -248,9 +251,12 @@ impl Controller {
             if !self.lifecycle.paused && self.again.is_empty() {
                 work += self.take_commands(cx);
             }
+            stages::enter(Stage::Other);
             work += self.admin_turn(cx);
         }
+        stages::enter(Stage::Interrupt);
         self.raise_interrupts(cx.now());
+        stages::enter(Stage::Other);
         work
     }
 
@@ -267,6 +273,7 @@ impl Controller {
     }
 
     fn take_commands(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        stages::enter(Stage::Doorbells);
         let mut work = 0;
         let mut at = self.next_queue;
         for _ in 0..self.caches.active().len() {

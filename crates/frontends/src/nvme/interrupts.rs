@@ -430,4 +430,6 @@ fn check_eventfd(fd: &OwnedFd) -> Result<(), Errno> {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;

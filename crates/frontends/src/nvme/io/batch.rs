@@ -26,7 +26,10 @@
 use std::rc::Rc;
 
 use millrace_block::{BlockCount, Geometry, Lba, Operation, Request, Step};
-use millrace_engine::{Launch, Outcome, ShardContext, TaskSlot};
+use millrace_engine::{
+    Launch, Outcome, ShardContext, TaskSlot,
+    stages::{self, Stage},
+};
 use millrace_memory::{Access, GuestAddress, GuestMemory, Segment};
 use millrace_nvme_spec::{
     command::{CommandId, Cqe, Fuse, Psdt, Sqe},
@@ -170,6 +173,7 @@ impl Controller {
         while taken < budget {
             let Ok(plain) = batch.next(self) else { break };
             taken += 1;
+            stages::enter(Stage::Volume);
             match self.launch(slot, &batch, &plain) {
                 Outcome::Done(Ok(()), free) => {
                     slot = free;
@@ -194,6 +198,7 @@ impl Controller {
         }
         batch.settle(self);
         batch.count_transfers(self);
+        stages::enter(Stage::Doorbells);
         taken
     }
 
@@ -291,10 +296,12 @@ impl Batch {
     /// Copies the next entry out, checks it and resolves its data.
     #[inline]
     fn next(&mut self, c: &mut Controller) -> Result<Plain, NotPlain> {
+        stages::enter(Stage::Fetch);
         if self.pending > AHEAD {
             self.prefetch(AHEAD);
         }
         let sqe: Sqe = zerocopy::transmute!(self.sq.read_words::<{ Sqe::SIZE / 8 }>(self.head as usize * Sqe::SIZE));
+        stages::enter(Stage::Check);
         let cdw12 = ReadWriteCdw12::from_bits(sqe.cdw12);
         let operation = match sqe.nvm_opcode() {
             NvmOpcode::READ => Operation::Read,
@@ -327,6 +334,7 @@ impl Batch {
         }
         let bytes = count << view.shift;
         let access = if operation == Operation::Read { Access::Write } else { Access::Read };
+        stages::enter(Stage::Pointer);
         resolve(&c.memory, self.page_size, &sqe, bytes, access, &mut c.segments)?;
         Ok(Plain { cid, operation, lba: Lba(lba), count: BlockCount(count), bytes })
     }
@@ -355,6 +363,7 @@ impl Batch {
     /// A command has succeeded.
     #[inline]
     fn finish(&mut self, c: &mut Controller, plain: &Plain) {
+        stages::enter(Stage::Complete);
         self.step(plain);
         // SQHD, SQID, CID, and a status of 0.
         let [head, sqid, cid] = [self.head as u16, self.sqid, plain.cid].map(u64::from);
@@ -372,6 +381,7 @@ impl Batch {
         if count == 0 {
             return;
         }
+        stages::enter(Stage::Complete);
         let cq = c.cq(self.cqid);
         let (mut tail, mut phase, entries) = (cq.tail(), cq.phase(), cq.entries.get());
         for second in &self.done[..count] {
