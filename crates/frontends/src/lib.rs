@@ -1,10 +1,14 @@
 //! What guests see: one folder per kind of device.
 //!
 //! ```text
-//!   guest ──vfio-user──► nvme/ ──Request──► millrace_block::Volume
+//!   guest ──vfio-user──► nvme/ ────────┬─Request──► millrace_block::Volume
+//!         ──vhost-user─► virtio_blk/ ──┘
 //! ```
 //!
 //! Front ends translate a guest's protocol into requests on volumes, and nothing else. They never meet back ends or services
 //! by name, and they trust nothing that comes from a guest.
 
+mod eventfd;
+mod log_limit;
 pub mod nvme;
+pub mod virtio_blk;

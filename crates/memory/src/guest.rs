@@ -148,10 +148,10 @@ impl Region {
 
 /// Where a region's bytes are.
 #[derive(Debug)]
-struct Backing {
-    mapping: guard::GuardedMapping,
+pub(crate) struct Backing {
+    pub(crate) mapping: guard::GuardedMapping,
     /// Where the region begins in the mapping: huge pages are only mapped whole.
-    skip: usize,
+    pub(crate) skip: usize,
 }
 
 /// All the memory one guest shares with one device. Owned by the device's shard, so that no lock is needed.
@@ -203,42 +203,12 @@ impl GuestMemory {
             return Err(MapError::Overlap { addr: addr.0, size });
         }
         let backing = match backing {
-            Some((fd, offset)) => Some(self.map_file(addr, size, protection, &fd, offset)?),
+            Some((fd, offset)) => Some(map_file(&self.poison, addr, size, protection.write, &fd, offset)?),
             None => None,
         };
         self.regions.insert(at, Region { start: addr.0, size, protection, backing });
         self.tlb.flush();
         Ok(())
-    }
-
-    fn map_file(
-        &self,
-        addr: GuestAddress,
-        size: u64,
-        protection: Protection,
-        fd: &OwnedFd,
-        offset: u64,
-    ) -> Result<Backing, MapError> {
-        let bad = || MapError::BadRange { addr: addr.0, size };
-        let kernel = |source: io::Error| MapError::Kernel { addr: addr.0, size, source };
-        // First: only memory files have seals, and asking for them never waits, as asking a file system in user space would.
-        if rustix::fs::fcntl_get_seals(fd).is_err() {
-            return Err(MapError::NotMemory { addr: addr.0, size });
-        }
-        let file_len = u64::try_from(rustix::fs::fstat(fd).map_err(|e| kernel(e.into()))?.st_size).unwrap_or(0);
-        if offset.checked_add(size).is_none_or(|end| end > file_len) {
-            return Err(MapError::ShortFile { file: file_len, offset, size });
-        }
-        if !offset.is_multiple_of(PAGE_SIZE) {
-            return Err(bad());
-        }
-        let page = page_size(fd).map_err(kernel)?;
-        let skip = offset % page;
-        let len = skip.checked_add(size).and_then(|len| len.checked_next_multiple_of(page));
-        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(bad)?;
-        let mapping = Mapping::shared(fd.as_fd(), offset - skip, len, protection.write).map_err(kernel)?;
-        let mapping = guard::GuardedMapping::new(mapping, &self.poison).map_err(kernel)?;
-        Ok(Backing { mapping, skip: skip as usize })
     }
 
     /// Makes a region unreachable at once. Its pages stay mapped until [`Self::reclaim`].
@@ -381,6 +351,37 @@ impl GuestMemory {
         }
         Ok(())
     }
+}
+
+/// Maps `size` bytes of a file; `addr` is for messages.
+pub(crate) fn map_file(
+    poison: &guard::Poison,
+    addr: GuestAddress,
+    size: u64,
+    writable: bool,
+    fd: &OwnedFd,
+    offset: u64,
+) -> Result<Backing, MapError> {
+    let bad = || MapError::BadRange { addr: addr.0, size };
+    let kernel = |source: io::Error| MapError::Kernel { addr: addr.0, size, source };
+    // First: only memory files have seals, and asking for them never waits, as asking a file system in user space would.
+    if rustix::fs::fcntl_get_seals(fd).is_err() {
+        return Err(MapError::NotMemory { addr: addr.0, size });
+    }
+    let file_len = u64::try_from(rustix::fs::fstat(fd).map_err(|e| kernel(e.into()))?.st_size).unwrap_or(0);
+    if offset.checked_add(size).is_none_or(|end| end > file_len) {
+        return Err(MapError::ShortFile { file: file_len, offset, size });
+    }
+    if !offset.is_multiple_of(PAGE_SIZE) {
+        return Err(bad());
+    }
+    let page = page_size(fd).map_err(kernel)?;
+    let skip = offset % page;
+    let len = skip.checked_add(size).and_then(|len| len.checked_next_multiple_of(page));
+    let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(bad)?;
+    let mapping = Mapping::shared(fd.as_fd(), offset - skip, len, writable).map_err(kernel)?;
+    let mapping = guard::GuardedMapping::new(mapping, poison).map_err(kernel)?;
+    Ok(Backing { mapping, skip: skip as usize })
 }
 
 /// Granularity of a memory file's mappings in bytes: the size of its huge pages, if it has them.

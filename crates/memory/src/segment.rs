@@ -2,7 +2,7 @@
 
 use std::{
     ptr::NonNull,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -219,6 +219,57 @@ impl Segment {
     #[inline]
     pub fn copy_to(&self, to: &Segment, target: Target) {
         self.copy_run(to, self.len, target);
+    }
+
+    /// Loads a 16-bit word that the memory's other owner stores at any time. It orders nothing: a fence does.
+    ///
+    /// # Panics
+    /// When the word does not lie within the segment, or is not aligned.
+    #[inline]
+    pub fn load_u16(&self, offset: usize) -> u16 {
+        self.half_word(offset).load(Ordering::Relaxed)
+    }
+
+    /// Stores a 16-bit word that the memory's other owner loads at any time. It orders nothing: a fence does.
+    ///
+    /// # Panics
+    /// When the word does not lie within the segment, or is not aligned.
+    #[inline]
+    pub fn store_u16(&self, offset: usize, value: u16) {
+        self.half_word(offset).store(value, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn half_word(&self, offset: usize) -> &AtomicU16 {
+        let part = self.part(offset, 2).expect("a word within the segment");
+        assert!((part.as_ptr() as usize).is_multiple_of(2), "a shared word is aligned");
+        // SAFETY: the word lies within mapped memory and is aligned; both sides access it atomically. The reference does not
+        // leave this module's one access.
+        unsafe { AtomicU16::from_ptr(part.as_ptr().cast()) }
+    }
+
+    pub(crate) fn store_u8(&self, offset: usize, value: u8) {
+        self.byte(offset).store(value, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_bits(&self, offset: usize, bits: u8) {
+        let byte = self.byte(offset);
+        // Release: the page's bytes are written before its bit; the other side takes the bits (acquire), then the bytes.
+        byte.fetch_or(bits, Ordering::Release);
+    }
+
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        let part = self.part(offset, 1).expect("a byte within the segment");
+        // SAFETY: the byte lies within mapped memory; both sides access it atomically. The reference does not leave this
+        // module's one access.
+        unsafe { AtomicU8::from_ptr(part.as_ptr()) }
+    }
+
+    pub(crate) fn store_u64(&self, offset: usize, value: u64) {
+        let part = self.part(offset, 8).expect("a word within the segment");
+        assert!((part.as_ptr() as usize).is_multiple_of(8), "a shared word is aligned");
+        // SAFETY: the word lies within mapped memory and is aligned; both sides access it atomically.
+        unsafe { AtomicU64::from_ptr(part.as_ptr().cast()) }.store(value, Ordering::Relaxed);
     }
 
     /// Fills the whole segment with one byte.

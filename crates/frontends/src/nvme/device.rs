@@ -32,10 +32,10 @@ use super::{
     Config, DoorbellMode, Host, Namespace,
     controller::Controller,
     keep::{Client as KeptClient, Kept, TakenClient},
-    log_limit::LogLimit,
     namespace::{Allocated, Attached},
     registers::{Phase, Reset},
 };
+use crate::log_limit::LogLimit;
 
 /// Messages of one client handled in one turn, so that a flood of them leaves the shard to others.
 const MESSAGES: usize = 32;

@@ -16,7 +16,7 @@
 //! the MSI-X table are the client's to emulate (VFIO's convention); ours only read back.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -24,6 +24,8 @@ use std::{
 use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, pci as irq};
 
 use millrace_keeper::Kind;
+
+use crate::eventfd::{check as check_eventfd, ring};
 
 use super::{
     controller::{Controller, Counters},
@@ -411,22 +413,6 @@ fn is_chosen(data: &IrqData<'_>, at: usize) -> bool {
         IrqData::Bool(flags) => flags.get(at).is_some_and(|flag| *flag != 0),
         IrqData::Eventfds(_) | IrqData::Deassign => false,
     }
-}
-
-/// Signals an eventfd. One that is full is signalled already, and whatever else fails is its owner's loss.
-fn ring(eventfd: &OwnedFd) {
-    let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
-}
-
-/// A client could hand in any descriptor: only an eventfd that does not block may be written from a shard.
-fn check_eventfd(fd: &OwnedFd) -> Result<(), Errno> {
-    use std::os::fd::AsRawFd;
-    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
-    if link.as_bytes() != b"anon_inode:[eventfd]" {
-        return Err(Errno::INVAL);
-    }
-    let flags = rustix::fs::fcntl_getfl(fd)?;
-    rustix::fs::fcntl_setfl(fd.as_fd(), flags | rustix::fs::OFlags::NONBLOCK)
 }
 
 #[cfg(test)]

@@ -36,7 +36,6 @@ mod fixture;
 mod interrupts;
 mod io;
 mod keep;
-mod log_limit;
 mod namespace;
 mod pci;
 mod queue;

@@ -23,7 +23,8 @@ use millrace_nvme_spec::registers::{
     ShutdownNotification, ShutdownStatus, Version, offset,
 };
 
-use super::{controller::Controller, log_limit::LogLimit, namespace::Attached, pci::offsets, state};
+use super::{controller::Controller, namespace::Attached, pci::offsets, state};
+use crate::log_limit::LogLimit;
 
 /// What VS and Identify Controller report. 1.4 is what stock drivers and firmware know best; what 2.x adds and we have is
 /// discovered by its own bits.

@@ -9,10 +9,10 @@ use millrace_vfio_user::{
     RegionFlags, RegionInfo, RequestId, pci,
 };
 
+use crate::log_limit::LogLimit;
 use crate::nvme::{
     DoorbellMode,
     controller::Controller,
-    log_limit::LogLimit,
     pci::{BAR0_SIZE, BAR4_SIZE, CONFIG_SIZE},
     registers::{Phase, Reset},
 };

@@ -1,0 +1,433 @@
+//! The disk itself: its queues, its memory, and one turn of its work. It knows nothing of sockets.
+
+use std::{cell::Cell, rc::Rc, sync::Arc};
+
+use millrace_block::{BlockCount, BlockSize, Geometry, Volume};
+use millrace_engine::{ShardContext, TaskSlot, reaper};
+use thiserror::Error;
+
+use super::{
+    Config,
+    config::feature,
+    dirty::DirtyLog,
+    inflight::InflightRegion,
+    memory::MemoryTable,
+    message::VringAddr,
+    queue::Queue,
+    request::{Attached, Finished, RequestError, Sink},
+    ring::{Buffers, Ring, RingError},
+};
+
+/// Requests taken from one queue before the next queue has its turn.
+const BURST: usize = 128;
+
+/// Why a disk has failed: a guest's or a front end's fault.
+#[derive(Debug, Error)]
+pub(crate) enum Fault {
+    #[error("queue {queue}: {source}")]
+    Ring {
+        queue: u16,
+        #[source]
+        source: RingError,
+    },
+    #[error("queue {queue}: {source}")]
+    Request {
+        queue: u16,
+        #[source]
+        source: RequestError,
+    },
+    #[error("memory was taken away (its file was truncated)")]
+    Poisoned,
+}
+
+/// Counters of a disk's life.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) read_commands: u64,
+    pub(crate) write_commands: u64,
+    pub(crate) other_commands: u64,
+    pub(crate) bytes_read: u64,
+    pub(crate) bytes_written: u64,
+    pub(crate) errors: u64,
+    pub(crate) media_errors: u64,
+    pub(crate) interrupts: u64,
+}
+
+/// What requests of all queues share.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) memory: MemoryTable,
+    pub(crate) buffers: Buffers,
+    pub(crate) attached: Option<Rc<Attached>>,
+    /// Features that the guest and its front end chose.
+    pub(crate) features: u64,
+    /// The write cache mode that the guest chose.
+    pub(crate) write_cache: bool,
+    /// Where changes of memory are logged, while they are.
+    pub(crate) log: Option<Rc<DirtyLog>>,
+    pub(crate) counters: Counters,
+    /// Requests that wait for the volume.
+    pub(crate) in_flight: u32,
+}
+
+impl Core {
+    /// Whether a feature was chosen.
+    pub(crate) fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    /// Whether a write may end before it is durable (virtio 1.3, 5.2.5.2 and 5.2.6.2): a driver that cannot flush must not need to.
+    pub(crate) fn write_back(&self) -> bool {
+        self.has(feature::FLUSH) && (self.write_cache || !self.has(feature::CONFIG_WCE))
+    }
+}
+
+/// A virtio disk.
+pub(crate) struct Disk {
+    pub(crate) core: Core,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) sink: Rc<Sink>,
+    /// The front end's log, whether it is in use or not.
+    pub(crate) log: Option<Rc<DirtyLog>>,
+    pub(crate) inflight: Option<InflightRegion>,
+    /// Nothing new is taken: the front end waits for rest, or is gone.
+    pub(crate) paused: bool,
+    /// The guest, or its front end, broke the rules; nothing works before a reset.
+    pub(crate) failed: bool,
+    /// Volumes that were taken away with requests in flight.
+    leaving: Vec<Rc<Attached>>,
+    /// Where the round over the queues goes on.
+    first: usize,
+    /// Ends taken from the sink; the room is reused.
+    finished: Vec<Finished>,
+    /// Requests counted for the shard's statistics.
+    counted: Cell<u64>,
+}
+
+impl Disk {
+    pub(crate) fn new(config: Config) -> Self {
+        let queues = (0..config.queues).map(|_| Queue::default()).collect();
+        Self {
+            core: Core {
+                config,
+                memory: MemoryTable::new(),
+                buffers: Buffers::new(),
+                attached: None,
+                features: 0,
+                write_cache: true,
+                log: None,
+                counters: Counters::default(),
+                in_flight: 0,
+            },
+            queues,
+            sink: Rc::default(),
+            log: None,
+            inflight: None,
+            paused: true,
+            failed: false,
+            leaving: Vec::new(),
+            first: 0,
+            finished: Vec::with_capacity(64),
+            counted: Cell::new(0),
+        }
+    }
+
+    // ---- the volume ---------------------------------------------------------------------------------------------------
+
+    /// Shows a volume from now on.
+    pub(crate) fn attach(&mut self, volume: Arc<dyn Volume>, read_only: bool) {
+        self.detach();
+        self.core.attached = Some(Rc::new(Attached { volume, read_only, sink: Rc::clone(&self.sink) }));
+    }
+
+    /// Shows the volume no more; requests in flight on it finish. Whether there was one.
+    pub(crate) fn detach(&mut self) -> bool {
+        let was = self.core.attached.take();
+        let had = was.is_some();
+        self.leaving.extend(was);
+        had
+    }
+
+    /// Whether no request is in flight any more on volumes that were taken away.
+    pub(crate) fn is_detached(&mut self) -> bool {
+        self.leaving.retain(|attached| Rc::strong_count(attached) > 1);
+        self.leaving.is_empty()
+    }
+
+    /// The shape of what is shown; a disk without a volume has no blocks.
+    pub(crate) fn geometry(&self) -> Geometry {
+        let nothing = Geometry {
+            block_size: BlockSize::B512,
+            blocks: BlockCount(0),
+            read_only: false,
+            volatile_cache: true,
+            deallocate: true,
+        };
+        self.core.attached.as_ref().map_or(nothing, |attached| attached.volume.geometry())
+    }
+
+    /// What the guest is offered.
+    pub(crate) fn offered(&self) -> u64 {
+        let read_only = self.core.attached.as_ref().is_some_and(|attached| attached.read_only);
+        self.core.config.features(&self.geometry(), read_only)
+    }
+
+    // ---- turns --------------------------------------------------------------------------------------------------------
+
+    /// One turn: ends of tasks, then new requests of every queue, then what the guest is told of both. Returns the work done.
+    pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> Result<usize, Fault> {
+        let mut work = self.reap();
+        if !self.failed && self.is_poisoned() {
+            return Err(Fault::Poisoned);
+        }
+        let count = self.queues.len();
+        let mut outcome = Ok(());
+        for at in 0..count {
+            let index = (self.first + at) % count;
+            match self.serve(cx, index) {
+                Ok(done) => work += done,
+                Err(fault) => outcome = outcome.and(Err(fault)),
+            }
+        }
+        if work > 0 {
+            self.first = (self.first + 1) % count;
+            let Counters { read_commands, write_commands, other_commands, .. } = self.core.counters;
+            let total = read_commands + write_commands + other_commands;
+            cx.count_commands(total - self.counted.replace(total));
+        }
+        outcome.map(|()| work)
+    }
+
+    fn is_poisoned(&self) -> bool {
+        self.core.memory.guest.is_poisoned()
+            || self.inflight.as_ref().is_some_and(InflightRegion::is_poisoned)
+            || self.log.as_ref().is_some_and(|log| log.is_poisoned())
+    }
+
+    fn reap(&mut self) -> usize {
+        if self.sink.results.borrow().is_empty() {
+            return 0;
+        }
+        let mut finished = std::mem::take(&mut self.finished);
+        std::mem::swap(&mut *self.sink.results.borrow_mut(), &mut finished);
+        let work = finished.len();
+        for Finished { queue, done, result } in finished.drain(..) {
+            self.core.in_flight = self.core.in_flight.checked_sub(1).expect("a request ends once");
+            self.core.count_error(result);
+            if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
+                queue.waiting -= 1;
+                queue.done.push(done);
+            }
+        }
+        self.finished = finished;
+        work
+    }
+
+    /// One queue: takes requests, gives back what has ended, tells the guest once.
+    #[inline]
+    fn serve(&mut self, cx: &ShardContext<'_>, index: usize) -> Result<usize, Fault> {
+        let (queue, core) = (&mut self.queues[index], &mut self.core);
+        let Some(ring) = &mut queue.ring else {
+            queue.done.clear();
+            return Ok(0);
+        };
+        let number = index as u16;
+        let mut taken = 0;
+        let mut outcome = Ok(());
+        if queue.enabled && !self.paused && !self.failed {
+            let only_left_over = queue.stopping;
+            let mut slot: Option<TaskSlot<'_>> = None;
+            while taken < BURST && (!only_left_over || ring.has_left_over()) {
+                let Some(free) = slot.take().or_else(|| cx.reserve()) else { break };
+                let token = match ring.take(&core.memory, &mut core.buffers) {
+                    Ok(Some(token)) => token,
+                    Ok(None) => break,
+                    Err(source) => {
+                        outcome = Err(Fault::Ring { queue: number, source });
+                        break;
+                    }
+                };
+                taken += 1;
+                match core.start(free, number, token) {
+                    Ok((Some(done), free)) => {
+                        queue.done.push(done);
+                        slot = free;
+                    }
+                    Ok((None, _)) => queue.waiting += 1,
+                    Err(source) => {
+                        outcome = Err(Fault::Request { queue: number, source });
+                        break;
+                    }
+                }
+            }
+        }
+        let ended = queue.done.len();
+        if ended > 0 {
+            ring.give_back(&queue.done, core.log.as_deref());
+            queue.done.clear();
+            if ring.wants_call() && queue.call() {
+                core.counters.interrupts += 1;
+            }
+        }
+        outcome.map(|()| taken.max(ended))
+    }
+
+    /// Whether nothing touches the guest's memory any more.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.core.in_flight == 0 && self.queues.iter().all(|queue| queue.done.is_empty())
+    }
+
+    /// Nothing works before a reset.
+    pub(crate) fn fail(&mut self) {
+        self.failed = true;
+        self.queues.iter().for_each(Queue::report_failure);
+    }
+
+    // ---- the front end's settings ---------------------------------------------------------------------------------------
+
+    /// Features were chosen. Changes of memory are logged from now on, or no longer.
+    pub(crate) fn set_features(&mut self, features: u64) {
+        self.core.features = features;
+        self.apply_log();
+    }
+
+    /// The front end's log.
+    pub(crate) fn set_log(&mut self, log: DirtyLog) {
+        self.log = Some(Rc::new(log));
+        self.apply_log();
+    }
+
+    fn apply_log(&mut self) {
+        let log = self.log.clone().filter(|_| self.core.has(feature::LOG_ALL));
+        // Kept with every request, for one that waits may end after the log has begun. (It has not: the log begins at rest.)
+        self.core.buffers.keep_ranges = log.is_some();
+        self.sink.log.borrow_mut().clone_from(&log);
+        self.core.log = log;
+    }
+
+    /// Where a queue's parts are; a queue that runs goes on there.
+    pub(crate) fn set_addr(&mut self, addr: VringAddr) -> Result<(), RingError> {
+        let Some(queue) = self.queues.get_mut(addr.index as usize) else { return Ok(()) };
+        if let Some(ring) = &mut queue.ring {
+            ring.relocate(&self.core.memory, &addr)?;
+        }
+        queue.addr = Some(addr);
+        Ok(())
+    }
+
+    /// Starts a queue.
+    pub(crate) fn start_queue(&mut self, index: usize) -> Result<(), RingError> {
+        let record = self.inflight.as_ref().map(|region| (region, index));
+        let Some(queue) = self.queues.get_mut(index) else { return Ok(()) };
+        queue.start(&self.core.memory, self.core.features, record)?;
+        if let Some(ring) = &mut queue.ring {
+            // We look by ourselves until the shard goes to sleep.
+            ring.disarm(self.core.log.as_deref());
+        }
+        Ok(())
+    }
+
+    /// The memory table has changed, at rest: queues find their parts again, and what was unmapped goes.
+    pub(crate) fn memory_changed(&mut self) -> Result<(), RingError> {
+        assert!(self.is_quiet(), "memory goes at rest");
+        let mut outcome = Ok(());
+        for queue in &mut self.queues {
+            let Some((ring, addr)) = queue.ring.as_mut().zip(queue.addr) else { continue };
+            if let Err(error) = ring.relocate(&self.core.memory, &addr) {
+                queue.ring = None;
+                outcome = Err(error);
+            }
+        }
+        if self.core.memory.guest.has_retired() {
+            // SAFETY: the regions were unmapped before now and nothing is in flight: no task holds a segment. The rings' own were
+            // found again above, or dropped.
+            let regions = unsafe { self.core.memory.guest.reclaim() };
+            // Unmapping a large guest takes milliseconds.
+            reaper::drop_later(Box::new(regions));
+        }
+        outcome
+    }
+
+    /// Back to the state of a disk that no guest has seen; at rest. The front end's memory stays, and its descriptors.
+    pub(crate) fn reset(&mut self) {
+        for queue in &mut self.queues {
+            queue.stop();
+            queue.enabled = false;
+        }
+        self.failed = false;
+        self.core.write_cache = true;
+    }
+
+    /// The front end is gone, and everything of its; at rest.
+    pub(crate) fn forget_front_end(&mut self) {
+        self.queues.iter_mut().for_each(|queue| *queue = Queue::default());
+        self.core.memory.clear();
+        // Without queues nothing can be wrong.
+        let _ = self.memory_changed();
+        // A new front end's memory is not poisoned by what the last one did to its own.
+        self.core.memory = MemoryTable::new();
+        (self.log, self.inflight, self.failed, self.paused) = (None, None, false, true);
+        self.core.write_cache = true;
+        self.set_features(0);
+    }
+
+    /// The guest chose a write cache mode.
+    pub(crate) fn set_write_cache(&mut self, on: bool) {
+        self.core.write_cache = on;
+        if let Some(region) = &self.inflight {
+            region.set_write_back(on);
+        }
+    }
+
+    /// The record of requests under way, which may be an earlier process's.
+    pub(crate) fn set_inflight(&mut self, region: InflightRegion) {
+        if let Some(on) = region.write_back() {
+            self.core.write_cache = on;
+        }
+        self.inflight = Some(region);
+    }
+
+    // ---- sleeping -------------------------------------------------------------------------------------------------------
+
+    /// Asks the guest to kick. Returns whether there is something to take already.
+    pub(crate) fn arm(&mut self) -> bool {
+        if self.paused || self.failed {
+            return false;
+        }
+        let log = self.core.log.as_deref();
+        let mut found = false;
+        for queue in self.queues.iter_mut().filter(|queue| queue.enabled && !queue.stopping) {
+            if let Some(ring) = &mut queue.ring {
+                queue.armed = true;
+                found |= ring.arm(log) || ring.has_left_over();
+            }
+        }
+        found
+    }
+
+    /// Kicks are not needed any more.
+    pub(crate) fn disarm(&mut self) {
+        let log = self.core.log.as_deref();
+        for queue in self.queues.iter_mut().filter(|queue| queue.armed) {
+            queue.armed = false;
+            if let Some(ring) = &mut queue.ring {
+                ring.disarm(log);
+            }
+        }
+    }
+
+    /// Whether a queue can only be served by looking: its guest has no way to kick.
+    pub(crate) fn must_look(&self) -> bool {
+        !self.paused && self.queues.iter().any(|queue| queue.enabled && queue.ring.is_some() && queue.kick.is_none())
+    }
+
+    /// Queues that run.
+    pub(crate) fn running(&self) -> usize {
+        self.queues.iter().filter(|queue| queue.enabled && queue.ring.is_some()).count()
+    }
+
+    /// Requests under way, those of earlier processes that were not taken yet included.
+    pub(crate) fn under_way(&self) -> u32 {
+        self.queues.iter().filter_map(|queue| queue.ring.as_ref()).map(|ring| u32::from(Ring::in_flight(ring))).sum()
+    }
+}

@@ -1,0 +1,414 @@
+//! virtio-blk requests (virtio 1.3, 5.2.6): a chain's memory becomes one request on the volume.
+//!
+//! ```text
+//!   readable: header 16 │ data …        writable: … data │ status 1
+//!                         └── one Request with all pieces ──┘
+//! ```
+//!
+//! Where the pieces begin and end means nothing; only their order does.
+
+use std::{cell::RefCell, future::Future, rc::Rc, sync::Arc};
+
+use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, Step, TaskContext, Volume};
+use millrace_engine::{Launch, Outcome, TaskSlot};
+use millrace_memory::Segment;
+use thiserror::Error;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use super::{
+    config::{MAX_RANGES, SECTOR, feature},
+    dirty::DirtyLog,
+    disk::Core,
+    ring::{Buffers, Done},
+};
+
+/// Request types.
+pub(crate) mod kind {
+    pub(crate) const IN: u32 = 0;
+    pub(crate) const OUT: u32 = 1;
+    pub(crate) const FLUSH: u32 = 4;
+    pub(crate) const GET_ID: u32 = 8;
+    pub(crate) const DISCARD: u32 = 11;
+    pub(crate) const WRITE_ZEROES: u32 = 13;
+}
+
+/// The flag of a write-zeroes range whose space may be given back.
+const UNMAP: u32 = 1;
+
+/// Scratch bytes that the future of a request takes at most, without its volume's own need.
+const TASK_BYTES: usize = 1024;
+
+/// A request's head.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) kind: u32,
+    pub(crate) reserved: u32,
+    pub(crate) sector: u64,
+}
+
+/// A range to be discarded or zeroed.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct Range {
+    pub(crate) sector: u64,
+    pub(crate) sectors: u32,
+    pub(crate) flags: u32,
+}
+
+/// What is wrong with a chain so that not even a status can be given: the device fails.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub(crate) enum RequestError {
+    #[error("a request without a header that can be read")]
+    Header,
+    #[error("a request without a status byte that can be written")]
+    Status,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    Ok = 0,
+    IoError = 1,
+    Unsupported = 2,
+}
+
+impl Status {
+    /// The one place where errors of volumes become the guest's.
+    pub(crate) fn of(result: Result<(), BlockError>) -> Self {
+        match result {
+            Ok(()) => Self::Ok,
+            Err(BlockError::Unsupported) => Self::Unsupported,
+            Err(
+                BlockError::OutOfRange
+                | BlockError::ReadOnly
+                | BlockError::ReadFault { .. }
+                | BlockError::WriteFault { .. }
+                | BlockError::NoSpace
+                | BlockError::Miscompare
+                | BlockError::Memory
+                | BlockError::NotReady,
+            ) => Self::IoError,
+        }
+    }
+}
+
+/// The volume that a disk shows. Requests in flight keep it alive.
+pub(crate) struct Attached {
+    pub(crate) volume: Arc<dyn Volume>,
+    /// The operator attached it read-only.
+    pub(crate) read_only: bool,
+    pub(crate) sink: Rc<Sink>,
+}
+
+/// A request that waited and has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Finished {
+    pub(crate) queue: u16,
+    pub(crate) done: Done,
+    pub(crate) result: Result<(), BlockError>,
+}
+
+/// Where tasks put their ends for the disk's next turn.
+#[derive(Debug, Default)]
+pub(crate) struct Sink {
+    pub(crate) results: RefCell<Vec<Finished>>,
+    /// The log of changed pages, while there is one.
+    pub(crate) log: RefCell<Option<Rc<DirtyLog>>>,
+}
+
+/// What is needed to end a request.
+#[derive(Clone, Copy)]
+struct Ending {
+    queue: u16,
+    token: u16,
+    status: Segment,
+    /// Bytes of data that a success has written.
+    written: u32,
+}
+
+impl Ending {
+    /// Writes the status and notes what was changed.
+    #[inline]
+    fn end(&self, log: Option<&DirtyLog>, ranges: &[(u64, u64)], status: Status) -> Done {
+        self.status.write_at(0, &[status as u8]);
+        if let Some(log) = log {
+            for &(addr, len) in ranges {
+                log.mark(addr, len);
+            }
+        }
+        let written = if status == Status::Ok { self.written } else { 0 };
+        Done { token: self.token, len: written + 1 }
+    }
+
+    fn push(&self, sink: &Sink, ranges: &[(u64, u64)], result: Result<(), BlockError>) {
+        let done = self.end(sink.log.borrow().as_deref(), ranges, Status::of(result));
+        sink.results.borrow_mut().push(Finished { queue: self.queue, done, result });
+    }
+}
+
+impl Buffers {
+    /// Takes the header off what can be read.
+    #[inline]
+    fn take_header(&mut self) -> Option<(Header, usize)> {
+        let mut bytes = [0; size_of::<Header>()];
+        if self.readable_bytes < bytes.len() as u64 {
+            return None;
+        }
+        let (mut filled, mut start) = (0, 0);
+        while filled < bytes.len() {
+            let segment = self.readable.get(start).copied()?;
+            let run = segment.len().min(bytes.len() - filled);
+            segment.read_at(0, bytes.get_mut(filled..filled + run)?);
+            filled += run;
+            if run == segment.len() {
+                start += 1;
+            } else {
+                *self.readable.get_mut(start)? = segment.part(run, segment.len() - run)?;
+            }
+        }
+        self.readable_bytes -= bytes.len() as u64;
+        Some((Header::read_from_bytes(&bytes).ok()?, start))
+    }
+
+    /// Takes the status byte off what can be written.
+    #[inline]
+    fn take_status(&mut self) -> Option<Segment> {
+        let last = self.writable.last_mut()?;
+        let rest = last.len() - 1;
+        let status = last.part(rest, 1)?;
+        self.writable_bytes -= 1;
+        match last.part(0, rest).filter(|data| !data.is_empty()) {
+            Some(data) => *last = data,
+            None => drop(self.writable.pop()),
+        }
+        Some(status)
+    }
+}
+
+/// Blocks of a range in sectors; `None` when they are not whole blocks.
+fn blocks(geometry: &Geometry, sector: u64, bytes: u64) -> Option<(Lba, BlockCount)> {
+    let (block, shift) = (u64::from(geometry.block_size.bytes()), geometry.block_size.shift());
+    let start = sector.checked_mul(SECTOR)?;
+    let whole = start.is_multiple_of(block) && bytes.is_multiple_of(block);
+    whole.then_some((Lba(start >> shift), BlockCount(bytes >> shift)))
+}
+
+impl Core {
+    /// Starts the request in `buffers`. `Some` when it has ended at once; the slot comes back then.
+    #[inline]
+    pub(crate) fn start<'s>(
+        &mut self,
+        slot: TaskSlot<'s>,
+        queue: u16,
+        token: u16,
+    ) -> Result<(Option<Done>, Option<TaskSlot<'s>>), RequestError> {
+        let (header, first) = self.buffers.take_header().ok_or(RequestError::Header)?;
+        let status = self.buffers.take_status().ok_or(RequestError::Status)?;
+        let mut ending = Ending { queue, token, status, written: 0 };
+        let launched = match header.kind {
+            kind::IN => {
+                self.counters.read_commands += 1;
+                self.counters.bytes_read += self.buffers.writable_bytes;
+                ending.written = self.buffers.writable_bytes as u32;
+                self.transfer(slot, &header, ending, Operation::Read, 0)
+            }
+            kind::OUT => {
+                self.counters.write_commands += 1;
+                self.counters.bytes_written += self.buffers.readable_bytes;
+                let operation = Operation::Write { fua: !self.write_back() };
+                self.transfer(slot, &header, ending, operation, first)
+            }
+            _ => self.other(slot, &header, &mut ending, first),
+        };
+        let (result, slot) = match launched {
+            Outcome::Waiting => {
+                self.in_flight += 1;
+                return Ok((None, None));
+            }
+            Outcome::Done(result, slot) => (result, slot),
+        };
+        self.count_error(result);
+        let done = ending.end(self.log.as_deref(), &self.buffers.ranges, Status::of(result));
+        Ok((Some(done), Some(slot)))
+    }
+
+    /// Counts a failed request.
+    pub(crate) fn count_error(&mut self, result: Result<(), BlockError>) {
+        if let Err(error) = result {
+            self.counters.errors += 1;
+            if matches!(error, BlockError::ReadFault { .. } | BlockError::WriteFault { .. }) {
+                self.counters.media_errors += 1;
+            }
+        }
+    }
+
+    /// A read or write of the data in `buffers`, from its piece `first` on.
+    #[inline]
+    fn transfer<'s>(
+        &mut self,
+        slot: TaskSlot<'s>,
+        header: &Header,
+        ending: Ending,
+        operation: Operation,
+        first: usize,
+    ) -> Outcome<'s, Result<(), BlockError>> {
+        let Some(attached) = &self.attached else { return Outcome::Done(Err(BlockError::NotReady), slot) };
+        let (pieces, bytes) = if operation == Operation::Read {
+            (self.buffers.writable.as_slice(), self.buffers.writable_bytes)
+        } else {
+            (self.buffers.readable.get(first..).unwrap_or(&[]), self.buffers.readable_bytes)
+        };
+        if operation.is_write() && attached.read_only {
+            return Outcome::Done(Err(BlockError::ReadOnly), slot);
+        }
+        let Some((lba, count)) = blocks(&attached.volume.geometry(), header.sector, bytes) else {
+            return Outcome::Done(Err(BlockError::OutOfRange), slot);
+        };
+        if bytes == 0 {
+            return Outcome::Done(Ok(()), slot);
+        }
+        let ranges = self.buffers.ranges.as_slice();
+        slot.run_with(attached, |cx, attached| {
+            let segments = cx.scratch.copy_slice(pieces);
+            match attached.volume.submit(cx, Request { operation, lba, count, segments }) {
+                Step::Done(result) => Launch::Done(result),
+                Step::Wait(future) => {
+                    let ranges = cx.scratch.copy_slice(ranges);
+                    wait(cx, async move { ending.push(&attached.sink, ranges, future.await) })
+                }
+            }
+        })
+    }
+
+    fn other<'s>(
+        &mut self,
+        slot: TaskSlot<'s>,
+        header: &Header,
+        ending: &mut Ending,
+        first: usize,
+    ) -> Outcome<'s, Result<(), BlockError>> {
+        self.counters.other_commands += 1;
+        match header.kind {
+            kind::FLUSH => self.flush(slot, *ending),
+            kind::GET_ID => {
+                ending.written = self.identify();
+                Outcome::Done(Ok(()), slot)
+            }
+            kind::DISCARD if self.has(feature::DISCARD) => self.ranges(slot, *ending, first, false),
+            kind::WRITE_ZEROES if self.has(feature::WRITE_ZEROES) => self.ranges(slot, *ending, first, true),
+            _ => Outcome::Done(Err(BlockError::Unsupported), slot),
+        }
+    }
+
+    fn flush<'s>(&self, slot: TaskSlot<'s>, ending: Ending) -> Outcome<'s, Result<(), BlockError>> {
+        let Some(attached) = &self.attached else { return Outcome::Done(Err(BlockError::NotReady), slot) };
+        let ranges = self.buffers.ranges.as_slice();
+        slot.run_with(attached, |cx, attached| {
+            let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+            match attached.volume.submit(cx, request) {
+                Step::Done(result) => Launch::Done(result),
+                Step::Wait(future) => {
+                    let ranges = cx.scratch.copy_slice(ranges);
+                    wait(cx, async move { ending.push(&attached.sink, ranges, future.await) })
+                }
+            }
+        })
+    }
+
+    /// Writes the serial; the bytes written.
+    fn identify(&self) -> u32 {
+        let serial = self.config.serial_bytes();
+        let mut rest = serial.as_slice();
+        for segment in &self.buffers.writable {
+            let run = segment.len().min(rest.len());
+            let (now, later) = rest.split_at(run);
+            segment.write_at(0, now);
+            rest = later;
+        }
+        (serial.len() - rest.len()) as u32
+    }
+
+    /// Discard and write zeroes: one request on the volume for each range, one after the other.
+    fn ranges<'s>(
+        &self,
+        slot: TaskSlot<'s>,
+        ending: Ending,
+        first: usize,
+        zeroes: bool,
+    ) -> Outcome<'s, Result<(), BlockError>> {
+        let Some(attached) = &self.attached else { return Outcome::Done(Err(BlockError::NotReady), slot) };
+        if attached.read_only {
+            return Outcome::Done(Err(BlockError::ReadOnly), slot);
+        }
+        let mut list = [Range::new_zeroed(); MAX_RANGES as usize];
+        let ranges = match self.copy_ranges(first, zeroes, &mut list) {
+            Ok(ranges) => ranges,
+            Err(error) => return Outcome::Done(Err(error), slot),
+        };
+        let (fua, changed) = (!self.write_back(), self.buffers.ranges.as_slice());
+        slot.run_with(attached, |cx, attached| {
+            let ranges = cx.scratch.copy_slice(ranges);
+            let changed = cx.scratch.copy_slice(changed);
+            wait(cx, async move {
+                let result = each_range(cx, attached, ranges, zeroes, fua).await;
+                ending.push(&attached.sink, changed, result);
+            })
+        })
+    }
+
+    /// Copies the ranges out and checks what can be checked without the volume.
+    fn copy_ranges<'r>(
+        &self,
+        first: usize,
+        zeroes: bool,
+        list: &'r mut [Range; MAX_RANGES as usize],
+    ) -> Result<&'r [Range], BlockError> {
+        let bytes = usize::try_from(self.buffers.readable_bytes).map_err(|_| BlockError::OutOfRange)?;
+        if bytes == 0 || !bytes.is_multiple_of(size_of::<Range>()) {
+            return Err(BlockError::OutOfRange);
+        }
+        let ranges = list.get_mut(..bytes / size_of::<Range>()).ok_or(BlockError::OutOfRange)?;
+        let mut room = ranges.as_mut_bytes();
+        for segment in self.buffers.readable.get(first..).unwrap_or(&[]) {
+            let (now, later) = room.split_at_mut_checked(segment.len()).ok_or(BlockError::OutOfRange)?;
+            segment.read_at(0, now);
+            room = later;
+        }
+        let allowed = if zeroes { UNMAP } else { 0 };
+        if ranges.iter().any(|range| range.flags & !allowed != 0) {
+            return Err(BlockError::Unsupported);
+        }
+        Ok(ranges)
+    }
+}
+
+async fn each_range(
+    cx: TaskContext<'_>,
+    attached: &Attached,
+    ranges: &[Range],
+    zeroes: bool,
+    fua: bool,
+) -> Result<(), BlockError> {
+    for range in ranges {
+        let geometry = attached.volume.geometry();
+        let bytes = u64::from(range.sectors) * SECTOR;
+        let (lba, count) = blocks(&geometry, range.sector, bytes).ok_or(BlockError::OutOfRange)?;
+        let deallocate = range.flags & UNMAP != 0;
+        let operation = if zeroes { Operation::WriteZeroes { fua, deallocate } } else { Operation::Deallocate };
+        if count.0 > 0 {
+            attached.volume.submit(cx, Request { operation, lba, count, segments: &[] }).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A request that waits: `future` ends it.
+fn wait<'a, F>(cx: TaskContext<'a>, future: F) -> Launch<'a, Result<(), BlockError>>
+where
+    F: Future<Output = ()> + 'a,
+{
+    const { assert!(size_of::<F>() <= TASK_BYTES, "a request's future fits the room that is planned for it") };
+    Launch::Wait(cx.scratch.place_future(future))
+}

@@ -1,0 +1,223 @@
+//! Virtqueues (virtio 1.3, 2.7 and 2.8): descriptors become requests, results become used descriptors.
+//!
+//! ```text
+//!   available ──take──► Buffers: what we may read, what we may write ──► a request, named by its token
+//!       ▲                                                                      │
+//!       └── the guest ◄── one index store, one notification ◄── give_back ◄────┘  (a batch of tokens)
+//! ```
+//!
+//! Invariants:
+//! * A descriptor is copied out once; what is checked and used is the copy.
+//! * Everything a guest can say wrong is a [`RingError`]: the device fails, and only it.
+//! * A token stands for one request from `take` to `give_back`; there are never more than the ring has entries.
+//! * The record of requests under way ([`super::inflight`]) is written in an order that is right between any two stores.
+
+mod chain;
+mod packed;
+mod split;
+
+use std::num::NonZeroU16;
+
+use millrace_memory::{AccessError, GuestAddress, Segment};
+use thiserror::Error;
+
+pub(crate) use chain::Buffers;
+pub(crate) use packed::PackedRing;
+pub(crate) use split::SplitRing;
+
+use super::{dirty::DirtyLog, inflight::InflightError, memory::MemoryTable, message::VringAddr};
+
+/// Virtio features a ring must know of.
+pub(crate) mod feature {
+    pub(crate) const INDIRECT: u64 = 1 << 28;
+    pub(crate) const EVENT_IDX: u64 = 1 << 29;
+    pub(crate) const PACKED: u64 = 1 << 34;
+}
+
+/// Entries a queue may have.
+pub(crate) const MAX_SIZE: u32 = 32_768;
+
+/// What a guest, or its front end, did wrong with a queue.
+#[derive(Debug, Error)]
+pub(crate) enum RingError {
+    #[error("a queue of {0} entries: a power of two up to {MAX_SIZE} is possible")]
+    Size(u32),
+    #[error("the {part} of the queue at {user:#x} is not aligned, or not within one region of memory")]
+    Place { part: &'static str, user: u64 },
+    #[error("the guest made {pending} descriptors available in a queue of {size}")]
+    TooManyAvailable { pending: u16, size: u16 },
+    #[error("descriptor {index} of a table of {size}")]
+    Index { index: u16, size: u32 },
+    #[error("descriptor {0} was made available again while it is in use")]
+    Twice(u16),
+    #[error("a chain with a loop, or longer than its table")]
+    Endless,
+    #[error("an indirect table of {0} bytes")]
+    IndirectSize(u32),
+    #[error("an indirect table where none may be")]
+    Indirect,
+    #[error("a descriptor without length")]
+    Empty,
+    #[error("a descriptor, or a whole chain, with more bytes than there are addresses")]
+    TooLong,
+    #[error("more than {} pieces of memory", chain::MAX_SEGMENTS)]
+    TooManySegments,
+    #[error("what we may read comes after what we may write")]
+    Order,
+    #[error("memory: {0}")]
+    Memory(#[from] AccessError),
+    #[error(transparent)]
+    Inflight(#[from] InflightError),
+}
+
+/// What a ring is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) size: u32,
+    pub(crate) addr: VringAddr,
+    /// Where to go on: as `SET_VRING_BASE` said.
+    pub(crate) base: u32,
+    pub(crate) features: u64,
+}
+
+impl Setup {
+    fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+}
+
+/// A part of a ring in guest memory.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    segment: Segment,
+    guest: GuestAddress,
+}
+
+impl Part {
+    /// Finds `len` bytes at an address of the front end's process.
+    fn find(memory: &MemoryTable, part: &'static str, user: u64, len: usize, align: u64) -> Result<Self, RingError> {
+        let wrong = RingError::Place { part, user };
+        let found = memory.guest_address(user, len as u64).filter(|guest| guest.0.is_multiple_of(align));
+        let Some(guest) = found else { return Err(wrong) };
+        let segment = memory.guest.translate(guest, len as u64, millrace_memory::Access::Write).map_err(|_| wrong)?;
+        Ok(Self { segment, guest })
+    }
+}
+
+/// Whether the other side asked to be told of `event`, when we go from `old` to `new` (virtio 1.3, 2.7.10).
+fn passes(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+/// One request's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) token: u16,
+    /// Bytes written to the guest.
+    pub(crate) len: u32,
+}
+
+/// A virtqueue of either kind.
+#[derive(Debug)]
+pub(crate) enum Ring {
+    Split(SplitRing),
+    Packed(PackedRing),
+}
+
+impl Ring {
+    /// A ring over the guest's memory. `size` is checked here.
+    pub(crate) fn new(memory: &MemoryTable, setup: &Setup) -> Result<Self, RingError> {
+        let wrong = RingError::Size(setup.size);
+        let packed = setup.has(feature::PACKED);
+        let possible = (1..=MAX_SIZE).contains(&setup.size) && (packed || setup.size.is_power_of_two());
+        let size = u16::try_from(setup.size).ok().and_then(NonZeroU16::new).filter(|_| possible).ok_or(wrong)?;
+        Ok(if packed {
+            Self::Packed(PackedRing::new(memory, setup, size)?)
+        } else {
+            Self::Split(SplitRing::new(memory, setup, size)?)
+        })
+    }
+
+    /// The memory table or the queue's place has changed: the ring's parts are found again.
+    pub(crate) fn relocate(&mut self, memory: &MemoryTable, addr: &VringAddr) -> Result<(), RingError> {
+        match self {
+            Self::Split(ring) => ring.relocate(memory, addr),
+            Self::Packed(ring) => ring.relocate(memory, addr),
+        }
+    }
+
+    /// Takes the next request: those that an earlier process left first. `None` when there is none.
+    #[inline]
+    pub(crate) fn take(&mut self, memory: &MemoryTable, buffers: &mut Buffers) -> Result<Option<u16>, RingError> {
+        match self {
+            Self::Split(ring) => ring.take(memory, buffers),
+            Self::Packed(ring) => ring.take(memory, buffers),
+        }
+    }
+
+    /// Gives requests back as one batch.
+    #[inline]
+    pub(crate) fn give_back(&mut self, batch: &[Done], log: Option<&DirtyLog>) {
+        match self {
+            Self::Split(ring) => ring.give_back(batch, log),
+            Self::Packed(ring) => ring.give_back(batch, log),
+        }
+    }
+
+    /// Whether the guest wants to be interrupted for what was given back since the last call.
+    #[inline]
+    pub(crate) fn wants_call(&mut self) -> bool {
+        match self {
+            Self::Split(ring) => ring.wants_call(),
+            Self::Packed(ring) => ring.wants_call(),
+        }
+    }
+
+    /// Asks the guest to kick, then looks once more whether there is something to take.
+    pub(crate) fn arm(&mut self, log: Option<&DirtyLog>) -> bool {
+        match self {
+            Self::Split(ring) => ring.arm(log),
+            Self::Packed(ring) => ring.arm(log),
+        }
+    }
+
+    /// Tells the guest that kicks are not needed.
+    pub(crate) fn disarm(&mut self, log: Option<&DirtyLog>) {
+        match self {
+            Self::Split(ring) => ring.disarm(log),
+            Self::Packed(ring) => ring.disarm(log),
+        }
+    }
+
+    /// Where to go on after a stop: what `GET_VRING_BASE` answers.
+    pub(crate) fn base(&self) -> u32 {
+        match self {
+            Self::Split(ring) => ring.base(),
+            Self::Packed(ring) => ring.base(),
+        }
+    }
+
+    /// Requests that were taken and not given back.
+    pub(crate) fn in_flight(&self) -> u16 {
+        match self {
+            Self::Split(ring) => ring.in_flight(),
+            Self::Packed(ring) => ring.in_flight(),
+        }
+    }
+
+    /// Whether requests of an earlier process wait to be taken.
+    pub(crate) fn has_left_over(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.has_left_over(),
+            Self::Packed(ring) => ring.has_left_over(),
+        }
+    }
+
+    /// Joins the record of requests under way: what an earlier process left is taken up.
+    pub(crate) fn recover(&mut self, record: super::inflight::Record) -> Result<(), RingError> {
+        match self {
+            Self::Split(ring) => ring.recover(record),
+            Self::Packed(ring) => ring.recover(record),
+        }
+    }
+}

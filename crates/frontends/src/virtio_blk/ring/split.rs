@@ -1,0 +1,279 @@
+//! The split virtqueue (virtio 1.3, 2.7).
+
+use std::{
+    collections::VecDeque,
+    num::NonZeroU16,
+    sync::atomic::{Ordering, compiler_fence, fence},
+};
+
+use super::{
+    super::{
+        dirty::DirtyLog,
+        inflight::{Record, SplitRecord},
+        memory::MemoryTable,
+        message::VringAddr,
+    },
+    Buffers, Done, Part, RingError, Setup,
+    chain::{Descriptor, flag},
+    feature, passes,
+};
+
+/// Offsets within the available and the used ring.
+const FLAGS: usize = 0;
+const INDEX: usize = 2;
+const ENTRIES: usize = 4;
+const USED_ENTRY: usize = 8;
+/// In the available ring's flags: the guest wants no interrupts. In the used ring's: we want no kicks.
+const QUIET: u16 = 1;
+
+/// A split ring.
+#[derive(Debug)]
+pub(crate) struct SplitRing {
+    size: u16,
+    event_index: bool,
+    indirect: bool,
+    desc: Part,
+    avail: Part,
+    used: Part,
+    /// Where changes of the used ring are logged, if they are.
+    used_log: Option<u64>,
+    /// Next entry of the available ring to take.
+    next: u16,
+    /// The guest's index as last seen.
+    seen: u16,
+    /// Our index of the used ring.
+    used_index: u16,
+    /// Its value when the guest was last interrupted, or might have been.
+    signalled: u16,
+    /// Heads that were taken and not given back.
+    busy: Vec<bool>,
+    in_flight: u16,
+    record: SplitRecord,
+    /// Heads that an earlier process had taken, in its order.
+    left_over: VecDeque<u16>,
+}
+
+fn parts(memory: &MemoryTable, addr: &VringAddr, size: u16) -> Result<[Part; 3], RingError> {
+    let size = usize::from(size);
+    Ok([
+        Part::find(memory, "descriptor table", addr.desc, size * Descriptor::SIZE, 16)?,
+        Part::find(memory, "available ring", addr.avail, ENTRIES + size * 2 + 2, 2)?,
+        Part::find(memory, "used ring", addr.used, ENTRIES + size * USED_ENTRY + 2, 4)?,
+    ])
+}
+
+fn used_log(addr: &VringAddr) -> Option<u64> {
+    (addr.flags & VringAddr::LOG != 0).then_some(addr.log)
+}
+
+impl SplitRing {
+    pub(super) fn new(memory: &MemoryTable, setup: &Setup, size: NonZeroU16) -> Result<Self, RingError> {
+        let size = size.get();
+        let [desc, avail, used] = parts(memory, &setup.addr, size)?;
+        let used_index = used.segment.load_u16(INDEX);
+        Ok(Self {
+            size,
+            event_index: setup.has(feature::EVENT_IDX),
+            indirect: setup.has(feature::INDIRECT),
+            desc,
+            avail,
+            used,
+            used_log: used_log(&setup.addr),
+            next: setup.base as u16,
+            seen: setup.base as u16,
+            used_index,
+            signalled: used_index,
+            busy: vec![false; usize::from(size)],
+            in_flight: 0,
+            record: SplitRecord::default(),
+            left_over: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn relocate(&mut self, memory: &MemoryTable, addr: &VringAddr) -> Result<(), RingError> {
+        [self.desc, self.avail, self.used] = parts(memory, addr, self.size)?;
+        self.used_log = used_log(addr);
+        Ok(())
+    }
+
+    /// The record's own rules (virtio-independent) are in `inflight.rs`; this joins them with the ring.
+    pub(super) fn recover(&mut self, record: Record) -> Result<(), RingError> {
+        let mut record = SplitRecord::join(record, self.size, self.used_index)?;
+        let heads = record.take_left_over();
+        for &head in &heads {
+            if let Some(busy) = self.busy.get_mut(usize::from(head)) {
+                *busy = true;
+            }
+        }
+        if record.is_shared() {
+            // Everything between what was used and what is under way had been taken.
+            self.in_flight = heads.len() as u16;
+            self.next = self.used_index.wrapping_add(self.in_flight);
+            self.seen = self.next;
+        }
+        self.left_over = heads.into();
+        self.record = record;
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, memory: &MemoryTable, buffers: &mut Buffers) -> Result<Option<u16>, RingError> {
+        if let Some(head) = self.left_over.pop_front() {
+            self.walk(memory, buffers, head)?;
+            return Ok(Some(head));
+        }
+        if self.next == self.seen && !self.look()? {
+            return Ok(None);
+        }
+        let slot = ENTRIES + usize::from(self.next & (self.size - 1)) * 2;
+        let head = self.avail.segment.load_u16(slot);
+        match self.busy.get(usize::from(head)) {
+            None => return Err(RingError::Index { index: head, size: self.size.into() }),
+            Some(true) => return Err(RingError::Twice(head)),
+            Some(false) => {}
+        }
+        self.walk(memory, buffers, head)?;
+        self.busy[usize::from(head)] = true;
+        self.in_flight += 1;
+        self.record.taken(head);
+        self.next = self.next.wrapping_add(1);
+        Ok(Some(head))
+    }
+
+    /// Reads the guest's index: whether there is something to take.
+    fn look(&mut self) -> Result<bool, RingError> {
+        let seen = self.avail.segment.load_u16(INDEX);
+        let pending = seen.wrapping_sub(self.next);
+        if pending == 0 {
+            return Ok(false);
+        }
+        if pending > self.size {
+            return Err(RingError::TooManyAvailable { pending, size: self.size });
+        }
+        // Acquire, on our side of the race for new descriptors: the index was read before this, entries and descriptors are read
+        // after. The guest's side writes them, then the index.
+        fence(Ordering::Acquire);
+        self.seen = seen;
+        Ok(true)
+    }
+
+    #[inline]
+    fn walk(&self, memory: &MemoryTable, buffers: &mut Buffers, head: u16) -> Result<(), RingError> {
+        buffers.clear();
+        let mut index = head;
+        for _ in 0..self.size {
+            if index >= self.size {
+                return Err(RingError::Index { index, size: self.size.into() });
+            }
+            let descriptor: Descriptor = self.desc.segment.read_value(usize::from(index) * Descriptor::SIZE);
+            let Descriptor { addr, len, flags, next } = descriptor;
+            if flags & flag::INDIRECT != 0 {
+                // Alone, or at a chain's end (virtio 1.3, 2.7.5.3.1).
+                if !self.indirect || flags & flag::NEXT != 0 {
+                    return Err(RingError::Indirect);
+                }
+                return buffers.add_indirect(memory, addr, len, true);
+            }
+            buffers.add(memory, addr, len, flags)?;
+            if flags & flag::NEXT == 0 {
+                return Ok(());
+            }
+            index = next;
+        }
+        Err(RingError::Endless)
+    }
+
+    pub(super) fn give_back(&mut self, batch: &[Done], log: Option<&DirtyLog>) {
+        if batch.is_empty() {
+            return;
+        }
+        let mut index = self.used_index;
+        for done in batch {
+            let offset = ENTRIES + usize::from(index & (self.size - 1)) * USED_ENTRY;
+            let word = u64::from(done.token) | u64::from(done.len) << 32;
+            self.used.segment.write_value(offset, &word);
+            self.log(log, offset, USED_ENTRY);
+            self.record.giving_back(done.token);
+            index = index.wrapping_add(1);
+        }
+        // Release, on our side of the race for used entries: entries and data are written before the index. The guest's side reads
+        // the index, then the entries. The record's list of this batch is also complete before the index says that it is used.
+        fence(Ordering::Release);
+        self.used.segment.store_u16(INDEX, index);
+        self.log(log, INDEX, 2);
+        // A successor must not see the record say less than the index.
+        compiler_fence(Ordering::Release);
+        for done in batch {
+            self.record.given_back(done.token);
+            if let Some(busy) = self.busy.get_mut(usize::from(done.token)) {
+                assert!(std::mem::replace(busy, false), "a head is given back once");
+            }
+        }
+        self.record.batch_ends(index);
+        self.used_index = index;
+        // There are as many as were taken.
+        self.in_flight -= batch.len() as u16;
+    }
+
+    fn log(&self, log: Option<&DirtyLog>, offset: usize, len: usize) {
+        if let Some((log, base)) = log.zip(self.used_log) {
+            log.mark(base.saturating_add(offset as u64), len as u64);
+        }
+    }
+
+    #[inline]
+    pub(super) fn wants_call(&mut self) -> bool {
+        let (new, old) = (self.used_index, self.signalled);
+        if new == old {
+            return false;
+        }
+        self.signalled = new;
+        // Our side of the race between our new index and the guest's wish: our index was stored before this, its wish is read after.
+        // The guest's side stores its wish, then (a full fence too) reads our index once more before it sleeps.
+        fence(Ordering::SeqCst);
+        if self.event_index {
+            let event = self.avail.segment.load_u16(ENTRIES + usize::from(self.size) * 2);
+            passes(event, new, old)
+        } else {
+            self.avail.segment.load_u16(FLAGS) & QUIET == 0
+        }
+    }
+
+    pub(super) fn arm(&mut self, log: Option<&DirtyLog>) -> bool {
+        if self.event_index {
+            let offset = ENTRIES + usize::from(self.size) * USED_ENTRY;
+            self.used.segment.store_u16(offset, self.next);
+            self.log(log, offset, 2);
+        } else {
+            self.set_quiet(0, log);
+        }
+        // Our side of the race between the guest's new index and our wish for a kick: the wish was stored before this, the index is
+        // read after. The guest's side stores its index, then (a full fence too) reads our wish.
+        fence(Ordering::SeqCst);
+        self.next != self.avail.segment.load_u16(INDEX)
+    }
+
+    pub(super) fn disarm(&mut self, log: Option<&DirtyLog>) {
+        // With the event index, one that the guest has passed asks for nothing more.
+        if !self.event_index {
+            self.set_quiet(QUIET, log);
+        }
+    }
+
+    fn set_quiet(&self, flags: u16, log: Option<&DirtyLog>) {
+        self.used.segment.store_u16(FLAGS, flags);
+        self.log(log, FLAGS, 2);
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        self.next.into()
+    }
+
+    pub(super) fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    pub(super) fn has_left_over(&self) -> bool {
+        !self.left_over.is_empty()
+    }
+}

@@ -1,0 +1,424 @@
+//! What a front end's messages do to the disk.
+//!
+//! Some must wait until nothing touches the guest's memory (`must_wait`); meanwhile nothing new is taken, and no further message is
+//! looked at.
+
+use std::os::fd::OwnedFd;
+
+use millrace_engine::ShardContext;
+use millrace_memory::MapError;
+use rustix::io::Errno;
+use thiserror::Error;
+use zerocopy::IntoBytes;
+
+use super::{
+    KICKS,
+    config::{Space, feature},
+    dirty::DirtyLog,
+    disk::Disk,
+    inflight::{InflightError, InflightRegion},
+    memory::MAX_SLOTS,
+    message::{ConfigHead, Header, Inflight, Message, VringFd, VringState, protocol},
+    ring::{MAX_SIZE, RingError, feature as ring_feature},
+    transport::{BackendChannel, Frame, Transport, TransportError},
+};
+use crate::eventfd;
+
+/// Bits of the device status.
+const NEEDS_RESET: u8 = 0x40;
+
+/// Why a message was not carried out. The front end gets word of it where it asked to, otherwise the connection ends.
+#[derive(Debug, Error)]
+pub(crate) enum Refusal {
+    #[error("features {0:#x} were not offered")]
+    Features(u64),
+    #[error("the ring's layout cannot change while a queue runs")]
+    Running,
+    #[error("protocol features {0:#x} were not offered")]
+    ProtocolFeatures(u64),
+    #[error("message {0} needs a protocol feature that was not negotiated")]
+    NotNegotiated(u32),
+    #[error("there is no queue {0}")]
+    NoQueue(u32),
+    #[error("queue {0} runs")]
+    QueueRuns(u32),
+    #[error("memory: {0}")]
+    Memory(#[from] MapError),
+    #[error("a descriptor that is no eventfd: {0}")]
+    Eventfd(#[from] Errno),
+    #[error("watching a queue's kicks: {0}")]
+    Watch(#[source] std::io::Error),
+    #[error("queue: {0}")]
+    Ring(#[from] RingError),
+    #[error(transparent)]
+    Inflight(#[from] InflightError),
+    #[error("configuration: {len} bytes at {offset} cannot be written")]
+    Config { offset: u32, len: usize },
+}
+
+/// What a message is answered with.
+enum Answer {
+    /// Whether it was carried out, if the front end asked.
+    Ack,
+    Word(u64),
+    State(VringState),
+    Config(ConfigHead, Vec<u8>),
+    Inflight(OwnedFd, Inflight),
+}
+
+/// Why a connection cannot go on.
+#[derive(Debug, Error)]
+pub(crate) enum SessionError {
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error("message {request}: {source}")]
+    Refused {
+        request: u32,
+        #[source]
+        source: Refusal,
+    },
+}
+
+/// How far the messages of one call came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// None is left.
+    Idle,
+    /// There may be more.
+    More,
+    /// One waits for rest, or for the front end to read an answer.
+    Waiting,
+}
+
+/// A message that was understood.
+struct Pending {
+    header: Header,
+    message: Message,
+    fds: Vec<OwnedFd>,
+}
+
+/// One front end's connection.
+pub(crate) struct Session {
+    pub(crate) transport: Transport,
+    /// It waits for rest.
+    pending: Option<Pending>,
+    protocol: u64,
+    offered: u64,
+    status: u8,
+    backend: Option<BackendChannel>,
+    /// A refusal that the front end was told of: for the log.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+impl Session {
+    pub(crate) fn new(transport: Transport) -> Self {
+        Self { transport, pending: None, protocol: 0, offered: 0, status: 0, backend: None, refusal: None }
+    }
+
+    /// Whether a message waits for rest.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Whether the front end can read of a failure in the device status.
+    pub(crate) fn tells_status(&self) -> bool {
+        self.protocol & protocol::STATUS != 0
+    }
+
+    /// Whether the front end, and through it the guest, was told what it is offered.
+    pub(crate) fn offered(&self) -> Option<u64> {
+        (self.offered != 0).then_some(self.offered)
+    }
+
+    /// Tells the front end that the configuration has changed, if it listens.
+    pub(crate) fn config_changed(&mut self) {
+        if let Some(backend) = &mut self.backend
+            && backend.config_changed().is_err()
+        {
+            self.backend = None;
+        }
+    }
+
+    /// Tries again what the front end could not be told.
+    pub(crate) fn retry(&mut self) -> Result<(), TransportError> {
+        if let Some(backend) = &mut self.backend
+            && backend.retry().is_err()
+        {
+            self.backend = None;
+        }
+        self.transport.flush()
+    }
+
+    /// Whether the front end must be told something as soon as it reads.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.transport.is_stuck() || self.backend.as_ref().is_some_and(BackendChannel::is_owed)
+    }
+
+    /// Carries out what the front end has sent, `most` messages at most.
+    pub(crate) fn serve(&mut self, disk: &mut Disk, cx: &ShardContext<'_>, most: usize) -> Result<Progress, SessionError> {
+        self.retry()?;
+        for _ in 0..most {
+            if self.transport.is_stuck() {
+                return Ok(Progress::Waiting);
+            }
+            let pending = match self.pending.take() {
+                Some(pending) => pending,
+                None => match self.next()? {
+                    Some(pending) => pending,
+                    None => return Ok(Progress::Idle),
+                },
+            };
+            if must_wait(disk, &pending.message) {
+                self.pending = Some(pending);
+                return Ok(Progress::Waiting);
+            }
+            disk.paused = false;
+            self.carry_out(disk, cx, pending)?;
+        }
+        Ok(Progress::More)
+    }
+
+    fn next(&mut self) -> Result<Option<Pending>, SessionError> {
+        let Some(Frame { header, payload, fds }) = self.transport.receive()? else { return Ok(None) };
+        let message = Message::parse(&header, &payload, fds.len()).map_err(TransportError::from)?;
+        Ok(Some(Pending { header, message, fds }))
+    }
+
+    fn carry_out(&mut self, disk: &mut Disk, cx: &ShardContext<'_>, pending: Pending) -> Result<(), SessionError> {
+        let Pending { header, message, fds } = pending;
+        let request = header.request;
+        let acknowledges = header.needs_reply() && self.protocol & protocol::REPLY_ACK != 0;
+        let missing = message.feature() & !self.protocol;
+        let result = if missing == 0 { self.handle(disk, cx, message, fds) } else { Err(Refusal::NotNegotiated(request)) };
+        let send = |transport: &mut Transport, payload: &[u8], fd| Ok(transport.send(request, payload, fd)?);
+        let transport = &mut self.transport;
+        match result {
+            Ok(Answer::Ack) if acknowledges => send(transport, 0_u64.as_bytes(), None),
+            Ok(Answer::Ack) => Ok(()),
+            Ok(Answer::Word(word)) => send(transport, word.as_bytes(), None),
+            Ok(Answer::State(state)) => send(transport, state.as_bytes(), None),
+            Ok(Answer::Config(head, bytes)) => send(transport, &[head.as_bytes(), &bytes].concat(), None),
+            Ok(Answer::Inflight(fd, what)) => send(transport, what.as_bytes(), Some(fd)),
+            Err(source) if acknowledges => {
+                self.refusal = Some(source);
+                send(transport, 1_u64.as_bytes(), None)
+            }
+            Err(source) => Err(SessionError::Refused { request, source }),
+        }
+    }
+
+    fn handle(
+        &mut self,
+        disk: &mut Disk,
+        cx: &ShardContext<'_>,
+        message: Message,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer, Refusal> {
+        match message {
+            Message::GetFeatures => {
+                self.offered = disk.offered();
+                return Ok(Answer::Word(self.offered));
+            }
+            Message::GetProtocolFeatures => return Ok(Answer::Word(protocol::ALL)),
+            Message::GetQueueNum => return Ok(Answer::Word(disk.queues.len() as u64)),
+            Message::GetMaxMemSlots => return Ok(Answer::Word(MAX_SLOTS)),
+            Message::GetStatus => {
+                let failed = if disk.failed { NEEDS_RESET } else { 0 };
+                return Ok(Answer::Word((self.status | failed).into()));
+            }
+            Message::GetConfig(head) => return Ok(get_config(disk, head)),
+            Message::GetInflightFd(wanted) => return get_inflight(disk, &wanted),
+            Message::SetFeatures(features) => self.set_features(disk, features)?,
+            Message::SetProtocolFeatures(features) => {
+                if features & !protocol::ALL != 0 {
+                    return Err(Refusal::ProtocolFeatures(features & !protocol::ALL));
+                }
+                self.protocol = features;
+            }
+            // One owner is all there can be, and the old word for a reset means nothing any more.
+            Message::SetOwner | Message::ResetOwner | Message::SetLogFd => {}
+            Message::SetBackendReqFd => self.backend = fds.into_iter().next().map(BackendChannel::new),
+            Message::SetStatus(status) => {
+                self.status = status as u8;
+                if status == 0 {
+                    reset(disk, cx);
+                }
+            }
+            Message::ResetDevice => {
+                self.status = 0;
+                reset(disk, cx);
+            }
+            Message::SetConfig(head, bytes) => set_config(disk, head, &bytes)?,
+            Message::SetMemTable(regions) => {
+                let replaced = disk.core.memory.replace(&regions, fds);
+                disk.memory_changed()?;
+                replaced?;
+            }
+            Message::AddMemReg(region) => {
+                let fd = fds.into_iter().next().ok_or(MapError::BadRange { addr: region.guest, size: region.size })?;
+                disk.core.memory.add(region, fd)?;
+            }
+            Message::RemMemReg(region) => {
+                disk.core.memory.remove(&region)?;
+                disk.memory_changed()?;
+            }
+            Message::SetLogBase(base) => {
+                let fd = fds.into_iter().next().ok_or(MapError::BadRange { addr: base.offset, size: base.size })?;
+                disk.set_log(DirtyLog::map(&base, &fd)?);
+                // It is answered always, whether word was asked for or not.
+                return Ok(Answer::Word(0));
+            }
+            Message::SetInflightFd(what) => {
+                let fd = fds.into_iter().next().ok_or(InflightError::Garbled("it is missing"))?;
+                disk.set_inflight(InflightRegion::open(&what, &fd)?);
+            }
+            queue => return handle_queue(disk, cx, queue, fds),
+        }
+        Ok(Answer::Ack)
+    }
+
+    fn set_features(&mut self, disk: &mut Disk, features: u64) -> Result<(), Refusal> {
+        let offered = if self.offered == 0 { disk.offered() } else { self.offered };
+        if features & !offered != 0 {
+            return Err(Refusal::Features(features & !offered));
+        }
+        let rings = ring_feature::PACKED | ring_feature::EVENT_IDX | ring_feature::INDIRECT;
+        if (features ^ disk.core.features) & rings != 0 && disk.queues.iter().any(|queue| queue.ring.is_some()) {
+            return Err(Refusal::Running);
+        }
+        disk.set_features(features);
+        if features & feature::PROTOCOL_FEATURES == 0 {
+            // Who does not speak the protocol's extension cannot enable queues: they begin so.
+            disk.queues.iter_mut().for_each(|queue| queue.enabled = true);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a message must wait until nothing touches the guest's memory. While it waits, nothing new is taken.
+fn must_wait(disk: &mut Disk, message: &Message) -> bool {
+    match message {
+        Message::GetVringBase(index) => {
+            let Some(queue) = disk.queues.get_mut(*index as usize) else { return false };
+            queue.stopping = true;
+            let wait = !queue.is_quiet() && !disk.failed;
+            wait || queue.waiting > 0 || !queue.done.is_empty()
+        }
+        Message::SetFeatures(features) => {
+            let changes = (features ^ disk.core.features) & feature::LOG_ALL != 0;
+            changes && pause(disk)
+        }
+        Message::SetMemTable(_)
+        | Message::RemMemReg(_)
+        | Message::SetInflightFd(_)
+        | Message::ResetDevice
+        | Message::SetStatus(0) => pause(disk),
+        _ => false,
+    }
+}
+
+fn pause(disk: &mut Disk) -> bool {
+    let wait = !disk.is_quiet();
+    disk.paused = wait;
+    wait
+}
+
+fn reset(disk: &mut Disk, cx: &ShardContext<'_>) {
+    disk.reset();
+    (0..disk.queues.len()).for_each(|index| unwatch(cx, index));
+}
+
+fn get_config(disk: &Disk, head: ConfigHead) -> Answer {
+    let space = disk.core.config.space(&disk.geometry(), disk.core.write_cache);
+    Answer::Config(head, space.read(head.offset as usize, head.size as usize))
+}
+
+fn set_config(disk: &mut Disk, head: ConfigHead, bytes: &[u8]) -> Result<(), Refusal> {
+    let wrong = Refusal::Config { offset: head.offset, len: head.size as usize };
+    let at = (Space::WRITE_BACK_AT.checked_sub(head.offset)).ok_or(wrong)?;
+    // A front end may write more than the one byte that can change; the rest must stay as it is.
+    let wrong = Refusal::Config { offset: head.offset, len: head.size as usize };
+    match bytes.get(at as usize) {
+        Some(&mode @ 0..=1) if at < head.size && disk.core.has(feature::CONFIG_WCE) => {
+            disk.set_write_cache(mode == 1);
+            Ok(())
+        }
+        _ => Err(wrong),
+    }
+}
+
+fn get_inflight(disk: &Disk, wanted: &Inflight) -> Result<Answer, Refusal> {
+    let fits = usize::from(wanted.queues) <= disk.queues.len() && u32::from(wanted.queue_size) <= MAX_SIZE;
+    if wanted.queues == 0 || wanted.queue_size == 0 || !fits {
+        return Err(InflightError::Garbled("for so many queues, or such long ones, there is none").into());
+    }
+    let (fd, what) = InflightRegion::create(wanted.queues, wanted.queue_size)?;
+    Ok(Answer::Inflight(fd, what))
+}
+
+/// Messages that belong to one queue.
+fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+    let fd = fds.into_iter().next();
+    match message {
+        Message::SetVringNum(VringState { index, num }) => {
+            stopped(disk, index)?.size = num;
+        }
+        Message::SetVringBase(VringState { index, num }) => {
+            stopped(disk, index)?.base = num;
+        }
+        Message::SetVringAddr(addr) => {
+            disk.queues.get(addr.index as usize).ok_or(Refusal::NoQueue(addr.index))?;
+            disk.set_addr(addr)?;
+        }
+        Message::SetVringEnable(VringState { index, num }) => {
+            let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
+            queue.enabled = num != 0;
+        }
+        Message::SetVringKick(VringFd { index, .. }) => set_kick(disk, cx, index, fd)?,
+        Message::SetVringCall(VringFd { index, .. }) => {
+            let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
+            fd.iter().try_for_each(eventfd::check)?;
+            queue.set_call(fd);
+        }
+        Message::SetVringErr(VringFd { index, .. }) => {
+            let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
+            fd.iter().try_for_each(eventfd::check)?;
+            queue.set_err(fd);
+        }
+        Message::GetVringBase(index) => {
+            let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
+            let num = queue.stop();
+            unwatch(cx, index as usize);
+            return Ok(Answer::State(VringState { index, num }));
+        }
+        other => unreachable!("{other:?} belongs to no queue"),
+    }
+    Ok(Answer::Ack)
+}
+
+/// A queue that does not run, whose size and base may change.
+fn stopped(disk: &mut Disk, index: u32) -> Result<&mut super::queue::Queue, Refusal> {
+    let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
+    if queue.ring.is_some() { Err(Refusal::QueueRuns(index)) } else { Ok(queue) }
+}
+
+/// The descriptor of a queue's kicks; with it the queue starts.
+fn set_kick(disk: &mut Disk, cx: &ShardContext<'_>, index: u32, fd: Option<OwnedFd>) -> Result<(), Refusal> {
+    disk.queues.get(index as usize).ok_or(Refusal::NoQueue(index))?;
+    fd.iter().try_for_each(eventfd::check)?;
+    disk.start_queue(index as usize)?;
+    match &fd {
+        Some(fd) => cx.register(std::os::fd::AsFd::as_fd(fd), KICKS + index).map_err(Refusal::Watch)?,
+        None => unwatch(cx, index as usize),
+    }
+    if let Some(queue) = disk.queues.get_mut(index as usize) {
+        queue.kick = fd;
+    }
+    Ok(())
+}
+
+pub(crate) fn unwatch(cx: &ShardContext<'_>, queue: usize) {
+    if let Err(error) = cx.unregister(KICKS + queue as u32) {
+        tracing::error!(queue, %error, "a queue's kicks cannot be unwatched");
+    }
+}
