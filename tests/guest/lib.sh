@@ -39,7 +39,14 @@ wait_for_controller() {
 
 # Waits for namespace device $1 (nvme0n1).
 wait_for_namespace() {
+    case $1 in vd*) wait_for_disk "$1" ;; esac
     eventually 30 test -b "/dev/$1" || die "namespace $1 did not appear; there is: $(echo /dev/nvme*)"
+}
+
+# Waits for virtio disk $1 (vda).
+wait_for_disk() {
+    [ -d /sys/module/virtio_blk ] || die "there is no module virtio_blk: run scripts/guest-root on the host again"
+    eventually 30 test -b "/dev/$1" || die "disk $1 did not appear; there is: $(echo /dev/vd*)"
 }
 
 # The device of namespace identifier $1: the kernel numbers devices as it finds them.

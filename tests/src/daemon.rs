@@ -175,6 +175,13 @@ impl Daemon {
         self.socket(name)
     }
 
+    /// As [`disk`](Self::disk), with a virtio disk.
+    pub fn virtio_disk(&self, name: &str, volume: &[&str], device: &[&str]) -> PathBuf {
+        self.run(&[&["volume", "create", name], volume].concat());
+        self.run(&[&["device", "create", name, "--virtio-blk", "--volume", name], device].concat());
+        self.socket(name)
+    }
+
     /// What worker and keeper hold now, the keeper by its descriptors.
     ///
     /// # Panics

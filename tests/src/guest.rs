@@ -56,6 +56,13 @@ impl Boot {
         self.with("--socket", path)
     }
 
+    /// Gives it the virtio disk served at a socket, with options of QEMU's device (`num-queues=2,packed=on`), or none.
+    pub fn disk(self, path: &Path, options: &str) -> Self {
+        let path = path.to_str().expect("a path in UTF-8");
+        let comma = if options.is_empty() { "" } else { "," };
+        self.with("--disk", format!("{path}{comma}{options}"))
+    }
+
     /// Another kernel than the stable one.
     pub fn kernel(self, kernel: Kernel) -> Self {
         let name = match kernel {

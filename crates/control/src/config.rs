@@ -17,7 +17,7 @@ use toml::Spanned;
 use crate::{
     Name,
     error::ControlError,
-    model::{AttachSpec, DeviceSpec, NvmeSpec, VolumeSpec},
+    model::{AttachSpec, DeviceKind, DeviceKindError, DeviceSpec, NvmeSpec, VirtioBlkSpec, VolumeSpec},
     store::{DeviceRecord, VolumeRecord},
 };
 
@@ -114,23 +114,45 @@ pub(crate) struct Located<T> {
 
 /// A device with what it shows, as declared.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "DeclaredForm")]
 pub(crate) struct DeclaredDevice {
     name: Name,
-    nvme: NvmeSpec,
+    kind: DeviceKind,
+    socket: Option<PathBuf>,
+    shard: Option<usize>,
+    /// Its namespaces, or a virtio disk's volume.
+    pub(crate) attach: Vec<AttachSpec>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DeclaredForm {
+    name: Name,
+    #[serde(default)]
+    nvme: Option<NvmeSpec>,
+    #[serde(default)]
+    virtio_blk: Option<VirtioBlkSpec>,
     #[serde(default)]
     socket: Option<PathBuf>,
     #[serde(default)]
     shard: Option<usize>,
-    /// Its namespaces.
     #[serde(default)]
-    pub(crate) attach: Vec<AttachSpec>,
+    attach: Vec<AttachSpec>,
+}
+
+impl TryFrom<DeclaredForm> for DeclaredDevice {
+    type Error = DeviceKindError;
+
+    fn try_from(form: DeclaredForm) -> Result<Self, DeviceKindError> {
+        let DeclaredForm { name, nvme, virtio_blk, socket, shard, attach } = form;
+        Ok(Self { name, kind: DeviceKind::of(nvme, virtio_blk)?, socket, shard, attach })
+    }
 }
 
 impl DeclaredDevice {
     pub(crate) fn spec(&self) -> DeviceSpec {
-        let Self { name, nvme, socket, shard, .. } = self.clone();
-        DeviceSpec { name, nvme, socket, shard }
+        let Self { name, kind, socket, shard, .. } = self.clone();
+        DeviceSpec { name, kind, socket, shard }
     }
 }
 
@@ -225,7 +247,7 @@ impl Declared {
         }
         for device in &mut self.devices {
             let device = &mut device.value;
-            device.nvme.ns_backend = device.nvme.ns_backend.clone().resolved(base);
+            device.kind = device.kind.clone().resolved(base);
             device.socket = device.socket.as_ref().map(|socket| base.join(socket));
         }
     }
@@ -325,9 +347,12 @@ fn volume_difference(declared: &VolumeSpec, stored: &VolumeSpec) -> Option<Strin
 
 fn device_difference(declared: &DeclaredDevice, record: &DeviceRecord) -> Option<String> {
     let (spec, stored) = (declared.spec(), &record.spec);
-    if spec.nvme != stored.nvme {
-        let text = |nvme: &NvmeSpec| serde_json::to_string(nvme).unwrap_or_default();
-        return Some(format!("nvme is {} in the file and {} in the state", text(&spec.nvme), text(&stored.nvme)));
+    if spec.kind != stored.kind {
+        let text = |kind: &DeviceKind| match kind {
+            DeviceKind::Nvme(nvme) => format!("nvme {}", serde_json::to_string(nvme).unwrap_or_default()),
+            DeviceKind::VirtioBlk(disk) => format!("virtio_blk {}", serde_json::to_string(disk).unwrap_or_default()),
+        };
+        return Some(format!("it is {} in the file and {} in the state", text(&spec.kind), text(&stored.kind)));
     }
     if spec.socket != stored.socket {
         return Some(format!("socket is {:?} in the file and {:?} in the state", spec.socket, stored.socket));

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How often is looked whether they have finished.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A device that runs on a shard.
+/// A controller that runs on a shard.
 pub(crate) struct LiveDevice {
     name: Name,
     shard: ShardHandle,
@@ -62,7 +62,7 @@ impl LiveDevice {
         let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
         let listener =
             listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
-        let config = record.spec.config(record.cntlid, record.uuid);
+        let config = record.spec.controller_config(record.cntlid, record.uuid);
         let place = kept.clone().map(|(link, owner)| Kept::new(link, owner));
         let key = shard.call_wait(move |shard| {
             shard.add_device_with(|cx| {
@@ -193,7 +193,7 @@ fn listen(socket: &Path, kept: Option<&(Arc<Link>, [u8; 16])>) -> Result<Listene
 }
 
 /// Asks until the answer is yes; `false` when patience has an end.
-fn wait_until(mut done: impl FnMut() -> Result<bool, ControlError>) -> Result<bool, ControlError> {
+pub(crate) fn wait_until(mut done: impl FnMut() -> Result<bool, ControlError>) -> Result<bool, ControlError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if done()? {

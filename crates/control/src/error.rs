@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use millrace_block::VolumeError;
 use millrace_engine::EngineError;
-use millrace_frontends::nvme::DeviceError;
+use millrace_frontends::{nvme::DeviceError, virtio_blk};
 use millrace_vfio_user::ListenerError;
 use thiserror::Error;
 
@@ -156,6 +156,34 @@ pub enum ControlError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The virtio disk refused.
+    #[error(transparent)]
+    Disk(#[from] virtio_blk::DeviceError),
+    /// A namespace identifier for a device that has none.
+    #[error("device {device} is a virtio disk: it shows one volume, without a namespace identifier")]
+    NoNamespaces {
+        /// The device.
+        device: Name,
+    },
+    /// A virtio disk shows a volume already.
+    #[error("device {device} is a virtio disk and shows volume {volume} already; it can show one")]
+    DiskTaken {
+        /// The device.
+        device: Name,
+        /// Its volume.
+        volume: Name,
+    },
+    /// Devices of two kinds cannot have one volume.
+    #[error(
+        "volume {volume} is attached to {other}, a device of another kind: NVMe controllers and virtio disks do not share a volume, \
+         for reservations and formats of the one would not bind the other"
+    )]
+    OtherKind {
+        /// The volume.
+        volume: Name,
+        /// Who has it.
+        other: Name,
+    },
     /// The device's socket could not be made.
     #[error("device {device}: its socket: {source}")]
     Socket {
@@ -221,13 +249,18 @@ impl ControlError {
             | Self::NsidTaken { .. }
             | Self::NoNsidFree { .. }
             | Self::AttachedAlready { .. }
+            | Self::DiskTaken { .. }
+            | Self::OtherKind { .. }
+            | Self::Disk(virtio_blk::DeviceError::OtherKind { .. })
             | Self::Volume(VolumeError::InUse { .. })
             | Self::Socket { source: ListenerError::InUse { .. } | ListenerError::NotASocket { .. }, .. } => Class::Conflict,
             Self::NsidRange { .. }
             | Self::Invalid { .. }
             | Self::BadSize { .. }
+            | Self::NoNamespaces { .. }
             | Self::Volume(_)
             | Self::Device(_)
+            | Self::Disk(_)
             | Self::Socket { .. } => Class::Invalid,
             Self::Fenced { .. } | Self::Engine(_) | Self::Store(_) => Class::Failed,
             Self::Stopping => Class::Unavailable,
@@ -255,7 +288,10 @@ impl ControlError {
             Self::Invalid { .. } => "invalid",
             Self::BadSize { .. } => "bad-size",
             Self::Volume(_) => "volume",
-            Self::Device(_) => "device",
+            Self::Device(_) | Self::Disk(_) => "device",
+            Self::NoNamespaces { .. } => "no-namespaces",
+            Self::DiskTaken { .. } => "disk-taken",
+            Self::OtherKind { .. } => "other-kind",
             Self::Socket { .. } => "socket",
             Self::Fenced { .. } => "fenced",
             Self::Engine(_) => "engine",
@@ -282,6 +318,9 @@ impl ControlError {
             Self::DeviceFailed { .. } => "put that right and restart the daemon, or delete the device".to_owned(),
             Self::NsidTaken { .. } => "choose another --nsid, or leave it out".to_owned(),
             Self::NotAttached { device, .. } => format!("\"millrace device show {device}\" lists its namespaces"),
+            Self::NoNamespaces { .. } => "leave the identifier out".to_owned(),
+            Self::DiskTaken { device, .. } => format!("\"millrace device detach {device}\" first"),
+            Self::OtherKind { other, .. } => format!("\"millrace device detach {other}\" first, or copy the volume"),
             Self::NoNsidFree { device, .. } => {
                 format!("detach one (\"millrace device show {device}\" lists them), or make a device with more --namespaces")
             }
@@ -300,6 +339,7 @@ impl ControlError {
             | Self::BadSize { .. }
             | Self::Volume(_)
             | Self::Device(_)
+            | Self::Disk(_)
             | Self::Socket { .. }
             | Self::Engine(_)
             | Self::Store(_)

@@ -23,6 +23,7 @@ mod config;
 mod daemon;
 mod devices;
 mod dirs;
+mod disks;
 mod error;
 mod manager;
 mod model;
@@ -39,7 +40,8 @@ pub use manager::{
     DeviceCounters, DeviceView, Manager, NamespaceView, RestoreError, ShardView, State, Status, UserView, VolumeView,
 };
 pub use model::{
-    AttachSpec, Backend, DeviceSpec, Doorbells, LogicalBlock, LogicalBlockError, NvmeSpec, VolumeChange, VolumeSpec,
+    AttachSpec, Backend, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, LogicalBlock, LogicalBlockError, NvmeSpec,
+    VirtioBlkSpec, VolumeChange, VolumeSpec,
 };
 pub use name::{Name, NameError};
 pub use size::{Size, SizeError};

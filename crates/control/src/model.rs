@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use millrace_backends::{BackendSpec, ParseSpecError};
 use millrace_block::BlockSize;
-use millrace_frontends::nvme::{Config, DoorbellMode};
+use millrace_frontends::{
+    nvme::{Config, DoorbellMode},
+    virtio_blk,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -121,21 +124,127 @@ impl std::str::FromStr for LogicalBlock {
 }
 
 /// A device as declared.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "DeviceForm", into = "DeviceForm")]
 pub struct DeviceSpec {
     /// Its name.
-    #[schema(value_type = String, example = "vm0")]
     pub name: Name,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Its socket, an absolute path; RUN_DIR/NAME.sock when left out.
+    pub socket: Option<PathBuf>,
+    /// The shard it lives on; the placement policy decides when left out.
+    pub shard: Option<usize>,
+}
+
+/// What a device is to its guest, with the properties of its kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// An NVMe controller, over vfio-user.
+    Nvme(NvmeSpec),
+    /// A virtio disk, over vhost-user.
+    VirtioBlk(VirtioBlkSpec),
+}
+
+/// A device in its written form: it says one of the kinds.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = DeviceSpec)]
+pub(crate) struct DeviceForm {
+    /// Its name.
+    #[schema(value_type = String, example = "vm0")]
+    name: Name,
     /// It is an NVMe controller, with these properties.
-    pub nvme: NvmeSpec,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nvme: Option<NvmeSpec>,
+    /// It is a virtio disk over vhost-user, with these properties. Exactly one of the kinds must be there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    virtio_blk: Option<VirtioBlkSpec>,
     /// Its socket, an absolute path; RUN_DIR/NAME.sock when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
-    pub socket: Option<PathBuf>,
+    socket: Option<PathBuf>,
     /// The shard it lives on; the placement policy decides when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shard: Option<usize>,
+    shard: Option<usize>,
+}
+
+/// A device that is nothing, or two things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a device is either nvme or virtio_blk: give the properties of one of them (they may be empty)")]
+pub struct DeviceKindError;
+
+impl DeviceKind {
+    /// The kind that is there.
+    pub(crate) fn of(nvme: Option<NvmeSpec>, virtio_blk: Option<VirtioBlkSpec>) -> Result<Self, DeviceKindError> {
+        match (nvme, virtio_blk) {
+            (Some(nvme), None) => Ok(Self::Nvme(nvme)),
+            (None, Some(disk)) => Ok(Self::VirtioBlk(disk)),
+            _ => Err(DeviceKindError),
+        }
+    }
+
+    /// The properties of a controller, if it is one.
+    pub fn nvme(&self) -> Option<&NvmeSpec> {
+        match self {
+            Self::Nvme(nvme) => Some(nvme),
+            Self::VirtioBlk(_) => None,
+        }
+    }
+
+    /// The properties of a virtio disk, if it is one.
+    pub fn virtio_blk(&self) -> Option<&VirtioBlkSpec> {
+        match self {
+            Self::Nvme(_) => None,
+            Self::VirtioBlk(disk) => Some(disk),
+        }
+    }
+
+    /// Makes relative paths absolute: they start from `base`.
+    #[must_use]
+    pub fn resolved(self, base: &std::path::Path) -> Self {
+        match self {
+            Self::Nvme(nvme) => Self::Nvme(NvmeSpec { ns_backend: nvme.ns_backend.resolved(base), ..nvme }),
+            disk @ Self::VirtioBlk(_) => disk,
+        }
+    }
+}
+
+impl TryFrom<DeviceForm> for DeviceSpec {
+    type Error = DeviceKindError;
+
+    fn try_from(form: DeviceForm) -> Result<Self, DeviceKindError> {
+        let DeviceForm { name, nvme, virtio_blk, socket, shard } = form;
+        Ok(Self { name, kind: DeviceKind::of(nvme, virtio_blk)?, socket, shard })
+    }
+}
+
+impl From<DeviceSpec> for DeviceForm {
+    fn from(spec: DeviceSpec) -> Self {
+        let DeviceSpec { name, kind, socket, shard } = spec;
+        let (nvme, virtio_blk) = match kind {
+            DeviceKind::Nvme(nvme) => (Some(nvme), None),
+            DeviceKind::VirtioBlk(disk) => (None, Some(disk)),
+        };
+        Self { name, nvme, virtio_blk, socket, shard }
+    }
+}
+
+/// Properties of a virtio disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct VirtioBlkSpec {
+    /// Request queues; a front end uses as many as it wants of them.
+    pub queues: u16,
+    /// Serial number, at most 20 printable ASCII characters; made from the name when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+}
+
+impl Default for VirtioBlkSpec {
+    fn default() -> Self {
+        Self { queues: virtio_blk::Config::new("").queues, serial: None }
+    }
 }
 
 /// Properties of an NVMe controller.
@@ -255,13 +364,32 @@ impl DeviceSpec {
         {
             return wrong(format!("there is no shard {shard}; the last one is {}", shards.saturating_sub(1)));
         }
-        self.nvme.validate().or_else(wrong)
+        match &self.kind {
+            DeviceKind::Nvme(nvme) => nvme.validate(),
+            DeviceKind::VirtioBlk(disk) => disk.validate(),
+        }
+        .or_else(wrong)
     }
 
-    /// The controller's configuration.
-    pub(crate) fn config(&self, cntlid: u16, uuid: uuid::Uuid) -> Config {
+    /// The serial number that the guest sees.
+    pub(crate) fn serial(&self) -> String {
+        match &self.kind {
+            DeviceKind::Nvme(nvme) => nvme.serial.clone().unwrap_or_else(|| Config::new(self.name.as_str()).serial),
+            DeviceKind::VirtioBlk(_) => self.disk_config().serial,
+        }
+    }
+
+    /// A virtio disk's configuration.
+    pub(crate) fn disk_config(&self) -> virtio_blk::Config {
+        let usual = virtio_blk::Config::new(self.name.as_str());
+        let disk = self.kind.virtio_blk().cloned().unwrap_or_default();
+        virtio_blk::Config { queues: disk.queues, serial: disk.serial.unwrap_or(usual.serial), ..usual }
+    }
+
+    /// A controller's configuration.
+    pub(crate) fn controller_config(&self, cntlid: u16, uuid: uuid::Uuid) -> Config {
         let usual = Config::new(self.name.as_str());
-        let nvme = &self.nvme;
+        let nvme = self.kind.nvme().cloned().unwrap_or_default();
         Config {
             serial: nvme.serial.clone().unwrap_or_else(|| usual.serial.clone()),
             // The form for subsystems without a domain of their own (Base 4.7).
@@ -313,12 +441,27 @@ impl NvmeSpec {
             }
             BackendSpec::File(_) | BackendSpec::Memory => {}
         }
-        let printable = |serial: &String| {
-            (1..=20).contains(&serial.len()) && serial.bytes().all(|b| (0x20..0x7f).contains(&b)) && serial.trim() == serial
-        };
-        if !self.serial.as_ref().is_none_or(printable) {
-            return Err("serial: 1 to 20 printable ASCII characters are possible, no space at either end".to_owned());
+        check_serial(self.serial.as_deref())
+    }
+}
+
+impl VirtioBlkSpec {
+    fn validate(&self) -> Result<(), String> {
+        let most = virtio_blk::Config::MAX_QUEUES;
+        if !(1..=most).contains(&self.queues) {
+            return Err(format!("{} queues: 1 to {most} are possible", self.queues));
         }
+        check_serial(self.serial.as_deref())
+    }
+}
+
+fn check_serial(serial: Option<&str>) -> Result<(), String> {
+    let printable = |serial: &str| {
+        (1..=20).contains(&serial.len()) && serial.bytes().all(|b| (0x20..0x7f).contains(&b)) && serial.trim() == serial
+    };
+    if serial.is_none_or(printable) {
         Ok(())
+    } else {
+        Err("serial: 1 to 20 printable ASCII characters are possible, no space at either end".to_owned())
     }
 }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
-    Backend, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, default_run_dir, default_state_dir,
+    Backend, DeviceKind, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, VirtioBlkSpec,
+    default_run_dir, default_state_dir,
 };
 
 use crate::bench::BenchArgs;
@@ -224,19 +225,19 @@ pub(crate) enum DeviceCommand {
         name: String,
         /// The volume
         volume: Name,
-        /// Its namespace identifier [default: the lowest free one]
+        /// Its namespace identifier, on an NVMe controller [default: the lowest free one]
         #[arg(long, value_name = "N")]
         nsid: Option<u32>,
         /// The guest cannot write it
         #[arg(long)]
         read_only: bool,
     },
-    /// Show a namespace no more
+    /// Show a volume no more
     Detach {
         /// The device
         name: String,
-        /// The namespace identifier
-        nsid: u32,
+        /// The namespace identifier; a virtio disk's only volume needs none
+        nsid: Option<u32>,
     },
     /// List all devices
     List,
@@ -253,14 +254,24 @@ pub(crate) enum DeviceCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("kind").required(true)))]
 pub(crate) struct DeviceCreate {
     /// Its name: A-Z a-z 0-9 . _ -, at most 64
     pub(crate) name: Name,
-    /// It is an NVMe controller
-    #[arg(long, required = true)]
+    /// It is an NVMe controller, over vfio-user
+    #[arg(long, group = "kind")]
     nvme: bool,
+    /// It is a virtio disk, over vhost-user: it shows one volume. Of the options below, queues and serial apply
+    #[arg(long, group = "kind")]
+    virtio_blk: bool,
     #[command(flatten)]
-    pub(crate) controller: ControllerArgs,
+    controller: ControllerArgs,
+    /// A volume to attach at once
+    #[arg(long, value_name = "VOLUME")]
+    pub(crate) volume: Option<Name>,
+    /// The guest cannot write that volume
+    #[arg(long, requires = "volume")]
+    pub(crate) read_only: bool,
     /// Its socket [default: RUN_DIR/NAME.sock]
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
@@ -269,9 +280,26 @@ pub(crate) struct DeviceCreate {
     pub(crate) shard: Option<usize>,
 }
 
+impl DeviceCreate {
+    /// What it is, with its properties.
+    pub(crate) fn kind(&self) -> Result<DeviceKind, String> {
+        let nvme = self.controller.spec();
+        if self.nvme {
+            return Ok(DeviceKind::Nvme(nvme));
+        }
+        let disk = VirtioBlkSpec { queues: nvme.queues, serial: nvme.serial.clone() };
+        let usual = NvmeSpec { queues: nvme.queues, serial: nvme.serial.clone(), ..NvmeSpec::default() };
+        if nvme == usual {
+            Ok(DeviceKind::VirtioBlk(disk))
+        } else {
+            Err("a virtio disk has --queues and --serial; the other options are an NVMe controller's".to_owned())
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ControllerArgs {
-    /// I/O queue pairs
+    /// I/O queue pairs; a virtio disk's queues
     #[arg(long, value_name = "N", default_value_t = NvmeSpec::default().queues)]
     queues: u16,
     /// MSI-X vectors [default: one more than queues]

@@ -121,10 +121,8 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
     let path = |name: &str| format!("/v1/devices/{}", segment(name));
     match command {
         DeviceCommand::Create(create) => {
-            let view: DeviceView = client.post("/v1/devices", &device_spec(*create)?)?;
-            show(global, &view, |view| {
-                format!("device {}: {}\n{}", view.name, view.socket.display(), how_to_connect(&view.socket))
-            })
+            let view = create_device(&client, *create)?;
+            show(global, &view, |view| format!("device {}: {}\n{}", view.name, view.socket.display(), how_to_connect(view)))
         }
         DeviceCommand::Attach { name, volume, nsid, read_only } => {
             let spec = AttachSpec { volume, nsid, read_only };
@@ -132,6 +130,7 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
             show(global, &view, |view| format!("device {name}: namespace {} is volume {}", view.nsid, view.volume))
         }
         DeviceCommand::Detach { name, nsid } => {
+            let nsid = nsid.map_or_else(|| only_namespace(&client, &path(&name)), Ok)?;
             client.delete(&format!("{}/namespaces/{nsid}", path(&name)))?;
             show(global, &json!({ "detached": nsid }), |_| format!("device {name}: namespace {nsid} detached"))
         }
@@ -147,16 +146,36 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
     }
 }
 
-fn device_spec(create: DeviceCreate) -> Result<DeviceSpec, Box<dyn Error>> {
-    let mut nvme = create.controller.spec();
-    nvme.ns_backend = nvme.ns_backend.resolved(&std::env::current_dir()?);
+/// Creates a device, with its first volume where one is named: both or neither.
+fn create_device(client: &Client, create: DeviceCreate) -> Result<DeviceView, Box<dyn Error>> {
+    let kind = create.kind()?.resolved(&std::env::current_dir()?);
     let socket = create.socket.map(std::path::absolute).transpose()?;
-    Ok(DeviceSpec { name: create.name, nvme, socket, shard: create.shard })
+    let spec = DeviceSpec { name: create.name, kind, socket, shard: create.shard };
+    let view: DeviceView = client.post("/v1/devices", &spec)?;
+    let Some(volume) = create.volume else { return Ok(view) };
+    let path = format!("/v1/devices/{}", segment(view.name.as_str()));
+    let attach = AttachSpec { volume, nsid: None, read_only: create.read_only };
+    let attached: Result<NamespaceView, _> = client.post(&format!("{path}/namespaces"), &attach);
+    if let Err(error) = attached {
+        client.delete(&path)?;
+        return Err(error.into());
+    }
+    Ok(client.get(&path)?)
+}
+
+/// The identifier of a virtio disk's volume.
+fn only_namespace(client: &Client, path: &str) -> Result<u32, Box<dyn Error>> {
+    let view: DeviceView = client.get(path)?;
+    if view.virtio_blk.is_none() {
+        return Err("which namespace? give its identifier".into());
+    }
+    Ok(view.namespaces.first().ok_or_else(|| format!("device {} shows no volume", view.name))?.nsid)
 }
 
 fn guest(view: &DeviceView) -> String {
     let phase = view.phase.as_deref().unwrap_or("-");
-    if view.connected { format!("connected, controller {phase}") } else { "none".to_owned() }
+    let what = if view.virtio_blk.is_some() { "disk" } else { "controller" };
+    if view.connected { format!("connected, {what} {phase}") } else { "none".to_owned() }
 }
 
 fn shard(view: &DeviceView) -> String {
@@ -164,11 +183,15 @@ fn shard(view: &DeviceView) -> String {
 }
 
 fn device_table(views: &[DeviceView]) -> String {
-    let mut table = Table::new(&["NAME", "SHARD", "GUEST", "NAMESPACES", "SOCKET", "STATE"]);
+    let mut table = Table::new(&["NAME", "KIND", "SHARD", "GUEST", "NAMESPACES", "SOCKET", "STATE"]);
     for view in views {
-        let namespaces = view.namespaces.iter().map(|namespace| format!("{}:{}", namespace.nsid, namespace.volume));
+        let namespaces = view.namespaces.iter().map(|namespace| match view.virtio_blk {
+            Some(_) => namespace.volume.to_string(),
+            None => format!("{}:{}", namespace.nsid, namespace.volume),
+        });
         table.row([
             view.name.to_string(),
+            if view.virtio_blk.is_some() { "virtio-blk" } else { "nvme" }.to_owned(),
             shard(view),
             guest(view),
             dash(namespaces.collect::<Vec<_>>().join(" ")),
@@ -180,23 +203,31 @@ fn device_table(views: &[DeviceView]) -> String {
 }
 
 fn device_facts(view: &DeviceView) -> String {
-    let (nvme, counters) = (&view.nvme, &view.counters);
+    let counters = &view.counters;
     let transferred = |commands: u64, bytes: u64| format!("{commands} commands, {}", Size(bytes).approximate());
-    let mut text = facts(&[
+    let mut list = vec![
         ("name", view.name.to_string()),
         ("state", state(view.state, view.reason.as_ref())),
         ("socket", view.socket.display().to_string()),
         ("shard", shard(view)),
         ("guest", guest(view)),
         ("serial", view.serial.clone()),
-        ("subsystem", view.subnqn.clone()),
-        ("queues", format!("{} of {} entries, {} vectors", nvme.queues, nvme.queue_entries, nvme.vectors())),
-        ("transfer", format!("at most {}", nvme.mdts)),
-        ("quota", format!("{} on {}", nvme.ns_quota, nvme.ns_backend.0)),
+    ];
+    list.extend(view.subnqn.as_ref().map(|subnqn| ("subsystem", subnqn.clone())));
+    if let Some(nvme) = &view.nvme {
+        list.extend([
+            ("queues", format!("{} of {} entries, {} vectors", nvme.queues, nvme.queue_entries, nvme.vectors())),
+            ("transfer", format!("at most {}", nvme.mdts)),
+            ("quota", format!("{} on {}", nvme.ns_quota, nvme.ns_backend.0)),
+        ]);
+    }
+    list.extend(view.virtio_blk.as_ref().map(|disk| ("queues", disk.queues.to_string())));
+    list.extend([
         ("read", transferred(counters.read_commands, counters.bytes_read)),
         ("written", transferred(counters.write_commands, counters.bytes_written)),
         ("errors", format!("{} ({} of the medium)", counters.errors, counters.media_errors)),
     ]);
+    let mut text = facts(&list);
     if !view.namespaces.is_empty() {
         let mut table = Table::new(&["NSID", "VOLUME", "MODE", "ATTACHED", "STATE"]);
         for namespace in &view.namespaces {

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace_control::{API_SOCKET, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec};
+use millrace_control::{API_SOCKET, DeviceKind, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec};
 use millrace_keeper::{Event, Keeper, Link, Outcome};
 
 use crate::{
@@ -82,13 +82,12 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
 pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {
     let _log = logging::start(&args.log)?;
     let base = std::env::current_dir()?;
-    let mut nvme = args.controller.spec();
-    nvme.ns_backend = nvme.ns_backend.resolved(&base);
+    let kind = DeviceKind::Nvme(args.controller.spec()).resolved(&base);
     let name: Name = "nvme".parse()?;
     let backend = args.volume.resolved(&base);
     let disk = ForegroundDisk {
         volume: VolumeSpec { name: name.clone(), size: args.size, backend, block_size: args.block_size, read_only: false },
-        device: DeviceSpec { name, nvme, socket: Some(absolute(&args.socket)?), shard: None },
+        device: DeviceSpec { name, kind, socket: Some(absolute(&args.socket)?), shard: None },
         read_only: args.read_only,
         polling: args.polling.into(),
     };
@@ -98,7 +97,7 @@ pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Err
             serde_json::to_string(device).unwrap_or_default()
         } else {
             let socket = &device.socket;
-            format!("millrace: ready on {}\n{}\nCtrl-C ends it.", socket.display(), how_to_connect(socket))
+            format!("millrace: ready on {}\n{}\nCtrl-C ends it.", socket.display(), how_to_connect(device))
         });
         notify::ready();
     };
@@ -111,8 +110,18 @@ fn announce(text: &str) {
 }
 
 /// What to tell a virtual machine monitor.
-pub(crate) fn how_to_connect(socket: &Path) -> String {
-    let socket = socket.display();
+pub(crate) fn how_to_connect(device: &DeviceView) -> String {
+    let socket = device.socket.display();
+    if let Some(disk) = &device.virtio_blk {
+        let queues = disk.queues;
+        return format!(
+            "QEMU:
+  -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem \\
+  -chardev socket,id=disk,path={socket},reconnect-ms=100 -device vhost-user-blk-pci,chardev=disk,num-queues=N (at most {queues})
+Cloud Hypervisor:
+  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues=N"
+        );
+    }
     format!(
         "QEMU 10.1 or newer:
   -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem \\

@@ -15,6 +15,14 @@ coalesce() {
     grep -qi "value:0x0*$(printf %x $value)\b" /run/feature || die "interrupt coalescing was not kept"
 }
 
+# Whether discarded blocks read as zeroes. A virtio disk cannot say; ours do.
+reads_zeroes() {
+    case $disk in
+    vd*) true ;;
+    *) [ "$(($(field ns dlfeat "$file") & 7))" = 1 ] ;;
+    esac
+}
+
 discard_run() {
     bytes=$((16 << 20))
     dd if=/dev/urandom of=/run/pattern bs=1M count=16 2>/dev/null
@@ -22,7 +30,7 @@ discard_run() {
     /usr/bin/blkdiscard -o $((4 << 20)) -l $((4 << 20)) "$file" || die "discard failed"
     /usr/bin/blkdiscard -z -o $((10 << 20)) -l $((1 << 20)) "$file" || die "write zeroes failed"
     dd if=/dev/zero of=/run/pattern bs=1M seek=10 count=1 conv=notrunc 2>/dev/null
-    if [ "$(($(field ns dlfeat "$file") & 7))" = 1 ]; then
+    if reads_zeroes; then
         dd if=/dev/zero of=/run/pattern bs=1M seek=4 count=4 conv=notrunc 2>/dev/null
     else
         say "discarded blocks may read as anything on this controller"

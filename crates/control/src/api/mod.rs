@@ -23,7 +23,7 @@ pub use problem::Problem;
 use crate::{
     error::ControlError,
     manager::{DeviceView, Manager, NamespaceView, Status, VolumeView},
-    model::{AttachSpec, DeviceSpec, VolumeChange, VolumeSpec},
+    model::{AttachSpec, DeviceForm, DeviceSpec, VolumeChange, VolumeSpec},
 };
 
 #[cfg(test)]
@@ -171,7 +171,7 @@ async fn list_devices(State(manager): State<Arc<Manager>>) -> Answer<Vec<DeviceV
 }
 
 #[utoipa::path(
-    post, path = "/v1/devices", request_body = DeviceSpec,
+    post, path = "/v1/devices", request_body = DeviceForm,
     responses(
         (status = 201, description = "The device; its socket listens", body = DeviceView),
         (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")

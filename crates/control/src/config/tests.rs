@@ -72,7 +72,7 @@ fn a_whole_file() {
     assert_eq!(declared.volumes[0].value.backend.path().unwrap(), Path::new("/etc/millrace/images/root.img"));
     let device = &declared.devices[0].value;
     assert_eq!(device.socket.as_deref(), Some(Path::new("/etc/millrace/vm0/cntrl")));
-    assert_eq!((device.nvme.queues, device.attach[1].nsid, device.attach[1].read_only), (4, Some(7), true));
+    assert_eq!((device.kind.nvme().unwrap().queues, device.attach[1].nsid, device.attach[1].read_only), (4, Some(7), true));
     assert_eq!(declared.devices[1].line, 23);
 }
 
@@ -160,7 +160,7 @@ fn what_is_there_must_be_what_is_declared() {
         ),
         ("block_size = 4096", "block_size = 512", "m.toml:6: volume root exists already, and differs: block_size is 512"),
         ("images/root", "images/other", "m.toml:6: volume root exists already, and differs: backend is file:/etc/"),
-        ("queues = 4", "queues = 5", "m.toml:17: device vm0 exists already, and differs: nvme is {\"queues\":5"),
+        ("queues = 4", "queues = 5", "m.toml:17: device vm0 exists already, and differs: it is nvme {\"queues\":5"),
         ("vm0/cntrl", "vm1/cntrl", "m.toml:17: device vm0 exists already, and differs: socket is "),
         ("nsid = 7", "nsid = 8", "m.toml:17: device vm0 exists already, and differs: volume scratch is namespace 8"),
         ("read_only = true", "read_only = false", "m.toml:17: device vm0 exists already, and differs: read_only of"),

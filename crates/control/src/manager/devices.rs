@@ -18,9 +18,9 @@ use uuid::Uuid;
 use super::{Device, DeviceView, Inner, Manager, NamespaceView, volumes::namespace};
 use crate::{
     Name,
-    devices::LiveDevice,
+    disks::{Live, ONLY},
     error::ControlError,
-    model::{AttachSpec, DeviceSpec},
+    model::{AttachSpec, DeviceKind, DeviceSpec},
     store::{Changes, DeviceRecord, NamespaceRecord},
 };
 
@@ -131,7 +131,11 @@ impl Manager {
         if inner.stateless {
             // The same socket is the same disk to a guest.
             uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, socket.as_os_str().as_bytes());
-            spec.nvme.serial = spec.nvme.serial.or_else(|| Some(format!("MR-{:.12}", uuid.simple().to_string())));
+            let serial = || Some(format!("MR-{:.12}", uuid.simple().to_string()));
+            match &mut spec.kind {
+                DeviceKind::Nvme(nvme) => nvme.serial = nvme.serial.take().or_else(serial),
+                DeviceKind::VirtioBlk(disk) => disk.serial = disk.serial.take().or_else(serial),
+            }
         }
         let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new() };
         let live = Ok(self.start_device(inner, &record, disk)?);
@@ -144,10 +148,10 @@ impl Manager {
         inner: &Inner,
         record: &DeviceRecord,
         disk: Option<DiskKey>,
-    ) -> Result<LiveDevice, ControlError> {
+    ) -> Result<Live, ControlError> {
         let shard = self.shard_for(inner, &record.spec, disk);
         let (socket, host) = (self.socket(&record.spec), Arc::clone(&self.host));
-        LiveDevice::start(record, socket, shard, host, self.settings.keeper.as_ref())
+        Live::start(record, socket, shard, host, self.settings.keeper.as_ref())
     }
 
     /// Where a device's guests connect.
@@ -212,6 +216,15 @@ impl Inner {
             let why = format!("the guest of device {owner} created it for itself; detach it there first");
             return Err(ControlError::invalid("volume", &volume_name, why));
         }
+        let kind = std::mem::discriminant(&entry.record.spec.kind);
+        let other = self
+            .users(volume_name.as_str())
+            .map(|(user, _)| &user.record.spec)
+            .find(|user| std::mem::discriminant(&user.kind) != kind)
+            .map(|user| user.name.clone());
+        if let Some(other) = other {
+            return Err(ControlError::OtherKind { volume: volume_name, other });
+        }
         entry.live()?.attach(nsid, Arc::clone(volume.live()?), spec.read_only)?;
         let record = NamespaceRecord { nsid, volume: volume_name, read_only: spec.read_only, attached: true };
         if let Some(entry) = self.devices.get_mut(device) {
@@ -274,7 +287,7 @@ impl Inner {
 }
 
 /// Takes a device off its shard. It comes back when commands are in flight that do not finish: their memory must stay.
-pub(super) fn stop(device: Device) -> Option<LiveDevice> {
+pub(super) fn stop(device: Device) -> Option<Live> {
     let name = device.record.spec.name;
     let live = device.live.ok()?;
     match live.close() {
@@ -296,7 +309,15 @@ pub(super) fn stop(device: Device) -> Option<LiveDevice> {
 
 /// The identifier that is asked for if it is free, or the lowest free one.
 pub(super) fn free_nsid(record: &DeviceRecord, wanted: Option<u32>) -> Result<u32, ControlError> {
-    let (device, largest) = (record.spec.name.clone(), record.spec.nvme.namespaces);
+    let device = record.spec.name.clone();
+    let DeviceKind::Nvme(nvme) = &record.spec.kind else {
+        return match (wanted, record.namespaces.first()) {
+            (Some(_), _) => Err(ControlError::NoNamespaces { device }),
+            (None, Some(there)) => Err(ControlError::DiskTaken { device, volume: there.volume.clone() }),
+            (None, None) => Ok(ONLY),
+        };
+    };
+    let largest = nvme.namespaces;
     let holder = |nsid: u32| record.namespaces.iter().find(|namespace| namespace.nsid == nsid);
     match wanted {
         Some(nsid) if !(1..=largest).contains(&nsid) => Err(ControlError::NsidRange { device, nsid, largest }),

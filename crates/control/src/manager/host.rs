@@ -151,11 +151,12 @@ impl Manager {
             .filter(|volume| volume.record.created_by.as_ref() == Some(&owner))
             .map(|volume| volume.record.size().0)
             .sum();
-        if used.saturating_add(bytes) > entry.record.spec.nvme.ns_quota.0 {
+        let nvme = entry.record.spec.kind.nvme().ok_or(Status::INVALID_FIELD.do_not_retry())?;
+        if used.saturating_add(bytes) > nvme.ns_quota.0 {
             return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY.do_not_retry());
         }
         let name = inner.name_for(&owner, nsid).ok_or(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry())?;
-        let backend = match &entry.record.spec.nvme.ns_backend.0 {
+        let backend = match &nvme.ns_backend.0 {
             BackendSpec::File(directory) => BackendSpec::File(directory.join(format!("{name}.img"))),
             other => other.clone(),
         };

@@ -1,7 +1,7 @@
 //! The manager: everything that exists, and every change to it.
 //!
 //! ```text
-//!   API ───────────┐                            ┌─► shard: NvmeDevice
+//!   API ───────────┐                            ┌─► shard: NvmeDevice, VirtioBlkDevice
 //!   config file ───┼─► Manager: validate ─► act ┤                        ─► Store (one transaction) ─► Ok
 //!   guests (Host) ─┘      one change at a time  └─► Volume                     │ failed: undo ─► Err
 //! ```
@@ -35,7 +35,7 @@ use self::host::{HostLink, HostThread};
 use crate::{
     Name,
     config::Declared,
-    devices::LiveDevice,
+    disks::Live,
     error::ControlError,
     store::{DeviceRecord, Store, VolumeRecord},
 };
@@ -79,7 +79,7 @@ struct Inner {
     /// Volumes that are being formatted.
     formatting: BTreeSet<Name>,
     /// Deleted devices whose commands have not finished.
-    retiring: Vec<LiveDevice>,
+    retiring: Vec<Live>,
     stopping: bool,
     /// Without a state, a volume's identity comes from its file, so that guests know it again.
     stateless: bool,
@@ -96,7 +96,7 @@ struct Volume {
 /// A device: what is stored of it, and the thing itself or why there is none.
 struct Device {
     record: DeviceRecord,
-    live: Result<LiveDevice, String>,
+    live: Result<Live, String>,
     /// Namespaces that could not be shown, by identifier, with the reason.
     failed: BTreeMap<u32, String>,
 }
@@ -202,7 +202,7 @@ impl Volume {
 }
 
 impl Device {
-    fn live(&self) -> Result<&LiveDevice, ControlError> {
+    fn live(&self) -> Result<&Live, ControlError> {
         self.live
             .as_ref()
             .map_err(|reason| ControlError::DeviceFailed { name: self.record.spec.name.clone(), reason: reason.clone() })

@@ -9,8 +9,9 @@ use utoipa::ToSchema;
 use super::{Device, Inner, Manager, Volume};
 use crate::{
     Name, Size,
+    disks::Live,
     error::ControlError,
-    model::{Backend, LogicalBlock, NvmeSpec},
+    model::{Backend, LogicalBlock, NvmeSpec, VirtioBlkSpec},
     store::NamespaceRecord,
 };
 
@@ -72,31 +73,37 @@ pub struct DeviceView {
     /// Its name.
     #[schema(value_type = String)]
     pub name: Name,
-    /// Its properties.
-    pub nvme: NvmeSpec,
+    /// Its properties, of an NVMe controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvme: Option<NvmeSpec>,
+    /// Its properties, of a virtio disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub virtio_blk: Option<VirtioBlkSpec>,
     /// Where its guest connects.
     #[schema(value_type = String)]
     pub socket: PathBuf,
     /// The shard it lives on; absent while it has failed.
     pub shard: Option<usize>,
-    /// Controller identifier.
-    pub cntlid: u16,
+    /// Controller identifier, of an NVMe controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cntlid: Option<u16>,
     /// Serial number that the guest sees.
     pub serial: String,
-    /// NVMe qualified name of its subsystem.
-    pub subnqn: String,
+    /// NVMe qualified name of its subsystem, of an NVMe controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subnqn: Option<String>,
     /// Whether it works.
     pub state: State,
     /// Why it does not.
     pub reason: Option<String>,
     /// Whether a client is connected.
     pub connected: bool,
-    /// Where the controller stands: disabled, ready, resetting, shut down or failed (the guest must reset it); absent while the
-    /// device has failed.
+    /// Where it stands. A controller: disabled, ready, resetting, shut down or failed (the guest must reset it). A virtio disk:
+    /// stopped, running or failed. Absent while the device has failed.
     pub phase: Option<String>,
     /// What it has done.
     pub counters: DeviceCounters,
-    /// Its namespaces.
+    /// Its namespaces; of a virtio disk its volume, with identifier 1.
     pub namespaces: Vec<NamespaceView>,
 }
 
@@ -302,8 +309,8 @@ impl Manager {
 
     fn view(&self, inner: &Inner, device: &Device) -> DeviceView {
         let record = &device.record;
-        let status = device.live().and_then(crate::devices::LiveDevice::status);
-        let config = record.spec.config(record.cntlid, record.uuid);
+        let status = device.live().and_then(Live::status);
+        let controller = record.spec.kind.nvme().map(|_| record.spec.controller_config(record.cntlid, record.uuid));
         let (status, reason) = match status {
             Ok(status) => (Some(status), None),
             Err(ControlError::DeviceFailed { reason, .. }) => (None, Some(reason)),
@@ -311,12 +318,13 @@ impl Manager {
         };
         DeviceView {
             name: record.spec.name.clone(),
-            nvme: record.spec.nvme.clone(),
-            socket: device.live.as_ref().map_or_else(|_| self.socket(&record.spec), |live| live.socket.clone()),
-            shard: device.live.as_ref().ok().map(crate::devices::LiveDevice::shard),
-            cntlid: config.cntlid,
-            serial: config.serial,
-            subnqn: config.subnqn,
+            nvme: record.spec.kind.nvme().cloned(),
+            virtio_blk: record.spec.kind.virtio_blk().cloned(),
+            socket: device.live.as_ref().map_or_else(|_| self.socket(&record.spec), |live| live.socket().clone()),
+            shard: device.live.as_ref().ok().map(Live::shard),
+            cntlid: controller.as_ref().map(|config| config.cntlid),
+            serial: record.spec.serial(),
+            subnqn: controller.map(|config| config.subnqn),
             state: state(reason.as_ref()),
             reason,
             connected: status.as_ref().is_some_and(|status| status.connected),

@@ -17,8 +17,9 @@ fn what_is_left_out_is_usual() {
     let spec = volume(r#"{"name":"a","size":"1G","backend":"memory"}"#).unwrap();
     assert_eq!((spec.size, spec.block_size.0, spec.read_only), (Some(Size(1 << 30)), BlockSize::B512, false));
     let spec = device("{}").unwrap();
-    assert_eq!((spec.nvme.queues, spec.nvme.vectors(), spec.nvme.namespaces), (16, 17, 256));
-    assert_eq!(spec.nvme.mdts, Size(1 << 20));
+    let nvme = spec.kind.nvme().unwrap();
+    assert_eq!((nvme.queues, nvme.vectors(), nvme.namespaces), (16, 17, 256));
+    assert_eq!(nvme.mdts, Size(1 << 20));
     spec.validate(1).unwrap();
 }
 
@@ -83,7 +84,7 @@ fn controllers_have_limits() {
     let largest = r#"{"queues":256,"queue_entries":65536,"namespaces":1024,"mdts":"2M","serial":"12345678901234567890"}"#;
     let spec = device(largest).unwrap();
     spec.validate(1).unwrap();
-    assert_eq!(spec.nvme.vectors(), 257);
+    assert_eq!(spec.kind.nvme().unwrap().vectors(), 257);
 }
 
 #[test]
@@ -101,7 +102,7 @@ fn a_device_has_a_place() {
 #[test]
 fn the_controller_gets_what_was_declared() {
     let spec = device(r#"{"queues":2,"mdts":"64K","doorbells":"messages","ns_quota":"1M","serial":"S"}"#).unwrap();
-    let config = spec.config(7, uuid::Uuid::from_u128(1));
+    let config = spec.controller_config(7, uuid::Uuid::from_u128(1));
     assert_eq!((config.queues, config.vectors, config.max_transfer(), config.cntlid), (2, 3, 64 << 10, 7));
     assert_eq!((config.doorbells, config.quota.bytes, config.serial.as_str()), (DoorbellMode::Messages, 1 << 20, "S"));
     assert_eq!(config.subnqn, "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001");

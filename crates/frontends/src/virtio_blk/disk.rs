@@ -94,6 +94,8 @@ pub(crate) struct Disk {
     pub(crate) paused: bool,
     /// The guest, or its front end, broke the rules; nothing works before a reset.
     pub(crate) failed: bool,
+    /// The front end took memory away; nothing of its works before it connects again.
+    lost: bool,
     /// Volumes that were taken away with requests in flight.
     leaving: Vec<Rc<Attached>>,
     /// Where the round over the queues goes on.
@@ -125,6 +127,7 @@ impl Disk {
             inflight: None,
             paused: true,
             failed: false,
+            lost: false,
             leaving: Vec::new(),
             first: 0,
             finished: Vec::with_capacity(64),
@@ -177,7 +180,8 @@ impl Disk {
     /// One turn: ends of tasks, then new requests of every queue, then what the guest is told of both. Returns the work done.
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> Result<usize, Fault> {
         let mut work = self.reap();
-        if !self.failed && self.is_poisoned() {
+        if !self.lost && self.is_poisoned() {
+            self.lost = true;
             return Err(Fault::Poisoned);
         }
         let count = self.queues.len();
@@ -366,7 +370,8 @@ impl Disk {
         let _ = self.memory_changed();
         // A new front end's memory is not poisoned by what the last one did to its own.
         self.core.memory = MemoryTable::new();
-        (self.log, self.inflight, self.failed, self.paused) = (None, None, false, true);
+        (self.log, self.inflight, self.paused) = (None, None, true);
+        (self.failed, self.lost) = (false, false);
         self.core.write_cache = true;
         self.set_features(0);
     }

@@ -36,6 +36,11 @@ mod ring;
 mod session;
 mod transport;
 
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod tests;
+
 pub use config::Config;
 pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, VirtioBlkDevice};
 

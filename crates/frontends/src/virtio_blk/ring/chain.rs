@@ -115,13 +115,15 @@ impl Buffers {
                 let at = GuestAddress(addr).checked_add(offset as u64).ok_or(RingError::TooLong)?;
                 memory.guest.read_value(at)?
             };
-            if descriptor.flags & flag::INDIRECT != 0 {
+            // A packed ring's descriptor has its buffer's name and then the flags where a split ring's has flags and link.
+            let flags = if linked { descriptor.flags } else { descriptor.next };
+            if flags & flag::INDIRECT != 0 {
                 return Err(RingError::Indirect);
             }
-            self.add(memory, descriptor.addr, descriptor.len, descriptor.flags)?;
+            self.add(memory, descriptor.addr, descriptor.len, flags)?;
             index += 1;
             if linked {
-                if descriptor.flags & flag::NEXT == 0 {
+                if flags & flag::NEXT == 0 {
                     return Ok(());
                 }
                 index = u32::from(descriptor.next);

@@ -1,0 +1,233 @@
+//! virtio disks on their shards, and what the manager asks of any device, whatever it speaks.
+//!
+//! As in `devices.rs`, every call is made on the device's shard and waited for here.
+
+use std::{path::PathBuf, sync::Arc};
+
+use millrace_engine::{Device, DeviceKey, Shard, ShardContext, ShardHandle};
+use millrace_frontends::{
+    nvme::{Host, Namespace},
+    virtio_blk::{DeviceError, DevicePhase, DeviceStatus, VirtioBlkDevice},
+};
+use millrace_keeper::Link;
+use millrace_vfio_user::Listener;
+
+use crate::{
+    Name,
+    devices::{LiveDevice, LiveStatus, Restored, wait_until},
+    error::ControlError,
+    manager::DeviceCounters,
+    model::DeviceKind,
+    store::DeviceRecord,
+};
+
+/// The identifier under which a virtio disk's only volume is stored and shown.
+pub(crate) const ONLY: u32 = 1;
+
+/// A device of either kind that runs on a shard.
+pub(crate) enum Live {
+    Controller(LiveDevice),
+    Disk(LiveDisk),
+}
+
+impl Live {
+    /// Makes the device's socket and puts it on the shard.
+    pub(crate) fn start(
+        record: &DeviceRecord,
+        socket: PathBuf,
+        shard: &ShardHandle,
+        host: Arc<dyn Host>,
+        keeper: Option<&Arc<Link>>,
+    ) -> Result<Self, ControlError> {
+        match &record.spec.kind {
+            DeviceKind::Nvme(_) => LiveDevice::start(record, socket, shard, host, keeper).map(Self::Controller),
+            DeviceKind::VirtioBlk(_) => LiveDisk::start(record, socket, shard).map(Self::Disk),
+        }
+    }
+
+    /// All that could be restored is: goes on with the guest of the worker before this one, if there is one. A virtio disk's guest
+    /// connects again by itself.
+    pub(crate) fn resume(&self) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.resume(),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
+    /// Where its guests connect.
+    pub(crate) fn socket(&self) -> &PathBuf {
+        match self {
+            Self::Controller(device) => &device.socket,
+            Self::Disk(disk) => &disk.socket,
+        }
+    }
+
+    /// The shard's number.
+    pub(crate) fn shard(&self) -> usize {
+        match self {
+            Self::Controller(device) => device.shard(),
+            Self::Disk(disk) => disk.shard.index(),
+        }
+    }
+
+    /// Shows a volume.
+    pub(crate) fn attach(&self, nsid: u32, namespace: Arc<Namespace>, read_only: bool) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.attach(nsid, namespace, read_only),
+            Self::Disk(disk) => disk.attach(&namespace, read_only),
+        }
+    }
+
+    /// Brings back what the device had before a restart.
+    pub(crate) fn restore(&self, was: Restored) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.restore(was),
+            Self::Disk(disk) => disk.attach(&was.namespace, was.read_only),
+        }
+    }
+
+    /// Shows a volume no more, and waits for its commands.
+    pub(crate) fn detach(&self, nsid: u32) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.detach(nsid),
+            Self::Disk(disk) => disk.detach(),
+        }
+    }
+
+    /// Tells the guest that a volume has another size or format.
+    pub(crate) fn namespace_changed(&self, nsid: u32) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.namespace_changed(nsid),
+            Self::Disk(disk) => disk.call(|device, _| device.volume_changed()),
+        }
+    }
+
+    /// Passes a notice of another guest's reservation on; a virtio disk knows no reservations, and shares no volume with what does.
+    pub(crate) fn reservation_notice(
+        &self,
+        namespace: Arc<Namespace>,
+        notify: Vec<([u8; 16], u8)>,
+    ) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.reservation_notice(namespace, notify),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
+    /// What it is doing.
+    pub(crate) fn status(&self) -> Result<LiveStatus, ControlError> {
+        match self {
+            Self::Controller(device) => device.status(),
+            Self::Disk(disk) => disk.call(|device, _| device.status()).map(LiveStatus::from),
+        }
+    }
+
+    /// Its guest loses it, and nobody is let in any more. Waits for its commands; whether they have all finished.
+    pub(crate) fn close(&self) -> Result<bool, ControlError> {
+        match self {
+            Self::Controller(device) => device.close(),
+            Self::Disk(disk) => disk.close(),
+        }
+    }
+
+    /// Whether all commands of a closed device have finished.
+    pub(crate) fn is_idle(&self) -> Result<bool, ControlError> {
+        match self {
+            Self::Controller(device) => device.is_idle(),
+            Self::Disk(disk) => disk.is_idle(),
+        }
+    }
+
+    /// Takes it off its shard; its socket goes.
+    pub(crate) fn remove(self) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.remove(),
+            Self::Disk(disk) => Ok(disk.shard.call_wait(move |shard| drop(shard.remove_device(disk.key)))?),
+        }
+    }
+}
+
+/// A virtio disk that runs on a shard.
+pub(crate) struct LiveDisk {
+    name: Name,
+    shard: ShardHandle,
+    key: DeviceKey,
+    socket: PathBuf,
+}
+
+impl LiveDisk {
+    fn start(record: &DeviceRecord, socket: PathBuf, shard: &ShardHandle) -> Result<Self, ControlError> {
+        let name = record.spec.name.clone();
+        let listener = Listener::bind(&socket).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+        let config = record.spec.disk_config();
+        // A guest that comes before its volume is back would see an empty disk.
+        let hold = !record.namespaces.is_empty();
+        let key = shard.call_wait(move |shard| {
+            shard.add_device_with(|cx| {
+                let device = VirtioBlkDevice::new(config, listener, hold, cx)?;
+                Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
+            })
+        })??;
+        Ok(Self { name, shard: shard.clone(), key, socket })
+    }
+
+    fn attach(&self, namespace: &Namespace, read_only: bool) -> Result<(), ControlError> {
+        let volume = Arc::clone(&namespace.volume);
+        self.call(move |device, cx| device.attach(volume, read_only, cx))??;
+        Ok(())
+    }
+
+    fn detach(&self) -> Result<(), ControlError> {
+        self.call(|device, _| device.detach())?;
+        if !wait_until(|| self.call(|device, _| device.is_detached()))? {
+            tracing::warn!(device = %self.name, "requests are still in flight on a volume that was detached");
+        }
+        Ok(())
+    }
+
+    fn close(&self) -> Result<bool, ControlError> {
+        let key = self.key;
+        self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut VirtioBlkDevice, cx| device.close(cx)))?;
+        wait_until(|| self.is_idle())
+    }
+
+    fn is_idle(&self) -> Result<bool, ControlError> {
+        let key = self.key;
+        // One that a fault of ours fenced answers nothing any more, and is as idle as it will be.
+        let idle = move |shard: &mut Shard| shard.with_device(key, |device: &mut VirtioBlkDevice, _| device.is_idle());
+        Ok(self.shard.call_wait(idle)?.unwrap_or(true))
+    }
+
+    fn call<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut VirtioBlkDevice, &mut ShardContext<'_>) -> R + Send + 'static,
+    ) -> Result<R, ControlError> {
+        let key = self.key;
+        let answer = self.shard.call_wait(move |shard| shard.with_device(key, call))?;
+        answer.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+}
+
+impl From<DeviceStatus> for LiveStatus {
+    fn from(status: DeviceStatus) -> Self {
+        let counters = status.counters;
+        Self {
+            connected: status.connected,
+            phase: match status.phase {
+                DevicePhase::Stopped => "stopped",
+                DevicePhase::Running => "running",
+                DevicePhase::Failed => "failed",
+            },
+            counters: DeviceCounters {
+                read_commands: counters.read_commands,
+                write_commands: counters.write_commands,
+                other_commands: counters.other_commands,
+                bytes_read: counters.bytes_read,
+                bytes_written: counters.bytes_written,
+                errors: counters.errors,
+                media_errors: counters.media_errors,
+                interrupts: counters.interrupts,
+            },
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Changes of the guest's memory are logged while the machine moves.
+
+use std::os::fd::AsFd;
+
+use millrace_memory::PeerBytes;
+use zerocopy::IntoBytes;
+
+use super::super::{
+    config::feature,
+    fixture::{FakeDriver, GUEST_BASE, Setup, USED},
+    message::{LogBase, VringAddr, code},
+    request::kind,
+};
+
+/// Pages that are marked, and no longer afterwards.
+fn take(log: &PeerBytes) -> Vec<u64> {
+    let bytes: [u8; 4096] = log.read_value(0);
+    log.write_value(0, &[0_u8; 4096]);
+    let marked = |(at, byte): (usize, &u8)| {
+        (0..8).filter(move |bit| byte >> bit & 1 == 1).map(move |bit| at as u64 * 8 + bit).collect()
+    };
+    bytes.iter().enumerate().flat_map::<Vec<u64>, _>(marked).collect()
+}
+
+/// Begins logging as QEMU does: the log, the feature, then each ring's flag.
+fn begin(driver: &mut FakeDriver) -> PeerBytes {
+    let (log, file) = PeerBytes::create("log", 4096).expect("a log");
+    let base = LogBase { size: 4096, offset: 0 };
+    driver.send(code::SET_LOG_BASE, 0, base.as_bytes(), &[file.as_fd()]);
+    assert_eq!(driver.answer().expect("it is answered always").1, 0_u64.as_bytes());
+    let packed = if driver.setup.packed { 1 << 34 } else { 0 };
+    let features = driver.setup.features | feature::LOG_ALL | packed;
+    assert_eq!(driver.tell(code::SET_FEATURES, features.as_bytes(), &[]), Some(true));
+    let base = driver.queues[0].base;
+    let addr = VringAddr { flags: VringAddr::LOG, log: base + USED, ..driver.queues[0].addr() };
+    assert_eq!(driver.tell(code::SET_VRING_ADDR, addr.as_bytes(), &[]), Some(true));
+    log
+}
+
+#[test]
+fn what_is_written_to_the_guest_is_logged() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.request(kind::OUT, 0, &vec![5; 16384], 0);
+        let log = begin(&mut driver);
+        let ring = driver.queues[0].base / 4096;
+        // Where used chains are told: the used ring, or the descriptors themselves.
+        let told = if setup.packed { ring } else { ring + USED / 4096 };
+        driver.free_all();
+        let data = (driver.alloc(4096 * 8)).next_multiple_of(4096);
+        let header = driver.alloc(16);
+        let status = driver.alloc(16);
+        driver.write(header, &[kind::IN.as_bytes(), 0_u32.as_bytes(), 0_u64.as_bytes()].concat());
+        driver.submit(0, &[(header, 16, false), (data + 100, 8192, true), (status, 1, true)]);
+        driver.wait_used(0);
+        let mut expected = vec![told, data / 4096, data / 4096 + 1, data / 4096 + 2, status / 4096];
+        expected.sort_unstable();
+        expected.dedup();
+        assert_eq!(take(&log), expected, "packed: {}", setup.packed);
+        // A write changes its status and the ring only, one that waits too.
+        driver.volume.hold(true);
+        driver.write(header, &[kind::OUT.as_bytes(), 0_u32.as_bytes(), 0_u64.as_bytes()].concat());
+        driver.submit(0, &[(header, 16, false), (data + 100, 512, false), (status, 1, true)]);
+        driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+        assert_eq!(take(&log), Vec::<u64>::new(), "nothing is marked before it is written");
+        driver.volume.hold(false);
+        driver.wait_used(0);
+        let mut expected = vec![told, status / 4096];
+        expected.sort_unstable();
+        assert_eq!(take(&log), expected);
+        // Asking for kicks writes to the guest as well.
+        driver.device(|device, cx| millrace_engine::Device::arm(device, cx));
+        assert_eq!(take(&log), [ring + USED / 4096]);
+        driver.device(|device, _| millrace_engine::Device::disarm(device));
+        take(&log);
+        // The end of logging.
+        let features = driver.setup.features | if setup.packed { 1 << 34 } else { 0 };
+        assert_eq!(driver.tell(code::SET_FEATURES, features.as_bytes(), &[]), Some(true));
+        driver.request(kind::IN, 0, &[], 512);
+        assert_eq!(take(&log), Vec::<u64>::new());
+    }
+}
+
+/// A read that began before the log ends before it begins: its data are in the memory that is copied from then on.
+#[test]
+fn the_log_begins_when_nothing_is_in_flight() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    driver.volume.hold(true);
+    let (pieces, ..) = driver.prepare(kind::IN, 0, &[], 512);
+    driver.submit(0, &pieces);
+    driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+    let features = driver.setup.features | feature::LOG_ALL;
+    driver.send(code::SET_FEATURES, 8, features.as_bytes(), &[]);
+    for _ in 0..1000 {
+        driver.shard.turn();
+    }
+    assert_eq!(driver.next_used(0), None);
+    driver.volume.hold(false);
+    assert_eq!(driver.answer().expect("an answer").1, 0_u64.as_bytes());
+    assert!(driver.next_used(0).is_some(), "it ended before the answer");
+}
+
+/// A log that is too small for the guest's memory: what lies beyond is nobody's.
+#[test]
+fn a_small_log_is_not_written_beyond() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let (_log, file) = PeerBytes::create("log", 8).expect("a log");
+    driver.send(code::SET_LOG_BASE, 0, LogBase { size: 8, offset: 0 }.as_bytes(), &[file.as_fd()]);
+    driver.answer().expect("an answer");
+    let features = driver.setup.features | feature::LOG_ALL;
+    assert_eq!(driver.tell(code::SET_FEATURES, features.as_bytes(), &[]), Some(true));
+    assert!(GUEST_BASE / 4096 > 64);
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}

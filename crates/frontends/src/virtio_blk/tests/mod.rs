@@ -1,0 +1,7 @@
+//! The disk against a fake front end and driver.
+
+mod bad;
+mod migration;
+mod requests;
+mod restarts;
+mod sessions;

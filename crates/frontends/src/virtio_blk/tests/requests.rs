@@ -1,0 +1,320 @@
+//! What requests do, on rings of either kind.
+
+use millrace_block::{BlockSize, Operation};
+
+use super::super::{
+    fixture::{AVAIL, FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USED, Watched},
+    message::{ConfigHead, code},
+    request::kind,
+    ring::feature as ring,
+};
+use millrace_backends::MemoryVolume;
+use zerocopy::IntoBytes;
+
+const OK: u8 = 0;
+const IO_ERROR: u8 = 1;
+const UNSUPPORTED: u8 = 2;
+
+fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + seed * 31 + at / 512) as u8).collect()
+}
+
+fn both(test: impl Fn(Setup)) {
+    for setup in [Setup::default(), Setup::packed()] {
+        for features in [0, ring::EVENT_IDX, ring::INDIRECT, ring::EVENT_IDX | ring::INDIRECT] {
+            let rings = ring::EVENT_IDX | ring::INDIRECT;
+            test(Setup { features: setup.features & !rings | features, ..setup });
+        }
+    }
+}
+
+fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [sector.as_bytes(), sectors.as_bytes(), flags.as_bytes()].concat()
+}
+
+#[test]
+fn what_was_written_is_read_again_many_times_around_the_ring() {
+    both(|setup| {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        for round in 0..100 {
+            let data = pattern(round, 4096);
+            assert_eq!(driver.request(kind::OUT, round as u64 * 8, &data, 0).0, OK);
+            assert_eq!(driver.request(kind::FLUSH, 0, &[], 0).0, OK);
+            let (status, back) = driver.request(kind::IN, round as u64 * 8, &[], 4096);
+            assert!(status == OK && back == data, "round {round}");
+        }
+        let counters = driver.device(|device, _| device.status().counters);
+        assert_eq!((counters.read_commands, counters.write_commands, counters.other_commands), (100, 100, 100));
+        assert_eq!((counters.bytes_read, counters.errors), (409_600, 0));
+    });
+}
+
+#[test]
+fn discard_zeroes_identity_and_what_is_unknown() {
+    both(|setup| {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.request(kind::OUT, 0, &pattern(1, 8192), 0);
+        assert_eq!(driver.request(kind::DISCARD, 0, &range(0, 4, 0), 0).0, OK);
+        assert_eq!(driver.request(kind::WRITE_ZEROES, 0, &[range(6, 1, 0), range(8, 2, 1)].concat(), 0).0, OK);
+        let mut expected = pattern(1, 8192);
+        for sectors in [0..4, 6..7, 8..10] {
+            expected[sectors.start * 512..sectors.end * 512].fill(0);
+        }
+        assert_eq!(driver.request(kind::IN, 0, &[], 8192), (OK, expected));
+        let (status, serial) = driver.request(kind::GET_ID, 0, &[], 20);
+        assert_eq!((status, serial), (OK, b"MR-disk\0\0\0\0\0\0\0\0\0\0\0\0\0".to_vec()));
+        assert_eq!(driver.request(99, 0, &[], 0).0, UNSUPPORTED);
+        assert_eq!(driver.request(kind::DISCARD, 0, &range(0, 4, 1), 0).0, UNSUPPORTED, "a discard has no flags");
+        assert_eq!(driver.request(kind::WRITE_ZEROES, 0, &range(0, 4, 2), 0).0, UNSUPPORTED, "an unknown flag");
+    });
+}
+
+#[test]
+fn ranges_outside_the_disk_and_lengths_that_are_no_blocks_are_refused() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let sectors = 64 << 11;
+    for (what, kind, sector, out, into) in [
+        ("a read behind the end", kind::IN, sectors, vec![], 512),
+        ("a write over the end", kind::OUT, sectors - 1, vec![0; 1024], 0),
+        ("a sector whose byte has no number", kind::IN, u64::MAX, vec![], 512),
+        ("half a block", kind::IN, 0, vec![], 256),
+        ("a discard over the end", kind::DISCARD, 0, range(sectors - 1, 2, 0), 0),
+        ("a discard that overflows", kind::DISCARD, 0, range(u64::MAX - 1, 2, 0), 0),
+        ("no range at all", kind::DISCARD, 0, vec![], 0),
+        ("half a range", kind::WRITE_ZEROES, 0, vec![0; 24], 0),
+        ("too many ranges", kind::WRITE_ZEROES, 0, vec![0; 33 * 16], 0),
+    ] {
+        assert_eq!(driver.request(kind, sector, &out, into).0, IO_ERROR, "{what}");
+    }
+    assert_eq!(driver.request(kind::IN, sectors - 1, &[], 512).0, OK, "the last sector");
+    assert_eq!(driver.device(|device, _| device.status().counters.errors), 9);
+}
+
+/// Sectors are 512 bytes whatever the blocks are; less than a block cannot be asked for.
+#[test]
+fn blocks_of_4096_bytes() {
+    let volume = MemoryVolume::create("disk", 64 << 20, BlockSize::B4096).expect("a volume");
+    let mut driver = FakeDriver::over(Setup::default(), Watched::over(volume));
+    driver.connect();
+    let data = pattern(3, 8192);
+    assert_eq!(driver.request(kind::OUT, 16, &data, 0).0, OK);
+    assert_eq!(driver.volume.take_seen(), [(Operation::Write { fua: false }, 2, 2, 1)]);
+    assert_eq!(driver.request(kind::IN, 16, &[], 8192), (OK, data));
+    assert_eq!(driver.request(kind::IN, 1, &[], 4096).0, IO_ERROR);
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, IO_ERROR);
+    let head = ConfigHead { offset: 20, size: 4, flags: 0 };
+    let space: [u8; 16] = driver.get(code::GET_CONFIG, &[head.as_bytes(), &[0; 4]].concat());
+    assert_eq!(space[12..], 4096_u32.to_le_bytes());
+}
+
+/// The chain of a merged request is one request on the volume, with all its pieces; where header and status are cut means nothing.
+#[test]
+fn a_chain_is_one_request_however_it_is_cut() {
+    both(|setup| {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        let data = pattern(5, 10 * 512);
+        let header = driver.alloc(16);
+        driver.write(header, &[kind::OUT.as_bytes(), 0_u32.as_bytes(), 40_u64.as_bytes()].concat());
+        // Ten pieces of data, none next to another; the header in two.
+        let mut pieces = vec![(header, 5, false), (header + 5, 11, false)];
+        for part in data.chunks(512) {
+            let addr = driver.alloc(1024);
+            driver.write(addr, part);
+            pieces.push((addr, 512, false));
+        }
+        let status = driver.alloc(1);
+        pieces.push((status, 1, true));
+        driver.submit(0, &pieces);
+        driver.wait_used(0);
+        assert_eq!(driver.read(status, 1), [OK]);
+        assert_eq!(driver.volume.take_seen(), [(Operation::Write { fua: false }, 40, 10, 10)]);
+        // Neighbours are one piece; data and status in one descriptor are told apart.
+        driver.free_all();
+        let (mut pieces, data_at, _) = driver.prepare(kind::IN, 40, &[], 5120);
+        pieces.truncate(1);
+        driver.write(data_at + 5120, &[0xff]);
+        pieces.extend([(data_at, 2048, true), (data_at + 2048, 5121 - 2048, true)]);
+        driver.submit(0, &pieces);
+        assert_eq!(driver.wait_used(0).1, 5121);
+        assert_eq!(driver.read(data_at, 5120), data);
+        assert_eq!(driver.read(data_at + 5120, 1), [OK]);
+        assert_eq!(driver.volume.take_seen(), [(Operation::Read, 40, 10, 1)]);
+    });
+}
+
+/// The same with an indirect table; the ring gives one descriptor for it.
+#[test]
+fn an_indirect_table_is_one_request() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        let data = pattern(9, 40 * 512);
+        let (pieces, _, status) = driver.prepare(kind::OUT, 8, &[], 0);
+        let mut entries = vec![pieces[0]];
+        for part in data.chunks(512) {
+            let addr = driver.alloc(1024);
+            driver.write(addr, part);
+            entries.push((addr, 512, false));
+        }
+        entries.push((status, 1, true));
+        let table = driver.alloc(entries.len() as u64 * 16);
+        for (index, (addr, len, write)) in entries.iter().enumerate() {
+            let more = index + 1 < entries.len();
+            let write = if *write { 2_u16 } else { 0 };
+            let words: [u16; 2] =
+                if setup.packed { [7, write] } else { [write | u16::from(more), if more { index as u16 + 1 } else { 0 }] };
+            let place = table + index as u64 * 16;
+            driver.write_value(place, addr);
+            driver.write_value(place + 8, len);
+            driver.write_value(place + 12, &words);
+        }
+        driver.submit_indirect(0, table, entries.len() as u32 * 16);
+        driver.wait_used(0);
+        assert_eq!(driver.read(status, 1), [OK], "packed: {}", setup.packed);
+        assert_eq!(driver.volume.take_seen(), [(Operation::Write { fua: false }, 8, 40, 40)]);
+        assert_eq!(driver.request(kind::IN, 8, &[], 40 * 512), (OK, data));
+    }
+}
+
+#[test]
+fn a_batch_is_told_once_and_only_to_who_asked() {
+    both(|setup| {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.settle();
+        driver.interrupts(0);
+        for round in 0..20 {
+            let mut names = Vec::new();
+            driver.free_all();
+            for sector in 0..5 {
+                let (pieces, ..) = driver.prepare(kind::IN, sector, &[], 512);
+                names.push(driver.submit(0, &pieces));
+            }
+            driver.settle();
+            for name in names {
+                assert_eq!(driver.next_used(0), Some((name, 513)));
+            }
+            // With the event index the guest's wish stands at 0, which only the first batch passes.
+            let wishes = !setup.packed && setup.features & ring::EVENT_IDX != 0;
+            assert_eq!(driver.interrupts(0), u64::from(!wishes || round == 0), "round {round}");
+        }
+        let area = driver.queues[0].base + AVAIL;
+        if setup.packed {
+            driver.write_value(area + 2, &1_u16);
+        } else {
+            driver.write_value(area, &1_u16);
+        }
+        driver.request(kind::IN, 0, &[], 512);
+        assert_eq!(driver.interrupts(0), 0, "the guest is polling");
+    });
+}
+
+#[test]
+fn an_event_index_is_told_when_it_is_passed() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    driver.settle();
+    driver.interrupts(0);
+    let wish = driver.queues[0].base + AVAIL + 4 + u64::from(QUEUE) * 2;
+    driver.write_value(wish, &3_u16);
+    let counts: Vec<u64> = (0..6)
+        .map(|_| {
+            driver.request(kind::IN, 0, &[], 512);
+            driver.interrupts(0)
+        })
+        .collect();
+    assert_eq!(counts, [0, 0, 0, 1, 0, 0]);
+    // A packed ring: position and wrap counter.
+    let mut driver = FakeDriver::new(Setup::packed());
+    driver.connect();
+    driver.settle();
+    driver.interrupts(0);
+    let area = driver.queues[0].base + AVAIL;
+    driver.write_value(area, &(4_u16 | 1 << 15));
+    driver.write_value(area + 2, &2_u16);
+    // Three descriptors each: the request at 3 to 5 passes position 4, and after the wrap nothing does.
+    let counts: Vec<u64> = (0..6)
+        .map(|_| {
+            driver.request(kind::IN, 0, &[], 512);
+            driver.interrupts(0)
+        })
+        .collect();
+    assert_eq!(counts, [0, 1, 0, 0, 0, 0]);
+    // The next round: position 4, the other wrap counter.
+    driver.write_value(area, &4_u16);
+    let counts: Vec<u64> = (0..3)
+        .map(|_| {
+            driver.request(kind::IN, 0, &[], 512);
+            driver.interrupts(0)
+        })
+        .collect();
+    assert_eq!(counts.iter().sum::<u64>(), 1, "{counts:?}");
+}
+
+/// A shard that sleeps is woken by a kick, and asks for one before it sleeps.
+#[test]
+fn a_sleeping_disk_asks_for_a_kick() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.settle();
+        let readiness = driver.device(|device, cx| millrace_engine::Device::arm(device, cx));
+        assert_eq!(readiness, millrace_engine::Readiness::Block);
+        let queue = driver.queues[0].base;
+        if setup.packed {
+            let [place, flags]: [u16; 2] = driver.read_value(queue + USED);
+            assert_eq!((place, flags), (1 << 15, 2), "the next position, and that it counts");
+        } else {
+            let index: u16 = driver.read_value(queue + USED + 4 + u64::from(QUEUE) * 8);
+            assert_eq!(index, 0);
+        }
+        driver.device(|device, _| millrace_engine::Device::disarm(device));
+        let (pieces, ..) = driver.prepare(kind::IN, 0, &[], 512);
+        driver.submit(0, &pieces);
+        let readiness = driver.device(|device, cx| millrace_engine::Device::arm(device, cx));
+        assert_eq!(readiness, millrace_engine::Readiness::Busy, "what came before the wish is seen");
+        driver.device(|device, _| millrace_engine::Device::disarm(device));
+        driver.kick(0);
+        driver.wait_used(0);
+    }
+}
+
+#[test]
+fn requests_in_flight_end_in_any_order() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.volume.hold(true);
+        let mut expected = Vec::new();
+        for sector in 0..5_u64 {
+            let (pieces, ..) = driver.prepare(kind::OUT, sector, &pattern(sector as usize, 512), 0);
+            expected.push(driver.submit(0, &pieces));
+        }
+        driver.until("all in flight", |driver| driver.device(|device, _| device.status().in_flight) == 5);
+        assert_eq!(driver.next_used(0), None);
+        driver.volume.hold(false);
+        let mut names: Vec<u16> = (0..5).map(|_| driver.wait_used(0).0).collect();
+        names.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(names, expected);
+        for sector in 0..5_u64 {
+            assert_eq!(driver.request(kind::IN, sector, &[], 512), (OK, pattern(sector as usize, 512)));
+        }
+    }
+}
+
+#[test]
+fn memory_over_the_end_of_a_region_is_not_reached() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let (mut pieces, ..) = driver.prepare(kind::IN, 0, &[], 512);
+    pieces[1] = (GUEST_BASE + MEMORY - 256, 512, true);
+    driver.submit(0, &pieces);
+    driver.settle();
+    assert_eq!(driver.next_used(0), None);
+    assert_eq!(driver.device(|device, _| device.status().phase), super::super::DevicePhase::Failed);
+}

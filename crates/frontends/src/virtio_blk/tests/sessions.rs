@@ -1,0 +1,336 @@
+//! Front ends: what they ask, in any order, and how they leave.
+
+use std::os::fd::AsFd;
+
+use millrace_block::Operation;
+use rustix::fs::ftruncate;
+use zerocopy::IntoBytes;
+
+use super::super::{
+    DevicePhase,
+    fixture::{FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USER_BASE, drain},
+    message::{ConfigHead, Header, Region, VringState, code, protocol},
+    request::kind,
+};
+
+fn state(index: u32, num: u32) -> VringState {
+    VringState { index, num }
+}
+
+fn space(driver: &mut FakeDriver) -> Vec<u8> {
+    let head = ConfigHead { offset: 0, size: 60, flags: 0 };
+    let answer: [u8; 72] = driver.get(code::GET_CONFIG, &[head.as_bytes(), &[0; 60]].concat());
+    answer[12..].to_vec()
+}
+
+fn capacity(driver: &mut FakeDriver) -> u64 {
+    u64::from_le_bytes(space(driver)[..8].try_into().expect("eight bytes"))
+}
+
+#[test]
+fn a_resize_is_told_on_the_back_ends_channel() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    assert_eq!(capacity(&mut driver), 64 << 11);
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a channel");
+    assert_eq!(driver.tell(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]), Some(true));
+    millrace_block::Volume::resize(&*driver.volume, millrace_block::BlockCount(96 << 11)).expect("room");
+    driver.device(|device, _| device.volume_changed());
+    let mut message = [0; 12];
+    std::io::Read::read_exact(&mut &ours, &mut message).expect("word of the change");
+    assert_eq!(message, Header { request: code::BACKEND_CONFIG_CHANGE, flags: 1, size: 0 }.as_bytes());
+    assert_eq!(capacity(&mut driver), 96 << 11);
+    assert_eq!(driver.request(kind::IN, (96 << 11) - 1, &[], 512).0, 0);
+    // A channel that nobody reads costs nothing, and is told once there is room.
+    for _ in 0..10_000 {
+        driver.device(|device, _| device.volume_changed());
+    }
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+#[test]
+fn the_write_cache_mode_is_the_guests_and_outlives_the_daemon() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    assert_eq!(space(&mut driver)[32], 1);
+    driver.request(kind::OUT, 0, &[1; 512], 0);
+    let head = ConfigHead { offset: 32, size: 1, flags: 0 };
+    assert_eq!(driver.tell(code::SET_CONFIG, &[head.as_bytes(), &[0]].concat(), &[]), Some(true));
+    driver.request(kind::OUT, 0, &[1; 512], 0);
+    driver.restart_daemon();
+    driver.connect();
+    assert_eq!(space(&mut driver)[32], 0);
+    driver.request(kind::OUT, 0, &[1; 512], 0);
+    let writes: Vec<bool> = driver.volume.take_seen().iter().map(|seen| seen.0 == Operation::Write { fua: true }).collect();
+    assert_eq!(writes, [false, true, true]);
+    // Nothing else can be written.
+    for (offset, byte) in [(0, 1), (32, 2), (33, 0)] {
+        let head = ConfigHead { offset, size: 1, flags: 0 };
+        assert_eq!(driver.tell(code::SET_CONFIG, &[head.as_bytes(), &[byte]].concat(), &[]), Some(false));
+    }
+}
+
+/// A driver that cannot flush is not left with data that must be.
+#[test]
+fn who_cannot_flush_gets_durable_writes() {
+    let setup = Setup { features: Setup::default().features & !(1 << 9), ..Setup::default() };
+    let mut driver = FakeDriver::new(setup);
+    driver.connect();
+    driver.request(kind::OUT, 0, &[1; 512], 0);
+    assert_eq!(driver.volume.take_seen(), [(Operation::Write { fua: true }, 0, 1, 1)]);
+}
+
+/// The memory table changes under requests in flight: the change waits for them, and the queues go on in the new memory.
+#[test]
+fn a_memory_table_waits_for_what_uses_the_old_one() {
+    for one_by_one in [false, true] {
+        let mut driver = FakeDriver::new(Setup::default());
+        driver.connect();
+        driver.volume.hold(true);
+        let (pieces, ..) = driver.prepare(kind::OUT, 3, &[7; 512], 0);
+        driver.submit(0, &pieces);
+        driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+        let region = driver.region();
+        let memory = driver.memory.try_clone().expect("a descriptor");
+        if one_by_one {
+            driver.send(code::REM_MEM_REG, 8, &[0_u64.as_bytes(), region.as_bytes()].concat(), &[]);
+        } else {
+            let table = [1_u32.as_bytes(), 0_u32.as_bytes(), region.as_bytes()].concat();
+            driver.send(code::SET_MEM_TABLE, 8, &table, &[memory.as_fd()]);
+        }
+        for _ in 0..1000 {
+            driver.shard.turn();
+        }
+        assert_eq!(driver.next_used(0), None, "the request still waits");
+        driver.volume.hold(false);
+        let (header, payload, _) = driver.answer().expect("an answer");
+        assert!(header.request == code::SET_MEM_TABLE || one_by_one);
+        if one_by_one {
+            // Its ring was in the memory that went.
+            assert_eq!(payload, 1_u64.as_bytes());
+            let region = [0_u64.as_bytes(), region.as_bytes()].concat();
+            assert_eq!(driver.tell(code::ADD_MEM_REG, &region, &[memory.as_fd()]), Some(true));
+            continue;
+        }
+        assert_eq!(payload, 0_u64.as_bytes());
+        driver.wait_used(0);
+        assert_eq!(driver.request(kind::IN, 3, &[], 512), (0, vec![7; 512]));
+    }
+}
+
+#[test]
+fn a_queue_is_stopped_when_its_requests_have_ended() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.request(kind::OUT, 3, &[7; 512], 0);
+        driver.volume.hold(true);
+        let (pieces, ..) = driver.prepare(kind::OUT, 3, &[8; 512], 0);
+        driver.submit(0, &pieces);
+        driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+        driver.send(code::GET_VRING_BASE, 0, state(0, 0).as_bytes(), &[]);
+        for _ in 0..1000 {
+            driver.shard.turn();
+        }
+        // Made available after the stop was asked for: it stays in the queue.
+        let (late, ..) = driver.prepare(kind::IN, 3, &[], 512);
+        let late = driver.submit(0, &late);
+        driver.volume.hold(false);
+        let (_, payload, _) = driver.answer().expect("an answer");
+        let base = u32::from_le_bytes(payload[4..].try_into().expect("a base"));
+        let expected = if setup.packed { 0x8006_8006 } else { 2 };
+        assert_eq!(base, expected, "two requests of three descriptors went");
+        assert!(driver.next_used(0).is_some());
+        driver.settle();
+        assert_eq!(driver.next_used(0), None);
+        driver.start_queue(0);
+        assert_eq!(driver.wait_used(0), (late, 513));
+    }
+}
+
+#[test]
+fn settings_of_a_running_queue_and_queues_that_are_not_there_are_refused() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    assert_eq!(driver.tell(code::SET_VRING_NUM, state(0, 8).as_bytes(), &[]), Some(false));
+    assert_eq!(driver.tell(code::SET_VRING_BASE, state(0, 8).as_bytes(), &[]), Some(false));
+    for message in [code::SET_VRING_NUM, code::SET_VRING_BASE, code::SET_VRING_ENABLE] {
+        assert_eq!(driver.tell(message, state(4, 1).as_bytes(), &[]), Some(false));
+    }
+    for message in [code::SET_VRING_KICK, code::SET_VRING_CALL, code::SET_VRING_ERR] {
+        let kick = driver.queues[0].kick.try_clone().expect("a descriptor");
+        assert_eq!(driver.tell(message, 200_u64.as_bytes(), &[kick.as_fd()]), Some(false), "no queue 200");
+        let memory = driver.memory.try_clone().expect("a descriptor");
+        assert_eq!(driver.tell(message, 0_u64.as_bytes(), &[memory.as_fd()]), Some(false), "no eventfd");
+    }
+    let sizes = [0, 3, 15, 65_536, 1 << 31];
+    for size in sizes {
+        assert_eq!(driver.tell(code::SET_VRING_NUM, state(1, size).as_bytes(), &[]), Some(true));
+        let addr = super::super::message::VringAddr { index: 1, ..driver.queues[0].addr() };
+        assert_eq!(driver.tell(code::SET_VRING_ADDR, addr.as_bytes(), &[]), Some(true));
+        let kick = driver.queues[0].kick.try_clone().expect("a descriptor");
+        assert_eq!(driver.tell(code::SET_VRING_KICK, 1_u64.as_bytes(), &[kick.as_fd()]), Some(false), "{size} entries");
+    }
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+    // Enabled twice, kicked twice: as once.
+    driver.start_again(0);
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+#[test]
+fn parts_of_a_queue_outside_memory_or_askew_are_refused() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let good = driver.queues[0].addr();
+    let end = USER_BASE + MEMORY;
+    for (what, addr) in [
+        ("descriptors below", super::super::message::VringAddr { desc: USER_BASE - 16, ..good }),
+        ("descriptors over the end", super::super::message::VringAddr { desc: end - 16, ..good }),
+        ("used ring outside", super::super::message::VringAddr { used: end, ..good }),
+        ("used ring over the end", super::super::message::VringAddr { used: end - 64, ..good }),
+        ("used ring askew", super::super::message::VringAddr { used: good.used + 2, ..good }),
+        ("available ring askew", super::super::message::VringAddr { avail: good.avail + 1, ..good }),
+        ("descriptors at the end of all addresses", super::super::message::VringAddr { desc: u64::MAX - 15, ..good }),
+    ] {
+        let addr = super::super::message::VringAddr { index: 1, ..addr };
+        driver.tell(code::SET_VRING_NUM, state(1, QUEUE.into()).as_bytes(), &[]);
+        driver.tell(code::SET_VRING_ADDR, addr.as_bytes(), &[]);
+        let kick = driver.queues[0].kick.try_clone().expect("a descriptor");
+        assert_eq!(driver.tell(code::SET_VRING_KICK, 1_u64.as_bytes(), &[kick.as_fd()]), Some(false), "{what}");
+    }
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+#[test]
+fn memory_that_is_none_or_overlaps_is_refused() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    let memory = driver.memory.try_clone().expect("a descriptor");
+    let fresh = Region { guest: 1 << 40, size: 4096, user: 1 << 40, offset: 0 };
+    for (what, region, fd) in [
+        ("not memory", fresh, null.as_fd()),
+        ("longer than its file", Region { size: MEMORY + 4096, ..fresh }, memory.as_fd()),
+        ("no length", Region { size: 0, ..fresh }, memory.as_fd()),
+        ("half a page", Region { size: 100, ..fresh }, memory.as_fd()),
+        ("guest addresses twice", Region { guest: GUEST_BASE, ..fresh }, memory.as_fd()),
+        ("user addresses twice", Region { user: USER_BASE + 4096, ..fresh }, memory.as_fd()),
+        ("over the end of all addresses", Region { user: u64::MAX - 4095, ..fresh }, memory.as_fd()),
+        ("an offset over the end", Region { offset: u64::MAX - 4095, ..fresh }, memory.as_fd()),
+    ] {
+        let payload = [0_u64.as_bytes(), region.as_bytes()].concat();
+        assert_eq!(driver.tell(code::ADD_MEM_REG, &payload, &[fd]), Some(false), "{what}");
+    }
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+#[test]
+fn features_that_were_not_offered_or_not_negotiated_are_refused() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let features = driver.setup.features;
+    assert_eq!(driver.tell(code::SET_FEATURES, (features | 1 << 33).as_bytes(), &[]), Some(false));
+    assert_eq!(driver.tell(code::SET_FEATURES, (features | 1 << 34).as_bytes(), &[]), Some(false), "while a queue runs");
+    assert_eq!(driver.tell(code::SET_PROTOCOL_FEATURES, (1_u64 << 63).as_bytes(), &[]), Some(false));
+    let without = Setup { protocol: protocol::ALL & !protocol::CONFIG, ..driver.setup };
+    let mut driver = FakeDriver::new(without);
+    driver.connect();
+    let head = ConfigHead { offset: 0, size: 8, flags: 0 };
+    assert_eq!(driver.tell(code::GET_CONFIG, &[head.as_bytes(), &[0; 8]].concat(), &[]), Some(false));
+}
+
+/// A front end that is gone with requests in flight, and one that comes before they have ended.
+#[test]
+fn a_front_end_that_leaves_makes_room_for_the_next() {
+    let mut driver = FakeDriver::new(Setup::default());
+    for round in 0..20_u64 {
+        driver.queues[0].forget();
+        driver.inflight = None;
+        driver.wipe_queues();
+        driver.connect();
+        driver.request(kind::OUT, round, &[round as u8; 512], 0);
+        driver.volume.hold(true);
+        for sector in 0..4 {
+            let (pieces, ..) = driver.prepare(kind::OUT, 100 + sector, &[9; 512], 0);
+            driver.submit(0, &pieces);
+        }
+        driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 4);
+        driver.stream = None;
+        for _ in 0..100 {
+            driver.shard.turn();
+        }
+        assert!(!driver.device(|device, _| device.is_idle()));
+        driver.volume.hold(false);
+        driver.until("idle", |driver| driver.device(|device, _| device.is_idle() && !device.status().connected));
+    }
+    assert_eq!(driver.device(|device, _| device.status().phase), DevicePhase::Stopped);
+}
+
+#[test]
+fn garbage_ends_the_connection_and_nothing_else() {
+    let mut driver = FakeDriver::new(Setup::default());
+    let lies: [(&str, Vec<u8>); 6] = [
+        ("another version", [1_u32, 2, 0].as_bytes().to_vec()),
+        ("a reply", [1_u32, 5, 0].as_bytes().to_vec()),
+        ("a giant", [5_u32, 1, 1 << 30].as_bytes().to_vec()),
+        ("an unknown request", [999_u32, 1, 0].as_bytes().to_vec()),
+        ("a table of a million regions", [[5_u32, 1, 8].as_bytes(), [1_000_000_u32, 0].as_bytes()].concat()),
+        ("a region without its memory", [[5_u32, 1, 40].as_bytes(), [1_u32, 0].as_bytes(), &[0; 32]].concat()),
+    ];
+    for (what, bytes) in lies {
+        driver.open();
+        driver.send_raw(&bytes, &[]);
+        assert!(driver.answer().is_none(), "{what}");
+    }
+    // Half a message, and then silence: the next front end waits until this one goes.
+    driver.open();
+    driver.send_raw(&[1, 0, 0], &[]);
+    for _ in 0..100 {
+        driver.shard.turn();
+    }
+    // More descriptors than a message may have, and where none belong.
+    driver.open();
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    driver.send_raw(Header { request: code::GET_FEATURES, flags: 1, size: 0 }.as_bytes(), &[null.as_fd(); 12]);
+    assert!(driver.answer().is_none());
+    driver.connect();
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+/// The file of the guest's memory is cut short: the device fails, the connection ends, the process lives.
+#[test]
+fn memory_that_is_taken_away_costs_the_device_only() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    driver.request(kind::IN, 0, &[], 512);
+    ftruncate(&driver.memory, 0).expect("truncating");
+    driver.kick(0);
+    driver.until("the end of the connection", |driver| !driver.device(|device, _| device.status().connected));
+    driver.memory.set_len(MEMORY).expect("room for the guest");
+    driver.queues[0].forget();
+    driver.inflight = None;
+    driver.connect();
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+#[test]
+fn a_reset_makes_a_failed_disk_whole() {
+    for message in [code::RESET_DEVICE, code::SET_STATUS] {
+        let mut driver = FakeDriver::new(Setup::default());
+        driver.connect();
+        assert_eq!(driver.get::<u64>(code::GET_STATUS, &[]), 0);
+        assert_eq!(driver.tell(code::SET_STATUS, 0xf_u64.as_bytes(), &[]), Some(true));
+        driver.publish(0, 99);
+        driver.until("failure", |driver| driver.device(|device, _| device.status().phase) == DevicePhase::Failed);
+        assert_eq!(driver.get::<u64>(code::GET_STATUS, &[]), 0x4f, "it needs a reset");
+        assert_eq!(drain(&driver.queues[0].err), 1);
+        let payload = if message == code::SET_STATUS { 0_u64.as_bytes().to_vec() } else { Vec::new() };
+        assert_eq!(driver.tell(message, &payload, &[]), Some(true));
+        assert_eq!(driver.get::<u64>(code::GET_STATUS, &[]), 0);
+        driver.queues[0].forget();
+        driver.wipe_queues();
+        driver.inflight = None;
+        driver.resume();
+        assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+    }
+}

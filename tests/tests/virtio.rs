@@ -1,0 +1,140 @@
+//! Stock Linux guests on virtio disks: QEMU's vhost-user-blk-pci in front, the daemon behind.
+
+use std::{path::Path, process::Command};
+
+use millrace_tests::{Boot, Daemon, Kernel, repository, seats, unless_heavy};
+
+const MEMORY: [&str; 4] = ["--backend", "memory", "--size", "1G"];
+
+fn file_backend(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+fn with_daemon(work: impl FnOnce(&Daemon)) {
+    let daemon = Daemon::start();
+    work(&daemon);
+    daemon.finish();
+}
+
+/// One scenario on a virtio disk of its own, then the daemon must hold what it held before.
+fn one(boot: Boot, volume: &[&str], device: &[&str], options: &str) {
+    with_daemon(|daemon| {
+        let socket = daemon.virtio_disk("disk", volume, device);
+        let before = daemon.usage();
+        boot.set("DISK", "vda").disk(&socket, options).run(&seats(1));
+        daemon.expect_back_to(&before);
+    });
+}
+
+fn fio() -> Boot {
+    Boot::scenario("fio").set("FIO_SIZE", unless_heavy("8m", "64m"))
+}
+
+#[test]
+fn fio_on_a_split_ring() {
+    one(fio(), &MEMORY, &[], "num-queues=2");
+}
+
+#[test]
+fn fio_on_a_packed_ring_and_a_file() {
+    with_daemon(|daemon| {
+        let backend = file_backend(&daemon.path("disk.img"));
+        let socket = daemon.virtio_disk("disk", &["--backend", &backend, "--size", "1G"], &[]);
+        fio().kernel(Kernel::Newer).set("DISK", "vda").disk(&socket, "num-queues=2,packed=on").run(&seats(1));
+    });
+}
+
+#[test]
+fn filesystem_on_blocks_of_4096_bytes() {
+    let boot = Boot::scenario("filesystem").set("WORK_SECONDS", unless_heavy(5, 120));
+    one(boot, &["--backend", "memory", "--size", "1G", "--block-size", "4096"], &["--queues", "1"], "num-queues=1");
+}
+
+#[test]
+fn what_the_driver_sees_and_resizes() {
+    with_daemon(|daemon| {
+        let backend = file_backend(&daemon.path("disk.img"));
+        let volume = ["--backend", &backend, "--size", "256M"];
+        let socket = daemon.virtio_disk("disk", &volume, &["--queues", "4", "--serial", "MY-DISK"]);
+        let boot = Boot::scenario("virtio").processors(4).set("QUEUES", 4).set("SERIAL", "MY-DISK").set("RESIZES", 2);
+        let mut guest = boot.set("DISK", "vda").disk(&socket, "num-queues=4").start(&seats(1));
+        for mib in [512_u64, 128] {
+            guest.wait_mark("await resized");
+            daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M")]);
+            guest.send(&format!("resized {}", mib << 20));
+        }
+        guest.finish();
+    });
+}
+
+#[test]
+fn a_read_only_disk() {
+    with_daemon(|daemon| {
+        daemon.run(&["volume", "create", "disk", "--backend", "memory", "--size", "64M", "--block-size", "4096"]);
+        daemon.run(&["device", "create", "disk", "--virtio-blk"]);
+        daemon.run(&["device", "attach", "disk", "disk", "--read-only"]);
+        let boot = Boot::scenario("virtio").set("BLOCK", 4096).set("READ_ONLY", 1).set("DISK", "vda");
+        boot.disk(&daemon.socket("disk"), "num-queues=2").run(&seats(1));
+    });
+}
+
+fn boots_from_disk(firmware: &str) {
+    with_daemon(|daemon| {
+        let image = daemon.path("boot.img");
+        let built = Command::new(repository().join("scripts/disk-image")).arg("--virtio").arg(&image).output();
+        let built = built.expect("scripts/disk-image");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let socket = daemon.virtio_disk("boot", &["--backend", &file_backend(&image)], &[]);
+        for count in 1..=unless_heavy(2, 5) {
+            let lines = Boot::firmware(firmware).disk(&socket, "").run(&seats(1));
+            let expected = format!("MILLRACE-BOOTED vda3 {firmware} boot {count}");
+            assert!(lines.contains(&expected), "expected '{expected}': {lines:?}");
+        }
+    });
+}
+
+#[test]
+fn boot_from_disk_by_seabios() {
+    boots_from_disk("bios");
+}
+
+#[test]
+fn boot_from_disk_by_ovmf() {
+    boots_from_disk("uefi");
+}
+
+/// The daemon is killed under load and comes again, over and over: the guest notices nothing but a pause.
+fn killed_under_load(options: &str, kernel: Kernel) {
+    let mut daemon = Daemon::start();
+    let backend = file_backend(&daemon.path("disk.img"));
+    let socket = daemon.virtio_disk("disk", &["--backend", &backend, "--size", "256M"], &[]);
+    let seats = seats(1);
+    let boot = Boot::scenario("load").kernel(kernel).set("DISK", "vda").disk(&socket, options);
+    let mut guest = boot.start(&seats);
+    guest.wait_mark("loaded");
+    for round in 1..=20 {
+        guest.send("alive");
+        guest.wait_mark("alive");
+        if round % 5 == 0 {
+            // One that is told to end is no different.
+            daemon.restart();
+        } else {
+            daemon.crash_and_restart();
+        }
+    }
+    guest.send("alive");
+    guest.wait_mark("alive");
+    guest.send("enough");
+    guest.finish();
+    daemon.finish();
+}
+
+#[test]
+fn killed_20_times_under_load_on_split_rings() {
+    killed_under_load("num-queues=2", Kernel::Stable);
+}
+
+#[test]
+fn killed_20_times_under_load_on_packed_rings() {
+    killed_under_load("num-queues=2,packed=on", Kernel::Newer);
+}
