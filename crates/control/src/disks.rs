@@ -45,6 +45,15 @@ impl Live {
         }
     }
 
+    /// Has what the worker before this one had begun finished, as far as other devices must not come in between: a virtio disk has
+    /// nothing of the kind.
+    pub(crate) fn finish_pairs(&self) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.finish_pairs(),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
     /// All that could be restored is: goes on with the guest of the worker before this one, if there is one. A virtio disk's guest
     /// connects again by itself.
     pub(crate) fn resume(&self) -> Result<(), ControlError> {

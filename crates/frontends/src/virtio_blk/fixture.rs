@@ -245,7 +245,7 @@ impl FakeDriver {
         self.send(request, 0, payload, &[]);
         let (header, payload, _) = self.answer().expect("an answer");
         assert_eq!((header.request, header.flags), (request, 5));
-        T::read_from_bytes(&payload).ok().expect("as many bytes as the value has")
+        T::read_from_bytes(&payload).unwrap_or_else(|_| panic!("as many bytes as the value has"))
     }
 
     /// Tells something, and waits for word; whether it was accepted. `None`: the connection ended.
@@ -260,7 +260,7 @@ impl FakeDriver {
         assert_eq!(self.tell(request, payload, fds), Some(true), "message {request}");
     }
 
-    pub(crate) fn region(&self) -> Region {
+    pub(crate) fn region() -> Region {
         Region { guest: GUEST_BASE, size: MEMORY, user: USER_BASE, offset: 0 }
     }
 
@@ -329,7 +329,7 @@ impl FakeDriver {
         self.send(code::SET_OWNER, 0, &[], &[]);
         let features = self.setup.chosen();
         self.must(code::SET_FEATURES, features.as_bytes(), &[]);
-        let table = [1_u32.as_bytes(), 0_u32.as_bytes(), self.region().as_bytes()].concat();
+        let table = [1_u32.as_bytes(), 0_u32.as_bytes(), Self::region().as_bytes()].concat();
         let memory = self.memory.try_clone().expect("a descriptor");
         self.must(code::SET_MEM_TABLE, &table, &[memory.as_fd()]);
     }
@@ -392,7 +392,7 @@ impl FakeDriver {
     }
 
     pub(crate) fn read_value<T: FromBytes>(&self, addr: u64) -> T {
-        T::read_from_bytes(&self.read(addr, size_of::<T>())).ok().expect("as many bytes as the value has")
+        T::read_from_bytes(&self.read(addr, size_of::<T>())).unwrap_or_else(|_| panic!("as many bytes as the value has"))
     }
 
     // ---- requests ---------------------------------------------------------------------------------------------------

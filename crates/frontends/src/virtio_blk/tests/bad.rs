@@ -7,8 +7,11 @@ use super::super::{
     request::kind,
 };
 
+/// Address, length, flags, and link or name.
+type Fields = (u64, u32, u16, u16);
+
 /// Writes a descriptor of either kind at an index. A packed one is made available by the caller's order: the first comes last.
-fn descriptor(driver: &FakeDriver, index: u16, (addr, len, flags, next): (u64, u32, u16, u16)) {
+fn descriptor(driver: &FakeDriver, index: u16, (addr, len, flags, next): Fields) {
     let place = driver.queues[0].base + u64::from(index) * 16;
     driver.write_value(place, &addr);
     driver.write_value(place + 8, &len);
@@ -86,7 +89,7 @@ fn wrong_rings_fail_the_disk() {
     let mut driver = FakeDriver::new(Setup::default());
     driver.connect();
     let data = driver.alloc(16);
-    let wrong: [(&str, &[(u64, u32, u16, u16)], &[u16]); 6] = [
+    let wrong: [(&str, &[Fields], &[u16]); 6] = [
         ("a head outside the ring", &[], &[QUEUE]),
         ("a link outside the ring", &[(data, 16, NEXT, QUEUE)], &[0]),
         ("a loop of one", &[(data, 16, NEXT, 0)], &[0]),
@@ -98,7 +101,9 @@ fn wrong_rings_fail_the_disk() {
         for (index, fields) in descriptors.iter().enumerate() {
             descriptor(&driver, index as u16, *fields);
         }
-        heads.iter().for_each(|head| driver.publish(0, *head));
+        for head in heads {
+            driver.publish(0, *head);
+        }
         expect_failure(&mut driver, what);
     }
     // More available than there are descriptors.

@@ -262,7 +262,7 @@ fn a_sleeping_disk_asks_for_a_kick() {
         let mut driver = FakeDriver::new(setup);
         driver.connect();
         driver.settle();
-        let readiness = driver.device(|device, cx| millrace_engine::Device::arm(device, cx));
+        let readiness = driver.device(millrace_engine::Device::arm);
         assert_eq!(readiness, millrace_engine::Readiness::Block);
         let queue = driver.queues[0].base;
         if setup.packed {
@@ -275,7 +275,7 @@ fn a_sleeping_disk_asks_for_a_kick() {
         driver.device(|device, _| millrace_engine::Device::disarm(device));
         let (pieces, ..) = driver.prepare(kind::IN, 0, &[], 512);
         driver.submit(0, &pieces);
-        let readiness = driver.device(|device, cx| millrace_engine::Device::arm(device, cx));
+        let readiness = driver.device(millrace_engine::Device::arm);
         assert_eq!(readiness, millrace_engine::Readiness::Busy, "what came before the wish is seen");
         driver.device(|device, _| millrace_engine::Device::disarm(device));
         driver.kick(0);

@@ -90,7 +90,7 @@ fn a_memory_table_waits_for_what_uses_the_old_one() {
         let (pieces, ..) = driver.prepare(kind::OUT, 3, &[7; 512], 0);
         driver.submit(0, &pieces);
         driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
-        let region = driver.region();
+        let region = FakeDriver::region();
         let memory = driver.memory.try_clone().expect("a descriptor");
         if one_by_one {
             driver.send(code::REM_MEM_REG, 8, &[0_u64.as_bytes(), region.as_bytes()].concat(), &[]);
