@@ -24,6 +24,24 @@ fn what_is_left_out_is_usual() {
 }
 
 #[test]
+fn a_device_is_one_thing() {
+    let parse = |text: &str| serde_json::from_str::<DeviceSpec>(text).map_err(|error| error.to_string());
+    let disk = parse(r#"{"name":"d","virtio_blk":{"serial":"S"}}"#).unwrap();
+    assert_eq!(disk.kind.virtio_blk().map(|disk| disk.queues), Some(16));
+    assert_eq!(serde_json::to_string(&disk).unwrap(), r#"{"name":"d","virtio_blk":{"queues":16,"serial":"S"}}"#);
+    disk.validate(1).unwrap();
+    for text in [r#"{"name":"d"}"#, r#"{"name":"d","nvme":{},"virtio_blk":{}}"#] {
+        assert!(parse(text).unwrap_err().contains("either nvme or virtio_blk"), "{text}");
+    }
+    for (text, part) in [
+        (r#"{"name":"d","virtio_blk":{"queues":0}}"#, "0 queues: 1 to 256"),
+        (r#"{"name":"d","virtio_blk":{"serial":"123456789012345678901"}}"#, "serial: 1 to 20"),
+    ] {
+        assert!(why(&parse(text).unwrap()).contains(part), "{text}");
+    }
+}
+
+#[test]
 fn unknown_keys_and_values_are_refused() {
     for (text, part) in [
         (r#"{"name":"a","size":1,"backend":"memory","siez":2}"#, "unknown field `siez`"),
