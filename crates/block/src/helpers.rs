@@ -4,7 +4,7 @@ use std::{future::Future, task::Poll};
 
 use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
-use crate::{BlockCount, BlockError, ByteOffset, Geometry, Lba, Operation, Request, TaskContext, Volume};
+use crate::{BlockCount, BlockError, ByteOffset, Geometry, Lba, Operation, Request, Scratch, TaskContext, Volume};
 
 /// Checks a request against a volume's present geometry; returns its range in bytes (an empty one for a flush).
 ///
@@ -53,6 +53,7 @@ where
 
 /// Scratch bytes that [`compare_by_reading`] and [`copy_by_bounce`] take on a volume whose own reads and writes need `inner`.
 pub fn helpers_scratch_bytes(inner: usize) -> usize {
+    let inner = inner + size_of::<Scratch>().next_multiple_of(8);
     inner + future_bytes::<dyn Volume, _>(compare_by_reading).max(future_bytes::<dyn Volume, _>(copy_by_bounce))
 }
 
@@ -72,7 +73,8 @@ pub async fn compare_by_reading(volume: &dyn Volume, cx: TaskContext<'_>, reques
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         // No overflow: the whole range was checked.
         let lba = Lba(request.lba.0 + at);
-        volume.submit(cx, Request { operation: Operation::Read, lba, count, segments: &segments }).await?;
+        let read = Request { operation: Operation::Read, lba, count, segments: &segments };
+        volume.submit(cx.with_scratch(&cx.scratch.carve_rest()), read).await?;
         if !expected.equals(segments[0]) {
             return Err(BlockError::Miscompare);
         }
@@ -90,9 +92,11 @@ pub async fn copy_by_bounce(volume: &dyn Volume, cx: TaskContext<'_>, request: R
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         // No overflow: both ranges were checked.
         let (from, to) = (Lba(source.0 + at), Lba(request.lba.0 + at));
-        volume.submit(cx, Request { operation: Operation::Read, lba: from, count, segments: &segments }).await?;
+        let read = Request { operation: Operation::Read, lba: from, count, segments: &segments };
+        volume.submit(cx.with_scratch(&cx.scratch.carve_rest()), read).await?;
         let write = Operation::Write { fua: false };
-        volume.submit(cx, Request { operation: write, lba: to, count, segments: &segments }).await?;
+        let write = Request { operation: write, lba: to, count, segments: &segments };
+        volume.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await?;
     }
     Ok(())
 }

@@ -24,6 +24,9 @@ const GONE: u32 = 1 << 31;
 /// A word of an arena.
 type Word = UnsafeCell<MaybeUninit<u64>>;
 
+/// Words of a carved arena besides its room.
+const HEADER: usize = size_of::<Scratch>().div_ceil(8);
+
 /// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it. The space comes back when everything that was
 /// placed later is gone too, in whatever order they go (so that a loop over inner requests needs the room of one). Slices stay
 /// until [`Scratch::reset`].
@@ -82,7 +85,6 @@ impl Scratch {
     /// An arena of `bytes` bytes within this one, for a part of the request that goes on beside others: what such parts place
     /// and drop is interleaved, so that in one arena their room would not come back.
     pub fn carve(&self, bytes: usize) -> ScratchBox<'_, Scratch> {
-        const HEADER: usize = size_of::<Scratch>().div_ceil(8);
         const { assert!(align_of::<Scratch>() <= 8) };
         let words = bytes.div_ceil(8);
         let room = words.checked_add(HEADER).and_then(|all| Layout::array::<u64>(all).ok()).and_then(|room| self.take(room));
@@ -102,6 +104,13 @@ impl Scratch {
         self.touched.set(true);
         self.live.set(self.live.get() + 1);
         ScratchBox { ptr, place: Some(Place { scratch: self, index: self.last() }), owns: PhantomData }
+    }
+
+    /// An arena of all the room that is left, for one of several requests that follow each other: what a request leaves behind goes
+    /// with its arena. It takes `size_of::<Scratch>()` bytes besides.
+    pub fn carve_rest(&self) -> ScratchBox<'_, Scratch> {
+        let left = self.words().len() - self.used.get();
+        self.carve(left.saturating_sub(HEADER) * 8)
     }
 
     fn words(&self) -> &[Word] {

@@ -99,7 +99,8 @@ async fn transfer(
             segments[0].write_at(0, piece);
         }
         let (lba, count) = (Lba(at >> shift), BlockCount((piece.len() >> shift) as u64));
-        leg.submit(cx, Request { operation, lba, count, segments: &segments }).await?;
+        let request = Request { operation, lba, count, segments: &segments };
+        leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
         if !operation.is_write() {
             segments[0].read_at(0, piece);
         }
@@ -122,7 +123,8 @@ pub async fn write_bytes(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, mut
 
 /// Makes what was written to a leg durable.
 pub async fn flush(cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
-    leg.submit(cx, Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] }).await
+    let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+    leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
 }
 
 /// [`read_bytes`] on the calling thread.

@@ -245,7 +245,8 @@ impl<M: Map> Mapped<M> {
             cursor.copy_to(segments[0]);
         }
         let request = Request { operation, lba: Lba(place.lba), count: BlockCount(count), segments: &segments };
-        self.legs[place.leg].submit(cx.deeper(), request).await?;
+        let arena = cx.scratch.carve_rest();
+        self.legs[place.leg].submit(cx.deeper().with_scratch(&arena), request).await?;
         if operation == Operation::Read {
             cursor.copy_from(segments[0]);
         }

@@ -19,8 +19,8 @@ use std::sync::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
-    VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, yield_now,
+    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, Request, Scratch, Step, TaskContext, Usage,
+    Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, yield_now,
 };
 use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
@@ -308,7 +308,7 @@ impl Volume for FaultVolume {
 
     fn scratch_bytes(&self) -> usize {
         // A compare or copy while writes are held runs a read or write of ours within itself.
-        2 * future_bytes(Self::run) + self.inner.scratch_bytes()
+        2 * future_bytes(Self::run) + size_of::<Scratch>().next_multiple_of(8) + self.inner.scratch_bytes()
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

@@ -247,7 +247,7 @@ impl Volume for CrashDisk {
 
     fn scratch_bytes(&self) -> usize {
         // A compare or copy runs a read or write of ours within itself.
-        2 * future_bytes(Self::run)
+        2 * future_bytes(Self::run) + size_of::<crate::Scratch>().next_multiple_of(8)
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
