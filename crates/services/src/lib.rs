@@ -25,6 +25,8 @@ mod concat;
 mod crypt;
 pub mod graph;
 pub mod legs;
+mod locks;
+mod mirror;
 pub mod pieces;
 pub mod record;
 mod registry;

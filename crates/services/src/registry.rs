@@ -1,8 +1,8 @@
 //! The table of services: one line each.
 
-use crate::{concat, crypt, service::Kind, stripe};
+use crate::{concat, crypt, mirror, service::Kind, stripe};
 
-static ALL: &[&Kind] = &[&concat::KIND, &crypt::KIND, &stripe::KIND];
+static ALL: &[&Kind] = &[&concat::KIND, &crypt::KIND, &mirror::KIND, &stripe::KIND];
 
 /// All services.
 pub fn all() -> &'static [&'static Kind] {

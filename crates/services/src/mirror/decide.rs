@@ -1,0 +1,282 @@
+//! Coming into force: what the legs hold, and what follows from it.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::Ordering},
+};
+
+use millrace_block::BlockCount;
+
+use super::{
+    Mirror, OnLegs,
+    intent::{BYTES, Intent, Page, page_from},
+    meta::{leg_bytes, page_region, table_region},
+    state::{Id, LegState, Member, Table, legs_of},
+};
+use crate::service::{LegOrigin, Mount, Reason, ServiceError};
+
+/// What a leg holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) origin: LegOrigin,
+    /// The table there and the leg's own number in it; what is wrong if it cannot be read.
+    pub(crate) record: Result<Option<(Table, usize)>, String>,
+    /// Nothing was ever written there: it reads as zeroes.
+    pub(crate) blank: bool,
+}
+
+/// What follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) table: Table,
+    /// All of the volume may differ between the legs.
+    pub(crate) all_stale: bool,
+    /// What the operator should know.
+    pub(crate) notes: Vec<String>,
+}
+
+/// What is known of the mirror itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) bytes: u64,
+    pub(crate) region_shift: u32,
+    pub(crate) label: &'a str,
+    pub(crate) reason: Reason,
+}
+
+fn wrong(leg: &Found, what: impl Into<String>) -> ServiceError {
+    ServiceError::Content { leg: leg.name.clone(), what: what.into() }
+}
+
+/// Decides what the legs are. `fresh` makes new identifiers.
+pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut() -> Id) -> Result<Decision, ServiceError> {
+    let of_set = |leg: &&Found| leg.origin == LegOrigin::Kept && matches!(leg.record, Ok(Some(_)));
+    let whole = found.iter().position(|leg| leg.origin == LegOrigin::Data);
+    if whole.is_some() || !found.iter().any(|leg| of_set(&leg)) {
+        return begin(found, wanted, whole, fresh);
+    }
+    let tables = || found.iter().filter(of_set).filter_map(|leg| Some((leg, leg.record.as_ref().ok()?.as_ref()?)));
+    let Some((_, (newest, _))) = tables().max_by_key(|(_, (table, _))| table.event) else {
+        return begin(found, wanted, whole, fresh);
+    };
+    for (leg, (table, own)) in tables() {
+        if table.set != newest.set {
+            return Err(wrong(
+                leg,
+                format!("it belongs to a mirror of volume {:?}, and other legs to one of {:?}", table.label, newest.label),
+            ));
+        }
+        check_together(leg, table, *own, newest)?;
+    }
+    if newest.bytes != wanted.bytes {
+        let what = format!("it is of a mirror of {} bytes, and this one has {}", newest.bytes, wanted.bytes);
+        return Err(tables().next().map_or_else(|| ServiceError::Legs(what.clone()), |(leg, _)| wrong(leg, what.clone())));
+    }
+    go_on(found, newest, wanted, fresh)
+}
+
+/// Fails when the leg and the newest table's legs were each used without the other.
+fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Result<(), ServiceError> {
+    let id = table.members.get(own).map(|member| member.id);
+    let failed_at = newest.members.iter().find(|member| Some(member.id) == id && member.state == LegState::Failed);
+    let went_on = failed_at.is_some_and(|member| table.event >= member.failed_at);
+    let differs = table.event == newest.event && table.members != newest.members;
+    if went_on || differs {
+        return Err(wrong(
+            leg,
+            "it and another leg were used apart from each other, and both have changed: put the leg that you trust alone into \
+             the mirror, and then add the other one",
+        ));
+    }
+    Ok(())
+}
+
+/// A mirror that did not exist.
+fn begin(
+    found: &[Found],
+    wanted: Wanted<'_>,
+    whole: Option<usize>,
+    fresh: &mut dyn FnMut() -> Id,
+) -> Result<Decision, ServiceError> {
+    for leg in found {
+        match &leg.record {
+            Ok(Some((table, _))) if table.label != wanted.label => {
+                return Err(wrong(leg, format!("it is a leg of a mirror of volume {:?}", table.label)));
+            }
+            Err(what) if leg.origin != LegOrigin::New => return Err(wrong(leg, what.clone())),
+            _ if wanted.reason == Reason::Open => {
+                return Err(wrong(leg, "it holds no mirror, and nor do the others: is it the right one?"));
+            }
+            _ => {}
+        }
+    }
+    let equal = whole.is_none() && found.iter().all(|leg| leg.blank);
+    let good = whole.unwrap_or(0);
+    let state = |at| if equal || at == good { LegState::Good } else { LegState::Filling };
+    let members: Vec<_> = (0..found.len()).map(|at| Member { id: fresh(), state: state(at), failed_at: 0 }).collect();
+    let all_stale = members.iter().any(|member| member.state == LegState::Filling);
+    let Wanted { bytes, region_shift, label, .. } = wanted;
+    let table = Table { set: fresh(), event: 0, bytes, region_shift, label: label.to_owned(), members };
+    Ok(Decision { table, all_stale, notes: Vec::new() })
+}
+
+/// A mirror that was there.
+fn go_on(
+    found: &[Found],
+    newest: &Table,
+    wanted: Wanted<'_>,
+    fresh: &mut dyn FnMut() -> Id,
+) -> Result<Decision, ServiceError> {
+    let (mut members, mut all_stale, mut notes) = (Vec::new(), false, Vec::new());
+    let mut seen = BTreeSet::new();
+    for (at, leg) in found.iter().enumerate() {
+        let mut note = |what: String| notes.push(format!("leg {at} ({}): {what}", leg.name));
+        let mut fill_all = || {
+            all_stale = true;
+            Member { id: fresh(), state: LegState::Filling, failed_at: 0 }
+        };
+        let member = match &leg.record {
+            Err(what) => {
+                note(format!("{what}; it is out of use"));
+                Member { id: fresh(), state: LegState::Failed, failed_at: newest.event + 1 }
+            }
+            Ok(None) => {
+                if leg.origin == LegOrigin::Kept {
+                    note("it holds no mirror: it was replaced, and is filled".to_owned());
+                }
+                fill_all()
+            }
+            Ok(Some((table, _))) if table.set != newest.set => {
+                if table.label != wanted.label {
+                    return Err(wrong(leg, format!("it is a leg of a mirror of volume {:?}", table.label)));
+                }
+                fill_all()
+            }
+            Ok(Some((table, own))) => {
+                let id = table.members.get(*own).map_or([0; 16], |member| member.id);
+                if !seen.insert(id) {
+                    return Err(wrong(leg, "it is a copy of another leg of this mirror, or the same one twice"));
+                }
+                match newest.members.iter().find(|member| member.id == id) {
+                    None => fill_all(),
+                    Some(member) if member.state == LegState::Failed => {
+                        let added_again = wanted.reason == Reason::Change && leg.origin == LegOrigin::New;
+                        match added_again {
+                            false => *member,
+                            true if table.event + 1 >= member.failed_at => {
+                                Member { state: LegState::Filling, failed_at: 0, ..*member }
+                            }
+                            true => fill_all(),
+                        }
+                    }
+                    // One behind: the power went while the table was being stored.
+                    Some(member) if table.event + 1 >= newest.event => *member,
+                    Some(_) => {
+                        note(format!("it is {} events behind and is filled again", newest.event - table.event));
+                        fill_all()
+                    }
+                }
+            }
+        };
+        members.push(member);
+    }
+    if !members.iter().any(|member| member.state == LegState::Good) {
+        return Err(ServiceError::Legs(format!("no leg has all data: {}", notes.join("; "))));
+    }
+    Ok(Decision { table: Table { members, ..newest.clone() }, all_stale, notes })
+}
+
+fn fresh_id() -> Id {
+    *uuid::Uuid::new_v4().as_bytes()
+}
+
+impl Mirror {
+    /// Lengthens legs that have the data only.
+    fn make_room(&self, mount: &Mount) -> Result<(), ServiceError> {
+        let needed = leg_bytes(self.bytes);
+        for leg in &self.legs {
+            let geometry = leg.geometry();
+            if geometry.bytes() >= needed {
+                continue;
+            }
+            if mount.reason == Reason::Open {
+                return Err(ServiceError::Legs(format!(
+                    "leg {} has {} bytes; {needed} are needed",
+                    leg.name(),
+                    geometry.bytes()
+                )));
+            }
+            leg.resize(BlockCount(needed >> geometry.block_size.shift()))?;
+        }
+        Ok(())
+    }
+
+    /// Looks what the legs hold.
+    fn look(&self, mount: &Mount) -> (Vec<Found>, Vec<Option<u64>>) {
+        let one = |(at, leg): (usize, &Arc<dyn millrace_block::Volume>)| {
+            let (record, generation) = match table_region(&**leg).load(leg) {
+                Ok(None) => (Ok(None), None),
+                Ok(Some(record)) => {
+                    if let Some(damaged) = &record.damaged {
+                        tracing::warn!(mirror = self.name, leg = leg.name(), damaged, "the other copy is used");
+                    }
+                    let table = Table::decode(&record.content).map(Some);
+                    (table.ok_or_else(|| "its table makes no sense".to_owned()), Some(record.generation))
+                }
+                Err(ServiceError::Content { what, .. }) => (Err(what), None),
+                Err(error) => (Err(error.to_string()), None),
+            };
+            let origin = mount.legs.get(at).copied().unwrap_or(LegOrigin::New);
+            let found = Found { name: leg.name().to_owned(), origin, record, blank: leg.usage().allocated == 0 };
+            (found, generation)
+        };
+        self.legs.iter().enumerate().map(one).unzip()
+    }
+
+    /// The union of the bitmaps of these legs, and the newest store's number. What cannot be read is taken for set.
+    fn load_pages(&self, which: u8) -> (Page, u64) {
+        let (mut union, mut newest, mut sure) = ([0; BYTES / 8], 0, false);
+        for leg in legs_of(which) {
+            let Ok(Some(record)) = page_region(&*self.legs[leg]).load(&self.legs[leg]) else { continue };
+            newest = newest.max(record.generation);
+            // A damaged copy may be a newer one that was never finished, and may be one that rotted.
+            sure |= record.damaged.is_none();
+            let page = page_from(&record.content);
+            union.iter_mut().zip(page).for_each(|(union, word)| *union |= word);
+        }
+        (if sure { union } else { [u64::MAX; BYTES / 8] }, newest)
+    }
+
+    /// Comes into force.
+    pub(super) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
+        self.make_room(mount)?;
+        let (found, generations) = self.look(mount);
+        let wanted = Wanted { bytes: self.bytes, region_shift: self.region_shift, label: &self.label, reason: mount.reason };
+        let Decision { table, all_stale, notes } = decide(&found, wanted, &mut fresh_id)?;
+        for note in notes {
+            tracing::warn!(mirror = self.name, "{note}");
+        }
+        let masks = table.masks();
+        let known = found.iter().any(|leg| matches!(&leg.record, Ok(Some((found, _))) if found.set == table.set));
+        let (page, page_generation) = if known { self.load_pages(masks.readable) } else { ([0; BYTES / 8], 0) };
+        let page = if all_stale { [u64::MAX; BYTES / 8] } else { page };
+        let others = self.load_pages(masks.writable).1;
+        let intent = self.intent.get_or_init(|| Intent::new(self.bytes, table.region_shift));
+        if intent.shift() != table.region_shift {
+            return Err(ServiceError::NotNow(
+                "the mirror on its legs was made anew meanwhile: open the volume again".to_owned(),
+            ));
+        }
+        intent.start(&page);
+        let generation = generations.into_iter().flatten().max().unwrap_or(0);
+        *self.on_legs() = Some(OnLegs { table, generation, page_generation: page_generation.max(others) });
+        self.store_all(mount.reason == Reason::Open)?;
+        if masks.writable.count_ones() > 1 {
+            intent.suspect_marked();
+        }
+        self.resync_total.store(intent.stale(), Ordering::Relaxed);
+        self.look_again(self.shape().block_size);
+        Ok(())
+    }
+}

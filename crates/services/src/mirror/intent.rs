@@ -1,0 +1,309 @@
+//! The write-intent bitmap: which regions of the volume may differ between the legs after a crash.
+//!
+//! ```text
+//!   wanted   somebody wants to write there; what the next store of the bitmap will say
+//!   durable  the bitmap on the legs says so: writes may go
+//!   touched  written since the last look: not idle
+//!   stale    the legs may differ there now: reads go to one leg, and resync has it to do
+//! ```
+//!
+//! A write that finds its region durable costs two loads. `durable` is set by whoever stored the bitmap and cleared by whoever has the
+//! turn to store it, so the two never meet.
+
+use std::{
+    ops::RangeInclusive,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Bytes of the bitmap on a leg.
+pub(crate) const BYTES: usize = 4032;
+/// Regions at most.
+pub(crate) const REGIONS: u64 = BYTES as u64 * 8;
+const WORDS: usize = BYTES / 8;
+
+/// A bitmap as it is stored.
+pub(crate) type Page = [u64; WORDS];
+
+/// 64 regions.
+#[derive(Debug, Default)]
+struct Word {
+    wanted: AtomicU64,
+    durable: AtomicU64,
+    touched: AtomicU64,
+    stale: AtomicU64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Intent {
+    words: Box<[Word]>,
+    /// Power of two of the bytes of a region.
+    shift: u32,
+    /// Number of regions.
+    regions: u64,
+    /// Times that something became stale. 0: never, so that nobody need look.
+    suspicions: AtomicU64,
+    /// Stale regions now.
+    stale: AtomicU64,
+}
+
+/// The smallest region with which a volume of so many bytes has at most [`REGIONS`].
+pub(crate) fn least_shift(bytes: u64) -> u32 {
+    (0..63).find(|shift| bytes.div_ceil(1 << shift) <= REGIONS).unwrap_or(63)
+}
+
+fn bit(region: u64) -> (usize, u64) {
+    ((region / 64) as usize, 1 << (region % 64))
+}
+
+/// A bitmap from its bytes; what is missing is taken for set.
+pub(crate) fn page_from(bytes: &[u8]) -> Page {
+    let mut page = [u64::MAX; WORDS];
+    for (word, bytes) in page.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    }
+    page
+}
+
+/// A bitmap's bytes.
+pub(crate) fn page_bytes(page: &Page) -> Vec<u8> {
+    page.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+impl Intent {
+    /// A bitmap in which nothing is set.
+    pub(crate) fn new(bytes: u64, shift: u32) -> Self {
+        let regions = bytes.div_ceil(1 << shift);
+        assert!(regions <= REGIONS, "the region's size is checked");
+        let words = (0..WORDS).map(|_| Word::default()).collect();
+        Self { words, shift, regions, suspicions: AtomicU64::new(0), stale: AtomicU64::new(0) }
+    }
+
+    /// Power of two of the bytes of a region.
+    pub(crate) fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    /// Number of regions.
+    pub(crate) fn regions(&self) -> u64 {
+        self.regions
+    }
+
+    /// The regions that a range of bytes, which is not empty, touches.
+    #[inline]
+    pub(crate) fn regions_of(&self, start: u64, end: u64) -> RangeInclusive<u64> {
+        start >> self.shift..=(end - 1) >> self.shift
+    }
+
+    /// Whether writes to these regions may go. SeqCst: see `Ranges::try_lock`.
+    #[inline]
+    pub(crate) fn is_marked(&self, regions: &RangeInclusive<u64>) -> bool {
+        regions.clone().all(|region| {
+            let (word, bit) = bit(region);
+            let word = &self.words[word];
+            if word.touched.load(Ordering::Relaxed) & bit == 0 {
+                word.touched.fetch_or(bit, Ordering::Relaxed);
+            }
+            word.durable.load(Ordering::SeqCst) & bit != 0
+        })
+    }
+
+    /// Asks for marks on these regions.
+    pub(crate) fn want(&self, regions: &RangeInclusive<u64>) {
+        for region in regions.clone() {
+            let (word, bit) = bit(region);
+            self.words[word].wanted.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for marks on all regions.
+    pub(crate) fn want_all(&self) {
+        if self.regions > 0 {
+            self.want(&(0..=self.regions - 1));
+        }
+    }
+
+    /// What is to be stored.
+    pub(crate) fn page(&self) -> Page {
+        std::array::from_fn(|at| self.words[at].wanted.load(Ordering::Relaxed))
+    }
+
+    /// This is on the legs now. Only for whoever has the turn to store.
+    pub(crate) fn stored(&self, page: &Page) {
+        for (word, bits) in self.words.iter().zip(page) {
+            word.durable.fetch_or(*bits, Ordering::SeqCst);
+        }
+    }
+
+    /// Regions that are marked, and were not written since the last call, and are not stale. Only for whoever has the turn to
+    /// store.
+    pub(crate) fn idle(&self) -> Page {
+        std::array::from_fn(|at| {
+            let word = &self.words[at];
+            let touched = word.touched.swap(0, Ordering::Relaxed);
+            word.durable.load(Ordering::Relaxed) & !touched & !word.stale.load(Ordering::Relaxed)
+        })
+    }
+
+    /// Takes marks away: writes must ask again. Those in flight are to be waited for before this is stored. Only for whoever has
+    /// the turn to store. SeqCst: see `Ranges::try_lock`.
+    pub(crate) fn unmark(&self, page: &Page) {
+        for (word, bits) in self.words.iter().zip(page) {
+            // `wanted` first: who finds `durable` cleared wants anew, and must not be forgotten.
+            word.wanted.fetch_and(!bits, Ordering::Relaxed);
+            word.durable.fetch_and(!bits, Ordering::SeqCst);
+        }
+    }
+
+    /// Starts with what is on the legs.
+    pub(crate) fn start(&self, page: &Page) {
+        for (at, word) in self.words.iter().enumerate() {
+            let bits = page[at] & self.present(at);
+            word.wanted.store(bits, Ordering::Relaxed);
+            word.durable.store(bits, Ordering::SeqCst);
+            word.touched.store(0, Ordering::Relaxed);
+            word.stale.store(0, Ordering::Relaxed);
+        }
+        self.stale.store(0, Ordering::Relaxed);
+    }
+
+    /// The bits of a word that stand for regions.
+    fn present(&self, word: usize) -> u64 {
+        match self.regions.saturating_sub(word as u64 * 64) {
+            0 => 0,
+            count @ 1..64 => u64::MAX >> (64 - count),
+            _ => u64::MAX,
+        }
+    }
+
+    /// Whether reads of the range may go to any leg.
+    #[inline]
+    pub(crate) fn is_settled(&self, start: u64, end: u64) -> bool {
+        self.stale.load(Ordering::Acquire) == 0
+            || self.regions_of(start, end).all(|region| {
+                let (word, bit) = bit(region);
+                self.words[word].stale.load(Ordering::Acquire) & bit == 0
+            })
+    }
+
+    /// The legs may differ in these regions. Release: whoever reads there after this was called knows.
+    pub(crate) fn suspect(&self, regions: &RangeInclusive<u64>) {
+        for region in regions.clone() {
+            let (word, bit) = bit(region);
+            if self.words[word].stale.fetch_or(bit, Ordering::Release) & bit == 0 {
+                self.stale.fetch_add(1, Ordering::Release);
+            }
+        }
+        self.suspicions.fetch_add(1, Ordering::Release);
+    }
+
+    /// The legs may differ wherever a mark is.
+    pub(crate) fn suspect_marked(&self) {
+        for region in 0..self.regions {
+            let (word, bit) = bit(region);
+            if self.words[word].durable.load(Ordering::Relaxed) & bit != 0 {
+                self.suspect(&(region..=region));
+            }
+        }
+    }
+
+    /// Suspicions so far: for [`Self::cleared`].
+    pub(crate) fn suspicions(&self) -> u64 {
+        self.suspicions.load(Ordering::Acquire)
+    }
+
+    /// The legs agree in this region, unless a suspicion came up since `suspicions`.
+    pub(crate) fn cleared(&self, region: u64, suspicions: u64) {
+        let (word, bit) = bit(region);
+        if self.words[word].stale.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
+            self.stale.fetch_sub(1, Ordering::AcqRel);
+        }
+        if self.suspicions() != suspicions {
+            self.suspect(&(region..=region));
+        }
+    }
+
+    /// Stale regions.
+    pub(crate) fn stale(&self) -> u64 {
+        self.stale.load(Ordering::Acquire)
+    }
+
+    /// Marked regions.
+    pub(crate) fn marked(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.durable.load(Ordering::Relaxed).count_ones())).sum()
+    }
+
+    /// The first stale region from this one on.
+    pub(crate) fn next_stale(&self, from: u64) -> Option<u64> {
+        (from..self.regions).find(|region| {
+            let (word, bit) = bit(*region);
+            self.words[word].stale.load(Ordering::Acquire) & bit != 0
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_region_is_as_small_as_the_bitmap_allows() {
+        assert_eq!(least_shift(REGIONS), 0);
+        assert_eq!(least_shift(REGIONS + 1), 1);
+        assert_eq!(least_shift(1 << 40), 26);
+        assert!(u64::MAX.div_ceil(1 << least_shift(u64::MAX)) <= REGIONS);
+    }
+
+    #[test]
+    fn what_is_wanted_counts_when_it_is_stored() {
+        let intent = Intent::new(100 << 20, 20);
+        assert!(!intent.is_marked(&(3..=70)));
+        intent.want(&(3..=70));
+        let page = intent.page();
+        assert!(!intent.is_marked(&(3..=70)));
+        intent.stored(&page);
+        assert!(intent.is_marked(&(3..=70)) && !intent.is_marked(&(70..=71)));
+        assert_eq!(intent.marked(), 68);
+        // Touched by the looks above; idle at the second call.
+        assert!(intent.idle().iter().all(|word| *word == 0));
+        intent.suspect(&(5..=5));
+        let idle = intent.idle();
+        intent.unmark(&idle);
+        assert_eq!((intent.marked(), intent.is_marked(&(5..=5)), intent.is_marked(&(6..=6))), (1, true, false));
+    }
+
+    #[test]
+    fn a_suspicion_that_comes_up_meanwhile_is_kept() {
+        let intent = Intent::new(100 << 20, 20);
+        assert!(intent.is_settled(0, 1));
+        intent.suspect(&(7..=8));
+        assert!(!intent.is_settled(8 << 20, (8 << 20) + 1) && intent.is_settled(9 << 20, 10 << 20));
+        assert_eq!(
+            (intent.stale(), intent.next_stale(0), intent.next_stale(8), intent.next_stale(9)),
+            (2, Some(7), Some(8), None)
+        );
+        let before = intent.suspicions();
+        intent.cleared(7, before);
+        assert_eq!((intent.stale(), intent.next_stale(0)), (1, Some(8)));
+        let before = intent.suspicions();
+        intent.suspect(&(8..=8));
+        intent.cleared(8, before);
+        assert_eq!(intent.stale(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn pages_read_back(words in proptest::collection::vec(any::<u64>(), WORDS)) {
+            let page: Page = words.try_into().unwrap();
+            prop_assert_eq!(page_from(&page_bytes(&page)), page);
+            let intent = Intent::new(1 << 40, 26);
+            intent.start(&page);
+            let set = page.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+            prop_assert!(intent.marked() <= set);
+            let same = |at: u64| intent.is_marked(&(at..=at)) == (page[(at / 64) as usize] >> (at % 64) & 1 == 1);
+            prop_assert!((0..intent.regions()).all(same));
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! What the mirror keeps on its legs: docs/formats/mirror.md.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
+
+use super::{
+    Mirror,
+    intent::{Page, page_bytes},
+    state::{LegState, Masks, legs_of},
+};
+use crate::{legs, locks::Taken, record::Region, service::ServiceError};
+
+/// Bytes at the end of each leg.
+pub(crate) const AREA: u64 = 64 << 10;
+/// Of them, for each of the two records.
+const RECORD: u64 = AREA / 2;
+
+/// Bytes that a leg needs for so many bytes of data.
+pub(crate) fn leg_bytes(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(4096).and_then(|bytes| bytes.checked_add(AREA)).unwrap_or(u64::MAX)
+}
+
+/// Where a leg's area begins.
+fn area(leg: &dyn Volume) -> u64 {
+    (leg.geometry().bytes() >> 12 << 12).saturating_sub(AREA)
+}
+
+/// The record of the members.
+pub(crate) fn table_region(leg: &dyn Volume) -> Region {
+    Region { magic: *b"MRMIRROR", version: 1, offset: area(leg), len: RECORD }
+}
+
+/// The record of the write-intent bitmap.
+pub(crate) fn page_region(leg: &dyn Volume) -> Region {
+    Region { magic: *b"MRINTENT", version: 1, offset: area(leg) + RECORD, len: RECORD }
+}
+
+impl Mirror {
+    /// Stores what the bitmap is to say on all legs that are written, and drops those that refuse. The caller has the turn.
+    pub(super) async fn store_page(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
+        let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
+        let page = intent.page();
+        let failed = self.store_page_on(cx, &page, self.masks().writable).await?;
+        self.drop_legs(cx, failed, None).await?;
+        intent.stored(&page);
+        Ok(())
+    }
+
+    /// Stores a bitmap; the legs that refuse.
+    async fn store_page_on(&self, cx: TaskContext<'_>, page: &Page, on: u8) -> Result<u8, BlockError> {
+        let generation = match &mut *self.on_legs() {
+            Some(on_legs) => {
+                on_legs.page_generation += 1;
+                on_legs.page_generation
+            }
+            None => return Err(BlockError::NotReady),
+        };
+        let (bytes, mut failed) = (page_bytes(page), 0);
+        for leg in legs_of(on) {
+            let volume = &*self.legs[leg];
+            if page_region(volume).store_in(cx.deeper(), volume, generation, &bytes).await.is_err() {
+                failed |= 1 << leg;
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Stores the members' table on these legs, on each in both copies, so that a damaged copy never brings an older state back;
+    /// the legs that refuse.
+    async fn store_table(&self, cx: TaskContext<'_>, on: u8) -> Result<u8, BlockError> {
+        let (table, generation) = match &mut *self.on_legs() {
+            Some(on_legs) => {
+                on_legs.generation += 2;
+                (on_legs.table.clone(), on_legs.generation)
+            }
+            None => return Err(BlockError::NotReady),
+        };
+        let mut failed = 0;
+        for leg in legs_of(on) {
+            let volume = &*self.legs[leg];
+            for generation in [generation - 1, generation] {
+                let stored = table_region(volume).store_in(cx.deeper(), volume, generation, &table.encode(leg)).await;
+                if stored.is_err() {
+                    failed |= 1 << leg;
+                    break;
+                }
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Takes legs out of use. When it returns, the others say durably that these miss writes. The last good leg stays.
+    pub(super) async fn drop_legs(
+        &self,
+        cx: TaskContext<'_>,
+        which: u8,
+        error: Option<BlockError>,
+    ) -> Result<(), BlockError> {
+        if which & !self.masks().recorded == 0 {
+            return Ok(());
+        }
+        let _turn = self.table_turn.take(cx).await;
+        let mut which = which;
+        loop {
+            let masks = self.masks();
+            let fresh = which & !masks.recorded;
+            if fresh == 0 {
+                return Ok(());
+            }
+            let readable = masks.readable & !fresh;
+            if readable == 0 {
+                return Err(error.unwrap_or(BlockError::WriteFault { errno: 0 }));
+            }
+            self.note_failed(fresh & masks.writable, error);
+            let masks = Masks { readable, writable: masks.writable & !fresh, recorded: masks.recorded };
+            self.masks.set(masks);
+            let failed = self.store_table(cx, masks.writable).await?;
+            if failed & masks.writable == 0 {
+                self.masks.set(Masks { recorded: masks.recorded | fresh, ..masks });
+                return Ok(());
+            }
+            which |= failed;
+        }
+    }
+
+    /// Changes the table for legs that fail now.
+    fn note_failed(&self, legs: u8, error: Option<BlockError>) {
+        let mut on_legs = self.on_legs();
+        let Some(table) = on_legs.as_mut().map(|on_legs| &mut on_legs.table) else { return };
+        table.event += 1;
+        for leg in legs_of(legs) {
+            if let Some(member) = table.members.get_mut(leg) {
+                (member.state, member.failed_at) = (LegState::Failed, table.event);
+            }
+            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            let reason = error.map_or_else(|| "its tables cannot be written".to_owned(), |error| error.to_string());
+            tracing::error!(
+                mirror = self.name,
+                leg,
+                name = self.leg_name(leg),
+                reason,
+                "a leg of the mirror failed and is out of use; the others go on. Replace it with \"volume change\", or \
+                 \"rebuild\" it when it is well again"
+            );
+        }
+    }
+
+    /// Lets legs that are filled be read.
+    pub(super) async fn promote(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let turn = self.table_turn.take(cx).await;
+        let masks = self.masks();
+        let filled = masks.writable & !masks.readable;
+        if filled == 0 {
+            return Ok(());
+        }
+        let set = |state| {
+            if let Some(on_legs) = &mut *self.on_legs() {
+                on_legs.table.event += 1;
+                for leg in legs_of(filled) {
+                    on_legs.table.members[leg].state = state;
+                }
+            }
+        };
+        // What was copied must be durable before the table says so.
+        let mut failed = self.flush_legs(cx, masks.writable).await;
+        if failed == 0 {
+            set(LegState::Good);
+            failed = self.store_table(cx, masks.writable).await?;
+        }
+        if failed == 0 {
+            self.masks.set(Masks { readable: masks.writable, ..masks });
+            tracing::info!(mirror = self.name, "all legs that are in use have all data");
+            return Ok(());
+        }
+        set(LegState::Filling);
+        drop(turn);
+        self.drop_legs(cx, failed, None).await
+    }
+
+    /// Flushes legs; those that refuse.
+    pub(super) async fn flush_legs(&self, cx: TaskContext<'_>, which: u8) -> u8 {
+        let mut failed = 0;
+        for leg in legs_of(which) {
+            let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+            let arena = cx.scratch.carve_rest();
+            if self.legs[leg].submit(cx.with_scratch(&arena), request).await.is_err() {
+                failed |= 1 << leg;
+            }
+        }
+        failed
+    }
+
+    /// Takes a leg that failed into use again, to be filled. `full`: all of it, else what was marked since it failed.
+    pub(super) async fn readmit(&self, cx: TaskContext<'_>, leg: usize, full: bool) -> Result<(), BlockError> {
+        let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
+        if full {
+            // On the good legs first: should the power go, nobody may think that little is missing.
+            let turn = self.page_turn.take(cx).await;
+            intent.want_all();
+            self.store_page(cx, &turn).await?;
+        }
+        let turn = self.table_turn.take(cx).await;
+        let masks = self.masks();
+        if let Some(member) = self.on_legs().as_mut().and_then(|on_legs| {
+            on_legs.table.event += 1;
+            on_legs.table.members.get_mut(leg)
+        }) {
+            (member.state, member.failed_at) = (LegState::Filling, 0);
+        }
+        let failed = self.store_table(cx, masks.writable | 1 << leg).await?;
+        if failed >> leg & 1 == 1 {
+            if let Some(member) = self.on_legs().as_mut().and_then(|on_legs| on_legs.table.members.get_mut(leg)) {
+                (member.state, member.failed_at) = (LegState::Failed, 1);
+            }
+            self.store_table(cx, masks.writable).await?;
+            return Err(BlockError::WriteFault { errno: 0 });
+        }
+        let recorded = masks.recorded & !(1 << leg);
+        self.masks.set(Masks { writable: masks.writable | 1 << leg, recorded, ..masks });
+        drop(turn);
+        self.drop_legs(cx, failed, None).await?;
+        // Writes that began without the leg have marked their regions; from now on all go to it.
+        self.ranges.quiesce(cx, 0..self.bytes).await;
+        intent.suspect_marked();
+        self.resync_total.store(intent.stale(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Erases all legs and gives them a block size. No request is in flight, and the calling thread may wait.
+    pub(super) fn format_legs(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        let mut formatted = 0_u8;
+        for leg in legs_of(self.masks().writable) {
+            match self.legs[leg].format(block_size) {
+                Ok(()) => formatted |= 1 << leg,
+                Err(error) if formatted == 0 => return Err(error),
+                Err(error) => {
+                    tracing::error!(mirror = self.name, leg, %error, "a leg could not be formatted and is out of use");
+                    self.note_failed(1 << leg, None);
+                }
+            }
+        }
+        if let Some(on_legs) = &mut *self.on_legs() {
+            for leg in legs_of(formatted) {
+                if let Some(member) = on_legs.table.members.get_mut(leg) {
+                    member.state = LegState::Good;
+                }
+            }
+        }
+        if let Some(intent) = self.intent() {
+            intent.start(&[0; super::intent::BYTES / 8]);
+        }
+        self.look_again(block_size);
+        self.store_all(true).map_err(|error| VolumeError::Io {
+            volume: self.name.clone(),
+            action: "write the tables of",
+            path: "its legs".into(),
+            source: std::io::Error::other(error.to_string()),
+        })
+    }
+
+    /// Stores bitmap and table on the calling thread, on the legs in use, and lets requests come. A leg that refuses is dropped,
+    /// unless that must not be.
+    pub(super) fn store_all(&self, may_drop: bool) -> Result<(), ServiceError> {
+        loop {
+            let masks = match self.on_legs().as_mut() {
+                Some(on_legs) => {
+                    on_legs.table.event += 1;
+                    on_legs.table.masks()
+                }
+                None => return Err(ServiceError::NotNow("the mirror is not in force".to_owned())),
+            };
+            let (failed, error) = self.try_store_all(masks.writable);
+            let Some(error) = error else {
+                self.masks.set(masks);
+                return Ok(());
+            };
+            if !may_drop || masks.readable & !failed == 0 {
+                return Err(error);
+            }
+            tracing::error!(mirror = self.name, %error, "a leg cannot be used");
+            self.note_failed(failed, None);
+        }
+    }
+
+    /// Stores bitmap and table on these legs; those that refuse, and what the first of them said.
+    fn try_store_all(&self, on: u8) -> (u8, Option<ServiceError>) {
+        let mut on_legs = self.on_legs();
+        let (mut failed, mut first) = (0, None);
+        let Some(on_legs) = on_legs.as_mut() else { return (0, None) };
+        on_legs.generation += 2;
+        on_legs.page_generation += 1;
+        let page = self.intent().map(|intent| page_bytes(&intent.page())).unwrap_or_default();
+        let mut note = |leg: usize, stored: Result<(), ServiceError>| {
+            if let Err(error) = stored {
+                failed |= 1 << leg;
+                first.get_or_insert(error);
+            }
+        };
+        // The bitmap on all legs before any table: a table may make a leg a member that is to be filled.
+        for leg in legs_of(on) {
+            let volume = &self.legs[leg];
+            note(leg, page_region(&**volume).store(volume, on_legs.page_generation, &page));
+        }
+        for leg in legs_of(on) {
+            let volume = &self.legs[leg];
+            let (region, content) = (table_region(&**volume), on_legs.table.encode(leg));
+            let both = [on_legs.generation - 1, on_legs.generation];
+            note(leg, both.into_iter().try_for_each(|generation| region.store(volume, generation, &content)));
+        }
+        (failed, first)
+    }
+
+    /// Flushes the legs in use, and then takes all marks away if nothing differs.
+    pub(super) fn put_away(&self) -> Result<(), ServiceError> {
+        let masks = self.masks();
+        for leg in legs_of(masks.writable) {
+            flush_leg(&self.legs[leg])?;
+        }
+        let Some(intent) = self.intent() else { return Ok(()) };
+        let all_good = masks.readable.count_ones() as usize == self.legs.len();
+        if !all_good || intent.stale() > 0 || intent.marked() == 0 {
+            return Ok(());
+        }
+        intent.start(&[0; super::intent::BYTES / 8]);
+        let generation = self.on_legs().as_mut().map_or(1, |on_legs| {
+            on_legs.page_generation += 1;
+            on_legs.page_generation
+        });
+        let page = page_bytes(&intent.page());
+        legs_of(masks.writable).try_for_each(|leg| page_region(&*self.legs[leg]).store(&self.legs[leg], generation, &page))
+    }
+}
+
+/// Flushes a leg on the calling thread.
+fn flush_leg(leg: &Arc<dyn Volume>) -> Result<(), ServiceError> {
+    let volume = Arc::clone(leg);
+    legs::block_on(move |cx| Box::pin(async move { legs::flush(cx, &*volume).await }))?.map_err(|source| ServiceError::Leg {
+        what: "flush",
+        leg: leg.name().to_owned(),
+        source,
+    })
+}

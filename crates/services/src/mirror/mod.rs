@@ -1,0 +1,278 @@
+//! Mirror (RAID 1): every leg has all of the volume's data.
+//!
+//! ```text
+//!   write ─► range locked ─► region marked? ─► copied once ─► all legs, wait for all ─┬─ all have it: done
+//!              (no: the bitmap is stored first)                                       └─ one failed: recorded on the others, done
+//!   read ──► one leg, by policy ─► failed? another one, and the first is rewritten
+//!   upkeep ► stale regions are copied ─► idle marks are taken away ─► scrub
+//!
+//!   leg:     data, from its first byte on … │ members (two copies) │ bitmap (two copies)   the last 64 KiB
+//! ```
+//!
+//! Invariants:
+//! * A write is acknowledged when every leg either has it or is durably recorded as failed on those that do.
+//! * Before any leg is written, the region's mark is durable on all legs: after a crash the legs differ only in marked regions.
+//! * In a region where legs may differ, reads go to one leg, always the same.
+//! * The last good leg is never dropped.
+//!
+//! It does not guess: legs that differ without a majority or a read error to tell which is right are reported, not repaired.
+
+mod balance;
+mod command;
+mod decide;
+mod intent;
+mod meta;
+mod path;
+mod scrub;
+mod state;
+#[cfg(test)]
+mod tests;
+mod upkeep;
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+    atomic::{AtomicU8, AtomicU64, Ordering},
+};
+
+use millrace_block::{BlockCount, BlockSize, Geometry, Volume};
+
+use self::{
+    balance::{Balance, Policy},
+    intent::{Intent, REGIONS, least_shift},
+    meta::{AREA, leg_bytes},
+    scrub::Scrub,
+    state::{MOST_LEGS, Masks, SharedMasks, Table},
+};
+use crate::{
+    legs::{common_block_size, common_geometry},
+    locks::{Ranges, Turn},
+    service::{Build, Kind, Layout, Plan, Service, ServiceError, Word},
+    settings::{SettingError, Settings},
+};
+
+/// Its line in the table.
+pub(crate) static KIND: Kind = Kind {
+    name: "mirror",
+    help: "every leg has all data (RAID 1): one good leg is enough",
+    legs: 1..=MOST_LEGS,
+    settings: &[
+        Word { name: "read", help: "which leg is read: round-robin, shortest-queue, or the number of a leg [round-robin]" },
+        Word {
+            name: "stable",
+            help: "data are copied once before they go to the legs, so that these are equal whatever the guest does meanwhile [true]",
+        },
+        Word {
+            name: "region",
+            help: "what one bit of the write-intent bitmap stands for: a power of two from 64K [4M, more for large volumes]",
+        },
+        Word { name: "rate", help: "bytes per second at most for resync and scrub [256M]" },
+    ],
+    commands: &[
+        Word { name: "fail", help: "leg=N: takes a leg out of use" },
+        Word { name: "rebuild", help: "leg=N: fills a failed leg again, with only what it missed where possible" },
+        Word { name: "scrub", help: "compares all legs; repairs what a majority or a read error decides, reports the rest" },
+        Word { name: "stop", help: "ends a scrub" },
+    ],
+    shares_legs: false,
+    samples: &["mirror(region=64K, ?, ?)", "mirror(region=64K, read=shortest-queue, stable=false, ?, ?, ?)"],
+    plan,
+};
+
+/// Smallest region, as a power of two.
+const LEAST_REGION: u32 = 16;
+/// The region where none is set, as a power of two.
+const USUAL_REGION: u32 = 22;
+/// Bytes per second of resync and scrub where none are set.
+const USUAL_RATE: u64 = 256 << 20;
+
+#[derive(Clone, Copy, Debug)]
+struct MirrorPlan {
+    policy: Policy,
+    stable: bool,
+    region_shift: Option<u32>,
+    rate: u64,
+}
+
+fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
+    let policy = match settings.text("read") {
+        None | Some("round-robin") => Policy::RoundRobin,
+        Some("shortest-queue") => Policy::ShortestQueue,
+        Some(leg) => {
+            let leg = leg.parse().ok().filter(|leg| *leg < MOST_LEGS);
+            Policy::Prefer(leg.ok_or_else(|| {
+                SettingError::new("read", "round-robin, shortest-queue, or the number of a leg, counted from 0")
+            })?)
+        }
+    };
+    let region = settings.size("region")?;
+    if region.is_some_and(|region| !region.is_power_of_two() || region < 1 << LEAST_REGION) {
+        return Err(SettingError::new("region", "a power of two of at least 64K is possible"));
+    }
+    let rate = settings.size("rate")?.unwrap_or(USUAL_RATE);
+    if rate < 4096 {
+        return Err(SettingError::new("rate", "at least 4K a second"));
+    }
+    let stable = settings.parsed("stable", "true or false")?.unwrap_or(true);
+    Ok(Box::new(MirrorPlan { policy, stable, region_shift: region.map(u64::trailing_zeros), rate }))
+}
+
+impl Plan for MirrorPlan {
+    fn layout(&self, legs: usize) -> Layout {
+        Layout::Same((0..legs).collect())
+    }
+
+    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
+        stated.iter().map(|stated| Some(stated.unwrap_or(0).max(leg_bytes(size)))).collect()
+    }
+
+    fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
+        let block_size = common_block_size(&build.legs)?;
+        for (at, leg) in build.legs.iter().enumerate() {
+            if build.legs[..at].iter().any(|other| Arc::ptr_eq(leg, other)) {
+                return Err(ServiceError::Legs(format!("leg {at} ({}) stands there twice", leg.name())));
+            }
+            if leg.geometry().read_only {
+                return Err(ServiceError::Legs(format!("leg {at} ({}) is read-only", leg.name())));
+            }
+        }
+        if let Policy::Prefer(leg) = self.policy
+            && leg >= build.legs.len()
+        {
+            return Err(SettingError::new("read", format!("there is no leg {leg}")).into());
+        }
+        let least = build.legs.iter().map(|leg| leg.geometry().bytes()).min().unwrap_or(0);
+        let bytes = build.size.unwrap_or_else(|| (least >> 12 << 12).saturating_sub(AREA));
+        if bytes < u64::from(block_size.bytes()) || least < bytes {
+            return Err(ServiceError::Legs(format!(
+                "the smallest leg has {least} bytes; a mirror of {bytes} bytes needs {} on each",
+                leg_bytes(bytes)
+            )));
+        }
+        let least_shift = least_shift(bytes).max(LEAST_REGION);
+        let region_shift = self.region_shift.unwrap_or(least_shift.max(USUAL_REGION));
+        if region_shift < least_shift {
+            let why =
+                format!("a volume of this size needs {} bytes at least (there are {REGIONS} regions)", 1_u64 << least_shift);
+            return Err(SettingError::new("region", why).into());
+        }
+        Ok(Mirror::new(build, *self, block_size, bytes, region_shift))
+    }
+}
+
+/// What is on the legs, for whoever has the turn to change it.
+#[derive(Debug)]
+struct OnLegs {
+    table: Table,
+    /// Stores of the table so far.
+    generation: u64,
+    /// Stores of the bitmap so far.
+    page_generation: u64,
+}
+
+/// What went wrong so far.
+#[derive(Debug, Default)]
+struct Counters {
+    read_errors: AtomicU64,
+    repaired: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// See the module.
+pub(crate) struct Mirror {
+    name: String,
+    label: String,
+    me: Weak<Mirror>,
+    legs: Vec<Arc<dyn Volume>>,
+    plan: MirrorPlan,
+    /// Bytes of data.
+    bytes: u64,
+    /// The region's size if the mirror is new, as a power of two.
+    region_shift: u32,
+    /// Block size and abilities.
+    shape: AtomicU8,
+    masks: SharedMasks,
+    ranges: Ranges,
+    /// Filled by the first mount.
+    intent: OnceLock<Intent>,
+    balance: Balance,
+    /// The turn to change the table.
+    table_turn: Turn,
+    /// The turn to store the bitmap.
+    page_turn: Turn,
+    on_legs: Mutex<Option<OnLegs>>,
+    counters: Counters,
+    /// Stale regions when resync began.
+    resync_total: AtomicU64,
+    scrub: Mutex<Scrub>,
+}
+
+fn pack(geometry: &Geometry) -> u8 {
+    u8::from(geometry.block_size == BlockSize::B4096)
+        | u8::from(geometry.volatile_cache) << 1
+        | u8::from(geometry.deallocate) << 2
+}
+
+impl Mirror {
+    fn new(build: Build<'_>, plan: MirrorPlan, block_size: BlockSize, bytes: u64, region_shift: u32) -> Arc<Self> {
+        let geometry = common_geometry(&build.legs, block_size, BlockCount(bytes >> block_size.shift()));
+        Arc::new_cyclic(|me| Self {
+            name: build.name,
+            label: build.volume.to_owned(),
+            me: Weak::clone(me),
+            legs: build.legs,
+            plan,
+            bytes,
+            region_shift,
+            shape: AtomicU8::new(pack(&geometry)),
+            masks: SharedMasks::default(),
+            ranges: Ranges::new(),
+            intent: OnceLock::new(),
+            balance: Balance::new(plan.policy),
+            table_turn: Turn::default(),
+            page_turn: Turn::default(),
+            on_legs: Mutex::new(None),
+            counters: Counters::default(),
+            resync_total: AtomicU64::new(0),
+            scrub: Mutex::default(),
+        })
+    }
+
+    /// Its shape now.
+    #[inline]
+    fn shape(&self) -> Geometry {
+        let shape = self.shape.load(Ordering::Relaxed);
+        let block_size = if shape & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
+        let blocks = BlockCount(self.bytes >> block_size.shift());
+        Geometry { block_size, blocks, read_only: false, volatile_cache: shape & 2 != 0, deallocate: shape & 4 != 0 }
+    }
+
+    /// Asks the legs again what they can.
+    fn look_again(&self, block_size: BlockSize) {
+        let blocks = BlockCount(self.bytes >> block_size.shift());
+        self.shape.store(pack(&common_geometry(&self.legs, block_size, blocks)), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn masks(&self) -> Masks {
+        self.masks.get()
+    }
+
+    /// The bitmap; there is none before the first mount.
+    #[inline]
+    fn intent(&self) -> Option<&Intent> {
+        self.intent.get()
+    }
+
+    fn on_legs(&self) -> MutexGuard<'_, Option<OnLegs>> {
+        self.on_legs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn scrub(&self) -> MutexGuard<'_, Scrub> {
+        self.scrub.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A leg's name, for messages.
+    fn leg_name(&self, leg: usize) -> &str {
+        self.legs.get(leg).map_or("?", |leg| leg.name())
+    }
+}

@@ -1,0 +1,521 @@
+//! The way of a request.
+
+use std::{
+    future::{Future, poll_fn},
+    ops::RangeInclusive,
+    pin::Pin,
+    sync::atomic::Ordering,
+    task::Poll,
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step,
+    TaskContext, Usage, Volume, VolumeError, check, future_bytes,
+};
+use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
+
+use super::{
+    Mirror,
+    balance::Queued,
+    state::{MOST_LEGS, legs_of},
+};
+use crate::{
+    legs::largest_scratch,
+    locks::{Locked, until},
+};
+
+/// Bytes that are erased at once: more would keep others from the range for too long.
+const ERASED_AT_ONCE: u64 = 16 << 20;
+
+/// A write under way.
+pub(super) struct Writing<'a> {
+    /// Nobody else writes there. `None` for a flush.
+    range: Option<Locked<'a>>,
+    /// Its data, when they were copied.
+    buffer: Option<BounceBuffer>,
+    /// The legs it goes to.
+    legs: u8,
+    /// The legs that have it.
+    done: u8,
+    /// The legs that failed.
+    faulty: u8,
+    error: Option<BlockError>,
+    /// An error that is no leg's fault.
+    refused: Option<BlockError>,
+}
+
+/// Whether the leg is at fault, and not the request.
+pub(super) fn is_fault(error: BlockError) -> bool {
+    match error {
+        BlockError::ReadFault { .. }
+        | BlockError::WriteFault { .. }
+        | BlockError::NoSpace
+        | BlockError::NotReady
+        | BlockError::ReadOnly
+        | BlockError::Unsupported => true,
+        BlockError::OutOfRange | BlockError::Miscompare | BlockError::Memory => false,
+    }
+}
+
+impl<'a> Writing<'a> {
+    fn new(range: Option<Locked<'a>>, buffer: Option<BounceBuffer>, legs: u8) -> Self {
+        Self { range, buffer, legs, done: 0, faulty: 0, error: None, refused: None }
+    }
+
+    fn note(&mut self, leg: usize, result: Result<(), BlockError>) {
+        match result {
+            Ok(()) => self.done |= 1 << leg,
+            Err(error) if is_fault(error) => {
+                self.faulty |= 1 << leg;
+                self.error.get_or_insert(error);
+            }
+            Err(error) => {
+                self.refused.get_or_insert(error);
+            }
+        }
+    }
+}
+
+impl Mirror {
+    /// The bytes of a request.
+    fn bytes_of(&self, request: &Request<'_>) -> std::ops::Range<u64> {
+        let shift = self.shape().block_size.shift();
+        // No overflow: the range was checked.
+        request.lba.0 << shift..(request.lba.0 + request.count.0) << shift
+    }
+
+    fn regions(&self, bytes: &std::ops::Range<u64>) -> Option<RangeInclusive<u64>> {
+        Some(self.intent()?.regions_of(bytes.start, bytes.end))
+    }
+
+    /// Whether writes to the bytes may go: their regions' marks are durable.
+    #[inline]
+    fn is_marked(&self, bytes: &std::ops::Range<u64>) -> bool {
+        self.intent().is_some_and(|intent| intent.is_marked(&intent.regions_of(bytes.start, bytes.end)))
+    }
+
+    /// Makes the marks of these bytes durable.
+    async fn mark(&self, cx: TaskContext<'_>, bytes: &std::ops::Range<u64>) -> Result<(), BlockError> {
+        let (Some(intent), Some(regions)) = (self.intent(), self.regions(bytes)) else { return Err(BlockError::NotReady) };
+        while !intent.is_marked(&regions) {
+            intent.want(&regions);
+            let turn =
+                until(cx, || (intent.is_marked(&regions).then_some(None)).or_else(|| self.page_turn.try_take().map(Some)));
+            if let Some(turn) = turn.await {
+                self.store_page(cx, &turn).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Locks, looks, copies; `None` when something must be waited for.
+    #[inline]
+    fn begin<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Option<(Writing<'a>, Request<'a>)> {
+        let bytes = self.bytes_of(&request);
+        let range = self.ranges.try_lock(bytes.clone())?;
+        // After the lock: see `Ranges::try_lock`.
+        if !self.is_marked(&bytes) {
+            return None;
+        }
+        let (mut buffer, mut request) = (None, request);
+        if self.plan.stable && request.operation.has_data() {
+            let copied = cx.buffers.try_take()?;
+            request.segments = copy(cx, &copied, &mut SegmentCursor::new(request.segments), bytes.end - bytes.start);
+            buffer = Some(copied);
+        }
+        Some((Writing::new(Some(range), buffer, self.masks().writable), request))
+    }
+
+    /// Waits for the mark, a buffer and the range. While it waits for one it has none of the others, so nobody waits for it.
+    async fn begin_later(
+        &self,
+        cx: TaskContext<'_>,
+        bytes: std::ops::Range<u64>,
+        needs_buffer: bool,
+    ) -> Result<(Locked<'_>, Option<BounceBuffer>), BlockError> {
+        loop {
+            self.mark(cx, &bytes).await?;
+            let buffer = if needs_buffer { Some(cx.buffers.take().await) } else { None };
+            if let Some(range) = self.ranges.try_lock(bytes.clone()) {
+                // After the lock: see `Ranges::try_lock`.
+                if self.is_marked(&bytes) {
+                    return Ok((range, buffer));
+                }
+                continue;
+            }
+            drop(buffer);
+            drop(self.ranges.lock(cx, bytes.clone()).await);
+        }
+    }
+
+    /// A write of at most one buffer's length.
+    #[inline]
+    fn write<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        match self.begin(cx, request) {
+            Some((writing, request)) => self.write_legs(cx, writing, request),
+            None => Step::Wait(cx.scratch.place_future(self.write_later(cx, request))),
+        }
+    }
+
+    /// A write that must wait for something before it goes to the legs.
+    async fn write_later(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        self.write_piece(cx, request, &mut SegmentCursor::new(request.segments)).await
+    }
+
+    /// A write whose data are the cursor's next.
+    async fn write_piece<'a>(
+        &'a self,
+        cx: TaskContext<'a>,
+        request: Request<'a>,
+        cursor: &mut SegmentCursor<'_>,
+    ) -> Result<(), BlockError> {
+        let bytes = self.bytes_of(&request);
+        let needs_buffer = self.plan.stable && request.operation.has_data();
+        let (range, buffer) = self.begin_later(cx, bytes.clone(), needs_buffer).await?;
+        let mut request = request;
+        if let Some(buffer) = &buffer {
+            request.segments = copy(cx, buffer, cursor, bytes.end - bytes.start);
+        }
+        let writing = Writing::new(Some(range), buffer, self.masks().writable);
+        self.write_legs(cx, writing, request).await
+    }
+
+    /// Write all legs, wait for all.
+    #[inline]
+    fn write_legs<'a>(&'a self, cx: TaskContext<'a>, mut writing: Writing<'a>, request: Request<'a>) -> Step<'a> {
+        for leg in legs_of(writing.legs) {
+            match self.legs[leg].submit(cx.deeper(), request) {
+                Step::Done(result) => writing.note(leg, result),
+                step @ Step::Wait(_) => {
+                    return Step::Wait(cx.scratch.place_future(self.wait_for_legs(cx, writing, request, leg, step)));
+                }
+            }
+        }
+        if self.may_acknowledge(&writing) {
+            return Step::Done(Ok(()));
+        }
+        Step::Wait(cx.scratch.place_future(self.settle(cx, writing)))
+    }
+
+    /// Leg `first` makes us wait: writes the legs after it, and waits for all.
+    async fn wait_for_legs<'a>(
+        &'a self,
+        cx: TaskContext<'a>,
+        mut writing: Writing<'a>,
+        request: Request<'a>,
+        first: usize,
+        step: Step<'a>,
+    ) -> Result<(), BlockError> {
+        {
+            let scratch = largest_scratch(&self.legs);
+            let rest = writing.legs & (u16::MAX << (first + 1)) as u8;
+            // Each leg's request goes on beside the others, so it has a scratch of its own.
+            let mut arenas: [Option<ScratchBox<'_, Scratch>>; MOST_LEGS] = Default::default();
+            legs_of(rest).for_each(|leg| arenas[leg] = Some(cx.scratch.carve(scratch)));
+            let mut steps: [Option<Step<'_>>; MOST_LEGS] = Default::default();
+            steps[first] = Some(step);
+            for leg in legs_of(rest) {
+                let arena = arenas[leg].as_ref().expect("an arena was carved for each");
+                steps[leg] = Some(self.legs[leg].submit(cx.deeper().with_scratch(arena), request));
+            }
+            wait_for_all(&mut steps, |leg, result| writing.note(leg, result)).await;
+        }
+        self.settle(cx, writing).await
+    }
+
+    /// Whether every leg has it or is known, after a crash too, not to have it.
+    fn may_acknowledge(&self, writing: &Writing<'_>) -> bool {
+        let masks = self.masks();
+        writing.refused.is_none() && writing.done & masks.readable != 0 && self.unrecorded(writing) == 0
+    }
+
+    /// Legs that do not have the write, and of which the others do not say so yet.
+    fn unrecorded(&self, writing: &Writing<'_>) -> u8 {
+        let masks = self.masks();
+        let members = (u16::MAX >> (16 - self.legs.len())) as u8;
+        let left_out = members & !writing.legs & !masks.writable;
+        (writing.faulty | left_out) & !masks.recorded
+    }
+
+    /// A write that did not go well on all legs.
+    async fn settle(&self, cx: TaskContext<'_>, mut writing: Writing<'_>) -> Result<(), BlockError> {
+        // Nothing that others wait for is kept while the legs' tables are written, but the range.
+        writing.buffer = None;
+        if writing.done & self.masks().readable != 0 && writing.refused.is_none() {
+            let missed = self.unrecorded(&writing);
+            let recorded = self.drop_legs(cx, missed, writing.error).await;
+            if recorded.is_ok() && writing.done & self.masks().readable != 0 {
+                return Ok(());
+            }
+        }
+        if let (Some(intent), Some(range)) = (self.intent(), &writing.range) {
+            let bytes = range.bytes();
+            intent.suspect(&intent.regions_of(bytes.start, bytes.end.min(self.bytes)));
+        }
+        Err(writing.refused.or(writing.error).unwrap_or(BlockError::WriteFault { errno: 0 }))
+    }
+
+    /// A write of more than a buffer's length, or an erasure: piece by piece.
+    async fn in_pieces(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let shape = self.shape();
+        let operation = match request.operation {
+            // As zeroes, so that all legs read alike, whatever each of them makes of the advice.
+            Operation::Deallocate if !shape.deallocate => return Ok(()),
+            Operation::Deallocate => Operation::WriteZeroes { fua: false, deallocate: true },
+            other => other,
+        };
+        let whole = self.bytes_of(&request);
+        self.mark(cx, &whole).await?;
+        let most = if operation.has_data() { BUFFER_SIZE as u64 } else { ERASED_AT_ONCE } >> shape.block_size.shift();
+        let mut cursor = SegmentCursor::new(request.segments);
+        let mut done = 0;
+        while done < request.count.0 {
+            let count = BlockCount(most.min(request.count.0 - done));
+            let lba = Lba(request.lba.0 + done);
+            let arena = cx.scratch.carve(self.piece_bytes());
+            let cx = cx.with_scratch(&arena);
+            self.write_piece(cx, Request { operation, lba, count, segments: &[] }, &mut cursor).await?;
+            done += count.0;
+        }
+        if !operation.has_data() {
+            self.look_again(shape.block_size);
+        }
+        Ok(())
+    }
+
+    /// A copy: read from one leg, written to all.
+    async fn copy(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let Operation::Copy { source } = request.operation else { return Err(BlockError::Unsupported) };
+        let shift = self.shape().block_size.shift();
+        let buffer = cx.buffers.take().await;
+        let cx = cx.deeper();
+        let mut done = 0;
+        while done < request.count.0 {
+            let count = BlockCount((BUFFER_SIZE as u64 >> shift).min(request.count.0 - done));
+            let segments = [buffer.segment((count.0 << shift) as usize)];
+            // No overflow: both ranges were checked.
+            let (from, to) = (Lba(source.0 + done), Lba(request.lba.0 + done));
+            for (operation, lba) in [(Operation::Read, from), (Operation::Write { fua: false }, to)] {
+                let arena = cx.scratch.carve(self.piece_bytes());
+                self.submit(cx.with_scratch(&arena), Request { operation, lba, count, segments: &segments }).await?;
+            }
+            done += count.0;
+        }
+        Ok(())
+    }
+
+    /// A flush of all legs.
+    fn flush<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        self.write_legs(cx, Writing::new(None, None, self.masks().writable), request)
+    }
+
+    /// A read or compare: of one leg.
+    #[inline]
+    fn read<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let Some(leg) = self.leg_to_read(&request) else { return Step::Done(Err(BlockError::NotReady)) };
+        match self.legs[leg].submit(cx, request) {
+            Step::Done(result) if !result.is_err_and(is_fault) => Step::Done(result),
+            step => {
+                let queued = self.balance.queue(leg);
+                Step::Wait(cx.scratch.place_future(self.follow_read(cx, request, queued, leg, step)))
+            }
+        }
+    }
+
+    /// The leg for a read; where legs may differ it is always the same.
+    #[inline]
+    fn leg_to_read(&self, request: &Request<'_>) -> Option<usize> {
+        let readable = self.masks().readable;
+        let bytes = self.bytes_of(request);
+        if readable == 0 {
+            None
+        } else if self.intent()?.is_settled(bytes.start, bytes.end) {
+            Some(self.balance.choose(readable))
+        } else {
+            Some(readable.trailing_zeros() as usize)
+        }
+    }
+
+    async fn follow_read<'a>(
+        &'a self,
+        cx: TaskContext<'a>,
+        request: Request<'a>,
+        queued: Queued<'a>,
+        leg: usize,
+        step: Step<'a>,
+    ) -> Result<(), BlockError> {
+        let first = match step.await {
+            Err(error) if is_fault(error) => error,
+            result => return result,
+        };
+        drop(queued);
+        self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
+        for other in legs_of(self.masks().readable & !(1 << leg)) {
+            let arena = cx.scratch.carve(self.legs[other].scratch_bytes());
+            let result = self.legs[other].submit(cx.with_scratch(&arena), request).await;
+            drop(arena);
+            if !result.is_err_and(is_fault) {
+                self.rewrite(cx, request, leg, first).await;
+                return result;
+            }
+        }
+        Err(first)
+    }
+
+    /// Leg `leg` could not read what another one could: gives it the data again, and drops it when that does not help.
+    async fn rewrite(&self, cx: TaskContext<'_>, request: Request<'_>, leg: usize, error: BlockError) {
+        let bytes = self.bytes_of(&request);
+        let mut at = bytes.start;
+        while at < bytes.end && self.masks().readable >> leg & 1 == 1 {
+            let len = (bytes.end - at).min(BUFFER_SIZE as u64);
+            let buffer = cx.buffers.take().await;
+            let Some(range) = self.ranges.try_lock(at..at + len) else {
+                drop(buffer);
+                drop(self.ranges.lock(cx, at..at + len).await);
+                continue;
+            };
+            let segment = buffer.segment(len as usize);
+            let healed = self.repair(cx.deeper(), leg, at, segment).await;
+            drop((range, buffer));
+            match healed {
+                Ok(()) => self.counters.repaired.fetch_add(1, Ordering::Relaxed),
+                // What cannot be recorded stays as it is: the leg is still there, and is not the only one to read.
+                Err(_) => u64::from(self.drop_legs(cx, 1 << leg, Some(error)).await.is_ok()),
+            };
+            at += len;
+        }
+    }
+
+    /// Copies a piece from some good leg to `leg`, and reads it again there. The range is locked.
+    pub(super) async fn repair(&self, cx: TaskContext<'_>, leg: usize, at: u64, segment: Segment) -> Result<(), BlockError> {
+        let mut source = Err(BlockError::ReadFault { errno: 0 });
+        for other in legs_of(self.masks().readable & !(1 << leg)) {
+            source = self.transfer(cx, other, Operation::Read, at, segment).await;
+            if source.is_ok() {
+                break;
+            }
+        }
+        if source.is_err() {
+            // Nothing to repair it with is not the leg's fault.
+            return Ok(());
+        }
+        self.transfer(cx, leg, Operation::Write { fua: false }, at, segment).await?;
+        self.transfer(cx, leg, Operation::Read, at, segment).await
+    }
+
+    /// Reads or writes a piece of one leg.
+    pub(super) async fn transfer(
+        &self,
+        cx: TaskContext<'_>,
+        leg: usize,
+        operation: Operation,
+        at: u64,
+        segment: Segment,
+    ) -> Result<(), BlockError> {
+        let shift = self.shape().block_size.shift();
+        let (lba, count) = (Lba(at >> shift), BlockCount(segment.len() as u64 >> shift));
+        let arena = cx.scratch.carve_rest();
+        self.legs[leg].submit(cx.with_scratch(&arena), Request { operation, lba, count, segments: &[segment] }).await
+    }
+
+    /// Scratch bytes of a read or write of one buffer's length.
+    fn piece_bytes(&self) -> usize {
+        let inner = largest_scratch(&self.legs).next_multiple_of(8);
+        let read = read_bytes(Self::follow_read) + 2 * (size_of::<Scratch>().next_multiple_of(8) + inner);
+        self.write_bytes().max(read)
+    }
+
+    /// Scratch bytes of a write of one buffer's length.
+    fn write_bytes(&self) -> usize {
+        let each = size_of::<Scratch>().next_multiple_of(8) + largest_scratch(&self.legs).next_multiple_of(8);
+        // One more than legs: for the tables after a failure.
+        let legs = (self.legs.len() + 1) * each;
+        legs + size_of::<Segment>() + future_bytes(Self::write_later) + wait_bytes(Self::wait_for_legs)
+    }
+}
+
+/// Copies the next `len` bytes to the buffer; the list that names them there.
+fn copy<'a>(cx: TaskContext<'a>, buffer: &BounceBuffer, from: &mut SegmentCursor<'_>, len: u64) -> &'a [Segment] {
+    let segment = buffer.segment(len as usize);
+    from.copy_to(segment);
+    cx.scratch.place_slice(1, segment)
+}
+
+/// Waits until every step has ended, and hands on their results.
+async fn wait_for_all(steps: &mut [Option<Step<'_>>], mut note: impl FnMut(usize, Result<(), BlockError>)) {
+    poll_fn(|cx| {
+        let mut waiting = false;
+        for (leg, place) in steps.iter_mut().enumerate() {
+            let Some(step) = place else { continue };
+            match Pin::new(step).poll(cx) {
+                Poll::Pending => waiting = true,
+                Poll::Ready(result) => {
+                    *place = None;
+                    note(leg, result);
+                }
+            }
+        }
+        if waiting { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+}
+
+/// Scratch bytes that the future of [`Mirror::wait_for_legs`] takes.
+fn wait_bytes<'a, F: Future>(_: fn(&'a Mirror, TaskContext<'a>, Writing<'a>, Request<'a>, usize, Step<'a>) -> F) -> usize {
+    size_of::<F>().next_multiple_of(8)
+}
+
+/// Scratch bytes that the future of [`Mirror::follow_read`] takes.
+fn read_bytes<'a, F: Future>(_: fn(&'a Mirror, TaskContext<'a>, Request<'a>, Queued<'a>, usize, Step<'a>) -> F) -> usize {
+    size_of::<F>().next_multiple_of(8)
+}
+
+impl Volume for Mirror {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.shape()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let (ByteOffset(_), bytes) = match check(&self.shape(), &request) {
+            Ok(range) => range,
+            Err(error) => return Step::Done(Err(error)),
+        };
+        match request.operation {
+            Operation::Flush => self.flush(cx, request),
+            _ if request.count.0 == 0 => Step::Done(Ok(())),
+            Operation::Read | Operation::Compare => self.read(cx, request),
+            Operation::Write { .. } if bytes <= BUFFER_SIZE as u64 || !self.plan.stable => self.write(cx, request),
+            Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Deallocate => {
+                Step::Wait(cx.scratch.place_future(self.in_pieces(cx, request)))
+            }
+            Operation::Copy { .. } => Step::Wait(cx.scratch.place_future(self.copy(cx, request))),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let long = future_bytes(Self::in_pieces).max(future_bytes(Self::copy));
+        long + size_of::<Scratch>().next_multiple_of(8) + self.piece_bytes()
+    }
+
+    fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported {
+            volume: self.name.clone(),
+            what: "resizing a mirror (take it out, resize, put it in again)",
+        })
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.format_legs(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        let readable = self.masks().readable.max(1);
+        let leg = readable.trailing_zeros() as usize;
+        self.legs.get(leg).map_or(Usage::default(), |leg| leg.usage())
+    }
+}

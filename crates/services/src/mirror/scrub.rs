@@ -1,0 +1,189 @@
+//! Scrub: compares what the legs hold, and repairs what can be decided.
+
+use std::sync::atomic::Ordering;
+
+use millrace_block::{Operation, TaskContext};
+use millrace_memory::{BounceBuffer, BufferPool, Segment};
+
+use super::{
+    Mirror,
+    state::{MOST_LEGS, legs_of},
+    upkeep::{PIECE, Pace},
+};
+use crate::background::Stop;
+
+/// Differing blocks that are listed.
+const LISTED: usize = 16;
+
+/// A scrub, and what it found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scrub {
+    pub(super) running: bool,
+    /// Bytes done.
+    pub(super) at: u64,
+    /// Blocks that were wrong on some leg and are right now.
+    pub(super) repaired: u64,
+    /// Blocks that differ, where nothing tells which leg is right.
+    pub(super) differing: u64,
+    /// The first of them.
+    pub(super) listed: Vec<u64>,
+    /// Scrubs that came to their end.
+    pub(super) finished: u64,
+}
+
+/// Which of the values, as numbers of the first leg that has each, more than half of the legs have.
+pub(super) fn majority(values: &[usize]) -> Option<usize> {
+    values.iter().copied().find(|value| values.iter().filter(|other| *other == value).count() * 2 > values.len())
+}
+
+impl Mirror {
+    /// Carries on with a scrub if one was asked for.
+    pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) {
+        let mut pace = Pace::new(self.plan.rate);
+        while !stop.is_set() {
+            let at = {
+                let mut scrub = self.scrub();
+                if !scrub.running {
+                    return;
+                }
+                if scrub.at >= self.bytes {
+                    (scrub.running, scrub.finished) = (false, scrub.finished + 1);
+                    let (repaired, differing) = (scrub.repaired, scrub.differing);
+                    tracing::info!(mirror = self.name, repaired, differing, "scrub finished");
+                    return;
+                }
+                scrub.at
+            };
+            let len = PIECE.min(self.bytes - at);
+            self.scrub_piece(cx, pool, at, len).await;
+            self.advance_scrub(at, len);
+            pace.spend(cx, stop, len).await;
+        }
+    }
+
+    /// Compares a piece on all good legs.
+    pub(super) async fn scrub_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) {
+        let _range = self.ranges.lock(cx, at..at + len).await;
+        if self.intent().is_none_or(|intent| !intent.is_settled(at, at + len)) {
+            // Resync has it to do.
+            return;
+        }
+        let readable = self.masks().readable;
+        let (mut buffers, mut good, mut bad): ([Option<BounceBuffer>; MOST_LEGS], _, _) = (Default::default(), 0_u8, 0_u8);
+        for leg in legs_of(readable) {
+            let buffer = pool.take().await;
+            match self.transfer(cx, leg, Operation::Read, at, buffer.segment(len as usize)).await {
+                Ok(()) => good |= 1 << leg,
+                Err(error) => {
+                    bad |= 1 << leg;
+                    tracing::warn!(mirror = self.name, leg, at, %error, "a scrub could not read a leg");
+                }
+            }
+            buffers[leg] = Some(buffer);
+        }
+        let segment = |leg: usize| buffers[leg].as_ref().expect("a buffer was taken for each").segment(len as usize);
+        self.vote(cx, good, at, len, &segment).await;
+        for leg in legs_of(bad) {
+            self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
+            match self.repair(cx, leg, at, segment(leg)).await {
+                Ok(()) if good != 0 => self.note_repaired(),
+                Ok(()) => {}
+                Err(error) => _ = self.drop_legs(cx, 1 << leg, Some(error)).await,
+            }
+        }
+    }
+
+    /// Unless it was begun anew meanwhile.
+    fn advance_scrub(&self, at: u64, len: u64) {
+        let mut scrub = self.scrub();
+        if scrub.at == at {
+            scrub.at += len;
+        }
+    }
+
+    fn note_repaired(&self) {
+        self.counters.repaired.fetch_add(1, Ordering::Relaxed);
+        self.scrub().repaired += 1;
+    }
+
+    /// Compares what was read from these legs, block by block.
+    async fn vote(&self, cx: TaskContext<'_>, legs: u8, at: u64, len: u64, segment: &impl Fn(usize) -> Segment) {
+        let Some(first) = legs_of(legs).next() else { return };
+        if legs_of(legs).skip(1).all(|leg| segment(first).equals(&segment(leg))) {
+            return;
+        }
+        let block = self.shape().block_size.bytes() as usize;
+        for offset in (0..len as usize).step_by(block) {
+            let part = |leg: usize| segment(leg).part(offset, block).expect("a block of the piece");
+            let like = |leg: usize| legs_of(legs).find(|other| part(*other).equals(&part(leg))).unwrap_or(leg);
+            let (mut values, mut count) = ([0; MOST_LEGS], 0);
+            for leg in legs_of(legs) {
+                values[count] = like(leg);
+                count += 1;
+            }
+            let values = &values[..count];
+            if values.iter().all(|value| *value == values[0]) {
+                continue;
+            }
+            let lba = (at + offset as u64) / block as u64;
+            let Some(right) = majority(values) else {
+                self.note_differing(lba);
+                continue;
+            };
+            for (leg, _) in legs_of(legs).zip(values).filter(|(_, value)| **value != right) {
+                let place = at + offset as u64;
+                match self.transfer(cx, leg, Operation::Write { fua: false }, place, part(right)).await {
+                    Ok(()) => {
+                        tracing::warn!(mirror = self.name, leg, lba, "a block differed from the majority and was rewritten");
+                        self.note_repaired();
+                    }
+                    Err(error) => _ = self.drop_legs(cx, 1 << leg, Some(error)).await,
+                }
+            }
+        }
+    }
+
+    fn note_differing(&self, lba: u64) {
+        let mut scrub = self.scrub();
+        scrub.differing += 1;
+        if scrub.listed.len() < LISTED {
+            scrub.listed.push(lba);
+            tracing::error!(
+                mirror = self.name,
+                lba,
+                "the legs differ, and nothing tells which one is right: compare with a backup, and \"fail\" and \"rebuild\" \
+                 the leg that is wrong"
+            );
+        }
+    }
+
+    /// Starts a scrub from the beginning.
+    pub(super) fn start_scrub(&self) {
+        let mut scrub = self.scrub();
+        let finished = scrub.finished;
+        *scrub = Scrub { running: true, finished, ..Scrub::default() };
+    }
+
+    /// Scrubs everything at once: for tests.
+    #[cfg(test)]
+    pub(super) async fn scrub_all(&self, cx: TaskContext<'_>, pool: &BufferPool) -> Scrub {
+        self.start_scrub();
+        self.scrub_if_asked(cx, &Stop::default(), pool).await;
+        self.scrub().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::majority;
+
+    #[test]
+    fn a_majority_is_more_than_half() {
+        assert_eq!(majority(&[0, 1]), None);
+        assert_eq!(majority(&[0, 1, 1]), Some(1));
+        assert_eq!(majority(&[0, 1, 2]), None);
+        assert_eq!(majority(&[0, 0, 2, 2]), None);
+        assert_eq!(majority(&[0, 0, 0, 3]), Some(0));
+        assert_eq!(majority(&[5]), Some(5));
+    }
+}

@@ -1,0 +1,216 @@
+//! What the legs are to the mirror, and how that is written on them: docs/formats/mirror.md.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Legs at most.
+pub(crate) const MOST_LEGS: usize = 8;
+/// Bytes of the label at most.
+const LABEL: usize = 64;
+/// Where the list of members begins.
+const MEMBERS: usize = 112;
+/// Bytes of a member.
+const MEMBER: usize = 32;
+
+/// What a leg is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LegState {
+    /// It has everything: it is read and written.
+    Good,
+    /// It is being filled: it is written, and not read.
+    Filling,
+    /// It missed writes: it is neither read nor written.
+    Failed,
+}
+
+/// Tells one thing from all others, ever. Bytes, because a number of this size would ask for more alignment than a task's scratch
+/// gives.
+pub(crate) type Id = [u8; 16];
+
+/// A leg, as the mirror knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Tells it from all other legs, ever.
+    pub(crate) id: Id,
+    pub(crate) state: LegState,
+    /// The event at which it failed; 0: it did not.
+    pub(crate) failed_at: u64,
+}
+
+/// The members of a mirror, and what happened to them so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Table {
+    /// Tells this mirror from all others.
+    pub(crate) set: Id,
+    /// Changes of this table so far.
+    pub(crate) event: u64,
+    /// Bytes of data on each leg.
+    pub(crate) bytes: u64,
+    /// Power of two of the bytes of a region of the bitmap.
+    pub(crate) region_shift: u32,
+    /// The volume's name when the mirror was made: for messages.
+    pub(crate) label: String,
+    pub(crate) members: Vec<Member>,
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    array(bytes, at).map(u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    array(bytes, at).map(u64::from_le_bytes)
+}
+
+impl LegState {
+    fn number(self) -> u32 {
+        match self {
+            Self::Good => 1,
+            Self::Filling => 2,
+            Self::Failed => 3,
+        }
+    }
+
+    fn from_number(number: u32) -> Option<Self> {
+        [Self::Good, Self::Filling, Self::Failed].into_iter().find(|state| state.number() == number)
+    }
+}
+
+impl Table {
+    /// The content of the record on the leg that is member `own`.
+    pub(crate) fn encode(&self, own: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(MEMBERS + MEMBER * self.members.len());
+        bytes.extend_from_slice(&self.set);
+        bytes.extend_from_slice(&self.event.to_le_bytes());
+        bytes.extend_from_slice(&self.bytes.to_le_bytes());
+        bytes.extend_from_slice(&self.region_shift.to_le_bytes());
+        bytes.extend_from_slice(&(self.members.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&(own as u32).to_le_bytes());
+        let label = self.label.as_bytes();
+        let label = label.get(..label.len().min(LABEL)).unwrap_or_default();
+        bytes.extend_from_slice(&(label.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(label);
+        bytes.resize(MEMBERS, 0);
+        for member in &self.members {
+            bytes.extend_from_slice(&member.id);
+            bytes.extend_from_slice(&member.state.number().to_le_bytes());
+            bytes.extend_from_slice(&[0; 4]);
+            bytes.extend_from_slice(&member.failed_at.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// A table and which of its members the leg is; `None` when it cannot be one.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
+        let (count, own) = (u32_at(bytes, 36)? as usize, u32_at(bytes, 40)? as usize);
+        let label = bytes.get(48..48_usize.checked_add(u32_at(bytes, 44)? as usize)?)?;
+        if !(1..=MOST_LEGS).contains(&count) || own >= count || label.len() > LABEL {
+            return None;
+        }
+        let member = |number: usize| {
+            let at = MEMBERS + number * MEMBER;
+            let state = LegState::from_number(u32_at(bytes, at + 16)?)?;
+            Some(Member { id: array(bytes, at)?, state, failed_at: u64_at(bytes, at + 24)? })
+        };
+        let table = Self {
+            set: array(bytes, 0)?,
+            event: u64_at(bytes, 16)?,
+            bytes: u64_at(bytes, 24)?,
+            region_shift: u32_at(bytes, 32).filter(|shift| *shift < 64)?,
+            label: String::from_utf8_lossy(label).into_owned(),
+            members: (0..count).map(member).collect::<Option<_>>()?,
+        };
+        Some((table, own))
+    }
+
+    fn set_of(&self, is: impl Fn(&Member) -> bool) -> u8 {
+        self.members.iter().enumerate().fold(0, |set, (at, member)| set | u8::from(is(member)) << at)
+    }
+
+    /// What follows for requests, with this table durable on its legs.
+    pub(crate) fn masks(&self) -> Masks {
+        Masks {
+            readable: self.set_of(|member| member.state == LegState::Good),
+            writable: self.set_of(|member| member.state != LegState::Failed),
+            recorded: self.set_of(|member| member.state == LegState::Failed),
+        }
+    }
+}
+
+/// Sets of legs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Masks {
+    /// They are read.
+    pub(crate) readable: u8,
+    /// They are written.
+    pub(crate) writable: u8,
+    /// They failed, and that is durable on the others.
+    pub(crate) recorded: u8,
+}
+
+/// Sets of legs that every request looks at, in one word.
+#[derive(Debug, Default)]
+pub(crate) struct SharedMasks(AtomicU64);
+
+impl SharedMasks {
+    /// Acquire: pairs with [`Self::set`].
+    #[inline]
+    pub(crate) fn get(&self) -> Masks {
+        let [readable, writable, recorded, ..] = self.0.load(Ordering::Acquire).to_le_bytes();
+        Masks { readable, writable, recorded }
+    }
+
+    /// For whoever has the turn to change the table.
+    pub(crate) fn set(&self, masks: Masks) {
+        let word = u64::from_le_bytes([masks.readable, masks.writable, masks.recorded, 0, 0, 0, 0, 0]);
+        self.0.store(word, Ordering::Release);
+    }
+}
+
+/// The legs of a set.
+pub(crate) fn legs_of(set: u8) -> impl Iterator<Item = usize> {
+    (0..MOST_LEGS).filter(move |leg| set >> leg & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn table() -> impl Strategy<Value = Table> {
+        let member = (any::<Id>(), 0..3_usize, any::<u64>()).prop_map(|(id, state, failed_at)| {
+            let state = [LegState::Good, LegState::Filling, LegState::Failed][state];
+            Member { id, state, failed_at }
+        });
+        let members = proptest::collection::vec(member, 1..=MOST_LEGS);
+        (any::<Id>(), any::<u64>(), any::<u64>(), 0..64_u32, "[a-z]{0,64}", members).prop_map(
+            |(set, event, bytes, region_shift, label, members)| Table { set, event, bytes, region_shift, label, members },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn tables_read_back(table in table(), own in 0..MOST_LEGS) {
+            let own = own % table.members.len();
+            prop_assert_eq!(Table::decode(&table.encode(own)), Some((table, own)));
+        }
+
+        #[test]
+        fn any_bytes_are_a_table_or_not(bytes in proptest::collection::vec(any::<u8>(), 0..500)) {
+            if let Some((table, own)) = Table::decode(&bytes) {
+                prop_assert!(own < table.members.len());
+            }
+        }
+
+        #[test]
+        fn a_cut_table_is_none(table in table(), cut in 0..400_usize) {
+            let bytes = table.encode(0);
+            if cut < bytes.len() {
+                prop_assert_eq!(Table::decode(&bytes[..cut]), None);
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Legs that fail, and what becomes of them.
+
+use millrace_backends::fault::{Effect, Kind, Rule, When};
+use millrace_block::{BlockCount, BlockError, Lba, Operation};
+
+use super::*;
+use crate::service::Health;
+
+const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
+const READ_FAULT: BlockError = BlockError::ReadFault { errno: 5 };
+
+/// Everything on this leg fails from now on.
+fn pull(leg: &FaultVolume) {
+    leg.add(Rule { kinds: vec![], ..Rule::new(Kind::Read, When::Always, Effect::Fail(BlockError::NotReady)) });
+}
+
+#[test]
+fn a_pulled_leg_is_no_error_and_what_it_missed_is_copied_when_it_comes_back() {
+    let legs = faulty(2, 8192);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, ", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 8192);
+        pull(&legs[1]);
+        model = bench.write_random(0, 300);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        bench.expect(0, &model);
+    });
+    assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("good"), Some("failed")));
+    assert_eq!(graph.tree().status.unwrap().health, Health::Degraded);
+    let service = Arc::clone(graph.root.service.as_ref().unwrap());
+    assert!(service.leg_is_whole(0) && !service.leg_is_whole(1));
+    let refused = service.command("fail", &arguments(&[("leg", "0")])).unwrap_err();
+    assert_eq!(refused.to_string(), "leg 0 is the last one that has all data: it stays");
+    assert!(service.command("rebuild", &arguments(&[("leg", "1")])).is_err(), "it still does not answer");
+    assert_eq!(fact(&graph, "leg 1").as_deref(), Some("failed"));
+
+    legs[1].clear();
+    let before = legs[1].requests(Kind::Write);
+    let said = service.command("rebuild", &arguments(&[("leg", "1")])).unwrap();
+    assert_eq!(said, "leg 1 is being filled with what it missed");
+    assert_eq!(graph.tree().status.unwrap().progress.len(), 1);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    assert!(resync(&graph));
+    assert_eq!(fact(&graph, "leg 1").as_deref(), Some("good"));
+    assert!(data_of(&volumes[0]) == data_of(&volumes[1]));
+    // 300 blocks are three regions of 64 KiB: of 4 MiB, only these were written.
+    assert!(legs[1].requests(Kind::Write) - before < 20, "only what it missed");
+}
+
+#[test]
+fn a_write_that_missed_a_leg_waits_until_that_is_recorded() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("", &volumes, Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 8);
+        pull(&legs[1]);
+        // The other leg takes the data and refuses its tables, which lie at its end.
+        let tables = Some((Lba(1024), BlockCount(128)));
+        legs[0].add(Rule { range: tables, ..Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)) });
+        let data = bench.random.bytes(512);
+        assert!(bench.write(3, &data).is_err(), "nobody would know, after a crash, which leg is right");
+        assert!(bench.write(3, &data).is_err());
+        legs[0].clear();
+        assert_eq!(bench.write(3, &data), Ok(()));
+        bench.expect(3, &data);
+    });
+    drop(graph);
+    legs[1].clear();
+    let graph = open("", &volumes, Reason::Open);
+    assert_eq!(fact(&graph, "leg 1").as_deref(), Some("failed"));
+}
+
+#[test]
+fn errors_of_all_legs_are_the_guests_and_drop_none() {
+    let legs = faulty(2, 1024);
+    let graph = open("", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 8);
+        for leg in &legs {
+            leg.add(Rule { range: Some((Lba(5), BlockCount(1))), ..Rule::new(Kind::Write, When::Always, Effect::Tear) });
+        }
+        let data = bench.random.bytes(3 * 512);
+        assert_eq!(bench.write(4, &data), Err(BlockError::WriteFault { errno: 0 }));
+        for leg in &legs {
+            leg.clear();
+        }
+        // Each leg may have another part of it: all reads see the same one.
+        let first = bench.read(4, 3);
+        (0..8).for_each(|_| bench.expect(4, &first));
+    });
+    assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("good"), Some("good")));
+    assert!(resync(&graph));
+    assert!(data_of(&volumes(&legs)[0]) == data_of(&volumes(&legs)[1]));
+}
+
+#[test]
+fn what_one_leg_cannot_read_is_read_elsewhere_and_rewritten() {
+    let legs = faulty(2, 1024);
+    let graph = open("read=0, ", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| {
+        let data = bench.write_random(0, 1024);
+        legs[0].add(Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT)));
+        let before = legs[0].requests(Kind::Write);
+        bench.expect(0, &data);
+        assert!(legs[0].requests(Kind::Write) > before, "it is given the data again");
+        assert_eq!(fact(&graph, "leg 0").as_deref(), Some("good"));
+        assert!(fact(&graph, "repaired").is_some());
+        // A leg that cannot read even what was just written is of no use.
+        legs[0].add(Rule {
+            range: Some((Lba(7), BlockCount(1))),
+            ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT))
+        });
+        bench.expect(0, &data);
+        assert_eq!(fact(&graph, "leg 0").as_deref(), Some("failed"));
+        bench.expect(0, &data);
+        // The last leg's errors are the guest's.
+        legs[1].add(Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT)));
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+        let segment = bench.memory.segment(0, 512);
+        assert_eq!(bench.moving(Operation::Read, 0, &[segment]), Err(READ_FAULT));
+        bench.expect(0, &data);
+    });
+}
+
+#[test]
+fn a_scrub_repairs_by_majority_and_never_by_guess() {
+    for count in [2, 3] {
+        let legs = faulty(count, 1024);
+        let volumes = volumes(&legs);
+        let graph = open("", &volumes, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+        // Rot below the mirror: one byte of block 700 of one leg.
+        let mut spoiled = model[700 * 512..701 * 512].to_vec();
+        spoiled[17] ^= 4;
+        crate::legs::write(&volumes[1], 700 * 512, spoiled).unwrap();
+        // And a block that the first leg cannot read once.
+        legs[0].add(Rule {
+            range: Some((Lba(3), BlockCount(1))),
+            ..Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT))
+        });
+        let scrubbed = mirror(&graph);
+        let found = crate::legs::block_on(move |cx| {
+            Box::pin(async move {
+                let pool = millrace_memory::BufferPool::new(MOST_LEGS).unwrap();
+                scrubbed.scrub_all(cx, &pool).await
+            })
+        })
+        .unwrap();
+        if count == 3 {
+            assert_eq!((found.differing, found.repaired, found.listed), (0, 2, vec![]));
+            assert!(volumes.iter().all(|leg| data_of(leg) == model));
+        } else {
+            assert_eq!((found.differing, found.repaired, found.listed), (1, 1, vec![700]));
+            assert!(data_of(&volumes[0]) == model && data_of(&volumes[1]) != model, "neither leg was changed");
+            assert_eq!(fact(&graph, "differing blocks").as_deref(), Some("700"));
+        }
+    }
+}
+
+#[test]
+fn marks_come_before_writes_and_go_when_all_is_quiet() {
+    let legs = faulty(2, 8192);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, ", &volumes, Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 1);
+        let before = legs[0].requests(Kind::Flush);
+        bench.write_random(1, 100);
+        assert_eq!(legs[0].requests(Kind::Flush), before, "a marked region costs nothing");
+        bench.write_random(128, 1);
+        assert_eq!(legs[0].requests(Kind::Flush), before + 1, "a new one costs a store");
+    });
+    assert_eq!(mirror(&graph).intent().unwrap().marked(), 2);
+    let quiet = mirror(&graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            quiet.take_marks_away(cx).await;
+            assert_eq!(quiet.intent().unwrap().marked(), 2, "they were just used");
+            quiet.take_marks_away(cx).await;
+            assert_eq!(quiet.intent().unwrap().marked(), 0);
+        })
+    })
+    .unwrap();
+    drop(graph);
+    let graph = open("region=64K, ", &volumes, Reason::Open);
+    assert_eq!(mirror(&graph).intent().unwrap().stale(), 0, "nothing to do after a quiet crash");
+}
+
+#[test]
+fn format_erases_all_legs_and_heals_none() {
+    let legs = faulty(3, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("", &volumes, Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 100);
+    });
+    graph.root.service.as_ref().unwrap().command("fail", &arguments(&[("leg", "2")])).unwrap();
+    graph.volume().format(BlockSize::B4096).unwrap();
+    assert_eq!(graph.volume().geometry().blocks.0, 128);
+    on_bench(&graph, |bench| bench.expect_zeroes(0, 128));
+    assert_eq!(fact(&graph, "leg 2").as_deref(), Some("failed"));
+}

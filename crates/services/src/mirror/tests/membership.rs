@@ -1,0 +1,239 @@
+//! Which legs make a mirror: what is on them, and what is put in by mistake.
+
+use millrace_backends::fault::Kind;
+use millrace_block::Operation;
+
+use super::{
+    decide::{Decision, Found, Wanted as Asked, decide},
+    meta::{page_region, table_region},
+    state::{LegState, Member},
+    *,
+};
+use crate::service::{Health, LegOrigin, Mount};
+
+fn fails(stack: &str, legs: &[Arc<dyn Volume>], reason: Reason) -> String {
+    graph(stack, legs, None, reason, &Arc::default()).err().expect("it is refused").to_string()
+}
+
+#[test]
+fn nonsense_is_refused_by_name() {
+    let refused = |stack: &str| stack.parse::<crate::Node>().unwrap_err().to_string();
+    assert!(
+        refused("mirror(read=9, null, null)")
+            .ends_with("read: round-robin, shortest-queue, or the number of a leg, counted from 0")
+    );
+    assert!(refused("mirror(region=5000, null)").ends_with("region: a power of two of at least 64K is possible"));
+    assert!(refused("mirror(rate=1, null)").ends_with("rate: at least 4K a second"));
+    assert!(refused("mirror()").contains("it is over 0 legs; 1 to 8 are possible"));
+    let legs = volumes(&faulty(2, 1024));
+    assert!(fails("mirror(read=2, disk:0, disk:1)", &legs, Reason::Create).ends_with("read: there is no leg 2"));
+    let twice = [Arc::clone(&legs[0]), Arc::clone(&legs[0])];
+    assert!(fails("mirror(disk:0, disk:1)", &twice, Reason::Create).ends_with("leg 1 (leg0) stands there twice"));
+    let small = [memory(Wanted { block_size: BlockSize::B512, blocks: 128, read_only: false }, 0)];
+    assert!(fails("mirror(disk:0)", &small, Reason::Create).contains("the smallest leg has 65536 bytes"));
+    let other = memory(Wanted { block_size: BlockSize::B4096, blocks: 1024, read_only: false }, 1);
+    assert!(fails("mirror(disk:0, disk:1)", &[Arc::clone(&legs[0]), other], Reason::Create).contains("4096"));
+    assert!(fails("mirror(disk:0, disk:1)", &legs, Reason::Open).contains("it holds no mirror"));
+    let graph = open("", &legs, Reason::Create);
+    let service = graph.root.service.as_ref().unwrap();
+    assert!(service.command("rebuild", &arguments(&[("leg", "0")])).unwrap_err().to_string().contains("in use"));
+    assert!(service.command("fail", &arguments(&[("leg", "2")])).unwrap_err().to_string().contains("there are 0 to 1"));
+    assert!(service.command("fail", &arguments(&[])).is_err());
+    assert_eq!(
+        service.command("jump", &arguments(&[])).unwrap_err().to_string(),
+        "\"jump\" is no command of mirror; there are fail, rebuild, scrub, stop"
+    );
+}
+
+#[test]
+fn a_damaged_table_is_read_from_its_other_copy_and_a_newer_one_is_refused() {
+    let legs = volumes(&faulty(2, 1024));
+    drop(open("", &legs, Reason::Create));
+    let region = table_region(&*legs[0]);
+    // Both copies say the same, whichever is lost.
+    for copy in 0..2 {
+        let at = region.offset + copy * region.len / 2;
+        let good = crate::legs::read(&legs[0], at, 4096).unwrap();
+        let mut bad = good.clone();
+        bad[40] ^= 1;
+        crate::legs::write(&legs[0], at, bad).unwrap();
+        let graph = open("", &legs, Reason::Open);
+        assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("good"), Some("good")));
+    }
+    // Both are damaged: the leg is out of use, the mirror is not.
+    for copy in 0..2 {
+        let at = region.offset + copy * region.len / 2;
+        let mut bad = crate::legs::read(&legs[0], at, 4096).unwrap();
+        bad[40] ^= 1;
+        crate::legs::write(&legs[0], at, bad).unwrap();
+    }
+    let graph = open("", &legs, Reason::Open);
+    assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("failed"), Some("good")));
+    drop(graph);
+    // A newer layout on the only leg.
+    let region = table_region(&*legs[1]);
+    let newer = crate::record::Region { version: 2, ..region };
+    let found = region.load(&legs[1]).unwrap().unwrap();
+    newer.store(&legs[1], found.generation + 1, &found.content).unwrap();
+    let refused = fails("mirror(disk:0)", &legs[1..], Reason::Open);
+    assert!(refused.contains("layout 2"), "{refused}");
+}
+
+#[test]
+fn a_damaged_bitmap_makes_everything_stale_and_nothing_wrong() {
+    let legs = volumes(&faulty(2, 8192));
+    let graph = open("region=64K, ", &legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 8192));
+    drop(graph);
+    for leg in &legs {
+        let region = page_region(&**leg);
+        for copy in 0..2 {
+            crate::legs::write(leg, region.offset + copy * region.len / 2 + 512, vec![0xee; 512]).unwrap();
+        }
+    }
+    let graph = open("region=64K, ", &legs, Reason::Open);
+    assert_eq!(mirror(&graph).intent().unwrap().stale(), 64);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    assert!(resync(&graph));
+    assert_eq!(graph.tree().status.unwrap().health, Health::Good);
+}
+
+#[test]
+fn legs_of_another_volume_and_legs_used_apart_are_refused() {
+    let legs = volumes(&faulty(3, 1024));
+    drop(open("", &legs[..2], Reason::Create));
+    drop(open("", &legs[2..], Reason::Create));
+    let mixed = [Arc::clone(&legs[0]), Arc::clone(&legs[2])];
+    assert!(fails("mirror(disk:0, disk:1)", &mixed, Reason::Open).contains("it belongs to a mirror"));
+    // Each leg alone, and both changed.
+    for leg in 0..2 {
+        let graph = open("", &legs[..2], Reason::Open);
+        if leg == 1 {
+            break;
+        }
+        graph.root.service.as_ref().unwrap().command("fail", &arguments(&[("leg", "1")])).unwrap();
+    }
+    let region = table_region(&*legs[1]);
+    let found = region.load(&legs[1]).unwrap().unwrap();
+    let (mut table, own) = Table::decode(&found.content).unwrap();
+    table.event += 2;
+    table.members[0].state = LegState::Failed;
+    region.store(&legs[1], found.generation + 1, &table.encode(own)).unwrap();
+    assert!(fails("mirror(disk:0, disk:1)", &legs[..2], Reason::Open).contains("used apart from each other"));
+    // The one that is trusted, alone.
+    let graph = open("", &legs[..1], Reason::Open);
+    assert_eq!(fact(&graph, "leg 0").as_deref(), Some("good"));
+}
+
+#[test]
+fn data_that_were_there_come_to_the_new_leg() {
+    let legs = faulty(2, 8192);
+    let volumes = volumes(&legs);
+    // The first leg was the volume, without room for tables.
+    let plain = memory(Wanted { block_size: BlockSize::B512, blocks: 8192, read_only: false }, 7);
+    crate::legs::write(&plain, 300 * 512, vec![7; 512]).unwrap();
+    let all = [Arc::clone(&plain), Arc::clone(&volumes[1])];
+    let build = Build {
+        name: "new".to_owned(),
+        volume: "test",
+        legs: all.to_vec(),
+        size: Some(8192 * 512),
+        shared: &crate::SharedObjects::default(),
+    };
+    let service = plan(&Settings::default()).unwrap().build(build).unwrap();
+    let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Data, LegOrigin::New], previous: None };
+    service.mount(&mount).unwrap();
+    assert!(service.leg_is_whole(0) && !service.leg_is_whole(1));
+    assert_eq!(plain.geometry().bytes(), leg_bytes(8192 * 512), "it was lengthened");
+    let service: Arc<dyn std::any::Any + Send + Sync> = service;
+    let mirror: Arc<Mirror> = service.downcast().unwrap();
+    let (volume, reads) = (Arc::clone(&mirror), legs[1].requests(Kind::Read));
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    bench.expect(300, &[7; 512]);
+    bench.plain(Operation::WriteZeroes { fua: false, deallocate: false }, 0, 10).unwrap();
+    assert_eq!(legs[1].requests(Kind::Read), reads, "what is being filled is not read");
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            let pool = millrace_memory::BufferPool::new(MOST_LEGS).unwrap();
+            assert!(mirror.resync(cx, &crate::background::Stop::default(), &pool).await);
+            assert!(mirror.leg_is_whole(1));
+        })
+    })
+    .unwrap();
+    assert!(data_of(&all[0]) == data_of(&all[1]));
+}
+
+/// A mirror's life on paper: legs fail, come back and miss stores of the table, and no stale leg is ever taken for good.
+#[test]
+fn no_history_makes_a_stale_leg_good() {
+    for seed in 0..3000 {
+        let mut random = conformance::Random::new(seed);
+        let legs = 2 + random.below(3) as usize;
+        let members = (0..legs).map(|leg| Member { id: [leg as u8 + 1; 16], state: LegState::Good, failed_at: 0 }).collect();
+        let mut now = Table { set: [9; 16], event: 1, bytes: 4096, region_shift: 22, label: "v".to_owned(), members };
+        let mut disks = vec![now.clone(); legs];
+        let mut fresh = 100_u16;
+        for _ in 0..12 {
+            // A leg fails: every other one in use says so, but the power may go before all of them do.
+            let good: Vec<usize> = (0..legs).filter(|leg| now.members[*leg].state == LegState::Good).collect();
+            let cut = random.below(4) == 0;
+            if good.len() > 1 && random.below(2) == 0 {
+                let failed = good[random.below(good.len() as u64) as usize];
+                now.event += 1;
+                (now.members[failed].state, now.members[failed].failed_at) = (LegState::Failed, now.event);
+            } else {
+                now.event += 1;
+                let filled = |member: &&mut Member| member.state == LegState::Filling;
+                now.members.iter_mut().filter(filled).for_each(|member| member.state = LegState::Good);
+            }
+            let before = disks.clone();
+            let mut acknowledged = true;
+            for (disk, member) in disks.iter_mut().zip(&now.members) {
+                if member.state != LegState::Failed {
+                    if cut && random.below(2) == 0 {
+                        acknowledged = false;
+                        continue;
+                    }
+                    *disk = now.clone();
+                }
+            }
+            let stale: Vec<bool> = now.members.iter().map(|member| member.state != LegState::Good).collect();
+            let found: Vec<Found> = (0..legs)
+                .map(|leg| Found {
+                    name: format!("leg{leg}"),
+                    origin: LegOrigin::Kept,
+                    record: Ok(Some((disks[leg].clone(), leg))),
+                    blank: false,
+                })
+                .collect();
+            let asked = Asked { bytes: 4096, region_shift: 22, label: "v", reason: Reason::Open };
+            let mut make = || {
+                fresh += 1;
+                let mut id = [0; 16];
+                id[..2].copy_from_slice(&fresh.to_le_bytes());
+                id
+            };
+            let Decision { table, .. } =
+                decide(&found, asked, &mut make).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            for (leg, (member, stale)) in table.members.iter().zip(&stale).enumerate() {
+                let good = member.state == LegState::Good;
+                assert!(!good || !stale || !acknowledged, "seed {seed}: leg {leg} missed writes: {before:?} {disks:?}");
+            }
+            // Open: the table is stored on all legs in use; those that failed may be added again.
+            now = table;
+            now.event += 1;
+            for member in &mut now.members {
+                if member.state == LegState::Failed && random.below(3) == 0 {
+                    (member.state, member.failed_at) = (LegState::Filling, 0);
+                }
+            }
+            for (disk, member) in disks.iter_mut().zip(&now.members) {
+                if member.state != LegState::Failed {
+                    *disk = now.clone();
+                }
+            }
+        }
+    }
+}
