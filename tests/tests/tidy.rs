@@ -27,7 +27,19 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user", "keeper"]),
     (
         "millrace",
-        &["block", "engine", "backends", "frontends", "driver", "control", "vfio-user", "nvme-spec", "memory", "keeper"],
+        &[
+            "block",
+            "engine",
+            "services",
+            "backends",
+            "frontends",
+            "driver",
+            "control",
+            "vfio-user",
+            "nvme-spec",
+            "memory",
+            "keeper",
+        ],
     ),
 ];
 

@@ -243,7 +243,7 @@ impl Declared {
 
     fn resolve(&mut self, base: &Path) {
         for volume in &mut self.volumes {
-            volume.value.backend = volume.value.backend.clone().resolved(base);
+            volume.value.stack = volume.value.stack.clone().resolved(base);
         }
         for device in &mut self.devices {
             let device = &mut device.value;
@@ -259,13 +259,14 @@ impl Declared {
         let mut files: BTreeMap<&Path, &VolumeSpec> = BTreeMap::new();
         for Located { line, value: volume } in &self.volumes {
             volume.validate().map_err(|error| self.failed(*line, error))?;
-            let Some(path) = volume.backend.path() else { continue };
-            match files.insert(path, volume) {
-                Some(other) if !(volume.read_only && other.read_only) => {
-                    let (name, other, path) = (volume.name.clone(), other.name.clone(), path.clone());
-                    return Err(self.failed(*line, ControlError::FileTaken { name, path, other }));
+            for path in volume.stack.leaves().into_iter().filter_map(millrace_services::Leaf::file) {
+                match files.insert(path, volume) {
+                    Some(other) if !(volume.read_only && other.read_only) => {
+                        let (name, other, path) = (volume.name.clone(), other.name.clone(), path.to_owned());
+                        return Err(self.failed(*line, ControlError::FileTaken { name, path, other }));
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
         }
         Ok(())
@@ -336,7 +337,7 @@ fn volume_difference(declared: &VolumeSpec, stored: &VolumeSpec) -> Option<Strin
         (here != there).then(|| format!("{what} is {here} in the file and {there} in the state"))
     };
     let size = declared.size.zip(stored.size);
-    differ("backend", declared.backend.0.to_string(), stored.backend.0.to_string())
+    differ("stack", declared.stack.to_string(), stored.stack.to_string())
         .or_else(|| size.and_then(|(here, there)| differ("size", here.to_string(), there.to_string())))
         .or_else(|| {
             let (here, there) = (declared.block_size.0.bytes(), stored.block_size.0.bytes());

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use millrace_block::VolumeError;
 use millrace_engine::EngineError;
 use millrace_frontends::{nvme::DeviceError, virtio_blk};
+use millrace_services::graph::{ChangeFailed, GraphError};
 use millrace_vfio_user::ListenerError;
 use thiserror::Error;
 
@@ -51,6 +52,38 @@ pub enum ControlError {
     Formatting {
         /// The volume.
         name: Name,
+    },
+    /// The volume's stack is being changed.
+    #[error("volume {name} is being changed")]
+    Changing {
+        /// The volume.
+        name: Name,
+    },
+    /// Another volume is made of it.
+    #[error("volume {name} is part of volume {by}")]
+    VolumeInStack {
+        /// The volume.
+        name: Name,
+        /// The other one.
+        by: Name,
+    },
+    /// A node of the volume's stack refused.
+    #[error("volume {name}: {source}")]
+    Graph {
+        /// The volume.
+        name: Name,
+        /// The node, and why.
+        #[source]
+        source: GraphError,
+    },
+    /// The volume's stack was not changed; the old one goes on.
+    #[error("volume {name}: {source}")]
+    Change {
+        /// The volume.
+        name: Name,
+        /// Why.
+        #[source]
+        source: ChangeFailed,
     },
     /// Another volume has the file.
     #[error("volume {name}: {} is the file of volume {other}", .path.display())]
@@ -205,6 +238,13 @@ pub enum ControlError {
     /// The change could not be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The account of what volumes did could not be read.
+    #[error("the account (usage.log in the state directory) could not be read: {source}")]
+    Account {
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The daemon is on its way out.
     #[error("the daemon is stopping")]
     Stopping,
@@ -242,6 +282,9 @@ impl ControlError {
             | Self::DeviceExists { .. }
             | Self::VolumeAttached { .. }
             | Self::Formatting { .. }
+            | Self::Changing { .. }
+            | Self::VolumeInStack { .. }
+            | Self::Change { .. }
             | Self::FileTaken { .. }
             | Self::VolumeFailed { .. }
             | Self::DeviceFailed { .. }
@@ -259,10 +302,11 @@ impl ControlError {
             | Self::BadSize { .. }
             | Self::NoNamespaces { .. }
             | Self::Volume(_)
+            | Self::Graph { .. }
             | Self::Device(_)
             | Self::Disk(_)
             | Self::Socket { .. } => Class::Invalid,
-            Self::Fenced { .. } | Self::Engine(_) | Self::Store(_) => Class::Failed,
+            Self::Fenced { .. } | Self::Engine(_) | Self::Store(_) | Self::Account { .. } => Class::Failed,
             Self::Stopping => Class::Unavailable,
         }
     }
@@ -276,6 +320,10 @@ impl ControlError {
             Self::DeviceExists { .. } => "device-exists",
             Self::VolumeAttached { .. } => "volume-attached",
             Self::Formatting { .. } => "formatting",
+            Self::Changing { .. } => "changing",
+            Self::VolumeInStack { .. } => "volume-in-stack",
+            Self::Graph { .. } => "stack",
+            Self::Change { .. } => "change",
             Self::FileTaken { .. } => "file-taken",
             Self::VolumeFailed { .. } => "volume-failed",
             Self::DeviceFailed { .. } => "device-failed",
@@ -296,6 +344,7 @@ impl ControlError {
             Self::Fenced { .. } => "fenced",
             Self::Engine(_) => "engine",
             Self::Store(_) => "store",
+            Self::Account { .. } => "account",
             Self::Stopping => "stopping",
         }
     }
@@ -313,6 +362,8 @@ impl ControlError {
                 format!("detach it first: {}", list(users, command))
             }
             Self::Formatting { .. } => "a guest does that; try again when it is done".to_owned(),
+            Self::Changing { .. } => "try again when that is done".to_owned(),
+            Self::VolumeInStack { by, .. } => format!("change or delete that one first (\"millrace volume show {by}\")"),
             Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
             Self::VolumeFailed { .. } => "put that right and restart the daemon, or delete the volume".to_owned(),
             Self::DeviceFailed { .. } => "put that right and restart the daemon, or delete the device".to_owned(),
@@ -338,11 +389,14 @@ impl ControlError {
             | Self::Invalid { .. }
             | Self::BadSize { .. }
             | Self::Volume(_)
+            | Self::Graph { .. }
+            | Self::Change { .. }
             | Self::Device(_)
             | Self::Disk(_)
             | Self::Socket { .. }
             | Self::Engine(_)
             | Self::Store(_)
+            | Self::Account { .. }
             | Self::Stopping => return None,
         })
     }

@@ -30,6 +30,7 @@ mod model;
 mod name;
 mod size;
 mod store;
+mod usage;
 
 pub use api::{Problem, openapi};
 pub use config::{ConfigError, Declared, PlacementMode, PollingMode};
@@ -37,12 +38,14 @@ pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
 pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
 pub use error::{Class, ControlError};
 pub use manager::{
-    DeviceCounters, DeviceView, Manager, NamespaceView, RestoreError, ShardView, State, Status, UserView, VolumeView,
+    DeviceCounters, DeviceView, HistoryEntry, Manager, NamespaceView, RestoreError, ShardView, State, Status, UserView,
+    VolumeView,
 };
 pub use model::{
     AttachSpec, Backend, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, LogicalBlock, LogicalBlockError, NvmeSpec,
-    VirtioBlkSpec, VolumeChange, VolumeSpec,
+    ServiceAnswer, ServiceCommand, VirtioBlkSpec, VolumeChange, VolumeSpec,
 };
 pub use name::{Name, NameError};
 pub use size::{Size, SizeError};
 pub use store::StoreError;
+pub use usage::{UsageBy, UsageQuestion, UsageRow};

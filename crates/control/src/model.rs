@@ -1,7 +1,7 @@
 //! What is declared: volumes, devices, and which volume a device shows. The same types are the API's requests, the objects of
 //! a configuration file and, with what the daemon adds to them, the stored state.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use millrace_backends::{BackendSpec, ParseSpecError};
 use millrace_block::BlockSize;
@@ -9,6 +9,7 @@ use millrace_frontends::{
     nvme::{Config, DoorbellMode},
     virtio_blk,
 };
+use millrace_services::Node;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -19,7 +20,7 @@ mod tests;
 
 /// A volume as declared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "VolumeForm", into = "VolumeForm")]
 pub struct VolumeSpec {
     /// Its name.
     #[schema(value_type = String, example = "disk0")]
@@ -28,9 +29,10 @@ pub struct VolumeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>, example = 1_073_741_824)]
     pub size: Option<Size>,
-    /// Where its blocks are: "memory", "null" or "file:PATH" with an absolute path to a regular file or block device.
-    #[schema(value_type = String, example = "file:/srv/disk0.img")]
-    pub backend: Backend,
+    /// What it is made of: a back end ("memory", "null" or "file:PATH" with an absolute path to a regular file or block device), or
+    /// services over back ends, as an expression or a table (docs/services). "backend" in its place names a back end only.
+    #[schema(value_type = String, example = "stripe(chunk=64K, file:/srv/a.img, file:/srv/b.img)")]
+    pub stack: Node,
     /// Size of its logical blocks in bytes: 512 or 4096.
     #[serde(default)]
     #[schema(value_type = u32, example = 512)]
@@ -38,6 +40,45 @@ pub struct VolumeSpec {
     /// It is never written. Several read-only volumes may share a file.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
+}
+
+/// A volume as written.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VolumeForm {
+    name: Name,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    size: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    backend: Option<Backend>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stack: Option<Node>,
+    #[serde(default)]
+    block_size: LogicalBlock,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    read_only: bool,
+}
+
+impl TryFrom<VolumeForm> for VolumeSpec {
+    type Error = &'static str;
+
+    fn try_from(form: VolumeForm) -> Result<Self, &'static str> {
+        let VolumeForm { name, size, backend, stack, block_size, read_only } = form;
+        let stack = match (stack, backend) {
+            (Some(stack), None) => stack,
+            (None, Some(backend)) => backend.into(),
+            (None, None) => return Err("missing field `stack` (or `backend`)"),
+            (Some(_), Some(_)) => return Err("`stack` and `backend` say the same: write one of them"),
+        };
+        Ok(Self { name, size, stack, block_size, read_only })
+    }
+}
+
+impl From<VolumeSpec> for VolumeForm {
+    fn from(spec: VolumeSpec) -> Self {
+        let VolumeSpec { name, size, stack, block_size, read_only } = spec;
+        Self { name, size, backend: None, stack: Some(stack), block_size, read_only }
+    }
 }
 
 /// A back end in its written form.
@@ -56,6 +97,12 @@ impl TryFrom<String> for Backend {
 impl From<Backend> for String {
     fn from(backend: Backend) -> Self {
         backend.0.to_string()
+    }
+}
+
+impl From<Backend> for Node {
+    fn from(backend: Backend) -> Self {
+        Self::leaf(backend.0.to_string())
     }
 }
 
@@ -319,13 +366,41 @@ pub struct AttachSpec {
     pub read_only: bool,
 }
 
-/// What of a volume can be changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// What of a volume is to be changed: its size, or its stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeChange {
     /// Its new size. What lies beyond a smaller size is lost.
-    #[schema(value_type = u64)]
-    pub size: Size,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub size: Option<Size>,
+    /// Its new stack, put in place of the old one while guests go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub stack: Option<Node>,
+    /// The new stack may show other data than the old one did.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reformat: bool,
+}
+
+/// A command to a service of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceCommand {
+    /// The service: its name, or its node as messages and the tree name it when there are several.
+    pub service: String,
+    /// The command.
+    pub command: String,
+    /// Its arguments.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub arguments: BTreeMap<String, String>,
+}
+
+/// What a service answered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ServiceAnswer {
+    /// Text for the operator.
+    pub answer: String,
 }
 
 /// Largest transfer that can be offered: the most single pages that one request may consist of.
@@ -337,15 +412,26 @@ const API_NAME: &str = "api";
 impl VolumeSpec {
     /// Checks what the types cannot say.
     pub(crate) fn validate(&self) -> Result<(), ControlError> {
-        let wrong = |why: &str| Err(ControlError::invalid("volume", &self.name, why));
-        match &self.backend.0 {
-            BackendSpec::File(path) if !path.is_absolute() => wrong("the path of its file must be absolute"),
-            BackendSpec::Memory | BackendSpec::Null if self.size.is_none() => wrong("this back end needs a size"),
-            BackendSpec::Memory | BackendSpec::Null if self.read_only => {
-                wrong("only a file can be read-only; attach it read-only instead")
+        let wrong = |why: String| Err(ControlError::invalid("volume", &self.name, why));
+        for leaf in self.stack.leaves() {
+            match (leaf.file(), leaf.volume()) {
+                (Some(path), _) if !path.is_absolute() => return wrong("the path of its file must be absolute".to_owned()),
+                (None, None) => {
+                    if let Err(error) = leaf.spec.parse::<BackendSpec>() {
+                        return wrong(error.to_string());
+                    }
+                }
+                _ => {}
             }
-            BackendSpec::File(_) | BackendSpec::Memory | BackendSpec::Null => Ok(()),
         }
+        let leaf = self.stack.as_leaf();
+        if leaf.is_some_and(|leaf| leaf.file().is_none() && leaf.volume().is_none()) && self.size.is_none() {
+            return wrong("this back end needs a size".to_owned());
+        }
+        if self.read_only && leaf.is_none_or(|leaf| leaf.file().is_none()) {
+            return wrong("only a file can be read-only; attach it read-only instead".to_owned());
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::{
     Name,
+    manager::HistoryEntry,
     model::{DeviceSpec, LogicalBlock, VolumeSpec},
 };
 
@@ -90,6 +91,12 @@ pub(crate) struct VolumeRecord {
     /// Its file was made for a guest's namespace and goes with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) owns_file: bool,
+    /// Its size follows from its legs: they are not told theirs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) own_size: bool,
+    /// Its stacks, the latest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) history: Vec<HistoryEntry>,
 }
 
 impl VolumeRecord {

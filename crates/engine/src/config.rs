@@ -29,11 +29,14 @@ pub struct ShardConfig {
 }
 
 impl ShardConfig {
+    /// Scratch bytes that a request to a volume may need, by the default settings: a plain back end needs below 1 KiB, a deep stack of
+    /// services most of this. Memory that requests do not use is never touched.
+    pub const VOLUME_SCRATCH: usize = 40 << 10;
+
     /// Default settings for a shard.
     pub fn new(index: usize, core: Option<usize>) -> Self {
-        // The largest volume's need (below 1 KiB), and an NVMe front end's at its default transfer size (a task and the segments
-        // of 1 MiB in 4 KiB pages, 5.6 KiB).
-        let scratch_bytes = 8192;
+        // And an NVMe front end's at its default transfer size (a task and the segments of 1 MiB in 4 KiB pages, 5.6 KiB).
+        let scratch_bytes = Self::VOLUME_SCRATCH + 8192;
         Self { index, core, tasks: 1024, scratch_bytes, ring_entries: 256, buffers: 32, polling: Polling::default() }
     }
 }

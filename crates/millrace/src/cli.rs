@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
-    Backend, DeviceKind, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, VirtioBlkSpec,
+    Backend, DeviceKind, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, UsageBy, VirtioBlkSpec,
     default_run_dir, default_state_dir,
 };
+
+use millrace_services::Node;
 
 use crate::bench::BenchArgs;
 
@@ -56,6 +58,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DeviceCommand,
     },
+    /// Show what metered volumes did, and what it costs
+    Usage(UsageArgs),
     /// Show how the daemon is doing
     Status,
     /// Print the daemon's metrics (OpenMetrics text)
@@ -164,11 +168,55 @@ pub(crate) enum VolumeCommand {
     Create(VolumeCreate),
     /// List all volumes
     List,
-    /// Show a volume
+    /// Show a volume, its stack as a tree
     Show {
         /// The volume
         name: String,
+        /// Show the stacks that it had
+        #[arg(long)]
+        history: bool,
     },
+    /// Put another stack in the place of a volume's, while guests use it
+    Change(VolumeStack),
+    /// Put a service over a volume's stack, while guests use it
+    Insert {
+        /// The volume
+        name: String,
+        /// The service with its settings: throttle(iops=1000)
+        service: String,
+    },
+    /// Take a service out of a volume's stack, while guests use it
+    Remove {
+        /// The volume
+        name: String,
+        /// The service's name; the first one from the top, over one leg, goes
+        service: String,
+    },
+    /// Put a leaf in the place of another, while guests use the volume
+    Replace {
+        /// The volume
+        name: String,
+        /// The leaf that goes: file:/a.img
+        old: String,
+        /// What comes: a leaf, or a stack
+        new: String,
+        /// The new stack may show other data
+        #[arg(long)]
+        reformat: bool,
+    },
+    /// Give a command to a service of a volume
+    Command {
+        /// The volume
+        name: String,
+        /// The service: its name, or its node as "volume show" messages name it
+        service: String,
+        /// The command
+        command: String,
+        /// Its arguments: name=value
+        arguments: Vec<String>,
+    },
+    /// List the services that stacks can have, with their settings and commands
+    Services,
     /// Grow or shrink a volume; guests that have it are told. What lies beyond a smaller size is lost
     Resize(VolumeResize),
     /// Delete a volume that no device has. Its file stays
@@ -185,15 +233,46 @@ pub(crate) struct VolumeCreate {
     /// Its size: bytes, or a unit of powers of 1024 (512M, 1G). A file that exists needs none
     #[arg(long)]
     pub(crate) size: Option<Size>,
-    /// Where its blocks are: memory, null or file:PATH (a file, made if missing, or a block device)
-    #[arg(long, value_parser = backend, value_name = "BACKEND")]
-    pub(crate) backend: Backend,
+    #[command(flatten)]
+    made_of: MadeOf,
     /// Size of its logical blocks: 512 or 4096
     #[arg(long, default_value = "512", value_name = "BYTES")]
     pub(crate) block_size: LogicalBlock,
     /// Never write to it (file only)
     #[arg(long)]
     pub(crate) read_only: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct MadeOf {
+    /// Where its blocks are: memory, null or file:PATH (a file, made if missing, or a block device)
+    #[arg(long, value_parser = backend, value_name = "BACKEND")]
+    backend: Option<Backend>,
+    /// What it is made of: an expression such as "throttle(iops=1000) | stripe(file:a, file:b)", or a file with one (TOML: stack = …)
+    #[arg(long, value_parser = stack, value_name = "EXPR|FILE")]
+    stack: Option<Node>,
+}
+
+impl VolumeCreate {
+    /// What it is made of.
+    pub(crate) fn stack(&self) -> Node {
+        let MadeOf { backend, stack } = &self.made_of;
+        let backend = backend.clone().map(Node::from);
+        stack.clone().or(backend).expect("one of the group is there")
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeStack {
+    /// The volume
+    pub(crate) name: String,
+    /// Its new stack: an expression, or a file with one (TOML: stack = …)
+    #[arg(long, value_parser = stack, value_name = "EXPR|FILE")]
+    pub(crate) stack: Node,
+    /// The new stack may show other data than the volume has now, which are lost then
+    #[arg(long)]
+    pub(crate) reformat: bool,
 }
 
 #[derive(Debug, Args)]
@@ -212,6 +291,45 @@ pub(crate) struct VolumeResize {
 impl VolumeResize {
     pub(crate) fn size(&self) -> Size {
         self.size.or(self.size_option).unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UsageArgs {
+    /// From here on: seconds since 1970, 2026-11-21 or 2026-11-21T10:00:00Z
+    #[arg(long, value_name = "TIME")]
+    pub(crate) from: Option<String>,
+    /// Up to here
+    #[arg(long, value_name = "TIME")]
+    pub(crate) to: Option<String>,
+    /// What is summed up
+    #[arg(long, value_enum, default_value_t = UsageByArg::Volume)]
+    pub(crate) by: UsageByArg,
+    /// Print comma-separated values
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) csv: bool,
+    /// A price list (TOML), for a bill
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prices: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UsageByArg {
+    /// Each volume
+    Volume,
+    /// Each tenant (a setting of the meter)
+    Tenant,
+    /// Each device
+    Device,
+}
+
+impl From<UsageByArg> for UsageBy {
+    fn from(by: UsageByArg) -> Self {
+        match by {
+            UsageByArg::Volume => Self::Volume,
+            UsageByArg::Tenant => Self::Tenant,
+            UsageByArg::Device => Self::Device,
+        }
     }
 }
 
@@ -379,6 +497,29 @@ pub(crate) struct NvmeCommand {
     pub(crate) polling: PollingArg,
     #[command(flatten)]
     pub(crate) log: LogArgs,
+}
+
+/// A stack: an expression, or a file that holds a document with one. Relative paths start here.
+pub(crate) fn stack(text: &str) -> Result<Node, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Document {
+        stack: Node,
+    }
+    let base = std::env::current_dir().map_err(|error| error.to_string())?;
+    let path = std::path::Path::new(text);
+    if !path.is_file() {
+        return text.parse().map(|node: Node| node.resolved(&base)).map_err(|error| error.to_string());
+    }
+    let document = std::fs::read_to_string(path).map_err(|error| format!("{text}: {error}"))?;
+    let base = base.join(path.parent().unwrap_or(&base));
+    let node = match toml::from_str::<Document>(&document) {
+        Ok(document) => document.stack,
+        Err(error) if document.contains("stack") => return Err(format!("{text}: {error}")),
+        // An expression by itself.
+        Err(_) => document.trim().parse().map_err(|error| format!("{text}: {error}"))?,
+    };
+    Ok(node.resolved(&base))
 }
 
 fn backend(text: &str) -> Result<Backend, String> {

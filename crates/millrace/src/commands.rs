@@ -3,8 +3,10 @@
 use std::error::Error;
 
 use millrace_control::{
-    AttachSpec, DeviceSpec, DeviceView, NamespaceView, ShardView, Size, State, Status, VolumeChange, VolumeSpec, VolumeView,
+    AttachSpec, DeviceSpec, DeviceView, HistoryEntry, NamespaceView, ServiceAnswer, ServiceCommand, ShardView, Size, State,
+    Status, VolumeChange, VolumeSpec, VolumeView,
 };
+use millrace_services::Leaf;
 use serde_json::{Value, json};
 
 use crate::{
@@ -13,6 +15,11 @@ use crate::{
     output::{self, Table, facts},
     serve::how_to_connect,
 };
+
+mod stacks;
+mod usage;
+
+pub(crate) use usage::usage;
 
 type Done = Result<(), Box<dyn Error>>;
 
@@ -31,33 +38,54 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
     match command {
         VolumeCommand::Create(create) => {
             let view: VolumeView = client.post("/v1/volumes", &volume_spec(create)?)?;
-            show(global, &view, |view| format!("volume {}: {} on {}", view.name, view.size, view.backend.0))
+            show(global, &view, |view| format!("volume {}: {} on {}", view.name, view.size, view.stack))
         }
         VolumeCommand::List => {
             let views: Vec<VolumeView> = client.get("/v1/volumes")?;
             show(global, &views, |views| volume_table(views))
         }
-        VolumeCommand::Show { name } => show(global, &client.get(&path(&name))?, volume_facts),
+        VolumeCommand::Show { name, history: false } => show(global, &client.get(&path(&name))?, volume_facts),
+        VolumeCommand::Show { name, history: true } => {
+            let entries: Vec<HistoryEntry> = client.get(&format!("{}/history", path(&name)))?;
+            show(global, &entries, |entries| stacks::history(entries))
+        }
+        VolumeCommand::Change(change) => stacks::change(global, &client, &change.name, change.stack, change.reformat),
+        VolumeCommand::Insert { name, service } => stacks::insert(global, &client, &name, &service),
+        VolumeCommand::Remove { name, service } => stacks::remove(global, &client, &name, &service),
+        VolumeCommand::Replace { name, old, new, reformat } => {
+            stacks::replace(global, &client, &name, (&old, &new), reformat)
+        }
+        VolumeCommand::Command { name, service, command, arguments } => {
+            let arguments = stacks::arguments(&arguments)?;
+            let command = ServiceCommand { service, command, arguments };
+            let answer: ServiceAnswer = client.post(&format!("{}/commands", path(&name)), &command)?;
+            show(global, &answer, |answer| answer.answer.clone())
+        }
+        VolumeCommand::Services => stacks::services(global),
         VolumeCommand::Resize(resize) => {
-            let view: VolumeView = client.patch(&path(&resize.name), &VolumeChange { size: resize.size() })?;
+            let view: VolumeView =
+                client.patch(&path(&resize.name), &VolumeChange { size: Some(resize.size()), ..VolumeChange::default() })?;
             show(global, &view, |view| format!("volume {}: {}", view.name, view.size))
         }
         VolumeCommand::Delete { name } => {
             let view: VolumeView = client.get(&path(&name))?;
             client.delete(&path(&name))?;
-            show(global, &json!({ "deleted": name }), |_| match view.backend.path() {
-                Some(file) if file.exists() => format!("volume {name} deleted; {} stays", file.display()),
-                _ => format!("volume {name} deleted"),
+            let files = view.stack.leaves().into_iter().filter_map(Leaf::file).filter(|file| file.exists());
+            let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
+            show(global, &json!({ "deleted": name }), |_| match files.len() {
+                0 => format!("volume {name} deleted"),
+                1 => format!("volume {name} deleted; {} stays", files[0]),
+                _ => format!("volume {name} deleted; {} stay", files.join(", ")),
             })
         }
     }
 }
 
 fn volume_spec(create: VolumeCreate) -> Result<VolumeSpec, Box<dyn Error>> {
-    let VolumeCreate { name, size, backend, block_size, read_only } = create;
     // The daemon may run elsewhere: a relative path is ours.
-    let backend = backend.resolved(&std::env::current_dir()?);
-    Ok(VolumeSpec { name, size, backend, block_size, read_only })
+    let stack = create.stack().resolved(&std::env::current_dir()?);
+    let VolumeCreate { name, size, block_size, read_only, .. } = create;
+    Ok(VolumeSpec { name, size, stack, block_size, read_only })
 }
 
 fn state(state: State, reason: Option<&String>) -> String {
@@ -82,7 +110,7 @@ fn allocated(view: &VolumeView) -> String {
 }
 
 fn volume_table(views: &[VolumeView]) -> String {
-    let mut table = Table::new(&["NAME", "SIZE", "USED", "BLOCK", "BACKEND", "ATTACHED TO", "STATE"]);
+    let mut table = Table::new(&["NAME", "SIZE", "USED", "BLOCK", "STACK", "ATTACHED TO", "STATE"]);
     for view in views {
         let read_only = if view.read_only { " (read-only)" } else { "" };
         table.row([
@@ -90,7 +118,7 @@ fn volume_table(views: &[VolumeView]) -> String {
             view.size.approximate(),
             allocated(view),
             u32::from(view.block_size).to_string(),
-            format!("{}{read_only}", view.backend.0),
+            format!("{}{read_only}", view.stack),
             dash(attached_to(view)),
             state(view.state, view.reason.as_ref()),
         ]);
@@ -105,7 +133,7 @@ fn volume_facts(view: &VolumeView) -> String {
         ("size", format!("{} ({} bytes)", view.size, view.size.0)),
         ("used", allocated(view)),
         ("block size", u32::from(view.block_size).to_string()),
-        ("backend", view.backend.0.to_string()),
+        ("stack", view.stack.to_string()),
         ("read-only", view.read_only.to_string()),
         ("uuid", view.uuid.clone()),
         ("attached to", dash(attached_to(view))),
@@ -113,7 +141,10 @@ fn volume_facts(view: &VolumeView) -> String {
     if let Some(device) = &view.created_by {
         list.push(("created by", format!("the guest of {device}")));
     }
-    facts(&list)
+    if view.stack.as_leaf().is_some() {
+        return facts(&list);
+    }
+    format!("{}\n\n{}", facts(&list), stacks::tree(&view.tree))
 }
 
 pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {

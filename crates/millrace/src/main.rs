@@ -49,6 +49,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
         Command::Nvme(options) => serve::nvme(&global, *options),
         Command::Volume { command } => commands::volume(&global, command),
         Command::Device { command } => commands::device(&global, command),
+        Command::Usage(args) => commands::usage(&global, &args),
         Command::Status => commands::status(&global),
         Command::Metrics => commands::metrics(&global),
         Command::Bench(options) => Ok(bench::run(options)?),

@@ -84,9 +84,9 @@ pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Err
     let base = std::env::current_dir()?;
     let kind = DeviceKind::Nvme(args.controller.spec()).resolved(&base);
     let name: Name = "nvme".parse()?;
-    let backend = args.volume.resolved(&base);
+    let stack = args.volume.resolved(&base).into();
     let disk = ForegroundDisk {
-        volume: VolumeSpec { name: name.clone(), size: args.size, backend, block_size: args.block_size, read_only: false },
+        volume: VolumeSpec { name: name.clone(), size: args.size, stack, block_size: args.block_size, read_only: false },
         device: DeviceSpec { name, kind, socket: Some(absolute(&args.socket)?), shard: None },
         read_only: args.read_only,
         polling: args.polling.into(),

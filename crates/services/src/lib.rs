@@ -23,9 +23,11 @@
 pub mod background;
 mod concat;
 mod crypt;
+pub mod gate;
 pub mod graph;
 pub mod legs;
 mod locks;
+pub mod meter;
 mod mirror;
 pub mod pieces;
 pub mod record;
@@ -37,6 +39,7 @@ mod stack;
 mod stripe;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod throttle;
 
 pub use registry::{all, find};
 pub use service::{

@@ -1,8 +1,8 @@
 //! The table of services: one line each.
 
-use crate::{concat, crypt, mirror, service::Kind, stripe};
+use crate::{concat, crypt, meter, mirror, service::Kind, stripe, throttle};
 
-static ALL: &[&Kind] = &[&concat::KIND, &crypt::KIND, &mirror::KIND, &stripe::KIND];
+static ALL: &[&Kind] = &[&concat::KIND, &crypt::KIND, &meter::KIND, &mirror::KIND, &stripe::KIND, &throttle::KIND];
 
 /// All services.
 pub fn all() -> &'static [&'static Kind] {

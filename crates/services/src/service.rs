@@ -146,6 +146,12 @@ pub trait Service: Volume + Any {
     /// the volume's data by themselves, or says why that cannot be.
     fn leave(&self) -> Result<(), ServiceError>;
 
+    /// While this is on, no request should wait in the service because the service wants it to (a throttle): a change waits for all
+    /// that are in flight. Without a method of its own a service keeps nobody waiting.
+    fn hurry(&self, on: bool) {
+        let _ = on;
+    }
+
     /// Which of the legs named by [`Layout::Same`] hold all of the volume's data right now (a leg that failed or is being
     /// filled does not).
     fn leg_is_whole(&self, leg: usize) -> bool;
@@ -184,6 +190,16 @@ pub enum Health {
     Degraded,
     /// It does not work.
     Failed,
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Good => "good",
+            Self::Degraded => "degraded",
+            Self::Failed => "failed",
+        })
+    }
 }
 
 /// Work of a service that takes a while.

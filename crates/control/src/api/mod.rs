@@ -11,10 +11,13 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, FromRequest, Path, Request, State, rejection::JsonRejection},
+    extract::{
+        DefaultBodyLimit, FromRequest, Path, Query, Request, State,
+        rejection::{JsonRejection, QueryRejection},
+    },
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::{delete, get},
+    routing::{delete, get, post},
 };
 use utoipa::OpenApi;
 
@@ -22,8 +25,9 @@ pub use problem::Problem;
 
 use crate::{
     error::ControlError,
-    manager::{DeviceView, Manager, NamespaceView, Status, VolumeView},
-    model::{AttachSpec, DeviceForm, DeviceSpec, VolumeChange, VolumeSpec},
+    manager::{DeviceView, HistoryEntry, Manager, NamespaceView, Status, VolumeView},
+    model::{AttachSpec, DeviceForm, DeviceSpec, ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec},
+    usage::{UsageQuestion, UsageRow},
 };
 
 #[cfg(test)]
@@ -36,11 +40,14 @@ const BODY_LIMIT: usize = 64 << 10;
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
     Router::new()
         .route("/v1/volumes", get(list_volumes).post(create_volume))
-        .route("/v1/volumes/{name}", get(show_volume).patch(resize_volume).delete(delete_volume))
+        .route("/v1/volumes/{name}", get(show_volume).patch(change_volume).delete(delete_volume))
+        .route("/v1/volumes/{name}/history", get(show_history))
+        .route("/v1/volumes/{name}/commands", post(command_service))
         .route("/v1/devices", get(list_devices).post(create_device))
         .route("/v1/devices/{name}", get(show_device).delete(delete_device))
         .route("/v1/devices/{name}/namespaces", get(list_namespaces).post(attach))
         .route("/v1/devices/{name}/namespaces/{nsid}", delete(detach).get(show_namespace))
+        .route("/v1/usage", get(usage))
         .route("/v1/status", get(status))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(async || Json(openapi())))
@@ -62,7 +69,9 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         list_volumes,
         create_volume,
         show_volume,
-        resize_volume,
+        change_volume,
+        show_history,
+        command_service,
         delete_volume,
         list_devices,
         create_device,
@@ -72,6 +81,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         attach,
         show_namespace,
         detach,
+        usage,
         status,
         metrics
     )
@@ -141,16 +151,43 @@ async fn show_volume(State(manager): State<Arc<Manager>>, Path(name): Path<Strin
     patch, path = "/v1/volumes/{name}", params(("name" = String, Path, description = "The volume")),
     request_body = VolumeChange,
     responses(
-        (status = 200, description = "The volume, resized; guests have been told", body = VolumeView),
+        (status = 200, description = "The volume, resized (guests have been told) or with its new stack in force", body = VolumeView),
         (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
     )
 )]
-async fn resize_volume(
+async fn change_volume(
     State(manager): State<Arc<Manager>>,
     Path(name): Path<String>,
     Body(change): Body<VolumeChange>,
 ) -> Answer<VolumeView> {
-    blocking(manager, move |manager| manager.resize_volume(&name, &change)).await.map(Json)
+    blocking(manager, move |manager| manager.change_volume(&name, &change)).await.map(Json)
+}
+
+#[utoipa::path(
+    get, path = "/v1/volumes/{name}/history", params(("name" = String, Path, description = "The volume")),
+    responses(
+        (status = 200, description = "The stacks that it had, the latest last", body = Vec<HistoryEntry>),
+        (status = "default", description = "There is none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn show_history(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Answer<Vec<HistoryEntry>> {
+    blocking(manager, move |manager| manager.volume_history(&name)).await.map(Json)
+}
+
+#[utoipa::path(
+    post, path = "/v1/volumes/{name}/commands", params(("name" = String, Path, description = "The volume")),
+    request_body = ServiceCommand,
+    responses(
+        (status = 200, description = "What the service answered", body = ServiceAnswer),
+        (status = "default", description = "It was not done", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn command_service(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+    Body(command): Body<ServiceCommand>,
+) -> Answer<ServiceAnswer> {
+    blocking(manager, move |manager| manager.command_service(&name, &command)).await.map(Json)
 }
 
 #[utoipa::path(
@@ -269,6 +306,26 @@ async fn detach(
     let id = nsid(&id)?;
     blocking(manager, move |manager| manager.detach(&name, id)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[utoipa::path(
+    get, path = "/v1/usage",
+    params(
+        ("from" = Option<u64>, Query, description = "From this second since 1970 on"),
+        ("to" = Option<u64>, Query, description = "Up to this one"),
+        ("by" = Option<String>, Query, description = "What is summed up: volume (when left out), tenant or device")
+    ),
+    responses(
+        (status = 200, description = "What metered volumes did", body = Vec<UsageRow>),
+        (status = "default", description = "The question or the account cannot be read", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn usage(
+    State(manager): State<Arc<Manager>>,
+    question: Result<Query<UsageQuestion>, QueryRejection>,
+) -> Answer<Vec<UsageRow>> {
+    let Query(question) = question.map_err(|rejection| Problem::bad_body(rejection.status(), &rejection.body_text()))?;
+    blocking(manager, move |manager| manager.usage(&question)).await.map(Json)
 }
 
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, description = "The daemon", body = Status)))]

@@ -132,7 +132,11 @@ fn what_goes_wrong_is_a_problem_with_its_status() {
         (&post, "/v1/volumes", "[]", 422, "bad-request"),
         (&patch, "/v1/volumes/a", r#"{"size":"1Q"}"#, 422, "bad-request"),
         (&patch, "/v1/volumes/a", r#"{"size":1}"#, 422, "bad-size"),
-        (&patch, "/v1/volumes/a", "{}", 422, "bad-request"),
+        (&patch, "/v1/volumes/a", "{}", 422, "invalid"),
+        (&patch, "/v1/volumes/a", r#"{"stack":"strip(null)"}"#, 422, "bad-request"),
+        (&patch, "/v1/volumes/a", r#"{"stack":"memory","size":4096}"#, 422, "invalid"),
+        (&post, "/v1/volumes/a/commands", r#"{"service":"stripe","command":"x"}"#, 422, "invalid"),
+        (&Method::GET, "/v1/volumes/none/history", "", 404, "no-volume"),
         (&post, "/v1/devices", r#"{"name":"d","nvme":{}}"#, 409, "device-exists"),
         (&post, "/v1/devices", r#"{"name":"e"}"#, 422, "bad-request"),
         (&post, "/v1/devices", r#"{"name":"e","nvme":{"queues":0}}"#, 422, "invalid"),
@@ -186,8 +190,11 @@ fn the_description_has_every_route() {
         "/v1/devices/{name}/namespaces",
         "/v1/devices/{name}/namespaces/{nsid}",
         "/v1/status",
+        "/v1/usage",
         "/v1/volumes",
         "/v1/volumes/{name}",
+        "/v1/volumes/{name}/commands",
+        "/v1/volumes/{name}/history",
     ];
     assert_eq!(paths, expected.map(str::to_owned).into());
     // What it describes is there: no path is unknown, no method is refused.

@@ -44,6 +44,8 @@ fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
         uuid: uuid::Uuid::from_u128(1),
         created_by: None,
         owns_file: false,
+        own_size: false,
+        history: Vec::new(),
     });
     let devices = declared.devices.iter().map(|device| DeviceRecord {
         spec: device.value.spec(),
@@ -69,7 +71,7 @@ fn a_whole_file() {
     assert_eq!((declared.polling, declared.placement), (Some(PollingMode::Spin), Some(PlacementMode::Disk)));
     let lines: Vec<_> = declared.volumes.iter().map(|volume| (volume.line, volume.value.name.to_string())).collect();
     assert_eq!(lines, [(6, "root".to_owned()), (12, "scratch".to_owned())]);
-    assert_eq!(declared.volumes[0].value.backend.path().unwrap(), Path::new("/etc/millrace/images/root.img"));
+    assert_eq!(declared.volumes[0].value.stack.to_string(), "file:/etc/millrace/images/root.img");
     let device = &declared.devices[0].value;
     assert_eq!(device.socket.as_deref(), Some(Path::new("/etc/millrace/vm0/cntrl")));
     assert_eq!((device.kind.nvme().unwrap().queues, device.attach[1].nsid, device.attach[1].read_only), (4, Some(7), true));
@@ -101,7 +103,7 @@ fn mistakes_are_found_at_their_line_and_column() {
         ("[[volume]]\nname = \"a\"\nsize = -1\nbackend = \"memory\"\n", "m.toml:3:8: a size cannot be negative"),
         ("[[volume]]\nname = \"a b\"\nbackend = \"memory\"\n", "m.toml:2:8: \"a b\" cannot be a name"),
         ("[[volume]]\nname = \"a\"\nbackend = \"disk\"\n", "m.toml:3:11: back end \"disk\" is unknown"),
-        ("[[volume]]\nname = \"a\"\nsize = 1\n", "m.toml:1:1: missing field `backend`"),
+        ("[[volume]]\nname = \"a\"\nsize = 1\n", "m.toml:1:1: missing field `stack` (or `backend`)"),
         ("[[device]]\nname = \"a\"\nnvme = { queeus = 1 }\n", "m.toml:3:10: unknown field `queeus`"),
         (
             "[[device]]\nname = \"a\"\nnvme = {}\nattach = [{ volume = \"x\", nsdi = 1 }]\n",
@@ -161,7 +163,7 @@ fn what_is_there_must_be_what_is_declared() {
             "m.toml:6: volume root exists already, and differs: size is 2G in the file and 1G",
         ),
         ("block_size = 4096", "block_size = 512", "m.toml:6: volume root exists already, and differs: block_size is 512"),
-        ("images/root", "images/other", "m.toml:6: volume root exists already, and differs: backend is file:/etc/"),
+        ("images/root", "images/other", "m.toml:6: volume root exists already, and differs: stack is file:/etc/"),
         ("queues = 4", "queues = 5", "m.toml:17: device vm0 exists already, and differs: it is nvme {\"queues\":5"),
         ("vm0/cntrl", "vm1/cntrl", "m.toml:17: device vm0 exists already, and differs: socket is "),
         ("nsid = 7", "nsid = 8", "m.toml:17: device vm0 exists already, and differs: volume scratch is namespace 8"),

@@ -208,6 +208,7 @@ impl Inner {
         let entry = self.device(device)?;
         let nsid = free_nsid(&entry.record, spec.nsid)?;
         let volume = self.idle_volume(spec.volume.as_str())?;
+        self.check_not_below(&volume.record.spec.name)?;
         let (device_name, volume_name) = (entry.record.spec.name.clone(), volume.record.spec.name.clone());
         if let Some(here) = entry.record.namespaces.iter().find(|namespace| namespace.volume == volume_name) {
             return Err(ControlError::AttachedAlready { device: device_name, volume: volume_name, nsid: here.nsid });
@@ -276,7 +277,8 @@ impl Inner {
 
     /// The disk below a volume.
     pub(super) fn disk(&self, volume: &Name) -> Option<DiskKey> {
-        let found = fs::metadata(self.volumes.get(volume)?.record.spec.backend.path()?).ok()?;
+        let leaves = self.volumes.get(volume)?.record.spec.stack.leaves();
+        let found = fs::metadata(leaves.into_iter().find_map(millrace_services::Leaf::file)?).ok()?;
         Some(DiskKey(if found.file_type().is_block_device() { found.rdev() } else { found.dev() }))
     }
 

@@ -120,9 +120,10 @@ impl Inner {
     /// A volume, for a change that it cannot take while it is being formatted.
     pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {
         let volume = self.volume(name)?;
-        match self.formatting.get(name) {
-            Some(name) => Err(ControlError::Formatting { name: name.clone() }),
-            None => Ok(volume),
+        match (self.formatting.get(name), self.changing.get(name)) {
+            (Some(name), _) => Err(ControlError::Formatting { name: name.clone() }),
+            (_, Some(name)) => Err(ControlError::Changing { name: name.clone() }),
+            (None, None) => Ok(volume),
         }
     }
 }

@@ -13,6 +13,7 @@ use std::{
 use millrace_backends::BackendSpec;
 use millrace_block::{BlockError, BlockSize, VolumeError};
 use millrace_frontends::nvme::{Host, HostReply, Namespace, Status};
+use millrace_services::Leaf;
 
 use super::{Inner, Manager, Volume, WeakManager, volumes::remove_own_file};
 use crate::{
@@ -103,6 +104,9 @@ impl HostThread {
                 Err(RecvTimeoutError::Timeout) => {
                     manager.sample_loads();
                     manager.measure_volumes();
+                    if manager.account.is_due() {
+                        manager.keep_account();
+                    }
                     manager.peek().bury();
                     next = Instant::now() + SAMPLING;
                 }
@@ -163,14 +167,14 @@ impl Manager {
         let spec = VolumeSpec {
             name: name.clone(),
             size: Some(Size(bytes)),
-            backend: Backend(backend),
+            stack: Backend(backend).into(),
             block_size: LogicalBlock(block_size),
             read_only: false,
         };
         let mut record = entry.record.clone();
         record.namespaces.push(NamespaceRecord { nsid, volume: name.clone(), read_only: false, attached: false });
         record.namespaces.sort_by_key(|namespace| namespace.nsid);
-        if spec.backend.path().is_some_and(|path| path.exists()) {
+        if spec.stack.as_leaf().and_then(Leaf::file).is_some_and(|path| path.exists()) {
             tracing::warn!(device, volume = %name, "a file of that name exists already; the guest's request is refused");
             return Err(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry());
         }
@@ -207,7 +211,8 @@ impl Manager {
             tracing::warn!(device, volume = %name, %error, "the deletion of a guest's namespace could not be stored");
             return Err(Status::INTERNAL_ERROR);
         }
-        if let Some(volume) = inner.volumes.remove(&name) {
+        if let Some(mut volume) = inner.volumes.remove(&name) {
+            volume.close();
             inner.forget_kept(&volume.record);
             remove_own_file(&volume.record);
         }

@@ -13,6 +13,7 @@
 
 mod devices;
 mod format;
+mod graphs;
 mod host;
 mod restore;
 mod shutdown;
@@ -31,14 +32,19 @@ use millrace_engine::{Engine, Placement, ShardHandle, StatsSnapshot};
 use millrace_frontends::nvme::{Host, Namespace};
 use millrace_keeper::Link;
 
-use self::host::{HostLink, HostThread};
+use self::{
+    graphs::{LiveGraph, Means},
+    host::{HostLink, HostThread},
+};
 use crate::{
     Name,
     config::Declared,
     disks::Live,
     error::ControlError,
     store::{DeviceRecord, Store, VolumeRecord},
+    usage::Account,
 };
+pub use graphs::HistoryEntry;
 pub use restore::RestoreError;
 pub use views::{DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView};
 
@@ -68,6 +74,7 @@ pub struct Manager {
     engine: Mutex<Option<Engine>>,
     host: Arc<dyn Host>,
     loads: Mutex<Vec<Load>>,
+    account: Account,
     started: Instant,
 }
 
@@ -78,6 +85,10 @@ struct Inner {
     devices: BTreeMap<Name, Device>,
     /// Volumes that are being formatted.
     formatting: BTreeSet<Name>,
+    /// Volumes whose stack is being changed.
+    changing: BTreeSet<Name>,
+    /// What volumes are made with.
+    means: Means,
     /// Deleted devices whose commands have not finished.
     retiring: Vec<Live>,
     stopping: bool,
@@ -91,6 +102,8 @@ struct Inner {
 struct Volume {
     record: VolumeRecord,
     live: Result<Arc<Namespace>, String>,
+    /// What it is made of; absent while it has failed or is being changed.
+    graph: Option<LiveGraph>,
 }
 
 /// A device: what is stored of it, and the thing itself or why there is none.
@@ -122,8 +135,10 @@ impl Manager {
             inner: Mutex::new(Inner {
                 stateless: settings.state_dir.is_none(),
                 keeper: settings.keeper.clone(),
+                means: Means::new(&shards),
                 ..Inner::default()
             }),
+            account: Account::new(settings.state_dir.as_deref()),
             settings,
             store,
             loads: Mutex::new(vec![Load::default(); shards.len()]),

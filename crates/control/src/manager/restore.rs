@@ -1,12 +1,18 @@
 //! Start: what is stored comes back, then what a configuration file declares is added.
 
-use std::{collections::BTreeMap, io};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::Arc,
+};
 
+use millrace_block::Switch;
+use millrace_services::Leaf;
 use thiserror::Error;
 
 use super::{
     Device, Inner, Manager, Volume,
-    volumes::{FileChange, reopen},
+    volumes::{FileChange, namespace},
 };
 use crate::{
     Name,
@@ -48,9 +54,7 @@ impl Manager {
             declared.compare(&volumes, &devices)?;
         }
         let mut inner = self.peek();
-        for record in volumes {
-            inner.restore_volume(record);
-        }
+        inner.restore_volumes(volumes);
         for record in devices {
             self.restore_device(&mut inner, record);
         }
@@ -127,7 +131,15 @@ impl Manager {
     }
 
     fn make_all(&self, inner: &mut Inner, declared: &Declared, created: &mut Created) -> Result<(), ConfigError> {
-        for volume in &declared.volumes {
+        let mut left: Vec<_> = declared.volumes.iter().collect();
+        while !left.is_empty() {
+            // What is made of other volumes comes after them, wherever it stands in the file.
+            let here: BTreeSet<_> = left.iter().map(|volume| volume.value.name.as_str()).collect();
+            let waits = |volume: &&Located<VolumeSpec>| {
+                volume.value.stack.leaves().into_iter().filter_map(Leaf::volume).any(|name| here.contains(name))
+            };
+            let at = left.iter().position(|volume| !waits(volume)).unwrap_or(0);
+            let volume = left.remove(at);
             inner.make_declared_volume(volume, created).map_err(|error| declared.failed(volume.line, error))?;
         }
         for device in &declared.devices {
@@ -188,19 +200,37 @@ impl Inner {
             return Ok(());
         }
         let new = self.make_volume(&volume.value, None)?;
-        created.files.push(new.file);
+        created.files.extend(new.files);
         created.volumes.push(volume.value.name.clone());
         self.volumes.insert(volume.value.name.clone(), new.volume);
         Ok(())
     }
 
+    /// Opens stored volumes, each after those that it is made of.
+    fn restore_volumes(&mut self, mut left: Vec<VolumeRecord>) {
+        while !left.is_empty() {
+            let names: BTreeSet<_> = left.iter().map(|record| record.spec.name.clone()).collect();
+            let waits = |record: &VolumeRecord| {
+                record.spec.stack.leaves().into_iter().filter_map(Leaf::volume).any(|name| names.contains(name))
+            };
+            // None that can go first: a circle, which no change makes. They fail one by one.
+            let at = left.iter().position(|record| !waits(record)).unwrap_or(0);
+            let record = left.remove(at);
+            self.restore_volume(record);
+        }
+    }
+
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
     fn restore_volume(&mut self, record: VolumeRecord) {
-        let live = reopen(&record, self.keeper.as_ref()).map_err(|error| {
+        let made = self.reopen(&record).map_err(|error| {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
             error.to_string()
         });
-        self.volumes.insert(record.spec.name.clone(), Volume { record, live });
+        let (live, graph) = match made {
+            Ok(made) => (Ok(namespace(Arc::<Switch>::clone(&made.switch), &record)), Some(made)),
+            Err(reason) => (Err(reason), None),
+        };
+        self.volumes.insert(record.spec.name.clone(), Volume { record, live, graph });
     }
 
     /// Whether the device has the volume already.

@@ -48,6 +48,13 @@ impl Manager {
                 tracing::error!(volume = volume.name(), %error, "the volume could not be flushed");
             }
         }
+        self.keep_account();
+        // Services leave a clean mark; their tasks need the shards for that.
+        let mut closing: Vec<_> = std::mem::take(&mut self.peek().volumes).into_values().collect();
+        for volume in &mut closing {
+            volume.close();
+        }
+        drop(closing);
         if let Err(error) = engine.stop() {
             tracing::error!(%error, "while the shards were stopped");
         }

@@ -14,12 +14,13 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     Class, Size,
-    model::{AttachSpec, DeviceSpec, VolumeChange, VolumeSpec},
+    model::{AttachSpec, DeviceSpec, VolumeSpec},
     store::tests::FullDisk,
 };
 
 mod guests;
 mod restarts;
+mod stacks;
 
 /// A manager in a directory of its own.
 struct Rig {
@@ -137,8 +138,8 @@ fn attach(volume: &str, nsid: Option<u32>) -> AttachSpec {
     AttachSpec { volume: volume.parse().unwrap(), nsid, read_only: false }
 }
 
-fn size(text: &str) -> VolumeChange {
-    VolumeChange { size: text.parse().unwrap() }
+fn size(text: &str) -> Size {
+    text.parse().unwrap()
 }
 
 /// Everything that is shown, less what changes by itself.
@@ -232,8 +233,8 @@ fn a_store_that_fails_undoes_every_change() {
     failed(rig.create_volume(&rig.file_volume("h", "64K")).map(drop));
     assert_eq!(fs::read(rig.path("h.img")).unwrap(), [7; 4096], "a file that was lengthened for it is as before");
     failed(rig.delete_volume("m"));
-    failed(rig.resize_volume("f", &size("128K")).map(drop));
-    failed(rig.resize_volume("f", &size("32K")).map(drop));
+    failed(rig.resize_volume("f", size("128K")).map(drop));
+    failed(rig.resize_volume("f", size("32K")).map(drop));
     assert_eq!(fs::metadata(rig.path("f.img")).unwrap().len(), 64 << 10);
     failed(rig.create_device(&device("e", "{}")).map(drop));
     assert!(!rig.path("e.sock").exists());
@@ -318,7 +319,7 @@ fn read_only_volumes_share_a_file_and_keep_their_size() {
     }
     let writer = rig.create_volume(&rig.file_volume("f", "8K")).unwrap_err();
     assert!(matches!(writer, ControlError::FileTaken { .. }), "{writer}");
-    assert!(matches!(rig.resize_volume("a", &size("4K")), Err(ControlError::ReadOnly { .. })));
+    assert!(matches!(rig.resize_volume("a", size("4K")), Err(ControlError::ReadOnly { .. })));
     rig.create_device(&device("d", "{}")).unwrap();
     assert!(rig.attach("d", &attach("a", None)).unwrap().read_only);
 }

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::PoisonError};
 
 use millrace_engine::stages::{Stage, StageTime, StageTimes};
+use millrace_services::{Node, graph::Tree};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -11,7 +12,7 @@ use crate::{
     Name, Size,
     disks::Live,
     error::ControlError,
-    model::{Backend, LogicalBlock, NvmeSpec, VirtioBlkSpec},
+    model::{LogicalBlock, NvmeSpec, VirtioBlkSpec},
     store::NamespaceRecord,
 };
 
@@ -31,9 +32,12 @@ pub struct VolumeView {
     /// Its name.
     #[schema(value_type = String)]
     pub name: Name,
-    /// Where its blocks are.
+    /// What it is made of, as an expression.
     #[schema(value_type = String)]
-    pub backend: Backend,
+    pub stack: Node,
+    /// The same as a tree, with how each service is doing.
+    #[schema(value_type = Object)]
+    pub tree: Tree,
     /// Its size in bytes.
     #[schema(value_type = u64)]
     pub size: Size,
@@ -281,6 +285,7 @@ impl Manager {
         };
         for volume in &volumes {
             note("volume", &volume.name, &volume.reason);
+            note("volume", &volume.name, &super::graphs::unwell(&volume.tree));
         }
         for device in &devices {
             note("device", &device.name, &device.reason);
@@ -353,7 +358,8 @@ impl Inner {
         let reason = volume.live.as_ref().err().cloned();
         VolumeView {
             name: record.spec.name.clone(),
-            backend: record.spec.backend.clone(),
+            stack: record.spec.stack.clone(),
+            tree: volume.graph.as_ref().map_or_else(|| Tree::of(&record.spec.stack), |graph| graph.tree()),
             size: record.size(),
             block_size: record.block_size(),
             read_only: record.spec.read_only,

@@ -2,49 +2,40 @@
 
 use std::{
     fs, io,
-    os::{
-        fd::BorrowedFd,
-        unix::{
-            ffi::OsStrExt,
-            fs::{FileTypeExt, MetadataExt},
-        },
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
-    time::{Duration, Instant},
 };
 
-use millrace_backends::{BackendSpec, FileOptions, FileVolume, MemoryVolume};
-use millrace_block::{BlockCount, BlockSize, VolumeError};
+use millrace_block::{BlockCount, Switch, Volume as _};
 use millrace_frontends::nvme::{Identity, Namespace};
-use millrace_keeper::{Key, Kind, Link};
+use millrace_services::Leaf;
 use uuid::Uuid;
 
-use super::{Inner, Manager, Volume, VolumeView};
+use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph};
 use crate::{
     Name, Size,
     error::ControlError,
-    model::{VolumeChange, VolumeSpec},
+    model::VolumeSpec,
     store::{Changes, VolumeRecord},
 };
-
-/// How long the requests of a dead worker may keep a file, and how often is looked.
-const FILE_PATIENCE: Duration = Duration::from_secs(60);
-const FILE_LOOK: Duration = Duration::from_millis(1);
 
 /// A volume that was just made and is not known to anyone yet.
 pub(super) struct NewVolume {
     pub(super) volume: Volume,
-    /// What its making did to its file.
-    pub(super) file: FileChange,
+    /// What its making did to files.
+    pub(super) files: Vec<FileChange>,
 }
 
 impl NewVolume {
     /// Leaves nothing of it behind.
-    pub(super) fn undo(self) {
+    pub(super) fn undo(mut self) {
+        self.volume.close();
         drop(self.volume);
-        self.file.undo();
+        self.files.into_iter().for_each(FileChange::undo);
     }
 }
 
@@ -57,14 +48,13 @@ pub(super) enum FileChange {
 }
 
 impl FileChange {
-    /// What opening a volume of this size is going to do.
-    fn foresee(spec: &VolumeSpec) -> Self {
-        let Some(path) = spec.backend.path() else { return Self::None };
+    /// What opening a file as so much of a volume is going to do.
+    pub(super) fn foresee(path: &Path, size: Option<Size>) -> Self {
         match fs::metadata(path) {
-            Ok(found) if found.is_file() && spec.size.is_some_and(|size| size.0 > found.len()) => {
-                Self::Lengthened(path.clone(), found.len())
+            Ok(found) if found.is_file() && size.is_some_and(|size| size.0 > found.len()) => {
+                Self::Lengthened(path.to_owned(), found.len())
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::Created(path.clone()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::Created(path.to_owned()),
             _ => Self::None,
         }
     }
@@ -95,22 +85,24 @@ impl Manager {
             new.undo();
             return Err(error.into());
         }
-        tracing::info!(volume = %spec.name, backend = %spec.backend.0, size = %new.volume.record.size(), "volume created");
+        tracing::info!(volume = %spec.name, stack = %spec.stack, size = %new.volume.record.size(), "volume created");
         inner.volumes.insert(spec.name.clone(), new.volume);
         inner.volume_view(spec.name.as_str())
     }
 
     /// Grows or shrinks a volume, and tells the guests that see it.
-    pub fn resize_volume(&self, name: &str, change: &VolumeChange) -> Result<VolumeView, ControlError> {
+    pub fn resize_volume(&self, name: &str, size: Size) -> Result<VolumeView, ControlError> {
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
+        inner.check_not_below(&volume.record.spec.name)?;
         let namespace = Arc::clone(volume.live()?);
-        let (before, blocks) = (volume.record.clone(), wanted_blocks(volume, &namespace, change.size)?);
+        let (before, blocks) = (volume.record.clone(), wanted_blocks(volume, &namespace, size)?);
         let mut after = before.clone();
-        after.spec.size = Some(change.size);
+        after.spec.size = Some(size);
+        after.own_size = false;
         let put = |record| self.store.apply(&Changes { put_volumes: vec![record], ..Changes::default() });
         // What is stored is never more than there is: a volume that came back too large would be enlarged without a word.
-        if change.size < before.size() {
+        if size < before.size() {
             put(&after)?;
             if let Err(error) = namespace.resize(blocks) {
                 if let Err(error) = put(&before) {
@@ -128,7 +120,7 @@ impl Manager {
                 return Err(error.into());
             }
         }
-        tracing::info!(volume = name, size = %change.size, "volume resized");
+        tracing::info!(volume = name, %size, "volume resized");
         if let Some(volume) = inner.volumes.get_mut(name) {
             volume.record = after;
         }
@@ -141,13 +133,15 @@ impl Manager {
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
         let name = volume.record.spec.name.clone();
+        inner.check_not_below(&name)?;
         let users: Vec<_> =
             inner.users(name.as_str()).map(|(device, nsid)| (device.record.spec.name.clone(), nsid)).collect();
         if !users.is_empty() {
             return Err(ControlError::VolumeAttached { name, users });
         }
         self.store.apply(&Changes { remove_volumes: vec![&name], ..Changes::default() })?;
-        if let Some(volume) = inner.volumes.remove(&name) {
+        if let Some(mut volume) = inner.volumes.remove(&name) {
+            volume.close();
             inner.forget_kept(&volume.record);
             remove_own_file(&volume.record);
         }
@@ -164,23 +158,23 @@ impl Inner {
         if self.volumes.contains_key(name) {
             return Err(ControlError::VolumeExists { name: name.clone() });
         }
-        if let Some(path) = spec.backend.path() {
-            self.check_file_is_free(spec, path)?;
-        }
-        let file = FileChange::foresee(spec);
-        let uuid = match spec.backend.path() {
+        self.check_leaves(spec)?;
+        let uuid = match spec.stack.leaves().into_iter().find_map(Leaf::file) {
             Some(path) if self.stateless => Uuid::new_v5(&Uuid::NAMESPACE_OID, path.as_os_str().as_bytes()),
             _ => Uuid::new_v4(),
         };
-        let volume = open(spec, spec.block_size.0, uuid, self.keeper.as_ref())?;
-        let geometry = volume.geometry();
+        let size = spec.size.map(|size| size.0);
+        let made = self.make_graph(spec, size, spec.block_size.0, uuid, false)?;
+        let geometry = made.live.switch.geometry();
         let mut spec = spec.clone();
         // A size that was not asked for is the file's, less what makes no whole block.
+        let own_size = spec.size.is_none() && spec.stack.as_leaf().is_none();
         spec.size = Some(Size(geometry.bytes()));
-        let owns_file = created_by.is_some() && matches!(file, FileChange::Created(_));
-        let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file };
-        let live = Ok(namespace(volume, &record));
-        Ok(NewVolume { volume: Volume { record, live }, file })
+        let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
+        let history = vec![HistoryEntry::now(&spec.stack)];
+        let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file, own_size, history };
+        let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record));
+        Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
     }
 
     /// What the keeper has of a volume goes.
@@ -192,11 +186,12 @@ impl Inner {
     }
 
     /// The file lock tells the same later, without the other's name.
-    fn check_file_is_free(&self, spec: &VolumeSpec, path: &Path) -> Result<(), ControlError> {
+    pub(super) fn check_file_is_free(&self, spec: &VolumeSpec, path: &Path) -> Result<(), ControlError> {
         let Some(identity) = file_identity(path) else { return Ok(()) };
-        let other = self.volumes.values().find(|other| {
-            let theirs = other.record.spec.backend.path().and_then(|path| file_identity(path));
-            theirs == Some(identity) && !(spec.read_only && other.record.spec.read_only)
+        let others = self.volumes.values().filter(|other| other.record.spec.name != spec.name);
+        let other = others.into_iter().find(|other| {
+            let mut theirs = other.record.spec.stack.leaves().into_iter().filter_map(Leaf::file).filter_map(file_identity);
+            theirs.any(|theirs| theirs == identity) && !(spec.read_only && other.record.spec.read_only)
         });
         match other {
             Some(other) => Err(ControlError::FileTaken {
@@ -207,72 +202,30 @@ impl Inner {
             None => Ok(()),
         }
     }
-}
 
-/// Opens a volume's back end.
-pub(super) fn open(
-    spec: &VolumeSpec,
-    block_size: BlockSize,
-    uuid: Uuid,
-    keeper: Option<&Arc<Link>>,
-) -> Result<Arc<dyn millrace_block::Volume>, ControlError> {
-    let (name, size) = (spec.name.as_str(), spec.size.map(|size| size.0));
-    Ok(match (&spec.backend.0, keeper, size) {
-        (BackendSpec::Memory, Some(keeper), Some(size)) => kept_memory(name, size, block_size, uuid, keeper)?,
-        (backend, ..) => match backend {
-            BackendSpec::File(path) if spec.read_only => {
-                FileVolume::open(name, &FileOptions { path: path.clone(), size, block_size, read_only: true })?
-            }
-            backend => millrace_backends::open(backend, name, size, block_size)?,
-        },
-    })
-}
-
-/// Opens a stored volume. After a worker's death its file stays locked until the kernel has finished its requests: nothing may be
-/// done to the file before, or what the dead one wrote could come after what its successor writes.
-fn open_freed(record: &VolumeRecord, keeper: Option<&Arc<Link>>) -> Result<Arc<dyn millrace_block::Volume>, ControlError> {
-    let succeeds = keeper.is_some_and(|keeper| keeper.predecessor().is_some());
-    let deadline = Instant::now() + if succeeds { FILE_PATIENCE } else { Duration::ZERO };
-    loop {
-        match open(&record.spec, record.block_size().0, record.uuid, keeper) {
-            Err(ControlError::Volume(VolumeError::InUse { .. })) if Instant::now() < deadline => thread::sleep(FILE_LOOK),
-            result => return result,
+    /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.
+    pub(super) fn reopen(&self, record: &VolumeRecord) -> Result<LiveGraph, ControlError> {
+        let size = (!record.own_size).then_some(record.size().0);
+        let made = self.make_graph(&record.spec, size, record.block_size().0, record.uuid, true)?;
+        let (has, size) = (made.live.switch.geometry().bytes(), record.size());
+        if has != size.0 {
+            return Err(ControlError::BadSize {
+                name: record.spec.name.clone(),
+                size,
+                why: "its legs have changed their sizes",
+            });
         }
+        Ok(made.live)
     }
 }
 
-/// A volume in memory files that the keeper holds.
-fn kept_memory(
-    name: &str,
-    size: u64,
-    block_size: BlockSize,
-    uuid: Uuid,
-    keeper: &Arc<Link>,
-) -> Result<Arc<dyn millrace_block::Volume>, VolumeError> {
-    let owner = uuid.into_bytes();
-    let files: Vec<_> = keeper.take_all(owner, Kind::BLOCKS).into_iter().map(|(_, held)| held.fd).collect();
-    let keeper = Arc::clone(keeper);
-    let put = move |slot, file: BorrowedFd<'_>| {
-        keeper.put(Key { owner, kind: Kind::BLOCKS, slot }, file).map_err(io::Error::other)
-    };
-    Ok(MemoryVolume::in_files(name, size, block_size, &files, Box::new(put))?)
-}
-
-/// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.
-pub(super) fn reopen(record: &VolumeRecord, keeper: Option<&Arc<Link>>) -> Result<Arc<Namespace>, ControlError> {
-    if let Some(path) = record.spec.backend.path() {
-        let failed = |action, source| {
-            let (volume, path) = (record.spec.name.to_string(), path.clone());
-            ControlError::Volume(VolumeError::Io { volume, action, path, source })
-        };
-        let found = fs::metadata(path).map_err(|error| failed("open", error))?;
-        if found.is_file() && found.len() < record.size().0 {
-            let (length, size) = (Size(found.len()), record.size());
-            let why = format!("the file has {length} and the volume {size}: part of its data is missing");
-            return Err(failed("use", io::Error::other(why)));
+impl Volume {
+    /// Takes it out of force; no request may be in flight.
+    pub(super) fn close(&mut self) {
+        if let Some(mut live) = self.graph.take() {
+            live.graph.unmount();
         }
     }
-    Ok(namespace(open_freed(record, keeper)?, record))
 }
 
 /// The volume as guests see it.
@@ -283,7 +236,7 @@ pub(super) fn namespace(volume: Arc<dyn millrace_block::Volume>, record: &Volume
 
 /// Removes the file of a guest's own namespace.
 pub(super) fn remove_own_file(record: &VolumeRecord) {
-    let Some(path) = record.spec.backend.path().filter(|_| record.owns_file) else { return };
+    let Some(path) = record.spec.stack.as_leaf().and_then(Leaf::file).filter(|_| record.owns_file) else { return };
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!(volume = %record.spec.name, path = %path.display(), %error, "its file stays behind");
     }

@@ -45,7 +45,7 @@ fn a_device_is_one_thing() {
 fn unknown_keys_and_values_are_refused() {
     for (text, part) in [
         (r#"{"name":"a","size":1,"backend":"memory","siez":2}"#, "unknown field `siez`"),
-        (r#"{"name":"a","size":1}"#, "missing field `backend`"),
+        (r#"{"name":"a","size":1}"#, "missing field `stack` (or `backend`)"),
         (r#"{"name":"a","size":1,"backend":"floppy"}"#, "\"floppy\" is unknown"),
         (r#"{"name":"a","size":1,"backend":"file:"}"#, "lacks a path"),
         (r#"{"name":"a","size":1,"backend":"memory","block_size":520}"#, "520 is not usable"),

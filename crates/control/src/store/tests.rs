@@ -12,7 +12,15 @@ use super::*;
 fn volume(name: &str) -> VolumeRecord {
     let spec =
         serde_json::from_str(&format!(r#"{{"name":"{name}","size":"1G","backend":"memory","block_size":4096}}"#)).unwrap();
-    VolumeRecord { spec, formatted: None, uuid: Uuid::from_u128(7), created_by: None, owns_file: false }
+    VolumeRecord {
+        spec,
+        formatted: None,
+        uuid: Uuid::from_u128(7),
+        created_by: None,
+        owns_file: false,
+        own_size: false,
+        history: Vec::new(),
+    }
 }
 
 fn device(name: &str) -> DeviceRecord {

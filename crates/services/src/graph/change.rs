@@ -177,6 +177,8 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
         old.start(&nodes);
         return Err(error.into());
     }
+    let nodes = old.nodes();
+    hurry(&nodes, true);
     let result = switch.change(new.volume(), patience, || {
         difference.carry_out()?;
         store().map_err(|error| {
@@ -184,6 +186,8 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
             GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error) }
         })
     });
+    // Those that stay, or that took over what the old ones had.
+    hurry(&nodes, false);
     match result {
         Ok(pause) => {
             new.tasks.append(&mut old.tasks);
@@ -196,6 +200,12 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
             old.start(&nodes);
             Err(ChangeFailed::Switch(error))
         }
+    }
+}
+
+fn hurry(nodes: &[Arc<Built>], on: bool) {
+    for service in nodes.iter().filter_map(|node| node.service.as_ref()) {
+        service.hurry(on);
     }
 }
 

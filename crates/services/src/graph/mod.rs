@@ -253,11 +253,19 @@ impl Graph {
         self.root.tree()
     }
 
-    /// The services of this kind, from the root on, with their nodes' names.
+    /// The services of this kind or node name, from the root on, with their nodes' names.
     pub fn services(&self, kind: &str) -> Vec<(String, Arc<dyn Service>)> {
         let nodes = self.nodes();
-        let of_kind = nodes.iter().filter(|node| node.node.word() == kind);
+        let of_kind = nodes.iter().filter(|node| node.node.word() == kind || node.name == kind);
         of_kind.filter_map(|node| Some((node.name.clone(), Arc::clone(node.service.as_ref()?)))).collect()
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        for (_, tasks) in &self.tasks {
+            tasks.tell();
+        }
     }
 }
 

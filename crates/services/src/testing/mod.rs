@@ -118,6 +118,11 @@ pub struct Bench {
     scratches: Vec<Scratch>,
 }
 
+thread_local! {
+    /// The buffers of this thread's benches: memory of buffers is never given back.
+    static BUFFERS: BufferPool = BufferPool::new(2).expect("memory for buffers");
+}
+
 impl Bench {
     /// Means whose order of things comes from a seed.
     ///
@@ -126,7 +131,7 @@ impl Bench {
     pub fn new(seed: u64) -> Self {
         let io = SyncIo::new(seed, false).hasty();
         let scratches = (0..TASKS).map(|_| Scratch::new(32 << 10)).collect();
-        Self { io, buffers: BufferPool::new(2).expect("memory for buffers"), scratches }
+        Self { io, buffers: BUFFERS.with(BufferPool::clone), scratches }
     }
 
     fn context<'a>(&'a self, scratch: &'a Scratch) -> TaskContext<'a> {

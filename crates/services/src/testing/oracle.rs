@@ -48,7 +48,8 @@ pub struct Oracle {
     block: usize,
     next: u64,
     random: Random,
-    memory: Memory,
+    /// Taken from and given back to the thread.
+    memory: Option<Memory>,
     /// Longest request in blocks.
     longest: u64,
 }
@@ -64,23 +65,37 @@ struct Pending {
 
 /// Requests in flight together.
 const TOGETHER: u64 = 4;
+/// Longest request in blocks.
+const LONGEST: u64 = 40;
+
+thread_local! {
+    /// Memory for the data of one oracle after the other: it is never unmapped.
+    static MEMORY: std::cell::Cell<Option<Memory>> = const { std::cell::Cell::new(None) };
+}
+
+impl Drop for Oracle {
+    fn drop(&mut self) {
+        MEMORY.set(self.memory.take());
+    }
+}
 
 impl Oracle {
     /// For a fresh volume of this many blocks that reads as zeroes.
     pub fn new(seed: u64, blocks: u64, block: usize) -> Self {
-        let longest = (blocks / TOGETHER).clamp(1, 40);
+        let longest = (blocks / TOGETHER).clamp(1, LONGEST);
         Self {
             blocks: vec![Block { may: vec![0] }; blocks as usize],
             block,
             next: 1,
             random: Random::new(seed),
-            memory: Memory::new(((TOGETHER * longest) as usize + 1) * block),
+            memory: Some(MEMORY.take().unwrap_or_else(|| Memory::new(((TOGETHER * LONGEST) as usize + 1) * 4096))),
             longest,
         }
     }
 
     fn segment(&self, slot: u64, count: u64) -> millrace_memory::Segment {
-        self.memory.segment((slot * self.longest) as usize * self.block, count as usize * self.block)
+        let memory = self.memory.as_ref().expect("it is given back at the end");
+        memory.segment((slot * self.longest) as usize * self.block, count as usize * self.block)
     }
 
     fn make_up(&mut self, slot: u64) -> Pending {

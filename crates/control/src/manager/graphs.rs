@@ -1,0 +1,562 @@
+//! What volumes are made of: graphs of services over back ends, opened, changed and commanded.
+//!
+//! ```text
+//!   VolumeSpec.stack ─► check: files and volumes are free ─► Graph::build, mount ─► Switch ─► Namespace
+//!   change: the volume is marked, the lock let go ─► build beside ─► exchange, storing in the pause ─► the mark goes
+//! ```
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fs, io,
+    os::fd::BorrowedFd,
+    path::Path,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use millrace_backends::{BackendSpec, FileOptions, FileVolume, MemoryVolume};
+use millrace_block::{BlockSize, Switch, Volume as Blocks, VolumeError};
+use millrace_engine::{ShardConfig, ShardHandle};
+use millrace_keeper::{Key, Kind, Link};
+use millrace_services::{
+    Leaf, MAX_DEPTH, Node, Reason, Settings, SharedObjects, Status,
+    background::{OnShards, Spawner},
+    find,
+    graph::{self, Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Terms, Tree},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::{
+    Inner, Manager, VolumeView,
+    volumes::{FileChange, file_identity},
+};
+use crate::{
+    Name, Size,
+    error::ControlError,
+    model::{ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec},
+    store::{Changes, VolumeRecord},
+    usage::{Metered, UsageQuestion, UsageRow},
+};
+
+/// How long a change waits for requests in flight.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the requests of a dead worker may keep a file, and how often is looked.
+const FILE_PATIENCE: Duration = Duration::from_secs(60);
+const FILE_LOOK: Duration = Duration::from_millis(1);
+/// Stacks of a volume that are remembered.
+const HISTORY: usize = 32;
+
+/// A stack that a volume had, or was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HistoryEntry {
+    /// When it came, in seconds since 1970.
+    pub time: u64,
+    /// The stack.
+    #[schema(value_type = String)]
+    pub stack: Node,
+    /// How long requests were held back for it, in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_us: Option<u64>,
+}
+
+impl HistoryEntry {
+    pub(super) fn now(stack: &Node) -> Self {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        Self { time, stack: stack.clone(), pause_us: None }
+    }
+}
+
+/// What graphs are made with.
+pub(super) struct Means {
+    pub(super) shared: Arc<SharedObjects>,
+    pub(super) spawner: Arc<dyn Spawner>,
+}
+
+impl Means {
+    pub(super) fn new(shards: &[ShardHandle]) -> Self {
+        Self { shared: Arc::default(), spawner: Arc::new(OnShards::new(shards.to_vec())) }
+    }
+}
+
+impl Default for Means {
+    fn default() -> Self {
+        Self::new(&[])
+    }
+}
+
+/// A volume's inside.
+pub(super) struct LiveGraph {
+    pub(super) switch: Arc<Switch>,
+    pub(super) graph: Graph,
+}
+
+impl LiveGraph {
+    pub(super) fn tree(&self) -> Tree {
+        self.graph.tree()
+    }
+}
+
+/// How leaves are opened.
+struct Opener<'a> {
+    spec: &'a VolumeSpec,
+    /// What other volumes are.
+    volumes: BTreeMap<Name, Arc<dyn Blocks>>,
+    /// Files must be there in full: they are neither made nor lengthened.
+    existing: bool,
+    /// Where blocks in memory are kept for the next worker: for the volume's only leaf in memory, in its name.
+    keeper: Option<(Arc<Link>, Uuid)>,
+    /// What was done to files so far.
+    files: RefCell<Vec<FileChange>>,
+    /// A leaf in memory was opened.
+    memory: Cell<bool>,
+}
+
+impl Opener<'_> {
+    fn backend(&self, request: &LeafRequest<'_>, spec: &BackendSpec) -> Result<Arc<dyn Blocks>, VolumeError> {
+        let LeafRequest { name, size, block_size, .. } = request;
+        let path = match (spec, &self.keeper, size) {
+            (BackendSpec::File(path), ..) => path,
+            (BackendSpec::Memory, Some((keeper, owner)), Some(size)) => {
+                return kept_memory(name, *size, *block_size, *owner, keeper);
+            }
+            _ => {
+                self.memory.set(true);
+                return millrace_backends::open(spec, name, *size, *block_size);
+            }
+        };
+        if self.existing {
+            check_file(name, path, *size)?;
+        } else {
+            self.files.borrow_mut().push(FileChange::foresee(path, size.map(Size)));
+        }
+        let options =
+            FileOptions { path: path.clone(), size: *size, block_size: *block_size, read_only: self.spec.read_only };
+        // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
+        // before, or what the dead one wrote could come after what its successor writes.
+        let succeeds = self.existing && self.keeper.as_ref().is_some_and(|(keeper, _)| keeper.predecessor().is_some());
+        let deadline = Instant::now() + if succeeds { FILE_PATIENCE } else { Duration::ZERO };
+        loop {
+            match FileVolume::open(name, &options) {
+                Err(VolumeError::InUse { .. }) if Instant::now() < deadline => thread::sleep(FILE_LOOK),
+                result => return result.map(|volume| volume as _),
+            }
+        }
+    }
+}
+
+/// A volume in memory files that the keeper holds.
+fn kept_memory(
+    name: &str,
+    size: u64,
+    block_size: BlockSize,
+    owner: Uuid,
+    keeper: &Arc<Link>,
+) -> Result<Arc<dyn Blocks>, VolumeError> {
+    let owner = owner.into_bytes();
+    let files: Vec<_> = keeper.take_all(owner, Kind::BLOCKS).into_iter().map(|(_, held)| held.fd).collect();
+    let keeper = Arc::clone(keeper);
+    let put = move |slot, file: BorrowedFd<'_>| {
+        keeper.put(Key { owner, kind: Kind::BLOCKS, slot }, file).map_err(io::Error::other)
+    };
+    Ok(MemoryVolume::in_files(name, size, block_size, &files, Box::new(put))?)
+}
+
+/// Leaves of a stack that are in memory.
+fn in_memory(stack: &Node) -> usize {
+    stack.leaves().into_iter().filter(|leaf| leaf.spec == "memory").count()
+}
+
+impl Leaves for Opener<'_> {
+    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Blocks>, LeafError> {
+        if let Some(name) = request.leaf.volume() {
+            let missing = || LeafError::Refused(format!("there is no volume {name} that works"));
+            let volume = self.volumes.get(name).ok_or_else(missing)?;
+            let has = volume.geometry().bytes();
+            return match request.size.filter(|wanted| *wanted > has) {
+                Some(wanted) => Err(LeafError::Refused(format!("it has {has} bytes and {wanted} are needed"))),
+                None => Ok(Arc::clone(volume)),
+            };
+        }
+        let spec: BackendSpec = request.leaf.spec.parse().map_err(|error| LeafError::Refused(format!("{error}")))?;
+        Ok(self.backend(request, &spec)?)
+    }
+}
+
+/// Unlike a new one, a stored volume's file must be there in full.
+fn check_file(volume: &str, path: &Path, size: Option<u64>) -> Result<(), VolumeError> {
+    let failed = |action, source| {
+        let (volume, path) = (volume.to_owned(), path.to_owned());
+        VolumeError::Io { volume, action, path, source }
+    };
+    let found = fs::metadata(path).map_err(|error| failed("open", error))?;
+    match size {
+        Some(size) if found.is_file() && found.len() < size => {
+            let (length, size) = (Size(found.len()), Size(size));
+            let why = format!("the file has {length} and the volume {size}: part of its data is missing");
+            Err(failed("use", io::Error::other(why)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A graph that was just made, and what its making did to files.
+pub(super) struct Made {
+    pub(super) live: LiveGraph,
+    pub(super) files: Vec<FileChange>,
+}
+
+fn failed(name: &Name, error: GraphError) -> ControlError {
+    match error {
+        // What a back end says names itself, and is told apart.
+        GraphError::Leaf { source: LeafError::Volume(error), .. } => ControlError::Volume(error),
+        source => ControlError::Graph { name: name.clone(), source },
+    }
+}
+
+impl Inner {
+    /// What the graph of a volume may use.
+    fn opener<'a>(&self, spec: &'a VolumeSpec, existing: bool, owner: Option<Uuid>) -> Opener<'a> {
+        let live = |(name, volume): (&Name, &super::Volume)| {
+            let blocks: Arc<dyn Blocks> = Arc::<Switch>::clone(&volume.graph.as_ref()?.switch);
+            Some((name.clone(), blocks))
+        };
+        let volumes = self.volumes.iter().filter_map(live).collect();
+        // With several leaves in memory, a later stack could mistake one for another.
+        let owner = owner.filter(|_| in_memory(&spec.stack) <= 1);
+        let keeper = self.keeper.clone().zip(owner);
+        Opener { spec, volumes, existing, keeper, files: RefCell::default(), memory: Cell::new(false) }
+    }
+
+    /// Makes a volume's inside. `size` is what its legs are told; `None`: it follows from them.
+    pub(super) fn make_graph(
+        &self,
+        spec: &VolumeSpec,
+        size: Option<u64>,
+        block_size: BlockSize,
+        uuid: Uuid,
+        existing: bool,
+    ) -> Result<Made, ControlError> {
+        let opener = self.opener(spec, existing, Some(uuid));
+        let made = self.build_and_mount(spec, size, block_size, existing, &opener);
+        let files = opener.files.into_inner();
+        match made {
+            Ok(live) => Ok(Made { live, files }),
+            Err(error) => {
+                files.into_iter().for_each(FileChange::undo);
+                Err(error)
+            }
+        }
+    }
+
+    fn build_and_mount(
+        &self,
+        spec: &VolumeSpec,
+        size: Option<u64>,
+        block_size: BlockSize,
+        existing: bool,
+        opener: &Opener<'_>,
+    ) -> Result<LiveGraph, ControlError> {
+        let name = &spec.name;
+        let plan = Plan { volume: name.as_str(), stack: &spec.stack, size, block_size };
+        let graph = Graph::build(&plan, opener, &self.means.shared, &self.means.spawner, None);
+        let mut graph = graph.map_err(|error| failed(name, error))?;
+        let has = graph.volume().geometry().bytes();
+        if let Some(size) = size.filter(|size| has != *size) {
+            let why = "its stack has another size";
+            tracing::debug!(volume = %name, has, size, "a stack's size is not its volume's");
+            return Err(ControlError::BadSize { name: name.clone(), size: Size(size), why });
+        }
+        let reason = if existing { Reason::Open } else { Reason::Create };
+        graph.mount(reason).map_err(|error| failed(name, error))?;
+        let switch = Switch::new(name.as_str(), Arc::clone(graph.volume()));
+        check_scratch(name, switch.scratch_bytes())?;
+        Ok(LiveGraph { switch, graph })
+    }
+
+    /// Whether the leaves of a stack are free: no file and no volume in two places, no volume over itself.
+    pub(super) fn check_leaves(&self, spec: &VolumeSpec) -> Result<(), ControlError> {
+        let wrong = |why: String| ControlError::invalid("volume", &spec.name, why);
+        let mut identities: Vec<((u64, u64), &Path)> = Vec::new();
+        for leaf in spec.stack.leaves() {
+            if let Some(path) = leaf.file() {
+                self.check_file_is_free(spec, path)?;
+                let Some(identity) = file_identity(path) else { continue };
+                if let Some((_, other)) = identities.iter().find(|(known, _)| *known == identity) {
+                    return Err(wrong(format!("{} and {} are one file", other.display(), path.display())));
+                }
+                identities.push((identity, path));
+            }
+        }
+        for (above, leaf) in volume_leaves(&spec.stack, None) {
+            self.check_volume_leaf(spec, above, leaf).map_err(wrong)?;
+        }
+        let depth = self.depth(&spec.stack);
+        if depth > MAX_DEPTH {
+            return Err(wrong(format!(
+                "its stack has {depth} levels, those of its volumes counted; {MAX_DEPTH} are possible"
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_volume_leaf(&self, spec: &VolumeSpec, above: Option<&str>, leaf: &Leaf) -> Result<(), String> {
+        let Some(name) = leaf.volume() else { return Ok(()) };
+        let Some(volume) = self.volumes.get(name) else { return Err(format!("there is no volume {name}")) };
+        if self.is_over(name, spec.name.as_str()) {
+            return Err(format!("volume {name} is over it already: a volume cannot be over itself"));
+        }
+        if let Some((device, nsid)) = self.users(name).next() {
+            return Err(format!("volume {name} is attached to {} as namespace {nsid}", device.record.spec.name));
+        }
+        if volume.record.spec.read_only {
+            return Err(format!("volume {name} is read-only"));
+        }
+        let shares = above.and_then(find).is_some_and(|kind| kind.shares_legs);
+        match self.volumes_over(name).find(|(other, sharing)| **other != spec.name && !(shares && *sharing)) {
+            Some((other, _)) => Err(format!("volume {name} is part of volume {other} already")),
+            None => Ok(()),
+        }
+    }
+
+    /// Volumes that have a volume for a leaf, and whether their service there shares it.
+    pub(super) fn volumes_over<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a Name, bool)> {
+        self.volumes.values().flat_map(move |other| {
+            let leaves = volume_leaves(&other.record.spec.stack, None).into_iter();
+            let here = leaves.filter(move |(_, leaf)| leaf.volume() == Some(name));
+            here.map(|(above, _)| (&other.record.spec.name, above.and_then(find).is_some_and(|kind| kind.shares_legs)))
+        })
+    }
+
+    /// Whether `volume` is `other`, or has it somewhere below.
+    fn is_over(&self, volume: &str, other: &str) -> bool {
+        let below = |name: &str| {
+            let stack = self.volumes.get(name).map(|volume| &volume.record.spec.stack);
+            stack.map(|stack| stack.leaves().into_iter().filter_map(Leaf::volume).map(str::to_owned).collect::<Vec<_>>())
+        };
+        let mut look = vec![volume.to_owned()];
+        let mut seen: Vec<String> = Vec::new();
+        while let Some(name) = look.pop() {
+            if name == other {
+                return true;
+            }
+            if !seen.contains(&name) {
+                look.extend(below(&name).unwrap_or_default());
+                seen.push(name);
+            }
+        }
+        false
+    }
+
+    /// Levels of a stack, those of its volumes counted.
+    fn depth(&self, stack: &Node) -> usize {
+        let below = stack.leaves().into_iter().filter_map(|leaf| self.volumes.get(leaf.volume()?));
+        stack.depth() + below.map(|volume| self.depth(&volume.record.spec.stack)).max().unwrap_or(0)
+    }
+
+    /// Nobody may touch a volume that others are made of.
+    pub(super) fn check_not_below(&self, name: &Name) -> Result<(), ControlError> {
+        match self.volumes_over(name.as_str()).next() {
+            Some((by, _)) => Err(ControlError::VolumeInStack { name: name.clone(), by: by.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Leaves of a stack that are volumes, each with the service right above it.
+fn volume_leaves<'a>(node: &'a Node, above: Option<&'a str>) -> Vec<(Option<&'a str>, &'a Leaf)> {
+    match node {
+        Node::Leaf(leaf) => vec![(above, leaf)].into_iter().filter(|(_, leaf)| leaf.volume().is_some()).collect(),
+        Node::Service(node) => node.legs.iter().flat_map(|leg| volume_leaves(leg, Some(&node.service))).collect(),
+    }
+}
+
+fn check_scratch(name: &Name, needed: usize) -> Result<(), ControlError> {
+    let room = ShardConfig::VOLUME_SCRATCH;
+    if needed <= room {
+        return Ok(());
+    }
+    let why = format!("its stack needs {needed} bytes for a request, and {room} are there: it is too deep or too wide");
+    Err(ControlError::invalid("volume", name, why))
+}
+
+impl Manager {
+    /// Changes a volume's size or its stack.
+    pub fn change_volume(&self, name: &str, change: &VolumeChange) -> Result<VolumeView, ControlError> {
+        match (&change.size, &change.stack) {
+            (Some(size), None) if !change.reformat => self.resize_volume(name, *size),
+            (None, Some(stack)) => self.change_stack(name, stack, change.reformat),
+            _ => {
+                let inner = self.peek();
+                let name = &inner.volume(name)?.record.spec.name;
+                Err(ControlError::invalid("volume", name, "a change is of its size, or of its stack"))
+            }
+        }
+    }
+
+    /// Puts another stack in a volume's place while guests go on.
+    pub fn change_stack(&self, name: &str, stack: &Node, reformat: bool) -> Result<VolumeView, ControlError> {
+        let (mut live, before, after) = self.begin_change(name, stack)?;
+        // The lock is free: services may take their time to leave.
+        let result = self.exchange(&mut live, &before, &after, reformat);
+        let mut inner = self.peek();
+        inner.changing.remove(name);
+        match inner.volumes.get_mut(name) {
+            Some(volume) => {
+                volume.graph = Some(live);
+                if let Ok(record) = &result {
+                    volume.record = record.clone();
+                }
+            }
+            // The daemon has stopped meanwhile.
+            None => live.graph.unmount(),
+        }
+        let record = result?;
+        tracing::info!(
+            volume = name, stack = %record.spec.stack, pause_us = record.history.last().and_then(|entry| entry.pause_us),
+            "volume changed"
+        );
+        inner.volume_view(name)
+    }
+
+    /// Marks the volume and takes its graph.
+    fn begin_change(&self, name: &str, stack: &Node) -> Result<(LiveGraph, VolumeRecord, VolumeRecord), ControlError> {
+        let mut inner = self.lock()?;
+        let volume = inner.idle_volume(name)?;
+        volume.live()?;
+        let before = volume.record.clone();
+        let mut after = before.clone();
+        after.spec.stack = stack.clone();
+        after.spec.validate()?;
+        if before.spec.read_only {
+            return Err(ControlError::ReadOnly { name: before.spec.name });
+        }
+        inner.check_leaves(&after.spec)?;
+        let missing = || ControlError::VolumeFailed { name: before.spec.name.clone(), reason: "it has no graph".to_owned() };
+        let live = inner.volumes.get_mut(name).and_then(|volume| volume.graph.take()).ok_or_else(missing)?;
+        inner.changing.insert(before.spec.name.clone());
+        Ok((live, before, after))
+    }
+
+    fn exchange(
+        &self,
+        live: &mut LiveGraph,
+        before: &VolumeRecord,
+        after: &VolumeRecord,
+        reformat: bool,
+    ) -> Result<VolumeRecord, ControlError> {
+        let name = &before.spec.name;
+        // A leaf in memory that is new here has nothing that the next worker could go on with.
+        let opener = self.peek().opener(&after.spec, false, None);
+        let (shared, spawner) = {
+            let inner = self.peek();
+            (Arc::clone(&inner.means.shared), Arc::clone(&inner.means.spawner))
+        };
+        let size = Some(before.size().0);
+        let block_size = before.block_size().0;
+        let plan = Plan { volume: name.as_str(), stack: &after.spec.stack, size, block_size };
+        let built = Graph::build(&plan, &opener, &shared, &spawner, Some(&live.graph));
+        let mut record = after.clone();
+        record.own_size = false;
+        record.history.push(HistoryEntry::now(&after.spec.stack));
+        let result = built.map_err(|error| failed(name, error)).and_then(|mut new| {
+            let mut store = || {
+                let changes = Changes { put_volumes: vec![&record], ..Changes::default() };
+                self.store.apply(&changes).map_err(|error| error.to_string())
+            };
+            let terms = Terms { patience: PATIENCE, reformat, scratch: ShardConfig::VOLUME_SCRATCH, store: &mut store };
+            let pause = graph::change(&live.switch, &mut live.graph, &mut new, terms)
+                .map_err(|source| ControlError::Change { name: name.clone(), source })?;
+            live.graph = new;
+            Ok(pause)
+        });
+        match result {
+            Ok(pause) => {
+                if opener.memory.get() || in_memory(&after.spec.stack) != 1 {
+                    self.peek().forget_kept(before);
+                }
+                if let Some(entry) = record.history.last_mut() {
+                    entry.pause_us = u64::try_from(pause.as_micros()).ok();
+                }
+                let surplus = record.history.len().saturating_sub(HISTORY);
+                record.history.drain(..surplus);
+                Ok(record)
+            }
+            Err(error) => {
+                opener.files.into_inner().into_iter().for_each(FileChange::undo);
+                Err(error)
+            }
+        }
+    }
+
+    /// The stacks that a volume had, the latest last.
+    pub fn volume_history(&self, name: &str) -> Result<Vec<HistoryEntry>, ControlError> {
+        Ok(self.peek().volume(name)?.record.history.clone())
+    }
+
+    /// Gives a command to a service of a volume.
+    pub fn command_service(&self, name: &str, command: &ServiceCommand) -> Result<ServiceAnswer, ControlError> {
+        let (volume, service) = {
+            let inner = self.lock()?;
+            let volume = inner.idle_volume(name)?;
+            volume.live()?;
+            let name = volume.record.spec.name.clone();
+            let services = volume.graph.as_ref().map(|live| live.graph.services(&command.service)).unwrap_or_default();
+            let [(_, service)] = &services[..] else {
+                let nodes: Vec<_> = services.iter().map(|(node, _)| format!("{node:?}")).collect();
+                let why = match &nodes[..] {
+                    [] => format!("it has no service {}", command.service),
+                    nodes => format!("it has several services {}: say which, {}", command.service, nodes.join(" or ")),
+                };
+                return Err(ControlError::invalid("volume", &name, why));
+            };
+            (name, Arc::clone(service))
+        };
+        let mut arguments = Settings::default();
+        for (name, value) in &command.arguments {
+            arguments.add(name, value);
+        }
+        let answer = service.command(&command.command, &arguments);
+        let source = |source| GraphError::Service { node: command.service.clone(), source };
+        answer.map(|answer| ServiceAnswer { answer }).map_err(|error| failed(&volume, source(error)))
+    }
+}
+
+impl Manager {
+    /// Writes what meters have counted since the last time.
+    pub(super) fn keep_account(&self) {
+        let inner = self.peek();
+        let metered = |volume: &super::Volume| {
+            let (live, namespace) = (volume.graph.as_ref()?, volume.live.as_ref().ok()?);
+            let (_, meter) = live.graph.services("meter").into_iter().next()?;
+            let name = &volume.record.spec.name;
+            Some(Metered {
+                volume: name.clone(),
+                device: inner.users(name.as_str()).next().map(|(device, _)| device.record.spec.name.clone()),
+                reading: millrace_services::meter::read(&meter)?,
+                provisioned: volume.record.size().0,
+                used: namespace.volume.usage().allocated,
+            })
+        };
+        let metered: Vec<_> = inner.volumes.values().filter_map(metered).collect();
+        drop(inner);
+        self.account.write(&metered);
+    }
+
+    /// Sums up a part of the account.
+    pub fn usage(&self, question: &UsageQuestion) -> Result<Vec<UsageRow>, ControlError> {
+        self.account.sums(question).map_err(|source| ControlError::Account { source })
+    }
+}
+
+/// Whether a service's health is worth a line in the daemon's status.
+pub(super) fn unwell(tree: &Tree) -> Option<String> {
+    let here = tree.status.as_ref().map(|status: &Status| status.health);
+    match here {
+        Some(health) if health != millrace_services::Health::Good => Some(format!("{} is {health}", tree.node)),
+        _ => tree.over.iter().find_map(unwell),
+    }
+}

@@ -1,0 +1,211 @@
+//! Volumes that are made of services, and changed while their guests go on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millrace_block::Lba;
+use millrace_driver::{Command, QueueOptions, spec::NamespaceId};
+
+use super::*;
+use crate::model::{ServiceCommand, VolumeChange};
+
+fn spec(name: &str, size: Option<&str>, stack: &str) -> VolumeSpec {
+    let size = size.map(|size| size.parse().unwrap());
+    VolumeSpec { size, stack: stack.parse().unwrap(), ..volume(name, "1", "memory") }
+}
+
+fn stack_of(rig: &Rig, name: &str) -> String {
+    rig.volume(name).unwrap().stack.to_string()
+}
+
+impl Rig {
+    /// `file:` with a path in its directory, for each `@`.
+    fn stack(&self, text: &str) -> String {
+        text.replace('@', &format!("file:{}/", self.directory.path().display()))
+    }
+
+    fn try_change(&self, name: &str, stack: &str, reformat: bool) -> Result<VolumeView, ControlError> {
+        let stack = Some(self.stack(stack).parse().unwrap());
+        self.change_volume(name, &VolumeChange { size: None, stack, reformat })
+    }
+}
+
+#[test]
+fn a_stack_of_files_comes_back_as_it_was() {
+    let mut rig = Rig::new();
+    let view = rig.create_volume(&spec("v", Some("1M"), &rig.stack("stripe(chunk=64K, @a, @b)"))).unwrap();
+    assert_eq!((view.size, view.tree.over.len(), view.tree.over[1].size), (Size(1 << 20), 2, 512 << 10));
+    assert_eq!(fs::metadata(rig.path("a")).unwrap().len(), 512 << 10);
+    rig.resize_volume("v", size("2M")).unwrap();
+    rig.create_volume(&spec("c", None, &rig.stack("concat(@d(size=64K), memory(size=192K))"))).unwrap();
+    let before = picture(&rig);
+    rig.restart();
+    assert_eq!(picture(&rig), before);
+    assert_eq!(rig.volume("c").unwrap().size, Size(256 << 10));
+    assert_eq!(rig.volume_history("v").unwrap().len(), 1);
+    rig.stop();
+    fs::remove_file(rig.path("b")).unwrap();
+    rig.start();
+    let view = rig.volume("v").unwrap();
+    assert!(view.state == State::Failed && view.reason.as_ref().unwrap().contains("/b"), "{view:?}");
+    assert!(!rig.path("b").exists(), "a leg that is gone is not made anew");
+    assert_eq!(view.tree.over.len(), 2);
+}
+
+#[test]
+fn a_stack_that_cannot_be_leaves_nothing() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    rig.create_volume(&volume("m", "64K", "memory")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("m", None)).unwrap();
+    let refused =
+        |size: Option<&str>, stack: &str| rig.create_volume(&spec("v", size, &rig.stack(stack))).unwrap_err().to_string();
+    for (size, stack, why) in [
+        (Some("64K"), "stripe(chunk=4K, @a, @f.img)", "f.img is the file of volume f"),
+        (Some("64K"), "stripe(chunk=4K, @a, @a)", "is a leg already, of stripe.0"),
+        (Some("64K"), "stripe(chunk=4K, @a, @no/dir/b)", "no/dir/b"),
+        (Some("64K"), "stripe(chunk=4K, @a, volume:x)", "there is no volume x"),
+        (Some("64K"), "stripe(chunk=4K, @a, volume:m)", "volume m is attached to d as namespace 1"),
+        (Some("64K"), "stripe(chunk=4K, floppy:a)", "back end \"floppy:a\" is unknown"),
+        (None, "stripe(chunk=4K, memory, @a)", "needs a size"),
+        (Some("1M"), "concat(@a(size=64K), volume:f)", "it has 65536 bytes and 983040 are needed"),
+        (Some("60000"), "stripe(chunk=4K, @a, @b)", "60000"),
+    ] {
+        let error = refused(size, stack);
+        assert!(error.contains(why), "{stack}: {error}");
+        assert!(!rig.path("a").exists() && !rig.path("b").exists(), "{stack}: files are gone again");
+    }
+    fs::write(rig.path("one"), [0; 8192]).unwrap();
+    fs::hard_link(rig.path("one"), rig.path("two")).unwrap();
+    assert!(refused(None, "stripe(chunk=4K, @one, @two)").contains("are one file"));
+    let wide = (0..8).map(|at| format!("stripe(chunk=4K, @{at}a, @{at}b, @{at}c, @{at}d, @{at}e, @{at}f, @{at}g, @{at}h)"));
+    let wide = format!("stripe(chunk=4K, {})", wide.collect::<Vec<_>>().join(", "));
+    assert!(refused(Some("64M"), &wide).contains("too deep or too wide"));
+    assert!(!rig.path("0a").exists());
+    assert_eq!(rig.volumes().len(), 2);
+}
+
+#[test]
+fn volumes_are_made_of_volumes() {
+    let mut rig = Rig::new();
+    for name in ["x", "y"] {
+        rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+    }
+    // Restored first, by its name.
+    rig.create_volume(&spec("a", None, "stripe(chunk=4K, volume:x, volume:y)")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    let refused = |result: Result<(), ControlError>, why: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    refused(rig.delete_volume("x"), "volume x is part of volume a");
+    refused(rig.resize_volume("y", size("128K")).map(drop), "volume y is part of volume a");
+    refused(rig.attach("d", &attach("x", None)).map(drop), "volume x is part of volume a");
+    refused(rig.create_volume(&spec("b", None, "concat(volume:x)")).map(drop), "volume x is part of volume a already");
+    refused(rig.try_change("x", "volume:a", true).map(drop), "a volume cannot be over itself");
+    rig.restart();
+    assert_eq!((rig.volume("a").unwrap().state, rig.volume("a").unwrap().size), (State::Ready, Size(128 << 10)));
+    rig.delete_volume("a").unwrap();
+    rig.delete_volume("x").unwrap();
+}
+
+/// Writes and reads blocks of device `d` until told to stop; the number of rounds.
+fn load(socket: &Path, stop: &AtomicBool) -> u64 {
+    let mut guest = Controller::connect(socket, &Options::default()).unwrap();
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = guest.memory().alloc(8192).unwrap();
+    let mut round = 0_u64;
+    while !stop.load(Ordering::Relaxed) || round < 10 {
+        let (lba, data) = (Lba(8 * (round % 30)), round.to_le_bytes().repeat(512));
+        buffer.write_at(0, &data);
+        let write: Command = namespace.write(lba, buffer.slice(0, 4096)).unwrap();
+        queue.execute(&write).expect("no write fails");
+        let read = namespace.read(lba, buffer.slice(4096, 4096)).unwrap();
+        queue.execute(&read).expect("no read fails");
+        let mut found = vec![0; 4096];
+        buffer.read_at(4096, &mut found);
+        assert!(found == data, "round {round} reads what it wrote");
+        round += 1;
+    }
+    round
+}
+
+/// Does something while a guest writes and reads.
+fn under_load(rig: &Rig, meanwhile: impl FnOnce()) {
+    let (stop, socket) = (AtomicBool::new(false), rig.path("d.sock"));
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    thread::scope(|scope| {
+        let load = scope.spawn(|| load(&socket, &stop));
+        let end = Stop(&stop);
+        meanwhile();
+        drop(end);
+        assert!(load.join().unwrap() > 0);
+    });
+}
+
+#[test]
+fn a_stack_is_changed_while_a_guest_writes() {
+    let mut rig = Rig::new();
+    rig.create_volume(&spec("v", Some("256K"), &rig.stack("stripe(chunk=64K, @a, @b)"))).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    under_load(&rig, || {
+        for round in 0..20 {
+            let chunk = if round % 2 == 0 { "65536" } else { "64K" };
+            rig.try_change("v", &format!("stripe(chunk={chunk}, @a, @b)"), false).unwrap();
+        }
+        let error = rig.try_change("v", "stripe(chunk=4K, @a, @b)", false).unwrap_err();
+        assert!(error.to_string().contains("--reformat") && error.class() == Class::Conflict, "{error}");
+        let error = rig.try_change("v", "stripe(chunk=64K, @a, @none/b)", false).unwrap_err();
+        assert!(error.to_string().contains("none/b"), "{error}");
+        let error = rig.try_change("v", "@a", true).unwrap_err();
+        assert!(error.to_string().contains("it has 131072 bytes and 262144 are needed"), "{error}");
+        assert!(matches!(rig.try_change("w", "memory", false), Err(ControlError::NoVolume { .. })));
+    });
+    let history = rig.volume_history("v").unwrap();
+    assert_eq!((history.len(), stack_of(&rig, "v")), (21, rig.stack("stripe(chunk=64K, @a, @b)")));
+    assert!(history[1..].iter().all(|entry| entry.pause_us.is_some()), "{history:?}");
+    rig.restart();
+    assert_eq!(stack_of(&rig, "v"), rig.stack("stripe(chunk=64K, @a, @b)"));
+}
+
+#[test]
+fn a_change_that_cannot_be_stored_is_none() {
+    let disk = FullDisk::default();
+    let rig = Rig::on(&disk);
+    rig.create_volume(&spec("v", Some("256K"), &rig.stack("stripe(chunk=64K, @a, @b)"))).unwrap();
+    let before = picture(&rig);
+    disk.set_full(true);
+    let error = rig.try_change("v", "stripe(chunk=65536, @a, @b)", false).unwrap_err();
+    assert!(matches!(error, ControlError::Change { .. }), "{error}");
+    disk.set_full(false);
+    assert_eq!(picture(&rig), before);
+    rig.try_change("v", "stripe(chunk=65536, @a, @b)", false).unwrap();
+    rig.try_change("v", "concat(@a, @b)", true).unwrap();
+    assert_eq!(stack_of(&rig, "v"), rig.stack("concat(@a, @b)"));
+}
+
+#[test]
+fn services_are_told_by_name() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("256K"), "stripe(chunk=4K, concat(memory(size=128K)), concat(memory(size=128K)))"))
+        .unwrap();
+    let command = |service: &str| {
+        let command = ServiceCommand { service: service.to_owned(), command: "dance".to_owned(), arguments: [].into() };
+        rig.command_service("v", &command).unwrap_err().to_string()
+    };
+    assert_eq!(command("stripe"), "volume v: stripe: \"dance\" is no command of stripe; it has none");
+    assert_eq!(command("mirror"), "volume v: it has no service mirror");
+    assert!(
+        command("concat").contains("say which, \"stripe.0 (concat)\" or \"stripe.1 (concat)\""),
+        "{}",
+        command("concat")
+    );
+    assert!(command("stripe.1 (concat)").contains("no command of concat"));
+}

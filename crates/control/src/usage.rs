@@ -1,0 +1,263 @@
+//! The account: what metered volumes did, second by second, in a file that is only appended to (docs/formats/usage.md).
+//!
+//! ```text
+//!   meters in volumes' stacks ── every 5 s, by the host thread ──► STATE_DIR/usage.log ──► sums by volume, tenant or device
+//! ```
+//!
+//! A crash loses what was counted since the last line: a few seconds. A line that was cut short by it is skipped.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io::{self, BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use crc_fast::{CrcAlgorithm, checksum};
+use millrace_services::meter::Reading;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::Name;
+
+#[cfg(test)]
+mod tests;
+
+/// How often is written what was counted.
+const EVERY: Duration = Duration::from_secs(5);
+/// How often a volume that does nothing has a line: its capacity is on the account as well.
+const IDLE: Duration = Duration::from_secs(60);
+/// The file's name in the state directory.
+const FILE: &str = "usage.log";
+
+/// What a volume did in some time: one line of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Line {
+    /// The end of the time, in seconds since 1970.
+    time: u64,
+    /// Its length in seconds.
+    seconds: u64,
+    volume: Name,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<Name>,
+    /// What was counted in it, and the tenant.
+    #[serde(flatten)]
+    counted: Reading,
+    /// The volume's size in bytes.
+    provisioned: u64,
+    /// Bytes that its medium held for it.
+    used: u64,
+}
+
+/// What a meter says now.
+pub(crate) struct Metered {
+    pub(crate) volume: Name,
+    pub(crate) device: Option<Name>,
+    pub(crate) reading: Reading,
+    pub(crate) provisioned: u64,
+    pub(crate) used: u64,
+}
+
+/// What is summed up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum UsageBy {
+    /// Each volume.
+    #[default]
+    Volume,
+    /// Each tenant.
+    Tenant,
+    /// Each device that showed the volume.
+    Device,
+}
+
+/// Which part of the account is asked for.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct UsageQuestion {
+    /// From this second since 1970 on.
+    pub from: Option<u64>,
+    /// Up to this one.
+    pub to: Option<u64>,
+    /// What is summed up.
+    pub by: UsageBy,
+}
+
+/// A sum.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UsageRow {
+    /// The volume, tenant or device; empty for what belongs to none.
+    pub name: String,
+    /// Seconds that were metered, over all its volumes.
+    pub seconds: u64,
+    /// Reads and compares.
+    pub reads: u64,
+    /// Writes and copies.
+    pub writes: u64,
+    /// Flushes and erasures.
+    pub others: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Bytes of its volumes' sizes, times seconds.
+    #[schema(value_type = u64)]
+    pub provisioned_byte_seconds: u128,
+    /// Bytes that its volumes' media held, times seconds.
+    #[schema(value_type = u64)]
+    pub used_byte_seconds: u128,
+}
+
+#[derive(Default)]
+struct State {
+    file: Option<File>,
+    last: BTreeMap<Name, (Reading, Instant)>,
+    next: Option<Instant>,
+}
+
+/// The account of a daemon.
+pub(crate) struct Account {
+    /// `None`: without a state directory, nothing is kept.
+    path: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+fn encode(line: &Line) -> String {
+    let json = serde_json::to_string(line).expect("a line has text for keys and nothing that JSON lacks");
+    format!("{json}\t{:08x}\n", checksum(CrcAlgorithm::Crc32Iscsi, json.as_bytes()))
+}
+
+fn decode(text: &str) -> Option<Line> {
+    let (json, sum) = text.trim_end_matches('\n').rsplit_once('\t')?;
+    let sum = u64::from(u32::from_str_radix(sum, 16).ok()?);
+    (checksum(CrcAlgorithm::Crc32Iscsi, json.as_bytes()) == sum).then(|| serde_json::from_str(json).ok())?
+}
+
+/// What was counted since; a meter that was made anew begins at 0.
+fn since(now: &Reading, last: &Reading) -> Reading {
+    let anew = now.reads < last.reads || now.writes < last.writes || now.others < last.others;
+    let zero = Reading::default();
+    let last = if anew { &zero } else { last };
+    Reading {
+        tenant: now.tenant.clone(),
+        reads: now.reads - last.reads,
+        writes: now.writes - last.writes,
+        others: now.others - last.others,
+        read_bytes: now.read_bytes.saturating_sub(last.read_bytes),
+        written_bytes: now.written_bytes.saturating_sub(last.written_bytes),
+    }
+}
+
+impl Account {
+    pub(crate) fn new(state_dir: Option<&Path>) -> Self {
+        Self { path: state_dir.map(|directory| directory.join(FILE)), state: Mutex::default() }
+    }
+
+    /// Whether it is time to write.
+    pub(crate) fn is_due(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.path.is_some() && state.next.is_none_or(|next| Instant::now() >= next)
+    }
+
+    /// Writes what meters have counted since the last time.
+    pub(crate) fn write(&self, metered: &[Metered]) {
+        let Some(path) = &self.path else { return };
+        let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        state.next = Some(now + EVERY);
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let mut text = String::new();
+        let mut written = Vec::new();
+        for one in metered {
+            let known = state.last.get(&one.volume);
+            let counted = since(&one.reading, known.map_or(&Reading::default(), |(last, _)| last));
+            let idle = counted == Reading { tenant: counted.tenant.clone(), ..Reading::default() };
+            let past = known.map_or(Duration::ZERO, |(_, when)| now.duration_since(*when));
+            if idle && known.is_some() && past < IDLE {
+                continue;
+            }
+            let Metered { volume, device, reading, provisioned, used } = one;
+            let (volume, device, seconds) = (volume.clone(), device.clone(), past.as_secs());
+            let line =
+                Line { time, seconds, volume: volume.clone(), device, counted, provisioned: *provisioned, used: *used };
+            text.push_str(&encode(&line));
+            // Parts of a second count with the next line.
+            written.push((volume, reading.clone(), known.map_or(now, |(_, when)| *when + Duration::from_secs(seconds))));
+        }
+        if text.is_empty() {
+            return;
+        }
+        if let Err(error) = append(&mut state.file, path, &text) {
+            // What was counted stays in the meters, and is tried again.
+            tracing::error!(path = %path.display(), %error, "the account could not be written");
+            state.file = None;
+            return;
+        }
+        for (volume, reading, when) in written {
+            state.last.insert(volume, (reading, when));
+        }
+    }
+
+    /// Sums up a part of the account.
+    pub(crate) fn sums(&self, question: &UsageQuestion) -> io::Result<Vec<UsageRow>> {
+        let file = match self.path.as_ref().map(File::open) {
+            None => return Ok(Vec::new()),
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Some(file) => file?,
+        };
+        let mut rows: BTreeMap<String, UsageRow> = BTreeMap::new();
+        let (mut reader, mut bytes) = (BufReader::new(file), Vec::new());
+        while reader.read_until(b'\n', &mut bytes)? > 0 {
+            let line = std::str::from_utf8(&bytes).ok().and_then(decode);
+            bytes.clear();
+            let Some(line) = line else { continue };
+            if question.from.is_some_and(|from| line.time < from) || question.to.is_some_and(|to| line.time > to) {
+                continue;
+            }
+            let name = match question.by {
+                UsageBy::Volume => line.volume.to_string(),
+                UsageBy::Tenant => line.counted.tenant.clone(),
+                UsageBy::Device => line.device.as_ref().map(Name::to_string).unwrap_or_default(),
+            };
+            rows.entry(name.clone()).or_insert_with(|| UsageRow { name, ..UsageRow::default() }).add(&line);
+        }
+        Ok(rows.into_values().collect())
+    }
+}
+
+impl UsageRow {
+    fn add(&mut self, line: &Line) {
+        let Reading { reads, writes, others, read_bytes, written_bytes, .. } = line.counted;
+        let sums = [
+            (&mut self.seconds, line.seconds),
+            (&mut self.reads, reads),
+            (&mut self.writes, writes),
+            (&mut self.others, others),
+            (&mut self.read_bytes, read_bytes),
+            (&mut self.written_bytes, written_bytes),
+        ];
+        for (sum, more) in sums {
+            *sum = sum.saturating_add(more);
+        }
+        self.provisioned_byte_seconds += u128::from(line.provisioned) * u128::from(line.seconds);
+        self.used_byte_seconds += u128::from(line.used) * u128::from(line.seconds);
+    }
+}
+
+fn append(slot: &mut Option<File>, path: &Path, text: &str) -> io::Result<()> {
+    let file = match slot {
+        Some(file) => file,
+        None => {
+            let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+            // A line that a crash has cut short must not spoil the next one.
+            if file.metadata()?.len() > 0 {
+                file.write_all(b"\n")?;
+            }
+            slot.insert(file)
+        }
+    };
+    file.write_all(text.as_bytes())?;
+    file.sync_data()
+}

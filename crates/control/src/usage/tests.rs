@@ -1,0 +1,63 @@
+use super::*;
+
+fn metered(volume: &str, tenant: &str, reads: u64) -> Metered {
+    let reading = Reading { tenant: tenant.to_owned(), reads, read_bytes: reads * 512, ..Reading::default() };
+    Metered {
+        volume: volume.parse().unwrap(),
+        device: Some("d".parse().unwrap()),
+        reading,
+        provisioned: 1 << 20,
+        used: 4096,
+    }
+}
+
+fn reads(account: &Account, by: UsageBy) -> Vec<(String, u64)> {
+    let rows = account.sums(&UsageQuestion { by, ..UsageQuestion::default() }).unwrap();
+    rows.into_iter().map(|row| (row.name, row.reads)).collect()
+}
+
+#[test]
+fn what_is_counted_is_on_the_account_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    assert!(account.is_due() && reads(&account, UsageBy::Volume).is_empty());
+    account.write(&[metered("a", "x", 5), metered("b", "y", 1), metered("c", "x", 0)]);
+    account.write(&[metered("a", "x", 7), metered("b", "y", 1), metered("c", "x", 0)]);
+    assert!(!account.is_due());
+    let by_volume = [("a".to_owned(), 7), ("b".to_owned(), 1), ("c".to_owned(), 0)];
+    assert_eq!(reads(&account, UsageBy::Volume), by_volume);
+    assert_eq!(reads(&account, UsageBy::Tenant), [("x".to_owned(), 7), ("y".to_owned(), 1)]);
+    assert_eq!(reads(&account, UsageBy::Device), [("d".to_owned(), 8)]);
+    // A daemon that starts anew counts from 0, and so does a volume that was made anew.
+    let account = Account::new(Some(directory.path()));
+    account.write(&[metered("a", "x", 3)]);
+    account.write(&[metered("a", "x", 1)]);
+    assert_eq!(reads(&account, UsageBy::Volume)[0], ("a".to_owned(), 11));
+    let lines = std::fs::read_to_string(directory.path().join(FILE)).unwrap();
+    let times: Vec<u64> = lines.lines().filter_map(|line| Some(decode(line)?.time)).collect();
+    let asked = |from, to| account.sums(&UsageQuestion { from, to, by: UsageBy::Device }).unwrap().len();
+    assert_eq!((asked(Some(times[0]), None), asked(Some(times[5] + 1), None), asked(None, Some(times[0] - 1))), (1, 0, 0));
+}
+
+#[test]
+fn a_line_cut_short_costs_itself_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    Account::new(Some(directory.path())).write(&[metered("a", "x", 5), metered("b", "x", 2)]);
+    let whole = std::fs::read(&path).unwrap();
+    let first = whole.iter().position(|byte| *byte == b'\n').unwrap();
+    for length in 0..whole.len() {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let account = Account::new(Some(directory.path()));
+        let before = if length <= first { 0 } else { 5 };
+        let complete = length >= first && before == 0 || length + 1 >= whole.len();
+        let sum = |account: &Account| reads(account, UsageBy::Tenant).first().map_or(0, |(_, reads)| *reads);
+        assert!(sum(&account) == before || complete, "{length} bytes");
+        account.write(&[metered("c", "x", 100)]);
+        let after = sum(&account);
+        assert!(after == before + 100 || complete && (after == 105 || after == 107), "{length} bytes: {after}");
+    }
+    std::fs::write(&path, b"nonsense\n{}\t00000000\n\xff\xfe\n").unwrap();
+    assert!(reads(&Account::new(Some(directory.path())), UsageBy::Volume).is_empty());
+    assert!(Account::new(None).sums(&UsageQuestion::default()).unwrap().is_empty());
+}

@@ -1,0 +1,175 @@
+//! What volumes did, and what it costs.
+
+use std::{error::Error, path::Path};
+
+use millrace_control::{Size, UsageBy, UsageRow};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Done, client};
+use crate::{
+    cli::{Global, UsageArgs},
+    output::{self, Table},
+};
+
+/// Bytes of a GiB, and seconds of a month of 30 days.
+const GIB: f64 = (1_u64 << 30) as f64;
+const MONTH: f64 = 30.0 * 86_400.0;
+
+/// What things cost, in the currency's unit.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Prices {
+    /// Its name.
+    currency: String,
+    million_reads: f64,
+    million_writes: f64,
+    gib_read: f64,
+    gib_written: f64,
+    /// A GiB of volume size for 30 days.
+    gib_month_provisioned: f64,
+    /// A GiB on the medium for 30 days.
+    gib_month_used: f64,
+}
+
+impl Prices {
+    fn read(path: &Path) -> Result<Self, Box<dyn Error>> {
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
+    }
+
+    #[expect(clippy::cast_precision_loss)] // a bill has cents
+    fn of(&self, row: &UsageRow) -> f64 {
+        row.reads as f64 / 1e6 * self.million_reads
+            + row.writes as f64 / 1e6 * self.million_writes
+            + row.read_bytes as f64 / GIB * self.gib_read
+            + row.written_bytes as f64 / GIB * self.gib_written
+            + row.provisioned_byte_seconds as f64 / GIB / MONTH * self.gib_month_provisioned
+            + row.used_byte_seconds as f64 / GIB / MONTH * self.gib_month_used
+    }
+}
+
+/// A time: seconds since 1970, a date, or a date with a time of day (UTC).
+fn time(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no time; write seconds since 1970, 2026-11-21 or 2026-11-21T10:00:00Z");
+    if let Ok(seconds) = text.parse() {
+        return Ok(seconds);
+    }
+    let (date, clock) = text.trim_end_matches('Z').split_once('T').unwrap_or((text, "00:00:00"));
+    let numbers = |text: &str, by: char| -> Option<[u64; 3]> {
+        let numbers: Vec<u64> = text.split(by).map(|part| part.parse().ok()).collect::<Option<_>>()?;
+        numbers.try_into().ok()
+    };
+    let ([year, month, day], [hour, minute, second]) = numbers(date, '-').zip(numbers(clock, ':')).ok_or_else(wrong)?;
+    let good = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    if !good || hour > 23 || minute > 59 || second > 59 {
+        return Err(wrong());
+    }
+    // Days since 1970, by years that begin in March.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
+    Ok((days - 719_468) * 86_400 + hour * 3600 + minute * 60 + second)
+}
+
+/// Shows a part of the account.
+pub(crate) fn usage(global: &Global, args: &UsageArgs) -> Done {
+    let by = match UsageBy::from(args.by) {
+        UsageBy::Volume => "volume",
+        UsageBy::Tenant => "tenant",
+        UsageBy::Device => "device",
+    };
+    let mut path = format!("/v1/usage?by={by}");
+    for (name, value) in [("from", &args.from), ("to", &args.to)] {
+        if let Some(value) = value {
+            path = format!("{path}&{name}={}", time(value)?);
+        }
+    }
+    let prices = args.prices.as_deref().map(Prices::read).transpose()?;
+    let rows: Vec<UsageRow> = client(global)?.get(&path)?;
+    if global.json {
+        let with_bill = |row: &UsageRow| match &prices {
+            Some(prices) => json!({ "usage": row, "bill": prices.of(row), "currency": prices.currency }),
+            None => json!(row),
+        };
+        return output::json(&rows.iter().map(with_bill).collect::<Vec<_>>());
+    }
+    output::line(&if args.csv { csv(by, &rows, prices.as_ref()) } else { table(by, &rows, prices.as_ref()) })
+}
+
+fn csv(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
+    let mut lines = vec![format!(
+        "{by},seconds,reads,writes,others,read_bytes,written_bytes,provisioned_byte_seconds,used_byte_seconds{}",
+        if prices.is_some() { ",bill" } else { "" }
+    )];
+    for row in rows {
+        let name = if row.name.contains([',', '"', '\n']) {
+            format!("\"{}\"", row.name.replace('"', "\"\""))
+        } else {
+            row.name.clone()
+        };
+        let UsageRow { seconds, reads, writes, others, read_bytes, written_bytes, .. } = row;
+        let (provisioned, used) = (row.provisioned_byte_seconds, row.used_byte_seconds);
+        let bill = prices.map(|prices| format!(",{:.4}", prices.of(row))).unwrap_or_default();
+        lines.push(format!(
+            "{name},{seconds},{reads},{writes},{others},{read_bytes},{written_bytes},{provisioned},{used}{bill}"
+        ));
+    }
+    lines.join("\n")
+}
+
+fn table(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
+    let by = by.to_uppercase();
+    let bill = prices.map(|prices| format!("BILL {}", prices.currency).trim_end().to_owned()).unwrap_or_default();
+    let mut table = Table::new(&[&by, "READS", "READ", "WRITES", "WRITTEN", "OTHERS", "SIZE", &bill]);
+    for row in rows {
+        let seconds = u128::from(row.seconds.max(1));
+        let size = u64::try_from(row.provisioned_byte_seconds / seconds).unwrap_or(u64::MAX);
+        table.row([
+            if row.name.is_empty() { "-".to_owned() } else { row.name.clone() },
+            row.reads.to_string(),
+            Size(row.read_bytes).approximate(),
+            row.writes.to_string(),
+            Size(row.written_bytes).approximate(),
+            row.others.to_string(),
+            Size(size).approximate(),
+            prices.map(|prices| format!("{:.2}", prices.of(row))).unwrap_or_default(),
+        ]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(time("951827696"), Ok(951_827_696));
+        assert_eq!(time("2000-02-29T12:34:56Z"), Ok(951_827_696));
+        assert_eq!(time("1970-01-01"), Ok(0));
+        for wrong in ["yesterday", "2026-13-01", "2026-11-21T25:00:00Z", "2026-11", "-1", ""] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_bill_is_what_the_prices_say() {
+        let prices = "currency = \"EUR\"\nmillion_reads = 2\ngib_written = 0.5\ngib_month_provisioned = 3";
+        let prices: Prices = toml::from_str(prices).unwrap();
+        let row = UsageRow {
+            name: "a, \"b\"".to_owned(),
+            seconds: 86_400 * 15,
+            reads: 500_000,
+            written_bytes: 2 << 30,
+            provisioned_byte_seconds: (4 << 30) * 86_400 * 15,
+            ..UsageRow::default()
+        };
+        assert!((prices.of(&row) - (1.0 + 1.0 + 6.0)).abs() < 1e-9, "{}", prices.of(&row));
+        let text = csv("tenant", &[row], Some(&prices));
+        assert!(text.ends_with(&format!(
+            "\n\"a, \"\"b\"\"\",1296000,500000,0,0,0,2147483648,{},0,8.0000",
+            (4_u64 << 30) * 1_296_000
+        )));
+        assert!(toml::from_str::<Prices>("milion_reads = 1").is_err());
+    }
+}

@@ -1,0 +1,57 @@
+use millrace_backends::{MemoryVolume, fault::FaultVolume};
+use millrace_block::{
+    Volume,
+    conformance::{self, Bench, Job, Subject, SyncHarness, Wanted},
+};
+
+use super::*;
+use crate::{
+    Node, Reason,
+    testing::{graph, subject},
+};
+
+const SEED: u64 = 0x6d65_7465;
+
+fn memory(wanted: Wanted, _: usize) -> Arc<dyn Volume> {
+    MemoryVolume::create("leg", wanted.blocks << wanted.block_size.shift(), wanted.block_size).unwrap()
+}
+
+#[test]
+fn it_conforms() {
+    let mut make = subject("meter(tenant=a) | disk:0", 1, |blocks, _| blocks, memory);
+    conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+    let faulty = |wanted, leg| -> Arc<dyn Volume> {
+        let volume = FaultVolume::new(memory(wanted, leg), SEED);
+        volume.hold_writes();
+        volume
+    };
+    let mut make = subject("meter | disk:0", 1, |blocks, _| blocks, faulty);
+    conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+}
+
+#[test]
+fn everything_is_counted_once() {
+    let leg = memory(Wanted { block_size: BlockSize::B512, blocks: 64, read_only: false }, 0);
+    let graph = graph("meter(tenant=\"Ä & Co\") | disk:0", &[leg], None, Reason::Create, &Arc::default()).unwrap();
+    let (_, service) = graph.services("meter").remove(0);
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    let data = bench.write_random(0, 3);
+    bench.expect(0, &data);
+    bench.expect(0, &data);
+    for operation in [Operation::Flush, Operation::Deallocate, Operation::WriteZeroes { fua: false, deallocate: true }] {
+        bench.job(Job::new(operation, 5, 2)).unwrap();
+    }
+    assert!(bench.job(Job::new(Operation::Deallocate, 64, 1)).is_err());
+    let found = read(&service).unwrap();
+    let expected =
+        Reading { tenant: "Ä & Co".to_owned(), reads: 2, writes: 1, others: 3, read_bytes: 3072, written_bytes: 1536 };
+    assert_eq!(found, expected, "a request beyond the end is none");
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let refused = |stack: &str| stack.parse::<Node>().unwrap_err().to_string();
+    assert!(refused(&format!("meter(tenant={}) | null", "x".repeat(65))).contains("at most 64 characters"));
+    assert!(refused("meter(tenants=a) | null").contains("there is no such setting; there are tenant"));
+}

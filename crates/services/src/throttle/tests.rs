@@ -1,0 +1,163 @@
+use std::time::Instant;
+
+use millrace_backends::{MemoryVolume, NullVolume, fault::FaultVolume};
+use millrace_block::{
+    BlockSize, Volume,
+    conformance::{self, Harness, Job, Subject, SyncHarness, Wanted},
+};
+
+use super::*;
+use crate::{
+    Node, Reason,
+    testing::{CrashTest, Kept, crash_test, graph, subject},
+};
+
+const SEED: u64 = 0x7468_726f;
+
+fn memory(wanted: Wanted, _: usize) -> Arc<dyn Volume> {
+    MemoryVolume::create("leg", wanted.blocks << wanted.block_size.shift(), wanted.block_size).unwrap()
+}
+
+#[test]
+fn it_conforms() {
+    for stack in ["throttle(iops=100M) | disk:0", "throttle(iops=20K, bandwidth=4G, burst=1ms) | disk:0"] {
+        let mut make = subject(stack, 1, |blocks, _| blocks, memory);
+        conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+    }
+    let faulty = |wanted, leg| -> Arc<dyn Volume> {
+        let volume = FaultVolume::new(memory(wanted, leg), SEED);
+        volume.hold_writes();
+        volume
+    };
+    let mut make = subject("throttle(write_bandwidth=2G) | disk:0", 1, |blocks, _| blocks, faulty);
+    conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+}
+
+/// Requests of one block that end within a time, with so many in flight.
+fn served(volumes: &[Arc<dyn Volume>], operation: Operation, depth: usize, time: Duration) -> Vec<u64> {
+    let memory = conformance::Memory::new(4096);
+    let mut job = Job::new(operation, 0, 1);
+    if operation.has_data() {
+        job.segments = vec![memory.segment(0, 512)];
+    }
+    let mut harness = SyncHarness::new(SEED, false);
+    let start = Instant::now();
+    let mut counts = vec![0; volumes.len()];
+    while start.elapsed() < time {
+        for (volume, count) in volumes.iter().zip(&mut counts) {
+            let jobs = vec![job.clone(); depth];
+            assert!(harness.run(volume, &jobs).iter().all(Result::is_ok));
+            *count += depth as u64;
+        }
+    }
+    counts
+}
+
+fn null() -> Arc<dyn Volume> {
+    NullVolume::create("null", 1 << 30, BlockSize::B512).unwrap()
+}
+
+fn throttled(stack: &str) -> Arc<dyn Volume> {
+    Arc::clone(graph(stack, &[null()], None, Reason::Create, &Arc::default()).unwrap().volume())
+}
+
+/// The wall clock can only be too fast for us: what is asserted are upper limits.
+fn within_cap(stack: &str, operation: Operation, cap: u64) {
+    let volume = throttled(stack);
+    let start = Instant::now();
+    let count = served(std::slice::from_ref(&volume), operation, 4, Duration::from_millis(600))[0];
+    let time = start.elapsed();
+    let most = cap as f64 * (time.as_secs_f64() + 0.012) + 4.0;
+    assert!((count as f64) <= most, "{stack}: {count} in {time:?}");
+    assert!(count > 0);
+}
+
+#[test]
+fn caps_hold() {
+    within_cap("throttle(iops=200) | disk:0", Operation::Read, 200);
+    within_cap("throttle(write_iops=500) | disk:0", Operation::Write { fua: false }, 500);
+    within_cap("throttle(bandwidth=102400) | disk:0", Operation::Read, 200);
+    within_cap("throttle(iops=5000) | disk:0", Operation::Deallocate, 5000);
+}
+
+#[test]
+fn what_is_not_capped_is_free() {
+    let volume = throttled("throttle(read_iops=1, bandwidth=1) | disk:0");
+    let mut harness = SyncHarness::new(SEED, false);
+    // At one a second they would take an hour.
+    for operation in [Operation::Deallocate, Operation::Flush] {
+        let free = vec![Job::new(operation, 0, 1); 4000];
+        assert!(harness.run(&volume, &free).iter().all(Result::is_ok));
+    }
+}
+
+#[test]
+fn a_group_has_its_caps_together() {
+    let node: Node = "throttle(iops=400, group=gold) | disk:0".parse().unwrap();
+    let (shared, spawner) = (crate::SharedObjects::default(), Arc::<Kept>::default());
+    let spawner: Arc<dyn crate::background::Spawner> = spawner;
+    let make = |name: &str| {
+        let plan = crate::graph::Plan { volume: name, stack: &node, size: None, block_size: BlockSize::B512 };
+        let disks = crate::testing::Disks(vec![null()]);
+        let mut graph = crate::graph::Graph::build(&plan, &disks, &shared, &spawner, None).unwrap();
+        graph.mount(Reason::Create).unwrap();
+        graph
+    };
+    let graphs = ["a", "b"].map(make);
+    let volumes: Vec<_> = graphs.iter().map(|graph| Arc::clone(graph.volume())).collect();
+    let start = Instant::now();
+    let counts = served(&volumes, Operation::Read, 2, Duration::from_millis(500));
+    let most = 400.0 * (start.elapsed().as_secs_f64() + 0.012) + 4.0;
+    let sum: u64 = counts.iter().sum();
+    assert!(sum as f64 <= most && counts.iter().all(|count| *count > 0), "{counts:?}");
+}
+
+#[test]
+fn the_exact_caps_of_a_long_time_without_a_clock() {
+    // Ten seconds of requests as fast as they may, by the decision alone.
+    let rate = Rate { per_second: 12_345, burst_ns: 10_000_000 };
+    let (mut filled, mut now, mut count) = (0, 1_000_000_000_u64, 0_u64);
+    let end = now + 10_000_000_000;
+    loop {
+        let grant = take(filled, now, 1, rate);
+        filled = grant.filled;
+        now = now.max(grant.start);
+        if now >= end {
+            break;
+        }
+        count += 1;
+    }
+    assert!((122_300..=123_650).contains(&count), "{count}");
+}
+
+#[test]
+fn waiting_requests_do_not_keep_a_change() {
+    let null = null();
+    let first = graph("throttle(iops=1) | disk:0", &[Arc::clone(&null)], None, Reason::Create, &Arc::default()).unwrap();
+    let (_, service) = first.services("throttle").remove(0);
+    let volume = Arc::clone(first.volume());
+    let hurry = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        service.hurry(true);
+    });
+    // At one a second they would take ten minutes.
+    let jobs = vec![Job::new(Operation::Deallocate, 0, 1); 600];
+    assert!(SyncHarness::new(SEED, false).run(&volume, &jobs).iter().all(Result::is_ok));
+    hurry.join().unwrap();
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let refused = |stack: &str| stack.parse::<Node>().unwrap_err().to_string();
+    assert!(refused("throttle | null").contains("a throttle needs a cap"));
+    assert!(refused("throttle(iops=0) | null").starts_with("stack, column 10: throttle: iops: 1 at least is possible"));
+    assert!(refused("throttle(iops=fast) | null").contains("\"fast\" is not a number"));
+    assert!(refused("throttle(iops=1, burst=2h) | null").contains("is not a time"));
+    assert!(refused("throttle(iops=1, burst=61m) | null").contains("an hour at most"));
+    assert!(refused("throttle(iops=1, null, null)").contains("it is over 2 legs; 1 are possible"));
+}
+
+#[test]
+fn flushed_data_survive_power_cuts() {
+    crash_test(&CrashTest { points: 2000, ..CrashTest::new("throttle(iops=10M) | disk:0", 1) });
+}
