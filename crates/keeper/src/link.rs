@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::{
     Key, Kind, MAX_REPLY,
+    process::is_fault,
     wire::{self, Message, What},
 };
 
@@ -68,12 +69,7 @@ pub struct Predecessor {
 impl Predecessor {
     /// Whether it ended by a fault of its own: what it was doing may be to blame.
     pub fn was_faulty(&self) -> bool {
-        match self.signal {
-            Some(signal) => {
-                matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGABRT | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP)
-            }
-            None => true,
-        }
+        is_fault(self.signal)
     }
 }
 

@@ -148,7 +148,9 @@ impl Keeper {
             begin.key.slot = current.child.id();
             begin.number = BEGIN_AGAIN | u64::from(signal.unwrap_or(0).unsigned_abs());
             begin.more = u64::try_from(served.as_millis()).unwrap_or(u64::MAX);
-            self.failures = if served >= SETTLED { 0 } else { self.failures.saturating_add(1) };
+            // One that served and was killed did not fail.
+            let failed = current.ready.is_none() || is_fault(signal) && served < SETTLED;
+            self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
             if self.wait_before_restart()? {
                 return Ok(Outcome::StoppedBadly(status.code()));
             }
@@ -291,6 +293,12 @@ impl Keeper {
         }
         place.replies += 1;
     }
+}
+
+/// Whether a process that ended so ended by a fault of its own. Without a signal it has ended itself, though nobody asked.
+pub(crate) fn is_fault(signal: Option<i32>) -> bool {
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+    signal.is_none_or(|signal| faults.contains(&signal))
 }
 
 fn monotonic_micros() -> u64 {

@@ -113,7 +113,7 @@ impl Counters {
     }
 
     /// Writes them where they outlive the process.
-    pub(crate) fn store(&self, cells: &[Cell<u64>; 8]) {
+    pub(crate) fn store(&self, cells: &[state::Cell<u64>; 8]) {
         let Self { read_commands, write_commands, other_commands, bytes_read, bytes_written, .. } = *self;
         let Self { errors, media_errors, interrupts, .. } = *self;
         let words =
@@ -122,9 +122,9 @@ impl Counters {
     }
 
     /// Takes them from there.
-    pub(crate) fn restore(&mut self, cells: &[Cell<u64>; 8]) {
+    pub(crate) fn restore(&mut self, cells: &[state::Cell<u64>; 8]) {
         let [read_commands, write_commands, other_commands, bytes_read, bytes_written, errors, media_errors, interrupts] =
-            cells.each_ref().map(Cell::get);
+            cells.each_ref().map(state::Cell::get);
         *self = Self {
             read_commands,
             write_commands,

@@ -125,6 +125,11 @@ impl FakeGuest {
         addr
     }
 
+    /// Where memory begins that nothing was allocated from.
+    pub(crate) fn used_memory(&self) -> u64 {
+        self.next_page
+    }
+
     /// The guest reads its memory.
     pub(crate) fn read(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];

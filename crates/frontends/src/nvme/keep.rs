@@ -12,7 +12,6 @@
 //! client that was cut short is in the socket still, and is handled again: whatever of it was done must not be in its way.
 
 use std::{
-    cell::Cell,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     rc::Rc,
@@ -30,7 +29,7 @@ use super::{
     controller::Controller,
     records::Records,
     registers::Reset,
-    state::{self, DeviceState, VECTORS},
+    state::{self, Cell, DeviceState, VECTORS},
 };
 
 /// Version of [`ClientState`]'s layout.
@@ -252,7 +251,7 @@ pub(crate) struct Client {
     kept: Kept,
     state: Shared<ClientState>,
     /// Replies that were sent; the keeper counts them too.
-    replies: Cell<u64>,
+    replies: std::cell::Cell<u64>,
 }
 
 /// What a client had with the worker before this one.
@@ -272,7 +271,7 @@ impl Client {
         kept.put(Kind::CLIENT, state.as_fd());
         // From here on it exists.
         kept.put(Kind::CONNECTION, connection);
-        Ok(Rc::new(Self { kept: kept.clone(), state, replies: Cell::new(0) }))
+        Ok(Rc::new(Self { kept: kept.clone(), state, replies: std::cell::Cell::new(0) }))
     }
 
     /// The client that the last worker had, with what is to be known for its connection.
@@ -294,7 +293,7 @@ impl Client {
             handling: handling.map(|handling| (handling as u16, (handling >> 16) as u16)),
             replied: connection.replies > state.replies.get(),
         };
-        let client = Self { kept: kept.clone(), state, replies: Cell::new(connection.replies) };
+        let client = Self { kept: kept.clone(), state, replies: std::cell::Cell::new(connection.replies) };
         Some((Rc::new(client), connection.fd, resumed))
     }
 

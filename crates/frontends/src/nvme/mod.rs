@@ -28,6 +28,8 @@
 mod admin;
 mod config;
 mod controller;
+#[cfg(test)]
+mod cut;
 mod data;
 mod device;
 mod errors;

@@ -144,7 +144,7 @@ impl Controller {
     }
 
     fn config_byte(&self, at: usize) -> u8 {
-        self.state.pci.get(at).map_or(0, std::cell::Cell::get)
+        self.state.pci.get(at).map_or(0, state::Cell::get)
     }
 
     /// Reads configuration space.
@@ -214,7 +214,7 @@ impl Controller {
         }
     }
 
-    fn msix_word(&self, at: u64) -> Option<&std::cell::Cell<u32>> {
+    fn msix_word(&self, at: u64) -> Option<&state::Cell<u32>> {
         let entry = (at / 16) as usize;
         if entry >= usize::from(self.config.vectors) {
             return None;

@@ -20,7 +20,7 @@
 //! dword 3, neither of which any command here uses. docs/survival.md says why it may be carried out again, command by command.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
@@ -34,7 +34,7 @@ use super::{
     controller::{CommandToken, Controller},
     errors::Subject,
     registers::Phase,
-    state,
+    state::{self, Cell},
 };
 
 /// Commands of a controller that may be in flight and not completed at once.
@@ -77,7 +77,7 @@ pub(crate) struct Records {
     /// Free records; the one used last is used next, whose cache line is near.
     free: RefCell<Vec<u16>>,
     /// Counts commands.
-    count: Cell<u32>,
+    count: std::cell::Cell<u32>,
 }
 
 impl AsFd for Records {
@@ -102,8 +102,17 @@ impl Records {
         Ok(Self::over(table))
     }
 
+    /// As they lay in the region's file.
+    #[cfg(test)]
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        let table = Shared::<Table>::new("copy").expect("shared memory");
+        let file = std::fs::File::from(table.as_fd().try_clone_to_owned().expect("a descriptor"));
+        std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).expect("room for them");
+        Self::over(table)
+    }
+
     fn over(table: Shared<Table>) -> Self {
-        let records = Self { table, free: RefCell::default(), count: Cell::new(0) };
+        let records = Self { table, free: RefCell::default(), count: std::cell::Cell::new(0) };
         let newest = records.present().map(|at| records.order(at)).max();
         records.count.set(newest.map_or(0, |newest| newest.wrapping_add(1)));
         records.sort_free();

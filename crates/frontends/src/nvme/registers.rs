@@ -332,7 +332,7 @@ impl Controller {
         if self.csts().shst() == ShutdownStatus::COMPLETE && self.phase == Phase::Ready {
             self.phase = Phase::ShuttingDown;
         }
-        let control = std::cell::Cell::get(&self.state.pci[super::pci::MSIX_CONTROL_HIGH]);
+        let control = self.state.pci[super::pci::MSIX_CONTROL_HIGH].get();
         self.interrupts.set_function_mask(control & 0xc0 == 0xc0);
         self.counters.restore(&self.state.counters);
         if !matches!(self.phase, Phase::Ready | Phase::ShuttingDown) {
@@ -449,11 +449,11 @@ impl Controller {
     }
 }
 
-fn set_low(cell: &Cell<u64>, value: u32) {
+fn set_low(cell: &state::Cell<u64>, value: u32) {
     cell.set(cell.get() >> 32 << 32 | u64::from(value));
 }
 
-fn set_high(cell: &Cell<u64>, value: u32) {
+fn set_high(cell: &state::Cell<u64>, value: u32) {
     cell.set(u64::from(value) << 32 | cell.get() & u64::from(u32::MAX));
 }
 

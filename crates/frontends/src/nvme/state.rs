@@ -12,7 +12,7 @@
 //! on, are posted, and the last one's SQHD is the SQ's head. One batch, of one SQ, is under way at a time.
 
 use std::{
-    cell::Cell,
+    fmt,
     sync::atomic::{AtomicU32, Ordering, compiler_fence},
 };
 
@@ -37,6 +37,37 @@ pub(crate) const RESERVATION_NOTICES: usize = 64;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLRACE");
 /// Version of this layout; any change of it is a new version.
 pub(crate) const LAYOUT_VERSION: u32 = 2;
+
+/// A word of a region that outlives the process. Tests are told of every store to one, before it is made.
+#[derive(FromBytes)]
+#[repr(transparent)]
+pub(crate) struct Cell<T>(std::cell::Cell<T>);
+
+impl<T: Copy> Cell<T> {
+    #[inline]
+    pub(crate) fn get(&self) -> T {
+        self.0.get()
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, value: T) {
+        #[cfg(test)]
+        super::cut::before_store();
+        self.0.set(value);
+    }
+
+    pub(crate) fn replace(&self, value: T) -> T {
+        let before = self.get();
+        self.set(value);
+        before
+    }
+}
+
+impl<T: Copy + fmt::Debug> fmt::Debug for Cell<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
 
 /// Keeps the compiler from moving stores across: a successor process must see those before in place once it sees one after.
 #[inline]

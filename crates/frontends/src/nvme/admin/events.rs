@@ -3,7 +3,7 @@
 //! An event type that was reported stays silent until the host reads its log page, which then tells everything. Until an
 //! event finds a request, it waits in a slot of its type: one report covers all events of a type.
 
-use std::{cell::Cell, sync::Arc};
+use std::sync::Arc;
 
 use millrace_nvme_spec::{
     admin::{AbortCdw10, AbortResult, AsyncEvent, AsyncEventDw0, AsyncEventType},
@@ -44,7 +44,7 @@ impl Controller {
     /// Identifiers of the requests that wait.
     pub(super) fn event_requests(&self) -> impl Iterator<Item = u16> {
         let events = &self.state.events;
-        events.requests.iter().take(events.outstanding.get() as usize).map(Cell::get)
+        events.requests.iter().take(events.outstanding.get() as usize).map(state::Cell::get)
     }
 
     /// Asynchronous Event Request: waits for an event. Its place in the completion queue is lent to other commands meanwhile,
@@ -216,7 +216,7 @@ impl Controller {
         if let Some(more) = namespace.notices.arrived() {
             self.host.reservation_notice(namespace, &more);
         }
-        let host = self.state.features.host_id.each_ref().map(Cell::get);
+        let host = self.state.features.host_id.each_ref().map(state::Cell::get);
         let shown = self.namespaces.attached().filter(|attached| Arc::ptr_eq(&attached.namespace, namespace));
         for nsid in shown.map(|attached| attached.nsid) {
             // Bit n of the mask is of type n.

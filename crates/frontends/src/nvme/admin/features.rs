@@ -1,7 +1,5 @@
 //! Get Features and Set Features (Base 5.1.11, 5.1.25; NVM 4.1.3).
 
-use std::cell::Cell;
-
 use millrace_nvme_spec::{
     command::{NamespaceId, Sqe},
     features::{
@@ -174,7 +172,7 @@ impl Controller {
                 0
             }
             FeatureId::HOST_IDENTIFIER => {
-                let id = features.host_id.each_ref().map(Cell::get);
+                let id = features.host_id.each_ref().map(|byte| byte.get());
                 self.send_host_identifier(sqe, &id)?;
                 0
             }

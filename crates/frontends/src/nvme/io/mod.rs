@@ -187,7 +187,7 @@ impl Controller {
     /// Who the host of this controller is, as reservations see it.
     fn host_key(&self) -> HostKey {
         let features = &self.state.features;
-        let id = features.host_id.each_ref().map(std::cell::Cell::get);
+        let id = features.host_id.each_ref().map(|byte| byte.get());
         HostKey::new(id, features.host_id_size.get() == 16, self.io.unique)
     }
 

@@ -1,0 +1,452 @@
+//! The worker's death at every store: the model test of docs/survival.md.
+//!
+//! A guest on a real controller submits commands. Before every store to a region that outlives the worker, what would outlive it
+//! there is copied: the regions, the guest's memory, the volume. Another controller takes over each copy. In each, every command must
+//! complete exactly once, and the disk must hold what it may.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fs::File,
+    os::{fd::AsFd, unix::fs::FileExt},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Operation, Request, Step, TaskContext, Usage, Volume,
+    VolumeError, check, yield_now,
+};
+use millrace_memory::{ByteStore, GuestAddress, Protection, Shared};
+use millrace_nvme_spec::{
+    admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11},
+    command::{CommandFlags, Cqe, DataPointer, Fuse, QueueId, Sqe},
+    opcode::{AdminOpcode, NvmOpcode},
+};
+use zerocopy::FromBytes;
+
+use super::{
+    Host, Identity, Namespace,
+    controller::Controller,
+    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, TestHost, sqe, test_config},
+    namespace::Allocated,
+    records::Records,
+};
+
+thread_local! {
+    static HOOK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A store is about to be made.
+pub(crate) fn before_store() {
+    if INSIDE.replace(true) {
+        return;
+    }
+    HOOK.with(|hook| {
+        if let Some(hook) = &mut *hook.borrow_mut() {
+            hook();
+        }
+    });
+    INSIDE.set(false);
+}
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 64;
+const ENTRIES: u32 = 32;
+/// Commands of one run. All completions fit their queue, so that each is still there at the end.
+const COMMANDS: usize = 12;
+
+/// A disk that outlives the worker.
+struct Disk {
+    store: ByteStore,
+    file: File,
+    /// All commands finish at once, none does, or every other one.
+    late: u8,
+    count: AtomicU64,
+}
+
+impl Disk {
+    fn new(data: &[u8], late: u8) -> Arc<Self> {
+        let file = File::from(rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.write_all_at(data, 0).unwrap();
+        let files = [file.try_clone().unwrap().into()];
+        let store = ByteStore::in_files(data.len() as u64, &files, Box::new(|_, _| Ok(()))).unwrap();
+        Arc::new(Self { store, file, late, count: AtomicU64::new(0) })
+    }
+
+    fn contents(&self) -> Vec<u8> {
+        contents(&self.file, (BLOCKS * BLOCK) as usize)
+    }
+
+    fn act(&self, request: &Request<'_>) -> Result<(), BlockError> {
+        let (ByteOffset(at), len) = check(&self.geometry(), request)?;
+        match request.operation {
+            Operation::Read => self.store.read(at, request.segments),
+            Operation::Write { .. } => self.store.write(at, request.segments),
+            Operation::Compare if !self.store.equals(at, request.segments) => return Err(BlockError::Miscompare),
+            Operation::WriteZeroes { .. } | Operation::Deallocate => self.store.zero(at, len),
+            Operation::Copy { source } => self.store.copy_within(source.0 * BLOCK, at, len),
+            Operation::Flush | Operation::Compare => {}
+        }
+        Ok(())
+    }
+}
+
+impl Volume for Disk {
+    fn name(&self) -> &'static str {
+        "disk"
+    }
+
+    fn geometry(&self) -> Geometry {
+        let block_size = BlockSize::B512;
+        Geometry { block_size, blocks: BlockCount(BLOCKS), read_only: false, volatile_cache: true, deallocate: true }
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        if self.late == 0 || self.late == 2 && count.is_multiple_of(2) {
+            return Step::Done(self.act(&request));
+        }
+        Step::Wait(cx.scratch.place_future(async move {
+            for _ in 0..=count % 3 {
+                yield_now().await;
+            }
+            self.act(&request)
+        }))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        1024
+    }
+
+    fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: "disk".to_owned(), what: "resizing" })
+    }
+
+    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: "disk".to_owned(), what: "formatting" })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { allocated: 0 }
+    }
+}
+
+/// What outlives the worker.
+struct Copy {
+    state: Vec<u8>,
+    records: Vec<u8>,
+    doorbells: Vec<u8>,
+    memory: Vec<u8>,
+    disk: Vec<u8>,
+}
+
+fn contents(file: &impl AsFd, len: usize) -> Vec<u8> {
+    let file = File::from(file.as_fd().try_clone_to_owned().unwrap());
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn restored<T: FromBytes>(bytes: &[u8]) -> Shared<T> {
+    let shared = Shared::<T>::new("copy").unwrap();
+    File::from(shared.as_fd().try_clone_to_owned().unwrap()).write_all_at(bytes, 0).unwrap();
+    shared
+}
+
+/// What a command may do to a block: each write that was submitted, and zeroes.
+#[derive(Default)]
+struct Expected {
+    /// Commands by queue and identifier.
+    commands: Vec<(u16, u16)>,
+    /// Per block, the bytes it may be filled with; the first is what it was before.
+    values: BTreeMap<u64, Vec<u8>>,
+    /// Pairs: blocks, what they compare with, what they write.
+    pairs: Vec<(u64, u8, u8, [(u16, u16); 2])>,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+struct Run {
+    guest: FakeGuest,
+    disk: Arc<Disk>,
+    expected: Expected,
+    random: Random,
+    /// Before the first command.
+    next_value: u8,
+}
+
+fn attach(controller: &mut Controller, disk: &Arc<Disk>) {
+    let identity = Identity { uuid: [1; 16], eui64: [0; 8] };
+    let namespace = Namespace::new(Arc::clone(disk) as Arc<dyn Volume>, identity, false);
+    let allocated = Allocated { namespace, read_only: false, by_guest: false };
+    controller.namespaces.allocate(1, allocated).unwrap();
+    controller.namespaces.attach(1).unwrap();
+    controller.note_attached(1, true);
+}
+
+impl Run {
+    fn new(seed: u64, late: u8) -> Self {
+        let disk = Disk::new(&[0xee; (BLOCKS * BLOCK) as usize], late);
+        let mut guest = FakeGuest::boot();
+        attach(&mut guest.controller, &disk);
+        guest.create_queues(1, ENTRIES);
+        guest.create_queues(2, ENTRIES);
+        Self { guest, disk, expected: Expected::default(), random: Random(seed | 1), next_value: 1 }
+    }
+
+    fn buffer(&mut self, byte: u8, blocks: u64) -> DataPointer {
+        let at = self.guest.alloc_pages(1);
+        self.guest.write(at, &vec![byte; (blocks * BLOCK) as usize]);
+        DataPointer::prps(at, 0)
+    }
+
+    fn push(&mut self, qid: u16, sqe: Sqe) -> u16 {
+        let cid = self.guest.push(qid, sqe);
+        self.expected.commands.push((qid, cid));
+        cid
+    }
+
+    fn io(&mut self, opcode: NvmOpcode, lba: u64, blocks: u64, byte: u8) -> Sqe {
+        let mut command = sqe(opcode.0, 1);
+        command.cdw10 = lba as u32;
+        command.cdw12 = (blocks - 1) as u32;
+        command.dptr = self.buffer(byte, blocks);
+        command
+    }
+
+    fn fresh(&mut self, lba: u64, blocks: u64) -> u8 {
+        let byte = self.next_value;
+        self.next_value += 1;
+        for block in lba..lba + blocks {
+            self.expected.values.entry(block).or_insert_with(|| vec![0xee]).push(byte);
+        }
+        byte
+    }
+
+    /// One command, or a pair, of any kind.
+    fn submit(&mut self) {
+        let qid = 1 + self.random.below(2) as u16;
+        // The last blocks are the pairs': nobody else writes there.
+        let (lba, blocks) = (self.random.below(BLOCKS - 12), 1 + self.random.below(4));
+        match self.random.below(12) {
+            0..4 => {
+                let byte = self.fresh(lba, blocks);
+                let command = self.io(NvmOpcode::WRITE, lba, blocks, byte);
+                self.push(qid, command);
+            }
+            4..6 => {
+                let command = self.io(NvmOpcode::READ, lba, blocks, 0x77);
+                self.push(qid, command);
+            }
+            6 => drop(self.push(qid, sqe(NvmOpcode::FLUSH.0, 1))),
+            7 => {
+                (lba..lba + blocks)
+                    .for_each(|block| self.expected.values.entry(block).or_insert_with(|| vec![0xee]).push(0));
+                let mut command = sqe(NvmOpcode::WRITE_ZEROES.0, 1);
+                (command.cdw10, command.cdw12) = (lba as u32, (blocks - 1) as u32);
+                self.push(qid, command);
+            }
+            8 => {
+                // A range beyond the end fails, once.
+                let command = self.io(NvmOpcode::READ, BLOCKS, 1, 0);
+                self.push(qid, command);
+            }
+            9 => {
+                self.push(0, sqe(AdminOpcode::IDENTIFY.0, 0));
+            }
+            10 => self.queue_pair(),
+            _ => self.pair(qid),
+        }
+    }
+
+    /// Compare and Write of a block of its own.
+    fn pair(&mut self, qid: u16) {
+        let block = BLOCKS - 1 - self.expected.pairs.len() as u64;
+        if block < BLOCKS - 8 {
+            return;
+        }
+        let (old, new) = (if self.random.below(4) == 0 { 0x55 } else { 0xee }, self.next_value);
+        self.next_value += 1;
+        let fuse = |fuse| CommandFlags::new().with_fuse(fuse);
+        let mut compare = self.io(NvmOpcode::COMPARE, block, 1, old);
+        compare.flags = fuse(Fuse::FIRST);
+        let mut write = self.io(NvmOpcode::WRITE, block, 1, new);
+        write.flags = fuse(Fuse::SECOND);
+        let ids = [(qid, self.push(qid, compare)), (qid, self.push(qid, write))];
+        self.expected.pairs.push((block, old, new, ids));
+    }
+
+    /// Creation of a completion queue and of its submission queue: the latter needs the former.
+    fn queue_pair(&mut self) {
+        if self.expected.commands.iter().filter(|(qid, _)| *qid == 0).count() > 4 {
+            return;
+        }
+        let qid = 3 + self.random.below(5) as u16;
+        let size = CreateQueueCdw10::new().with_qid(QueueId(qid)).with_qsize_z(15).into_bits();
+        let cq = CreateCqCdw11::new().with_pc(true).with_ien(true).with_iv(qid).into_bits();
+        let sq = CreateSqCdw11::new().with_pc(true).with_cqid(QueueId(qid)).into_bits();
+        for (opcode, cdw11) in [(AdminOpcode::CREATE_IO_CQ, cq), (AdminOpcode::CREATE_IO_SQ, sq)] {
+            let mut command = sqe(opcode.0, 0);
+            let base = self.guest.alloc_pages(1);
+            (command.dptr, command.cdw10, command.cdw11) = (DataPointer::prps(base, 0), size, cdw11);
+            self.push(0, command);
+        }
+    }
+
+    /// Everything that would outlive the worker now.
+    fn copier(&self) -> impl FnMut() -> Copy + use<> {
+        let controller = &self.guest.controller;
+        let clone = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().unwrap();
+        let (state, records, doorbells) =
+            (clone(&controller.state), clone(&*controller.records), clone(&controller.doorbells));
+        let (memory, disk) = (self.guest.memory.try_clone().unwrap(), Arc::clone(&self.disk));
+        let state_len = controller.state.file_len() as usize;
+        let used = (self.guest.used_memory() - MEMORY_BASE) as usize;
+        let doorbell_len = controller.doorbells.file_len() as usize;
+        move || Copy {
+            state: contents(&state, state_len),
+            records: contents(&records, RECORD_BYTES),
+            doorbells: contents(&doorbells, doorbell_len),
+            memory: contents(&memory, used),
+            disk: disk.contents(),
+        }
+    }
+}
+
+/// Bytes of the records that a run uses: the header and a few dozen.
+const RECORD_BYTES: usize = 8192;
+
+/// A worker takes over: runs until nothing is to be done, and returns what the guest and the disk then hold.
+fn take_over(copy: &Copy, guest: &mut FakeGuest) -> (Vec<u8>, Vec<u8>) {
+    let disk = Disk::new(&copy.disk, 2);
+    let memory = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let memory = File::from(memory);
+    memory.set_len(MEMORY_SIZE).unwrap();
+    memory.write_all_at(&copy.memory, 0).unwrap();
+    let host = Arc::new(TestHost::default()) as Arc<dyn Host>;
+    let records = Records::from_bytes(&copy.records);
+    let mut controller = Controller::over(test_config(), host, restored(&copy.state), restored(&copy.doorbells), records);
+    let fd = memory.try_clone().unwrap().into();
+    let all = Protection { read: true, write: true };
+    controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, Some((fd, 0))).unwrap();
+    controller.resume();
+    attach(&mut controller, &disk);
+    controller.redo_pairs(&mut guest.shard.context());
+    let old = std::mem::replace(&mut guest.controller, controller);
+    let mut idle = 0;
+    while idle < 3 {
+        idle = if guest.step() == 0 { idle + 1 } else { 0 };
+    }
+    let mut gone = std::mem::replace(&mut guest.controller, old);
+    // Nothing is in flight: the memory may go, and does on another thread.
+    gone.memory.unmap_all();
+    gone.drained();
+    drop(gone);
+    let found = contents(&memory, copy.memory.len());
+    let data = disk.contents();
+    (found, data)
+}
+
+/// What is there after a takeover must be what there may be.
+fn verify(
+    run: &Expected,
+    queues: &BTreeMap<u16, (u64, u32)>,
+    first: &BTreeMap<u16, u32>,
+    memory: &[u8],
+    disk: &[u8],
+    note: &str,
+) {
+    let mut seen: BTreeMap<(u16, u16), Vec<Cqe>> = BTreeMap::new();
+    for (&qid, &(base, entries)) in queues {
+        for index in first[&qid]..entries {
+            let at = (base - MEMORY_BASE) as usize + index as usize * Cqe::SIZE;
+            let cqe = Cqe::read_from_bytes(&memory[at..at + Cqe::SIZE]).unwrap();
+            if cqe.phase() {
+                seen.entry((qid, cqe.cid.0)).or_default().push(cqe);
+            }
+        }
+    }
+    for command in &run.commands {
+        let count = seen.get(command).map_or(0, Vec::len);
+        assert_eq!(count, 1, "{note}: command {command:?} completed {count} times");
+    }
+    assert_eq!(seen.len(), run.commands.len(), "{note}: completions of nothing");
+    for (&block, values) in &run.values {
+        let bytes = &disk[(block * BLOCK) as usize..][..BLOCK as usize];
+        let one = bytes[0];
+        assert!(bytes.iter().all(|byte| *byte == one), "{note}: block {block} is torn");
+        assert!(values[1..].contains(&one), "{note}: block {block} holds {one:#x}, not one of {values:x?}");
+    }
+    for &(block, old, new, [first, second]) in &run.pairs {
+        let byte = disk[(block * BLOCK) as usize];
+        let status = |command| seen[&command][0].status();
+        let (first, second) = (status(first), status(second));
+        if old == 0xee {
+            assert!(first.is_success() && second.is_success(), "{note}: pair on {block}: {first}, {second}");
+            assert_eq!(byte, new, "{note}: a pair's write");
+        } else {
+            assert!(!first.is_success() && !second.is_success(), "{note}: pair on {block}: {first}, {second}");
+            assert_eq!(byte, 0xee, "{note}: a pair that did not match");
+        }
+    }
+}
+
+/// A run of random commands, and a takeover before each of its stores. Returns how many there were.
+fn cut_everywhere(seed: u64, late: u8, spare: &mut FakeGuest) -> usize {
+    let mut run = Run::new(seed, late);
+    while run.expected.commands.len() < COMMANDS {
+        run.submit();
+    }
+    let queues: BTreeMap<u16, (u64, u32)> =
+        run.guest.queues.iter().map(|(qid, pair)| (*qid, (pair.cq_base, pair.entries))).collect();
+    let first = run.guest.queues.iter().map(|(qid, pair)| (*qid, pair.head)).collect();
+    let (mut copier, copies) = (run.copier(), Rc::new(RefCell::new(Vec::new())));
+    let into = Rc::clone(&copies);
+    for qid in 0..3 {
+        run.guest.ring(qid);
+    }
+    HOOK.set(Some(Box::new(move || into.borrow_mut().push(copier()))));
+    run.guest.settle();
+    HOOK.set(None);
+    let copies = copies.take();
+    INSIDE.set(true);
+    for (at, copy) in copies.iter().enumerate() {
+        let (memory, disk) = take_over(copy, spare);
+        verify(&run.expected, &queues, &first, &memory, &disk, &format!("seed {seed}, kind {late}, store {at}"));
+    }
+    INSIDE.set(false);
+    copies.len()
+}
+
+/// Cut points of the usual run; `MILLRACE_CUTS` says another number.
+fn cuts() -> usize {
+    std::env::var("MILLRACE_CUTS").ok().map_or(100_000, |cuts| cuts.parse().expect("MILLRACE_CUTS is a number"))
+}
+
+#[test]
+fn a_worker_may_end_before_any_store() {
+    let start = std::env::var("MILLRACE_CUT_SEED").ok().map(|seed| seed.parse().expect("MILLRACE_CUT_SEED is a number"));
+    let start = start.unwrap_or_else(|| u64::from(std::process::id()) << 20);
+    println!("seeds from {start} on: MILLRACE_CUT_SEED={start} repeats it");
+    let mut spare = FakeGuest::new(test_config());
+    let (mut done, mut seed) = (0, start);
+    while done < cuts() {
+        done += cut_everywhere(seed, (seed % 3) as u8, &mut spare);
+        seed += 1;
+    }
+    println!("{done} cuts, {} runs", seed - start);
+}
