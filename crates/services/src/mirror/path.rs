@@ -503,10 +503,7 @@ impl Volume for Mirror {
     }
 
     fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
-        Err(VolumeError::Unsupported {
-            volume: self.name.clone(),
-            what: "resizing a mirror (take it out, resize, put it in again)",
-        })
+        Err(VolumeError::Unsupported { volume: self.name.clone(), what: "resizing" })
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
