@@ -32,17 +32,20 @@ pub struct Boot {
     name: String,
     arguments: Vec<String>,
     what: Vec<String>,
+    /// The machine comes from elsewhere, in the middle of its scenario.
+    incoming: bool,
 }
 
 impl Boot {
     /// Boots a kernel that runs a scenario of `tests/guest/scenarios`, or the script at a path.
     pub fn scenario(name: &str) -> Self {
-        Self { name: name.to_owned(), arguments: Vec::new(), what: vec![name.to_owned()] }
+        Self { name: name.to_owned(), arguments: Vec::new(), what: vec![name.to_owned()], incoming: false }
     }
 
     /// Boots from the first disk: `bios` or `uefi`.
     pub fn firmware(kind: &str) -> Self {
-        Self { name: kind.to_owned(), arguments: Vec::new(), what: vec!["--firmware".to_owned(), kind.to_owned()] }
+        let what = vec!["--firmware".to_owned(), kind.to_owned()];
+        Self { name: kind.to_owned(), arguments: Vec::new(), what, incoming: false }
     }
 
     fn with(mut self, option: &str, value: impl Into<String>) -> Self {
@@ -61,6 +64,19 @@ impl Boot {
         let path = path.to_str().expect("a path in UTF-8");
         let comma = if options.is_empty() { "" } else { "," };
         self.with("--disk", format!("{path}{comma}{options}"))
+    }
+
+    /// QEMU's control socket, for a [`Monitor`](crate::Monitor).
+    pub fn monitor(self, path: &Path) -> Self {
+        let path = path.to_str().expect("a path in UTF-8").to_owned();
+        self.with("--qmp", path)
+    }
+
+    /// Waits for a machine that is migrated to this socket; everything else must be as it was started with.
+    pub fn incoming(mut self, path: &Path) -> Self {
+        self.incoming = true;
+        let path = path.to_str().expect("a path in UTF-8").to_owned();
+        self.with("--incoming", path)
     }
 
     /// Another kernel than the stable one.
@@ -123,7 +139,7 @@ impl Boot {
         }
         println!("  guest {}: {}", self.name, self.arguments.join(" "));
         let input = child.stdin.take();
-        Guest { name: self.name, child, input, lines, said: Vec::new(), began: false, started: Instant::now() }
+        Guest { name: self.name, child, input, lines, said: Vec::new(), began: self.incoming, started: Instant::now() }
     }
 
     /// Boots it and waits for its good end; its lines.

@@ -19,6 +19,7 @@
 mod daemon;
 mod guest;
 mod load;
+mod monitor;
 mod process;
 mod seats;
 mod wait;
@@ -28,6 +29,7 @@ use std::path::PathBuf;
 pub use daemon::{Daemon, OneDisk};
 pub use guest::{Boot, Guest, Kernel};
 pub use load::{Load, Work};
+pub use monitor::Monitor;
 pub use process::Usage;
 pub use seats::{Seats, seats};
 pub use wait::{PATIENCE, eventually, within};

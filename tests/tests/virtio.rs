@@ -2,7 +2,9 @@
 
 use std::{path::Path, process::Command};
 
-use millrace_tests::{Boot, Daemon, Kernel, repository, seats, unless_heavy};
+use rustix::process::Signal;
+
+use millrace_tests::{Boot, Daemon, Guest, Kernel, Monitor, Seats, repository, seats, unless_heavy};
 
 const MEMORY: [&str; 4] = ["--backend", "memory", "--size", "1G"];
 
@@ -115,11 +117,12 @@ fn killed_under_load(options: &str, kernel: Kernel) {
     for round in 1..=20 {
         guest.send("alive");
         guest.wait_mark("alive");
-        if round % 5 == 0 {
+        match round % 4 {
             // One that is told to end is no different.
-            daemon.restart();
-        } else {
-            daemon.crash_and_restart();
+            0 => daemon.restart(),
+            // The worker alone: the keeper starts another.
+            1 => drop(daemon.kill_worker(Signal::KILL)),
+            _ => daemon.crash_and_restart(),
         }
     }
     guest.send("alive");
@@ -137,4 +140,48 @@ fn killed_20_times_under_load_on_split_rings() {
 #[test]
 fn killed_20_times_under_load_on_packed_rings() {
     killed_under_load("num-queues=2,packed=on", Kernel::Newer);
+}
+
+/// Starts one end of a migration: the machine itself, or the QEMU that waits for it.
+fn end(daemon: &Daemon, device: &str, options: &str, incoming: bool, seats: &Seats) -> Guest {
+    let boot = Boot::scenario("load").set("DISK", "vda").memory(384).disk(&daemon.socket(device), options);
+    let boot = boot.monitor(&daemon.path(&format!("{device}.qmp")));
+    if incoming { boot.incoming(&daemon.path("stream")).start(seats) } else { boot.start(seats) }
+}
+
+/// A machine moves between two QEMU processes and back, under a verified load: what the disk reads into its memory meanwhile must be
+/// copied, and no request may be lost or done twice.
+fn migrated_under_load(options: &str) {
+    with_daemon(|daemon| {
+        daemon.run(&["volume", "create", "disk", "--backend", "memory", "--size", "256M"]);
+        for device in ["here", "there"] {
+            daemon.run(&["device", "create", device, "--virtio-blk", "--volume", "disk"]);
+        }
+        let seats = seats(2);
+        let mut source = end(daemon, "here", options, false, &seats);
+        source.wait_mark("loaded");
+        for (from, to) in [("here", "there"), ("there", "here")] {
+            let mut target = end(daemon, to, options, true, &seats);
+            // It listens from its start on.
+            let mut waiting = Monitor::open(&daemon.path(&format!("{to}.qmp")));
+            waiting.execute("query-status", &serde_json::json!({}));
+            Monitor::open(&daemon.path(&format!("{from}.qmp"))).migrate(&daemon.path("stream"));
+            source.kill();
+            target.send("alive");
+            target.wait_mark("alive");
+            source = target;
+        }
+        source.send("enough");
+        source.finish();
+    });
+}
+
+#[test]
+fn migrated_there_and_back_on_split_rings() {
+    migrated_under_load("num-queues=2");
+}
+
+#[test]
+fn migrated_there_and_back_on_packed_rings() {
+    migrated_under_load("num-queues=2,packed=on");
 }

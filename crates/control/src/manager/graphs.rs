@@ -46,6 +46,8 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the requests of a dead worker may keep a file, and how often is looked.
 const FILE_PATIENCE: Duration = Duration::from_secs(60);
+/// The same when nobody knows of a dead worker: its keeper died as well, or the file is somebody else's.
+const FILE_PATIENCE_ALONE: Duration = Duration::from_secs(3);
 const FILE_LOOK: Duration = Duration::from_millis(1);
 /// Stacks of a volume that are remembered.
 const HISTORY: usize = 32;
@@ -137,8 +139,13 @@ impl Opener<'_> {
             FileOptions { path: path.clone(), size: *size, block_size: *block_size, read_only: self.spec.read_only };
         // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
         // before, or what the dead one wrote could come after what its successor writes.
-        let succeeds = self.existing && self.keeper.as_ref().is_some_and(|(keeper, _)| keeper.predecessor().is_some());
-        let deadline = Instant::now() + if succeeds { FILE_PATIENCE } else { Duration::ZERO };
+        let succeeds = self.keeper.as_ref().is_some_and(|(keeper, _)| keeper.predecessor().is_some());
+        let patience = match (self.existing, succeeds) {
+            (false, _) => Duration::ZERO,
+            (true, false) => FILE_PATIENCE_ALONE,
+            (true, true) => FILE_PATIENCE,
+        };
+        let deadline = Instant::now() + patience;
         loop {
             match FileVolume::open(name, &options) {
                 Err(VolumeError::InUse { .. }) if Instant::now() < deadline => thread::sleep(FILE_LOOK),
