@@ -61,37 +61,65 @@ impl Daemon {
         self.running = false;
     }
 
+    /// Signals the daemon and the processes that it has started.
     fn signal(&self, signal: Signal) {
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // It may have died: then the measurement fails by itself.
-            let _ = kill_process(pid, signal);
+        for pid in self.pids() {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+                // It may have died: then the measurement fails by itself.
+                let _ = kill_process(pid, signal);
+            }
         }
     }
 
-    /// Processor time that it has used, all threads, user and system.
+    /// The daemon and what it has started, in that order.
+    fn pids(&self) -> Vec<u32> {
+        let mut pids = vec![self.child.id()];
+        let mut next = 0;
+        while let Some(pid) = pids.get(next) {
+            next += 1;
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            pids.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+        pids
+    }
+
+    /// Processor time that it has used: all its processes and threads, user and system.
     pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
-        let path = PathBuf::from(format!("/proc/{}/stat", self.child.id()));
-        let text = fs::read_to_string(&path).map_err(|source| Failure::Read { path: path.clone(), source })?;
-        // The name, in brackets, may hold anything: count from after it. Fields 14 and 15, in ticks of 10 ms.
-        let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        let mut ticks = 0;
+        for pid in self.pids() {
+            let text = read(&format!("/proc/{pid}/stat"))?;
+            // The name, in brackets, may hold anything: count from after it. Fields 14 and 15, in ticks of 10 ms.
+            let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+            ticks += fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
+        }
         Ok(Duration::from_millis(ticks * 10))
     }
 
-    /// A line of its memory map's summary, in bytes: `Rss`, `Pss`, `Private_Dirty` …
+    /// A line of its memory maps' summaries, in bytes: `Rss`, `Pss`, `Anonymous` …
     pub(crate) fn memory(&self, name: &str) -> Result<u64, Failure> {
-        let path = PathBuf::from(format!("/proc/{}/smaps_rollup", self.child.id()));
-        let text = fs::read_to_string(&path).map_err(|source| Failure::Read { path: path.clone(), source })?;
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        kib.map(|kib| kib * 1024).ok_or(Failure::Output { program: path.display().to_string(), said: text })
+        let mut bytes = 0;
+        for pid in self.pids() {
+            let path = format!("/proc/{pid}/smaps_rollup");
+            let text = read(&path)?;
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+            bytes += kib.ok_or(Failure::Output { program: path, said: text })? * 1024;
+        }
+        Ok(bytes)
     }
+}
+
+fn read(path: &str) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|source| Failure::Read { path: path.into(), source })
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.signal(Signal::CONT);
-        self.signal(Signal::TERM);
+        // Its own processes are its own to end.
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
         let start = Instant::now();
         while !self.child.try_wait().is_ok_and(|status| status.is_some()) {
             if start.elapsed() > PATIENCE {

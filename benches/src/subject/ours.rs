@@ -75,6 +75,8 @@ impl Ours {
         setup: &Setup,
     ) -> Result<Self, Failure> {
         let make = |path: &Path| fs::create_dir_all(path).map_err(|source| Failure::Write { path: path.to_owned(), source });
+        // What an earlier section left there is not this one's.
+        let _ = fs::remove_dir_all(folder);
         make(folder)?;
         for name in setup.names() {
             make(&folder.join(name))?;

@@ -51,6 +51,8 @@ pub(crate) struct Spdk {
 impl Spdk {
     /// Starts it with `megabytes` of huge pages, without devices.
     pub(crate) fn start(tree: &Tree, folder: &Path, core: usize, megabytes: usize) -> Result<Self, Failure> {
+        // What an earlier section left there is not this one's.
+        let _ = fs::remove_dir_all(folder);
         fs::create_dir_all(folder).map_err(|source| Failure::Write { path: folder.to_owned(), source })?;
         let socket = folder.join("rpc.sock");
         let mut command = tree.program("nvmf_tgt");

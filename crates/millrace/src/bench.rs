@@ -22,6 +22,7 @@ mod lean;
 mod lean_report;
 mod pattern;
 mod report;
+mod stages;
 mod tracker;
 mod worker;
 mod workload;
@@ -42,7 +43,10 @@ use thiserror::Error;
 
 use pattern::Miscompare;
 use report::Report;
+use stages::Counted;
 use worker::{Outcome, Worker};
+
+use crate::{cli::Global, client::ClientError};
 
 /// Drives an NVMe controller behind a vfio-user socket and prints IOPS, bandwidth and latencies.
 #[derive(Clone, Debug, Args)]
@@ -92,6 +96,9 @@ pub(crate) struct BenchArgs {
     /// Use shadow doorbells (Doorbell Buffer Config)
     #[arg(long)]
     shadow_doorbells: bool,
+    /// Print where our own daemon (of --run-dir) spent its time meanwhile; it takes one built with the feature `stages`
+    #[arg(long)]
+    stages: bool,
     #[command(flatten)]
     lean: LeanArgs,
 }
@@ -232,6 +239,12 @@ pub(crate) enum BenchError {
     /// The lean client only reads or only writes.
     #[error("--lean reads or writes; it does not mix the two")]
     Mixed,
+    /// The daemon could not be asked where its time went.
+    #[error("asking the daemon for its stages")]
+    Daemon(#[from] Box<ClientError>),
+    /// The daemon does not count.
+    #[error("the daemon does not count stages: build it with --features stages")]
+    NoStages,
     /// The results could not be written.
     #[error("writing the results")]
     Output(#[source] std::io::Error),
@@ -242,18 +255,29 @@ pub(crate) enum BenchError {
 /// # Errors
 /// Whatever ended the run early, a wrong byte above all. Ctrl-C is not an error.
 #[expect(clippy::needless_pass_by_value, reason = "one shape for every subcommand")]
-pub(crate) fn run(args: BenchArgs) -> Result<(), BenchError> {
+pub(crate) fn run(global: &Global, args: BenchArgs) -> Result<(), BenchError> {
+    let before = if args.stages { Some(Counted::ask(&global.run_dir())?) } else { None };
+    measure(&args)?;
+    if let Some(before) = before {
+        // Counters are published about once a millisecond.
+        std::thread::sleep(Duration::from_millis(20));
+        print!("{}", Counted::ask(&global.run_dir())?.since(&before));
+    }
+    Ok(())
+}
+
+fn measure(args: &BenchArgs) -> Result<(), BenchError> {
     if let Some(core) = args.core {
         pin(core)?;
     }
     if args.lean.lean {
-        return lean::run(&args);
+        return lean::run(args);
     }
     let [socket] = &args.sockets[..] else { return Err(BenchError::ManySockets(args.sockets.len())) };
-    let mut target = Target::connect(&args, socket)?;
+    let mut target = Target::connect(args, socket)?;
     let interrupt = worker::interrupt_flag();
-    let Outcome { measured, failure } = Worker::new(&args, &mut target, interrupt)?.run(args.time);
-    Report::new(&args, &target, &measured).print(args.json).map_err(BenchError::Output)?;
+    let Outcome { measured, failure } = Worker::new(args, &mut target, interrupt)?.run(args.time);
+    Report::new(args, &target, &measured).print(args.json).map_err(BenchError::Output)?;
     if let Some(error) = failure {
         return Err(error);
     }

@@ -52,7 +52,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
         Command::Usage(args) => commands::usage(&global, &args),
         Command::Status => commands::status(&global),
         Command::Metrics => commands::metrics(&global),
-        Command::Bench(options) => Ok(bench::run(options)?),
+        Command::Bench(options) => Ok(bench::run(&global, options)?),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "millrace", &mut script);
