@@ -240,10 +240,11 @@ impl FaultVolume {
 
     /// Writes the held blocks to the inner volume, neighbours together, and flushes that.
     async fn flush(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        // Before the turn: who has a buffer may be waiting for theirs.
+        let buffer = cx.buffers.take().await;
         let _turn = self.turn().await;
         let Some(snapshot) = self.with_cache(|cache| cache.snapshot()) else { return Ok(()) };
         let block = self.geometry().block_size.bytes() as usize;
-        let buffer = cx.buffers.take().await;
         let mut left = &snapshot.blocks[..];
         while let Some((first, _)) = left.first() {
             let adjoin = |(i, (lba, _)): (usize, &(u64, Box<[u8]>))| *lba == first + i as u64;
