@@ -121,7 +121,9 @@ fn killed_under_load(options: &str, kernel: Kernel) {
             // One that is told to end is no different.
             0 => daemon.restart(),
             // The worker alone: the keeper starts another.
-            1 => drop(daemon.kill_worker(Signal::KILL)),
+            1 => {
+                daemon.kill_worker(Signal::KILL);
+            }
             _ => daemon.crash_and_restart(),
         }
     }
