@@ -9,7 +9,7 @@
 //!
 //! Entering writes a counter of the calling shard's own; nothing that is shared is written per request. The price is paid by the
 //! one who changes: `membarrier(2)` makes every thread of the process run a full memory barrier. After it, whoever entered
-//! before is counted, and whoever enters later sees the pause. See docs/adr/0006-the-switch.md.
+//! before is counted, and whoever enters later sees the pause. See docs/adr/0008-the-switch.md.
 
 #[cfg(test)]
 mod tests;
