@@ -4,7 +4,8 @@ use std::{fmt::Write as _, fs, path::Path};
 
 use crate::{
     error::Failure,
-    goals, plot,
+    goals::{self, Verdict},
+    plot,
     record::{Record, Row},
     sections::Section,
     table,
@@ -47,7 +48,10 @@ fn results(sections: &[&Section], records: &[Record]) -> String {
     }
     out += "### What is to be reached\n\n| | cores | found | wanted | |\n| --- | --- | --- | --- | --- |\n";
     for outcome in goals::outcomes(records) {
-        let mark = if outcome.reached { "reached" } else { "**not reached**" };
+        let mark = match outcome.verdict {
+            Verdict::Missed => format!("**{}**", outcome.verdict),
+            verdict => verdict.to_string(),
+        };
         let _ = writeln!(out, "| {} | {} | {} | {} | {mark} |", outcome.text, outcome.state, outcome.found, outcome.wanted);
     }
     for section in sections {

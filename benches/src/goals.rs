@@ -33,7 +33,8 @@ impl Cell {
         Self { test, ..self }
     }
 
-    fn value(&self, records: &[Record], state: State) -> Option<f64> {
+    /// The median, and of how many samples.
+    fn value(&self, records: &[Record], state: State) -> Option<(f64, usize)> {
         let record = records.iter().find(|record| record.section == self.section)?;
         let same = |row: &&Row| {
             row.state == state
@@ -42,7 +43,8 @@ impl Cell {
                 && row.subject == self.subject
                 && row.test.starts_with(self.test)
         };
-        Some(record.rows.iter().find(same)?.summary(self.metric)?.median)
+        let summary = record.rows.iter().find(same)?.summary(self.metric)?;
+        Some((summary.median, summary.samples))
     }
 }
 
@@ -79,7 +81,32 @@ pub(crate) struct Outcome {
     /// What was wanted.
     pub(crate) wanted: String,
     /// Whether the one is as good as the other.
-    pub(crate) reached: bool,
+    pub(crate) verdict: Verdict,
+}
+
+/// A verdict takes this many samples on each side.
+const ENOUGH: usize = 5;
+
+/// Whether a goal is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It is.
+    Reached,
+    /// It is not.
+    Missed,
+    /// The smaller side has only so many samples.
+    Open(usize),
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Reached => f.write_str("reached"),
+            Self::Missed => f.write_str("not reached"),
+            Self::Open(1) => f.write_str("open: 1 sample"),
+            Self::Open(samples) => write!(f, "open: {samples} samples"),
+        }
+    }
 }
 
 const fn cell(section: &'static str, test: &'static str, depth: u32, client: &'static str, metric: &'static str) -> Cell {
@@ -177,8 +204,12 @@ pub(crate) fn outcomes(records: &[Record]) -> Vec<Outcome> {
 
 impl Goal {
     fn outcome(&self, records: &[Record], state: State) -> Option<Outcome> {
-        let value = self.cell.value(records, state)?;
-        let ratio = |other: Cell| Some(value / other.value(records, state)?);
+        let (value, mut samples) = self.cell.value(records, state)?;
+        let mut ratio = |other: Cell| {
+            let (other, of_other) = other.value(records, state)?;
+            samples = samples.min(of_other);
+            Some(value / other)
+        };
         let (found, wanted, reached) = match self.rule {
             Rule::Times(other, least) => {
                 let ratio = ratio(other)?;
@@ -191,16 +222,20 @@ impl Goal {
             Rule::AtMost(most) => (number(value), format!("≤ {}", number(most)), value <= most),
             Rule::AtLeast(least) => (number(value), format!("≥ {}", number(least)), value >= least),
         };
-        Some(Outcome { text: self.text, state, found, wanted, reached })
+        let verdict = match reached {
+            _ if samples < ENOUGH => Verdict::Open(samples),
+            true => Verdict::Reached,
+            false => Verdict::Missed,
+        };
+        Some(Outcome { text: self.text, state, found, wanted, verdict })
     }
 }
 
 /// The outcomes as a table.
 pub(crate) fn text(records: &[Record]) -> String {
     let mut out = String::from("\nwhat is to be reached\n");
-    for Outcome { text, state, found, wanted, reached } in outcomes(records) {
-        let mark = if reached { "reached" } else { "NOT reached" };
-        let _ = writeln!(out, "{text:<66} {state:<5} {found:>9}  {wanted:<10} {mark}");
+    for Outcome { text, state, found, wanted, verdict } in outcomes(records) {
+        let _ = writeln!(out, "{text:<66} {state:<5} {found:>9}  {wanted:<10} {verdict}");
     }
     out
 }
@@ -216,16 +251,23 @@ mod tests {
     fn goals_are_judged_by_medians_within_one_state() {
         let dir = tempfile::tempdir().unwrap();
         let mut record = Record::open(dir.path(), "null", "m", &BTreeMap::new(), true);
-        let mut add = |subject: &str, state, iops: f64| {
+        let mut add = |subject: &str, state, iops: f64, samples| {
             let key = Key { test: "randread 4k".into(), depth: 128, client: "lean".into(), subject: subject.into() };
-            record.add(&key, state, Sample::from([("iops".to_owned(), iops)]));
+            for _ in 0..samples {
+                record.add(&key, state, Sample::from([("iops".to_owned(), iops)]));
+            }
         };
-        add("ours", State::Near, 35e6);
-        add("spdk", State::Near, 10e6);
-        add("ours", State::Far, 10e6);
-        add("spdk", State::Far, 9e6);
+        add("ours", State::Near, 35e6, 5);
+        add("spdk", State::Near, 10e6, 5);
+        add("ours", State::Far, 30e6, 7);
+        add("spdk", State::Far, 10e6, 4);
         let outcomes = outcomes(&[record]);
-        let said: Vec<_> = outcomes.iter().map(|o| (o.state, o.found.as_str(), o.reached)).collect();
-        assert_eq!(said, [(State::Near, "×3.50", true), (State::Far, "×1.11", false), (State::Near, "35.0M", false)]);
+        let said: Vec<_> = outcomes.iter().map(|o| (o.state, o.found.as_str(), o.verdict)).collect();
+        let expected = [
+            (State::Near, "×3.50", Verdict::Reached),
+            (State::Far, "×3.00", Verdict::Open(4)),
+            (State::Near, "35.0M", Verdict::Missed),
+        ];
+        assert_eq!(said, expected);
     }
 }
