@@ -11,7 +11,7 @@ use millrace_block::{
     conformance::{self, Bench, Subject, SyncHarness, Wanted},
 };
 
-use super::{SEED, bytes, on_disk, options};
+use super::{SEED, bytes, on_disk, options, patiently};
 use crate::{FileOptions, FileVolume};
 
 const SIZE: u64 = 64 << 20;
@@ -48,7 +48,7 @@ fn a_block_device_conforms() {
     let Some(device) = Loop::attach(directory.path(), 512) else { return };
     let mut make = |wanted: Wanted| -> Option<Arc<dyn Volume>> {
         let options = options(&device.0, Some(bytes(wanted)), wanted.block_size);
-        Some(FileVolume::open("device", &FileOptions { read_only: wanted.read_only, ..options }).unwrap())
+        Some(patiently("device", &FileOptions { read_only: wanted.read_only, ..options }).unwrap())
     };
     let mut subject = Subject::new(SEED, &mut make);
     subject.starts_zeroed = false;
@@ -59,7 +59,7 @@ fn a_block_device_conforms() {
 fn what_a_block_device_has_lost_is_not_read_as_zeroes() {
     let directory = on_disk();
     let Some(device) = Loop::attach(directory.path(), 512) else { return };
-    let volume = FileVolume::open("device", &options(&device.0, None, BlockSize::B512)).unwrap();
+    let volume = patiently("device", &options(&device.0, None, BlockSize::B512)).unwrap();
     let mut harness = SyncHarness::new(SEED, false);
     let mut bench = Bench::new(&mut harness, volume, SEED);
     let data = bench.write_random(0, 8);

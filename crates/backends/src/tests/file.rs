@@ -12,17 +12,17 @@ use millrace_block::{
     conformance::{Bench, SyncHarness},
 };
 
-use super::{SEED, in_memory, on_disk, options};
+use super::{SEED, in_memory, on_disk, options, patiently};
 use crate::{FileOptions, FileVolume};
 
 const MIB: u64 = 1 << 20;
 
 fn open(path: &Path, size: Option<u64>) -> Result<Arc<FileVolume>, VolumeError> {
-    FileVolume::open("disk", &options(path, size, BlockSize::B512))
+    patiently("disk", &options(path, size, BlockSize::B512))
 }
 
 fn reader(path: &Path, size: Option<u64>) -> Result<Arc<FileVolume>, VolumeError> {
-    FileVolume::open("reader", &FileOptions { read_only: true, ..options(path, size, BlockSize::B512) })
+    patiently("reader", &FileOptions { read_only: true, ..options(path, size, BlockSize::B512) })
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn another_length(directory: &Path) {
     content.resize(64 * 512, 0);
     for block_size in [BlockSize::B512, BlockSize::B4096] {
         let options = FileOptions { read_only: true, ..options(&path, Some(64 * 512), block_size) };
-        let volume = FileVolume::open("reader", &options).unwrap();
+        let volume = patiently("reader", &options).unwrap();
         let mut harness = SyncHarness::new(SEED, false);
         let mut bench = Bench::new(&mut harness, volume, SEED);
         bench.expect(0, &content);

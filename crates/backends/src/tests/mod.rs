@@ -6,10 +6,15 @@ mod file;
 mod shard;
 mod simple;
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use millrace_block::{
-    BlockSize, Volume,
+    BlockSize, Volume, VolumeError,
     conformance::{self, Harness, Subject, SyncHarness, Wanted},
 };
 
@@ -37,18 +42,30 @@ fn make_file(directory: &Path) -> impl FnMut(Wanted) -> Option<Arc<dyn Volume>> 
         made += 1;
         let path = directory.join(format!("{made}.img"));
         let mut options = options(&path, Some(bytes(wanted)), wanted.block_size);
-        let volume = FileVolume::open("disk", &options).unwrap();
+        let volume = patiently("disk", &options).unwrap();
         if !wanted.read_only {
             return Some(volume);
         }
         drop(volume);
         options.read_only = true;
-        Some(FileVolume::open("disk", &options).unwrap())
+        Some(patiently("disk", &options).unwrap())
     }
 }
 
 fn options(path: &Path, size: Option<u64>, block_size: BlockSize) -> FileOptions {
     FileOptions { path: path.to_owned(), size, block_size, read_only: false }
+}
+
+/// Opens a file that this test has closed: a program that another test was just starting may hold it a moment longer, from its
+/// fork to its exec.
+fn patiently(name: &str, options: &FileOptions) -> Result<Arc<FileVolume>, VolumeError> {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    loop {
+        match FileVolume::open(name, options) {
+            Err(VolumeError::InUse { .. }) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+            result => return result,
+        }
+    }
 }
 
 /// A directory on the file system the tests are built on, where direct I/O usually works.
