@@ -102,7 +102,7 @@ fn temporary_run_dir(user: u32) -> PathBuf {
 pub(crate) struct RunDir {
     path: PathBuf,
     /// The lock goes with it.
-    _lock: OwnedFd,
+    lock: OwnedFd,
 }
 
 impl RunDir {
@@ -112,10 +112,10 @@ impl RunDir {
     pub(crate) fn take(path: &Path, keeper: Option<&Link>) -> Result<Self, DirError> {
         let key = Key::of_daemon(Kind::RUN_LOCK);
         if let Some(held) = keeper.and_then(|keeper| keeper.take(key)) {
-            return Ok(Self { path: path.to_owned(), _lock: held.fd });
+            return Ok(Self { path: path.to_owned(), lock: held.fd });
         }
         let dir = Self::lock(path)?;
-        if let Some(Err(error)) = keeper.map(|keeper| keeper.put(key, dir._lock.as_fd())) {
+        if let Some(Err(error)) = keeper.map(|keeper| keeper.put(key, dir.lock.as_fd())) {
             tracing::warn!(%error, "the run directory's lock is not kept");
         }
         Ok(dir)
@@ -138,7 +138,7 @@ impl RunDir {
         let deadline = Instant::now() + LOCK_PATIENCE;
         loop {
             match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { path: path.to_owned(), _lock: lock }),
+                Ok(()) => return Ok(Self { path: path.to_owned(), lock }),
                 // A worker whose keeper was killed goes a moment later.
                 Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(10)),
                 Err(Errno::WOULDBLOCK) => return Err(DirError::InUse { path: path.to_owned() }),

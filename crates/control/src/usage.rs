@@ -247,16 +247,15 @@ impl UsageRow {
 }
 
 fn append(slot: &mut Option<File>, path: &Path, text: &str) -> io::Result<()> {
-    let file = match slot {
-        Some(file) => file,
-        None => {
-            let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-            // A line that a crash has cut short must not spoil the next one.
-            if file.metadata()?.len() > 0 {
-                file.write_all(b"\n")?;
-            }
-            slot.insert(file)
+    let file = if let Some(file) = slot {
+        file
+    } else {
+        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        // A line that a crash has cut short must not spoil the next one.
+        if file.metadata()?.len() > 0 {
+            file.write_all(b"\n")?;
         }
+        slot.insert(file)
     };
     file.write_all(text.as_bytes())?;
     file.sync_data()

@@ -1,5 +1,7 @@
 //! What a mirror costs: 4 KiB at random places, on memory, one request after the other. `cargo bench -p millrace-services --bench mirror`
 
+#![allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+
 use std::{
     hint::black_box,
     sync::Arc,

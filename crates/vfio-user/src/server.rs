@@ -190,17 +190,17 @@ impl AsFd for Connection {
 impl Connection {
     /// Takes a client's socket; it becomes non-blocking.
     pub fn new(stream: UnixStream) -> Result<Self, ConnectionError> {
-        Self::with(Transport::new(stream, None)?, Resumed::default())
+        Ok(Self::with(Transport::new(stream, None)?, Resumed::default()))
     }
 
     /// As [`Self::new`], for a connection that outlives this process; what a server before this one was doing is gone on with.
     /// A client that numbers its messages, as all do, sees each request answered exactly once.
     pub fn kept(stream: UnixStream, keep: Rc<dyn Keep>, resumed: Resumed) -> Result<Self, ConnectionError> {
-        Self::with(Transport::new(stream, Some(keep))?, resumed)
+        Ok(Self::with(Transport::new(stream, Some(keep))?, resumed))
     }
 
-    fn with(transport: Transport, resumed: Resumed) -> Result<Self, ConnectionError> {
-        Ok(Self {
+    fn with(transport: Transport, resumed: Resumed) -> Self {
+        Self {
             transport,
             capabilities: resumed.capabilities.clone(),
             again: false,
@@ -213,7 +213,7 @@ impl Connection {
             next_id: 0,
             scratch: Vec::new(),
             rejection: None,
-        })
+        }
     }
 
     /// Sends what waits, then handles up to `budget` messages. To be called when the socket is readable or writable,

@@ -174,7 +174,7 @@ impl Manager {
         let mut record = entry.record.clone();
         record.namespaces.push(NamespaceRecord { nsid, volume: name.clone(), read_only: false, attached: false });
         record.namespaces.sort_by_key(|namespace| namespace.nsid);
-        if spec.stack.as_leaf().and_then(Leaf::file).is_some_and(|path| path.exists()) {
+        if spec.stack.as_leaf().and_then(Leaf::file).is_some_and(std::path::Path::exists) {
             tracing::warn!(device, volume = %name, "a file of that name exists already; the guest's request is refused");
             return Err(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry());
         }

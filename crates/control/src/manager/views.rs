@@ -359,7 +359,7 @@ impl Inner {
         VolumeView {
             name: record.spec.name.clone(),
             stack: record.spec.stack.clone(),
-            tree: volume.graph.as_ref().map_or_else(|| Tree::of(&record.spec.stack), |graph| graph.tree()),
+            tree: volume.graph.as_ref().map_or_else(|| Tree::of(&record.spec.stack), super::graphs::LiveGraph::tree),
             size: record.size(),
             block_size: record.block_size(),
             read_only: record.spec.read_only,

@@ -158,6 +158,9 @@ fn restored<T: FromBytes>(bytes: &[u8]) -> Shared<T> {
     shared
 }
 
+/// A fused pair: its block, what it compares with, what it writes, and its commands.
+type Pair = (u64, u8, u8, [(u16, u16); 2]);
+
 /// What a command may do to a block: each write that was submitted, and zeroes.
 #[derive(Default)]
 struct Expected {
@@ -165,8 +168,7 @@ struct Expected {
     commands: Vec<(u16, u16)>,
     /// Per block, the bytes it may be filled with; the first is what it was before.
     values: BTreeMap<u64, Vec<u8>>,
-    /// Pairs: blocks, what they compare with, what they write.
-    pairs: Vec<(u64, u8, u8, [(u16, u16); 2])>,
+    pairs: Vec<Pair>,
 }
 
 struct Random(u64);
@@ -200,7 +202,7 @@ fn attach(controller: &mut Controller, disk: &Arc<Disk>) {
 
 impl Run {
     fn new(seed: u64, late: u8) -> Self {
-        let disk = Disk::new(&[0xee; (BLOCKS * BLOCK) as usize], late);
+        let disk = Disk::new(&vec![0xee; (BLOCKS * BLOCK) as usize], late);
         let mut guest = FakeGuest::boot();
         attach(&mut guest.controller, &disk);
         guest.create_queues(1, ENTRIES);

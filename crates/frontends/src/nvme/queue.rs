@@ -341,7 +341,7 @@ impl Controller {
         }
         // From here on it is completed: what follows is done by a successor too, which finds the entry (`records.rs`).
         match token.record {
-            records::NONE => self.settle_event_request(token.cid, &completion),
+            records::NONE => self.settle_event_request(token.cid, completion),
             record => self.records.release(record),
         }
         state::commit();

@@ -112,7 +112,7 @@ pub(super) fn services(global: &Global) -> Done {
 pub(super) fn history(entries: &[HistoryEntry]) -> String {
     let mut table = Table::new(&["TIME", "PAUSE", "STACK"]);
     for entry in entries {
-        let pause = entry.pause_us.map_or("-".to_owned(), |micros| format!("{} us", micros));
+        let pause = entry.pause_us.map_or("-".to_owned(), |micros| format!("{micros} us"));
         table.row([time(entry.time), pause, entry.stack.to_string()]);
     }
     table.render()

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Bytes of a GiB, and seconds of a month of 30 days.
-const GIB: f64 = (1_u64 << 30) as f64;
+const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 const MONTH: f64 = 30.0 * 86_400.0;
 
 /// What things cost, in the currency's unit.

@@ -133,6 +133,22 @@ struct Lease {
     from: AtomicU64,
 }
 
+impl Lease {
+    /// When the tokens may be used.
+    #[inline]
+    fn when(&self) -> u64 {
+        let from = self.from.load(Ordering::Relaxed);
+        if from == 0 {
+            return 0;
+        }
+        if from <= now() {
+            self.from.store(0, Ordering::Relaxed);
+            return 0;
+        }
+        from
+    }
+}
+
 /// What a volume's throttle, or a group of them, has.
 #[derive(Default)]
 struct Buckets {
@@ -171,24 +187,10 @@ impl Bucket {
             let left = lease.tokens.load(Ordering::Relaxed);
             if left >= tokens {
                 lease.tokens.store(left - tokens, Ordering::Relaxed);
-                return self.when(lease);
+                return lease.when();
             }
         }
         self.refill(tokens, rate, own.then_some(lease))
-    }
-
-    /// When a lease's tokens may be used.
-    #[inline]
-    fn when(&self, lease: &Lease) -> u64 {
-        let from = lease.from.load(Ordering::Relaxed);
-        if from == 0 {
-            return 0;
-        }
-        if from <= now() {
-            lease.from.store(0, Ordering::Relaxed);
-            return 0;
-        }
-        from
     }
 
     #[cold]

@@ -133,13 +133,13 @@ fn load(socket: &Path, stop: &AtomicBool) -> u64 {
 
 /// Does something while a guest writes and reads.
 fn under_load(rig: &Rig, meanwhile: impl FnOnce()) {
-    let (stop, socket) = (AtomicBool::new(false), rig.path("d.sock"));
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
+    let (stop, socket) = (AtomicBool::new(false), rig.path("d.sock"));
     thread::scope(|scope| {
         let load = scope.spawn(|| load(&socket, &stop));
         let end = Stop(&stop);

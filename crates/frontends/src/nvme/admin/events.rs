@@ -78,7 +78,7 @@ impl Controller {
     }
 
     /// A request's completion entry is posted: it leaves the list, and its event is told.
-    pub(crate) fn settle_event_request(&self, cid: u16, completion: &Completion) {
+    pub(crate) fn settle_event_request(&self, cid: u16, completion: Completion) {
         let Some(at) = self.event_requests().position(|waiting| waiting == cid) else { return };
         let events = &self.state.events;
         let last = events.outstanding.get() - 1;
@@ -99,7 +99,7 @@ impl Controller {
 
     /// After the last worker's death: a completion entry of no command on record was posted by it.
     pub(crate) fn forget_event_request(&self, cid: u16, cqe: &Cqe) {
-        self.settle_event_request(cid, &Completion { dw0: cqe.dw0, status: cqe.status() });
+        self.settle_event_request(cid, Completion { dw0: cqe.dw0, status: cqe.status() });
     }
 
     /// After the last worker's death: it may have ended while a request left the list.

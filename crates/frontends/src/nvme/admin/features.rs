@@ -15,7 +15,11 @@ use millrace_nvme_spec::{
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
-    super::{controller::Controller, io::limits, state::NamespaceFeatureState},
+    super::{
+        controller::Controller,
+        io::limits,
+        state::{Cell, NamespaceFeatureState},
+    },
     Progress, done,
     identify::{RAB, WCTEMP},
     monotonic_millis,
@@ -172,7 +176,7 @@ impl Controller {
                 0
             }
             FeatureId::HOST_IDENTIFIER => {
-                let id = features.host_id.each_ref().map(|byte| byte.get());
+                let id = features.host_id.each_ref().map(Cell::get);
                 self.send_host_identifier(sqe, &id)?;
                 0
             }

@@ -232,8 +232,10 @@ impl Controller {
                 second.complete(of_result(result));
             })
         });
-        if matches!(launched, millrace_engine::Outcome::Waiting) {
-            first.into_iter().for_each(|first| self.io.running.insert(first));
+        if matches!(launched, millrace_engine::Outcome::Waiting)
+            && let Some(first) = first
+        {
+            self.io.running.insert(first);
         }
         self.outcome(second, launched)
     }
