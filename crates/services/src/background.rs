@@ -84,6 +84,33 @@ impl Stop {
     }
 }
 
+/// Keeps to a number of bytes per second.
+pub(crate) struct Pace {
+    rate: u64,
+    start: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    pub(crate) fn new(rate: u64) -> Self {
+        Self { rate, start: Instant::now(), bytes: 0 }
+    }
+
+    /// Waits until so many bytes more are allowed.
+    pub(crate) async fn spend(&mut self, cx: TaskContext<'_>, stop: &Stop, bytes: u64) {
+        self.bytes += bytes;
+        let due = Duration::from_nanos((u128::from(self.bytes) * 1_000_000_000 / u128::from(self.rate)) as u64);
+        let ahead = due.saturating_sub(self.start.elapsed());
+        if ahead > Duration::from_millis(1) {
+            stop.sleep(cx, ahead).await;
+        }
+        if self.start.elapsed() > Duration::from_secs(1) {
+            // What was not used is not saved up.
+            *self = Self::new(self.rate);
+        }
+    }
+}
+
 /// Counts a task as running until it is dropped.
 #[derive(Debug)]
 pub struct Running(Arc<AtomicUsize>);

@@ -27,6 +27,7 @@ pub mod gate;
 pub mod graph;
 pub mod legs;
 mod locks;
+mod members;
 pub mod meter;
 mod mirror;
 pub mod pieces;

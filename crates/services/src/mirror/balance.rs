@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_block::PerShard;
 
-use super::state::MOST_LEGS;
+use crate::members::state::MOST_LEGS;
 
 /// How reads are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,78 +2,22 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{
-    KIND, Mirror,
-    meta::table_region,
-    state::{LegState, Table},
-};
+use super::{KIND, Mirror};
 use crate::{
-    background::{LocalFuture, Task},
-    legs::block_on,
+    background::Task,
     service::{Health, Mount, Progress, Service, ServiceError, Status},
-    settings::{SettingError, Settings},
+    settings::Settings,
 };
-
-impl Mirror {
-    fn leg_argument(&self, arguments: &Settings) -> Result<usize, ServiceError> {
-        let why = || SettingError::new("leg", format!("write leg=N; there are 0 to {}", self.legs.len() - 1));
-        let leg: usize = arguments.parsed("leg", "the number of a leg")?.ok_or_else(why)?;
-        if leg < self.legs.len() { Ok(leg) } else { Err(why().into()) }
-    }
-
-    /// Does something that waits, on the calling thread.
-    fn wait_for<T: 'static>(
-        &self,
-        work: impl for<'a> FnOnce(Arc<Self>, millrace_block::TaskContext<'a>) -> LocalFuture<'a, T>,
-    ) -> Result<T, ServiceError> {
-        let gone = || ServiceError::NotNow("the mirror is going".to_owned());
-        let me = self.me.upgrade().ok_or_else(gone)?;
-        Ok(block_on(move |cx| work(me, cx))?)
-    }
-
-    fn fail_leg(&self, leg: usize) -> Result<String, ServiceError> {
-        let masks = self.masks();
-        if masks.writable >> leg & 1 == 0 {
-            return Err(ServiceError::NotNow(format!("leg {leg} is out of use already")));
-        }
-        if masks.readable & !(1 << leg) == 0 {
-            return Err(ServiceError::NotNow(format!("leg {leg} is the last one that has all data: it stays")));
-        }
-        let dropped = self.wait_for(move |me, cx| Box::pin(async move { me.drop_legs(cx, 1 << leg, None).await }))?;
-        dropped.map_err(|source| ServiceError::Leg {
-            what: "record the failure of",
-            leg: self.leg_name(leg).to_owned(),
-            source,
-        })?;
-        Ok(format!("leg {leg} is out of use"))
-    }
-
-    fn rebuild_leg(&self, leg: usize) -> Result<String, ServiceError> {
-        if self.masks().writable >> leg & 1 == 1 {
-            return Err(ServiceError::NotNow(format!("leg {leg} is in use")));
-        }
-        let member = self.on_legs().as_ref().and_then(|on_legs| on_legs.table.members.get(leg).copied());
-        let member = member.ok_or_else(|| ServiceError::NotNow("the mirror is not in force".to_owned()))?;
-        let volume = &self.legs[leg];
-        let known = table_region(&**volume).load(volume).ok().flatten().and_then(|record| Table::decode(&record.content));
-        // It has all that was written before it failed.
-        let in_part = known.is_some_and(|(table, own)| {
-            table.members.get(own).is_some_and(|own| own.id == member.id) && table.event + 1 >= member.failed_at
-        });
-        let done = self.wait_for(move |me, cx| Box::pin(async move { me.readmit(cx, leg, !in_part).await }))?;
-        done.map_err(|source| ServiceError::Leg { what: "take into use", leg: volume.name().to_owned(), source })?;
-        let what = if in_part { "with what it missed" } else { "with everything" };
-        Ok(format!("leg {leg} is being filled {what}"))
-    }
-}
 
 impl Service for Mirror {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
-        self.take_up(mount)
+        self.members.take_up(mount)?;
+        self.look_again(self.shape().block_size);
+        Ok(())
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        self.put_away()
+        self.members.put_away()
     }
 
     fn leave(&self) -> Result<(), ServiceError> {
@@ -90,16 +34,7 @@ impl Service for Mirror {
     fn status(&self) -> Status {
         let mut status = Status::good([]);
         let masks = self.masks();
-        let states: Vec<LegState> =
-            self.on_legs().iter().flat_map(|on_legs| on_legs.table.members.iter().map(|member| member.state)).collect();
-        for (at, state) in states.iter().enumerate() {
-            let state = match state {
-                LegState::Good => "good",
-                LegState::Filling => "being filled",
-                LegState::Failed => "failed",
-            };
-            status.facts.push((format!("leg {at}"), state.to_owned()));
-        }
+        status.facts.extend(self.members.leg_facts());
         if masks.readable.count_ones() as usize != self.legs.len() {
             status.health = if masks.readable == 0 { Health::Failed } else { Health::Degraded };
         }
@@ -113,7 +48,7 @@ impl Service for Mirror {
         for (name, count) in [
             ("read errors", &self.counters.read_errors),
             ("repaired", &self.counters.repaired),
-            ("legs dropped", &self.counters.dropped),
+            ("legs dropped", &self.members.dropped),
         ] {
             let count = count.load(Ordering::Relaxed);
             if count > 0 {
@@ -131,7 +66,7 @@ impl Service for Mirror {
         if scrub.running {
             status.progress.push(Progress { what: "scrub".to_owned(), done: scrub.at, total: self.bytes });
         }
-        if let Some((done, total)) = self.resync_progress() {
+        if let Some((done, total)) = self.members.resync_progress() {
             status.progress.push(Progress { what: "resync (regions)".to_owned(), done, total });
         }
         status
@@ -139,8 +74,8 @@ impl Service for Mirror {
 
     fn command(&self, command: &str, arguments: &Settings) -> Result<String, ServiceError> {
         match command {
-            "fail" => self.fail_leg(self.leg_argument(arguments)?),
-            "rebuild" => self.rebuild_leg(self.leg_argument(arguments)?),
+            "fail" => self.members.fail_leg(self.members.leg_argument(arguments)?),
+            "rebuild" => self.members.rebuild_leg(self.members.leg_argument(arguments)?, |_| Ok(())),
             "scrub" => {
                 self.start_scrub();
                 Ok("scrub begins; \"volume show\" tells how far it is".to_owned())

@@ -19,18 +19,14 @@
 
 mod balance;
 mod command;
-mod decide;
-mod intent;
-mod meta;
 mod path;
 mod scrub;
-mod state;
 #[cfg(test)]
 mod tests;
 mod upkeep;
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+    Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU8, AtomicU64, Ordering},
 };
 
@@ -38,14 +34,16 @@ use millrace_block::{BlockCount, BlockSize, Geometry, Volume};
 
 use self::{
     balance::{Balance, Policy},
-    intent::{Intent, REGIONS, least_shift},
-    meta::{AREA, leg_bytes},
     scrub::Scrub,
-    state::{MOST_LEGS, Masks, SharedMasks, Table},
 };
 use crate::{
     legs::{common_block_size, common_geometry},
-    locks::{Ranges, Turn},
+    members::{
+        Members, Rules, TABLES, check_legs,
+        intent::Intent,
+        region_setting, region_shift,
+        state::{MOST_LEGS, Masks},
+    },
     service::{Build, Kind, Layout, Plan, Service, ServiceError, Word},
     settings::{SettingError, Settings},
 };
@@ -78,10 +76,15 @@ pub(crate) static KIND: Kind = Kind {
     plan,
 };
 
-/// Smallest region, as a power of two.
-const LEAST_REGION: u32 = 16;
-/// The region where none is set, as a power of two.
-const USUAL_REGION: u32 = 22;
+const RULES: Rules = Rules {
+    service: "mirror",
+    table_magic: *b"MRMIRROR",
+    page_magic: *b"MRINTENT",
+    area: TABLES,
+    least: 1,
+    placed: false,
+    form: [0; 4],
+};
 /// Bytes per second of resync and scrub where none are set.
 const USUAL_RATE: u64 = 256 << 20;
 
@@ -104,16 +107,13 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
             })?)
         }
     };
-    let region = settings.size("region")?;
-    if region.is_some_and(|region| !region.is_power_of_two() || region < 1 << LEAST_REGION) {
-        return Err(SettingError::new("region", "a power of two of at least 64K is possible"));
-    }
+    let region_shift = region_setting(settings)?;
     let rate = settings.size("rate")?.unwrap_or(USUAL_RATE);
     if rate < 4096 {
         return Err(SettingError::new("rate", "at least 4K a second"));
     }
     let stable = settings.parsed("stable", "true or false")?.unwrap_or(true);
-    Ok(Box::new(MirrorPlan { policy, stable, region_shift: region.map(u64::trailing_zeros), rate }))
+    Ok(Box::new(MirrorPlan { policy, stable, region_shift, rate }))
 }
 
 impl Plan for MirrorPlan {
@@ -122,51 +122,28 @@ impl Plan for MirrorPlan {
     }
 
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
-        stated.iter().map(|stated| Some(stated.unwrap_or(0).max(leg_bytes(size)))).collect()
+        stated.iter().map(|stated| Some(stated.unwrap_or(0).max(RULES.leg_bytes(size)))).collect()
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = common_block_size(&build.legs)?;
-        for (at, leg) in build.legs.iter().enumerate() {
-            if build.legs[..at].iter().any(|other| Arc::ptr_eq(leg, other)) {
-                return Err(ServiceError::Legs(format!("leg {at} ({}) stands there twice", leg.name())));
-            }
-            if leg.geometry().read_only {
-                return Err(ServiceError::Legs(format!("leg {at} ({}) is read-only", leg.name())));
-            }
-        }
+        check_legs(&build.legs)?;
         if let Policy::Prefer(leg) = self.policy
             && leg >= build.legs.len()
         {
             return Err(SettingError::new("read", format!("there is no leg {leg}")).into());
         }
         let least = build.legs.iter().map(|leg| leg.geometry().bytes()).min().unwrap_or(0);
-        let bytes = build.size.unwrap_or_else(|| (least >> 12 << 12).saturating_sub(AREA));
+        let bytes = build.size.unwrap_or_else(|| (least >> 12 << 12).saturating_sub(RULES.area));
         if bytes < u64::from(block_size.bytes()) || least < bytes {
             return Err(ServiceError::Legs(format!(
                 "the smallest leg has {least} bytes; a mirror of {bytes} bytes needs {} on each",
-                leg_bytes(bytes)
+                RULES.leg_bytes(bytes)
             )));
         }
-        let least_shift = least_shift(bytes).max(LEAST_REGION);
-        let region_shift = self.region_shift.unwrap_or(least_shift.max(USUAL_REGION));
-        if region_shift < least_shift {
-            let why =
-                format!("a volume of this size needs {} bytes at least (there are {REGIONS} regions)", 1_u64 << least_shift);
-            return Err(SettingError::new("region", why).into());
-        }
+        let region_shift = region_shift(self.region_shift, bytes)?;
         Ok(Mirror::new(build, *self, block_size, bytes, region_shift))
     }
-}
-
-/// What is on the legs, for whoever has the turn to change it.
-#[derive(Debug)]
-struct OnLegs {
-    table: Table,
-    /// Stores of the table so far.
-    generation: u64,
-    /// Stores of the bitmap so far.
-    page_generation: u64,
 }
 
 /// What went wrong so far.
@@ -174,35 +151,20 @@ struct OnLegs {
 struct Counters {
     read_errors: AtomicU64,
     repaired: AtomicU64,
-    dropped: AtomicU64,
 }
 
 /// See the module.
 pub(crate) struct Mirror {
     name: String,
-    label: String,
-    me: Weak<Mirror>,
+    members: Arc<Members>,
     legs: Vec<Arc<dyn Volume>>,
     plan: MirrorPlan,
     /// Bytes of data.
     bytes: u64,
-    /// The region's size if the mirror is new, as a power of two.
-    region_shift: u32,
     /// Block size and abilities.
     shape: AtomicU8,
-    masks: SharedMasks,
-    ranges: Ranges,
-    /// Filled by the first mount.
-    intent: OnceLock<Intent>,
     balance: Balance,
-    /// The turn to change the table.
-    table_turn: Turn,
-    /// The turn to store the bitmap.
-    page_turn: Turn,
-    on_legs: Mutex<Option<OnLegs>>,
     counters: Counters,
-    /// Stale regions when resync began.
-    resync_total: AtomicU64,
     scrub: Mutex<Scrub>,
 }
 
@@ -215,24 +177,15 @@ fn pack(geometry: &Geometry) -> u8 {
 impl Mirror {
     fn new(build: Build<'_>, plan: MirrorPlan, block_size: BlockSize, bytes: u64, region_shift: u32) -> Arc<Self> {
         let geometry = common_geometry(&build.legs, block_size, BlockCount(bytes >> block_size.shift()));
-        Arc::new_cyclic(|me| Self {
-            name: build.name,
-            label: build.volume.to_owned(),
-            me: Weak::clone(me),
-            legs: build.legs,
+        Arc::new(Self {
+            name: build.name.clone(),
+            legs: build.legs.clone(),
+            members: Members::new(RULES, build, bytes, region_shift),
             plan,
             bytes,
-            region_shift,
             shape: AtomicU8::new(pack(&geometry)),
-            masks: SharedMasks::default(),
-            ranges: Ranges::new(),
-            intent: OnceLock::new(),
             balance: Balance::new(plan.policy),
-            table_turn: Turn::default(),
-            page_turn: Turn::default(),
-            on_legs: Mutex::new(None),
             counters: Counters::default(),
-            resync_total: AtomicU64::new(0),
             scrub: Mutex::default(),
         })
     }
@@ -254,25 +207,16 @@ impl Mirror {
 
     #[inline]
     fn masks(&self) -> Masks {
-        self.masks.get()
+        self.members.masks()
     }
 
     /// The bitmap; there is none before the first mount.
     #[inline]
     fn intent(&self) -> Option<&Intent> {
-        self.intent.get()
-    }
-
-    fn on_legs(&self) -> MutexGuard<'_, Option<OnLegs>> {
-        self.on_legs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.members.intent()
     }
 
     fn scrub(&self) -> MutexGuard<'_, Scrub> {
         self.scrub.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A leg's name, for messages.
-    fn leg_name(&self, leg: usize) -> &str {
-        self.legs.get(leg).map_or("?", |leg| leg.name())
     }
 }

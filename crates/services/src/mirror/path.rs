@@ -14,14 +14,11 @@ use millrace_block::{
 };
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
 
-use super::{
-    Mirror,
-    balance::Queued,
-    state::{MOST_LEGS, legs_of},
-};
+use super::{Mirror, balance::Queued};
 use crate::{
     legs::largest_scratch,
     locks::{Locked, until},
+    members::state::{MOST_LEGS, legs_of},
 };
 
 /// Bytes that are erased at once: more would keep others from the range for too long.
@@ -99,10 +96,11 @@ impl Mirror {
         let (Some(intent), Some(regions)) = (self.intent(), self.regions(bytes)) else { return Err(BlockError::NotReady) };
         while !intent.is_marked(&regions) {
             intent.want(&regions);
-            let turn =
-                until(cx, || (intent.is_marked(&regions).then_some(None)).or_else(|| self.page_turn.try_take().map(Some)));
+            let turn = until(cx, || {
+                (intent.is_marked(&regions).then_some(None)).or_else(|| self.members.page_turn.try_take().map(Some))
+            });
             if let Some(turn) = turn.await {
-                self.store_page(cx, &turn).await?;
+                self.members.store_page(cx, &turn).await?;
             }
         }
         Ok(())
@@ -112,7 +110,7 @@ impl Mirror {
     #[inline]
     fn begin<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Option<(Writing<'a>, Request<'a>)> {
         let bytes = self.bytes_of(&request);
-        let range = self.ranges.try_lock(bytes.clone())?;
+        let range = self.members.ranges.try_lock(bytes.clone())?;
         // After the lock: see `Ranges::try_lock`.
         if !self.is_marked(&bytes) {
             return None;
@@ -136,7 +134,7 @@ impl Mirror {
         loop {
             self.mark(cx, &bytes).await?;
             let buffer = if needs_buffer { Some(cx.buffers.take().await) } else { None };
-            if let Some(range) = self.ranges.try_lock(bytes.clone()) {
+            if let Some(range) = self.members.ranges.try_lock(bytes.clone()) {
                 // After the lock: see `Ranges::try_lock`.
                 if self.is_marked(&bytes) {
                     return Ok((range, buffer));
@@ -144,7 +142,7 @@ impl Mirror {
                 continue;
             }
             drop(buffer);
-            drop(self.ranges.lock(cx, bytes.clone()).await);
+            drop(self.members.ranges.lock(cx, bytes.clone()).await);
         }
     }
 
@@ -226,15 +224,9 @@ impl Mirror {
     /// Whether every leg has it or is known, after a crash too, not to have it.
     fn may_acknowledge(&self, writing: &Writing<'_>) -> bool {
         let masks = self.masks();
-        writing.refused.is_none() && writing.done & masks.readable != 0 && self.unrecorded(writing) == 0
-    }
-
-    /// Legs that do not have the write, and of which the others do not say so yet.
-    fn unrecorded(&self, writing: &Writing<'_>) -> u8 {
-        let masks = self.masks();
-        let members = (u16::MAX >> (16 - self.legs.len())) as u8;
-        let left_out = members & !writing.legs & !masks.writable;
-        (writing.faulty | left_out) & !masks.recorded
+        writing.refused.is_none()
+            && writing.done & masks.readable != 0
+            && self.members.unrecorded(writing.legs, writing.faulty) == 0
     }
 
     /// A write that did not go well on all legs.
@@ -242,8 +234,8 @@ impl Mirror {
         // Nothing that others wait for is kept while the legs' tables are written, but the range.
         writing.buffer = None;
         if writing.done & self.masks().readable != 0 && writing.refused.is_none() {
-            let missed = self.unrecorded(&writing);
-            let recorded = self.drop_legs(cx, missed, writing.error).await;
+            let missed = self.members.unrecorded(writing.legs, writing.faulty);
+            let recorded = self.members.drop_legs(cx, missed, writing.error).await;
             if recorded.is_ok() && writing.done & self.masks().readable != 0 {
                 return Ok(());
             }
@@ -369,9 +361,9 @@ impl Mirror {
         while at < bytes.end && self.masks().readable >> leg & 1 == 1 {
             let len = (bytes.end - at).min(BUFFER_SIZE as u64);
             let buffer = cx.buffers.take().await;
-            let Some(range) = self.ranges.try_lock(at..at + len) else {
+            let Some(range) = self.members.ranges.try_lock(at..at + len) else {
                 drop(buffer);
-                drop(self.ranges.lock(cx, at..at + len).await);
+                drop(self.members.ranges.lock(cx, at..at + len).await);
                 continue;
             };
             let segment = buffer.segment(len as usize);
@@ -380,7 +372,7 @@ impl Mirror {
             match healed {
                 Ok(()) => self.counters.repaired.fetch_add(1, Ordering::Relaxed),
                 // What cannot be recorded stays as it is: the leg is still there, and is not the only one to read.
-                Err(_) => u64::from(self.drop_legs(cx, 1 << leg, Some(error)).await.is_ok()),
+                Err(_) => u64::from(self.members.drop_legs(cx, 1 << leg, Some(error)).await.is_ok()),
             };
             at += len;
         }
@@ -507,7 +499,9 @@ impl Volume for Mirror {
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.format_legs(block_size)
+        self.members.format_legs(block_size)?;
+        self.look_again(block_size);
+        Ok(())
     }
 
     fn usage(&self) -> Usage {

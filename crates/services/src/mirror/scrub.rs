@@ -5,12 +5,11 @@ use std::sync::atomic::Ordering;
 use millrace_block::{Operation, TaskContext};
 use millrace_memory::{BounceBuffer, BufferPool, Segment};
 
-use super::{
-    Mirror,
-    state::{MOST_LEGS, legs_of},
-    upkeep::{PIECE, Pace},
+use super::{Mirror, upkeep::PIECE};
+use crate::{
+    background::{Pace, Stop},
+    members::state::{MOST_LEGS, legs_of},
 };
-use crate::background::Stop;
 
 /// Differing blocks that are listed.
 const LISTED: usize = 16;
@@ -63,7 +62,7 @@ impl Mirror {
 
     /// Compares a piece on all good legs.
     pub(super) async fn scrub_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) {
-        let _range = self.ranges.lock(cx, at..at + len).await;
+        let _range = self.members.ranges.lock(cx, at..at + len).await;
         if self.intent().is_none_or(|intent| !intent.is_settled(at, at + len)) {
             // Resync has it to do.
             return;
@@ -88,7 +87,7 @@ impl Mirror {
             match self.repair(cx, leg, at, segment(leg)).await {
                 Ok(()) if good != 0 => self.note_repaired(),
                 Ok(()) => {}
-                Err(error) => _ = self.drop_legs(cx, 1 << leg, Some(error)).await,
+                Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Some(error)).await,
             }
         }
     }
@@ -137,7 +136,7 @@ impl Mirror {
                         tracing::warn!(mirror = self.name, leg, lba, "a block differed from the majority and was rewritten");
                         self.note_repaired();
                     }
-                    Err(error) => _ = self.drop_legs(cx, 1 << leg, Some(error)).await,
+                    Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Some(error)).await,
                 }
             }
         }

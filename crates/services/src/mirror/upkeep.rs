@@ -1,18 +1,18 @@
 //! Work beside requests: stale regions are copied, and marks of idle regions are taken away.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
-use millrace_block::{BlockError, IoOperation, Operation, TaskContext};
+use millrace_block::{BlockError, Operation, TaskContext};
 use millrace_memory::{BUFFER_SIZE, BufferPool, Segment};
 
-use super::{
-    Mirror,
-    state::{MOST_LEGS, legs_of},
+use super::Mirror;
+use crate::{
+    background::{Pace, Stop},
+    members::{
+        intent::Intent,
+        state::{MOST_LEGS, legs_of},
+    },
 };
-use crate::background::Stop;
 
 /// Bytes that are copied or compared at once; writes to them wait meanwhile.
 pub(super) const PIECE: u64 = BUFFER_SIZE as u64;
@@ -22,46 +22,6 @@ const WORK_LOOK: Duration = Duration::from_millis(100);
 const IDLE_LOOKS: u32 = 30;
 /// How long regions that could not be copied are left alone.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
-
-/// Longest nap before a task looks whether it must stop.
-const NAP: Duration = Duration::from_millis(5);
-
-/// Sleeps so long, or until the task must stop.
-async fn rest(cx: TaskContext<'_>, stop: &Stop, time: Duration) {
-    let mut left = time;
-    while !stop.is_set() && !left.is_zero() {
-        let nap = left.min(NAP);
-        cx.io(IoOperation::Sleep(nap)).await;
-        left -= nap;
-    }
-}
-
-/// Keeps to a number of bytes per second.
-pub(super) struct Pace {
-    rate: u64,
-    start: Instant,
-    bytes: u64,
-}
-
-impl Pace {
-    pub(super) fn new(rate: u64) -> Self {
-        Self { rate, start: Instant::now(), bytes: 0 }
-    }
-
-    /// Waits until so many bytes more are allowed.
-    pub(super) async fn spend(&mut self, cx: TaskContext<'_>, stop: &Stop, bytes: u64) {
-        self.bytes += bytes;
-        let due = Duration::from_nanos((u128::from(self.bytes) * 1_000_000_000 / u128::from(self.rate)) as u64);
-        let ahead = due.saturating_sub(self.start.elapsed());
-        if ahead > Duration::from_millis(1) {
-            rest(cx, stop, ahead).await;
-        }
-        if self.start.elapsed() > Duration::from_secs(1) {
-            // What was not used is not saved up.
-            *self = Self::new(self.rate);
-        }
-    }
-}
 
 impl Mirror {
     /// The task.
@@ -80,9 +40,9 @@ impl Mirror {
             self.scrub_if_asked(cx, &stop, &pool).await;
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(IDLE_LOOKS) {
-                self.take_marks_away(cx).await;
+                self.members.take_marks_away(cx).await;
             }
-            rest(cx, &stop, if all { WORK_LOOK } else { TRY_AGAIN }).await;
+            stop.sleep(cx, if all { WORK_LOOK } else { TRY_AGAIN }).await;
         }
     }
 
@@ -107,7 +67,7 @@ impl Mirror {
         }
         let masks = self.masks();
         if intent.stale() == 0 && masks.writable != masks.readable {
-            return self.promote(cx).await.is_ok();
+            return self.members.promote(cx).await.is_ok();
         }
         intent.stale() == 0
     }
@@ -120,7 +80,7 @@ impl Mirror {
         pace: &mut Pace,
         region: u64,
     ) -> Result<(), BlockError> {
-        let Some(shift) = self.intent().map(super::intent::Intent::shift) else { return Ok(()) };
+        let Some(shift) = self.intent().map(Intent::shift) else { return Ok(()) };
         let end = ((region + 1) << shift).min(self.bytes);
         let mut at = region << shift;
         let mut result = Ok(());
@@ -137,7 +97,7 @@ impl Mirror {
     async fn sync_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) -> Result<(), BlockError> {
         let (ours, theirs) = (pool.take().await, pool.take().await);
         let (ours, theirs) = (ours.segment(len as usize), theirs.segment(len as usize));
-        let _range = self.ranges.lock(cx, at..at + len).await;
+        let _range = self.members.ranges.lock(cx, at..at + len).await;
         let masks = self.masks();
         let mut found = Err(BlockError::NotReady);
         for source in legs_of(masks.readable) {
@@ -167,35 +127,7 @@ impl Mirror {
         }
         match self.transfer(cx, leg, Operation::Write { fua: false }, at, ours).await {
             Ok(()) => Ok(()),
-            Err(error) => self.drop_legs(cx, 1 << leg, Some(error)).await,
+            Err(error) => self.members.drop_legs(cx, 1 << leg, Some(error)).await,
         }
-    }
-
-    /// Takes the marks of idle regions away. Not while a leg is failed: they tell what it missed.
-    pub(super) async fn take_marks_away(&self, cx: TaskContext<'_>) {
-        let Some(intent) = self.intent() else { return };
-        let turn = self.page_turn.take(cx).await;
-        let idle = intent.idle();
-        let masks = self.masks();
-        if masks.writable.count_ones() as usize != self.legs.len() || idle.iter().all(|word| *word == 0) {
-            return;
-        }
-        intent.unmark(&idle);
-        for region in (0..intent.regions()).filter(|region| idle[(region / 64) as usize] >> (region % 64) & 1 == 1) {
-            self.ranges.quiesce(cx, region << intent.shift()..(region + 1) << intent.shift()).await;
-        }
-        // What was written there must be durable on all legs before the mark is gone.
-        let failed = self.flush_legs(cx, masks.writable).await;
-        if self.drop_legs(cx, failed, None).await.is_err() || failed != 0 || self.store_page(cx, &turn).await.is_err() {
-            // The legs still have the marks; requests ask for them again.
-            tracing::debug!(mirror = self.name, "marks stay");
-        }
-    }
-
-    /// Regions done and all, while legs are made equal.
-    pub(super) fn resync_progress(&self) -> Option<(u64, u64)> {
-        let stale = self.intent()?.stale();
-        let total = self.resync_total.load(Ordering::Relaxed).max(stale);
-        (stale > 0).then_some((total - stale, total))
     }
 }

@@ -178,9 +178,9 @@ fn marks_come_before_writes_and_go_when_all_is_quiet() {
     let quiet = mirror(&graph);
     crate::legs::block_on(move |cx| {
         Box::pin(async move {
-            quiet.take_marks_away(cx).await;
+            quiet.members.take_marks_away(cx).await;
             assert_eq!(quiet.intent().unwrap().marked(), 2, "they were just used");
-            quiet.take_marks_away(cx).await;
+            quiet.members.take_marks_away(cx).await;
             assert_eq!(quiet.intent().unwrap().marked(), 0);
         })
     })

@@ -28,7 +28,7 @@ fn memory(wanted: Wanted, leg: usize) -> Arc<dyn Volume> {
 
 /// Blocks of a leg for a mirror of so many.
 fn leg_blocks(blocks: u64, block_size: BlockSize) -> u64 {
-    leg_bytes(blocks << block_size.shift()) >> block_size.shift()
+    RULES.leg_bytes(blocks << block_size.shift()) >> block_size.shift()
 }
 
 /// Fault volumes over memory, for a mirror of so many blocks of 512 bytes.
@@ -73,7 +73,7 @@ fn arguments(text: &[(&str, &str)]) -> Settings {
 
 /// What lies in the data area of a leg.
 fn data_of(leg: &Arc<dyn Volume>) -> Vec<u8> {
-    let bytes = (leg.geometry().bytes() - AREA) as usize;
+    let bytes = (leg.geometry().bytes() - RULES.area) as usize;
     crate::legs::read(leg, 0, bytes).expect("the leg can be read")
 }
 

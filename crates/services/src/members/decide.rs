@@ -8,9 +8,8 @@ use std::{
 use millrace_block::BlockCount;
 
 use super::{
-    Mirror, OnLegs,
+    Members, OnLegs, Rules,
     intent::{BYTES, Intent, Page, page_from},
-    meta::{leg_bytes, page_region, table_region},
     state::{Id, LegState, Member, Table, legs_of},
 };
 use crate::service::{LegOrigin, Mount, Reason, ServiceError};
@@ -36,13 +35,14 @@ pub(crate) struct Decision {
     pub(crate) notes: Vec<String>,
 }
 
-/// What is known of the mirror itself.
+/// What is known of the service itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) bytes: u64,
     pub(crate) region_shift: u32,
     pub(crate) label: &'a str,
     pub(crate) reason: Reason,
+    pub(crate) rules: Rules,
 }
 
 fn wrong(leg: &Found, what: impl Into<String>) -> ServiceError {
@@ -51,8 +51,9 @@ fn wrong(leg: &Found, what: impl Into<String>) -> ServiceError {
 
 /// Decides what the legs are. `fresh` makes new identifiers.
 pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut() -> Id) -> Result<Decision, ServiceError> {
+    let service = wanted.rules.service;
     let of_set = |leg: &&Found| leg.origin == LegOrigin::Kept && matches!(leg.record, Ok(Some(_)));
-    let whole = found.iter().position(|leg| leg.origin == LegOrigin::Data);
+    let whole = found.iter().position(|leg| leg.origin == LegOrigin::Data && !wanted.rules.placed);
     if whole.is_some() || !found.iter().any(|leg| of_set(&leg)) {
         return begin(found, wanted, whole, fresh);
     }
@@ -64,14 +65,20 @@ pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut(
         if table.set != newest.set {
             return Err(wrong(
                 leg,
-                format!("it belongs to a mirror of volume {:?}, and other legs to one of {:?}", table.label, newest.label),
+                format!(
+                    "it belongs to a {service} of volume {:?}, and other legs to one of {:?}",
+                    table.label, newest.label
+                ),
             ));
         }
         check_together(leg, table, *own, newest)?;
     }
     if newest.bytes != wanted.bytes {
-        let what = format!("it is of a mirror of {} bytes, and this one has {}", newest.bytes, wanted.bytes);
+        let what = format!("it is of a {service} of {} bytes, and this one has {}", newest.bytes, wanted.bytes);
         return Err(tables().next().map_or_else(|| ServiceError::Legs(what.clone()), |(leg, _)| wrong(leg, what.clone())));
+    }
+    if wanted.rules.placed {
+        check_places(found, newest, wanted.rules)?;
     }
     go_on(found, newest, wanted, fresh)
 }
@@ -85,14 +92,40 @@ fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Res
     if went_on || differs {
         return Err(wrong(
             leg,
-            "it and another leg were used apart from each other, and both have changed: put the leg that you trust alone into \
-             the mirror, and then add the other one",
+            "it and another leg were used apart from each other, and both have changed: leave out the one that you do not \
+             trust, and then add it as a new one",
         ));
     }
     Ok(())
 }
 
-/// A mirror that did not exist.
+/// Fails when legs are not where they belong, or the data lie in another way on them.
+fn check_places(found: &[Found], newest: &Table, rules: Rules) -> Result<(), ServiceError> {
+    let (had, has) = (newest.members.len(), found.len());
+    if had != has {
+        return Err(ServiceError::Legs(format!("its legs are {had}, and {has} are given: give all, in their order")));
+    }
+    if newest.form != rules.form {
+        let (now, then) = (rules.form, newest.form);
+        let what =
+            format!("the legs were written with other settings: {then:?}, and now they are {now:?} (see docs/formats)");
+        return Err(ServiceError::Legs(what));
+    }
+    for (at, leg) in found.iter().enumerate() {
+        let Ok(Some((table, own))) = &leg.record else { continue };
+        let id = table.members.get(*own).map(|member| member.id);
+        let belongs = newest.members.iter().position(|member| Some(member.id) == id);
+        if let Some(place) = belongs.filter(|place| table.set == newest.set && *place != at) {
+            return Err(wrong(
+                leg,
+                format!("it is leg {place} and stands in the place of leg {at}: give the legs in their order"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A set of legs that did not exist.
 fn begin(
     found: &[Found],
     wanted: Wanted<'_>,
@@ -102,26 +135,30 @@ fn begin(
     for leg in found {
         match &leg.record {
             Ok(Some((table, _))) if table.label != wanted.label => {
-                return Err(wrong(leg, format!("it is a leg of a mirror of volume {:?}", table.label)));
+                return Err(wrong(leg, format!("it is a leg of a {} of volume {:?}", wanted.rules.service, table.label)));
             }
             Err(what) if leg.origin != LegOrigin::New => return Err(wrong(leg, what.clone())),
             _ if wanted.reason == Reason::Open => {
-                return Err(wrong(leg, "it holds no mirror, and nor do the others: is it the right one?"));
+                let what = format!("it holds no {}, and nor do the others: is it the right one?", wanted.rules.service);
+                return Err(wrong(leg, what));
             }
             _ => {}
         }
     }
     let equal = whole.is_none() && found.iter().all(|leg| leg.blank);
     let good = whole.unwrap_or(0);
-    let state = |at| if equal || at == good { LegState::Good } else { LegState::Filling };
+    let good = |at| equal || at == good || wanted.rules.placed;
+    let state = |at| if good(at) { LegState::Good } else { LegState::Filling };
     let members: Vec<_> = (0..found.len()).map(|at| Member { id: fresh(), state: state(at), failed_at: 0 }).collect();
-    let all_stale = members.iter().any(|member| member.state == LegState::Filling);
+    let filling = members.iter().any(|member| member.state == LegState::Filling);
+    let all_stale = filling || (wanted.rules.placed && !equal);
     let Wanted { bytes, region_shift, label, .. } = wanted;
-    let table = Table { set: fresh(), event: 0, bytes, region_shift, label: label.to_owned(), members };
+    let table =
+        Table { set: fresh(), event: 0, bytes, region_shift, label: label.to_owned(), members, form: wanted.rules.form };
     Ok(Decision { table, all_stale, notes: Vec::new() })
 }
 
-/// A mirror that was there.
+/// A set of legs that was there.
 fn go_on(
     found: &[Found],
     newest: &Table,
@@ -143,20 +180,21 @@ fn go_on(
             }
             Ok(None) => {
                 if leg.origin == LegOrigin::Kept {
-                    note("it holds no mirror: it was replaced, and is filled".to_owned());
+                    note(format!("it holds no {}: it was replaced, and is filled", wanted.rules.service));
                 }
                 fill_all()
             }
             Ok(Some((table, _))) if table.set != newest.set => {
                 if table.label != wanted.label {
-                    return Err(wrong(leg, format!("it is a leg of a mirror of volume {:?}", table.label)));
+                    let what = format!("it is a leg of a {} of volume {:?}", wanted.rules.service, table.label);
+                    return Err(wrong(leg, what));
                 }
                 fill_all()
             }
             Ok(Some((table, own))) => {
                 let id = table.members.get(*own).map_or([0; 16], |member| member.id);
                 if !seen.insert(id) {
-                    return Err(wrong(leg, "it is a copy of another leg of this mirror, or the same one twice"));
+                    return Err(wrong(leg, "it is a copy of another leg, or the same one twice"));
                 }
                 match newest.members.iter().find(|member| member.id == id) {
                     None => fill_all(),
@@ -181,8 +219,13 @@ fn go_on(
         };
         members.push(member);
     }
-    if !members.iter().any(|member| member.state == LegState::Good) {
-        return Err(ServiceError::Legs(format!("no leg has all data: {}", notes.join("; "))));
+    let good = members.iter().filter(|member| member.state == LegState::Good).count();
+    if good < wanted.rules.least {
+        let what = match wanted.rules.least {
+            1 => "no leg has all data".to_owned(),
+            least => format!("{good} legs are good, and {least} are needed"),
+        };
+        return Err(ServiceError::Legs(format!("{what}: {}", notes.join("; "))));
     }
     Ok(Decision { table: Table { members, ..newest.clone() }, all_stale, notes })
 }
@@ -191,10 +234,10 @@ fn fresh_id() -> Id {
     *uuid::Uuid::new_v4().as_bytes()
 }
 
-impl Mirror {
+impl Members {
     /// Lengthens legs that have the data only.
     fn make_room(&self, mount: &Mount) -> Result<(), ServiceError> {
-        let needed = leg_bytes(self.bytes);
+        let needed = self.rules.leg_bytes(self.bytes);
         for leg in &self.legs {
             let geometry = leg.geometry();
             if geometry.bytes() >= needed {
@@ -215,11 +258,11 @@ impl Mirror {
     /// Looks what the legs hold.
     fn look(&self, mount: &Mount) -> (Vec<Found>, Vec<Option<u64>>) {
         let one = |(at, leg): (usize, &Arc<dyn millrace_block::Volume>)| {
-            let (record, generation) = match table_region(&**leg).load(leg) {
+            let (record, generation) = match self.rules.table_region(&**leg).load(leg) {
                 Ok(None) => (Ok(None), None),
                 Ok(Some(record)) => {
                     if let Some(damaged) = &record.damaged {
-                        tracing::warn!(mirror = self.name, leg = leg.name(), damaged, "the other copy is used");
+                        tracing::warn!(name = self.name, leg = leg.name(), damaged, "the other copy is used");
                     }
                     let table = Table::decode(&record.content).map(Some);
                     (table.ok_or_else(|| "its table makes no sense".to_owned()), Some(record.generation))
@@ -238,7 +281,7 @@ impl Mirror {
     fn load_pages(&self, which: u8) -> (Page, u64) {
         let (mut union, mut newest, mut sure) = ([0; BYTES / 8], 0, false);
         for leg in legs_of(which) {
-            let Ok(Some(record)) = page_region(&*self.legs[leg]).load(&self.legs[leg]) else { continue };
+            let Ok(Some(record)) = self.rules.page_region(&*self.legs[leg]).load(&self.legs[leg]) else { continue };
             newest = newest.max(record.generation);
             // A damaged copy may be a newer one that was never finished, and may be one that rotted.
             sure |= record.damaged.is_none();
@@ -249,13 +292,19 @@ impl Mirror {
     }
 
     /// Comes into force.
-    pub(super) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
+    pub(crate) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.make_room(mount)?;
         let (found, generations) = self.look(mount);
-        let wanted = Wanted { bytes: self.bytes, region_shift: self.region_shift, label: &self.label, reason: mount.reason };
+        let wanted = Wanted {
+            bytes: self.bytes,
+            region_shift: self.region_shift,
+            label: &self.label,
+            reason: mount.reason,
+            rules: self.rules,
+        };
         let Decision { table, all_stale, notes } = decide(&found, wanted, &mut fresh_id)?;
         for note in notes {
-            tracing::warn!(mirror = self.name, "{note}");
+            tracing::warn!(name = self.name, "{note}");
         }
         let masks = table.masks();
         let known = found.iter().any(|leg| matches!(&leg.record, Ok(Some((found, _))) if found.set == table.set));
@@ -265,7 +314,7 @@ impl Mirror {
         let intent = self.intent.get_or_init(|| Intent::new(self.bytes, table.region_shift));
         if intent.shift() != table.region_shift {
             return Err(ServiceError::NotNow(
-                "the mirror on its legs was made anew meanwhile: open the volume again".to_owned(),
+                "what is on its legs was made anew meanwhile: open the volume again".to_owned(),
             ));
         }
         intent.start(&page);
@@ -276,7 +325,6 @@ impl Mirror {
             intent.suspect_marked();
         }
         self.resync_total.store(intent.stale(), Ordering::Relaxed);
-        self.look_again(self.shape().block_size);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What the legs are to the mirror, and how that is written on them: docs/formats/mirror.md.
+//! What the legs are to their service, and how that is written on them: docs/formats/mirror.md, docs/formats/parity.md.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,6 +10,8 @@ const LABEL: usize = 64;
 const MEMBERS: usize = 112;
 /// Bytes of a member.
 const MEMBER: usize = 32;
+/// Where the form is, if there is one.
+const FORM: usize = MEMBERS + MEMBER * MOST_LEGS;
 
 /// What a leg is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub(crate) enum LegState {
 /// gives.
 pub(crate) type Id = [u8; 16];
 
-/// A leg, as the mirror knows it.
+/// A leg, as the service knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     /// Tells it from all other legs, ever.
@@ -36,10 +38,10 @@ pub(crate) struct Member {
     pub(crate) failed_at: u64,
 }
 
-/// The members of a mirror, and what happened to them so far.
+/// The members of a service, and what happened to them so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
-    /// Tells this mirror from all others.
+    /// Tells this set of legs from all others.
     pub(crate) set: Id,
     /// Changes of this table so far.
     pub(crate) event: u64,
@@ -50,6 +52,8 @@ pub(crate) struct Table {
     /// The volume's name when the mirror was made: for messages.
     pub(crate) label: String,
     pub(crate) members: Vec<Member>,
+    /// How the data lie on the legs ([`Rules`](super::Rules)).
+    pub(crate) form: [u32; 4],
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -99,6 +103,10 @@ impl Table {
             bytes.extend_from_slice(&[0; 4]);
             bytes.extend_from_slice(&member.failed_at.to_le_bytes());
         }
+        if self.form != [0; 4] {
+            bytes.resize(FORM, 0);
+            self.form.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+        }
         bytes
     }
 
@@ -114,6 +122,8 @@ impl Table {
             let state = LegState::from_number(u32_at(bytes, at + 16)?)?;
             Some(Member { id: array(bytes, at)?, state, failed_at: u64_at(bytes, at + 24)? })
         };
+        // A list that ends before it has none.
+        let form = std::array::from_fn(|number| u32_at(bytes, FORM + number * 4).unwrap_or(0));
         let table = Self {
             set: array(bytes, 0)?,
             event: u64_at(bytes, 16)?,
@@ -121,6 +131,7 @@ impl Table {
             region_shift: u32_at(bytes, 32).filter(|shift| *shift < 64)?,
             label: String::from_utf8_lossy(label).into_owned(),
             members: (0..count).map(member).collect::<Option<_>>()?,
+            form,
         };
         Some((table, own))
     }
@@ -186,8 +197,11 @@ mod tests {
             Member { id, state, failed_at }
         });
         let members = proptest::collection::vec(member, 1..=MOST_LEGS);
-        (any::<Id>(), any::<u64>(), any::<u64>(), 0..64_u32, "[a-z]{0,64}", members).prop_map(
-            |(set, event, bytes, region_shift, label, members)| Table { set, event, bytes, region_shift, label, members },
+        (any::<Id>(), any::<u64>(), any::<u64>(), 0..64_u32, "[a-z]{0,64}", members, any::<[u8; 4]>()).prop_map(
+            |(set, event, bytes, region_shift, label, members, form)| {
+                let form = form.map(|number| u32::from(number >> 6));
+                Table { set, event, bytes, region_shift, label, members, form }
+            },
         )
     }
 
@@ -208,7 +222,7 @@ mod tests {
         #[test]
         fn a_cut_table_is_none(table in table(), cut in 0..400_usize) {
             let bytes = table.encode(0);
-            if cut < bytes.len() {
+            if cut < MEMBERS + MEMBER * table.members.len() {
                 prop_assert_eq!(Table::decode(&bytes[..cut]), None);
             }
         }

@@ -1,44 +1,19 @@
-//! What the mirror keeps on its legs: docs/formats/mirror.md.
+//! What the members' legs say: stores of table and bitmap, and what follows for requests.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
 
 use super::{
-    Mirror,
+    Members,
     intent::{Page, page_bytes},
     state::{LegState, Masks, legs_of},
 };
-use crate::{legs, locks::Taken, record::Region, service::ServiceError};
+use crate::{legs, locks::Taken, service::ServiceError};
 
-/// Bytes at the end of each leg.
-pub(crate) const AREA: u64 = 64 << 10;
-/// Of them, for each of the two records.
-const RECORD: u64 = AREA / 2;
-
-/// Bytes that a leg needs for so many bytes of data.
-pub(crate) fn leg_bytes(bytes: u64) -> u64 {
-    bytes.checked_next_multiple_of(4096).and_then(|bytes| bytes.checked_add(AREA)).unwrap_or(u64::MAX)
-}
-
-/// Where a leg's area begins.
-fn area(leg: &dyn Volume) -> u64 {
-    (leg.geometry().bytes() >> 12 << 12).saturating_sub(AREA)
-}
-
-/// The record of the members.
-pub(crate) fn table_region(leg: &dyn Volume) -> Region {
-    Region { magic: *b"MRMIRROR", version: 1, offset: area(leg), len: RECORD }
-}
-
-/// The record of the write-intent bitmap.
-pub(crate) fn page_region(leg: &dyn Volume) -> Region {
-    Region { magic: *b"MRINTENT", version: 1, offset: area(leg) + RECORD, len: RECORD }
-}
-
-impl Mirror {
+impl Members {
     /// Stores what the bitmap is to say on all legs that are written, and drops those that refuse. The caller has the turn.
-    pub(super) async fn store_page(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
+    pub(crate) async fn store_page(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
         let page = intent.page();
         let failed = self.store_page_on(cx, &page, self.masks().writable).await?;
@@ -59,7 +34,7 @@ impl Mirror {
         let (bytes, mut failed) = (page_bytes(page), 0);
         for leg in legs_of(on) {
             let volume = &*self.legs[leg];
-            if page_region(volume).store_in(cx.deeper(), volume, generation, &bytes).await.is_err() {
+            if self.rules.page_region(volume).store_in(cx.deeper(), volume, generation, &bytes).await.is_err() {
                 failed |= 1 << leg;
             }
         }
@@ -80,7 +55,8 @@ impl Mirror {
         for leg in legs_of(on) {
             let volume = &*self.legs[leg];
             for generation in [generation - 1, generation] {
-                let stored = table_region(volume).store_in(cx.deeper(), volume, generation, &table.encode(leg)).await;
+                let stored =
+                    self.rules.table_region(volume).store_in(cx.deeper(), volume, generation, &table.encode(leg)).await;
                 if stored.is_err() {
                     failed |= 1 << leg;
                     break;
@@ -91,7 +67,7 @@ impl Mirror {
     }
 
     /// Takes legs out of use. When it returns, the others say durably that these miss writes. The last good leg stays.
-    pub(super) async fn drop_legs(
+    pub(crate) async fn drop_legs(
         &self,
         cx: TaskContext<'_>,
         which: u8,
@@ -109,13 +85,14 @@ impl Mirror {
                 return Ok(());
             }
             let readable = masks.readable & !fresh;
-            if readable == 0 {
+            if (readable.count_ones() as usize) < self.rules.least {
                 return Err(error.unwrap_or(BlockError::WriteFault { errno: 0 }));
             }
             self.note_failed(fresh & masks.writable, error);
             let masks = Masks { readable, writable: masks.writable & !fresh, recorded: masks.recorded };
             self.masks.set(masks);
-            let failed = self.store_table(cx, masks.writable).await?;
+            // What the others have must be durable before they say that they are on their own.
+            let failed = self.flush_legs(cx.deeper(), masks.writable).await | self.store_table(cx, masks.writable).await?;
             if failed & masks.writable == 0 {
                 self.masks.set(Masks { recorded: masks.recorded | fresh, ..masks });
                 return Ok(());
@@ -133,21 +110,21 @@ impl Mirror {
             if let Some(member) = table.members.get_mut(leg) {
                 (member.state, member.failed_at) = (LegState::Failed, table.event);
             }
-            self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+            self.dropped.fetch_add(1, Ordering::Relaxed);
             let reason = error.map_or_else(|| "its tables cannot be written".to_owned(), |error| error.to_string());
             tracing::error!(
-                mirror = self.name,
+                name = self.name,
                 leg,
-                name = self.leg_name(leg),
+                volume = self.leg_name(leg),
                 reason,
-                "a leg of the mirror failed and is out of use; the others go on. Replace it with \"volume change\", or \
-                 \"rebuild\" it when it is well again"
+                "a leg failed and is out of use; the others go on. Replace it with \"volume change\", or \"rebuild\" it when it \
+                 is well again"
             );
         }
     }
 
     /// Lets legs that are filled be read.
-    pub(super) async fn promote(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+    pub(crate) async fn promote(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let turn = self.table_turn.take(cx).await;
         let masks = self.masks();
         let filled = masks.writable & !masks.readable;
@@ -170,7 +147,7 @@ impl Mirror {
         }
         if failed == 0 {
             self.masks.set(Masks { readable: masks.writable, ..masks });
-            tracing::info!(mirror = self.name, "all legs that are in use have all data");
+            tracing::info!(name = self.name, "all legs that are in use have all data");
             return Ok(());
         }
         set(LegState::Filling);
@@ -179,7 +156,7 @@ impl Mirror {
     }
 
     /// Flushes legs; those that refuse.
-    pub(super) async fn flush_legs(&self, cx: TaskContext<'_>, which: u8) -> u8 {
+    pub(crate) async fn flush_legs(&self, cx: TaskContext<'_>, which: u8) -> u8 {
         let mut failed = 0;
         for leg in legs_of(which) {
             let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
@@ -191,8 +168,29 @@ impl Mirror {
         failed
     }
 
+    /// Takes the marks of idle regions away. Not while a leg is failed: they tell what it missed.
+    pub(crate) async fn take_marks_away(&self, cx: TaskContext<'_>) {
+        let Some(intent) = self.intent() else { return };
+        let turn = self.page_turn.take(cx).await;
+        let idle = intent.idle();
+        let masks = self.masks();
+        if masks.writable.count_ones() as usize != self.legs.len() || idle.iter().all(|word| *word == 0) {
+            return;
+        }
+        intent.unmark(&idle);
+        for region in (0..intent.regions()).filter(|region| idle[(region / 64) as usize] >> (region % 64) & 1 == 1) {
+            self.ranges.quiesce(cx, region << intent.shift()..(region + 1) << intent.shift()).await;
+        }
+        // What was written there must be durable on all legs before the mark is gone.
+        let failed = self.flush_legs(cx, masks.writable).await;
+        if self.drop_legs(cx, failed, None).await.is_err() || failed != 0 || self.store_page(cx, &turn).await.is_err() {
+            // The legs still have the marks; requests ask for them again.
+            tracing::debug!(mirror = self.name, "marks stay");
+        }
+    }
+
     /// Takes a leg that failed into use again, to be filled. `full`: all of it, else what was marked since it failed.
-    pub(super) async fn readmit(&self, cx: TaskContext<'_>, leg: usize, full: bool) -> Result<(), BlockError> {
+    pub(crate) async fn readmit(&self, cx: TaskContext<'_>, leg: usize, full: bool) -> Result<(), BlockError> {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
         if full {
             // On the good legs first: should the power go, nobody may think that little is missing.
@@ -228,14 +226,14 @@ impl Mirror {
     }
 
     /// Erases all legs and gives them a block size. No request is in flight, and the calling thread may wait.
-    pub(super) fn format_legs(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+    pub(crate) fn format_legs(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         let mut formatted = 0_u8;
         for leg in legs_of(self.masks().writable) {
             match self.legs[leg].format(block_size) {
                 Ok(()) => formatted |= 1 << leg,
                 Err(error) if formatted == 0 => return Err(error),
                 Err(error) => {
-                    tracing::error!(mirror = self.name, leg, %error, "a leg could not be formatted and is out of use");
+                    tracing::error!(name = self.name, leg, %error, "a leg could not be formatted and is out of use");
                     self.note_failed(1 << leg, None);
                 }
             }
@@ -250,7 +248,6 @@ impl Mirror {
         if let Some(intent) = self.intent() {
             intent.start(&[0; super::intent::BYTES / 8]);
         }
-        self.look_again(block_size);
         self.store_all(true).map_err(|error| VolumeError::Io {
             volume: self.name.clone(),
             action: "write the tables of",
@@ -261,24 +258,24 @@ impl Mirror {
 
     /// Stores bitmap and table on the calling thread, on the legs in use, and lets requests come. A leg that refuses is dropped,
     /// unless that must not be.
-    pub(super) fn store_all(&self, may_drop: bool) -> Result<(), ServiceError> {
+    pub(crate) fn store_all(&self, may_drop: bool) -> Result<(), ServiceError> {
         loop {
             let masks = match self.on_legs().as_mut() {
                 Some(on_legs) => {
                     on_legs.table.event += 1;
                     on_legs.table.masks()
                 }
-                None => return Err(ServiceError::NotNow("the mirror is not in force".to_owned())),
+                None => return Err(ServiceError::NotNow(format!("the {} is not in force", self.rules.service))),
             };
             let (failed, error) = self.try_store_all(masks.writable);
             let Some(error) = error else {
                 self.masks.set(masks);
                 return Ok(());
             };
-            if !may_drop || masks.readable & !failed == 0 {
+            if !may_drop || ((masks.readable & !failed).count_ones() as usize) < self.rules.least {
                 return Err(error);
             }
-            tracing::error!(mirror = self.name, %error, "a leg cannot be used");
+            tracing::error!(name = self.name, %error, "a leg cannot be used");
             self.note_failed(failed, None);
         }
     }
@@ -300,11 +297,11 @@ impl Mirror {
         // The bitmap on all legs before any table: a table may make a leg a member that is to be filled.
         for leg in legs_of(on) {
             let volume = &self.legs[leg];
-            note(leg, page_region(&**volume).store(volume, on_legs.page_generation, &page));
+            note(leg, self.rules.page_region(&**volume).store(volume, on_legs.page_generation, &page));
         }
         for leg in legs_of(on) {
             let volume = &self.legs[leg];
-            let (region, content) = (table_region(&**volume), on_legs.table.encode(leg));
+            let (region, content) = (self.rules.table_region(&**volume), on_legs.table.encode(leg));
             let both = [on_legs.generation - 1, on_legs.generation];
             note(leg, both.into_iter().try_for_each(|generation| region.store(volume, generation, &content)));
         }
@@ -312,7 +309,7 @@ impl Mirror {
     }
 
     /// Flushes the legs in use, and then takes all marks away if nothing differs.
-    pub(super) fn put_away(&self) -> Result<(), ServiceError> {
+    pub(crate) fn put_away(&self) -> Result<(), ServiceError> {
         let masks = self.masks();
         for leg in legs_of(masks.writable) {
             flush_leg(&self.legs[leg])?;
@@ -328,7 +325,8 @@ impl Mirror {
             on_legs.page_generation
         });
         let page = page_bytes(&intent.page());
-        legs_of(masks.writable).try_for_each(|leg| page_region(&*self.legs[leg]).store(&self.legs[leg], generation, &page))
+        legs_of(masks.writable)
+            .try_for_each(|leg| self.rules.page_region(&*self.legs[leg]).store(&self.legs[leg], generation, &page))
     }
 }
 

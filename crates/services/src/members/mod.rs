@@ -1,0 +1,299 @@
+//! What services with redundancy keep in common: which of their legs are good, and what the legs say about that.
+//!
+//! ```text
+//!   Masks     which legs are read, written, recorded as failed: one word, looked at by every request
+//!   Table     the same as it lies on every leg, with what happened so far (members, events)
+//!   Intent    the write-intent bitmap: where the legs may disagree after a crash
+//!
+//!   a leg fails ─► masks change ─► the others are flushed, and say so durably ─► the write that missed it is acknowledged
+//!   mount ─► what does each leg say? ─► decide: good, to be filled, failed, or not to be put together at all
+//!
+//!   leg:      the service's own … │ members (two copies) │ bitmap (two copies) │ the service's own …
+//! ```
+//!
+//! Invariants:
+//! * A leg that missed an acknowledged write is recorded as failed on all others.
+//! * There are never fewer good legs than the service needs to have all data.
+//!
+//! It moves no data: what a leg lacks is filled by the service.
+
+pub(crate) mod decide;
+pub(crate) mod intent;
+mod meta;
+pub(crate) mod state;
+
+use std::sync::{
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use millrace_block::Volume;
+
+use self::{
+    intent::{Intent, least_shift},
+    state::{LegState, Masks, Member, SharedMasks, Table},
+};
+use crate::{
+    background::LocalFuture,
+    legs::block_on,
+    locks::{Ranges, Turn},
+    record::Region,
+    service::{Build, ServiceError},
+    settings::{SettingError, Settings},
+};
+
+/// Bytes of the members' and the bitmap's records together.
+pub(crate) const TABLES: u64 = 64 << 10;
+/// Smallest region of the bitmap, as a power of two.
+pub(crate) const LEAST_REGION: u32 = 16;
+/// The region where none is set, as a power of two.
+const USUAL_REGION: u32 = 22;
+
+/// What differs between services.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// The service's name: for messages.
+    pub(crate) service: &'static str,
+    /// Tells its members' records from others.
+    pub(crate) table_magic: [u8; 8],
+    /// Tells its bitmaps from others.
+    pub(crate) page_magic: [u8; 8],
+    /// Bytes at the end of each leg that are the service's own; the tables are the first [`TABLES`] of them.
+    pub(crate) area: u64,
+    /// So many good legs have all data.
+    pub(crate) least: usize,
+    /// Each leg has its own place: what is on it is not what is on the others.
+    pub(crate) placed: bool,
+    /// How the data lie on the legs, in numbers of the service's own; zeroes: nothing to be said.
+    pub(crate) form: [u32; 4],
+}
+
+impl Rules {
+    /// Bytes that a leg needs for so many bytes of data.
+    pub(crate) fn leg_bytes(&self, bytes: u64) -> u64 {
+        bytes.checked_next_multiple_of(4096).and_then(|bytes| bytes.checked_add(self.area)).unwrap_or(u64::MAX)
+    }
+
+    /// Where a leg's area begins.
+    pub(crate) fn area_of(&self, leg: &dyn Volume) -> u64 {
+        (leg.geometry().bytes() >> 12 << 12).saturating_sub(self.area)
+    }
+
+    /// The record of the members.
+    pub(crate) fn table_region(&self, leg: &dyn Volume) -> Region {
+        Region { magic: self.table_magic, version: 1, offset: self.area_of(leg), len: TABLES / 2 }
+    }
+
+    /// The record of the write-intent bitmap.
+    pub(crate) fn page_region(&self, leg: &dyn Volume) -> Region {
+        Region { magic: self.page_magic, version: 1, offset: self.area_of(leg) + TABLES / 2, len: TABLES / 2 }
+    }
+}
+
+/// What is on the legs, for whoever has the turn to change it.
+#[derive(Debug)]
+pub(crate) struct OnLegs {
+    pub(crate) table: Table,
+    /// Stores of the table so far.
+    generation: u64,
+    /// Stores of the bitmap so far.
+    page_generation: u64,
+}
+
+/// See the module.
+pub(crate) struct Members {
+    pub(crate) rules: Rules,
+    /// The service's name, for messages.
+    pub(crate) name: String,
+    /// The volume's name.
+    label: String,
+    pub(crate) legs: Vec<Arc<dyn Volume>>,
+    /// Bytes of data on each leg.
+    pub(crate) bytes: u64,
+    /// The region's size if all is new, as a power of two.
+    region_shift: u32,
+    masks: SharedMasks,
+    /// Ranges of the legs that somebody works on.
+    pub(crate) ranges: Ranges,
+    /// Filled by the first mount.
+    intent: OnceLock<Intent>,
+    /// The turn to change the table.
+    table_turn: Turn,
+    /// The turn to store the bitmap.
+    pub(crate) page_turn: Turn,
+    on_legs: Mutex<Option<OnLegs>>,
+    /// Legs that failed.
+    pub(crate) dropped: AtomicU64,
+    /// Stale regions when resync began.
+    pub(crate) resync_total: AtomicU64,
+}
+
+/// The setting `region`, as a power of two.
+pub(crate) fn region_setting(settings: &Settings) -> Result<Option<u32>, SettingError> {
+    let region = settings.size("region")?;
+    if region.is_some_and(|region| !region.is_power_of_two() || region < 1 << LEAST_REGION) {
+        return Err(SettingError::new("region", "a power of two of at least 64K is possible"));
+    }
+    Ok(region.map(u64::trailing_zeros))
+}
+
+/// Refuses legs that stand there twice, and legs that cannot be written.
+pub(crate) fn check_legs(legs: &[Arc<dyn Volume>]) -> Result<(), ServiceError> {
+    for (at, leg) in legs.iter().enumerate() {
+        if legs[..at].iter().any(|other| Arc::ptr_eq(leg, other)) {
+            return Err(ServiceError::Legs(format!("leg {at} ({}) stands there twice", leg.name())));
+        }
+        if leg.geometry().read_only {
+            return Err(ServiceError::Legs(format!("leg {at} ({}) is read-only", leg.name())));
+        }
+    }
+    Ok(())
+}
+
+/// The region's size for so many bytes on each leg, as a power of two.
+pub(crate) fn region_shift(set: Option<u32>, bytes: u64) -> Result<u32, SettingError> {
+    let least = least_shift(bytes).max(LEAST_REGION);
+    let shift = set.unwrap_or(least.max(USUAL_REGION));
+    if shift < least {
+        let regions = intent::REGIONS;
+        let why = format!("a volume of this size needs {} bytes at least (there are {regions} regions)", 1_u64 << least);
+        return Err(SettingError::new("region", why));
+    }
+    Ok(shift)
+}
+
+impl Members {
+    /// The members of what is to be built; nothing is known of them before [`Self::take_up`].
+    pub(crate) fn new(rules: Rules, build: Build<'_>, bytes: u64, region_shift: u32) -> Arc<Self> {
+        Arc::new(Self {
+            rules,
+            name: build.name,
+            label: build.volume.to_owned(),
+            legs: build.legs,
+            bytes,
+            region_shift,
+            masks: SharedMasks::default(),
+            ranges: Ranges::new(),
+            intent: OnceLock::new(),
+            table_turn: Turn::default(),
+            page_turn: Turn::default(),
+            on_legs: Mutex::new(None),
+            dropped: AtomicU64::new(0),
+            resync_total: AtomicU64::new(0),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn masks(&self) -> Masks {
+        self.masks.get()
+    }
+
+    /// The bitmap; there is none before the first mount.
+    #[inline]
+    pub(crate) fn intent(&self) -> Option<&Intent> {
+        self.intent.get()
+    }
+
+    pub(crate) fn on_legs(&self) -> MutexGuard<'_, Option<OnLegs>> {
+        self.on_legs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A leg's name, for messages.
+    pub(crate) fn leg_name(&self, leg: usize) -> &str {
+        self.legs.get(leg).map_or("?", |leg| leg.name())
+    }
+
+    /// The legs that a write which went to `legs` missed, and of which the others do not say so yet.
+    #[inline]
+    pub(crate) fn unrecorded(&self, legs: u8, faulty: u8) -> u8 {
+        let masks = self.masks();
+        let members = (u16::MAX >> (16 - self.legs.len())) as u8;
+        let left_out = members & !legs & !masks.writable;
+        (faulty | left_out) & !masks.recorded
+    }
+
+    /// Regions done and all, while legs are brought together.
+    pub(crate) fn resync_progress(&self) -> Option<(u64, u64)> {
+        let stale = self.intent()?.stale();
+        let total = self.resync_total.load(Ordering::Relaxed).max(stale);
+        (stale > 0).then_some((total - stale, total))
+    }
+
+    /// How each leg is, for the status.
+    pub(crate) fn leg_facts(&self) -> Vec<(String, String)> {
+        let on_legs = self.on_legs();
+        let members = on_legs.iter().flat_map(|on_legs| on_legs.table.members.iter().enumerate());
+        let fact = |(at, member): (usize, &Member)| {
+            let state = match member.state {
+                LegState::Good => "good",
+                LegState::Filling => "being filled",
+                LegState::Failed => "failed",
+            };
+            (format!("leg {at}"), state.to_owned())
+        };
+        members.map(fact).collect()
+    }
+
+    /// The argument `leg` of a command.
+    pub(crate) fn leg_argument(&self, arguments: &Settings) -> Result<usize, ServiceError> {
+        let why = || SettingError::new("leg", format!("write leg=N; there are 0 to {}", self.legs.len() - 1));
+        let leg: usize = arguments.parsed("leg", "the number of a leg")?.ok_or_else(why)?;
+        if leg < self.legs.len() { Ok(leg) } else { Err(why().into()) }
+    }
+
+    /// Does something that waits, on the calling thread.
+    fn wait_for<T: 'static>(
+        self: &Arc<Self>,
+        work: impl for<'a> FnOnce(Arc<Self>, millrace_block::TaskContext<'a>) -> LocalFuture<'a, T>,
+    ) -> Result<T, ServiceError> {
+        let me = Arc::clone(self);
+        Ok(block_on(move |cx| work(me, cx))?)
+    }
+
+    /// The command `fail`.
+    pub(crate) fn fail_leg(self: &Arc<Self>, leg: usize) -> Result<String, ServiceError> {
+        let masks = self.masks();
+        if masks.writable >> leg & 1 == 0 {
+            return Err(ServiceError::NotNow(format!("leg {leg} is out of use already")));
+        }
+        if ((masks.readable & !(1 << leg)).count_ones() as usize) < self.rules.least {
+            let why = match self.rules.least {
+                1 => format!("leg {leg} is the last one that has all data: it stays"),
+                _ => format!("without leg {leg} there would be too few good legs: it stays"),
+            };
+            return Err(ServiceError::NotNow(why));
+        }
+        let dropped = self.wait_for(move |me, cx| Box::pin(async move { me.drop_legs(cx, 1 << leg, None).await }))?;
+        dropped.map_err(|source| ServiceError::Leg {
+            what: "record the failure of",
+            leg: self.leg_name(leg).to_owned(),
+            source,
+        })?;
+        Ok(format!("leg {leg} is out of use"))
+    }
+
+    /// The command `rebuild`. `prepare` makes the leg ready for what else the service keeps there.
+    pub(crate) fn rebuild_leg(
+        self: &Arc<Self>,
+        leg: usize,
+        prepare: impl FnOnce(&Arc<dyn Volume>) -> Result<(), ServiceError>,
+    ) -> Result<String, ServiceError> {
+        if self.masks().writable >> leg & 1 == 1 {
+            return Err(ServiceError::NotNow(format!("leg {leg} is in use")));
+        }
+        let member = self.on_legs().as_ref().and_then(|on_legs| on_legs.table.members.get(leg).copied());
+        let member = member.ok_or_else(|| ServiceError::NotNow(format!("the {} is not in force", self.rules.service)))?;
+        let volume = &self.legs[leg];
+        let region = self.rules.table_region(&**volume);
+        let known = region.load(volume).ok().flatten().and_then(|record| Table::decode(&record.content));
+        // It has all that was written before it failed.
+        let in_part = known.is_some_and(|(table, own)| {
+            table.members.get(own).is_some_and(|own| own.id == member.id) && table.event + 1 >= member.failed_at
+        });
+        prepare(volume)?;
+        let done = self.wait_for(move |me, cx| Box::pin(async move { me.readmit(cx, leg, !in_part).await }))?;
+        done.map_err(|source| ServiceError::Leg { what: "take into use", leg: volume.name().to_owned(), source })?;
+        let what = if in_part { "with what it missed" } else { "with everything" };
+        Ok(format!("leg {leg} is being filled {what}"))
+    }
+}
