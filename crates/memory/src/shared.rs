@@ -23,6 +23,9 @@ pub struct Shared<T> {
     content: PhantomData<*mut T>,
 }
 
+// SAFETY: it is the one way of its thread to the mapping, like a box; only sharing it needs more of a T than moving it does.
+unsafe impl<T: Send> Send for Shared<T> {}
+
 impl<T: FromBytes> Shared<T> {
     /// A zeroed `T`; `name` appears in /proc for whoever looks.
     pub fn new(name: &str) -> io::Result<Self> {

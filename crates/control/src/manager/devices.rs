@@ -15,7 +15,7 @@ use millrace_engine::{DiskKey, ShardHandle, ShardLoad, place};
 use millrace_frontends::nvme::Namespace;
 use uuid::Uuid;
 
-use super::{Device, DeviceView, Inner, Manager, NamespaceView, volumes::namespace};
+use super::{Device, DeviceView, Inner, Manager, NamespaceView};
 use crate::{
     Name,
     disks::{Live, ONLY},
@@ -267,9 +267,8 @@ impl Inner {
     /// A volume that a guest had created is the operator's now.
     fn adopt(&mut self, record: super::VolumeRecord) {
         if let Some(volume) = self.volumes.get_mut(&record.spec.name) {
-            if let Ok(live) = &mut volume.live {
-                let blocks = Arc::clone(&live.volume);
-                *live = namespace(blocks, &record);
+            if let Ok(live) = &volume.live {
+                live.share();
             }
             volume.record = record;
         }

@@ -227,7 +227,7 @@ impl Inner {
             error.to_string()
         });
         let (live, graph) = match made {
-            Ok(made) => (Ok(namespace(Arc::<Switch>::clone(&made.switch), &record)), Some(made)),
+            Ok(made) => (Ok(namespace(Arc::<Switch>::clone(&made.switch), &record, self.keeper.as_ref())), Some(made)),
             Err(reason) => (Err(reason), None),
         };
         self.volumes.insert(record.spec.name.clone(), Volume { record, live, graph });

@@ -12,6 +12,7 @@ use std::{
 
 use millrace_block::{BlockCount, Switch, Volume as _};
 use millrace_frontends::nvme::{Identity, Namespace};
+use millrace_keeper::Link;
 use millrace_services::Leaf;
 use uuid::Uuid;
 
@@ -173,7 +174,7 @@ impl Inner {
         let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
         let history = vec![HistoryEntry::now(&spec.stack)];
         let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file, own_size, history };
-        let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record));
+        let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
         Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
     }
 
@@ -229,9 +230,17 @@ impl Volume {
 }
 
 /// The volume as guests see it.
-pub(super) fn namespace(volume: Arc<dyn millrace_block::Volume>, record: &VolumeRecord) -> Arc<Namespace> {
+pub(super) fn namespace(
+    volume: Arc<dyn millrace_block::Volume>,
+    record: &VolumeRecord,
+    keeper: Option<&Arc<Link>>,
+) -> Arc<Namespace> {
     let identity = Identity { uuid: record.uuid.into_bytes(), eui64: [0; 8] };
-    Namespace::new(volume, identity, record.created_by.is_none())
+    let shared = record.created_by.is_none();
+    match keeper {
+        Some(keeper) => Namespace::kept(volume, identity, shared, keeper),
+        None => Namespace::new(volume, identity, shared),
+    }
 }
 
 /// Removes the file of a guest's own namespace.

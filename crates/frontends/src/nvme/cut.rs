@@ -17,7 +17,7 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Operation, Request, Step, TaskContext, Usage, Volume,
+    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
     VolumeError, check, yield_now,
 };
 use millrace_memory::{ByteStore, GuestAddress, Protection, Shared};
@@ -25,15 +25,20 @@ use millrace_nvme_spec::{
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11},
     command::{CommandFlags, Cqe, DataPointer, Fuse, QueueId, Sqe},
     opcode::{AdminOpcode, NvmOpcode},
+    reservation::{AcquireAction, AcquireData, RegisterAction, RegisterData, ReleaseAction, ReservationType},
 };
-use zerocopy::FromBytes;
+use rustix::fs::{MemfdFlags, SealFlags};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     Host, Identity, Namespace,
     controller::Controller,
     fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, TestHost, sqe, test_config},
+    io::{RangeState, UncorrectableRanges},
+    lasting::Lasting,
     namespace::Allocated,
     records::Records,
+    reservation::{HostKey, Ledger, ReservationState, Reservations},
 };
 
 thread_local! {
@@ -56,7 +61,12 @@ pub(crate) fn before_store() {
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 64;
+/// Where blocks are marked as uncorrectable: four, before those of the pairs.
+const MARKS: u64 = BLOCKS - 12;
 const ENTRIES: u32 = 32;
+/// The controller, to reservations; and a key that nobody registers.
+const HOST: u64 = 1 << 32;
+const NOBODYS_KEY: u64 = 0xdead;
 /// Commands of one run. All completions fit their queue, so that each is still there at the end.
 const COMMANDS: usize = 12;
 
@@ -71,7 +81,7 @@ struct Disk {
 
 impl Disk {
     fn new(data: &[u8], late: u8) -> Arc<Self> {
-        let file = File::from(rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let file = File::from(rustix::fs::memfd_create("disk", MemfdFlags::CLOEXEC).unwrap());
         file.write_all_at(data, 0).unwrap();
         let files = [file.try_clone().unwrap().into()];
         let store = ByteStore::in_files(data.len() as u64, &files, Box::new(|_, _| Ok(()))).unwrap();
@@ -143,6 +153,37 @@ struct Copy {
     doorbells: Vec<u8>,
     memory: Vec<u8>,
     disk: Vec<u8>,
+    reservations: Region,
+    marks: Region,
+}
+
+/// A region whose type only its owner knows. What a run uses of a large one lies at the starts of its two places.
+struct Region {
+    file: File,
+    len: u64,
+}
+
+impl Region {
+    fn of<S: FromBytes>(lasting: &Lasting<S>) -> Self {
+        Self { file: lasting.file().try_clone_to_owned().unwrap().into(), len: lasting.file_len() as u64 }
+    }
+
+    fn copy(&self) -> Self {
+        let file = rustix::fs::memfd_create("copy", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, self.len).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        let file = File::from(file);
+        let mut bytes = vec![0; 4096];
+        for page in (0..self.len / 4096).filter(|page| self.len <= 1 << 16 || page % (self.len / 8192) < 2) {
+            self.file.read_exact_at(&mut bytes, page * 4096).unwrap();
+            file.write_all_at(&bytes, page * 4096).unwrap();
+        }
+        Self { file, len: self.len }
+    }
+
+    fn lasting<S: FromBytes>(&self) -> Lasting<S> {
+        Lasting::over(self.file.try_clone().unwrap().into())
+    }
 }
 
 fn contents(file: &impl AsFd, len: usize) -> Vec<u8> {
@@ -169,6 +210,10 @@ struct Expected {
     /// Per block, the bytes it may be filled with; the first is what it was before.
     values: BTreeMap<u64, Vec<u8>>,
     pairs: Vec<Pair>,
+    /// Changes of reservations, and whether they fail.
+    reservations: Vec<((u16, u16), bool)>,
+    /// Blocks marked as uncorrectable.
+    marks: Vec<u64>,
 }
 
 struct Random(u64);
@@ -189,25 +234,41 @@ struct Run {
     random: Random,
     /// Before the first command.
     next_value: u8,
+    namespace: Arc<Namespace>,
+    cntlid: u16,
+    /// What the reservations come to: all of them, the host's key, and whether it holds them.
+    model: Reservations,
+    key: u64,
+    holds: bool,
 }
 
-fn attach(controller: &mut Controller, disk: &Arc<Disk>) {
+fn attach(
+    controller: &mut Controller,
+    disk: &Arc<Disk>,
+    reservations: Lasting<ReservationState>,
+    marks: Lasting<RangeState>,
+) -> Arc<Namespace> {
     let identity = Identity { uuid: [1; 16], eui64: [0; 8] };
-    let namespace = Namespace::new(Arc::clone(disk) as Arc<dyn Volume>, identity, false);
-    let allocated = Allocated { namespace, read_only: false, by_guest: false };
+    let (reservations, marks) = (Ledger::over(reservations), UncorrectableRanges::over(marks));
+    let namespace = Namespace::over(Arc::clone(disk) as Arc<dyn Volume>, identity, true, reservations, marks);
+    let allocated = Allocated { namespace: Arc::clone(&namespace), read_only: false, by_guest: false };
+    controller.io.set_unique(HOST);
     controller.namespaces.allocate(1, allocated).unwrap();
     controller.namespaces.attach(1).unwrap();
     controller.note_attached(1, true);
+    namespace
 }
 
 impl Run {
     fn new(seed: u64, late: u8) -> Self {
         let disk = Disk::new(&vec![0xee; (BLOCKS * BLOCK) as usize], late);
         let mut guest = FakeGuest::boot();
-        attach(&mut guest.controller, &disk);
+        let namespace = attach(&mut guest.controller, &disk, Lasting::alone(), Lasting::alone());
         guest.create_queues(1, ENTRIES);
         guest.create_queues(2, ENTRIES);
-        Self { guest, disk, expected: Expected::default(), random: Random(seed | 1), next_value: 1 }
+        let (expected, model, cntlid) = (Expected::default(), Reservations::default(), guest.controller.config.cntlid);
+        let random = Random(seed | 1);
+        Self { guest, disk, expected, random, next_value: 1, namespace, cntlid, model, key: 0, holds: false }
     }
 
     fn buffer(&mut self, byte: u8, blocks: u64) -> DataPointer {
@@ -242,9 +303,11 @@ impl Run {
     /// One command, or a pair, of any kind.
     fn submit(&mut self) {
         let qid = 1 + self.random.below(2) as u16;
-        // The last blocks are the pairs': nobody else writes there.
-        let (lba, blocks) = (self.random.below(BLOCKS - 12), 1 + self.random.below(4));
-        match self.random.below(12) {
+        // The last blocks are the marks' and the pairs': nobody else writes there.
+        let (lba, blocks) = (self.random.below(MARKS - 4), 1 + self.random.below(4));
+        match self.random.below(16) {
+            12..15 => self.reservation(),
+            15 => self.mark(),
             0..4 => {
                 let byte = self.fresh(lba, blocks);
                 let command = self.io(NvmOpcode::WRITE, lba, blocks, byte);
@@ -273,6 +336,59 @@ impl Run {
             10 => self.queue_pair(),
             _ => self.pair(qid),
         }
+    }
+
+    /// A change of the reservations, or one that fails whatever is in flight beside it. All are in one queue: so they have an order.
+    fn reservation(&mut self) {
+        let host = HostKey::new([0; 16], false, HOST);
+        let (key, fails) = (self.key, self.random.below(5) == 0);
+        let (opcode, cdw10, words) = match (key, self.random.below(3), self.holds) {
+            _ if fails => (NvmOpcode::RESERVATION_ACQUIRE, 1 << 8, [NOBODYS_KEY, 0]),
+            (0, ..) => {
+                self.key = 1;
+                let data = RegisterData { crkey: 0, nrkey: 1 };
+                self.model.register(host, self.cntlid, RegisterAction::REGISTER, false, &data).unwrap();
+                (NvmOpcode::RESERVATION_REGISTER, 0, [0, 1])
+            }
+            (_, 0, _) => {
+                self.key += 1;
+                let data = RegisterData { crkey: key, nrkey: key + 1 };
+                self.model.register(host, self.cntlid, RegisterAction::REPLACE, false, &data).unwrap();
+                (NvmOpcode::RESERVATION_REGISTER, 2, [key, key + 1])
+            }
+            (_, 1, _) => {
+                (self.key, self.holds) = (0, false);
+                let data = RegisterData { crkey: key, nrkey: 0 };
+                self.model.register(host, self.cntlid, RegisterAction::UNREGISTER, false, &data).unwrap();
+                (NvmOpcode::RESERVATION_REGISTER, 1, [key, 0])
+            }
+            (.., false) => {
+                self.holds = true;
+                let data = AcquireData { crkey: key, prkey: 0 };
+                self.model.acquire(host, AcquireAction::ACQUIRE, ReservationType::WRITE_EXCLUSIVE, &data).unwrap();
+                (NvmOpcode::RESERVATION_ACQUIRE, 1 << 8, [key, 0])
+            }
+            (.., true) => {
+                self.holds = false;
+                self.model.release(host, ReleaseAction::RELEASE, ReservationType::WRITE_EXCLUSIVE, key).unwrap();
+                (NvmOpcode::RESERVATION_RELEASE, 1 << 8, [key, 0])
+            }
+        };
+        let mut command = sqe(opcode.0, 1);
+        let at = self.guest.alloc_pages(1);
+        self.guest.write(at, words.as_bytes());
+        (command.dptr, command.cdw10) = (DataPointer::prps(at, 0), cdw10);
+        let cid = self.push(1, command);
+        self.expected.reservations.push(((1, cid), fails));
+    }
+
+    /// A block marked as uncorrectable, where nobody writes.
+    fn mark(&mut self) {
+        let mut command = sqe(NvmOpcode::WRITE_UNCORRECTABLE.0, 1);
+        let block = MARKS + self.random.below(4);
+        command.cdw10 = block as u32;
+        self.push(2, command);
+        self.expected.marks.push(block);
     }
 
     /// Compare and Write of a block of its own.
@@ -316,6 +432,8 @@ impl Run {
         let (state, records, doorbells) =
             (clone(&controller.state), clone(&*controller.records), clone(&controller.doorbells));
         let (memory, disk) = (self.guest.memory.try_clone().unwrap(), Arc::clone(&self.disk));
+        let reservations = Region::of(self.namespace.reservations().lasting());
+        let marks = self.namespace.uncorrectable.with_lasting(Region::of);
         let state_len = controller.state.file_len() as usize;
         let used = (self.guest.used_memory() - MEMORY_BASE) as usize;
         let doorbell_len = controller.doorbells.file_len() as usize;
@@ -325,6 +443,8 @@ impl Run {
             doorbells: contents(&doorbells, doorbell_len),
             memory: contents(&memory, used),
             disk: disk.contents(),
+            reservations: reservations.copy(),
+            marks: marks.copy(),
         }
     }
 }
@@ -332,10 +452,19 @@ impl Run {
 /// Bytes of the records that a run uses: the header and a few dozen.
 const RECORD_BYTES: usize = 8192;
 
-/// A worker takes over: runs until nothing is to be done, and returns what the guest and the disk then hold.
-fn take_over(copy: &Copy, guest: &mut FakeGuest) -> (Vec<u8>, Vec<u8>) {
+/// What is there when all is done.
+struct After {
+    memory: Vec<u8>,
+    disk: Vec<u8>,
+    /// Report of the reservations.
+    report: Vec<u8>,
+    namespace: Arc<Namespace>,
+}
+
+/// A worker takes over, and runs until nothing is to be done.
+fn take_over(copy: &Copy, guest: &mut FakeGuest) -> After {
     let disk = Disk::new(&copy.disk, 2);
-    let memory = rustix::fs::memfd_create("copy", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let memory = rustix::fs::memfd_create("copy", MemfdFlags::CLOEXEC).unwrap();
     let memory = File::from(memory);
     memory.set_len(MEMORY_SIZE).unwrap();
     memory.write_all_at(&copy.memory, 0).unwrap();
@@ -346,7 +475,7 @@ fn take_over(copy: &Copy, guest: &mut FakeGuest) -> (Vec<u8>, Vec<u8>) {
     let all = Protection { read: true, write: true };
     controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, Some((fd, 0))).unwrap();
     controller.resume();
-    attach(&mut controller, &disk);
+    let namespace = attach(&mut controller, &disk, copy.reservations.lasting(), copy.marks.lasting());
     controller.redo_pairs(&mut guest.shard.context());
     let old = std::mem::replace(&mut guest.controller, controller);
     let mut idle = 0;
@@ -358,20 +487,13 @@ fn take_over(copy: &Copy, guest: &mut FakeGuest) -> (Vec<u8>, Vec<u8>) {
     gone.memory.unmap_all();
     gone.drained();
     drop(gone);
-    let found = contents(&memory, copy.memory.len());
-    let data = disk.contents();
-    (found, data)
+    let report = namespace.reservations().now().report(false);
+    After { memory: contents(&memory, copy.memory.len()), disk: disk.contents(), report, namespace }
 }
 
 /// What is there after a takeover must be what there may be.
-fn verify(
-    run: &Expected,
-    queues: &BTreeMap<u16, (u64, u32)>,
-    first: &BTreeMap<u16, u32>,
-    memory: &[u8],
-    disk: &[u8],
-    note: &str,
-) {
+fn verify(run: &Expected, queues: &BTreeMap<u16, (u64, u32)>, first: &BTreeMap<u16, u32>, after: &After, note: &str) {
+    let (memory, disk) = (&after.memory, &after.disk);
     let mut seen: BTreeMap<(u16, u16), Vec<Cqe>> = BTreeMap::new();
     for (&qid, &(base, entries)) in queues {
         for index in first[&qid]..entries {
@@ -387,6 +509,13 @@ fn verify(
         assert_eq!(count, 1, "{note}: command {command:?} completed {count} times");
     }
     assert_eq!(seen.len(), run.commands.len(), "{note}: completions of nothing");
+    for (command, fails) in &run.reservations {
+        assert_eq!(seen[command][0].status().is_success(), !fails, "{note}: reservation command {command:?}");
+    }
+    for &block in &run.marks {
+        let marked = after.namespace.uncorrectable.overlaps(Lba(block), BlockCount(1));
+        assert!(marked, "{note}: block {block} has lost its mark");
+    }
     for (&block, values) in &run.values {
         let bytes = &disk[(block * BLOCK) as usize..][..BLOCK as usize];
         let one = bytes[0];
@@ -427,8 +556,10 @@ fn cut_everywhere(seed: u64, late: u8, spare: &mut FakeGuest) -> usize {
     let copies = copies.take();
     INSIDE.set(true);
     for (at, copy) in copies.iter().enumerate() {
-        let (memory, disk) = take_over(copy, spare);
-        verify(&run.expected, &queues, &first, &memory, &disk, &format!("seed {seed}, kind {late}, store {at}"));
+        let after = take_over(copy, spare);
+        let note = format!("seed {seed}, kind {late}, store {at}");
+        verify(&run.expected, &queues, &first, &after, &note);
+        assert_eq!(after.report, run.model.report(false), "{note}: reservations");
     }
     INSIDE.set(false);
     copies.len()

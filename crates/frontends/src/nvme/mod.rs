@@ -38,6 +38,7 @@ mod fixture;
 mod interrupts;
 mod io;
 mod keep;
+mod lasting;
 mod namespace;
 mod pci;
 mod queue;

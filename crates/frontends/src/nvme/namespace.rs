@@ -6,17 +6,19 @@ use std::{
     rc::Rc,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Volume, VolumeError};
 use millrace_engine::RemoteSender;
+use millrace_keeper::{Kind, Link};
 use millrace_nvme_spec::{command::NamespaceId, status::Status};
 
 use super::{
     io::{UncorrectableRanges, WriteGate},
-    reservation::{HostKey, Notices, Reservations, Rights},
+    lasting::Lasting,
+    reservation::{HostKey, Ledger, Notices, Rights},
 };
 
 /// Globally unique identifiers of a namespace; they stay with the volume, whichever controller shows it.
@@ -34,9 +36,9 @@ pub struct Namespace {
     pub volume: Arc<dyn Volume>,
     /// Its identifiers.
     pub identity: Identity,
-    /// Whether more than one controller may attach it (NMIC).
-    pub shared: bool,
-    pub(crate) reservations: Mutex<Reservations>,
+    /// Whether more than one controller may attach it (NMIC). Relaxed: it changes while nobody has it attached.
+    shared: AtomicBool,
+    pub(crate) reservations: Mutex<Ledger>,
     /// Counts changes of reservations; an attachment whose copy is older asks `reservations` again.
     pub(crate) reservation_version: AtomicU64,
     pub(crate) notices: NoticeQueue,
@@ -103,18 +105,45 @@ impl Waiting {
 impl Namespace {
     /// A namespace over `volume`, without reservations.
     pub fn new(volume: Arc<dyn Volume>, identity: Identity, shared: bool) -> Arc<Self> {
+        Self::over(volume, identity, shared, Ledger::default(), UncorrectableRanges::default())
+    }
+
+    /// As [`Self::new`], with the reservations and marks that the worker before this one left, which outlive this one too.
+    pub fn kept(volume: Arc<dyn Volume>, identity: Identity, shared: bool, link: &Arc<Link>) -> Arc<Self> {
+        let reservations = Ledger::over(Lasting::with(link, identity.uuid, Kind::RESERVATIONS));
+        let marks = UncorrectableRanges::over(Lasting::with(link, identity.uuid, Kind::UNCORRECTABLE));
+        Self::over(volume, identity, shared, reservations, marks)
+    }
+
+    pub(crate) fn over(
+        volume: Arc<dyn Volume>,
+        identity: Identity,
+        shared: bool,
+        reservations: Ledger,
+        uncorrectable: UncorrectableRanges,
+    ) -> Arc<Self> {
         let allocated = AtomicU64::new(volume.usage().allocated);
         Arc::new(Self {
             allocated,
             volume,
             identity,
-            shared,
-            reservations: Mutex::default(),
+            shared: AtomicBool::new(shared),
+            reservations: Mutex::new(reservations),
             reservation_version: AtomicU64::new(1),
             notices: NoticeQueue::default(),
-            uncorrectable: UncorrectableRanges::default(),
+            uncorrectable,
             gate: WriteGate::default(),
         })
+    }
+
+    /// Whether more than one controller may attach it.
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
+    }
+
+    /// From now on more than one controller may attach it. It is attached to none.
+    pub fn share(&self) {
+        self.shared.store(true, Ordering::Relaxed);
     }
 
     /// Tells every attachment that what it knows of the reservations is old.
@@ -131,13 +160,13 @@ impl Namespace {
     }
 
     /// The reservations, locked for a moment.
-    pub(crate) fn reservations(&self) -> MutexGuard<'_, Reservations> {
+    pub(crate) fn reservations(&self) -> MutexGuard<'_, Ledger> {
         self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the reservations allow a host.
     pub(crate) fn rights_of(&self, host: &HostKey) -> Rights {
-        self.reservations().rights(host)
+        self.reservations().now().rights(host)
     }
 
     /// Whether the volume still has the block size that a command was checked against: another controller may have formatted

@@ -53,6 +53,10 @@ const TAKING: u64 = 1;
 const ACCEPTED: u64 = 2;
 /// The command's first half, a Compare, has succeeded: its write may have begun.
 const COMPARED: u64 = 1 << 8;
+/// The command, of reservations, has a number in its last word.
+const NUMBERED: u64 = 1 << 9;
+/// Dwords 14 and 15, which no command of reservations uses.
+const LAST: usize = 7;
 
 /// The region: a header of one cache line, then the records.
 #[derive(Debug, FromBytes)]
@@ -212,6 +216,23 @@ impl Records {
     /// What was remembered; 0: nothing.
     pub(crate) fn noted(&self, at: u16) -> u16 {
         (self.word(at, TAG).get() >> 48) as u16
+    }
+
+    /// Remembers the number of the change that a command of reservations is about to make.
+    pub(crate) fn number(&self, at: u16, number: u64) {
+        if at == NONE {
+            return;
+        }
+        self.word(at, LAST).set(number);
+        state::commit();
+        let word = self.word(at, TAG);
+        word.set(word.get() | NUMBERED << 32);
+        state::commit();
+    }
+
+    /// What was remembered.
+    pub(crate) fn numbered(&self, at: u16) -> Option<u64> {
+        (at != NONE && self.word(at, TAG).get() & NUMBERED << 32 != 0).then(|| self.word(at, LAST).get())
     }
 
     fn present(&self) -> impl Iterator<Item = u16> {

@@ -5,8 +5,14 @@
 //!                   └───────── preempt: takes the reservation over, and unregisters others ─────┘
 //! ```
 //!
-//! It survives neither power loss nor a restart of the daemon (PTPL is not supported, and Identify says so).
+//! It survives the worker (`ledger.rs`), but neither power loss nor a restart of the daemon (PTPL is not supported, and Identify
+//! says so).
 
+mod ledger;
+
+pub(crate) use self::ledger::Ledger;
+#[cfg(test)]
+pub(crate) use self::ledger::ReservationState;
 use millrace_nvme_spec::{
     command::ControllerId,
     log::ReservationNotificationType as Notice,

@@ -136,7 +136,7 @@ fn a_guest_has_namespaces_of_its_own() {
     let mut rig = Rig::new();
     guests_device(&rig);
     let namespace = create(&rig, "d", 4, 256 << 10).unwrap();
-    assert!(!namespace.shared && namespace.volume.name() == "d-ns4");
+    assert!(!namespace.is_shared() && namespace.volume.name() == "d-ns4");
     drop(namespace);
     let view = rig.volume("d-ns4").unwrap();
     assert_eq!(

@@ -354,11 +354,11 @@ fn independent_data(shown: &Shown<'_>) -> IdentifyNamespaceIndependent {
 }
 
 fn sharing(namespace: &Namespace) -> NamespaceSharing {
-    NamespaceSharing::new().with_shared(namespace.shared)
+    NamespaceSharing::new().with_shared(namespace.is_shared())
 }
 
 fn reservations(namespace: &Namespace) -> ReservationCapabilities {
-    if namespace.shared { RESCAP } else { ReservationCapabilities::new() }
+    if namespace.is_shared() { RESCAP } else { ReservationCapabilities::new() }
 }
 
 fn attributes(write_protected: bool) -> NamespaceAttributes {

@@ -39,6 +39,8 @@ use millrace_nvme_spec::{
     status::Status,
 };
 
+#[cfg(test)]
+pub(crate) use self::uncorrectable::RangeState;
 pub(crate) use self::{gate::WriteGate, task::TASK_BYTES, uncorrectable::UncorrectableRanges};
 use super::{
     Config,

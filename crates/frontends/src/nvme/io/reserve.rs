@@ -94,7 +94,7 @@ impl Controller {
         self.check_size(bytes)?;
         self.resolve(sqe, bytes, Access::Write)?;
         self.counters.other_commands += 1;
-        let mut report = attached.namespace.reservations().report(extended);
+        let mut report = attached.namespace.reservations().now().report(extended);
         // Within MDTS. What the host asked for beyond the report's end is zero.
         report.resize(bytes as usize, 0);
         data::copy_out(&self.segments, &report);
@@ -117,9 +117,13 @@ impl Controller {
         change: impl FnOnce(&mut Reservations) -> Result<Notices, Status>,
     ) -> Result<Outcome, Status> {
         let namespace = &attached.namespace;
+        let (records, at, by) = (&self.records, token.record, self.io.unique);
         let notices = {
-            let mut reservations = namespace.reservations();
-            let notices = change(&mut reservations)?;
+            let mut ledger = namespace.reservations();
+            // The worker before this one may have made the change, and ended while the command waited.
+            let made = self.repeats && records.numbered(at).is_some_and(|number| ledger.has(by, number));
+            let notices =
+                if made { Notices::new() } else { ledger.change(by, |number| records.number(at, number), change)? };
             namespace.reservations_changed();
             notices
         };
