@@ -23,7 +23,8 @@ use millrace_block::{
 use millrace_memory::{ByteStore, GuestAddress, Protection, Shared};
 use millrace_nvme_spec::{
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11},
-    command::{CommandFlags, Cqe, DataPointer, Fuse, QueueId, Sqe},
+    command::{CommandFlags, Cqe, DataPointer, Fuse, NamespaceId, QueueId, Sqe},
+    nvm::{CopyCdw12, CopyFormat, CopyRange},
     opcode::{AdminOpcode, NvmOpcode},
     reservation::{AcquireAction, AcquireData, RegisterAction, RegisterData, ReleaseAction, ReservationType},
 };
@@ -64,6 +65,9 @@ const BLOCKS: u64 = 64;
 /// Where blocks are marked as uncorrectable: four, before those of the pairs.
 const MARKS: u64 = BLOCKS - 12;
 const ENTRIES: u32 = 32;
+/// What copies read: a block with other contents than the rest.
+const SOURCE: u64 = MARKS - 1;
+const SOURCE_BYTE: u8 = 0xcc;
 /// The controller, to reservations; and a key that nobody registers.
 const HOST: u64 = 1 << 32;
 const NOBODYS_KEY: u64 = 0xdead;
@@ -214,6 +218,10 @@ struct Expected {
     reservations: Vec<((u16, u16), bool)>,
     /// Blocks marked as uncorrectable.
     marks: Vec<u64>,
+    /// Event requests, which wait.
+    events: Vec<u16>,
+    /// Queues that were created, and whether they were deleted again.
+    queues: Vec<(u16, bool)>,
 }
 
 struct Random(u64);
@@ -261,7 +269,9 @@ fn attach(
 
 impl Run {
     fn new(seed: u64, late: u8) -> Self {
-        let disk = Disk::new(&vec![0xee; (BLOCKS * BLOCK) as usize], late);
+        let mut data = vec![0xee; (BLOCKS * BLOCK) as usize];
+        data[(SOURCE * BLOCK) as usize..][..BLOCK as usize].fill(SOURCE_BYTE);
+        let disk = Disk::new(&data, late);
         let mut guest = FakeGuest::boot();
         let namespace = attach(&mut guest.controller, &disk, Lasting::alone(), Lasting::alone());
         guest.create_queues(1, ENTRIES);
@@ -303,9 +313,11 @@ impl Run {
     /// One command, or a pair, of any kind.
     fn submit(&mut self) {
         let qid = 1 + self.random.below(2) as u16;
-        // The last blocks are the marks' and the pairs': nobody else writes there.
-        let (lba, blocks) = (self.random.below(MARKS - 4), 1 + self.random.below(4));
-        match self.random.below(16) {
+        // The last blocks are the copies' source, the marks' and the pairs': nobody else writes there.
+        let (lba, blocks) = (self.random.below(SOURCE - 4), 1 + self.random.below(4));
+        match self.random.below(18) {
+            16 => self.copy(),
+            17 => self.event_request(),
             12..15 => self.reservation(),
             15 => self.mark(),
             0..4 => {
@@ -382,6 +394,29 @@ impl Run {
         self.expected.reservations.push(((1, cid), fails));
     }
 
+    /// A copy of the source block, twice, to two blocks.
+    fn copy(&mut self) {
+        let (qid, target) = (1 + self.random.below(2) as u16, self.random.below(SOURCE - 2));
+        for block in [target, target + 1] {
+            self.expected.values.entry(block).or_insert_with(|| vec![0xee]).push(SOURCE_BYTE);
+        }
+        let mut command = sqe(NvmOpcode::COPY.0, 1);
+        command.set_cdw10_11(target);
+        command.cdw12 = CopyCdw12::new().with_nr_z(1).with_format(CopyFormat::SLBA_32).into_bits();
+        let at = self.guest.alloc_pages(1);
+        self.guest.write(at, [CopyRange::new(NamespaceId::NONE, SOURCE, 0); 2].as_bytes());
+        command.dptr = DataPointer::prps(at, 0);
+        self.push(qid, command);
+    }
+
+    fn event_request(&mut self) {
+        if self.expected.events.len() == 3 {
+            return;
+        }
+        let cid = self.guest.push(0, sqe(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0));
+        self.expected.events.push(cid);
+    }
+
     /// A block marked as uncorrectable, where nobody writes.
     fn mark(&mut self) {
         let mut command = sqe(NvmOpcode::WRITE_UNCORRECTABLE.0, 1);
@@ -408,12 +443,13 @@ impl Run {
         self.expected.pairs.push((block, old, new, ids));
     }
 
-    /// Creation of a completion queue and of its submission queue: the latter needs the former.
+    /// Creation of a completion queue and of its submission queue: the latter needs the former. Every other time they are deleted
+    /// again.
     fn queue_pair(&mut self) {
         if self.expected.commands.iter().filter(|(qid, _)| *qid == 0).count() > 4 {
             return;
         }
-        let qid = 3 + self.random.below(5) as u16;
+        let qid = 3 + self.expected.queues.len() as u16;
         let size = CreateQueueCdw10::new().with_qid(QueueId(qid)).with_qsize_z(15).into_bits();
         let cq = CreateCqCdw11::new().with_pc(true).with_ien(true).with_iv(qid).into_bits();
         let sq = CreateSqCdw11::new().with_pc(true).with_cqid(QueueId(qid)).into_bits();
@@ -423,6 +459,13 @@ impl Run {
             (command.dptr, command.cdw10, command.cdw11) = (DataPointer::prps(base, 0), size, cdw11);
             self.push(0, command);
         }
+        let deleted = self.random.below(2) == 0;
+        for opcode in [AdminOpcode::DELETE_IO_SQ, AdminOpcode::DELETE_IO_CQ].into_iter().filter(|_| deleted) {
+            let mut command = sqe(opcode.0, 0);
+            command.cdw10 = u32::from(qid);
+            self.push(0, command);
+        }
+        self.expected.queues.push((qid, deleted));
     }
 
     /// Everything that would outlive the worker now.
@@ -459,6 +502,10 @@ struct After {
     /// Report of the reservations.
     report: Vec<u8>,
     namespace: Arc<Namespace>,
+    /// Event requests that wait.
+    events: Vec<u16>,
+    /// Queues that there are.
+    queues: Vec<u16>,
 }
 
 /// A worker takes over, and runs until nothing is to be done.
@@ -483,12 +530,15 @@ fn take_over(copy: &Copy, guest: &mut FakeGuest) -> After {
         idle = if guest.step() == 0 { idle + 1 } else { 0 };
     }
     let mut gone = std::mem::replace(&mut guest.controller, old);
+    let (mut events, queues) =
+        (gone.event_requests().collect::<Vec<_>>(), (3..8).filter(|qid| gone.sq_exists(*qid)).collect());
+    events.sort_unstable();
     // Nothing is in flight: the memory may go, and does on another thread.
     gone.memory.unmap_all();
     gone.drained();
     drop(gone);
     let report = namespace.reservations().now().report(false);
-    After { memory: contents(&memory, copy.memory.len()), disk: disk.contents(), report, namespace }
+    After { memory: contents(&memory, copy.memory.len()), disk: disk.contents(), report, namespace, events, queues }
 }
 
 /// What is there after a takeover must be what there may be.
@@ -512,6 +562,11 @@ fn verify(run: &Expected, queues: &BTreeMap<u16, (u64, u32)>, first: &BTreeMap<u
     for (command, fails) in &run.reservations {
         assert_eq!(seen[command][0].status().is_success(), !fails, "{note}: reservation command {command:?}");
     }
+    let mut events = run.events.clone();
+    events.sort_unstable();
+    assert_eq!(after.events, events, "{note}: event requests");
+    let queues: Vec<u16> = run.queues.iter().filter(|(_, deleted)| !deleted).map(|(qid, _)| *qid).collect();
+    assert_eq!(after.queues, queues, "{note}: queues");
     for &block in &run.marks {
         let marked = after.namespace.uncorrectable.overlaps(Lba(block), BlockCount(1));
         assert!(marked, "{note}: block {block} has lost its mark");

@@ -42,7 +42,7 @@ fn cleared_by(lid: LogId) -> Option<AsyncEventType> {
 
 impl Controller {
     /// Identifiers of the requests that wait.
-    pub(super) fn event_requests(&self) -> impl Iterator<Item = u16> {
+    pub(crate) fn event_requests(&self) -> impl Iterator<Item = u16> {
         let events = &self.state.events;
         events.requests.iter().take(events.outstanding.get() as usize).map(state::Cell::get)
     }
