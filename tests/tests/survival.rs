@@ -1,7 +1,11 @@
 //! The worker dies, the guest does not notice: docs/survival.md.
 
-use std::{thread::sleep, time::Duration};
+use std::{path::Path, thread::sleep, time::Duration};
 
+use millrace_driver::{
+    Command, Controller, DmaBuffer, Options, QueueOptions, QueuePair,
+    spec::{NamespaceId, NvmOpcode, Status},
+};
 use millrace_tests::{Boot, Daemon, Load, Work, eventually, seats, unless_heavy};
 use rustix::process::Signal;
 
@@ -142,5 +146,58 @@ fn the_operator_waits_for_the_next_worker() {
         assert_ne!(daemon.worker(), old);
         daemon.run(&["volume", "show", &name]);
     }
+    daemon.finish();
+}
+
+/// A host of its own: a controller, a queue, and a page.
+struct OneHost {
+    _controller: Controller,
+    queue: QueuePair,
+    page: DmaBuffer,
+}
+
+impl OneHost {
+    fn connect(socket: &Path) -> Self {
+        let mut controller = Controller::connect(socket, &Options::default()).unwrap();
+        controller.start().unwrap();
+        let queue = controller.create_queue_pair(&QueueOptions::default()).unwrap();
+        let page = controller.memory().alloc(4096).unwrap();
+        Self { _controller: controller, queue, page }
+    }
+
+    /// Carries out a command whose data, if any, begin with these words.
+    fn run(&mut self, opcode: NvmOpcode, cdw10: u32, data: [u64; 2]) -> Status {
+        self.page.write_value(0, &data);
+        let mut command = Command::nvm(opcode).with_data(self.page.slice(0, 512));
+        (command.sqe.nsid, command.sqe.cdw10) = (NamespaceId(1), cdw10);
+        self.queue.execute_any(&command).unwrap().status()
+    }
+}
+
+/// Who holds a reservation holds it still when its worker is dead, and so does a block that was marked as uncorrectable its mark.
+#[test]
+fn reservations_and_marks_outlive_the_worker() {
+    const WRITE_EXCLUSIVE: u32 = 1 << 8;
+    let daemon = Daemon::start();
+    let first = daemon.disk("first", &["--backend", "memory", "--size", "64M"], &[]);
+    daemon.run(&["device", "create", "second", "--nvme"]);
+    daemon.run(&["device", "attach", "second", "first"]);
+    let (mut first, mut second) = (OneHost::connect(&first), OneHost::connect(&daemon.socket("second")));
+    assert_eq!(first.run(NvmOpcode::RESERVATION_REGISTER, 0, [0, 7]), Status::SUCCESS);
+    assert_eq!(first.run(NvmOpcode::RESERVATION_ACQUIRE, WRITE_EXCLUSIVE, [7, 0]), Status::SUCCESS);
+    assert_eq!(first.run(NvmOpcode::WRITE_UNCORRECTABLE, 9, [0, 0]), Status::SUCCESS);
+    for _ in 0..3 {
+        daemon.kill_worker(Signal::KILL);
+        assert_eq!(second.run(NvmOpcode::WRITE, 1, [1, 1]).code(), Status::RESERVATION_CONFLICT);
+        assert_eq!(second.run(NvmOpcode::READ, 9, [0, 0]).code(), Status::UNRECOVERED_READ_ERROR);
+        assert_eq!(first.run(NvmOpcode::WRITE, 1, [2, 2]), Status::SUCCESS);
+    }
+    assert_eq!(first.run(NvmOpcode::WRITE, 9, [3, 3]), Status::SUCCESS);
+    assert_eq!(first.run(NvmOpcode::RESERVATION_RELEASE, WRITE_EXCLUSIVE, [7, 0]), Status::SUCCESS);
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(second.run(NvmOpcode::READ, 9, [0, 0]), Status::SUCCESS);
+    assert_eq!(second.page.read_value::<[u64; 2]>(0), [3, 3]);
+    assert_eq!(second.run(NvmOpcode::WRITE, 1, [1, 1]), Status::SUCCESS);
+    drop((first, second));
     daemon.finish();
 }
