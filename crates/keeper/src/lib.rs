@@ -10,6 +10,8 @@
 //!               └── reply bytes, not looked at ──► client's socket ──► requests, peeked until they are answered
 //! ```
 //!
+//! [Upgrade](upgrade): a worker of another binary is started beside the old one, and gets all this when it is warm.
+//!
 //! The worker puts every descriptor here that must outlive it: listening sockets, its clients' connections, their memory and
 //! event descriptors, and the memory files that hold the devices' states. When it dies, for any reason, another one is started at
 //! once and gets them all back. The keeper knows none of these: a [`Key`] is a number to it.
@@ -23,78 +25,23 @@
 //!
 //! It does not decide what can be taken over: the worker does, which may let go of everything and begin anew.
 
+mod key;
+mod layout;
 mod link;
 mod process;
+mod upgrade;
 mod wire;
 
-pub use link::{Held, Link, LinkError, Predecessor};
-pub use process::{Event, Keeper, KeeperError, Outcome};
+pub use key::{Key, Kind};
+pub use layout::{Incompatible, Layout, Layouts};
+pub use link::{Held, Link, LinkError, Predecessor, UpgradeResult, Upgraded, Word};
+pub use process::{Keeper, KeeperError, Outcome};
 
 /// Reply bytes that one message takes at most: more than the largest region of a device.
 pub const MAX_REPLY: usize = 32 * 1024;
+/// Bytes in which a worker says which layouts it understands at most.
+pub const MAX_LAYOUTS: usize = 1024;
 /// Descriptors that one owner may have here: a device's regions of memory, its vectors, and a few more.
 pub const MAX_HELD_BY_OWNER: usize = 6000;
 /// Descriptors that are held at most, of all owners.
 pub const MAX_HELD: usize = 200_000;
-
-/// Names a descriptor. The keeper gives it no meaning, but for the order of kinds: a range of them is dropped at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
-    /// A device's or a volume's identifier; zeroes for the daemon itself.
-    pub owner: [u8; 16],
-    /// What it is.
-    pub kind: Kind,
-    /// Which one of its kind.
-    pub slot: u32,
-}
-
-impl Key {
-    /// The daemon's own.
-    pub fn of_daemon(kind: Kind) -> Self {
-        Self { owner: [0; 16], kind, slot: 0 }
-    }
-
-    /// The only one of its kind.
-    pub fn of(owner: [u8; 16], kind: Kind) -> Self {
-        Self { owner, kind, slot: 0 }
-    }
-}
-
-/// What a descriptor is, to workers. Numbers, because a worker of another version may have others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Kind(pub u32);
-
-impl Kind {
-    /// The lock on the run directory.
-    pub const RUN_LOCK: Self = Self(1);
-    /// The API's listening socket.
-    pub const API: Self = Self(2);
-    /// A device's listening socket.
-    pub const LISTENER: Self = Self(16);
-    /// A device's state region.
-    pub const STATE: Self = Self(17);
-    /// The memory behind a device's doorbells.
-    pub const DOORBELLS: Self = Self(18);
-    /// A device's commands in flight.
-    pub const RECORDS: Self = Self(19);
-    /// A device's client.
-    pub const CONNECTION: Self = Self(32);
-    /// A region of the client's memory.
-    pub const MEMORY: Self = Self(33);
-    /// The event descriptor of a vector.
-    pub const VECTOR: Self = Self(34);
-    /// The event descriptor of the interrupt pin, and the one that unmasks it.
-    pub const PIN: Self = Self(35);
-    /// The client's, to unmask the pin.
-    pub const PIN_UNMASK: Self = Self(36);
-    /// What is remembered of the client.
-    pub const CLIENT: Self = Self(37);
-    /// The last of the kinds that go with a client, from [`Self::CONNECTION`] on.
-    pub const LAST_OF_CLIENT: Self = Self(47);
-    /// A part of a memory volume's blocks.
-    pub const BLOCKS: Self = Self(64);
-    /// A namespace's reservations.
-    pub const RESERVATIONS: Self = Self(65);
-    /// A namespace's blocks that are marked as uncorrectable.
-    pub const UNCORRECTABLE: Self = Self(66);
-}

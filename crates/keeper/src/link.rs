@@ -3,15 +3,22 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Mutex, MutexGuard, PoisonError},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rustix::{io::Errno, net::RecvFlags};
 use thiserror::Error;
 
 use crate::{
-    Key, Kind, MAX_REPLY,
+    Key, Kind, Layout, Layouts, MAX_LAYOUTS, MAX_REPLY,
     process::is_fault,
     wire::{self, Message, What},
 };
@@ -35,6 +42,15 @@ pub enum LinkError {
     /// A message that is none.
     #[error("the keeper sent what is not understood: it is of another version")]
     Strange,
+    /// It speaks another version.
+    #[error(
+        "the keeper speaks version {found} of its protocol, and this worker {} to {}: restart the daemon with this binary",
+        Link::LAYOUT.oldest, Link::LAYOUT.newest
+    )]
+    Version {
+        /// The keeper's.
+        found: u32,
+    },
 }
 
 fn failed(action: &'static str) -> impl Fn(Errno) -> LinkError {
@@ -64,12 +80,92 @@ pub struct Predecessor {
     pub pid: u32,
     /// When nobody served guests any more, by the system's monotonic clock in microseconds.
     pub died_micros: u64,
+    /// It has let go in an upgrade.
+    pub let_go: bool,
 }
 
 impl Predecessor {
     /// Whether it ended by a fault of its own: what it was doing may be to blame.
     pub fn was_faulty(&self) -> bool {
-        is_fault(self.signal)
+        !self.let_go && is_fault(self.signal)
+    }
+}
+
+/// What a keeper says to its worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Stop in order; the keeper is gone, which means the same.
+    Stop,
+    /// A worker is warm that understands these layouts: leave it what it understands and end, or [refuse](Link::refuse).
+    LetGo(Layouts),
+    /// An upgrade has ended.
+    Upgraded(Upgraded),
+    /// Nobody goes back to the worker before this one any more: what is left may have the newest layouts.
+    Settled,
+}
+
+/// How an upgrade ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upgraded {
+    /// The name that it was given.
+    pub id: [u8; 16],
+    /// The rest.
+    pub result: UpgradeResult,
+}
+
+/// How an upgrade ended. Unless it is done, the old binary serves on, or again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpgradeResult {
+    /// The new one serves; for how many microseconds nobody did.
+    Done(u64),
+    /// Another one was under way.
+    Busy,
+    /// The file cannot be run, by this error number.
+    CannotRun(i32),
+    /// It ended before it was warm, with this wait status.
+    DiedAtStart(i32),
+    /// It was not warm in time.
+    SilentAtStart,
+    /// The old worker does not let go: the new one does not understand its layouts.
+    Refused,
+    /// The old worker died meanwhile, and another one of its binary has taken over.
+    OldDied,
+    /// It ended before it served, with this wait status, or too soon after it.
+    Died(i32),
+    /// It did not serve in time.
+    Silent,
+}
+
+impl UpgradeResult {
+    pub(crate) fn encode(self) -> (u32, u64) {
+        let status = |status: i32| u64::from(status.cast_unsigned());
+        match self {
+            Self::Done(micros) => (0, micros),
+            Self::Busy => (1, 0),
+            Self::CannotRun(errno) => (2, status(errno)),
+            Self::DiedAtStart(how) => (3, status(how)),
+            Self::SilentAtStart => (4, 0),
+            Self::Refused => (5, 0),
+            Self::OldDied => (6, 0),
+            Self::Died(how) => (7, status(how)),
+            Self::Silent => (8, 0),
+        }
+    }
+
+    fn decode(what: u32, detail: u64) -> Option<Self> {
+        let status = (detail as u32).cast_signed();
+        Some(match what {
+            0 => Self::Done(detail),
+            1 => Self::Busy,
+            2 => Self::CannotRun(status),
+            3 => Self::DiedAtStart(status),
+            4 => Self::SilentAtStart,
+            5 => Self::Refused,
+            6 => Self::OldDied,
+            7 => Self::Died(status),
+            8 => Self::Silent,
+            _ => return None,
+        })
     }
 }
 
@@ -79,29 +175,43 @@ pub struct Link {
     socket: OwnedFd,
     held: Mutex<BTreeMap<Key, Held>>,
     predecessor: Option<Predecessor>,
+    /// What the worker understands that takes over again if this one fails.
+    before: Layouts,
+    on_trial: AtomicBool,
 }
 
 impl Link {
-    /// Begins: receives what is held. `socket` is the worker's standard input.
-    pub fn begin(socket: OwnedFd) -> Result<Self, LinkError> {
+    /// The versions of the keeper's protocol that a worker understands.
+    pub const LAYOUT: Layout = Layout { name: "keeper-protocol", oldest: 1, newest: wire::PROTOCOL as u16 };
+
+    /// Begins: says that all is ready and which layouts this worker understands, waits for its turn, and receives what is held.
+    /// `socket` is the worker's standard input.
+    pub fn begin(socket: OwnedFd, layouts: &[Layout]) -> Result<Self, LinkError> {
+        let (known, warm) = (Layout::encode(layouts), Message::plain(What::WARM));
+        wire::send(socket.as_fd(), warm, &[&known, &[], &[]], &[]).map_err(failed("sending"))?;
         let mut held = BTreeMap::new();
-        let mut buffer = [0; wire::SIZE];
+        let mut buffer = [0; wire::SIZE + MAX_LAYOUTS];
         loop {
             let received = wire::receive(socket.as_fd(), &mut buffer, RecvFlags::empty()).map_err(failed("receiving"))?;
             let mut received = received.ok_or(LinkError::Gone)?;
+            let found = received.protocol;
+            if found < Self::LAYOUT.oldest.into() || found > wire::PROTOCOL {
+                return Err(LinkError::Version { found });
+            }
             let message = received.message.ok_or(LinkError::Strange)?;
             match message.what {
-                What::Held => {
+                What::HELD => {
                     let fd = received.fds.pop().ok_or(LinkError::Strange)?;
                     held.insert(message.key, Held { fd, replies: message.number });
                 }
-                What::Begin => {
-                    let signal = i32::try_from(message.number & 0xffff).ok().filter(|signal| *signal != 0);
-                    let was_one = message.number & BEGIN_AGAIN != 0;
-                    let died_micros = message.died_micros();
-                    let (served_millis, pid) = (message.more, message.key.slot);
-                    let predecessor = was_one.then_some(Predecessor { signal, served_millis, pid, died_micros });
-                    return Ok(Self { socket, held: Mutex::new(held), predecessor });
+                What::BEGIN => {
+                    return Ok(Self {
+                        predecessor: predecessor(&message),
+                        before: Layouts::decode(received.data),
+                        on_trial: AtomicBool::new(message.number & ON_TRIAL != 0),
+                        held: Mutex::new(held),
+                        socket,
+                    });
                 }
                 _ => return Err(LinkError::Strange),
             }
@@ -111,6 +221,21 @@ impl Link {
     /// The worker before this one, if this one takes over.
     pub fn predecessor(&self) -> Option<Predecessor> {
         self.predecessor
+    }
+
+    /// Whether the worker before this one, of another binary, takes over again if this one fails.
+    pub fn is_on_trial(&self) -> bool {
+        self.on_trial.load(Ordering::Acquire)
+    }
+
+    /// The version of a structure that is to be left now: the newest that whoever may take over understands.
+    pub fn version_of(&self, layout: &Layout) -> u16 {
+        if self.is_on_trial() { self.before.common(layout).unwrap_or(layout.newest) } else { layout.newest }
+    }
+
+    /// Whether anything is held for an owner that nobody took yet.
+    pub fn holds(&self, owner: [u8; 16]) -> bool {
+        self.held().keys().any(|key| key.owner == owner)
     }
 
     fn held(&self) -> MutexGuard<'_, BTreeMap<Key, Held>> {
@@ -145,17 +270,17 @@ impl Link {
 
     /// Has the keeper hold a descriptor, from now on and whatever happens to this process.
     pub fn put(&self, key: Key, fd: BorrowedFd<'_>) -> Result<(), LinkError> {
-        self.say(Message::new(What::Put, key), &[&[]; 3], &[fd])
+        self.say(Message::new(What::PUT, key), &[&[]; 3], &[fd])
     }
 
     /// Has the keeper let go of one descriptor.
     pub fn drop_one(&self, key: Key) -> Result<(), LinkError> {
-        self.say(Message::new(What::DropOne, key), &[&[]; 3], &[])
+        self.say(Message::new(What::DROP_ONE, key), &[&[]; 3], &[])
     }
 
     /// Has the keeper let go of an owner's descriptors of these kinds, in one step.
     pub fn drop_kinds(&self, owner: [u8; 16], first: Kind, last: Kind) -> Result<(), LinkError> {
-        let message = Message { number: last.0.into(), ..Message::new(What::Drop, Key::of(owner, first)) };
+        let message = Message { number: last.0.into(), ..Message::new(What::DROP, Key::of(owner, first)) };
         self.say(message, &[&[]; 3], &[])
     }
 
@@ -172,26 +297,70 @@ impl Link {
     pub fn reply(&self, connection: Key, parts: &[&[u8]; 3], fds: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         assert!(bytes <= MAX_REPLY, "a reply of {bytes} bytes");
-        self.say(Message::new(What::Reply, connection), parts, fds)
+        self.say(Message::new(What::REPLY, connection), parts, fds)
     }
 
     /// Says that guests are served.
     pub fn ready(&self) -> Result<(), LinkError> {
-        self.say(Message::plain(What::Ready), &[&[]; 3], &[])
+        self.say(Message::plain(What::READY), &[&[]; 3], &[])
     }
 
-    /// Waits until the keeper says to stop, or is gone.
-    pub fn wait_for_stop(&self) {
-        let mut buffer = [0; wire::SIZE];
+    /// Asks for another binary in the place of this one; [`Word::Upgraded`] tells how it ended, to this worker or the next.
+    ///
+    /// `id` names the attempt. For `trial_millis` after it serves, the keeper goes back to this binary if the new one fails.
+    pub fn upgrade(&self, id: [u8; 16], binary: &Path, trial_millis: u64) -> Result<(), LinkError> {
+        let message = Message { number: trial_millis, ..Message::new(What::UPGRADE, Key::of(id, Kind(0))) };
+        self.say(message, &[binary.as_os_str().as_bytes(), &[], &[]], &[])
+    }
+
+    /// Does not let go.
+    pub fn refuse(&self) -> Result<(), LinkError> {
+        self.say(Message::plain(What::REFUSE), &[&[]; 3], &[])
+    }
+
+    /// Waits for the keeper's next word.
+    pub fn listen(&self) -> Word {
+        let mut buffer = [0; wire::SIZE + MAX_LAYOUTS];
         loop {
-            match wire::receive(self.socket.as_fd(), &mut buffer, RecvFlags::empty()) {
-                Ok(Some(received)) if received.message.is_some_and(|message| message.what == What::Stop) => return,
-                Ok(Some(_)) => {}
-                Ok(None) | Err(_) => return,
+            let Ok(Some(received)) = wire::receive(self.socket.as_fd(), &mut buffer, RecvFlags::empty()) else {
+                return Word::Stop;
+            };
+            let Some(message) = received.message else { continue };
+            match message.what {
+                What::STOP => return Word::Stop,
+                What::LET_GO => return Word::LetGo(Layouts::decode(received.data)),
+                What::UPGRADED => {
+                    let result = UpgradeResult::decode(message.key.slot, message.number);
+                    let id = message.key.owner;
+                    if let Some(result) = result {
+                        return Word::Upgraded(Upgraded { id, result });
+                    }
+                }
+                What::SETTLED => {
+                    self.on_trial.store(false, Ordering::Release);
+                    return Word::Settled;
+                }
+                _ => {}
             }
         }
     }
 }
 
+/// The worker before this one, as BEGIN tells.
+fn predecessor(begin: &Message) -> Option<Predecessor> {
+    let was_one = begin.number & BEGIN_AGAIN != 0;
+    was_one.then(|| Predecessor {
+        signal: i32::try_from(begin.number & 0xffff).ok().filter(|signal| *signal != 0),
+        served_millis: begin.more,
+        pid: begin.key.slot,
+        died_micros: begin.died_micros(),
+        let_go: begin.number & LET_GO != 0,
+    })
+}
+
 /// Set in the number of BEGIN when there was a worker before.
 pub(crate) const BEGIN_AGAIN: u64 = 1 << 32;
+/// And when it has let go, in an upgrade.
+pub(crate) const LET_GO: u64 = 1 << 33;
+/// Set when a worker of another binary takes over again if this one fails: its layouts follow.
+pub(crate) const ON_TRIAL: u64 = 1 << 34;

@@ -3,22 +3,29 @@
 use std::{
     collections::BTreeMap,
     io::{self, IoSlice},
-    os::fd::{AsFd, FromRawFd, OwnedFd},
-    process::{Child, Command, Stdio},
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    rc::Rc,
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::{Mode, OFlags},
     io::Errno,
-    net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, socketpair},
+    net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, socketpair, sockopt},
     process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
 };
 use thiserror::Error;
 
 use crate::{
     Key, Kind, MAX_HELD, MAX_HELD_BY_OWNER, MAX_REPLY,
-    link::BEGIN_AGAIN,
+    link::{BEGIN_AGAIN, ON_TRIAL},
+    upgrade::{Next, Trial},
     wire::{self, Message, What},
 };
 
@@ -28,6 +35,8 @@ const SETTLED: Duration = Duration::from_secs(1);
 const PATIENCE: u32 = 3;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// How long a worker may leave what it is handed lying.
+const HAND_LIMIT: Duration = Duration::from_secs(4);
 
 /// Why the keeper cannot go on.
 #[derive(Debug, Error)]
@@ -59,102 +68,110 @@ pub enum Outcome {
     StoppedBadly(Option<i32>),
 }
 
-/// What happens to a keeper, for a log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Guests are served; `first` by the first worker.
-    Ready {
-        /// Nobody served them before.
-        first: bool,
-        /// From the death of the worker before, or the start, in microseconds.
-        micros: u64,
-    },
-    /// The worker died, and another one is started.
-    Died {
-        /// Its process.
-        pid: u32,
-        /// What ended it.
-        signal: Option<i32>,
-        /// Its exit code otherwise.
-        code: Option<i32>,
-    },
-}
-
 struct Place {
     fd: OwnedFd,
     replies: u64,
 }
 
-/// The worker that runs.
-struct Worker {
-    child: Child,
+/// A worker.
+pub(crate) struct Worker {
+    pub(crate) child: Child,
+    /// What it runs, to be started again even if another version has been installed in its place.
+    pub(crate) binary: Rc<OwnedFd>,
     /// Readable when it has ended.
-    end: OwnedFd,
-    socket: OwnedFd,
-    ready: Option<Instant>,
+    pub(crate) end: OwnedFd,
+    pub(crate) socket: OwnedFd,
+    /// It has said all that it will.
+    pub(crate) silent: bool,
+    pub(crate) ready: Option<Instant>,
+    /// What it said of the layouts that it understands: for other workers to read.
+    pub(crate) layouts: Box<[u8]>,
 }
 
 /// See the crate's page.
-pub struct Keeper {
+pub struct Keeper<'a> {
+    /// Makes the command that starts a worker from the binary at a path.
+    pub(crate) command: Box<dyn Fn(&Path) -> Command + 'a>,
+    /// Told when guests are served for the first time.
+    started: Option<Box<dyn FnOnce() + 'a>>,
     held: BTreeMap<Key, Place>,
+    /// What workers are started from.
+    pub(crate) binary: Rc<OwnedFd>,
+    /// Beside the worker: the one that is to take its place.
+    pub(crate) next: Option<Next>,
+    /// The worker runs a new binary that has to prove itself.
+    pub(crate) trial: Option<Trial>,
+    /// How the last upgrade ended.
+    pub(crate) upgraded: Option<Message>,
     signals: OwnedFd,
     buffer: Box<[u8]>,
-    stopping: bool,
+    pub(crate) stopping: bool,
     /// Workers that did not settle, in a row.
     failures: u32,
-    ever_ready: bool,
     /// Since when nobody is served.
-    idle_since: Instant,
+    pub(crate) idle_since: Instant,
 }
 
-impl Keeper {
-    /// Takes over SIGTERM and SIGINT of this process, which may have no other threads yet.
-    pub fn new() -> Result<Self, KeeperError> {
+impl<'a> Keeper<'a> {
+    /// Takes over SIGTERM and SIGINT of this process, which may have no other threads yet. `command` makes what starts a worker from
+    /// the binary at a path; its standard input becomes the link. `started` is called when guests are served for the first time.
+    pub fn new(command: impl Fn(&Path) -> Command + 'a, started: impl FnOnce() + 'a) -> Result<Self, KeeperError> {
         let limit = getrlimit(Resource::Nofile);
         // Fewer descriptors are no reason not to start.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
         Ok(Self {
+            command: Box::new(command),
+            started: Some(Box::new(started)),
             held: BTreeMap::new(),
+            binary: Rc::new(open_binary(Path::new("/proc/self/exe")).map_err(failed("open its own binary"))?),
+            next: None,
+            trial: None,
+            upgraded: None,
             signals: watch_signals().map_err(failed("watch signals"))?,
             buffer: vec![0; wire::SIZE + MAX_REPLY].into_boxed_slice(),
             stopping: false,
             failures: 0,
-            ever_ready: false,
             idle_since: Instant::now(),
         })
     }
 
-    /// Keeps a worker running until told to stop. `worker` makes the command that starts one; its standard input becomes the
-    /// link. `tell` hears what happens.
-    pub fn run(mut self, worker: impl Fn() -> Command, mut tell: impl FnMut(Event)) -> Result<Outcome, KeeperError> {
-        let mut begin = Message::plain(What::Begin);
+    /// Keeps a worker running until told to stop.
+    pub fn run(mut self) -> Result<Outcome, KeeperError> {
+        let mut begin = Message::plain(What::BEGIN);
+        let mut current = self.start(&self.binary)?;
         loop {
-            let mut current = self.start(worker(), begin)?;
-            self.attend(&mut current, &mut tell)?;
+            self.hand_over(&mut current, begin);
+            self.attend(&mut current)?;
             let status = current.child.wait().map_err(failed("wait for the worker"))?;
             if self.stopping {
+                self.give_up_next();
                 return Ok(if status.success() { Outcome::Stopped } else { Outcome::StoppedBadly(status.code()) });
             }
-            if !self.ever_ready {
+            if self.started.is_some() {
                 return Ok(Outcome::NeverServed(status.code()));
             }
-            let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-            tell(Event::Died { pid: current.child.id(), signal, code: status.code() });
-            let served = current.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
-            if current.ready.is_some() {
-                self.idle_since = Instant::now();
-                begin.set_died_micros(monotonic_micros());
-            }
-            begin.key.slot = current.child.id();
-            begin.number = BEGIN_AGAIN | u64::from(signal.unwrap_or(0).unsigned_abs());
-            begin.more = u64::try_from(served.as_millis()).unwrap_or(u64::MAX);
-            // One that served and was killed did not fail.
-            let failed = current.ready.is_none() || is_fault(signal) && served < SETTLED;
-            self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
-            if self.wait_before_restart()? {
-                return Ok(Outcome::StoppedBadly(status.code()));
-            }
+            self.note_end(&current, status, &mut begin);
+            current = match self.successor(&current, status, &mut begin) {
+                Some(next) => next,
+                None if self.wait_before_restart()? => return Ok(Outcome::StoppedBadly(status.code())),
+                None => self.start(&self.binary)?,
+            };
         }
+    }
+
+    /// What the next worker is to know of this one's end.
+    fn note_end(&mut self, ended: &Worker, status: ExitStatus, begin: &mut Message) {
+        let served = ended.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
+        if ended.ready.is_some() {
+            self.idle_since = Instant::now();
+            begin.set_died_micros(monotonic_micros());
+        }
+        begin.key.slot = ended.child.id();
+        begin.number = BEGIN_AGAIN | u64::from(status.signal().unwrap_or(0).unsigned_abs());
+        begin.more = u64::try_from(served.as_millis()).unwrap_or(u64::MAX);
+        // One that served and was killed did not fail.
+        let failed = ended.ready.is_none() || is_fault(status.signal()) && served < SETTLED;
+        self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
     }
 
     /// Puts a restart off when the last ones failed. Whether we are told to stop meanwhile.
@@ -162,62 +179,80 @@ impl Keeper {
         let Some(step) = self.failures.checked_sub(PATIENCE) else { return Ok(false) };
         let wait = FIRST_WAIT.saturating_mul(1 << step.min(16)).min(LONGEST_WAIT);
         let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
-        let timeout = Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() };
-        match poll(&mut fds, Some(&timeout)) {
+        match poll(&mut fds, Some(&until(Instant::now() + wait))) {
             Ok(count) => Ok(count > 0),
             Err(Errno::INTR) => Ok(false),
             Err(errno) => Err(failed("wait")(errno)),
         }
     }
 
-    /// Starts a worker and gives it what is held.
-    fn start(&self, mut command: Command, begin: Message) -> Result<Worker, KeeperError> {
+    /// Starts a worker, which waits for its turn.
+    pub(crate) fn start(&self, binary: &Rc<OwnedFd>) -> Result<Worker, KeeperError> {
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(failed("make a socket"))?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(HAND_LIMIT)).map_err(failed("make a socket"))?;
+        let mut command = (self.command)(Path::new(&format!("/proc/self/fd/{}", binary.as_raw_fd())));
         let child = command.stdin(Stdio::from(theirs)).spawn().map_err(failed("start a worker"))?;
         // Its copy of the other end goes with the command: the worker's death must be the end of the socket.
         drop(command);
         let pid = rustix::process::Pid::from_child(&child);
         let end = pidfd_open(pid, PidfdFlags::empty()).map_err(failed("watch the worker"))?;
-        for (key, place) in &self.held {
-            let message = Message { number: place.replies, ..Message::new(What::Held, *key) };
-            if wire::send(socket.as_fd(), message, &[&[]; 3], &[place.fd.as_fd()]).is_err() {
-                // It is dead already, as will be noticed.
-                break;
-            }
+        Ok(Worker { child, binary: Rc::clone(binary), end, socket, silent: false, ready: None, layouts: Box::default() })
+    }
+
+    /// Gives a worker what is held, and its turn.
+    fn hand_over(&mut self, worker: &mut Worker, mut begin: Message) {
+        let held = self.held.iter().try_for_each(|(key, place)| {
+            let message = Message { number: place.replies, ..Message::new(What::HELD, *key) };
+            wire::send(worker.socket.as_fd(), message, &[&[]; 3], &[place.fd.as_fd()])
+        });
+        let before = self.trial.as_ref().map_or(&[][..], |trial| &trial.layouts);
+        begin.number |= if self.trial.is_some() { ON_TRIAL } else { 0 };
+        let begun = held.and_then(|()| wire::send(worker.socket.as_fd(), begin, &[before, &[], &[]], &[]));
+        if begun.is_err() {
+            // It is dead already, or takes nothing.
+            let _ = worker.child.kill();
         }
-        let _ = wire::send(socket.as_fd(), begin, &[&[]; 3], &[]);
-        Ok(Worker { child, end, socket, ready: None })
+        if let Some(upgraded) = self.upgraded {
+            let _ = wire::tell(worker.socket.as_fd(), upgraded, &[]);
+        }
     }
 
     /// Serves a worker until it has ended and everything it said is done.
-    fn attend(&mut self, worker: &mut Worker, tell: &mut impl FnMut(Event)) -> Result<(), KeeperError> {
-        let mut silent = false;
+    fn attend(&mut self, worker: &mut Worker) -> Result<(), KeeperError> {
         loop {
-            let watched = if silent { PollFlags::empty() } else { PollFlags::IN };
+            let watch = |silent: bool| if silent { PollFlags::empty() } else { PollFlags::IN };
+            let next = self.next.as_ref().map(|next| &next.worker);
             let mut fds = [
                 PollFd::new(&worker.end, PollFlags::IN),
                 PollFd::new(&self.signals, PollFlags::IN),
-                PollFd::new(&worker.socket, watched),
+                PollFd::new(&worker.socket, watch(worker.silent)),
+                PollFd::new(next.map_or(&self.signals, |next| &next.end), watch(next.is_none())),
+                PollFd::new(next.map_or(&self.signals, |next| &next.socket), watch(next.is_none_or(|next| next.silent))),
             ];
-            match poll(&mut fds, None) {
+            match poll(&mut fds, self.deadline(worker).map(until).as_ref()) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed("wait")(errno)),
             }
-            let [ended, signalled, said] = fds.map(|fd| !fd.revents().is_empty());
+            let [ended, signalled, said, next_ended, next_said] = fds.map(|fd| !fd.revents().is_empty());
             if signalled {
                 self.take_signal();
                 self.stopping = true;
-                let _ = wire::send(worker.socket.as_fd(), Message::plain(What::Stop), &[&[]; 3], &[]);
+                self.give_up_next();
+                let _ = wire::send(worker.socket.as_fd(), Message::plain(What::STOP), &[&[]; 3], &[]);
+            }
+            if next_said || next_ended {
+                self.listen_to_next(worker, next_ended);
             }
             if said || ended {
                 // All of it when it has ended: that is what its successor goes by.
-                silent |= self.listen(worker, tell);
+                worker.silent |= self.listen(worker);
             }
             if ended {
                 return Ok(());
             }
+            self.keep_time(worker);
         }
     }
 
@@ -228,23 +263,27 @@ impl Keeper {
     }
 
     /// Does what the worker has said so far. Whether it will say no more.
-    fn listen(&mut self, worker: &mut Worker, tell: &mut impl FnMut(Event)) -> bool {
+    fn listen(&mut self, worker: &mut Worker) -> bool {
         let mut buffer = std::mem::take(&mut self.buffer);
         let over = loop {
             match wire::receive(worker.socket.as_fd(), &mut buffer, RecvFlags::DONTWAIT) {
                 Ok(Some(received)) => {
                     let Some(message) = received.message else { continue };
                     match message.what {
-                        What::Put => self.put(message.key, received.fds),
-                        What::Drop => self.drop_kinds(message),
-                        What::DropOne => drop(self.held.remove(&message.key)),
-                        What::Reply => self.reply(message.key, received.data, &received.fds),
-                        What::Ready if worker.ready.is_none() => {
+                        What::PUT => self.put(message.key, received.fds),
+                        What::DROP => self.drop_kinds(message),
+                        What::DROP_ONE => drop(self.held.remove(&message.key)),
+                        What::REPLY => self.reply(message.key, received.data, &received.fds),
+                        What::READY if worker.ready.is_none() => {
                             worker.ready = Some(Instant::now());
-                            let micros = u64::try_from(self.idle_since.elapsed().as_micros()).unwrap_or(u64::MAX);
-                            tell(Event::Ready { first: !self.ever_ready, micros });
-                            self.ever_ready = true;
+                            if let Some(started) = self.started.take() {
+                                started();
+                            }
+                            self.serves(worker);
                         }
+                        What::WARM => worker.layouts = received.data.into(),
+                        What::UPGRADE => self.upgrade(worker, message, received.data),
+                        What::REFUSE => self.refused(worker),
                         _ => {}
                     }
                 }
@@ -295,13 +334,25 @@ impl Keeper {
     }
 }
 
+/// A binary to be run, whatever happens to its path afterwards.
+pub(crate) fn open_binary(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Until then.
+fn until(deadline: Instant) -> Timespec {
+    // One millisecond more than the clock says: a deadline has passed when one wakes for it.
+    let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
+}
+
 /// Whether a process that ended so ended by a fault of its own. Without a signal it has ended itself, though nobody asked.
 pub(crate) fn is_fault(signal: Option<i32>) -> bool {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGABRT, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
     signal.is_none_or(|signal| faults.contains(&signal))
 }
 
-fn monotonic_micros() -> u64 {
+pub(crate) fn monotonic_micros() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000
 }

@@ -18,31 +18,47 @@ use crate::{Key, Kind};
 
 /// Bytes of a message without a reply's own.
 pub(crate) const SIZE: usize = 64;
+/// Version of these messages; a worker understands the one before as well. Of [`What::WARM`], which a worker sends before it knows its
+/// keeper's, the form never changes.
+pub(crate) const PROTOCOL: u32 = 1;
 /// Descriptors with one message: a vfio-user reply may carry some.
 pub(crate) const MAX_FDS: usize = 16;
 
-/// What a message says.
+/// What a message says. Numbers, because the other side may be of another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// To the keeper: hold this descriptor, instead of what the key named before.
-    Put,
-    /// To the keeper: let go of kinds `key.kind` to `number`, in every slot.
-    Drop,
-    /// To the keeper: this one slot.
-    DropOne,
-    /// To the keeper: guests are served.
-    Ready,
-    /// To the keeper: send what follows to the client `key` names.
-    Reply,
-    /// To the worker: this was held. `number`: replies forwarded to it.
-    Held,
-    /// To the worker: that was all. `number` and `more` are its predecessor's end.
-    Begin,
-    /// To the worker: stop in order.
-    Stop,
-}
+pub(crate) struct What(u32);
 
-const ALL: [What; 8] = [What::Put, What::Drop, What::DropOne, What::Ready, What::Reply, What::Held, What::Begin, What::Stop];
+impl What {
+    /// To the keeper: hold this descriptor, instead of what the key named before.
+    pub(crate) const PUT: Self = Self(0);
+    /// To the keeper: let go of kinds `key.kind` to `number`, in every slot.
+    pub(crate) const DROP: Self = Self(1);
+    /// To the keeper: this one slot.
+    pub(crate) const DROP_ONE: Self = Self(2);
+    /// To the keeper: guests are served.
+    pub(crate) const READY: Self = Self(3);
+    /// To the keeper: send what follows to the client `key` names.
+    pub(crate) const REPLY: Self = Self(4);
+    /// To the worker: this was held. `number`: replies forwarded to it.
+    pub(crate) const HELD: Self = Self(5);
+    /// To the worker: that was all. `number` and `more` are its predecessor's end.
+    pub(crate) const BEGIN: Self = Self(6);
+    /// To the worker: stop in order.
+    pub(crate) const STOP: Self = Self(7);
+    /// To the keeper: all that can be done before BEGIN is done. What follows says which layouts the worker understands.
+    pub(crate) const WARM: Self = Self(8);
+    /// To the keeper: the binary whose path follows is to take this one's place; `owner` names the attempt, `number` is for how many
+    /// milliseconds it is on trial.
+    pub(crate) const UPGRADE: Self = Self(9);
+    /// To the worker: the next one is warm, and understands the layouts that follow. Take no more work, and end.
+    pub(crate) const LET_GO: Self = Self(10);
+    /// To the keeper: no.
+    pub(crate) const REFUSE: Self = Self(11);
+    /// To the worker: how the attempt `owner` ended. `slot`: an [`Upgraded`](crate::Upgraded)'s result, `number` its detail.
+    pub(crate) const UPGRADED: Self = Self(12);
+    /// To the worker: it is on trial no longer, nobody goes back to the one before.
+    pub(crate) const SETTLED: Self = Self(13);
+}
 
 /// A message without its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,20 +93,26 @@ impl Message {
 
     fn to_bytes(self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
-        bytes[0..4].copy_from_slice(&(self.what as u32).to_le_bytes());
+        bytes[0..4].copy_from_slice(&self.what.0.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.key.kind.0.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.key.slot.to_le_bytes());
+        bytes[12..16].copy_from_slice(&PROTOCOL.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.key.owner);
         bytes[32..40].copy_from_slice(&self.number.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.more.to_le_bytes());
         bytes
     }
 
-    /// `None`: too short, or of a kind that is not known here.
+    /// The version of the protocol that a message was sent in.
+    fn protocol(bytes: &[u8]) -> Option<u32> {
+        Some(u32::from_le_bytes(bytes.get(12..16)?.try_into().ok()?))
+    }
+
+    /// `None`: too short.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let long = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let what = *ALL.get(word(0)? as usize)?;
+        let what = What(word(0)?);
         let owner = bytes.get(16..32)?.try_into().ok()?;
         let key = Key { owner, kind: Kind(word(4)?), slot: word(8)? };
         Some(Self { what, key, number: long(32)?, more: long(40)? })
@@ -107,6 +129,13 @@ pub(crate) fn send(
     let header = message.to_bytes();
     let parts = [IoSlice::new(&header), IoSlice::new(data[0]), IoSlice::new(data[1]), IoSlice::new(data[2])];
     send_parts(socket, &parts, fds, SendFlags::NOSIGNAL).map(|_| ())
+}
+
+/// Sends a message, if the other side is not far behind.
+pub(crate) fn tell(socket: BorrowedFd<'_>, message: Message, data: &[u8]) -> Result<(), Errno> {
+    let header = message.to_bytes();
+    let parts = [IoSlice::new(&header), IoSlice::new(data)];
+    send_parts(socket, &parts, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(|_| ())
 }
 
 /// Sends bytes as they are. Returns how many were taken.
@@ -132,6 +161,8 @@ pub(crate) fn send_parts(
 /// What came: the message, what follows it, its descriptors.
 pub(crate) struct Received<'a> {
     pub(crate) message: Option<Message>,
+    /// The version of its sender's protocol.
+    pub(crate) protocol: u32,
     pub(crate) data: &'a [u8],
     pub(crate) fds: Vec<OwnedFd>,
 }
@@ -164,5 +195,5 @@ pub(crate) fn receive<'a>(
     let whole = !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
     let (header, data) = buffer.get(..received.bytes).unwrap_or_default().split_at(SIZE.min(received.bytes));
     let message = if whole { Message::from_bytes(header) } else { None };
-    Ok(Some(Received { message, data, fds }))
+    Ok(Some(Received { message, protocol: Message::protocol(header).unwrap_or(0), data, fds }))
 }
