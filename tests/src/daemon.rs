@@ -49,7 +49,10 @@ impl Daemon {
     }
 
     /// The binary under test: `MILLRACE_BIN`, or the one that was built with this test.
-    pub(crate) fn binary() -> PathBuf {
+    ///
+    /// # Panics
+    /// When it was not built.
+    pub fn binary() -> PathBuf {
         if let Some(path) = std::env::var_os("MILLRACE_BIN") {
             return path.into();
         }
@@ -59,6 +62,32 @@ impl Daemon {
         let advice = "build it in this profile (cargo build -p millrace), or name it in MILLRACE_BIN";
         assert!(path.is_file(), "there is no {}: {advice}", path.display());
         path
+    }
+
+    /// The same program with the next version of its layouts.
+    ///
+    /// # Panics
+    /// When it was not built.
+    pub fn next_binary() -> PathBuf {
+        let path = Self::binary().with_file_name("millrace-next");
+        assert!(path.is_file(), "there is no {}: scripts/build-next builds it", path.display());
+        path
+    }
+
+    /// Has another binary take the worker's place, on trial for so many seconds; how long guests waited in microseconds, or why the old
+    /// one serves.
+    pub fn upgrade(&self, binary: &Path, trial: u64) -> Result<u64, String> {
+        let (path, trial) = (binary.to_str().expect("a path in UTF-8"), trial.to_string());
+        let view = self.try_run(&["upgrade", "--binary", path, "--trial", &trial, "--json"])?;
+        let view: Value = serde_json::from_str(&view).unwrap_or_else(|error| panic!("{error} in {view}"));
+        assert_eq!(view["state"], "done");
+        Ok(view["pause_micros"].as_u64().expect("a pause"))
+    }
+
+    /// What the worker runs.
+    pub fn worker_binary(&self) -> PathBuf {
+        let worker = eventually("a worker", || self.worker());
+        fs::read_link(format!("/proc/{worker}/exe")).expect("the worker's binary")
     }
 
     fn launch(&mut self) {

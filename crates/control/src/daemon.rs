@@ -7,13 +7,12 @@ use std::{
         unix::fs::PermissionsExt,
     },
     path::{Path, PathBuf},
-    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
 use millrace_engine::{Engine, EngineError, Placement, Polling, ShardConfig, ShardsError, parse_shards};
-use millrace_keeper::{Key, Kind, Link, Predecessor};
+use millrace_keeper::{Key, Kind, Link, LinkError, Predecessor, Word};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::{
@@ -31,6 +30,7 @@ use crate::{
     manager::{DeviceView, Manager, RestoreError, Settings},
     model::{AttachSpec, DeviceSpec, VolumeSpec},
     store::{Store, StoreError},
+    upgrade::layouts,
 };
 
 /// How long requests in progress may still take when the daemon stops.
@@ -51,8 +51,6 @@ pub struct ServeOptions {
     pub polling: Option<PollingMode>,
     /// How devices are spread.
     pub placement: Option<PlacementMode>,
-    /// Who holds what must outlive this process, and says when to stop; signals say it otherwise.
-    pub keeper: Option<Arc<Link>>,
 }
 
 /// One disk in the foreground, without any state.
@@ -93,6 +91,9 @@ pub enum DaemonError {
     /// The foreground disk cannot be made.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// The keeper cannot be worked with.
+    #[error(transparent)]
+    Keeper(#[from] LinkError),
     /// The system refused something else.
     #[error("{what}: {source}")]
     Io {
@@ -114,11 +115,30 @@ fn raise_file_limit() {
     }
 }
 
-/// Runs the daemon until it is told to stop by SIGTERM or SIGINT. `ready` is called with the API's socket when it answers.
-pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), DaemonError> {
-    // Everything that can be wrong without touching anything comes first.
-    let predecessor = options.keeper.as_ref().and_then(|keeper| keeper.predecessor());
-    let declared = match options.config.as_deref().map(Declared::read).transpose() {
+/// How the daemon comes to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Guests lose their devices.
+    Stop,
+    /// Everything is left to another worker: the process is to end without putting anything away.
+    LetGo,
+}
+
+/// Runs the daemon until its keeper, at the other end of `link`, tells it to stop or to let go.
+pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
+    // Everything that can be wrong without touching anything comes first, and what takes time: in an upgrade, guests do not wait for it.
+    let declared = options.config.as_deref().map(Declared::read).transpose();
+    let from_file = declared.as_ref().ok().and_then(Option::as_ref);
+    let shards = options.shards.as_deref().or_else(|| from_file.and_then(|declared| declared.shards.as_deref()));
+    let polling = options.polling.or_else(|| from_file.and_then(|declared| declared.polling)).unwrap_or_default();
+    let placement = options.placement.or_else(|| from_file.and_then(|declared| declared.placement)).unwrap_or_default();
+    let shards = shard_configs(shards.unwrap_or("1"), polling)?;
+    raise_file_limit();
+    let runtime = runtime()?;
+    let engine = Engine::start(shards)?;
+    let keeper = Arc::new(Link::begin(link, &layouts())?);
+    let predecessor = keeper.predecessor();
+    let declared = match declared {
         // What it once declared is stored; guests do not wait for a file that is being edited.
         Err(error) if predecessor.is_some() => {
             tracing::error!(%error, "the configuration file is left aside");
@@ -126,15 +146,7 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
         }
         other => other?,
     };
-    let from_file = declared.as_ref();
-    let shards = options.shards.as_deref().or_else(|| from_file.and_then(|declared| declared.shards.as_deref()));
-    let polling = options.polling.or_else(|| from_file.and_then(|declared| declared.polling)).unwrap_or_default();
-    let placement = options.placement.or_else(|| from_file.and_then(|declared| declared.placement)).unwrap_or_default();
-    let shards = shard_configs(shards.unwrap_or("1"), polling)?;
-
-    raise_file_limit();
-    let keeper = options.keeper.as_ref();
-    let run_dir = RunDir::take(&options.run_dir, keeper.map(Arc::as_ref))?;
+    let run_dir = RunDir::take(&options.run_dir, Some(&keeper))?;
     make_private(&options.state_dir)?;
     let store = Store::open(&options.state_dir)?;
     let settings = Settings {
@@ -144,30 +156,41 @@ pub fn serve(options: &ServeOptions, ready: impl FnOnce(&Path)) -> Result<(), Da
             PlacementMode::Device => Placement::Device,
             PlacementMode::Disk => Placement::Disk,
         },
-        keeper: options.keeper.clone(),
+        keeper: Some(Arc::clone(&keeper)),
     };
-    let kept = keeper.and_then(|keeper| keeper.take(Key::of_daemon(Kind::API)));
+    let kept = keeper.take(Key::of_daemon(Kind::API));
     let socket = run_dir.api_socket(kept.is_some())?;
-    let manager =
-        Manager::start(settings, store, Engine::start(shards)?, declared.as_ref().filter(|_| predecessor.is_none()))?;
-    if let Some(Predecessor { signal, pid, died_micros, .. }) = predecessor {
-        let pause_micros = monotonic_micros().saturating_sub(died_micros);
-        tracing::warn!(pid, ?signal, pause_micros, "the worker before this one has died; its guests go on");
-    }
-    let result = run(|| async {
+    let manager = Manager::start(settings, store, engine, declared.as_ref().filter(|_| predecessor.is_none()))?;
+    log_predecessor(predecessor);
+    let result = run(runtime, async || {
         let listener = match kept {
             Some(held) => taken_listener(held.fd)?,
-            None => bind(&socket, keeper.map(Arc::as_ref))?,
+            None => bind(&socket, &keeper)?,
         };
-        api_until_told(&socket, listener, &manager, keeper, ready).await
+        api_until_told(listener, &manager, &keeper).await
     });
+    if matches!(result, Ok(End::LetGo)) {
+        // Nothing of it is dropped: sockets stay in their places, and devices where they are.
+        std::mem::forget(manager);
+        return Ok(());
+    }
     manager.shutdown();
     if let Err(error) = fs::remove_file(&socket)
         && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(path = %socket.display(), %error, "the API's socket stays behind");
     }
-    result
+    result.map(|_| ())
+}
+
+fn log_predecessor(predecessor: Option<Predecessor>) {
+    let Some(Predecessor { signal, pid, died_micros, let_go, .. }) = predecessor else { return };
+    let pause_micros = monotonic_micros().saturating_sub(died_micros);
+    if let_go {
+        tracing::info!(pid, pause_micros, "the worker before this one has let go; its guests go on");
+    } else {
+        tracing::warn!(pid, ?signal, pause_micros, "the worker before this one has died; its guests go on");
+    }
 }
 
 /// Serves one disk until it is told to stop by SIGTERM or SIGINT. `ready` is called when its socket listens.
@@ -182,15 +205,15 @@ pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Res
         let attach = AttachSpec { volume: volume.name, nsid: None, read_only: disk.read_only };
         manager.attach(device.name.as_str(), &attach)?;
         let device = manager.device(device.name.as_str())?;
-        run(async || {
+        run(runtime()?, async || {
             let told = signalled()?;
             ready(&device);
             told.await;
-            Ok(())
+            Ok(End::Stop)
         })
     })();
     manager.shutdown();
-    result
+    result.map(|_| ())
 }
 
 fn monotonic_micros() -> u64 {
@@ -212,24 +235,28 @@ fn absolute(path: &Path) -> Result<PathBuf, DirError> {
     std::path::absolute(path).map_err(failed(path, "use the path"))
 }
 
-/// Runs a future on this thread.
-fn run<F: Future<Output = Result<(), DaemonError>>>(future: impl FnOnce() -> F) -> Result<(), DaemonError> {
+fn runtime() -> Result<runtime::Runtime, DaemonError> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|source| DaemonError::Io { what: "no runtime for the API", source })?;
+    runtime.map_err(|source| DaemonError::Io { what: "no runtime for the API", source })
+}
+
+/// Runs a future on this thread.
+fn run<F: Future<Output = Result<End, DaemonError>>>(
+    runtime: runtime::Runtime,
+    future: impl FnOnce() -> F,
+) -> Result<End, DaemonError> {
     let result = runtime.block_on(async { future().await });
-    // A request that hangs does not keep the daemon.
-    runtime.shutdown_timeout(GRACE);
+    match result {
+        // Requests that wait are the next worker's to answer, or nobody's.
+        Ok(End::LetGo) => runtime.shutdown_background(),
+        // A request that hangs does not keep the daemon.
+        _ => runtime.shutdown_timeout(GRACE),
+    }
     result
 }
 
-async fn api_until_told(
-    socket: &Path,
-    listener: UnixListener,
-    manager: &Arc<Manager>,
-    keeper: Option<&Arc<Link>>,
-    ready: impl FnOnce(&Path),
-) -> Result<(), DaemonError> {
-    let told = told_to_stop(keeper)?;
+async fn api_until_told(listener: UnixListener, manager: &Arc<Manager>, keeper: &Arc<Link>) -> Result<End, DaemonError> {
+    let told = told_to_end(keeper, manager)?;
     let (stop, stopping) = oneshot::channel::<()>();
     let server = axum::serve(listener, api::router(Arc::clone(manager)));
     let server = server.with_graceful_shutdown(async {
@@ -237,18 +264,20 @@ async fn api_until_told(
         let _ = stopping.await;
     });
     let serving = tokio::spawn(async move { server.await });
-    ready(socket);
-    told.await;
+    keeper.ready()?;
+    if told.await == End::LetGo {
+        return Ok(End::LetGo);
+    }
     tracing::info!("stopping");
     let _ = stop.send(());
     if tokio::time::timeout(GRACE, serving).await.is_err() {
         tracing::warn!("a request of the API was cut off");
     }
-    Ok(())
+    Ok(End::Stop)
 }
 
 /// The API's socket, which only its owner may connect to.
-fn bind(socket: &Path, keeper: Option<&Link>) -> Result<UnixListener, DaemonError> {
+fn bind(socket: &Path, keeper: &Link) -> Result<UnixListener, DaemonError> {
     // Bound under another name first: there is no moment in which others could connect.
     let hidden = socket.with_extension("new");
     match fs::remove_file(&hidden) {
@@ -258,7 +287,7 @@ fn bind(socket: &Path, keeper: Option<&Link>) -> Result<UnixListener, DaemonErro
     let listener = UnixListener::bind(&hidden).map_err(failed(&hidden, "make the API's socket"))?;
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600)).map_err(failed(&hidden, "make it private"))?;
     fs::rename(&hidden, socket).map_err(failed(socket, "put the API's socket in place"))?;
-    if let Some(Err(error)) = keeper.map(|keeper| keeper.put(Key::of_daemon(Kind::API), listener.as_fd())) {
+    if let Err(error) = keeper.put(Key::of_daemon(Kind::API), listener.as_fd()) {
         tracing::warn!(%error, "the API's socket is not kept");
     }
     Ok(listener)
@@ -272,22 +301,39 @@ fn taken_listener(socket: OwnedFd) -> Result<UnixListener, DaemonError> {
     UnixListener::from_std(listener).map_err(failed)
 }
 
-/// Finished when the process is told to stop: by its keeper, or by a signal.
-fn told_to_stop(keeper: Option<&Arc<Link>>) -> Result<Pin<Box<dyn Future<Output = ()>>>, DaemonError> {
-    let Some(keeper) = keeper.map(Arc::clone) else { return Ok(Box::pin(signalled()?)) };
+/// Finished when the keeper tells the process to end.
+fn told_to_end(keeper: &Arc<Link>, manager: &Arc<Manager>) -> Result<impl Future<Output = End>, DaemonError> {
     // What is sent to all processes of a service or a terminal is the keeper's to understand.
     drop(signalled()?);
+    let (keeper, manager) = (Arc::clone(keeper), Arc::clone(manager));
     let (tell, told) = oneshot::channel();
     let wait = move || {
-        keeper.wait_for_stop();
-        let _ = tell.send(());
+        let _ = tell.send(hear(&keeper, &manager));
     };
     let spawned = std::thread::Builder::new().name("millrace-stop".to_owned()).spawn(wait);
     spawned.map_err(|source| DaemonError::Io { what: "no thread for the keeper's word", source })?;
-    Ok(Box::pin(async {
-        // The sender gone means the same.
-        let _ = told.await;
-    }))
+    // The sender gone means the same as its word to stop.
+    Ok(async { told.await.unwrap_or(End::Stop) })
+}
+
+/// Does what the keeper says, until it says to end.
+fn hear(keeper: &Link, manager: &Manager) -> End {
+    loop {
+        match keeper.listen() {
+            Word::Stop => return End::Stop,
+            Word::Upgraded(upgraded) => manager.note_upgraded(&upgraded),
+            Word::Settled => manager.end_trial(),
+            Word::LetGo(theirs) => match manager.let_go(&theirs) {
+                Ok(()) => return End::LetGo,
+                Err(error) => {
+                    tracing::warn!(%error, "the new binary cannot take over");
+                    if keeper.refuse().is_err() {
+                        return End::Stop;
+                    }
+                }
+            },
+        }
+    }
 }
 
 /// Finished when the process is told to stop. Signals count from the call on.

@@ -46,6 +46,8 @@ pub(crate) struct Restored {
 pub(crate) struct LiveStatus {
     pub(crate) connected: bool,
     pub(crate) phase: &'static str,
+    /// Version of the state region's layout, where there is one.
+    pub(crate) state_layout: Option<u32>,
     pub(crate) counters: DeviceCounters,
 }
 
@@ -95,6 +97,26 @@ impl LiveDevice {
         let key = self.key;
         let resume = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.resume(cx));
         self.shard.call_wait(resume)?.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+
+    /// Has it take no more commands, for another worker is about to go on.
+    pub(crate) fn hold(&self) -> Result<(), ControlError> {
+        self.call(NvmeDevice::hold)
+    }
+
+    /// Whether the commands of a device that is held have finished.
+    pub(crate) fn is_held(&self) -> Result<bool, ControlError> {
+        self.call(|device| device.is_held())
+    }
+
+    /// Leaves it to another worker, as one of this version of the state region understands it.
+    pub(crate) fn leave(&self, state_version: u16) -> Result<(), ControlError> {
+        self.call(move |device| device.leave(state_version))
+    }
+
+    /// Nobody goes back to the worker before this one.
+    pub(crate) fn settle(&self) -> Result<(), ControlError> {
+        self.call(NvmeDevice::settle)
     }
 
     /// The shard's number.
@@ -218,6 +240,7 @@ impl From<DeviceStatus> for LiveStatus {
                 DevicePhase::ShutDown => "shut down",
                 DevicePhase::Failed => "failed",
             },
+            state_layout: Some(status.state_layout),
             counters: DeviceCounters {
                 read_commands: counters.read_commands,
                 write_commands: counters.write_commands,

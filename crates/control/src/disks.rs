@@ -63,6 +63,39 @@ impl Live {
         }
     }
 
+    /// Has it take no more commands, for another worker is about to go on. A virtio disk needs no telling: what is under way is on record
+    /// with its machine, which connects again.
+    pub(crate) fn hold(&self) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.hold(),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
+    /// Whether the commands of a device that is held have finished.
+    pub(crate) fn is_held(&self) -> Result<bool, ControlError> {
+        match self {
+            Self::Controller(device) => device.is_held(),
+            Self::Disk(_) => Ok(true),
+        }
+    }
+
+    /// Leaves it to another worker, as one of this version of the state region understands it.
+    pub(crate) fn leave(&self, state_version: u16) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.leave(state_version),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
+    /// Nobody goes back to the worker before this one.
+    pub(crate) fn settle(&self) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.settle(),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
     /// Where its guests connect.
     pub(crate) fn socket(&self) -> &PathBuf {
         match self {
@@ -227,6 +260,7 @@ impl From<DeviceStatus> for LiveStatus {
                 DevicePhase::Running => "running",
                 DevicePhase::Failed => "failed",
             },
+            state_layout: None,
             counters: DeviceCounters {
                 read_commands: counters.read_commands,
                 write_commands: counters.write_commands,

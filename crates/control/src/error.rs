@@ -245,6 +245,18 @@ pub enum ControlError {
         #[source]
         source: std::io::Error,
     },
+    /// An upgrade cannot begin.
+    #[error("no upgrade: {why}")]
+    Upgrade {
+        /// Why.
+        why: String,
+    },
+    /// One upgrade at a time.
+    #[error("an upgrade is under way")]
+    Upgrading,
+    /// There was none.
+    #[error("there was no upgrade since the daemon started")]
+    NoUpgrade,
     /// The daemon is on its way out.
     #[error("the daemon is stopping")]
     Stopping,
@@ -277,7 +289,7 @@ impl ControlError {
     /// What kind of failure it is.
     pub fn class(&self) -> Class {
         match self {
-            Self::NoVolume { .. } | Self::NoDevice { .. } | Self::NotAttached { .. } => Class::Missing,
+            Self::NoVolume { .. } | Self::NoDevice { .. } | Self::NotAttached { .. } | Self::NoUpgrade => Class::Missing,
             Self::VolumeExists { .. }
             | Self::DeviceExists { .. }
             | Self::VolumeAttached { .. }
@@ -294,12 +306,14 @@ impl ControlError {
             | Self::AttachedAlready { .. }
             | Self::DiskTaken { .. }
             | Self::OtherKind { .. }
+            | Self::Upgrading
             | Self::Disk(virtio_blk::DeviceError::OtherKind { .. })
             | Self::Volume(VolumeError::InUse { .. })
             | Self::Socket { source: ListenerError::InUse { .. } | ListenerError::NotASocket { .. }, .. } => Class::Conflict,
             Self::NsidRange { .. }
             | Self::Invalid { .. }
             | Self::BadSize { .. }
+            | Self::Upgrade { .. }
             | Self::NoNamespaces { .. }
             | Self::Volume(_)
             | Self::Graph { .. }
@@ -345,6 +359,9 @@ impl ControlError {
             Self::Engine(_) => "engine",
             Self::Store(_) => "store",
             Self::Account { .. } => "account",
+            Self::Upgrade { .. } => "upgrade",
+            Self::Upgrading => "upgrading",
+            Self::NoUpgrade => "no-upgrade",
             Self::Stopping => "stopping",
         }
     }
@@ -383,7 +400,10 @@ impl ControlError {
             Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 "with a size (--size) the file is created; its directory must exist".to_owned()
             }
+            Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),
             Self::AttachedAlready { .. }
+            | Self::Upgrade { .. }
+            | Self::NoUpgrade
             | Self::ReadOnly { .. }
             | Self::NsidRange { .. }
             | Self::Invalid { .. }

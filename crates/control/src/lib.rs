@@ -30,6 +30,7 @@ mod model;
 mod name;
 mod size;
 mod store;
+mod upgrade;
 mod usage;
 
 pub use api::{Problem, openapi};
@@ -48,4 +49,5 @@ pub use model::{
 pub use name::{Name, NameError};
 pub use size::{Size, SizeError};
 pub use store::StoreError;
+pub use upgrade::{UpgradeSpec, UpgradeState, UpgradeView, layouts};
 pub use usage::{UsageBy, UsageQuestion, UsageRow};

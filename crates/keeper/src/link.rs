@@ -233,9 +233,9 @@ impl Link {
         if self.is_on_trial() { self.before.common(layout).unwrap_or(layout.newest) } else { layout.newest }
     }
 
-    /// Whether anything is held for an owner that nobody took yet.
-    pub fn holds(&self, owner: [u8; 16]) -> bool {
-        self.held().keys().any(|key| key.owner == owner)
+    /// Whether something was held under a key that nobody took yet.
+    pub fn is_held(&self, key: Key) -> bool {
+        self.held().contains_key(&key)
     }
 
     fn held(&self) -> MutexGuard<'_, BTreeMap<Key, Held>> {

@@ -62,6 +62,10 @@ pub(crate) enum Command {
     Usage(UsageArgs),
     /// Show how the daemon is doing
     Status,
+    /// Have the daemon go on with another binary, under running guests
+    Upgrade(UpgradeArgs),
+    /// Show which layouts of what outlives the daemon's worker this binary reads and writes
+    Layouts,
     /// Print the daemon's metrics (OpenMetrics text)
     Metrics,
     /// Serve one NVMe disk in the foreground, without daemon and state
@@ -117,6 +121,19 @@ impl ServeArgs {
             PlacementArg::Disk => PlacementMode::Disk,
         })
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpgradeArgs {
+    /// The new binary [default: the one that this command runs]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) binary: Option<PathBuf>,
+    /// How long the old binary takes over again if the new one fails, in seconds
+    #[arg(long, default_value_t = 10, value_name = "SECONDS")]
+    pub(crate) trial: u64,
+    /// Only show how the last upgrade went
+    #[arg(long, conflicts_with_all = ["binary", "trial"])]
+    pub(crate) show: bool,
 }
 
 #[derive(Debug, Args)]

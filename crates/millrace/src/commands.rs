@@ -17,8 +17,10 @@ use crate::{
 };
 
 mod stacks;
+mod upgrade;
 mod usage;
 
+pub(crate) use upgrade::{layouts, upgrade};
 pub(crate) use usage::usage;
 
 type Done = Result<(), Box<dyn Error>>;
@@ -244,6 +246,7 @@ fn device_facts(view: &DeviceView) -> String {
         ("guest", guest(view)),
         ("serial", view.serial.clone()),
     ];
+    list.extend(view.state_layout.map(|version| ("state layout", version.to_string())));
     list.extend(view.subnqn.as_ref().map(|subnqn| ("subsystem", subnqn.clone())));
     if let Some(nvme) = &view.nvme {
         list.extend([

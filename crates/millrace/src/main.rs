@@ -51,6 +51,8 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
         Command::Device { command } => commands::device(&global, command),
         Command::Usage(args) => commands::usage(&global, &args),
         Command::Status => commands::status(&global),
+        Command::Upgrade(args) => commands::upgrade(&global, &args),
+        Command::Layouts => commands::layouts(&global),
         Command::Metrics => commands::metrics(&global),
         Command::Bench(options) => Ok(bench::run(&global, options)?),
         Command::Completions { shell } => {

@@ -5,11 +5,10 @@ use std::{
     ffi::OsString,
     os::{fd::AsFd, unix::process::CommandExt},
     path::{Path, absolute},
-    sync::Arc,
 };
 
 use millrace_control::{API_SOCKET, DeviceKind, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec};
-use millrace_keeper::{Event, Keeper, Link, Outcome};
+use millrace_keeper::{Keeper, Outcome};
 
 use crate::{
     cli::{Global, NvmeCommand, ServeArgs},
@@ -21,19 +20,16 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     // It says nothing; wrong settings are told by the worker.
     let _ = args;
     let (words, run_dir) = (worker_words(std::env::args_os()), global.run_dir());
-    let worker = || {
-        // What this process runs, even if another version has been installed in its place.
-        let mut command = std::process::Command::new("/proc/self/exe");
+    let worker = |binary: &Path| {
+        let mut command = std::process::Command::new(binary);
         command.arg0("millrace").args(&words).env_remove("NOTIFY_SOCKET");
         command
     };
-    let outcome = Keeper::new()?.run(worker, |event| {
-        if let Event::Ready { first: true, .. } = event {
-            announce(&format!("millrace: ready on {}", run_dir.join(API_SOCKET).display()));
-            notify::ready();
-        }
-    })?;
-    match outcome {
+    let started = || {
+        announce(&format!("millrace: ready on {}", run_dir.join(API_SOCKET).display()));
+        notify::ready();
+    };
+    match Keeper::new(worker, started)?.run()? {
         Outcome::Stopped => Ok(()),
         // It has said why.
         Outcome::NeverServed(code) | Outcome::StoppedBadly(code) => std::process::exit(code.unwrap_or(1)),
@@ -61,7 +57,8 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
-    let keeper = Arc::new(Link::begin(socket)?);
+    // It was started by a descriptor's number.
+    rustix::thread::set_name(c"millrace")?;
     let _log = logging::start(&args.log)?;
     let options = ServeOptions {
         config: args.config.clone(),
@@ -70,13 +67,8 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
         shards: args.shards.clone(),
         polling: args.polling(),
         placement: args.placement(),
-        keeper: Some(Arc::clone(&keeper)),
     };
-    let ready = |_: &Path| match keeper.ready() {
-        Ok(()) => {}
-        Err(error) => tracing::error!(%error, "the keeper could not be told that guests are served"),
-    };
-    Ok(millrace_control::serve(&options, ready)?)
+    Ok(millrace_control::serve(&options, socket)?)
 }
 
 pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {

@@ -27,6 +27,7 @@ use crate::{
     error::ControlError,
     manager::{DeviceView, HistoryEntry, Manager, NamespaceView, Status, VolumeView},
     model::{AttachSpec, DeviceForm, DeviceSpec, ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec},
+    upgrade::{UpgradeSpec, UpgradeView},
     usage::{UsageQuestion, UsageRow},
 };
 
@@ -48,6 +49,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/devices/{name}/namespaces", get(list_namespaces).post(attach))
         .route("/v1/devices/{name}/namespaces/{nsid}", delete(detach).get(show_namespace))
         .route("/v1/usage", get(usage))
+        .route("/v1/upgrade", get(show_upgrade).post(upgrade))
         .route("/v1/status", get(status))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(async || Json(openapi())))
@@ -82,6 +84,8 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         show_namespace,
         detach,
         usage,
+        upgrade,
+        show_upgrade,
         status,
         metrics
     )
@@ -326,6 +330,29 @@ async fn usage(
 ) -> Answer<Vec<UsageRow>> {
     let Query(question) = question.map_err(|rejection| Problem::bad_body(rejection.status(), &rejection.body_text()))?;
     blocking(manager, move |manager| manager.usage(&question)).await.map(Json)
+}
+
+#[utoipa::path(
+    post, path = "/v1/upgrade", request_body = UpgradeSpec,
+    responses(
+        (status = 202, description = "The new binary is being started; GET tells how it goes, answered by whoever serves then", body = UpgradeView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn upgrade(State(manager): State<Arc<Manager>>, Body(spec): Body<UpgradeSpec>) -> Created<UpgradeView> {
+    let view = blocking(manager, move |manager| manager.upgrade(&spec)).await?;
+    Ok((StatusCode::ACCEPTED, Json(view)))
+}
+
+#[utoipa::path(
+    get, path = "/v1/upgrade",
+    responses(
+        (status = 200, description = "The last upgrade", body = UpgradeView),
+        (status = "default", description = "There was none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn show_upgrade(State(manager): State<Arc<Manager>>) -> Answer<UpgradeView> {
+    blocking(manager, Manager::last_upgrade).await.map(Json)
 }
 
 #[utoipa::path(get, path = "/v1/status", responses((status = 200, description = "The daemon", body = Status)))]

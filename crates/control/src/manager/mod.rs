@@ -17,6 +17,7 @@ mod graphs;
 mod host;
 mod restore;
 mod shutdown;
+mod upgrade;
 mod views;
 mod volumes;
 
@@ -76,6 +77,7 @@ pub struct Manager {
     loads: Mutex<Vec<Load>>,
     account: Account,
     started: Instant,
+    upgraded: Mutex<upgrade::LastUpgrade>,
 }
 
 /// What exists.
@@ -146,8 +148,15 @@ impl Manager {
             engine: Mutex::new(Some(engine)),
             host: Arc::new(link),
             started: Instant::now(),
+            upgraded: Mutex::default(),
         });
-        manager.restore(declared)?;
+        if let Err(error) = manager.restore(declared) {
+            if manager.settings.keeper.is_some() {
+                // What is kept is another worker's to go on with: nothing of it may be put away in order.
+                std::mem::forget(Arc::clone(&manager));
+            }
+            return Err(error);
+        }
         let thread = HostThread::new(Arc::downgrade(&manager), requests);
         let spawned = thread::Builder::new().name("millrace-host".to_owned()).spawn(move || thread.run());
         spawned.map_err(RestoreError::Thread)?;

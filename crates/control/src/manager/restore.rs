@@ -32,6 +32,12 @@ pub enum RestoreError {
     /// The configuration file cannot be applied.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The binary before this one can serve a guest as this one cannot.
+    #[error("{what}; the upgrade is called off")]
+    Trial {
+        /// What is missing.
+        what: String,
+    },
     /// The system gave no thread.
     #[error("no thread for guests' requests: {0}")]
     Thread(#[source] io::Error),
@@ -61,7 +67,24 @@ impl Manager {
         if let Some(declared) = declared {
             self.apply(&mut inner, declared)?;
         }
+        self.stand_trial(&inner)?;
         self.resume(&inner);
+        Ok(())
+    }
+
+    /// While another binary can take over again, no guest loses a device or a namespace that this one cannot bring back.
+    fn stand_trial(&self, inner: &Inner) -> Result<(), RestoreError> {
+        if !self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {
+            return Ok(());
+        }
+        for (name, device) in &inner.devices {
+            let what = match (&device.live, device.failed.first_key_value()) {
+                (Err(reason), _) => format!("device {name}: {reason}"),
+                (Ok(_), Some((nsid, reason))) => format!("device {name}: namespace {nsid}: {reason}"),
+                (Ok(_), None) => continue,
+            };
+            return Err(RestoreError::Trial { what });
+        }
         Ok(())
     }
 
@@ -79,6 +102,14 @@ impl Manager {
                 tracing::error!(device = %device.record.spec.name, %error, "the device does not go on with its guest");
             }
         }
+        // The binary before this one may know what is strange to this one.
+        if !self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {
+            self.drop_untaken();
+        }
+    }
+
+    /// Lets go of what is kept and nobody needs.
+    pub(super) fn drop_untaken(&self) {
         let Some(keeper) = &self.settings.keeper else { return };
         match keeper.drop_untaken() {
             Ok(0) => {}

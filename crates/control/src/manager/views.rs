@@ -105,6 +105,9 @@ pub struct DeviceView {
     /// Where it stands. A controller: disabled, ready, resetting, shut down or failed (the guest must reset it). A virtio disk:
     /// stopped, running or failed. Absent while the device has failed.
     pub phase: Option<String>,
+    /// Version of the layout in which its state outlives the daemon's worker; absent of a virtio disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_layout: Option<u32>,
     /// What it has done.
     pub counters: DeviceCounters,
     /// Its namespaces; of a virtio disk its volume, with identifier 1.
@@ -334,6 +337,7 @@ impl Manager {
             reason,
             connected: status.as_ref().is_some_and(|status| status.connected),
             phase: status.as_ref().map(|status| status.phase.to_owned()),
+            state_layout: status.as_ref().and_then(|status| status.state_layout),
             counters: status.map(|status| status.counters).unwrap_or_default(),
             namespaces: record.namespaces.iter().map(|namespace| inner.show(device, namespace)).collect(),
         }

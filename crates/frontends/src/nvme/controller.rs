@@ -182,7 +182,7 @@ impl Controller {
     /// A disabled controller without memory, namespaces or interrupts.
     pub(crate) fn new(config: Config, host: std::sync::Arc<dyn Host>) -> std::io::Result<Self> {
         let state = Shared::<DeviceState>::new("millrace-device-state")?;
-        state.version.set(state::LAYOUT_VERSION);
+        state.version.set(state::LAYOUT.newest.into());
         state.shape.iter().zip(keep::shape(&config)).for_each(|(cell, word)| cell.set(word));
         state::commit();
         state.magic.set(state::MAGIC);
@@ -248,7 +248,7 @@ impl Controller {
             work += self.redo(cx);
         }
         if self.phase == Phase::Ready {
-            if !self.lifecycle.paused && self.again.is_empty() {
+            if !self.lifecycle.paused && !self.lifecycle.held && self.again.is_empty() {
                 work += self.take_commands(cx);
             }
             stages::enter(Stage::Other);

@@ -147,6 +147,8 @@ pub struct NvmeDevice {
     counted: u64,
     /// It goes on from another worker's state, and waits until its namespaces are there.
     waits: bool,
+    /// It was left to another worker: whatever comes is that one's.
+    left: bool,
     log: LogLimit,
 }
 
@@ -202,6 +204,7 @@ impl NvmeDevice {
             armed: false,
             leaving: Vec::new(),
             waits: false,
+            left: false,
             log: LogLimit::default(),
         })
     }
@@ -231,6 +234,30 @@ impl NvmeDevice {
         if std::mem::take(&mut self.waits) {
             tracing::info!(device = self.name(), phase = ?self.controller.phase, "goes on with its guest");
             self.serve(cx);
+        }
+    }
+
+    /// Takes no more commands: another worker is about to go on. Those in flight finish.
+    pub fn hold(&mut self) {
+        self.controller.lifecycle.held = true;
+    }
+
+    /// Whether every command that was taken is completed, but for those that wait for something to happen.
+    pub fn is_held(&self) -> bool {
+        self.controller.lifecycle.held && self.controller.is_quiet() && !self.controller.sink.has_results()
+    }
+
+    /// Leaves everything as it is to another worker, whose state regions have this version. What is still in flight it will carry out
+    /// again.
+    pub fn leave(&mut self, state_version: u16) {
+        self.controller.convert_state(Some(state_version));
+        self.left = true;
+    }
+
+    /// The worker before this one does not take over again: the state may have the newest layout.
+    pub fn settle(&mut self) {
+        if self.controller.kept.is_some() {
+            self.controller.convert_state(None);
         }
     }
 
@@ -583,7 +610,7 @@ impl millrace_engine::Device for NvmeDevice {
     }
 
     fn poll(&mut self, cx: &mut ShardContext<'_>) -> usize {
-        if self.waits {
+        if self.waits || self.left {
             return 0;
         }
         let busy = &self.controller.state.survival.busy;
@@ -598,6 +625,9 @@ impl millrace_engine::Device for NvmeDevice {
     }
 
     fn event(&mut self, cx: &mut ShardContext<'_>, token: u32) {
+        if self.left {
+            return;
+        }
         self.controller.state.survival.busy.set(1);
         match token {
             LISTENER if !self.waits => self.accept(cx),
@@ -609,13 +639,14 @@ impl millrace_engine::Device for NvmeDevice {
     }
 
     fn arm(&mut self, _: &mut ShardContext<'_>) -> Readiness {
-        if self.waits {
+        if self.waits || self.left {
             return Readiness::Block;
         }
         if self.is_busy() {
             return Readiness::Busy;
         }
-        if self.controller.phase == Phase::Ready && !self.controller.lifecycle.paused {
+        let takes = !self.controller.lifecycle.paused && !self.controller.lifecycle.held;
+        if self.controller.phase == Phase::Ready && takes {
             let shared = self.controller.config.doorbells == DoorbellMode::Shared;
             if !shared {
                 self.armed = self.controller.arm_event_indexes();

@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace_keeper::{Held, Key, Kind, Link};
+use millrace_keeper::{Held, Key, Kind, Layout, Link};
 use millrace_memory::{GuestAddress, GuestMemory, MAX_REGIONS, MapError, Protection, Shared};
 use millrace_vfio_user::{Capabilities, Errno, Keep, Resumed};
 use zerocopy::FromBytes;
@@ -33,7 +33,9 @@ use super::{
 };
 
 /// Version of [`ClientState`]'s layout.
-const CLIENT_VERSION: u32 = 1;
+const CLIENT_LAYOUT: Layout = Layout { name: "client", oldest: 1, newest: 1 };
+/// What a device leaves to the next worker, beside descriptors; of the page of doorbells the specification is the layout.
+pub const LAYOUTS: [Layout; 3] = [state::LAYOUT, super::records::LAYOUT, CLIENT_LAYOUT];
 /// Why a device is no longer served.
 pub(crate) const OUT_OF_SERVICE: &str = "it has ended the process that serves it twice in a row";
 /// Workers in a row that a device may end.
@@ -121,6 +123,11 @@ impl Kept {
         self.link.take(self.key(kind))
     }
 
+    /// Whether the last worker left a client that nobody took yet.
+    fn has_client(&self) -> bool {
+        self.link.is_held(self.key(Kind::CONNECTION))
+    }
+
     /// The client is gone.
     pub(crate) fn drop_client(&self) {
         said(self.link.drop_kinds(self.owner, Kind::CONNECTION, Kind::LAST_OF_CLIENT));
@@ -133,15 +140,18 @@ impl Kept {
     pub(crate) fn take_state(&self, config: &Config) -> Option<Shared<DeviceState>> {
         let held = self.take(Kind::STATE)?;
         let why = match Shared::<DeviceState>::from_file(held.fd) {
-            Ok(state) if state.magic.get() != state::MAGIC || state.version.get() != state::LAYOUT_VERSION => {
-                "it was left by another version"
-            }
+            Ok(state) if state.magic.get() != state::MAGIC || !state.is_understood() => "it was left by another version",
             Ok(state) if state.shape.each_ref().map(Cell::get) != shape(config) => "the device has other settings now",
             Ok(state) => return Some(state),
             Err(_) => "it has another size",
         };
         tracing::error!(device = config.name, why, "the device's state cannot be gone on with: its guest loses it");
         None
+    }
+
+    /// The version that a state region is to have now.
+    fn state_version(&self) -> u16 {
+        self.link.version_of(&state::LAYOUT)
     }
 
     /// Whether the worker before this one ended by a fault of its own, and how long it had served.
@@ -166,8 +176,12 @@ impl Controller {
         let doorbells = kept.take(Kind::DOORBELLS).and_then(|held| Shared::from_file(held.fd).ok());
         let records = kept.take(Kind::RECORDS).and_then(|held| Records::from_file(held.fd).ok());
         let Some(((state, doorbells), records)) = state.zip(doorbells).zip(records) else {
+            if kept.link.is_on_trial() && kept.has_client() {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "what the old binary left of it is not understood"));
+            }
             kept.drop_client();
             let mut controller = Self::new(config, host)?;
+            controller.state.convert(kept.state_version());
             controller.kept = Some(kept.clone());
             controller.io.set_unique(1 << 32 | u64::from(controller.config.cntlid));
             kept.put(Kind::STATE, controller.state.as_fd());
@@ -186,6 +200,9 @@ impl Controller {
             controller.remember(client);
         }
         controller.count_strike(kept.fault());
+        controller.state.convert(kept.state_version());
+        #[cfg(feature = "layout-next")]
+        tracing::debug!(device = controller.config.name, takeovers = controller.state.count_takeover(), "takes over");
         controller.resume();
         if let Some(Err(error)) = mapped {
             tracing::error!(device = controller.config.name, %error, "the guest's memory could not be mapped again");
@@ -201,6 +218,12 @@ impl Controller {
             controller.renew_doorbells()?;
         }
         Ok((controller, taken))
+    }
+
+    /// The state is to be left as a worker of this version understands it, or the newest one when nobody else takes over.
+    pub(crate) fn convert_state(&self, version: Option<u16>) {
+        let newest = self.kept.as_ref().map_or(state::LAYOUT.newest, Kept::state_version);
+        self.state.convert(version.unwrap_or(newest));
     }
 
     /// Remembers whether a namespace is attached.
@@ -267,7 +290,7 @@ impl Client {
     /// A client that has just come.
     pub(crate) fn begin(kept: &Kept, connection: BorrowedFd<'_>) -> io::Result<Rc<Self>> {
         let state = Shared::<ClientState>::new("millrace-client")?;
-        state.version.set(CLIENT_VERSION);
+        state.version.set(CLIENT_LAYOUT.newest.into());
         kept.put(Kind::CLIENT, state.as_fd());
         // From here on it exists.
         kept.put(Kind::CONNECTION, connection);
@@ -278,7 +301,7 @@ impl Client {
     fn take(kept: &Kept) -> Option<TakenClient> {
         let (connection, client) = (kept.take(Kind::CONNECTION)?, kept.take(Kind::CLIENT)?);
         let state = Shared::<ClientState>::from_file(client.fd).ok()?;
-        if state.version.get() != CLIENT_VERSION {
+        if state.version.get() != u32::from(CLIENT_LAYOUT.newest) {
             return None;
         }
         let handling = Some(state.handling.get()).filter(|handling| handling & HANDLING != 0);

@@ -51,6 +51,6 @@ mod status;
 
 pub use config::{Config, DoorbellMode, NamespaceQuota};
 pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, NamespaceStatus, NvmeDevice};
-pub use keep::Kept;
+pub use keep::{Kept, LAYOUTS};
 pub use millrace_nvme_spec::status::Status;
 pub use namespace::{Host, HostReply, Identity, Namespace};

@@ -26,6 +26,7 @@ use std::{
 };
 
 use millrace_engine::ShardContext;
+use millrace_keeper::Layout;
 use millrace_memory::{GuestAddress, Shared};
 use millrace_nvme_spec::command::{Cqe, Fuse, QueueId, Sqe};
 use zerocopy::{FromBytes, IntoBytes};
@@ -43,7 +44,7 @@ pub(crate) const RECORDS: usize = 4096;
 pub(crate) const NONE: u16 = u16::MAX;
 
 /// Version of the layout.
-const VERSION: u64 = 1;
+pub(crate) const LAYOUT: Layout = Layout { name: "commands-in-flight", oldest: 1, newest: 1 };
 const WORDS: usize = Sqe::SIZE / 8;
 /// The word of the tag, in place of the metadata pointer, and the one whose upper half counts, in place of dword 3.
 const TAG: usize = 2;
@@ -93,14 +94,14 @@ impl AsFd for Records {
 impl Records {
     pub(crate) fn new() -> io::Result<Self> {
         let table = Shared::<Table>::new("millrace-commands")?;
-        table.version.set(VERSION);
+        table.version.set(LAYOUT.newest.into());
         Ok(Self::over(table))
     }
 
     /// Those that the worker before this one left.
     pub(crate) fn from_file(file: OwnedFd) -> io::Result<Self> {
         let table = Shared::<Table>::from_file(file)?;
-        if table.version.get() != VERSION {
+        if table.version.get() != u64::from(LAYOUT.newest) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "records of another version"));
         }
         Ok(Self::over(table))

@@ -76,6 +76,8 @@ pub(crate) struct Lifecycle {
     shutdown: Option<Shutdown>,
     /// No commands are taken: somebody waits until those in flight are done (an unmap).
     pub(crate) paused: bool,
+    /// No commands are taken: another worker is about to go on.
+    pub(crate) held: bool,
     log: LogLimit,
 }
 

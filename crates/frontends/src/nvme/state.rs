@@ -16,6 +16,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering, compiler_fence},
 };
 
+use millrace_keeper::Layout;
 use zerocopy::FromBytes;
 
 use super::Config;
@@ -35,8 +36,12 @@ pub(crate) const RESERVATION_NOTICES: usize = 64;
 
 /// First word of the region: "MILLRACE" in ASCII.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLRACE");
-/// Version of this layout; any change of it is a new version.
-pub(crate) const LAYOUT_VERSION: u32 = 2;
+/// Versions of this layout that are understood; any change of it is a new version. A worker works on a region of any of them as it is:
+/// see [`DeviceState::convert`].
+///
+/// 2: the first one. 3 (feature `layout-next`): [`SurvivalState::takeovers`].
+pub(crate) const LAYOUT: Layout =
+    Layout { name: "device-state", oldest: 2, newest: if cfg!(feature = "layout-next") { 3 } else { 2 } };
 
 /// A word of a region that outlives the process. Tests are told of every store to one, before it is made.
 #[derive(FromBytes)]
@@ -81,7 +86,7 @@ pub(crate) fn commit() {
 pub(crate) struct DeviceState {
     /// [`MAGIC`], stored last when the region is set up.
     pub(crate) magic: Cell<u64>,
-    /// [`LAYOUT_VERSION`].
+    /// One of [`LAYOUT`]'s.
     pub(crate) version: Cell<u32>,
     /// Counts enables of the controller: completions of an earlier epoch are dropped.
     pub(crate) epoch: Cell<u32>,
@@ -116,7 +121,40 @@ pub(crate) struct SurvivalState {
     pub(crate) strikes: Cell<u32>,
     /// The kind of reset that has begun and not ended, plus 1; 0: none.
     pub(crate) resetting: Cell<u32>,
+    /// Since version 3: how many workers have gone on with this region.
+    #[cfg(feature = "layout-next")]
+    pub(crate) takeovers: Cell<u32>,
+    #[cfg(feature = "layout-next")]
+    pub(crate) reserved: [Cell<u32>; 12],
+    #[cfg(not(feature = "layout-next"))]
     pub(crate) reserved: [Cell<u32>; 13],
+}
+
+impl DeviceState {
+    /// Brings the region to another version that is understood, in place. The version is stored last, and what a version does not have
+    /// is not looked at in a region of that version: so this may be cut short anywhere, and done again.
+    pub(crate) fn convert(&self, to: u16) {
+        // Upwards the field gets its first value; downwards it becomes what it was, a reserved word.
+        #[cfg(feature = "layout-next")]
+        if (self.version.get() < 3) != (to < 3) {
+            self.survival.takeovers.set(0);
+        }
+        commit();
+        self.version.set(to.into());
+    }
+
+    /// Whether the region has a version that is understood here.
+    pub(crate) fn is_understood(&self) -> bool {
+        (u32::from(LAYOUT.oldest)..=u32::from(LAYOUT.newest)).contains(&self.version.get())
+    }
+
+    /// A worker goes on with the region; how many have done so.
+    #[cfg(feature = "layout-next")]
+    pub(crate) fn count_takeover(&self) -> Option<u32> {
+        let takeovers = (self.version.get() >= 3).then_some(&self.survival.takeovers)?;
+        takeovers.set(takeovers.get().saturating_add(1));
+        Some(takeovers.get())
+    }
 }
 
 /// Controller registers (Base 3.1.4) that can change.

@@ -19,6 +19,8 @@ pub struct DeviceStatus {
     pub counters: DeviceCounters,
     /// Namespaces that exist for it, in order of their identifiers.
     pub namespaces: Vec<NamespaceStatus>,
+    /// Version of its state region's layout.
+    pub state_layout: u32,
     /// Regions of memory that the client shares.
     pub memory_regions: usize,
     /// Their size together in bytes.
@@ -121,6 +123,7 @@ impl NvmeDevice {
             in_flight: controller.in_flight,
             counters: controller.counters.into(),
             namespaces: namespaces.collect(),
+            state_layout: controller.state.version.get(),
             memory_regions: controller.memory.regions().count(),
             memory_bytes: controller.memory.regions().map(|(_, size, ..)| size).sum(),
         }

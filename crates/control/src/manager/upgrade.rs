@@ -1,0 +1,124 @@
+//! Another binary takes this one's place: devices are held, their state is left as the other understands it, and this process ends.
+//!
+//! All devices are handed over at once. What happens here makes the pause shorter and the successor's work less; what would happen
+//! without it is what happens when a worker dies.
+
+use std::{
+    sync::PoisonError,
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_keeper::{Incompatible, Layouts, UpgradeResult, Upgraded};
+use uuid::Uuid;
+
+use super::{Inner, Manager};
+use crate::{
+    disks::Live,
+    error::ControlError,
+    upgrade::{UpgradeSpec, UpgradeState, UpgradeView, layouts},
+};
+
+/// How long commands in flight are waited for. The successor carries out again what has not finished then.
+const QUIET_LIMIT: Duration = Duration::from_millis(100);
+/// How often is looked whether they have finished.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// The last upgrade, as far as it is known.
+#[derive(Debug, Default)]
+pub(super) struct LastUpgrade {
+    view: Option<UpgradeView>,
+    /// Why this worker did not let go.
+    refusal: Option<String>,
+}
+
+impl Manager {
+    /// Begins an upgrade; [`Self::last_upgrade`] tells how it goes.
+    pub fn upgrade(&self, spec: &UpgradeSpec) -> Result<UpgradeView, ControlError> {
+        let refused = |why: &str| Err(ControlError::Upgrade { why: why.to_owned() });
+        let Some(keeper) = &self.settings.keeper else { return refused("nothing keeps guests alive here") };
+        if !spec.binary.is_absolute() {
+            return refused("the binary's path is not absolute");
+        }
+        let mut last = self.upgraded.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.view.as_ref().is_some_and(|view| view.state == UpgradeState::Running) {
+            return Err(ControlError::Upgrading);
+        }
+        let id = Uuid::new_v4();
+        if let Err(error) = keeper.upgrade(id.into_bytes(), &spec.binary, spec.trial_millis()) {
+            return refused(&error.to_string());
+        }
+        tracing::info!(binary = %spec.binary.display(), %id, "an upgrade begins");
+        let view = UpgradeView::running(id);
+        *last = LastUpgrade { view: Some(view.clone()), refusal: None };
+        Ok(view)
+    }
+
+    /// The last upgrade since the daemon started.
+    pub fn last_upgrade(&self) -> Result<UpgradeView, ControlError> {
+        let last = self.upgraded.lock().unwrap_or_else(PoisonError::into_inner);
+        last.view.clone().ok_or(ControlError::NoUpgrade)
+    }
+
+    /// The keeper tells how an upgrade ended.
+    pub(crate) fn note_upgraded(&self, upgraded: &Upgraded) {
+        let mut last = self.upgraded.lock().unwrap_or_else(PoisonError::into_inner);
+        let view = UpgradeView::ended(upgraded, last.refusal.take());
+        match (&view.reason, upgraded.result) {
+            (Some(reason), _) => tracing::warn!(id = view.id, "the upgrade failed: {reason}"),
+            (None, UpgradeResult::Done(micros)) => tracing::info!(id = view.id, micros, "the upgrade is done"),
+            (None, _) => {}
+        }
+        last.view = Some(view);
+    }
+
+    /// Leaves everything to a worker that understands these layouts. Nothing is changed after it, and nothing answers: the process is to
+    /// end. When the other one cannot go on, nothing has happened.
+    pub(crate) fn let_go(&self, theirs: &Layouts) -> Result<(), Incompatible> {
+        let common = layouts().iter().map(|layout| theirs.common(layout)).collect::<Result<Vec<_>, _>>();
+        let common = common.inspect_err(|error| {
+            self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).refusal = Some(error.to_string());
+        })?;
+        // The state region's comes first (`nvme::LAYOUTS`).
+        let state_version = common.first().copied().unwrap_or_default();
+        for live in self.peek().lives() {
+            // One that does not answer has failed, and is left as it is.
+            let _ = live.hold();
+        }
+        let deadline = Instant::now() + QUIET_LIMIT;
+        while Instant::now() < deadline && !self.is_held() {
+            thread::sleep(LOOK);
+        }
+        let inner = self.peek();
+        for live in inner.lives() {
+            let _ = live.leave(state_version);
+        }
+        // Whoever wants to change something waits, for the next worker.
+        std::mem::forget(inner);
+        Ok(())
+    }
+
+    /// Whether all that was taken is completed. A device that does not answer keeps nobody waiting.
+    fn is_held(&self) -> bool {
+        self.peek().lives().all(|live| live.is_held().unwrap_or(true))
+    }
+
+    /// Nobody goes back to the worker before this one.
+    pub(crate) fn end_trial(&self) {
+        let inner = self.peek();
+        for (name, device) in &inner.devices {
+            let Ok(live) = &device.live else { continue };
+            if let Err(error) = live.settle() {
+                tracing::warn!(device = %name, %error, "its state keeps the layout of the binary before");
+            }
+        }
+        drop(inner);
+        self.drop_untaken();
+    }
+}
+
+impl Inner {
+    fn lives(&self) -> impl Iterator<Item = &Live> {
+        self.devices.values().filter_map(|device| device.live.as_ref().ok())
+    }
+}

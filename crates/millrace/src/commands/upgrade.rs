@@ -1,0 +1,78 @@
+//! Another binary under running guests.
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use millrace_control::{UpgradeSpec, UpgradeState, UpgradeView};
+use serde_json::{Value, json};
+
+use super::{Done, client, show};
+use crate::{
+    cli::{Global, UpgradeArgs},
+    client::{Client, ClientError},
+    output::Table,
+};
+
+const PATH: &str = "/v1/upgrade";
+/// Longer than the keeper gives a new binary, by far.
+const LIMIT: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(50);
+
+pub(crate) fn upgrade(global: &Global, args: &UpgradeArgs) -> Done {
+    let client = client(global)?;
+    let view = if args.show { client.get(PATH)? } else { run(&client, args)? };
+    let failed = format!("the old binary serves: {}", view.reason.as_deref().unwrap_or("nobody knows why"));
+    if view.state == UpgradeState::Failed && !args.show {
+        return Err(failed.into());
+    }
+    show(global, &view, |view: &UpgradeView| match view.state {
+        UpgradeState::Running => "the new binary is starting".to_owned(),
+        UpgradeState::Done => {
+            let micros = view.pause_micros.unwrap_or_default();
+            format!("the new binary serves; guests waited {}.{} ms", micros / 1000, micros % 1000 / 100)
+        }
+        UpgradeState::Failed => failed,
+    })
+}
+
+/// Asks for an upgrade and waits for its end, which another worker tells.
+fn run(client: &Client, args: &UpgradeArgs) -> Result<UpgradeView, Box<dyn std::error::Error>> {
+    let binary = match &args.binary {
+        Some(path) => std::path::absolute(path)?,
+        None => std::env::current_exe()?,
+    };
+    let spec = UpgradeSpec { binary, trial_seconds: Some(args.trial) };
+    let mut last: UpgradeView = client.post(PATH, &spec)?;
+    let (id, deadline) = (last.id.clone(), Instant::now() + LIMIT);
+    while last.state == UpgradeState::Running || last.id != id {
+        if Instant::now() >= deadline {
+            return Err("the daemon does not say how the upgrade ended; its log may".into());
+        }
+        sleep(LOOK);
+        match client.get(PATH) {
+            Ok(view) => last = view,
+            // A request that the old worker had, and one that the new one answers before it has heard of the upgrade.
+            Err(ClientError::Connection { .. } | ClientError::Http { .. } | ClientError::Refused(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(last)
+}
+
+pub(crate) fn layouts(global: &Global) -> Done {
+    let layouts = millrace_control::layouts();
+    let list: Vec<Value> = layouts
+        .iter()
+        .map(|layout| json!({ "name": layout.name, "oldest": layout.oldest, "newest": layout.newest }))
+        .collect();
+    show(global, &list, |_| {
+        let mut table = Table::new(&["LAYOUT", "READS AND WRITES"]);
+        for layout in &layouts {
+            let reads = format!("{} to {}", layout.oldest, layout.newest);
+            table.row([layout.name.to_owned(), reads]);
+        }
+        table.render()
+    })
+}

@@ -1,0 +1,219 @@
+//! Another binary under running guests: docs/survival.md, "Upgrade".
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    thread::sleep,
+    time::Duration,
+};
+
+use millrace_tests::{Boot, Daemon, Load, Work, eventually, seats, unless_heavy};
+use rustix::process::Signal;
+
+/// Long enough that no trial ends by itself.
+const LONG: u64 = 3600;
+
+fn file_disk(daemon: &Daemon, name: &str) -> PathBuf {
+    let backend = format!("file:{}", daemon.path(&format!("{name}.img")).display());
+    daemon.disk(name, &["--backend", &backend, "--size", "1G"], &[])
+}
+
+fn layout(daemon: &Daemon, device: &str) -> u64 {
+    daemon.json(&["device", "show", device])["state_layout"].as_u64().expect("a version")
+}
+
+/// The versions of the state region that a binary understands, the newest last.
+fn newest_layout(binary: &Path) -> u64 {
+    let output = std::process::Command::new(binary).args(["layouts", "--json"]).output().expect("running it");
+    let layouts: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let state = layouts.as_array().expect("a list").iter().find(|layout| layout["name"] == "device-state");
+    state.and_then(|layout| layout["newest"].as_u64()).expect("a version")
+}
+
+fn print_pauses(mut pauses: Vec<u64>) {
+    pauses.sort_unstable();
+    let count = pauses.len();
+    println!("  {count} upgrades; guests waited: median {} µs, longest {} µs", pauses[count / 2], pauses[count - 1]);
+}
+
+/// Back and forth between two layouts under a load that checks every byte and that nothing completes twice.
+fn there_and_back(socket: &Path, daemon: &Daemon, work: &Work<'_>, rounds: usize) {
+    let (this, next) = (Daemon::binary(), Daemon::next_binary());
+    assert_eq!(newest_layout(&next), newest_layout(&this) + 1);
+    let mut load = Load::start(socket, work);
+    load.wait_until_busy();
+    let mut pauses = Vec::new();
+    for round in 0..rounds {
+        let binary = if round % 2 == 0 { &next } else { &this };
+        // Every other time there, the trial is over before the way back: then the layout is the new one.
+        let trial = if round % 4 < 2 { 0 } else { LONG };
+        pauses.push(daemon.upgrade(binary, trial).expect("an upgrade"));
+        assert_eq!(daemon.worker_binary(), binary.canonicalize().unwrap());
+        if trial == 0 {
+            eventually("the newest layout", || (layout(daemon, "disk") == newest_layout(binary)).then_some(()));
+        } else {
+            assert_eq!(layout(daemon, "disk"), newest_layout(&this), "the old binary could not go on");
+        }
+        sleep(Duration::from_micros(round as u64 * 7919 % 50_000));
+        load.expect_running();
+    }
+    let commands = load.finish();
+    print_pauses(pauses);
+    println!("  {commands} commands, every byte right");
+}
+
+#[test]
+fn commands_on_a_file_complete_once() {
+    let daemon = Daemon::start();
+    let socket = file_disk(&daemon, "disk");
+    there_and_back(&socket, &daemon, &Work::default(), unless_heavy(20, 200));
+    daemon.finish();
+}
+
+#[test]
+fn large_commands_over_several_queues_complete_once() {
+    let daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "256M"], &[]);
+    let work = Work { bs: "64k", depth: 8, more: &["--queues", "4", "--doorbell-messages"], ..Work::default() };
+    there_and_back(&socket, &daemon, &work, unless_heavy(8, 100));
+    daemon.finish();
+}
+
+/// The worker dies while the new layout is in force, and while it is on trial: whoever follows understands what it finds.
+#[test]
+fn workers_of_both_layouts_may_die() {
+    let daemon = Daemon::start();
+    let socket = file_disk(&daemon, "disk");
+    let (this, next) = (Daemon::binary(), Daemon::next_binary());
+    let mut load = Load::start(&socket, &Work::default());
+    load.wait_until_busy();
+    for trial in [0, LONG] {
+        daemon.upgrade(&next, trial).expect("an upgrade");
+        daemon.kill_worker(Signal::KILL);
+        assert_eq!(daemon.worker_binary(), next.canonicalize().unwrap(), "killed once, it is started again");
+        load.expect_running();
+        daemon.upgrade(&this, 0).expect("an upgrade");
+    }
+    // A fault of its own while it is on trial is one too many.
+    daemon.upgrade(&next, LONG).expect("an upgrade");
+    daemon.kill_worker(Signal::ABORT);
+    assert_eq!(daemon.worker_binary(), this.canonicalize().unwrap());
+    let last = daemon.json(&["upgrade", "--show"]);
+    assert_eq!(last["state"], "failed", "{last}");
+    assert!(last["reason"].as_str().is_some_and(|reason| reason.contains("SIGABRT")), "{last}");
+    load.finish();
+    daemon.finish();
+}
+
+/// A file of the test's own that may be run.
+fn program(daemon: &Daemon, name: &str, content: &[u8]) -> PathBuf {
+    let path = daemon.path(name);
+    fs::write(&path, content).expect("writing a program");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("making it one");
+    path
+}
+
+fn odd_worker(daemon: &Daemon, fault: &str) -> PathBuf {
+    let content = fs::read(env!("CARGO_BIN_EXE_odd-worker")).expect("the program");
+    program(daemon, fault, &content)
+}
+
+/// A new binary that does not come as far as its turn is not noticed by anybody.
+#[test]
+fn a_binary_that_does_not_start_changes_nothing() {
+    let daemon = Daemon::start();
+    let socket = file_disk(&daemon, "disk");
+    let mut load = Load::start(&socket, &Work::default());
+    load.wait_until_busy();
+    let worker = daemon.worker();
+    let not_a_program = daemon.path("disk.img");
+    let garbage = program(&daemon, "garbage", b"\x7fELF, and nothing more");
+    let script = program(&daemon, "script", b"#!/bin/sh\nexit 7\n");
+    let missing = daemon.path("missing");
+    for (binary, reason) in [
+        (missing.as_path(), "No such file"),
+        (&not_a_program, "Permission denied"),
+        (&garbage, "cannot be run"),
+        (&script, "exit status"),
+        (Path::new("/bin/false"), "exit status: 1"),
+        (&odd_worker(&daemon, "strange"), "it understands versions"),
+        (&odd_worker(&daemon, "ignorant"), "it does not know commands-in-flight"),
+        (&odd_worker(&daemon, "hangs"), "in time"),
+    ] {
+        let refused = daemon.upgrade(binary, LONG).expect_err("no upgrade");
+        assert!(refused.contains(reason), "{}: {refused}", binary.display());
+        assert_eq!(daemon.worker(), worker, "{}", binary.display());
+        load.expect_running();
+    }
+    load.finish();
+    assert_eq!(daemon.pauses(), [], "nobody waited");
+    daemon.finish();
+}
+
+/// One that fails when it has its turn costs a pause: the old binary serves again, and nothing is lost.
+#[test]
+fn a_binary_that_fails_at_its_turn_is_replaced_by_the_old_one() {
+    let daemon = Daemon::start();
+    let socket = file_disk(&daemon, "disk");
+    let mut load = Load::start(&socket, &Work::default());
+    load.wait_until_busy();
+    let this = daemon.worker_binary();
+    for (fault, reason) in [("ends-at-its-turn", "exit status: 3"), ("hangs-at-its-turn", "did not serve in time")] {
+        let refused = daemon.upgrade(&odd_worker(&daemon, fault), LONG).expect_err("no upgrade");
+        assert!(refused.contains(reason), "{fault}: {refused}");
+        assert_eq!(daemon.worker_binary(), this);
+        load.expect_running();
+    }
+    // It says that it serves, and does nothing of the kind.
+    let soon = odd_worker(&daemon, "crashes-soon");
+    let path = soon.to_str().expect("a path in UTF-8");
+    let refused = daemon.try_run(&["upgrade", "--binary", path]);
+    eventually("the old binary", || (daemon.worker_binary() == this).then_some(()));
+    println!("  {refused:?}");
+    load.expect_running();
+    assert_eq!(daemon.json(&["upgrade", "--show"])["state"], "failed");
+    // After all that an upgrade works as ever.
+    daemon.upgrade(&this, 0).expect("an upgrade");
+    load.finish();
+    daemon.finish();
+}
+
+/// What the operator made is there for the next binary, whose own changes are there for the one after it.
+#[test]
+fn the_operator_goes_on_as_well() {
+    let daemon = Daemon::start();
+    let (this, next) = (Daemon::binary(), Daemon::next_binary());
+    assert!(daemon.try_run(&["upgrade", "--show"]).is_err(), "there was none");
+    for round in 0..4 {
+        let volume = format!("volume{round}");
+        daemon.run(&["volume", "create", &volume, "--backend", "memory", "--size", "64M"]);
+        // A device that is made while the new binary is on trial has the layout that the old one understands.
+        let device = format!("device{round}");
+        daemon.run(&["device", "create", &device, "--nvme"]);
+        assert_eq!(layout(&daemon, &device), newest_layout(&this));
+        daemon.run(&["device", "attach", &device, &volume]);
+        daemon.upgrade(if round % 2 == 0 { &next } else { &this }, LONG).expect("an upgrade");
+        daemon.run(&["volume", "show", &volume]);
+    }
+    daemon.finish();
+}
+
+/// A guest reads and writes, verifies and flushes at depth 32 meanwhile.
+#[test]
+fn a_guest_does_not_notice() {
+    let daemon = Daemon::start();
+    let socket = file_disk(&daemon, "disk");
+    let mut guest = Boot::scenario("survive").socket(&socket).start(&seats(1));
+    guest.wait_mark("await stop");
+    let mut pauses = Vec::new();
+    for round in 0..unless_heavy(6, 40) {
+        sleep(Duration::from_secs(2));
+        let binary = if round % 2 == 0 { Daemon::next_binary() } else { Daemon::binary() };
+        pauses.push(daemon.upgrade(&binary, if round % 4 < 2 { 0 } else { LONG }).expect("an upgrade"));
+    }
+    guest.send("stop now");
+    guest.finish();
+    print_pauses(pauses);
+    daemon.finish();
+}
