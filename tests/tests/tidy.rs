@@ -193,6 +193,20 @@ fn rooms_import_only_what_lies_below() {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
+/// The process that must not die is read as a whole by whoever wants to trust it.
+#[test]
+fn the_keeper_stays_small() {
+    let mut lines = 0;
+    for name in ["process", "upgrade", "wire"] {
+        let text = std::fs::read_to_string(repository().join(format!("crates/keeper/src/{name}.rs"))).expect("the keeper");
+        // What is imported is said again where it is used.
+        let code = text.split_once("};\n\n").map_or(text.as_str(), |(_, code)| code);
+        let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
+        lines += code.lines().filter(is_code).count();
+    }
+    assert!((200..600).contains(&lines), "the keeper has {lines} lines of code");
+}
+
 #[test]
 fn nothing_is_left_to_do_in_comments() {
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("to", "do!("), concat!("unimple", "mented!(")];

@@ -83,7 +83,7 @@ fn large_commands_over_several_queues_complete_once() {
 /// The worker dies while the new layout is in force, and while it is on trial: whoever follows understands what it finds.
 #[test]
 fn workers_of_both_layouts_may_die() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start_with(&["--log", "warn,millrace_frontends=debug"]);
     let socket = file_disk(&daemon, "disk");
     let (this, next) = (Daemon::binary(), Daemon::next_binary());
     let mut load = Load::start(&socket, &Work::default());
@@ -103,6 +103,9 @@ fn workers_of_both_layouts_may_die() {
     assert_eq!(last["state"], "failed", "{last}");
     assert!(last["reason"].as_str().is_some_and(|reason| reason.contains("SIGABRT")), "{last}");
     load.finish();
+    // What only the new layout has: counted by the one worker that took it over after the trial, and forgotten with the layout.
+    assert_eq!(daemon.log().matches("takeovers=1").count(), 1, "{}", daemon.log());
+    assert!(!daemon.log().contains("takeovers=2"), "{}", daemon.log());
     daemon.finish();
 }
 

@@ -38,23 +38,19 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How long a worker may leave what it is handed lying.
 const HAND_LIMIT: Duration = Duration::from_secs(4);
 
-/// Why the keeper cannot go on.
+/// Why the keeper cannot go on: a system call failed.
 #[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum KeeperError {
-    /// A system call failed.
-    #[error("the keeper cannot {action}: {source}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+#[error("the keeper cannot {action}: {source}")]
+pub struct KeeperError {
+    /// What was tried.
+    pub action: &'static str,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
 }
 
-fn failed<E: Into<io::Error>>(action: &'static str) -> impl Fn(E) -> KeeperError {
-    move |source| KeeperError::Io { action, source: source.into() }
+pub(crate) fn failed<E: Into<io::Error>>(action: &'static str) -> impl Fn(E) -> KeeperError {
+    move |source| KeeperError { action, source: source.into() }
 }
 
 /// How it came to its end.
@@ -62,10 +58,8 @@ fn failed<E: Into<io::Error>>(action: &'static str) -> impl Fn(E) -> KeeperError
 pub enum Outcome {
     /// It was told to stop, and its worker did.
     Stopped,
-    /// The first worker never served anyone: what it says is the reason. Its exit code, if it had one.
-    NeverServed(Option<i32>),
-    /// The worker, told to stop, ended badly.
-    StoppedBadly(Option<i32>),
+    /// The first worker never served anyone, or did not stop in order: what it says is the reason. Its exit code, if it had one.
+    Failed(Option<i32>),
 }
 
 struct Place {
@@ -145,15 +139,15 @@ impl<'a> Keeper<'a> {
             let status = current.child.wait().map_err(failed("wait for the worker"))?;
             if self.stopping {
                 self.give_up_next();
-                return Ok(if status.success() { Outcome::Stopped } else { Outcome::StoppedBadly(status.code()) });
+                return Ok(if status.success() { Outcome::Stopped } else { Outcome::Failed(status.code()) });
             }
             if self.started.is_some() {
-                return Ok(Outcome::NeverServed(status.code()));
+                return Ok(Outcome::Failed(status.code()));
             }
             self.note_end(&current, status, &mut begin);
             current = match self.successor(&current, status, &mut begin) {
                 Some(next) => next,
-                None if self.wait_before_restart()? => return Ok(Outcome::StoppedBadly(status.code())),
+                None if self.wait_before_restart()? => return Ok(Outcome::Failed(status.code())),
                 None => self.start(&self.binary)?,
             };
         }

@@ -10,6 +10,7 @@
 //! handed over is what any worker's death hands over, so that there is nothing to undo.
 
 use std::{
+    ffi::OsStr,
     os::{
         fd::{AsFd, OwnedFd},
         unix::{ffi::OsStrExt, process::ExitStatusExt},
@@ -25,7 +26,7 @@ use rustix::net::RecvFlags;
 use crate::{
     Key, Kind, MAX_LAYOUTS, UpgradeResult,
     link::LET_GO as LET_GO_FLAG,
-    process::{Keeper, KeeperError, Worker, is_fault, monotonic_micros, open_binary},
+    process::{Keeper, Worker, failed, is_fault, monotonic_micros, open_binary},
     wire::{self, Message, What},
 };
 
@@ -73,16 +74,16 @@ impl Keeper<'_> {
             let _ = wire::tell(worker.socket.as_fd(), result(id, UpgradeResult::Busy), &[]);
             return;
         }
-        let opened = open_binary(Path::new(std::ffi::OsStr::from_bytes(path)));
-        let started = opened.map_err(|source| KeeperError::Io { action: "open the binary", source });
-        match started.and_then(|binary| self.start(&Rc::new(binary))) {
+        let opened = open_binary(Path::new(OsStr::from_bytes(path))).map_err(failed("open the binary"));
+        match opened.and_then(|binary| self.start(&Rc::new(binary))) {
             Ok(next) => {
                 let trial = Duration::from_millis(message.number).min(LONGEST_TRIAL);
                 let deadline = Instant::now() + START_LIMIT;
                 self.next = Some(Next { worker: next, id, trial, asked: None, deadline });
             }
-            Err(KeeperError::Io { source, .. }) => {
-                self.tell_result(worker, id, UpgradeResult::CannotRun(source.raw_os_error().unwrap_or(0)));
+            Err(error) => {
+                let errno = error.source.raw_os_error().unwrap_or(0);
+                self.tell_result(worker, id, UpgradeResult::CannotRun(errno));
             }
         }
     }
@@ -178,6 +179,8 @@ impl Keeper<'_> {
                 begin.set_died_micros(micros);
             }
             begin.number |= if status.success() { LET_GO_FLAG } else { 0 };
+            // That one is told how this ends, and not how the last one did.
+            self.upgraded = None;
             let previous = std::mem::replace(&mut self.binary, Rc::clone(&worker.binary));
             let (layouts, deadline) = (ended.layouts.clone(), Instant::now() + READY_LIMIT);
             let (served, died, late) = (false, false, false);

@@ -32,7 +32,7 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     match Keeper::new(worker, started)?.run()? {
         Outcome::Stopped => Ok(()),
         // It has said why.
-        Outcome::NeverServed(code) | Outcome::StoppedBadly(code) => std::process::exit(code.unwrap_or(1)),
+        Outcome::Failed(code) => std::process::exit(code.unwrap_or(1)),
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_keeper::{Incompatible, Layouts, UpgradeResult, Upgraded};
+use millrace_keeper::{Incompatible, Layouts, Upgraded};
 use uuid::Uuid;
 
 use super::{Inner, Manager};
@@ -64,10 +64,8 @@ impl Manager {
     pub(crate) fn note_upgraded(&self, upgraded: &Upgraded) {
         let mut last = self.upgraded.lock().unwrap_or_else(PoisonError::into_inner);
         let view = UpgradeView::ended(upgraded, last.refusal.take());
-        match (&view.reason, upgraded.result) {
-            (Some(reason), _) => tracing::warn!(id = view.id, "the upgrade failed: {reason}"),
-            (None, UpgradeResult::Done(micros)) => tracing::info!(id = view.id, micros, "the upgrade is done"),
-            (None, _) => {}
+        if let Some(reason) = &view.reason {
+            tracing::warn!(id = view.id, "the upgrade failed: {reason}");
         }
         last.view = Some(view);
     }

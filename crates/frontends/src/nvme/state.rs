@@ -134,6 +134,9 @@ impl DeviceState {
     /// Brings the region to another version that is understood, in place. The version is stored last, and what a version does not have
     /// is not looked at in a region of that version: so this may be cut short anywhere, and done again.
     pub(crate) fn convert(&self, to: u16) {
+        if self.version.get() == u32::from(to) {
+            return;
+        }
         // Upwards the field gets its first value; downwards it becomes what it was, a reserved word.
         #[cfg(feature = "layout-next")]
         if (self.version.get() < 3) != (to < 3) {
