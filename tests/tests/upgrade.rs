@@ -90,6 +90,8 @@ fn workers_of_both_layouts_may_die() {
     load.wait_until_busy();
     for trial in [0, LONG] {
         daemon.upgrade(&next, trial).expect("an upgrade");
+        let version = if trial == 0 { newest_layout(&next) } else { newest_layout(&this) };
+        eventually("the layout", || (layout(&daemon, "disk") == version).then_some(()));
         daemon.kill_worker(Signal::KILL);
         assert_eq!(daemon.worker_binary(), next.canonicalize().unwrap(), "killed once, it is started again");
         load.expect_running();
