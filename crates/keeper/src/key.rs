@@ -56,4 +56,8 @@ impl Kind {
     pub const LAST_OF_CLIENT: Self = Self(47);
     /// A part of a memory volume's blocks.
     pub const BLOCKS: Self = Self(64);
+    /// A namespace's reservations.
+    pub const RESERVATIONS: Self = Self(65);
+    /// A namespace's blocks that are marked as uncorrectable.
+    pub const UNCORRECTABLE: Self = Self(66);
 }

@@ -34,8 +34,8 @@ use super::{
 
 /// Version of [`ClientState`]'s layout.
 const CLIENT_LAYOUT: Layout = Layout { name: "client", oldest: 1, newest: 1 };
-/// What a device leaves to the next worker, beside descriptors; of the page of doorbells the specification is the layout.
-pub const LAYOUTS: [Layout; 3] = [state::LAYOUT, super::records::LAYOUT, CLIENT_LAYOUT];
+/// What devices and namespaces leave to the next worker, beside descriptors; of the page of doorbells the specification is the layout.
+pub const LAYOUTS: [Layout; 4] = [state::LAYOUT, super::records::LAYOUT, CLIENT_LAYOUT, super::lasting::LAYOUT];
 /// Why a device is no longer served.
 pub(crate) const OUT_OF_SERVICE: &str = "it has ended the process that serves it twice in a row";
 /// Workers in a row that a device may end.

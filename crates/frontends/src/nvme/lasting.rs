@@ -10,14 +10,14 @@ use std::{
     sync::Arc,
 };
 
-use millrace_keeper::{Key, Kind, Link};
+use millrace_keeper::{Key, Kind, Layout, Link};
 use millrace_memory::Shared;
 use zerocopy::FromBytes;
 
 use super::state::{Cell, commit};
 
 /// Version of the layouts.
-const VERSION: u64 = 1;
+pub(crate) const LAYOUT: Layout = Layout { name: "namespace", oldest: 1, newest: 1 };
 
 /// The region.
 #[derive(FromBytes)]
@@ -101,12 +101,12 @@ fn place(changes: u64) -> usize {
 
 fn fresh<S: FromBytes>() -> std::io::Result<Shared<Region<S>>> {
     let region = Shared::<Region<S>>::new("millrace-namespace")?;
-    region.version.set(VERSION);
+    region.version.set(LAYOUT.newest.into());
     Ok(region)
 }
 
 fn found<S: FromBytes>(file: OwnedFd) -> Option<Shared<Region<S>>> {
-    let region = Shared::<Region<S>>::from_file(file).ok().filter(|region| region.version.get() == VERSION);
+    let region = Shared::<Region<S>>::from_file(file).ok().filter(|region| region.version.get() == u64::from(LAYOUT.newest));
     if region.is_none() {
         tracing::error!("what a namespace's last worker left is of another version: its reservations or marks are lost");
     }
