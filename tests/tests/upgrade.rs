@@ -152,7 +152,7 @@ fn a_binary_that_does_not_start_changes_nothing() {
         load.expect_running();
     }
     load.finish();
-    assert_eq!(daemon.pauses(), [], "nobody waited");
+    assert_eq!(daemon.pauses(), Vec::<u64>::new(), "nobody waited");
     daemon.finish();
 }
 

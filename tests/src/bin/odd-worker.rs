@@ -10,8 +10,14 @@ use std::{
 use millrace_keeper::{Layout, Link};
 
 /// What the daemon asks for, in any version: the names are those of `millrace layouts`.
-const EVERY_VERSION: [Layout; 5] =
-    [every("device-state"), every("commands-in-flight"), every("client"), every("state.redb"), every("keeper-protocol")];
+const EVERY_VERSION: [Layout; 6] = [
+    every("device-state"),
+    every("commands-in-flight"),
+    every("client"),
+    every("namespace"),
+    every("state.redb"),
+    every("keeper-protocol"),
+];
 
 const fn every(name: &'static str) -> Layout {
     Layout { name, oldest: 0, newest: u16::MAX }
