@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   keeper (millrace serve)                                    worker (millrace worker)
-//!   ┌─────────────────────────┐   HELD key+fd …, BEGIN   ┌──────────────────────────────────┐
+//!   ┌─────────────────────────┐ ◄───────── WARM ──────── ┌──────────────────────────────────┐
+//!   │                         │   HELD key+fd …, BEGIN   │                                  │
 //!   │ held: key → fd, replies │ ───────────────────────► │ Link: what was held, then puts,  │
 //!   │                         │ ◄─────────────────────── │ drops and replies of its own     │
 //!   │ restarts, gives back    │   PUT, DROP, READY,      │ control plane, shards, devices   │
@@ -10,7 +11,7 @@
 //!               └── reply bytes, not looked at ──► client's socket ──► requests, peeked until they are answered
 //! ```
 //!
-//! [Upgrade](upgrade): a worker of another binary is started beside the old one, and gets all this when it is warm.
+//! In an [upgrade] a worker of another binary is started beside the old one, and gets all this when it is warm.
 //!
 //! The worker puts every descriptor here that must outlive it: listening sockets, its clients' connections, their memory and
 //! event descriptors, and the memory files that hold the devices' states. When it dies, for any reason, another one is started at
