@@ -245,6 +245,26 @@ fn two_guests_share_a_namespace() {
     });
 }
 
+/// Each has its part of one disk, which is saturated all the time.
+#[test]
+fn fio_of_two_guests_on_one_disk() {
+    with_daemon(&[], |daemon| {
+        let disk = file_backend(&daemon.path("disk.img"));
+        daemon.run(&["disk", "create", "pool", &disk, "--size", "600M", "--depth", "4"]);
+        for name in ["a", "b"] {
+            daemon.run(&["volume", "create", name, "--size", "256M", "--stack", "share | volume:pool"]);
+            daemon.run(&["device", "create", name, "--nvme"]);
+            daemon.run(&["device", "attach", name, name]);
+        }
+        let before = daemon.usage();
+        let seats = seats(2);
+        let [a, b] = ["a", "b"].map(|name| fio().socket(&daemon.socket(name)).start(&seats));
+        a.finish();
+        b.finish();
+        daemon.expect_back_to(&before);
+    });
+}
+
 // (h) What a guest had flushed outlives its sudden death, and the daemon's.
 
 fn kill_rounds() -> usize {

@@ -107,6 +107,14 @@ pub enum VolumeError {
         #[source]
         source: io::Error,
     },
+    /// What it is made of does not allow it now (a shared disk that is full).
+    #[error("volume {volume}: {why}")]
+    Refused {
+        /// The volume's name.
+        volume: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// This kind of volume cannot do it.
     #[error("volume {volume}: {what} is not possible for a volume of this kind")]
     Unsupported {

@@ -53,6 +53,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: VolumeCommand,
     },
+    /// Create, list, show, resize and delete disks, which any number of volumes share
+    Disk {
+        #[command(subcommand)]
+        command: DiskCommand,
+    },
     /// Create, list, show and delete devices; attach and detach volumes
     Device {
         #[command(subcommand)]
@@ -241,6 +246,63 @@ pub(crate) enum VolumeCommand {
         /// The volume
         name: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DiskCommand {
+    /// Make a disk of a back end, or of any stack. Volumes of it: volume create NAME --size SIZE --stack "share | volume:DISK"
+    Create(DiskCreate),
+    /// List all disks
+    List,
+    /// Show a disk, with the volumes on it
+    Show {
+        /// The disk
+        name: String,
+    },
+    /// Grow or shrink a disk; its volumes stay as they are
+    Resize(VolumeResize),
+    /// Give up a volume on a disk that no volume of this daemon is any more
+    Release {
+        /// The disk
+        name: String,
+        /// The volume, as "disk show" lists it
+        volume: String,
+    },
+    /// Delete a disk that no volume is made of. What it is made of stays as it is
+    Delete {
+        /// The disk
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DiskCreate {
+    /// Its name: A-Z a-z 0-9 . _ -, at most 64
+    pub(crate) name: Name,
+    /// What it is made of: file:PATH (a file or block device), or any stack, such as "mirror(file:a, file:b)"
+    #[arg(value_parser = stack, value_name = "EXPR|FILE")]
+    stack: Node,
+    /// Its size, beside its table; what exists needs none
+    #[arg(long)]
+    pub(crate) size: Option<Size>,
+    /// What volumes are given room in: a power of two from 16K to 1G
+    #[arg(long, default_value = "1M", value_name = "SIZE")]
+    extent: Size,
+    /// Requests that the disk has at most; the others wait for their volume's turn [default: 256]
+    #[arg(long, value_name = "N")]
+    depth: Option<u64>,
+    /// Size of the logical blocks, the disk's and its volumes': 512 or 4096
+    #[arg(long, default_value = "512", value_name = "BYTES")]
+    pub(crate) block_size: LogicalBlock,
+}
+
+impl DiskCreate {
+    /// What the disk's volume is made of.
+    pub(crate) fn stack(&self) -> Result<Node, String> {
+        let depth = self.depth.map(|depth| format!(", depth={depth}")).unwrap_or_default();
+        let text = format!("disk(extent={}{depth}) | {}", self.extent, self.stack);
+        text.parse().map_err(|error: millrace_services::ParseError| error.to_string())
+    }
 }
 
 #[derive(Debug, Args)]

@@ -16,10 +16,12 @@ use crate::{
     serve::how_to_connect,
 };
 
+mod disks;
 mod stacks;
 mod upgrade;
 mod usage;
 
+pub(crate) use disks::disk;
 pub(crate) use upgrade::{layouts, upgrade};
 pub(crate) use usage::usage;
 

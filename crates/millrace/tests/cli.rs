@@ -157,6 +157,25 @@ fn a_disk_from_nothing_and_away_again() {
 }
 
 #[test]
+fn volumes_share_a_disk() {
+    let place = Place::with_daemon();
+    let told = place.ok(&["disk", "create", "pool", "file:pool.img", "--size", "8M", "--extent", "64K", "--depth", "9"]);
+    assert!(told.contains("disk pool: 8M") && told.contains("\"share | volume:pool\""), "{told}");
+    place.ok(&["volume", "create", "a", "--size", "2M", "--stack", "share(weight=2) | volume:pool"]);
+    let listed = place.ok(&["disk", "list"]);
+    assert!(listed.contains("6 MiB of 8 MiB") && !listed.contains("weight"), "{listed}");
+    let shown = place.ok(&["disk", "show", "pool"]);
+    assert!(shown.contains("volume a: 2 MiB") && shown.contains("in flight: 0 of 9"), "{shown}");
+    place.ok(&["disk", "resize", "pool", "16M"]);
+    place.ok(&["volume", "resize", "a", "12M"]);
+    assert!(place.fails(1, &["disk", "release", "pool", "a"]).contains("volume a is in use"));
+    assert!(place.fails(1, &["disk", "delete", "pool"]).contains("part of volume a"));
+    assert!(place.fails(1, &["disk", "create", "x", "null", "--extent", "3K"]).contains("extent: a power of two"));
+    place.ok(&["volume", "delete", "a"]);
+    place.ok(&["disk", "delete", "pool"]);
+}
+
+#[test]
 fn json_is_everywhere() {
     let place = Place::with_daemon();
     assert_eq!(place.json(&["volume", "create", "a", "--size", "1M", "--backend", "null"])["name"], "a");

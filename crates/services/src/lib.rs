@@ -35,6 +35,7 @@ pub mod record;
 mod registry;
 mod service;
 mod settings;
+mod share;
 mod shared;
 mod stack;
 mod stripe;

@@ -1,8 +1,9 @@
 //! The table of services: one line each.
 
-use crate::{concat, crypt, meter, mirror, service::Kind, stripe, throttle};
+use crate::{concat, crypt, meter, mirror, service::Kind, share, stripe, throttle};
 
-static ALL: &[&Kind] = &[&concat::KIND, &crypt::KIND, &meter::KIND, &mirror::KIND, &stripe::KIND, &throttle::KIND];
+static ALL: &[&Kind] =
+    &[&concat::KIND, &crypt::KIND, &share::DISK, &meter::KIND, &mirror::KIND, &share::KIND, &stripe::KIND, &throttle::KIND];
 
 /// All services.
 pub fn all() -> &'static [&'static Kind] {

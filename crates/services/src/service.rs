@@ -28,6 +28,9 @@ pub struct Kind {
     pub commands: &'static [Word],
     /// Several volumes may have one volume (`volume:NAME`) for its leg.
     pub shares_legs: bool,
+    /// It is made for services that share it ([`Self::shares_legs`]): it stands at the top of its own volume, which nothing else is
+    /// over and no device has, or right below such a service.
+    pub is_disk: bool,
     /// Expressions for the tests of random stacks, with a question mark for each leg: at least one per form of the service.
     pub samples: &'static [&'static str],
     /// Understands its settings.
@@ -150,6 +153,13 @@ pub trait Service: Volume + Any {
     /// that are in flight. Without a method of its own a service keeps nobody waiting.
     fn hurry(&self, on: bool) {
         let _ = on;
+    }
+
+    /// Is gone for good, after it was unmounted, and gives up what it has of what others share: its volume was deleted, or changed to
+    /// one without it. Or, when not `stored`, its volume or the change never came to be: then only what its mount made goes.
+    /// Without a method of its own a service has nothing of the kind.
+    fn discard(&self, stored: bool) {
+        let _ = stored;
     }
 
     /// Which of the legs named by [`Layout::Same`] hold all of the volume's data right now (a leg that failed or is being

@@ -7,7 +7,7 @@ use std::{
         ffi::OsStrExt,
         fs::{FileTypeExt, MetadataExt},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, PoisonError},
 };
 
@@ -209,6 +209,11 @@ impl Inner {
         let nsid = free_nsid(&entry.record, spec.nsid)?;
         let volume = self.idle_volume(spec.volume.as_str())?;
         self.check_not_below(&volume.record.spec.name)?;
+        if volume.record.spec.stack.is_disk() {
+            let name = &volume.record.spec.name;
+            let why = format!("it is a disk, which no guest sees: attach a volume of it (share | volume:{name})");
+            return Err(ControlError::invalid("volume", name, why));
+        }
         let (device_name, volume_name) = (entry.record.spec.name.clone(), volume.record.spec.name.clone());
         if let Some(here) = entry.record.namespaces.iter().find(|namespace| namespace.volume == volume_name) {
             return Err(ControlError::AttachedAlready { device: device_name, volume: volume_name, nsid: here.nsid });
@@ -276,9 +281,14 @@ impl Inner {
 
     /// The disk below a volume.
     pub(super) fn disk(&self, volume: &Name) -> Option<DiskKey> {
-        let leaves = self.volumes.get(volume)?.record.spec.stack.leaves();
-        let found = fs::metadata(leaves.into_iter().find_map(millrace_services::Leaf::file)?).ok()?;
+        let found = fs::metadata(self.first_file(volume.as_str())?).ok()?;
         Some(DiskKey(if found.file_type().is_block_device() { found.rdev() } else { found.dev() }))
+    }
+
+    /// The first file of a volume, its own or that of what it is made of.
+    fn first_file(&self, volume: &str) -> Option<&Path> {
+        let leaves = self.volumes.get(volume)?.record.spec.stack.leaves();
+        leaves.into_iter().find_map(|leaf| leaf.file().or_else(|| self.first_file(leaf.volume()?)))
     }
 
     /// The volume of this name as guests see it.

@@ -277,10 +277,10 @@ impl Inner {
             tracing::debug!(volume = %name, has, size, "a stack's size is not its volume's");
             return Err(ControlError::BadSize { name: name.clone(), size: Size(size), why });
         }
-        let reason = if existing { Reason::Open } else { Reason::Create };
-        graph.mount(reason).map_err(|error| failed(name, error))?;
         let switch = Switch::new(name.as_str(), Arc::clone(graph.volume()));
         check_scratch(name, switch.scratch_bytes())?;
+        let reason = if existing { Reason::Open } else { Reason::Create };
+        graph.mount(reason).map_err(|error| failed(name, error))?;
         Ok(LiveGraph { switch, graph })
     }
 
@@ -323,6 +323,15 @@ impl Inner {
             return Err(format!("volume {name} is read-only"));
         }
         let shares = above.and_then(find).is_some_and(|kind| kind.shares_legs);
+        match (shares, volume.record.spec.stack.is_disk()) {
+            (true, true) | (false, false) => {}
+            (false, true) => {
+                return Err(format!("volume {name} is a disk: volumes have parts of it (share | volume:{name})"));
+            }
+            (true, false) => {
+                return Err(format!("volume {name} is no disk; \"millrace disk create NAME STACK\" makes one to share"));
+            }
+        }
         match self.volumes_over(name).find(|(other, sharing)| **other != spec.name && !(shares && *sharing)) {
             Some((other, _)) => Err(format!("volume {name} is part of volume {other} already")),
             None => Ok(()),
@@ -362,6 +371,12 @@ impl Inner {
     fn depth(&self, stack: &Node) -> usize {
         let below = stack.leaves().into_iter().filter_map(|leaf| self.volumes.get(leaf.volume()?));
         stack.depth() + below.map(|volume| self.depth(&volume.record.spec.stack)).max().unwrap_or(0)
+    }
+
+    /// A disk belongs to the volumes that share it, whatever its size.
+    pub(super) fn check_resizable(&self, volume: &super::Volume) -> Result<(), ControlError> {
+        let spec = &volume.record.spec;
+        if spec.stack.is_disk() { Ok(()) } else { self.check_not_below(&spec.name) }
     }
 
     /// Nobody may touch a volume that others are made of.
@@ -440,6 +455,10 @@ impl Manager {
         after.spec.validate()?;
         if before.spec.read_only {
             return Err(ControlError::ReadOnly { name: before.spec.name });
+        }
+        if before.spec.stack.is_disk() != after.spec.stack.is_disk() {
+            let why = "a disk stays a disk, and a volume a volume: create another one";
+            return Err(ControlError::invalid("volume", &before.spec.name, why.to_owned()));
         }
         inner.check_leaves(&after.spec)?;
         let missing = || ControlError::VolumeFailed { name: before.spec.name.clone(), reason: "it has no graph".to_owned() };

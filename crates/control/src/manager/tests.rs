@@ -20,6 +20,7 @@ use crate::{
 
 mod guests;
 mod restarts;
+mod shares;
 mod stacks;
 
 /// A manager in a directory of its own.

@@ -34,7 +34,7 @@ pub(super) struct NewVolume {
 impl NewVolume {
     /// Leaves nothing of it behind.
     pub(super) fn undo(mut self) {
-        self.volume.close();
+        self.volume.close_for_good(false);
         drop(self.volume);
         self.files.into_iter().for_each(FileChange::undo);
     }
@@ -95,7 +95,7 @@ impl Manager {
     pub fn resize_volume(&self, name: &str, size: Size) -> Result<VolumeView, ControlError> {
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
-        inner.check_not_below(&volume.record.spec.name)?;
+        inner.check_resizable(volume)?;
         let namespace = Arc::clone(volume.live()?);
         let (before, blocks) = (volume.record.clone(), wanted_blocks(volume, &namespace, size)?);
         let mut after = before.clone();
@@ -142,7 +142,7 @@ impl Manager {
         }
         self.store.apply(&Changes { remove_volumes: vec![&name], ..Changes::default() })?;
         if let Some(mut volume) = inner.volumes.remove(&name) {
-            volume.close();
+            volume.close_for_good(true);
             inner.forget_kept(&volume.record);
             remove_own_file(&volume.record);
         }
@@ -225,6 +225,13 @@ impl Volume {
     pub(super) fn close(&mut self) {
         if let Some(mut live) = self.graph.take() {
             live.graph.unmount();
+        }
+    }
+
+    /// The same for a volume that is deleted, or, when not `stored`, does not come to be.
+    pub(super) fn close_for_good(&mut self, stored: bool) {
+        if let Some(mut live) = self.graph.take() {
+            live.graph.discard(stored);
         }
     }
 }

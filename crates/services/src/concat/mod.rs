@@ -31,6 +31,7 @@ pub(crate) static KIND: Kind = Kind {
     settings: &[],
     commands: &[],
     shares_legs: false,
+    is_disk: false,
     samples: &["concat(?, ?)", "concat(?, ?, ?)"],
     plan,
 };

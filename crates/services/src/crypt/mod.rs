@@ -47,6 +47,7 @@ pub(crate) static KIND: Kind = Kind {
     ],
     commands: &[Word { name: "rekey", help: "makes a new key and re-enciphers everything while the volume is in use" }],
     shares_legs: false,
+    is_disk: false,
     samples: SAMPLES,
     plan,
 };

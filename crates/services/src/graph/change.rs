@@ -104,7 +104,7 @@ impl Difference {
         let mut done: Vec<&Arc<Built>> = Vec::new();
         for (node, mount) in self.new.iter().zip(&self.mounts).rev() {
             if let Err(error) = node.mount(mount) {
-                done.iter().rev().for_each(|node| node.unmount());
+                done.iter().rev().for_each(|node| self.take_back(node));
                 self.bring_back();
                 return Err(error);
             }
@@ -124,8 +124,23 @@ impl Difference {
     }
 
     fn undo(&self) {
-        self.new.iter().for_each(|node| node.unmount());
+        self.new.iter().for_each(|node| self.take_back(node));
         self.bring_back();
+    }
+
+    /// Unmounts what came; what is not there in another form goes for good.
+    fn take_back(&self, node: &Arc<Built>) {
+        node.unmount();
+        let mount = self.new.iter().zip(&self.mounts).find(|(new, _)| Arc::ptr_eq(new, node));
+        if mount.is_some_and(|(_, mount)| mount.previous.is_none()) {
+            node.discard(false);
+        }
+    }
+
+    /// What went and is there in no other form.
+    fn lost(&self) -> impl Iterator<Item = &Arc<Built>> {
+        let replaced = |node: &Built| self.mounts.iter().any(|mount| is_service(mount.previous.as_ref(), node));
+        self.gone.iter().filter(move |node| !replaced(node))
     }
 }
 
@@ -190,6 +205,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     hurry(&nodes, false);
     match result {
         Ok(pause) => {
+            difference.lost().for_each(|node| node.discard(true));
             new.tasks.append(&mut old.tasks);
             let nodes = new.nodes();
             new.start(&nodes);

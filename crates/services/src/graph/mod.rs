@@ -200,6 +200,9 @@ impl Graph {
             if let Err(error) = node.mount(&mount) {
                 for done in services[..at].iter().rev() {
                     done.unmount();
+                    if reason == Reason::Create {
+                        done.discard(false);
+                    }
                 }
                 return Err(error);
             }
@@ -248,6 +251,12 @@ impl Graph {
         }
     }
 
+    /// [`Self::unmount`] for good: the volume is deleted, or, when not `stored`, could not be made.
+    pub fn discard(&mut self, stored: bool) {
+        self.unmount();
+        self.nodes().iter().for_each(|node| node.discard(stored));
+    }
+
     /// How everything is, for the operator.
     pub fn tree(&self) -> Tree {
         self.root.tree()
@@ -279,6 +288,12 @@ impl Built {
         let Some(service) = &self.service else { return };
         if let Err(error) = service.unmount() {
             tracing::error!(node = self.name, %error, "a service could not be closed in an orderly way");
+        }
+    }
+
+    pub(crate) fn discard(&self, stored: bool) {
+        if let Some(service) = &self.service {
+            service.discard(stored);
         }
     }
 

@@ -30,6 +30,7 @@ pub(crate) static KIND: Kind = Kind {
     settings: &[Word { name: "tenant", help: "whose account it is" }],
     commands: &[],
     shares_legs: false,
+    is_disk: false,
     samples: &["meter | ?"],
     plan,
 };

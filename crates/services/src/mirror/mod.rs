@@ -72,6 +72,7 @@ pub(crate) static KIND: Kind = Kind {
         Word { name: "stop", help: "ends a scrub" },
     ],
     shares_legs: false,
+    is_disk: false,
     samples: &["mirror(region=64K, ?, ?)", "mirror(region=64K, read=shortest-queue, stable=false, ?, ?, ?)"],
     plan,
 };

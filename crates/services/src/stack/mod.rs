@@ -20,6 +20,7 @@ pub use parse::ParseError;
 
 use crate::{
     registry,
+    service::Kind,
     settings::{SettingError, Settings, Word},
 };
 
@@ -147,6 +148,11 @@ impl Node {
         }
     }
 
+    /// Whether it is something that volumes have parts of.
+    pub fn is_disk(&self) -> bool {
+        matches!(self, Self::Service(node) if registry::find(&node.service).is_some_and(|kind| kind.is_disk))
+    }
+
     /// Makes relative paths absolute, of leaves and in settings (`key=file:PATH`): they start from `base`.
     #[must_use]
     pub fn resolved(mut self, base: &Path) -> Self {
@@ -214,6 +220,9 @@ impl Node {
             let wanted = if least == most { format!("{least}") } else { format!("{least} to {most}") };
             return Err(wrong(format!("it is over {} legs; {wanted} are possible", node.legs.len())));
         }
+        if let Some(what) = misplaced(kind, &node.legs) {
+            return Err(wrong(what));
+        }
         for (at, leg) in node.legs.iter().enumerate() {
             path.push(at);
             leg.check_below(path, &name, nodes)?;
@@ -232,6 +241,16 @@ pub(crate) fn node_name(above: &str, word: &str, leg: Option<usize>) -> String {
         }
         _ => word.to_owned(),
     }
+}
+
+/// What is wrong with a disk, or the want of one, below a service of this kind.
+fn misplaced(kind: &Kind, legs: &[Node]) -> Option<String> {
+    let volume = |leg: &Node| leg.as_leaf().is_some_and(|leaf| leaf.volume().is_some());
+    if kind.shares_legs && !legs.iter().all(|leg| leg.is_disk() || volume(leg)) {
+        return Some(format!("it is over a disk only: {} | volume:DISK", kind.name));
+    }
+    let misplaced = !kind.shares_legs && legs.iter().any(Node::is_disk);
+    misplaced.then(|| "a disk is below it, which stands at the top of its own volume, or right below a share".to_owned())
 }
 
 fn check_leaf(leaf: &Leaf) -> Result<(), SettingError> {

@@ -35,6 +35,7 @@ pub(crate) static KIND: Kind = Kind {
     settings: &[Word { name: "chunk", help: "size of a chunk: a power of two from 4K to 64M [64K]" }],
     commands: &[],
     shares_legs: false,
+    is_disk: false,
     samples: &["stripe(chunk=4K, ?, ?)", "stripe(chunk=16K, ?, ?, ?)"],
     plan,
 };

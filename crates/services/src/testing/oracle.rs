@@ -93,6 +93,19 @@ impl Oracle {
         }
     }
 
+    /// Its versions begin here: so that no other oracle's data pass for its own.
+    #[must_use]
+    pub fn numbered_from(mut self, version: u64) -> Self {
+        self.next = version.max(1);
+        self
+    }
+
+    /// The volume has another size now; what it grew by reads as zeroes.
+    pub fn resize(&mut self, blocks: u64) {
+        self.blocks.resize(blocks as usize, Block { may: vec![0] });
+        self.longest = (blocks / TOGETHER).clamp(1, LONGEST);
+    }
+
     fn segment(&self, slot: u64, count: u64) -> millrace_memory::Segment {
         let memory = self.memory.as_ref().expect("it is given back at the end");
         memory.segment((slot * self.longest) as usize * self.block, count as usize * self.block)

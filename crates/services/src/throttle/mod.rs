@@ -50,6 +50,7 @@ pub(crate) static KIND: Kind = Kind {
     ],
     commands: &[],
     shares_legs: false,
+    is_disk: false,
     samples: &["throttle(iops=1000000) | ?", "throttle(write_bandwidth=1G, read_iops=1M) | ?"],
     plan,
 };

@@ -8,7 +8,7 @@ use millrace_driver::{Command, QueueOptions, spec::NamespaceId};
 use super::*;
 use crate::model::{ServiceCommand, VolumeChange};
 
-fn spec(name: &str, size: Option<&str>, stack: &str) -> VolumeSpec {
+pub(super) fn spec(name: &str, size: Option<&str>, stack: &str) -> VolumeSpec {
     let size = size.map(|size| size.parse().unwrap());
     VolumeSpec { size, stack: stack.parse().unwrap(), ..volume(name, "1", "memory") }
 }
@@ -19,11 +19,11 @@ fn stack_of(rig: &Rig, name: &str) -> String {
 
 impl Rig {
     /// `file:` with a path in its directory, for each `@`.
-    fn stack(&self, text: &str) -> String {
+    pub(super) fn stack(&self, text: &str) -> String {
         text.replace('@', &format!("file:{}/", self.directory.path().display()))
     }
 
-    fn try_change(&self, name: &str, stack: &str, reformat: bool) -> Result<VolumeView, ControlError> {
+    pub(super) fn try_change(&self, name: &str, stack: &str, reformat: bool) -> Result<VolumeView, ControlError> {
         let stack = Some(self.stack(stack).parse().unwrap());
         self.change_volume(name, &VolumeChange { size: None, stack, reformat })
     }
@@ -132,7 +132,7 @@ fn load(socket: &Path, stop: &AtomicBool) -> u64 {
 }
 
 /// Does something while a guest writes and reads.
-fn under_load(rig: &Rig, meanwhile: impl FnOnce()) {
+pub(super) fn under_load(rig: &Rig, meanwhile: impl FnOnce()) {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {

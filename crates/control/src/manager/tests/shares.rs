@@ -1,0 +1,144 @@
+//! Disks that volumes share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{
+    stacks::{spec, under_load},
+    *,
+};
+use crate::model::ServiceCommand;
+
+const SHARE: &str = "share | volume:pool";
+
+impl Rig {
+    /// With a disk of eight extents.
+    fn with_disk() -> Self {
+        let rig = Self::new();
+        rig.create_volume(&spec("pool", Some("512K"), &rig.stack("disk(extent=64K, depth=2) | @pool.img"))).unwrap();
+        rig
+    }
+
+    fn share(&self, name: &str, size: &str) -> Result<VolumeView, ControlError> {
+        self.create_volume(&spec(name, Some(size), SHARE))
+    }
+
+    fn of_disk(&self, name: &str) -> Option<String> {
+        let facts = self.volume("pool").unwrap().tree.status.expect("the disk is in force").facts;
+        facts.into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
+    }
+}
+
+fn refused<T>(result: Result<T, ControlError>, why: &str) {
+    let error = result.err().expect("it is refused").to_string();
+    assert!(error.contains(why), "{error}");
+}
+
+#[test]
+fn volumes_of_one_disk_come_back_as_they_were() {
+    let mut rig = Rig::with_disk();
+    // Restored before the disk, by its name, if order did not count.
+    rig.share("a", "192K").unwrap();
+    rig.share("b", "64K").unwrap();
+    rig.resize_volume("b", size("128K")).unwrap();
+    rig.resize_volume("a", size("64K")).unwrap();
+    rig.create_volume(&spec("c", Some("100K"), "throttle(iops=100000) | share(weight=3) | volume:pool")).unwrap();
+    assert_eq!(fs::metadata(rig.path("pool.img")).unwrap().len(), 576 << 10);
+    assert_eq!(rig.of_disk("free").as_deref(), Some("196608 bytes of 524288 bytes"));
+    let before = picture(&rig);
+    rig.restart();
+    assert_eq!(picture(&rig), before);
+    assert_eq!(
+        (rig.of_disk("volume a").unwrap(), rig.of_disk("volume b").unwrap()),
+        ("65536 bytes".into(), "131072 bytes".into())
+    );
+    rig.delete_volume("a").unwrap();
+    assert_eq!((rig.of_disk("volume a"), rig.of_disk("free").unwrap()), (None, "262144 bytes of 524288 bytes".into()));
+    refused(rig.delete_volume("pool"), "volume pool is part of volume b");
+    for name in ["b", "c", "pool"] {
+        rig.delete_volume(name).unwrap();
+    }
+}
+
+#[test]
+fn a_disk_is_for_shares_only_and_says_when_it_is_full() {
+    let rig = Rig::with_disk();
+    rig.create_volume(&rig.file_volume("plain", "64K")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    refused(rig.attach("d", &attach("pool", None)), "it is a disk, which no guest sees");
+    refused(rig.create_volume(&spec("v", None, "concat(volume:pool)")), "volume pool is a disk: volumes have parts of it");
+    refused(rig.create_volume(&spec("v", None, "share | volume:plain")), "volume plain is no disk");
+    refused(rig.create_volume(&spec("v", Some("1M"), SHARE)), "the disk has 524288 bytes in all; 1048576 are asked for");
+    rig.share("a", "448K").unwrap();
+    refused(rig.share("b", "128K"), "the disk has 65536 bytes free, and volume b needs 131072 more");
+    refused(rig.resize_volume("a", size("640K")), "larger than its disk");
+    assert_eq!(rig.volume("a").unwrap().size, size("448K"));
+    refused(rig.resize_volume("pool", size("384K")), "its volumes reach to byte 458752");
+    rig.resize_volume("pool", size("1M")).unwrap();
+    rig.share("b", "128K").unwrap();
+    rig.resize_volume("a", size("640K")).unwrap();
+    refused(rig.try_change("pool", "@other.img(size=1M)", true), "a disk stays a disk");
+    refused(rig.try_change("plain", "disk | @plain.img", true), "a disk stays a disk");
+    refused(
+        rig.create_volume(&VolumeSpec {
+            block_size: crate::LogicalBlock(BlockSize::B4096),
+            ..spec("w", Some("64K"), SHARE)
+        }),
+        "blocks of 512",
+    );
+}
+
+#[test]
+fn what_cannot_be_stored_leaves_nothing_on_the_disk() {
+    let full = FullDisk::default();
+    let rig = Rig::on(&full);
+    rig.create_volume(&spec("pool", Some("512K"), &rig.stack("disk(extent=64K) | @pool.img"))).unwrap();
+    full.set_full(true);
+    rig.share("v", "128K").unwrap_err();
+    full.set_full(false);
+    assert_eq!(rig.of_disk("volume v"), None);
+    rig.share("v", "128K").unwrap();
+    rig.create_volume(&spec("w", Some("128K"), &rig.stack("@w.img"))).unwrap();
+    full.set_full(true);
+    rig.try_change("w", SHARE, true).unwrap_err();
+    assert_eq!(rig.of_disk("volume w"), None);
+    full.set_full(false);
+    rig.try_change("w", SHARE, true).unwrap();
+    assert_eq!(rig.of_disk("volume w").as_deref(), Some("131072 bytes"));
+    // A share that is taken out of a volume is given up.
+    rig.try_change("w", "@w2.img(size=128K)", true).unwrap();
+    assert_eq!(rig.of_disk("volume w"), None);
+    refused(rig.create_volume(&spec("x", Some("128K"), &rig.stack("mirror(@no/dir/m, share | volume:pool)"))), "no/dir/m");
+    assert_eq!(rig.of_disk("volume x"), None);
+    let release = |name: &str| ServiceCommand {
+        service: "disk".to_owned(),
+        command: "release".to_owned(),
+        arguments: [("name".to_owned(), name.to_owned())].into(),
+    };
+    refused(rig.command_service("pool", &release("v")), "volume v is in use");
+    refused(rig.command_service("pool", &release("u")), "it has no volume u");
+}
+
+#[test]
+fn volumes_of_a_disk_change_while_guests_write() {
+    let rig = Rig::with_disk();
+    rig.resize_volume("pool", size("4M")).unwrap();
+    rig.share("v", "256K").unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    let stop = AtomicBool::new(false);
+    under_load(&rig, || {
+        for round in 0..10 {
+            // Beside it, below it, above it and itself.
+            rig.share("w", "1M").unwrap();
+            rig.try_change("v", &format!("share(weight={}) | volume:pool", round + 1), false).unwrap();
+            rig.try_change("v", "throttle(iops=1M) | share | volume:pool", false).unwrap();
+            rig.try_change("pool", &format!("disk(extent=64K, depth={}) | @pool.img", round + 1), false).unwrap();
+            rig.resize_volume("v", size("1M")).unwrap();
+            rig.resize_volume("v", size("128K")).unwrap();
+            rig.delete_volume("w").unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(stop.load(Ordering::Relaxed));
+    assert_eq!(rig.of_disk("volume v").as_deref(), Some("131072 bytes"));
+}

@@ -1,0 +1,243 @@
+//! The disk that shares are made of: it keeps the table in its leg's first extent and shows what is behind it, to shares only.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+};
+
+use super::space::Space;
+use crate::{
+    background::Task,
+    service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
+    settings::{SettingError, Settings},
+};
+
+/// Its line in the table.
+pub(crate) static KIND: Kind = Kind {
+    name: "disk",
+    help: "a back end that any number of volumes share (share | volume:DISK); stands at the top of its own volume",
+    legs: 1..=1,
+    settings: &[
+        Word { name: "extent", help: "what volumes are given room in: a power of two from 16K to 1G, fixed for ever [1M]" },
+        Word { name: "depth", help: "requests that the leg has at most; the others wait for their volume's turn [256]" },
+    ],
+    commands: &[Word { name: "release", help: "name=VOLUME: gives up a volume in the table that nothing uses" }],
+    shares_legs: false,
+    is_disk: true,
+    samples: &[],
+    plan,
+};
+
+/// Sizes an extent may have.
+const EXTENTS: std::ops::RangeInclusive<u64> = 16 << 10..=1 << 30;
+/// Largest depth.
+const DEPTH: std::ops::RangeInclusive<u64> = 1..=1 << 20;
+
+fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
+    let extent = settings.size("extent")?.unwrap_or(1 << 20);
+    if !extent.is_power_of_two() || !EXTENTS.contains(&extent) {
+        return Err(SettingError::new("extent", "a power of two from 16K to 1G is possible"));
+    }
+    let depth = settings.count("depth")?.unwrap_or(256);
+    if !DEPTH.contains(&depth) {
+        return Err(SettingError::new("depth", "1 to 1048576 requests are possible"));
+    }
+    Ok(Box::new(DiskPlan { extent, depth }))
+}
+
+#[derive(Debug)]
+struct DiskPlan {
+    extent: u64,
+    depth: u64,
+}
+
+impl Plan for DiskPlan {
+    fn layout(&self, _: usize) -> Layout {
+        Layout::Own(format!("disk {}", self.extent))
+    }
+
+    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
+        stated.iter().map(|stated| stated.or(Some(size.saturating_add(self.extent)))).collect()
+    }
+
+    fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
+        let leg = build.only_leg();
+        let (has, extent) = (leg.geometry().bytes(), self.extent);
+        let room = (has / extent).saturating_sub(1).saturating_mul(extent);
+        let size = build.size.unwrap_or(room);
+        if size > has.saturating_sub(extent) || room == 0 {
+            return Err(ServiceError::Legs(format!(
+                "its leg has {has} bytes; it needs an extent of {extent} for its table beside the {} that are asked for",
+                build.size.unwrap_or(extent)
+            )));
+        }
+        let space = build.shared.get(&space_key(&build.name), Space::default);
+        Ok(Arc::new(Disk { name: build.name, leg, extent, depth: self.depth, size: AtomicU64::new(size), space }))
+    }
+}
+
+/// The name under which the shares of a disk find what they have together: that of the disk's node.
+pub(super) fn space_key(leg: &str) -> String {
+    // The root of volume POOL is named "POOL/disk", and the volume as others see it "POOL".
+    let node = leg.strip_suffix("/disk").unwrap_or(leg);
+    format!("disk/{node}")
+}
+
+/// A size for the operator.
+fn text(bytes: u64) -> String {
+    if bytes.is_multiple_of(1 << 20) { format!("{} MiB", bytes >> 20) } else { format!("{bytes} bytes") }
+}
+
+/// See the module.
+pub(super) struct Disk {
+    name: String,
+    leg: Arc<dyn Volume>,
+    extent: u64,
+    depth: u64,
+    /// Bytes behind the table.
+    size: AtomicU64,
+    space: Arc<Space>,
+}
+
+impl Disk {
+    /// Blocks before what it shows.
+    fn offset(&self, block_size: BlockSize) -> u64 {
+        self.extent >> block_size.shift()
+    }
+
+    fn refused(&self, error: &ServiceError) -> VolumeError {
+        VolumeError::Refused { volume: self.name.clone(), why: error.to_string() }
+    }
+}
+
+impl Volume for Disk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        let leg = self.leg.geometry();
+        Geometry { blocks: BlockCount(self.size.load(Ordering::Relaxed) >> leg.block_size.shift()), ..leg }
+    }
+
+    #[inline]
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let geometry = self.geometry();
+        let inside = |lba| geometry.byte_range(lba, request.count).is_some();
+        let offset = self.offset(geometry.block_size);
+        let operation = match request.operation {
+            Operation::Flush => return self.leg.submit(cx, request),
+            Operation::Copy { source } if inside(source) => Operation::Copy { source: Lba(source.0 + offset) },
+            Operation::Copy { .. } => return Step::Done(Err(BlockError::OutOfRange)),
+            other => other,
+        };
+        if !inside(request.lba) {
+            return Step::Done(Err(BlockError::OutOfRange));
+        }
+        self.leg.submit(cx, Request { operation, lba: Lba(request.lba.0 + offset), ..request })
+    }
+
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        let offset = self.offset(self.leg.geometry().block_size);
+        lba.0.checked_add(offset).is_some_and(|lba| self.leg.prefetch(Lba(lba), count))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.leg.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        let shift = self.leg.geometry().block_size.shift();
+        let (size, before) = (blocks.0.saturating_mul(1 << shift), self.size.load(Ordering::Relaxed));
+        if size < self.extent {
+            let why = "it has no room for one extent";
+            return Err(VolumeError::BadSize { volume: self.name.clone(), size, why });
+        }
+        let leg = BlockCount(blocks.0.saturating_add(self.extent >> shift));
+        if size < before {
+            self.space.resize(size).map_err(|error| self.refused(&error))?;
+            self.size.store(size, Ordering::Relaxed);
+            if let Err(error) = self.leg.resize(leg) {
+                tracing::debug!(volume = self.name, %error, "the leg of a disk stays longer than it need be");
+            }
+            return Ok(());
+        }
+        if leg.0 > self.leg.geometry().blocks.0 {
+            self.leg.resize(leg)?;
+        }
+        self.space.resize(size).map_err(|error| self.refused(&error))?;
+        self.size.store(size, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name.clone(), what: "formatting" })
+    }
+
+    fn usage(&self) -> Usage {
+        self.leg.usage()
+    }
+}
+
+impl Service for Disk {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        // In a change, what is below shows what was there; only a disk that is new may have no table yet.
+        let new = match mount.reason {
+            Reason::Create => true,
+            Reason::Open => false,
+            Reason::Change => mount.previous.is_none(),
+        };
+        self.space.open(&self.leg, self.extent, self.size.load(Ordering::Relaxed), new)?;
+        self.space.line.set_depth(self.depth);
+        Ok(())
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        self.space.close();
+        Ok(())
+    }
+
+    fn leave(&self) -> Result<(), ServiceError> {
+        Err(ServiceError::NotNow("a disk cannot be taken out: its leg alone shows no volume".to_owned()))
+    }
+
+    fn leg_is_whole(&self, _: usize) -> bool {
+        // No leg shows what it does.
+        false
+    }
+
+    fn status(&self) -> Status {
+        let Some(room) = self.space.room() else { return Status::default() };
+        let bytes = |extents: u64| text(extents * room.extent);
+        let mut facts = vec![
+            ("extent", room.extent.to_string()),
+            ("free", format!("{} of {}", bytes(room.free), bytes(room.extents))),
+            ("in flight", format!("{} of {}", self.space.line.in_flight(), self.depth)),
+        ];
+        facts.extend(room.damage.map(|damage| ("table", format!("{damage}; written anew from the other copy"))));
+        let mut status = Status::good(facts);
+        let volume = |(name, size, used): (String, u64, bool)| {
+            (name, format!("{}{}", text(size), if used { "" } else { ", not in use" }))
+        };
+        status.facts.extend(room.volumes.into_iter().map(volume).map(|(name, text)| (format!("volume {name}"), text)));
+        status
+    }
+
+    fn command(&self, command: &str, arguments: &Settings) -> Result<String, ServiceError> {
+        if command != "release" {
+            return Err(ServiceError::no_command(&KIND, command));
+        }
+        let name = arguments.required("name")?;
+        let size = self.space.release(name)?;
+        Ok(format!("volume {name} of {size} bytes is given up"))
+    }
+
+    fn tasks(self: Arc<Self>) -> Vec<Task> {
+        Vec::new()
+    }
+}

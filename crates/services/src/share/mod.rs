@@ -1,0 +1,429 @@
+//! Share: any number of volumes on one disk.
+//!
+//! ```text
+//!   volume a: share ─┐                                   ┌ extent 0: table (two copies)
+//!   volume b: share ─┼─► line (saturated? by turns) ─► disk ─► leg
+//!   volume c: share ─┘   extents of the volume             └ extents 1, 2, 3 …
+//! ```
+//!
+//! `disk` keeps the table (`table.rs`, `space.rs`) and shows what is behind it; `share` is a volume of it: a list of extents, looked
+//! up per request. The line (`line.rs`) bounds what the disk has in flight, and gives turns by weight while volumes wait.
+//!
+//! Invariants:
+//! * An extent belongs to one volume at most, in memory, on the disk, and after a crash. It is given to another one only when no
+//!   request of the one before is under way.
+//! * What a volume has not written reads as zeroes: extents are cleared, durably, before the table gives them away.
+//! * The list of a request's extents stays as it is until the request has ended (`Epochs`).
+//!
+//! It does not give room on the first write: a volume has all of its extents from the beginning.
+
+mod disk;
+mod line;
+mod space;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Epochs, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Visit, Volume,
+    VolumeError, check, future_bytes,
+};
+
+pub(crate) use self::disk::KIND as DISK;
+use self::{
+    disk::space_key,
+    line::{Flight, Member},
+    space::{Claim, Space},
+};
+use crate::{
+    background::Task,
+    legs::block_on,
+    pieces::{Map, Mapped, Place},
+    service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
+    settings::{SettingError, Settings},
+};
+
+/// Its line in the table.
+pub(crate) static KIND: Kind = Kind {
+    name: "share",
+    help: "a part of a disk: room of its own, and its turns while the disk is saturated",
+    legs: 1..=1,
+    settings: &[
+        Word { name: "weight", help: "its part of a saturated disk, beside the others' weights: 1 to 1000 [1]" },
+        Word { name: "existing", help: "true: takes what the disk has under the volume's name already [false]" },
+    ],
+    commands: &[],
+    shares_legs: true,
+    is_disk: false,
+    samples: &["share | disk(extent=16K, depth=3) | ?", "share(weight=7) | disk(extent=64K) | ?"],
+    plan,
+};
+
+/// Extents that are looked at for one piece of a request.
+const MERGED: usize = 64;
+
+fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
+    let weight = settings.parsed("weight", "a number")?.unwrap_or(1);
+    if !(1..=1000).contains(&weight) {
+        return Err(SettingError::new("weight", "1 to 1000 is possible"));
+    }
+    Ok(Box::new(SharePlan { weight, existing: settings.flag("existing")? }))
+}
+
+#[derive(Debug)]
+struct SharePlan {
+    weight: u32,
+    existing: bool,
+}
+
+impl Plan for SharePlan {
+    fn layout(&self, _: usize) -> Layout {
+        Layout::Own("share".to_owned())
+    }
+
+    fn leg_sizes(&self, _: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
+        // The disk's size is its own.
+        stated.to_vec()
+    }
+
+    fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
+        let leg = build.only_leg();
+        let geometry = leg.geometry();
+        let space: Arc<Space> = build.shared.get(&space_key(leg.name()), Space::default);
+        // Without a size: what it has, or all of a disk that is empty.
+        let size = build.size.or_else(|| space.size_of(build.volume)).unwrap_or(geometry.bytes());
+        let blocks = size >> geometry.block_size.shift();
+        if blocks == 0 || blocks > geometry.blocks.0 {
+            let has = geometry.bytes();
+            return Err(ServiceError::Legs(format!("the disk has {has} bytes in all; {size} are asked for")));
+        }
+        let map = ShareMap { blocks: AtomicU64::new(blocks), extents: Epochs::new(Extents::default()) };
+        let mapped = Mapped::new(build.name, vec![Arc::clone(&leg)], map, geometry.block_size);
+        let member = Arc::<Member>::default();
+        let volume = build.volume.to_owned();
+        let (weight, existing, made) = (self.weight, self.existing, AtomicBool::new(false));
+        Ok(Arc::new(Share { volume, leg, space, member, weight, existing, made, mapped }))
+    }
+}
+
+/// The extents of a volume, for its requests.
+#[derive(Clone, Debug, Default)]
+struct Extents {
+    /// Blocks that it shows: the list may be longer.
+    blocks: u64,
+    /// Power of two of the blocks in an extent.
+    shift: u32,
+    list: Box<[u32]>,
+}
+
+impl Extents {
+    /// Where a block is on the disk, and how many follow it there: all that are wanted, if so many do.
+    #[inline]
+    fn locate(&self, lba: u64, wanted: u64) -> (u64, u64) {
+        let (mut at, within) = ((lba >> self.shift) as usize, lba & ((1 << self.shift) - 1));
+        let first = self.list[at];
+        let mut run = (1 << self.shift) - within;
+        while run < wanted && self.list.get(at + 1) == Some(&(self.list[at] + 1)) {
+            run += 1 << self.shift;
+            at += 1;
+        }
+        // What the disk shows begins behind its table.
+        (u64::from(first - 1) << self.shift | within, run)
+    }
+}
+
+struct ShareMap {
+    blocks: AtomicU64,
+    extents: Epochs<Extents>,
+}
+
+impl Map for ShareMap {
+    fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    fn locate(&self, lba: u64) -> Place {
+        // Called within a visit of the share's. What replaced the list meanwhile begins like it and is no shorter.
+        let extents = self.extents.visit();
+        let (lba, run) = extents.locate(lba, (MERGED as u64) << extents.shift);
+        Place { leg: 0, lba, run }
+    }
+
+    fn set_blocks(&self, blocks: u64) {
+        self.blocks.store(blocks, Ordering::Relaxed);
+    }
+
+    fn capacity(&self, _: &[Arc<dyn Volume>]) -> u64 {
+        self.blocks()
+    }
+
+    fn enlarge(&self, name: &str, _: &[Arc<dyn Volume>], _: u64) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: name.to_owned(), what: "growing without the disk's table" })
+    }
+
+    fn formatted(&self, _: &[Arc<dyn Volume>], _: BlockSize) {}
+}
+
+/// See the module.
+struct Share {
+    /// The volume's name: the one it has in the disk's table.
+    volume: String,
+    leg: Arc<dyn Volume>,
+    space: Arc<Space>,
+    member: Arc<Member>,
+    weight: u32,
+    existing: bool,
+    /// It was not on the disk before its mount.
+    made: AtomicBool,
+    mapped: Mapped<ShareMap>,
+}
+
+/// A request that is on the disk. The last parameter is dropped first.
+async fn follow<'a>(_visit: Visit<'a, Extents>, _flight: Flight<'a>, step: Step<'a>) -> Result<(), BlockError> {
+    step.await
+}
+
+/// Scratch bytes that a future of [`follow`] takes.
+fn follow_bytes<'a, F: Future + 'a>(_: fn(Visit<'a, Extents>, Flight<'a>, Step<'a>) -> F) -> usize {
+    size_of::<F>().next_multiple_of(8)
+}
+
+impl Share {
+    fn extents(&self) -> &Epochs<Extents> {
+        &self.mapped.map().extents
+    }
+
+    /// Shows the volume's blocks in these extents, and waits until nobody sees the ones before.
+    fn show(&self, extents: Extents) -> Result<(), ServiceError> {
+        let blocks = extents.blocks;
+        let retired = self.extents().replace(extents).map_err(|error| ServiceError::NotNow(error.to_string()))?;
+        self.mapped.map().set_blocks(blocks);
+        retired.wait();
+        Ok(())
+    }
+
+    fn shift(&self) -> u32 {
+        self.leg.geometry().block_size.shift()
+    }
+
+    /// Power of two of the blocks in an extent.
+    fn extent_shift(&self) -> u32 {
+        self.space.room().map_or(0, |room| room.extent.trailing_zeros() - self.shift())
+    }
+
+    /// To the disk, with the extents that are visited. `request` was checked.
+    #[inline]
+    fn pass<'a>(&'a self, cx: TaskContext<'a>, extents: &Extents, request: Request<'a>) -> Step<'a> {
+        if request.operation.has_data() && request.count.0 > 0 {
+            let (lba, run) = extents.locate(request.lba.0, request.count.0);
+            if request.count.0 <= run {
+                return self.leg.submit(cx, Request { lba: Lba(lba), ..request });
+            }
+        }
+        self.mapped.submit(cx, request)
+    }
+
+    /// A request that waits for its turn.
+    async fn queue(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let bytes = match request.operation {
+            Operation::WriteZeroes { .. } | Operation::Deallocate => 0,
+            _ => request.count.0 << self.shift(),
+        };
+        let _flight = self.space.line.wait(&self.member, bytes).await;
+        // The volume may have another size by now.
+        let visit = self.extents().visit();
+        check(&self.geometry_of(&visit), &request)?;
+        self.pass(cx, &visit, request).await
+    }
+
+    #[inline]
+    fn geometry_of(&self, extents: &Extents) -> Geometry {
+        Geometry { blocks: BlockCount(extents.blocks), ..self.mapped.geometry() }
+    }
+
+    fn refused(&self, error: &ServiceError) -> VolumeError {
+        VolumeError::Refused { volume: self.volume.clone(), why: error.to_string() }
+    }
+
+    fn shrink(&self, blocks: u64) -> Result<(), VolumeError> {
+        let before = self.extents().visit().clone();
+        // From here on nobody comes to what goes, and when this returns nobody is there.
+        self.show(Extents { blocks, ..before.clone() }).map_err(|error| self.refused(&error))?;
+        match self.space.shrink(&self.volume, blocks << self.shift()) {
+            Ok(list) => self.show(Extents { blocks, list, ..before }).map_err(|error| self.refused(&error)),
+            Err(error) => {
+                let error = self.refused(&error);
+                self.show(before).map_err(|error| self.refused(&error))?;
+                Err(error)
+            }
+        }
+    }
+
+    fn grow(&self, blocks: u64) -> Result<(), VolumeError> {
+        let list = self.space.grow(&self.volume, blocks << self.shift()).map_err(|error| self.refused(&error))?;
+        let shift = self.extents().visit().shift;
+        self.show(Extents { blocks, shift, list }).map_err(|error| self.refused(&error))
+    }
+}
+
+impl Volume for Share {
+    fn name(&self) -> &str {
+        self.mapped.name()
+    }
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.mapped.geometry()
+    }
+
+    #[inline]
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if request.operation == Operation::Flush {
+            return self.leg.submit(cx, request);
+        }
+        let visit = self.extents().visit();
+        if let Err(error) = check(&self.geometry_of(&visit), &request) {
+            return Step::Done(Err(error));
+        }
+        if !self.space.line.is_open() {
+            drop(visit);
+            return Step::Wait(cx.scratch.place_future(self.queue(cx, request)));
+        }
+        match self.pass(cx, &visit, request) {
+            done @ Step::Done(_) => done,
+            step @ Step::Wait(_) => {
+                let flight = self.space.line.go();
+                Step::Wait(cx.scratch.place_future(follow(visit, flight, step)))
+            }
+        }
+    }
+
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        let visit = self.extents().visit();
+        if lba.0 >= visit.blocks {
+            return false;
+        }
+        let (at, run) = visit.locate(lba.0, count.0);
+        self.leg.prefetch(Lba(at), BlockCount(run.min(count.0)))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.mapped.scratch_bytes() + future_bytes(Self::queue).max(follow_bytes(follow))
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        let geometry = self.geometry();
+        let size = blocks.0.saturating_mul(u64::from(geometry.block_size.bytes()));
+        let bad = |why| Err(VolumeError::BadSize { volume: self.volume.clone(), size, why });
+        match blocks.0 {
+            0 => bad("it is empty"),
+            _ if size > self.leg.geometry().bytes() => bad("it is larger than its disk"),
+            more if more > geometry.blocks.0 => self.grow(more),
+            less if less < geometry.blocks.0 => self.shrink(less),
+            _ => Ok(()),
+        }
+    }
+
+    /// Erases what the volume has. The block size is the disk's.
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        let geometry = self.geometry();
+        if block_size != geometry.block_size {
+            let (volume, why) = (self.volume.clone(), "it is that of its disk");
+            return Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why });
+        }
+        let (leg, extents, blocks) = (Arc::clone(&self.leg), self.extents().visit().clone(), geometry.blocks.0);
+        let erased = block_on(move |cx| {
+            Box::pin(async move {
+                let operation = Operation::WriteZeroes { fua: false, deallocate: true };
+                let mut at = 0;
+                while at < blocks {
+                    let (lba, run) = extents.locate(at, (MERGED as u64) << extents.shift);
+                    let count = BlockCount(run.min(blocks - at));
+                    let request = Request { operation, lba: Lba(lba), count, segments: &[] };
+                    leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
+                    at += count.0;
+                }
+                Ok::<_, BlockError>(())
+            })
+        });
+        let failed = |why: String| VolumeError::Refused { volume: self.volume.clone(), why };
+        erased.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(format!("cannot erase it: {error}")))
+    }
+
+    fn usage(&self) -> Usage {
+        let visit = self.extents().visit();
+        Usage { allocated: (visit.list.len() as u64) << (visit.shift + self.shift()) }
+    }
+}
+
+impl Service for Share {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        let how = match mount.reason {
+            Reason::Open => Claim::Own,
+            Reason::Change if mount.previous.is_some() => Claim::Own,
+            _ if self.existing => Claim::Either,
+            _ => Claim::New,
+        };
+        let blocks = self.geometry().blocks.0;
+        let made = self.space.size_of(&self.volume).is_none();
+        let list = self.space.claim(&self.volume, blocks << self.shift(), how)?;
+        self.made.store(made, Ordering::Relaxed);
+        self.member.set_weight(self.weight);
+        let shown = self.show(Extents { blocks, shift: self.extent_shift(), list });
+        let member = Arc::clone(&self.member);
+        let shown = shown.and_then(|()| {
+            let entered = self.space.line.change(|members| members.push(member));
+            entered.map_err(|error| ServiceError::NotNow(error.to_string()))
+        });
+        shown.inspect_err(|_| {
+            self.space.leave(&self.volume);
+            self.discard(false);
+        })
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        let left = self.space.line.change(|members| members.retain(|member| !Arc::ptr_eq(member, &self.member)));
+        self.space.leave(&self.volume);
+        left.map_err(|error| ServiceError::NotNow(error.to_string()))
+    }
+
+    fn leave(&self) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn discard(&self, stored: bool) {
+        if !stored && !self.made.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = self.space.release(&self.volume) {
+            tracing::warn!(volume = self.volume, disk = self.leg.name(), %error, "the disk still has a volume that is gone");
+        }
+    }
+
+    fn leg_is_whole(&self, _: usize) -> bool {
+        // The disk shows all volumes, this one's blocks among others.
+        false
+    }
+
+    fn status(&self) -> Status {
+        let pieces = {
+            let visit = self.extents().visit();
+            1 + visit.list.windows(2).filter(|two| two[0] + 1 != two[1]).count()
+        };
+        let (weight, waited) = (self.weight.to_string(), format!("{} requests", self.member.waited()));
+        Status::good([("weight", weight), ("pieces on the disk", pieces.to_string()), ("waited for a turn", waited)])
+    }
+
+    fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {
+        Err(ServiceError::no_command(&KIND, command))
+    }
+
+    fn tasks(self: Arc<Self>) -> Vec<Task> {
+        Vec::new()
+    }
+}

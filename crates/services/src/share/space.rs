@@ -1,0 +1,345 @@
+//! What the shares of one disk have together: its table, changed by one thread at a time, and the line before it.
+//!
+//! ```text
+//!   grow:   choose free extents ─► zero them, flush ─► store the table ─► the volume shows them
+//!   shrink: the volume shows less ─► nobody is there any more ─► store the table ─► give the blocks back
+//! ```
+//!
+//! So at any instant, a crash included, an extent is in one volume at most, and a volume never shows what another one left.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Volume, pieces};
+
+use super::{
+    line::Line,
+    table::{Entry, LONGEST_NAME, Piece, Table},
+};
+use crate::{legs, record::Region, service::ServiceError};
+
+/// Tells the record of a disk's table from others.
+const MAGIC: [u8; 8] = *b"MRDISK\0\0";
+const VERSION: u32 = 1;
+/// Longest region of the table: both copies.
+const LONGEST: u64 = 16 << 20;
+/// Bytes that are erased with one request.
+const ERASE: u64 = 256 << 20;
+
+/// Where the table of a disk with such extents is: in the first one.
+pub(super) fn region(extent: u64) -> Region {
+    Region { magic: MAGIC, version: VERSION, offset: 0, len: extent.min(LONGEST) }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Space {
+    state: Mutex<State>,
+    pub(super) line: Line,
+}
+
+#[derive(Default)]
+struct State {
+    /// Absent while the disk is not in force.
+    open: Option<Open>,
+    /// Volumes that are in force.
+    users: BTreeSet<String>,
+}
+
+struct Open {
+    leg: Arc<dyn Volume>,
+    region: Region,
+    generation: u64,
+    table: Table,
+    /// What was found to be wrong with a copy of the table.
+    damage: Option<String>,
+}
+
+/// How a volume comes to its extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It is new on the disk.
+    New,
+    /// It is there, and was in force before.
+    Own,
+    /// It is new here and may be on the disk: the operator says that it is the same.
+    Either,
+}
+
+/// A disk's room, for the operator.
+pub(super) struct Room {
+    pub(super) extent: u64,
+    pub(super) extents: u64,
+    pub(super) free: u64,
+    /// Volumes: name, size, whether in force.
+    pub(super) volumes: Vec<(String, u64, bool)>,
+    pub(super) damage: Option<String>,
+}
+
+fn refused(what: impl Into<String>) -> ServiceError {
+    ServiceError::Legs(what.into())
+}
+
+impl Space {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Open) -> Result<T, ServiceError>) -> Result<T, ServiceError> {
+        let missing = || ServiceError::NotNow("the disk below is not in force".to_owned());
+        work(self.state().open.as_mut().ok_or_else(missing)?)
+    }
+
+    /// Brings a disk into force: reads its table, or makes one where `new` allows it. `bytes` are those that it must have room for
+    /// behind the table.
+    pub(super) fn open(&self, leg: &Arc<dyn Volume>, extent: u64, bytes: u64, new: bool) -> Result<(), ServiceError> {
+        let open = Open::load(leg, extent, bytes, new)?;
+        self.state().open = Some(open);
+        Ok(())
+    }
+
+    /// Takes a disk out of force.
+    pub(super) fn close(&self) {
+        self.state().open = None;
+    }
+
+    /// The size of a volume that the disk has.
+    pub(super) fn size_of(&self, name: &str) -> Option<u64> {
+        Some(self.state().open.as_ref()?.table.volumes.get(name)?.size)
+    }
+
+    /// A volume comes into force with so many bytes: its extents.
+    pub(super) fn claim(&self, name: &str, size: u64, how: Claim) -> Result<Box<[u32]>, ServiceError> {
+        let mut state = self.state();
+        if state.users.contains(name) {
+            return Err(refused(format!("volume {name} of the disk is in use already")));
+        }
+        let open = state.open.as_mut().ok_or_else(|| {
+            refused("what is below is no disk that works; \"millrace disk create NAME STACK\" makes one".to_owned())
+        })?;
+        let has = open.table.volumes.get(name).map(|entry| entry.size);
+        match (has, how) {
+            (Some(has), Claim::New) => {
+                return Err(refused(format!(
+                    "the disk has a volume {name} of {has} bytes already: share(existing=true) takes it as it is; \
+                     the disk's command \"release name={name}\" gives it up"
+                )));
+            }
+            (None, Claim::Own) => {
+                return Err(open.wrong(format!("its table has no volume {name}: it is another disk, or an older copy")));
+            }
+            (None, _) => drop(open.grow(name, size)?),
+            (Some(has), _) if has < size => {
+                return Err(open.wrong(format!("its table gives volume {name} {has} bytes, and it should have {size}")));
+            }
+            (Some(has), Claim::Either) if has != size => {
+                return Err(refused(format!("the disk has volume {name} with {has} bytes: say that size, or none")));
+            }
+            // What is stored of a volume counts: a growth that was not stored any more did not take place.
+            (Some(has), _) if has > size => open.shrink(name, size)?,
+            (Some(_), _) => {}
+        }
+        let list = open.table.volumes.get(name).map(Entry::list).unwrap_or_default();
+        state.users.insert(name.to_owned());
+        Ok(list)
+    }
+
+    /// A volume is not in force any more.
+    pub(super) fn leave(&self, name: &str) {
+        self.state().users.remove(name);
+    }
+
+    /// Gives a volume more room, or less than an extent of it: all of its extents then.
+    pub(super) fn grow(&self, name: &str, size: u64) -> Result<Box<[u32]>, ServiceError> {
+        self.with(|open| open.grow(name, size))
+    }
+
+    /// Takes room from a volume, which shows none of it any more; its extents then.
+    pub(super) fn shrink(&self, name: &str, size: u64) -> Result<Box<[u32]>, ServiceError> {
+        self.with(|open| {
+            open.shrink(name, size)?;
+            Ok(open.table.volumes.get(name).map(Entry::list).unwrap_or_default())
+        })
+    }
+
+    /// Gives up a volume that is not in force.
+    pub(super) fn release(&self, name: &str) -> Result<u64, ServiceError> {
+        let mut state = self.state();
+        if state.users.contains(name) {
+            return Err(ServiceError::NotNow(format!("volume {name} is in use: delete it by \"millrace volume delete\"")));
+        }
+        let open = state.open.as_mut().ok_or_else(|| ServiceError::NotNow("the disk is not in force".to_owned()))?;
+        let mut table = open.table.clone();
+        let entry = table.volumes.remove(name).ok_or_else(|| ServiceError::Command(format!("it has no volume {name}")))?;
+        open.store(table)?;
+        open.give_back(&entry.pieces);
+        Ok(entry.size)
+    }
+
+    /// The disk has room for so many bytes behind its table from now on.
+    pub(super) fn resize(&self, bytes: u64) -> Result<(), ServiceError> {
+        self.with(|open| open.set_extents(bytes))
+    }
+
+    pub(super) fn room(&self) -> Option<Room> {
+        let state = self.state();
+        let open = state.open.as_ref()?;
+        let volume = |(name, entry): (&String, &Entry)| (name.clone(), entry.size, state.users.contains(name));
+        Some(Room {
+            extent: open.table.extent,
+            extents: u64::from(open.table.extents.saturating_sub(1)),
+            free: open.table.free_extents(),
+            volumes: open.table.volumes.iter().map(volume).collect(),
+            damage: open.damage.clone(),
+        })
+    }
+}
+
+/// Extents of a disk with so many bytes behind its table, the table's counted.
+fn extents_in(bytes: u64, extent: u64) -> Result<u32, ServiceError> {
+    let extents = bytes / extent + 1;
+    u32::try_from(extents).map_err(|_| refused(format!("it would have {extents} extents: choose larger ones")))
+}
+
+impl Open {
+    fn load(leg: &Arc<dyn Volume>, extent: u64, bytes: u64, new: bool) -> Result<Self, ServiceError> {
+        let region = region(extent);
+        let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
+        let found = region.load(leg)?;
+        let extents = extents_in(bytes, extent)?;
+        let mut open =
+            Self { leg: Arc::clone(leg), region, generation: 0, table: Table::new(extent, extents), damage: None };
+        match found {
+            None if new => open.store(open.table.clone())?,
+            None => return Err(wrong("there is no table of a disk on it: it is another leg, or damaged".to_owned())),
+            Some(found) => {
+                open.table = Table::decode(&found.content).map_err(wrong)?;
+                open.generation = found.generation;
+                open.damage = found.damaged;
+            }
+        }
+        let has = open.table.extent;
+        if has != extent {
+            return Err(wrong(format!("it is a disk with extents of {has} bytes: write disk(extent={has})")));
+        }
+        if open.table.end() > extents {
+            let (table, fits) = (open.table.end() - 1, extents - 1);
+            return Err(wrong(format!(
+                "its table gives away {table} extents of {extent} bytes, and there is room for {fits}: part of the disk is missing"
+            )));
+        }
+        if let Some(damage) = &open.damage {
+            tracing::warn!(leg = leg.name(), damage, "the other copy of a disk's table is used; it is written anew");
+            open.store(open.table.clone())?;
+        }
+        if open.table.extents != extents {
+            // The leg has grown; or a change of the disk's size was cut short by a crash.
+            open.set_extents(bytes)?;
+        }
+        Ok(open)
+    }
+
+    fn wrong(&self, what: String) -> ServiceError {
+        ServiceError::Content { leg: self.leg.name().to_owned(), what }
+    }
+
+    /// Replaces the table.
+    fn store(&mut self, table: Table) -> Result<(), ServiceError> {
+        let content = table.encode();
+        if content.len() > self.region.room() {
+            return Err(refused(format!(
+                "the disk's table is full: {} bytes are there for it, and {} would be needed; larger extents make fewer pieces",
+                self.region.room(),
+                content.len()
+            )));
+        }
+        self.region.store(&self.leg, self.generation + 1, &content)?;
+        self.generation += 1;
+        self.table = table;
+        Ok(())
+    }
+
+    fn set_extents(&mut self, bytes: u64) -> Result<(), ServiceError> {
+        let extents = extents_in(bytes, self.table.extent)?;
+        if extents < self.table.end() {
+            let needed = u64::from(self.table.end() - 1) * self.table.extent;
+            return Err(refused(format!("its volumes reach to byte {needed}: shrink or delete them first")));
+        }
+        self.store(Table { extents, ..self.table.clone() })
+    }
+
+    fn grow(&mut self, name: &str, size: u64) -> Result<Box<[u32]>, ServiceError> {
+        if name.len() > LONGEST_NAME {
+            return Err(refused(format!("its name has {} bytes, and {LONGEST_NAME} are possible", name.len())));
+        }
+        let mut table = self.table.clone();
+        let mut entry = table.volumes.remove(name).unwrap_or_default();
+        let (extent, has) = (table.extent, entry.extents());
+        let more = size.div_ceil(extent).saturating_sub(has);
+        let Some(new) = self.table.choose(&entry, more) else {
+            let free = self.table.free_extents() * extent;
+            return Err(refused(format!(
+                "the disk has {free} bytes free, and volume {name} needs {} more",
+                more.saturating_mul(extent)
+            )));
+        };
+        // What a smaller size left in the last extent is the volume's own, and must not be seen either.
+        let within = entry.size % extent;
+        let last = entry.pieces.last().filter(|_| within > 0).map(|last| last.first + last.count - 1);
+        let tail = last.map(|last| (u64::from(last) * extent + within, extent - within));
+        let whole = new.iter().map(|piece| (u64::from(piece.first) * extent, u64::from(piece.count) * extent));
+        self.erase(tail.into_iter().chain(whole), Operation::WriteZeroes { fua: false, deallocate: true })
+            .map_err(|source| ServiceError::Leg { what: "clear", leg: self.leg.name().to_owned(), source })?;
+        entry.extend(&new);
+        entry.size = size;
+        let list = entry.list();
+        table.volumes.insert(name.to_owned(), entry);
+        self.store(table)?;
+        Ok(list)
+    }
+
+    fn shrink(&mut self, name: &str, size: u64) -> Result<(), ServiceError> {
+        let mut table = self.table.clone();
+        let Some(entry) = table.volumes.get_mut(name) else {
+            return Err(self.wrong(format!("its table has no volume {name}")));
+        };
+        let gone = entry.truncate(size.div_ceil(table.extent));
+        entry.size = size;
+        self.store(table)?;
+        self.give_back(&gone);
+        Ok(())
+    }
+
+    /// Only so that the medium has its space again: who gets these extents next has them cleared.
+    fn give_back(&self, gone: &[Piece]) {
+        let extent = self.table.extent;
+        let ranges = gone.iter().map(|piece| (u64::from(piece.first) * extent, u64::from(piece.count) * extent));
+        if let Err(error) = self.erase(ranges, Operation::Deallocate) {
+            tracing::debug!(leg = self.leg.name(), %error, "what a volume gave up was not given back by the disk");
+        }
+    }
+
+    /// Erases ranges of bytes, and makes that durable.
+    fn erase(&self, ranges: impl Iterator<Item = (u64, u64)>, operation: Operation) -> Result<(), BlockError> {
+        let shift = self.leg.geometry().block_size.shift();
+        let ranges: Vec<_> = ranges.map(|(offset, len)| (offset >> shift, BlockCount(len >> shift))).collect();
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let leg = Arc::clone(&self.leg);
+        let erased = legs::block_on(move |cx| {
+            Box::pin(async move {
+                for (lba, count) in ranges {
+                    for (at, count) in pieces(&leg.geometry(), count, ERASE) {
+                        let request = Request { operation, lba: Lba(lba + at), count, segments: &[] };
+                        leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
+                    }
+                }
+                legs::flush(cx, &*leg).await
+            })
+        });
+        erased.unwrap_or(Err(BlockError::NotReady))
+    }
+}

@@ -1,0 +1,208 @@
+//! Who goes next: a disk that answers on command counts what each volume gets. No clock is asked.
+
+use std::{
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Scratch, ShardSlot, Step, TaskContext, Usage,
+    VolumeError,
+    conformance::{Memory, SyncIo},
+};
+use millrace_memory::BufferPool;
+
+use super::*;
+
+/// Requests wait until they are let go, the oldest first.
+#[derive(Default)]
+struct OnCommand {
+    open: AtomicU64,
+    waiting: Mutex<VecDeque<u64>>,
+    next: AtomicU64,
+    /// The most that were there at once.
+    most: AtomicU64,
+    blocks: u64,
+}
+
+impl OnCommand {
+    fn let_go(&self, count: u64) {
+        self.open.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.waiting.lock().unwrap().len()
+    }
+
+    async fn serve(&self) -> Result<(), BlockError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut waiting = self.waiting.lock().unwrap();
+            waiting.push_back(number);
+            self.most.fetch_max(waiting.len() as u64, Ordering::Relaxed);
+        }
+        poll_fn(|_| {
+            let mut waiting = self.waiting.lock().unwrap();
+            if waiting.front() != Some(&number) || self.open.load(Ordering::Relaxed) == 0 {
+                return Poll::Pending;
+            }
+            waiting.pop_front();
+            self.open.fetch_sub(1, Ordering::Relaxed);
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+
+    fn serve_bytes<'a, F: Future + 'a>(_: fn(&'a Self) -> F) -> usize {
+        size_of::<F>().next_multiple_of(8)
+    }
+}
+
+impl Volume for OnCommand {
+    fn name(&self) -> &'static str {
+        "on command"
+    }
+
+    fn geometry(&self) -> Geometry {
+        let (block_size, blocks) = (BlockSize::B512, BlockCount(self.blocks));
+        Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: true }
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        // The table is read as zeroes, and everything else but reads by guests is done at once.
+        if request.operation != Operation::Read || request.lba.0 < EXTENT >> 9 {
+            request.segments.iter().filter(|_| request.operation == Operation::Read).for_each(|segment| segment.fill(0));
+            return Step::Done(Ok(()));
+        }
+        Step::Wait(cx.scratch.place_future(self.serve()))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        Self::serve_bytes(Self::serve)
+    }
+
+    fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "resizing" })
+    }
+
+    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "formatting" })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+/// Keeps so many reads of so many blocks in flight on each volume while the disk lets `total` of them go, one by one; how many
+/// each volume got.
+fn served(disk: &OnCommand, volumes: &[(&Graph, usize, u64)], total: u64) -> Vec<u64> {
+    let (io, buffers, memory) = (SyncIo::new(SEED, false), BufferPool::new(1).unwrap(), Memory::new(1 << 20));
+    let segments: Vec<_> = volumes.iter().map(|(.., blocks)| [memory.segment(0, (blocks << 9) as usize)]).collect();
+    let scratch = |graph: &Graph| Scratch::new(graph.volume().scratch_bytes());
+    let scratches: Vec<Vec<Scratch>> =
+        volumes.iter().map(|(graph, deep, _)| (0..*deep).map(|_| scratch(graph)).collect()).collect();
+    let submit = |at: usize, slot: usize| {
+        let request =
+            Request { operation: Operation::Read, lba: Lba(0), count: BlockCount(volumes[at].2), segments: &segments[at] };
+        volumes[at].0.volume().submit(TaskContext::new(&scratches[at][slot], &buffers, &io), request)
+    };
+    let mut steps: Vec<Vec<Option<Step<'_>>>> =
+        (0..volumes.len()).map(|at| (0..volumes[at].1).map(|slot| Some(submit(at, slot))).collect()).collect();
+    let mut served = vec![0; volumes.len()];
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut ending = false;
+    loop {
+        for (at, steps) in steps.iter_mut().enumerate() {
+            for (slot, place) in steps.iter_mut().enumerate() {
+                let Some(step) = place else { continue };
+                if Pin::new(step).poll(&mut cx).is_ready() {
+                    served[at] += u64::from(!ending);
+                    *place = None;
+                    if !ending {
+                        *place = Some(submit(at, slot));
+                    }
+                }
+            }
+        }
+        ending |= served.iter().sum::<u64>() >= total;
+        if ending && steps.iter().flatten().all(Option::is_none) {
+            return served;
+        }
+        if disk.open.load(Ordering::Relaxed) == 0 && disk.in_flight() > 0 {
+            disk.let_go(1);
+        }
+    }
+}
+
+fn pool(depth: u64) -> (Arc<OnCommand>, Pool) {
+    let disk = Arc::new(OnCommand { blocks: 64 * (EXTENT >> 9), ..OnCommand::default() });
+    let leg: Arc<dyn Volume> = Arc::<OnCommand>::clone(&disk);
+    let pool = Pool::open(&leg, &format!("disk(extent=16K, depth={depth})"), Reason::Create).unwrap();
+    (disk, pool)
+}
+
+/// Each has its share within 2 %.
+fn assert_shares(served: &[u64], weights: &[u64]) {
+    let (all, sum) = (served.iter().sum::<u64>(), weights.iter().sum::<u64>());
+    for (served, weight) in served.iter().zip(weights) {
+        let (got, due) = (served * sum * 100, all * weight);
+        assert!((98 * due..102 * due).contains(&got), "{served} of {all} for weight {weight} of {sum}");
+    }
+}
+
+#[test]
+fn equal_volumes_get_equal_shares_however_deep_their_queues() {
+    let _own = ShardSlot::claim();
+    for depth in [1, 8] {
+        let (disk, pool) = pool(depth);
+        let volumes = ["a", "b", "c"].map(|name| pool.create(name, EXTENT));
+        let deep = [16, 24, 60];
+        let all: Vec<_> = volumes.iter().zip(deep).map(|(volume, deep)| (volume, deep, 8)).collect();
+        let counts = served(&disk, &all, 6000);
+        assert_shares(&counts, &[1, 1, 1]);
+        assert_eq!(disk.most.load(Ordering::Relaxed), depth, "as many as the disk shall have, and not more");
+    }
+}
+
+#[test]
+fn weights_divide_the_disk_and_large_requests_cost_more() {
+    let _own = ShardSlot::claim();
+    let (disk, pool) = pool(4);
+    let stacks = [("a", "share"), ("b", "share(weight=3)"), ("c", "share(weight=10)")];
+    let volumes =
+        stacks.map(|(name, stack)| pool.volume(name, stack, Some(EXTENT), Reason::Create).unwrap_or_else(|e| panic!("{e}")));
+    let all: Vec<_> = volumes.iter().map(|volume| (volume, 32, 8)).collect();
+    assert_shares(&served(&disk, &all, 14_000), &[1, 3, 10]);
+    // 4 KiB against 16 KiB: equal bytes.
+    let mixed = [(&volumes[0], 32, 8), (&volumes[1], 32, 32)];
+    assert_shares(&served(&disk, &mixed, 7000), &[4, 3]);
+}
+
+#[test]
+fn who_comes_late_gets_its_share_from_now_on_and_not_more() {
+    let _own = ShardSlot::claim();
+    let (disk, pool) = pool(2);
+    let volumes = ["a", "b"].map(|name| pool.create(name, EXTENT));
+    served(&disk, &[(&volumes[0], 16, 8)], 3000);
+    assert_shares(&served(&disk, &[(&volumes[0], 16, 8), (&volumes[1], 16, 8)], 4000), &[1, 1]);
+}
+
+#[test]
+fn a_disk_that_is_not_saturated_makes_nobody_wait() {
+    let _own = ShardSlot::claim();
+    let (disk, pool) = pool(64);
+    let volumes = ["a", "b"].map(|name| pool.create(name, EXTENT));
+    served(&disk, &[(&volumes[0], 20, 8), (&volumes[1], 40, 8)], 1000);
+    assert_eq!(disk.most.load(Ordering::Relaxed), 60);
+    for volume in &volumes {
+        let facts = volume.tree().status.unwrap().facts;
+        assert!(facts.contains(&("waited for a turn".to_owned(), "0 requests".to_owned())), "{facts:?}");
+    }
+}
