@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod background;
+mod cache;
 mod concat;
 mod crypt;
 pub mod gate;

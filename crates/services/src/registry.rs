@@ -1,9 +1,18 @@
 //! The table of services: one line each.
 
-use crate::{concat, crypt, meter, mirror, service::Kind, share, stripe, throttle};
+use crate::{cache, concat, crypt, meter, mirror, service::Kind, share, stripe, throttle};
 
-static ALL: &[&Kind] =
-    &[&concat::KIND, &crypt::KIND, &share::DISK, &meter::KIND, &mirror::KIND, &share::KIND, &stripe::KIND, &throttle::KIND];
+static ALL: &[&Kind] = &[
+    &cache::KIND,
+    &concat::KIND,
+    &crypt::KIND,
+    &share::DISK,
+    &meter::KIND,
+    &mirror::KIND,
+    &share::KIND,
+    &stripe::KIND,
+    &throttle::KIND,
+];
 
 /// All services.
 pub fn all() -> &'static [&'static Kind] {

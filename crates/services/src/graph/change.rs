@@ -95,6 +95,12 @@ impl Difference {
         Self { gone, new: fresh, mounts }
     }
 
+    /// Whether a service is taken out, and so brings its legs into order first. One of the same kind that takes over finds everything
+    /// as it is.
+    fn leaves(&self, node: &Built) -> bool {
+        self.lost().any(|lost| std::ptr::eq(Arc::as_ptr(lost), node))
+    }
+
     /// Unmounts what goes and mounts what comes, or leaves everything as it was.
     fn carry_out(&self) -> Result<(), GraphError> {
         for node in &self.gone {
@@ -171,21 +177,20 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     if needed > scratch {
         return Err(ChangeFailed::TooDeep { needed, room: scratch });
     }
-    if !reformat {
-        check_data(old, new)?;
-    }
     let difference = Difference::between(old, new);
-    for node in &difference.gone {
-        // A service of the same kind that takes over finds everything as it is.
-        let replaced = difference.mounts.iter().any(|mount| is_service(mount.previous.as_ref(), node));
-        if let Some(service) = node.service.as_ref().filter(|_| !replaced && !reformat) {
+    if !reformat {
+        check_data(old, new, &|node| difference.leaves(node))?;
+    }
+    for node in difference.lost().filter(|_| !reformat) {
+        if let Some(service) = &node.service {
             service.leave().map_err(|source| GraphError::Service { node: node.name.clone(), source })?;
         }
     }
     if !reformat {
         // Now it is known which legs hold everything.
-        check_data(old, new)?;
+        check_data(old, new, &|_| false)?;
     }
+    let difference = Difference::between(old, new);
     let stopped = old.stop(&difference.gone);
     if let Err(error) = stopped {
         let nodes = old.nodes();
@@ -229,8 +234,9 @@ fn is_service(previous: Option<&Arc<dyn Service>>, node: &Built) -> bool {
     previous.zip(node.service.as_ref()).is_some_and(|(one, other)| Arc::ptr_eq(one, other))
 }
 
-fn check_data(old: &Graph, new: &Graph) -> Result<(), ChangeFailed> {
-    if view::meet(&view::of_built(&old.root), &view::of_node(&new.root.node)) {
+/// Whether the new graph shows what the old one does; services that `leaves` names are yet to bring their legs into order.
+fn check_data(old: &Graph, new: &Graph, leaves: &dyn Fn(&Built) -> bool) -> Result<(), ChangeFailed> {
+    if view::meet(&view::of_built_after(&old.root, leaves), &view::of_node(&new.root.node)) {
         return Ok(());
     }
     let why = if view::compatible(&old.root.node, &new.root.node) {

@@ -47,8 +47,14 @@ pub(super) fn of_node(node: &Node) -> View {
 
 /// What a running graph shows; legs that are not whole do not count.
 pub(super) fn of_built(built: &Built) -> View {
-    let legs: Vec<View> = built.legs.iter().map(|leg| of_built(leg)).collect();
-    combine(&built.node, &legs, &|leg| built.service.as_ref().is_none_or(|service| service.leg_is_whole(leg)))
+    of_built_after(built, &|_| false)
+}
+
+/// What a running graph shows once these services have brought their legs into order.
+pub(super) fn of_built_after(built: &Built, leaves: &dyn Fn(&Built) -> bool) -> View {
+    let legs: Vec<View> = built.legs.iter().map(|leg| of_built_after(leg, leaves)).collect();
+    let is_whole = |leg| built.service.as_ref().is_none_or(|service| leaves(built) || service.leg_is_whole(leg));
+    combine(&built.node, &legs, &is_whole)
 }
 
 /// Whether a stack in the place of another shows the same bytes, as far as definitions tell.

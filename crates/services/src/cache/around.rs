@@ -1,0 +1,127 @@
+//! What changes the slow leg: writes that go through or pass the cache by, and erasures.
+
+use std::sync::atomic::Ordering;
+
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext};
+use millrace_memory::SegmentCursor;
+
+use super::{
+    Cache, Core, Part,
+    path::{each_part, hide, lock_with_buffer},
+    table::clear_bits,
+};
+
+/// Bytes that are erased at once: more would keep others from the range for too long.
+const ERASED_AT_ONCE: u64 = 16 << 20;
+
+impl Cache {
+    /// The slow leg has the newest data of these bytes. Their range is locked. Returns whether the table on the fast leg may call some of
+    /// them dirty, so that it takes a commit to make this durable.
+    pub(super) fn forget(&self, core: &Core, start: u64, end: u64, keep_valid: bool) -> bool {
+        if !self.slow_unflushed.load(Ordering::SeqCst) {
+            self.slow_unflushed.store(true, Ordering::SeqCst);
+        }
+        let (block_size, mut commit) = (self.shape().block_size, false);
+        each_part(core, start, end, block_size.shift(), |slot, mask| {
+            let place = core.table.slot(slot);
+            if !keep_valid {
+                clear_bits(&place.valid, mask);
+            }
+            let before = clear_bits(&place.dirty, mask);
+            if before & mask != 0 && before & !mask == 0 {
+                self.counters.add(|here| &here.dirty_lines, u64::MAX);
+            }
+            // Dirty blocks that a commit is just about to store: it looks at them again after it has said so.
+            if (place.stored.load(Ordering::SeqCst) | before) & mask != 0 {
+                core.table.need(Core::page(slot, block_size));
+                commit = true;
+            }
+        });
+        commit
+    }
+
+    /// Bytes that go to the slow leg alone. Returns whether it takes a commit to make them durable.
+    pub(super) async fn write_around(
+        &self,
+        cx: TaskContext<'_>,
+        core: &Core,
+        cursor: &mut SegmentCursor<'_>,
+        at: u64,
+        len: u64,
+        fua: bool,
+    ) -> Result<bool, BlockError> {
+        let shift = self.shape().block_size.shift();
+        let _range = core.ranges.lock(cx, at..at + len).await;
+        hide(core, at, at + len, shift);
+        let mut done = 0;
+        while done < len {
+            let lba = Lba((at + done) >> shift);
+            done += self.pass(cx, &*self.slow, Operation::Write { fua }, lba, cursor, len - done).await?;
+        }
+        Ok(self.forget(core, at, at + len, false))
+    }
+
+    /// A part of a line that goes to both legs. Returns whether it takes a commit to make it durable.
+    pub(super) async fn write_through(
+        &self,
+        cx: TaskContext<'_>,
+        core: &Core,
+        cursor: &mut SegmentCursor<'_>,
+        at: u64,
+        part: Part,
+        fua: bool,
+    ) -> Result<bool, BlockError> {
+        let shift = self.shape().block_size.shift();
+        // Copied once, so that both legs get the same whatever the guest does meanwhile.
+        let (range, buffer) = lock_with_buffer(&core.ranges, cx, at..at + part.len).await;
+        let segments = [buffer.segment(part.len as usize)];
+        cursor.copy_to(segments[0]);
+        let cx = cx.deeper();
+        let known = core.table.find(part.line);
+        let hit =
+            known.is_some_and(|found| core.table.slot(found.slot).valid.load(Ordering::Relaxed) & part.mask == part.mask);
+        hide(core, at, at + part.len, shift);
+        let (lba, count) = (Lba(at >> shift), BlockCount(part.len >> shift));
+        let write = Request { operation: Operation::Write { fua }, lba, count, segments: &segments };
+        self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await?;
+        let commit = self.forget(core, at, at + part.len, false);
+        if hit {
+            self.counters.add(|here| &here.write_hits, 1);
+        } else {
+            self.counters.add(|here| &here.write_misses, 1);
+        }
+        if let Some(slot) = self.slot_at_once(core, part.line) {
+            if hit {
+                core.table.warm(slot);
+            }
+            self.keep(cx, core, slot, part, &segments).await;
+        }
+        drop((range, buffer));
+        Ok(commit)
+    }
+
+    /// Zeroes, or space given back.
+    pub(super) async fn erase(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let core = self.core()?;
+        let operation = match request.operation {
+            Operation::Deallocate if !self.shape().deallocate => return Ok(()),
+            // As zeroes, so that it reads alike whether it was in the cache or not.
+            Operation::Deallocate => Operation::WriteZeroes { fua: false, deallocate: true },
+            other => other,
+        };
+        let fua = matches!(operation, Operation::WriteZeroes { fua: true, .. });
+        let (bytes, shift) = (self.bytes_of(&request), self.shape().block_size.shift());
+        let (mut at, mut commit) = (bytes.start, false);
+        while at < bytes.end {
+            let len = ERASED_AT_ONCE.min(bytes.end - at);
+            let _range = core.ranges.lock(cx, at..at + len).await;
+            hide(core, at, at + len, shift);
+            let piece = Request { operation, lba: Lba(at >> shift), count: BlockCount(len >> shift), segments: &[] };
+            self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), piece).await?;
+            commit |= self.forget(core, at, at + len, false);
+            at += len;
+        }
+        self.look_again();
+        if fua && commit { self.commit(cx).await } else { Ok(()) }
+    }
+}

@@ -1,0 +1,175 @@
+//! The operator's side: status, commands, and the way out of a running volume.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use millrace_block::TaskContext;
+
+use super::{Cache, KIND, Mode, SLOW, policy::Policy, table::Table};
+use crate::{
+    background::{LocalFuture, Task},
+    legs::block_on,
+    service::{Health, Mount, Progress, Service, ServiceError, Status},
+    settings::Settings,
+};
+
+impl Cache {
+    /// Remembers what a leg said, for the status; logs it when it is news.
+    pub(super) fn note(&self, text: String) {
+        let mut trouble = self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if trouble.as_ref() != Some(&text) {
+            tracing::error!(cache = self.name, "{text}; it is tried again");
+            *trouble = Some(text);
+        }
+    }
+
+    /// Does something that waits, on the calling thread.
+    pub(super) fn wait_for<T: 'static>(
+        &self,
+        work: impl for<'a> FnOnce(Arc<Self>, TaskContext<'a>) -> LocalFuture<'a, T>,
+    ) -> Result<T, ServiceError> {
+        let gone = || ServiceError::NotNow("the cache is going".to_owned());
+        let me = self.me.upgrade().ok_or_else(gone)?;
+        Ok(block_on(move |cx| work(me, cx))?)
+    }
+
+    /// Writes everything back, on the calling thread.
+    pub(super) fn drain_now(&self) -> Result<(), ServiceError> {
+        let left = self.wait_for(|me, cx| Box::pin(async move { me.drain(cx).await }))?;
+        let dirty = self.dirty_lines();
+        match left {
+            Ok(0) => Ok(()),
+            Ok(left) => Err(ServiceError::NotNow(format!("{left} lines became dirty again while all were written back"))),
+            Err(source) => {
+                let leg = format!("{} ({dirty} lines are only on the fast leg)", self.fast.name());
+                Err(ServiceError::Leg { what: "write back what is dirty on", leg, source })
+            }
+        }
+    }
+
+    fn start_flush(&self) -> Result<String, ServiceError> {
+        if self.core.get().is_none() {
+            return Err(ServiceError::NotNow("the cache is not in force".to_owned()));
+        }
+        let dirty = self.dirty_lines();
+        self.flushing.done.store(0, Ordering::Relaxed);
+        self.flushing.total.store(dirty, Ordering::Relaxed);
+        self.flushing.wanted.store(true, Ordering::Release);
+        Ok(format!("{dirty} dirty lines are being written back; \"volume show\" tells how far it is"))
+    }
+
+    fn resume(&self) -> Result<String, ServiceError> {
+        if !self.broken.swap(false, Ordering::Relaxed) {
+            return Err(ServiceError::NotNow("the fast leg is in use".to_owned()));
+        }
+        *self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+        Ok("the fast leg is used again".to_owned())
+    }
+
+    fn facts(&self, status: &mut Status) {
+        let mut fact = |name: &str, value: String| status.facts.push((name.to_owned(), value));
+        let mode = match self.plan.mode {
+            Mode::Through => "write-through",
+            Mode::Back => "write-back",
+        };
+        fact("mode", mode.to_owned());
+        if let Some(core) = self.core.get() {
+            let slots = u64::from(core.table.len());
+            let free = core.policy.lock().unwrap_or_else(std::sync::PoisonError::into_inner).free() as u64;
+            let line = 1_u64 << core.plan.line_shift;
+            fact("lines", format!("{} of {slots} in use, {}K each", slots - free, line >> 10));
+            let each = (Table::BYTES_PER_LINE + Policy::BYTES_PER_LINE) as u64;
+            fact("memory", format!("{} KiB", (slots * each).div_ceil(1024)));
+        }
+        if self.may_be_dirty.load(Ordering::Relaxed) {
+            fact("dirty lines", self.dirty_lines().to_string());
+        }
+        let count = |counter: fn(&super::Counters) -> &std::sync::atomic::AtomicU64| self.counters.sum(counter);
+        let (hits, misses) = (count(|here| &here.read_hits), count(|here| &here.read_misses));
+        let percent =
+            |hits: u64, misses: u64| match (u128::from(hits) * 1000).checked_div(u128::from(hits) + u128::from(misses)) {
+                Some(permille) => format!("{hits} of {} ({}.{} %)", hits + misses, permille / 10, permille % 10),
+                None => "none yet".to_owned(),
+            };
+        fact("read hits", percent(hits, misses));
+        fact("write hits", percent(count(|here| &here.write_hits), count(|here| &here.write_misses)));
+        for (name, number) in [
+            ("passed by", count(|here| &here.passed_by)),
+            ("lines evicted", count(|here| &here.evicted)),
+            ("lines written back", count(|here| &here.written_back)),
+        ] {
+            if number > 0 {
+                fact(name, number.to_string());
+            }
+        }
+    }
+}
+
+impl Service for Cache {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        self.take_up(mount)
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        self.put_away()
+    }
+
+    fn leave(&self) -> Result<(), ServiceError> {
+        self.leaving.store(true, Ordering::Relaxed);
+        if !self.may_be_dirty.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let drained = self.drain_now();
+        if drained.is_err() {
+            self.leaving.store(false, Ordering::Relaxed);
+        }
+        drained
+    }
+
+    fn hurry(&self, on: bool) {
+        if !on {
+            // The change is over: whoever is still here goes on as before.
+            self.leaving.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn leg_is_whole(&self, leg: usize) -> bool {
+        leg == SLOW && self.dirty_lines() == 0
+    }
+
+    fn status(&self) -> Status {
+        let mut status = Status::good([]);
+        self.facts(&mut status);
+        if self.is_broken() {
+            let dirty = self.dirty_lines();
+            status.health = if dirty == 0 { Health::Degraded } else { Health::Failed };
+            let what = match dirty {
+                0 => "failed; the volume goes on without it".to_owned(),
+                dirty => format!("failed; {dirty} dirty lines are only there"),
+            };
+            status.facts.push(("fast leg".to_owned(), what));
+        }
+        if let Some(trouble) = &*self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            status.facts.push(("trouble".to_owned(), trouble.clone()));
+        }
+        if self.flushing.wanted.load(Ordering::Relaxed) {
+            let total = self.flushing.total.load(Ordering::Relaxed);
+            let done = self.flushing.done.load(Ordering::Relaxed).min(total);
+            status.progress.push(Progress { what: "flush (lines)".to_owned(), done, total });
+        }
+        status
+    }
+
+    fn command(&self, command: &str, arguments: &Settings) -> Result<String, ServiceError> {
+        match command {
+            "flush" | "resume" if !arguments.is_empty() => Err(ServiceError::Command(format!("{command} has no arguments"))),
+            "flush" => self.start_flush(),
+            "resume" => self.resume(),
+            _ => Err(ServiceError::no_command(&KIND, command)),
+        }
+    }
+
+    fn tasks(self: Arc<Self>) -> Vec<Task> {
+        self.leaving.store(false, Ordering::Relaxed);
+        vec![Task::new("cache upkeep", move |cx, stop| Box::pin(self.upkeep(cx, stop)))]
+    }
+}

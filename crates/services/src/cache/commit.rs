@@ -1,0 +1,191 @@
+//! Making dirty data durable, and clean lines durably clean.
+//!
+//! ```text
+//!   turn ─► pages that changed: copied ─► slow leg flushed, fast leg flushed ─► pages written ─► fast leg flushed ─► stored = copied
+//! ```
+//!
+//! A block that the copy calls dirty was written to the fast leg before the copy was made, so the first flush makes it durable before
+//! its page is written. A block that it does not call dirty any more was written to the slow leg before, so that flush covers it, too. From
+//! the copy until the end such blocks count as stored, so that their line stays.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
+use millrace_memory::{BUFFER_SIZE, Segment};
+
+use super::{
+    Cache, Core,
+    disk::{TABLE, dirty_at, encode_page, per_page},
+};
+use crate::locks::until;
+
+/// Pages that are stored together.
+const TOGETHER: usize = 32;
+/// Largest page.
+const LARGEST_PAGE: usize = 4096;
+
+/// Pages under way.
+struct Batch {
+    numbers: [u32; TOGETHER],
+    used: usize,
+}
+
+impl Batch {
+    fn pages(&self) -> &[u32] {
+        self.numbers.get(..self.used).unwrap_or(&[])
+    }
+}
+
+impl Cache {
+    /// A guest's flush.
+    pub(super) async fn flush(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
+        self.commit(cx).await
+    }
+
+    /// Makes everything durable that was written before. Requests that come together share one commit.
+    pub(super) async fn commit(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let core = self.core()?;
+        // A commit that starts from now on has what was written so far.
+        let ticket = self.commits.started.load(Ordering::SeqCst);
+        let done = || self.commits.finished.load(Ordering::SeqCst) > ticket;
+        // Before the turn: who has that must not wait for a buffer.
+        let buffer = cx.buffers.take().await;
+        let turn = until(cx, || if done() { Some(None) } else { self.commits.turn.try_take().map(Some) }).await;
+        if turn.is_none() || done() {
+            return Ok(());
+        }
+        let number = self.commits.started.fetch_add(1, Ordering::SeqCst) + 1;
+        self.commit_pages(cx.deeper(), core, buffer.segment(BUFFER_SIZE)).await?;
+        self.commits.finished.store(number, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn commit_pages(&self, cx: TaskContext<'_>, core: &Core, staging: Segment) -> Result<(), BlockError> {
+        let bytes = self.shape().block_size.bytes() as usize;
+        let most = (BUFFER_SIZE / bytes).min(TOGETHER);
+        let mut from = 0;
+        loop {
+            let mut batch = Batch { numbers: [0; TOGETHER], used: 0 };
+            while batch.used < most
+                && let Some(page) = core.table.take_needed(from)
+            {
+                from = page + 1;
+                // Nothing on a leg that failed is called dirty by a page of clean slots: it need not be reached.
+                if self.is_broken() && self.is_clean(core, page) {
+                    continue;
+                }
+                batch.numbers[batch.used] = page;
+                batch.used += 1;
+            }
+            self.copy_pages(core, &batch, staging);
+            let stored = self.store_batch(cx, &batch, staging).await;
+            if stored.is_err() {
+                // They are as they were, or not: the next commit stores them.
+                batch.pages().iter().for_each(|page| core.table.need(*page));
+                return stored;
+            }
+            self.settle(core, &batch, staging);
+            if batch.used < most {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Copies what the pages are to say.
+    pub(super) fn copy_page(&self, core: &Core, number: u32, to: Segment) {
+        let mut page = [0; LARGEST_PAGE];
+        let page = &mut page[..to.len()];
+        let mark = self.superblock().as_ref().map_or(0, |(superblock, _)| superblock.mark());
+        let last = core.table.len();
+        encode_page(page, number, mark, |slot| {
+            if slot < last { core.table.snapshot(slot) } else { super::table::Entry::default() }
+        });
+        to.write_at(0, page);
+    }
+
+    fn copy_pages(&self, core: &Core, batch: &Batch, staging: Segment) {
+        let bytes = self.shape().block_size.bytes() as usize;
+        for (at, number) in batch.pages().iter().enumerate() {
+            self.copy_page(core, *number, staging.part(at * bytes, bytes).expect("a batch fits a buffer"));
+        }
+    }
+
+    /// Whether no slot of a page has dirty or stored blocks.
+    fn is_clean(&self, core: &Core, page: u32) -> bool {
+        let count = per_page(self.shape().block_size);
+        let slots = page * count..((page + 1) * count).min(core.table.len());
+        slots
+            .map(|slot| core.table.slot(slot))
+            .all(|slot| slot.dirty.load(Ordering::SeqCst) | slot.stored.load(Ordering::SeqCst) == 0)
+    }
+
+    async fn store_batch(&self, cx: TaskContext<'_>, batch: &Batch, staging: Segment) -> Result<(), BlockError> {
+        self.flush_if(cx, &*self.slow, &self.slow_unflushed).await?;
+        if batch.used == 0 && self.is_broken() && self.dirty_lines() == 0 {
+            // Nothing that counts is on the leg that failed.
+            return Ok(());
+        }
+        let flushed = self.flush_if(cx, &*self.fast, &self.fast_unflushed).await;
+        if let Err(error) = flushed {
+            self.fast_failed("a flush of the fast leg", error);
+            return flushed;
+        }
+        let block_size = self.shape().block_size;
+        let bytes = block_size.bytes() as usize;
+        // One or two are made durable one by one.
+        let fua = batch.used <= 2;
+        for (at, number) in batch.pages().iter().enumerate() {
+            let lba = Lba((TABLE >> block_size.shift()) + u64::from(*number));
+            let segments = [staging.part(at * bytes, bytes).expect("a batch fits a buffer")];
+            let write = Request { operation: Operation::Write { fua }, lba, count: BlockCount(1), segments: &segments };
+            let written = self.fast.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await;
+            if let Err(error) = written {
+                self.fast_failed("a write to the table on the fast leg", error);
+                return written;
+            }
+        }
+        if fua {
+            return Ok(());
+        }
+        let flushed = self.flush_leg(cx, &*self.fast).await;
+        if let Err(error) = flushed {
+            self.fast_failed("a flush of the fast leg", error);
+        }
+        flushed
+    }
+
+    /// The pages are durable.
+    fn settle(&self, core: &Core, batch: &Batch, staging: Segment) {
+        let block_size = self.shape().block_size;
+        let (bytes, count) = (block_size.bytes() as usize, per_page(block_size));
+        for (at, number) in batch.pages().iter().enumerate() {
+            let mut page = [0; LARGEST_PAGE];
+            let page = &mut page[..bytes];
+            staging.part(at * bytes, bytes).expect("a batch fits a buffer").read_at(0, page);
+            for place in 0..count {
+                let slot = number * count + place;
+                if slot < core.table.len() {
+                    core.table.slot(slot).stored.store(dirty_at(page, place), Ordering::SeqCst);
+                }
+            }
+        }
+    }
+
+    /// Flushes a leg if it was written since its last flush.
+    async fn flush_if(&self, cx: TaskContext<'_>, leg: &dyn Volume, unflushed: &AtomicBool) -> Result<(), BlockError> {
+        // Before the flush: what is written from now on asks for another one.
+        if !unflushed.swap(false, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let flushed = self.flush_leg(cx, leg).await;
+        if flushed.is_err() {
+            unflushed.store(true, Ordering::SeqCst);
+        }
+        flushed
+    }
+
+    async fn flush_leg(&self, cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
+        let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+        leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
+    }
+}

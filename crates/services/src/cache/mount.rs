@@ -1,0 +1,392 @@
+//! Coming and going: what the fast leg holds, and what follows from it.
+
+use std::sync::{PoisonError, atomic::Ordering};
+
+use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, VolumeError};
+
+use super::{
+    Cache, Core, FAST, Mode, SLOW, USUAL_LINE, disk,
+    disk::{State, Superblock, decode_page},
+    table::{Entry, set_bits},
+};
+use crate::{
+    legs,
+    record::Found,
+    service::{LegOrigin, Mount, Reason, ServiceError},
+    settings::SettingError,
+};
+
+/// Bytes of the table that are read or written together; a multiple of a page.
+const CHUNK: usize = 1 << 20;
+/// Clean lines that are compared with the slow leg, to see that it is still the same.
+const SAMPLES: u32 = 16;
+/// Bytes that are erased at once.
+const ERASED_AT_ONCE: u64 = 16 << 20;
+
+impl Cache {
+    /// Comes into force.
+    pub(super) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
+        self.look_again();
+        let previous = mount.previous::<Self>();
+        let origin = |leg: usize| mount.legs.get(leg).copied().unwrap_or(LegOrigin::New);
+        let fast_is_ours = match mount.reason {
+            Reason::Open => true,
+            Reason::Create => false,
+            Reason::Change => previous.is_some() && origin(FAST) == LegOrigin::Kept,
+        };
+        if let Some(previous) = previous.as_ref().filter(|_| !fast_is_ours)
+            && previous.dirty_lines() > 0
+        {
+            return Err(ServiceError::NotNow(format!(
+                "{} dirty lines are on the fast leg that is to go ({}): set mode=through, let \"volume command\" flush them, and then change it",
+                previous.dirty_lines(),
+                previous.fast.name()
+            )));
+        }
+        match Superblock::load(&self.fast)? {
+            None if mount.reason == Reason::Open => Err(self.wrong(
+                "it holds no cache: it is not the fast leg that the volume had. What that one has and the slow leg lacks would be lost: bring it back",
+            )),
+            None if legs::read(&self.fast, 0, disk::TABLE as usize)?.iter().any(|byte| *byte != 0) => Err(self.wrong(
+                "it holds something else; erase its first 16 KiB if it may be the fast leg (the slow one, whose data stay, stands right of the bar)",
+            )),
+            None => self.prepare(0),
+            Some((superblock, found)) => {
+                // Of a volume that is made again from its legs, everything counts.
+                let ours = fast_is_ours || (mount.reason == Reason::Create && superblock.may_be_dirty);
+                if !ours && superblock.may_be_dirty {
+                    return Err(self.wrong(&format!(
+                        "it is the cache of volume {:?} and holds data that were not written back; open that volume and flush it, or erase this leg",
+                        superblock.label
+                    )));
+                }
+                if !ours {
+                    return self.prepare(found.generation);
+                }
+                let same_slow = mount.reason == Reason::Open || origin(SLOW) == LegOrigin::Kept;
+                self.open(superblock, &found, same_slow)
+            }
+        }
+    }
+
+    fn wrong(&self, what: &str) -> ServiceError {
+        ServiceError::Content { leg: self.fast.name().to_owned(), what: what.to_owned() }
+    }
+
+    /// The cache that is there comes into force again, or, when it has nothing to lose and does not fit, an empty one.
+    fn open(&self, superblock: Superblock, found: &Found, same_slow: bool) -> Result<(), ServiceError> {
+        if let Some(damaged) = &found.damaged {
+            tracing::warn!(cache = self.name, leg = self.fast.name(), "{damaged}; the other copy is used");
+        }
+        let misfit = self.misfit(&superblock);
+        if superblock.may_be_dirty
+            && let Some(misfit) = misfit
+        {
+            return Err(misfit);
+        }
+        if misfit.is_some() || superblock.state == State::Left {
+            return self.prepare(found.generation);
+        }
+        let entries = self.load_table(&superblock)?;
+        let same = !same_slow || superblock.state != State::Closed || self.compare_samples(&superblock, &entries)?;
+        if !same && superblock.may_be_dirty {
+            return Err(self.wrong(&format!(
+                "it is the cache of volume {:?}, and the slow leg ({}) holds other data than were there: it is another leg, or was written \
+                 without its cache. Bring back the right one; to go on without what only the fast leg has, make the volume anew over the slow leg",
+                superblock.label,
+                self.slow.name()
+            )));
+        }
+        if !same {
+            tracing::warn!(
+                cache = self.name,
+                slow = self.slow.name(),
+                "the slow leg was written without its cache, which begins empty"
+            );
+            return self.prepare(found.generation);
+        }
+        // Of lines that are only in the cache because they are on the slow leg, nobody knows when that is another one.
+        let keep_clean = superblock.state == State::Closed && same_slow;
+        let core = self.core.get_or_init(|| Core::new(superblock.plan));
+        let dirty = self.fill_table(core, &entries, keep_clean)?;
+        self.begin(superblock, found.generation, dirty)
+    }
+
+    /// Why the cache that is there cannot be this one.
+    fn misfit(&self, superblock: &Superblock) -> Option<ServiceError> {
+        let now = self.shape().block_size;
+        if superblock.block_size != now {
+            let (then, now) = (superblock.block_size.bytes(), now.bytes());
+            return Some(self.wrong(&format!("its blocks have {then} bytes and those of the volume {now}")));
+        }
+        if superblock.bytes >> 12 != self.bytes >> 12 {
+            return Some(self.wrong(&format!(
+                "it is the cache of volume {:?} of {} bytes, and holds data that were not written back; the slow leg here ({}) is of a \
+                 volume of {} bytes",
+                superblock.label,
+                superblock.bytes,
+                self.slow.name(),
+                self.bytes
+            )));
+        }
+        let line_shift = self.core.get().map(|core| core.plan.line_shift).or(self.plan.line_shift);
+        if line_shift.is_some_and(|line_shift| line_shift != superblock.plan.line_shift) {
+            let had = (1_u64 << superblock.plan.line_shift) >> 10;
+            let why = format!(
+                "the cache has lines of {had}K and dirty ones among them: write line={had}K, or flush it before the change"
+            );
+            return Some(SettingError::new("line", why).into());
+        }
+        self.core
+            .get()
+            .is_some_and(|core| core.plan != superblock.plan)
+            .then(|| self.wrong("its table has another size than before"))
+    }
+
+    /// An empty cache comes into force.
+    fn prepare(&self, generation: u64) -> Result<(), ServiceError> {
+        let line_shift = self.plan.line_shift.unwrap_or(USUAL_LINE);
+        let too_small = || {
+            let (name, line) = (self.fast.name(), (1_u64 << line_shift) >> 10);
+            ServiceError::Legs(format!("the fast leg ({name}) is too small for 8 lines of {line}K: set a smaller line"))
+        };
+        let plan = disk::Plan::for_leg(self.fast.geometry().bytes(), line_shift).ok_or_else(too_small)?;
+        let core = self.core.get_or_init(|| Core::new(plan));
+        let superblock = Superblock {
+            id: *uuid::Uuid::new_v4().as_bytes(),
+            bytes: self.bytes,
+            block_size: self.shape().block_size,
+            plan: core.plan,
+            state: State::Left,
+            may_be_dirty: false,
+            label: self.label.clone(),
+        };
+        // While the table is made, no superblock names it.
+        let generation = superblock.store(&self.fast, generation)?;
+        let erased = self.wait_for({
+            let bytes = disk::TABLE..core.plan.data_start();
+            |me, cx| Box::pin(async move { me.erase_table(cx, bytes).await })
+        })?;
+        erased.map_err(|source| self.leg_error("erase", source))?;
+        self.fill_table(core, &[], false)?;
+        self.begin(superblock, generation, false)
+    }
+
+    fn leg_error(&self, what: &'static str, source: BlockError) -> ServiceError {
+        ServiceError::Leg { what, leg: self.fast.name().to_owned(), source }
+    }
+
+    async fn erase_table(&self, cx: TaskContext<'_>, bytes: std::ops::Range<u64>) -> Result<(), BlockError> {
+        let shift = self.shape().block_size.shift();
+        let operation = Operation::WriteZeroes { fua: false, deallocate: true };
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let len = ERASED_AT_ONCE.min(bytes.end - at);
+            let request = Request { operation, lba: Lba(at >> shift), count: BlockCount(len >> shift), segments: &[] };
+            self.fast.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
+            at += len;
+        }
+        legs::flush(cx, &*self.fast).await
+    }
+
+    /// From now on the table on the fast leg is not whole: a crash shows by this.
+    fn begin(&self, superblock: Superblock, generation: u64, dirty: bool) -> Result<(), ServiceError> {
+        let may_be_dirty = dirty || self.plan.mode == Mode::Back;
+        self.may_be_dirty.store(may_be_dirty, Ordering::Relaxed);
+        let superblock = Superblock { state: State::InForce, may_be_dirty, ..superblock };
+        let generation = superblock.store(&self.fast, generation)?;
+        *self.superblock() = Some((superblock, generation));
+        for flag in [&self.broken, &self.leaving, &self.fast_unflushed, &self.flushing.wanted] {
+            flag.store(false, Ordering::Relaxed);
+        }
+        self.slow_unflushed.store(true, Ordering::Relaxed);
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.look_again();
+        Ok(())
+    }
+
+    /// What the table on the fast leg says.
+    fn load_table(&self, superblock: &Superblock) -> Result<Vec<(u32, Entry)>, ServiceError> {
+        let mut entries = Vec::new();
+        if superblock.state != State::Closed && !superblock.may_be_dirty {
+            return Ok(entries);
+        }
+        let (plan, block_size) = (superblock.plan, superblock.block_size);
+        let (page_bytes, count) = (block_size.bytes() as usize, disk::per_page(block_size));
+        let pages = plan.pages(block_size);
+        let together = (CHUNK / page_bytes) as u32;
+        for first in (0..pages).step_by(together as usize) {
+            let bytes = (pages - first).min(together) as usize * page_bytes;
+            let chunk = legs::read(&self.fast, disk::TABLE + u64::from(first) * page_bytes as u64, bytes)?;
+            for (number, page) in (first..).zip(chunk.chunks(page_bytes)) {
+                let Some(found) = decode_page(page, number, superblock.mark()) else {
+                    if superblock.may_be_dirty {
+                        return Err(self.wrong(&format!(
+                            "page {number} of its table is damaged, and with it where {count} lines are that may be only here. To go on without \
+                             what was not written back, make the volume anew over the slow leg ({})",
+                            self.slow.name()
+                        )));
+                    }
+                    tracing::warn!(
+                        cache = self.name,
+                        page = number,
+                        "a page of the table is damaged; its lines are read from the slow leg"
+                    );
+                    continue;
+                };
+                let slots = (number * count..plan.slots).zip(found);
+                entries.extend(slots.filter(|(_, entry)| entry.line != 0));
+            }
+        }
+        let clean = superblock.state == State::Closed;
+        entries.retain(|(_, entry)| entry.dirty != 0 || (clean && entry.valid != 0));
+        entries.iter().try_for_each(|(slot, entry)| self.check_entry(plan, *slot, *entry))?;
+        Ok(entries)
+    }
+
+    /// Whether an entry names blocks that exist.
+    fn check_entry(&self, plan: disk::Plan, slot: u32, entry: Entry) -> Result<(), ServiceError> {
+        let shift = self.shape().block_size.shift();
+        let blocks = self.bytes >> shift;
+        let per_line = 1_u64 << (plan.line_shift - shift);
+        let first = (entry.line - 1).checked_mul(per_line).filter(|first| *first < blocks);
+        let last = 63 - u64::from((entry.dirty | entry.valid).leading_zeros().min(63));
+        if first.is_some_and(|first| last < per_line && first + last < blocks) {
+            return Ok(());
+        }
+        Err(self
+            .wrong(&format!("its table says that slot {slot} has line {}, which lies outside the volume", entry.line - 1)))
+    }
+
+    /// Puts lines into the table; whether any of them is dirty.
+    fn fill_table(&self, core: &Core, entries: &[(u32, Entry)], keep_clean: bool) -> Result<bool, ServiceError> {
+        core.table.clear();
+        let mut dirty_lines = 0;
+        for (slot, entry) in entries {
+            let valid = if keep_clean { entry.valid | entry.dirty } else { entry.dirty };
+            let line = entry.line - 1;
+            if valid == 0 {
+                continue;
+            }
+            if core.table.find(line).is_some() {
+                return Err(self.wrong(&format!("its table has line {line} in two places: it is damaged")));
+            }
+            if !core.table.put_in(line, *slot) {
+                if entry.dirty != 0 {
+                    return Err(self.wrong(&format!("its table has more lines like line {line} than can be: it is damaged")));
+                }
+                continue;
+            }
+            let place = core.table.slot(*slot);
+            set_bits(&place.valid, valid);
+            set_bits(&place.dirty, entry.dirty);
+            set_bits(&place.stored, entry.dirty);
+            dirty_lines += u64::from(entry.dirty != 0);
+        }
+        let slots = core.table.len();
+        let held = |slot: u32| core.table.slot(slot).line().is_some();
+        core.policy.lock().unwrap_or_else(PoisonError::into_inner).reset(slots, held);
+        let before = self.counters.sum(|here| &here.dirty_lines);
+        self.counters.add(|here| &here.dirty_lines, dirty_lines.wrapping_sub(before));
+        Ok(dirty_lines > 0)
+    }
+
+    /// Whether some clean blocks are on the slow leg as they are in the cache.
+    fn compare_samples(&self, superblock: &Superblock, entries: &[(u32, Entry)]) -> Result<bool, ServiceError> {
+        let shift = superblock.block_size.shift();
+        let clean: Vec<_> = entries.iter().filter(|(_, entry)| entry.valid & !entry.dirty != 0).collect();
+        let step = (clean.len() / SAMPLES as usize).max(1);
+        for (slot, entry) in clean.into_iter().step_by(step) {
+            let block = u64::from((entry.valid & !entry.dirty).trailing_zeros());
+            let (at, len) = (block << shift, 1 << shift);
+            let cached = legs::read(&self.fast, superblock.plan.data(*slot) + at, len)?;
+            let slow = legs::read(&self.slow, ((entry.line - 1) << superblock.plan.line_shift) + at, len)?;
+            if cached != slow {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Goes out of force: what is in memory goes to the table, so that the next mount finds it.
+    pub(super) fn put_away(&self) -> Result<(), ServiceError> {
+        let Some(core) = self.core.get() else { return Ok(()) };
+        let leaving = self.leaving.load(Ordering::Relaxed);
+        if leaving && self.may_be_dirty.load(Ordering::Relaxed) {
+            // Writes that were in flight when all was written back.
+            self.drain_now()?;
+        }
+        let left = self.wait_for(|me, cx| Box::pin(async move { me.store_everything(cx).await }))?;
+        left.map_err(|source| self.leg_error("store the table on", source))?;
+        if self.is_broken() {
+            // What is on it cannot be vouched for: the next mount takes it for a crash.
+            return Ok(());
+        }
+        let dirty = self.dirty_lines() > 0;
+        let state = if leaving && !dirty { State::Left } else { State::Closed };
+        let Some((superblock, generation)) = self.superblock().take() else { return Ok(()) };
+        debug_assert_eq!(core.plan, superblock.plan);
+        let superblock = Superblock { state, may_be_dirty: dirty, ..superblock };
+        superblock.store(&self.fast, generation)?;
+        Ok(())
+    }
+
+    /// Makes all data durable and then stores the whole table.
+    async fn store_everything(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let core = self.core()?;
+        self.slow_unflushed.store(true, Ordering::SeqCst);
+        self.fast_unflushed.store(true, Ordering::SeqCst);
+        self.commit(cx).await?;
+        if self.is_broken() {
+            return Ok(());
+        }
+        let block_size = self.shape().block_size;
+        let bytes = block_size.bytes() as usize;
+        let pages = core.plan.pages(block_size);
+        let together = (millrace_memory::BUFFER_SIZE / bytes) as u32;
+        let buffer = cx.buffers.take().await;
+        let cx = cx.deeper();
+        for first in (0..pages).step_by(together as usize) {
+            let count = (pages - first).min(together);
+            let segments = [buffer.segment(count as usize * bytes)];
+            for at in 0..count {
+                let page = segments[0].part(at as usize * bytes, bytes).expect("a part of the buffer");
+                self.copy_page(core, first + at, page);
+            }
+            let lba = Lba((disk::TABLE >> block_size.shift()) + u64::from(first));
+            let operation = Operation::Write { fua: false };
+            let write = Request { operation, lba, count: BlockCount(u64::from(count)), segments: &segments };
+            self.fast.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await?;
+        }
+        legs::flush(cx, &*self.fast).await
+    }
+
+    /// Erases both legs and gives them a block size. No request is in flight, and the calling thread may wait.
+    pub(super) fn format_legs(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        let bad = |why| VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why };
+        let failed = |error: ServiceError| VolumeError::Io {
+            volume: self.name.clone(),
+            action: "format",
+            path: self.fast.name().into(),
+            source: std::io::Error::other(error.to_string()),
+        };
+        let core = self.core.get().ok_or_else(|| failed(ServiceError::NotNow("it is not in force".to_owned())))?;
+        if core.plan.line_shift > block_size.shift() + 6 {
+            return Err(bad("a line of the cache would have more than 64 blocks"));
+        }
+        if self.bytes >> block_size.shift() == 0 {
+            return Err(bad("the volume is smaller than one block"));
+        }
+        let before = self.shape().block_size;
+        self.slow.format(block_size)?;
+        if let Err(error) = self.fast.format(block_size) {
+            if let Err(error) = self.slow.format(before) {
+                tracing::error!(cache = self.name, leg = self.slow.name(), %error, "its block size is not what it was");
+            }
+            return Err(error);
+        }
+        self.look_again();
+        let generation = self.superblock().take().map_or(0, |(_, generation)| generation);
+        self.prepare(generation).map_err(failed)
+    }
+}

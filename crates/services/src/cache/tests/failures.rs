@@ -1,0 +1,190 @@
+//! Legs that fail: what the guest is told, and what the operator.
+
+use millrace_backends::fault::{Effect, Kind, Rule, When};
+use millrace_block::{BlockCount, Lba};
+
+use super::*;
+use crate::service::Health;
+
+const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
+const READ_FAULT: BlockError = BlockError::ReadFault { errno: 5 };
+
+fn pull(leg: &FaultVolume) {
+    leg.add(Rule { kinds: vec![], ..Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NotReady)) });
+}
+
+fn health(graph: &Graph) -> Health {
+    graph.tree().status.unwrap().health
+}
+
+#[test]
+fn without_its_fast_leg_a_write_through_cache_goes_on() {
+    let legs = faulty(50);
+    let mut graph = open("mode=through, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 100));
+    pull(&legs[0]);
+    on_bench(&graph, |bench| {
+        bench.expect(0, &data);
+        let other = bench.write_random(10, 50);
+        data[10 * 512..60 * 512].copy_from_slice(&other);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        bench.expect(0, &data);
+    });
+    assert_eq!(health(&graph), Health::Degraded);
+    assert_eq!(fact(&graph, "fast leg").as_deref(), Some("failed; the volume goes on without it"));
+    // It comes back with what it had: nothing of that is believed that was written meanwhile.
+    legs[0].clear();
+    cache(&graph).command("resume", &Settings::default()).unwrap();
+    assert_eq!(health(&graph), Health::Good);
+    on_bench(&graph, |bench| bench.expect(0, &data));
+    assert!(cache(&graph).command("resume", &Settings::default()).is_err());
+    graph.unmount();
+    drop(graph);
+    let graph = open("mode=through, line=4K", &volumes(&legs), Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &data));
+}
+
+#[test]
+fn without_its_fast_leg_a_write_back_cache_says_what_is_missing() {
+    let legs = faulty(50);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    let (mut dirty, mut clean) = (Vec::new(), Vec::new());
+    on_bench(&graph, |bench| {
+        clean = bench.write_random(200, 64);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    cache(&graph).drain_now().unwrap();
+    on_bench(&graph, |bench| dirty = bench.write_random(0, 24));
+    pull(&legs[0]);
+    on_bench(&graph, |bench| {
+        // What is clean is on the slow leg, too.
+        bench.expect(200, &clean);
+        let segment = bench.memory.segment(0, 512);
+        assert_eq!(bench.moving(Operation::Read, 3, &[segment]), Err(BlockError::NotReady));
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::NotReady));
+        // New data go to the slow leg.
+        let new = bench.write_random(8, 16);
+        dirty[8 * 512..].copy_from_slice(&new);
+        bench.expect(8, &new);
+    });
+    assert_eq!((health(&graph), fact(&graph, "dirty lines").as_deref()), (Health::Failed, Some("1")));
+    assert_eq!(fact(&graph, "fast leg").as_deref(), Some("failed; 1 dirty lines are only there"));
+    let refused = cache(&graph).leave().unwrap_err().to_string();
+    assert!(refused.contains("1 lines are only on the fast leg"), "{refused}");
+    assert!(!cache(&graph).leg_is_whole(SLOW));
+    legs[0].clear();
+    cache(&graph).command("resume", &Settings::default()).unwrap();
+    on_bench(&graph, |bench| {
+        bench.expect(0, &dirty);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    assert_eq!(health(&graph), Health::Good);
+    drop(graph);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
+    on_bench(&graph, |bench| {
+        bench.expect(0, &dirty);
+        bench.expect(200, &clean);
+    });
+}
+
+#[test]
+fn errors_of_the_slow_leg_are_the_guests_and_leave_nothing_wrong_behind() {
+    for mode in ["through", "back"] {
+        let legs = faulty(50);
+        let graph = open(&format!("mode={mode}, line=4K"), &volumes(&legs), Reason::Create);
+        legs[1].add(Rule {
+            range: Some((Lba(40), BlockCount(1))),
+            ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT))
+        });
+        on_bench(&graph, |bench| {
+            let segment = bench.memory.segment(0, 4096);
+            assert_eq!(bench.moving(Operation::Read, 40, &[segment]), Err(READ_FAULT));
+            bench.expect_zeroes(48, 8);
+            // What is written is read from the cache.
+            let data = bench.write_random(40, 8);
+            bench.expect(40, &data);
+        });
+        assert_eq!(health(&graph), Health::Good);
+    }
+}
+
+#[test]
+fn a_write_that_failed_on_the_slow_leg_is_not_in_the_cache() {
+    let legs = faulty(50);
+    let graph = open("mode=through, line=4K", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| {
+        let before = bench.write_random(0, 8);
+        legs[1].add(Rule::new(Kind::Write, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        assert_eq!(bench.write(0, &[9; 512]), Err(WRITE_FAULT));
+        bench.expect(0, &before);
+    });
+}
+
+#[test]
+fn what_cannot_be_written_back_stays_dirty_and_is_tried_again() {
+    let legs = faulty(50);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 40));
+    legs[1].add(Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NoSpace)));
+    let refused = cache(&graph).leave().unwrap_err().to_string();
+    assert!(refused.contains("no space left"), "{refused}");
+    assert_eq!(fact(&graph, "dirty lines").as_deref(), Some("5"));
+    assert!(fact(&graph, "trouble").unwrap().contains("could not be written back"));
+    on_bench(&graph, |bench| bench.expect(0, &data));
+    legs[1].clear();
+    cache(&graph).drain_now().unwrap();
+    assert_eq!(slow_data(&volumes(&legs), 0, 40), data);
+}
+
+#[test]
+fn upkeep_writes_back_what_was_left_alone() {
+    let legs = faulty(50);
+    let graph = open("mode=back, line=4K, rate=1T", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 40));
+    let quiet = cache(&graph);
+    let rounds = legs::block_on(move |cx| {
+        Box::pin(async move {
+            let (stop, mut hand, mut rounds) = (crate::background::Stop::default(), 0, 0);
+            while quiet.dirty_lines() > 0 && rounds < 1000 {
+                quiet.round(cx, &stop, quiet.core().unwrap(), &mut hand).await.unwrap();
+                rounds += 1;
+            }
+            rounds
+        })
+    })
+    .unwrap();
+    let all = u64::from(cache(&graph).core().unwrap().table.len());
+    assert!(rounds > all / 4, "written lately, it was left alone for a pass: {rounds} rounds");
+    assert_eq!(fact(&graph, "lines written back").as_deref(), Some("5"));
+    assert_eq!(slow_data(&volumes(&legs), 0, 40), data);
+}
+
+#[test]
+fn what_is_not_flushed_may_be_lost_and_what_is_flushed_is_not() {
+    let legs = faulty(50);
+    for leg in &legs {
+        leg.hold_writes();
+    }
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| {
+        data = bench.write_random(0, 40);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        let other = bench.write_random(100, 8);
+        data.extend(other);
+        let segment = bench.memory.segment(0, 4096);
+        segment.write_at(0, &[5; 4096]);
+        bench.moving(Operation::Write { fua: true }, 200, &[segment]).unwrap();
+        bench.write_random(300, 40);
+    });
+    drop(graph);
+    assert!(legs.iter().map(|leg| leg.power_loss()).sum::<u64>() > 0, "something was not durable");
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
+    on_bench(&graph, |bench| {
+        bench.expect(0, &data[..40 * 512]);
+        bench.expect(200, &[5; 4096]);
+    });
+}

@@ -1,0 +1,140 @@
+//! Put over a running volume, changed, and taken out again.
+
+use std::time::Duration;
+
+use millrace_block::Switch;
+
+use super::*;
+use crate::{
+    Node, SharedObjects,
+    background::Spawner,
+    graph::{ChangeFailed, Plan as GraphPlan, Terms, change},
+    testing::{Disks, Kept},
+};
+
+fn beside(old: &Graph, disks: &[Arc<dyn Volume>], stack: &str) -> Graph {
+    let node: Node = stack.parse().unwrap();
+    let plan = GraphPlan { volume: "test", stack: &node, size: None, block_size: BlockSize::B512 };
+    let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+    Graph::build(&plan, &Disks(disks.to_vec()), &SharedObjects::default(), &spawner, Some(old)).unwrap()
+}
+
+/// A volume that is changed, with a guest on it.
+struct Running {
+    disks: Vec<Arc<dyn Volume>>,
+    graph: Graph,
+    switch: Arc<Switch>,
+}
+
+impl Running {
+    fn new(stack: &str) -> Self {
+        let mut disks = volumes(&faulty(50));
+        disks.push(volumes(&faulty(80)).remove(0));
+        let graph = graph(stack, &disks, None, Reason::Create, &Arc::default()).unwrap();
+        let switch = Switch::new("test", Arc::clone(graph.volume()));
+        Self { disks, graph, switch }
+    }
+
+    fn change(&mut self, stack: &str) -> Result<(), ChangeFailed> {
+        let mut new = beside(&self.graph, &self.disks, stack);
+        let mut store = || Ok(());
+        // Its tasks are not run here, and so have ended.
+        self.graph.tasks.clear();
+        let terms = Terms { patience: Duration::from_secs(1), reformat: false, scratch: 1 << 20, store: &mut store };
+        change(&self.switch, &mut self.graph, &mut new, terms)?;
+        self.graph = new;
+        Ok(())
+    }
+
+    fn guest(&self, test: impl FnOnce(&mut Bench<'_>)) {
+        let volume: Arc<dyn Volume> = Arc::<Switch>::clone(&self.switch);
+        test(&mut Bench::new(&mut SyncHarness::new(SEED, false), volume, SEED));
+    }
+}
+
+#[test]
+fn it_is_put_over_data_and_taken_away_again() {
+    for mode in ["through", "back"] {
+        let mut running = Running::new("disk:1");
+        let mut data = Vec::new();
+        running.guest(|bench| data = bench.write_random(0, 2048));
+        let with = format!("cache(mode={mode}, line=4K, disk:0) | disk:1");
+        for round in 0..3 {
+            running.change(&with).unwrap();
+            running.guest(|bench| {
+                bench.expect(0, &data);
+                let new = bench.write_random(100 * round, 90);
+                data[100 * round as usize * 512..][..new.len()].copy_from_slice(&new);
+                bench.expect(0, &data);
+            });
+            running.change("disk:1").unwrap();
+            running.guest(|bench| {
+                bench.expect(0, &data);
+                // Without the cache: what it remembers is worth nothing any more.
+                let new = bench.write_random(0, 300);
+                data[..new.len()].copy_from_slice(&new);
+            });
+            let (superblock, _) = Superblock::load(&running.disks[0]).unwrap().unwrap();
+            assert!(!superblock.may_be_dirty);
+        }
+    }
+}
+
+#[test]
+fn it_does_not_go_while_something_is_only_on_its_fast_leg() {
+    let legs = faulty(50);
+    let disks = volumes(&legs);
+    let with = stack("mode=back, line=4K");
+    let graph = graph(&with, &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(graph.volume()));
+    let mut running = Running { disks, graph, switch };
+    let mut data = Vec::new();
+    running.guest(|bench| data = bench.write_random(0, 100));
+    {
+        use millrace_backends::fault::{Effect, Kind, Rule, When};
+        legs[1].add(Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NoSpace)));
+    }
+    let refused = running.change("disk:1").unwrap_err().to_string();
+    assert!(refused.contains("13 lines are only on the fast leg"), "{refused}");
+    running.guest(|bench| {
+        bench.expect(0, &data);
+        // It writes back as before.
+        drop(bench.write_random(200, 8));
+    });
+    legs[1].clear();
+    running.change("disk:1").unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+}
+
+#[test]
+fn its_settings_and_its_fast_leg_are_changed() {
+    let mut running = Running::new("cache(mode=back, line=4K, disk:0) | disk:1");
+    running.disks[2] = memory("other", 1 << 20, BlockSize::B512);
+    let mut data = Vec::new();
+    running.guest(|bench| data = bench.write_random(0, 200));
+    // Dirty lines are taken along.
+    running.change("cache(mode=back, line=4K, rate=1M, disk:0) | disk:1").unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+    assert_eq!(fact(&running.graph, "dirty lines").as_deref(), Some("25"));
+    for (stack, why) in [
+        ("cache(mode=back, line=8K, disk:0) | disk:1", "flush it before the change"),
+        ("cache(mode=back, line=4K, disk:2) | disk:1", "the legs that stay do not hold all of them now"),
+        ("cache(mode=back, line=4K, disk:0) | disk:2", "show other data"),
+    ] {
+        let refused = running.change(stack).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+        running.guest(|bench| bench.expect(0, &data));
+    }
+    running.change("cache(mode=through, line=4K, disk:0) | disk:1").unwrap();
+    running.guest(|bench| {
+        bench.expect(0, &data);
+        let new = bench.write_random(50, 20);
+        data[50 * 512..70 * 512].copy_from_slice(&new);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    cache(&running.graph).drain_now().unwrap();
+    running.change("cache(mode=through, line=4K, disk:2) | disk:1").unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+    running.change("cache(mode=back, line=8K, disk:2) | disk:1").unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+}
