@@ -24,6 +24,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("cipher", &["memory", "block"]),
     ("services", &["memory", "block", "engine", "cipher"]),
     ("driver", &["nvme-spec", "memory", "block", "vfio-user"]),
+    ("fastpath", &["block", "driver"]),
     ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user", "keeper"]),
     (
         "millrace",

@@ -16,6 +16,7 @@ use toml::Spanned;
 
 use crate::{
     Name,
+    apps::AppUser,
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceKindError, DeviceSpec, NvmeSpec, VirtioBlkSpec, VolumeSpec},
     store::{DeviceRecord, VolumeRecord},
@@ -188,6 +189,8 @@ pub struct Declared {
     pub polling: Option<PollingMode>,
     /// Its setting of placement.
     pub placement: Option<PlacementMode>,
+    /// Users whose applications may open volumes.
+    pub apps: Vec<AppUser>,
     pub(crate) volumes: Vec<Located<VolumeSpec>>,
     pub(crate) devices: Vec<Located<DeclaredDevice>>,
 }
@@ -201,6 +204,8 @@ struct File {
     polling: Option<PollingMode>,
     #[serde(default)]
     placement: Option<PlacementMode>,
+    #[serde(default)]
+    app: Vec<AppUser>,
     #[serde(default)]
     volume: Vec<Spanned<VolumeSpec>>,
     #[serde(default)]
@@ -233,6 +238,7 @@ impl Declared {
             shards: file.shards.map(Spanned::into_inner),
             polling: file.polling,
             placement: file.placement,
+            apps: file.app,
             volumes: file.volume.into_iter().map(|volume| locate(text, volume)).collect(),
             devices: file.device.into_iter().map(|device| locate(text, device)).collect(),
         };

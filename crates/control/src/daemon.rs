@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    api,
+    api, apps,
     config::{ConfigError, Declared, PlacementMode, PollingMode},
     dirs::{DirError, RunDir, failed, make_private},
     error::ControlError,
@@ -132,6 +132,7 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
     let shards = options.shards.as_deref().or_else(|| from_file.and_then(|declared| declared.shards.as_deref()));
     let polling = options.polling.or_else(|| from_file.and_then(|declared| declared.polling)).unwrap_or_default();
     let placement = options.placement.or_else(|| from_file.and_then(|declared| declared.placement)).unwrap_or_default();
+    let apps = from_file.map(|declared| declared.apps.clone()).unwrap_or_default();
     let shards = shard_configs(shards.unwrap_or("1"), polling)?;
     raise_file_limit();
     let runtime = runtime()?;
@@ -157,6 +158,7 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
             PlacementMode::Disk => Placement::Disk,
         },
         keeper: Some(Arc::clone(&keeper)),
+        apps,
     };
     let kept = keeper.take(Key::of_daemon(Kind::API));
     let socket = run_dir.api_socket(kept.is_some())?;
@@ -167,7 +169,10 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
             Some(held) => taken_listener(held.fd)?,
             None => bind(&socket, &keeper)?,
         };
-        api_until_told(listener, &manager, &keeper).await
+        let apps = tokio::spawn(apps::serve(apps::bind(&options.run_dir)?, Arc::clone(&manager)));
+        let result = api_until_told(listener, &manager, &keeper).await;
+        apps.abort();
+        result
     });
     if matches!(result, Ok(End::LetGo)) {
         // Nothing of it is dropped: sockets stay in their places, and devices where they are.
@@ -175,10 +180,12 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
         return Ok(());
     }
     manager.shutdown();
-    if let Err(error) = fs::remove_file(&socket)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(path = %socket.display(), %error, "the API's socket stays behind");
+    for socket in [socket, options.run_dir.join(apps::APPS_SOCKET)] {
+        if let Err(error) = fs::remove_file(&socket)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %socket.display(), %error, "a socket stays behind");
+        }
     }
     result.map(|_| ())
 }
@@ -196,7 +203,13 @@ fn log_predecessor(predecessor: Option<Predecessor>) {
 /// Serves one disk until it is told to stop by SIGTERM or SIGINT. `ready` is called when its socket listens.
 pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Result<(), DaemonError> {
     raise_file_limit();
-    let settings = Settings { run_dir: PathBuf::from("/"), state_dir: None, placement: Placement::Device, keeper: None };
+    let settings = Settings {
+        run_dir: PathBuf::from("/"),
+        state_dir: None,
+        placement: Placement::Device,
+        keeper: None,
+        apps: Vec::new(),
+    };
     let engine = Engine::start(shard_configs("1", disk.polling)?)?;
     let manager = Manager::start(settings, Store::in_memory()?, engine, None)?;
     let result = (|| {

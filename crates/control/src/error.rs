@@ -257,6 +257,31 @@ pub enum ControlError {
     /// There was none.
     #[error("there was no upgrade since the daemon started")]
     NoUpgrade,
+    /// The user may not open the volume.
+    #[error("user {uid} may not open volume {volume}, or not in this way")]
+    NotAllowed {
+        /// The user's number.
+        uid: u32,
+        /// The volume asked for, whether it exists or not.
+        volume: String,
+    },
+    /// The user has as many sessions as it may have.
+    #[error("user {uid} has {limit} sessions, and may have no more")]
+    TooManySessions {
+        /// The user's number.
+        uid: u32,
+        /// Sessions it may have.
+        limit: usize,
+    },
+    /// A session's device was made and could not be reached.
+    #[error("device {device} was made for an application and cannot be reached: {source}")]
+    SessionLost {
+        /// The device.
+        device: Name,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The daemon is on its way out.
     #[error("the daemon is stopping")]
     Stopping,
@@ -279,6 +304,8 @@ pub enum Class {
     Failed,
     /// Not now.
     Unavailable,
+    /// Not for this user.
+    Denied,
 }
 
 impl ControlError {
@@ -292,6 +319,7 @@ impl ControlError {
             Self::NoVolume { .. } | Self::NoDevice { .. } | Self::NotAttached { .. } | Self::NoUpgrade => Class::Missing,
             Self::VolumeExists { .. }
             | Self::DeviceExists { .. }
+            | Self::TooManySessions { .. }
             | Self::VolumeAttached { .. }
             | Self::Formatting { .. }
             | Self::Changing { .. }
@@ -320,7 +348,10 @@ impl ControlError {
             | Self::Device(_)
             | Self::Disk(_)
             | Self::Socket { .. } => Class::Invalid,
-            Self::Fenced { .. } | Self::Engine(_) | Self::Store(_) | Self::Account { .. } => Class::Failed,
+            Self::Fenced { .. } | Self::Engine(_) | Self::Store(_) | Self::Account { .. } | Self::SessionLost { .. } => {
+                Class::Failed
+            }
+            Self::NotAllowed { .. } => Class::Denied,
             Self::Stopping => Class::Unavailable,
         }
     }
@@ -330,6 +361,9 @@ impl ControlError {
         match self {
             Self::NoVolume { .. } => "no-volume",
             Self::NoDevice { .. } => "no-device",
+            Self::NotAllowed { .. } => "not-allowed",
+            Self::TooManySessions { .. } => "too-many-sessions",
+            Self::SessionLost { .. } => "session-lost",
             Self::VolumeExists { .. } => "volume-exists",
             Self::DeviceExists { .. } => "device-exists",
             Self::VolumeAttached { .. } => "volume-attached",
@@ -401,9 +435,12 @@ impl ControlError {
                 "with a size (--size) the file is created; its directory must exist".to_owned()
             }
             Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),
-            Self::AttachedAlready { .. }
+            Self::NotAllowed { .. } => "the daemon's configuration says who may: [[app]] (docs/fastpath.md)".to_owned(),
+            Self::TooManySessions { .. } => "close one, or let the configuration allow more: [[app]]".to_owned(),
+            Self::SessionLost { .. }
             | Self::Upgrade { .. }
             | Self::NoUpgrade
+            | Self::AttachedAlready { .. }
             | Self::ReadOnly { .. }
             | Self::NsidRange { .. }
             | Self::Invalid { .. }

@@ -3,6 +3,7 @@
 //! ```text
 //!   command line ══ HTTP on RUN_DIR/api.sock ══► api ─┐                       ┌─► volumes (back ends)
 //!   config file ── parsed, compared ──────────────────┼─► Manager ── devices ─┴─► shards
+//!   applications ══ RUN_DIR/apps.sock ══► apps ──────┤
 //!   guests ── Host ── its own thread ─────────────────┘      │
 //!                                                            └─► Store: STATE_DIR/state.redb
 //! ```
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod apps;
 mod config;
 mod daemon;
 mod devices;
@@ -34,6 +36,7 @@ mod upgrade;
 mod usage;
 
 pub use api::{Problem, openapi};
+pub use apps::{APPS_SOCKET, AppUser};
 pub use config::{ConfigError, Declared, PlacementMode, PollingMode};
 pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
 pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};

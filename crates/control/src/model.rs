@@ -406,8 +406,8 @@ pub struct ServiceAnswer {
 /// Largest transfer that can be offered: the most single pages that one request may consist of.
 const MAX_MDTS: u64 = 2 << 20;
 
-/// A device may not have this name: its socket would be the API's.
-const API_NAME: &str = "api";
+/// A device may not have these names: its socket would be one of the daemon's own.
+const OWN_NAMES: [&str; 2] = ["api", "apps"];
 
 impl VolumeSpec {
     /// Checks what the types cannot say.
@@ -439,7 +439,7 @@ impl DeviceSpec {
     /// Checks what the types cannot say.
     pub(crate) fn validate(&self, shards: usize) -> Result<(), ControlError> {
         let wrong = |why: String| Err(ControlError::invalid("device", &self.name, why));
-        if self.name.as_str() == API_NAME {
+        if OWN_NAMES.contains(&self.name.as_str()) {
             return wrong("this name is the API's own; choose another".to_owned());
         }
         if self.socket.as_ref().is_some_and(|socket| !socket.is_absolute()) {

@@ -118,6 +118,17 @@ pub(crate) struct DeviceRecord {
     pub(crate) uuid: Uuid,
     /// Its namespaces, in order of their identifiers.
     pub(crate) namespaces: Vec<NamespaceRecord>,
+    /// Whose application it was made for; it goes with that application.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) session: Option<SessionRecord>,
+}
+
+/// The application that a device was made for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SessionRecord {
+    /// Its user's number.
+    pub(crate) uid: u32,
 }
 
 /// A namespace of a device.

@@ -154,6 +154,13 @@ impl DmaBuffer {
         DmaRange { iova: self.iova(), len: self.len }
     }
 
+    /// Where the first byte is mapped in this process. The pages stay mapped while the buffer lives, and the device may change them at any
+    /// instant: for those who hand memory out to programs that know this.
+    pub fn as_ptr(&self) -> *mut u8 {
+        // An offset within the mapping, by construction.
+        self.pool.mapping.as_ptr().wrapping_add(self.offset)
+    }
+
     /// The addresses of `len` bytes from `offset` on.
     ///
     /// # Panics

@@ -3,7 +3,10 @@
 use std::{
     cell::{RefCell, RefMut},
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     rc::Rc,
     sync::Arc,
@@ -95,6 +98,11 @@ impl VfioUser {
     /// Connects to the server on `path`; `timeout` bounds every call.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self, TransportError> {
         Ok(Self { client: vfio::Client::connect(path, timeout)? })
+    }
+
+    /// Speaks over a connection that was made already.
+    pub fn from_stream(stream: UnixStream, timeout: Duration) -> Result<Self, TransportError> {
+        Ok(Self { client: vfio::Client::from_stream(stream, timeout)? })
     }
 
     /// The client, for messages that are not in [`Transport`].

@@ -44,6 +44,10 @@ impl Problem {
         Self::new(status, "bad-request", text.to_owned())
     }
 
+    pub(crate) fn bad_session(text: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("not a request for a session: {text}"))
+    }
+
     pub(super) fn bad_nsid(text: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("{text:?} is not a namespace identifier"))
     }
@@ -62,6 +66,7 @@ impl From<&ControlError> for Problem {
             Class::Conflict => StatusCode::CONFLICT,
             Class::Failed => StatusCode::INTERNAL_SERVER_ERROR,
             Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Class::Denied => StatusCode::FORBIDDEN,
         };
         Self { advice: error.advice(), ..Self::new(status, error.code(), chain(error)) }
     }

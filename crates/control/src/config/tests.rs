@@ -60,6 +60,7 @@ fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
                 attached: true,
             })
             .collect(),
+        session: None,
     });
     (volumes.collect(), devices.collect())
 }

@@ -15,7 +15,7 @@ use millrace_engine::{DiskKey, ShardHandle, ShardLoad, place};
 use millrace_frontends::nvme::Namespace;
 use uuid::Uuid;
 
-use super::{Device, DeviceView, Inner, Manager, NamespaceView};
+use super::{Device, DeviceView, Inner, Manager, NamespaceView, Watched};
 use crate::{
     Name,
     disks::{Live, ONLY},
@@ -137,9 +137,9 @@ impl Manager {
                 DeviceKind::VirtioBlk(disk) => disk.serial = disk.serial.take().or_else(serial),
             }
         }
-        let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new() };
+        let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session: None };
         let live = Ok(self.start_device(inner, &record, disk)?);
-        Ok(Device { record, live, failed: BTreeMap::new() })
+        Ok(Device { record, live, failed: BTreeMap::new(), watched: Watched::new() })
     }
 
     /// Puts a device on its shard.
@@ -197,7 +197,8 @@ impl Manager {
             Ok(live) => (Ok(live), Ok(())),
             Err(error) => (Err(error.to_string()), Err(error)),
         };
-        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed: BTreeMap::new() });
+        let device = Device { record, live, failed: BTreeMap::new(), watched: Watched::new() };
+        inner.devices.insert(device.record.spec.name.clone(), device);
         result
     }
 }

@@ -104,6 +104,7 @@ impl HostThread {
                 Err(RecvTimeoutError::Timeout) => {
                     manager.sample_loads();
                     manager.measure_volumes();
+                    manager.end_sessions();
                     if manager.account.is_due() {
                         manager.keep_account();
                     }

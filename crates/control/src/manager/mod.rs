@@ -16,6 +16,7 @@ mod format;
 mod graphs;
 mod host;
 mod restore;
+mod sessions;
 mod shutdown;
 mod upgrade;
 mod views;
@@ -36,9 +37,11 @@ use millrace_keeper::Link;
 use self::{
     graphs::{LiveGraph, Means},
     host::{HostLink, HostThread},
+    sessions::Watched,
 };
 use crate::{
     Name,
+    apps::AppUser,
     config::Declared,
     disks::Live,
     error::ControlError,
@@ -47,6 +50,7 @@ use crate::{
 };
 pub use graphs::HistoryEntry;
 pub use restore::RestoreError;
+pub(crate) use sessions::{Asker, SESSIONS, SessionSpec};
 pub use views::{DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView};
 
 #[cfg(test)]
@@ -63,6 +67,8 @@ pub(crate) struct Settings {
     pub(crate) placement: Placement,
     /// Who holds what must outlive this process.
     pub(crate) keeper: Option<Arc<Link>>,
+    /// Users whose applications may open volumes.
+    pub(crate) apps: Vec<AppUser>,
 }
 
 /// Owner of volumes, devices and their stored state.
@@ -114,6 +120,8 @@ struct Device {
     live: Result<Live, String>,
     /// Namespaces that could not be shown, by identifier, with the reason.
     failed: BTreeMap<u32, String>,
+    /// Of a session: when it ends.
+    watched: Watched,
 }
 
 /// How busy a shard was in the last sampling interval.

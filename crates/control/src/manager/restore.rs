@@ -11,7 +11,7 @@ use millrace_services::Leaf;
 use thiserror::Error;
 
 use super::{
-    Device, Inner, Manager, Volume,
+    Device, Inner, Manager, Volume, Watched,
     volumes::{FileChange, namespace},
 };
 use crate::{
@@ -61,6 +61,13 @@ impl Manager {
         }
         let mut inner = self.peek();
         inner.restore_volumes(volumes);
+        // Applications outlive a worker that dies, not a daemon that was stopped.
+        let go_on = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.predecessor().is_some());
+        let (over, devices): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some() && !go_on);
+        if !over.is_empty() {
+            let remove_devices = over.iter().map(|device| &device.spec.name).collect();
+            self.store.apply(&Changes { remove_devices, ..Changes::default() })?;
+        }
         for record in devices {
             self.restore_device(&mut inner, record);
         }
@@ -140,7 +147,7 @@ impl Manager {
             tracing::error!(device = %record.spec.name, %error, "the device could not be restored");
             error.to_string()
         });
-        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed });
+        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed, watched: Watched::new() });
     }
 
     /// Makes what is declared and not there, and stores it as one change.

@@ -20,6 +20,7 @@ use crate::{
 
 mod guests;
 mod restarts;
+mod sessions;
 mod shares;
 mod stacks;
 
@@ -121,8 +122,13 @@ fn start(
     placement: Placement,
     declared: Option<&Declared>,
 ) -> Result<Arc<Manager>, RestoreError> {
-    let settings =
-        Settings { run_dir: directory.to_owned(), state_dir: Some(directory.to_owned()), placement, keeper: None };
+    let settings = Settings {
+        run_dir: directory.to_owned(),
+        state_dir: Some(directory.to_owned()),
+        placement,
+        keeper: None,
+        apps: Vec::new(),
+    };
     let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
     Manager::start(settings, store, engine, declared)
 }

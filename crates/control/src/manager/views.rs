@@ -112,6 +112,9 @@ pub struct DeviceView {
     pub counters: DeviceCounters,
     /// Its namespaces; of a virtio disk its volume, with identifier 1.
     pub namespaces: Vec<NamespaceView>,
+    /// Of an application's session: its user's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_of_uid: Option<u32>,
 }
 
 /// What a device has done since the daemon started.
@@ -340,6 +343,7 @@ impl Manager {
             state_layout: status.as_ref().and_then(|status| status.state_layout),
             counters: status.map(|status| status.counters).unwrap_or_default(),
             namespaces: record.namespaces.iter().map(|namespace| inner.show(device, namespace)).collect(),
+            session_of_uid: record.session.as_ref().map(|session| session.uid),
         }
     }
 }

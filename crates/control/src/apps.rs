@@ -1,0 +1,188 @@
+//! The door for applications: a socket on which a process asks for a session on a volume (docs/fastpath.md).
+//!
+//! ```text
+//!   application ── {"volume": …} ──► RUN_DIR/apps.sock ── uid, from the kernel ──► Manager::open_session
+//!               ◄── {"device": …} and a connection to that device, as a descriptor ──┘
+//! ```
+//!
+//! Who may reach the socket is the run directory's to say, who may have which volume the configuration's ([`AppUser`]).
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, IoSlice, Read},
+    mem::MaybeUninit,
+    os::{
+        fd::AsFd,
+        unix::{fs::PermissionsExt, net::UnixStream},
+    },
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::{
+    io::Errno,
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+};
+use serde::{Deserialize, Serialize};
+use tokio::{net::UnixListener, sync::Semaphore};
+
+use crate::{
+    Name,
+    api::Problem,
+    dirs::{DirError, failed},
+    error::{Class, ControlError},
+    manager::{Asker, Manager, SESSIONS, SessionSpec},
+};
+
+/// The door's socket in the run directory.
+pub const APPS_SOCKET: &str = "apps.sock";
+
+/// Longest request in bytes.
+const REQUEST: u64 = 4096;
+
+/// How long an application may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Applications heard at a time.
+const HEARD: usize = 16;
+
+/// A user whose applications may open volumes, beside the daemon's own user and root, who may open all.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AppUser {
+    /// The user's number.
+    pub uid: u32,
+    /// Names of volumes; `*` means all.
+    pub volumes: Vec<String>,
+    /// It may only read.
+    #[serde(default)]
+    pub read_only: bool,
+    /// How many sessions it may have at a time.
+    #[serde(default = "default_sessions")]
+    pub sessions: usize,
+}
+
+fn default_sessions() -> usize {
+    SESSIONS
+}
+
+impl AppUser {
+    /// Whether a session like this is among what the user may have.
+    pub(crate) fn allows(&self, volume: &str, read_only: bool) -> bool {
+        (read_only || !self.read_only) && self.volumes.iter().any(|allowed| allowed == "*" || allowed == volume)
+    }
+}
+
+/// What an application sends, in one line.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    volume: String,
+    #[serde(default)]
+    read_only: bool,
+}
+
+/// What it gets, in one line.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Answer {
+    /// The session's device. Its connection comes along.
+    Device(Name),
+    /// Why there is none.
+    Error { errno: i32, problem: Problem },
+}
+
+/// Binds the door. Everyone whom the run directory lets through may knock.
+pub(crate) fn bind(run_dir: &Path) -> Result<UnixListener, DirError> {
+    let (path, hidden) = (run_dir.join(APPS_SOCKET), run_dir.join("apps.new"));
+    match fs::remove_file(&hidden) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&hidden, "remove it")(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&hidden).map_err(failed(&hidden, "make the applications' socket"))?;
+    fs::set_permissions(&hidden, fs::Permissions::from_mode(0o666)).map_err(failed(&hidden, "open it to all"))?;
+    fs::rename(&hidden, &path).map_err(failed(&path, "put the applications' socket in place"))?;
+    Ok(listener)
+}
+
+/// Answers until it is dropped.
+pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>) {
+    let heard = Arc::new(Semaphore::new(HEARD));
+    loop {
+        let Ok(permit) = Arc::clone(&heard).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "an application could not be heard");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let manager = Arc::clone(&manager);
+        tokio::task::spawn_blocking(move || {
+            let answered = stream.peer_cred().and_then(|peer| {
+                let stream = stream.into_std()?;
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_write_timeout(Some(PATIENCE))?;
+                answer(&manager, Asker { uid: peer.uid() }, &stream)
+            });
+            if let Err(error) = answered {
+                tracing::debug!(%error, "an application left before its answer");
+            }
+            drop(permit);
+        });
+    }
+}
+
+fn answer(manager: &Manager, asker: Asker, stream: &UnixStream) -> io::Result<()> {
+    let result = match request(stream)? {
+        Ok(wanted) => {
+            let spec = SessionSpec { volume: wanted.volume, read_only: wanted.read_only };
+            manager.open_session(asker, &spec).map_err(|error| refusal(&error))
+        }
+        Err(error) => {
+            Err(Answer::Error { errno: Errno::INVAL.raw_os_error(), problem: Problem::bad_session(&error.to_string()) })
+        }
+    };
+    match result {
+        Ok((device, connection)) => send(stream, &Answer::Device(device), Some(&connection)),
+        Err(refused) => send(stream, &refused, None),
+    }
+}
+
+/// Reads the request's line.
+fn request(stream: &UnixStream) -> io::Result<Result<Wanted, serde_json::Error>> {
+    let mut line = Vec::new();
+    BufReader::new(stream.take(REQUEST)).read_until(b'\n', &mut line)?;
+    Ok(serde_json::from_slice(&line))
+}
+
+fn refusal(error: &ControlError) -> Answer {
+    let errno = match (error, error.class()) {
+        (ControlError::NotAllowed { .. }, _) => Errno::ACCESS,
+        (ControlError::TooManySessions { .. }, _) => Errno::DQUOT,
+        (_, Class::Missing) => Errno::NOENT,
+        (_, Class::Invalid) => Errno::INVAL,
+        (_, Class::Conflict | Class::Unavailable) => Errno::BUSY,
+        (_, Class::Denied) => Errno::ACCESS,
+        (_, Class::Failed) => Errno::IO,
+    };
+    Answer::Error { errno: errno.raw_os_error(), problem: Problem::from(error) }
+}
+
+/// Sends the answer in one piece: it is short, and the socket's buffer is empty.
+fn send(stream: &UnixStream, answer: &Answer, connection: Option<&UnixStream>) -> io::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = connection.map(|connection| [connection.as_fd()]);
+    if let Some(fds) = &fds {
+        let fits = control.push(SendAncillaryMessage::ScmRights(fds));
+        assert!(fits, "the control buffer holds one descriptor");
+    }
+    sendmsg(stream, &[IoSlice::new(&line)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}

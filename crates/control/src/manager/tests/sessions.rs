@@ -1,0 +1,86 @@
+//! Applications' sessions: who gets one, and when it ends.
+
+use super::*;
+use crate::{
+    apps::AppUser,
+    manager::{Asker, SESSIONS, SessionSpec},
+};
+
+const STRANGER: Asker = Asker { uid: 4_000_000 };
+const KNOWN: Asker = Asker { uid: 4_000_001 };
+
+fn spec(volume: &str, read_only: bool) -> SessionSpec {
+    SessionSpec { volume: volume.to_owned(), read_only }
+}
+
+fn own() -> Asker {
+    Asker { uid: rustix::process::geteuid().as_raw() }
+}
+
+/// A manager that knows a user who may read two volumes, twice at a time.
+fn rig() -> Rig {
+    let directory = tempfile::tempdir().unwrap();
+    let apps = vec![AppUser { uid: KNOWN.uid, volumes: vec!["a".into(), "none".into()], read_only: true, sessions: 2 }];
+    let settings = Settings {
+        run_dir: directory.path().to_owned(),
+        state_dir: Some(directory.path().to_owned()),
+        placement: Placement::Device,
+        keeper: None,
+        apps,
+    };
+    let engine = Engine::start(vec![ShardConfig::new(0, None)]).unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let manager = Manager::start(settings, store, engine, None).unwrap();
+    let rig = Rig { directory, manager: Some(manager) };
+    rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    rig.create_volume(&volume("b", "1M", "memory")).unwrap();
+    rig
+}
+
+#[test]
+fn users_get_what_they_may_have_and_no_more() {
+    let rig = rig();
+    let refused = |asker, wanted| rig.open_session(asker, &wanted).unwrap_err();
+    for (asker, wanted) in
+        [(STRANGER, spec("a", true)), (STRANGER, spec("none", true)), (KNOWN, spec("a", false)), (KNOWN, spec("b", true))]
+    {
+        let error = refused(asker, wanted);
+        assert!(matches!(error, ControlError::NotAllowed { .. }) && error.class() == Class::Denied, "{error}");
+    }
+    assert!(matches!(refused(KNOWN, spec("none", true)), ControlError::NoVolume { .. }));
+    assert!(matches!(refused(own(), spec("../a", true)), ControlError::NoVolume { .. }));
+    let first = rig.open_session(KNOWN, &spec("a", true)).unwrap();
+    let second = rig.open_session(KNOWN, &spec("a", true)).unwrap();
+    assert_ne!(first.0, second.0);
+    assert!(matches!(refused(KNOWN, spec("a", true)), ControlError::TooManySessions { limit: 2, .. }));
+    let view = rig.device(first.0.as_str()).unwrap();
+    assert_eq!((view.session_of_uid, view.namespaces.len(), view.namespaces[0].read_only), (Some(KNOWN.uid), 1, true));
+    assert!(matches!(rig.delete_volume("a"), Err(ControlError::VolumeAttached { .. })));
+    let many: Vec<_> = (0..SESSIONS).map(|_| rig.open_session(own(), &spec("b", false)).unwrap()).collect();
+    assert!(matches!(refused(own(), spec("b", false)), ControlError::TooManySessions { .. }));
+    drop(many);
+}
+
+#[test]
+fn a_session_lives_as_long_as_its_connection() {
+    let mut rig = rig();
+    let (name, connection) = rig.open_session(own(), &spec("a", false)).unwrap();
+    let transport = millrace_driver::VfioUser::from_stream(connection, Duration::from_secs(30)).unwrap();
+    let mut guest = Controller::attach(transport, &Options::default()).unwrap();
+    guest.start().unwrap();
+    rig.end_sessions();
+    assert!(rig.device(name.as_str()).unwrap().connected, "it stays while its application does");
+    drop(guest);
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while rig.device(name.as_str()).is_ok() {
+        assert!(std::time::Instant::now() < deadline, "it goes when its application has gone");
+        rig.end_sessions();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // One that is there when the daemon stops is not there when it starts again.
+    let (name, _connection) = rig.open_session(own(), &spec("a", false)).unwrap();
+    rig.stop();
+    rig.start();
+    assert!(rig.device(name.as_str()).is_err());
+    rig.delete_volume("a").unwrap();
+}

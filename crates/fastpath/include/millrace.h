@@ -1,0 +1,175 @@
+/*
+ * FastPath: a volume of a running Millrace daemon for a program without a virtual machine.
+ *
+ * Program and daemon share memory. A request is an entry in a queue there, its end another one: no system call for either. See
+ * fastpath(3) and docs/fastpath.md.
+ *
+ * Every function may be called from any thread. A space has one lock: the fastest is one space for each thread.
+ *
+ * What can fail returns a negative number of errno.h, and fastpath_error() says more:
+ *
+ *   -EAGAIN     as many requests are in progress, or as many completions not taken, as the space holds: poll, then try again
+ *   -EINVAL     not whole blocks, no memory, memory of the wrong kind, unknown flags
+ *   -ENXIO      past the volume's end
+ *   -EROFS      the volume is read-only, or is for this program
+ *   -ENOSPC     no room below the volume
+ *   -EIO        its medium failed
+ *   -ENODEV     the daemon has stopped, or has taken the volume back: free the space and open another
+ *   -ETIMEDOUT  a request that was waited for took longer than the space's timeout; what it did is unknown
+ *   -ENOENT     no such volume, or no daemon with this run directory
+ *   -EACCES     this user may not open the volume, or not in this way
+ *   -EDQUOT     this user has as many spaces as it may have
+ */
+#ifndef MILLRACE_H
+#define MILLRACE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A space: a controller of this program's own in the daemon, a queue pair, and a buffer. */
+typedef struct fastpath fastpath_t;
+
+/* Flags of requests. */
+#define FP_DIRECT 1u   /* the memory is in the space's buffer: the daemon moves the bytes there, nobody copies */
+#define FP_BLOCKING 2u /* return when the request has ended */
+#define FP_DURABLE 4u  /* of a write: when it has ended, it outlives a loss of power */
+
+/* Flags of spaces. */
+#define FP_READ_ONLY 1u  /* nothing will be written */
+#define FP_EVENTS 2u     /* completions signal an event fd: see fastpath_eventfd */
+#define FP_STATISTICS 4u /* measure requests' times: see fastpath_statistics */
+
+struct fastpath_options {
+    size_t size;           /* sizeof(struct fastpath_options) */
+    const char *run_dir;   /* the daemon's run directory; NULL: $MILLRACE_RUN_DIR, or where this user's daemon has it */
+    unsigned int depth;    /* requests that may be in progress, 1 to 1023; 0: 128 */
+    unsigned int flags;    /* FP_READ_ONLY, FP_EVENTS, FP_STATISTICS */
+    unsigned int timeout_ms; /* longest wait for the daemon, and of a blocking request; 0: 30 seconds */
+};
+
+/*
+ * Opens a volume by its name (NULL: $MILLRACE_VOLUME), with a zeroed buffer of at least `size` bytes. `options` may be NULL. NULL when it
+ * fails: fastpath_error() and fastpath_error_number() say why.
+ */
+fastpath_t *fastpath_open(const char *volume, size_t size, const struct fastpath_options *options);
+
+/* fastpath_open(NULL, size, NULL). */
+fastpath_t *fastpath_alloc(size_t size);
+
+/*
+ * Gives everything back: the buffer is not there any more. Requests in progress may be carried out or not, and their memory is not touched
+ * any more. No other call on the space may be under way. NULL is nothing.
+ */
+void fastpath_free(fastpath_t *fp);
+
+/* The buffer for FP_DIRECT, page-aligned. */
+void *fastpath_buffer(const fastpath_t *fp);
+size_t fastpath_buffer_size(const fastpath_t *fp);
+
+/* Bytes of a block: requests are whole blocks at whole blocks. */
+unsigned int fastpath_block_size(const fastpath_t *fp);
+
+/* The volume's size in bytes, as it is now: asks the daemon. */
+int64_t fastpath_volume_size(const fastpath_t *fp);
+
+/*
+ * Read and write at the space's position, which moves on by `size` when the request is accepted. With FP_BLOCKING: bytes moved, always
+ * `size`. Without: `size`, as soon as the request is accepted, and fastpath_polling() tells of its end. The memory must be left alone
+ * until then.
+ *
+ * The memory of an FP_DIRECT request lies in the space's buffer at a multiple of 4 bytes; other memory is copied. A request of any length
+ * is made into as many commands as it takes, and ends when the last one has; there is no order between requests that are in progress.
+ */
+int64_t fastpath_read(fastpath_t *fp, void *buffer, size_t size, unsigned int flags);
+int64_t fastpath_write(fastpath_t *fp, const void *buffer, size_t size, unsigned int flags);
+
+/* Where fastpath_read and fastpath_write go on; 0 at first. */
+int fastpath_seek(fastpath_t *fp, uint64_t offset);
+
+/* The same at an offset of the volume, and with up to 1024 pieces of memory; with FP_DIRECT each piece is whole blocks. */
+int64_t fastpath_pread(fastpath_t *fp, void *buffer, size_t size, uint64_t offset, unsigned int flags);
+int64_t fastpath_pwrite(fastpath_t *fp, const void *buffer, size_t size, uint64_t offset, unsigned int flags);
+int64_t fastpath_preadv(fastpath_t *fp, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned int flags);
+int64_t fastpath_pwritev(fastpath_t *fp, const struct iovec *iov, int iovcnt, uint64_t offset, unsigned int flags);
+
+/* When it has ended, all writes that had ended before it began are durable. */
+int fastpath_flush(fastpath_t *fp, unsigned int flags);
+
+/* The blocks' contents are not needed any more; or they read as zeroes from now on. */
+int fastpath_deallocate(fastpath_t *fp, uint64_t offset, uint64_t size, unsigned int flags);
+int fastpath_write_zeroes(fastpath_t *fp, uint64_t offset, uint64_t size, unsigned int flags);
+
+/*
+ * Goes on with what is in progress, without waiting. How many requests of the calls above are in progress still, or, once, the error of the
+ * first that failed since the last call.
+ */
+int fastpath_polling(fastpath_t *fp);
+
+/* Requests with tags: any number in flight, each end told apart. */
+
+enum fastpath_operation { FP_READ = 0, FP_WRITE = 1, FP_FLUSH = 2, FP_DEALLOCATE = 3, FP_WRITE_ZEROES = 4 };
+
+struct fastpath_request {
+    unsigned int operation; /* enum fastpath_operation */
+    unsigned int flags;     /* FP_DIRECT, FP_DURABLE */
+    uint64_t offset;        /* first byte on the volume */
+    uint64_t size;          /* bytes, unless there is an iov */
+    void *buffer;           /* the memory, unless there is an iov */
+    const struct iovec *iov;
+    unsigned int iovcnt;
+    uint64_t tag; /* yours */
+};
+
+struct fastpath_completion {
+    uint64_t tag;
+    int64_t result;   /* bytes, or a negative number of errno.h */
+    uint64_t time_ns; /* how long it took, of a space with FP_STATISTICS */
+};
+
+/* Begins a request. The structure and its iov are done with on return, the memory is not. */
+int fastpath_submit(fastpath_t *fp, const struct fastpath_request *request);
+
+/*
+ * Goes on with what is in progress and takes up to `max` completions; how many. Waits up to `timeout_ms` (0: not at all, negative: for
+ * ever) for the first one while anything is in progress.
+ */
+int fastpath_reap(fastpath_t *fp, struct fastpath_completion *completions, unsigned int max, int timeout_ms);
+
+/*
+ * Of a space with FP_EVENTS: a descriptor for poll(2) that becomes readable when something has finished. Read its 8 bytes, then poll the
+ * space until nothing comes. It is the space's: do not close it.
+ */
+int fastpath_eventfd(const fastpath_t *fp);
+
+struct fastpath_latencies {
+    uint64_t requests, errors, bytes;
+    uint64_t min_ns, mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns; /* to one part in eight */
+};
+
+struct fastpath_statistics {
+    struct fastpath_latencies reads, writes, others;
+};
+
+/* Of a space with FP_STATISTICS: what requests took since it was opened or cleared. `statistics` may be NULL. */
+int fastpath_statistics(fastpath_t *fp, struct fastpath_statistics *statistics, int clear);
+
+/* This thread's last error, in words that name what failed, and as a positive number. Valid until this thread's next error. */
+const char *fastpath_error(void);
+int fastpath_error_number(void);
+
+/* What an error number means here; `error` may be negative. */
+const char *fastpath_strerror(int error);
+
+/* The library's version. */
+const char *fastpath_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,163 @@
+"""A volume of a running Millrace daemon for Python: libmillrace by ctypes (docs/fastpath.md).
+
+    with millrace.Space("data") as space:
+        space.write(0, b"x" * 4096, durable=True)
+        assert space.read(0, 4096) == b"x" * 4096
+
+What fails raises OSError with the number and the words of millrace.h. A space may be used by several threads: the interpreter's lock is not
+held while the library works.
+"""
+
+import ctypes
+import os
+
+READ, WRITE, FLUSH, DEALLOCATE, WRITE_ZEROES = range(5)
+_DIRECT, _BLOCKING, _DURABLE = 1, 2, 4
+_READ_ONLY, _EVENTS, _STATISTICS = 1, 2, 4
+
+_u32, _u64, _i64, _size, _text, _space = (
+    ctypes.c_uint, ctypes.c_uint64, ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [("size", _size), ("run_dir", _text), ("depth", _u32), ("flags", _u32), ("timeout_ms", _u32)]
+
+
+class _Request(ctypes.Structure):
+    _fields_ = [("operation", _u32), ("flags", _u32), ("offset", _u64), ("size", _u64), ("buffer", ctypes.c_void_p),
+                ("iov", ctypes.c_void_p), ("iovcnt", _u32), ("tag", _u64)]
+
+
+class _Completion(ctypes.Structure):
+    _fields_ = [("tag", _u64), ("result", _i64), ("time_ns", _u64)]
+
+
+class _Latencies(ctypes.Structure):
+    _fields_ = [(name, _u64) for name in ("requests", "errors", "bytes", "min_ns", "mean_ns", "p50_ns", "p90_ns",
+                                          "p99_ns", "p999_ns", "max_ns")]
+
+
+class _Statistics(ctypes.Structure):
+    _fields_ = [("reads", _Latencies), ("writes", _Latencies), ("others", _Latencies)]
+
+
+_library = ctypes.CDLL(os.environ.get("MILLRACE_LIBRARY", "libmillrace.so"))
+
+
+def _function(name, result, *arguments):
+    function = getattr(_library, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_open = _function("fastpath_open", _space, _text, _size, ctypes.POINTER(_Options))
+_free = _function("fastpath_free", None, _space)
+_buffer = _function("fastpath_buffer", ctypes.c_void_p, _space)
+_buffer_size = _function("fastpath_buffer_size", _size, _space)
+_block_size = _function("fastpath_block_size", _u32, _space)
+_volume_size = _function("fastpath_volume_size", _i64, _space)
+_pread = _function("fastpath_pread", _i64, _space, ctypes.c_void_p, _size, _u64, _u32)
+_pwrite = _function("fastpath_pwrite", _i64, _space, ctypes.c_void_p, _size, _u64, _u32)
+_flush = _function("fastpath_flush", ctypes.c_int, _space, _u32)
+_deallocate = _function("fastpath_deallocate", ctypes.c_int, _space, _u64, _u64, _u32)
+_write_zeroes = _function("fastpath_write_zeroes", ctypes.c_int, _space, _u64, _u64, _u32)
+_submit = _function("fastpath_submit", ctypes.c_int, _space, ctypes.POINTER(_Request))
+_reap = _function("fastpath_reap", ctypes.c_int, _space, ctypes.POINTER(_Completion), _u32, ctypes.c_int)
+_eventfd = _function("fastpath_eventfd", ctypes.c_int, _space)
+_statistics = _function("fastpath_statistics", ctypes.c_int, _space, ctypes.POINTER(_Statistics), ctypes.c_int)
+_error = _function("fastpath_error", _text)
+_error_number = _function("fastpath_error_number", ctypes.c_int)
+_strerror = _function("fastpath_strerror", _text, ctypes.c_int)
+
+
+def _check(result):
+    """The result of a call, or its failure as an exception."""
+    if result < 0:
+        raise OSError(-result, _error().decode())
+    return result
+
+
+class Space:
+    """A volume, open. `buffer` is the memory that it shares with the daemon: a writable memoryview, gone when the space is closed."""
+
+    def __init__(self, volume, buffer=1 << 20, *, run_dir=None, depth=128, read_only=False, events=False, statistics=False):
+        flags = (_READ_ONLY if read_only else 0) | (_EVENTS if events else 0) | (_STATISTICS if statistics else 0)
+        options = _Options(ctypes.sizeof(_Options), None if run_dir is None else os.fsencode(run_dir), depth, flags, 0)
+        self._space = _open(volume.encode(), buffer, options)
+        if not self._space:
+            raise OSError(_error_number(), _error().decode())
+        self._address, size = _buffer(self._space), _buffer_size(self._space)
+        self.buffer = memoryview((ctypes.c_ubyte * size).from_address(self._address)).cast("B")
+        self.block_size = _block_size(self._space)
+
+    def close(self):
+        """Gives everything back. A memoryview of the buffer that was sliced off must not be used any more."""
+        if self._space:
+            self.buffer.release()
+            space, self._space = self._space, None
+            _free(space)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def size(self):
+        """The volume's size in bytes, as it is now."""
+        return _check(_volume_size(self._space))
+
+    def read(self, offset, size):
+        """`size` bytes from `offset` on."""
+        data = bytearray(size)
+        self.read_into(offset, data)
+        return bytes(data)
+
+    def read_into(self, offset, data):
+        """Fills `data`, anything writable, from `offset` on."""
+        view = (ctypes.c_ubyte * len(data)).from_buffer(data)
+        _check(_pread(self._space, view, len(data), offset, _BLOCKING))
+
+    def write(self, offset, data, *, durable=False):
+        """Writes `data` at `offset`; durable when it returns, if so."""
+        data = bytes(data)
+        _check(_pwrite(self._space, data, len(data), offset, _BLOCKING | (_DURABLE if durable else 0)))
+
+    def flush(self):
+        """Makes durable what was written."""
+        _check(_flush(self._space, _BLOCKING))
+
+    def deallocate(self, offset, size):
+        """These bytes are not needed any more."""
+        _check(_deallocate(self._space, offset, size, _BLOCKING))
+
+    def write_zeroes(self, offset, size):
+        """These bytes read as zeroes from now on."""
+        _check(_write_zeroes(self._space, offset, size, _BLOCKING))
+
+    def submit(self, operation, tag, offset=0, size=0, at=0, *, durable=False):
+        """Begins a request on `size` bytes of the buffer from `at` on. Raises BlockingIOError when no more can be in progress."""
+        if operation in (READ, WRITE) and not 0 <= at <= at + size <= len(self.buffer):
+            raise ValueError("not within the buffer")
+        flags = _DIRECT | (_DURABLE if durable else 0)
+        request = _Request(operation, flags, offset, size, self._address + at, None, 0, tag)
+        _check(_submit(self._space, request))
+
+    def reap(self, most=64, timeout=0.0):
+        """What has ended, as (tag, bytes or None, None or an OSError, nanoseconds). Waits up to `timeout` seconds; None: for ever."""
+        done = (_Completion * most)()
+        count = _check(_reap(self._space, done, most, -1 if timeout is None else int(timeout * 1000)))
+        return [(c.tag, *((c.result, None) if c.result >= 0 else (None, OSError(-c.result, _strerror(c.result).decode()))),
+                 c.time_ns) for c in done[:count]]
+
+    def fileno(self):
+        """The event fd of a space with events, for select and asyncio: read its 8 bytes, then reap until nothing comes."""
+        return _check(_eventfd(self._space))
+
+    def statistics(self, clear=False):
+        """Latencies of reads, writes and others, of a space that measures."""
+        found = _Statistics()
+        _check(_statistics(self._space, found, int(clear)))
+        return {kind: {name: getattr(getattr(found, kind), name) for name, _ in _Latencies._fields_}
+                for kind, _ in _Statistics._fields_}

@@ -1,0 +1,635 @@
+//! The C interface: `include/millrace.h`, which says what each function promises.
+
+use std::{
+    borrow::Cow,
+    cell::RefCell,
+    ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
+    os::{fd::AsRawFd, unix::ffi::OsStrExt},
+    path::PathBuf,
+    slice,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::io::Errno;
+
+use crate::{
+    error::Error,
+    memory::Piece,
+    requests::{Completion, Operation, Teller},
+    shared::FastPath,
+    space::{Options, Submission},
+    statistics::Latencies,
+};
+
+const FP_DIRECT: c_uint = 1;
+const FP_BLOCKING: c_uint = 2;
+const FP_DURABLE: c_uint = 4;
+
+const FP_READ_ONLY: c_uint = 1;
+const FP_EVENTS: c_uint = 2;
+const FP_STATISTICS: c_uint = 4;
+
+/// The most pieces of a vectored request.
+const PIECES: usize = 1024;
+/// Completions moved at a time.
+const BATCH: usize = 64;
+
+thread_local! {
+    /// The text and number of this thread's last error.
+    static LAST: RefCell<(Cow<'static, CStr>, c_int)> = const { RefCell::new((Cow::Borrowed(c""), 0)) };
+}
+
+/// `fastpath_t`.
+struct Handle {
+    path: FastPath,
+    /// Where `fastpath_read` and `fastpath_write` go on.
+    position: AtomicU64,
+    buffer: *mut u8,
+}
+
+/// `struct fastpath_options`.
+#[repr(C)]
+struct COptions {
+    size: usize,
+    run_dir: *const c_char,
+    depth: c_uint,
+    flags: c_uint,
+    timeout_ms: c_uint,
+}
+
+/// `struct fastpath_request`.
+#[repr(C)]
+struct CRequest {
+    operation: c_uint,
+    flags: c_uint,
+    offset: u64,
+    size: u64,
+    buffer: *mut c_void,
+    iov: *const Piece,
+    iovcnt: c_uint,
+    tag: u64,
+}
+
+/// `struct fastpath_completion`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CCompletion {
+    tag: u64,
+    result: i64,
+    nanos: u64,
+}
+
+/// `struct fastpath_latencies`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CLatencies {
+    requests: u64,
+    errors: u64,
+    bytes: u64,
+    min_ns: u64,
+    mean_ns: u64,
+    p50_ns: u64,
+    p90_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    max_ns: u64,
+}
+
+/// `struct fastpath_statistics`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CStatistics {
+    reads: CLatencies,
+    writes: CLatencies,
+    others: CLatencies,
+}
+
+/// Keeps the error's text for this thread; its number, negative.
+fn fail(error: &Error) -> c_int {
+    let errno = error.errno();
+    let text = match error {
+        // It comes often, and is no news.
+        Error::Full => Cow::Borrowed(c"as many requests are in progress as the space holds; poll first"),
+        other => Cow::Owned(CString::new(other.to_string().replace('\0', " ")).unwrap_or_default()),
+    };
+    LAST.with_borrow_mut(|last| *last = (text, errno));
+    -errno
+}
+
+fn count(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// # Safety
+/// A string, or null.
+unsafe fn text<'a>(from: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: the caller's promise.
+    (!from.is_null()).then(|| unsafe { CStr::from_ptr(from) })
+}
+
+/// # Safety
+/// Pointers as in `fastpath_open`.
+unsafe fn open(volume: *const c_char, size: usize, options: *const COptions) -> Result<Box<Handle>, Error> {
+    let mut wanted = Options { buffer: size, ..Options::default() };
+    // SAFETY: the caller's promise.
+    if let Some(given) = unsafe { options.as_ref() } {
+        if given.size != size_of::<COptions>() {
+            return Err(Error::Invalid("the options are of another version: set .size to sizeof(struct fastpath_options)"));
+        }
+        if given.flags & !(FP_READ_ONLY | FP_EVENTS | FP_STATISTICS) != 0 {
+            return Err(Error::Invalid("unknown flags in the options"));
+        }
+        // SAFETY: the caller's promise.
+        wanted.run_dir =
+            unsafe { text(given.run_dir) }.map(|dir| PathBuf::from(std::ffi::OsStr::from_bytes(dir.to_bytes())));
+        if given.depth != 0 {
+            wanted.depth = u16::try_from(given.depth).map_err(|_| Error::Options("the depth is 1 to 1023"))?;
+        }
+        if given.timeout_ms != 0 {
+            wanted.timeout = Duration::from_millis(u64::from(given.timeout_ms));
+        }
+        wanted.read_only = given.flags & FP_READ_ONLY != 0;
+        wanted.events = given.flags & FP_EVENTS != 0;
+        wanted.statistics = given.flags & FP_STATISTICS != 0;
+    }
+    // SAFETY: the caller's promise.
+    let volume = match unsafe { text(volume) } {
+        Some(volume) => volume.to_str().map_err(|_| Error::Invalid("a volume's name is text"))?.to_owned(),
+        None => std::env::var("MILLRACE_VOLUME").map_err(|_| Error::NoVolume)?,
+    };
+    let path = FastPath::open(&volume, &wanted)?;
+    let buffer = path.buffer_address();
+    Ok(Box::new(Handle { path, position: AtomicU64::new(0), buffer }))
+}
+
+/// # Safety
+/// As the header says of `fastpath_open`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_open(volume: *const c_char, size: usize, options: *const COptions) -> *mut Handle {
+    // SAFETY: the caller's promise.
+    match unsafe { open(volume, size, options) } {
+        Ok(handle) => Box::into_raw(handle),
+        Err(error) => {
+            fail(&error);
+            std::ptr::null_mut()
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fastpath_alloc(size: usize) -> *mut Handle {
+    // SAFETY: null pointers are defaults.
+    unsafe { fastpath_open(std::ptr::null(), size, std::ptr::null()) }
+}
+
+/// # Safety
+/// A handle that no thread uses any more, or null.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_free(handle: *mut Handle) {
+    if !handle.is_null() {
+        // SAFETY: the caller's promise: it came from `fastpath_open`, and comes here once.
+        drop(unsafe { Box::from_raw(handle) });
+    }
+}
+
+/// The space behind a handle.
+///
+/// # Safety
+/// A handle of `fastpath_open` that is not freed, or null.
+unsafe fn at<'a>(handle: *const Handle) -> Result<&'a Handle, Error> {
+    // SAFETY: the caller's promise.
+    unsafe { handle.as_ref() }.ok_or(Error::Invalid("the space is null"))
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_buffer(handle: *const Handle) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { at(handle) }.map_or(std::ptr::null_mut(), |handle| handle.buffer.cast())
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_buffer_size(handle: *const Handle) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { at(handle) }.map_or(0, |handle| handle.path.buffer_len())
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_block_size(handle: *const Handle) -> c_uint {
+    // SAFETY: the caller's promise.
+    unsafe { at(handle) }.map_or(0, |handle| handle.path.block_size())
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_volume_size(handle: *const Handle) -> i64 {
+    // SAFETY: the caller's promise.
+    let size = unsafe { at(handle) }.and_then(|handle| handle.path.refresh());
+    size.map_or_else(|error| i64::from(fail(&error)), count)
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_eventfd(handle: *const Handle) -> c_int {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { at(handle) };
+    let fd = handle.and_then(|handle| handle.path.events().ok_or(Error::Invalid("the space was opened without FP_EVENTS")));
+    fd.map_or_else(|error| fail(&error), |fd| fd.as_raw_fd())
+}
+
+/// Begins what is wanted, and waits for it if it is to block.
+///
+/// # Safety
+/// As of `at`; the memory is as the header wants it.
+unsafe fn run(handle: *const Handle, wanted: Submission<'_>, flags: c_uint) -> Result<u64, Error> {
+    if flags & !(FP_DIRECT | FP_BLOCKING | FP_DURABLE) != 0 {
+        return Err(Error::Invalid("unknown flags"));
+    }
+    // SAFETY: the caller's promise.
+    let handle = unsafe { at(handle) }?;
+    let (direct, durable) = (flags & FP_DIRECT != 0, flags & FP_DURABLE != 0);
+    let all = || wanted.pieces.iter().map(|piece| piece.len as u64).sum::<u64>() + wanted.len;
+    if flags & FP_BLOCKING == 0 {
+        let wanted = Submission { direct, durable, ..wanted };
+        // SAFETY: the caller's promise.
+        unsafe { handle.path.lock().submit(&wanted) }?;
+        return Ok(all());
+    }
+    let wanted = Submission { direct, durable, teller: Teller::Waited, ..wanted };
+    // SAFETY: the caller's promise.
+    let done = unsafe { handle.path.submit_and_wait(&wanted) }?;
+    match done.errno {
+        0 => Ok(done.bytes),
+        errno => Err(Error::Failed { errno }),
+    }
+}
+
+fn wanted(operation: Operation, offset: u64, len: u64, pieces: &[Piece]) -> Submission<'_> {
+    Submission { operation, offset, len, pieces, direct: false, durable: false, teller: Teller::Counted }
+}
+
+/// # Safety
+/// As of `run`.
+unsafe fn transfer(handle: *const Handle, operation: Operation, offset: u64, pieces: &[Piece], flags: c_uint) -> i64 {
+    if pieces.iter().any(|piece| piece.start.is_null() && piece.len > 0) {
+        return i64::from(fail(&Error::Invalid("the buffer is null")));
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { run(handle, wanted(operation, offset, 0, pieces), flags) };
+    result.map_or_else(|error| i64::from(fail(&error)), count)
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_pread(
+    handle: *const Handle,
+    buffer: *mut c_void,
+    size: usize,
+    offset: u64,
+    flags: c_uint,
+) -> i64 {
+    let piece = Piece { start: buffer.cast(), len: size };
+    // SAFETY: the caller's promise.
+    unsafe { transfer(handle, Operation::Read, offset, &[piece], flags) }
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_pwrite(
+    handle: *const Handle,
+    buffer: *const c_void,
+    size: usize,
+    offset: u64,
+    flags: c_uint,
+) -> i64 {
+    let piece = Piece { start: buffer.cast_mut().cast(), len: size };
+    // SAFETY: the caller's promise.
+    unsafe { transfer(handle, Operation::Write, offset, &[piece], flags) }
+}
+
+/// # Safety
+/// As the header says: `iov` is `iovcnt` pieces.
+unsafe fn pieces<'a>(iov: *const Piece, iovcnt: usize) -> Result<&'a [Piece], Error> {
+    if iov.is_null() || !(1..=PIECES).contains(&iovcnt) {
+        return Err(Error::Invalid("a vectored request has 1 to 1024 pieces"));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(iov, iovcnt) })
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn vectored(
+    handle: *const Handle,
+    operation: Operation,
+    iov: *const Piece,
+    iovcnt: c_int,
+    offset: u64,
+    flags: c_uint,
+) -> i64 {
+    // SAFETY: the caller's promise.
+    match unsafe { pieces(iov, usize::try_from(iovcnt).unwrap_or(0)) } {
+        // SAFETY: the caller's promise.
+        Ok(pieces) => unsafe { transfer(handle, operation, offset, pieces, flags) },
+        Err(error) => i64::from(fail(&error)),
+    }
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_preadv(
+    handle: *const Handle,
+    iov: *const Piece,
+    iovcnt: c_int,
+    offset: u64,
+    flags: c_uint,
+) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { vectored(handle, Operation::Read, iov, iovcnt, offset, flags) }
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_pwritev(
+    handle: *const Handle,
+    iov: *const Piece,
+    iovcnt: c_int,
+    offset: u64,
+    flags: c_uint,
+) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { vectored(handle, Operation::Write, iov, iovcnt, offset, flags) }
+}
+
+/// # Safety
+/// As of `transfer`.
+unsafe fn go_on(handle: *const Handle, operation: Operation, buffer: *mut u8, size: usize, flags: c_uint) -> i64 {
+    // SAFETY: the caller's promise.
+    let position = match unsafe { at(handle) } {
+        Ok(handle) => &handle.position,
+        Err(error) => return i64::from(fail(&error)),
+    };
+    let offset = position.fetch_add(size as u64, Ordering::Relaxed);
+    // SAFETY: the caller's promise.
+    let result = unsafe { transfer(handle, operation, offset, &[Piece { start: buffer, len: size }], flags) };
+    if result < 0 {
+        // Where it stood, unless another thread has moved it since.
+        let _ = position.compare_exchange(offset.wrapping_add(size as u64), offset, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    result
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_read(handle: *const Handle, buffer: *mut c_void, size: usize, flags: c_uint) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { go_on(handle, Operation::Read, buffer.cast(), size, flags) }
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_write(handle: *const Handle, buffer: *const c_void, size: usize, flags: c_uint) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { go_on(handle, Operation::Write, buffer.cast_mut().cast(), size, flags) }
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_seek(handle: *const Handle, offset: u64) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { at(handle) } {
+        Ok(handle) => {
+            handle.position.store(offset, Ordering::Relaxed);
+            0
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+/// # Safety
+/// As of `at`.
+unsafe fn without_memory(handle: *const Handle, operation: Operation, offset: u64, size: u64, flags: c_uint) -> c_int {
+    // SAFETY: the caller's promise; there is no memory.
+    match unsafe { run(handle, wanted(operation, offset, size, &[]), flags) } {
+        Ok(_) => 0,
+        Err(error) => fail(&error),
+    }
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_flush(handle: *const Handle, flags: c_uint) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { without_memory(handle, Operation::Flush, 0, 0, flags) }
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_deallocate(handle: *const Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { without_memory(handle, Operation::Deallocate, offset, size, flags) }
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_write_zeroes(handle: *const Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { without_memory(handle, Operation::WriteZeroes, offset, size, flags) }
+}
+
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_polling(handle: *const Handle) -> c_int {
+    // SAFETY: the caller's promise.
+    let counted = unsafe { at(handle) }.and_then(|handle| {
+        let mut space = handle.path.lock();
+        space.poll();
+        space.counted().map_err(|errno| Error::Failed { errno })
+    });
+    counted.map_or_else(|error| fail(&error), |count| c_int::try_from(count).unwrap_or(c_int::MAX))
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn submit(handle: *const Handle, request: *const CRequest) -> Result<(), Error> {
+    // SAFETY: the caller's promise.
+    let request = unsafe { request.as_ref() }.ok_or(Error::Invalid("the request is null"))?;
+    if request.flags & !(FP_DIRECT | FP_DURABLE) != 0 {
+        return Err(Error::Invalid("a request that is submitted has the flags FP_DIRECT and FP_DURABLE, or none"));
+    }
+    let operation = match request.operation {
+        0 => Operation::Read,
+        1 => Operation::Write,
+        2 => Operation::Flush,
+        3 => Operation::Deallocate,
+        4 => Operation::WriteZeroes,
+        _ => return Err(Error::Invalid("an unknown operation")),
+    };
+    let one = [Piece { start: request.buffer.cast(), len: usize::try_from(request.size).unwrap_or(usize::MAX) }];
+    let (pieces, len) = match operation {
+        Operation::Read | Operation::Write if request.iov.is_null() => (&one[..], 0),
+        // SAFETY: the caller's promise.
+        Operation::Read | Operation::Write => (unsafe { pieces(request.iov, request.iovcnt as usize) }?, 0),
+        _ => (&one[..0], request.size),
+    };
+    if pieces.iter().any(|piece| piece.start.is_null() && piece.len > 0) {
+        return Err(Error::Invalid("the buffer is null"));
+    }
+    let (direct, durable) = (request.flags & FP_DIRECT != 0, request.flags & FP_DURABLE != 0);
+    let (offset, teller) = (request.offset, Teller::Tagged(request.tag));
+    // SAFETY: the caller's promise.
+    unsafe { at(handle)?.path.lock().submit(&Submission { operation, offset, len, pieces, direct, durable, teller }) }?;
+    Ok(())
+}
+
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_submit(handle: *const Handle, request: *const CRequest) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { submit(handle, request) } {
+        Ok(()) => 0,
+        Err(error) => fail(&error),
+    }
+}
+
+/// # Safety
+/// As the header says: `completions` has room for `max`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_reap(
+    handle: *const Handle,
+    completions: *mut CCompletion,
+    max: c_uint,
+    timeout_ms: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let path = match unsafe { at(handle) } {
+        Ok(handle) if !completions.is_null() => &handle.path,
+        Ok(_) => return fail(&Error::Invalid("the completions are null")),
+        Err(error) => return fail(&error),
+    };
+    let forever = Duration::from_secs(u64::from(u32::MAX));
+    let timeout = u64::try_from(timeout_ms).map_or(forever, Duration::from_millis);
+    let (mut taken, max) = (0, max as usize);
+    while taken < max {
+        let mut batch = [Completion::default(); BATCH];
+        let (room, _) = batch.split_at_mut((max - taken).min(BATCH));
+        let wait = taken == 0 && timeout_ms != 0;
+        let count = if wait { path.wait(room, timeout) } else { path.poll(room) };
+        for done in room.iter().take(count) {
+            let result = if done.errno == 0 { self::count(done.bytes) } else { -i64::from(done.errno) };
+            let completion = CCompletion { tag: done.tag, result, nanos: done.nanos };
+            // SAFETY: the caller's promise: `taken` is below `max`.
+            unsafe { completions.add(taken).write(completion) };
+            taken += 1;
+        }
+        if count < room.len() {
+            break;
+        }
+    }
+    c_int::try_from(taken).unwrap_or(c_int::MAX)
+}
+
+impl From<&Latencies> for CLatencies {
+    fn from(from: &Latencies) -> Self {
+        Self {
+            requests: from.requests,
+            errors: from.errors,
+            bytes: from.bytes,
+            min_ns: if from.requests == 0 { 0 } else { from.min },
+            mean_ns: from.mean(),
+            p50_ns: from.permille(500),
+            p90_ns: from.permille(900),
+            p99_ns: from.permille(990),
+            p999_ns: from.permille(999),
+            max_ns: from.max,
+        }
+    }
+}
+
+/// # Safety
+/// As the header says: there is room for the statistics, or null.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_statistics(handle: *const Handle, statistics: *mut CStatistics, clear: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { at(handle) }.and_then(|handle| {
+        let found = handle.path.statistics();
+        let found = found.ok_or(Error::Invalid("the space was opened without FP_STATISTICS"))?;
+        if clear != 0 {
+            handle.path.clear_statistics();
+        }
+        let (reads, writes, others) = ((&found.reads).into(), (&found.writes).into(), (&found.others).into());
+        if !statistics.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { statistics.write(CStatistics { reads, writes, others }) };
+        }
+        Ok(())
+    });
+    result.map_or_else(|error| fail(&error), |()| 0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fastpath_error() -> *const c_char {
+    // Stays where it is until this thread's next error: the string is replaced, never changed.
+    LAST.with_borrow(|last| last.0.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fastpath_error_number() -> c_int {
+    LAST.with_borrow(|last| last.1)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fastpath_strerror(error: c_int) -> *const c_char {
+    const TEXTS: &[(Errno, &CStr)] = &[
+        (Errno::AGAIN, c"as many requests are in progress as the space holds; poll first"),
+        (Errno::INVAL, c"the request, its memory or an option cannot be"),
+        (Errno::NXIO, c"the request reaches past the volume's end"),
+        (Errno::ROFS, c"the volume cannot be written, or not here"),
+        (Errno::NOSPC, c"there is no room for the volume's data"),
+        (Errno::IO, c"the volume's medium failed"),
+        (Errno::BUSY, c"somebody else has the volume"),
+        (Errno::NODEV, c"the daemon has gone away, or has taken the volume back; open it again"),
+        (Errno::TIMEDOUT, c"nothing has finished in time"),
+        (Errno::ACCESS, c"this user may not open the volume, or not in this way"),
+        (Errno::DQUOT, c"this user has as many sessions as it may have"),
+        (Errno::NOENT, c"there is no such volume, or no daemon with this run directory"),
+        (Errno::CONNREFUSED, c"no daemon answers in this run directory"),
+        (Errno::NOMEM, c"there is no memory"),
+        (Errno::OPNOTSUPP, c"the volume does not do that"),
+    ];
+    let errno = error.checked_abs().unwrap_or(0);
+    if errno == 0 {
+        return c"no error".as_ptr();
+    }
+    let found = TEXTS.iter().find(|(known, _)| known.raw_os_error() == errno);
+    found.map_or(c"an error of the system".as_ptr(), |(_, text)| text.as_ptr())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn fastpath_version() -> *const c_char {
+    static VERSION: OnceLock<CString> = OnceLock::new();
+    VERSION.get_or_init(|| CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default()).as_ptr()
+}

@@ -1,0 +1,300 @@
+//! A space as programs have it: for any number of threads, with waiting.
+
+use std::{
+    ops::Range,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{
+    error::Error,
+    memory::Piece,
+    requests::{Completion, Operation, Place, Teller},
+    space::{Options, Space, Submission},
+    statistics::Statistics,
+};
+
+/// Looks in vain before a waiting thread lets others run.
+const SPINS: u32 = 2000;
+/// And before it sleeps.
+const YIELDS: u32 = SPINS + 200;
+/// How long it sleeps then, where there is no event fd.
+const NAP: Duration = Duration::from_micros(50);
+/// The longest sleep on the event fd: another thread may have taken what we wait for.
+const DOZE: Duration = Duration::from_millis(10);
+
+/// A volume of a running daemon, with a controller and a buffer of our own. Threads may share it; the fastest is one for each thread.
+///
+/// Requests that are in progress when it is dropped may or may not be carried out.
+pub struct FastPath {
+    space: Mutex<Space>,
+    events: Option<OwnedFd>,
+    timeout: Duration,
+    block_size: u32,
+    /// Address and length of the buffer.
+    buffer: (usize, usize),
+}
+
+impl FastPath {
+    /// Asks the daemon for the volume, and for a controller that shows it to us.
+    pub fn open(volume: &str, options: &Options) -> Result<Self, Error> {
+        let space = Space::open(volume, options)?;
+        let events = space.queue().interrupt().map(|fd| fd.try_clone_to_owned()).transpose();
+        let events = events.map_err(millrace_driver::DriverError::EventFd)?;
+        let buffer = (space.buffer().as_ptr() as usize, space.buffer().len());
+        let (timeout, block_size) = (options.timeout, space.block_size());
+        Ok(Self { space: Mutex::new(space), events, timeout, block_size, buffer })
+    }
+
+    /// A panic elsewhere leaves a space whole enough: what it owes is shared memory, and answers that are checked.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The volume's block size in bytes: requests are whole blocks at whole blocks.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// The volume's size in bytes, when it was opened or last [refreshed](Self::refresh).
+    pub fn size(&self) -> u64 {
+        self.lock().size()
+    }
+
+    /// Asks the daemon for the volume's size, which may change; the size.
+    pub fn refresh(&self) -> Result<u64, Error> {
+        let mut space = self.lock();
+        space.refresh()?;
+        Ok(space.size())
+    }
+
+    /// Bytes of the buffer for direct requests.
+    pub fn buffer_len(&self) -> usize {
+        self.buffer.1
+    }
+
+    /// Address of the buffer. The daemon writes there when it is told to.
+    pub(crate) fn buffer_address(&self) -> *mut u8 {
+        self.lock().buffer().as_ptr()
+    }
+
+    /// Copies bytes into the buffer.
+    ///
+    /// # Panics
+    /// When they do not fit there.
+    pub fn fill(&self, at: usize, bytes: &[u8]) {
+        self.lock().buffer().write_at(at, bytes);
+    }
+
+    /// Copies bytes out of the buffer.
+    ///
+    /// # Panics
+    /// When they are not within it.
+    pub fn take(&self, at: usize, bytes: &mut [u8]) {
+        self.lock().buffer().read_at(at, bytes);
+    }
+
+    /// Reads from `offset` on, and waits for it.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        let piece = Piece { start: bytes.as_mut_ptr(), len: bytes.len() };
+        // SAFETY: `bytes` is ours until `run` returns, and then the request has ended or has let go of it.
+        unsafe { self.run(Operation::Read, offset, 0, &[piece], false) }
+    }
+
+    /// Writes from `offset` on, and waits for it; durable when `durable`.
+    pub fn write(&self, offset: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
+        let piece = Piece { start: bytes.as_ptr().cast_mut(), len: bytes.len() };
+        // SAFETY: `bytes` is ours until `run` returns, and is only read; then the request has ended or has let go of it.
+        unsafe { self.run(Operation::Write, offset, 0, &[piece], durable) }
+    }
+
+    /// Makes all that was written durable, and waits for it.
+    pub fn flush(&self) -> Result<(), Error> {
+        // SAFETY: no memory.
+        unsafe { self.run(Operation::Flush, 0, 0, &[], false) }
+    }
+
+    /// Tells the volume that blocks' contents are not needed any more, and waits for it.
+    pub fn deallocate(&self, offset: u64, len: u64) -> Result<(), Error> {
+        // SAFETY: no memory.
+        unsafe { self.run(Operation::Deallocate, offset, len, &[], false) }
+    }
+
+    /// Has blocks read as zeroes, and waits for it.
+    pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), Error> {
+        // SAFETY: no memory.
+        unsafe { self.run(Operation::WriteZeroes, offset, len, &[], false) }
+    }
+
+    /// Begins to read into a part of the buffer. Its end is a [`Completion`] with this tag.
+    ///
+    /// # Errors
+    /// [`Error::Full`] when as many requests are in progress, or as many completions not taken, as the space holds.
+    pub fn begin_read(&self, tag: u64, offset: u64, part: Range<usize>) -> Result<(), Error> {
+        self.begin(Operation::Read, tag, offset, part, false)
+    }
+
+    /// Begins to write a part of the buffer, durably if so; errors as for [`begin_read`](Self::begin_read).
+    pub fn begin_write(&self, tag: u64, offset: u64, part: Range<usize>, durable: bool) -> Result<(), Error> {
+        self.begin(Operation::Write, tag, offset, part, durable)
+    }
+
+    /// Begins a flush; errors as for [`begin_read`](Self::begin_read).
+    pub fn begin_flush(&self, tag: u64) -> Result<(), Error> {
+        self.begin(Operation::Flush, tag, 0, 0..0, false)
+    }
+
+    fn begin(&self, operation: Operation, tag: u64, offset: u64, part: Range<usize>, durable: bool) -> Result<(), Error> {
+        let start = std::ptr::without_provenance_mut(self.buffer.0.wrapping_add(part.start));
+        let pieces = [Piece { start, len: part.len() }];
+        let teller = Teller::Tagged(tag);
+        let submission = Submission { operation, offset, len: 0, pieces: &pieces, direct: true, durable, teller };
+        // SAFETY: a direct request's memory is the space's own buffer, or it is refused.
+        unsafe { self.lock().submit(&submission) }.map(drop)
+    }
+
+    /// Goes on with what is in progress, without waiting, and takes tagged completions; how many.
+    pub fn poll(&self, completions: &mut [Completion]) -> usize {
+        let mut space = self.lock();
+        space.poll();
+        let mut taken = 0;
+        for room in completions {
+            let Some(completion) = space.completion() else { break };
+            *room = completion;
+            taken += 1;
+        }
+        taken
+    }
+
+    /// As [`poll`](Self::poll), but waits until there is at least one, nothing is in progress, or `timeout` has passed.
+    pub fn wait(&self, completions: &mut [Completion], timeout: Duration) -> usize {
+        let mut pause = Pause::new();
+        loop {
+            let taken = self.poll(completions);
+            if taken > 0 || completions.is_empty() || self.lock().in_progress() == 0 || pause.exceeds(timeout) {
+                return taken;
+            }
+            self.pause(&mut pause);
+        }
+    }
+
+    /// Readable when something has finished since it was last read: an event fd, if the space was opened with events. Read it, then
+    /// [`poll`](Self::poll) until nothing comes.
+    pub fn events(&self) -> Option<BorrowedFd<'_>> {
+        self.events.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What requests took so far, if the space measures.
+    pub fn statistics(&self) -> Option<Statistics> {
+        self.lock().statistics().map(|statistics| statistics.clone())
+    }
+
+    /// Begins to count anew.
+    pub fn clear_statistics(&self) {
+        if let Some(statistics) = self.lock().statistics() {
+            statistics.clear();
+        }
+    }
+
+    /// Begins a request and waits for its end.
+    ///
+    /// # Safety
+    /// The pieces are as [`Space::submit`] wants them until this returns.
+    unsafe fn run(&self, operation: Operation, offset: u64, len: u64, pieces: &[Piece], durable: bool) -> Result<(), Error> {
+        let submission = Submission { operation, offset, len, pieces, direct: false, durable, teller: Teller::Waited };
+        // SAFETY: the caller's promise; `finish` returns when the request has ended or has let go of the memory.
+        let completion = unsafe { self.submit_and_wait(&submission) }?;
+        match completion.errno {
+            0 => Ok(()),
+            errno => Err(Error::Failed { errno }),
+        }
+    }
+
+    /// As `run`, for any submission whose teller is [`Teller::Waited`]. Waits for room as well.
+    ///
+    /// # Safety
+    /// The pieces are as [`Space::submit`] wants them until this returns.
+    pub(crate) unsafe fn submit_and_wait(&self, submission: &Submission<'_>) -> Result<Completion, Error> {
+        let mut pause = Pause::new();
+        loop {
+            // SAFETY: the caller's promise.
+            match unsafe { self.lock().submit(submission) } {
+                Ok(place) => return self.finish(place),
+                Err(Error::Full) if !pause.exceeds(self.timeout) => {
+                    self.lock().poll();
+                    self.pause(&mut pause);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn finish(&self, place: Place) -> Result<Completion, Error> {
+        let mut pause = Pause::new();
+        loop {
+            let mut space = self.lock();
+            space.poll();
+            if let Some(completion) = space.result(place) {
+                return Ok(completion);
+            }
+            if pause.exceeds(self.timeout) {
+                space.abandon(place);
+                return Err(Error::TimedOut);
+            }
+            drop(space);
+            self.pause(&mut pause);
+        }
+    }
+
+    /// Waits a little, the longer it has waited the more.
+    fn pause(&self, pause: &mut Pause) {
+        pause.rounds = pause.rounds.saturating_add(1);
+        match (pause.rounds, &self.events) {
+            (0..SPINS, _) => std::hint::spin_loop(),
+            (SPINS..YIELDS, _) => std::thread::yield_now(),
+            (_, None) => {
+                std::thread::sleep(NAP);
+                pause.look(self);
+            }
+            (_, Some(events)) => {
+                let doze = Timespec::try_from(DOZE).ok();
+                if poll(&mut [PollFd::new(events, PollFlags::IN)], doze.as_ref()).unwrap_or(0) > 0 {
+                    // Nothing to read: another thread has, and looks too.
+                    let _ = rustix::io::read(events, &mut [0; 8]);
+                } else {
+                    pause.look(self);
+                }
+            }
+        }
+    }
+}
+
+/// How long somebody has waited.
+struct Pause {
+    rounds: u32,
+    since: Option<Instant>,
+}
+
+impl Pause {
+    fn new() -> Self {
+        Self { rounds: 0, since: None }
+    }
+
+    /// Whether it is longer than `timeout`. Short waits do not ask the clock.
+    fn exceeds(&mut self, timeout: Duration) -> bool {
+        if self.rounds < SPINS && !timeout.is_zero() {
+            return false;
+        }
+        self.since.get_or_insert_with(Instant::now).elapsed() >= timeout
+    }
+
+    /// Asks now and then whether the daemon is still there.
+    fn look(&self, path: &FastPath) {
+        if self.rounds.is_multiple_of(100) {
+            path.lock().look_after();
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The C interface: a program in C, compiled here against the header, on volumes of a real daemon; and programs that behave badly.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use millrace_tests::{Daemon, eventually, repository};
+
+/// Where cargo has put the library for this test.
+fn library_dir() -> PathBuf {
+    let test = std::env::current_exe().expect("the test's own path");
+    test.parent().expect("tests are in a folder").to_path_buf()
+}
+
+/// Compiles the client; against the shared library, or with the whole library in it.
+fn compile(to: &Path, whole: bool) {
+    let (crate_dir, libraries) = (repository().join("crates/fastpath"), library_dir());
+    let mut command = Command::new("cc");
+    command.args(["-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-I"]).arg(crate_dir.join("include"));
+    command.arg(crate_dir.join("tests/c/client.c")).arg("-o").arg(to);
+    if whole {
+        command.arg(libraries.join("libmillrace.a")).args(["-lpthread", "-ldl", "-lm", "-lgcc_s"]);
+    } else {
+        command
+            .arg("-L")
+            .arg(&libraries)
+            .arg(format!("-Wl,-rpath,{}", libraries.display()))
+            .args(["-lmillrace", "-lpthread"]);
+    }
+    let output = command.output().expect("running cc");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn client(daemon: &Daemon, program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("MILLRACE_RUN_DIR", daemon.run_dir()).env("MILLRACE_VOLUME", "v").stdin(Stdio::null());
+    command
+}
+
+fn must_succeed(mut command: Command) {
+    let output = command.output().expect("running the client");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+}
+
+fn sessions(daemon: &Daemon) -> usize {
+    let listed = daemon.json(&["device", "list"]);
+    listed.as_array().expect("a list").iter().filter(|device| device["session_of_uid"].is_number()).count()
+}
+
+fn eventually_no_sessions(daemon: &Daemon) {
+    eventually("the session's device is gone", || (sessions(daemon) == 0).then_some(()));
+}
+
+/// Starts a client that goes on and on, and waits until it does.
+fn started(mut command: Command) -> Child {
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("starting the client");
+    let mut line = String::new();
+    let said = child.stdout.as_mut().expect("its output");
+    BufReader::new(said).read_line(&mut line).expect("a line");
+    assert_eq!(line, "loaded\n");
+    child
+}
+
+#[test]
+fn a_program_in_c_reads_what_it_wrote() {
+    let mut daemon = Daemon::start();
+    let program = daemon.path("client");
+    compile(&program, false);
+    let image = daemon.path("f.img");
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", &format!("file:{}", image.display())]);
+    must_succeed(client(&daemon, &program, &["verify"]));
+    eventually_no_sessions(&daemon);
+    daemon.run(&["volume", "delete", "v"]);
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--block-size", "4096", "--backend", "memory"]);
+    let error = client(&daemon, &program, &["open"]).env_remove("MILLRACE_VOLUME").output().expect("running the client");
+    assert_eq!(error.status.code(), Some(22));
+    assert!(String::from_utf8_lossy(&error.stderr).contains("MILLRACE_VOLUME"));
+    daemon.expect_well();
+}
+
+#[test]
+fn a_program_in_python_reads_what_it_wrote() {
+    let mut daemon = Daemon::start();
+    daemon.run(&["volume", "create", "v", "--size", "1M", "--backend", "memory"]);
+    let crate_dir = repository().join("crates/fastpath");
+    let mut command = client(&daemon, Path::new("python3"), &[]);
+    command.arg(crate_dir.join("tests/python/use.py")).env("PYTHONPATH", crate_dir.join("python"));
+    command.env("MILLRACE_LIBRARY", library_dir().join("libmillrace.so")).env("PYTHONDONTWRITEBYTECODE", "1");
+    must_succeed(command);
+    eventually_no_sessions(&daemon);
+    daemon.expect_well();
+}
+
+#[test]
+fn programs_that_die_or_scribble_harm_only_themselves() {
+    let mut daemon = Daemon::start();
+    let program = daemon.path("client");
+    compile(&program, false);
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", "memory"]);
+    daemon.run(&["volume", "create", "w", "--size", "16M", "--backend", "memory"]);
+    let options = millrace::Options { run_dir: Some(daemon.run_dir()), ..millrace::Options::default() };
+    let bystander = millrace::FastPath::open("w", &options).unwrap();
+    bystander.write(0, &[7; 4096], false).unwrap();
+    let before = daemon.usage();
+    for _ in 0..5 {
+        let mut child = started(client(&daemon, &program, &["load"]));
+        child.kill().expect("killing it");
+        child.wait().expect("its end");
+    }
+    for _ in 0..3 {
+        let mut child = started(client(&daemon, &program, &["noise"]));
+        child.wait().expect("its end");
+    }
+    eventually("only the bystander is left", || (sessions(&daemon) == 1).then_some(()));
+    let mut back = [0; 4096];
+    bystander.read(0, &mut back).unwrap();
+    assert_eq!(back, [7; 4096]);
+    daemon.expect_back_to(&before);
+    daemon.expect_well();
+}
+
+#[test]
+fn users_get_what_the_configuration_allows() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        // Nobody else's processes can be had; the daemon's own unit tests ask in other users' names.
+        return;
+    }
+    let files = tempfile::tempdir().unwrap();
+    let config = files.path().join("millrace.toml");
+    let volume = |name: &str| format!("[[volume]]\nname = \"{name}\"\nsize = \"1M\"\nbackend = \"memory\"\n");
+    let app = format!("[[app]]\nuid = {NOBODY}\nvolumes = [\"v\"]\nsessions = 1\n");
+    fs::write(&config, format!("{app}{}{}", volume("v"), volume("w"))).unwrap();
+    let mut daemon = Daemon::start_with(&["--config", &config.display().to_string()]);
+    let program = daemon.path("client");
+    compile(&program, true);
+    let as_nobody = |arguments: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={NOBODY}"), "--clear-groups"]).arg(&program).args(arguments);
+        command.env("MILLRACE_RUN_DIR", daemon.run_dir()).env("MILLRACE_VOLUME", "v").stdin(Stdio::null());
+        command
+    };
+    let code = |mut command: Command| command.output().expect("running setpriv").status.code();
+    let folder = program.parent().expect("its folder");
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o711)).unwrap();
+    // Whom the run directory does not let through, the daemon does not even hear.
+    assert_eq!(code(as_nobody(&["open"])), Some(13));
+    fs::set_permissions(daemon.run_dir(), fs::Permissions::from_mode(0o711)).unwrap();
+    assert_eq!(code(as_nobody(&["open"])), Some(0));
+    eventually_no_sessions(&daemon);
+    let mut other = as_nobody(&["open"]);
+    other.env("MILLRACE_VOLUME", "w");
+    let other = other.output().expect("running setpriv");
+    assert_eq!(other.status.code(), Some(13));
+    assert!(String::from_utf8_lossy(&other.stderr).contains("user 65534 may not open volume w"));
+    let mut holder = as_nobody(&["open", "and stay"]).spawn().expect("starting the client");
+    eventually("it has its session", || (sessions(&daemon) == 1).then_some(()));
+    assert_eq!(code(as_nobody(&["open"])), Some(122), "EDQUOT");
+    holder.kill().expect("killing it");
+    holder.wait().expect("its end");
+    eventually_no_sessions(&daemon);
+    assert_eq!(code(as_nobody(&["open"])), Some(0));
+    // The API itself stays the owner's.
+    let api = fs::metadata(daemon.run_dir().join("api.sock")).unwrap().permissions().mode();
+    assert_eq!(api & 0o777, 0o600);
+    daemon.expect_well();
+}

@@ -1,0 +1,298 @@
+/* A program of the kind that the library is for: client COMMAND, on $MILLRACE_VOLUME. */
+#include <millrace.h>
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                                                              \
+    do {                                                                                                              \
+        if (!(condition)) {                                                                                           \
+            fprintf(stderr, "%s:%d: %s; last error %d: %s\n", __FILE__, __LINE__, #condition, fastpath_error_number(), \
+                    fastpath_error());                                                                                \
+            exit(1);                                                                                                  \
+        }                                                                                                             \
+    } while (0)
+
+/* All that the header declares is in the library. */
+void *const all[] = {
+    (void *)fastpath_open, (void *)fastpath_alloc, (void *)fastpath_free, (void *)fastpath_buffer,
+    (void *)fastpath_buffer_size, (void *)fastpath_block_size, (void *)fastpath_volume_size, (void *)fastpath_read,
+    (void *)fastpath_write, (void *)fastpath_seek, (void *)fastpath_pread, (void *)fastpath_pwrite,
+    (void *)fastpath_preadv, (void *)fastpath_pwritev, (void *)fastpath_flush, (void *)fastpath_deallocate,
+    (void *)fastpath_write_zeroes, (void *)fastpath_polling, (void *)fastpath_submit, (void *)fastpath_reap,
+    (void *)fastpath_eventfd, (void *)fastpath_statistics, (void *)fastpath_error, (void *)fastpath_error_number,
+    (void *)fastpath_strerror, (void *)fastpath_version,
+};
+
+static uint64_t state = 88172645463325252u;
+
+static uint64_t random64(void)
+{
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+}
+
+static void fill(unsigned char *bytes, size_t size)
+{
+    for (size_t at = 0; at < size; at++)
+        bytes[at] = (unsigned char)(random64() >> 32);
+}
+
+/* Random requests of every kind beside a copy of what the volume must hold. */
+static void verify(void)
+{
+    const size_t size = 4 << 20;
+    fastpath_t *fp = fastpath_alloc(size);
+    CHECK(fp);
+    size_t block = fastpath_block_size(fp), volume = (size_t)fastpath_volume_size(fp);
+    unsigned char *buffer = fastpath_buffer(fp), *model = calloc(1, volume), *other = malloc(size);
+    CHECK(fastpath_buffer_size(fp) >= size && model && other);
+    for (int round = 0; round < 600; round++) {
+        size_t blocks = 1 + random64() % (round % 8 ? 64 : size / block / 2), bytes = blocks * block;
+        uint64_t offset = random64() % (volume / block - blocks) * block;
+        unsigned char *place = buffer + random64() % ((size - bytes) / 4) * 4;
+        unsigned flags = round % 3 ? FP_BLOCKING : 0;
+        switch (random64() % 8) {
+        case 0:
+            fill(place, bytes);
+            memcpy(model + offset, place, bytes);
+            CHECK(fastpath_pwrite(fp, place, bytes, offset, FP_DIRECT | flags) == (int64_t)bytes);
+            break;
+        case 1:
+            fill(other, bytes);
+            memcpy(model + offset, other, bytes);
+            CHECK(fastpath_pwrite(fp, other, bytes, offset, flags | FP_DURABLE) == (int64_t)bytes);
+            break;
+        case 2: { /* pieces of any length */
+            fill(other, bytes);
+            memcpy(model + offset, other, bytes);
+            size_t first = random64() % (bytes + 1), second = random64() % (bytes - first + 1);
+            struct iovec iov[] = { { other, first }, { other + first, second }, { other + first + second, bytes - first - second } };
+            CHECK(fastpath_pwritev(fp, iov, 3, offset, flags) == (int64_t)bytes);
+            break;
+        }
+        case 3:
+            memset(model + offset, 0, bytes);
+            CHECK(fastpath_write_zeroes(fp, offset, bytes, flags) == 0);
+            break;
+        case 4:
+            memset(other, 0xee, bytes);
+            CHECK(fastpath_seek(fp, offset) == 0);
+            CHECK(fastpath_read(fp, other, bytes / block / 2 * block + block, flags) > 0);
+            while (fastpath_polling(fp) > 0)
+                ;
+            CHECK(!memcmp(other, model + offset, bytes / block / 2 * block + block));
+            break;
+        case 5: {
+            size_t half = blocks / 2 * block;
+            struct iovec iov[] = { { place, half }, { place + half, bytes - half } };
+            memset(place, 0xee, bytes);
+            CHECK(fastpath_preadv(fp, iov, 2, offset, FP_DIRECT | flags) == (int64_t)bytes);
+            while (fastpath_polling(fp) > 0)
+                ;
+            CHECK(!memcmp(place, model + offset, bytes));
+            break;
+        }
+        case 6:
+            CHECK(fastpath_flush(fp, flags) == 0);
+            break;
+        default:
+            memset(other, 0xee, bytes);
+            CHECK(fastpath_pread(fp, other, bytes, offset, FP_BLOCKING) == (int64_t)bytes);
+            CHECK(!memcmp(other, model + offset, bytes));
+        }
+        int left;
+        while ((left = fastpath_polling(fp)) > 0)
+            ;
+        CHECK(left == 0);
+    }
+    CHECK(fastpath_pread(fp, other, block, volume, FP_BLOCKING) == -ENXIO);
+    for (uint64_t at = 0; at < volume; at += size) {
+        CHECK(fastpath_pread(fp, buffer, size, at, FP_BLOCKING | FP_DIRECT) == (int64_t)size);
+        CHECK(!memcmp(buffer, model + at, size));
+    }
+    free(model), free(other);
+    fastpath_free(fp);
+}
+
+static void refusals(void)
+{
+    CHECK(!fastpath_open("none", 4096, NULL) && fastpath_error_number() == ENOENT && strstr(fastpath_error(), "none"));
+    struct fastpath_options options = { .size = 1 };
+    CHECK(!fastpath_open(NULL, 4096, &options) && fastpath_error_number() == EINVAL);
+    options.size = sizeof options, options.run_dir = "/nonexistent";
+    CHECK(!fastpath_open(NULL, 4096, &options) && fastpath_error_number() == ENOENT && strstr(fastpath_error(), "apps.sock"));
+    options.run_dir = NULL, options.depth = 2, options.flags = FP_READ_ONLY;
+    fastpath_t *fp = fastpath_open(NULL, 8192, &options);
+    CHECK(fp);
+    char *buffer = fastpath_buffer(fp), mine[512];
+    CHECK(fastpath_pread(fp, mine, 512, 0, FP_DIRECT | FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pread(fp, buffer + 2, 512, 0, FP_DIRECT | FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pread(fp, buffer + 8192 - 256, 512, 0, FP_DIRECT | FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pread(fp, NULL, 512, 0, FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pread(fp, mine, 512, 0, 1u << 31) == -EINVAL);
+    CHECK(fastpath_pread(fp, mine, 512, 1, FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pread(fp, mine, 512, UINT64_MAX - 511, FP_BLOCKING) == -ENXIO);
+    CHECK(fastpath_pwrite(fp, mine, 512, 0, FP_BLOCKING) == -EROFS);
+    CHECK(fastpath_pwrite(fp, mine, 512, 0, 0) == 512);
+    int left;
+    while ((left = fastpath_polling(fp)) > 0)
+        ;
+    CHECK(left == -EROFS && fastpath_polling(fp) == 0);
+    struct fastpath_request request = { .operation = 77, .size = 512, .buffer = mine };
+    CHECK(fastpath_submit(fp, &request) == -EINVAL && fastpath_submit(fp, NULL) == -EINVAL);
+    CHECK(fastpath_eventfd(fp) == -EINVAL && fastpath_statistics(fp, NULL, 0) == -EINVAL);
+    CHECK(fastpath_pread(NULL, mine, 512, 0, 0) == -EINVAL);
+    request.operation = FP_READ;
+    CHECK(!fastpath_submit(fp, &request) && !fastpath_submit(fp, &request) && fastpath_submit(fp, &request) == -EAGAIN);
+    struct fastpath_completion done[2];
+    int taken = 0;
+    while (taken < 2) {
+        int more = fastpath_reap(fp, done + taken, 2 - (unsigned)taken, -1);
+        CHECK(more > 0);
+        taken += more;
+    }
+    CHECK(done[0].result == 512 && done[1].result == 512);
+    CHECK(fastpath_reap(fp, done, 2, -1) == 0);
+    fastpath_free(fp);
+    fastpath_free(NULL);
+    CHECK(strstr(fastpath_strerror(-EROFS), "written") && *fastpath_version());
+}
+
+/* Requests of all sizes in flight, told apart by tags, waited for by the event fd. */
+static void tags(void)
+{
+    enum { DEPTH = 32, TOTAL = 5000 };
+    struct fastpath_options options = { .size = sizeof options, .depth = DEPTH, .flags = FP_EVENTS | FP_STATISTICS };
+    fastpath_t *fp = fastpath_open(NULL, DEPTH << 16, &options);
+    CHECK(fp);
+    unsigned char *buffer = fastpath_buffer(fp), *mine = malloc(DEPTH << 16);
+    int begun = 0, ended = 0, busy[DEPTH] = { 0 };
+    struct pollfd events = { .fd = fastpath_eventfd(fp), .events = POLLIN };
+    CHECK(events.fd >= 0 && mine);
+    while (ended < TOTAL) {
+        for (int slot = 0; slot < DEPTH && begun < TOTAL; slot++) {
+            if (busy[slot])
+                continue;
+            int direct = begun % 2;
+            struct fastpath_request request = {
+                .operation = begun % 3 ? FP_WRITE : FP_READ,
+                .flags = direct ? FP_DIRECT : 0,
+                .offset = (uint64_t)slot << 16,
+                .size = 512 + random64() % 127 * 512,
+                .buffer = (direct ? buffer : mine) + (slot << 16),
+                .tag = (uint64_t)begun << 8 | (unsigned)slot,
+            };
+            CHECK(fastpath_submit(fp, &request) == 0);
+            busy[slot] = 1, begun++;
+        }
+        struct fastpath_completion done[8];
+        int taken = fastpath_reap(fp, done, 8, 0);
+        CHECK(taken >= 0);
+        if (taken == 0) {
+            uint64_t count;
+            CHECK(poll(&events, 1, 30000) == 1 && (read(events.fd, &count, 8) == 8 || errno == EAGAIN));
+        }
+        for (int at = 0; at < taken; at++) {
+            int slot = done[at].tag & 0xff;
+            CHECK(slot < DEPTH && busy[slot] && done[at].result >= 512 && done[at].time_ns > 0);
+            busy[slot] = 0, ended++;
+        }
+    }
+    struct fastpath_statistics statistics;
+    CHECK(fastpath_statistics(fp, &statistics, 1) == 0);
+    CHECK(statistics.reads.requests + statistics.writes.requests == TOTAL && statistics.writes.errors == 0);
+    CHECK(statistics.reads.min_ns <= statistics.reads.p50_ns && statistics.reads.p50_ns <= statistics.reads.p99_ns);
+    CHECK(statistics.reads.p999_ns <= statistics.reads.max_ns && statistics.reads.bytes >= 512 * statistics.reads.requests);
+    CHECK(fastpath_statistics(fp, &statistics, 0) == 0 && statistics.reads.requests == 0);
+    free(mine);
+    fastpath_free(fp);
+}
+
+static fastpath_t *shared;
+
+static void *thread(void *argument)
+{
+    size_t number = (size_t)argument, size = 512 * (1 + number);
+    unsigned char *out = malloc(size), *in = malloc(size);
+    CHECK(out && in);
+    for (int round = 0; round < 500; round++) {
+        uint64_t offset = ((uint64_t)number << 20) + (uint64_t)round % 16 * size;
+        memset(out, (int)(number * 16 + (size_t)round), size);
+        CHECK(fastpath_pwrite(shared, out, size, offset, FP_BLOCKING) == (int64_t)size);
+        CHECK(fastpath_pread(shared, in, size, offset, FP_BLOCKING) == (int64_t)size);
+        CHECK(!memcmp(in, out, size));
+    }
+    free(out), free(in);
+    return NULL;
+}
+
+static void threads(void)
+{
+    struct fastpath_options options = { .size = sizeof options, .depth = 3 };
+    pthread_t all_threads[6];
+    shared = fastpath_open(NULL, 4096, &options);
+    CHECK(shared);
+    for (size_t number = 0; number < 6; number++)
+        CHECK(!pthread_create(&all_threads[number], NULL, thread, (void *)number));
+    for (int number = 0; number < 6; number++)
+        pthread_join(all_threads[number], NULL);
+    fastpath_free(shared);
+}
+
+/* Writes all the time, until it is killed; or until the daemon gives up on it, if it has nothing better in its queues than noise. */
+static void load(int noise)
+{
+    fastpath_t *fp = fastpath_alloc(1 << 20);
+    CHECK(fp);
+    char *buffer = fastpath_buffer(fp), *from = NULL, *to = NULL;
+    char line[256];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps)) {
+        char *start, *end;
+        if (sscanf(line, "%p-%p", (void **)&start, (void **)&end) == 2 && start <= buffer && buffer < end)
+            from = start, to = end;
+    }
+    CHECK(from);
+    fclose(maps);
+    puts("loaded");
+    fflush(stdout);
+    for (int round = 0; !noise || round < 3000; round++) {
+        struct fastpath_request request = {
+            .operation = FP_WRITE, .flags = FP_DIRECT, .size = 64 << 10, .buffer = buffer, .offset = (uint64_t)(round % 8) << 17,
+        };
+        struct fastpath_completion done[64];
+        fastpath_submit(fp, &request);
+        fastpath_reap(fp, done, 64, 0);
+        /* The queues, their lists and everything else that the daemon may look at, also before it looks. */
+        for (char *at = from; noise && at < to && at < from + (4 << 20); at += 8 * (1 + random64() % 64)) {
+            uint64_t word = random64();
+            memcpy(at, &word, 8);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *command = argc > 1 ? argv[1] : "";
+    if (!strcmp(command, "verify"))
+        verify(), refusals(), tags(), threads();
+    else if (!strcmp(command, "load"))
+        load(0);
+    else if (!strcmp(command, "noise"))
+        load(1);
+    else if (!strcmp(command, "open")) {
+        fastpath_t *fp = fastpath_alloc(4096);
+        fprintf(stderr, "%s\n", fastpath_error());
+        if (fp && argc > 2)
+            sleep(600);
+        return fp ? 0 : fastpath_error_number();
+    } else
+        return 2;
+    return 0;
+}

@@ -1,0 +1,232 @@
+//! Spaces on volumes of a real daemon.
+
+use std::{
+    fs,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use millrace::{Completion, FastPath, Options};
+use millrace_tests::{Daemon, eventually};
+use rustix::process::Signal;
+
+const MIB: usize = 1 << 20;
+
+fn options(daemon: &Daemon) -> Options {
+    Options { run_dir: Some(daemon.run_dir()), ..Options::default() }
+}
+
+fn volume(daemon: &Daemon, name: &str, arguments: &[&str]) {
+    daemon.run(&[&["volume", "create", name], arguments].concat());
+}
+
+/// Devices that there are.
+fn devices(daemon: &Daemon) -> Vec<String> {
+    let listed = daemon.json(&["device", "list"]);
+    let names = listed.as_array().expect("a list").iter();
+    names.map(|device| device["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+fn eventually_no_device(daemon: &Daemon) {
+    eventually("the sessions' devices are gone", || devices(daemon).is_empty().then_some(()));
+}
+
+/// Bytes that say where they are.
+fn pattern(offset: u64, len: usize, seed: u64) -> Vec<u8> {
+    let word = |at: u64| (at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    (0..len as u64 / 8).flat_map(|at| word(offset / 8 + at)).collect()
+}
+
+#[test]
+fn what_is_written_is_read_whatever_its_size_and_way() {
+    let mut daemon = Daemon::start();
+    let image = daemon.path("f.img");
+    volume(&daemon, "f", &["--size", "32M", "--backend", &format!("file:{}", image.display())]);
+    let space = FastPath::open("f", &Options { buffer: 8 * MIB, statistics: true, ..options(&daemon) }).unwrap();
+    assert_eq!((space.size(), space.block_size()), (32 << 20, 512));
+    // From one block to far more than one command, at offsets that are no multiple of a page.
+    for (seed, (offset, len)) in [
+        (0, 512),
+        (512 * 7, 512 * 9),
+        (4096, 128 << 10),
+        (512, (128 << 10) + 512),
+        (512 * 3, 5 * MIB + 512),
+        (24 << 20, 8 * MIB),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let bytes = pattern(offset, len, seed as u64);
+        space.write(offset, &bytes, seed % 2 == 0).unwrap();
+        let mut back = vec![0; len];
+        space.read(offset, &mut back).unwrap();
+        assert!(back == bytes, "{len} bytes at {offset} by copies");
+        // The other way: from the buffer, at an odd place there, in one request.
+        let len = len.min(7 * MIB);
+        let other = pattern(offset, len, seed as u64 + 1000);
+        space.fill(4, &other);
+        space.begin_write(9, offset, 4..4 + len, false).unwrap();
+        let mut done = [Completion::default()];
+        assert_eq!(space.wait(&mut done, Duration::from_secs(60)), 1);
+        assert_eq!((done[0].tag, done[0].errno, done[0].bytes), (9, 0, len as u64));
+        space.read(offset, &mut back[..len]).unwrap();
+        assert!(back[..len] == other, "{len} bytes at {offset} from the buffer");
+        space.fill(0, &vec![0xee; 8 * MIB]);
+        space.begin_read(10, offset, 4..4 + len).unwrap();
+        assert_eq!(space.wait(&mut done, Duration::from_secs(60)), 1);
+        assert_eq!((done[0].tag, done[0].errno), (10, 0));
+        let mut direct = vec![0; len + 8];
+        space.take(0, &mut direct);
+        assert!(direct[4..4 + len] == other && direct[..4] == [0xee; 4] && direct[4 + len..] == [0xee; 4]);
+    }
+    space.flush().unwrap();
+    let last = pattern(24 << 20, 7 * MIB, 1005);
+    assert!(fs::read(&image).unwrap()[24 << 20..31 << 20] == last, "the file has it");
+    space.write_zeroes(24 << 20, 1 << 20).unwrap();
+    space.deallocate(25 << 20, 1 << 20).unwrap();
+    let mut back = vec![1; 2 * MIB];
+    space.read(24 << 20, &mut back).unwrap();
+    assert!(back.iter().all(|byte| *byte == 0), "zeroes, and what is not needed reads as zeroes from a file");
+    let statistics = space.statistics().unwrap();
+    assert_eq!((statistics.writes.requests, statistics.writes.errors, statistics.others.requests), (12, 0, 3));
+    assert!(statistics.reads.min > 0 && statistics.reads.permille(500) <= statistics.reads.max);
+    drop(space);
+    eventually_no_device(&daemon);
+    daemon.expect_well();
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_costs_nothing() {
+    let daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    let space = FastPath::open("m", &Options { buffer: 4096, depth: 2, ..options(&daemon) }).unwrap();
+    let errno = |error: millrace::Error| error.errno();
+    let mut block = [0; 512];
+    assert_eq!(errno(space.read(1, &mut block).unwrap_err()), 22);
+    assert_eq!(errno(space.read(0, &mut block[..100]).unwrap_err()), 22);
+    assert_eq!(errno(space.read(0, &mut []).unwrap_err()), 22);
+    assert_eq!(errno(space.read(1 << 20, &mut block).unwrap_err()), 6);
+    assert_eq!(errno(space.read(u64::MAX - 511, &mut block).unwrap_err()), 6);
+    assert_eq!(errno(space.begin_read(1, 0, 3584..4608).unwrap_err()), 22, "past the buffer");
+    assert_eq!(errno(space.begin_read(1, 0, 1..513).unwrap_err()), 22, "at an odd place");
+    space.begin_read(1, 0, 0..512).unwrap();
+    space.begin_read(2, 0, 0..512).unwrap();
+    assert_eq!(errno(space.begin_read(3, 0, 0..512).unwrap_err()), 11, "two are in progress, or wait to be taken");
+    let mut done = [Completion::default(); 4];
+    eventually("both end", || {
+        let taken = space.wait(&mut done, Duration::from_secs(1));
+        (taken == 2 || (taken == 1 && space.wait(&mut done, Duration::from_secs(60)) == 1)).then_some(())
+    });
+    space.begin_read(3, 0, 0..512).unwrap();
+    // The volume shrinks: what is past its end now is the controller's to refuse.
+    daemon.run(&["volume", "resize", "m", "512K"]);
+    assert_eq!(errno(space.read(768 << 10, &mut block).unwrap_err()), 6);
+    assert_eq!(space.refresh().unwrap(), 512 << 10);
+    for (name, read_only, errno) in [("none", false, 2), ("", false, 2), ("m\n", true, 2)] {
+        let error = FastPath::open(name, &Options { read_only, ..options(&daemon) }).map(drop).unwrap_err();
+        assert_eq!(error.errno(), errno, "{error}");
+    }
+    let looking = FastPath::open("m", &Options { read_only: true, ..options(&daemon) }).unwrap();
+    looking.read(0, &mut block).unwrap();
+    assert_eq!(errno(looking.write(0, &block, false).unwrap_err()), 30);
+}
+
+#[test]
+fn threads_and_spaces_work_beside_each_other() {
+    let mut daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "64M", "--backend", "memory"]);
+    // Beside a guest's own device.
+    daemon.run(&["device", "create", "guest", "--nvme"]);
+    daemon.run(&["device", "attach", "guest", "m"]);
+    let shared = FastPath::open("m", &Options { depth: 4, events: true, ..options(&daemon) }).unwrap();
+    let own = || FastPath::open("m", &Options { depth: 32, ..options(&daemon) }).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..6u64 {
+            let shared = &shared;
+            scope.spawn(move || {
+                let space = (thread >= 4).then(own);
+                let space = space.as_ref().unwrap_or(shared);
+                for round in 0..200u64 {
+                    let (offset, len) = ((thread * 8 + round % 8) << 20, 512 * (1 + (round as usize * 7) % 600));
+                    let bytes = pattern(offset, len, thread * 1000 + round);
+                    space.write(offset, &bytes, false).unwrap();
+                    let mut back = vec![0; len];
+                    space.read(offset, &mut back).unwrap();
+                    assert!(back == bytes, "thread {thread}, round {round}");
+                }
+            });
+        }
+    });
+    drop(shared);
+    eventually("only the guest's device is left", || (devices(&daemon) == ["guest"]).then_some(()));
+    daemon.expect_well();
+}
+
+#[test]
+fn many_are_in_flight_and_each_ends_once() {
+    let daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "16M", "--backend", "memory"]);
+    let space = FastPath::open("m", &Options { buffer: 64 * 4096, depth: 64, events: true, ..options(&daemon) }).unwrap();
+    let (mut begun, mut ended, mut seen) = (0u64, 0u64, vec![false; 20_000]);
+    let mut done = [Completion::default(); 16];
+    let mut place: Vec<usize> = (0..64).collect();
+    let mut at = vec![0; 20_000];
+    while ended < 20_000 {
+        while begun < 20_000
+            && let Some(free) = place.pop()
+        {
+            at[begun as usize] = free;
+            space.begin_write(begun, (begun % 4096) * 4096, free * 4096..(free + 1) * 4096, false).unwrap();
+            begun += 1;
+        }
+        let taken = space.wait(&mut done, Duration::from_secs(60));
+        assert!(taken > 0, "{begun} begun, {ended} ended");
+        for completion in &done[..taken] {
+            let tag = completion.tag as usize;
+            assert!(!std::mem::replace(&mut seen[tag], true) && completion.errno == 0, "{completion:?}");
+            place.push(at[tag]);
+            ended += 1;
+        }
+    }
+    assert_eq!(space.poll(&mut done), 0);
+}
+
+#[test]
+fn a_worker_that_dies_is_replaced_unnoticed_and_a_daemon_that_stops_is_noticed() {
+    let mut daemon = Daemon::start();
+    let image = daemon.path("f.img");
+    volume(&daemon, "f", &["--size", "16M", "--backend", &format!("file:{}", image.display())]);
+    let space = FastPath::open("f", &options(&daemon)).unwrap();
+    let rounds = AtomicU64::new(0);
+    let stopped = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            loop {
+                let round = rounds.load(Ordering::Relaxed);
+                let offset = (round % 16) << 20;
+                let bytes = pattern(offset, 64 << 10, round);
+                let mut back = vec![0; bytes.len()];
+                let result = space.write(offset, &bytes, false).and_then(|()| space.read(offset, &mut back));
+                if let Err(error) = result {
+                    return error;
+                }
+                assert!(back == bytes, "round {round}");
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let some_rounds = || {
+            let before = rounds.load(Ordering::Relaxed);
+            eventually("the load goes on", || (rounds.load(Ordering::Relaxed) > before + 20).then_some(()));
+        };
+        some_rounds();
+        daemon.kill_worker(Signal::KILL);
+        some_rounds();
+        assert_eq!(devices(&daemon).len(), 1, "the session is the same");
+        // Sessions are not what a daemon brings back.
+        daemon.restart();
+        load.join().unwrap()
+    });
+    assert_eq!(stopped.errno(), 19, "{stopped}");
+    assert!(devices(&daemon).is_empty());
+    let again = FastPath::open("f", &options(&daemon)).unwrap();
+    again.read(0, &mut [0; 512]).unwrap();
+}
