@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::{
     Mapping, Segment, guard,
     tlb::{self, Tlb},
+    written::WriteLog,
 };
 
 /// An address as the guest's device sees it (guest physical, or I/O virtual behind a vIOMMU), in bytes.
@@ -166,6 +167,9 @@ pub struct GuestMemory {
     /// Unmapped by the guest but possibly still under a request in flight.
     retired: Vec<guard::GuardedMapping>,
     poison: guard::Poison,
+    /// Pages that were translated for writing, while somebody wants to know. The translations that are kept do not allow
+    /// writing meanwhile: all that write come by the table, and there alone is looked whether there is a log.
+    written: Option<WriteLog>,
 }
 
 impl Default for GuestMemory {
@@ -177,7 +181,14 @@ impl Default for GuestMemory {
 impl GuestMemory {
     /// No memory at all.
     pub fn new() -> Self {
-        Self { regions: Vec::new(), last: Cell::new(0), tlb: Tlb::new(), retired: Vec::new(), poison: guard::Poison::new() }
+        Self {
+            regions: Vec::new(),
+            last: Cell::new(0),
+            tlb: Tlb::new(),
+            retired: Vec::new(),
+            poison: guard::Poison::new(),
+            written: None,
+        }
     }
 
     /// Makes `size` bytes at `addr` reachable. With `backing`, the file's bytes from its offset on are mapped; without, the
@@ -249,6 +260,41 @@ impl GuestMemory {
         self.poison.is_set()
     }
 
+    /// Begins or ends a log of the pages that are translated for writing. It says nothing of translations that were made before,
+    /// nor when the bytes come: whoever keeps a [`Segment`] [marks](Self::mark_written) it for as long.
+    pub fn log_writes(&mut self, on: bool) {
+        self.tlb.flush();
+        self.written = on.then(WriteLog::default);
+    }
+
+    /// Whether there is a log.
+    pub fn logs_writes(&self) -> bool {
+        self.written.is_some()
+    }
+
+    /// Adds what of a range is mapped to the log.
+    pub fn mark_written(&self, addr: GuestAddress, len: u64) {
+        let (Some(log), Some(rest)) = (&self.written, len.checked_sub(1)) else { return };
+        let last = addr.0.saturating_add(rest);
+        for region in self.regions.iter().filter(|region| region.start <= last && region.last() >= addr.0) {
+            let (from, to) = (region.start.max(addr.0), region.last().min(last));
+            log.mark(from, to - from + 1);
+        }
+    }
+
+    /// Takes the pages of a range out of the log: bit `n` of `bitmap` is set when the range's page `n`, of `page_size` bytes (a
+    /// multiple of 4096), may have been written since it was last taken. What the bitmap has no room for is forgotten.
+    pub fn take_written(&self, addr: GuestAddress, len: u64, page_size: u64, bitmap: &mut [u8]) {
+        let Some(log) = &self.written else { return };
+        let pages = (page_size / PAGE_SIZE).max(1);
+        log.take(addr.0, len, |page| {
+            let bit = page / pages;
+            if let Some(byte) = usize::try_from(bit / 8).ok().and_then(|at| bitmap.get_mut(at)) {
+                *byte |= 1 << (bit % 8);
+            }
+        });
+    }
+
     /// The regions, for the device's record of its DMA map: (address, size, protection, has a file descriptor).
     pub fn regions(&self) -> impl Iterator<Item = (GuestAddress, u64, Protection, bool)> + '_ {
         self.regions.iter().map(|r| (GuestAddress(r.start), r.size, r.protection, r.backing.is_some()))
@@ -293,10 +339,16 @@ impl GuestMemory {
             // SAFETY: as below; all of the page lies within the region.
             let whole = unsafe { mapping.segment(skip + page as usize, tlb::PAGE as usize) };
             if let Some(whole) = whole {
-                self.tlb.remember(addr.0, whole, region.protection);
+                let write = region.protection.write && self.written.is_none();
+                self.tlb.remember(addr.0, whole, Protection { write, ..region.protection });
             }
         }
         let run = len.min(region.size - offset);
+        if access == Access::Write
+            && let Some(log) = &self.written
+        {
+            log.mark(addr.0, run);
+        }
         // All fit: the mapping is at least as long as `skip` and the region together, and its length is a usize.
         let (offset, run) = (skip + offset as usize, run as usize);
         // SAFETY: the mapping lives until `reclaim`, whose caller vouches that the segment is out of use by then; write

@@ -28,6 +28,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tlb;
+mod written;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
 pub use copy::Target;

@@ -310,3 +310,46 @@ proptest! {
         drop(unsafe { memory.reclaim() });
     }
 }
+
+/// The pages of a range that are in the log, and forgotten now.
+fn written(memory: &GuestMemory, addr: u64, pages: u64) -> Vec<u64> {
+    let mut bitmap = vec![0; pages.div_ceil(8) as usize];
+    memory.take_written(GuestAddress(addr), pages * 4096, 4096, &mut bitmap);
+    (0..pages).filter(|page| bitmap[(page / 8) as usize] & 1 << (page % 8) != 0).collect()
+}
+
+#[test]
+fn what_is_translated_for_writing_is_logged_while_there_is_a_log() {
+    const BASE: u64 = 1 << 32;
+    let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 16 << 20).unwrap();
+    let mut memory = GuestMemory::new();
+    memory.map(GuestAddress(BASE), 16 << 20, ALL, Some((file, 0))).unwrap();
+    let write = |memory: &GuestMemory, page: u64, len: u64| {
+        memory.translate(GuestAddress(BASE + page * 4096 + 8), len, Access::Write).unwrap();
+    };
+    // Known translations before the log begins do not stay known.
+    write(&memory, 3, 8);
+    assert_eq!(written(&memory, BASE, 4096), [], "there is no log yet");
+    memory.log_writes(true);
+    assert!(memory.logs_writes());
+    for _ in 0..2 {
+        write(&memory, 3, 8);
+        write(&memory, 600, 2 * 4096);
+        memory.translate(GuestAddress(BASE + 4096), 8, Access::Read).unwrap();
+        memory.write_value(GuestAddress(BASE + 5 * 4096 - 4), &0_u64).unwrap();
+        assert!(memory.write(GuestAddress(BASE + (16 << 20) - 4), &[0; 8]).is_err());
+        assert_eq!(written(&memory, BASE, 100), [3, 4, 5]);
+        assert_eq!(written(&memory, BASE, 4096), [600, 601, 602, 4095], "what was not told yet is; a refused write may be");
+    }
+    memory.mark_written(GuestAddress(BASE - 4096), 8192);
+    assert_eq!(written(&memory, BASE - 8192, 100), [2], "what is not mapped is not written");
+    let mut coarse = [0];
+    write(&memory, 17, 8);
+    memory.take_written(GuestAddress(BASE), 8 * 65536, 65536, &mut coarse);
+    assert_eq!(coarse, [2]);
+    memory.log_writes(false);
+    write(&memory, 3, 8);
+    memory.log_writes(true);
+    assert_eq!(written(&memory, BASE, 4096), []);
+}
