@@ -10,7 +10,7 @@ use std::{
 };
 
 use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
-use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NvmeDevice};
+use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NvmeDevice, SavedStateError};
 use millrace_keeper::{Key, Kind, Link};
 use millrace_vfio_user::{Listener, ListenerError};
 
@@ -163,6 +163,22 @@ impl LiveDevice {
         notify: Vec<([u8; 16], u8)>,
     ) -> Result<(), ControlError> {
         self.call(move |device| device.reservation_notice(&namespace, &notify))
+    }
+
+    /// Its state. Waits for a while until its guest stands still.
+    pub(crate) fn save(&self) -> Result<Vec<u8>, ControlError> {
+        let mut answer = Err(SavedStateError::Running);
+        wait_until(|| {
+            answer = self.call(NvmeDevice::save_state)?;
+            Ok(answer != Err(SavedStateError::Running))
+        })?;
+        answer.map_err(|source| ControlError::SavedState { device: self.name.clone(), source })
+    }
+
+    /// Gives it a saved state, before its guest connects.
+    pub(crate) fn restore_saved(&self, saved: Vec<u8>) -> Result<(), ControlError> {
+        let taken = self.call(move |device| device.restore_state(&saved))?;
+        taken.map_err(|source| ControlError::SavedState { device: self.name.clone(), source })
     }
 
     /// What it is doing.

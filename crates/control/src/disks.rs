@@ -128,6 +128,22 @@ impl Live {
         }
     }
 
+    /// Its state, while its guest stands still.
+    pub(crate) fn save(&self) -> Result<Vec<u8>, ControlError> {
+        match self {
+            Self::Controller(device) => device.save(),
+            Self::Disk(disk) => Err(disk.has_no_state()),
+        }
+    }
+
+    /// Gives it a saved state, before its guest connects.
+    pub(crate) fn restore_saved(&self, saved: Vec<u8>) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.restore_saved(saved),
+            Self::Disk(disk) => Err(disk.has_no_state()),
+        }
+    }
+
     /// Shows a volume no more, and waits for its commands.
     pub(crate) fn detach(&self, nsid: u32) -> Result<(), ControlError> {
         match self {
@@ -198,6 +214,10 @@ pub(crate) struct LiveDisk {
 }
 
 impl LiveDisk {
+    fn has_no_state(&self) -> ControlError {
+        ControlError::invalid("device", &self.name, "a virtio disk's state is saved by its machine's monitor".to_owned())
+    }
+
     fn start(record: &DeviceRecord, socket: PathBuf, shard: &ShardHandle) -> Result<Self, ControlError> {
         let name = record.spec.name.clone();
         let listener = Listener::bind(&socket).map_err(|source| ControlError::Socket { device: name.clone(), source })?;

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use millrace_block::VolumeError;
 use millrace_engine::EngineError;
-use millrace_frontends::{nvme::DeviceError, virtio_blk};
+use millrace_frontends::{
+    nvme::{DeviceError, SavedStateError},
+    virtio_blk,
+};
 use millrace_services::graph::{ChangeFailed, GraphError};
 use millrace_vfio_user::ListenerError;
 use thiserror::Error;
@@ -26,6 +29,15 @@ pub enum ControlError {
     NoDevice {
         /// The name asked for.
         name: String,
+    },
+    /// A device's state was not saved, or a saved one not taken.
+    #[error("device {device}: its state: {source}")]
+    SavedState {
+        /// The device.
+        device: Name,
+        /// Why.
+        #[source]
+        source: SavedStateError,
     },
     /// The name is taken by another volume.
     #[error("volume {name} exists already")]
@@ -338,7 +350,9 @@ impl ControlError {
             | Self::Disk(virtio_blk::DeviceError::OtherKind { .. })
             | Self::Volume(VolumeError::InUse { .. })
             | Self::Socket { source: ListenerError::InUse { .. } | ListenerError::NotASocket { .. }, .. } => Class::Conflict,
-            Self::NsidRange { .. }
+            Self::SavedState { source, .. } if source.is_untimely() => Class::Conflict,
+            Self::SavedState { .. }
+            | Self::NsidRange { .. }
             | Self::Invalid { .. }
             | Self::BadSize { .. }
             | Self::Upgrade { .. }
@@ -396,6 +410,7 @@ impl ControlError {
             Self::Upgrade { .. } => "upgrade",
             Self::Upgrading => "upgrading",
             Self::NoUpgrade => "no-upgrade",
+            Self::SavedState { .. } => "saved-state",
             Self::Stopping => "stopping",
         }
     }
@@ -454,6 +469,7 @@ impl ControlError {
             | Self::Engine(_)
             | Self::Store(_)
             | Self::Account { .. }
+            | Self::SavedState { .. }
             | Self::Stopping => return None,
         })
     }

@@ -54,3 +54,4 @@ pub use size::{Size, SizeError};
 pub use store::StoreError;
 pub use upgrade::{UpgradeSpec, UpgradeState, UpgradeView, layouts};
 pub use usage::{UsageBy, UsageQuestion, UsageRow};
+pub use uuid::Uuid;

@@ -12,6 +12,7 @@ use millrace_frontends::{
 use millrace_services::Node;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use uuid::Uuid;
 
 use crate::{Name, Size, error::ControlError};
 
@@ -40,6 +41,10 @@ pub struct VolumeSpec {
     /// It is never written. Several read-only volumes may share a file.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
+    /// What guests know it by; a new one when left out. Given where a machine moves here that has seen the volume elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub uuid: Option<Uuid>,
 }
 
 /// A volume as written.
@@ -57,27 +62,29 @@ struct VolumeForm {
     block_size: LogicalBlock,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     read_only: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uuid: Option<Uuid>,
 }
 
 impl TryFrom<VolumeForm> for VolumeSpec {
     type Error = &'static str;
 
     fn try_from(form: VolumeForm) -> Result<Self, &'static str> {
-        let VolumeForm { name, size, backend, stack, block_size, read_only } = form;
+        let VolumeForm { name, size, backend, stack, block_size, read_only, uuid } = form;
         let stack = match (stack, backend) {
             (Some(stack), None) => stack,
             (None, Some(backend)) => backend.into(),
             (None, None) => return Err("missing field `stack` (or `backend`)"),
             (Some(_), Some(_)) => return Err("`stack` and `backend` say the same: write one of them"),
         };
-        Ok(Self { name, size, stack, block_size, read_only })
+        Ok(Self { name, size, stack, block_size, read_only, uuid })
     }
 }
 
 impl From<VolumeSpec> for VolumeForm {
     fn from(spec: VolumeSpec) -> Self {
-        let VolumeSpec { name, size, stack, block_size, read_only } = spec;
-        Self { name, size, backend: None, stack: Some(stack), block_size, read_only }
+        let VolumeSpec { name, size, stack, block_size, read_only, uuid } = spec;
+        Self { name, size, backend: None, stack: Some(stack), block_size, read_only, uuid }
     }
 }
 
@@ -321,6 +328,13 @@ pub struct NvmeSpec {
     /// Serial number, at most 20 printable ASCII characters; made from the name when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// What its subsystem is named by; a new one when left out. Given where a machine moves here that has seen the device elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub uuid: Option<Uuid>,
+    /// The machine's monitor may read and write the controller's state by messages, and have the pages that it writes logged.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub migration: bool,
 }
 
 /// How doorbells arrive.
@@ -347,6 +361,8 @@ impl Default for NvmeSpec {
             ns_quota: Size(0),
             ns_backend: Backend(BackendSpec::Memory),
             serial: None,
+            uuid: None,
+            migration: false,
         }
     }
 }
@@ -473,7 +489,7 @@ impl DeviceSpec {
     }
 
     /// A controller's configuration.
-    pub(crate) fn controller_config(&self, cntlid: u16, uuid: uuid::Uuid) -> Config {
+    pub(crate) fn controller_config(&self, cntlid: u16, uuid: Uuid) -> Config {
         let usual = Config::new(self.name.as_str());
         let nvme = self.kind.nvme().cloned().unwrap_or_default();
         Config {
@@ -491,6 +507,7 @@ impl DeviceSpec {
                 Doorbells::Messages => DoorbellMode::Messages,
             },
             quota: millrace_frontends::nvme::NamespaceQuota { bytes: nvme.ns_quota.0 },
+            migration: nvme.migration,
             ..usual
         }
     }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
-    Backend, DeviceKind, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, UsageBy, VirtioBlkSpec,
-    default_run_dir, default_state_dir,
+    Backend, DeviceKind, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, UsageBy, Uuid,
+    VirtioBlkSpec, default_run_dir, default_state_dir,
 };
 
 use millrace_services::Node;
@@ -320,6 +320,9 @@ pub(crate) struct VolumeCreate {
     /// Never write to it (file only)
     #[arg(long)]
     pub(crate) read_only: bool,
+    /// What guests know it by, where one moves here that has seen it elsewhere [default: a new one]
+    #[arg(long)]
+    pub(crate) uuid: Option<Uuid>,
 }
 
 #[derive(Debug, Args)]
@@ -443,6 +446,20 @@ pub(crate) enum DeviceCommand {
         /// The device
         name: String,
     },
+    /// Save a controller's state to a file, while its machine is paused
+    Save {
+        /// The device
+        name: String,
+        /// The file to make
+        file: PathBuf,
+    },
+    /// Give a controller a saved state, before its machine connects
+    Restore {
+        /// The device
+        name: String,
+        /// The file
+        file: PathBuf,
+    },
     /// Delete a device; its guest loses it, its volumes stay
     Delete {
         /// The device
@@ -523,6 +540,12 @@ pub(crate) struct ControllerArgs {
     /// Serial number [default: made from the name]
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
+    /// What its subsystem is named by, where a guest moves here that has seen it elsewhere [default: a new one]
+    #[arg(long)]
+    uuid: Option<Uuid>,
+    /// Let the machine's monitor move the controller's state by vfio-user's migration (QEMU cannot)
+    #[arg(long)]
+    migration: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -548,6 +571,8 @@ impl ControllerArgs {
             ns_quota: self.ns_quota.unwrap_or_default(),
             ns_backend: self.ns_backend.clone(),
             serial: self.serial.clone(),
+            uuid: self.uuid,
+            migration: self.migration,
         }
     }
 }

@@ -95,6 +95,11 @@ impl Client {
         decode(self.request(Method::PATCH, path, encode(body))?)
     }
 
+    /// Sends bytes as they are.
+    pub(crate) fn put_bytes(&self, path: &str, body: Vec<u8>) -> Result<(), ClientError> {
+        self.request(Method::PUT, path, body).map(|_| ())
+    }
+
     pub(crate) fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.request(Method::DELETE, path, Vec::new()).map(|_| ())
     }

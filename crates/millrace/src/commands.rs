@@ -88,8 +88,8 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
 fn volume_spec(create: VolumeCreate) -> Result<VolumeSpec, Box<dyn Error>> {
     // The daemon may run elsewhere: a relative path is ours.
     let stack = create.stack().resolved(&std::env::current_dir()?);
-    let VolumeCreate { name, size, block_size, read_only, .. } = create;
-    Ok(VolumeSpec { name, size, stack, block_size, read_only })
+    let VolumeCreate { name, size, block_size, read_only, uuid, .. } = create;
+    Ok(VolumeSpec { name, size, stack, block_size, read_only, uuid })
 }
 
 fn state(state: State, reason: Option<&String>) -> String {
@@ -174,11 +174,30 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
             show(global, &views, |views| device_table(views))
         }
         DeviceCommand::Show { name } => show(global, &client.get(&path(&name))?, device_facts),
+        DeviceCommand::Save { name, file } => {
+            let saved = client.get_text(&format!("{}/state", path(&name)))?;
+            write(&file, &saved).map_err(|error| format!("{}: {error}", file.display()))?;
+            show(global, &json!({ "saved": name, "bytes": saved.len() }), |_| {
+                format!("device {name}: its state is in {}", file.display())
+            })
+        }
+        DeviceCommand::Restore { name, file } => {
+            let saved = std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+            client.put_bytes(&format!("{}/state", path(&name)), saved)?;
+            show(global, &json!({ "restored": name }), |_| format!("device {name} waits for its machine with this state"))
+        }
         DeviceCommand::Delete { name } => {
             client.delete(&path(&name))?;
             show(global, &json!({ "deleted": name }), |_| format!("device {name} deleted"))
         }
     }
+}
+
+/// Writes a file that is durable then.
+fn write(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    std::io::Write::write_all(&mut file, bytes)?;
+    file.sync_all()
 }
 
 /// Creates a device, with its first volume where one is named: both or neither.

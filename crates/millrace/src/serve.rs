@@ -78,7 +78,14 @@ pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Err
     let name: Name = "nvme".parse()?;
     let stack = args.volume.resolved(&base).into();
     let disk = ForegroundDisk {
-        volume: VolumeSpec { name: name.clone(), size: args.size, stack, block_size: args.block_size, read_only: false },
+        volume: VolumeSpec {
+            name: name.clone(),
+            size: args.size,
+            stack,
+            block_size: args.block_size,
+            read_only: false,
+            uuid: None,
+        },
         device: DeviceSpec { name, kind, socket: Some(absolute(&args.socket)?), shard: None },
         read_only: args.read_only,
         polling: args.polling.into(),

@@ -3,6 +3,7 @@
 //! One request at a time; while its reply is awaited, the server's own requests for memory are answered.
 
 mod memory;
+mod migration;
 #[cfg(test)]
 mod tests;
 

@@ -4,7 +4,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use crate::server::RequestId;
+use crate::{migration::Migration, server::RequestId};
 
 /// Indexes of a PCI device's regions and interrupt types, fixed by VFIO.
 pub mod pci {
@@ -63,6 +63,9 @@ pub trait Device {
 
     /// Resets the device.
     fn reset(&mut self) -> Outcome;
+
+    /// How it is moved to another server, if it can be. Constant while a client is connected.
+    fn migration(&mut self) -> Option<&mut dyn Migration>;
 
     /// The answer to [`Connection::dma_read`](crate::Connection::dma_read) (the bytes, as many as were asked for) or
     /// [`Connection::dma_write`](crate::Connection::dma_write) (empty). Also called while a request is deferred.

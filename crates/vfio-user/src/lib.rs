@@ -25,8 +25,8 @@
 //!
 //! # What it does not do
 //!
-//! - Migration, dirty page tracking, twin sockets and I/O event fds. The first two are answered with `EOPNOTSUPP`, the
-//!   others are not offered.
+//! - Twin sockets and I/O event fds, which are not offered, and the first migration protocol. The second one ([`Migration`]) is
+//!   answered with `EOPNOTSUPP` by a device that has none.
 //! - Mapping memory: it hands over file descriptors, and says nothing about what lies behind them. A file may be shorter
 //!   than its announced range, or become so.
 //! - Reaching QEMU's memory by messages: up to version 11.1 QEMU takes and gives the data of DMA_READ and DMA_WRITE four
@@ -39,6 +39,7 @@ mod client;
 pub mod codec;
 mod device;
 mod listener;
+mod migration;
 mod server;
 #[cfg(test)]
 mod toy;
@@ -51,6 +52,7 @@ pub use device::{
     RegionInfo, pci,
 };
 pub use listener::{Listener, ListenerError};
+pub use migration::{LogRange, Migration, MigrationState};
 pub use rustix::io::Errno;
 pub use server::{Connection, ConnectionError, DmaError, Message, Progress, Reply, RequestId, Resumed};
 pub use transport::{Frame, Keep, TransportError};

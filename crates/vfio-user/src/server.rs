@@ -1,6 +1,7 @@
 //! The server's end of one connection: negotiation, strict order, deferred replies, requests of our own.
 
 mod dispatch;
+mod feature;
 #[cfg(test)]
 mod tests;
 

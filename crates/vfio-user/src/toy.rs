@@ -11,6 +11,7 @@ use crate::device::{
     Device, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, MmapArea, Outcome, RegionFlags,
     RegionInfo, pci,
 };
+use crate::migration::{LogRange, Migration, MigrationState};
 use crate::server::RequestId;
 
 pub(crate) const BAR_SIZE: u64 = 0x20_0000;
@@ -39,8 +40,12 @@ pub(crate) struct Toy {
     pub(crate) page: OwnedFd,
     pub(crate) calls: Vec<Call>,
     pub(crate) eventfds: Vec<Option<OwnedFd>>,
-    /// Unmaps and resets take their time.
+    /// Unmaps, resets and changes of the migration state take their time.
     pub(crate) slow: bool,
+    /// Its migration state, if it can be migrated; its saved state is `bar`'s first bytes.
+    pub(crate) moves: Option<MigrationState>,
+    /// Saved state that was read or written.
+    pub(crate) moved: Vec<u8>,
 }
 
 pub(crate) fn memfd(size: u64) -> OwnedFd {
@@ -62,6 +67,8 @@ impl Toy {
             calls: Vec::new(),
             eventfds: (0..VECTORS).map(|_| None).collect(),
             slow: false,
+            moves: None,
+            moved: Vec::new(),
         }
     }
 
@@ -145,7 +152,45 @@ impl Device for Toy {
         self.outcome()
     }
 
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        self.moves.is_some().then_some(self as &mut dyn Migration)
+    }
+
     fn dma_reply(&mut self, id: RequestId, result: Result<&[u8], Errno>) {
         self.calls.push(Call::DmaReply(id, result.map(<[u8]>::to_vec)));
+    }
+}
+
+impl Migration for Toy {
+    fn state(&self) -> MigrationState {
+        self.moves.expect("it can be migrated")
+    }
+
+    fn set_state(&mut self, state: MigrationState) -> Outcome {
+        self.moves = Some(state);
+        self.outcome()
+    }
+
+    fn read(&mut self, most: usize) -> Result<Vec<u8>, Errno> {
+        Ok(self.bar.drain(..most.min(100)).collect())
+    }
+
+    fn write(&mut self, data: &[u8]) -> Result<(), Errno> {
+        self.moved.extend_from_slice(data);
+        Ok(())
+    }
+
+    fn start_logging(&mut self, page_size: u64) -> Result<(), Errno> {
+        if page_size == 4096 { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    fn stop_logging(&mut self) {}
+
+    fn report(&mut self, range: LogRange, bitmap: &mut [u8]) -> Result<(), Errno> {
+        if range.address == 0 {
+            return Err(Errno::NOENT);
+        }
+        bitmap.fill(0xa5);
+        Ok(())
     }
 }

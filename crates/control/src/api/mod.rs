@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
+    body::Bytes,
     extract::{
         DefaultBodyLimit, FromRequest, Path, Query, Request, State,
         rejection::{JsonRejection, QueryRejection},
@@ -37,6 +38,9 @@ mod tests;
 /// Largest request in bytes.
 const BODY_LIMIT: usize = 64 << 10;
 
+/// Largest saved state of a device in bytes.
+const STATE_LIMIT: usize = 4 << 20;
+
 /// Everything the API answers.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
     Router::new()
@@ -48,6 +52,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/devices/{name}", get(show_device).delete(delete_device))
         .route("/v1/devices/{name}/namespaces", get(list_namespaces).post(attach))
         .route("/v1/devices/{name}/namespaces/{nsid}", delete(detach).get(show_namespace))
+        .route("/v1/devices/{name}/state", get(save_device).put(restore_device).layer(DefaultBodyLimit::max(STATE_LIMIT)))
         .route("/v1/usage", get(usage))
         .route("/v1/upgrade", get(show_upgrade).post(upgrade))
         .route("/v1/status", get(status))
@@ -83,6 +88,8 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         attach,
         show_namespace,
         detach,
+        save_device,
+        restore_device,
         usage,
         upgrade,
         show_upgrade,
@@ -309,6 +316,35 @@ async fn detach(
 ) -> Result<StatusCode, Problem> {
     let id = nsid(&id)?;
     blocking(manager, move |manager| manager.detach(&name, id)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[utoipa::path(
+    get, path = "/v1/devices/{name}/state", params(("name" = String, Path, description = "The device")),
+    responses(
+        (status = 200, description = "The controller's state", body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = "default", description = "Its machine runs, or there is none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn save_device(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Result<Response, Problem> {
+    let saved = blocking(manager, move |manager| manager.save_device_state(&name)).await?;
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], saved).into_response())
+}
+
+#[utoipa::path(
+    put, path = "/v1/devices/{name}/state", params(("name" = String, Path, description = "The device")),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses(
+        (status = 204, description = "The next machine that connects goes on with this state"),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn restore_device(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+    saved: Bytes,
+) -> Result<StatusCode, Problem> {
+    blocking(manager, move |manager| manager.restore_device_state(&name, saved.into())).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

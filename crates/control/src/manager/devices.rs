@@ -66,6 +66,22 @@ impl Manager {
         Ok(())
     }
 
+    /// A controller's state, while its guest stands still (docs/migration.md).
+    pub fn save_device_state(&self, name: &str) -> Result<Vec<u8>, ControlError> {
+        let inner = self.lock()?;
+        let saved = inner.device(name)?.live()?.save()?;
+        tracing::info!(device = name, bytes = saved.len(), "the device's state was saved");
+        Ok(saved)
+    }
+
+    /// Gives a controller that has no guest yet the state of another, with which its next guest goes on.
+    pub fn restore_device_state(&self, name: &str, saved: Vec<u8>) -> Result<(), ControlError> {
+        let inner = self.lock()?;
+        inner.device(name)?.live()?.restore_saved(saved)?;
+        tracing::info!(device = name, "the device waits for its guest with the state that was restored");
+        Ok(())
+    }
+
     /// Shows a volume to a device's guest, at once.
     pub fn attach(&self, device: &str, spec: &AttachSpec) -> Result<NamespaceView, ControlError> {
         let mut inner = self.lock()?;
@@ -127,8 +143,12 @@ impl Manager {
         let cntlid = (1..=MAX_CNTLID).find(|cntlid| !taken(cntlid));
         let cntlid = cntlid.ok_or_else(|| ControlError::invalid("device", &spec.name, "there are too many devices"))?;
         let mut spec = spec.clone();
-        let mut uuid = Uuid::new_v4();
-        if inner.stateless {
+        let given = spec.kind.nvme().and_then(|nvme| nvme.uuid);
+        if let Some(uuid) = given {
+            inner.check_unused("device", &spec.name, uuid)?;
+        }
+        let mut uuid = given.unwrap_or_else(Uuid::new_v4);
+        if inner.stateless && given.is_none() {
             // The same socket is the same disk to a guest.
             uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, socket.as_os_str().as_bytes());
             let serial = || Some(format!("MR-{:.12}", uuid.simple().to_string()));

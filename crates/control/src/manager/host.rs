@@ -171,6 +171,7 @@ impl Manager {
             stack: Backend(backend).into(),
             block_size: LogicalBlock(block_size),
             read_only: false,
+            uuid: None,
         };
         let mut record = entry.record.clone();
         record.namespaces.push(NamespaceRecord { nsid, volume: name.clone(), read_only: false, attached: false });

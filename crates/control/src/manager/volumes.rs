@@ -160,7 +160,11 @@ impl Inner {
             return Err(ControlError::VolumeExists { name: name.clone() });
         }
         self.check_leaves(spec)?;
+        if let Some(uuid) = spec.uuid {
+            self.check_unused("volume", name, uuid)?;
+        }
         let uuid = match spec.stack.leaves().into_iter().find_map(Leaf::file) {
+            _ if spec.uuid.is_some() => spec.uuid.unwrap_or_default(),
             Some(path) if self.stateless => Uuid::new_v5(&Uuid::NAMESPACE_OID, path.as_os_str().as_bytes()),
             _ => Uuid::new_v4(),
         };
@@ -176,6 +180,16 @@ impl Inner {
         let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file, own_size, history };
         let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
         Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
+    }
+
+    /// Nothing else is known by a UUID that is asked for.
+    pub(super) fn check_unused(&self, kind: &'static str, name: &Name, uuid: Uuid) -> Result<(), ControlError> {
+        let volumes = self.volumes.values().map(|volume| (volume.record.uuid, &volume.record.spec.name));
+        let devices = self.devices.values().map(|device| (device.record.uuid, &device.record.spec.name));
+        match volumes.chain(devices).find(|(theirs, _)| *theirs == uuid) {
+            Some((_, other)) => Err(ControlError::invalid(kind, name, format!("{other} has the UUID {uuid} already"))),
+            None => Ok(()),
+        }
     }
 
     /// What the keeper has of a volume goes.

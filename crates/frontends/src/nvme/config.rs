@@ -45,6 +45,8 @@ pub struct Config {
     pub doorbells: DoorbellMode,
     /// What the guest may create.
     pub quota: NamespaceQuota,
+    /// The client may read and write the controller's state, and have the pages that it writes logged.
+    pub migration: bool,
 }
 
 impl Config {
@@ -73,6 +75,7 @@ impl Config {
             mdts: 8,
             doorbells: DoorbellMode::default(),
             quota: NamespaceQuota::default(),
+            migration: false,
         }
     }
 

@@ -23,6 +23,7 @@ use super::{
     interrupts::Interrupts,
     io::IoState,
     keep::{self, Client, Kept},
+    migration::Transfer,
     namespace::NamespaceTable,
     queue::{Active, QueueCaches},
     records::Records,
@@ -166,6 +167,8 @@ pub(crate) struct Controller {
     pub(crate) repeats: bool,
     /// The client, as it is remembered there.
     pub(crate) client: Option<Rc<Client>>,
+    /// A saved state that is being read or written.
+    pub(crate) transfer: Transfer,
     pub(crate) sink: Rc<Sink>,
     pub(crate) counters: Counters,
     /// Commands accepted and not completed, of all epochs: what unmap and reset wait for.
@@ -224,6 +227,7 @@ impl Controller {
             again: VecDeque::new(),
             repeats: false,
             client: None,
+            transfer: Transfer::default(),
         }
     }
 
@@ -242,6 +246,10 @@ impl Controller {
         }
         if self.phase == Phase::Ready && self.memory.is_poisoned() {
             self.fail("the guest's memory was taken away (its file was truncated)");
+        }
+        if self.lifecycle.stopped {
+            self.raise_interrupts(cx.now());
+            return work;
         }
         work += self.advance_phase(cx);
         if !self.again.is_empty() {

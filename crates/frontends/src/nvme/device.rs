@@ -32,6 +32,7 @@ use super::{
     Config, DoorbellMode, Host, Namespace,
     controller::Controller,
     keep::{Client as KeptClient, Kept, TakenClient},
+    migration::SavedStateError,
     namespace::{Allocated, Attached},
     registers::{Phase, Reset},
 };
@@ -361,6 +362,22 @@ impl NvmeDevice {
         self.controller.reservation_notice(namespace, notify);
     }
 
+    /// The controller's state, while its guest stands still. It goes on as before.
+    pub fn save_state(&mut self) -> Result<Vec<u8>, SavedStateError> {
+        if !matches!(self.link, Link::Connected(_)) {
+            return Err(SavedStateError::NoGuest);
+        }
+        if self.waits || !self.controller.is_at_rest() { Err(SavedStateError::Running) } else { Ok(self.controller.save()) }
+    }
+
+    /// Takes a saved state, before a guest connects. It goes on with it once the guest's memory is there.
+    pub fn restore_state(&mut self, saved: &[u8]) -> Result<(), SavedStateError> {
+        if !matches!(self.link, Link::Listening) {
+            return Err(SavedStateError::Connected);
+        }
+        self.controller.hold_saved(saved)
+    }
+
     /// Lets the client go and nobody in any more: before the device is removed. Commands in flight finish.
     pub fn close(&mut self, cx: &mut ShardContext<'_>) {
         if matches!(self.link, Link::Connected(_)) {
@@ -506,7 +523,7 @@ impl NvmeDevice {
         self.controller.state.survival.strikes.set(0);
         self.accept_again = None;
         self.controller.interrupts.disconnect();
-        self.controller.lifecycle.paused = false;
+        self.controller.leave_migration();
         self.controller.memory.unmap_all();
         self.controller.caches.forget_translations();
         self.controller.reset(Reset::PowerOn);

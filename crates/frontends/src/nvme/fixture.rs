@@ -88,6 +88,14 @@ impl FakeGuest {
         Self { controller, shard, host, memory, queues: BTreeMap::new(), next_page: MEMORY_BASE }
     }
 
+    /// The same machine with its other controller: memory and queues are as they are there.
+    pub(crate) fn move_from(&mut self, other: &Self) {
+        let mut bytes = vec![0; (other.next_page - MEMORY_BASE) as usize];
+        other.memory.read_exact_at(&mut bytes, 0).expect("guest memory");
+        self.memory.write_all_at(&bytes, 0).expect("guest memory");
+        (self.queues, self.next_page) = (other.queues.clone(), other.next_page);
+    }
+
     // ---- time -------------------------------------------------------------------------------------------------------
 
     /// One turn of the controller, then of its shard (ring, tasks, mailbox). Returns the work done.

@@ -83,7 +83,8 @@ struct ClientState {
     max_data_xfer_size: Cell<u32>,
     max_dma_maps: Cell<u32>,
     write_multiple: Cell<u32>,
-    reserved: Cell<u32>,
+    /// 1 while the client wants to know which pages are written.
+    logging: Cell<u32>,
     /// The request being handled: [`HANDLING`], command << 16, message id; or 0.
     handling: Cell<u64>,
     /// Replies that were sent when it began.
@@ -198,12 +199,16 @@ impl Controller {
         if let Some((client, ..)) = &taken {
             controller.interrupts.take_over(client.take_wiring());
             controller.remember(client);
+            if client.state.logging.get() != 0 {
+                controller.resume_logging();
+            }
         }
         controller.count_strike(kept.fault());
         controller.state.convert(kept.state_version());
         #[cfg(feature = "layout-next")]
         tracing::debug!(device = controller.config.name, takeovers = controller.state.count_takeover(), "takes over");
         controller.resume();
+        controller.resume_migration();
         if let Some(Err(error)) = mapped {
             tracing::error!(device = controller.config.name, %error, "the guest's memory could not be mapped again");
             controller.fail("the guest's memory could not be mapped again");
@@ -214,8 +219,11 @@ impl Controller {
         if taken.is_none() {
             // It left while nobody was there, or its leaving was cut short.
             kept.drop_client();
-            controller.reset(Reset::PowerOn);
-            controller.renew_doorbells()?;
+            if !controller.awaits_guest() {
+                controller.leave_migration();
+                controller.reset(Reset::PowerOn);
+                controller.renew_doorbells()?;
+            }
         }
         Ok((controller, taken))
     }
@@ -402,6 +410,11 @@ impl Client {
             Some(fd) => self.kept.link.put(key, fd.as_fd()),
             None => self.kept.link.drop_one(key),
         });
+    }
+
+    /// The client wants to know which pages are written, or no more.
+    pub(crate) fn set_logging(&self, on: bool) {
+        self.state.logging.set(u32::from(on));
     }
 
     /// The client masked or unmasked vectors.

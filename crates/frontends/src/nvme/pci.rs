@@ -47,7 +47,7 @@ const COMMAND: usize = 0x04;
 const _: () = assert!(VECTORS * 16 <= PBA as usize && PBA + VECTORS as u64 / 8 <= BAR4_SIZE, "table and bits fit");
 
 /// The bits of a byte of configuration space that a client may change.
-fn writable(at: usize) -> u8 {
+pub(crate) fn writable(at: usize) -> u8 {
     const BAR0: u32 = !(BAR0_SIZE as u32 - 1);
     const BAR4: u32 = !(BAR4_SIZE as u32 - 1);
     match at {

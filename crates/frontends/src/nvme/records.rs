@@ -240,6 +240,18 @@ impl Records {
         (0..RECORDS as u16).take(self.table.used.get() as usize).filter(|at| self.state_of(*at) != 0)
     }
 
+    /// Commands on record, by their submission queues.
+    pub(crate) fn commands(&self) -> Vec<(u16, Sqe)> {
+        self.present().map(|at| (self.sqid(at), self.sqe(at))).collect()
+    }
+
+    /// Commands on record, in the order of their acceptance, with their places in their queues.
+    pub(crate) fn placed(&self) -> Vec<(u16, u32, Sqe)> {
+        let mut present: Vec<u16> = self.present().collect();
+        present.sort_by_key(|at| self.order(*at).wrapping_sub(self.count.get()));
+        present.into_iter().map(|at| (self.sqid(at), self.index(at), self.sqe(at))).collect()
+    }
+
     fn sqid(&self, at: u16) -> u16 {
         self.word(at, TAG).get() as u16
     }
@@ -265,6 +277,11 @@ impl Controller {
                 self.follow_completions(cqid);
             }
         }
+        self.recover_records();
+    }
+
+    /// Finds what is in flight by what is on record alone.
+    pub(crate) fn recover_records(&mut self) {
         self.mend_event_requests();
         let mut again: Vec<u16> = Vec::new();
         for at in self.records.present().collect::<Vec<_>>() {

@@ -33,9 +33,9 @@ pub(crate) const VERSION: Version = Version::V1_4;
 /// CAP.TO in 500 ms: disabling waits for the commands in flight.
 const TIMEOUT: u8 = 60;
 /// CAP.MPSMAX: 64 KiB.
-const MPS_MAX: u8 = 4;
+pub(crate) const MPS_MAX: u8 = 4;
 /// The fields of CC that exist here; CRIME does not, for CAP.CRMS says so.
-const CC_FIELDS: u32 = 0x00ff_fff1;
+pub(crate) const CC_FIELDS: u32 = 0x00ff_fff1;
 /// The fields of AQA.
 const AQA_FIELDS: u32 = 0x0fff_0fff;
 /// The bits of ASQ and ACQ that are an address: pages are 4 KiB or larger.
@@ -78,6 +78,8 @@ pub(crate) struct Lifecycle {
     pub(crate) paused: bool,
     /// No commands are taken: another worker is about to go on.
     pub(crate) held: bool,
+    /// It stands still, being migrated: nothing at all is done.
+    pub(crate) stopped: bool,
     log: LogLimit,
 }
 
@@ -309,9 +311,14 @@ impl Controller {
 
     /// Goes on from the state that the worker before this one left, in which no command of its is in flight any more.
     pub(crate) fn resume(&mut self) {
-        let begun = [Reset::Controller, Reset::Subsystem, Reset::Function, Reset::PowerOn];
         self.sink.begin_epoch(self.state.epoch.get());
         self.recover();
+        self.go_on();
+    }
+
+    /// Goes on from the state as it is, in whatever phase that says.
+    pub(crate) fn go_on(&mut self) {
+        let begun = [Reset::Controller, Reset::Subsystem, Reset::Function, Reset::PowerOn];
         self.refresh_active();
         self.phase = if self.csts().rdy() { Phase::Ready } else { Phase::Disabled };
         if let Some(kind) = begun.into_iter().find(|kind| *kind as u32 + 1 == self.state.survival.resetting.get()) {
@@ -380,6 +387,11 @@ impl Controller {
             // Unmapping a large guest takes milliseconds.
             reaper::drop_later(Box::new(regions));
         }
+    }
+
+    /// Whether volumes are being flushed for a shutdown.
+    pub(crate) fn is_shutting_down(&self) -> bool {
+        self.lifecycle.shutdown.is_some()
     }
 
     fn begin_shutdown(&mut self) {

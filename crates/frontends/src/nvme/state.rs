@@ -121,13 +121,15 @@ pub(crate) struct SurvivalState {
     pub(crate) strikes: Cell<u32>,
     /// The kind of reset that has begun and not ended, plus 1; 0: none.
     pub(crate) resetting: Cell<u32>,
+    /// Where it stands in a migration (`migration/`); 0: it runs.
+    pub(crate) migration: Cell<u32>,
     /// Since version 3: how many workers have gone on with this region.
     #[cfg(feature = "layout-next")]
     pub(crate) takeovers: Cell<u32>,
     #[cfg(feature = "layout-next")]
-    pub(crate) reserved: [Cell<u32>; 12],
+    pub(crate) reserved: [Cell<u32>; 11],
     #[cfg(not(feature = "layout-next"))]
-    pub(crate) reserved: [Cell<u32>; 13],
+    pub(crate) reserved: [Cell<u32>; 12],
 }
 
 impl DeviceState {

@@ -8,6 +8,7 @@ use rustix::event::EventfdFlags;
 use super::*;
 use crate::codec::HEADER_SIZE;
 use crate::device::pci;
+use crate::migration::{LogRange, MigrationState};
 use crate::server::{Connection, Progress};
 use crate::toy::{BAR_SIZE, BROKEN, Call, DOORBELLS, Toy, VECTORS, inode, memfd};
 
@@ -19,6 +20,8 @@ enum Mood {
     Plain,
     /// Finishes deferred requests only after a round trip of DMA messages.
     ReadsMemoryFirst,
+    /// Its device can be migrated.
+    Moves,
 }
 
 /// A real server on its own thread. Returns the device when the client is gone.
@@ -26,7 +29,8 @@ fn serve(stream: UnixStream, mood: Mood) -> JoinHandle<Toy> {
     std::thread::spawn(move || {
         let mut connection = Connection::new(stream).unwrap();
         let mut toy = Toy::new();
-        toy.slow = mood != Mood::Plain;
+        toy.slow = mood == Mood::ReadsMemoryFirst;
+        toy.moves = (mood == Mood::Moves).then_some(MigrationState::Running);
         let mut asked = false;
         loop {
             match connection.serve(&mut toy, 8) {
@@ -370,4 +374,46 @@ fn another_client_works_with_our_server() {
         Call::Reset,
     ];
     assert_eq!(toy.calls, expected);
+}
+
+#[test]
+fn a_device_is_migrated() {
+    let (mut client, server) = pair(Mood::Moves);
+    assert_eq!(client.migration_flags().unwrap(), wire::MIGRATION_STOP_COPY | wire::MIGRATION_PRE_COPY);
+    assert_eq!(client.migration_state().unwrap(), MigrationState::Running);
+    client.set_migration_state(MigrationState::StopCopy).unwrap();
+    assert_eq!(client.migration_state().unwrap(), MigrationState::StopCopy);
+    let first = client.migration_read(64).unwrap();
+    assert_eq!(first, (0..64).collect::<Vec<u8>>());
+    assert_eq!(client.migration_read(1 << 20).unwrap().len(), 100, "as many as there are now");
+    client.set_migration_state(MigrationState::Resuming).unwrap();
+    client.migration_write(b"a state").unwrap();
+    client.migration_write(b"").unwrap();
+    let error = client.set_migration_state(MigrationState::Error).expect_err("no client asks for that");
+    assert_eq!(error.refused(), Some(Errno::INVAL));
+    client.probe_feature(wire::FEATURE_LOGGING_START | wire::FEATURE_SET).unwrap();
+    let error = client.probe_feature(9).expect_err("an unknown feature");
+    assert_eq!(error.refused(), Some(Errno::OPNOTSUPP));
+    client.start_logging(4096, &[(0, 1 << 30), (1 << 32, 1 << 20)]).unwrap();
+    assert_eq!(client.start_logging(8192, &[]).expect_err("another page").refused(), Some(Errno::INVAL));
+    let range = LogRange { address: 1 << 32, size: 1 << 20, page_size: 4096 };
+    assert_eq!(client.written_pages(range).unwrap(), [0xa5; 32]);
+    let error = client.written_pages(LogRange { address: 0, ..range }).expect_err("the device refuses");
+    assert_eq!(error.refused(), Some(Errno::NOENT));
+    client.stop_logging().unwrap();
+    drop(client);
+    assert_eq!(server.join().unwrap().moved, b"a state");
+}
+
+#[test]
+fn a_device_without_migration_says_so() {
+    let (mut client, _server) = pair(Mood::Plain);
+    let unsupported = Some(Errno::OPNOTSUPP);
+    assert_eq!(client.migration_flags().expect_err("none").refused(), unsupported);
+    assert_eq!(client.set_migration_state(MigrationState::Stop).expect_err("none").refused(), unsupported);
+    assert_eq!(client.migration_read(8).expect_err("none").refused(), unsupported);
+    assert_eq!(client.migration_write(b"").expect_err("none").refused(), unsupported);
+    assert_eq!(client.start_logging(4096, &[]).expect_err("none").refused(), unsupported);
+    assert_eq!(client.stop_logging().expect_err("none").refused(), unsupported);
+    assert_eq!(client.device_info().unwrap().regions, 9, "it goes on");
 }

@@ -1,5 +1,6 @@
 //! Bytes to checked requests and back, without any socket.
 
+mod feature;
 mod region;
 mod request;
 #[cfg(test)]
@@ -10,6 +11,7 @@ pub mod wire;
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
+pub use feature::{FeatureRequest, Probe};
 pub(crate) use region::encode_region;
 pub use region::{RegionReplyError, parse_region};
 pub use request::{Request, WriteMulti};
@@ -198,7 +200,7 @@ pub enum ProtocolError {
     /// No such command.
     #[error("unknown command {0}")]
     UnknownCommand(u16),
-    /// A command that is known and not offered (migration, dirty pages, or one that only a server sends).
+    /// A command that is known and not offered (migration where it is off, or one that only a server sends).
     #[error("{0:?} is not supported")]
     Unsupported(Command),
     /// Fewer bytes than the fixed part has.
@@ -327,6 +329,21 @@ pub enum ProtocolError {
         /// What the type has.
         available: u32,
     },
+    /// A page size that is none, a range that is not made of such pages, or one whose bitmap no message holds.
+    #[error("{command:?}: no log of pages of {page_size:#x} bytes at {address:#x} + {size:#x}")]
+    LogRange {
+        /// Which command.
+        command: Command,
+        /// First address.
+        address: u64,
+        /// Bytes.
+        size: u64,
+        /// Bytes of a page.
+        page_size: u64,
+    },
+    /// A migration state that there is none of, or none that a client may ask for.
+    #[error("there is no migration state {0} to go to")]
+    MigrationState(u32),
     /// VERSION a second time.
     #[error("the version is already negotiated")]
     VersionTwice,

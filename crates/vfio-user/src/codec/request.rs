@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Command, MAX_TRANSFER, MAX_WRITES, ProtocolError, fixed, wire};
+use super::{Command, FeatureRequest, MAX_TRANSFER, MAX_WRITES, ProtocolError, feature, fixed, wire};
 use crate::device::{DmaMap, DmaUnmap, IrqAction, IrqData, IrqSet};
 
 /// A request, its lengths and flags checked; indexes and ranges of the device are not yet.
@@ -66,6 +66,15 @@ pub enum Request<'a> {
     RegionWriteMulti(WriteMulti<'a>),
     /// DEVICE_RESET.
     Reset,
+    /// DEVICE_FEATURE.
+    Feature(FeatureRequest),
+    /// MIG_DATA_READ.
+    MigrationRead {
+        /// The most bytes that are wanted, at most [`MAX_TRANSFER`].
+        size: u32,
+    },
+    /// MIG_DATA_WRITE, at most [`MAX_TRANSFER`] bytes.
+    MigrationWrite(&'a [u8]),
 }
 
 /// The writes of a REGION_WRITE_MULTI: an iterator over checked entries.
@@ -139,17 +148,29 @@ impl<'a> Request<'a> {
             }
             Command::RegionWriteMulti => parse_write_multi(payload),
             Command::DeviceReset => Ok(Self::Reset),
-            // Migration is not offered, and memory is only asked for by servers. The two others were handled above.
-            Command::DirtyPages
-            | Command::DeviceFeature
-            | Command::MigDataRead
-            | Command::MigDataWrite
-            | Command::DmaRead
-            | Command::DmaWrite
-            | Command::DmaMap
-            | Command::DeviceSetIrqs => Err(ProtocolError::Unsupported(command)),
+            Command::DeviceFeature => feature::parse(payload).map(Self::Feature),
+            Command::MigDataRead => migration_data(command, payload).map(|(size, _)| Self::MigrationRead { size }),
+            Command::MigDataWrite => {
+                let (size, data) = migration_data(command, payload)?;
+                if data.len() != size as usize {
+                    return Err(ProtocolError::DataLength { command, count: size.into(), length: data.len() });
+                }
+                Ok(Self::MigrationWrite(data))
+            }
+            // The first migration protocol is gone, and memory is only asked for by servers. The two others were handled above.
+            Command::DirtyPages | Command::DmaRead | Command::DmaWrite | Command::DmaMap | Command::DeviceSetIrqs => {
+                Err(ProtocolError::Unsupported(command))
+            }
         }
     }
+}
+
+/// The size that a MIG_DATA message says, and the data that follow.
+fn migration_data(command: Command, payload: &[u8]) -> Result<(u32, &[u8]), ProtocolError> {
+    let (wire::MigrationData { argsz, size }, data) = fixed(command, payload)?;
+    transfer(command, size)?;
+    argument_size(command, argsz, size_of::<wire::MigrationData>() + size as usize)?;
+    Ok((size, data))
 }
 
 fn no_fds(command: Command, fds: &mut Vec<OwnedFd>) -> Result<(), ProtocolError> {
@@ -158,7 +179,7 @@ fn no_fds(command: Command, fds: &mut Vec<OwnedFd>) -> Result<(), ProtocolError>
     if count == 0 { Ok(()) } else { Err(ProtocolError::FdCount { command, count, expected: 0 }) }
 }
 
-fn argument_size(command: Command, argsz: u32, needed: usize) -> Result<(), ProtocolError> {
+pub(super) fn argument_size(command: Command, argsz: u32, needed: usize) -> Result<(), ProtocolError> {
     let needed = needed as u32;
     if argsz >= needed { Ok(()) } else { Err(ProtocolError::ArgumentSize { command, argsz, needed }) }
 }
@@ -168,7 +189,7 @@ fn transfer(command: Command, count: u32) -> Result<(), ProtocolError> {
 }
 
 /// Whether a range has bytes and ends, at the latest, with the address space.
-fn is_range(address: u64, size: u64) -> bool {
+pub(super) fn is_range(address: u64, size: u64) -> bool {
     size.checked_sub(1).is_some_and(|rest| address.checked_add(rest).is_some())
 }
 

@@ -5,6 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::device::{DmaUnmap, IrqAction, IrqData, MmapArea, RegionFlags, RegionInfo};
+use crate::migration::{LogRange, MigrationState};
 use crate::toy::memfd;
 
 /// Every command, with the bytes of its fixed request.
@@ -24,9 +25,9 @@ const COMMANDS: [(Command, usize); 18] = [
     (Command::DeviceReset, 0),
     (Command::DirtyPages, 0),
     (Command::RegionWriteMulti, 8),
-    (Command::DeviceFeature, 0),
-    (Command::MigDataRead, 0),
-    (Command::MigDataWrite, 0),
+    (Command::DeviceFeature, 8),
+    (Command::MigDataRead, 8),
+    (Command::MigDataWrite, 8),
 ];
 
 fn fds(count: usize) -> Vec<OwnedFd> {
@@ -62,12 +63,106 @@ fn truncated_payloads_are_refused() {
 }
 
 #[test]
-fn migration_is_refused_as_unsupported() {
-    for command in [Command::DirtyPages, Command::DeviceFeature, Command::MigDataRead, Command::MigDataWrite] {
-        assert_eq!(refusal(command, &[0; 64], 0).errno(), Errno::OPNOTSUPP);
-    }
+fn what_is_not_offered_is_refused_as_unsupported() {
+    assert_eq!(refusal(Command::DirtyPages, &[0; 64], 0).errno(), Errno::OPNOTSUPP);
     let unknown = Request::parse(77, &[], Vec::new()).expect_err("unknown");
     assert_eq!(unknown.errno(), Errno::NOSYS);
+}
+
+/// A DEVICE_FEATURE.
+fn feature(argsz: u32, flags: u32, data: &[u8]) -> Result<FeatureRequest, Errno> {
+    let payload = [wire::Feature { argsz, flags }.as_bytes(), data].concat();
+    match Request::parse(Command::DeviceFeature as u16, &payload, Vec::new()) {
+        Ok(Request::Feature(request)) => Ok(request),
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.errno()),
+    }
+}
+
+#[test]
+fn features_are_checked() {
+    use wire::{FEATURE_GET as GET, FEATURE_PROBE as PROBE, FEATURE_SET as SET};
+    let report = |address, size, page_size| wire::LoggingReport { address, size, page_size };
+    assert_eq!(feature(16, GET | 1, &[]), Ok(FeatureRequest::Migration));
+    assert_eq!(feature(15, GET | 1, &[]), Err(Errno::INVAL), "no room for the answer");
+    assert_eq!(feature(16, SET | 1, &[]), Err(Errno::OPNOTSUPP));
+    assert_eq!(feature(16, 1, &[]), Err(Errno::INVAL), "nothing is asked");
+    assert_eq!(feature(16, GET | 3, &[]), Err(Errno::OPNOTSUPP));
+    assert_eq!(feature(8, PROBE | GET | SET | 2, &[]), Ok(FeatureRequest::Probe(Probe { flags: PROBE | GET | SET | 2 })));
+    assert_eq!(feature(8, PROBE | SET | 8, &[]), Err(Errno::OPNOTSUPP));
+    let state = |state: u32| feature(16, SET | 2, wire::DeviceState { state, data_fd: 7 }.as_bytes());
+    assert_eq!(state(3), Ok(FeatureRequest::SetState(MigrationState::StopCopy)));
+    for bad in [0, 5, 7, 8, u32::MAX] {
+        assert_eq!(state(bad), Err(Errno::INVAL), "state {bad}");
+    }
+    assert_eq!(feature(16, SET | 2, &[3, 0, 0]), Err(Errno::INVAL));
+    let start = |page_size, num_ranges, ranges: &[u64]| {
+        let head = wire::LoggingControl { page_size, num_ranges, reserved: 0 };
+        feature(64, SET | 6, &[head.as_bytes(), ranges.as_bytes()].concat())
+    };
+    assert_eq!(start(4096, 1, &[0, u64::MAX]), Ok(FeatureRequest::StartLogging { page_size: 4096 }));
+    assert_eq!(start(4096, 2, &[0, 4096]), Err(Errno::INVAL), "a range is missing");
+    assert_eq!(start(4096, u32::MAX, &[0, 4096]), Err(Errno::INVAL));
+    assert_eq!(start(4096, 1, &[4096, u64::MAX]), Err(Errno::INVAL), "a range that wraps");
+    for bad in [0, 1, 2048, 4095, 6144] {
+        assert_eq!(start(bad, 0, &[]), Err(Errno::INVAL));
+    }
+    let range = LogRange { address: 0x4000, size: 0x41_000, page_size: 4096 };
+    assert_eq!(range.bitmap_bytes(), 16);
+    let ask = |argsz, what: wire::LoggingReport| feature(argsz, GET | 8, what.as_bytes());
+    assert_eq!(ask(48, report(0x4000, 0x41_000, 4096)), Ok(FeatureRequest::Report(range)));
+    assert_eq!(ask(47, report(0x4000, 0x41_000, 4096)), Err(Errno::INVAL), "no room for the bitmap");
+    for bad in [
+        report(0x4001, 4096, 4096),
+        report(0x4000, 0, 4096),
+        report(0x4000, 4096, 0),
+        report(0x4000, 4096, 12288),
+        report(1 << 20, u64::MAX - 4095, 4096),
+        report(0, 1 << 40, 4096),
+        report(0, u64::MAX, 4096),
+    ] {
+        assert_eq!(ask(u32::MAX, bad), Err(Errno::INVAL), "{bad:?}");
+    }
+}
+
+#[test]
+fn migration_data_have_their_length() {
+    let parse = |command, argsz, size, data: &[u8]| {
+        let payload = [wire::MigrationData { argsz, size }.as_bytes(), data].concat();
+        Request::parse(command as u16, &payload, Vec::new()).map(|_| ()).map_err(|error| error.errno())
+    };
+    assert_eq!(parse(Command::MigDataRead, 108, 100, &[]), Ok(()));
+    assert_eq!(parse(Command::MigDataRead, 107, 100, &[]), Err(Errno::INVAL));
+    assert_eq!(parse(Command::MigDataRead, u32::MAX, MAX_TRANSFER + 1, &[]), Err(Errno::TOOBIG));
+    assert_eq!(parse(Command::MigDataWrite, 12, 4, b"data"), Ok(()));
+    assert_eq!(parse(Command::MigDataWrite, 12, 5, b"data"), Err(Errno::INVAL));
+    assert_eq!(parse(Command::MigDataWrite, 13, 5, b"data"), Err(Errno::INVAL));
+    assert_eq!(parse(Command::MigDataWrite, 11, 3, b"data"), Err(Errno::INVAL));
+}
+
+#[test]
+fn every_way_between_migration_states_ends() {
+    use MigrationState::{PreCopy, Resuming, Running, Stop, StopCopy};
+    let way = |from: MigrationState, to| {
+        let mut way = vec![from];
+        while *way.last().unwrap() != to {
+            way.push(way.last().unwrap().towards(to)?);
+            assert!(way.len() < 6, "{way:?}");
+        }
+        Some(way)
+    };
+    for from in [Running, Stop, StopCopy, Resuming, PreCopy] {
+        for to in [Running, Stop, StopCopy, Resuming, PreCopy] {
+            assert_eq!(way(from, to).is_some(), (from, to) != (StopCopy, PreCopy), "{from:?} to {to:?}");
+        }
+        assert_eq!(way(MigrationState::Error, from), None);
+        assert_eq!(way(from, MigrationState::Error), None);
+    }
+    assert_eq!(way(Running, StopCopy), Some(vec![Running, Stop, StopCopy]));
+    assert_eq!(way(PreCopy, StopCopy), Some(vec![PreCopy, StopCopy]));
+    assert_eq!(way(PreCopy, Stop), Some(vec![PreCopy, Running, Stop]));
+    assert_eq!(way(Running, Resuming), Some(vec![Running, Stop, Resuming]));
+    assert_eq!(way(Resuming, Running), Some(vec![Resuming, Stop, Running]));
 }
 
 #[test]

@@ -207,6 +207,72 @@ wire!(
     }
 );
 
+wire!(
+    /// Head of DEVICE_FEATURE, request and reply; the feature's data follow.
+    Feature, 8 {
+        /// Bytes the reply may take; in the reply, bytes it needs.
+        argsz: u32,
+        /// The feature's number in [`FEATURE_MASK`], and what is asked of it (`FEATURE_*`).
+        flags: u32,
+    }
+);
+wire!(
+    /// Data of the migration feature.
+    MigrationFeature, 8 {
+        /// `MIGRATION_*`.
+        flags: u64,
+    }
+);
+wire!(
+    /// Data of the feature that is the device's migration state.
+    DeviceState, 8 {
+        /// A [`MigrationState`](crate::MigrationState), as a number.
+        state: u32,
+        /// Not used on a socket.
+        data_fd: u32,
+    }
+);
+wire!(
+    /// Fixed part of the data that start the log of written pages; ranges may follow.
+    LoggingControl, 16 {
+        /// Bytes of a page; a hint.
+        page_size: u64,
+        /// How many ranges follow.
+        num_ranges: u32,
+        /// 0.
+        reserved: u32,
+    }
+);
+wire!(
+    /// A range of [`LoggingControl`], and what is asked of the log.
+    LoggingRange, 16 {
+        /// First device-visible address.
+        address: u64,
+        /// Bytes.
+        size: u64,
+    }
+);
+wire!(
+    /// Fixed part of the log's report, request and reply; in the reply a bit for each page follows.
+    LoggingReport, 24 {
+        /// First device-visible address.
+        address: u64,
+        /// Bytes.
+        size: u64,
+        /// Bytes that a bit stands for.
+        page_size: u64,
+    }
+);
+wire!(
+    /// Head of MIG_DATA_READ and MIG_DATA_WRITE, request and reply; data may follow.
+    MigrationData, 8 {
+        /// Bytes the reply may take, or of the request; in the reply, bytes it has.
+        argsz: u32,
+        /// Bytes of data.
+        size: u32,
+    }
+);
+
 /// Header flags: the type's bits.
 pub const TYPE_MASK: u32 = 0xf;
 /// Header flags: this is a request.
@@ -254,3 +320,27 @@ pub const IRQ_ACTION_MASK: u32 = 1 << 3;
 pub const IRQ_ACTION_UNMASK: u32 = 1 << 4;
 /// SET_IRQS: trigger.
 pub const IRQ_ACTION_TRIGGER: u32 = 1 << 5;
+
+/// Feature flags: the feature's number.
+pub const FEATURE_MASK: u32 = 0xffff;
+/// Feature flags: tell its data.
+pub const FEATURE_GET: u32 = 1 << 16;
+/// Feature flags: set its data.
+pub const FEATURE_SET: u32 = 1 << 17;
+/// Feature flags: is it there, and does it know the other operations named?
+pub const FEATURE_PROBE: u32 = 1 << 18;
+/// Feature: how the device can be migrated.
+pub const FEATURE_MIGRATION: u32 = 1;
+/// Feature: the device's migration state.
+pub const FEATURE_DEVICE_STATE: u32 = 2;
+/// Feature: start the log of written pages.
+pub const FEATURE_LOGGING_START: u32 = 6;
+/// Feature: end it.
+pub const FEATURE_LOGGING_STOP: u32 = 7;
+/// Feature: tell what is in it, and forget that.
+pub const FEATURE_LOGGING_REPORT: u32 = 8;
+
+/// Migration feature: the state is copied while the device stands still.
+pub const MIGRATION_STOP_COPY: u64 = 1 << 0;
+/// Migration feature: the copy may begin while the device runs.
+pub const MIGRATION_PRE_COPY: u64 = 1 << 2;

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::{Connection, ConnectionError, Deferred};
+use super::{Connection, ConnectionError, Deferred, feature::migration};
 use crate::codec::{self, Command, Header, ProtocolError, Request, VersionError, WriteMulti, encode_region, wire};
 use crate::device::{Device, DmaUnmap, IrqSet, Outcome, RegionFlags};
 use crate::transport::Frame;
@@ -14,7 +14,7 @@ use crate::transport::Frame;
 const KEEP_SCRATCH: usize = 64 * 1024;
 
 /// What a handler wants to be done, besides a reply it has sent itself.
-enum Refusal {
+pub(super) enum Refusal {
     Protocol(ProtocolError),
     Device(Errno),
     Connection(ConnectionError),
@@ -106,11 +106,17 @@ impl Connection {
                 Ok(self.reply(header, [access.as_bytes(), &[]], &[])?)
             }
             Request::RegionWriteMulti(writes) => self.write_multi(header, writes, device),
+            Request::Feature(request) => self.feature(header, request, device),
+            Request::MigrationRead { size } => self.migration_read(header, size, device),
+            Request::MigrationWrite(data) => {
+                migration(device, Command::MigDataWrite)?.write(data)?;
+                Ok(self.reply(header, [&[], &[]], &[])?)
+            }
         }
     }
 
     /// Replies, or remembers what to reply.
-    fn finish(&mut self, header: &Header, outcome: Outcome, payload: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn finish(&mut self, header: &Header, outcome: Outcome, payload: &[u8]) -> Result<(), Refusal> {
         match outcome {
             Outcome::Done(result) => {
                 result?;

@@ -23,6 +23,8 @@ mod logs;
 mod namespaces;
 mod queues;
 
+pub(super) use queues::is_reachable;
+
 use std::{cell::Cell, rc::Rc};
 
 use millrace_engine::{ShardContext, TaskSlot};
@@ -83,7 +85,7 @@ fn done(dw0: u32) -> Outcome {
 }
 
 /// Milliseconds of the system's monotonic clock, which goes on when this process does not.
-fn monotonic_millis() -> u64 {
+pub(crate) fn monotonic_millis() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
 }
@@ -141,6 +143,11 @@ impl Controller {
     fn holds(&self, cid: u16) -> bool {
         self.admin.deletions.iter().any(|(token, _)| token.cid == cid)
             || self.admin.jobs.tokens().any(|token| token.cid == cid)
+    }
+
+    /// Whether there is work on namespaces under way, or a queue's deletion.
+    pub(crate) fn has_jobs(&self) -> bool {
+        !self.admin.jobs.is_empty() || !self.admin.deletions.is_empty()
     }
 
     /// Commands that wait without touching guest memory and without a task of theirs that does.

@@ -195,7 +195,7 @@ impl Controller {
 }
 
 /// Whether all of a range lies in regions that allow the access.
-fn is_reachable(memory: &GuestMemory, base: u64, len: u64, access: Access) -> bool {
+pub(crate) fn is_reachable(memory: &GuestMemory, base: u64, len: u64, access: Access) -> bool {
     let mut done = 0;
     while done < len {
         let Some(at) = base.checked_add(done) else { return false };

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use millrace_memory::{GuestAddress, MapError, Protection};
 use millrace_nvme_spec::registers::offset;
 use millrace_vfio_user::{
-    Connection, ConnectionError, Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, MmapArea, Outcome, Progress,
-    RegionFlags, RegionInfo, RequestId, pci,
+    Connection, ConnectionError, Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, LogRange, Migration,
+    MigrationState, MmapArea, Outcome, Progress, RegionFlags, RegionInfo, RequestId, pci,
 };
 
 use crate::log_limit::LogLimit;
@@ -28,6 +28,8 @@ pub(super) enum Waiting {
     /// so that a client that only splits a region (as QEMU does when firmware changes the memory map) loses none of them.
     Unmap(DmaUnmap),
     Reset,
+    /// The controller shall stand still.
+    Migrate(MigrationState),
 }
 
 impl Waiting {
@@ -35,10 +37,11 @@ impl Waiting {
     pub(super) fn finish(self, controller: &mut Controller) -> Option<Result<(), Errno>> {
         match self {
             Self::Unmap(what) if controller.is_quiet() => {
-                controller.lifecycle.paused = false;
+                controller.lifecycle.paused = controller.lifecycle.stopped;
                 Some(unmap(controller, what))
             }
             Self::Reset if controller.phase != Phase::Resetting => Some(Ok(())),
+            Self::Migrate(state) => controller.migrate(state),
             Self::Unmap(_) | Self::Reset => None,
         }
     }
@@ -175,6 +178,7 @@ impl Device for Function<'_> {
             client.add_region(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
         }
         self.controller.caches.forget_translations();
+        self.controller.release();
         mapped.map_err(|error| {
             if let Some(suppressed) = self.log.admit() {
                 let device = &self.controller.config.name;
@@ -203,6 +207,11 @@ impl Device for Function<'_> {
     }
 
     fn reset(&mut self) -> Outcome {
+        if self.controller.awaits_guest() {
+            // A machine that is restored resets its devices before it knows their states.
+            return Outcome::Done(Ok(()));
+        }
+        self.controller.leave_migration();
         self.controller.reset(Reset::Function);
         if self.controller.phase == Phase::Resetting {
             *self.waiting = Some(Waiting::Reset);
@@ -211,7 +220,50 @@ impl Device for Function<'_> {
         Outcome::Done(Ok(()))
     }
 
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        self.controller.config.migration.then_some(self as &mut dyn Migration)
+    }
+
     fn dma_reply(&mut self, _: RequestId, _: Result<&[u8], Errno>) {
         // The controller reaches mapped memory only, and never asks the client for other.
+    }
+}
+
+impl Migration for Function<'_> {
+    fn state(&self) -> MigrationState {
+        self.controller.migration_state()
+    }
+
+    fn set_state(&mut self, state: MigrationState) -> Outcome {
+        if let Some(result) = self.controller.migrate(state) {
+            return Outcome::Done(result);
+        }
+        *self.waiting = Some(Waiting::Migrate(state));
+        Outcome::Later
+    }
+
+    fn read(&mut self, most: usize) -> Result<Vec<u8>, Errno> {
+        self.controller.read_saved(most)
+    }
+
+    fn write(&mut self, data: &[u8]) -> Result<(), Errno> {
+        self.controller.write_saved(data)
+    }
+
+    fn start_logging(&mut self, _page_size: u64) -> Result<(), Errno> {
+        match (self.controller.memory.logs_writes(), self.again) {
+            (true, false) => return Err(Errno::BUSY),
+            (true, true) => {}
+            (false, _) => self.controller.start_logging(),
+        }
+        Ok(())
+    }
+
+    fn stop_logging(&mut self) {
+        self.controller.stop_logging();
+    }
+
+    fn report(&mut self, range: LogRange, bitmap: &mut [u8]) -> Result<(), Errno> {
+        self.controller.report(range, bitmap)
     }
 }
