@@ -345,7 +345,7 @@ impl Controller {
     }
 
     /// Posts a command's completion, or drops it when the controller was reset since.
-    pub(crate) fn complete(&mut self, token: CommandToken, completion: Completion) {
+    pub(crate) fn complete(&mut self, token: CommandToken, mut completion: Completion) {
         self.in_flight = self.in_flight.checked_sub(1).expect("a command completes once");
         if token.epoch != self.state.epoch.get() {
             return;
@@ -354,7 +354,9 @@ impl Controller {
             self.counters.errors += 1;
             if matches!(completion.status.code(), Status::UNRECOVERED_READ_ERROR | Status::WRITE_FAULT) {
                 self.counters.media_errors += 1;
+                self.medium_failed();
             }
+            completion.status = completion.status.with_more(true);
             self.note_error(token, completion.status);
         }
         self.post(token, completion);

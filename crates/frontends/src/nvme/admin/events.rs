@@ -201,6 +201,12 @@ impl Controller {
         self.raise(event);
     }
 
+    /// What is below a volume has failed. Of the kinds of event there are, only transient errors make no host reset the controller.
+    #[cold]
+    pub(crate) fn medium_failed(&self) {
+        self.raise(AsyncEvent::TRANSIENT_INTERNAL_ERROR);
+    }
+
     /// A namespace was attached, detached, resized or formatted other than by this guest's command.
     pub(crate) fn namespace_changed(&mut self, nsid: u32) {
         if let Some(word) = self.state.logs.changed_namespaces.get(nsid as usize / 64) {

@@ -2,20 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use millrace_block::BlockSize;
+use millrace_backends::{
+    MemoryVolume,
+    fault::{Effect, FaultVolume, Kind, Rule, When},
+};
+use millrace_block::{BlockError, BlockSize};
 use millrace_nvme_spec::{
     admin::AsyncEvent,
     command::{NamespaceId, QueueId, Sqe},
     features::FeatureId,
     identify::NamespaceList,
     log::{ErrorEntry, LogId, ReservationNotification, ReservationNotificationType as Notice},
-    opcode::AdminOpcode,
+    opcode::{AdminOpcode, NvmOpcode},
     registers::offset,
     status::Status,
 };
 
 use super::{
-    super::super::{fixture::FakeGuest, state::EVENT_REQUESTS},
+    super::super::{
+        fixture::{FakeGuest, sqe},
+        state::EVENT_REQUESTS,
+    },
     admin, code, expect,
     logs::log_page,
     reading,
@@ -207,6 +214,26 @@ fn invalid_doorbells_are_reported_and_logged() {
     guest.settle();
     guest.controller.doorbell_write(7 * 2, 1);
     assert_eq!(guest.wait(0).dw0, AsyncEvent::INVALID_DOORBELL_REGISTER.dw0().into_bits());
+}
+
+#[test]
+fn a_disk_that_fails_is_reported_until_the_log_is_read() {
+    let mut guest = FakeGuest::boot();
+    let fault = FaultVolume::new(MemoryVolume::create("inner", 1 << 20, BlockSize::B512).unwrap(), 1);
+    fault.add(Rule::new(Kind::Flush, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    guest.add_volume(1, fault);
+    guest.make_queues(1, 16);
+    guest.submit(0, event_request());
+    let failed = guest.command(1, sqe(NvmOpcode::FLUSH.0, 1));
+    assert!(failed.status().more() && failed.status().code() == Status::WRITE_FAULT);
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::TRANSIENT_INTERNAL_ERROR.dw0().into_bits());
+    guest.submit(0, event_request());
+    guest.command(1, sqe(NvmOpcode::FLUSH.0, 1));
+    assert_eq!(guest.controller.event_requests().count(), 1, "told once");
+    let errors: [ErrorEntry; 64] = reading(&mut guest, log_page(LogId::ERROR, 4096));
+    assert_eq!((errors[0].ecnt, errors[0].status.status()), (2, failed.status()));
+    guest.command(1, sqe(NvmOpcode::FLUSH.0, 1));
+    assert_eq!(guest.wait(0).dw0, AsyncEvent::TRANSIENT_INTERNAL_ERROR.dw0().into_bits());
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn errors_are_logged_newest_first() {
     assert_eq!((entries[0].ecnt, entries[0].sqid, entries[0].cid), (2, QueueId(1), second.cid));
     assert_eq!(entries[0].status.status(), second.status());
     assert_eq!((entries[1].ecnt, entries[1].sqid, entries[1].cid), (1, QueueId(0), first.cid));
-    assert_eq!(entries[1].status.status(), Status::INVALID_OPCODE.do_not_retry());
+    assert_eq!(entries[1].status.status(), Status::INVALID_OPCODE.do_not_retry().with_more(true));
     assert_eq!((entries[2].ecnt, entries[2].cid), (0, CommandId(0)));
     for _ in 0..100 {
         guest.admin(admin(AdminOpcode::SANITIZE, 0));

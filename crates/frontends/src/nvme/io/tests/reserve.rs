@@ -148,7 +148,7 @@ fn wrong_fields() {
     for (cptpl, ok) in [(1, false), (3, false), (2, true)] {
         persist.cdw10 = RegisterCdw10::new().with_cptpl(ChangePersistence(cptpl)).into_bits();
         let cqe = one.command_writing(1, persist, RegisterData { crkey: 0, nrkey: 11 }.as_bytes());
-        assert_eq!(cqe.status(), if ok { Status::SUCCESS } else { refused.do_not_retry() });
+        assert_eq!(cqe.status(), if ok { Status::SUCCESS } else { refused.do_not_retry().with_more(true) });
     }
     let mut ignoring = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
     ignoring.cdw10 = AcquireCdw10::new().with_iekey(true).with_rtype(Type::WRITE_EXCLUSIVE).into_bits();
