@@ -1,0 +1,87 @@
+//! Stock Linux guests on disks made of services, which change while the guests write.
+
+use std::{path::PathBuf, thread::sleep, time::Duration};
+
+use millrace_tests::{Boot, Daemon, Guest, eventually, seats, unless_heavy};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// A node of a volume's tree by its name.
+fn node<'a>(tree: &'a Value, name: &str) -> Option<&'a Value> {
+    if tree["node"].as_str() == Some(name) {
+        return Some(tree);
+    }
+    tree["over"].as_array()?.iter().find_map(|below| node(below, name))
+}
+
+fn health(daemon: &Daemon, service: &str) -> String {
+    let volume = daemon.json(&["volume", "show", "disk"]);
+    let node = node(&volume["tree"], service).unwrap_or_else(|| panic!("no {service} in {volume}"));
+    node["status"]["health"].as_str().expect("a service's health").to_owned()
+}
+
+/// The guest's load, in which every block is verified, goes on.
+fn alive(guest: &mut Guest) {
+    guest.send("alive");
+    guest.wait_mark("alive");
+}
+
+fn key(daemon: &Daemon) -> PathBuf {
+    let key = daemon.path("disk.key");
+    std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+    key
+}
+
+/// A leg is lost and replaced, services are put in and taken out, and the worker dies again and again: the guest writes on.
+#[test]
+fn a_guest_does_not_notice_what_becomes_of_its_services() {
+    let daemon = Daemon::start();
+    let [a, b, c] = ["a", "b", "c"].map(|leg| format!("file:{}", daemon.path(leg).display()));
+    let stack = format!("throttle(iops=100K) | crypt(key=file:{}) | mirror({a}, {b})", key(&daemon).display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "256M"], &[]);
+    let mut guest = Boot::scenario("load").socket(&socket).start(&seats(1));
+    guest.wait_mark("loaded");
+    alive(&mut guest);
+
+    daemon.run(&["volume", "command", "disk", "mirror", "fail", "leg=0"]);
+    assert_eq!(health(&daemon, "mirror"), "degraded");
+    alive(&mut guest);
+    daemon.run(&["volume", "replace", "disk", &a, &c]);
+    for round in 0..unless_heavy(20, 200) {
+        sleep(Duration::from_millis(100 + round * 79 % 400));
+        daemon.kill_worker(Signal::KILL);
+    }
+    alive(&mut guest);
+    eventually("the new leg is full", || (health(&daemon, "mirror") == "good").then_some(()));
+
+    daemon.run(&["volume", "insert", "disk", "meter(tenant=acme)"]);
+    daemon.run(&["volume", "remove", "disk", "throttle"]);
+    daemon.run(&["volume", "command", "disk", "mirror", "fail", "leg=1"]);
+    alive(&mut guest);
+    guest.send("enough");
+    guest.finish();
+    let bill = daemon.run(&["usage", "--by", "tenant", "--csv"]);
+    assert!(bill.lines().any(|line| line.starts_with("acme,")), "{bill}");
+    daemon.finish();
+}
+
+/// What a guest gets through a cap in some seconds is the cap, at most.
+#[test]
+fn a_cap_is_held() {
+    let daemon = Daemon::start();
+    let stack = "meter(tenant=acme) | throttle(read_iops=400, write_bandwidth=2M) | memory";
+    let socket = daemon.disk("disk", &["--stack", stack, "--size", "256M"], &[]);
+    Boot::scenario("capped").set("READS", 400).set("WRITTEN", 2 << 20).socket(&socket).run(&seats(1));
+    daemon.finish();
+}
+
+/// Chunks that go round over unequal legs, and one volume after the other.
+#[test]
+fn fio_on_aggregated_legs() {
+    let daemon = Daemon::start();
+    let [a, b, c] = ["a", "b", "c"].map(|leg| format!("file:{}", daemon.path(leg).display()));
+    let stack = format!("concat(stripe(chunk=16K, {a}(size=300M), {b}(size=200M)), {c}(size=400M))");
+    let socket = daemon.disk("disk", &["--stack", &stack], &[]);
+    Boot::scenario("fio").set("FIO_SIZE", unless_heavy("8m", "64m")).socket(&socket).run(&seats(1));
+    daemon.finish();
+}
