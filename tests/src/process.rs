@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-/// What a process holds.
+/// What a process holds that may be its guests'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Open file descriptors.
@@ -26,8 +26,8 @@ impl Usage {
         };
         let maps = fs::read_to_string(format!("{dir}/maps")).ok()?;
         Some(Self {
-            fds: fs::read_dir(format!("{dir}/fd")).ok()?.count(),
-            shared_mappings: maps.lines().filter(|line| line.contains("/memfd:")).count(),
+            fds: fs::read_dir(format!("{dir}/fd")).ok()?.flatten().filter(|fd| !is_volumes(&fd.path())).count(),
+            shared_mappings: maps.lines().filter(|line| line.contains("/memfd:") && !line.contains(VOLUMES)).count(),
             threads: fs::read_dir(format!("{dir}/task")).ok()?.flatten().filter(|task| !is_casual(&task.path())).count(),
             private: number("RssAnon:")? * 1024,
         })
@@ -46,6 +46,13 @@ impl Usage {
 /// Threads of the kernel's for io_uring, of the runtime's for blocking calls (idle ones end after a while), and the one that
 /// unmaps memory (it starts when it is first needed).
 const CASUAL: [&str; 3] = ["iou-", "tokio-", "millrace-reaper"];
+
+/// What a volume remembers of its guests — reservations, marks — from when there was first something to remember: two files at most.
+const VOLUMES: &str = "/memfd:millrace-namespace";
+
+fn is_volumes(fd: &Path) -> bool {
+    fs::read_link(fd).is_ok_and(|file| file.to_string_lossy().starts_with(VOLUMES))
+}
 
 fn is_casual(task: &Path) -> bool {
     fs::read_to_string(task.join("comm")).is_ok_and(|name| CASUAL.iter().any(|casual| name.starts_with(casual)))

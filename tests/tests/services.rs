@@ -60,8 +60,10 @@ fn a_guest_does_not_notice_what_becomes_of_its_services() {
     alive(&mut guest);
     guest.send("enough");
     guest.finish();
-    let bill = daemon.run(&["usage", "--by", "tenant", "--csv"]);
-    assert!(bill.lines().any(|line| line.starts_with("acme,")), "{bill}");
+    eventually("the account has the tenant", || {
+        let bill = daemon.run(&["usage", "--by", "tenant", "--csv"]);
+        bill.lines().any(|line| line.starts_with("acme,")).then_some(())
+    });
     daemon.finish();
 }
 
