@@ -112,39 +112,54 @@ fn workers_of_both_layouts_may_die() {
 }
 
 /// A file of the test's own that may be run.
-fn program(daemon: &Daemon, name: &str, content: &[u8]) -> PathBuf {
-    let path = daemon.path(name);
+fn program(place: &Path, name: &str, content: &[u8]) -> PathBuf {
+    let path = place.join(name);
     fs::write(&path, content).expect("writing a program");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("making it one");
     path
 }
 
-fn odd_worker(daemon: &Daemon, fault: &str) -> PathBuf {
+fn odd_worker(place: &Path, fault: &str) -> PathBuf {
     let content = fs::read(env!("CARGO_BIN_EXE_odd-worker")).expect("the program");
-    program(daemon, fault, &content)
+    program(place, fault, &content)
+}
+
+/// A daemon that may be upgraded from a folder, and that folder.
+fn daemon_with_place() -> (Daemon, tempfile::TempDir) {
+    let place = tempfile::tempdir().expect("a folder");
+    let path = place.path().to_str().expect("a path in UTF-8");
+    (Daemon::start_with(&["--upgrade-from", path, "--upgrade-from", "/bin"]), place)
 }
 
 /// A new binary that does not come as far as its turn is not noticed by anybody.
 #[test]
 fn a_binary_that_does_not_start_changes_nothing() {
-    let daemon = Daemon::start();
+    let (daemon, place) = daemon_with_place();
+    let place = place.path();
     let socket = file_disk(&daemon, "disk");
     let mut load = Load::start(&socket, &Work::default());
     load.wait_until_busy();
     let worker = daemon.worker();
-    let not_a_program = daemon.path("disk.img");
-    let garbage = program(&daemon, "garbage", b"\x7fELF, and nothing more");
-    let script = program(&daemon, "script", b"#!/bin/sh\nexit 7\n");
-    let missing = daemon.path("missing");
+    let not_a_program = place.join("text");
+    fs::write(&not_a_program, "no program").expect("a file");
+    // A worker that was taken over can write to volumes, and make files in the daemon's folders.
+    let elsewhere = program(&daemon.path("state"), "elsewhere", b"#!/bin/sh\n");
+    let linked = place.join("linked");
+    std::os::unix::fs::symlink(&elsewhere, &linked).expect("a link");
+    let garbage = program(place, "garbage", b"\x7fELF, and nothing more");
+    let script = program(place, "script", b"#!/bin/sh\nexit 7\n");
+    let missing = place.join("missing");
     for (binary, reason) in [
         (missing.as_path(), "No such file"),
         (&not_a_program, "Permission denied"),
         (&garbage, "cannot be run"),
+        (&elsewhere, "lies neither"),
+        (&linked, "lies neither"),
         (&script, "exit status"),
         (Path::new("/bin/false"), "exit status: 1"),
-        (&odd_worker(&daemon, "strange"), "it understands versions"),
-        (&odd_worker(&daemon, "ignorant"), "it does not know commands-in-flight"),
-        (&odd_worker(&daemon, "hangs"), "in time"),
+        (&odd_worker(place, "strange"), "it understands versions"),
+        (&odd_worker(place, "ignorant"), "it does not know commands-in-flight"),
+        (&odd_worker(place, "hangs"), "in time"),
     ] {
         let refused = daemon.upgrade(binary, LONG).expect_err("no upgrade");
         assert!(refused.contains(reason), "{}: {refused}", binary.display());
@@ -159,19 +174,20 @@ fn a_binary_that_does_not_start_changes_nothing() {
 /// One that fails when it has its turn costs a pause: the old binary serves again, and nothing is lost.
 #[test]
 fn a_binary_that_fails_at_its_turn_is_replaced_by_the_old_one() {
-    let daemon = Daemon::start();
+    let (daemon, place) = daemon_with_place();
+    let place = place.path();
     let socket = file_disk(&daemon, "disk");
     let mut load = Load::start(&socket, &Work::default());
     load.wait_until_busy();
     let this = daemon.worker_binary();
     for (fault, reason) in [("ends-at-its-turn", "exit status: 3"), ("hangs-at-its-turn", "did not serve in time")] {
-        let refused = daemon.upgrade(&odd_worker(&daemon, fault), LONG).expect_err("no upgrade");
+        let refused = daemon.upgrade(&odd_worker(place, fault), LONG).expect_err("no upgrade");
         assert!(refused.contains(reason), "{fault}: {refused}");
         assert_eq!(daemon.worker_binary(), this);
         load.expect_running();
     }
     // It says that it serves, and does nothing of the kind.
-    let soon = odd_worker(&daemon, "crashes-soon");
+    let soon = odd_worker(place, "crashes-soon");
     let path = soon.to_str().expect("a path in UTF-8");
     let refused = daemon.try_run(&["upgrade", "--binary", path]);
     eventually("the old binary", || (daemon.worker_binary() == this).then_some(()));

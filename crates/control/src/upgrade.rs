@@ -87,6 +87,9 @@ fn reason(result: UpgradeResult, refusal: Option<String>) -> String {
         UpgradeResult::CannotRun(errno) => {
             format!("the new binary cannot be run: {}", std::io::Error::from_raw_os_error(errno))
         }
+        UpgradeResult::NotAllowed => {
+            "the new binary lies neither in the directory of the daemon's own nor in one of its --upgrade-from".to_owned()
+        }
         UpgradeResult::DiedAtStart(status) => {
             format!("the new binary ended ({}) before it could take over; the log may say why", how(status))
         }

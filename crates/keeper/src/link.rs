@@ -134,6 +134,8 @@ pub enum UpgradeResult {
     Died(i32),
     /// It did not serve in time.
     Silent,
+    /// The file does not lie where programs may take over from.
+    NotAllowed,
 }
 
 impl UpgradeResult {
@@ -149,23 +151,25 @@ impl UpgradeResult {
             Self::OldDied => (6, 0),
             Self::Died(how) => (7, status(how)),
             Self::Silent => (8, 0),
+            Self::NotAllowed => (9, 0),
         }
     }
 
-    fn decode(what: u32, detail: u64) -> Option<Self> {
+    fn decode(what: u32, detail: u64) -> Self {
         let status = (detail as u32).cast_signed();
-        Some(match what {
+        match what {
             0 => Self::Done(detail),
             1 => Self::Busy,
             2 => Self::CannotRun(status),
             3 => Self::DiedAtStart(status),
             4 => Self::SilentAtStart,
-            5 => Self::Refused,
             6 => Self::OldDied,
             7 => Self::Died(status),
             8 => Self::Silent,
-            _ => return None,
-        })
+            9 => Self::NotAllowed,
+            // And what another version of the keeper may know.
+            _ => Self::Refused,
+        }
     }
 }
 
@@ -331,10 +335,7 @@ impl Link {
                 What::LET_GO => return Word::LetGo(Layouts::decode(received.data)),
                 What::UPGRADED => {
                     let result = UpgradeResult::decode(message.key.slot, message.number);
-                    let id = message.key.owner;
-                    if let Some(result) = result {
-                        return Word::Upgraded(Upgraded { id, result });
-                    }
+                    return Word::Upgraded(Upgraded { id: message.key.owner, result });
                 }
                 What::SETTLED => {
                     self.on_trial.store(false, Ordering::Release);

@@ -7,7 +7,7 @@ use std::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::process::ExitStatusExt,
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     rc::Rc,
     time::{Duration, Instant},
@@ -86,6 +86,8 @@ pub(crate) struct Worker {
 pub struct Keeper<'a> {
     /// Makes the command that starts a worker from the binary at a path.
     pub(crate) command: Box<dyn Fn(&Path) -> Command + 'a>,
+    /// Folders whose programs may take over: a worker, whatever has become of it, must not be able to write there.
+    pub(crate) places: Vec<PathBuf>,
     /// Told when guests are served for the first time.
     started: Option<Box<dyn FnOnce() + 'a>>,
     held: BTreeMap<Key, Place>,
@@ -109,15 +111,23 @@ pub struct Keeper<'a> {
 impl<'a> Keeper<'a> {
     /// Takes over SIGTERM and SIGINT of this process, which may have no other threads yet. `command` makes what starts a worker from
     /// the binary at a path; its standard input becomes the link. `started` is called when guests are served for the first time.
-    pub fn new(command: impl Fn(&Path) -> Command + 'a, started: impl FnOnce() + 'a) -> Result<Self, KeeperError> {
+    /// `places` are folders, by their real paths, whose programs may take over, beside that of this program.
+    pub fn new(
+        command: impl Fn(&Path) -> Command + 'a,
+        started: impl FnOnce() + 'a,
+        mut places: Vec<PathBuf>,
+    ) -> Result<Self, KeeperError> {
         let limit = getrlimit(Resource::Nofile);
         // Fewer descriptors are no reason not to start.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+        let binary = open_binary(Path::new("/proc/self/exe")).map_err(failed("open its own binary"))?;
+        places.extend(place_of(&binary).map_err(failed("find its own binary"))?);
         Ok(Self {
             command: Box::new(command),
+            places,
             started: Some(Box::new(started)),
             held: BTreeMap::new(),
-            binary: Rc::new(open_binary(Path::new("/proc/self/exe")).map_err(failed("open its own binary"))?),
+            binary: Rc::new(binary),
             next: None,
             trial: None,
             upgraded: None,
@@ -331,6 +341,12 @@ impl<'a> Keeper<'a> {
 /// A binary to be run, whatever happens to its path afterwards.
 pub(crate) fn open_binary(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The folder that a binary really lies in.
+pub(crate) fn place_of(binary: &OwnedFd) -> io::Result<Option<PathBuf>> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", binary.as_raw_fd()))?;
+    Ok(path.parent().map(Path::to_owned))
 }
 
 /// Until then.

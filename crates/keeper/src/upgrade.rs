@@ -26,7 +26,7 @@ use rustix::net::RecvFlags;
 use crate::{
     Key, Kind, MAX_LAYOUTS, UpgradeResult,
     link::LET_GO as LET_GO_FLAG,
-    process::{Keeper, Worker, failed, is_fault, monotonic_micros, open_binary},
+    process::{Keeper, Worker, failed, is_fault, monotonic_micros, open_binary, place_of},
     wire::{self, Message, What},
 };
 
@@ -75,6 +75,10 @@ impl Keeper<'_> {
             return;
         }
         let opened = open_binary(Path::new(OsStr::from_bytes(path))).map_err(failed("open the binary"));
+        let place = opened.as_ref().ok().and_then(|binary| place_of(binary).ok().flatten());
+        if opened.is_ok() && !place.is_some_and(|place| self.places.contains(&place)) {
+            return self.tell_result(worker, id, UpgradeResult::NotAllowed);
+        }
         match opened.and_then(|binary| self.start(&Rc::new(binary))) {
             Ok(next) => {
                 let trial = Duration::from_millis(message.number).min(LONGEST_TRIAL);

@@ -107,6 +107,9 @@ pub(crate) struct ServeArgs {
     /// How devices are spread over shards [default: device]
     #[arg(long, value_enum)]
     placement: Option<PlacementArg>,
+    /// A directory whose programs "upgrade" may put in this one's place, beside the one of this program; may be repeated
+    #[arg(long, value_name = "DIR")]
+    pub(crate) upgrade_from: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }

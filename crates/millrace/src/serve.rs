@@ -4,7 +4,7 @@ use std::{
     error::Error,
     ffi::OsString,
     os::{fd::AsFd, unix::process::CommandExt},
-    path::{Path, absolute},
+    path::{Path, PathBuf, absolute},
 };
 
 use millrace_control::{API_SOCKET, DeviceKind, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec};
@@ -17,8 +17,9 @@ use crate::{
 
 /// The keeper: runs a worker, and runs another when it dies (docs/survival.md).
 pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Error>> {
-    // It says nothing; wrong settings are told by the worker.
-    let _ = args;
+    // Wrong settings are told by the worker, but for what is the keeper's own.
+    let place = |path: &PathBuf| path.canonicalize().map_err(|error| format!("--upgrade-from {}: {error}", path.display()));
+    let places = args.upgrade_from.iter().map(place).collect::<Result<_, _>>()?;
     let (words, run_dir) = (worker_words(std::env::args_os()), global.run_dir());
     let worker = |binary: &Path| {
         let mut command = std::process::Command::new(binary);
@@ -29,7 +30,7 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
         announce(&format!("millrace: ready on {}", run_dir.join(API_SOCKET).display()));
         notify::ready();
     };
-    match Keeper::new(worker, started)?.run()? {
+    match Keeper::new(worker, started, places)?.run()? {
         Outcome::Stopped => Ok(()),
         // It has said why.
         Outcome::Failed(code) => std::process::exit(code.unwrap_or(1)),
