@@ -100,11 +100,8 @@ fn reason(result: UpgradeResult, refusal: Option<String>) -> String {
         }
         UpgradeResult::OldDied => "the worker died while the new binary was starting".to_owned(),
         UpgradeResult::Died(status) => {
-            format!(
-                "the new binary ended ({}) before it had proved itself, and the old one serves again; the log may say why",
-                how(status)
-            )
+            format!("the new binary ended ({}) before it had proved itself; the log may say why", how(status))
         }
-        UpgradeResult::Silent => "the new binary did not serve in time, and the old one serves again".to_owned(),
+        UpgradeResult::Silent => "the new binary did not serve in time".to_owned(),
     }
 }

@@ -190,6 +190,7 @@ fn the_description_has_every_route() {
         "/v1/devices/{name}/namespaces",
         "/v1/devices/{name}/namespaces/{nsid}",
         "/v1/status",
+        "/v1/upgrade",
         "/v1/usage",
         "/v1/volumes",
         "/v1/volumes/{name}",
