@@ -20,6 +20,7 @@
 mod balance;
 mod command;
 mod path;
+mod repair;
 mod scrub;
 #[cfg(test)]
 mod tests;

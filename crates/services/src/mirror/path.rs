@@ -75,7 +75,7 @@ impl<'a> Writing<'a> {
 
 impl Mirror {
     /// The bytes of a request.
-    fn bytes_of(&self, request: &Request<'_>) -> std::ops::Range<u64> {
+    pub(super) fn bytes_of(&self, request: &Request<'_>) -> std::ops::Range<u64> {
         let shift = self.shape().block_size.shift();
         // No overflow: the range was checked.
         request.lba.0 << shift..(request.lba.0 + request.count.0) << shift
@@ -351,48 +351,7 @@ impl Mirror {
                 return result;
             }
         }
-        Err(first)
-    }
-
-    /// Leg `leg` could not read what another one could: gives it the data again, and drops it when that does not help.
-    async fn rewrite(&self, cx: TaskContext<'_>, request: Request<'_>, leg: usize, error: BlockError) {
-        let bytes = self.bytes_of(&request);
-        let mut at = bytes.start;
-        while at < bytes.end && self.masks().readable >> leg & 1 == 1 {
-            let len = (bytes.end - at).min(BUFFER_SIZE as u64);
-            let buffer = cx.buffers.take().await;
-            let Some(range) = self.members.ranges.try_lock(at..at + len) else {
-                drop(buffer);
-                drop(self.members.ranges.lock(cx, at..at + len).await);
-                continue;
-            };
-            let segment = buffer.segment(len as usize);
-            let healed = self.repair(cx.deeper(), leg, at, segment).await;
-            drop((range, buffer));
-            match healed {
-                Ok(()) => self.counters.repaired.fetch_add(1, Ordering::Relaxed),
-                // What cannot be recorded stays as it is: the leg is still there, and is not the only one to read.
-                Err(_) => u64::from(self.members.drop_legs(cx, 1 << leg, Some(error)).await.is_ok()),
-            };
-            at += len;
-        }
-    }
-
-    /// Copies a piece from some good leg to `leg`, and reads it again there. The range is locked.
-    pub(super) async fn repair(&self, cx: TaskContext<'_>, leg: usize, at: u64, segment: Segment) -> Result<(), BlockError> {
-        let mut source = Err(BlockError::ReadFault { errno: 0 });
-        for other in legs_of(self.masks().readable & !(1 << leg)) {
-            source = self.transfer(cx, other, Operation::Read, at, segment).await;
-            if source.is_ok() {
-                break;
-            }
-        }
-        if source.is_err() {
-            // Nothing to repair it with is not the leg's fault.
-            return Ok(());
-        }
-        self.transfer(cx, leg, Operation::Write { fua: false }, at, segment).await?;
-        self.transfer(cx, leg, Operation::Read, at, segment).await
+        self.salvage(cx, request, first).await
     }
 
     /// Reads or writes a piece of one leg.

@@ -85,8 +85,7 @@ impl Mirror {
         for leg in legs_of(bad) {
             self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
             match self.repair(cx, leg, at, segment(leg)).await {
-                Ok(()) if good != 0 => self.note_repaired(),
-                Ok(()) => {}
+                Ok(count) => self.note_repaired(count),
                 Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Some(error)).await,
             }
         }
@@ -100,9 +99,8 @@ impl Mirror {
         }
     }
 
-    fn note_repaired(&self) {
-        self.counters.repaired.fetch_add(1, Ordering::Relaxed);
-        self.scrub().repaired += 1;
+    fn note_repaired(&self, count: u64) {
+        self.scrub().repaired += count;
     }
 
     /// Compares what was read from these legs, block by block.
@@ -134,7 +132,8 @@ impl Mirror {
                 match self.transfer(cx, leg, Operation::Write { fua: false }, place, part(right)).await {
                     Ok(()) => {
                         tracing::warn!(mirror = self.name, leg, lba, "a block differed from the majority and was rewritten");
-                        self.note_repaired();
+                        self.counters.repaired.fetch_add(1, Ordering::Relaxed);
+                        self.note_repaired(1);
                     }
                     Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Some(error)).await,
                 }
