@@ -277,6 +277,15 @@ impl Daemon {
         self.launch();
     }
 
+    /// Starts it again after [`stop`](Self::stop), in the same folders.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn start_again(&mut self) {
+        println!("  daemon: started again");
+        self.launch();
+    }
+
     /// Takes it away as a crash does, and starts it again in the same folders.
     pub fn crash_and_restart(&mut self) {
         println!("  daemon: SIGKILL, and started again");

@@ -1,6 +1,6 @@
 //! Stock Linux guests on disks served by the daemon: what the whole is for.
 
-use std::{path::Path, process::Command};
+use std::{os::unix::fs::FileExt as _, path::Path, process::Command};
 
 use millrace_tests::{Boot, Daemon, Kernel, OneDisk, repository, seats, unless_heavy};
 
@@ -393,4 +393,74 @@ fn one_disk_in_the_foreground() {
     Boot::scenario("commands").socket(&socket).run(&seats(1));
     server.stop();
     assert!(!socket.exists(), "the socket stays behind");
+}
+
+// Services.
+
+#[test]
+fn an_enciphered_disk_needs_its_key() {
+    let mut daemon = Daemon::start();
+    let (key, image) = (daemon.path("disk.key"), daemon.path("disk.img"));
+    std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+    let stack = format!("crypt(key=file:{}, file:{})", key.display(), image.display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "64M"], &[]);
+    Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+    // What lies in the file is not the guest's text.
+    let medium = std::fs::read(&image).expect("the file");
+    assert!(medium[256 << 10..(256 << 10) + (1 << 20)].iter().any(|byte| *byte != 0));
+    assert!(!medium.windows(11).any(|window| window == b"guest's own"), "plain text in the file");
+    // With another key nothing is shown, and the daemon says why; with its own the text is there.
+    std::fs::write(&key, "a5".repeat(32)).expect("a key file");
+    daemon.restart();
+    assert!(daemon.log().contains("does not open it"), "{}", daemon.log());
+    std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+    daemon.restart();
+    Boot::scenario("text").set("DO", "read").socket(&socket).run(&seats(1));
+    daemon.finish();
+}
+
+/// Flips a bit of the block of this number, of 4096 bytes, in an image of the integrity service.
+fn flip_bit(image: &Path, block: u64) {
+    // In the first group, after the header and the group's two pages.
+    let at = (64 << 10) + 8192 + block * 4096 + 1000;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(image).expect("the file");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("a byte of the text");
+    file.write_all_at(&[byte[0] ^ 1], at).expect("another one");
+}
+
+#[test]
+fn a_flipped_bit_is_told_to_the_guest() {
+    let mut daemon = Daemon::start();
+    let image = daemon.path("disk.img");
+    let stack = format!("integrity(file:{})", image.display());
+    let volume = ["--stack", &stack, "--size", "64M", "--block-size", "4096"];
+    let socket = daemon.disk("disk", &volume, &[]);
+    Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+    daemon.stop();
+    flip_bit(&image, 77);
+    daemon.start_again();
+    Boot::scenario("text").set("BAD", 77).socket(&socket).run(&seats(1));
+    let log = daemon.log();
+    assert!(log.contains("does not match its checksum") && log.contains("lba=77"), "{log}");
+    daemon.finish();
+}
+
+#[test]
+fn a_flipped_bit_below_a_mirror_is_made_good() {
+    let mut daemon = Daemon::start();
+    let images = ["one.img", "two.img"].map(|name| daemon.path(name));
+    let leg = |image: &Path| format!("integrity(file:{})", image.display());
+    let stack = format!("mirror(read=0, {}, {})", leg(&images[0]), leg(&images[1]));
+    let volume = ["--stack", &stack, "--size", "64M", "--block-size", "4096"];
+    let socket = daemon.disk("disk", &volume, &[]);
+    Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+    daemon.stop();
+    flip_bit(&images[0], 77);
+    flip_bit(&images[1], 78);
+    daemon.start_again();
+    Boot::scenario("text").socket(&socket).run(&seats(1));
+    let log = daemon.log();
+    assert!(log.contains("lba=77") && log.contains("was given the data of another one"), "{log}");
+    daemon.finish();
 }

@@ -1,4 +1,5 @@
-//! What a mirror costs: 4 KiB at random places, on memory, one request after the other. `cargo bench -p millrace-services --bench mirror`
+//! What a mirror costs, and what integrity costs on its legs: 4 KiB at random places, on memory, one request after the other.
+//! `cargo bench -p millrace-services --bench mirror`
 
 #![allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 
@@ -41,9 +42,9 @@ impl Spawner for Nowhere {
     }
 }
 
-fn volume(stack: &str) -> Graph {
+fn volume(stack: &str, block_size: BlockSize) -> Graph {
     let node: Node = stack.parse().expect("a stack");
-    let plan = Plan { volume: "bench", stack: &node, size: Some(SIZE), block_size: BlockSize::B512 };
+    let plan = Plan { volume: "bench", stack: &node, size: Some(SIZE), block_size };
     let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
     let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
     graph.mount(Reason::Create).expect("it mounts");
@@ -56,12 +57,13 @@ fn measure(volume: &Arc<dyn Volume>, operation: Operation) -> f64 {
     let mut scratch = Scratch::new(volume.scratch_bytes());
     let memory = Memory::new(PAGES as usize * 4096);
     let mut random = Random::new(7);
+    let shift = volume.geometry().block_size.shift();
     let mut run = |requests: u64| {
         let start = Instant::now();
         for number in 0..requests {
             let segments = [memory.segment((number % PAGES) as usize * 4096, 4096)];
-            let lba = Lba(random.below(SIZE / 4096) * 8);
-            let request = Request { operation, lba, count: BlockCount(8), segments: &segments };
+            let lba = Lba(random.below(SIZE / 4096) << 12 >> shift);
+            let request = Request { operation, lba, count: BlockCount(4096 >> shift), segments: &segments };
             match volume.submit(TaskContext::new(&scratch, &buffers, &io), request) {
                 Step::Done(result) => black_box(result).expect("memory does not fail"),
                 Step::Wait(_) => panic!("memory answers at once"),
@@ -86,10 +88,12 @@ fn fill(volume: &Arc<dyn Volume>) {
     let mut scratch = Scratch::new(volume.scratch_bytes());
     let memory = Memory::new(1 << 16);
     memory.segment(0, 1 << 16).fill(1);
+    let shift = volume.geometry().block_size.shift();
     for at in 0..SIZE >> 16 {
         let segments = [memory.segment(0, 1 << 16)];
         let operation = Operation::Write { fua: false };
-        let request = Request { operation, lba: Lba(at << 7), count: BlockCount(128), segments: &segments };
+        let request =
+            Request { operation, lba: Lba(at << 16 >> shift), count: BlockCount(1 << 16 >> shift), segments: &segments };
         let mut step = volume.submit(TaskContext::new(&scratch, &buffers, &io), request);
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         while std::pin::Pin::new(&mut step).poll(&mut cx).is_pending() {}
@@ -103,14 +107,22 @@ fn main() {
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
-    for stack in
-        ["memory", "mirror(memory, memory)", "mirror(stable=false, memory, memory)", "mirror(memory, memory, memory)"]
-    {
-        let graph = volume(stack);
+    let mirrors =
+        ["memory", "mirror(memory, memory)", "mirror(stable=false, memory, memory)", "mirror(memory, memory, memory)"];
+    let integrity = ["memory", "integrity(memory)", "mirror(integrity(memory), integrity(memory))"];
+    let of = |size: BlockSize| move |stack| (size, stack);
+    let small = mirrors.into_iter().chain(integrity.into_iter().skip(1)).map(of(BlockSize::B512));
+    for (block_size, stack) in small.chain(integrity.into_iter().map(of(BlockSize::B4096))) {
+        let graph = volume(stack, block_size);
         let volume = graph.volume();
         fill(volume);
         let write = measure(volume, Operation::Write { fua: false });
         let read = measure(volume, Operation::Read);
-        println!("{stack:40} write {write:6.1} ns ({:.2} M/s)   read {read:6.1} ns ({:.2} M/s)", 1e3 / write, 1e3 / read);
+        println!(
+            "{stack:46} {:4}   write {write:6.1} ns ({:.2} M/s)   read {read:6.1} ns ({:.2} M/s)",
+            block_size.bytes(),
+            1e3 / write,
+            1e3 / read
+        );
     }
 }

@@ -1,8 +1,10 @@
 //! Work of services beside requests: resync, scrub, flush-back.
 
 use std::{
+    cell::RefCell,
     fmt,
     future::Future,
+    io,
     pin::Pin,
     sync::{
         Arc,
@@ -14,11 +16,28 @@ use std::{
 
 use millrace_block::{IoOperation, TaskContext};
 use millrace_engine::{EngineError, Launch, ShardHandle};
+use millrace_memory::BufferPool;
 
 /// How long tasks are waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest sleep of a task before it looks whether it must stop.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// Buffers of [`own_buffers`].
+const OWN_BUFFERS: usize = 4;
+
+thread_local! {
+    static OWN: RefCell<Option<BufferPool>> = const { RefCell::new(None) };
+}
+
+/// Buffers that the calling shard's background tasks have among themselves. A task that holds something which requests wait for
+/// does its own work with these: the shard's may all be with requests that wait for it.
+pub(crate) fn own_buffers() -> io::Result<BufferPool> {
+    OWN.with_borrow_mut(|own| match own {
+        Some(pool) => Ok(pool.clone()),
+        None => Ok(own.insert(BufferPool::new(OWN_BUFFERS)?).clone()),
+    })
+}
 
 /// A future of one shard's.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;

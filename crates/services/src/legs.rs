@@ -8,6 +8,9 @@ use millrace_memory::BUFFER_SIZE;
 
 use crate::{background::LocalFuture, service::ServiceError};
 
+/// Bytes that are erased with one request.
+const ERASED_AT_ONCE: u64 = 1 << 30;
+
 /// The block size that all legs have.
 ///
 /// # Errors
@@ -125,6 +128,21 @@ pub async fn write_bytes(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, mut
 pub async fn flush(cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
     let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
     leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
+}
+
+/// Makes bytes of a leg read as zeroes, durably; both numbers are multiples of the block size.
+pub async fn erase(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: u64) -> Result<(), BlockError> {
+    let shift = leg.geometry().block_size.shift();
+    let operation = Operation::WriteZeroes { fua: false, deallocate: true };
+    let mut done = 0;
+    while done < len {
+        let piece = (len - done).min(ERASED_AT_ONCE);
+        let (lba, count) = (Lba((offset + done) >> shift), BlockCount(piece >> shift));
+        let request = Request { operation, lba, count, segments: &[] };
+        leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
+        done += piece;
+    }
+    flush(cx, leg).await
 }
 
 /// [`read_bytes`] on the calling thread.

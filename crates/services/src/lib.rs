@@ -26,6 +26,7 @@ mod concat;
 mod crypt;
 pub mod gate;
 pub mod graph;
+mod integrity;
 pub mod legs;
 mod locks;
 mod members;

@@ -1,12 +1,13 @@
 //! The table of services: one line each.
 
-use crate::{cache, concat, crypt, meter, mirror, service::Kind, share, stripe, throttle};
+use crate::{cache, concat, crypt, integrity, meter, mirror, service::Kind, share, stripe, throttle};
 
 static ALL: &[&Kind] = &[
     &cache::KIND,
     &concat::KIND,
     &crypt::KIND,
     &share::DISK,
+    &integrity::KIND,
     &meter::KIND,
     &mirror::KIND,
     &share::KIND,

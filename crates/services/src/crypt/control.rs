@@ -5,9 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{
-    BlockCount, BlockError, BlockSize, IoOperation, Lba, Operation, Request, TaskContext, Volume, VolumeError,
-};
+use millrace_block::{BlockCount, BlockSize, IoOperation, TaskContext, Volume, VolumeError};
 use millrace_cipher::{CipherError, KeyError, Secret, Xts, random};
 
 use super::{
@@ -28,8 +26,6 @@ use crate::{
 const IDLE: Duration = Duration::from_millis(100);
 /// How long a format waits for a chunk's re-keying.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Blocks that are given back at once.
-const ERASED_AT_ONCE: u64 = 1 << 18;
 
 /// What is known of the header. It is short and used beside the path of requests only.
 #[derive(Debug, Default)]
@@ -226,8 +222,8 @@ impl Crypt {
 
     /// Makes all blocks read as zeroes.
     fn give_back(&self, blocks: BlockCount) -> Result<(), ServiceError> {
-        let (leg, first) = (Arc::clone(&self.leg), OFFSET >> self.geometry().block_size.shift());
-        let result = legs::block_on(move |cx| Box::pin(erase(cx, leg, first, blocks)))?;
+        let (leg, len) = (Arc::clone(&self.leg), blocks.0 << self.geometry().block_size.shift());
+        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, OFFSET, len).await }))?;
         let leg = self.leg.name().to_owned();
         result.map_err(|source| ServiceError::Leg { what: "erase", leg, source })
     }
@@ -272,18 +268,6 @@ impl Crypt {
             }
         }
     }
-}
-
-/// Makes blocks of a leg read as zeroes, durably.
-async fn erase(cx: TaskContext<'_>, leg: Arc<dyn Volume>, first: u64, blocks: BlockCount) -> Result<(), BlockError> {
-    let mut at = 0;
-    while at < blocks.0 {
-        let count = BlockCount(ERASED_AT_ONCE.min(blocks.0 - at));
-        let operation = Operation::WriteZeroes { fua: false, deallocate: true };
-        leg.submit(cx, Request { operation, lba: Lba(first + at), count, segments: &[] }).await?;
-        at += count.0;
-    }
-    legs::flush(cx, &*leg).await
 }
 
 impl Service for Crypt {

@@ -1,0 +1,269 @@
+//! Legs that fail, power that goes at the wrong moment, sizes that change: no good block is called bad, and a mirror above makes
+//! good what is bad.
+
+use std::sync::Arc;
+
+use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
+    conformance::{Bench, SyncHarness},
+};
+
+use super::{
+    super::page::{PAGE, REGION, block_start, group_start},
+    SEED, close, disk, open,
+    promise::{ROTTEN, read, rot},
+};
+use crate::{Health, Reason, graph::Graph, legs};
+
+const FAULT: BlockError = BlockError::ReadFault { errno: 5 };
+const SIZE: BlockSize = BlockSize::B512;
+
+fn on_bench(graph: &Graph, test: impl FnOnce(&mut Bench<'_>)) {
+    test(&mut Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED));
+}
+
+fn over(faulty: &Arc<FaultVolume>, reason: Reason) -> Graph {
+    let volume: Arc<dyn Volume> = Arc::<FaultVolume>::clone(faulty);
+    open(&volume, reason).unwrap()
+}
+
+/// The process dies.
+fn kill(mut graph: Graph) {
+    graph.tasks.clear();
+}
+
+#[test]
+fn a_group_that_could_not_be_closed_is_opened_again_before_it_is_written() {
+    for kind in [Requests::Write, Requests::Flush] {
+        for nth in 1..5 {
+            for seed in 0..20 {
+                let faulty = FaultVolume::new(disk(1100, SIZE), seed);
+                faulty.hold_writes();
+                let graph = over(&faulty, Reason::Create);
+                let service = Arc::clone(&graph.services("integrity")[0].1);
+                on_bench(&graph, |bench| {
+                    bench.write_random(0, 1100);
+                    let effect = if seed % 2 == 0 { Effect::Tear } else { Effect::Fail(FAULT) };
+                    faulty.add(Rule::new(kind, When::Nth(nth), effect));
+                    // It closes all groups.
+                    assert_eq!(service.unmount().is_err(), faulty.faults() > 0);
+                    faulty.clear();
+                    let data = bench.write_random(0, 1100);
+                    bench.expect(0, &data);
+                });
+                drop(service);
+                kill(graph);
+                faulty.power_loss();
+                let graph = over(&faulty, Reason::Open);
+                on_bench(&graph, |bench| {
+                    bench.read(0, 1100);
+                });
+                close(graph);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_group_that_could_not_be_opened_loses_nothing() {
+    for nth in 1..4 {
+        for seed in 0..20 {
+            let faulty = FaultVolume::new(disk(1100, SIZE), seed);
+            let graph = over(&faulty, Reason::Create);
+            let mut data = Vec::new();
+            on_bench(&graph, |bench| data = bench.write_random(0, 1100));
+            close(graph);
+            faulty.hold_writes();
+            let graph = over(&faulty, Reason::Open);
+            on_bench(&graph, |bench| {
+                for kind in [Requests::Write, Requests::Flush] {
+                    faulty.add(Rule::new(kind, When::Nth(nth), Effect::Tear));
+                }
+                let new = bench.random.bytes(512);
+                for lba in [3, 510, 1050] {
+                    let _ = bench.write(lba, &new);
+                }
+                faulty.clear();
+            });
+            kill(graph);
+            faulty.power_loss();
+            let graph = over(&faulty, Reason::Open);
+            on_bench(&graph, |bench| {
+                for lba in (0..1100).filter(|lba| ![3, 510, 1050].contains(lba)) {
+                    bench.expect(lba, &data[lba as usize * 512..][..512]);
+                }
+                [3, 510, 1050].iter().for_each(|lba| _ = bench.read(*lba, 1));
+            });
+            close(graph);
+        }
+    }
+}
+
+#[test]
+fn bad_sectors_among_checksums_and_data_cost_no_more_than_themselves() {
+    let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 1100));
+    kill(graph);
+    let bad_sector = |at: u64| Rule {
+        range: Some((Lba(at / 512), BlockCount(1))),
+        ..Rule::new(Requests::Read, When::Always, Effect::Fail(FAULT))
+    };
+    // One of a group's pages, and a block of a group that was open.
+    faulty.add(bad_sector(group_start(1, SIZE)));
+    faulty.add(bad_sector(block_start(9, SIZE)));
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| {
+        bench.expect(0, &data[..9 * 512]);
+        assert_eq!(read(bench, 9), Err(FAULT));
+        bench.expect(10, &data[10 * 512..]);
+    });
+    kill(graph);
+    // Both pages: that is the leg's failure and not the checksums' loss.
+    faulty.add(bad_sector(group_start(1, SIZE) + PAGE as u64));
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| {
+        assert_eq!(read(bench, 600), Err(FAULT));
+        faulty.clear();
+        bench.expect(0, &data);
+    });
+    close(graph);
+}
+
+#[test]
+fn what_was_cut_off_is_zeroes_when_the_volume_grows_again() {
+    let disk = disk(1100, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    on_bench(&graph, |bench| {
+        let mut data = bench.write_random(0, 1100);
+        assert!(graph.volume().resize(BlockCount(1 << 50)).is_err(), "no memory is so large");
+        bench.expect(0, &data);
+        graph.volume().resize(BlockCount(520)).unwrap();
+        graph.volume().resize(BlockCount(1100)).unwrap();
+        data[520 * 512..].fill(0);
+        bench.expect(0, &data);
+        graph.volume().resize(BlockCount(100)).unwrap();
+    });
+    close(graph);
+    let graph = open(&disk, Reason::Open).unwrap();
+    graph.volume().resize(BlockCount(700)).unwrap();
+    close(graph);
+    let graph = open(&disk, Reason::Open).unwrap();
+    on_bench(&graph, |bench| bench.expect(100, &[0; 600 * 512]));
+    close(graph);
+}
+
+#[test]
+fn an_erasure_that_was_cut_short_is_completed() {
+    let disk = disk(1100, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    on_bench(&graph, |bench| _ = bench.write_random(0, 1100));
+    close(graph);
+    // The header says so, and some of it is gone: pages without their blocks, and blocks without their pages.
+    let found = REGION.load(&disk).unwrap().unwrap();
+    let mut content = found.content;
+    content[32] = 1;
+    REGION.store(&disk, found.generation + 1, &content).unwrap();
+    legs::write(&disk, group_start(0, SIZE), vec![0; 2 * PAGE]).unwrap();
+    legs::write(&disk, block_start(600, SIZE), vec![0; 9 * 512]).unwrap();
+    for _ in 0..2 {
+        let graph = open(&disk, Reason::Open).unwrap();
+        on_bench(&graph, |bench| bench.expect(0, &[0; 1100 * 512]));
+        close(graph);
+    }
+}
+
+#[test]
+fn a_used_leg_is_erased_before_its_first_use() {
+    let disk = disk(6000, SIZE);
+    // Beyond what is looked at.
+    legs::write(&disk, 3 << 19, vec![0xaa; 64 << 10]).unwrap();
+    let graph = open(&disk, Reason::Create).unwrap();
+    on_bench(&graph, |bench| bench.expect(2000, &[0; 2000 * 512]));
+    close(graph);
+}
+
+fn mirrored(disks: &[Arc<dyn Volume>], reason: Reason) -> Graph {
+    let stack = "mirror(read=0, integrity(disk:0), integrity(disk:1))";
+    crate::testing::graph(stack, disks, None, reason, &Arc::default()).unwrap()
+}
+
+#[test]
+fn a_mirror_above_delivers_what_the_other_leg_has_and_makes_the_rotten_one_good() {
+    let disks = [disk(2000, SIZE), disk(2000, SIZE)];
+    let graph = mirrored(&disks, Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| {
+        data = bench.write_random(0, 1500);
+        rot(&disks[0], 7, 100);
+        bench.expect(7, &data[7 * 512..8 * 512]);
+        // Neither leg has all of a piece, and in some pieces that is so in turn.
+        for lba in [10, 20, 503, 1400] {
+            rot(&disks[0], lba, 0);
+            rot(&disks[1], lba + 1, 511);
+        }
+        bench.expect(0, &data);
+        rot(&disks[0], 30, 1);
+        rot(&disks[1], 31, 1);
+        let (len, blocks) = (data.len(), data[20 * 512..].to_vec());
+        bench.expect(20, &blocks[..len - 20 * 512]);
+        // Both have lost it: then the guest is told.
+        rot(&disks[0], 40, 1);
+        rot(&disks[1], 40, 1);
+        assert_eq!(read(bench, 40), ROTTEN);
+        assert_eq!(bench.moving(Operation::Compare, 40, &[bench.memory.segment(0, 512)]), ROTTEN);
+        let new = bench.write_random(40, 1);
+        data[40 * 512..41 * 512].copy_from_slice(&new);
+        bench.expect(0, &data);
+    });
+    let status = graph.tree().status.unwrap();
+    assert_eq!(status.health, Health::Good, "no leg was dropped: {status:?}");
+    close(graph);
+    // Each leg has all of it now.
+    for disk in &disks {
+        let graph = open(disk, Reason::Open).unwrap();
+        on_bench(&graph, |bench| bench.expect(0, &data));
+        close(graph);
+    }
+}
+
+#[test]
+fn a_mirror_above_scrubs_what_nobody_reads() {
+    let disks = [disk(2000, SIZE), disk(2000, SIZE)];
+    let graph = mirrored(&disks, Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| {
+        data = bench.write_random(0, 1500);
+        for (disk, lba) in [(0, 5), (1, 6), (1, 777)] {
+            rot(&disks[disk], lba, 8);
+        }
+    });
+    let kept = Arc::<crate::testing::Kept>::default();
+    close(graph);
+    let stack = "mirror(read=0, integrity(disk:0), integrity(disk:1))";
+    let mut graph = crate::testing::graph(stack, &disks, None, Reason::Open, &kept).unwrap();
+    let service = Arc::clone(&graph.services("mirror")[0].1);
+    let tasks = crate::testing::Bench::new(SEED);
+    let mut session = crate::testing::Session::new(&tasks, &kept, SEED);
+    service.command("scrub", &crate::settings::Settings::default()).unwrap();
+    let is_done = || !service.status().progress.iter().any(|progress| progress.what == "scrub");
+    for _ in 0..10_000 {
+        session.settle(10);
+        if is_done() {
+            break;
+        }
+    }
+    let facts = service.status().facts;
+    assert!(facts.iter().any(|(name, said)| name == "scrub" && said == "3 blocks repaired, 0 differ"), "{facts:?}");
+    graph.tasks.iter().for_each(|(_, tasks)| tasks.tell());
+    session.settle(usize::MAX);
+    drop(session);
+    graph.unmount();
+    for disk in &disks {
+        let graph = open(disk, Reason::Open).unwrap();
+        on_bench(&graph, |bench| bench.expect(0, &data));
+        close(graph);
+    }
+}
