@@ -1,6 +1,8 @@
 //! What a cache costs: 4 KiB at random places that the cache has, on memory, one request after the other.
 //! `cargo bench -p millrace-services --bench cache`
 
+#![allow(clippy::cast_precision_loss, reason = "three digits are shown")]
+
 use std::{
     hint::black_box,
     sync::Arc,

@@ -30,7 +30,7 @@ pub(crate) fn disk(global: &Global, command: DiskCommand) -> Done {
 fn make(global: &Global, create: &DiskCreate) -> Done {
     let DiskCreate { name, size, block_size, .. } = create;
     let (name, stack) = (name.clone(), create.stack()?);
-    let spec = VolumeSpec { name, size: *size, stack, block_size: *block_size, read_only: false };
+    let spec = VolumeSpec { name, size: *size, stack, block_size: *block_size, read_only: false, uuid: None };
     let view: VolumeView = client(global)?.post("/v1/volumes", &spec)?;
     show(global, &view, |view| {
         format!(

@@ -57,6 +57,7 @@ pub(crate) static KIND: Kind = Kind {
         Word { name: "stop", help: "ends a scrub" },
     ],
     shares_legs: false,
+    is_disk: false,
     samples: &["integrity(?)", "integrity(close-after=1ms, ?)"],
     plan,
 };

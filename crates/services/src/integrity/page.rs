@@ -33,7 +33,7 @@ pub(super) fn group_start(group: u64, block_size: BlockSize) -> u64 {
 
 /// Where a block is.
 pub(super) fn block_start(lba: u64, block_size: BlockSize) -> u64 {
-    group_start(lba / BLOCKS, block_size) + PAGES + (lba % BLOCKS << block_size.shift())
+    group_start(lba / BLOCKS, block_size) + PAGES + ((lba % BLOCKS) << block_size.shift())
 }
 
 /// Bytes of a leg for so many blocks; `None` when there are no such legs.

@@ -115,7 +115,7 @@ impl Integrity {
     fn forget_beyond(&self, end: u64) -> Result<(), ServiceError> {
         self.block_on("lengthen", move |volume, cx| {
             Box::pin(async move {
-                if end % BLOCKS > 0 {
+                if !end.is_multiple_of(BLOCKS) {
                     volume.cut_group(cx, end / BLOCKS, end % BLOCKS).await?;
                 }
                 for (_, group) in volume.table.from(end.div_ceil(BLOCKS)) {

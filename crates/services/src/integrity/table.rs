@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn locks_are_taken_from_the_lowest_on_and_given_back() {
         let group = Group::new();
-        group.set(3, 77);
-        assert_eq!((group.lock(2, 3), group.is_locked(4, 1), group.entry(3)), (3, true, 77 | LOCKED));
+        group.set(3, 0x4d);
+        assert_eq!((group.lock(2, 3), group.is_locked(4, 1), group.entry(3)), (3, true, 0x4d | LOCKED));
         assert_eq!(group.lock(0, 5), 2, "up to the one that somebody has");
         group.unlock(0, 2);
         group.set(3, 78);

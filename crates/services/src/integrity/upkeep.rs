@@ -285,7 +285,9 @@ impl Integrity {
             until(means.cx, || (!group.is_locked(0, BLOCKS)).then_some(())).await;
         }
         if let Err(error) = legs::flush(means.cx, &*self.leg).await {
-            idle.iter().for_each(|(_, group, _)| group.set_state(State::Open));
+            for (_, group, _) in idle {
+                group.set_state(State::Open);
+            }
             return Err(error);
         }
         let (mut result, mut written) = (Ok(()), 0);

@@ -93,7 +93,9 @@ fn a_group_that_could_not_be_opened_loses_nothing() {
                 for lba in (0..1100).filter(|lba| ![3, 510, 1050].contains(lba)) {
                     bench.expect(lba, &data[lba as usize * 512..][..512]);
                 }
-                [3, 510, 1050].iter().for_each(|lba| _ = bench.read(*lba, 1));
+                for lba in [3, 510, 1050] {
+                    let _ = bench.read(lba, 1);
+                }
             });
             close(graph);
         }
@@ -151,7 +153,7 @@ fn what_was_cut_off_is_zeroes_when_the_volume_grows_again() {
     graph.volume().resize(BlockCount(700)).unwrap();
     close(graph);
     let graph = open(&disk, Reason::Open).unwrap();
-    on_bench(&graph, |bench| bench.expect(100, &[0; 600 * 512]));
+    on_bench(&graph, |bench| bench.expect(100, &vec![0; 600 * 512]));
     close(graph);
 }
 
@@ -170,7 +172,7 @@ fn an_erasure_that_was_cut_short_is_completed() {
     legs::write(&disk, block_start(600, SIZE), vec![0; 9 * 512]).unwrap();
     for _ in 0..2 {
         let graph = open(&disk, Reason::Open).unwrap();
-        on_bench(&graph, |bench| bench.expect(0, &[0; 1100 * 512]));
+        on_bench(&graph, |bench| bench.expect(0, &vec![0; 1100 * 512]));
         close(graph);
     }
 }
@@ -181,7 +183,7 @@ fn a_used_leg_is_erased_before_its_first_use() {
     // Beyond what is looked at.
     legs::write(&disk, 3 << 19, vec![0xaa; 64 << 10]).unwrap();
     let graph = open(&disk, Reason::Create).unwrap();
-    on_bench(&graph, |bench| bench.expect(2000, &[0; 2000 * 512]));
+    on_bench(&graph, |bench| bench.expect(2000, &vec![0; 2000 * 512]));
     close(graph);
 }
 
