@@ -223,6 +223,15 @@ fn nothing_is_left_to_do_in_comments() {
 }
 
 #[test]
+fn no_merge_is_half_done() {
+    let marks = [concat!("<<<<", "<<< "), concat!(">>>>", ">>> ")];
+    for source in ["rs", "md", "toml", "sh"].into_iter().flat_map(sources) {
+        let marked = source.text.lines().position(|line| marks.iter().any(|mark| line.starts_with(mark)));
+        assert_eq!(marked, None, "{} has the marks of a conflict", source.path);
+    }
+}
+
+#[test]
 fn links_in_the_docs_lead_somewhere() {
     let root = repository();
     let mut complaints = Vec::new();
