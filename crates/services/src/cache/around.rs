@@ -122,6 +122,6 @@ impl Cache {
             at += len;
         }
         self.look_again();
-        if fua && commit { self.commit(cx).await } else { Ok(()) }
+        self.acknowledge(cx, commit, fua).await
     }
 }

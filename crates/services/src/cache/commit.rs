@@ -42,6 +42,16 @@ impl Cache {
         self.commit(cx).await
     }
 
+    /// The end of a write that changed what the table on the fast leg should say: waits until it says so, if that was asked for.
+    pub(super) async fn acknowledge(&self, cx: TaskContext<'_>, changed: bool, fua: bool) -> Result<(), BlockError> {
+        if !changed || !(fua || (self.plan.ack_durable && !self.is_broken())) {
+            return Ok(());
+        }
+        let committed = self.commit(cx).await;
+        // Without forced unit access the data need only be there. A leg that failed is told of by the status and by the next flush.
+        if fua { committed } else { Ok(()) }
+    }
+
     /// Makes everything durable that was written before. Requests that come together share one commit.
     pub(super) async fn commit(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let core = self.core()?;
@@ -165,7 +175,9 @@ impl Cache {
             for place in 0..count {
                 let slot = number * count + place;
                 if slot < core.table.len() {
-                    core.table.slot(slot).stored.store(dirty_at(page, place), Ordering::SeqCst);
+                    let (slot, dirty) = (core.table.slot(slot), dirty_at(page, place));
+                    slot.durable.store(dirty, Ordering::SeqCst);
+                    slot.stored.store(dirty, Ordering::SeqCst);
                 }
             }
         }

@@ -17,6 +17,8 @@
 //! * A block that is dirty in the table on the fast leg has its newest flushed data in that slot: data are durable before their entry, and
 //!   an entry is durably clean before its slot is given to another line.
 //! * An entry is durably clean only when the slow leg has the data durably.
+//! * Unless `ack=fast` says otherwise, a write is acknowledged when the table on the fast leg says of its blocks what is so: the death of the
+//!   process, which is no power cut to the guest, loses nothing.
 //! * After a crash only dirty blocks of the table count; everything else is read from the slow leg.
 //! * A hit takes no lock and writes nothing that other shards read, but a counter of two bits in its first three uses.
 //!
@@ -61,6 +63,10 @@ pub(crate) static KIND: Kind = Kind {
     legs: 2..=2,
     settings: &[
         Word { name: "mode", help: "through: writes go to both legs; back: to the fast one, and later to the slow one" },
+        Word {
+            name: "ack",
+            help: "of back: durable: a write is answered when a crash of the daemon cannot lose it; fast: before that [durable]",
+        },
         Word { name: "line", help: "bytes that come and go together: a power of two, 4K to 64 blocks [32K]" },
         Word { name: "around", help: "requests of at least so many bytes pass the cache by; 0: none [256K]" },
         Word { name: "rate", help: "bytes per second at most that are written back beside requests [64M]" },
@@ -71,7 +77,11 @@ pub(crate) static KIND: Kind = Kind {
     ],
     shares_legs: false,
     is_disk: false,
-    samples: &["cache(mode=through, line=4K, ?, ?)", "cache(mode=back, line=8K, around=16K, rate=1T, ?, ?)"],
+    samples: &[
+        "cache(mode=through, line=4K, ?, ?)",
+        "cache(mode=back, line=8K, around=16K, rate=1T, ?, ?)",
+        "cache(mode=back, ack=fast, line=4K, ?, ?)",
+    ],
     plan,
 };
 
@@ -95,6 +105,8 @@ enum Mode {
 #[derive(Clone, Copy, Debug)]
 struct CachePlan {
     mode: Mode,
+    /// What a crash of the process must not lose is durable before it is acknowledged.
+    ack_durable: bool,
     line_shift: Option<u32>,
     /// Bytes; `u64::MAX`: never.
     around: u64,
@@ -106,6 +118,11 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
         "through" => Mode::Through,
         "back" => Mode::Back,
         other => return Err(SettingError::new("mode", format!("{other:?} is neither through nor back"))),
+    };
+    let ack_durable = match settings.text("ack") {
+        None | Some("durable") => true,
+        Some("fast") => false,
+        Some(other) => return Err(SettingError::new("ack", format!("{other:?} is neither durable nor fast"))),
     };
     let line = settings.size("line")?;
     if line.is_some_and(|line| !line.is_power_of_two() || !(1 << LEAST_LINE..=1 << MOST_LINE).contains(&line)) {
@@ -119,7 +136,7 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
     if rate < 4096 {
         return Err(SettingError::new("rate", "at least 4K a second"));
     }
-    Ok(Box::new(CachePlan { mode, line_shift: line.map(u64::trailing_zeros), around, rate }))
+    Ok(Box::new(CachePlan { mode, ack_durable, line_shift: line.map(u64::trailing_zeros), around, rate }))
 }
 
 impl Plan for CachePlan {

@@ -281,6 +281,7 @@ impl Cache {
             set_bits(&place.valid, valid);
             set_bits(&place.dirty, entry.dirty);
             set_bits(&place.stored, entry.dirty);
+            set_bits(&place.durable, entry.dirty);
             dirty_lines += u64::from(entry.dirty != 0);
         }
         let slots = core.table.len();

@@ -380,7 +380,10 @@ impl Cache {
             let below = Request { operation: Operation::Write { fua: false }, lba, ..request };
             return match self.fast.submit(cx, below) {
                 Step::Done(Ok(())) if !fua => {
-                    self.written(core, found.slot, part.mask);
+                    if self.written(core, found.slot, part.mask) {
+                        drop(range);
+                        return Step::Wait(cx.scratch.place_future(self.acknowledge(cx, true, false)));
+                    }
                     Step::Done(Ok(()))
                 }
                 step => Step::Wait(cx.scratch.place_future(self.follow_write(cx, request, part, found.slot, range, step))),
@@ -398,7 +401,7 @@ impl Cache {
         range: Locked<'a>,
         step: Step<'a>,
     ) -> Result<(), BlockError> {
-        match step.await {
+        let changed = match step.await {
             Ok(()) => self.written(self.core()?, slot, part.mask),
             Err(error @ (BlockError::Memory | BlockError::OutOfRange)) => return Err(error),
             Err(error) => {
@@ -406,17 +409,16 @@ impl Cache {
                 drop(range);
                 return self.write_slowly(cx, request).await;
             }
-        }
+        };
         drop(range);
-        match request.operation {
-            Operation::Write { fua: true } => self.commit(cx).await,
-            _ => Ok(()),
-        }
+        let fua = request.operation == Operation::Write { fua: true };
+        self.acknowledge(cx, changed || fua, fua).await
     }
 
-    /// The fast leg has the newest data of these blocks, and the slow one does not. Their range is locked.
+    /// The fast leg has the newest data of these blocks, and the slow one does not. Their range is locked. Returns whether the table on the
+    /// fast leg does not say so yet.
     #[inline]
-    fn written(&self, core: &Core, slot: u32, mask: u64) {
+    fn written(&self, core: &Core, slot: u32, mask: u64) -> bool {
         // Before the bits: who sees these knows that there is something to flush.
         if !self.fast_unflushed.load(Ordering::SeqCst) {
             self.fast_unflushed.store(true, Ordering::SeqCst);
@@ -438,6 +440,8 @@ impl Cache {
         } else {
             self.counters.add(|here| &here.write_misses, 1);
         }
+        // After the dirty bits: see `Table::snapshot`.
+        self.plan.ack_durable && place.durable.load(Ordering::SeqCst) & mask != mask
     }
 
     /// A write that is no plain hit: piece by piece.
@@ -466,7 +470,7 @@ impl Cache {
             };
             at += len;
         }
-        if fua && commit { self.commit(cx).await } else { Ok(()) }
+        self.acknowledge(cx, commit, fua).await
     }
 
     /// A part of a line goes to the fast leg. Returns whether it takes a commit to make it durable.
@@ -500,9 +504,9 @@ impl Cache {
                 }
             }
         }
-        self.written(core, slot, part.mask);
+        let changed = self.written(core, slot, part.mask);
         drop(range);
-        Ok(true)
+        Ok(changed || fua)
     }
 
     /// Scratch bytes of everything but copies and compares.
@@ -515,6 +519,7 @@ impl Cache {
             future_bytes(Self::flush),
             read_bytes(Self::follow_read),
             write_bytes(Self::follow_write),
+            acknowledge_bytes(Self::acknowledge),
         ];
         let future = futures.into_iter().max().unwrap_or(0);
         // What was begun at once may still be there while a request is done slowly.
@@ -550,6 +555,11 @@ fn gather(cursor: &mut SegmentCursor<'_>, len: u64, shift: u32) -> Option<([Segm
 
 /// Scratch bytes that the future of [`Cache::follow_read`] takes.
 fn read_bytes<'a, F: Future>(_: fn(&'a Cache, TaskContext<'a>, Request<'a>, Found, Step<'a>) -> F) -> usize {
+    size_of::<F>().next_multiple_of(8)
+}
+
+/// Scratch bytes that the future of [`Cache::acknowledge`] takes.
+fn acknowledge_bytes<'a, F: Future>(_: fn(&'a Cache, TaskContext<'a>, bool, bool) -> F) -> usize {
     size_of::<F>().next_multiple_of(8)
 }
 

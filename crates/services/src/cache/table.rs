@@ -11,6 +11,7 @@
 //! * `dirty`: those of them that the slow leg does not have. Set and cleared by who has the blocks' range locked.
 //! * `stored`: blocks that the table on the fast leg may call dirty after a crash. Written by who has the turn to commit. A line goes only
 //!   when it has neither dirty nor stored blocks.
+//! * `durable`: blocks that the table on the fast leg does call dirty, and goes on doing so while they are.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -30,6 +31,7 @@ pub(super) struct Slot {
     pub(super) valid: AtomicU64,
     pub(super) dirty: AtomicU64,
     pub(super) stored: AtomicU64,
+    pub(super) durable: AtomicU64,
     turn: AtomicU32,
     heat: AtomicU8,
     /// Written since upkeep looked.
@@ -73,6 +75,7 @@ impl Slot {
             valid: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             stored: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
             turn: AtomicU32::new(0),
             heat: AtomicU8::new(0),
             recent: AtomicBool::new(false),
@@ -214,6 +217,7 @@ impl Table {
             let slot = self.slot(slot);
             slot.dirty.store(0, Ordering::SeqCst);
             slot.stored.store(0, Ordering::SeqCst);
+            slot.durable.store(0, Ordering::SeqCst);
         }
         self.needed.iter().for_each(|word| word.store(0, Ordering::SeqCst));
     }
@@ -247,6 +251,11 @@ impl Table {
             let Some(line) = place.line() else { return Entry::default() };
             let dirty = place.dirty.load(Ordering::SeqCst);
             set_bits(&place.stored, dirty);
+            clear_bits(&place.durable, !dirty);
+            if place.dirty.load(Ordering::SeqCst) & !dirty != 0 {
+                // Somebody who made them dirty in between may have seen them durable, which they would not be after this.
+                continue;
+            }
             // Once more: what became clean before it counted as stored may be on its way out, and must not be called dirty.
             let dirty = dirty & place.dirty.load(Ordering::SeqCst);
             let valid = place.valid.load(Ordering::SeqCst);

@@ -59,7 +59,7 @@ const SLOW_LEG: &str = "concat(disk:1, disk:2, disk:3)";
 
 #[test]
 fn flushed_data_survive_power_cuts_in_write_back() {
-    for (settings, points) in [("line=4K", 7000), ("line=8K, around=8K, rate=1T", 3000)] {
+    for (settings, points) in [("line=4K", 7000), ("ack=fast, line=8K, around=8K, rate=1T", 3000)] {
         let stack = format!("cache(mode=back, {settings}, disk:0, {SLOW_LEG})");
         let test = CrashTest::new(&stack, 4);
         crash_test(&CrashTest { blocks: 200, points, steps: 14, settle: 40, verify: &the_table_is_consistent, ..test });
