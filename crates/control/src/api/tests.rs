@@ -189,6 +189,7 @@ fn the_description_has_every_route() {
         "/v1/devices/{name}",
         "/v1/devices/{name}/namespaces",
         "/v1/devices/{name}/namespaces/{nsid}",
+        "/v1/devices/{name}/state",
         "/v1/status",
         "/v1/upgrade",
         "/v1/usage",
