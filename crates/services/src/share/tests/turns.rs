@@ -9,16 +9,21 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
+    thread,
+    time::{Duration, Instant},
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Scratch, ShardSlot, Step, TaskContext, Usage,
-    VolumeError,
+    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, Request, Scratch, ShardSlot, Step,
+    TaskContext, Usage, VolumeError,
     conformance::{Memory, SyncIo},
+    future_bytes,
 };
+use millrace_engine::{Engine, ShardConfig};
 use millrace_memory::BufferPool;
 
 use super::*;
+use crate::background::{Background, OnShards, Task};
 
 /// Requests wait until they are let go, the oldest first.
 #[derive(Default)]
@@ -204,5 +209,100 @@ fn a_disk_that_is_not_saturated_makes_nobody_wait() {
     for volume in &volumes {
         let facts = volume.tree().status.unwrap().facts;
         assert!(facts.contains(&("waited for a turn".to_owned(), "0 requests".to_owned())), "{facts:?}");
+    }
+}
+
+/// A disk whose reads take a while on the shard's own clock.
+#[derive(Default)]
+struct Slow {
+    now: AtomicU64,
+    most: AtomicU64,
+}
+
+impl Slow {
+    async fn nap(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
+        let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(now, Ordering::Relaxed);
+        cx.io(IoOperation::Sleep(Duration::from_micros(20))).await;
+        self.now.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Volume for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn geometry(&self) -> Geometry {
+        let (block_size, blocks) = (BlockSize::B512, BlockCount(64 * (EXTENT >> 9)));
+        Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: true }
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if request.operation != Operation::Read || request.lba.0 < EXTENT >> 9 {
+            request.segments.iter().filter(|_| request.operation == Operation::Read).for_each(|segment| segment.fill(0));
+            return Step::Done(Ok(()));
+        }
+        Step::Wait(cx.scratch.place_future(self.nap(cx, request)))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::nap)
+    }
+
+    fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "resizing" })
+    }
+
+    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "formatting" })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+/// Reads a volume over and over.
+fn reader(volume: &Arc<dyn Volume>, done: &Arc<AtomicU64>) -> Task {
+    let (volume, done) = (Arc::clone(volume), Arc::clone(done));
+    Task::new("reader", move |cx, _| {
+        Box::pin(async move {
+            let memory = Memory::new(4096);
+            for _ in 0..100 {
+                let segments = [memory.segment(0, 4096)];
+                let (lba, count) = (Lba(0), BlockCount(8));
+                let request = Request { operation: Operation::Read, lba, count, segments: &segments };
+                let arena = cx.scratch.carve_rest();
+                assert_eq!(volume.submit(cx.with_scratch(&arena), request).await, Ok(()));
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    })
+}
+
+#[test]
+fn on_one_shard_and_on_several_nobody_is_forgotten() {
+    for (shards, depth) in [(1, 1), (1, 3), (2, 1), (3, 4)] {
+        let slow = Arc::<Slow>::default();
+        let leg: Arc<dyn Volume> = Arc::<Slow>::clone(&slow);
+        let pool = Pool::open(&leg, &format!("disk(extent=16K, depth={depth})"), Reason::Create).unwrap();
+        let volumes = ["a", "b", "c"].map(|name| pool.create(name, EXTENT));
+        let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
+        let done = Arc::<AtomicU64>::default();
+        let tasks = (0..30).map(|number| reader(volumes[number % 3].volume(), &done)).collect();
+        let load = Background::start(tasks, &OnShards::new(engine.shards().to_vec()));
+        let end = Instant::now() + Duration::from_secs(100);
+        while done.load(Ordering::Relaxed) < 3000 {
+            assert!(Instant::now() < end, "{shards} shards, depth {depth}: somebody waits for ever");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(load.stop());
+        engine.stop().unwrap();
+        let most = slow.most.load(Ordering::Relaxed);
+        assert!(most <= if shards == 1 { depth } else { 2 * depth + shards as u64 }, "{most} in flight, {shards} shards");
+        let waited = volumes.iter().map(|volume| volume.tree().status.unwrap().facts[2].1.clone());
+        assert!(waited.into_iter().all(|waited| waited != "0 requests"), "the disk was saturated");
     }
 }
