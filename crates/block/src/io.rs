@@ -137,6 +137,13 @@ impl<'a> TaskContext<'a> {
         Self { scratch, ..self }
     }
 
+    /// The same means with other buffers, and those below them: for a task that holds what requests wait for, while they hold the
+    /// shard's.
+    #[must_use]
+    pub fn with_buffers(self, buffers: &'a BufferPool) -> Self {
+        Self { buffers, ..self }
+    }
+
     /// The same means with the buffers of the level below: for requests to inner volumes while a buffer is held.
     #[must_use]
     pub fn deeper(self) -> Self {

@@ -26,7 +26,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(5);
 impl Mirror {
     /// The task.
     pub(super) async fn upkeep(self: Arc<Self>, cx: TaskContext<'_>, stop: Stop) {
-        // Of its own: a task that holds a shard's buffers would keep requests from theirs.
+        // Of its own, for all that is below, too: requests that wait for the task hold the shard's.
         let pool = match BufferPool::new(MOST_LEGS) {
             Ok(pool) => pool,
             Err(error) => {
@@ -34,6 +34,7 @@ impl Mirror {
                 return;
             }
         };
+        let cx = cx.with_buffers(&pool);
         let mut looks = 0_u32;
         while !stop.is_set() {
             let all = self.resync(cx, &stop, &pool).await;
