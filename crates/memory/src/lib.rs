@@ -21,6 +21,7 @@ mod file;
 pub mod guard;
 mod guest;
 mod mapping;
+pub mod parity;
 mod peer;
 mod segment;
 mod shared;

@@ -1,8 +1,8 @@
 //! What services do with their legs: compare their shapes, and read and write them where no shard is at hand.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc};
+use std::{cell::RefCell, future::poll_fn, pin::Pin, rc::Rc, sync::Arc, task::Poll};
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, TaskContext, Volume};
+use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Volume};
 use millrace_engine::{EngineError, Launch, Shard, ShardConfig};
 use millrace_memory::BUFFER_SIZE;
 
@@ -143,6 +143,25 @@ pub async fn erase(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: u64)
         done += piece;
     }
     flush(cx, leg).await
+}
+
+/// Waits until every step has ended, and hands on their results.
+pub(crate) async fn wait_for_all(steps: &mut [Option<Step<'_>>], mut note: impl FnMut(usize, Result<(), BlockError>)) {
+    poll_fn(|cx| {
+        let mut waiting = false;
+        for (leg, place) in steps.iter_mut().enumerate() {
+            let Some(step) = place else { continue };
+            match Pin::new(step).poll(cx) {
+                Poll::Pending => waiting = true,
+                Poll::Ready(result) => {
+                    *place = None;
+                    note(leg, result);
+                }
+            }
+        }
+        if waiting { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
 }
 
 /// [`read_bytes`] on the calling thread.

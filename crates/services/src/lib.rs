@@ -32,6 +32,7 @@ mod locks;
 mod members;
 pub mod meter;
 mod mirror;
+mod parity;
 pub mod pieces;
 pub mod record;
 mod registry;

@@ -151,6 +151,18 @@ impl<M: Map> Mapped<M> {
         self.shape.store(pack(&common_geometry(&self.legs, now.block_size, now.blocks)), Ordering::Relaxed);
     }
 
+    /// The legs have this block size now, and the map knows it.
+    fn take_shape(&self, block_size: BlockSize) {
+        let geometry = common_geometry(&self.legs, block_size, BlockCount(self.map.blocks()));
+        self.shape.store(pack(&geometry), Ordering::Relaxed);
+    }
+
+    /// The legs were formatted, or looked at again, by whoever has them: takes their shape.
+    pub(crate) fn look_anew(&self, block_size: BlockSize) {
+        self.map.formatted(&self.legs, block_size);
+        self.take_shape(block_size);
+    }
+
     fn width(&self) -> usize {
         self.legs.len().min(WIDTH)
     }
@@ -415,8 +427,7 @@ impl<M: Map> Volume for Mapped<M> {
         }
         self.map.formatted(&self.legs, block_size);
         self.map.set_blocks((bytes >> block_size.shift()).min(self.map.capacity(&self.legs)));
-        let geometry = common_geometry(&self.legs, block_size, BlockCount(self.map.blocks()));
-        self.shape.store(pack(&geometry), Ordering::Relaxed);
+        self.take_shape(block_size);
         Ok(())
     }
 

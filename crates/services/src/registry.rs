@@ -1,6 +1,6 @@
 //! The table of services: one line each.
 
-use crate::{cache, concat, crypt, integrity, meter, mirror, service::Kind, share, stripe, throttle};
+use crate::{cache, concat, crypt, integrity, meter, mirror, parity, service::Kind, share, stripe, throttle};
 
 static ALL: &[&Kind] = &[
     &cache::KIND,
@@ -10,6 +10,7 @@ static ALL: &[&Kind] = &[
     &integrity::KIND,
     &meter::KIND,
     &mirror::KIND,
+    &parity::KIND,
     &share::KIND,
     &stripe::KIND,
     &throttle::KIND,

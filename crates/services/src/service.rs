@@ -53,6 +53,13 @@ pub enum Layout {
     Same(Vec<usize>),
     /// The blocks of all legs, arranged in a way that this text describes: equal text over equal legs shows equal bytes.
     Own(String),
+    /// The same, but so many legs can be others than before: what was on them is known from the rest.
+    Spread {
+        /// The arrangement.
+        how: String,
+        /// How many legs can be spared, those that are not whole counted.
+        spare: usize,
+    },
 }
 
 /// A service whose settings are understood, and which is not there yet.
@@ -163,7 +170,7 @@ pub trait Service: Volume + Any {
     }
 
     /// Which of the legs named by [`Layout::Same`] hold all of the volume's data right now (a leg that failed or is being
-    /// filled does not).
+    /// filled does not); of [`Layout::Spread`], which hold all that they should.
     fn leg_is_whole(&self, leg: usize) -> bool;
 
     /// How it is doing.

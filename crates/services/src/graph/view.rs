@@ -28,6 +28,22 @@ fn combine(node: &Node, legs: &[View], whole: &dyn Fn(usize) -> bool) -> View {
     match layout(node) {
         None => vec![node.word().to_owned()],
         Some(Layout::Own(how)) => arranged(&how, legs),
+        Some(Layout::Spread { how, spare }) => {
+            // All legs as they are, for its own sake; and without as many as can be spared, for who puts others in their places.
+            let mut view = arranged(&how, legs);
+            let lost = (0..legs.len()).filter(|leg| !whole(*leg)).fold(0_u64, |set, leg| set | 1 << leg);
+            for without in 0..1_u64 << legs.len().min(16) {
+                if without.count_ones() as usize == spare && lost & !without == 0 {
+                    let spared = |(at, leg): (usize, &View)| match without >> at & 1 {
+                        0 => leg.clone(),
+                        _ => vec!["*".to_owned()],
+                    };
+                    let legs: Vec<View> = legs.iter().enumerate().map(spared).collect();
+                    view.extend(arranged(&how, &legs));
+                }
+            }
+            view
+        }
         Some(Layout::Same(which)) => {
             let mut view: View =
                 which.iter().filter(|leg| whole(**leg)).filter_map(|leg| legs.get(*leg)).flatten().cloned().collect();

@@ -22,12 +22,15 @@ pub(crate) mod intent;
 mod meta;
 pub(crate) mod state;
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use millrace_block::Volume;
+use millrace_block::{BlockError, TaskContext, Volume};
 
 use self::{
     intent::{Intent, least_shift},
@@ -36,7 +39,7 @@ use self::{
 use crate::{
     background::LocalFuture,
     legs::block_on,
-    locks::{Ranges, Turn},
+    locks::{Ranges, Turn, until},
     record::Region,
     service::{Build, ServiceError},
     settings::{SettingError, Settings},
@@ -128,6 +131,19 @@ pub(crate) struct Members {
     pub(crate) resync_total: AtomicU64,
 }
 
+/// Whether the leg is at fault, and not the request.
+pub(crate) fn is_fault(error: BlockError) -> bool {
+    match error {
+        BlockError::ReadFault { .. }
+        | BlockError::WriteFault { .. }
+        | BlockError::NoSpace
+        | BlockError::NotReady
+        | BlockError::ReadOnly
+        | BlockError::Unsupported => true,
+        BlockError::OutOfRange | BlockError::Miscompare | BlockError::Memory => false,
+    }
+}
+
 /// The setting `region`, as a power of two.
 pub(crate) fn region_setting(settings: &Settings) -> Result<Option<u32>, SettingError> {
     let region = settings.size("region")?;
@@ -194,6 +210,27 @@ impl Members {
         self.intent.get()
     }
 
+    /// Whether writes to these bytes of the legs may go: their regions' marks are durable.
+    #[inline]
+    pub(crate) fn is_marked(&self, bytes: &Range<u64>) -> bool {
+        self.intent().is_some_and(|intent| intent.is_marked(&intent.regions_of(bytes.start, bytes.end)))
+    }
+
+    /// Makes the marks of these bytes durable.
+    pub(crate) async fn mark(&self, cx: TaskContext<'_>, bytes: &Range<u64>) -> Result<(), BlockError> {
+        let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
+        let regions = intent.regions_of(bytes.start, bytes.end);
+        while !intent.is_marked(&regions) {
+            intent.want(&regions);
+            let turn =
+                until(cx, || (intent.is_marked(&regions).then_some(None)).or_else(|| self.page_turn.try_take().map(Some)));
+            if let Some(turn) = turn.await {
+                self.store_page(cx, &turn).await?;
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn on_legs(&self) -> MutexGuard<'_, Option<OnLegs>> {
         self.on_legs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -244,7 +281,7 @@ impl Members {
     /// Does something that waits, on the calling thread.
     fn wait_for<T: 'static>(
         self: &Arc<Self>,
-        work: impl for<'a> FnOnce(Arc<Self>, millrace_block::TaskContext<'a>) -> LocalFuture<'a, T>,
+        work: impl for<'a> FnOnce(Arc<Self>, TaskContext<'a>) -> LocalFuture<'a, T>,
     ) -> Result<T, ServiceError> {
         let me = Arc::clone(self);
         Ok(block_on(move |cx| work(me, cx))?)

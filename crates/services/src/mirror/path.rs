@@ -1,12 +1,6 @@
 //! The way of a request.
 
-use std::{
-    future::{Future, poll_fn},
-    ops::RangeInclusive,
-    pin::Pin,
-    sync::atomic::Ordering,
-    task::Poll,
-};
+use std::{future::Future, sync::atomic::Ordering};
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step,
@@ -16,9 +10,12 @@ use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
 
 use super::{Mirror, balance::Queued};
 use crate::{
-    legs::largest_scratch,
-    locks::{Locked, until},
-    members::state::{MOST_LEGS, legs_of},
+    legs::{largest_scratch, wait_for_all},
+    locks::Locked,
+    members::{
+        is_fault,
+        state::{MOST_LEGS, legs_of},
+    },
 };
 
 /// Bytes that are erased at once: more would keep others from the range for too long.
@@ -39,19 +36,6 @@ pub(super) struct Writing<'a> {
     error: Option<BlockError>,
     /// An error that is no leg's fault.
     refused: Option<BlockError>,
-}
-
-/// Whether the leg is at fault, and not the request.
-pub(super) fn is_fault(error: BlockError) -> bool {
-    match error {
-        BlockError::ReadFault { .. }
-        | BlockError::WriteFault { .. }
-        | BlockError::NoSpace
-        | BlockError::NotReady
-        | BlockError::ReadOnly
-        | BlockError::Unsupported => true,
-        BlockError::OutOfRange | BlockError::Miscompare | BlockError::Memory => false,
-    }
 }
 
 impl<'a> Writing<'a> {
@@ -81,38 +65,13 @@ impl Mirror {
         request.lba.0 << shift..(request.lba.0 + request.count.0) << shift
     }
 
-    fn regions(&self, bytes: &std::ops::Range<u64>) -> Option<RangeInclusive<u64>> {
-        Some(self.intent()?.regions_of(bytes.start, bytes.end))
-    }
-
-    /// Whether writes to the bytes may go: their regions' marks are durable.
-    #[inline]
-    fn is_marked(&self, bytes: &std::ops::Range<u64>) -> bool {
-        self.intent().is_some_and(|intent| intent.is_marked(&intent.regions_of(bytes.start, bytes.end)))
-    }
-
-    /// Makes the marks of these bytes durable.
-    async fn mark(&self, cx: TaskContext<'_>, bytes: &std::ops::Range<u64>) -> Result<(), BlockError> {
-        let (Some(intent), Some(regions)) = (self.intent(), self.regions(bytes)) else { return Err(BlockError::NotReady) };
-        while !intent.is_marked(&regions) {
-            intent.want(&regions);
-            let turn = until(cx, || {
-                (intent.is_marked(&regions).then_some(None)).or_else(|| self.members.page_turn.try_take().map(Some))
-            });
-            if let Some(turn) = turn.await {
-                self.members.store_page(cx, &turn).await?;
-            }
-        }
-        Ok(())
-    }
-
     /// Locks, looks, copies; `None` when something must be waited for.
     #[inline]
     fn begin<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Option<(Writing<'a>, Request<'a>)> {
         let bytes = self.bytes_of(&request);
         let range = self.members.ranges.try_lock(bytes.clone())?;
         // After the lock: see `Ranges::try_lock`.
-        if !self.is_marked(&bytes) {
+        if !self.members.is_marked(&bytes) {
             return None;
         }
         let (mut buffer, mut request) = (None, request);
@@ -132,11 +91,11 @@ impl Mirror {
         needs_buffer: bool,
     ) -> Result<(Locked<'_>, Option<BounceBuffer>), BlockError> {
         loop {
-            self.mark(cx, &bytes).await?;
+            self.members.mark(cx, &bytes).await?;
             let buffer = if needs_buffer { Some(cx.buffers.take().await) } else { None };
             if let Some(range) = self.members.ranges.try_lock(bytes.clone()) {
                 // After the lock: see `Ranges::try_lock`.
-                if self.is_marked(&bytes) {
+                if self.members.is_marked(&bytes) {
                     return Ok((range, buffer));
                 }
                 continue;
@@ -257,7 +216,7 @@ impl Mirror {
             other => other,
         };
         let whole = self.bytes_of(&request);
-        self.mark(cx, &whole).await?;
+        self.members.mark(cx, &whole).await?;
         let most = if operation.has_data() { BUFFER_SIZE as u64 } else { ERASED_AT_ONCE } >> shape.block_size.shift();
         let mut cursor = SegmentCursor::new(request.segments);
         let mut done = 0;
@@ -390,25 +349,6 @@ fn copy<'a>(cx: TaskContext<'a>, buffer: &BounceBuffer, from: &mut SegmentCursor
     let segment = buffer.segment(len as usize);
     from.copy_to(segment);
     cx.scratch.place_slice(1, segment)
-}
-
-/// Waits until every step has ended, and hands on their results.
-async fn wait_for_all(steps: &mut [Option<Step<'_>>], mut note: impl FnMut(usize, Result<(), BlockError>)) {
-    poll_fn(|cx| {
-        let mut waiting = false;
-        for (leg, place) in steps.iter_mut().enumerate() {
-            let Some(step) = place else { continue };
-            match Pin::new(step).poll(cx) {
-                Poll::Pending => waiting = true,
-                Poll::Ready(result) => {
-                    *place = None;
-                    note(leg, result);
-                }
-            }
-        }
-        if waiting { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
 }
 
 /// Scratch bytes that the future of [`Mirror::wait_for_legs`] takes.

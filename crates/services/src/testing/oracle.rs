@@ -40,6 +40,8 @@ fn version(lba: u64, found: &[u8]) -> Option<u64> {
 struct Block {
     /// Versions it may hold after a crash, the first as of the last flush.
     may: Vec<u64>,
+    /// It may hold anything until it is written again.
+    spoilt: bool,
 }
 
 /// Works on a volume, and knows what it may hold.
@@ -84,7 +86,7 @@ impl Oracle {
     pub fn new(seed: u64, blocks: u64, block: usize) -> Self {
         let longest = (blocks / TOGETHER).clamp(1, LONGEST);
         Self {
-            blocks: vec![Block { may: vec![0] }; blocks as usize],
+            blocks: vec![Block { may: vec![0], spoilt: false }; blocks as usize],
             block,
             next: 1,
             random: Random::new(seed),
@@ -102,7 +104,7 @@ impl Oracle {
 
     /// The volume has another size now; what it grew by reads as zeroes.
     pub fn resize(&mut self, blocks: u64) {
-        self.blocks.resize(blocks as usize, Block { may: vec![0] });
+        self.blocks.resize(blocks as usize, Block { may: vec![0], spoilt: false });
         self.longest = (blocks / TOGETHER).clamp(1, LONGEST);
     }
 
@@ -162,7 +164,7 @@ impl Oracle {
         if flushed {
             // What had completed before it is durable; what went on beside it may be.
             for (block, before) in self.blocks.iter_mut().zip(&before) {
-                block.may.drain(..before.len() - 1);
+                block.may.drain(..before.len().saturating_sub(1));
             }
         }
         for (Pending { job, version, fua }, result) in pending.iter().zip(&results) {
@@ -172,7 +174,10 @@ impl Oracle {
                     job.segments[0].read_at(0, &mut data);
                     self.compare(job.lba.0, &data);
                 }
-                (_, Some(version)) if *fua && result.is_ok() => self.each(job, |block| block.may = vec![*version]),
+                (_, Some(version)) if *fua && result.is_ok() => {
+                    self.each(job, |block| *block = Block { may: vec![*version], spoilt: false });
+                }
+                (_, Some(_)) if result.is_ok() => self.each(job, |block| block.spoilt = false),
                 _ => {}
             }
         }
@@ -188,9 +193,9 @@ impl Oracle {
     fn compare(&mut self, lba: u64, data: &[u8]) {
         for (at, found) in data.chunks(self.block).enumerate() {
             let number = lba as usize + at;
-            let may = &self.blocks[number].may;
+            let Block { may, spoilt } = &self.blocks[number];
             let is = version(number as u64, found);
-            let good = is.is_some_and(|is| may.contains(&is));
+            let good = *spoilt || is.is_some_and(|is| may.contains(&is));
             assert!(good, "block {number} holds version {is:?}, none of {may:?}: it begins {:?}", &found[..24]);
         }
     }
@@ -219,10 +224,16 @@ impl Oracle {
         }
     }
 
+    /// Blocks that were written since the last flush may hold anything now: more was lost at once than the volume protects them
+    /// from.
+    pub fn forgive(&mut self) {
+        self.blocks.iter_mut().for_each(|block| block.spoilt |= block.may.len() > 1);
+    }
+
     fn fix(&mut self, lba: u64, data: &[u8]) {
         for (at, found) in data.chunks(self.block).enumerate() {
             let is = version(lba + at as u64, found);
-            self.blocks[lba as usize + at].may = is.into_iter().collect();
+            self.blocks[lba as usize + at] = Block { may: is.into_iter().collect(), spoilt: is.is_none() };
         }
     }
 }

@@ -1,0 +1,126 @@
+//! What parity costs: whole stripes at random places, and 4 KiB, on memory, one request after the other.
+//! `cargo bench -p millrace-services --bench parity`
+
+use std::{
+    hint::black_box,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Waker},
+    time::{Duration, Instant},
+};
+
+use millrace_backends::MemoryVolume;
+use millrace_block::{
+    BlockCount, BlockSize, Lba, Operation, Request, Scratch, TaskContext, Volume,
+    conformance::{Memory, Random, SyncIo},
+};
+use millrace_memory::BufferPool;
+use millrace_services::{
+    Node, Reason, SharedObjects,
+    background::{Running, Spawner, Stop, Task},
+    graph::{Graph, LeafError, LeafRequest, Leaves, Plan},
+};
+
+/// Bytes of a volume.
+const SIZE: u64 = 1 << 30;
+/// Bytes of the client's memory.
+const CLIENT: usize = 1 << 20;
+
+struct InMemory;
+
+impl Leaves for InMemory {
+    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
+        Ok(MemoryVolume::create(&request.name, request.size.unwrap_or(SIZE), request.block_size)?)
+    }
+}
+
+struct Nowhere;
+
+impl Spawner for Nowhere {
+    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), millrace_engine::EngineError> {
+        Ok(())
+    }
+}
+
+fn volume(stack: &str) -> Graph {
+    let node: Node = stack.parse().expect("a stack");
+    let plan = Plan { volume: "bench", stack: &node, size: Some(SIZE), block_size: BlockSize::B512 };
+    let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
+    let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
+    graph.mount(Reason::Create).expect("it mounts");
+    graph
+}
+
+struct Client {
+    io: SyncIo,
+    buffers: BufferPool,
+    scratch: Scratch,
+    memory: Memory,
+}
+
+impl Client {
+    fn new(volume: &Arc<dyn Volume>) -> Self {
+        let (io, buffers) = (SyncIo::new(1, false), BufferPool::new(32).expect("buffers"));
+        Self { io, buffers, scratch: Scratch::new(volume.scratch_bytes()), memory: Memory::new(CLIENT) }
+    }
+
+    fn request(&mut self, volume: &Arc<dyn Volume>, operation: Operation, at: u64, from: usize, bytes: usize) {
+        let segments = [self.memory.segment(from, bytes)];
+        let request = Request { operation, lba: Lba(at >> 9), count: BlockCount(bytes as u64 >> 9), segments: &segments };
+        let mut step = volume.submit(TaskContext::new(&self.scratch, &self.buffers, &self.io), request);
+        let mut cx = Context::from_waker(Waker::noop());
+        let result = loop {
+            match Pin::new(&mut step).poll(&mut cx) {
+                std::task::Poll::Ready(result) => break result,
+                std::task::Poll::Pending => {}
+            }
+        };
+        black_box(result).expect("memory does not fail");
+        drop(step);
+        self.scratch.reset();
+    }
+
+    /// Nanoseconds per request of so many bytes, at multiples of as many: the best of many short runs.
+    fn measure(&mut self, volume: &Arc<dyn Volume>, operation: Operation, bytes: usize) -> u64 {
+        const REQUESTS: u64 = 10_000;
+        let (mut best, end, mut random) = (u64::MAX, Instant::now() + Duration::from_secs(2), Random::new(7));
+        let places = CLIENT / bytes;
+        while Instant::now() < end {
+            let start = Instant::now();
+            for number in 0..REQUESTS {
+                let at = random.below(SIZE / bytes as u64) * bytes as u64;
+                self.request(volume, operation, at, (number as usize % places) * bytes, bytes);
+            }
+            best = best.min(start.elapsed().as_nanos() as u64 / REQUESTS);
+        }
+        best
+    }
+}
+
+fn main() {
+    // `cargo test` runs benches, too, with this word: nothing to measure then.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    let stacks = [
+        ("memory", 8 << 10),
+        ("stripe(chunk=4K, memory, memory)", 8 << 10),
+        ("parity(chunk=4K, memory, memory, memory)", 8 << 10),
+        ("parity(chunk=16K, memory, memory, memory, memory, memory)", 64 << 10),
+        ("parity(redundancy=2, chunk=16K, memory, memory, memory, memory, memory, memory)", 64 << 10),
+    ];
+    for (stack, whole) in stacks {
+        let graph = volume(stack);
+        let volume = graph.volume();
+        let mut client = Client::new(volume);
+        client.memory.segment(0, CLIENT).fill(1);
+        // Every page is there, and every region is marked.
+        for at in (0..SIZE).step_by(whole) {
+            client.request(volume, Operation::Write { fua: false }, at, 0, whole);
+        }
+        let write = client.measure(volume, Operation::Write { fua: false }, whole);
+        let small = client.measure(volume, Operation::Write { fua: false }, 4096);
+        let read = client.measure(volume, Operation::Read, 4096);
+        println!("{stack}: write of {} KiB {write} ns, of 4 KiB {small} ns; read of 4 KiB {read} ns", whole >> 10);
+    }
+}

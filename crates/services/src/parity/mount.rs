@@ -1,0 +1,95 @@
+//! Coming into force and going out of it: the journal is carried out again, and voided.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use millrace_block::BlockError;
+
+use super::{Parity, journal::Entry};
+use crate::{
+    legs,
+    members::state::legs_of,
+    service::{Mount, ServiceError},
+};
+
+impl Parity {
+    /// Comes into force.
+    pub(super) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
+        self.members.take_up(mount)?;
+        let set = self.members.on_legs().as_ref().map(|on_legs| on_legs.table.set).unwrap_or_default();
+        self.journal.name(set);
+        let in_use = || legs_of(self.members.masks().writable);
+        let legs = in_use().map(|leg| (leg, Arc::clone(&self.legs[leg]), self.journal_of(leg)));
+        let entries = self.journal.load(legs, set, self.members.bytes, |leg, source| self.do_without(leg, source))?;
+        if !entries.is_empty() {
+            tracing::info!(name = self.name, entries = entries.len(), "the journal is carried out again");
+            self.counters.replayed.fetch_add(entries.len() as u64, Ordering::Relaxed);
+            self.carry_out(&entries)?;
+        }
+        self.void_journal()?;
+        self.look_again(self.shape().block_size);
+        Ok(())
+    }
+
+    /// Writes what entries say, in their order, on all legs in use; when it returns, it is durable.
+    fn carry_out(&self, entries: &[(Entry, Vec<u8>)]) -> Result<(), ServiceError> {
+        for leg in legs_of(self.members.masks().writable) {
+            let mut writes = Vec::new();
+            for (entry, payload) in entries {
+                let at = entry.stripe * self.layout.chunk + u64::from(entry.row);
+                for (part, bytes) in entry.parts(&self.layout).zip(payload.chunks_exact(entry.len as usize)) {
+                    if self.layout.leg(entry.stripe, part) == leg {
+                        writes.push((at, bytes.to_vec()));
+                    }
+                }
+            }
+            if writes.is_empty() {
+                continue;
+            }
+            let volume = Arc::clone(&self.legs[leg]);
+            let result = legs::block_on(move |cx| {
+                Box::pin(async move {
+                    for (at, bytes) in writes {
+                        legs::write_bytes(cx, &*volume, at, bytes).await?;
+                    }
+                    legs::flush(cx, &*volume).await
+                })
+            })?;
+            if let Err(source) = result {
+                self.do_without(leg, source)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on without a leg that cannot be written while the service comes into force.
+    fn do_without(&self, leg: usize, source: BlockError) -> Result<(), ServiceError> {
+        tracing::error!(name = self.name, leg, error = %source, "a leg cannot be used");
+        self.members.fail_leg(leg).map(|_| ()).map_err(|_| ServiceError::Leg {
+            what: "use the journal of",
+            leg: self.members.leg_name(leg).to_owned(),
+            source,
+        })
+    }
+
+    /// Tells all legs in use that no entry of the journal is of any more use. Everything is durable in its place, and no request
+    /// is in flight.
+    pub(super) fn void_journal(&self) -> Result<(), ServiceError> {
+        for leg in legs_of(self.members.masks().writable) {
+            match self.journal.void_all(leg, &self.legs[leg], self.journal_of(leg)) {
+                Err(ServiceError::Leg { source, .. }) => self.do_without(leg, source)?,
+                result => result?,
+            }
+        }
+        for ring in self.journal.rings() {
+            ring.restart();
+        }
+        Ok(())
+    }
+
+    /// Goes out of force.
+    pub(super) fn put_away(&self) -> Result<(), ServiceError> {
+        // Flushes the legs.
+        self.members.put_away()?;
+        self.void_journal()
+    }
+}

@@ -1,0 +1,289 @@
+//! Rows of a stripe in a buffer: read, computed, checked, and written back.
+//!
+//! ```text
+//!   buffer:  D0 │ D1 │ … │ P │ Q │ as many again as there are parity parts │ … │ header of a journal's entry
+//!            └ so many bytes of each leg, at one offset                                └ its last 4096 bytes
+//! ```
+
+use std::{ops::Range, sync::atomic::Ordering};
+
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext};
+use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
+
+use super::{
+    Parity,
+    codec::{MOST_PARTS, Parts, Verdict, parts_of},
+    journal::HEADER,
+};
+use crate::{
+    legs::{largest_scratch, wait_for_all},
+    locks::Locked,
+    members::is_fault,
+};
+
+/// Requests to several legs, ended. Sets of whatever numbers the caller gave them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) done: u8,
+    /// The leg was at fault.
+    pub(super) faulty: u8,
+    pub(super) error: Option<BlockError>,
+    /// An error that is no leg's fault.
+    pub(super) refused: Option<BlockError>,
+}
+
+impl Outcome {
+    pub(super) fn note(&mut self, number: usize, result: Result<(), BlockError>) {
+        match result {
+            Ok(()) => self.done |= 1 << number,
+            Err(error) if is_fault(error) => {
+                self.faulty |= 1 << number;
+                self.error.get_or_insert(error);
+            }
+            Err(error) => {
+                self.refused.get_or_insert(error);
+            }
+        }
+    }
+}
+
+/// Some rows of a stripe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rows {
+    pub(super) stripe: u64,
+    /// Bytes within each chunk.
+    pub(super) from: u64,
+    pub(super) len: u64,
+}
+
+/// Room for rows in a buffer.
+pub(super) struct Image {
+    areas: [Segment; 2 * MOST_PARTS],
+    parts: usize,
+    data: usize,
+}
+
+impl Image {
+    /// All parts.
+    pub(super) fn parts(&self) -> Parts<'_> {
+        Parts { all: &self.areas[..self.parts], data: self.data }
+    }
+
+    /// The part's bytes, as a list.
+    pub(super) fn list(&self, part: usize) -> &[Segment] {
+        &self.areas[part..=part]
+    }
+
+    pub(super) fn area(&self, part: usize) -> Segment {
+        self.areas[part]
+    }
+
+    /// One block of all parts, with the room behind them.
+    fn block(&self, at: usize, block: usize) -> [Segment; 2 * MOST_PARTS] {
+        self.areas.map(|area| area.part(at, block).expect("a block of the rows"))
+    }
+}
+
+/// Room for the header of a journal's entry.
+pub(super) fn header_room(buffer: &BounceBuffer) -> Segment {
+    buffer.segment(BUFFER_SIZE).part(BUFFER_SIZE - HEADER, HEADER).expect("the end of the buffer")
+}
+
+/// What a check of rows found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Checked {
+    /// Blocks that were wrong and are right now.
+    pub(super) repaired: u64,
+    /// Blocks of each leg where the parity does not fit, and nothing tells why.
+    pub(super) unknown: u64,
+    /// The first of them, in bytes within the chunk.
+    pub(super) first: Option<u64>,
+}
+
+impl Parity {
+    /// Bytes of each leg that fit into a buffer.
+    pub(super) fn most_rows(&self) -> u64 {
+        let areas = (self.layout.legs + self.layout.parity) as u64;
+        let most = (BUFFER_SIZE - HEADER) as u64 / areas;
+        // At least 6144, for there are at most ten areas.
+        (most >> 12 << 12).min(self.layout.chunk)
+    }
+
+    /// The bytes of the legs that rows are.
+    pub(super) fn leg_range(&self, rows: Rows) -> Range<u64> {
+        let start = rows.stripe * self.layout.chunk + rows.from;
+        start..start + rows.len
+    }
+
+    /// The parts of a stripe that are on these legs.
+    pub(super) fn parts_on(&self, stripe: u64, legs: u8) -> u8 {
+        parts_of(legs).fold(0, |set, leg| set | 1 << self.layout.part(stripe, leg))
+    }
+
+    /// The legs of these parts.
+    pub(super) fn legs_of_parts(&self, stripe: u64, parts: u8) -> u8 {
+        parts_of(parts).fold(0, |set, part| set | 1 << self.layout.leg(stripe, part))
+    }
+
+    /// All parts of a stripe.
+    pub(super) fn all_parts(&self) -> u8 {
+        (u16::MAX >> (16 - self.layout.legs)) as u8
+    }
+
+    /// All data parts of a stripe.
+    pub(super) fn data_parts(&self) -> u8 {
+        (u16::MAX >> (16 - self.layout.data())) as u8
+    }
+
+    pub(super) fn image(&self, buffer: &BounceBuffer, rows: Rows) -> Image {
+        let (all, len) = (buffer.segment(BUFFER_SIZE), rows.len as usize);
+        let used = self.layout.legs + self.layout.parity;
+        let area = |number: usize| all.part(number.min(used - 1) * len, len).expect("rows fit into a buffer");
+        Image { areas: std::array::from_fn(area), parts: self.layout.legs, data: self.layout.data() }
+    }
+
+    /// A buffer for rows and the lock on them; to write there, the region's mark besides. While it waits for one it has none of
+    /// the others, so nobody waits for it.
+    pub(super) async fn begin(
+        &self,
+        cx: TaskContext<'_>,
+        bytes: Range<u64>,
+        write: bool,
+    ) -> Result<(BounceBuffer, Locked<'_>), BlockError> {
+        let members = &*self.members;
+        loop {
+            if write {
+                members.mark(cx, &bytes).await?;
+            }
+            let buffer = cx.buffers.take().await;
+            if let Some(range) = members.ranges.try_lock(bytes.clone()) {
+                // After the lock: see `Ranges::try_lock`.
+                if !write || members.is_marked(&bytes) {
+                    return Ok((buffer, range));
+                }
+                continue;
+            }
+            drop(buffer);
+            drop(members.ranges.lock(cx, bytes.clone()).await);
+        }
+    }
+
+    /// Submits one request for each number of a set, and waits for all.
+    pub(super) async fn exchange<'r>(
+        &'r self,
+        cx: TaskContext<'r>,
+        numbers: u8,
+        request: impl Fn(usize) -> (usize, Request<'r>),
+    ) -> Outcome {
+        let scratch = largest_scratch(&self.legs);
+        // Each goes on beside the others, so it has a scratch of its own.
+        let mut arenas: [Option<ScratchBox<'_, Scratch>>; MOST_PARTS] = Default::default();
+        parts_of(numbers).for_each(|number| arenas[number] = Some(cx.scratch.carve(scratch)));
+        let mut steps: [Option<Step<'_>>; MOST_PARTS] = Default::default();
+        for number in parts_of(numbers) {
+            let arena = arenas[number].as_ref().expect("an arena was carved for each");
+            let (leg, request) = request(number);
+            steps[number] = Some(self.legs[leg].submit(cx.deeper().with_scratch(arena), request));
+        }
+        let mut outcome = Outcome::default();
+        wait_for_all(&mut steps, |number, result| outcome.note(number, result)).await;
+        outcome
+    }
+
+    /// Reads or writes these parts of rows.
+    pub(super) async fn move_parts(
+        &self,
+        cx: TaskContext<'_>,
+        operation: Operation,
+        rows: Rows,
+        image: &Image,
+        parts: u8,
+    ) -> Outcome {
+        let shift = self.shape().block_size.shift();
+        let (lba, count) = (Lba(self.leg_range(rows).start >> shift), BlockCount(rows.len >> shift));
+        let request = |part: usize| {
+            (self.layout.leg(rows.stripe, part), Request { operation, lba, count, segments: image.list(part) })
+        };
+        self.exchange(cx, parts, request).await
+    }
+
+    /// Reads rows so that these parts are there, by way of the others where it must be; then all parts are. Returns the parts that
+    /// could not be read, though their legs are in use, and were computed. The rows are locked.
+    pub(super) async fn obtain(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<u8, BlockError> {
+        let (mut bad, mut error) = (0, BlockError::ReadFault { errno: 0 });
+        loop {
+            let absent = self.all_parts() & !self.parts_on(rows.stripe, self.members.masks().readable) | bad;
+            let missing = wanted & absent;
+            if missing != 0 && absent.count_ones() as usize > self.layout.parity {
+                return Err(error);
+            }
+            let get = if missing == 0 { wanted } else { self.all_parts() & !absent };
+            let outcome = self.move_parts(cx, Operation::Read, rows, image, get).await;
+            if let Some(refused) = outcome.refused {
+                return Err(refused);
+            }
+            if outcome.faulty == 0 {
+                assert!(missing == 0 || image.parts().solve(absent), "no more is missing than there is parity");
+                return Ok(bad);
+            }
+            self.counters.read_errors.fetch_add(u64::from(outcome.faulty.count_ones()), Ordering::Relaxed);
+            bad |= outcome.faulty;
+            error = outcome.error.unwrap_or(error);
+        }
+    }
+
+    /// Writes parts again that could not be read, and takes their legs out of use if that does not help. The rows are locked.
+    pub(super) async fn mend(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, parts: u8) {
+        let write = Operation::Write { fua: false };
+        let mut outcome = self.move_parts(cx, write, rows, image, parts).await;
+        if outcome.faulty == 0 && outcome.refused.is_none() {
+            outcome = self.move_parts(cx, Operation::Read, rows, image, parts).await;
+        }
+        self.counters.repaired.fetch_add(u64::from(outcome.done.count_ones()), Ordering::Relaxed);
+        if outcome.faulty != 0 {
+            let legs = self.legs_of_parts(rows.stripe, outcome.faulty);
+            // What cannot be recorded stays as it is: the leg is still there, and is computed when it cannot be read.
+            let _ = self.members.drop_legs(cx.deeper(), legs, outcome.error).await;
+        }
+    }
+
+    /// Compares parity and data of rows that are all in the image, and mends what can be decided. `sure`: every part was read.
+    pub(super) async fn check_rows(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, sure: bool) -> Checked {
+        let mut checked = Checked::default();
+        let spare = self.layout.legs..self.layout.legs + self.layout.parity;
+        if image.parts().verdict(&image.areas[spare.clone()]) == Verdict::Right {
+            return checked;
+        }
+        let shift = self.shape().block_size.shift();
+        let block = 1 << shift;
+        for at in (0..rows.len as usize).step_by(block) {
+            let areas = image.block(at, block);
+            let parts = Parts { all: &areas[..self.layout.legs], data: self.layout.data() };
+            match parts.verdict(&areas[spare.clone()]) {
+                Verdict::Right => {}
+                Verdict::Wrong(part) if sure && parts.solve(1 << part) => {
+                    let leg = self.layout.leg(rows.stripe, part);
+                    let lba = Lba((self.leg_range(rows).start + at as u64) >> shift);
+                    let segments = &areas[part..=part];
+                    let request =
+                        Request { operation: Operation::Write { fua: false }, lba, count: BlockCount(1), segments };
+                    let outcome = self.exchange(cx, 1, |_| (leg, request)).await;
+                    tracing::warn!(
+                        name = self.name,
+                        leg,
+                        lba = lba.0,
+                        written = outcome.done == 1,
+                        "a block of this leg did not fit the others, and was computed from them"
+                    );
+                    self.counters.repaired.fetch_add(1, Ordering::Relaxed);
+                    checked.repaired += 1;
+                }
+                _ => {
+                    checked.unknown += 1;
+                    checked.first.get_or_insert(rows.from + at as u64);
+                }
+            }
+        }
+        checked
+    }
+}

@@ -1,0 +1,89 @@
+//! Scrub: checks all parity, and repairs what can be decided.
+
+use millrace_block::TaskContext;
+use millrace_memory::BufferPool;
+
+use super::Parity;
+use crate::background::{Pace, Stop};
+
+/// Rows that are listed.
+const LISTED: usize = 16;
+
+/// A scrub, and what it found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scrub {
+    pub(super) running: bool,
+    /// Bytes of each leg done.
+    pub(super) at: u64,
+    /// Parts and blocks that were wrong on some leg and are right now.
+    pub(super) repaired: u64,
+    /// Blocks of each leg where parity and data do not fit, and nothing tells which is wrong.
+    pub(super) differing: u64,
+    /// The first of them, as blocks of a leg.
+    pub(super) listed: Vec<u64>,
+    /// Rows that could not be read.
+    pub(super) unread: u64,
+    /// Scrubs that came to their end.
+    pub(super) finished: u64,
+}
+
+impl Parity {
+    /// Carries on with a scrub if one was asked for.
+    pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) {
+        let mut pace = Pace::new(self.plan.rate);
+        while !stop.is_set() {
+            let at = {
+                let mut scrub = self.scrub();
+                if !scrub.running {
+                    return;
+                }
+                if scrub.at >= self.members.bytes {
+                    (scrub.running, scrub.finished) = (false, scrub.finished + 1);
+                    let Scrub { repaired, differing, unread, .. } = &*scrub;
+                    tracing::info!(name = self.name, repaired, differing, unread, "scrub finished");
+                    return;
+                }
+                scrub.at
+            };
+            let Some(rows) = self.rows_in(at, self.members.bytes).next() else { return };
+            let looked = self.look_at(cx, pool, rows).await;
+            let shift = self.shape().block_size.shift();
+            {
+                let mut scrub = self.scrub();
+                // Unless it was begun anew meanwhile.
+                if scrub.at != at {
+                    continue;
+                }
+                scrub.at += rows.len;
+                match looked {
+                    Ok(looked) => {
+                        scrub.repaired += looked.mended;
+                        scrub.differing += looked.unknown;
+                        if let Some(first) = looked.first.filter(|_| scrub.listed.len() < LISTED) {
+                            let block = (rows.stripe * self.layout.chunk + first) >> shift;
+                            scrub.listed.push(block);
+                            tracing::error!(
+                                name = self.name,
+                                block,
+                                "parity and data do not fit at this block of the legs, and nothing tells which is wrong: \
+                                 compare with a backup, and \"fail\" and \"rebuild\" the leg that is wrong"
+                            );
+                        }
+                    }
+                    Err(error) => {
+                        scrub.unread += 1;
+                        tracing::error!(name = self.name, stripe = rows.stripe, %error, "a scrub could not read rows");
+                    }
+                }
+            }
+            pace.spend(cx, stop, rows.len).await;
+        }
+    }
+
+    /// Starts a scrub from the beginning.
+    pub(super) fn start_scrub(&self) {
+        let mut scrub = self.scrub();
+        let finished = scrub.finished;
+        *scrub = Scrub { running: true, finished, ..Scrub::default() };
+    }
+}

@@ -1,0 +1,302 @@
+//! Legs that fail or rot, and what becomes of them.
+
+use millrace_backends::fault::{Effect, Kind, Rule, When};
+use millrace_block::{BlockCount, BlockError, Lba, Operation};
+
+use super::*;
+use crate::service::Health;
+
+const READ_FAULT: BlockError = BlockError::ReadFault { errno: 5 };
+const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
+
+/// Everything on this leg fails from now on.
+fn pull(leg: &FaultVolume) {
+    leg.add(Rule { kinds: vec![], ..Rule::new(Kind::Read, When::Always, Effect::Fail(BlockError::NotReady)) });
+}
+
+fn state(graph: &Graph, leg: usize) -> String {
+    fact(graph, &format!("leg {leg}")).unwrap()
+}
+
+/// Spoils a byte of a leg, below the service.
+fn rot(leg: &Arc<dyn Volume>, at: u64) {
+    let block = at / 512 * 512;
+    let mut bytes = crate::legs::read(leg, block, 512).unwrap();
+    bytes[(at % 512) as usize] ^= 0x24;
+    crate::legs::write(leg, block, bytes).unwrap();
+}
+
+#[test]
+fn each_leg_may_fail_and_come_back() {
+    for form in [SMALL, WIDE, TWO] {
+        for pulled in 0..form.legs {
+            let legs = form.faulty(2048);
+            let volumes = volumes(&legs);
+            let graph = form.open(&volumes, Reason::Create);
+            let mut model = Vec::new();
+            on_bench(&graph, |bench| {
+                model = bench.write_random(0, 2048);
+                pull(&legs[pulled]);
+                // Reads alone do no harm; the first write finds out.
+                bench.expect(0, &model);
+                for (lba, count) in [(3, 1), (100, 9), (500, 300), (1999, 49)] {
+                    let data = bench.write_random(lba, count);
+                    model[lba as usize * 512..][..data.len()].copy_from_slice(&data);
+                }
+                bench.plain(Operation::WriteZeroes { fua: true, deallocate: true }, 900, 200).unwrap();
+                model[900 * 512..1100 * 512].fill(0);
+                bench.plain(Operation::Flush, 0, 0).unwrap();
+                bench.expect(0, &model);
+            });
+            assert_eq!((state(&graph, pulled).as_str(), graph.tree().status.unwrap().health), ("failed", Health::Degraded));
+            assert!(command(&graph, "rebuild", pulled).is_err(), "it still does not answer");
+            if form.plan().redundancy == 1 {
+                let other = command(&graph, "fail", (pulled + 1) % form.legs).unwrap_err().to_string();
+                assert!(other.ends_with("there would be too few good legs: it stays"), "{other}");
+            }
+            legs[pulled].clear();
+            command(&graph, "rebuild", pulled).unwrap();
+            on_bench(&graph, |bench| bench.expect(0, &model));
+            assert!(resync(&graph));
+            assert_eq!((state(&graph, pulled).as_str(), graph.tree().status.unwrap().health), ("good", Health::Good));
+            parity_fits(&graph, &volumes);
+            on_bench(&graph, |bench| bench.expect(0, &model));
+        }
+    }
+}
+
+#[test]
+fn a_leg_is_filled_while_it_is_written_and_read() {
+    let legs = WIDE.faulty(4096);
+    let volumes = volumes(&legs);
+    let graph = WIDE.open(&volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 4096);
+        command(&graph, "fail", 2).unwrap();
+        // Nothing of it is left.
+        let leg: &Arc<dyn Volume> = &volumes[2];
+        let blocks = leg.geometry().blocks.0;
+        crate::legs::write(leg, 0, vec![0xee; blocks as usize * 512]).unwrap();
+        assert!(command(&graph, "rebuild", 2).unwrap().ends_with("with everything"));
+        for round in 0..40 {
+            let lba = bench.random.below(4000);
+            let data = bench.write_random(lba, 1 + round % 90);
+            model[lba as usize * 512..][..data.len()].copy_from_slice(&data);
+            if round == 20 {
+                bench.expect(0, &model);
+            }
+        }
+    });
+    assert_eq!(state(&graph, 2), "being filled");
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 2), "good");
+    parity_fits(&graph, &volumes);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+#[test]
+fn a_leg_is_replaced_in_the_running_volume() {
+    for (form, replaced) in [(SMALL, 1), (TWO, 3)] {
+        let mut legs = volumes(&form.faulty(2048));
+        let graph = form.open(&legs, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| model = bench.write_random(0, 2048));
+        graph.root.service.as_ref().unwrap().unmount().unwrap();
+        legs[replaced] = volumes(&form.faulty(2048)).swap_remove(0);
+        let shared = crate::SharedObjects::default();
+        let build = Build { name: "new".to_owned(), volume: "test", legs: legs.clone(), size: None, shared: &shared };
+        let service = form.plan().build(build).unwrap();
+        let mut origins = vec![crate::LegOrigin::Kept; form.legs];
+        origins[replaced] = crate::LegOrigin::New;
+        let mount = crate::Mount { reason: Reason::Change, legs: origins, previous: None };
+        service.mount(&mount).unwrap();
+        assert!(!service.leg_is_whole(replaced) && service.leg_is_whole(0));
+        service.unmount().unwrap();
+        drop(service);
+        let graph = form.open(&legs, Reason::Open);
+        assert_eq!(state(&graph, replaced), "being filled");
+        on_bench(&graph, |bench| bench.expect(0, &model));
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, replaced), "good");
+        parity_fits(&graph, &legs);
+    }
+}
+
+#[test]
+fn stacks_that_differ_in_a_leg_show_the_same_and_in_two_they_do_not() {
+    let stack = |text: &str| text.parse::<crate::Node>().unwrap();
+    let three = stack("parity(file:/a, file:/b, file:/c)");
+    assert!(crate::graph::compatible(&three, &stack("parity(rate=1M, file:/a, file:/x, file:/c)")));
+    assert!(!crate::graph::compatible(&three, &stack("parity(file:/a, file:/x, file:/y)")));
+    assert!(!crate::graph::compatible(&three, &stack("parity(file:/b, file:/a, file:/c)")));
+    assert!(!crate::graph::compatible(&three, &stack("parity(chunk=8K, file:/a, file:/b, file:/c)")));
+    let four = stack("parity(redundancy=2, file:/a, file:/b, file:/c, file:/d)");
+    assert!(crate::graph::compatible(&four, &stack("parity(redundancy=2, file:/a, file:/x, file:/y, file:/d)")));
+}
+
+#[test]
+fn what_a_leg_cannot_read_is_computed_and_written_again() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    on_bench(&graph, |bench| {
+        let data = bench.write_random(0, 1024);
+        // Not even when it is asked again.
+        for number in 1..=2 {
+            legs[0].add(Rule::new(Kind::Read, When::Nth(number), Effect::Fail(READ_FAULT)));
+        }
+        for lba in (0..1024).step_by(8) {
+            bench.expect(lba, &data[lba as usize * 512..][..8 * 512]);
+        }
+        assert!(fact(&graph, "repaired").is_some());
+        assert!((0..3).all(|leg| state(&graph, leg) == "good"));
+        // A leg that cannot read even what was just written is of no use.
+        let range = Some((Lba(9), BlockCount(1)));
+        legs[0].add(Rule { range, ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT)) });
+        bench.expect(0, &data);
+        assert_eq!(state(&graph, 0), "failed");
+        // Then the others' errors are the guest's.
+        legs[1].add(Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT)));
+        let segment = bench.memory.segment(0, 1024 * 512);
+        assert_eq!(bench.moving(Operation::Read, 0, &[segment]), Err(READ_FAULT));
+        legs[1].clear();
+        bench.expect(0, &data);
+    });
+}
+
+#[test]
+fn a_write_counts_only_when_the_failure_is_on_record() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let area = Lba(parity(&graph).members.rules.area_of(&*volumes[0]) / 512);
+    on_bench(&graph, |bench| {
+        let model = bench.write_random(0, 1024);
+        pull(&legs[1]);
+        // Another leg takes data and refuses its tables.
+        let tables = Some((area, BlockCount(64)));
+        legs[0].add(Rule { range: tables, ..Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)) });
+        let data = bench.random.bytes(64 * 512);
+        assert!(bench.write(0, &data).is_err(), "two legs out of three are too many");
+        legs[0].clear();
+        assert_eq!(bench.write(0, &data), Ok(()));
+        bench.expect(0, &data);
+        bench.expect(64, &model[64 * 512..]);
+    });
+    drop(graph);
+    legs[1].clear();
+    assert_eq!(state(&SMALL.open(&volumes, Reason::Open), 1), "failed");
+}
+
+#[test]
+fn a_journal_that_cannot_be_read_costs_its_leg_and_no_more() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        // In part, so that the journal has it.
+        model[5 * 512..6 * 512].copy_from_slice(&bench.write_random(5, 1));
+    });
+    let slots = Lba((parity(&graph).journal_of(1) + 8192) / 512);
+    drop(graph);
+    let range = Some((slots, BlockCount(256)));
+    legs[1].add(Rule { range, ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT)) });
+    let graph = SMALL.open(&volumes, Reason::Open);
+    assert_eq!(state(&graph, 1), "failed");
+    assert!(fact(&graph, "journal entries carried out again").is_some(), "{:?}", facts(&graph));
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+#[test]
+fn rot_is_found_by_a_scrub_and_repaired_where_it_is_known_what_is_wrong() {
+    for form in [SMALL, TWO] {
+        let legs = form.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = form.open(&volumes, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+        // A byte of each leg, in rows of their own, and a block that cannot be read once.
+        (0..form.legs).for_each(|leg| rot(&volumes[leg], leg as u64 * 8192 + 700));
+        let range = Some((Lba(100), BlockCount(1)));
+        legs[0].add(Rule { range, ..Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT)) });
+        let found = scrubbed(&graph);
+        if form.plan().redundancy == 2 {
+            assert_eq!((found.differing, found.repaired, &found.listed), (0, form.legs as u64 + 1, &vec![]));
+            parity_fits(&graph, &volumes);
+            on_bench(&graph, |bench| bench.expect(0, &model));
+        } else {
+            assert_eq!((found.differing, found.repaired, &found.listed), (3, 1, &vec![1, 17, 33]));
+            // The operator knows which leg is wrong.
+            rot(&volumes[1], 8192 + 700);
+            rot(&volumes[2], 16384 + 700);
+            command(&graph, "fail", 0).unwrap();
+            on_bench(&graph, |bench| bench.expect(0, &model));
+        }
+        let again = scrubbed(&graph);
+        assert_eq!((again.differing, again.repaired), (0, 0));
+    }
+}
+
+#[test]
+fn a_safe_volume_gives_no_rotten_data() {
+    for form in [
+        Form { settings: "safe=true, chunk=4K, journal=128K, ", legs: 3 },
+        Form { settings: "safe=true, redundancy=2, chunk=4K, journal=128K, ", legs: 4 },
+    ] {
+        let legs = form.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = form.open(&volumes, Reason::Create);
+        on_bench(&graph, |bench| {
+            let data = bench.write_random(0, 1024);
+            let layout = parity(&graph).layout;
+            // Block 9 of the volume, where it lies.
+            let (stripe, chunk, row) = layout.locate(9 * 512);
+            rot(&volumes[layout.leg(stripe, chunk)], stripe * layout.chunk + row + 5);
+            let segment = bench.memory.segment(0, 512);
+            let read = bench.moving(Operation::Read, 9, &[segment]);
+            if form.plan().redundancy == 2 {
+                assert_eq!(read, Ok(()));
+                bench.expect(0, &data);
+                parity_fits(&graph, &volumes);
+                // Two at once are too many to tell.
+                rot(&volumes[layout.leg(stripe, 0)], stripe * layout.chunk + row);
+                rot(&volumes[layout.leg(stripe, 1)], stripe * layout.chunk + row + 1);
+                assert!(bench.moving(Operation::Read, 9, &[segment]).is_err());
+            } else {
+                assert_eq!(read, Err(BlockError::ReadFault { errno: 0 }));
+                assert_eq!(fact(&graph, "reads refused").as_deref(), Some("1"));
+            }
+            // Other blocks are as good as ever, and a new write makes the rows good again.
+            bench.expect(64, &data[64 * 512..]);
+            let fresh = bench.write_random(0, 64);
+            bench.expect(0, &fresh);
+        });
+    }
+}
+
+#[test]
+fn small_writes_read_and_write_only_what_they_must() {
+    let legs = WIDE.faulty(4096);
+    let graph = WIDE.open(&volumes(&legs), Reason::Create);
+    let sum = |kind| legs.iter().map(|leg| leg.requests(kind)).sum::<u64>();
+    on_bench(&graph, |bench| {
+        // One full stripe: all legs once, and nothing is read.
+        bench.write_random(0, 1);
+        let (reads, writes) = (sum(Kind::Read), sum(Kind::Write));
+        bench.write_random(128, 128);
+        assert_eq!(sum(Kind::Read) - reads, 0);
+        // 16 KiB of each of five legs, in pieces of 8 KiB.
+        assert_eq!(sum(Kind::Write) - writes, 10);
+        // A block: the old one and the parity are read; the journal, the block and the parity are written.
+        let (reads, writes) = (sum(Kind::Read), sum(Kind::Write));
+        bench.write_random(300, 1);
+        assert_eq!((sum(Kind::Read) - reads, sum(Kind::Write) - writes), (2, 3));
+        // Three of four chunks: the fourth is read.
+        let (reads, writes) = (sum(Kind::Read), sum(Kind::Write));
+        bench.write_random(512, 96);
+        assert_eq!((sum(Kind::Read) - reads, sum(Kind::Write) - writes), (2, 2 * (1 + 4)));
+    });
+}

@@ -1,0 +1,222 @@
+//! Parity as a whole. Its parts are tested where they are.
+
+mod bad;
+mod crashes;
+mod failures;
+
+use std::sync::Arc;
+
+use millrace_backends::{MemoryVolume, fault::FaultVolume};
+use millrace_block::{
+    BlockSize, Volume,
+    conformance::{self, Bench, Subject, SyncHarness, Wanted},
+};
+use millrace_memory::parity::{power, product};
+
+use super::*;
+use crate::{
+    Reason,
+    graph::Graph,
+    testing::{graph, subject},
+};
+
+const SEED: u64 = 0x7061_7269;
+
+fn memory(wanted: Wanted, leg: usize) -> Arc<dyn Volume> {
+    let bytes = wanted.blocks << wanted.block_size.shift();
+    MemoryVolume::create(&format!("leg{leg}"), bytes, wanted.block_size).unwrap()
+}
+
+/// The settings of an expression, and its number of legs.
+#[derive(Clone, Copy)]
+struct Form {
+    settings: &'static str,
+    legs: usize,
+}
+
+impl Form {
+    fn stack(self) -> String {
+        let legs = (0..self.legs).map(|leg| format!("disk:{leg}")).collect::<Vec<_>>().join(", ");
+        format!("parity({}{legs})", self.settings)
+    }
+
+    fn plan(self) -> ParityPlan {
+        let node: crate::Node = self.stack().parse().unwrap();
+        let mut settings = Settings::default();
+        node.settings().iter().for_each(|(name, value)| assert!(settings.add(name, value)));
+        let sizes = ["chunk", "journal"].map(|name| settings.size(name).unwrap());
+        let redundancy = settings.parsed("redundancy", "").unwrap().unwrap_or(1);
+        ParityPlan {
+            chunk: sizes[0].unwrap_or(64 << 10),
+            redundancy,
+            safe: false,
+            log_all: false,
+            journal: sizes[1].unwrap_or(1 << 20),
+            region_shift: None,
+            rate: 1,
+        }
+    }
+
+    /// Bytes of a leg for so many bytes of the volume.
+    fn leg_bytes(self, bytes: u64) -> u64 {
+        let (plan, layout) = (self.plan(), self.plan().layout(self.legs));
+        plan.rules(&layout).leg_bytes(layout.leg_bytes(bytes))
+    }
+
+    fn leg_blocks(self) -> impl Fn(u64, BlockSize) -> u64 {
+        move |blocks, block_size| self.leg_bytes(blocks << block_size.shift()) >> block_size.shift()
+    }
+
+    /// Fault volumes over memory, for a volume of so many blocks of 512 bytes.
+    fn faulty(self, blocks: u64) -> Vec<Arc<FaultVolume>> {
+        let wanted = Wanted { block_size: BlockSize::B512, blocks: self.leg_bytes(blocks * 512) / 512, read_only: false };
+        (0..self.legs).map(|leg| FaultVolume::new(memory(wanted, leg), SEED + leg as u64)).collect()
+    }
+
+    fn open(self, legs: &[Arc<dyn Volume>], reason: Reason) -> Graph {
+        graph(&self.stack(), legs, None, reason, &Arc::default()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn conforms(self, make_leg: impl FnMut(Wanted, usize) -> Arc<dyn Volume>) {
+        let stack = self.stack();
+        let mut make = subject(&stack, self.legs, self.leg_blocks(), make_leg);
+        let mut subject = Subject { resizes: false, ..Subject::new(SEED, &mut make) };
+        conformance::run(&mut SyncHarness::new(SEED, false), &mut subject);
+    }
+}
+
+fn volumes(legs: &[Arc<FaultVolume>]) -> Vec<Arc<dyn Volume>> {
+    legs.iter().map(|leg| Arc::<FaultVolume>::clone(leg) as Arc<dyn Volume>).collect()
+}
+
+/// The service at a graph's root.
+fn parity(graph: &Graph) -> Arc<Parity> {
+    let services = graph.services("parity");
+    let service: Arc<dyn std::any::Any + Send + Sync> = Arc::clone(&services[0].1) as _;
+    service.downcast().expect("parity")
+}
+
+fn facts(graph: &Graph) -> Vec<(String, String)> {
+    graph.tree().status.expect("a service has a status").facts
+}
+
+fn fact(graph: &Graph, name: &str) -> Option<String> {
+    facts(graph).into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
+}
+
+fn arguments(text: &[(&str, &str)]) -> Settings {
+    let mut settings = Settings::default();
+    assert!(text.iter().all(|(name, value)| settings.add(name, value)));
+    settings
+}
+
+fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, ServiceError> {
+    graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))
+}
+
+fn on_bench(graph: &Graph, test: impl FnOnce(&mut Bench<'_>)) {
+    test(&mut Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED));
+}
+
+/// Does upkeep's work on the calling thread.
+fn resync(graph: &Graph) -> bool {
+    let parity = parity(graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            let pool = millrace_memory::BufferPool::new(2).unwrap();
+            parity.resync(cx, &crate::background::Stop::default(), &pool).await
+        })
+    })
+    .unwrap()
+}
+
+fn scrubbed(graph: &Graph) -> Scrub {
+    let parity = parity(graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            let pool = millrace_memory::BufferPool::new(2).unwrap();
+            parity.start_scrub();
+            parity.scrub_if_asked(cx, &crate::background::Stop::default(), &pool).await;
+            parity.scrub().clone()
+        })
+    })
+    .unwrap()
+}
+
+/// By plain arithmetic: every row's parity is the sum of its data.
+fn parity_fits(graph: &Graph, legs: &[Arc<dyn Volume>]) {
+    let parity = parity(graph);
+    let (layout, bytes) = (parity.layout, parity.members.bytes as usize);
+    let all: Vec<_> = legs.iter().map(|leg| crate::legs::read(leg, 0, bytes).unwrap()).collect();
+    for (stripe, at) in (0..bytes).map(|at| (at as u64 / layout.chunk, at)) {
+        let byte = |part: usize| all[layout.leg(stripe, part)][at];
+        let (mut p, mut q) = (0, 0);
+        for part in 0..layout.data() {
+            p ^= byte(part);
+            q ^= product(power(part as u8), byte(part));
+        }
+        assert_eq!(byte(layout.data()), p, "P at byte {at} of the legs");
+        assert!(layout.parity == 1 || byte(layout.data() + 1) == q, "Q at byte {at} of the legs");
+    }
+}
+
+const SMALL: Form = Form { settings: "chunk=4K, journal=128K, region=64K, ", legs: 3 };
+const WIDE: Form = Form { settings: "chunk=16K, journal=256K, ", legs: 5 };
+const TWO: Form = Form { settings: "redundancy=2, chunk=4K, journal=128K, region=64K, ", legs: 4 };
+const WIDEST: Form = Form { settings: "redundancy=2, chunk=64K, log=all, ", legs: 8 };
+
+#[test]
+fn it_conforms() {
+    SMALL.conforms(memory);
+    WIDE.conforms(memory);
+}
+
+#[test]
+fn it_conforms_with_two_parity_chunks() {
+    TWO.conforms(memory);
+    WIDEST.conforms(memory);
+}
+
+#[test]
+fn it_conforms_when_everything_is_checked_and_logged() {
+    Form { settings: "chunk=8K, safe=true, log=all, journal=128K, ", legs: 3 }.conforms(memory);
+    Form { settings: "redundancy=2, chunk=8K, safe=true, ", legs: 5 }.conforms(memory);
+}
+
+#[test]
+fn it_conforms_over_disks_that_hold_writes() {
+    for form in [SMALL, TWO] {
+        form.conforms(|wanted, leg| -> Arc<dyn Volume> {
+            let volume = FaultVolume::new(memory(wanted, leg), SEED + leg as u64);
+            volume.hold_writes();
+            volume
+        });
+    }
+}
+
+#[test]
+fn the_parity_fits_whatever_is_written() {
+    for form in [SMALL, WIDE, TWO, WIDEST] {
+        let legs = volumes(&form.faulty(8192));
+        let graph = form.open(&legs, Reason::Create);
+        on_bench(&graph, |bench| {
+            let blocks = bench.blocks().min(8192);
+            let mut model = vec![0; blocks as usize * 512];
+            for round in 0..120 {
+                let most = [1, 8, 40, 400][round % 4];
+                let count = 1 + bench.random.below(most);
+                let lba = bench.random.below(blocks - count);
+                let range = lba as usize * 512..(lba + count) as usize * 512;
+                if round % 7 == 0 {
+                    let erase = millrace_block::Operation::WriteZeroes { fua: round % 2 == 0, deallocate: true };
+                    bench.plain(erase, lba, count).unwrap();
+                    model[range].fill(0);
+                } else {
+                    model[range].copy_from_slice(&bench.write_random(lba, count));
+                }
+            }
+            bench.expect(0, &model);
+        });
+        parity_fits(&graph, &legs);
+    }
+}

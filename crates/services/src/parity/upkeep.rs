@@ -1,0 +1,199 @@
+//! Work beside requests: parity is made to fit, legs are filled, the journal is voided when all is quiet.
+
+use std::{sync::Arc, time::Duration};
+
+use millrace_block::{BlockError, Operation, TaskContext};
+use millrace_memory::BufferPool;
+
+use super::{
+    Parity,
+    codec::{MOST_PARTS, parts_of},
+    journal::Ring,
+    rows::{Image, Rows},
+};
+use crate::{
+    background::{Pace, Stop},
+    locks::Taken,
+    members::{intent::Intent, state::legs_of},
+};
+
+/// How often work is looked for.
+const WORK_LOOK: Duration = Duration::from_millis(100);
+/// So many looks for work later, marks are looked at: a region that was not written meanwhile loses its mark.
+const IDLE_LOOKS: u32 = 30;
+/// How long regions that could not be done are left alone.
+const TRY_AGAIN: Duration = Duration::from_secs(5);
+
+impl Parity {
+    /// The task.
+    pub(super) async fn upkeep(self: Arc<Self>, cx: TaskContext<'_>, stop: Stop) {
+        // Of its own, for all that is below, too: requests that wait for the task hold the shard's.
+        let pool = match BufferPool::new(2) {
+            Ok(pool) => pool,
+            Err(error) => {
+                tracing::error!(name = self.name, %error, "no memory for resync");
+                return;
+            }
+        };
+        let cx = cx.with_buffers(&pool);
+        let mut looks = 0_u32;
+        while !stop.is_set() {
+            let all = self.resync(cx, &stop, &pool).await;
+            self.scrub_if_asked(cx, &stop, &pool).await;
+            self.void_when_quiet(cx).await;
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(IDLE_LOOKS) {
+                self.members.take_marks_away(cx).await;
+            }
+            stop.sleep(cx, if all { WORK_LOOK } else { TRY_AGAIN }).await;
+        }
+    }
+
+    /// Makes parity fit, and fills legs, wherever that is to be done; false when it is not possible everywhere.
+    pub(super) async fn resync(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) -> bool {
+        let Some(intent) = self.members.intent() else { return true };
+        let mut pace = Pace::new(self.plan.rate);
+        let mut from = 0;
+        while let Some(region) = intent.next_stale(from) {
+            let suspicions = intent.suspicions();
+            let result = self.sync_region(cx, stop, pool, &mut pace, region).await;
+            if stop.is_set() {
+                return true;
+            }
+            match result {
+                Ok(()) => intent.cleared(region, suspicions),
+                Err(error) => tracing::warn!(name = self.name, region, %error, "a region cannot be brought in order now"),
+            }
+            from = region + 1;
+        }
+        let masks = self.members.masks();
+        if intent.stale() == 0 && masks.writable != masks.readable {
+            return self.members.promote(cx).await.is_ok();
+        }
+        intent.stale() == 0
+    }
+
+    /// All rows in a range of bytes of the legs, in pieces that fit into a buffer.
+    pub(super) fn rows_in(&self, start: u64, end: u64) -> impl Iterator<Item = Rows> + use<> {
+        let (chunk, most) = (self.layout.chunk, self.most_rows());
+        let mut at = start;
+        std::iter::from_fn(move || {
+            let (stripe, from) = (at / chunk, at % chunk);
+            let len = most.min(chunk - from).min(end.saturating_sub(at));
+            at += len;
+            (len > 0).then_some(Rows { stripe, from, len })
+        })
+    }
+
+    async fn sync_region(
+        &self,
+        cx: TaskContext<'_>,
+        stop: &Stop,
+        pool: &BufferPool,
+        pace: &mut Pace,
+        region: u64,
+    ) -> Result<(), BlockError> {
+        let Some(shift) = self.members.intent().map(Intent::shift) else { return Ok(()) };
+        let end = ((region + 1) << shift).min(self.members.bytes);
+        let mut result = Ok(());
+        for rows in self.rows_in(region << shift, end) {
+            if stop.is_set() {
+                break;
+            }
+            result = result.and(self.sync_rows(cx, pool, rows).await);
+            pace.spend(cx, stop, rows.len).await;
+        }
+        result
+    }
+
+    /// Makes the parity of rows fit their data, and fills the parts of legs that are being filled.
+    async fn sync_rows(&self, cx: TaskContext<'_>, pool: &BufferPool, rows: Rows) -> Result<(), BlockError> {
+        let (buffer, other) = (pool.take().await, pool.take().await);
+        let (image, found) = (self.image(&buffer, rows), self.image(&other, rows));
+        let _range = self.members.ranges.lock(cx, self.leg_range(rows)).await;
+        let masks = self.members.masks();
+        let readable = self.parts_on(rows.stripe, masks.readable);
+        let filling = self.parts_on(rows.stripe, masks.writable) & !readable;
+        let parity = self.all_parts() & !self.data_parts();
+        if filling == 0 && readable != self.all_parts() && self.layout.parity == 1 {
+            // With a leg missing there is nothing to compare with: the parity is what its data are known by.
+            return Ok(());
+        }
+        let bad = self.obtain(cx, rows, &image, self.data_parts()).await?;
+        image.parts().encode(parity);
+        // What is there already need not be written: what was never written stays so on sparse legs.
+        let look = (parity | filling | bad) & (readable | filling);
+        let outcome = self.move_parts(cx, Operation::Read, rows, &found, look & !bad).await;
+        let same = |part: &usize| outcome.done >> part & 1 == 1 && image.area(*part).equals(&found.area(*part));
+        let differ = parts_of(look).filter(|part| !same(part)).fold(0, |set, part| set | 1 << part);
+        let written = self.move_parts(cx, Operation::Write { fua: false }, rows, &image, differ).await;
+        let failed = self.legs_of_parts(rows.stripe, written.faulty);
+        match written.refused {
+            Some(refused) => Err(refused),
+            None => self.members.drop_legs(cx, failed, written.error).await,
+        }
+    }
+
+    /// Tells the legs that the journal's entries are of no more use, when all are durable in their places.
+    pub(super) async fn void_when_quiet(&self, cx: TaskContext<'_>) {
+        let rings = self.journal.rings();
+        if rings.iter().any(|ring| !ring.is_quiet()) || rings.iter().all(Ring::is_void) {
+            return;
+        }
+        let turn = self.flush_turn.take(cx).await;
+        if self.harden(cx).await.is_ok() {
+            // If it fails, the entries stay of use, and the legs that refused are out of it.
+            let _ = self.record_void(cx, &turn).await;
+        }
+    }
+
+    /// Stores on all legs in use how far entries of the journal are void.
+    pub(super) async fn record_void(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
+        let rings = self.journal.rings();
+        let tails: [u64; MOST_PARTS] = std::array::from_fn(|ring| rings.get(ring).map_or(0, Ring::tail));
+        let mut failed = 0;
+        for leg in legs_of(self.members.masks().writable) {
+            let (region, generation, content) = self.journal.void_record(leg, self.journal_of(leg), &tails);
+            if region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await.is_err() {
+                failed |= 1 << leg;
+            }
+        }
+        self.members.drop_legs(cx, failed, None).await?;
+        rings.iter().zip(tails).for_each(|(ring, tail)| ring.voided(tail));
+        Ok(())
+    }
+
+    /// Reads rows and checks their parity: for a scrub.
+    pub(super) async fn look_at(&self, cx: TaskContext<'_>, pool: &BufferPool, rows: Rows) -> Result<Looked, BlockError> {
+        let buffer = pool.take().await;
+        let image: Image = self.image(&buffer, rows);
+        let bytes = self.leg_range(rows);
+        let _range = self.members.ranges.lock(cx, bytes.clone()).await;
+        if self.members.intent().is_none_or(|intent| !intent.is_settled(bytes.start, bytes.end)) {
+            // Resync has it to do.
+            return Ok(Looked::default());
+        }
+        let bad = self.obtain(cx, rows, &image, self.all_parts()).await?;
+        let absent = self.all_parts() & !self.parts_on(rows.stripe, self.members.masks().readable) | bad;
+        let mut looked = Looked { mended: u64::from(bad.count_ones()), ..Looked::default() };
+        if bad != 0 {
+            self.mend(cx, rows, &image, bad).await;
+        }
+        if (absent.count_ones() as usize) < self.layout.parity {
+            let checked = self.check_rows(cx, rows, &image, absent == 0).await;
+            looked.mended += checked.repaired;
+            looked.unknown = checked.unknown;
+            looked.first = checked.first;
+        }
+        Ok(looked)
+    }
+}
+
+/// What a scrub found in some rows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Looked {
+    pub(super) mended: u64,
+    pub(super) unknown: u64,
+    /// The first of them, in bytes within the chunk.
+    pub(super) first: Option<u64>,
+}
