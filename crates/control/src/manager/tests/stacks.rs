@@ -176,6 +176,35 @@ fn a_stack_is_changed_while_a_guest_writes() {
 }
 
 #[test]
+fn a_leg_with_parity_fails_and_is_replaced_while_a_guest_writes() {
+    let mut rig = Rig::new();
+    let stack = |legs: &str| format!("parity(chunk=16K, journal=128K, {legs})");
+    rig.create_volume(&spec("v", Some("256K"), &rig.stack(&stack("@a, @b, @c")))).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    let leg = |rig: &Rig| {
+        let facts = rig.volume("v").unwrap().tree.status.unwrap().facts;
+        facts.into_iter().find(|(name, _)| name == "leg 1").unwrap().1
+    };
+    under_load(&rig, || {
+        let arguments = [("leg".to_owned(), "1".to_owned())].into();
+        let fail = ServiceCommand { service: "parity".to_owned(), command: "fail".to_owned(), arguments };
+        rig.command_service("v", &fail).unwrap();
+        assert_eq!(leg(&rig), "failed");
+        let error = rig.try_change("v", &stack("@a, @d, @e"), false).unwrap_err();
+        assert!(error.to_string().contains("--reformat"), "{error}");
+        rig.try_change("v", &stack("@a, @d, @c"), false).unwrap();
+        while leg(&rig) != "good" {
+            assert_eq!(leg(&rig), "being filled");
+            thread::sleep(std::time::Duration::from_millis(10));
+        }
+    });
+    assert_eq!(stack_of(&rig, "v"), rig.stack(&stack("@a, @d, @c")));
+    rig.restart();
+    assert_eq!((rig.volume("v").unwrap().state, leg(&rig).as_str()), (State::Ready, "good"));
+}
+
+#[test]
 fn a_change_that_cannot_be_stored_is_none() {
     let disk = FullDisk::default();
     let rig = Rig::on(&disk);
