@@ -122,7 +122,20 @@ pub(crate) struct Fio(pub(crate) PathBuf);
 impl Fio {
     /// Runs it on one core; `engine` is the engine's options, with the file's name where it needs one.
     pub(crate) fn run(&self, engine: &[String], load: &Load, core: usize, seconds: f64) -> Result<Sample, Failure> {
+        self.run_beside(None, engine, load, core, seconds)
+    }
+
+    /// As [`run`](Self::run), for an engine that asks our daemon in a run directory.
+    pub(crate) fn run_beside(
+        &self,
+        run_dir: Option<&Path>,
+        engine: &[String],
+        load: &Load,
+        core: usize,
+        seconds: f64,
+    ) -> Result<Sample, Failure> {
         let mut command = Command::new(&self.0);
+        command.envs(run_dir.map(|dir| ("MILLRACE_RUN_DIR", dir)));
         command.args(["fio", "--name=bench", "--output-format=json", "--direct=1", "--time_based", "--ramp_time=100ms"]);
         command.args([format!("--rw={}", load.rw), format!("--bs={}", load.bs)]);
         command.args([format!("--iodepth={}", load.depth), format!("--runtime={:.0}ms", seconds * 1000.0)]);
@@ -144,6 +157,10 @@ fn fio_sample(said: &str, rw: &str) -> Option<Sample> {
     let latency = &job["clat_ns"];
     let mut sample = Sample::from([("iops".to_owned(), job["iops"].as_f64()?)]);
     sample.insert("mean".into(), latency["mean"].as_f64()?);
+    let cpu = |kind: &str| report["jobs"][0][kind].as_f64();
+    if let (Some(user), Some(system)) = (cpu("usr_cpu"), cpu("sys_cpu")) {
+        sample.insert("client_core".into(), (user + system) / 100.0);
+    }
     for (name, key) in [("p50", "50.000000"), ("p99", "99.000000"), ("p99.9", "99.900000")] {
         if let Some(value) = latency["percentile"][key].as_f64() {
             sample.insert(name.into(), value);

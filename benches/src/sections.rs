@@ -1,6 +1,7 @@
 //! The table's lines, in groups.
 
 mod devices;
+mod fastpath;
 mod file;
 mod latency;
 mod memory;
@@ -29,6 +30,7 @@ pub(crate) const ALL: &[Section] = &[
     section("perf", "the same, driven by SPDK's own client", null::perf),
     section("memory", "volumes in memory", memory::run),
     section("file", "volumes in files", file::run),
+    section("fastpath", "programs without a machine, beside the kernel's path", fastpath::run),
     section("devices", "64 busy devices on one core", devices::busy),
     section("idle", "1,000 idle devices, and one busy beside them", devices::idle),
     section("footprint", "memory that is held, in all and for each device", devices::footprint),

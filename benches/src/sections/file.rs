@@ -98,7 +98,7 @@ fn start_qemu(suite: &Suite, places: &[Place]) -> Result<Option<Daemon>, Failure
 }
 
 /// A file without holes.
-fn fill(path: &Path, size: u64) -> Result<(), Failure> {
+pub(super) fn fill(path: &Path, size: u64) -> Result<(), Failure> {
     let failed = |source| Failure::Write { path: path.to_owned(), source };
     let mut file = File::create(path).map_err(failed)?;
     let mut piece = vec![0_u8; 1 << 20];
