@@ -30,7 +30,8 @@ impl Fio {
         let mut command = Command::new(repository().join("scripts/in-root"));
         command.args(["fio", "--name=job", "--direct=1", "--group_reporting", "--filename", volume]);
         command.arg(format!("--ioengine=external:{}", self.engine.display())).args(arguments);
-        command.env("MILLRACE_RUN_DIR", &self.run_dir).stdin(Stdio::null());
+        // It leaves files behind.
+        command.current_dir(&self.run_dir).env("MILLRACE_RUN_DIR", &self.run_dir).stdin(Stdio::null());
         command.output().expect("running fio: scripts/guest-root makes it")
     }
 
