@@ -194,9 +194,12 @@ fn a_leg_with_parity_fails_and_is_replaced_while_a_guest_writes() {
         let error = rig.try_change("v", &stack("@a, @d, @e"), false).unwrap_err();
         assert!(error.to_string().contains("--reformat"), "{error}");
         rig.try_change("v", &stack("@a, @d, @c"), false).unwrap();
-        while leg(&rig) != "good" {
-            assert_eq!(leg(&rig), "being filled");
-            thread::sleep(std::time::Duration::from_millis(10));
+        loop {
+            match leg(&rig).as_str() {
+                "good" => break,
+                "being filled" => thread::sleep(std::time::Duration::from_millis(10)),
+                other => panic!("the new leg is {other}"),
+            }
         }
     });
     assert_eq!(stack_of(&rig, "v"), rig.stack(&stack("@a, @d, @c")));
