@@ -213,8 +213,8 @@ impl<'a> Keeper<'a> {
         let before = self.trial.as_ref().map_or(&[][..], |trial| &trial.layouts);
         begin.number |= if self.trial.is_some() { ON_TRIAL } else { 0 };
         let begun = held.and_then(|()| wire::send(worker.socket.as_fd(), begin, &[before, &[], &[]], &[]));
-        if begun.is_err() {
-            // It is dead already, or takes nothing.
+        if begun.is_err_and(|errno| !matches!(errno, Errno::PIPE | Errno::CONNRESET)) {
+            // It takes nothing. One that has let go of its end is about to say why, and to end.
             let _ = worker.child.kill();
         }
         if let Some(upgraded) = self.upgraded {
