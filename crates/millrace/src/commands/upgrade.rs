@@ -44,21 +44,25 @@ fn run(client: &Client, args: &UpgradeArgs) -> Result<UpgradeView, Box<dyn std::
         None => std::env::current_exe()?,
     };
     let spec = UpgradeSpec { binary, trial_seconds: Some(args.trial) };
-    let mut last: UpgradeView = client.post(PATH, &spec)?;
-    let (id, deadline) = (last.id.clone(), Instant::now() + LIMIT);
-    while last.state == UpgradeState::Running || last.id != id {
-        if Instant::now() >= deadline {
-            return Err("the daemon does not say how the upgrade ended; its log may".into());
-        }
+    let before = client.get(PATH).ok().map(|view: UpgradeView| view.id);
+    let id = match client.post(PATH, &spec) {
+        Ok(UpgradeView { id, .. }) => Some(id),
+        // A new binary that was quick: the old worker let go before it had answered.
+        Err(ClientError::Http { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let is_ours = |view: &UpgradeView| id.as_ref().map_or(before.as_ref() != Some(&view.id), |id| view.id == *id);
+    let deadline = Instant::now() + LIMIT;
+    while Instant::now() < deadline {
         sleep(LOOK);
         match client.get(PATH) {
-            Ok(view) => last = view,
+            Ok(view) if view.state != UpgradeState::Running && is_ours(&view) => return Ok(view),
             // A request that the old worker had, and one that the new one answers before it has heard of the upgrade.
-            Err(ClientError::Connection { .. } | ClientError::Http { .. } | ClientError::Refused(_)) => {}
+            Ok(_) | Err(ClientError::Connection { .. } | ClientError::Http { .. } | ClientError::Refused(_)) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(last)
+    Err("the daemon does not say how the upgrade ended; its log may".into())
 }
 
 pub(crate) fn layouts(global: &Global) -> Done {
