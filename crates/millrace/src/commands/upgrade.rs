@@ -55,7 +55,7 @@ fn run(client: &Client, args: &UpgradeArgs) -> Result<UpgradeView, Box<dyn std::
     let deadline = Instant::now() + LIMIT;
     while Instant::now() < deadline {
         sleep(LOOK);
-        match client.get(PATH) {
+        match client.get::<UpgradeView>(PATH) {
             Ok(view) if view.state != UpgradeState::Running && is_ours(&view) => return Ok(view),
             // A request that the old worker had, and one that the new one answers before it has heard of the upgrade.
             Ok(_) | Err(ClientError::Connection { .. } | ClientError::Http { .. } | ClientError::Refused(_)) => {}
