@@ -24,7 +24,7 @@ const PASSES: usize = 5;
 /// Periods that a change may take between the call to leave and its end.
 const LEAVE_PERIODS: u32 = 100;
 
-/// A buffer of the deepest pool: no request takes one of these, so that no request can wait for us while we wait for it.
+/// A buffer of the deepest pool, which nothing below takes.
 async fn deepest_buffer(cx: TaskContext<'_>) -> BounceBuffer {
     let deepest = (0..BufferPool::LEVELS).fold(cx, |cx, _| cx.deeper());
     deepest.buffers.take().await
@@ -50,6 +50,15 @@ impl Cache {
     /// The task.
     pub(super) async fn upkeep(self: Arc<Self>, cx: TaskContext<'_>, stop: Stop) {
         let Some(core) = self.core.get() else { return };
+        // Of its own, for all that is below, too: requests that wait for a line hold the shard's.
+        let pool = match BufferPool::new(2) {
+            Ok(pool) => pool,
+            Err(error) => {
+                tracing::error!(name = self.name, %error, "no memory for writing back");
+                return;
+            }
+        };
+        let cx = cx.with_buffers(&pool);
         let (mut hand, mut leaving) = (0, 0);
         while !stop.is_set() {
             let result = if self.flushing.wanted.load(Ordering::Acquire) {

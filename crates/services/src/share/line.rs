@@ -286,6 +286,8 @@ impl<'a> Place<'a> {
         let alone = own && self.line.shards.load(Ordering::Relaxed) <= 1;
         if !own || (is_front && !alone) {
             waker.wake_by_ref();
+            // Whose turn is earlier may be asleep here since this shard was the only one: then nobody else looks on every pass.
+            self.line.wake_next();
         }
         Poll::Pending
     }

@@ -264,13 +264,18 @@ impl Volume for Slow {
     }
 }
 
+/// Readers, and how often each reads. Where shards have no core each, a turn takes as long as the system leaves the shard waiting
+/// whose turn it is.
+const READERS: u64 = 30;
+const ROUNDS: u64 = 20;
+
 /// Reads a volume over and over.
 fn reader(volume: &Arc<dyn Volume>, done: &Arc<AtomicU64>) -> Task {
     let (volume, done) = (Arc::clone(volume), Arc::clone(done));
     Task::new("reader", move |cx, _| {
         Box::pin(async move {
             let memory = Memory::new(4096);
-            for _ in 0..100 {
+            for _ in 0..ROUNDS {
                 let segments = [memory.segment(0, 4096)];
                 let (lba, count) = (Lba(0), BlockCount(8));
                 let request = Request { operation: Operation::Read, lba, count, segments: &segments };
@@ -291,10 +296,10 @@ fn on_one_shard_and_on_several_nobody_is_forgotten() {
         let volumes = ["a", "b", "c"].map(|name| pool.create(name, EXTENT));
         let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
         let done = Arc::<AtomicU64>::default();
-        let tasks = (0..30).map(|number| reader(volumes[number % 3].volume(), &done)).collect();
+        let tasks = (0..READERS as usize).map(|number| reader(volumes[number % 3].volume(), &done)).collect();
         let load = Background::start(tasks, &OnShards::new(engine.shards().to_vec()));
         let end = Instant::now() + Duration::from_secs(100);
-        while done.load(Ordering::Relaxed) < 3000 {
+        while done.load(Ordering::Relaxed) < READERS * ROUNDS {
             assert!(Instant::now() < end, "{shards} shards, depth {depth}: somebody waits for ever");
             thread::sleep(Duration::from_millis(1));
         }
