@@ -15,6 +15,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, Waker},
+    time::{Duration, Instant},
 };
 
 use millrace_block::{
@@ -37,6 +38,8 @@ use crate::{
 
 /// Background tasks that one session can have at once.
 const TASKS: usize = 16;
+/// How long requests may take together before they are said to stand still: far longer than any do on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 type Waiting = (Task, Stop, Running);
 
@@ -203,7 +206,15 @@ impl Harness for Session<'_> {
         let mut results = vec![Ok(()); jobs.len()];
         let mut waiting = jobs.len();
         let mut cx = Context::from_waker(Waker::noop());
+        let (end, mut looks) = (Instant::now() + PATIENCE, 0_u32);
         while waiting > 0 {
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(1 << 16) && Instant::now() >= end {
+                // What is in flight must not be dropped: that would end the process, and the seed would not be told.
+                std::mem::forget((steps, std::mem::take(&mut self.background)));
+                std::mem::forget(scratches);
+                panic!("{waiting} of {} requests wait for ever, or for each other", jobs.len());
+            }
             if self.random.below(3) == 0 {
                 self.turn();
             }
