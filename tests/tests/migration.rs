@@ -6,7 +6,7 @@ use std::{
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
     rc::Rc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use millrace_block::Lba;
@@ -14,12 +14,10 @@ use millrace_driver::{
     Controller, DmaBuffer, DmaRange, MappedArea, Namespace, Options, QueueOptions, QueuePair, Transport, TransportError,
     VfioUser,
 };
-use millrace_tests::{Daemon, eventually, unless_heavy};
+use millrace_tests::{Daemon, PATIENCE, eventually, unless_heavy};
 use millrace_vfio_user::{Client, Errno, LogRange, MigrationState};
 use serde_json::Value;
 
-/// Longer than anything takes.
-const PATIENCE: Duration = Duration::from_secs(30);
 const DEPTH: usize = 16;
 /// Blocks that the load uses, of 4 KiB.
 const BLOCKS: u64 = 512;
