@@ -214,7 +214,7 @@ impl Daemon {
         self.socket(name)
     }
 
-    /// What worker and keeper hold now, the keeper by its descriptors.
+    /// What worker and keeper hold now.
     ///
     /// # Panics
     /// When it has died.
@@ -222,7 +222,19 @@ impl Daemon {
         let worker = eventually("a worker", || self.worker());
         let found = Usage::of(worker).zip(Usage::of(self.pid()));
         let (worker, keeper) = found.unwrap_or_else(|| panic!("the daemon is gone:\n{}", self.log()));
-        Usage { fds: worker.fds + keeper.fds, ..worker }
+        Usage { fds: worker.fds + keeper.fds, keeper: keeper.private, ..worker }
+    }
+
+    /// As [`usage`](Self::usage), once nothing comes or goes any more.
+    pub fn usage_at_rest(&self) -> Usage {
+        let mut seen = Vec::new();
+        eventually("the daemon to come to rest", || {
+            std::thread::sleep(Duration::from_millis(20));
+            seen.push(self.usage());
+            let last = seen.last_chunk::<4>()?;
+            let held = |usage: &Usage| (usage.fds, usage.shared_mappings, usage.threads, usage.huge);
+            last.iter().all(|usage| held(usage) == held(&last[3])).then_some(last[3])
+        })
     }
 
     /// Waits until it holds no more than `before`, after all guests have left.
@@ -230,11 +242,17 @@ impl Daemon {
     /// # Panics
     /// When it keeps something.
     pub fn expect_back_to(&self, before: &Usage) {
+        self.expect_within(before, SLACK);
+    }
+
+    /// As [`expect_back_to`](Self::expect_back_to), with private memory of the worker, and of the keeper, at most `slack` bytes above what it
+    /// was.
+    pub fn expect_within(&self, before: &Usage, slack: u64) {
         let mut now = self.usage();
         within(PATIENCE, || {
             std::thread::sleep(Duration::from_millis(20));
             now = self.usage();
-            now.is_back_to(before, SLACK).then_some(())
+            now.is_back_to(before, slack).then_some(())
         })
         .unwrap_or_else(|| panic!("the daemon keeps what guests had: before {before:?}, now {now:?}"));
         println!("  given back: {now:?}, before {before:?}");

@@ -8,7 +8,8 @@
 //!
 //! # Invariants
 //!
-//! - Nothing is skipped: what a test needs and does not find is a failure that says what to run.
+//! - Nothing is skipped: what a test needs and does not find is a failure that says what to run. Where a system cannot give what the test
+//!   is about (huge pages, a control group), the output says "skipped" and why.
 //! - A failure shows what the guest and the daemon had said by then.
 //! - Time limits are there to end a hang, never to judge a speed.
 //!
@@ -16,20 +17,24 @@
 //!
 //! Stand in for anything: the daemon, QEMU and the guests' kernels are the real ones.
 
+mod cage;
 mod daemon;
 mod guest;
 mod load;
 mod monitor;
+mod pages;
 mod process;
 mod seats;
 mod wait;
 
 use std::path::PathBuf;
 
+pub use cage::Cage;
 pub use daemon::{Daemon, OneDisk};
 pub use guest::{Boot, Guest, Kernel};
 pub use load::{Load, Work};
 pub use monitor::Monitor;
+pub use pages::GuestMemory;
 pub use process::Usage;
 pub use seats::{Seats, seats};
 pub use wait::{PATIENCE, eventually, within};

@@ -13,6 +13,10 @@ pub struct Usage {
     pub threads: usize,
     /// Resident private memory in bytes.
     pub private: u64,
+    /// Of it, the keeper's.
+    pub keeper: u64,
+    /// Huge pages in use, in bytes; they do not count as resident.
+    pub huge: u64,
 }
 
 impl Usage {
@@ -25,11 +29,16 @@ impl Usage {
             line.split_whitespace().next()?.parse().ok()
         };
         let maps = fs::read_to_string(format!("{dir}/maps")).ok()?;
+        let rollup = fs::read_to_string(format!("{dir}/smaps_rollup")).ok()?;
+        let huge = rollup.lines().filter(|line| line.contains("_Hugetlb:"));
+        let huge = huge.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>();
         Some(Self {
             fds: fs::read_dir(format!("{dir}/fd")).ok()?.flatten().filter(|fd| !is_volumes(&fd.path())).count(),
             shared_mappings: maps.lines().filter(|line| line.contains("/memfd:") && !line.contains(VOLUMES)).count(),
             threads: fs::read_dir(format!("{dir}/task")).ok()?.flatten().filter(|task| !is_casual(&task.path())).count(),
             private: number("RssAnon:")? * 1024,
+            keeper: 0,
+            huge: huge * 1024,
         })
     }
 
@@ -40,6 +49,8 @@ impl Usage {
             && self.shared_mappings <= before.shared_mappings
             && self.threads <= before.threads
             && self.private <= before.private + slack
+            && self.keeper <= before.keeper + slack
+            && self.huge <= before.huge
     }
 }
 

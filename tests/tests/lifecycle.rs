@@ -7,15 +7,16 @@ use std::{
     os::fd::AsFd,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    time::Duration,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use millrace_block::Lba;
 use millrace_driver::{
-    Command, Controller, DmaBuffer, DmaMemory, DriverError, Namespace, Options, QueueOptions, QueuePair,
-    spec::{NamespaceId, QueueId, registers::Doorbell},
+    Command, Controller, DmaBuffer, DmaMemory, DriverError, Namespace, Options, Pages, QueueOptions, QueuePair,
+    spec::{NamespaceId, QueueId, Status, registers::Doorbell},
 };
-use millrace_tests::{Daemon, Load, PATIENCE, Usage, Work, eventually, unless_heavy, within};
+use millrace_tests::{Daemon, GuestMemory, Load, PATIENCE, Usage, Work, eventually, unless_heavy, within};
 use millrace_vfio_user::Client;
 use rustix::{
     fs::ftruncate,
@@ -26,9 +27,14 @@ use rustix::{
 const BYTES: usize = 16 << 10;
 const DEPTH: usize = 64;
 
+/// Private memory that worker and keeper may have more of after all rounds than after the first tenth of them: what a hundred
+/// guests would leave behind is more.
+const GROWTH: u64 = 1 << 20;
+
 /// A daemon with a victim of the test and a witness that must not notice.
 struct House {
     daemon: Daemon,
+    memory: GuestMemory,
     victim: PathBuf,
     witness: Load,
     /// With the witness connected and the victim's device at rest.
@@ -36,7 +42,7 @@ struct House {
 }
 
 impl House {
-    fn new(victim: &[&str]) -> Self {
+    fn new(memory: GuestMemory, victim: &[&str]) -> Self {
         let daemon = Daemon::start();
         let image = format!("file:{}", daemon.path("victim.img").display());
         let victim = daemon.disk("victim", &["--backend", &image, "--size", "256M"], victim);
@@ -45,15 +51,54 @@ impl House {
         witness.wait_until_busy();
         // What is allocated once, with the first guest, is allocated now.
         let rest = daemon.usage();
-        drop(Guest::connect(&victim));
-        daemon.expect_back_to(&rest);
-        let before = daemon.usage();
-        Self { daemon, victim, witness, before }
+        let mut house = Self { daemon, memory, victim, witness, before: rest };
+        let guest = house.guest();
+        let huge = house.daemon.usage().huge;
+        assert_eq!(huge > rest.huge, house.memory.pages() == Pages::Huge, "{huge} bytes of huge pages");
+        drop(guest);
+        house.daemon.expect_back_to(&rest);
+        house.before = house.daemon.usage();
+        house
+    }
+
+    /// A guest, as soon as the device takes one.
+    fn guest(&self) -> Guest {
+        Guest::start(self.open())
+    }
+
+    /// Connects as soon as the device takes a new guest: it does once it has noticed that the one before is gone.
+    fn open(&self) -> Controller {
+        let pages = self.memory.pages();
+        let options = Options { timeout: PATIENCE, memory_size: 16 << 20, pages, ..Options::default() };
+        let mut last = None;
+        within(PATIENCE, || Controller::open(&self.victim, &options).map_err(|error| last = Some(error)).ok())
+            .unwrap_or_else(|| panic!("the device takes no new guest: {}", chain(&last.expect("an error"))))
+    }
+
+    /// Memory beside a guest's own.
+    fn extra(&self) -> DmaMemory {
+        DmaMemory::of_pages(self.memory.pages(), 1 << 40, 8 << 20).expect("memory")
+    }
+
+    /// Does something to guests again and again, with what the round before left. After the first tenth the daemon has all that it needs,
+    /// and takes no more.
+    fn rounds<G>(&self, mut guest: G, mut round: impl FnMut(usize, G) -> G) -> G {
+        let (rounds, warm_up) = (unless_heavy(100, 1000), unless_heavy(10, 100));
+        let (mut warm, start) = (None, Instant::now());
+        for number in 0..rounds {
+            if number == warm_up {
+                warm = Some(self.daemon.usage_at_rest());
+            }
+            guest = round(number, guest);
+        }
+        println!("  {rounds} rounds in {:.1} s", start.elapsed().as_secs_f64());
+        self.daemon.expect_within(&warm.expect("more rounds than those to warm up"), GROWTH);
+        guest
     }
 
     /// Everything is back, and the witness saw nothing.
     fn finish(mut self) {
-        drop(Guest::connect(&self.victim));
+        drop(self.guest());
         self.daemon.expect_back_to(&self.before);
         self.witness.expect_running();
         let commands = self.witness.finish();
@@ -72,10 +117,6 @@ struct Guest {
 }
 
 impl Guest {
-    fn connect(socket: &Path) -> Self {
-        Self::start(open(socket))
-    }
-
     fn start(mut controller: Controller) -> Self {
         controller.start().unwrap_or_else(|error| panic!("bring-up: {}", chain(&error)));
         Self::with_queue(controller)
@@ -120,14 +161,6 @@ impl Guest {
     }
 }
 
-/// Connects as soon as the device takes a new guest: it does once it has noticed that the one before is gone.
-fn open(socket: &Path) -> Controller {
-    let options = Options { timeout: PATIENCE, memory_size: 16 << 20, ..Options::default() };
-    let mut last = None;
-    within(PATIENCE, || Controller::open(socket, &options).map_err(|error| last = Some(error)).ok())
-        .unwrap_or_else(|| panic!("the device takes no new guest: {}", chain(&last.expect("an error"))))
-}
-
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -139,90 +172,156 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn rounds() -> usize {
-    unless_heavy(20, 200)
+/// Each of these a hundred times, with either kind of memory.
+macro_rules! with_each_memory {
+    ($($name:ident)*) => {
+        mod small_pages {
+            $(#[test]
+            fn $name() {
+                super::$name(millrace_tests::GuestMemory::small());
+            })*
+        }
+        mod huge_pages {
+            $(#[test]
+            fn $name() {
+                super::$name(millrace_tests::GuestMemory::huge());
+            })*
+        }
+    };
 }
 
-#[test]
-fn processes_killed_in_the_middle_of_io() {
-    let house = House::new(&[]);
-    for round in 0..rounds() {
-        let more: &[&str] = if round % 2 == 0 { &[] } else { &["--doorbell-messages", "--queues", "4"] };
+with_each_memory! {
+    processes_killed_at_any_instant
+    guests_gone_in_the_middle_of_io
+    functions_reset_in_the_middle_of_io
+    controllers_disabled_in_the_middle_of_io
+    queues_deleted_in_the_middle_of_io
+    devices_deleted_in_the_middle_of_io
+    namespaces_detached_in_the_middle_of_io
+    guests_that_panic_in_the_middle_of_io
+    memory_unmapped_under_commands_and_mapped_again
+    memory_truncated_under_commands
+    queues_truncated_under_the_controller
+}
+
+/// What becomes of QEMU's process: killed while it connects, brings the controller up, or works.
+fn processes_killed_at_any_instant(memory: GuestMemory) {
+    let pages = ["--pages", memory.word()];
+    let by_message = ["--pages", memory.word(), "--doorbell-messages", "--queues", "4"];
+    let house = House::new(memory, &[]);
+    house.rounds((), |round, ()| {
+        let more = if round % 2 == 0 { &pages[..] } else { &by_message };
         let mut load = Load::start(&house.victim, &Work { bs: "16k", depth: 8, more, ..Work::default() });
-        load.wait_until_busy();
+        // Certainly at work every fifth time, which shows that the others may be.
+        if round % 5 == 0 {
+            load.wait_until_busy();
+        } else {
+            sleep(Duration::from_micros(round as u64 * 7919 % 60_000));
+        }
         load.kill();
-    }
+    });
     house.finish();
 }
 
-#[test]
-fn guests_gone_in_the_middle_of_io() {
-    let house = House::new(&[]);
-    for round in 0..rounds() {
-        let mut guest = Guest::connect(&house.victim);
+fn guests_gone_in_the_middle_of_io(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    house.rounds((), |round, ()| {
+        let mut guest = house.guest();
         guest.works(round);
         guest.flood();
-    }
+    });
     house.finish();
 }
 
-#[test]
-fn functions_reset_in_the_middle_of_io() {
-    let house = House::new(&[]);
-    let mut guest = Guest::connect(&house.victim);
-    for round in 0..rounds() {
+/// By the monitor's message, and by the function's own register.
+fn functions_reset_in_the_middle_of_io(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    let mut guest = house.rounds(house.guest(), |round, mut guest| {
         guest.works(round);
         guest.flood();
         let Guest { mut controller, .. } = guest;
-        controller.reset().expect("a function level reset");
-        guest = Guest::start(controller);
-    }
+        let reset = if round % 2 == 0 { controller.reset() } else { controller.function_level_reset() };
+        reset.unwrap_or_else(|error| panic!("a function level reset: {}", chain(&error)));
+        Guest::start(controller)
+    });
     guest.works(0);
     drop(guest);
     house.finish();
 }
 
-#[test]
-fn controllers_disabled_in_the_middle_of_io() {
-    let house = House::new(&["--doorbells", "messages"]);
-    let mut guest = Guest::connect(&house.victim);
-    for round in 0..rounds() {
+fn controllers_disabled_in_the_middle_of_io(memory: GuestMemory) {
+    let house = House::new(memory, &["--doorbells", "messages"]);
+    let mut guest = house.rounds(house.guest(), |round, mut guest| {
         guest.works(round);
         guest.flood();
         let Guest { mut controller, .. } = guest;
         controller.disable().unwrap_or_else(|error| panic!("disable: {}", chain(&error)));
-        guest = Guest::start(controller);
-    }
+        Guest::start(controller)
+    });
     guest.works(0);
     drop(guest);
     house.finish();
 }
 
-#[test]
-fn queues_deleted_in_the_middle_of_io() {
-    let house = House::new(&[]);
-    let mut guest = Guest::connect(&house.victim);
-    for round in 0..rounds() {
+fn queues_deleted_in_the_middle_of_io(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    let mut guest = house.rounds(house.guest(), |round, mut guest| {
         guest.works(round);
         guest.flood();
         let Guest { mut controller, queue, buffers, .. } = guest;
         controller.delete_queue_pair(queue).unwrap_or_else(|error| panic!("delete: {}", chain(&error)));
         // The controller is done with the commands now: their memory may be used again.
         drop(buffers);
-        guest = Guest::with_queue(controller);
-    }
+        Guest::with_queue(controller)
+    });
     guest.works(0);
+    drop(guest);
+    house.finish();
+}
+
+/// Unplugged by the operator: the guest finds its connection closed, and the device that is made anew works.
+fn devices_deleted_in_the_middle_of_io(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    house.rounds((), |round, ()| {
+        let mut guest = house.guest();
+        guest.works(round);
+        guest.flood();
+        house.daemon.run(&["device", "delete", "victim"]);
+        eventually("the guest loses its device", || guest.controller.status().is_err().then_some(()));
+        house.daemon.run(&["device", "create", "victim", "--nvme", "--volume", "victim"]);
+    });
+    house.finish();
+}
+
+/// The same for a namespace: every command ends, those that came too late with an error.
+fn namespaces_detached_in_the_middle_of_io(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    let guest = house.rounds(house.guest(), |round, mut guest| {
+        guest.works(round);
+        guest.flood();
+        house.daemon.run(&["device", "detach", "victim", "1"]);
+        for _ in &guest.buffers {
+            eventually("every command completes", || guest.queue.next_completion().expect("a completion"));
+        }
+        guest.flood();
+        for _ in &guest.buffers {
+            let cqe = eventually("every command completes", || guest.queue.next_completion().expect("a completion"));
+            assert_eq!(cqe.status().code(), Status::INVALID_FIELD, "round {round}");
+        }
+        guest.queue.ring().expect("ringing");
+        house.daemon.run(&["device", "attach", "victim", "victim", "--nsid", "1"]);
+        guest
+    });
     drop(guest);
     house.finish();
 }
 
 /// What a panicking guest's QEMU does: processors stop with commands in flight and completions untaken; then the function
 /// is reset, or memory goes first, or the connection just ends.
-#[test]
-fn guests_that_panic_in_the_middle_of_io() {
-    let house = House::new(&[]);
-    for round in 0..rounds() {
-        let mut guest = Guest::connect(&house.victim);
+fn guests_that_panic_in_the_middle_of_io(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    house.rounds((), |round, ()| {
+        let mut guest = house.guest();
         guest.works(round);
         guest.flood();
         let memory = guest.controller.memory().range();
@@ -235,17 +334,16 @@ fn guests_that_panic_in_the_middle_of_io() {
                 guest.controller.reset().expect("a reset");
             }
         }
-    }
+    });
     house.finish();
 }
 
 /// Memory is taken away while commands use it, and comes back; the queues themselves stay.
-#[test]
-fn memory_unmapped_under_commands_and_mapped_again() {
-    let house = House::new(&[]);
-    let mut guest = Guest::connect(&house.victim);
-    let extra = DmaMemory::new(1 << 40, 8 << 20).expect("memory");
-    for round in 0..rounds() {
+fn memory_unmapped_under_commands_and_mapped_again(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    let extra = house.extra();
+    let mut late = 0;
+    let guest = house.rounds(house.guest(), |round, mut guest| {
         guest.controller.transport().dma_map(extra.range(), extra.fd(), 0).expect("a map");
         let buffers: Vec<DmaBuffer> = (0..DEPTH).map(|_| extra.alloc(BYTES).expect("memory")).collect();
         for (at, buffer) in buffers.iter().enumerate() {
@@ -254,30 +352,27 @@ fn memory_unmapped_under_commands_and_mapped_again() {
         }
         guest.queue.ring().expect("ringing");
         guest.controller.transport().dma_unmap(extra.range()).expect("an unmap");
-        let mut failed = 0;
         for _ in &buffers {
             let cqe = eventually("every command completes", || guest.queue.next_completion().expect("a completion"));
-            failed += usize::from(!cqe.status().is_success());
+            late += usize::from(!cqe.status().is_success());
         }
         guest.queue.ring().expect("ringing");
-        if round == 0 {
-            println!("  of {DEPTH} commands, {failed} came too late for their memory");
-        }
         guest.works(round);
-    }
+        guest
+    });
+    println!("  {late} commands came too late for their memory");
     drop(guest);
     house.finish();
 }
 
 /// A guest's file of memory is truncated after it was mapped: the daemon's next access is a bus error, which costs the
 /// device and nothing else.
-#[test]
-fn memory_truncated_under_commands() {
-    let house = House::new(&[]);
-    for round in 0..rounds() {
-        let mut guest = Guest::connect(&house.victim);
+fn memory_truncated_under_commands(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    house.rounds((), |round, ()| {
+        let mut guest = house.guest();
         guest.works(round);
-        let extra = DmaMemory::new(1 << 40, 8 << 20).expect("memory");
+        let extra = house.extra();
         guest.controller.transport().dma_map(extra.range(), extra.fd(), 0).expect("a map");
         let buffers: Vec<DmaBuffer> = (0..DEPTH).map(|_| extra.alloc(BYTES).expect("memory")).collect();
         // Even rounds before the commands are seen, odd ones while they run.
@@ -299,16 +394,15 @@ fn memory_truncated_under_commands() {
             }
             (done == DEPTH || has_failed(&guest.controller)).then_some(())
         });
-    }
+    });
     house.finish();
 }
 
 /// As above, with the memory that holds the queues themselves. This side may not touch it either from then on.
-#[test]
-fn queues_truncated_under_the_controller() {
-    let house = House::new(&[]);
-    for round in 0..rounds() {
-        let mut guest = Guest::connect(&house.victim);
+fn queues_truncated_under_the_controller(memory: GuestMemory) {
+    let house = House::new(memory, &[]);
+    house.rounds((), |round, ()| {
+        let mut guest = house.guest();
         guest.works(round);
         guest.flood();
         ftruncate(guest.controller.memory().fd(), 0).expect("truncating");
@@ -321,7 +415,7 @@ fn queues_truncated_under_the_controller() {
             let rung = rung.and_then(|()| guest.controller.write_doorbell(Doorbell::SqTail(QueueId::ADMIN), tail % 32));
             (rung.is_err() || has_failed(&guest.controller)).then_some(())
         });
-    }
+    });
     house.finish();
 }
 
@@ -336,7 +430,7 @@ fn has_failed(controller: &Controller) -> bool {
 
 #[test]
 fn a_thousand_connects() {
-    let house = House::new(&[]);
+    let house = House::new(GuestMemory::small(), &[]);
     for round in 0..1000 {
         match round % 4 {
             // Gone before a word was said.
@@ -350,7 +444,7 @@ fn a_thousand_connects() {
                 client.device_info().expect("an answer");
             }
             // With memory and registers.
-            _ => drop(open(&house.victim)),
+            _ => drop(house.open()),
         }
     }
     house.finish();
@@ -359,9 +453,9 @@ fn a_thousand_connects() {
 /// Connections that wait while another is served are taken when it ends, or refused; the device survives both.
 #[test]
 fn many_connections_at_once() {
-    let house = House::new(&[]);
+    let house = House::new(GuestMemory::small(), &[]);
     for _ in 0..unless_heavy(5, 50) {
-        let mut guest = Guest::connect(&house.victim);
+        let mut guest = house.guest();
         let waiting: Vec<UnixStream> = (0..64).filter_map(|_| UnixStream::connect(&house.victim).ok()).collect();
         guest.works(1);
         drop(waiting);
@@ -417,7 +511,7 @@ fn say(stream: &mut UnixStream, bytes: &[u8]) {
 
 #[test]
 fn garbage_on_the_socket() {
-    let house = House::new(&[]);
+    let house = House::new(GuestMemory::small(), &[]);
     let lies: Vec<(&str, Vec<u8>)> = vec![
         ("a message shorter than its header", message(1, VERSION, 8, 0, &[])),
         ("a message of size 0", message(1, VERSION, 0, 0, &[])),
@@ -444,7 +538,7 @@ fn garbage_on_the_socket() {
         let _ = stream.write_all(&garbage(seed, 4 + seed as usize * 5 % 3000));
         drop(stream);
         if seed % 50 == 0 {
-            drop(Guest::connect(&house.victim));
+            drop(house.guest());
         }
     }
     println!("  {} times bytes without a meaning", unless_heavy(200, 5000));
@@ -454,7 +548,7 @@ fn garbage_on_the_socket() {
 /// More descriptors than a message may have, fewer than it needs, and descriptors where none belong: none of them is kept.
 #[test]
 fn wrong_numbers_of_descriptors() {
-    let house = House::new(&[]);
+    let house = House::new(GuestMemory::small(), &[]);
     let null = File::open("/dev/null").expect("/dev/null");
     let fds = vec![null.as_fd(); 250];
     for round in 0..unless_heavy(100, 1000) {
@@ -489,7 +583,7 @@ fn map_body() -> Vec<u8> {
 /// A client that never finishes its message holds its device, and lets it go when it ends.
 #[test]
 fn slow_writers() {
-    let house = House::new(&[]);
+    let house = House::new(GuestMemory::small(), &[]);
     for round in 0..unless_heavy(5, 50) {
         let mut stream = connect(&house.victim);
         for byte in greeting().iter().take(10 + round * 3) {

@@ -1,12 +1,12 @@
 //! The worker dies, the guest does not notice: docs/survival.md.
 
-use std::{path::Path, thread::sleep, time::Duration};
+use std::{fs, path::Path, thread::sleep, time::Duration};
 
 use millrace_driver::{
     Command, Controller, DmaBuffer, Options, QueueOptions, QueuePair,
     spec::{NamespaceId, NvmOpcode, Status},
 };
-use millrace_tests::{Boot, Daemon, Load, Work, eventually, seats, unless_heavy};
+use millrace_tests::{Boot, Cage, Daemon, Load, Work, eventually, seats, unless_heavy};
 use rustix::process::Signal;
 
 /// How often a guest's worker dies in a run. `MILLRACE_WORKER_KILLS` says another number.
@@ -103,6 +103,42 @@ fn a_worker_may_end_in_any_way() {
     let signals =
         [Signal::SEGV, Signal::KILL, Signal::ABORT, Signal::KILL, Signal::BUS, Signal::KILL, Signal::ILL, Signal::KILL];
     survive_often(file, &Work::default(), &signals);
+}
+
+/// The kernel's memory killer takes the worker, at whatever it was doing, and never the keeper.
+#[test]
+fn the_memory_killer_is_no_different() {
+    let daemon = Daemon::start();
+    let score = |pid: u32| -> i32 {
+        let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("a score");
+        score.trim().parse().expect("a number")
+    };
+    let scores = || (score(daemon.pid()), score(daemon.worker().expect("a worker")));
+    let (keeper, worker) = scores();
+    println!("  scores for the memory killer: the keeper {keeper}, its worker {worker}");
+    assert!(keeper < worker);
+    // Every write to a new block takes memory, which counts for whoever touches it first.
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "4G"], &[]);
+    let mut load = Load::start(&socket, &Work { range: "4g", ..Work::default() });
+    load.wait_until_busy();
+    let rounds = unless_heavy(5, 50);
+    for round in 0..rounds {
+        let cage = match Cage::new((1 + round % 3) << 20) {
+            Ok(cage) => cage,
+            Err(why) => return println!("  skipped: a worker without memory: {why}"),
+        };
+        let old = daemon.worker().expect("a worker");
+        cage.put(old);
+        eventually("another worker", || daemon.worker().filter(|new| *new != old));
+        eventually("the worker answers", || daemon.try_run(&["status"]).ok());
+        assert!(cage.kills() >= 1, "it ended otherwise:\n{}", daemon.log());
+        assert_eq!(scores(), (keeper, worker));
+        load.expect_running();
+    }
+    let commands = load.finish();
+    assert_eq!(daemon.pauses().len() as u64, rounds);
+    println!("  {rounds} workers killed for want of memory; {commands} commands, every byte right");
+    daemon.finish();
 }
 
 /// A device during whose work the worker fails twice in a row is taken out of service; the others go on.

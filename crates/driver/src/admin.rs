@@ -1,6 +1,9 @@
 //! Admin commands, and the PCI settings around interrupts.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::{
+    mem::offset_of,
+    os::fd::{AsFd, BorrowedFd},
+};
 
 use millrace_block::BlockCount;
 use millrace_nvme_spec::{
@@ -9,7 +12,7 @@ use millrace_nvme_spec::{
     features::{FeatureId, GetFeaturesCdw10, NumberOfQueuesFeature, SetFeaturesCdw10},
     identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList},
     log::{GetLogPageCdw10, GetLogPageCdw11, LogId},
-    pci::{self, CapabilityId, MsixControl},
+    pci::{self, CapabilityId, MsixControl, PciExpressCapability},
     to_zeros_based,
 };
 use rustix::event::{EventfdFlags, eventfd};
@@ -230,6 +233,26 @@ impl Controller {
         let control = MsixControl::from_bits(u16::from_le_bytes(bytes)).with_enable(enable);
         let bytes = control.with_function_mask(false).into_bits().to_le_bytes();
         transport.region_write(CONFIG, at, &bytes).map_err(during("writing MSI-X Message Control"))
+    }
+
+    /// Resets the PCI function by its own register (Initiate Function Level Reset). All queue pairs are dead then, and the configuration
+    /// is as after power-on; [`start`](Self::start) brings it up again.
+    ///
+    /// # Errors
+    /// [`DriverError::NoFunctionReset`] when the function does not offer it.
+    pub fn function_level_reset(&mut self) -> Result<(), DriverError> {
+        let at = self.find_capability(CapabilityId::PCI_EXPRESS)?.ok_or(DriverError::NoFunctionReset)?;
+        let mut bytes = [0; size_of::<PciExpressCapability>()];
+        self.transport.get().region_read(CONFIG, at, &mut bytes).map_err(during("reading PCI capabilities"))?;
+        let express = PciExpressCapability::read_from_bytes(&bytes).expect("as many bytes");
+        if !express.device_capabilities.function_level_reset() {
+            return Err(DriverError::NoFunctionReset);
+        }
+        self.enabled = None;
+        self.doorbells.shadow = None;
+        let control = express.device_control.with_initiate_function_level_reset(true).into_bits().to_le_bytes();
+        let at = at + offset_of!(PciExpressCapability, device_control) as u64;
+        self.transport.get().region_write(CONFIG, at, &control).map_err(during("resetting the function"))
     }
 
     /// Where a capability is in configuration space.

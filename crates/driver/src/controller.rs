@@ -17,7 +17,7 @@ use millrace_nvme_spec::{
 };
 
 use crate::{
-    dma::{DmaMemory, PAGE_SIZE},
+    dma::{DmaMemory, PAGE_SIZE, Pages},
     doorbell::{BAR0, Doorbells},
     error::{DriverError, during},
     queue::{PrpLists, QueueMemory, QueuePair, QueueParts},
@@ -29,8 +29,10 @@ use crate::{
 pub struct Options {
     /// Longest wait for a message's answer and for a command that is waited for.
     pub timeout: Duration,
-    /// Bytes of memory shared with the device, a multiple of [`PAGE_SIZE`]; backed on first use.
+    /// Bytes of memory shared with the device, a multiple of [`Pages::granularity`]; backed on first use.
     pub memory_size: usize,
+    /// What that memory consists of.
+    pub pages: Pages,
     /// Device address of that memory.
     pub iova: u64,
     /// Entries of the admin queues, 2 to 4096.
@@ -50,6 +52,7 @@ impl Default for Options {
         Self {
             timeout: Duration::from_secs(10),
             memory_size: 64 << 20,
+            pages: Pages::Small,
             // Past 4 GiB, so that an address cut to 32 bits is noticed.
             iova: 1 << 32,
             admin_entries: 32,
@@ -121,7 +124,7 @@ impl Controller {
     /// As [`open`](Self::open), over any transport.
     pub fn attach(transport: impl Transport + 'static, options: &Options) -> Result<Self, DriverError> {
         let transport = SharedTransport::new(transport);
-        let memory = DmaMemory::new(options.iova, options.memory_size)?;
+        let memory = DmaMemory::of_pages(options.pages, options.iova, options.memory_size)?;
         transport.get().dma_map(memory.range(), memory.fd(), 0).map_err(during("announcing memory"))?;
         let mut cap = [0; 8];
         transport.get().region_read(BAR0, offset::CAP, &mut cap).map_err(during("reading CAP"))?;

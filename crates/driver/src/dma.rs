@@ -16,6 +16,28 @@ use crate::shared::{SharedRing, SharedU32};
 /// Granularity of allocations, and the memory page size the driver selects (CC.MPS = 0), in bytes.
 pub const PAGE_SIZE: usize = 4096;
 
+/// What memory consists of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pages {
+    /// Pages of 4 KiB.
+    #[default]
+    Small,
+    /// Pages of 2 MiB, of those that the system has set aside (`/proc/sys/vm/nr_hugepages`).
+    Huge,
+    /// Pages of 2 MiB where the system has some to give (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`), others where not.
+    Transparent,
+}
+
+impl Pages {
+    /// What sizes and addresses are multiples of.
+    pub fn granularity(self) -> usize {
+        match self {
+            Self::Small => PAGE_SIZE,
+            Self::Huge | Self::Transparent => 2 << 20,
+        }
+    }
+}
+
 /// Why memory could not be made or given out.
 #[derive(Debug, Error)]
 pub enum DmaError {
@@ -72,18 +94,27 @@ pub struct DmaMemory(Arc<Pool>);
 impl DmaMemory {
     /// Makes `size` bytes at device address `iova`, both multiples of [`PAGE_SIZE`]. Pages are backed on first use.
     pub fn new(iova: u64, size: usize) -> Result<Self, DmaError> {
-        let page = PAGE_SIZE as u64;
+        Self::of_pages(Pages::Small, iova, size)
+    }
+
+    /// As [`new`](Self::new), of other pages; size and address are multiples of [`Pages::granularity`].
+    pub fn of_pages(pages: Pages, iova: u64, size: usize) -> Result<Self, DmaError> {
+        let page = pages.granularity();
         if size == 0
-            || !size.is_multiple_of(PAGE_SIZE)
-            || !iova.is_multiple_of(page)
+            || !size.is_multiple_of(page)
+            || !iova.is_multiple_of(page as u64)
             || iova.checked_add(size as u64).is_none()
         {
             return Err(DmaError::BadRange { iova, size });
         }
         let kernel = |source: io::Error| DmaError::Kernel { size, source };
-        let fd = memfd_create("millrace-driver", MemfdFlags::CLOEXEC).map_err(|errno| kernel(errno.into()))?;
+        let huge = if pages == Pages::Huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
+        let fd = memfd_create("millrace-driver", MemfdFlags::CLOEXEC | huge).map_err(|errno| kernel(errno.into()))?;
         ftruncate(&fd, size as u64).map_err(|errno| kernel(errno.into()))?;
         let mapping = Arc::new(Mapping::shared(fd.as_fd(), 0, size, true).map_err(kernel)?);
+        if pages == Pages::Transparent {
+            mapping.advise_huge().map_err(kernel)?;
+        }
         Ok(Self(Arc::new(Pool { mapping, fd, iova, pages: Mutex::new(vec![false; size / PAGE_SIZE]) })))
     }
 

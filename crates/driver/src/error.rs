@@ -101,6 +101,9 @@ pub enum DriverError {
     /// The function has no MSI-X capability.
     #[error("the function has no MSI-X capability")]
     NoMsix,
+    /// The function offers no function level reset (PCI Express Device Capabilities).
+    #[error("the function offers no function level reset")]
+    NoFunctionReset,
 }
 
 /// Says what was being done when the transport failed.

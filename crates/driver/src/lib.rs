@@ -41,7 +41,7 @@ mod transport;
 
 pub use command::Command;
 pub use controller::{Controller, Options, QueueOptions};
-pub use dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE};
+pub use dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE, Pages};
 pub use error::DriverError;
 pub use namespace::{CommandError, Namespace};
 pub use prp::PrpError;

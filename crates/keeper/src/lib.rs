@@ -22,6 +22,7 @@
 //!   is counted: so the next worker knows whether its predecessor's last reply went out.
 //! * A message of a worker that has died counts when it was sent: all are read before the next worker starts.
 //! * What is held is bounded for each owner and in total. The largest message has a buffer from the start.
+//! * When memory is short the kernel takes the worker, not this process.
 //! * It has one thread, waits for nothing but its worker, and no worker's fault is fatal to it.
 //!
 //! It does not decide what can be taken over: the worker does, which may let go of everything and begin anew.
@@ -30,6 +31,7 @@ mod key;
 mod layout;
 mod link;
 mod process;
+mod score;
 mod upgrade;
 mod wire;
 

@@ -25,6 +25,7 @@ use thiserror::Error;
 use crate::{
     Key, Kind, MAX_HELD, MAX_HELD_BY_OWNER, MAX_REPLY,
     link::{BEGIN_AGAIN, ON_TRIAL},
+    score,
     upgrade::{Next, Trial},
     wire::{self, Message, What},
 };
@@ -100,6 +101,8 @@ pub struct Keeper<'a> {
     /// How the last upgrade ended.
     pub(crate) upgraded: Option<Message>,
     signals: OwnedFd,
+    /// What the kernel's memory killer is told of workers.
+    score: Option<i32>,
     buffer: Box<[u8]>,
     pub(crate) stopping: bool,
     /// Workers that did not settle, in a row.
@@ -132,6 +135,7 @@ impl<'a> Keeper<'a> {
             trial: None,
             upgraded: None,
             signals: watch_signals().map_err(failed("watch signals"))?,
+            score: score::protect_own(),
             buffer: vec![0; wire::SIZE + MAX_REPLY].into_boxed_slice(),
             stopping: false,
             failures: 0,
@@ -199,6 +203,7 @@ impl<'a> Keeper<'a> {
         let child = command.stdin(Stdio::from(theirs)).spawn().map_err(failed("start a worker"))?;
         // Its copy of the other end goes with the command: the worker's death must be the end of the socket.
         drop(command);
+        self.score.into_iter().for_each(|score| score::expose(child.id(), score));
         let pid = rustix::process::Pid::from_child(&child);
         let end = pidfd_open(pid, PidfdFlags::empty()).map_err(failed("watch the worker"))?;
         Ok(Worker { child, binary: Rc::clone(binary), end, socket, silent: false, ready: None, layouts: Box::default() })

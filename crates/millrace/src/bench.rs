@@ -35,8 +35,8 @@ use std::{
 use clap::{Args, ValueEnum};
 use millrace_block::Lba;
 use millrace_driver::{
-    CommandError, Controller, DmaBuffer, DmaError, DriverError, Namespace, Options, PAGE_SIZE, QueueError, QueueOptions,
-    QueuePair,
+    CommandError, Controller, DmaBuffer, DmaError, DriverError, Namespace, Options, PAGE_SIZE, Pages, QueueError,
+    QueueOptions, QueuePair,
     spec::{NamespaceId, Status},
 };
 use thiserror::Error;
@@ -96,6 +96,9 @@ pub(crate) struct BenchArgs {
     /// Use shadow doorbells (Doorbell Buffer Config)
     #[arg(long)]
     shadow_doorbells: bool,
+    /// What the memory that is shared with the target consists of
+    #[arg(long, value_enum, default_value_t = PagesArg::Small)]
+    pages: PagesArg,
     /// Print where our own daemon (of --run-dir) spent its time meanwhile; it takes one built with the feature `stages`
     #[arg(long)]
     stages: bool,
@@ -125,6 +128,27 @@ struct LeanArgs {
     /// Sleep until an interrupt when nothing has completed, and count the interrupts
     #[arg(long, requires = "lean", conflicts_with = "rate")]
     interrupts: bool,
+}
+
+/// What memory consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PagesArg {
+    /// 4 KiB
+    Small,
+    /// 2 MiB, of those that the system has set aside
+    Huge,
+    /// 2 MiB where the system has some to give
+    Transparent,
+}
+
+impl From<PagesArg> for Pages {
+    fn from(pages: PagesArg) -> Self {
+        match pages {
+            PagesArg::Small => Self::Small,
+            PagesArg::Huge => Self::Huge,
+            PagesArg::Transparent => Self::Transparent,
+        }
+    }
 }
 
 /// The kind of load.
@@ -312,8 +336,10 @@ impl Target {
         // Data, entries of both queues, and PRP lists: two pages each are ample up to several MiB a command.
         let memory = queues * (qd * stride + u64::from(wanted) * (2 * PAGE_SIZE as u64 + stride / 256))
             + (if args.lean.lean { 1 } else { 16 } << 20);
+        let pages = Pages::from(args.pages);
         let options = Options {
-            memory_size: usize::try_from(memory.next_multiple_of(PAGE_SIZE as u64)).unwrap_or(usize::MAX),
+            memory_size: usize::try_from(memory.next_multiple_of(pages.granularity() as u64)).unwrap_or(usize::MAX),
+            pages,
             io_queues: args.queues,
             max_transfer: usize::try_from(args.bs).unwrap_or(usize::MAX),
             mapped_doorbells: !args.doorbell_messages,
