@@ -32,6 +32,8 @@ pub struct Boot {
     name: String,
     arguments: Vec<String>,
     what: Vec<String>,
+    /// For QEMU itself.
+    extra: Vec<String>,
     /// The machine comes from elsewhere, in the middle of its scenario.
     incoming: bool,
 }
@@ -39,13 +41,16 @@ pub struct Boot {
 impl Boot {
     /// Boots a kernel that runs a scenario of `tests/guest/scenarios`, or the script at a path.
     pub fn scenario(name: &str) -> Self {
-        Self { name: name.to_owned(), arguments: Vec::new(), what: vec![name.to_owned()], incoming: false }
+        Self::new(name, vec![name.to_owned()])
     }
 
     /// Boots from the first disk: `bios` or `uefi`.
     pub fn firmware(kind: &str) -> Self {
-        let what = vec!["--firmware".to_owned(), kind.to_owned()];
-        Self { name: kind.to_owned(), arguments: Vec::new(), what, incoming: false }
+        Self::new(kind, vec!["--firmware".to_owned(), kind.to_owned()])
+    }
+
+    fn new(name: &str, what: Vec<String>) -> Self {
+        Self { name: name.to_owned(), arguments: Vec::new(), what, extra: Vec::new(), incoming: false }
     }
 
     fn with(mut self, option: &str, value: impl Into<String>) -> Self {
@@ -98,6 +103,18 @@ impl Boot {
         self.with("--memory", mib.to_string())
     }
 
+    /// That memory in huge pages of 2 MiB, which must have been set aside.
+    pub fn huge_pages(mut self) -> Self {
+        self.arguments.push("--huge-pages".to_owned());
+        self
+    }
+
+    /// More arguments for QEMU.
+    pub fn qemu(mut self, arguments: &[&str]) -> Self {
+        self.extra.extend(arguments.iter().map(ToString::to_string));
+        self
+    }
+
     /// A variable of the scenario.
     pub fn set(self, key: &str, value: impl std::fmt::Display) -> Self {
         self.with("--set", format!("{key}={value}"))
@@ -115,7 +132,7 @@ impl Boot {
     pub fn start(self, _seats: &Seats) -> Guest {
         prepare();
         let mut command = Command::new(repository().join("scripts/guest"));
-        command.args(&self.arguments).args(&self.what);
+        command.args(&self.arguments).args(&self.what).arg("--").args(&self.extra);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

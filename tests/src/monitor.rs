@@ -14,6 +14,8 @@ use crate::wait::{PATIENCE, eventually};
 #[derive(Debug)]
 pub struct Monitor {
     stream: BufReader<UnixStream>,
+    /// Names of the events that came meanwhile.
+    events: Vec<String>,
 }
 
 impl Monitor {
@@ -24,7 +26,7 @@ impl Monitor {
     pub fn open(path: &Path) -> Self {
         let stream = eventually("QEMU's control socket", || UnixStream::connect(path).ok());
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        let mut monitor = Self { stream: BufReader::new(stream) };
+        let mut monitor = Self { stream: BufReader::new(stream), events: Vec::new() };
         monitor.read();
         monitor.execute("qmp_capabilities", &json!({}));
         monitor
@@ -41,14 +43,33 @@ impl Monitor {
     /// # Panics
     /// When QEMU refuses it.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Value {
+        self.try_execute(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    /// Runs a command; what it returns, or QEMU's refusal.
+    pub fn try_execute(&mut self, command: &str, arguments: &Value) -> Result<Value, Value> {
         let line = json!({ "execute": command, "arguments": arguments }).to_string();
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).expect("QEMU listens");
         loop {
             // Events come in between.
             let answer = self.read();
-            assert!(answer.get("error").is_none(), "{command}: {answer}");
-            if let Some(value) = answer.get("return") {
-                return value.clone();
+            if let Some(event) = answer["event"].as_str() {
+                self.events.push(event.to_owned());
+            } else {
+                return answer.get("return").cloned().ok_or(answer);
+            }
+        }
+    }
+
+    /// Waits for an event of this name that no earlier call has waited for.
+    pub fn wait_event(&mut self, name: &str) {
+        loop {
+            if let Some(at) = self.events.iter().position(|event| event == name) {
+                self.events.remove(at);
+                return;
+            }
+            if let Some(event) = self.read()["event"].as_str() {
+                self.events.push(event.to_owned());
             }
         }
     }

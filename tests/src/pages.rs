@@ -7,8 +7,8 @@ use std::{
 
 use millrace_driver::Pages;
 
-/// Huge pages for one test, of 2 MiB each: for a guest of 16 MiB, the one before that is being unmapped, and a few buffers.
-const PAGES: usize = 48;
+/// MiB of huge pages for one test: for a guest of 16 MiB, the one before that is being unmapped, and a few buffers.
+const MEMORY: usize = 96;
 const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
 const FREE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
@@ -31,7 +31,12 @@ impl GuestMemory {
 
     /// Pages of 2 MiB (`MFD_HUGETLB`), set aside if the system lets us. Where it has none to give, transparent ones, and the output says so.
     pub fn huge() -> Self {
-        match set_aside() {
+        Self::huge_of(MEMORY)
+    }
+
+    /// The same, of `mib` MiB.
+    pub fn huge_of(mib: usize) -> Self {
+        match set_aside(mib / 2) {
             Ok(added) => Self { pages: Pages::Huge, added },
             Err(why) => {
                 println!("  skipped: pages set aside (MFD_HUGETLB): {why}; transparent huge pages instead");
@@ -45,6 +50,11 @@ impl GuestMemory {
         self.pages
     }
 
+    /// Whether they are pages that were set aside.
+    pub fn are_set_aside(&self) -> bool {
+        self.pages == Pages::Huge
+    }
+
     /// The same for the command line of `millrace bench`.
     pub fn word(&self) -> &'static str {
         match self.pages {
@@ -55,22 +65,22 @@ impl GuestMemory {
     }
 }
 
-/// Has the system keep pages for us; how many it did.
-fn set_aside() -> Result<usize, String> {
+/// Has the system keep pages of 2 MiB for us; how many it did.
+fn set_aside(pages: usize) -> Result<usize, String> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let had = number(SET_ASIDE)?;
-    match fs::write(SET_ASIDE, (had + PAGES).to_string()) {
+    match fs::write(SET_ASIDE, (had + pages).to_string()) {
         Ok(()) => {}
         // Not ours to say; there may be some.
-        Err(_) if number(FREE)? >= PAGES => return Ok(0),
+        Err(_) if number(FREE)? >= pages => return Ok(0),
         Err(error) => return Err(format!("{SET_ASIDE}: {error}")),
     }
     let has = number(SET_ASIDE)?;
-    if has < had + PAGES {
+    if has < had + pages {
         let _ = fs::write(SET_ASIDE, had.to_string());
-        return Err(format!("of {PAGES} pages the system found {}", has.saturating_sub(had)));
+        return Err(format!("of {pages} pages the system found {}", has.saturating_sub(had)));
     }
-    Ok(PAGES)
+    Ok(pages)
 }
 
 fn number(path: &str) -> Result<usize, String> {

@@ -48,8 +48,8 @@ pub enum ListenerError {
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// Device and inode of the path: only what we made is removed.
-    identity: (u64, u64),
+    /// Device and inode of the path: only what we made is removed. `None`: the path is not ours any more.
+    identity: Option<(u64, u64)>,
 }
 
 impl AsFd for Listener {
@@ -78,7 +78,7 @@ impl Listener {
             Err(errno) => return Err(failed("bind")(errno)),
         }
         let status = rustix::fs::lstat(path).map_err(failed("stat"))?;
-        let listener = Self { socket: socket.into(), path: path.to_owned(), identity: (status.st_dev, status.st_ino) };
+        let listener = Self { socket: socket.into(), path: path.to_owned(), identity: Some((status.st_dev, status.st_ino)) };
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
     }
@@ -90,7 +90,7 @@ impl Listener {
         let found = found.map_err(io("stat"))?;
         let socket = UnixListener::from(socket);
         socket.set_nonblocking(true).map_err(io("set_nonblocking"))?;
-        Ok(Self { socket, path: path.to_owned(), identity: (found.dev(), found.ino()) })
+        Ok(Self { socket, path: path.to_owned(), identity: Some((found.dev(), found.ino())) })
     }
 
     /// The next client, if one waits.
@@ -107,6 +107,15 @@ impl Listener {
         }
     }
 
+    /// Gives the path up: from now on it may be another's. Whoever has connected stays.
+    pub fn withdraw(&mut self) {
+        let Some(identity) = self.identity.take() else { return };
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == identity) {
+            // Nothing could be done about a failure; the next bind replaces what is left.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path
@@ -115,11 +124,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
-        if ours {
-            // Nothing could be done about a failure; the next bind replaces what is left.
-            let _ = std::fs::remove_file(&self.path);
-        }
+        self.withdraw();
     }
 }
 

@@ -384,6 +384,8 @@ impl NvmeDevice {
             self.disconnect(cx);
         }
         self.unwatch(cx, LISTENER);
+        // Commands may take their time to finish; a device that comes in this one's place need not wait for them.
+        self.listener.withdraw();
         self.link = Link::Closed;
     }
 

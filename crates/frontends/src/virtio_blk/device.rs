@@ -264,6 +264,8 @@ impl VirtioBlkDevice {
             self.disconnect(cx);
         }
         self.unwatch(cx, LISTENER);
+        // Commands may take their time to finish; a device that comes in this one's place need not wait for them.
+        self.listener.withdraw();
         // Requests in flight end as ever; then `is_idle`.
         if !matches!(self.link, Link::Fenced) {
             self.link = Link::Closed;

@@ -54,3 +54,19 @@ fn a_successors_path_is_not_removed() {
     drop(old);
     UnixStream::connect(&path).unwrap();
 }
+
+#[test]
+fn a_path_that_was_given_up_is_free_and_stays_its_next_owners() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let mut old = Listener::bind(&path).unwrap();
+    let _client = UnixStream::connect(&path).unwrap();
+    old.withdraw();
+    assert!(!path.exists());
+    let next = Listener::bind(&path).unwrap();
+    assert!(old.accept().unwrap().is_some(), "who has connected stays");
+    old.withdraw();
+    drop(old);
+    UnixStream::connect(&path).unwrap();
+    assert!(next.accept().unwrap().is_some());
+}
