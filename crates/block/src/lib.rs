@@ -52,4 +52,4 @@ pub use request::{Operation, Request};
 pub use scratch::{Scratch, ScratchBox};
 pub use switch::{ChangeError, Switch};
 pub use units::{BlockCount, ByteOffset, Lba};
-pub use volume::{Step, TaskFuture, Usage, Volume};
+pub use volume::{Extent, PlainFile, Step, TaskFuture, Usage, Volume};

@@ -27,8 +27,8 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError,
-    future_bytes,
+    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Request, Step, TaskContext, Usage, Volume,
+    VolumeError, future_bytes,
     per_shard::{Inside, Presence},
 };
 
@@ -225,6 +225,10 @@ impl Volume for Switch {
 
     fn usage(&self) -> Usage {
         self.root().usage()
+    }
+
+    fn extent(&self, lba: Lba) -> Option<Extent> {
+        self.root().extent(lba)
     }
 
     fn erases_by_key(&self) -> bool {

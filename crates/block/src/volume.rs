@@ -2,6 +2,8 @@
 
 use std::{
     future::Future,
+    io,
+    os::fd::BorrowedFd,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -36,6 +38,25 @@ impl Future for Step<'_> {
 pub struct Usage {
     /// Bytes the medium really holds for this volume.
     pub allocated: u64,
+}
+
+/// A run of blocks about which the same is known without reading them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// How long it is: at least one block.
+    pub blocks: BlockCount,
+    /// It holds nothing, and so reads as zeroes. Otherwise it may hold anything.
+    pub unused: bool,
+}
+
+/// A volume that is a regular file, its blocks from the file's first byte on: for copies that the system makes by itself.
+pub trait PlainFile {
+    /// The file. Only to be read from.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Has the system copy bytes of another file to the same place in this one: by sharing them, where the file system can. How
+    /// many were copied; 0: the other file ends there. May wait: not called on a shard. They are durable after a flush.
+    fn copy_from(&self, other: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64>;
 }
 
 /// A named, sized store of blocks: a back end, or a service over other volumes.
@@ -74,6 +95,17 @@ pub trait Volume: Send + Sync {
 
     /// Space in use. May ask the system below and wait for it: not called on a shard.
     fn usage(&self) -> Usage;
+
+    /// What is known of the blocks from this one on; `None`: nothing, or there is no such block. May ask the system below and
+    /// wait: not called on a shard. Who says nothing knows nothing.
+    fn extent(&self, _lba: Lba) -> Option<Extent> {
+        None
+    }
+
+    /// The file that it is, if that is all. A volume whose inside may be exchanged is none: ask what is inside at the moment.
+    fn as_file(&self) -> Option<&dyn PlainFile> {
+        None
+    }
 
     /// Whether a [format](Self::format) first of all destroys the one key under which all of its data are enciphered, wherever
     /// they are (NVMe's Cryptographic Erase). Who says nothing does not promise it.

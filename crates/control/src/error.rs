@@ -8,7 +8,10 @@ use millrace_frontends::{
     nvme::{DeviceError, SavedStateError},
     virtio_blk,
 };
-use millrace_services::graph::{ChangeFailed, GraphError};
+use millrace_services::{
+    copy::CopyError,
+    graph::{ChangeFailed, GraphError},
+};
 use millrace_vfio_user::ListenerError;
 use thiserror::Error;
 
@@ -38,6 +41,38 @@ pub enum ControlError {
         /// Why.
         #[source]
         source: SavedStateError,
+    },
+    /// There is no such copy.
+    #[error("copy {name} does not exist")]
+    NoCopy {
+        /// The name asked for.
+        name: String,
+    },
+    /// The name is taken by another copy.
+    #[error("copy {name} exists already")]
+    CopyExists {
+        /// The name.
+        name: Name,
+    },
+    /// There is no name left for one.
+    #[error("there are too many copies; forget some that have ended")]
+    TooManyCopies,
+    /// A copy reads or writes the volume.
+    #[error("volume {name} is being copied, by {copy}")]
+    Copying {
+        /// The volume.
+        name: Name,
+        /// The copy.
+        copy: Name,
+    },
+    /// A copy cannot be made.
+    #[error("copy {copy}: {source}")]
+    Copy {
+        /// Its name.
+        copy: Name,
+        /// Why.
+        #[source]
+        source: CopyError,
     },
     /// The name is taken by another volume.
     #[error("volume {name} exists already")]
@@ -328,13 +363,20 @@ impl ControlError {
     /// What kind of failure it is.
     pub fn class(&self) -> Class {
         match self {
-            Self::NoVolume { .. } | Self::NoDevice { .. } | Self::NotAttached { .. } | Self::NoUpgrade => Class::Missing,
+            Self::NoVolume { .. }
+            | Self::NoDevice { .. }
+            | Self::NoCopy { .. }
+            | Self::NotAttached { .. }
+            | Self::NoUpgrade => Class::Missing,
             Self::VolumeExists { .. }
             | Self::DeviceExists { .. }
             | Self::TooManySessions { .. }
             | Self::VolumeAttached { .. }
             | Self::Formatting { .. }
             | Self::Changing { .. }
+            | Self::CopyExists { .. }
+            | Self::TooManyCopies
+            | Self::Copying { .. }
             | Self::VolumeInStack { .. }
             | Self::Change { .. }
             | Self::FileTaken { .. }
@@ -358,6 +400,7 @@ impl ControlError {
             | Self::Upgrade { .. }
             | Self::NoNamespaces { .. }
             | Self::Volume(_)
+            | Self::Copy { .. }
             | Self::Graph { .. }
             | Self::Device(_)
             | Self::Disk(_)
@@ -375,6 +418,11 @@ impl ControlError {
         match self {
             Self::NoVolume { .. } => "no-volume",
             Self::NoDevice { .. } => "no-device",
+            Self::NoCopy { .. } => "no-copy",
+            Self::CopyExists { .. } => "copy-exists",
+            Self::TooManyCopies => "too-many-copies",
+            Self::Copying { .. } => "copying",
+            Self::Copy { .. } => "copy",
             Self::NotAllowed { .. } => "not-allowed",
             Self::TooManySessions { .. } => "too-many-sessions",
             Self::SessionLost { .. } => "session-lost",
@@ -420,6 +468,9 @@ impl ControlError {
         Some(match self {
             Self::NoVolume { .. } => "\"millrace volume list\" shows what there is".to_owned(),
             Self::NoDevice { .. } => "\"millrace device list\" shows what there is".to_owned(),
+            Self::NoCopy { .. } => "\"millrace copy list\" shows what there is".to_owned(),
+            Self::CopyExists { name } => format!("choose another --name, or forget it (\"millrace copy cancel {name}\")"),
+            Self::Copying { copy, .. } => format!("wait for it, or cancel it: \"millrace copy cancel {copy}\""),
             Self::VolumeExists { .. } | Self::DeviceExists { .. } => {
                 "choose another name, or delete the old one first".to_owned()
             }
@@ -462,6 +513,8 @@ impl ControlError {
             | Self::BadSize { .. }
             | Self::Volume(_)
             | Self::Graph { .. }
+            | Self::Copy { .. }
+            | Self::TooManyCopies
             | Self::Change { .. }
             | Self::Device(_)
             | Self::Disk(_)

@@ -399,6 +399,53 @@ pub struct VolumeChange {
     pub reformat: bool,
 }
 
+/// A copy to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CopySpec {
+    /// Its name; one that is free when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub name: Option<Name>,
+    /// The volume that is read. A guest may use it: then what is written meanwhile is copied, or not.
+    #[schema(value_type = String, example = "disk0")]
+    pub source: Name,
+    /// The volume that is written, from its beginning on. No device may have it, and it is nobody else's until the copy has ended.
+    #[schema(value_type = String, example = "disk1")]
+    pub target: Name,
+    /// Bytes per second at most; 0 or left out: as fast as it goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub rate: Option<Size>,
+}
+
+/// What of a copy is to be changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CopyChange {
+    /// "paused", or "running" to have it go on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<CopyState>,
+    /// Bytes per second at most from now on; 0: as fast as it goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub rate: Option<Size>,
+}
+
+/// How a copy is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyState {
+    /// It goes on, after every start of the daemon too.
+    Running,
+    /// It stands still until it is told to go on; its target is not free.
+    Paused,
+    /// Everything is durable on the target.
+    Done,
+    /// It cannot go on as it is; the reason stands beside it. It can be told to try again.
+    Failed,
+}
+
 /// A command to a service of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

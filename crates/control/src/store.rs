@@ -11,9 +11,9 @@ use thiserror::Error;
 use uuid::Uuid;
 
 use crate::{
-    Name,
+    Name, Size,
     manager::HistoryEntry,
-    model::{DeviceSpec, LogicalBlock, VolumeSpec},
+    model::{CopySpec, CopyState, DeviceSpec, LogicalBlock, VolumeSpec},
 };
 
 #[cfg(test)]
@@ -28,6 +28,7 @@ pub(crate) const FILE: &str = "state.redb";
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
 const DEVICES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("devices");
+const COPIES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("copies");
 const VERSION: &str = "layout_version";
 
 /// Why the state could not be read or written.
@@ -55,7 +56,7 @@ pub enum StoreError {
     Record {
         /// The database.
         path: PathBuf,
-        /// "volume" or "device".
+        /// "volume", "device" or "copy".
         kind: &'static str,
         /// The object's name.
         name: String,
@@ -142,13 +143,61 @@ pub(crate) struct NamespaceRecord {
     pub(crate) attached: bool,
 }
 
+/// A copy as stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CopyRecord {
+    pub(crate) name: Name,
+    pub(crate) source: Name,
+    pub(crate) target: Name,
+    /// Bytes per second at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rate: Option<Size>,
+    pub(crate) state: CopyState,
+    /// Why it has failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// When it was begun, in seconds since 1970.
+    pub(crate) begun: u64,
+    /// Bytes to copy.
+    pub(crate) bytes: u64,
+    /// Bytes from the first one on that are durable on the target.
+    pub(crate) done: u64,
+    /// What was done with them.
+    pub(crate) moved: u64,
+    pub(crate) offloaded: u64,
+    pub(crate) skipped: u64,
+}
+
+impl CopyRecord {
+    /// A copy that begins now.
+    pub(crate) fn new(name: Name, spec: &CopySpec, bytes: u64) -> Self {
+        Self {
+            name,
+            source: spec.source.clone(),
+            target: spec.target.clone(),
+            rate: spec.rate.filter(|rate| rate.0 > 0),
+            state: CopyState::Running,
+            reason: None,
+            begun: crate::manager::seconds_now(),
+            bytes,
+            done: 0,
+            moved: 0,
+            offloaded: 0,
+            skipped: 0,
+        }
+    }
+}
+
 /// Several changes, stored together or not at all.
 #[derive(Debug, Default)]
 pub(crate) struct Changes<'a> {
     pub(crate) put_volumes: Vec<&'a VolumeRecord>,
     pub(crate) put_devices: Vec<&'a DeviceRecord>,
+    pub(crate) put_copies: Vec<&'a CopyRecord>,
     pub(crate) remove_volumes: Vec<&'a Name>,
     pub(crate) remove_devices: Vec<&'a Name>,
+    pub(crate) remove_copies: Vec<&'a Name>,
 }
 
 /// How the database is opened.
@@ -186,6 +235,10 @@ impl Store {
                 transaction.open_table(VOLUMES)?;
                 transaction.open_table(DEVICES)?;
             }
+            if found.is_none_or(|found| found == LAYOUT_VERSION) {
+                // Younger than the others: earlier programs pass it over.
+                transaction.open_table(COPIES)?;
+            }
             Ok(found.unwrap_or(LAYOUT_VERSION))
         })?;
         if version == LAYOUT_VERSION { Ok(store) } else { Err(StoreError::Version { path: store.path, found: version }) }
@@ -194,6 +247,11 @@ impl Store {
     /// Everything that is stored.
     pub(crate) fn load(&self) -> Result<(Vec<VolumeRecord>, Vec<DeviceRecord>), StoreError> {
         Ok((self.read_all(VOLUMES, "volume")?, self.read_all(DEVICES, "device")?))
+    }
+
+    /// All copies that are stored.
+    pub(crate) fn load_copies(&self) -> Result<Vec<CopyRecord>, StoreError> {
+        self.read_all(COPIES, "copy")
     }
 
     fn read_all<T: DeserializeOwned>(
@@ -232,6 +290,13 @@ impl Store {
             }
             for record in &changes.put_devices {
                 devices.insert(record.spec.name.as_str(), encode(record).as_slice())?;
+            }
+            let mut copies = transaction.open_table(COPIES)?;
+            for name in &changes.remove_copies {
+                copies.remove(name.as_str())?;
+            }
+            for record in &changes.put_copies {
+                copies.insert(record.name.as_str(), encode(record).as_slice())?;
             }
             Ok(())
         })

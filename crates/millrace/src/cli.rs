@@ -58,6 +58,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DiskCommand,
     },
+    /// Copy a volume to another one, and look after such copies
+    Copy(CopyArgs),
     /// Create, list, show and delete devices; attach and detach volumes
     Device {
         #[command(subcommand)]
@@ -274,6 +276,57 @@ pub(crate) enum DiskCommand {
     /// Delete a disk that no volume is made of. What it is made of stays as it is
     Delete {
         /// The disk
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct CopyArgs {
+    /// The volume that is read. A guest may use it: what it writes meanwhile is copied, or not
+    #[arg(required = true, value_name = "SOURCE")]
+    pub(crate) source: Option<Name>,
+    /// The volume that is written, from its beginning on. No device may have it
+    #[arg(required = true, value_name = "TARGET")]
+    pub(crate) target: Option<Name>,
+    /// Bytes per second at most: 100M [default: as fast as it goes]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) rate: Option<Size>,
+    /// Its name [default: one that is free]
+    #[arg(long)]
+    pub(crate) name: Option<Name>,
+    /// Come back when it has ended
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<CopyCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CopyCommand {
+    /// List all copies, those that have ended too
+    List,
+    /// Show a copy
+    Show {
+        /// The copy
+        name: String,
+    },
+    /// Have a copy stand still; its target stays its own
+    Pause {
+        /// The copy
+        name: String,
+    },
+    /// Have a copy go on that was paused or has failed
+    Resume {
+        /// The copy
+        name: String,
+        /// Bytes per second at most from now on; 0: as fast as it goes
+        #[arg(long, value_name = "SIZE")]
+        rate: Option<Size>,
+    },
+    /// End a copy, or forget one that has ended. What it has copied stays on the target
+    Cancel {
+        /// The copy
         name: String,
     },
 }

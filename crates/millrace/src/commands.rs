@@ -16,11 +16,13 @@ use crate::{
     serve::how_to_connect,
 };
 
+mod copies;
 mod disks;
 mod stacks;
 mod upgrade;
 mod usage;
 
+pub(crate) use copies::copy;
 pub(crate) use disks::disk;
 pub(crate) use upgrade::{layouts, upgrade};
 pub(crate) use usage::usage;

@@ -49,6 +49,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
         Command::Nvme(options) => serve::nvme(&global, *options),
         Command::Volume { command } => commands::volume(&global, command),
         Command::Disk { command } => commands::disk(&global, command),
+        Command::Copy(args) => commands::copy(&global, args),
         Command::Device { command } => commands::device(&global, command),
         Command::Usage(args) => commands::usage(&global, &args),
         Command::Status => commands::status(&global),

@@ -463,3 +463,35 @@ fn completions_and_manual_pages() {
     assert!(place.ok(&["--version"]).starts_with("millrace "));
     assert!(place.ok(&["--help"]).contains("serve"));
 }
+
+#[test]
+fn a_volume_is_copied_to_another() {
+    let mut place = Place::with_daemon();
+    let data: Vec<u8> = (0..1_u32 << 20).map(|at| (at / 512 % 251) as u8).collect();
+    fs::write(place.path("a.img"), &data).unwrap();
+    for name in ["a", "b"] {
+        place.ok(&["volume", "create", name, "--size", "1M", "--backend", &format!("file:{name}.img")]);
+    }
+    assert_eq!(place.ok(&["copy", "a", "b", "--wait"]), "copy copy1: a to b, 100 % of 1M, done\n");
+    assert!(fs::read(place.path("b.img")).unwrap() == data);
+    fs::write(place.path("b.img"), vec![0; 1 << 20]).unwrap();
+
+    assert!(place.ok(&["copy", "a", "b", "--name", "job", "--rate", "4K"]).starts_with("copy job: a to b, "));
+    assert!(place.fails(1, &["volume", "delete", "b"]).contains("volume b is being copied, by job"));
+    assert!(place.ok(&["copy", "pause", "job"]).ends_with(", paused\n"));
+    place.stop_well();
+    place.start(&[]);
+    assert_eq!(place.json(&["copy", "show", "job"])["state"], "paused");
+    assert!(place.ok(&["copy", "list"]).contains("4K/s"));
+    place.ok(&["copy", "resume", "job", "--rate", "0"]);
+    while place.json(&["copy", "show", "job"])["state"] == "running" {}
+    assert!(place.ok(&["copy", "show", "job"]).contains("state:         done"));
+    assert!(fs::read(place.path("b.img")).unwrap() == data);
+    assert!(place.ok(&["copy", "cancel", "job"]).contains("copy job is forgotten"));
+    assert_eq!(place.names("copy"), ["copy1"]);
+
+    assert!(place.fails(1, &["copy", "a", "a"]).contains("choose another target"));
+    assert!(place.fails(1, &["copy", "show", "job"]).contains("millrace copy list"));
+    assert!(place.fails(2, &["copy", "a"]).contains("<TARGET>"));
+    assert!(place.fails(2, &["copy", "a", "b", "--rate", "fast"]).contains("is not a size"));
+}

@@ -9,6 +9,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::sync_channel,
     },
     thread,
     time::{Duration, Instant},
@@ -195,6 +196,26 @@ fn launch(shard: &ShardHandle, task: Task, stop: Stop, running: Running) -> Resu
             }))
         });
     })
+}
+
+/// Does work on one of the spawner's shards, and waits for what comes of it. Not to be called on a shard.
+///
+/// # Errors
+/// When there is no shard, or it ends before the work does.
+pub(crate) fn on_shard<T: Send + 'static>(
+    spawner: &dyn Spawner,
+    work: impl for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, T> + Send + 'static,
+) -> Result<T, EngineError> {
+    let (answer, result) = sync_channel(1);
+    let task = Task::new("work for another thread", move |cx, _| {
+        let work = work(cx);
+        Box::pin(async move {
+            // Who asked waits: it is not gone.
+            let _ = answer.send(work.await);
+        })
+    });
+    spawner.spawn(task, Stop::default(), Running::new(&Arc::default()))?;
+    result.recv().map_err(|_| EngineError::NoAnswer { shard: 0 })
 }
 
 /// The tasks of one service while it is in force.

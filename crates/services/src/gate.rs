@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Request, Step, TaskContext, Usage, Volume,
+    VolumeError,
 };
 
 /// What a request must pass.
@@ -90,6 +91,10 @@ impl<G: Gate> Volume for Gated<G> {
 
     fn usage(&self) -> Usage {
         self.leg.usage()
+    }
+
+    fn extent(&self, lba: Lba) -> Option<Extent> {
+        self.leg.extent(lba)
     }
 }
 

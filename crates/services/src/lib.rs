@@ -23,6 +23,7 @@
 pub mod background;
 mod cache;
 mod concat;
+pub mod copy;
 mod crypt;
 pub mod gate;
 pub mod graph;

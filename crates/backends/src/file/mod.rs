@@ -17,6 +17,7 @@
 //! A flush that has failed has lost data: the system tells of an error once and forgets the pages that it could not write. So
 //! every later flush of the volume fails as well, until it is opened anew.
 
+mod beside;
 mod open;
 mod transfer;
 
@@ -30,8 +31,8 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
-    VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
+    BlockCount, BlockError, BlockSize, ByteOffset, Extent, Geometry, Lba, Operation, PlainFile, Request, Step, TaskContext,
+    Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
 };
 use millrace_memory::{FileMap, PAGE_SIZE, Segment};
 use rustix::fs::{FallocateFlags, OFlags};
@@ -285,6 +286,14 @@ impl Volume for FileVolume {
             _ => self.shape.bytes(),
         };
         Usage { allocated }
+    }
+
+    fn extent(&self, lba: Lba) -> Option<Extent> {
+        self.extent_at(lba)
+    }
+
+    fn as_file(&self) -> Option<&dyn PlainFile> {
+        (self.kind == Kind::Regular).then_some(self as _)
     }
 }
 

@@ -51,6 +51,7 @@ pub(super) const ALL: &[Check] = &[
     of_data("many segments", data::many_segments),
     of_data("flush and forced unit access", data::durable),
     of_data("erasing", data::erasing),
+    of_data("what holds nothing", data::extents),
     of_data("compare", data::compare),
     of_data("copy", data::copy),
     of_data("requests in flight together", data::together),

@@ -7,7 +7,7 @@ use super::{
     bench::{MOST, gather, scatter},
     checks::{BLOCKS, OPERATIONS, Promises},
 };
-use crate::{BlockCount, BlockError, BlockSize, Lba, Operation};
+use crate::{BlockCount, BlockError, BlockSize, Extent, Lba, Operation};
 
 pub(super) fn fresh(bench: &mut Bench<'_>, promises: &Promises) {
     if promises.starts_zeroed {
@@ -50,6 +50,26 @@ pub(super) fn overlap(bench: &mut Bench<'_>, _: &Promises) {
     for lba in 0..31 {
         bench.expect(lba, &model[lba as usize * block..][..2 * block]);
     }
+}
+
+/// What is said to hold nothing reads as zeroes, and is not where something was written.
+pub(super) fn extents(bench: &mut Bench<'_>, _: &Promises) {
+    let (last, most) = (bench.blocks() - 1, (MOST / bench.block()) as u64);
+    for (lba, count) in [(40, 3), (last, 1)] {
+        bench.write_random(lba, count);
+    }
+    assert_eq!(bench.volume.extent(Lba(last + 1)), None);
+    assert_eq!(bench.volume.extent(Lba(u64::MAX)), None);
+    let mut lba = 0;
+    while let Some(Extent { blocks, unused }) = bench.volume.extent(Lba(lba)) {
+        assert!((1..=last + 1 - lba).contains(&blocks.0), "an extent of {blocks} at {lba}");
+        if unused {
+            bench.expect_zeroes(lba, blocks.0.min(most));
+            assert!(![40, 42, last].iter().any(|written| (lba..lba + blocks.0).contains(written)), "{blocks} at {lba}");
+        }
+        lba += blocks.0;
+    }
+    assert!([0, last + 1].contains(&lba), "all is known, or nothing");
 }
 
 /// Cuts `len` bytes of the bench's memory, from `start` on, into pieces of the given lengths, which repeat. Every second

@@ -8,7 +8,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::manager::{DeviceView, Manager, ShardView, State, VolumeView};
+use crate::{
+    CopyState,
+    manager::{CopyView, DeviceView, Manager, ShardView, State, VolumeView},
+};
 
 /// What the text is.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -27,6 +30,11 @@ struct DeviceOperation {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Volume {
     volume: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Copy {
+    copy: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -58,6 +66,7 @@ pub(super) fn render(manager: &Manager) -> String {
     registry.register("failed_objects", "Volumes, devices and namespaces that do not work", failed);
     devices(registry, &manager.devices());
     volumes(registry, &manager.volumes());
+    copies(registry, &manager.copies());
     shards(registry, &status.shards);
     let mut text = String::new();
     match text::encode(&mut text, &everything) {
@@ -140,6 +149,19 @@ fn volumes(registry: &mut Registry, volumes: &[VolumeView]) {
     registry.register_with_unit("volume_size", "Size of the volume", Unit::Bytes, size);
     registry.register_with_unit("volume_allocated", "What the medium holds for the volume", Unit::Bytes, allocated);
     registry.register("volume_up", "Whether the volume works", up);
+}
+
+fn copies(registry: &mut Registry, copies: &[CopyView]) {
+    let [size, done, running] = [(); 3].map(|()| Family::<Copy, Gauge>::default());
+    for view in copies {
+        let copy = Copy { copy: view.name.to_string() };
+        size.get_or_create(&copy).set(saturate(view.bytes));
+        done.get_or_create(&copy).set(saturate(view.done));
+        running.get_or_create(&copy).set((view.state == CopyState::Running).into());
+    }
+    registry.register_with_unit("copy_size", "What there is to copy", Unit::Bytes, size);
+    registry.register_with_unit("copy_done", "What the copy is past", Unit::Bytes, done);
+    registry.register("copy_running", "Whether the copy goes on", running);
 }
 
 fn shards(registry: &mut Registry, shards: &[ShardView]) {

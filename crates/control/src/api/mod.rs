@@ -26,8 +26,10 @@ pub use problem::Problem;
 
 use crate::{
     error::ControlError,
-    manager::{DeviceView, HistoryEntry, Manager, NamespaceView, Status, VolumeView},
-    model::{AttachSpec, DeviceForm, DeviceSpec, ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec},
+    manager::{CopyView, DeviceView, HistoryEntry, Manager, NamespaceView, Status, VolumeView},
+    model::{
+        AttachSpec, CopyChange, CopySpec, DeviceForm, DeviceSpec, ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec,
+    },
     upgrade::{UpgradeSpec, UpgradeView},
     usage::{UsageQuestion, UsageRow},
 };
@@ -48,6 +50,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/volumes/{name}", get(show_volume).patch(change_volume).delete(delete_volume))
         .route("/v1/volumes/{name}/history", get(show_history))
         .route("/v1/volumes/{name}/commands", post(command_service))
+        .route("/v1/copies", get(list_copies).post(create_copy))
+        .route("/v1/copies/{name}", get(show_copy).patch(change_copy).delete(delete_copy))
         .route("/v1/devices", get(list_devices).post(create_device))
         .route("/v1/devices/{name}", get(show_device).delete(delete_device))
         .route("/v1/devices/{name}/namespaces", get(list_namespaces).post(attach))
@@ -80,6 +84,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         show_history,
         command_service,
         delete_volume,
+        list_copies,
+        create_copy,
+        show_copy,
+        change_copy,
+        delete_copy,
         list_devices,
         create_device,
         show_device,
@@ -210,6 +219,62 @@ async fn command_service(
 )]
 async fn delete_volume(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Result<StatusCode, Problem> {
     blocking(manager, move |manager| manager.delete_volume(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[utoipa::path(get, path = "/v1/copies", responses((status = 200, description = "All copies", body = Vec<CopyView>)))]
+async fn list_copies(State(manager): State<Arc<Manager>>) -> Answer<Vec<CopyView>> {
+    blocking(manager, |manager| Ok(manager.copies())).await.map(Json)
+}
+
+#[utoipa::path(
+    post, path = "/v1/copies", request_body = CopySpec,
+    responses(
+        (status = 201, description = "The copy, which has begun", body = CopyView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn create_copy(State(manager): State<Arc<Manager>>, Body(spec): Body<CopySpec>) -> Created<CopyView> {
+    let view = blocking(manager, move |manager| manager.create_copy(&spec)).await?;
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+#[utoipa::path(
+    get, path = "/v1/copies/{name}", params(("name" = String, Path, description = "The copy")),
+    responses(
+        (status = 200, description = "The copy", body = CopyView),
+        (status = "default", description = "There is none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn show_copy(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Answer<CopyView> {
+    blocking(manager, move |manager| manager.copy(&name)).await.map(Json)
+}
+
+#[utoipa::path(
+    patch, path = "/v1/copies/{name}", params(("name" = String, Path, description = "The copy")),
+    request_body = CopyChange,
+    responses(
+        (status = 200, description = "The copy, paused or going on, at its new rate", body = CopyView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn change_copy(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+    Body(change): Body<CopyChange>,
+) -> Answer<CopyView> {
+    blocking(manager, move |manager| manager.change_copy(&name, &change)).await.map(Json)
+}
+
+#[utoipa::path(
+    delete, path = "/v1/copies/{name}", params(("name" = String, Path, description = "The copy")),
+    responses(
+        (status = 204, description = "It has ended and is forgotten; what it had copied stays on the target"),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+async fn delete_copy(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Result<StatusCode, Problem> {
+    blocking(manager, move |manager| manager.delete_copy(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -109,6 +109,31 @@ fn a_disk_from_nothing_and_away_again() {
 }
 
 #[test]
+fn a_volume_is_copied() {
+    let rig = Rig::new();
+    for name in ["a", "b"] {
+        rig.json(Method::POST, "/v1/volumes", &json!({ "name": name, "size": "1M", "backend": "memory" }));
+    }
+    let (status, copy) = rig.json(Method::POST, "/v1/copies", &json!({ "source": "a", "target": "b", "name": "job" }));
+    assert_eq!((status, &copy["name"], &copy["bytes"]), (201, &json!("job"), &json!(1 << 20)));
+    let copy = loop {
+        let (status, copy) = rig.get("/v1/copies/job");
+        assert_eq!(status, 200);
+        if copy["state"] != "running" {
+            break copy;
+        }
+    };
+    assert_eq!((&copy["state"], &copy["done"], &copy["skipped"]), (&json!("done"), &json!(1 << 20), &json!(1 << 20)));
+    let (status, copy) = rig.json(Method::PATCH, "/v1/copies/job", &json!({ "rate": "1M" }));
+    assert_eq!((status, &copy["rate"]), (200, &json!(1 << 20)));
+    assert_eq!(rig.get("/v1/copies"), (200, json!([copy])));
+    let metrics = String::from_utf8(rig.raw(Method::GET, "/metrics", "").2.to_vec()).unwrap();
+    assert!(metrics.contains("millrace_copy_done_bytes{copy=\"job\"} 1048576"), "{metrics}");
+    assert_eq!(rig.json(Method::DELETE, "/v1/copies/job", &Value::Null), (204, Value::Null));
+    assert_eq!(rig.get("/v1/copies"), (200, json!([])));
+}
+
+#[test]
 fn what_goes_wrong_is_a_problem_with_its_status() {
     let rig = Rig::new();
     rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory" }));
@@ -137,6 +162,13 @@ fn what_goes_wrong_is_a_problem_with_its_status() {
         (&patch, "/v1/volumes/a", r#"{"stack":"memory","size":4096}"#, 422, "invalid"),
         (&post, "/v1/volumes/a/commands", r#"{"service":"stripe","command":"x"}"#, 422, "invalid"),
         (&Method::GET, "/v1/volumes/none/history", "", 404, "no-volume"),
+        (&post, "/v1/copies", r#"{"source":"a","target":"none"}"#, 404, "no-volume"),
+        (&post, "/v1/copies", r#"{"source":"a","target":"a"}"#, 422, "invalid"),
+        (&post, "/v1/copies", r#"{"source":"a"}"#, 422, "bad-request"),
+        (&post, "/v1/copies", r#"{"source":"a","target":"a","speed":1}"#, 422, "bad-request"),
+        (&patch, "/v1/copies/none", r#"{"state":"paused"}"#, 404, "no-copy"),
+        (&patch, "/v1/copies/none", r#"{"state":"fast"}"#, 422, "bad-request"),
+        (&delete, "/v1/copies/none", "", 404, "no-copy"),
         (&post, "/v1/devices", r#"{"name":"d","nvme":{}}"#, 409, "device-exists"),
         (&post, "/v1/devices", r#"{"name":"e"}"#, 422, "bad-request"),
         (&post, "/v1/devices", r#"{"name":"e","nvme":{"queues":0}}"#, 422, "invalid"),
@@ -185,6 +217,8 @@ fn the_description_has_every_route() {
     let paths: BTreeSet<_> = description["paths"].as_object().unwrap().keys().cloned().collect();
     let expected = [
         "/metrics",
+        "/v1/copies",
+        "/v1/copies/{name}",
         "/v1/devices",
         "/v1/devices/{name}",
         "/v1/devices/{name}/namespaces",

@@ -69,6 +69,7 @@ impl Manager {
     ) -> Result<Formatting, Status> {
         let mut inner = self.lock().map_err(|error| status_of(&error))?;
         let before = inner.idle_volume(namespace.volume.name()).map_err(|error| status_of(&error))?.record.clone();
+        inner.check_not_copied(&before.spec.name).map_err(|error| status_of(&error))?;
         let name = before.spec.name.clone();
         let users: Vec<_> = inner.users(name.as_str()).map(|(user, _)| user.record.spec.name.as_str()).collect();
         if users != [device] {
@@ -117,13 +118,14 @@ impl Manager {
 }
 
 impl Inner {
-    /// A volume, for a change that it cannot take while it is being formatted.
+    /// A volume, for a change that it cannot take while it is being formatted, or changed, or copied to.
     pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {
         let volume = self.volume(name)?;
-        match (self.formatting.get(name), self.changing.get(name)) {
-            (Some(name), _) => Err(ControlError::Formatting { name: name.clone() }),
-            (_, Some(name)) => Err(ControlError::Changing { name: name.clone() }),
-            (None, None) => Ok(volume),
+        match (self.formatting.get(name), self.changing.get(name), self.copy_to(name)) {
+            (Some(name), _, _) => Err(ControlError::Formatting { name: name.clone() }),
+            (_, Some(name), _) => Err(ControlError::Changing { name: name.clone() }),
+            (_, _, Some(copy)) => Err(ControlError::Copying { name: volume.record.spec.name.clone(), copy: copy.clone() }),
+            (None, None, None) => Ok(volume),
         }
     }
 }

@@ -67,9 +67,13 @@ pub struct HistoryEntry {
 
 impl HistoryEntry {
     pub(super) fn now(stack: &Node) -> Self {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self { time, stack: stack.clone(), pause_us: None }
+        Self { time: seconds_now(), stack: stack.clone(), pause_us: None }
     }
+}
+
+/// The time, in seconds since 1970.
+pub(crate) fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 /// What graphs are made with.
@@ -322,6 +326,9 @@ impl Inner {
         if volume.record.spec.read_only {
             return Err(format!("volume {name} is read-only"));
         }
+        if let Some(copy) = self.copy_to(name) {
+            return Err(format!("copy {copy} writes to volume {name}"));
+        }
         let shares = above.and_then(find).is_some_and(|kind| kind.shares_legs);
         match (shares, volume.record.spec.stack.is_disk()) {
             (true, true) | (false, false) => {}
@@ -348,7 +355,7 @@ impl Inner {
     }
 
     /// Whether `volume` is `other`, or has it somewhere below.
-    fn is_over(&self, volume: &str, other: &str) -> bool {
+    pub(super) fn is_over(&self, volume: &str, other: &str) -> bool {
         let below = |name: &str| {
             let stack = self.volumes.get(name).map(|volume| &volume.record.spec.stack);
             stack.map(|stack| stack.leaves().into_iter().filter_map(Leaf::volume).map(str::to_owned).collect::<Vec<_>>())

@@ -206,6 +206,7 @@ impl Manager {
             // What the operator attached is not the guest's to destroy.
             return Err(Status::OPERATION_DENIED.do_not_retry());
         }
+        inner.check_not_copied(&name).map_err(|error| status_of(&error))?;
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
         let (put_devices, remove_volumes) = (vec![&record], vec![&name]);

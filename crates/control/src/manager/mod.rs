@@ -11,6 +11,7 @@
 //! * What is on disk was true at some moment; a daemon that starts makes it true again, and shows what it cannot.
 //! * The data path waits for nothing here: shards are called, and never call back in.
 
+mod copies;
 mod devices;
 mod format;
 mod graphs;
@@ -35,6 +36,7 @@ use millrace_frontends::nvme::{Host, Namespace};
 use millrace_keeper::Link;
 
 use self::{
+    copies::Copy,
     graphs::{LiveGraph, Means},
     host::{HostLink, HostThread},
     sessions::Watched,
@@ -49,9 +51,10 @@ use crate::{
     usage::Account,
 };
 pub use graphs::HistoryEntry;
+pub(crate) use graphs::seconds_now;
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, SESSIONS, SessionSpec};
-pub use views::{DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView};
+pub use views::{CopyView, DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView};
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -82,6 +85,10 @@ pub struct Manager {
     host: Arc<dyn Host>,
     loads: Mutex<Vec<Load>>,
     account: Account,
+    /// One order to copies at a time: to end one, its thread is waited for without the lock.
+    copy_orders: Mutex<()>,
+    /// For threads of its own, which must not keep it alive.
+    itself: WeakManager,
     started: Instant,
     upgraded: Mutex<upgrade::LastUpgrade>,
 }
@@ -95,6 +102,7 @@ struct Inner {
     formatting: BTreeSet<Name>,
     /// Volumes whose stack is being changed.
     changing: BTreeSet<Name>,
+    copies: BTreeMap<Name, Copy>,
     /// What volumes are made with.
     means: Means,
     /// Deleted devices whose commands have not finished.
@@ -141,7 +149,7 @@ impl Manager {
     ) -> Result<Arc<Self>, RestoreError> {
         let (link, requests) = HostLink::new();
         let shards = engine.shards().to_vec();
-        let manager = Arc::new(Self {
+        let manager = Arc::new_cyclic(|itself| Self {
             inner: Mutex::new(Inner {
                 stateless: settings.state_dir.is_none(),
                 keeper: settings.keeper.clone(),
@@ -155,6 +163,8 @@ impl Manager {
             shards,
             engine: Mutex::new(Some(engine)),
             host: Arc::new(link),
+            copy_orders: Mutex::default(),
+            itself: itself.clone(),
             started: Instant::now(),
             upgraded: Mutex::default(),
         });

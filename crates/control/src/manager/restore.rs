@@ -56,6 +56,7 @@ struct Created {
 impl Manager {
     pub(super) fn restore(&self, declared: Option<&Declared>) -> Result<(), RestoreError> {
         let (volumes, devices) = self.store.load()?;
+        let copies = self.store.load_copies()?;
         if let Some(declared) = declared {
             declared.compare(&volumes, &devices)?;
         }
@@ -76,6 +77,8 @@ impl Manager {
         }
         self.stand_trial(&inner)?;
         self.resume(&inner);
+        drop(inner);
+        self.resume_copies(copies, go_on);
         Ok(())
     }
 

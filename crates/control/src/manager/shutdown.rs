@@ -33,6 +33,7 @@ impl Manager {
             let volumes: Vec<_> = inner.volumes.values().filter_map(|volume| volume.live.clone().ok()).collect();
             (std::mem::take(&mut inner.devices), volumes)
         };
+        self.leave_copies();
         for device in devices.into_values() {
             // One that does not finish goes with the process.
             drop(stop(device));

@@ -18,6 +18,7 @@ use crate::{
     store::tests::FullDisk,
 };
 
+mod copies;
 mod guests;
 mod restarts;
 mod sessions;

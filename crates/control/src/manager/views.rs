@@ -12,8 +12,8 @@ use crate::{
     Name, Size,
     disks::Live,
     error::ControlError,
-    model::{LogicalBlock, NvmeSpec, VirtioBlkSpec},
-    store::NamespaceRecord,
+    model::{CopyState, LogicalBlock, NvmeSpec, VirtioBlkSpec},
+    store::{CopyRecord, NamespaceRecord},
 };
 
 /// Whether something works.
@@ -59,6 +59,56 @@ pub struct VolumeView {
     pub reason: Option<String>,
     /// The devices that have it.
     pub attached_to: Vec<UserView>,
+}
+
+/// A copy.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct CopyView {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub name: Name,
+    /// The volume that is read.
+    #[schema(value_type = String)]
+    pub source: Name,
+    /// The volume that is written.
+    #[schema(value_type = String)]
+    pub target: Name,
+    /// How it is doing.
+    pub state: CopyState,
+    /// Why it has failed.
+    pub reason: Option<String>,
+    /// Bytes per second at most; absent: no limit.
+    #[schema(value_type = Option<u64>)]
+    pub rate: Option<Size>,
+    /// Bytes to copy.
+    pub bytes: u64,
+    /// Bytes that it is past.
+    pub done: u64,
+    /// Bytes of these that were read and written.
+    pub moved: u64,
+    /// Bytes of these that the system has copied by itself, or that source and target share.
+    pub offloaded: u64,
+    /// Bytes of these that held nothing, or zeroes.
+    pub skipped: u64,
+}
+
+impl CopyView {
+    pub(super) fn of(record: &CopyRecord) -> Self {
+        let record = record.clone();
+        Self {
+            name: record.name,
+            source: record.source,
+            target: record.target,
+            state: record.state,
+            reason: record.reason,
+            rate: record.rate,
+            bytes: record.bytes,
+            done: record.done,
+            moved: record.moved,
+            offloaded: record.offloaded,
+            skipped: record.skipped,
+        }
+    }
 }
 
 /// A device that has a volume.
@@ -292,6 +342,9 @@ impl Manager {
         for volume in &volumes {
             note("volume", &volume.name, &volume.reason);
             note("volume", &volume.name, &super::graphs::unwell(&volume.tree));
+        }
+        for copy in self.copies() {
+            note("copy", &copy.name, &copy.reason);
         }
         for device in &devices {
             note("device", &device.name, &device.reason);

@@ -96,6 +96,7 @@ impl Manager {
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
         inner.check_resizable(volume)?;
+        inner.check_not_copied(&volume.record.spec.name)?;
         let namespace = Arc::clone(volume.live()?);
         let (before, blocks) = (volume.record.clone(), wanted_blocks(volume, &namespace, size)?);
         let mut after = before.clone();
@@ -135,6 +136,7 @@ impl Manager {
         let volume = inner.idle_volume(name)?;
         let name = volume.record.spec.name.clone();
         inner.check_not_below(&name)?;
+        inner.check_not_copied(&name)?;
         let users: Vec<_> =
             inner.users(name.as_str()).map(|(device, nsid)| (device.record.spec.name.clone(), nsid)).collect();
         if !users.is_empty() {

@@ -1,0 +1,55 @@
+//! What is done with the file beside the data path: where it has holes, and copies that the system makes.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use millrace_block::{BlockCount, Extent, Lba, PlainFile};
+use rustix::{fs::SeekFrom, io::Errno};
+
+use super::{FileVolume, open::Kind};
+
+impl FileVolume {
+    pub(super) fn extent_at(&self, lba: Lba) -> Option<Extent> {
+        let (block_size, blocks) = self.shape.get();
+        if self.kind != Kind::Regular || lba.0 >= blocks.0 {
+            return None;
+        }
+        let shift = block_size.shift();
+        let at = lba.0 << shift;
+        // The position that this moves is nobody's: all I/O says where.
+        let data = match rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => u64::MAX,
+            Err(_) => return None,
+        };
+        let left = blocks.0 - lba.0;
+        let unused = (data.saturating_sub(at) >> shift).min(left);
+        if unused > 0 {
+            return Some(Extent { blocks: BlockCount(unused), unused: true });
+        }
+        let hole = rustix::fs::seek(&self.fd, SeekFrom::Hole(data)).ok()?;
+        let used = (hole.saturating_sub(at) >> shift).clamp(1, left);
+        Some(Extent { blocks: BlockCount(used), unused: false })
+    }
+}
+
+impl PlainFile for FileVolume {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn copy_from(&self, other: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64> {
+        if self.read_only {
+            return Err(Errno::ROFS.into());
+        }
+        let len = len.min(self.shape.bytes().saturating_sub(offset));
+        let (mut from, mut to) = (offset, offset);
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let copied = rustix::fs::copy_file_range(other, Some(&mut from), &self.fd, Some(&mut to), len)?;
+        let copied = copied as u64;
+        self.written(offset, copied);
+        Ok(copied)
+    }
+}

@@ -1,0 +1,376 @@
+//! Copies of volumes, as jobs. Each that runs has a thread; volumes are read and written on shards.
+//!
+//! ```text
+//!   create: checked, stored; the target is the copy's ─► thread: step, step … flush, stored, step … ─► done; the target is free
+//!             ▲ resume, and every start of the daemon       └─ paused, cancelled, failed, the daemon stops
+//! ```
+//!
+//! Invariants:
+//! * What is stored of a copy's progress was durable on the target before. Nothing that does not outlive a process counts.
+//! * While a copy runs or is paused, nobody else writes its target, and its source neither goes nor changes its size.
+
+mod pump;
+
+use std::{
+    sync::{Arc, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use millrace_block::Switch;
+use millrace_services::{
+    Leaf, Node,
+    copy::{self, Copier},
+};
+
+use self::pump::{Live, Pump, Wish};
+use super::{Inner, Manager, Volume, views::CopyView};
+use crate::{
+    Name, Size,
+    error::ControlError,
+    model::{CopyChange, CopySpec, CopyState},
+    store::{Changes, CopyRecord},
+};
+
+/// Copies that have ended and are remembered; after that the oldest is forgotten.
+const ENDED: usize = 64;
+/// How long the end of copies is waited for when the daemon stops.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A copy, and its thread while it has one.
+pub(super) struct Copy {
+    pub(super) record: CopyRecord,
+    thread: Option<Running>,
+}
+
+struct Running {
+    live: Arc<Live>,
+    handle: JoinHandle<()>,
+}
+
+impl Copy {
+    pub(super) fn view(&self) -> CopyView {
+        let mut record = self.record.clone();
+        if let Some(running) = &self.thread
+            && record.state == CopyState::Running
+        {
+            running.live.progress().apply(&mut record);
+        }
+        CopyView::of(&record)
+    }
+
+    /// Whether its volumes are not free.
+    fn holds(&self) -> bool {
+        matches!(self.record.state, CopyState::Running | CopyState::Paused)
+    }
+}
+
+impl Manager {
+    /// All copies, by name.
+    pub fn copies(&self) -> Vec<CopyView> {
+        self.peek().copies.values().map(Copy::view).collect()
+    }
+
+    /// One copy.
+    pub fn copy(&self, name: &str) -> Result<CopyView, ControlError> {
+        self.peek().copy(name).map(Copy::view)
+    }
+
+    /// Begins a copy.
+    pub fn create_copy(&self, spec: &CopySpec) -> Result<CopyView, ControlError> {
+        let _one_at_a_time = self.copy_orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.lock()?;
+        let name = match &spec.name {
+            Some(name) => name.clone(),
+            None => inner.free_copy_name().ok_or(ControlError::TooManyCopies)?,
+        };
+        if inner.copies.contains_key(&name) {
+            return Err(ControlError::CopyExists { name });
+        }
+        inner.check_copy(&spec.source, &spec.target)?;
+        let (source, target) = inner.switches(&spec.source, &spec.target)?;
+        let bytes = copy::check(&*source, &*target).map_err(|source| ControlError::Copy { copy: name.clone(), source })?;
+        let record = CopyRecord::new(name.clone(), spec, bytes);
+        let forgotten: Vec<_> = inner.forgettable().into_iter().cloned().collect();
+        let remove_copies = forgotten.iter().collect();
+        self.store.apply(&Changes { put_copies: vec![&record], remove_copies, ..Changes::default() })?;
+        inner.copies.retain(|name, _| !forgotten.contains(name));
+        inner.copies.insert(name.clone(), Copy { record, thread: None });
+        tracing::info!(copy = %name, source = %spec.source, target = %spec.target, bytes, "copy begins");
+        self.launch(&mut inner, &name);
+        inner.copy(name.as_str()).map(Copy::view)
+    }
+
+    /// Pauses a copy, has it go on, or sets how fast it may be.
+    pub fn change_copy(&self, name: &str, change: &CopyChange) -> Result<CopyView, ControlError> {
+        let _one_at_a_time = self.copy_orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rate) = change.rate {
+            self.set_copy_rate(name, rate)?;
+        }
+        match change.state {
+            None => self.copy(name),
+            Some(CopyState::Running) => self.resume_copy(name),
+            Some(CopyState::Paused) => self.pause_copy(name),
+            Some(CopyState::Done | CopyState::Failed) => {
+                let name = self.peek().copy(name)?.record.name.clone();
+                Err(ControlError::invalid("copy", &name, "a copy can be made running or paused"))
+            }
+        }
+    }
+
+    fn set_copy_rate(&self, name: &str, rate: Size) -> Result<(), ControlError> {
+        let mut inner = self.lock()?;
+        let mut record = inner.copy(name)?.record.clone();
+        record.rate = Some(rate).filter(|rate| rate.0 > 0);
+        self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
+        if let Some(copy) = inner.copies.get_mut(name) {
+            copy.record = record;
+            copy.thread.iter().for_each(|running| running.live.set_rate(rate.0));
+        }
+        Ok(())
+    }
+
+    fn pause_copy(&self, name: &str) -> Result<CopyView, ControlError> {
+        let mut inner = self.lock()?;
+        let mut record = inner.copy(name)?.record.clone();
+        match record.state {
+            CopyState::Paused => return inner.copy(name).map(Copy::view),
+            CopyState::Running => {}
+            CopyState::Done | CopyState::Failed => {
+                return Err(ControlError::invalid("copy", &record.name, "it has ended: there is nothing to pause"));
+            }
+        }
+        record.state = CopyState::Paused;
+        self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
+        let running = inner.copies.get_mut(name).and_then(|copy| {
+            copy.record = record;
+            copy.thread.take()
+        });
+        drop(inner);
+        end(running, Wish::Keep);
+        self.copy(name)
+    }
+
+    fn resume_copy(&self, name: &str) -> Result<CopyView, ControlError> {
+        let mut inner = self.lock()?;
+        let mut record = inner.copy(name)?.record.clone();
+        match record.state {
+            CopyState::Running => return inner.copy(name).map(Copy::view),
+            CopyState::Done => return Err(ControlError::invalid("copy", &record.name, "it is done: begin another one")),
+            CopyState::Failed => inner.check_copy(&record.source, &record.target)?,
+            CopyState::Paused => {}
+        }
+        (record.state, record.reason) = (CopyState::Running, None);
+        self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
+        if let Some(copy) = inner.copies.get_mut(name) {
+            copy.record = record.clone();
+        }
+        self.launch(&mut inner, &record.name);
+        inner.copy(name).map(Copy::view)
+    }
+
+    /// Ends a copy and forgets it. What it has copied stays on the target.
+    pub fn delete_copy(&self, name: &str) -> Result<(), ControlError> {
+        let _one_at_a_time = self.copy_orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.lock()?;
+        let record = &inner.copy(name)?.record;
+        let name = record.name.clone();
+        let running = inner.copies.get_mut(&name).and_then(|copy| copy.thread.take());
+        // Until its thread has ended the target is not free.
+        drop(inner);
+        end(running, Wish::Cancel);
+        let mut inner = self.lock()?;
+        let stored = self.store.apply(&Changes { remove_copies: vec![&name], ..Changes::default() });
+        match (stored, inner.copies.get_mut(&name)) {
+            (Ok(()), _) => {
+                inner.copies.remove(&name);
+                tracing::info!(copy = %name, "copy cancelled");
+                Ok(())
+            }
+            (Err(error), copy) => {
+                // It stands still, and a start of the daemon has it go on.
+                if let Some(copy) = copy.filter(|copy| copy.record.state == CopyState::Running) {
+                    copy.record.state = CopyState::Paused;
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Starts the thread of a copy that runs; one that cannot run has failed.
+    fn launch(&self, inner: &mut Inner, name: &Name) {
+        let Some(copy) = inner.copies.get(name) else { return };
+        let record = copy.record.clone();
+        let made = inner.switches(&record.source, &record.target).and_then(|(source, target)| {
+            let copier = Copier::new(source, target, Arc::clone(&inner.means.spawner))
+                .map_err(|source| ControlError::Copy { copy: name.clone(), source })?;
+            if copier.bytes() < record.bytes {
+                let why = format!("volume {} is smaller than when it began", record.source);
+                return Err(ControlError::invalid("copy", name, why));
+            }
+            let live = Arc::new(Live::new(&record));
+            let pump = Pump::new(self.itself.clone(), &record, copier, Arc::clone(&live));
+            let spawned = thread::Builder::new().name("millrace-copy".to_owned()).spawn(move || pump.run());
+            let handle = spawned.map_err(|error| ControlError::invalid("copy", name, format!("no thread: {error}")))?;
+            Ok(Running { live, handle })
+        });
+        let Some(copy) = inner.copies.get_mut(name) else { return };
+        match made {
+            Ok(running) => copy.thread = Some(running),
+            Err(error) => {
+                tracing::error!(copy = %name, %error, "the copy does not go on");
+                (copy.record.state, copy.record.reason) = (CopyState::Failed, Some(error.to_string()));
+                if let Err(error) = self.store.apply(&Changes { put_copies: vec![&copy.record], ..Changes::default() }) {
+                    tracing::warn!(copy = %name, %error, "a copy's failure could not be stored");
+                }
+            }
+        }
+    }
+
+    /// Has copies go on after a start. `outlived`: another process was served here just before.
+    pub(super) fn resume_copies(&self, records: Vec<CopyRecord>, outlived: bool) {
+        let mut inner = self.peek();
+        for mut record in records {
+            let name = record.name.clone();
+            let in_memory = |volume: &Name| inner.is_in_memory(volume);
+            if record.state != CopyState::Done && in_memory(&record.target) {
+                record.done = 0;
+            }
+            if matches!(record.state, CopyState::Running | CopyState::Paused) && !outlived && in_memory(&record.source) {
+                let why = format!("volume {} is in memory, and what it held went with the daemon", record.source);
+                (record.state, record.reason) = (CopyState::Failed, Some(why));
+            }
+            let runs = record.state == CopyState::Running;
+            inner.copies.insert(name.clone(), Copy { record, thread: None });
+            if runs {
+                self.launch(&mut inner, &name);
+            }
+        }
+    }
+
+    /// Ends the threads of all copies, which go on after the next start.
+    pub(super) fn leave_copies(&self) {
+        let threads: Vec<_> = self.peek().copies.values_mut().filter_map(|copy| copy.thread.take()).collect();
+        for running in &threads {
+            running.live.tell(Wish::Keep);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        for Running { handle, .. } in threads {
+            while !handle.is_finished() && Instant::now() < deadline {
+                thread::sleep(LOOK);
+            }
+            if handle.is_finished() {
+                let _ = handle.join();
+            } else {
+                tracing::error!("a copy does not come to its end; it goes with the process");
+            }
+        }
+    }
+}
+
+/// Ends a copy's thread and waits for that. The manager must not be locked.
+fn end(running: Option<Running>, wish: Wish) {
+    let Some(Running { live, handle }) = running else { return };
+    live.tell(wish);
+    if handle.join().is_err() {
+        tracing::error!("the thread of a copy panicked");
+    }
+}
+
+impl Inner {
+    fn copy(&self, name: &str) -> Result<&Copy, ControlError> {
+        self.copies.get(name).ok_or_else(|| ControlError::NoCopy { name: name.to_owned() })
+    }
+
+    fn free_copy_name(&self) -> Option<Name> {
+        let name = |number: u32| format!("copy{number}").parse().ok();
+        (1..=u32::from(u16::MAX)).filter_map(name).find(|name: &Name| !self.copies.contains_key(name))
+    }
+
+    /// Copies that have ended and are too many.
+    fn forgettable(&self) -> Vec<&Name> {
+        let mut ended: Vec<_> = self.copies.values().filter(|copy| !copy.holds()).map(|copy| &copy.record).collect();
+        ended.sort_by_key(|record| record.begun);
+        let surplus = (ended.len() + 1).saturating_sub(ENDED);
+        ended.into_iter().take(surplus).map(|record| &record.name).collect()
+    }
+
+    /// The copy that a volume is the target of.
+    pub(super) fn copy_to(&self, volume: &str) -> Option<&Name> {
+        let holder = self.copies.values().find(|copy| copy.holds() && copy.record.target.as_str() == volume);
+        holder.map(|copy| &copy.record.name)
+    }
+
+    /// A volume that is being copied stays there, and as large as it is.
+    pub(super) fn check_not_copied(&self, volume: &Name) -> Result<(), ControlError> {
+        let holder = self.copies.values().find(|copy| copy.holds() && copy.record.source == *volume);
+        match holder {
+            Some(copy) => Err(ControlError::Copying { name: volume.clone(), copy: copy.record.name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether one volume may be copied to another.
+    fn check_copy(&self, source: &Name, target: &Name) -> Result<(), ControlError> {
+        let wrong = |why: String| Err(ControlError::invalid("volume", target, why));
+        let from = self.idle_volume(source.as_str())?;
+        let to = self.idle_volume(target.as_str())?;
+        let (from, to) = (&from.record, &to.record);
+        if source == target
+            || self.is_over(target.as_str(), source.as_str())
+            || self.is_over(source.as_str(), target.as_str())
+        {
+            return wrong(format!("it and volume {source} share their blocks: choose another target"));
+        }
+        if to.spec.read_only {
+            return Err(ControlError::ReadOnly { name: target.clone() });
+        }
+        let users: Vec<_> =
+            self.users(target.as_str()).map(|(device, nsid)| (device.record.spec.name.clone(), nsid)).collect();
+        if !users.is_empty() {
+            return Err(ControlError::VolumeAttached { name: target.clone(), users });
+        }
+        self.check_not_below(target)?;
+        if let Some(owner) = &to.created_by {
+            return wrong(format!("the guest of device {owner} created it for itself"));
+        }
+        if let Some(disk) = [from, to].into_iter().find(|record| record.spec.stack.is_disk()) {
+            let disk = &disk.spec.name;
+            let why = "it is a disk: copy the volumes on it, or migrate it (\"millrace volume migrate\")";
+            return Err(ControlError::invalid("volume", disk, why));
+        }
+        Ok(())
+    }
+
+    /// What two volumes are to whoever reads and writes them.
+    fn switches(&self, source: &Name, target: &Name) -> Result<(Arc<Switch>, Arc<Switch>), ControlError> {
+        let switch = |name: &Name| {
+            let volume = self.volume(name.as_str())?;
+            volume.live()?;
+            let live = volume.graph.as_ref().ok_or_else(|| ControlError::Changing { name: name.clone() })?;
+            Ok::<_, ControlError>(Arc::clone(&live.switch))
+        };
+        Ok((switch(source)?, switch(target)?))
+    }
+
+    /// Whether any of a volume's blocks are in memory.
+    fn is_in_memory(&self, volume: &Name) -> bool {
+        let below = |leaf: &Leaf| match leaf.volume().map(str::parse::<Name>) {
+            Some(Ok(volume)) => self.is_in_memory(&volume),
+            Some(Err(_)) => false,
+            None => leaf.file().is_none(),
+        };
+        let stack: Option<&Node> = self.volumes.get(volume).map(|volume: &Volume| &volume.record.spec.stack);
+        stack.is_some_and(|stack| stack.leaves().into_iter().any(below))
+    }
+
+    /// What a copy's thread tells while it runs, and at its end.
+    fn note_copy(&mut self, manager: &Manager, name: &Name, change: impl FnOnce(&mut CopyRecord)) {
+        let Some(copy) = self.copies.get_mut(name) else { return };
+        change(&mut copy.record);
+        if let Err(error) = manager.store.apply(&Changes { put_copies: vec![&copy.record], ..Changes::default() }) {
+            tracing::warn!(copy = %name, %error, "a copy's progress could not be stored; after a crash it is made again");
+        }
+    }
+}

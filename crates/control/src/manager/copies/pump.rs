@@ -1,0 +1,198 @@
+//! The thread of a copy.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_services::copy::{Copied, Copier, CopyError};
+
+use crate::{Name, manager::WeakManager, model::CopyState, store::CopyRecord};
+
+/// Bytes of a step where there is no rate.
+const STEP: u64 = 8 << 20;
+/// Steps of a second where there is one.
+const STEPS: u64 = 8;
+/// Bytes of a step at least.
+const LEAST: u64 = 64 << 10;
+/// How often progress is made durable and stored.
+const STORED_EVERY: Duration = Duration::from_secs(1);
+/// Longest sleep of a copy that keeps to a rate, before it looks whether it must end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What a copy's thread is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    GoOn,
+    /// End, and keep what was done.
+    Keep,
+    /// End; the copy is forgotten.
+    Cancel,
+}
+
+/// How far a copy came.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    done: u64,
+    copied: Copied,
+}
+
+impl Progress {
+    pub(super) fn apply(self, record: &mut CopyRecord) {
+        let Copied { moved, offloaded, skipped } = self.copied;
+        (record.done, record.moved, record.offloaded, record.skipped) = (self.done, moved, offloaded, skipped);
+    }
+}
+
+/// What a copy's thread and the manager tell each other.
+pub(super) struct Live {
+    wish: Mutex<Wish>,
+    progress: Mutex<Progress>,
+    /// Bytes per second; 0: as many as there can be.
+    rate: AtomicU64,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Live {
+    pub(super) fn new(record: &CopyRecord) -> Self {
+        let CopyRecord { done, moved, offloaded, skipped, .. } = *record;
+        Self {
+            wish: Mutex::new(Wish::GoOn),
+            progress: Mutex::new(Progress { done, copied: Copied { moved, offloaded, skipped } }),
+            rate: AtomicU64::new(record.rate.map_or(0, |rate| rate.0)),
+        }
+    }
+
+    pub(super) fn tell(&self, wish: Wish) {
+        *locked(&self.wish) = wish;
+    }
+
+    fn wish(&self) -> Wish {
+        *locked(&self.wish)
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        *locked(&self.progress)
+    }
+
+    pub(super) fn set_rate(&self, rate: u64) {
+        self.rate.store(rate, Ordering::Relaxed);
+    }
+}
+
+/// See the module.
+pub(super) struct Pump {
+    manager: WeakManager,
+    name: Name,
+    copier: Copier,
+    live: Arc<Live>,
+    /// What was copied before this thread began.
+    before: Copied,
+    bytes: u64,
+    at: u64,
+}
+
+/// How a copy's thread comes to its end.
+enum End {
+    Done,
+    Told(Wish),
+}
+
+impl Pump {
+    pub(super) fn new(manager: WeakManager, record: &CopyRecord, copier: Copier, live: Arc<Live>) -> Self {
+        let (before, name, bytes, at) = (live.progress().copied, record.name.clone(), record.bytes, record.done);
+        Self { manager, name, copier, live, before, bytes, at }
+    }
+
+    pub(super) fn run(mut self) {
+        let end = self.copy();
+        match end {
+            Ok(End::Done) => {
+                tracing::info!(copy = %self.name, "copy done");
+                self.keep(|record| record.state = CopyState::Done);
+            }
+            // What the last steps did is not durable, and does not count.
+            Ok(End::Told(Wish::Cancel)) => {}
+            Ok(End::Told(_)) => match self.copier.flush() {
+                Ok(()) => self.keep(|_| ()),
+                Err(error) => self.fail(&error),
+            },
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn copy(&mut self) -> Result<End, CopyError> {
+        let mut stored = Instant::now();
+        while self.at < self.bytes {
+            match self.live.wish() {
+                Wish::GoOn => {}
+                told => return Ok(End::Told(told)),
+            }
+            let rate = self.live.rate.load(Ordering::Relaxed);
+            let most = if rate == 0 { STEP } else { (rate / STEPS).clamp(LEAST, STEP) };
+            let (begun, before) = (Instant::now(), self.copier.copied());
+            self.at = self.copier.step(self.at, most)?;
+            let after = self.copier.copied();
+            *locked(&self.live.progress) = self.progress();
+            let moved = after.moved + after.offloaded - before.moved - before.offloaded;
+            self.keep_to(rate, moved, begun);
+            if stored.elapsed() >= STORED_EVERY {
+                self.copier.flush()?;
+                self.keep(|_| ());
+                stored = Instant::now();
+            }
+        }
+        self.copier.flush()?;
+        Ok(End::Done)
+    }
+
+    /// Waits as long as so many bytes take, from `begun` on.
+    fn keep_to(&self, rate: u64, bytes: u64, begun: Instant) {
+        if rate == 0 {
+            return;
+        }
+        let due = begun + Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
+        while self.live.wish() == Wish::GoOn {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            thread::sleep(left.min(LOOK));
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        let (now, before) = (self.copier.copied(), self.before);
+        let copied = Copied {
+            moved: before.moved + now.moved,
+            offloaded: before.offloaded + now.offloaded,
+            skipped: before.skipped + now.skipped,
+        };
+        Progress { done: self.at, copied }
+    }
+
+    /// Stores how far it came, which must be durable.
+    fn keep(&self, change: impl FnOnce(&mut CopyRecord)) {
+        let Some(manager) = self.manager.upgrade() else { return };
+        let progress = self.progress();
+        manager.peek().note_copy(&manager, &self.name, |record| {
+            progress.apply(record);
+            change(record);
+        });
+    }
+
+    fn fail(&self, error: &CopyError) {
+        tracing::error!(copy = %self.name, %error, "the copy has failed");
+        let Some(manager) = self.manager.upgrade() else { return };
+        manager.peek().note_copy(&manager, &self.name, |record| {
+            (record.state, record.reason) = (CopyState::Failed, Some(error.to_string()));
+        });
+    }
+}

@@ -1,0 +1,281 @@
+//! Copies of volumes, as jobs that outlive the daemon.
+
+use super::{stacks::under_load, *};
+use crate::model::{CopyChange, CopySpec, CopyState, VolumeChange};
+
+/// So slow that nothing of the kind ends within a test: a step of 64 KiB takes 16 seconds.
+const SLOW: &str = "4K";
+
+fn spec(name: Option<&str>, source: &str, target: &str, rate: Option<&str>) -> CopySpec {
+    CopySpec {
+        name: name.map(|name| name.parse().unwrap()),
+        source: source.parse().unwrap(),
+        target: target.parse().unwrap(),
+        rate: rate.map(size),
+    }
+}
+
+fn to(state: CopyState) -> CopyChange {
+    CopyChange { state: Some(state), rate: None }
+}
+
+/// As fast as it goes.
+fn at_once() -> CopyChange {
+    CopyChange { state: None, rate: Some(Size(0)) }
+}
+
+/// So many bytes, all different.
+fn content(bytes: u64) -> Vec<u8> {
+    (0..bytes / 8).flat_map(|at| (at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect()
+}
+
+impl Rig {
+    /// Volumes `a`, with content, and `b` in files of 1 MiB.
+    fn two_files(&self) -> Vec<u8> {
+        let data = content(1 << 20);
+        fs::write(self.path("a.img"), &data).unwrap();
+        for name in ["a", "b"] {
+            self.create_volume(&self.file_volume(name, "1M")).unwrap();
+        }
+        data
+    }
+
+    fn has(&self, file: &str, data: &[u8]) -> bool {
+        fs::read(self.path(file)).unwrap() == data
+    }
+
+    /// Waits until a copy has done something.
+    fn begun(&self, name: &str) {
+        while self.copy(name).unwrap().done == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn copied(&self, name: &str) -> CopyView {
+        loop {
+            let view = self.copy(name).unwrap();
+            if view.state != CopyState::Running {
+                return view;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_volume_is_copied_and_the_copy_is_remembered() {
+    let mut rig = Rig::new();
+    let data = rig.two_files();
+    let view = rig.create_copy(&spec(None, "a", "b", None)).unwrap();
+    assert_eq!((view.name.as_str(), view.bytes), ("copy1", 1 << 20));
+    let view = rig.copied("copy1");
+    assert_eq!((view.state, view.done, view.moved + view.offloaded, view.skipped), (CopyState::Done, 1 << 20, 1 << 20, 0));
+    assert!(rig.has("b.img", &data));
+    rig.restart();
+    assert_eq!(rig.copy("copy1").unwrap().state, CopyState::Done);
+    // Its volumes are free again.
+    rig.delete_volume("a").unwrap();
+    rig.resize_volume("b", size("2M")).unwrap();
+    let error = rig.change_copy("copy1", &to(CopyState::Running)).unwrap_err();
+    assert!(error.to_string().contains("it is done"), "{error}");
+    rig.delete_copy("copy1").unwrap();
+    rig.restart();
+    assert!(rig.copies().is_empty());
+    assert!(matches!(rig.copy("copy1"), Err(ControlError::NoCopy { name }) if name == "copy1"));
+}
+
+#[test]
+fn a_volume_that_a_guest_uses_is_copied() {
+    let rig = Rig::new();
+    let data = rig.two_files();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("a", None)).unwrap();
+    under_load(&rig, || {
+        for name in ["one", "two", "three"] {
+            rig.create_copy(&spec(Some(name), "a", "b", None)).unwrap();
+            assert_eq!(rig.copied(name).state, CopyState::Done);
+        }
+        // Where the guest does not write, the copy is what it is of.
+        assert!(fs::read(rig.path("b.img")).unwrap()[256 << 10..] == data[256 << 10..]);
+    });
+    rig.create_copy(&spec(Some("last"), "a", "b", None)).unwrap();
+    assert_eq!(rig.copied("last").state, CopyState::Done);
+    assert!(rig.has("b.img", &fs::read(rig.path("a.img")).unwrap()));
+}
+
+#[test]
+fn nobody_else_has_the_target_while_a_copy_is_under_way() {
+    let rig = Rig::new();
+    let data = rig.two_files();
+    rig.create_volume(&rig.file_volume("c", "1M")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    for paused in [false, true] {
+        if paused {
+            assert_eq!(rig.change_copy("job", &to(CopyState::Paused)).unwrap().state, CopyState::Paused);
+            assert_eq!(rig.change_copy("job", &to(CopyState::Paused)).unwrap().state, CopyState::Paused);
+        }
+        let held = |result: Result<(), ControlError>| match result {
+            Err(ControlError::Copying { copy, .. }) => assert_eq!(copy.as_str(), "job"),
+            other => panic!("{other:?}"),
+        };
+        held(rig.attach("d", &attach("b", None)).map(drop));
+        held(rig.delete_volume("b"));
+        held(rig.resize_volume("b", size("2M")).map(drop));
+        held(
+            rig.change_volume("b", &VolumeChange { stack: Some("memory".parse().unwrap()), reformat: true, size: None })
+                .map(drop),
+        );
+        held(rig.create_copy(&spec(None, "c", "b", None)).map(drop));
+        held(rig.create_copy(&spec(None, "b", "c", None)).map(drop));
+        held(rig.delete_volume("a"));
+        held(rig.resize_volume("a", size("512K")).map(drop));
+        let over = super::stacks::spec("over", None, "concat(volume:b)");
+        let error = rig.create_volume(&over).unwrap_err().to_string();
+        assert!(error.contains("copy job writes to volume b"), "{error}");
+        let error = rig.create_copy(&spec(Some("job"), "a", "c", None)).unwrap_err();
+        assert!(matches!(error, ControlError::CopyExists { .. }), "{error}");
+    }
+    // A guest may have the source all the time.
+    rig.attach("d", &attach("a", None)).unwrap();
+    rig.change_copy("job", &CopyChange { state: Some(CopyState::Running), rate: Some(Size(0)) }).unwrap();
+    assert_eq!(rig.copied("job").state, CopyState::Done);
+    assert!(rig.has("b.img", &data));
+    rig.attach("d", &attach("b", None)).unwrap();
+}
+
+#[test]
+fn copies_go_on_after_a_restart_and_end_when_they_are_cancelled() {
+    let mut rig = Rig::new();
+    let data = rig.two_files();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.begun("job");
+    rig.restart();
+    let view = rig.copy("job").unwrap();
+    assert_eq!((view.state, view.rate), (CopyState::Running, Some(size(SLOW))));
+    rig.change_copy("job", &to(CopyState::Paused)).unwrap();
+    rig.restart();
+    let view = rig.copy("job").unwrap();
+    assert!(view.state == CopyState::Paused && view.done > 0 && view.done < view.bytes, "{view:?}");
+    rig.change_copy("job", &at_once()).unwrap();
+    assert_eq!(rig.copy("job").unwrap().state, CopyState::Paused, "its rate is its rate only");
+    rig.change_copy("job", &to(CopyState::Running)).unwrap();
+    let view = rig.copied("job");
+    assert_eq!((view.state, view.moved + view.offloaded + view.skipped), (CopyState::Done, 1 << 20));
+    assert!(rig.has("b.img", &data));
+
+    fs::write(rig.path("b.img"), vec![0; 1 << 20]).unwrap();
+    rig.create_copy(&spec(Some("other"), "a", "b", Some(SLOW))).unwrap();
+    rig.delete_copy("other").unwrap();
+    assert!(!rig.has("b.img", &data));
+    rig.delete_volume("b").unwrap();
+    rig.restart();
+    assert_eq!(rig.copies().len(), 1);
+}
+
+#[test]
+fn a_copy_that_fails_says_why_and_can_be_tried_again() {
+    let mut rig = Rig::new();
+    let data = rig.two_files();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.stop();
+    fs::rename(rig.path("b.img"), rig.path("aside")).unwrap();
+    rig.start();
+    let view = rig.copy("job").unwrap();
+    assert!(view.state == CopyState::Failed && view.reason.as_ref().unwrap().contains("b.img"), "{view:?}");
+    assert!(rig.status().failed.iter().any(|line| line.starts_with("copy job: ")), "{:?}", rig.status().failed);
+    let error = rig.change_copy("job", &to(CopyState::Paused)).unwrap_err();
+    assert!(error.to_string().contains("it has ended"), "{error}");
+    rig.stop();
+    fs::rename(rig.path("aside"), rig.path("b.img")).unwrap();
+    rig.start();
+    assert_eq!(rig.copy("job").unwrap().state, CopyState::Failed, "it waits for its word");
+    rig.change_copy("job", &CopyChange { state: Some(CopyState::Running), rate: Some(Size(0)) }).unwrap();
+    assert_eq!(rig.copied("job").state, CopyState::Done);
+    assert!(rig.has("b.img", &data));
+}
+
+#[test]
+fn what_is_in_memory_is_not_taken_for_what_it_was() {
+    let mut rig = Rig::new();
+    rig.two_files();
+    rig.create_volume(&volume("m", "1M", "memory")).unwrap();
+    rig.create_copy(&spec(Some("full"), "a", "m", None)).unwrap();
+    assert_eq!(rig.copied("full").state, CopyState::Done);
+    rig.create_copy(&spec(Some("from"), "m", "b", Some(SLOW))).unwrap();
+    rig.begun("from");
+    rig.restart();
+    let view = rig.copy("from").unwrap();
+    let why = view.reason.unwrap();
+    assert!(view.state == CopyState::Failed && why.contains("volume m is in memory, and what it held went"), "{why}");
+    rig.create_copy(&spec(Some("into"), "a", "m", Some(SLOW))).unwrap();
+    rig.begun("into");
+    rig.change_copy("into", &to(CopyState::Paused)).unwrap();
+    assert!(rig.copy("into").unwrap().done > 0);
+    rig.restart();
+    let view = rig.copy("into").unwrap();
+    assert_eq!((view.state, view.done), (CopyState::Paused, 0), "what was there went with the daemon");
+}
+
+#[test]
+fn a_copy_that_cannot_be_is_refused() {
+    let rig = Rig::new();
+    rig.two_files();
+    rig.create_volume(&rig.file_volume("small", "512K")).unwrap();
+    rig.create_volume(&volume("in", "1M", "memory")).unwrap();
+    rig.create_volume(&volume("part", "2M", "memory")).unwrap();
+    rig.create_volume(&super::stacks::spec("over", Some("2M"), "concat(volume:part)")).unwrap();
+    rig.create_volume(&VolumeSpec { block_size: crate::LogicalBlock(BlockSize::B4096), ..volume("large", "1M", "memory") })
+        .unwrap();
+    rig.create_volume(&super::stacks::spec("disk", Some("16M"), "disk(extent=1M) | memory")).unwrap();
+    fs::write(rig.path("fixed.img"), vec![0; 1 << 20]).unwrap();
+    rig.create_volume(&VolumeSpec { read_only: true, ..rig.file_volume("fixed", "1M") }).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("in", None)).unwrap();
+    for (source, target, why) in [
+        ("none", "b", "volume none does not exist"),
+        ("a", "none", "volume none does not exist"),
+        ("a", "a", "share their blocks"),
+        ("a", "small", "volume small has 524288 bytes, and volume a 1048576"),
+        ("a", "large", "volume a has blocks of 512 bytes and volume large of 4096"),
+        ("a", "in", "volume in is attached to d as namespace 1"),
+        ("a", "part", "volume part is part of volume over"),
+        ("part", "over", "share their blocks"),
+        ("a", "fixed", "volume fixed is read-only"),
+        ("a", "disk", "it is a disk"),
+        ("disk", "a", "it is a disk"),
+    ] {
+        let error = rig.create_copy(&spec(None, source, target, None)).unwrap_err().to_string();
+        assert!(error.contains(why), "{source} to {target}: {error}");
+    }
+    assert!(rig.copies().is_empty());
+    for state in [CopyState::Done, CopyState::Failed] {
+        assert!(matches!(rig.change_copy("none", &to(state)), Err(ControlError::NoCopy { .. })));
+    }
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    let error = rig.change_copy("job", &to(CopyState::Done)).unwrap_err().to_string();
+    assert_eq!(error, "copy job: a copy can be made running or paused");
+}
+
+#[test]
+fn a_copy_that_cannot_be_stored_is_none() {
+    let disk = FullDisk::default();
+    let rig = Rig::on(&disk);
+    let data = rig.two_files();
+    disk.set_full(true);
+    assert!(matches!(rig.create_copy(&spec(None, "a", "b", None)), Err(ControlError::Store(_))));
+    assert!(rig.copies().is_empty());
+    disk.set_full(false);
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    disk.set_full(true);
+    assert!(matches!(rig.change_copy("job", &to(CopyState::Paused)), Err(ControlError::Store(_))));
+    assert_eq!(rig.copy("job").unwrap().state, CopyState::Running);
+    assert!(matches!(rig.change_copy("job", &at_once()), Err(ControlError::Store(_))));
+    assert_eq!(rig.copy("job").unwrap().rate, Some(size(SLOW)));
+    assert!(matches!(rig.delete_copy("job"), Err(ControlError::Store(_))));
+    disk.set_full(false);
+    rig.change_copy("job", &at_once()).unwrap();
+    rig.change_copy("job", &to(CopyState::Running)).unwrap();
+    assert_eq!(rig.copied("job").state, CopyState::Done);
+    assert!(rig.has("b.img", &data));
+}

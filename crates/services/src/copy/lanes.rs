@@ -1,0 +1,160 @@
+//! A range of one volume to the same place of another, some pieces at a time.
+
+use std::{cell::Cell, ops::Range};
+
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext, Volume, all};
+use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
+
+/// Bytes of a piece.
+pub(crate) const PIECE: u64 = BUFFER_SIZE as u64;
+/// Pieces at a time.
+const LANES: usize = 4;
+/// Bytes of a task's memory that lanes may take together; one lane may take more.
+const ROOM: usize = 24 << 10;
+/// Bytes that are looked at together for whether they are zeroes.
+const LOOK: usize = 4096;
+
+/// Which volume failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Source,
+    Target,
+}
+
+/// Why a piece was not copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    pub(crate) side: Side,
+    /// Byte at which the piece begins.
+    pub(crate) offset: u64,
+    pub(crate) error: BlockError,
+}
+
+/// What was done with the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    /// Written.
+    pub(crate) written: u64,
+    /// Read as zeroes and made so on the target, without data.
+    pub(crate) zeroes: u64,
+}
+
+/// From where to where.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends<'a> {
+    pub(crate) source: &'a dyn Volume,
+    pub(crate) target: &'a dyn Volume,
+    /// The target may have most of it: it is read first, and written where it differs.
+    pub(crate) compare: bool,
+}
+
+#[derive(Default)]
+struct Tally {
+    written: Cell<u64>,
+    zeroes: Cell<u64>,
+    failed: Cell<Option<(Side, u64)>>,
+}
+
+fn add(counter: &Cell<u64>, bytes: usize) {
+    counter.set(counter.get() + bytes as u64);
+}
+
+fn is_zero(segment: Segment) -> bool {
+    let mut bytes = [0; LOOK];
+    (0..segment.len()).step_by(LOOK).all(|at| {
+        let bytes = &mut bytes[..LOOK.min(segment.len() - at)];
+        segment.read_at(at, bytes);
+        bytes.iter().all(|byte| *byte == 0)
+    })
+}
+
+impl Ends<'_> {
+    async fn ask(
+        self,
+        cx: TaskContext<'_>,
+        side: Side,
+        operation: Operation,
+        at: u64,
+        segment: Segment,
+    ) -> Result<(), BlockError> {
+        let volume = if side == Side::Source { self.source } else { self.target };
+        let shift = volume.geometry().block_size.shift();
+        let (lba, count) = (Lba(at >> shift), BlockCount(segment.len() as u64 >> shift));
+        let segments = [segment];
+        let segments = if operation.has_data() { &segments[..] } else { &[] };
+        let arena = cx.scratch.carve_rest();
+        volume.submit(cx.with_scratch(&arena), Request { operation, lba, count, segments }).await
+    }
+
+    /// One piece.
+    async fn piece(self, cx: TaskContext<'_>, tally: &Tally, at: u64, segment: Segment) -> Result<(), BlockError> {
+        let failed = |side| move |error: BlockError| (side, error);
+        let result = async {
+            self.ask(cx, Side::Source, Operation::Read, at, segment).await.map_err(failed(Side::Source))?;
+            let target = failed(Side::Target);
+            if self.compare {
+                match self.ask(cx, Side::Target, Operation::Compare, at, segment).await {
+                    Ok(()) => return Ok(()),
+                    // What cannot be read may be written.
+                    Err(BlockError::Miscompare | BlockError::ReadFault { .. }) => {}
+                    Err(error) => return Err(target(error)),
+                }
+            }
+            let (operation, counter) = if is_zero(segment) {
+                (Operation::WriteZeroes { fua: false, deallocate: true }, &tally.zeroes)
+            } else {
+                (Operation::Write { fua: false }, &tally.written)
+            };
+            self.ask(cx, Side::Target, operation, at, segment).await.map_err(target)?;
+            add(counter, segment.len());
+            Ok(())
+        };
+        result.await.map_err(|(side, error)| {
+            tally.failed.set(tally.failed.get().or(Some((side, at))));
+            error
+        })
+    }
+
+    /// Scratch bytes of one lane.
+    fn lane_bytes(self) -> usize {
+        let inner = self.source.scratch_bytes().max(self.target.scratch_bytes());
+        size_of::<Scratch>().next_multiple_of(8) + inner.next_multiple_of(8) + piece_bytes(Self::piece)
+    }
+}
+
+fn piece_bytes<'a, F: Future>(_: fn(Ends<'a>, TaskContext<'a>, &'a Tally, u64, Segment) -> F) -> usize {
+    size_of::<F>().next_multiple_of(8)
+}
+
+/// Copies a range of bytes, whole blocks of both volumes, with `cx`'s buffers. It is on the target after a flush.
+pub(crate) async fn copy(cx: TaskContext<'_>, ends: Ends<'_>, range: Range<u64>) -> Result<Moved, Failure> {
+    let each = ends.lane_bytes();
+    let lanes = (ROOM / each).clamp(1, LANES);
+    // One may be waited for, not more: others may wait for their second, too.
+    let mut buffers: [Option<BounceBuffer>; LANES] = Default::default();
+    buffers[0] = Some(cx.buffers.take().await);
+    for place in &mut buffers[1..lanes] {
+        *place = cx.buffers.try_take();
+    }
+    let (tally, below) = (Tally::default(), cx.deeper());
+    let mut at = range.start;
+    while at < range.end {
+        let mut arenas: [Option<ScratchBox<'_, Scratch>>; LANES] = Default::default();
+        for (arena, _) in arenas.iter_mut().zip(&buffers).filter(|(_, buffer)| buffer.is_some()) {
+            *arena = Some(cx.scratch.carve(each));
+        }
+        let mut steps: [Option<Step<'_>>; LANES] = Default::default();
+        for (step, (arena, buffer)) in steps.iter_mut().zip(arenas.iter().zip(&buffers)) {
+            let (Some(arena), Some(buffer), true) = (arena, buffer, at < range.end) else { continue };
+            let len = PIECE.min(range.end - at);
+            let piece = ends.piece(below.with_scratch(arena), &tally, at, buffer.segment(len as usize));
+            *step = Some(Step::Wait(arena.place_future(piece)));
+            at += len;
+        }
+        if let Err(error) = all(&mut steps).await {
+            let (side, offset) = tally.failed.get().expect("who fails says where");
+            return Err(Failure { side, offset, error });
+        }
+    }
+    Ok(Moved { written: tally.written.get(), zeroes: tally.zeroes.get() })
+}

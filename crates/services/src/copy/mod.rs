@@ -1,0 +1,261 @@
+//! Direct copies: from one volume to another, without a guest.
+//!
+//! ```text
+//!   step ─► what does the source know of the next blocks?
+//!     unused ─► so on the target, too? ─ no ─► zeroes there
+//!     used ───► both are plain files ─► the system copies (or shares) ─ cannot ─┐
+//!               else ──► on a shard: lanes of pieces, read ─ zeroes? ─ write ◄──┘
+//! ```
+//!
+//! Invariants:
+//! * What [`Copier::step`] has passed is on the target as the source had it at some moment of the step, and after
+//!   [`Copier::flush`] durably so.
+//! * Steps may be repeated: a copy that goes on from where it last was durable leaves nothing out.
+//! * Nothing that requests wait for is held, and no buffer of theirs.
+//!
+//! It takes no snapshot: what a guest writes while its volume is copied is on the target, or not. It keeps nothing; who uses it
+//! remembers how far it came.
+
+pub(crate) mod lanes;
+#[cfg(test)]
+mod tests;
+
+use std::{io, sync::Arc};
+
+use millrace_block::{BlockCount, BlockError, Extent, Lba, Operation, Request, Switch, TaskContext, Volume};
+use millrace_engine::EngineError;
+use thiserror::Error;
+
+use self::lanes::{Ends, Side};
+use crate::{
+    background::{LocalFuture, Spawner, on_shard, own_buffers},
+    legs,
+};
+
+/// Shorter holes are copied like data.
+const LEAST_HOLE: u64 = 64 << 10;
+/// Bytes of a hole that are erased on the target at once.
+const ERASED_AT_ONCE: u64 = 1 << 30;
+
+/// Why a copy does not go on.
+#[derive(Debug, Error)]
+pub enum CopyError {
+    /// The volumes do not fit each other.
+    #[error("{0}")]
+    Shape(String),
+    /// The source could not be read.
+    #[error("volume {volume} cannot be read at byte {offset}: {source}")]
+    Read {
+        /// The source.
+        volume: String,
+        /// Where, or a little later.
+        offset: u64,
+        /// What happened.
+        #[source]
+        source: BlockError,
+    },
+    /// The target could not be written.
+    #[error("volume {volume} cannot be written at byte {offset}: {source}")]
+    Write {
+        /// The target.
+        volume: String,
+        /// Where, or a little later.
+        offset: u64,
+        /// What happened.
+        #[source]
+        source: BlockError,
+    },
+    /// There are no buffers.
+    #[error("no memory to copy with: {0}")]
+    Memory(#[source] io::Error),
+    /// There is no shard to work on.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+/// What was copied, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Data that were moved.
+    pub moved: u64,
+    /// Data that the system has copied by itself, or shares.
+    pub offloaded: u64,
+    /// What holds nothing, or zeroes.
+    pub skipped: u64,
+}
+
+/// A copy from one volume to another, for a thread that may wait.
+pub struct Copier {
+    source: Arc<Switch>,
+    target: Arc<Switch>,
+    spawner: Arc<dyn Spawner>,
+    /// Bytes to copy.
+    bytes: u64,
+    /// The system may be asked to copy: it has not refused yet.
+    offload: bool,
+    copied: Copied,
+}
+
+/// Whether a volume can be copied to another; how many bytes that are.
+///
+/// # Errors
+/// [`CopyError::Shape`]: the target is smaller, has other blocks or is read-only.
+pub fn check(source: &dyn Volume, target: &dyn Volume) -> Result<u64, CopyError> {
+    let (from, to) = (source.geometry(), target.geometry());
+    let (source, target) = (source.name(), target.name());
+    let wrong = |what| Err(CopyError::Shape(what));
+    if to.read_only {
+        return wrong(format!("volume {target} is read-only"));
+    }
+    if from.block_size != to.block_size {
+        let (from, to) = (from.block_size.bytes(), to.block_size.bytes());
+        return wrong(format!("volume {source} has blocks of {from} bytes and volume {target} of {to}: they must be alike"));
+    }
+    if from.bytes() > to.bytes() {
+        let (from, to) = (from.bytes(), to.bytes());
+        return wrong(format!("volume {target} has {to} bytes, and volume {source} {from}: make the target as large first"));
+    }
+    Ok(from.bytes())
+}
+
+impl Copier {
+    /// A copy of all of `source` to the beginning of `target`.
+    ///
+    /// # Errors
+    /// As [`check`].
+    pub fn new(source: Arc<Switch>, target: Arc<Switch>, spawner: Arc<dyn Spawner>) -> Result<Self, CopyError> {
+        let bytes = check(&*source, &*target)?;
+        Ok(Self { source, target, spawner, bytes, offload: true, copied: Copied::default() })
+    }
+
+    /// How much there is to copy.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What the steps have done so far.
+    pub fn copied(&self) -> Copied {
+        self.copied
+    }
+
+    /// Copies about `most` bytes from byte `at` on, or a whole hole. Where it came to.
+    ///
+    /// # Errors
+    /// What failed; nothing is known then of what lies behind `at`.
+    pub fn step(&mut self, at: u64, most: u64) -> Result<u64, CopyError> {
+        let shape = |source: u64| {
+            let (volume, bytes) = (self.source.name(), self.bytes);
+            CopyError::Shape(format!("volume {volume} has {source} bytes now, and had {bytes} when the copy began"))
+        };
+        // It may have been resized or formatted since.
+        let now = check(&*self.source, &*self.target)?;
+        if now < self.bytes {
+            return Err(shape(now));
+        }
+        let known = bytes_of(&*self.source, at);
+        let left = self.bytes - at;
+        if let Some((len, true)) = known
+            && len >= LEAST_HOLE.min(left)
+        {
+            let len = len.min(left).min(ERASED_AT_ONCE);
+            self.clear(at, len)?;
+            self.copied.skipped += len;
+            return Ok(at + len);
+        }
+        let len = known.filter(|(_, unused)| !unused).map_or(most, |(len, _)| len.min(most)).min(left);
+        // A whole number of the largest blocks, if it is not the end.
+        let len = if len < left { (len >> 12 << 12).max(4096).min(left) } else { len };
+        match self.offloaded(at, len) {
+            Some(done) => {
+                self.copied.offloaded += done;
+                Ok(at + done)
+            }
+            None => self.carry(at, len).map(|()| at + len),
+        }
+    }
+
+    /// Makes what was copied durable.
+    ///
+    /// # Errors
+    /// The target failed.
+    pub fn flush(&self) -> Result<(), CopyError> {
+        self.on_target(0, |cx, target| Box::pin(async move { legs::flush(cx, &*target).await }))
+    }
+
+    /// Makes a range of the target read as zeroes.
+    fn clear(&self, at: u64, len: u64) -> Result<(), CopyError> {
+        if bytes_of(&*self.target, at).is_some_and(|(known, unused)| unused && known >= len) {
+            return Ok(());
+        }
+        self.on_target(at, move |cx, target| {
+            Box::pin(async move {
+                let shift = target.geometry().block_size.shift();
+                let operation = Operation::WriteZeroes { fua: false, deallocate: true };
+                let (lba, count) = (Lba(at >> shift), BlockCount(len >> shift));
+                let request = Request { operation, lba, count, segments: &[] };
+                target.submit(cx, request).await
+            })
+        })
+    }
+
+    /// Does something with the target on a shard.
+    fn on_target(
+        &self,
+        offset: u64,
+        work: impl for<'a> FnOnce(TaskContext<'a>, Arc<Switch>) -> LocalFuture<'a, Result<(), BlockError>> + Send + 'static,
+    ) -> Result<(), CopyError> {
+        let target = Arc::clone(&self.target);
+        let result = on_shard(&*self.spawner, move |cx| work(cx, target))?;
+        result.map_err(|source| CopyError::Write { volume: self.target.name().to_owned(), offset, source })
+    }
+
+    /// Has the system copy, where both volumes are plain files and it can.
+    fn offloaded(&mut self, at: u64, len: u64) -> Option<u64> {
+        if !self.offload {
+            return None;
+        }
+        let (source, target) = (self.source.root(), self.target.root());
+        let (from, to) = (source.as_file()?, target.as_file()?);
+        let block = u64::from(target.geometry().block_size.bytes());
+        let copied = match to.copy_from(from.fd(), at, len) {
+            Ok(copied) => copied / block * block,
+            Err(error) => {
+                let (source, target) = (self.source.name(), self.target.name());
+                tracing::debug!(source, target, %error, "the system does not copy from one to the other");
+                0
+            }
+        };
+        self.offload = copied > 0;
+        // What was inside is not up to date any more where it was exchanged meanwhile.
+        let still = Arc::ptr_eq(&source, &self.source.root()) && Arc::ptr_eq(&target, &self.target.root());
+        (copied > 0 && still).then_some(copied)
+    }
+
+    /// Reads and writes.
+    fn carry(&mut self, at: u64, len: u64) -> Result<(), CopyError> {
+        let (source, target) = (Arc::clone(&self.source), Arc::clone(&self.target));
+        let moved = on_shard(&*self.spawner, move |cx| {
+            Box::pin(async move {
+                let buffers = own_buffers().map_err(CopyError::Memory)?;
+                let ends = Ends { source: &*source, target: &*target, compare: false };
+                lanes::copy(cx.with_buffers(&buffers), ends, at..at + len).await.map_err(|failure| {
+                    let (offset, error) = (failure.offset, failure.error);
+                    match failure.side {
+                        Side::Source => CopyError::Read { volume: source.name().to_owned(), offset, source: error },
+                        Side::Target => CopyError::Write { volume: target.name().to_owned(), offset, source: error },
+                    }
+                })
+            })
+        })??;
+        self.copied.moved += moved.written;
+        self.copied.skipped += moved.zeroes;
+        Ok(())
+    }
+}
+
+/// What a volume knows of the bytes from `at` on: how many, and whether they are unused.
+fn bytes_of(volume: &dyn Volume, at: u64) -> Option<(u64, bool)> {
+    let shift = volume.geometry().block_size.shift();
+    let Extent { blocks, unused } = volume.extent(Lba(at >> shift))?;
+    Some((blocks.0 << shift, unused))
+}
