@@ -147,7 +147,31 @@ impl Daemon {
     /// The worker's process id, if one lives.
     pub fn worker(&self) -> Option<u32> {
         let keeper = self.pid();
-        fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?.split_whitespace().next()?.parse().ok()
+        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).ok()?;
+        // Beside it there may be cells, and one that is to take its place.
+        let is_worker = |pid: &u32| {
+            let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            words.split(|byte| *byte == 0).any(|word| word == b"worker")
+        };
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_worker)
+    }
+
+    /// Ends and starts it with other options.
+    pub fn restart_with(&mut self, options: &[&str]) {
+        self.options = options.iter().map(ToString::to_string).collect();
+        self.restart();
+    }
+
+    /// Starts it with options with which it cannot run, after [`stop`](Self::stop); what it says.
+    ///
+    /// # Panics
+    /// When it runs.
+    pub fn refuse_to_start(&mut self, options: &[&str]) -> String {
+        let mut command = Command::new(Self::binary());
+        command.args(["serve", "--state-dir"]).arg(self.path("state")).arg("--run-dir").arg(self.run_dir()).args(options);
+        let output = command.stdin(Stdio::null()).output().expect("starting the daemon");
+        assert!(!output.status.success(), "the daemon ran");
+        String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
     /// Ends the worker by a signal; the next one's process id, once it serves.

@@ -72,7 +72,12 @@ impl Load {
     }
 
     /// Ends it and checks that every byte it read was right; the commands it completed.
-    pub fn finish(mut self) -> u64 {
+    pub fn finish(self) -> u64 {
+        self.finish_with_longest().0
+    }
+
+    /// As [`finish`](Self::finish); with the longest time that a command took, in nanoseconds.
+    pub fn finish_with_longest(mut self) -> (u64, u64) {
         self.expect_running();
         daemon::signal(self.child(), Signal::INT);
         let output = self.0.take().expect("the load").wait_with_output().expect("the load's output");
@@ -82,7 +87,8 @@ impl Load {
             .unwrap_or_else(|error| panic!("{error} in {}", String::from_utf8_lossy(&output.stdout)));
         let commands = report["total"]["commands"].as_u64().expect("a number of commands");
         assert!(report["verify"]["checked_blocks"].as_u64().is_some_and(|blocks| blocks > 0), "nothing checked: {report}");
-        commands
+        let longest = ["read", "write"].iter().filter_map(|of| report[of]["latency_ns"]["max"].as_u64()).max();
+        (commands, longest.expect("a latency"))
     }
 
     /// Takes it away in the middle of its I/O.

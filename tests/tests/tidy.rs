@@ -198,14 +198,14 @@ fn rooms_import_only_what_lies_below() {
 #[test]
 fn the_keeper_stays_small() {
     let mut lines = 0;
-    for name in ["process", "score", "upgrade", "wire"] {
+    for name in ["process", "score", "upgrade", "cells", "wire"] {
         let text = std::fs::read_to_string(repository().join(format!("crates/keeper/src/{name}.rs"))).expect("the keeper");
         // What is imported is said again where it is used.
         let code = text.split_once("};\n\n").map_or(text.as_str(), |(_, code)| code);
         let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
         lines += code.lines().filter(is_code).count();
     }
-    assert!((200..620).contains(&lines), "the keeper has {lines} lines of code");
+    assert!((200..750).contains(&lines), "the keeper has {lines} lines of code");
 }
 
 #[test]

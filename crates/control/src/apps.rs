@@ -30,6 +30,7 @@ use tokio::{net::UnixListener, sync::Semaphore};
 use crate::{
     Name,
     api::Problem,
+    cells::Cells,
     dirs::{DirError, failed},
     error::{Class, ControlError},
     manager::{Asker, Manager, SESSIONS, SessionSpec},
@@ -107,7 +108,7 @@ pub(crate) fn bind(run_dir: &Path) -> Result<UnixListener, DirError> {
 }
 
 /// Answers until it is dropped.
-pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>) {
+pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: Option<Arc<Cells>>) {
     let heard = Arc::new(Semaphore::new(HEARD));
     loop {
         let Ok(permit) = Arc::clone(&heard).acquire_owned().await else { return };
@@ -119,14 +120,14 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>) {
                 continue;
             }
         };
-        let manager = Arc::clone(&manager);
+        let (manager, cells) = (Arc::clone(&manager), cells.clone());
         tokio::task::spawn_blocking(move || {
             let answered = stream.peer_cred().and_then(|peer| {
                 let stream = stream.into_std()?;
                 stream.set_nonblocking(false)?;
                 stream.set_read_timeout(Some(PATIENCE))?;
                 stream.set_write_timeout(Some(PATIENCE))?;
-                answer(&manager, Asker { uid: peer.uid() }, &stream)
+                answer(&manager, cells.as_deref(), Asker { uid: peer.uid() }, &stream)
             });
             if let Err(error) = answered {
                 tracing::debug!(%error, "an application left before its answer");
@@ -136,11 +137,11 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>) {
     }
 }
 
-fn answer(manager: &Manager, asker: Asker, stream: &UnixStream) -> io::Result<()> {
+fn answer(manager: &Manager, cells: Option<&Cells>, asker: Asker, stream: &UnixStream) -> io::Result<()> {
     let result = match request(stream)? {
         Ok(wanted) => {
             let spec = SessionSpec { volume: wanted.volume, read_only: wanted.read_only };
-            manager.open_session(asker, &spec).map_err(|error| refusal(&error))
+            manager.open_session(asker, &spec).map_err(|error| refusal(&in_cell(error, cells)))
         }
         Err(error) => {
             Err(Answer::Error { errno: Errno::INVAL.raw_os_error(), problem: Problem::bad_session(&error.to_string()) })
@@ -157,6 +158,15 @@ fn request(stream: &UnixStream) -> io::Result<Result<Wanted, serde_json::Error>>
     let mut line = Vec::new();
     BufReader::new(stream.take(REQUEST)).read_until(b'\n', &mut line)?;
     Ok(serde_json::from_slice(&line))
+}
+
+/// What this worker does not have, another one may. Who may not have it does not learn that.
+fn in_cell(error: ControlError, cells: Option<&Cells>) -> ControlError {
+    let ControlError::NoVolume { name } = &error else { return error };
+    match cells.and_then(|cells| cells.worker_of(name)) {
+        Some(worker) => ControlError::InCell { volume: name.clone(), worker },
+        None => error,
+    }
 }
 
 fn refusal(error: &ControlError) -> Answer {

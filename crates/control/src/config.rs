@@ -4,7 +4,7 @@
 //! the API stand beside it. A difference is an error, for either side may be the one that is meant.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     ops::Range,
     path::{Path, PathBuf},
@@ -121,6 +121,7 @@ pub(crate) struct DeclaredDevice {
     kind: DeviceKind,
     socket: Option<PathBuf>,
     shard: Option<usize>,
+    tenant: Option<Name>,
     /// Its namespaces, or a virtio disk's volume.
     pub(crate) attach: Vec<AttachSpec>,
 }
@@ -138,6 +139,8 @@ struct DeclaredForm {
     #[serde(default)]
     shard: Option<usize>,
     #[serde(default)]
+    tenant: Option<Name>,
+    #[serde(default)]
     attach: Vec<AttachSpec>,
 }
 
@@ -145,15 +148,15 @@ impl TryFrom<DeclaredForm> for DeclaredDevice {
     type Error = DeviceKindError;
 
     fn try_from(form: DeclaredForm) -> Result<Self, DeviceKindError> {
-        let DeclaredForm { name, nvme, virtio_blk, socket, shard, attach } = form;
-        Ok(Self { name, kind: DeviceKind::of(nvme, virtio_blk)?, socket, shard, attach })
+        let DeclaredForm { name, nvme, virtio_blk, socket, shard, tenant, attach } = form;
+        Ok(Self { name, kind: DeviceKind::of(nvme, virtio_blk)?, socket, shard, tenant, attach })
     }
 }
 
 impl DeclaredDevice {
     pub(crate) fn spec(&self) -> DeviceSpec {
-        let Self { name, kind, socket, shard, .. } = self.clone();
-        DeviceSpec { name, kind, socket, shard }
+        let Self { name, kind, socket, shard, tenant, .. } = self.clone();
+        DeviceSpec { name, kind, socket, shard, tenant }
     }
 }
 
@@ -179,6 +182,30 @@ pub enum PlacementMode {
     Disk,
 }
 
+/// Which devices have a worker of their own (docs/isolation.md).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IsolationMode {
+    /// None: one worker serves all.
+    #[default]
+    Shared,
+    /// Those of each tenant together.
+    Tenant,
+    /// Each.
+    Device,
+}
+
+impl IsolationMode {
+    /// The cell that a device belongs to; `None`: the daemon's own worker serves it.
+    pub(crate) fn cell_of(self, device: &DeviceSpec) -> Option<Name> {
+        match self {
+            Self::Shared => None,
+            Self::Tenant => device.tenant.clone(),
+            Self::Device => Some(device.name.clone()),
+        }
+    }
+}
+
 /// A configuration file, understood.
 #[derive(Clone, Debug)]
 pub struct Declared {
@@ -189,6 +216,10 @@ pub struct Declared {
     pub polling: Option<PollingMode>,
     /// Its setting of placement.
     pub placement: Option<PlacementMode>,
+    /// Its setting of isolation.
+    pub isolation: Option<IsolationMode>,
+    /// Its setting of the other workers' shards, as text for `millrace_engine::parse_shards`.
+    pub worker_shards: Option<String>,
     /// Users whose applications may open volumes.
     pub apps: Vec<AppUser>,
     pub(crate) volumes: Vec<Located<VolumeSpec>>,
@@ -204,6 +235,10 @@ struct File {
     polling: Option<PollingMode>,
     #[serde(default)]
     placement: Option<PlacementMode>,
+    #[serde(default)]
+    isolation: Option<IsolationMode>,
+    #[serde(default)]
+    worker_shards: Option<Spanned<String>>,
     #[serde(default)]
     app: Vec<AppUser>,
     #[serde(default)]
@@ -228,16 +263,19 @@ impl Declared {
         };
         let file: File = toml::from_str(text)
             .map_err(|error| wrong(error.span().unwrap_or_default(), error.message().replace('\n', ", ")))?;
-        if let Some(shards) = &file.shards
-            && let Err(error) = millrace_engine::parse_shards(shards.get_ref())
-        {
-            return Err(wrong(shards.span(), format!("shards: {error}")));
+        for (key, shards) in [("shards", &file.shards), ("worker_shards", &file.worker_shards)] {
+            let Some(shards) = shards else { continue };
+            if let Err(error) = millrace_engine::parse_shards(shards.get_ref()) {
+                return Err(wrong(shards.span(), format!("{key}: {error}")));
+            }
         }
         let mut declared = Self {
             path: path.to_owned(),
             shards: file.shards.map(Spanned::into_inner),
             polling: file.polling,
             placement: file.placement,
+            isolation: file.isolation,
+            worker_shards: file.worker_shards.map(Spanned::into_inner),
             apps: file.app,
             volumes: file.volume.into_iter().map(|volume| locate(text, volume)).collect(),
             devices: file.device.into_iter().map(|device| locate(text, device)).collect(),
@@ -290,6 +328,14 @@ impl Declared {
             }
         }
         Ok(())
+    }
+
+    /// The file as far as it declares these.
+    pub(crate) fn part(&self, volumes: &BTreeSet<Name>, devices: &BTreeSet<Name>) -> Self {
+        let mut part = self.clone();
+        part.volumes.retain(|volume| volumes.contains(&volume.value.name));
+        part.devices.retain(|device| devices.contains(&device.value.name));
+        part
     }
 
     /// An object of the file could not be made.
@@ -363,6 +409,10 @@ fn device_difference(declared: &DeclaredDevice, record: &DeviceRecord) -> Option
     }
     if spec.socket != stored.socket {
         return Some(format!("socket is {:?} in the file and {:?} in the state", spec.socket, stored.socket));
+    }
+    if spec.tenant != stored.tenant {
+        let text = |tenant: &Option<Name>| tenant.as_ref().map_or("nobody".to_owned(), Name::to_string);
+        return Some(format!("tenant is {} in the file and {} in the state", text(&spec.tenant), text(&stored.tenant)));
     }
     if spec.shard != stored.shard {
         return Some(format!("shard is {:?} in the file and {:?} in the state", spec.shard, stored.shard));

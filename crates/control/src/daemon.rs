@@ -23,8 +23,9 @@ use tokio::{
 };
 
 use crate::{
-    api, apps,
-    config::{ConfigError, Declared, PlacementMode, PollingMode},
+    Name, api, apps,
+    cells::{self, ArrangeError, Arranged, BeginError, Cells},
+    config::{ConfigError, Declared, IsolationMode, PlacementMode, PollingMode},
     dirs::{DirError, RunDir, failed, make_private},
     error::ControlError,
     manager::{DeviceView, Manager, RestoreError, Settings},
@@ -51,6 +52,35 @@ pub struct ServeOptions {
     pub polling: Option<PollingMode>,
     /// How devices are spread.
     pub placement: Option<PlacementMode>,
+    /// Which devices have a worker of their own.
+    pub isolation: Option<IsolationMode>,
+    /// The shards of these workers.
+    pub worker_shards: Option<String>,
+    /// The cell that this worker serves; `None`: it is the daemon's own.
+    pub cell: Option<Name>,
+}
+
+impl ServeOptions {
+    /// The folder of this worker's own in one of the daemon's.
+    fn folder(&self, base: &Path) -> PathBuf {
+        self.cell.as_ref().map_or_else(|| base.to_owned(), |cell| cells::folder(base, cell))
+    }
+
+    fn shards(&self, file: Option<&Declared>) -> Result<Vec<ShardConfig>, ShardsError> {
+        let (own, files) = match &self.cell {
+            None => (&self.shards, file.and_then(|file| file.shards.as_deref())),
+            Some(_) => (&self.worker_shards, file.and_then(|file| file.worker_shards.as_deref())),
+        };
+        let polling = self.polling.or_else(|| file.and_then(|file| file.polling)).unwrap_or_default();
+        shard_configs(own.as_deref().or(files).unwrap_or("1"), polling)
+    }
+
+    fn placement(&self, file: Option<&Declared>) -> Placement {
+        match self.placement.or_else(|| file.and_then(|file| file.placement)).unwrap_or_default() {
+            PlacementMode::Device => Placement::Device,
+            PlacementMode::Disk => Placement::Disk,
+        }
+    }
 }
 
 /// One disk in the foreground, without any state.
@@ -85,6 +115,12 @@ pub enum DaemonError {
     /// The stored state cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Devices cannot be spread over workers as it is asked for.
+    #[error(transparent)]
+    Arrange(#[from] ArrangeError),
+    /// A worker of its own is not there for what was declared for it.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
     /// What is stored cannot be brought back.
     #[error(transparent)]
     Restore(#[from] RestoreError),
@@ -129,49 +165,56 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
     // Everything that can be wrong without touching anything comes first, and what takes time: in an upgrade, guests do not wait for it.
     let declared = options.config.as_deref().map(Declared::read).transpose();
     let from_file = declared.as_ref().ok().and_then(Option::as_ref);
-    let shards = options.shards.as_deref().or_else(|| from_file.and_then(|declared| declared.shards.as_deref()));
-    let polling = options.polling.or_else(|| from_file.and_then(|declared| declared.polling)).unwrap_or_default();
-    let placement = options.placement.or_else(|| from_file.and_then(|declared| declared.placement)).unwrap_or_default();
+    let isolation = options.isolation.or_else(|| from_file.and_then(|declared| declared.isolation)).unwrap_or_default();
+    let (placement, shards) = (options.placement(from_file), options.shards(from_file)?);
     let apps = from_file.map(|declared| declared.apps.clone()).unwrap_or_default();
-    let shards = shard_configs(shards.unwrap_or("1"), polling)?;
     raise_file_limit();
     let runtime = runtime()?;
     let engine = Engine::start(shards)?;
     let keeper = Arc::new(Link::begin(link, &layouts())?);
     let predecessor = keeper.predecessor();
-    let declared = match declared {
-        // What it once declared is stored; guests do not wait for a file that is being edited.
-        Err(error) if predecessor.is_some() => {
-            tracing::error!(%error, "the configuration file is left aside");
-            None
-        }
-        other => other?,
-    };
-    let run_dir = RunDir::take(&options.run_dir, Some(&keeper))?;
-    make_private(&options.state_dir)?;
-    let store = Store::open(&options.state_dir)?;
+    let declared = if_usable(declared, predecessor)?.filter(|_| predecessor.is_none() && options.cell.is_none());
+    // The other's word is heard only after this one's, that it serves.
+    let on_trial = keeper.is_on_trial();
+    let (run_path, state_path) = (options.folder(&options.run_dir), options.folder(&options.state_dir));
+    let run_dir = RunDir::take(&run_path, Some(&keeper))?;
+    make_private(&state_path)?;
+    let (store, arranged) = open_state(options, isolation, Store::open(&state_path)?, predecessor, declared.as_ref())?;
+    let declared = declared.map(|declared| arranged.own_part(&declared));
+    for cell in &arranged.cells {
+        keeper.start_cell(cell.as_str())?;
+    }
     let settings = Settings {
         run_dir: absolute(&options.run_dir)?,
-        state_dir: Some(absolute(&options.state_dir)?),
-        placement: match placement {
-            PlacementMode::Device => Placement::Device,
-            PlacementMode::Disk => Placement::Disk,
-        },
+        state_dir: Some(absolute(&state_path)?),
+        placement,
         keeper: Some(Arc::clone(&keeper)),
+        cell: options.cell.clone(),
         apps,
     };
     let kept = keeper.take(Key::of_daemon(Kind::API));
     let socket = run_dir.api_socket(kept.is_some())?;
-    let manager = Manager::start(settings, store, engine, declared.as_ref().filter(|_| predecessor.is_none()))?;
+    let manager = Manager::start(settings, store, engine, declared.as_ref())?;
     log_predecessor(predecessor);
+    let has_cells = options.cell.is_none() && (isolation != IsolationMode::Shared || !arranged.cells.is_empty());
+    let folders = || (options.run_dir.clone(), options.state_dir.clone());
+    let cells = has_cells.then(|| Cells::new(isolation, folders(), &keeper, &manager, &arranged.cells));
     let result = run(runtime, async || {
         let listener = match kept {
             Some(held) => taken_listener(held.fd)?,
             None => bind(&socket, &keeper)?,
         };
-        let apps = tokio::spawn(apps::serve(apps::bind(&options.run_dir)?, Arc::clone(&manager)));
-        let result = api_until_told(listener, &manager, &keeper).await;
-        apps.abort();
+        let apps = match &options.cell {
+            Some(_) => None,
+            None => Some(tokio::spawn(apps::serve(apps::bind(&options.run_dir)?, Arc::clone(&manager), cells.clone()))),
+        };
+        match &cells {
+            Some(cells) if predecessor.is_none() => cells.begin(&arranged).await?,
+            Some(cells) => drop(tokio::spawn(Arc::clone(cells).go_on(on_trial))),
+            None => {}
+        }
+        let result = api_until_told(listener, options, (&manager, cells.as_ref()), &keeper).await;
+        apps.inspect(tokio::task::JoinHandle::abort);
         result
     });
     if matches!(result, Ok(End::LetGo)) {
@@ -180,14 +223,50 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
         return Ok(());
     }
     manager.shutdown();
-    for socket in [socket, options.run_dir.join(apps::APPS_SOCKET)] {
-        if let Err(error) = fs::remove_file(&socket)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %socket.display(), %error, "a socket stays behind");
-        }
-    }
+    put_away(&socket);
+    put_away(&run_path.join(apps::APPS_SOCKET));
     result.map(|_| ())
+}
+
+/// The configuration file, if there is one. What it once declared is stored; guests do not wait for a file that is being edited.
+fn if_usable(
+    declared: Result<Option<Declared>, ConfigError>,
+    predecessor: Option<Predecessor>,
+) -> Result<Option<Declared>, ConfigError> {
+    match declared {
+        Err(error) if predecessor.is_some() => {
+            tracing::error!(%error, "the configuration file is left aside");
+            Ok(None)
+        }
+        other => other,
+    }
+}
+
+/// Removes a socket that nobody listens to any more.
+fn put_away(socket: &Path) {
+    if let Err(error) = fs::remove_file(socket)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(path = %socket.display(), %error, "a socket stays behind");
+    }
+}
+
+/// The daemon's state, and which cells it has. When the daemon starts, everything is put where it belongs first.
+fn open_state(
+    options: &ServeOptions,
+    isolation: IsolationMode,
+    own: Store,
+    predecessor: Option<Predecessor>,
+    declared: Option<&Declared>,
+) -> Result<(Store, Arranged), DaemonError> {
+    if options.cell.is_some() {
+        return Ok((own, Arranged::default()));
+    }
+    if predecessor.is_none() {
+        return Ok(cells::arrange(own, &options.state_dir, isolation, declared)?);
+    }
+    let cells = cells::stored(&options.state_dir).map_err(failed(&options.state_dir.join(cells::DIR), "list it"))?;
+    Ok((own, Arranged::of(cells)))
 }
 
 fn log_predecessor(predecessor: Option<Predecessor>) {
@@ -208,6 +287,7 @@ pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Res
         state_dir: None,
         placement: Placement::Device,
         keeper: None,
+        cell: None,
         apps: Vec::new(),
     };
     let engine = Engine::start(shard_configs("1", disk.polling)?)?;
@@ -268,10 +348,22 @@ fn run<F: Future<Output = Result<End, DaemonError>>>(
     result
 }
 
-async fn api_until_told(listener: UnixListener, manager: &Arc<Manager>, keeper: &Arc<Link>) -> Result<End, DaemonError> {
-    let told = told_to_end(keeper, manager)?;
+async fn api_until_told(
+    listener: UnixListener,
+    options: &ServeOptions,
+    (manager, cells): (&Arc<Manager>, Option<&Arc<Cells>>),
+    keeper: &Arc<Link>,
+) -> Result<End, DaemonError> {
+    let told = told_to_end(keeper, manager, cells)?;
     let (stop, stopping) = oneshot::channel::<()>();
-    let server = axum::serve(listener, api::router(Arc::clone(manager)));
+    let mut router = api::router(Arc::clone(manager));
+    if options.cell.is_some() {
+        router = router.merge(cells::door(manager, options.config.clone()));
+    }
+    if let Some(cells) = cells {
+        router = cells::front(router, cells);
+    }
+    let server = axum::serve(listener, router);
     let server = server.with_graceful_shutdown(async {
         // The sender gone means the same.
         let _ = stopping.await;
@@ -315,13 +407,18 @@ fn taken_listener(socket: OwnedFd) -> Result<UnixListener, DaemonError> {
 }
 
 /// Finished when the keeper tells the process to end.
-fn told_to_end(keeper: &Arc<Link>, manager: &Arc<Manager>) -> Result<impl Future<Output = End>, DaemonError> {
+fn told_to_end(
+    keeper: &Arc<Link>,
+    manager: &Arc<Manager>,
+    cells: Option<&Arc<Cells>>,
+) -> Result<impl Future<Output = End> + use<>, DaemonError> {
     // What is sent to all processes of a service or a terminal is the keeper's to understand.
     drop(signalled()?);
     let (keeper, manager) = (Arc::clone(keeper), Arc::clone(manager));
+    let cells = cells.map(|cells| (Arc::clone(cells), runtime::Handle::current()));
     let (tell, told) = oneshot::channel();
     let wait = move || {
-        let _ = tell.send(hear(&keeper, &manager));
+        let _ = tell.send(hear(&keeper, &manager, cells.as_ref()));
     };
     let spawned = std::thread::Builder::new().name("millrace-stop".to_owned()).spawn(wait);
     spawned.map_err(|source| DaemonError::Io { what: "no thread for the keeper's word", source })?;
@@ -330,11 +427,14 @@ fn told_to_end(keeper: &Arc<Link>, manager: &Arc<Manager>) -> Result<impl Future
 }
 
 /// Does what the keeper says, until it says to end.
-fn hear(keeper: &Link, manager: &Manager) -> End {
+fn hear(keeper: &Link, manager: &Arc<Manager>, cells: Option<&(Arc<Cells>, runtime::Handle)>) -> End {
     loop {
         match keeper.listen() {
             Word::Stop => return End::Stop,
-            Word::Upgraded(upgraded) => manager.note_upgraded(&upgraded),
+            Word::Upgraded(upgraded) => match cells {
+                Some((cells, runtime)) => drop(runtime.spawn(Arc::clone(cells).note_upgraded(upgraded))),
+                None => manager.note_upgraded(&upgraded),
+            },
             Word::Settled => manager.end_trial(),
             Word::LetGo(theirs) => match manager.let_go(&theirs) {
                 Ok(()) => return End::LetGo,

@@ -166,6 +166,12 @@ impl RunDir {
     }
 }
 
+/// Whether a daemon, or a cell of one, uses a run directory.
+pub(crate) fn is_locked(path: &Path) -> bool {
+    let Ok(lock) = fs::File::open(path.join(LOCK)) else { return false };
+    matches!(rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK))
+}
+
 /// Makes a directory that only its owner enters; one that is there stays as it is.
 pub(crate) fn make_private(path: &Path) -> Result<(), DirError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path, "create the directory"))

@@ -329,6 +329,22 @@ pub enum ControlError {
         #[source]
         source: std::io::Error,
     },
+    /// The volume stays with its worker.
+    #[error("volume {volume} cannot go to another worker: {why}")]
+    NotMovable {
+        /// The volume.
+        volume: Name,
+        /// Who needs it there.
+        why: String,
+    },
+    /// Another worker has the volume, and applications are served by the first.
+    #[error("volume {volume} is served by worker {worker}, and programs are served by the daemon's own only")]
+    InCell {
+        /// The volume.
+        volume: String,
+        /// The worker.
+        worker: String,
+    },
     /// The daemon is on its way out.
     #[error("the daemon is stopping")]
     Stopping,
@@ -389,6 +405,8 @@ impl ControlError {
             | Self::DiskTaken { .. }
             | Self::OtherKind { .. }
             | Self::Upgrading
+            | Self::NotMovable { .. }
+            | Self::InCell { .. }
             | Self::Disk(virtio_blk::DeviceError::OtherKind { .. })
             | Self::Volume(VolumeError::InUse { .. })
             | Self::Socket { source: ListenerError::InUse { .. } | ListenerError::NotASocket { .. }, .. } => Class::Conflict,
@@ -459,6 +477,8 @@ impl ControlError {
             Self::Upgrading => "upgrading",
             Self::NoUpgrade => "no-upgrade",
             Self::SavedState { .. } => "saved-state",
+            Self::NotMovable { .. } => "not-movable",
+            Self::InCell { .. } => "other-worker",
             Self::Stopping => "stopping",
         }
     }
@@ -503,6 +523,11 @@ impl ControlError {
             Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),
             Self::NotAllowed { .. } => "the daemon's configuration says who may: [[app]] (docs/fastpath.md)".to_owned(),
             Self::TooManySessions { .. } => "close one, or let the configuration allow more: [[app]]".to_owned(),
+            Self::NotMovable { .. } => {
+                "devices that share volumes need one worker: one tenant under \"serve --isolation tenant\", or \"--isolation shared\""
+                    .to_owned()
+            }
+            Self::InCell { .. } => "detach it and delete its device, or serve with --isolation shared".to_owned(),
             Self::SessionLost { .. }
             | Self::Upgrade { .. }
             | Self::NoUpgrade

@@ -21,6 +21,7 @@
 
 mod api;
 mod apps;
+mod cells;
 mod config;
 mod daemon;
 mod devices;
@@ -37,13 +38,13 @@ mod usage;
 
 pub use api::{Problem, openapi};
 pub use apps::{APPS_SOCKET, AppUser};
-pub use config::{ConfigError, Declared, PlacementMode, PollingMode};
+pub use config::{ConfigError, Declared, IsolationMode, PlacementMode, PollingMode};
 pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
 pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
 pub use error::{Class, ControlError};
 pub use manager::{
     CopyView, DeviceCounters, DeviceView, HistoryEntry, Manager, NamespaceView, RestoreError, ShardView, State, Status,
-    UserView, VolumeView,
+    UserView, VolumeView, WorkerName, WorkerView,
 };
 pub use model::{
     AttachSpec, Backend, CopyChange, CopySpec, CopyState, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, LogicalBlock,

@@ -189,6 +189,8 @@ pub struct DeviceSpec {
     pub socket: Option<PathBuf>,
     /// The shard it lives on; the placement policy decides when left out.
     pub shard: Option<usize>,
+    /// Whose it is.
+    pub tenant: Option<Name>,
 }
 
 /// What a device is to its guest, with the properties of its kind.
@@ -221,6 +223,10 @@ pub(crate) struct DeviceForm {
     /// The shard it lives on; the placement policy decides when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shard: Option<usize>,
+    /// Whose it is: a tenant's devices may have a worker of their own (docs/isolation.md).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "acme")]
+    tenant: Option<Name>,
 }
 
 /// A device that is nothing, or two things.
@@ -268,19 +274,19 @@ impl TryFrom<DeviceForm> for DeviceSpec {
     type Error = DeviceKindError;
 
     fn try_from(form: DeviceForm) -> Result<Self, DeviceKindError> {
-        let DeviceForm { name, nvme, virtio_blk, socket, shard } = form;
-        Ok(Self { name, kind: DeviceKind::of(nvme, virtio_blk)?, socket, shard })
+        let DeviceForm { name, nvme, virtio_blk, socket, shard, tenant } = form;
+        Ok(Self { name, kind: DeviceKind::of(nvme, virtio_blk)?, socket, shard, tenant })
     }
 }
 
 impl From<DeviceSpec> for DeviceForm {
     fn from(spec: DeviceSpec) -> Self {
-        let DeviceSpec { name, kind, socket, shard } = spec;
+        let DeviceSpec { name, kind, socket, shard, tenant } = spec;
         let (nvme, virtio_blk) = match kind {
             DeviceKind::Nvme(nvme) => (Some(nvme), None),
             DeviceKind::VirtioBlk(disk) => (None, Some(disk)),
         };
-        Self { name, nvme, virtio_blk, socket, shard }
+        Self { name, nvme, virtio_blk, socket, shard, tenant }
     }
 }
 

@@ -69,6 +69,10 @@ impl UpgradeView {
         Self { id: id.to_string(), state: UpgradeState::Running, reason: None, pause_micros: None }
     }
 
+    pub(crate) fn failed(id: Uuid, reason: String) -> Self {
+        Self { id: id.to_string(), state: UpgradeState::Failed, reason: Some(reason), pause_micros: None }
+    }
+
     /// As the keeper tells. `refusal` is why this worker did not let go.
     pub(crate) fn ended(upgraded: &Upgraded, refusal: Option<String>) -> Self {
         let id = Uuid::from_bytes(upgraded.id).to_string();

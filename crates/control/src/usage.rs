@@ -8,7 +8,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -20,7 +20,7 @@ use millrace_services::meter::Reading;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::Name;
+use crate::{Name, cells};
 
 #[cfg(test)]
 mod tests;
@@ -202,29 +202,43 @@ impl Account {
 
     /// Sums up a part of the account.
     pub(crate) fn sums(&self, question: &UsageQuestion) -> io::Result<Vec<UsageRow>> {
-        let file = match self.path.as_ref().map(File::open) {
-            None => return Ok(Vec::new()),
-            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Some(file) => file?,
-        };
         let mut rows: BTreeMap<String, UsageRow> = BTreeMap::new();
-        let (mut reader, mut bytes) = (BufReader::new(file), Vec::new());
-        while reader.read_until(b'\n', &mut bytes)? > 0 {
-            let line = std::str::from_utf8(&bytes).ok().and_then(decode);
-            bytes.clear();
-            let Some(line) = line else { continue };
-            if question.from.is_some_and(|from| line.time < from) || question.to.is_some_and(|to| line.time > to) {
-                continue;
+        for path in self.path.iter().chain(&cells_accounts(self.path.as_deref())?) {
+            match File::open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                file => add_file(&mut rows, file?, question)?,
             }
-            let name = match question.by {
-                UsageBy::Volume => line.volume.to_string(),
-                UsageBy::Tenant => line.counted.tenant.clone(),
-                UsageBy::Device => line.device.as_ref().map(Name::to_string).unwrap_or_default(),
-            };
-            rows.entry(name.clone()).or_insert_with(|| UsageRow { name, ..UsageRow::default() }).add(&line);
         }
         Ok(rows.into_values().collect())
     }
+}
+
+/// The accounts of the cells of a daemon with this account, those that are no more as well.
+fn cells_accounts(own: Option<&Path>) -> io::Result<Vec<PathBuf>> {
+    let Some(cells) = own.and_then(Path::parent).map(|directory| directory.join(cells::DIR)) else { return Ok(Vec::new()) };
+    match fs::read_dir(cells) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.map(|entry| Ok(entry?.path().join(FILE))).collect(),
+    }
+}
+
+fn add_file(rows: &mut BTreeMap<String, UsageRow>, file: File, question: &UsageQuestion) -> io::Result<()> {
+    let (mut reader, mut bytes) = (BufReader::new(file), Vec::new());
+    while reader.read_until(b'\n', &mut bytes)? > 0 {
+        let line = std::str::from_utf8(&bytes).ok().and_then(decode);
+        bytes.clear();
+        let Some(line) = line else { continue };
+        if question.from.is_some_and(|from| line.time < from) || question.to.is_some_and(|to| line.time > to) {
+            continue;
+        }
+        let name = match question.by {
+            UsageBy::Volume => line.volume.to_string(),
+            UsageBy::Tenant => line.counted.tenant.clone(),
+            UsageBy::Device => line.device.as_ref().map(Name::to_string).unwrap_or_default(),
+        };
+        rows.entry(name.clone()).or_insert_with(|| UsageRow { name, ..UsageRow::default() }).add(&line);
+    }
+    Ok(())
 }
 
 impl UsageRow {

@@ -11,6 +11,8 @@
 //!               └── reply bytes, not looked at ──► client's socket ──► requests, peeked until they are answered
 //! ```
 //!
+//! Beside its worker it runs [cells]: keepers with workers of their own, which share nothing with this one.
+//!
 //! In an [upgrade] a worker of another binary is started beside the old one, and gets all this when it is warm.
 //!
 //! The worker puts every descriptor here that must outlive it: listening sockets, its clients' connections, their memory and
@@ -27,6 +29,7 @@
 //!
 //! It does not decide what can be taken over: the worker does, which may let go of everything and begin anew.
 
+mod cells;
 mod key;
 mod layout;
 mod link;

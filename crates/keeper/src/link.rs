@@ -317,6 +317,21 @@ impl Link {
         self.say(message, &[binary.as_os_str().as_bytes(), &[], &[]], &[])
     }
 
+    /// Ends this worker's trial before its time: nobody goes back to the one before.
+    pub fn settle(&self) -> Result<(), LinkError> {
+        self.say(Message::plain(What::SETTLE), &[&[]; 3], &[])
+    }
+
+    /// Has the keeper run a cell of this name, from now on. One that runs already goes on.
+    pub fn start_cell(&self, name: &str) -> Result<(), LinkError> {
+        self.say(Message::plain(What::START_CELL), &[name.as_bytes(), &[], &[]], &[])
+    }
+
+    /// Has the keeper end a cell in order, and not start it again.
+    pub fn stop_cell(&self, name: &str) -> Result<(), LinkError> {
+        self.say(Message::plain(What::STOP_CELL), &[name.as_bytes(), &[], &[]], &[])
+    }
+
     /// Does not let go.
     pub fn refuse(&self) -> Result<(), LinkError> {
         self.say(Message::plain(What::REFUSE), &[&[]; 3], &[])

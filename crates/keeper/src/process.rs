@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::{OsStr, OsString},
     io::{self, IoSlice},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
-        unix::process::ExitStatusExt,
+        unix::{ffi::OsStrExt, process::ExitStatusExt},
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -24,6 +25,7 @@ use thiserror::Error;
 
 use crate::{
     Key, Kind, MAX_HELD, MAX_HELD_BY_OWNER, MAX_REPLY,
+    cells::Cell,
     link::{BEGIN_AGAIN, ON_TRIAL},
     score,
     upgrade::{Next, Trial},
@@ -31,11 +33,11 @@ use crate::{
 };
 
 /// A worker that served this long has not failed to start.
-const SETTLED: Duration = Duration::from_secs(1);
+pub(crate) const SETTLED: Duration = Duration::from_secs(1);
 /// Failures in a row after which restarts are put off, the first wait, and the longest.
 const PATIENCE: u32 = 3;
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+pub(crate) const FIRST_WAIT: Duration = Duration::from_millis(50);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How long a worker may leave what it is handed lying.
 const HAND_LIMIT: Duration = Duration::from_secs(4);
 
@@ -83,10 +85,17 @@ pub(crate) struct Worker {
     pub(crate) layouts: Box<[u8]>,
 }
 
+/// Makes the command that starts a cell of this name from the binary at a path.
+type CellCommand<'a> = Box<dyn Fn(&Path, &OsStr) -> Command + 'a>;
+
 /// See the crate's page.
 pub struct Keeper<'a> {
     /// Makes the command that starts a worker from the binary at a path.
     pub(crate) command: Box<dyn Fn(&Path) -> Command + 'a>,
+    /// A cell is a keeper with a worker of its own.
+    pub(crate) cell: CellCommand<'a>,
+    /// The cells that are to run, and those that have not ended yet.
+    pub(crate) cells: BTreeMap<OsString, Cell>,
     /// Folders whose programs may take over: a worker, whatever has become of it, must not be able to write there.
     pub(crate) places: Vec<PathBuf>,
     /// Told when guests are served for the first time.
@@ -102,7 +111,7 @@ pub struct Keeper<'a> {
     pub(crate) upgraded: Option<Message>,
     signals: OwnedFd,
     /// What the kernel's memory killer is told of workers.
-    score: Option<i32>,
+    pub(crate) score: Option<i32>,
     buffer: Box<[u8]>,
     pub(crate) stopping: bool,
     /// Workers that did not settle, in a row.
@@ -114,9 +123,11 @@ pub struct Keeper<'a> {
 impl<'a> Keeper<'a> {
     /// Takes over SIGTERM and SIGINT of this process, which may have no other threads yet. `command` makes what starts a worker from
     /// the binary at a path; its standard input becomes the link. `started` is called when guests are served for the first time.
-    /// `places` are folders, by their real paths, whose programs may take over, beside that of this program.
+    /// `places` are folders, by their real paths, whose programs may take over, beside that of this program. `cell` makes what starts a
+    /// keeper with a worker of its own, by its name.
     pub fn new(
         command: impl Fn(&Path) -> Command + 'a,
+        cell: impl Fn(&Path, &OsStr) -> Command + 'a,
         started: impl FnOnce() + 'a,
         mut places: Vec<PathBuf>,
     ) -> Result<Self, KeeperError> {
@@ -127,6 +138,8 @@ impl<'a> Keeper<'a> {
         places.extend(place_of(&binary).map_err(failed("find its own binary"))?);
         Ok(Self {
             command: Box::new(command),
+            cell: Box::new(cell),
+            cells: BTreeMap::new(),
             places,
             started: Some(Box::new(started)),
             held: BTreeMap::new(),
@@ -145,6 +158,12 @@ impl<'a> Keeper<'a> {
 
     /// Keeps a worker running until told to stop.
     pub fn run(mut self) -> Result<Outcome, KeeperError> {
+        let outcome = self.keep_worker();
+        self.end_cells();
+        outcome
+    }
+
+    fn keep_worker(&mut self) -> Result<Outcome, KeeperError> {
         let mut begin = Message::plain(What::BEGIN);
         let mut current = self.start(&self.binary)?;
         loop {
@@ -232,23 +251,28 @@ impl<'a> Keeper<'a> {
         loop {
             let watch = |silent: bool| if silent { PollFlags::empty() } else { PollFlags::IN };
             let next = self.next.as_ref().map(|next| &next.worker);
-            let mut fds = [
+            let mut fds = vec![
                 PollFd::new(&worker.end, PollFlags::IN),
                 PollFd::new(&self.signals, PollFlags::IN),
                 PollFd::new(&worker.socket, watch(worker.silent)),
                 PollFd::new(next.map_or(&self.signals, |next| &next.end), watch(next.is_none())),
                 PollFd::new(next.map_or(&self.signals, |next| &next.socket), watch(next.is_none_or(|next| next.silent))),
             ];
+            fds.extend(self.cells.values().filter_map(Cell::end).map(|end| PollFd::new(end, PollFlags::IN)));
             match poll(&mut fds, self.deadline(worker).map(until).as_ref()) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed("wait")(errno)),
             }
-            let [ended, signalled, said, next_ended, next_said] = fds.map(|fd| !fd.revents().is_empty());
+            let mut told = fds.iter().map(|fd| !fd.revents().is_empty());
+            let [ended, signalled, said, next_ended, next_said] = [(); 5].map(|()| told.next().unwrap_or(false));
+            drop(told);
+            drop(fds);
             if signalled {
                 self.take_signal();
                 self.stopping = true;
                 self.give_up_next();
+                self.stop_cells();
                 let _ = wire::send(worker.socket.as_fd(), Message::plain(What::STOP), &[&[]; 3], &[]);
             }
             if next_said || next_ended {
@@ -262,6 +286,7 @@ impl<'a> Keeper<'a> {
                 return Ok(());
             }
             self.keep_time(worker);
+            self.keep_cells();
         }
     }
 
@@ -293,6 +318,9 @@ impl<'a> Keeper<'a> {
                         What::WARM => worker.layouts = received.data.into(),
                         What::UPGRADE => self.upgrade(worker, message, received.data),
                         What::REFUSE => self.refused(worker),
+                        What::SETTLE => self.settle(worker),
+                        What::START_CELL => self.start_cell(OsStr::from_bytes(received.data)),
+                        What::STOP_CELL => self.stop_cell(OsStr::from_bytes(received.data)),
                         _ => {}
                     }
                 }

@@ -136,7 +136,7 @@ impl Keeper<'_> {
     pub(crate) fn deadline(&self, worker: &Worker) -> Option<Instant> {
         let next = self.next.as_ref().map(|next| next.deadline);
         let trial = self.trial.as_ref().filter(|trial| worker.ready.is_some() || !trial.late).map(|trial| trial.deadline);
-        next.into_iter().chain(trial).min()
+        next.into_iter().chain(trial).chain(self.next_cell()).min()
     }
 
     /// Does what is due.
@@ -156,9 +156,14 @@ impl Keeper<'_> {
             trial.late = true;
             let _ = worker.child.kill();
         } else {
-            self.trial = None;
-            let _ = wire::tell(worker.socket.as_fd(), Message::plain(What::SETTLED), &[]);
+            self.settle(worker);
         }
+    }
+
+    /// The new binary has proved itself.
+    pub(crate) fn settle(&mut self, worker: &Worker) {
+        self.trial = None;
+        let _ = wire::tell(worker.socket.as_fd(), Message::plain(What::SETTLED), &[]);
     }
 
     /// The worker serves.

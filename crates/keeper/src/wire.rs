@@ -58,6 +58,12 @@ impl What {
     pub(crate) const UPGRADED: Self = Self(12);
     /// To the worker: it is on trial no longer, nobody goes back to the one before.
     pub(crate) const SETTLED: Self = Self(13);
+    /// To the keeper: the trial is over, whatever time it had left.
+    pub(crate) const SETTLE: Self = Self(14);
+    /// To the keeper: the cell whose name follows is to run.
+    pub(crate) const START_CELL: Self = Self(15);
+    /// To the keeper: that one is not to run any more.
+    pub(crate) const STOP_CELL: Self = Self(16);
 }
 
 /// A message without its descriptors.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
-    Backend, DeviceKind, Doorbells, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, UsageBy, Uuid,
-    VirtioBlkSpec, default_run_dir, default_state_dir,
+    Backend, DeviceKind, Doorbells, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, UsageBy,
+    Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
 };
 
 use millrace_services::Node;
@@ -109,6 +109,15 @@ pub(crate) struct ServeArgs {
     /// How devices are spread over shards [default: device]
     #[arg(long, value_enum)]
     placement: Option<PlacementArg>,
+    /// Which devices have a worker of their own, so that what their guests do to it is nobody else's trouble [default: shared]
+    #[arg(long, value_enum)]
+    isolation: Option<IsolationArg>,
+    /// Poll threads of each worker beside the first, as --shards says them [default: 1]
+    #[arg(long, value_name = "LIST")]
+    pub(crate) worker_shards: Option<String>,
+    /// The cell whose keeper or worker this is
+    #[arg(long, value_name = "NAME", hide = true)]
+    pub(crate) cell: Option<Name>,
     /// A directory whose programs "upgrade" may put in this one's place, beside the one of this program; may be repeated
     #[arg(long, value_name = "DIR")]
     pub(crate) upgrade_from: Vec<PathBuf>,
@@ -129,6 +138,14 @@ impl ServeArgs {
         self.placement.map(|placement| match placement {
             PlacementArg::Device => PlacementMode::Device,
             PlacementArg::Disk => PlacementMode::Disk,
+        })
+    }
+
+    pub(crate) fn isolation(&self) -> Option<IsolationMode> {
+        self.isolation.map(|isolation| match isolation {
+            IsolationArg::Shared => IsolationMode::Shared,
+            IsolationArg::Tenant => IsolationMode::Tenant,
+            IsolationArg::Device => IsolationMode::Device,
         })
     }
 }
@@ -187,6 +204,16 @@ pub(crate) enum PlacementArg {
     Device,
     /// Devices of one disk to one shard
     Disk,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IsolationArg {
+    /// None: one worker serves all
+    Shared,
+    /// A worker for the devices of each tenant
+    Tenant,
+    /// A worker for each device
+    Device,
 }
 
 #[derive(Debug, Subcommand)]
@@ -548,6 +575,9 @@ pub(crate) struct DeviceCreate {
     /// The shard it lives on [default: the placement policy decides]
     #[arg(long, value_name = "N")]
     pub(crate) shard: Option<usize>,
+    /// Whose it is: under "serve --isolation tenant", a tenant's devices have a worker of their own
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tenant: Option<Name>,
 }
 
 impl DeviceCreate {

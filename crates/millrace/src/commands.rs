@@ -4,7 +4,7 @@ use std::error::Error;
 
 use millrace_control::{
     AttachSpec, DeviceSpec, DeviceView, HistoryEntry, NamespaceView, ServiceAnswer, ServiceCommand, ShardView, Size, State,
-    Status, VolumeChange, VolumeSpec, VolumeView,
+    Status, VolumeChange, VolumeSpec, VolumeView, WorkerView,
 };
 use millrace_services::Leaf;
 use serde_json::{Value, json};
@@ -206,7 +206,7 @@ fn write(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
 fn create_device(client: &Client, create: DeviceCreate) -> Result<DeviceView, Box<dyn Error>> {
     let kind = create.kind()?.resolved(&std::env::current_dir()?);
     let socket = create.socket.map(std::path::absolute).transpose()?;
-    let spec = DeviceSpec { name: create.name, kind, socket, shard: create.shard };
+    let spec = DeviceSpec { name: create.name, kind, socket, shard: create.shard, tenant: create.tenant };
     let view: DeviceView = client.post("/v1/devices", &spec)?;
     let Some(volume) = create.volume else { return Ok(view) };
     let path = format!("/v1/devices/{}", segment(view.name.as_str()));
@@ -238,8 +238,12 @@ fn shard(view: &DeviceView) -> String {
     view.shard.map_or("-".to_owned(), |shard| shard.to_string())
 }
 
+fn worker(view: &DeviceView) -> String {
+    format!("{} (process {})", view.worker.name, view.worker.pid)
+}
+
 fn device_table(views: &[DeviceView]) -> String {
-    let mut table = Table::new(&["NAME", "KIND", "SHARD", "GUEST", "NAMESPACES", "SOCKET", "STATE"]);
+    let mut table = Table::new(&["NAME", "KIND", "WORKER", "SHARD", "GUEST", "NAMESPACES", "SOCKET", "STATE"]);
     for view in views {
         let namespaces = view.namespaces.iter().map(|namespace| match view.virtio_blk {
             Some(_) => namespace.volume.to_string(),
@@ -248,6 +252,7 @@ fn device_table(views: &[DeviceView]) -> String {
         table.row([
             view.name.to_string(),
             if view.virtio_blk.is_some() { "virtio-blk" } else { "nvme" }.to_owned(),
+            view.worker.name.clone(),
             shard(view),
             guest(view),
             dash(namespaces.collect::<Vec<_>>().join(" ")),
@@ -265,10 +270,12 @@ fn device_facts(view: &DeviceView) -> String {
         ("name", view.name.to_string()),
         ("state", state(view.state, view.reason.as_ref())),
         ("socket", view.socket.display().to_string()),
+        ("worker", worker(view)),
         ("shard", shard(view)),
         ("guest", guest(view)),
         ("serial", view.serial.clone()),
     ];
+    list.extend(view.tenant.as_ref().map(|tenant| ("tenant", tenant.to_string())));
     list.extend(view.state_layout.map(|version| ("state layout", version.to_string())));
     list.extend(view.subnqn.as_ref().map(|subnqn| ("subsystem", subnqn.clone())));
     if let Some(nvme) = &view.nvme {
@@ -322,6 +329,14 @@ fn status_text(status: &Status) -> String {
         table.row([index.to_string(), devices.to_string(), busy, commands.to_string(), tasks_waiting.to_string()]);
     }
     let mut lines = vec![overview, String::new(), table.render()];
+    if status.workers.len() > 1 {
+        let mut table = Table::new(&["WORKER", "PROCESS", "VOLUMES", "DEVICES", "GUESTS"]);
+        for worker in &status.workers {
+            let WorkerView { name, pid, volumes, devices, connected, .. } = worker;
+            table.row([name.clone(), pid.to_string(), volumes.to_string(), devices.to_string(), connected.to_string()]);
+        }
+        lines.extend([String::new(), table.render()]);
+    }
     lines.extend(status.failed.iter().map(|failed| format!("failed: {failed}")));
     lines.join("\n")
 }

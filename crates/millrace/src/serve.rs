@@ -2,7 +2,7 @@
 
 use std::{
     error::Error,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     os::{fd::AsFd, unix::process::CommandExt},
     path::{Path, PathBuf, absolute},
 };
@@ -26,11 +26,27 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
         command.arg0("millrace").args(&words).env_remove("NOTIFY_SOCKET");
         command
     };
+    let all_words: Vec<_> = std::env::args_os().skip(1).collect();
+    let cell = |binary: &Path, name: &OsStr| {
+        let mut command = std::process::Command::new(binary);
+        let mut option = OsString::from("--cell=");
+        option.push(name);
+        command.arg0("millrace").args(&all_words).arg(option).env_remove("NOTIFY_SOCKET");
+        command
+    };
+    if args.cell.is_some() {
+        // A cell is a part of its daemon, and ends with it: in order, for its guests have done nothing wrong.
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+        rustix::thread::set_name(c"millrace-cell")?;
+    }
     let started = || {
+        if args.cell.is_some() {
+            return;
+        }
         announce(&format!("millrace: ready on {}", run_dir.join(API_SOCKET).display()));
         notify::ready();
     };
-    match Keeper::new(worker, started, places)?.run()? {
+    match Keeper::new(worker, cell, started, places)?.run()? {
         Outcome::Stopped => Ok(()),
         // It has said why.
         Outcome::Failed(code) => std::process::exit(code.unwrap_or(1)),
@@ -68,6 +84,9 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
         shards: args.shards.clone(),
         polling: args.polling(),
         placement: args.placement(),
+        isolation: args.isolation(),
+        worker_shards: args.worker_shards.clone(),
+        cell: args.cell.clone(),
     };
     Ok(millrace_control::serve(&options, socket)?)
 }
@@ -87,7 +106,7 @@ pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Err
             read_only: false,
             uuid: None,
         },
-        device: DeviceSpec { name, kind, socket: Some(absolute(&args.socket)?), shard: None },
+        device: DeviceSpec { name, kind, socket: Some(absolute(&args.socket)?), shard: None, tenant: None },
         read_only: args.read_only,
         polling: args.polling.into(),
     };

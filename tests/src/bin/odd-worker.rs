@@ -1,7 +1,7 @@
 //! Workers that a keeper should not be left with. What is wrong with one is the name it was copied to.
 
 use std::{
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::process::CommandExt},
     process::{abort, exit},
     thread::sleep,
     time::Duration,
@@ -30,6 +30,11 @@ fn main() {
     let socket = || std::io::stdin().as_fd().try_clone_to_owned().expect("standard input");
     let begin = |layouts: &[Layout]| Link::begin(socket(), layouts).expect("the keeper");
     match wrong.as_str() {
+        // A cell's worker is as it should be: the binary that lies beside this one.
+        "fails-as-first" | "crashes-soon-as-first" if is_cell() => {
+            let error = std::process::Command::new(path.with_file_name("whole")).args(std::env::args_os().skip(1)).exec();
+            panic!("the whole binary: {error}");
+        }
         "hangs" => wait(),
         "strange" => {
             let mut layouts = EVERY_VERSION;
@@ -41,7 +46,7 @@ fn main() {
             begin(&EVERY_VERSION[..1]);
             exit(1);
         }
-        "ends-at-its-turn" => {
+        "ends-at-its-turn" | "fails-as-first" => {
             begin(&EVERY_VERSION);
             exit(3);
         }
@@ -49,7 +54,7 @@ fn main() {
             let _link = begin(&EVERY_VERSION);
             wait();
         }
-        "crashes-soon" => {
+        "crashes-soon" | "crashes-soon-as-first" => {
             let link = begin(&EVERY_VERSION);
             link.ready().expect("the keeper");
             sleep(Duration::from_millis(300));
@@ -57,6 +62,10 @@ fn main() {
         }
         name => panic!("{name} is no name of a fault"),
     }
+}
+
+fn is_cell() -> bool {
+    std::env::args().any(|word| word.starts_with("--cell="))
 }
 
 fn wait() -> ! {

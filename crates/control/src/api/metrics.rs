@@ -8,9 +8,15 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use axum::{
+    http::header,
+    response::{IntoResponse, Response},
+};
+
 use crate::{
     CopyState,
-    manager::{CopyView, DeviceView, Manager, ShardView, State, VolumeView},
+    cells::is_main,
+    manager::{CopyView, DeviceView, State, Status, VolumeView, WorkerView},
 };
 
 /// What the text is.
@@ -37,37 +43,39 @@ struct Copy {
     copy: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Shard {
-    shard: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ShardStage {
-    shard: u64,
-    stage: String,
-}
+/// A shard, with its worker where that is not the daemon's own, and what more is told apart.
+type Shard = Vec<(&'static str, String)>;
 
 /// Seconds that only grow.
 type Seconds<L> = Family<L, Counter<f64, std::sync::atomic::AtomicU64>>;
 
+/// The metrics of these.
+pub(crate) fn response(
+    status: &Status,
+    all_devices: &[DeviceView],
+    all_volumes: &[VolumeView],
+    all_copies: &[CopyView],
+) -> Response {
+    let text = render(status, all_devices, all_volumes, all_copies);
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
+}
+
 /// The whole text.
-pub(super) fn render(manager: &Manager) -> String {
+fn render(status: &Status, all_devices: &[DeviceView], all_volumes: &[VolumeView], all_copies: &[CopyView]) -> String {
     let mut everything = Registry::default();
     process(&mut everything);
     let registry = everything.sub_registry_with_prefix("millrace");
-    let status = manager.status();
-    registry.register("build", "What runs", Info::new([("version".to_owned(), status.version)]));
+    registry.register("build", "What runs", Info::new([("version".to_owned(), status.version.clone())]));
     let uptime: Gauge = Gauge::default();
     uptime.set(saturate(status.uptime_seconds));
     registry.register_with_unit("uptime", "Time since the daemon started", Unit::Seconds, uptime);
     let failed: Gauge = Gauge::default();
     failed.set(i64::try_from(status.failed.len()).unwrap_or(i64::MAX));
     registry.register("failed_objects", "Volumes, devices and namespaces that do not work", failed);
-    devices(registry, &manager.devices());
-    volumes(registry, &manager.volumes());
-    copies(registry, &manager.copies());
-    shards(registry, &status.shards);
+    devices(registry, all_devices);
+    volumes(registry, all_volumes);
+    copies(registry, all_copies);
+    shards(registry, &status.workers);
     let mut text = String::new();
     match text::encode(&mut text, &everything) {
         Ok(()) => text,
@@ -164,13 +172,16 @@ fn copies(registry: &mut Registry, copies: &[CopyView]) {
     registry.register("copy_running", "Whether the copy goes on", running);
 }
 
-fn shards(registry: &mut Registry, shards: &[ShardView]) {
+fn shards(registry: &mut Registry, workers: &[WorkerView]) {
     let [busy, idle] = [(); 2].map(|()| Seconds::<Shard>::default());
     let [turns, sleeps, commands] = [(); 3].map(|()| Family::<Shard, Counter>::default());
     let [devices, waiting] = [(); 2].map(|()| Family::<Shard, Gauge>::default());
-    let [ticks, entries] = [(); 2].map(|()| Family::<ShardStage, Counter>::default());
-    for view in shards {
-        let shard = Shard { shard: view.index as u64 };
+    let [ticks, entries] = [(); 2].map(|()| Family::<Shard, Counter>::default());
+    for (worker, view) in workers.iter().flat_map(|worker| worker.shards.iter().map(move |view| (worker, view))) {
+        let mut shard = vec![("shard", view.index.to_string())];
+        if !is_main(worker) {
+            shard.push(("worker", worker.name.clone()));
+        }
         busy.get_or_create(&shard).inc_by(seconds(view.busy_ns));
         idle.get_or_create(&shard).inc_by(seconds(view.idle_ns));
         turns.get_or_create(&shard).inc_by(view.turns);
@@ -179,7 +190,8 @@ fn shards(registry: &mut Registry, shards: &[ShardView]) {
         devices.get_or_create(&shard).set(saturate(view.devices));
         waiting.get_or_create(&shard).set(saturate(view.tasks_waiting));
         for view in &view.stages {
-            let stage = ShardStage { shard: shard.shard, stage: view.stage.clone() };
+            let mut stage = shard.clone();
+            stage.push(("stage", view.stage.clone()));
             ticks.get_or_create(&stage).inc_by(view.ticks);
             entries.get_or_create(&stage).inc_by(view.entries);
         }

@@ -4,7 +4,7 @@
 //!   request ─► body limit ─► JSON, unknown fields refused ─► handler ─► a blocking thread: Manager ─► JSON, or a problem
 //! ```
 
-mod metrics;
+pub(crate) mod metrics;
 mod problem;
 
 use std::sync::Arc;
@@ -41,7 +41,7 @@ mod tests;
 const BODY_LIMIT: usize = 64 << 10;
 
 /// Largest saved state of a device in bytes.
-const STATE_LIMIT: usize = 4 << 20;
+pub(crate) const STATE_LIMIT: usize = 4 << 20;
 
 /// Everything the API answers.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
@@ -109,7 +109,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 struct Description;
 
 /// A request's body; what is wrong with it becomes a problem.
-struct Body<T>(T);
+pub(crate) struct Body<T>(pub(crate) T);
 
 impl<S: Send + Sync, T> FromRequest<S> for Body<T>
 where
@@ -126,7 +126,7 @@ where
 }
 
 /// Runs what may wait (for a shard, a file, the store) beside the runtime.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     manager: Arc<Manager>,
     call: impl FnOnce(&Manager) -> Result<T, ControlError> + Send + 'static,
 ) -> Result<T, Problem> {
@@ -466,6 +466,8 @@ async fn status(State(manager): State<Arc<Manager>>) -> Answer<Status> {
     responses((status = 200, description = "Metrics in the OpenMetrics text format", body = String, content_type = metrics::CONTENT_TYPE))
 )]
 async fn metrics(State(manager): State<Arc<Manager>>) -> Result<Response, Problem> {
-    let text = blocking(manager, |manager| Ok(metrics::render(manager))).await?;
-    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+    let render = |manager: &Manager| {
+        Ok(metrics::response(&manager.status(), &manager.devices(), &manager.volumes(), &manager.copies()))
+    };
+    blocking(manager, render).await
 }

@@ -40,7 +40,12 @@ impl Problem {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "no-method", format!("{path} does not know {method}"))
     }
 
-    pub(super) fn bad_body(status: StatusCode, text: &str) -> Self {
+    /// About a cell.
+    pub(crate) fn of_cell(code: &str, detail: String, advice: Option<String>) -> Self {
+        Self { advice, ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail) }
+    }
+
+    pub(crate) fn bad_body(status: StatusCode, text: &str) -> Self {
         Self::new(status, "bad-request", text.to_owned())
     }
 
@@ -52,7 +57,7 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("{text:?} is not a namespace identifier"))
     }
 
-    pub(super) fn panicked() -> Self {
+    pub(crate) fn panicked() -> Self {
         let detail = "a fault of ours: the request could not be finished; the log says more".to_owned();
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail)
     }

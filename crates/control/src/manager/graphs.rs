@@ -177,7 +177,7 @@ fn kept_memory(
 }
 
 /// Leaves of a stack that are in memory.
-fn in_memory(stack: &Node) -> usize {
+pub(super) fn in_memory(stack: &Node) -> usize {
     stack.leaves().into_iter().filter(|leaf| leaf.spec == "memory").count()
 }
 

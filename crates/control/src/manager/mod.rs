@@ -16,6 +16,7 @@ mod devices;
 mod format;
 mod graphs;
 mod host;
+mod moves;
 mod restore;
 mod sessions;
 mod shutdown;
@@ -52,9 +53,13 @@ use crate::{
 };
 pub use graphs::HistoryEntry;
 pub(crate) use graphs::seconds_now;
+pub(crate) use moves::{RECEIVED, Step};
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, SESSIONS, SessionSpec};
-pub use views::{CopyView, DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView};
+pub use views::{
+    CopyView, DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView, WorkerName,
+    WorkerView,
+};
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -70,6 +75,8 @@ pub(crate) struct Settings {
     pub(crate) placement: Placement,
     /// Who holds what must outlive this process.
     pub(crate) keeper: Option<Arc<Link>>,
+    /// The cell that this worker serves; `None`: it is the daemon's own.
+    pub(crate) cell: Option<Name>,
     /// Users whose applications may open volumes.
     pub(crate) apps: Vec<AppUser>,
 }
@@ -185,6 +192,14 @@ impl Manager {
     fn lock(&self) -> Result<MutexGuard<'_, Inner>, ControlError> {
         let inner = self.peek();
         if inner.stopping { Err(ControlError::Stopping) } else { Ok(inner) }
+    }
+
+    pub(crate) fn has_volume(&self, name: &str) -> bool {
+        self.peek().volumes.contains_key(name)
+    }
+
+    pub(crate) fn has_device(&self, name: &str) -> bool {
+        self.peek().devices.contains_key(name)
     }
 
     /// What exists, to look at. A panic elsewhere leaves it whole: it is changed only after all that can fail.

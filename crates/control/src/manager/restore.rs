@@ -82,6 +82,14 @@ impl Manager {
         Ok(())
     }
 
+    /// Makes sure of what a file declares, in a daemon that runs.
+    pub(crate) fn declare(&self, declared: &Declared) -> Result<(), RestoreError> {
+        let mut inner = self.peek();
+        let (volumes, devices) = self.store.load()?;
+        declared.compare(&volumes, &devices)?;
+        self.apply(&mut inner, declared)
+    }
+
     /// While another binary can take over again, no guest loses a device or a namespace that this one cannot bring back.
     fn stand_trial(&self, inner: &Inner) -> Result<(), RestoreError> {
         if !self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {
@@ -248,7 +256,7 @@ impl Inner {
     }
 
     /// Opens stored volumes, each after those that it is made of.
-    fn restore_volumes(&mut self, mut left: Vec<VolumeRecord>) {
+    pub(super) fn restore_volumes(&mut self, mut left: Vec<VolumeRecord>) {
         while !left.is_empty() {
             let names: BTreeSet<_> = left.iter().map(|record| record.spec.name.clone()).collect();
             let waits = |record: &VolumeRecord| {

@@ -64,7 +64,8 @@ impl Manager {
         let volume = self.may_open(&inner, asker, spec)?;
         let name = inner.session_name(asker).ok_or(ControlError::TooManySessions { uid: asker.uid, limit: usize::MAX })?;
         let nvme = NvmeSpec { queues: QUEUES, namespaces: 1, ..NvmeSpec::default() };
-        let device = DeviceSpec { name: name.clone(), kind: DeviceKind::Nvme(nvme), socket: None, shard: None };
+        let device =
+            DeviceSpec { name: name.clone(), kind: DeviceKind::Nvme(nvme), socket: None, shard: None, tenant: None };
         let disk = inner.disk(&volume);
         let mut device = self.make_device(&inner, &device, disk)?;
         device.record.session = Some(SessionRecord { uid: asker.uid });

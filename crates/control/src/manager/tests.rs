@@ -128,6 +128,7 @@ fn start(
         state_dir: Some(directory.to_owned()),
         placement,
         keeper: None,
+        cell: None,
         apps: Vec::new(),
     };
     let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();

@@ -4,7 +4,7 @@
 //! without it is what happens when a worker dies.
 
 use std::{
-    sync::PoisonError,
+    sync::{MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -35,34 +35,69 @@ pub(super) struct LastUpgrade {
 impl Manager {
     /// Begins an upgrade; [`Self::last_upgrade`] tells how it goes.
     pub fn upgrade(&self, spec: &UpgradeSpec) -> Result<UpgradeView, ControlError> {
-        let refused = |why: &str| Err(ControlError::Upgrade { why: why.to_owned() });
-        let Some(keeper) = &self.settings.keeper else { return refused("nothing keeps guests alive here") };
-        if !spec.binary.is_absolute() {
-            return refused("the binary's path is not absolute");
+        let id = Uuid::new_v4();
+        let view = self.prepare_upgrade(spec, id)?;
+        if let Err(error) = self.begin_upgrade(spec, id) {
+            self.last().view = None;
+            return Err(error);
         }
-        let mut last = self.upgraded.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(view)
+    }
+
+    /// From now on an upgrade is under way, of others at first: [`Self::begin_upgrade`] or [`Self::fail_upgrade`] follows.
+    pub(crate) fn prepare_upgrade(&self, spec: &UpgradeSpec, id: Uuid) -> Result<UpgradeView, ControlError> {
+        if !spec.binary.is_absolute() {
+            return Err(ControlError::Upgrade { why: "the binary's path is not absolute".to_owned() });
+        }
+        let mut last = self.last();
         if last.view.as_ref().is_some_and(|view| view.state == UpgradeState::Running) {
             return Err(ControlError::Upgrading);
         }
-        let id = Uuid::new_v4();
-        if let Err(error) = keeper.upgrade(id.into_bytes(), &spec.binary, spec.trial_millis()) {
-            return refused(&error.to_string());
-        }
-        tracing::info!(binary = %spec.binary.display(), %id, "an upgrade begins");
         let view = UpgradeView::running(id);
         *last = LastUpgrade { view: Some(view.clone()), refusal: None };
         Ok(view)
     }
 
+    /// This worker's turn.
+    pub(crate) fn begin_upgrade(&self, spec: &UpgradeSpec, id: Uuid) -> Result<(), ControlError> {
+        let refused = |why: String| Err(ControlError::Upgrade { why });
+        let Some(keeper) = &self.settings.keeper else { return refused("nothing keeps guests alive here".to_owned()) };
+        tracing::info!(binary = %spec.binary.display(), %id, "an upgrade begins");
+        match keeper.upgrade(id.into_bytes(), &spec.binary, spec.trial_millis()) {
+            Ok(()) => Ok(()),
+            Err(error) => refused(error.to_string()),
+        }
+    }
+
+    /// The upgrade under way has failed before this worker's turn.
+    pub(crate) fn fail_upgrade(&self, id: Uuid, reason: String) {
+        tracing::warn!(%id, "the upgrade failed: {reason}");
+        self.last().view = Some(UpgradeView::failed(id, reason));
+    }
+
+    /// Whether the binary before this one takes over again if this one fails.
+    pub(crate) fn is_on_trial(&self) -> bool {
+        self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial())
+    }
+
+    /// Ends this worker's trial before its time.
+    pub(crate) fn settle_upgrade(&self) -> Result<(), ControlError> {
+        let settled = self.settings.keeper.as_ref().filter(|keeper| keeper.is_on_trial()).map(|keeper| keeper.settle());
+        settled.unwrap_or(Ok(())).map_err(|error| ControlError::Upgrade { why: error.to_string() })
+    }
+
+    fn last(&self) -> MutexGuard<'_, LastUpgrade> {
+        self.upgraded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The last upgrade since the daemon started.
     pub fn last_upgrade(&self) -> Result<UpgradeView, ControlError> {
-        let last = self.upgraded.lock().unwrap_or_else(PoisonError::into_inner);
-        last.view.clone().ok_or(ControlError::NoUpgrade)
+        self.last().view.clone().ok_or(ControlError::NoUpgrade)
     }
 
     /// The keeper tells how an upgrade ended.
     pub(crate) fn note_upgraded(&self, upgraded: &Upgraded) {
-        let mut last = self.upgraded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last();
         let view = UpgradeView::ended(upgraded, last.refusal.take());
         if let Some(reason) = &view.reason {
             tracing::warn!(id = view.id, "the upgrade failed: {reason}");
@@ -75,7 +110,7 @@ impl Manager {
     pub(crate) fn let_go(&self, theirs: &Layouts) -> Result<(), Incompatible> {
         let common = layouts().iter().map(|layout| theirs.common(layout)).collect::<Result<Vec<_>, _>>();
         let common = common.inspect_err(|error| {
-            self.upgraded.lock().unwrap_or_else(PoisonError::into_inner).refusal = Some(error.to_string());
+            self.last().refusal = Some(error.to_string());
         })?;
         // The state region's comes first (`nvme::LAYOUTS`).
         let state_version = common.first().copied().unwrap_or_default();

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::{Device, Inner, Manager, Volume};
 use crate::{
     Name, Size,
+    cells::MAIN,
     disks::Live,
     error::ControlError,
     model::{CopyState, LogicalBlock, NvmeSpec, VirtioBlkSpec},
@@ -165,6 +166,38 @@ pub struct DeviceView {
     /// Of an application's session: its user's number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_of_uid: Option<u32>,
+    /// Whose it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub tenant: Option<Name>,
+    /// The worker that serves it.
+    pub worker: WorkerName,
+}
+
+/// A worker, by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WorkerName {
+    /// "main", or the tenant or device that it is for.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// A worker, with what it serves.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct WorkerView {
+    /// "main", or the tenant or device that it is for.
+    pub name: String,
+    /// Its process; 0 while it does not answer.
+    pub pid: u32,
+    /// Its shards.
+    pub shards: Vec<ShardView>,
+    /// Number of volumes.
+    pub volumes: usize,
+    /// Number of devices.
+    pub devices: usize,
+    /// Number of devices with a client.
+    pub connected: usize,
 }
 
 /// What a device has done since the daemon started.
@@ -280,6 +313,8 @@ pub struct Status {
     pub connected: usize,
     /// What does not work, each with its reason.
     pub failed: Vec<String>,
+    /// Its workers, the one that answers here first. The numbers above are sums over all of them, the shards the first one's.
+    pub workers: Vec<WorkerView>,
 }
 
 impl Manager {
@@ -353,18 +388,36 @@ impl Manager {
                 note("device", &device.name, &reason);
             }
         }
+        let shards = self.shards();
+        let connected = devices.iter().filter(|device| device.connected).count();
+        let worker = self.worker();
+        let worker = WorkerView {
+            name: worker.name,
+            pid: worker.pid,
+            shards: shards.clone(),
+            volumes: volumes.len(),
+            devices: devices.len(),
+            connected,
+        };
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             run_dir: self.settings.run_dir.clone(),
             state_dir: self.settings.state_dir.clone(),
-            shards: self.shards(),
+            shards,
             volumes: volumes.len(),
             devices: devices.len(),
-            connected: devices.iter().filter(|device| device.connected).count(),
+            connected,
             failed,
+            workers: vec![worker],
         }
+    }
+
+    /// This process.
+    fn worker(&self) -> WorkerName {
+        let name = self.settings.cell.as_ref().map_or(MAIN, Name::as_str);
+        WorkerName { name: name.to_owned(), pid: std::process::id() }
     }
 
     pub(super) fn device_view(&self, inner: &Inner, name: &str) -> Result<DeviceView, ControlError> {
@@ -397,6 +450,8 @@ impl Manager {
             counters: status.map(|status| status.counters).unwrap_or_default(),
             namespaces: record.namespaces.iter().map(|namespace| inner.show(device, namespace)).collect(),
             session_of_uid: record.session.as_ref().map(|session| session.uid),
+            tenant: record.spec.tenant.clone(),
+            worker: self.worker(),
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::{
 };
 
 const PATH: &str = "/v1/upgrade";
-/// Longer than the keeper gives a new binary, by far.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Longer than the keepers of many workers give a new binary, one after the other.
+const LIMIT: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) fn upgrade(global: &Global, args: &UpgradeArgs) -> Done {

@@ -26,6 +26,7 @@ fn rig() -> Rig {
         state_dir: Some(directory.path().to_owned()),
         placement: Placement::Device,
         keeper: None,
+        cell: None,
         apps,
     };
     let engine = Engine::start(vec![ShardConfig::new(0, None)]).unwrap();

@@ -1,0 +1,153 @@
+//! Records are spread, spread otherwise, and never lost: a start may be cut off between any two of its steps.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    model::{DeviceKind, DeviceSpec, NvmeSpec, VolumeSpec},
+    store::NamespaceRecord,
+};
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn volume(text: &str, stack: &str) -> VolumeRecord {
+    let spec = format!(r#"{{ "name": "{text}", "size": "1M", "stack": "{stack}" }}"#);
+    let spec: VolumeSpec = serde_json::from_str(&spec).unwrap();
+    let uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes());
+    VolumeRecord { spec, formatted: None, uuid, created_by: None, owns_file: false, own_size: false, history: Vec::new() }
+}
+
+fn device(text: &str, tenant: Option<&str>, volumes: &[&str]) -> DeviceRecord {
+    let kind = DeviceKind::Nvme(NvmeSpec::default());
+    let spec = DeviceSpec { name: name(text), kind, socket: None, shard: None, tenant: tenant.map(name) };
+    let namespace = |(at, volume): (usize, &&str)| NamespaceRecord {
+        nsid: at as u32 + 1,
+        volume: name(volume),
+        read_only: false,
+        attached: true,
+    };
+    let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes());
+    let namespaces = volumes.iter().enumerate().map(namespace).collect();
+    DeviceRecord { spec, cntlid: 1, uuid, namespaces, session: None }
+}
+
+fn put(path: &Path, volumes: &[VolumeRecord], devices: &[DeviceRecord]) {
+    make_private(path).unwrap();
+    let changes =
+        Changes { put_volumes: volumes.iter().collect(), put_devices: devices.iter().collect(), ..Changes::default() };
+    Store::open(path).unwrap().apply(&changes).unwrap();
+}
+
+/// What is where, by the worker's name.
+fn found(state: &Path) -> BTreeMap<String, (Vec<String>, Vec<String>)> {
+    let mut places = vec![(MAIN.to_owned(), state.to_owned())];
+    places.extend(stored(state).unwrap().into_iter().map(|cell| (cell.to_string(), folder(state, &cell))));
+    let read = |path: &Path| {
+        let (volumes, devices) = Store::open(path).unwrap().load().unwrap();
+        let volumes = volumes.iter().map(|record| record.spec.name.to_string()).collect();
+        (volumes, devices.iter().map(|record| record.spec.name.to_string()).collect())
+    };
+    places.into_iter().map(|(name, path)| (name, read(&path))).collect()
+}
+
+fn arranged(state: &Path, mode: IsolationMode) -> Result<BTreeSet<Name>, ArrangeError> {
+    arrange(Store::open(state).unwrap(), state, mode, None).map(|(_, arranged)| arranged.cells)
+}
+
+fn place(volumes: &[&str], devices: &[&str]) -> (Vec<String>, Vec<String>) {
+    let own = |texts: &[&str]| texts.iter().map(ToString::to_string).collect();
+    (own(volumes), own(devices))
+}
+
+#[test]
+fn devices_take_what_they_show_with_them_and_back() {
+    let state = TempDir::new().unwrap();
+    let state = state.path();
+    let volumes = [
+        volume("disk", "disk | memory"),
+        volume("p", "share | volume:disk"),
+        volume("q", "share | volume:disk"),
+        volume("free", "memory"),
+        volume("r", "memory"),
+    ];
+    put(state, &volumes, &[device("a", Some("x"), &["p"]), device("b", Some("x"), &["q"]), device("c", None, &["r"])]);
+    let cells = arranged(state, IsolationMode::Tenant).unwrap();
+    assert_eq!(cells.iter().map(Name::as_str).collect::<Vec<_>>(), ["x"]);
+    let expected =
+        [("main".to_owned(), place(&["free", "r"], &["c"])), ("x".to_owned(), place(&["disk", "p", "q"], &["a", "b"]))];
+    assert_eq!(found(state), expected.into());
+    // Within a worker, controllers have identifiers of their own.
+    let (_, devices) = Store::open(&folder(state, &name("x"))).unwrap().load().unwrap();
+    assert_ne!(devices[0].cntlid, devices[1].cntlid);
+    let error = arranged(state, IsolationMode::Device).unwrap_err();
+    assert!(matches!(error, ArrangeError::Apart { .. }) && error.to_string().contains("--isolation shared"), "{error}");
+    arranged(state, IsolationMode::Shared).unwrap();
+    let all = place(&["disk", "free", "p", "q", "r"], &["a", "b", "c"]);
+    assert_eq!(found(state), [("main".to_owned(), all)].into());
+    let (_, devices) = Store::open(state).unwrap().load().unwrap();
+    assert_eq!(devices.iter().map(|record| record.cntlid).collect::<BTreeSet<_>>().len(), 3);
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let state = TempDir::new().unwrap();
+    let state = state.path();
+    put(state, &[volume("v", "memory")], &[device("a", Some("x"), &["v"]), device("b", None, &["v"])]);
+    let error = arranged(state, IsolationMode::Tenant).unwrap_err();
+    assert!(error.to_string().contains("two workers"), "{error}");
+    put(state, &[], &[device("main", None, &[]), device("b", None, &[])]);
+    assert!(matches!(arranged(state, IsolationMode::Device), Err(ArrangeError::Apart { .. } | ArrangeError::Main { .. })));
+    let other = VolumeRecord { uuid: Uuid::new_v4(), ..volume("v", "memory") };
+    put(&folder(state, &name("y")), &[other], &[]);
+    let error = arranged(state, IsolationMode::Shared).unwrap_err();
+    assert!(matches!(error, ArrangeError::Twice { kind: "volume", .. }), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever was where, twice or in the wrong place: all of it is there once, each device with what it shows.
+    #[test]
+    fn nothing_is_lost_whatever_was_where(
+        tenants in prop::collection::vec(prop::option::of(0_usize..3), 1..6),
+        copies in prop::collection::vec((0_usize..4, 0_usize..6), 0..10),
+        by_tenant: bool,
+    ) {
+        let state = TempDir::new().unwrap();
+        let state = state.path();
+        let names = ["x", "y", "z"];
+        let records: Vec<_> = tenants.iter().enumerate().map(|(at, tenant)| {
+            let (v, d) = (format!("v{at}"), format!("d{at}"));
+            (volume(&v, "memory"), device(&d, tenant.map(|tenant| names[tenant]), &[&v]))
+        }).collect();
+        let folders = [state.to_owned(), folder(state, &name("x")), folder(state, &name("y")), folder(state, &name("w"))];
+        put(state, &[], &[]);
+        for (at, (volume, device)) in records.iter().enumerate() {
+            // At least once, somewhere.
+            put(&folders[at % 4], std::slice::from_ref(volume), std::slice::from_ref(device));
+        }
+        for (place, what) in copies {
+            if let Some((volume, device)) = records.get(what) {
+                put(&folders[place], std::slice::from_ref(volume), std::slice::from_ref(device));
+            }
+        }
+        let mode = if by_tenant { IsolationMode::Tenant } else { IsolationMode::Device };
+        let cells = arranged(state, mode).unwrap();
+        let found = found(state);
+        prop_assert_eq!(found.keys().filter(|name| *name != MAIN).cloned().collect::<BTreeSet<_>>(),
+            cells.iter().map(ToString::to_string).collect());
+        for (volume, device) in &records {
+            let wanted = mode.cell_of(&device.spec).map_or(MAIN.to_owned(), |cell| cell.to_string());
+            for (place, (volumes, devices)) in &found {
+                prop_assert_eq!(volumes.contains(&volume.spec.name.to_string()), *place == wanted);
+                prop_assert_eq!(devices.contains(&device.spec.name.to_string()), *place == wanted);
+            }
+        }
+    }
+}

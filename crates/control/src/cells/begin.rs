@@ -1,0 +1,140 @@
+//! The daemon's own worker begins: its cells are there, or come.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::http::Method;
+use serde_json::Value;
+use thiserror::Error;
+use tokio::task::JoinSet;
+
+use super::{CHANGE_LIMIT, Cells, Kind, Place, arrange::Arranged, door};
+use crate::{
+    Name,
+    api::Problem,
+    manager::{RECEIVED, Step},
+};
+
+/// How often is looked whether a cell's new binary has failed.
+const TRIAL_LOOK: Duration = Duration::from_secs(1);
+
+/// A cell that something was declared for is not there, or refuses it.
+#[derive(Debug, Error)]
+#[error("worker {cell}: {}", problem.detail)]
+pub struct BeginError {
+    cell: Name,
+    problem: Box<Problem>,
+}
+
+impl Cells {
+    /// After a start of the daemon: waits for all cells, and has them make sure of what the configuration file declares.
+    pub(crate) async fn begin(self: &Arc<Self>, arranged: &Arranged) -> Result<(), BeginError> {
+        let mut begun = JoinSet::new();
+        for cell in self.names() {
+            let part = arranged.parts.get(&Some(cell.clone()));
+            let part = part.map(|part| serde_json::to_vec(part).expect("names are text"));
+            let cells = Arc::clone(self);
+            begun.spawn(async move { (cells.begin_one(&cell, part.clone()).await, part.is_some(), cell) });
+        }
+        for (result, is_declared, cell) in begun.join_all().await {
+            match result {
+                Ok(()) => {}
+                Err(problem) if is_declared => return Err(BeginError { cell, problem: Box::new(problem) }),
+                // What fails while a daemon starts is shown, and costs nothing else.
+                Err(problem) => tracing::error!(worker = %cell, "{}", problem.detail),
+            }
+        }
+        Ok(())
+    }
+
+    async fn begin_one(&self, cell: &Name, part: Option<Vec<u8>>) -> Result<(), Problem> {
+        self.start(cell).await?;
+        let Some(part) = part else { return Ok(()) };
+        match self.ask(cell, (Method::POST, door::DECLARE), part.into(), CHANGE_LIMIT).await {
+            Ok(answer) if answer.status.is_success() => {}
+            Ok(answer) => {
+                return Err(answer.json::<Value>().err().map_or_else(Problem::panicked, |error| error.problem(cell)));
+            }
+            Err(error) => return Err(error.problem(cell)),
+        }
+        self.refresh(cell).await;
+        Ok(())
+    }
+
+    /// After a worker's end: finishes what it had begun.
+    ///
+    /// `on_trial`: this worker began on trial, whatever has become of that since.
+    pub(crate) async fn go_on(self: Arc<Self>, on_trial: bool) {
+        if on_trial {
+            self.stand_trial().await;
+        } else {
+            self.call_off().await;
+        }
+        let _change = self.change.lock().await;
+        self.refresh_all().await;
+        self.finish_moves().await;
+        for cell in self.names() {
+            self.retire(&cell).await;
+        }
+    }
+
+    /// While this worker's new binary is on trial, the cells' are as well; then they go on.
+    async fn stand_trial(&self) {
+        while self.keeper.is_on_trial() {
+            tokio::time::sleep(TRIAL_LOOK).await;
+            if let Some(cell) = self.failed_cell().await {
+                tracing::error!(worker = %cell, "the new binary failed there; the upgrade is called off");
+                std::process::exit(1);
+            }
+        }
+        self.settle().await;
+    }
+
+    /// Whether a volume is known to be on its way, though nothing moves it.
+    pub(super) fn has_unfinished(&self) -> bool {
+        let waits = |view: &Value| view["reason"].as_str() == Some(RECEIVED);
+        self.known().values().any(|known| known.volumes.values().any(waits))
+    }
+
+    /// Volumes that were on their way when the worker before this one ended.
+    pub(super) async fn finish_moves(self: &Arc<Self>) {
+        let manager = Arc::clone(&self.manager);
+        let here = tokio::task::spawn_blocking(move || manager.volumes()).await.unwrap_or_default();
+        let mut places: BTreeMap<String, Vec<(Place, String, bool)>> = BTreeMap::new();
+        let mut note = |place: Place, view: &Value| {
+            let text = |key: &str| view[key].as_str().unwrap_or_default().to_owned();
+            let waits = view["reason"].as_str() == Some(RECEIVED);
+            places.entry(text("uuid")).or_default().push((place, text("name"), waits));
+        };
+        for view in here.iter().filter_map(|view| serde_json::to_value(view).ok()) {
+            note(Place::Main, &view);
+        }
+        for (cell, known) in self.known().iter() {
+            known.of(Kind::Volumes).values().for_each(|view| note(Place::Cell(cell.clone()), view));
+        }
+        let mut to_do: BTreeMap<(Place, bool), Vec<Name>> = BTreeMap::new();
+        for (_, mut places) in places {
+            // The one that is open comes first, and stays.
+            places.sort_by_key(|(_, _, waits)| *waits);
+            for (at, (place, name, waits)) in places.into_iter().enumerate() {
+                let Ok(name) = name.parse() else { continue };
+                if at > 0 || waits {
+                    to_do.entry((place, at == 0)).or_default().push(name);
+                }
+            }
+        }
+        let places: BTreeSet<Place> = to_do.keys().map(|(place, _)| place.clone()).collect();
+        for ((place, opens), volumes) in to_do {
+            let step = if opens { Step::Open { volumes } } else { Step::Release { volumes } };
+            if let Err(problem) = self.step(&place, step).await {
+                tracing::error!(worker = place.name(), "a move is not finished: {}", problem.detail);
+            }
+        }
+        for place in &places {
+            self.heard(place).await;
+        }
+    }
+}

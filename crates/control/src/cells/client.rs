@@ -1,0 +1,107 @@
+//! Asking a cell: one request, one connection, and no more patience than is told.
+
+use std::{io, path::Path, time::Duration};
+
+use axum::{
+    body::Bytes,
+    http::{HeaderValue, Method, Request, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use tokio::{net::UnixStream, time::timeout};
+
+use crate::{Name, api::Problem, dirs::API_SOCKET};
+
+/// Largest answer in bytes.
+const ANSWER_LIMIT: usize = 64 << 20;
+
+/// Why a cell said nothing that can be used.
+#[derive(Debug, Error)]
+pub(super) enum CellError {
+    #[error("nobody answers there: {0}")]
+    Connect(#[from] io::Error),
+    #[error("it does not answer in time")]
+    Silent,
+    #[error("it broke off: {0}")]
+    Http(#[from] hyper::Error),
+    #[error("its answer cannot be understood: {0}")]
+    Strange(String),
+    /// It answered, and refused.
+    #[error("{}", .0.detail)]
+    Refused(Problem),
+}
+
+impl CellError {
+    /// For the operator.
+    pub(super) fn problem(self, cell: &Name) -> Problem {
+        match self {
+            Self::Refused(problem) => problem,
+            error => {
+                let advice = "what its guests do goes on if its worker lives; the log says more".to_owned();
+                Problem::of_cell("worker-silent", format!("worker {cell}: {error}"), Some(advice))
+            }
+        }
+    }
+}
+
+/// What a cell answered.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    kind: Option<HeaderValue>,
+    body: Bytes,
+}
+
+impl Answer {
+    /// A good answer, understood.
+    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, CellError> {
+        let strange = |error: serde_json::Error| CellError::Strange(error.to_string());
+        if self.status.is_success() {
+            return serde_json::from_slice(&self.body).map_err(strange);
+        }
+        Err(CellError::Refused(serde_json::from_slice(&self.body).map_err(strange)?))
+    }
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, self.body).into_response();
+        response.headers_mut().remove(header::CONTENT_TYPE);
+        if let Some(kind) = self.kind {
+            response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        }
+        response
+    }
+}
+
+/// Asks the daemon whose run directory this is.
+pub(super) async fn ask(
+    run_dir: &Path,
+    method: Method,
+    path: &str,
+    body: Bytes,
+    limit: Duration,
+) -> Result<Answer, CellError> {
+    timeout(limit, exchange(run_dir, method, path, body)).await.map_err(|_| CellError::Silent)?
+}
+
+async fn exchange(run_dir: &Path, method: Method, path: &str, body: Bytes) -> Result<Answer, CellError> {
+    let stream = UnixStream::connect(run_dir.join(API_SOCKET)).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "millrace")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(body))
+        .map_err(|error| CellError::Strange(error.to_string()))?;
+    let answer = sender.send_request(request).await?;
+    let (status, kind) = (answer.status(), answer.headers().get(header::CONTENT_TYPE).cloned());
+    let body = Limited::new(answer.into_body(), ANSWER_LIMIT).collect().await;
+    connection.abort();
+    let body = body.map_err(|error| CellError::Strange(error.to_string()))?.to_bytes();
+    Ok(Answer { status, kind, body })
+}

@@ -1,0 +1,88 @@
+//! What a cell answers to its daemon, beside the API: its socket is in a folder that only the daemon's user enters.
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, thread, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, State},
+    http::StatusCode,
+    routing::{delete, post},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Name,
+    api::{Body, Problem, blocking},
+    config::Declared,
+    error::ControlError,
+    manager::{Manager, RestoreError, Step},
+    store::VolumeRecord,
+};
+
+pub(super) const MOVE: &str = "/cell/move";
+pub(super) const DECLARE: &str = "/cell/declare";
+pub(super) const UPGRADE: &str = "/cell/upgrade";
+pub(super) const SETTLE: &str = "/cell/settle";
+
+/// Largest move in bytes: a family of volumes with their histories.
+const MOVE_LIMIT: usize = 16 << 20;
+
+/// The part of the configuration file that is this cell's.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Part {
+    pub(super) volumes: BTreeSet<Name>,
+    pub(super) devices: BTreeSet<Name>,
+}
+
+#[derive(Clone)]
+struct Door {
+    manager: Arc<Manager>,
+    config: Option<PathBuf>,
+}
+
+/// The routes of a cell's own.
+pub(crate) fn door(manager: &Arc<Manager>, config: Option<PathBuf>) -> Router {
+    Router::new()
+        .route(MOVE, post(take_step).layer(DefaultBodyLimit::max(MOVE_LIMIT)))
+        .route(DECLARE, post(declare))
+        .route(UPGRADE, delete(call_off))
+        .route(SETTLE, post(settle))
+        .with_state(Door { manager: Arc::clone(manager), config })
+}
+
+async fn take_step(State(door): State<Door>, Body(step): Body<Step>) -> Result<Json<Vec<VolumeRecord>>, Problem> {
+    blocking(door.manager, move |manager| manager.step(&step)).await.map(Json)
+}
+
+async fn declare(State(door): State<Door>, Body(part): Body<Part>) -> Result<StatusCode, Problem> {
+    let Door { manager, config } = door;
+    let apply = move |manager: &Manager| {
+        let Some(path) = config else { return Ok(Ok(())) };
+        let declared = || Declared::read(&path).map_err(RestoreError::from);
+        Ok::<_, ControlError>(declared().and_then(|all| manager.declare(&all.part(&part.volumes, &part.devices))))
+    };
+    match blocking(manager, apply).await? {
+        Ok(()) => Ok(StatusCode::NO_CONTENT),
+        Err(error) => Err(Problem::of_cell("config", error.to_string(), None)),
+    }
+}
+
+/// The binary before this one is to serve again, if it may still be asked to: its keeper starts it when this one ends.
+async fn call_off(State(door): State<Door>) -> StatusCode {
+    if !door.manager.is_on_trial() {
+        return StatusCode::NO_CONTENT;
+    }
+    tracing::warn!("the upgrade is called off: the binary before this one takes over again");
+    thread::spawn(|| {
+        // The answer first.
+        thread::sleep(Duration::from_millis(20));
+        std::process::exit(1);
+    });
+    StatusCode::ACCEPTED
+}
+
+async fn settle(State(door): State<Door>) -> Result<StatusCode, Problem> {
+    door.manager.settle_upgrade().map_err(|error| Problem::from(&error))?;
+    Ok(StatusCode::NO_CONTENT)
+}

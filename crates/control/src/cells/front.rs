@@ -1,0 +1,266 @@
+//! The API of a daemon with cells: each request goes to whoever has what it is about, and what is about all of them is put together.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::{Body, Bytes, to_bytes},
+    extract::{Request, State},
+    http::{Method, StatusCode, request::Parts},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+};
+
+use super::{CHANGE_LIMIT, Cells, Kind, MAIN, Place};
+use crate::{
+    Name,
+    api::{Problem, STATE_LIMIT},
+    error::ControlError,
+    model::{AttachSpec, CopySpec, DeviceSpec, VolumeSpec},
+};
+
+/// The API of this worker, with the cells' in it.
+pub(crate) fn front(own: Router, cells: &Arc<Cells>) -> Router {
+    own.layer(from_fn_with_state(Arc::clone(cells), answer))
+}
+
+/// A request, and who answers it here.
+pub(super) struct Call {
+    parts: Parts,
+    body: Bytes,
+    next: Next,
+}
+
+impl Call {
+    fn path(&self) -> &str {
+        self.parts.uri.path_and_query().map_or("/", |path| path.as_str())
+    }
+
+    /// This worker's answer.
+    pub(super) async fn here(self) -> Response {
+        self.next.run(Request::from_parts(self.parts, Body::from(self.body))).await
+    }
+
+    /// That of whoever is in a place.
+    async fn at(self, cells: &Cells, place: &Place) -> Response {
+        let Place::Cell(cell) = place else { return self.here().await };
+        let asked = (self.parts.method.clone(), self.path());
+        match cells.ask(cell, asked, self.body.clone(), CHANGE_LIMIT).await {
+            Ok(answer) => answer.into_response(),
+            Err(error) => error.problem(cell).into_response(),
+        }
+    }
+}
+
+async fn answer(State(cells): State<Arc<Cells>>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = match to_bytes(body, STATE_LIMIT).await {
+        Ok(body) => body,
+        Err(error) => return Problem::bad_body(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()).into_response(),
+    };
+    // What was begun is brought to its end, also when the one who asked for it is gone.
+    let answered = tokio::spawn(route(cells, Call { parts, body, next })).await;
+    answered.unwrap_or_else(|_| Problem::panicked().into_response())
+}
+
+async fn route(cells: Arc<Cells>, call: Call) -> Response {
+    let (method, path) = (call.parts.method.clone(), call.parts.uri.path().to_owned());
+    let words: Vec<&str> = path.split('/').skip(1).collect();
+    match (&method, &words[..]) {
+        (&Method::GET, ["v1", "volumes"]) => cells.all(Kind::Volumes, call).await,
+        (&Method::GET, ["v1", "devices"]) => cells.all(Kind::Devices, call).await,
+        (&Method::GET, ["v1", "copies"]) => cells.all(Kind::Copies, call).await,
+        (&Method::POST, ["v1", "copies"]) => cells.create_copy(call).await,
+        (_, ["v1", "copies", name, ..]) => cells.pass(Kind::Copies, name, call).await,
+        (&Method::GET, ["v1", "status"]) => cells.status(call).await,
+        (&Method::GET, ["metrics"]) => cells.metrics(call).await,
+        (&Method::GET, ["v1", "upgrade"]) => cells.show_upgrade(call).await,
+        (&Method::POST, ["v1", "upgrade"]) => cells.begin_upgrade(call).await,
+        (&Method::POST, ["v1", "volumes"]) => cells.create_volume(call).await,
+        (&Method::POST, ["v1", "devices"]) => cells.create_device(call).await,
+        (&Method::POST, ["v1", "devices", name, "namespaces"]) => cells.attach(name, call).await,
+        (&Method::DELETE, ["v1", "volumes", name]) => cells.delete(Kind::Volumes, name, call).await,
+        (&Method::DELETE, ["v1", "devices", name]) => cells.delete(Kind::Devices, name, call).await,
+        (_, ["v1", "volumes", name, ..]) => cells.pass(Kind::Volumes, name, call).await,
+        (_, ["v1", "devices", name, ..]) => cells.pass(Kind::Devices, name, call).await,
+        _ => call.here().await,
+    }
+}
+
+impl Call {
+    /// The body, if it is what it should be; otherwise this worker's own answer says what is wrong with it.
+    pub(super) fn body<T: serde::de::DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_slice(&self.body).ok()
+    }
+}
+
+impl Cells {
+    /// To whoever has it. What nobody has, this worker says.
+    async fn pass(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
+        let place = self.place(kind, name).await.unwrap_or(Place::Main);
+        call.at(self, &place).await
+    }
+
+    async fn create_volume(self: &Arc<Self>, call: Call) -> Response {
+        let Some(spec) = call.body::<VolumeSpec>() else { return call.here().await };
+        let _change = self.change.lock().await;
+        if let Some(place) = self.place(Kind::Volumes, spec.name.as_str()).await {
+            // It will say that it has it.
+            return call.at(self, &place).await;
+        }
+        let mut places: Vec<(&str, Place)> = Vec::new();
+        for leaf in spec.stack.leaves().into_iter().filter_map(millrace_services::Leaf::volume) {
+            places.push((leaf, self.place(Kind::Volumes, leaf).await.unwrap_or(Place::Main)));
+        }
+        let Some((first, place)) = places.first().cloned() else { return call.here().await };
+        if let Some((other, there)) = places.iter().find(|(_, there)| *there != place) {
+            let why = format!("worker {} has volume {first}, and worker {} volume {other}", place.name(), there.name());
+            return Problem::from(&ControlError::NotMovable { volume: spec.name, why }).into_response();
+        }
+        let answer = call.at(self, &place).await;
+        self.heard(&place).await;
+        answer
+    }
+
+    async fn create_device(self: &Arc<Self>, call: Call) -> Response {
+        let Some(spec) = call.body::<DeviceSpec>() else { return call.here().await };
+        let _change = self.change.lock().await;
+        if let Some(place) = self.place(Kind::Devices, spec.name.as_str()).await {
+            return call.at(self, &place).await;
+        }
+        let Some(cell) = self.mode.cell_of(&spec) else { return call.here().await };
+        // No process for what cannot be.
+        if let Err(error) = check_cell(&cell, &spec).and_then(|()| spec.validate(usize::MAX)) {
+            return Problem::from(&error).into_response();
+        }
+        if let Err(problem) = self.start(&cell).await {
+            let _ = self.keeper.stop_cell(cell.as_str());
+            self.known().remove(&cell);
+            return problem.into_response();
+        }
+        let answer = call.at(self, &Place::Cell(cell.clone())).await;
+        self.refresh(&cell).await;
+        if !answer.status().is_success() {
+            self.retire(&cell).await;
+        }
+        answer
+    }
+
+    async fn attach(self: &Arc<Self>, device: &str, call: Call) -> Response {
+        let _change = self.change.lock().await;
+        if self.has_unfinished() {
+            self.finish_moves().await;
+        }
+        let there = self.place(Kind::Devices, device).await;
+        let (Some(there), Some(spec)) = (there, call.body::<AttachSpec>()) else {
+            return self.pass(Kind::Devices, device, call).await;
+        };
+        let volume = spec.volume.as_str();
+        match self.place(Kind::Volumes, volume).await {
+            Some(from) if from != there => {
+                if let Err(problem) = self.move_volume(volume, &from, &there).await {
+                    let detail = format!(
+                        "volume {volume} is served by worker {}, and device {device} by worker {}: {}",
+                        from.name(),
+                        there.name(),
+                        problem.detail
+                    );
+                    return Problem { detail, ..problem }.into_response();
+                }
+                if let Place::Cell(cell) = &from {
+                    self.retire(cell).await;
+                }
+            }
+            _ => {}
+        }
+        let answer = call.at(self, &there).await;
+        self.heard(&there).await;
+        answer
+    }
+
+    /// A copy is where its volumes are. What is apart comes together, if it can.
+    async fn create_copy(self: &Arc<Self>, mut call: Call) -> Response {
+        let Some(mut spec) = call.body::<CopySpec>() else { return call.here().await };
+        let _change = self.change.lock().await;
+        let name = match spec.name.take() {
+            Some(name) => Some(name),
+            None => self.free_copy_name().await,
+        };
+        if let Some(place) = self.place(Kind::Copies, name.as_ref().map_or("", Name::as_str)).await {
+            return call.at(self, &place).await;
+        }
+        let (source, target) = (spec.source.clone(), spec.target.clone());
+        let from = self.place(Kind::Volumes, source.as_str()).await.unwrap_or(Place::Main);
+        let mut to = self.place(Kind::Volumes, target.as_str()).await.unwrap_or(Place::Main);
+        if from != to {
+            // Nobody may use the target of a copy: so it is what can go.
+            if let Err(problem) = self.move_volume(target.as_str(), &to, &from).await {
+                let places = (from.name(), to.name());
+                let detail =
+                    format!("volume {source} is served by worker {}, and volume {target} by worker {}", places.0, places.1);
+                return Problem { detail: format!("{detail}: {}", problem.detail), ..problem }.into_response();
+            }
+            to = from;
+        }
+        call.body = serde_json::to_vec(&CopySpec { name, ..spec }).expect("a copy is text").into();
+        let answer = call.at(self, &to).await;
+        self.heard(&to).await;
+        answer
+    }
+
+    /// A name that no place has for a copy: each would choose its own.
+    async fn free_copy_name(self: &Arc<Self>) -> Option<Name> {
+        self.refresh_all().await;
+        for number in 1..=u16::MAX {
+            let name = format!("copy{number}");
+            let known = self.known_place(Kind::Copies, &name).is_some();
+            if !known && self.manager.copy(&name).is_err() {
+                return name.parse().ok();
+            }
+        }
+        None
+    }
+
+    async fn delete(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
+        let _change = self.change.lock().await;
+        let place = self.place(kind, name).await.unwrap_or(Place::Main);
+        let answer = call.at(self, &place).await;
+        let Place::Cell(cell) = &place else { return answer };
+        if !answer.status().is_success() {
+            return answer;
+        }
+        self.refresh(cell).await;
+        let left: Vec<String> = {
+            let known = self.known();
+            let cell = known.get(cell).filter(|known| known.devices.is_empty());
+            cell.map(|known| known.volumes.keys().cloned().collect()).unwrap_or_default()
+        };
+        for volume in left {
+            // Nobody is served there any more; what cannot go keeps its worker.
+            if let Err(problem) = self.move_volume(&volume, &place, &Place::Main).await {
+                tracing::debug!(volume, worker = %cell, "the volume stays: {}", problem.detail);
+            }
+        }
+        self.retire(cell).await;
+        answer
+    }
+
+    /// Something has changed there.
+    pub(super) async fn heard(&self, place: &Place) {
+        if let Place::Cell(cell) = place {
+            self.refresh(cell).await;
+        }
+    }
+}
+
+/// Whether a device can have a cell of this name.
+pub(super) fn check_cell(cell: &Name, device: &DeviceSpec) -> Result<(), ControlError> {
+    if cell.as_str() == MAIN {
+        return Err(ControlError::invalid(
+            "device",
+            &device.name,
+            "its worker would be called main, as the daemon's own is; choose another name",
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,345 @@
+//! Cells: keepers with workers of their own, each for the devices of one tenant or for one device (docs/isolation.md).
+//!
+//! ```text
+//!   operator ── RUN_DIR/api.sock ──► front ─┬─► this worker's own API                      (its keeper starts the cells' keepers)
+//!                                           └─► RUN_DIR/cells/NAME/api.sock ── cell: keeper, worker, STATE_DIR/cells/NAME
+//! ```
+//!
+//! Invariants:
+//! * A cell needs nobody: while the daemon's own worker is dead, or hangs, its guests do not notice, and it brings its devices back by
+//!   itself.
+//! * What is where is the cells' to say: it is asked for, and only remembered for when one does not answer.
+//! * A device and all that it shows are in one place. A volume that nobody uses goes where it is attached.
+//! * One change of what is where at a time.
+
+mod arrange;
+mod begin;
+mod client;
+mod door;
+mod front;
+mod merge;
+mod upgrade;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::{body::Bytes, http::Method};
+use millrace_keeper::Link;
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use self::client::{Answer, CellError, ask};
+pub(crate) use self::{
+    arrange::{ArrangeError, Arranged, arrange},
+    begin::BeginError,
+    door::door,
+    front::front,
+    merge::is_main,
+};
+use crate::{
+    Name,
+    api::Problem,
+    config::IsolationMode,
+    dirs::is_locked,
+    manager::{Manager, Step},
+    store::{self, VolumeRecord},
+};
+
+/// The daemon's own worker.
+pub(crate) const MAIN: &str = "main";
+
+/// Where cells have their folders, in the daemon's run and state directories.
+pub(crate) const DIR: &str = "cells";
+
+/// How long a cell may take to tell what it has, to do something, and to start or end.
+const LIST_LIMIT: Duration = Duration::from_secs(2);
+const CHANGE_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(15);
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A cell's folder.
+pub(crate) fn folder(base: &Path, cell: &Name) -> PathBuf {
+    base.join(DIR).join(cell.as_str())
+}
+
+/// The cells that have a state.
+pub(crate) fn stored(state_dir: &Path) -> io::Result<BTreeSet<Name>> {
+    let entries = match fs::read_dir(state_dir.join(DIR)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        entries => entries?,
+    };
+    let name = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let names: BTreeSet<Name> = entries.filter_map(Result::ok).filter_map(name).collect();
+    Ok(names.into_iter().filter(|name| folder(state_dir, name).join(store::FILE).exists()).collect())
+}
+
+/// Where something is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Main,
+    Cell(Name),
+}
+
+impl Place {
+    fn name(&self) -> &str {
+        match self {
+            Self::Main => MAIN,
+            Self::Cell(name) => name.as_str(),
+        }
+    }
+}
+
+/// What there may be in a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Volumes,
+    Devices,
+    Copies,
+}
+
+impl Kind {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Volumes => "/v1/volumes",
+            Self::Devices => "/v1/devices",
+            Self::Copies => "/v1/copies",
+        }
+    }
+}
+
+/// What a cell said last.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    volumes: BTreeMap<String, Value>,
+    devices: BTreeMap<String, Value>,
+    copies: BTreeMap<String, Value>,
+    /// Why it does not answer.
+    silent: Option<String>,
+}
+
+impl Known {
+    fn of(&self, kind: Kind) -> &BTreeMap<String, Value> {
+        match kind {
+            Kind::Volumes => &self.volumes,
+            Kind::Devices => &self.devices,
+            Kind::Copies => &self.copies,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.silent.is_none() && self.volumes.is_empty() && self.devices.is_empty()
+    }
+}
+
+/// The cells of a daemon, for its own worker.
+pub(crate) struct Cells {
+    mode: IsolationMode,
+    run_dir: PathBuf,
+    state_dir: PathBuf,
+    keeper: Arc<Link>,
+    manager: Arc<Manager>,
+    known: Mutex<BTreeMap<Name, Known>>,
+    change: tokio::sync::Mutex<()>,
+}
+
+impl Cells {
+    pub(crate) fn new(
+        mode: IsolationMode,
+        (run_dir, state_dir): (PathBuf, PathBuf),
+        keeper: &Arc<Link>,
+        manager: &Arc<Manager>,
+        cells: &BTreeSet<Name>,
+    ) -> Arc<Self> {
+        let known = cells.iter().map(|name| (name.clone(), Known::default())).collect();
+        let (keeper, manager) = (Arc::clone(keeper), Arc::clone(manager));
+        Arc::new(Self {
+            mode,
+            run_dir,
+            state_dir,
+            keeper,
+            manager,
+            known: Mutex::new(known),
+            change: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Name, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn names(&self) -> Vec<Name> {
+        self.known().keys().cloned().collect()
+    }
+
+    /// Asks a cell.
+    async fn ask(
+        &self,
+        cell: &Name,
+        (method, path): (Method, &str),
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Answer, CellError> {
+        ask(&folder(&self.run_dir, cell), method, path, body, limit).await
+    }
+
+    /// What a cell has, in its own words.
+    async fn list(&self, cell: &Name) -> Result<Known, CellError> {
+        let mut known = Known::default();
+        let Known { volumes, devices, copies, .. } = &mut known;
+        for (kind, list) in [(Kind::Volumes, volumes), (Kind::Devices, devices), (Kind::Copies, copies)] {
+            let answer = self.ask(cell, (Method::GET, kind.path()), Bytes::new(), LIST_LIMIT).await?;
+            let views: Vec<Value> = answer.json()?;
+            let named = |mut view: Value| {
+                // Whatever it says of itself, it is this one.
+                if let Some(worker) = view.get_mut("worker").and_then(Value::as_object_mut) {
+                    worker.insert("name".to_owned(), cell.to_string().into());
+                }
+                Some((view["name"].as_str()?.to_owned(), view))
+            };
+            *list = views.into_iter().filter_map(named).collect();
+        }
+        Ok(known)
+    }
+
+    /// Asks a cell what it has.
+    async fn refresh(&self, cell: &Name) {
+        let listed = self.list(cell).await;
+        let mut known = self.known();
+        let Some(entry) = known.get_mut(cell) else { return };
+        match listed {
+            Ok(now) => *entry = now,
+            Err(error) => entry.silent = Some(error.to_string()),
+        }
+    }
+
+    /// Asks all of them.
+    async fn refresh_all(self: &Arc<Self>) {
+        let mut asked = JoinSet::new();
+        for cell in self.names() {
+            let cells = Arc::clone(self);
+            asked.spawn(async move { cells.refresh(&cell).await });
+        }
+        asked.join_all().await;
+    }
+
+    fn known_place(&self, kind: Kind, name: &str) -> Option<Place> {
+        let known = self.known();
+        known.iter().find(|(_, known)| known.of(kind).contains_key(name)).map(|(cell, _)| Place::Cell(cell.clone()))
+    }
+
+    /// Where something of this name is.
+    async fn place(self: &Arc<Self>, kind: Kind, name: &str) -> Option<Place> {
+        let (manager, wanted) = (Arc::clone(&self.manager), name.to_owned());
+        let here = tokio::task::spawn_blocking(move || match kind {
+            Kind::Volumes => manager.has_volume(&wanted),
+            Kind::Devices => manager.has_device(&wanted),
+            Kind::Copies => manager.copy(&wanted).is_ok(),
+        });
+        if here.await.unwrap_or(false) {
+            return Some(Place::Main);
+        }
+        if let Some(place) = self.known_place(kind, name) {
+            return Some(place);
+        }
+        // A guest may have made it.
+        self.refresh_all().await;
+        self.known_place(kind, name)
+    }
+
+    /// The worker that has a volume, as far as it was heard of.
+    pub(crate) fn worker_of(&self, volume: &str) -> Option<String> {
+        self.known_place(Kind::Volumes, volume).map(|place| place.name().to_owned())
+    }
+
+    /// Has a cell run, and waits until it answers.
+    async fn start(&self, cell: &Name) -> Result<(), Problem> {
+        let failed = |why: String| {
+            let detail = format!("worker {cell} does not start: {why}");
+            Problem::of_cell("worker-failed", detail, Some("the log says more".to_owned()))
+        };
+        self.known().entry(cell.clone()).or_default();
+        self.keeper.start_cell(cell.as_str()).map_err(|error| failed(error.to_string()))?;
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            match self.list(cell).await {
+                Ok(known) => {
+                    self.known().insert(cell.clone(), known);
+                    return Ok(());
+                }
+                Err(error) if Instant::now() >= deadline => return Err(failed(error.to_string())),
+                Err(_) => tokio::time::sleep(LOOK).await,
+            }
+        }
+    }
+
+    /// Ends a cell that has nothing.
+    async fn retire(&self, cell: &Name) {
+        self.refresh(cell).await;
+        if !self.known().get(cell).is_some_and(Known::is_empty) {
+            return;
+        }
+        if let Err(error) = self.keeper.stop_cell(cell.as_str()) {
+            tracing::warn!(worker = %cell, %error, "a worker that has nothing goes on");
+            return;
+        }
+        let deadline = Instant::now() + CHANGE_LIMIT;
+        while is_locked(&folder(&self.run_dir, cell)) {
+            if Instant::now() >= deadline {
+                tracing::warn!(worker = %cell, "a worker that has nothing does not end");
+                return;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        self.known().remove(cell);
+        forget(&self.state_dir, cell);
+        tracing::info!(worker = %cell, "the worker had nothing left, and has ended");
+    }
+
+    async fn step(&self, place: &Place, step: Step) -> Result<Vec<VolumeRecord>, Problem> {
+        match place {
+            Place::Main => {
+                let manager = Arc::clone(&self.manager);
+                let done = tokio::task::spawn_blocking(move || manager.step(&step)).await;
+                done.map_err(|_| Problem::panicked())?.map_err(|error| Problem::from(&error))
+            }
+            Place::Cell(cell) => {
+                let body = serde_json::to_vec(&step).expect("steps have text for keys and nothing that JSON lacks");
+                let answer = self.ask(cell, (Method::POST, door::MOVE), body.into(), CHANGE_LIMIT).await;
+                answer.and_then(|answer| answer.json()).map_err(|error| error.problem(cell))
+            }
+        }
+    }
+
+    /// Takes a volume that nobody uses, and what goes with it, to another place.
+    async fn move_volume(&self, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
+        let records = self.step(from, Step::Look { volume: volume.to_owned() }).await?;
+        let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
+        self.step(to, Step::Receive { records }).await?;
+        if let Err(problem) = self.step(from, Step::Release { volumes: volumes.clone() }).await {
+            self.step(to, Step::Release { volumes }).await?;
+            return Err(problem);
+        }
+        let opened = self.step(to, Step::Open { volumes }).await;
+        for place in [from, to] {
+            self.heard(place).await;
+        }
+        tracing::info!(volume, from = from.name(), to = to.name(), "volume moved");
+        opened.map(|_| ())
+    }
+}
+
+/// A cell is no more; its account stays.
+fn forget(state_dir: &Path, cell: &Name) {
+    let file = folder(state_dir, cell).join(store::FILE);
+    match fs::remove_file(&file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %file.display(), %error, "the state of a worker that has nothing stays behind");
+        }
+        _ => {}
+    }
+}

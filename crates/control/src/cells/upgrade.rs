@@ -1,0 +1,143 @@
+//! Another binary for all cells and this worker: the cells one after the other, then this worker; all of them or none.
+//!
+//! Each keeper does for its own worker what an upgrade is (docs/adr/0010-upgrade.md). The cells stay on trial until this worker's is over,
+//! and go back when it fails: this worker's old binary, which begins then, calls theirs off.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Json,
+    body::{Bytes, to_bytes},
+    http::{Method, StatusCode},
+    response::{IntoResponse, Response},
+};
+use millrace_keeper::{UpgradeResult, Upgraded};
+use uuid::Uuid;
+
+use super::{CHANGE_LIMIT, Cells, LIST_LIMIT, LOOK, client::CellError, door, front::Call};
+use crate::{
+    Name,
+    api::Problem,
+    upgrade::{UpgradeSpec, UpgradeState, UpgradeView},
+};
+
+/// How long a cell's trial lasts unless this worker ends it: longer than anybody's.
+const CELL_TRIAL_SECONDS: u64 = 24 * 3600;
+
+const PATH: &str = "/v1/upgrade";
+
+impl Cells {
+    pub(super) async fn begin_upgrade(self: &Arc<Self>, call: Call) -> Response {
+        let Some(spec) = call.body::<UpgradeSpec>() else { return call.here().await };
+        let id = Uuid::new_v4();
+        let view = match self.manager.prepare_upgrade(&spec, id) {
+            Ok(view) => view,
+            Err(error) => return Problem::from(&error).into_response(),
+        };
+        let cells = Arc::clone(self);
+        tokio::spawn(async move {
+            let _change = cells.change.lock().await;
+            let result = match cells.upgrade_all(&spec).await {
+                Ok(()) => cells.manager.begin_upgrade(&spec, id).map_err(|error| error.to_string()),
+                Err(why) => Err(why),
+            };
+            if let Err(why) = result {
+                cells.call_off().await;
+                cells.manager.fail_upgrade(id, why);
+            }
+        });
+        (StatusCode::ACCEPTED, Json(view)).into_response()
+    }
+
+    async fn upgrade_all(&self, spec: &UpgradeSpec) -> Result<(), String> {
+        let spec = UpgradeSpec { trial_seconds: Some(CELL_TRIAL_SECONDS), ..spec.clone() };
+        let body = serde_json::to_vec(&spec).map_err(|error| error.to_string())?;
+        for cell in self.names() {
+            self.upgrade_one(&cell, body.clone().into()).await.map_err(|why| format!("worker {cell}: {why}"))?;
+        }
+        Ok(())
+    }
+
+    async fn upgrade_one(&self, cell: &Name, body: Bytes) -> Result<(), String> {
+        let before = self.upgrade_of(cell).await.map(|view| view.id);
+        let begun = self.ask(cell, (Method::POST, PATH), body, LIST_LIMIT).await;
+        let id = match begun.and_then(|answer| answer.json::<UpgradeView>()) {
+            Ok(view) => Some(view.id),
+            // A new binary that was quick: the old worker let go before it had answered.
+            Err(CellError::Http(_)) => None,
+            Err(error) => return Err(error.to_string()),
+        };
+        let is_ours = |view: &UpgradeView| id.as_ref().map_or(before.as_ref() != Some(&view.id), |id| view.id == *id);
+        let deadline = Instant::now() + CHANGE_LIMIT;
+        while Instant::now() < deadline {
+            tokio::time::sleep(LOOK).await;
+            match self.upgrade_of(cell).await {
+                Some(view) if is_ours(&view) && view.state == UpgradeState::Done => return Ok(()),
+                Some(view) if is_ours(&view) && view.state == UpgradeState::Failed => {
+                    return Err(view.reason.unwrap_or_default());
+                }
+                _ => {}
+            }
+        }
+        Err("it does not say how the upgrade ended".to_owned())
+    }
+
+    async fn upgrade_of(&self, cell: &Name) -> Option<UpgradeView> {
+        self.ask(cell, (Method::GET, PATH), Bytes::new(), LIST_LIMIT).await.ok()?.json().ok()
+    }
+
+    /// This worker's upgrade has ended. When it failed, the cells' have.
+    pub(crate) async fn note_upgraded(self: Arc<Self>, upgraded: Upgraded) {
+        if !matches!(upgraded.result, UpgradeResult::Done(_)) {
+            self.call_off().await;
+        }
+        self.manager.note_upgraded(&upgraded);
+    }
+
+    /// Cells that are on trial go back to the binary before.
+    pub(super) async fn call_off(&self) {
+        for cell in self.names() {
+            if let Err(error) = self.ask(&cell, (Method::DELETE, door::UPGRADE), Bytes::new(), LIST_LIMIT).await {
+                tracing::warn!(worker = %cell, %error, "the worker was not told that its upgrade is called off");
+            }
+        }
+    }
+
+    /// The trial of this worker is over, and so is theirs.
+    pub(super) async fn settle(&self) {
+        for cell in self.names() {
+            if let Err(error) = self.ask(&cell, (Method::POST, door::SETTLE), Bytes::new(), LIST_LIMIT).await {
+                tracing::warn!(worker = %cell, %error, "the worker was not told that its trial is over");
+            }
+        }
+    }
+
+    /// A cell whose new binary failed while this worker is on trial: this one's has failed as well.
+    pub(super) async fn failed_cell(&self) -> Option<Name> {
+        for cell in self.names() {
+            if self.upgrade_of(&cell).await.is_some_and(|view| view.state == UpgradeState::Failed) {
+                return Some(cell);
+            }
+        }
+        None
+    }
+
+    /// The last upgrade; its pause is the longest of all.
+    pub(super) async fn show_upgrade(self: &Arc<Self>, call: Call) -> Response {
+        let answer = call.here().await;
+        if !answer.status().is_success() {
+            return answer;
+        }
+        let bytes = to_bytes(answer.into_body(), usize::MAX).await.unwrap_or_default();
+        let Ok(mut view) = serde_json::from_slice::<UpgradeView>(&bytes) else {
+            return Problem::panicked().into_response();
+        };
+        if view.state == UpgradeState::Done {
+            for cell in self.names() {
+                let theirs = self.upgrade_of(&cell).await.and_then(|view| view.pause_micros);
+                view.pause_micros = view.pause_micros.max(theirs);
+            }
+        }
+        Json(view).into_response()
+    }
+}

@@ -1,0 +1,136 @@
+//! Volumes that go to another worker, with all that they are made of: nobody uses them meanwhile (docs/isolation.md).
+//!
+//! ```text
+//!   here: look ─► there: receive, stored but not opened ─► here: release, closed and forgotten ─► there: open
+//! ```
+//!
+//! Whatever ends between two of the steps, the declaration is stored somewhere; where it is stored twice, the one that is not open goes.
+
+use std::collections::BTreeSet;
+
+use millrace_services::Leaf;
+use serde::{Deserialize, Serialize};
+
+use super::{Inner, Manager, Volume, graphs::in_memory};
+use crate::{
+    Name,
+    error::ControlError,
+    store::{Changes, VolumeRecord},
+};
+
+/// Why a volume that was received is not open.
+pub(crate) const RECEIVED: &str = "it is on its way to this worker";
+
+/// A part of a move.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "lowercase", deny_unknown_fields)]
+pub(crate) enum Step {
+    /// What goes with a volume, if it can go.
+    Look { volume: String },
+    /// Store these.
+    Receive { records: Vec<VolumeRecord> },
+    /// Close these and forget them. Their files stay.
+    Release { volumes: Vec<Name> },
+    /// Open what was received.
+    Open { volumes: Vec<Name> },
+}
+
+impl Manager {
+    /// Does a part of a move; what it is about.
+    pub(crate) fn step(&self, step: &Step) -> Result<Vec<VolumeRecord>, ControlError> {
+        let mut inner = self.lock()?;
+        match step {
+            Step::Look { volume } => inner.family(volume),
+            Step::Receive { records } => self.receive(&mut inner, records),
+            Step::Release { volumes } => self.release(&mut inner, volumes),
+            Step::Open { volumes } => inner.open_received(volumes),
+        }
+    }
+
+    fn receive(&self, inner: &mut Inner, records: &[VolumeRecord]) -> Result<Vec<VolumeRecord>, ControlError> {
+        for record in records {
+            match inner.volumes.get(&record.spec.name) {
+                Some(there) if there.record.uuid != record.uuid => {
+                    return Err(ControlError::VolumeExists { name: record.spec.name.clone() });
+                }
+                Some(_) => {}
+                None => inner.check_unused("volume", &record.spec.name, record.uuid)?,
+            }
+        }
+        let new = |record: &&VolumeRecord| !inner.volumes.contains_key(&record.spec.name);
+        let new: Vec<_> = records.iter().filter(new).collect();
+        self.store.apply(&Changes { put_volumes: new.clone(), ..Changes::default() })?;
+        for record in new {
+            let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None };
+            inner.volumes.insert(record.spec.name.clone(), volume);
+        }
+        Ok(Vec::new())
+    }
+
+    fn release(&self, inner: &mut Inner, names: &[Name]) -> Result<Vec<VolumeRecord>, ControlError> {
+        for name in names.iter().filter(|name| inner.volumes.contains_key(*name)) {
+            inner.check_movable(name)?;
+        }
+        self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?;
+        let mut left: Vec<_> = names.iter().filter(|name| inner.volumes.contains_key(*name)).collect();
+        while !left.is_empty() {
+            // What is made of others goes before them.
+            let at = left.iter().position(|name| inner.volumes_over(name.as_str()).next().is_none()).unwrap_or(0);
+            let name = left.remove(at);
+            if let Some(mut volume) = inner.volumes.remove(name) {
+                volume.close();
+                inner.forget_kept(&volume.record);
+                tracing::info!(volume = %name, "the volume goes to another worker");
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
+impl Inner {
+    /// A volume, what it is made of, and what is made of that.
+    fn family(&self, name: &str) -> Result<Vec<VolumeRecord>, ControlError> {
+        let mut look = vec![self.volume(name)?.record.spec.name.clone()];
+        let mut family: BTreeSet<Name> = BTreeSet::new();
+        while let Some(name) = look.pop() {
+            if family.contains(&name) {
+                continue;
+            }
+            look.extend(self.volumes_over(name.as_str()).map(|(over, _)| over.clone()));
+            let leaves = self.volumes.get(&name).map(|volume| volume.record.spec.stack.leaves()).unwrap_or_default();
+            let below = leaves.into_iter().filter_map(Leaf::volume).filter_map(|below| below.parse().ok());
+            look.extend(below.filter(|below: &Name| self.volumes.contains_key(below)));
+            family.insert(name);
+        }
+        family.iter().try_for_each(|name| self.check_movable(name))?;
+        Ok(family.iter().filter_map(|name| Some(self.volumes.get(name)?.record.clone())).collect())
+    }
+
+    /// Whether nobody needs a volume where it is.
+    fn check_movable(&self, name: &Name) -> Result<(), ControlError> {
+        let volume = self.idle_volume(name.as_str())?;
+        self.check_not_copied(name)?;
+        let refused = |why: String| Err(ControlError::NotMovable { volume: name.clone(), why });
+        if let Some((device, nsid)) = self.users(name.as_str()).next() {
+            return refused(format!("device {} shows it, as namespace {nsid}", device.record.spec.name));
+        }
+        if let Some(owner) = &volume.record.created_by {
+            return refused(format!("the guest of device {owner} created it"));
+        }
+        if in_memory(&volume.record.spec.stack) > 0 && volume.allocated().is_some_and(|bytes| bytes > 0) {
+            return refused("its blocks are in the memory of that worker".to_owned());
+        }
+        Ok(())
+    }
+
+    fn open_received(&mut self, names: &[Name]) -> Result<Vec<VolumeRecord>, ControlError> {
+        let is_closed = |name: &&Name| self.volumes.get(*name).is_some_and(|volume| volume.live.as_ref().err().is_some());
+        let closed: Vec<_> = names.iter().filter(is_closed).cloned().collect();
+        let records = closed.iter().filter_map(|name| self.volumes.remove(name)).map(|volume| volume.record).collect();
+        self.restore_volumes(records);
+        for name in names {
+            self.volume(name.as_str())?.live()?;
+        }
+        Ok(Vec::new())
+    }
+}
