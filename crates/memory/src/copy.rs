@@ -37,6 +37,8 @@ pub enum Target {
     Far,
     /// Memory of a guest's: far if so much else was copied since it was the target last.
     Guest,
+    /// As `Guest`, and what is copied comes from no first-level cache: from memory, or from where a prefetch brought it.
+    GuestFromFar,
 }
 
 /// Copies longer than this are left to the processor's own string move.
@@ -53,15 +55,17 @@ pub(crate) unsafe fn copy_towards(from: *const u8, to: *mut u8, len: usize, targ
         let past_caches = match target {
             Target::Near => false,
             Target::Far => true,
-            Target::Guest => len > BULK && recent::is_far(to as usize, len),
+            Target::Guest | Target::GuestFromFar => len > BULK && recent::is_far(to as usize, len),
         };
+        // The processor's own string move asks for more lines at a time; vectors are faster where the lines are near.
+        let by_vector = len <= BULK && target != Target::GuestFromFar;
         let has_avx512 = std::arch::is_x86_feature_detected!("avx512f");
         // SAFETY: the features are there, the target is aligned to lines, and the caller vouches for the ranges.
         unsafe {
             match (past_caches, has_avx512) {
                 (true, true) => return stream_avx512(from, to, len),
                 (true, false) => return stream_sse2(from, to, len),
-                (false, true) if len <= BULK => return copy_avx512(from, to, len),
+                (false, true) if by_vector => return copy_avx512(from, to, len),
                 (false, _) => {}
             }
         }
@@ -172,7 +176,7 @@ const AHEAD: usize = 2048;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Brings the lines of `len` bytes at `at` near. It is a hint: the address may be any.
+/// Brings the lines of `len` bytes at `at` as near as can be: few, and needed at once. It is a hint: the address may be any.
 #[inline]
 pub(crate) fn prefetch(at: *const u8, len: usize) {
     for line in (0..len).step_by(LINE) {
@@ -180,6 +184,21 @@ pub(crate) fn prefetch(at: *const u8, len: usize) {
         // SAFETY: a prefetch has no effect but on the cache, whatever the address.
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.wrapping_add(line).cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at.wrapping_add(line);
+    }
+}
+
+/// Brings a block's lines into the second-level cache. The first level can wait for a dozen lines or two at a time: a block's would hold
+/// up everything behind them, and drive out what is in use. It is a hint: the address may be any.
+#[inline]
+pub(crate) fn prefetch_block(at: *const u8, len: usize) {
+    for line in (0..len).step_by(LINE) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(at.wrapping_add(line).cast());
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = at.wrapping_add(line);

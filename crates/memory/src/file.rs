@@ -108,7 +108,7 @@ impl FileMap {
     pub fn read(&self, offset: u64, to: &[Segment]) -> bool {
         let Some(piece) = self.piece(offset, to) else { return false };
         match to {
-            [to] => piece.copy_to(to, Target::Guest),
+            [to] => piece.copy_to(to, if self.is_far() { Target::GuestFromFar } else { Target::Guest }),
             list => _ = SegmentCursor::new(list).copy_from(piece),
         }
         // The guard sets this before it replaces the mapping: what was copied before that is the file's.
@@ -122,7 +122,7 @@ impl FileMap {
     pub fn write(&self, offset: u64, from: &[Segment]) -> bool {
         let Some(piece) = self.piece(offset, from) else { return false };
         match from {
-            [from] => from.copy_to(&piece, if self.bytes > NEAR { Target::Far } else { Target::Near }),
+            [from] => from.copy_to(&piece, if self.is_far() { Target::Far } else { Target::Near }),
             list => _ = SegmentCursor::new(list).copy_to(piece),
         }
         !self.poison.is_set()
@@ -132,13 +132,19 @@ impl FileMap {
     #[inline]
     pub fn prefetch(&self, offset: u64, len: u64) -> bool {
         let len = len.min(8192);
-        if self.bytes > NEAR && self.holds(offset, len) {
+        if self.is_far() && self.holds(offset, len) {
             // SAFETY: as in `piece`.
             let piece = unsafe { self.mapping.segment(offset as usize, len as usize) };
             if let Some(piece) = piece {
-                piece.prefetch(0, len as usize);
+                piece.prefetch_block();
             }
         }
+        self.is_far()
+    }
+
+    /// Whether most of the file is in no cache.
+    #[inline]
+    fn is_far(&self) -> bool {
         self.bytes > NEAR
     }
 

@@ -171,6 +171,12 @@ impl Segment {
         }
     }
 
+    /// Brings a whole segment's cache lines into the second level: a block that will be copied by one of the next commands.
+    #[inline]
+    pub fn prefetch_block(&self) {
+        crate::copy::prefetch_block(self.as_ptr(), self.len);
+    }
+
     /// Loads a 32-bit word that the memory's other owner stores at any time.
     ///
     /// # Panics

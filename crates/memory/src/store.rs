@@ -245,7 +245,7 @@ impl ByteStore {
         match self.first_chunk(offset, len) {
             Some((chunk, piece)) => {
                 if Self::is_far(chunk) {
-                    piece.prefetch(0, len);
+                    piece.prefetch_block();
                 }
                 Self::is_far(chunk)
             }
@@ -264,7 +264,7 @@ impl ByteStore {
             && let Some((chunk, piece)) = self.first_chunk(offset, to.len())
             && (!chunk.is_file || chunk.written(offset, to.len()) == (to.len(), true))
         {
-            return piece.copy_to(to, Target::Guest);
+            return piece.copy_to(to, if Self::is_far(chunk) { Target::GuestFromFar } else { Target::Guest });
         }
         self.read_list(offset, to);
     }

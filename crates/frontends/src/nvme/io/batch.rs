@@ -315,7 +315,8 @@ impl Batch {
         if sqe.flags.fuse() != Fuse::NORMAL || c.io.running.contains(self.sqid, cid) {
             return Err(NotPlain);
         }
-        if self.view.as_ref().is_none_or(|view| view.nsid != sqe.nsid.0) {
+        let is_first = self.view.as_ref().is_none_or(|view| view.nsid != sqe.nsid.0);
+        if is_first {
             // The old one leaves its gate before the new one enters.
             self.view = None;
             self.view = c.view(sqe.nsid.0);
@@ -329,8 +330,12 @@ impl Batch {
         if !allowed {
             return Err(NotPlain);
         }
-        if view.prefetch && self.pending > LOOK_AHEAD {
-            view.prefetch(&self.sq, self.head + LOOK_AHEAD, self.entries);
+        if view.prefetch {
+            // What lies between this one and the farthest was looked at by those before.
+            let nearest = if is_first { 1 } else { LOOK_AHEAD };
+            (nearest..=LOOK_AHEAD)
+                .take_while(|ahead| self.pending > *ahead)
+                .for_each(|ahead| view.prefetch(&self.sq, self.head + ahead, self.entries));
         }
         let bytes = count << view.shift;
         let access = if operation == Operation::Read { Access::Write } else { Access::Read };
