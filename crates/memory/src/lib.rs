@@ -20,6 +20,7 @@ mod cursor;
 mod file;
 pub mod guard;
 mod guest;
+mod huge;
 mod mapping;
 pub mod parity;
 mod peer;

@@ -1,10 +1,17 @@
 //! A range of this process's address space that we mapped and will unmap.
 
-use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    ptr::{NonNull, null_mut},
+};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use crate::Segment;
+use crate::{PAGE_SIZE, Segment};
+
+/// Size of a huge page.
+const HUGE: usize = 2 << 20;
 
 /// Owns one `mmap`; unmapped on drop.
 #[derive(Debug)]
@@ -23,8 +30,9 @@ impl Mapping {
     /// Maps `len` bytes of a file, shared with everybody else who maps it.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a fresh mapping at an address of the kernel's choosing cannot alias anything of ours.
-        let ptr = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
+        let proposal = aligned_place(offset, len);
+        // SAFETY: a fresh mapping cannot alias anything of ours: the kernel takes the proposal only if nothing is there.
+        let ptr = unsafe { mmap(proposal, len, prot, MapFlags::SHARED, fd, offset) }?;
         Self::from_raw(ptr.cast(), len, writable)
     }
 
@@ -33,7 +41,7 @@ impl Mapping {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choosing cannot alias anything of ours.
-        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        let ptr = unsafe { mmap_anonymous(null_mut(), len, prot, flags) }?;
         Self::from_raw(ptr.cast(), len, true)
     }
 
@@ -68,6 +76,45 @@ impl Mapping {
         Ok(unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxHugepage) }?)
     }
 
+    /// Puts huge pages in the place of the small ones behind a range of a memory file, which must be of whole huge pages: about a
+    /// millisecond each, and who touches the range meanwhile waits. `false`: another time it may work.
+    pub(crate) fn collapse(&self, offset: usize, len: usize) -> io::Result<bool> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let start = self.ptr.as_ptr().wrapping_add(offset);
+        // SAFETY: the range lies within the mapping, and no byte of it changes.
+        match unsafe { libc::madvise(start.cast(), len, libc::MADV_COLLAPSE) } {
+            0 => Ok(true),
+            _ => match io::Error::last_os_error() {
+                error if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// How many pages of a range are in memory.
+    pub(crate) fn resident(&self, offset: usize, len: usize) -> io::Result<usize> {
+        const AT_ONCE: usize = 512;
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let page = PAGE_SIZE as usize;
+        let mut present = [0_u8; AT_ONCE];
+        let mut count = 0;
+        for at in (offset..offset + len).step_by(AT_ONCE * page) {
+            let pages = (offset + len - at).div_ceil(page).min(AT_ONCE);
+            let start = self.ptr.as_ptr().wrapping_add(at);
+            // SAFETY: the range lies within the mapping, and there is a byte for each of its pages.
+            let rc = unsafe { libc::mincore(start.cast(), pages * page, present.as_mut_ptr()) };
+            if rc != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            count += present[..pages].iter().filter(|state| **state & 1 != 0).count();
+        }
+        Ok(count)
+    }
+
     /// Gives the pages of a range back to the system. In an anonymous mapping they read as zeroes afterwards.
     ///
     /// `offset` and `len` must be multiples of the page size, and the range must lie within the mapping.
@@ -100,6 +147,18 @@ impl Mapping {
         // SAFETY: offset + len lies within the mapping; the caller vouches for its life and for writes.
         Some(unsafe { Segment::new(self.ptr.add(offset), len) })
     }
+}
+
+/// An address at which a file's huge pages can be mapped as such: their places in the file and in memory are aligned alike. Nothing is
+/// there at this moment; it is a proposal, and null where it makes no difference.
+fn aligned_place(offset: u64, len: usize) -> *mut core::ffi::c_void {
+    let Some(room) = len.checked_add(HUGE).filter(|_| len >= HUGE) else { return null_mut() };
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choosing, which nobody may touch.
+    let Ok(start) = (unsafe { mmap_anonymous(null_mut(), room, ProtFlags::empty(), flags) }) else { return null_mut() };
+    // SAFETY: nothing uses what was just mapped. Should it fail, addresses are lost, and nothing else.
+    let _ = unsafe { munmap(start, room) };
+    start.wrapping_byte_add((offset as usize).wrapping_sub(start.addr()) % HUGE)
 }
 
 impl Drop for Mapping {

@@ -4,14 +4,14 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Mutex, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 
-use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor, Target};
+use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor, Target, huge};
 
 /// Chunks a store may consist of. Each one that is added at least doubles the store, so that these suffice for 64 bits.
 const CHUNKS: usize = 64;
@@ -24,7 +24,7 @@ const NEAR: usize = 16 << 20;
 const PREFETCH: u64 = 8192;
 
 #[derive(Debug)]
-struct Chunk {
+pub(crate) struct Chunk {
     /// Offset of the chunk's first byte within the store.
     start: u64,
     mapping: Mapping,
@@ -32,6 +32,8 @@ struct Chunk {
     is_file: bool,
     /// One bit per extent that was written since it was last given back as a whole.
     touched: Box<[AtomicU64]>,
+    /// One bit per extent that has its huge page, or cannot have one; of memory files only.
+    settled: Box<[AtomicU64]>,
 }
 
 /// Told of every memory file that a store makes, with its number.
@@ -50,24 +52,28 @@ impl Chunk {
 
     fn over(start: u64, mapping: Mapping, is_file: bool) -> Self {
         let words = (mapping.len() as u64).div_ceil(EXTENT).div_ceil(64) as usize;
-        Self { start, mapping, is_file, touched: (0..words).map(|_| AtomicU64::new(0)).collect() }
+        let bits = |words| (0..words).map(|_| AtomicU64::new(0)).collect();
+        Self { start, mapping, is_file, touched: bits(words), settled: bits(if is_file { words } else { 0 }) }
     }
 
     /// A chunk in a memory file.
-    fn in_file(start: u64, file: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(crate) fn in_file(start: u64, file: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         let bytes = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
         let len = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let mapping = Mapping::shared(file, 0, len, true)?;
         if bytes >= EXTENT {
-            // As above; the system's settings for shared memory decide.
+            // As above. Where the system's settings for shared memory say no, `huge` makes up for it.
             let _ = mapping.advise_huge();
         }
-        let chunk = Self::over(start, mapping, true);
+        let chunk = Arc::new(Self::over(start, mapping, true));
         let mut at = 0;
         // What an earlier process wrote.
         while let Ok(data) = rustix::fs::seek(file, SeekFrom::Data(at)) {
             at = rustix::fs::seek(file, SeekFrom::Hole(data))?;
             chunk.touch(start + data, usize::try_from(at - data).unwrap_or(usize::MAX).max(1));
+        }
+        if bytes >= EXTENT {
+            huge::watch(&chunk);
         }
         Ok(chunk)
     }
@@ -83,6 +89,37 @@ impl Chunk {
         let written = is_written(first);
         let same = (first..=last).take_while(|extent| is_written(*extent) == written).last().unwrap_or(first);
         (((same + 1) * EXTENT - at).min(len as u64) as usize, written)
+    }
+
+    /// Puts huge pages in the place of small ones where an extent was written for the most part: one that was not would take memory
+    /// that nobody needs. Returns how many extents are to be looked at again.
+    pub(crate) fn collapse(&self) -> usize {
+        let extent = EXTENT as usize;
+        let mut again = 0;
+        for (at, (touched, settled)) in self.touched.iter().zip(&self.settled).enumerate() {
+            let mut new = touched.load(Ordering::Relaxed) & !settled.load(Ordering::Relaxed);
+            while new != 0 {
+                let offset = (at * 64 + new.trailing_zeros() as usize) * extent;
+                let bit = new & new.wrapping_neg();
+                new &= !bit;
+                // The race is with `untouch`, which clears the one bit, then the other: in the one order of all four (SeqCst), either
+                // this finds the extent forgotten, or what is set here is cleared there.
+                settled.fetch_or(bit, Ordering::SeqCst);
+                let is_wanted = touched.load(Ordering::SeqCst) & bit != 0;
+                // Outside the mapping lies part of the last extent at most: it has no huge page, as one that the system refuses.
+                let done = is_wanted
+                    && match self.mapping.resident(offset, extent) {
+                        Ok(pages) if pages < extent / PAGE_SIZE as usize / 2 => false,
+                        Ok(_) => self.mapping.collapse(offset, extent).unwrap_or(true),
+                        Err(_) => true,
+                    };
+                if !done {
+                    settled.fetch_and(!bit, Ordering::Relaxed);
+                    again += usize::from(is_wanted);
+                }
+            }
+        }
+        again
     }
 
     fn end(&self) -> u64 {
@@ -103,6 +140,9 @@ impl Chunk {
             let (word, bit) = (&self.touched[(extent / 64) as usize], 1 << (extent % 64));
             if word.load(Ordering::Relaxed) & bit == 0 {
                 word.fetch_or(bit, Ordering::Release);
+                if self.is_file {
+                    huge::written();
+                }
             }
         }
     }
@@ -112,7 +152,12 @@ impl Chunk {
         let first = (offset - self.start).div_ceil(EXTENT);
         let past = (offset - self.start + len as u64) / EXTENT;
         for extent in first..past {
-            self.touched[(extent / 64) as usize].fetch_and(!(1 << (extent % 64)), Ordering::Relaxed);
+            let (word, bit) = ((extent / 64) as usize, 1 << (extent % 64));
+            self.touched[word].fetch_and(!bit, Ordering::SeqCst);
+            // In this order: see `collapse`.
+            if let Some(settled) = self.settled.get(word) {
+                settled.fetch_and(!bit, Ordering::SeqCst);
+            }
         }
     }
 
@@ -142,7 +187,7 @@ impl Chunk {
 /// What lies past [`Self::capacity`] cannot be reached: such a range panics, because callers check theirs.
 pub struct ByteStore {
     /// Filled from the first on; a chunk never moves or goes before the store does.
-    chunks: [OnceLock<Chunk>; CHUNKS],
+    chunks: [OnceLock<Arc<Chunk>>; CHUNKS],
     /// Held while a chunk is added, never on the data path.
     growing: Mutex<()>,
     /// Its chunks are memory files, and this one is told of them.
@@ -179,7 +224,7 @@ impl ByteStore {
     }
 
     fn present(&self) -> impl Iterator<Item = &Chunk> {
-        self.chunks.iter().map_while(OnceLock::get)
+        self.chunks.iter().map_while(|chunk| Some(&**chunk.get()?))
     }
 
     /// Makes at least `bytes` bytes reachable. What is reachable stays so, and stays where it is.
@@ -193,7 +238,7 @@ impl ByteStore {
             return Err(room);
         };
         let chunk = match &self.on_file {
-            None => Chunk::new(capacity, size)?,
+            None => Arc::new(Chunk::new(capacity, size)?),
             Some(on_file) => {
                 let file = memory_file(size)?;
                 let chunk = Chunk::in_file(capacity, file.as_fd())?;

@@ -25,7 +25,7 @@ fn memory_file(content: &[u8]) -> OwnedFd {
 }
 
 /// Memory of the test's own. The mapping must be kept as long as its segments are used.
-fn own_memory(len: usize) -> (Mapping, Segment) {
+pub(crate) fn own_memory(len: usize) -> (Mapping, Segment) {
     let mapping = Mapping::anonymous(len).unwrap();
     // SAFETY: the mapping is writable, and every test keeps it to its end.
     let segment = unsafe { mapping.segment(0, len) }.unwrap();
