@@ -45,6 +45,13 @@ pub trait Device: Any {
     /// lost). Says how the device can be woken.
     fn arm(&mut self, cx: &mut ShardContext<'_>) -> Readiness;
 
+    /// Whether a turn would find anything: asked of an armed device that can only be served by looking ([`Readiness::Nap`]), often and of
+    /// many in a row, so it must be cheap. A yes may be wrong. A no may be so only for what can wait some hundredths of a second: now
+    /// and then such a device is polled whatever it says.
+    fn may_have_work(&mut self) -> bool {
+        true
+    }
+
     /// The shard no longer sleeps. Called once after each `arm`, whatever that said.
     fn disarm(&mut self);
 

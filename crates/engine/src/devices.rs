@@ -25,6 +25,8 @@ use crate::{
 const WARM_FOR: Duration = Duration::from_millis(50);
 /// The time that passes for each look at a cold device.
 const LOOK_SPACING: Duration = Duration::from_micros(2);
+/// One look of so many at a cold device is a whole turn.
+const WHOLE_TURN: u8 = 16;
 
 /// How a device is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub(crate) struct Entry {
     /// It had work since `last_work` was set.
     worked: bool,
     last_work: Instant,
+    /// Looks at it since its last whole turn, while it is cold.
+    looks: u8,
 }
 
 impl Entry {
@@ -86,6 +90,14 @@ impl Entry {
         let work = self.call(core, Device::poll).unwrap_or(1);
         self.worked |= work > 0;
         work
+    }
+
+    /// Polls a cold device, if a look at it says that this may be worth it.
+    fn look(&mut self, core: &Core) -> usize {
+        self.looks = if self.looks + 1 < WHOLE_TURN { self.looks + 1 } else { 0 };
+        let may_have_work =
+            self.looks == 0 || self.fenced || self.call(core, |device, _| device.may_have_work()) != Some(false);
+        if may_have_work { self.poll(core) } else { 0 }
     }
 
     fn arm(&mut self, core: &Core) -> Option<Readiness> {
@@ -140,7 +152,7 @@ impl Devices {
     pub(crate) fn insert(&mut self, device: Box<dyn Device>, account: Rc<Account>) {
         let index = account.key.index;
         let (heat, last_work) = (Heat::Warm, Instant::now());
-        let entry = Entry { device, account, fenced: false, armed: false, heat, worked: false, last_work };
+        let entry = Entry { device, account, fenced: false, armed: false, heat, worked: false, last_work, looks: 0 };
         self.places[usize::from(index)].entry = Some(entry);
         self.warm.push(index);
     }
@@ -207,7 +219,7 @@ impl Devices {
             let Some(entry) = self.places.get_mut(usize::from(index)).and_then(|place| place.entry.as_mut()) else {
                 continue;
             };
-            let found = entry.poll(core);
+            let found = entry.look(core);
             if found > 0 {
                 let key = entry.account.key;
                 self.wake(core, key);

@@ -43,6 +43,7 @@ struct Gadget {
     poll: Box<dyn FnMut(&mut ShardContext<'_>) -> usize>,
     event: Event,
     arm: Box<dyn FnMut(&mut ShardContext<'_>) -> Readiness>,
+    may_have_work: Box<dyn FnMut() -> bool>,
     fences: Rc<Cell<u32>>,
     armed: Rc<Cell<i32>>,
 }
@@ -53,6 +54,7 @@ impl Default for Gadget {
             poll: Box::new(|_| 0),
             event: Box::new(|_, _| {}),
             arm: Box::new(|_| Readiness::Block),
+            may_have_work: Box::new(|| true),
             fences: Rc::default(),
             armed: Rc::default(),
         }
@@ -75,6 +77,10 @@ impl Device for Gadget {
     fn arm(&mut self, cx: &mut ShardContext<'_>) -> Readiness {
         self.armed.set(self.armed.get() + 1);
         (self.arm)(cx)
+    }
+
+    fn may_have_work(&mut self) -> bool {
+        (self.may_have_work)()
     }
 
     fn disarm(&mut self) {

@@ -1,8 +1,10 @@
 //! Whole shards on their own threads: sleeping and waking.
 
 use std::{
+    cell::Cell,
     io::Write,
     os::fd::AsFd,
+    rc::Rc,
     sync::mpsc::{Sender, channel},
     time::{Duration, Instant},
 };
@@ -201,6 +203,47 @@ fn one_napping_device_keeps_the_shard_looking() {
         std::thread::yield_now();
     }
     engine.stop().unwrap();
+}
+
+#[test]
+fn a_cold_device_is_asked_before_it_is_polled() {
+    let (asked, polled, answer) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+    let mut shard = super::shard();
+    let gadget = {
+        let (asked, polled, answers, works) =
+            (Rc::clone(&asked), Rc::clone(&polled), Rc::clone(&answer), Rc::clone(&answer));
+        Gadget {
+            arm: Box::new(|_| Readiness::Nap),
+            may_have_work: Box::new(move || {
+                asked.set(asked.get() + 1);
+                answers.get()
+            }),
+            poll: Box::new(move |_| {
+                polled.set(polled.get() + 1);
+                usize::from(works.get())
+            }),
+            ..Gadget::default()
+        }
+    };
+    shard.add_device(Box::new(gadget));
+    // Until it is cold.
+    while asked.get() == 0 {
+        shard.poll();
+    }
+    let before = polled.get();
+    while asked.get() < 1501 {
+        shard.poll();
+    }
+    assert_eq!(polled.get() - before, 100, "one look of 16 is a whole turn");
+    answer.set(true);
+    let before = asked.get();
+    while asked.get() == before {
+        shard.poll();
+    }
+    let (asked_before, polled_before) = (asked.get(), polled.get());
+    (0..100).for_each(|_| _ = shard.poll());
+    assert_eq!(asked.get(), asked_before, "it had work, and is looked at on every pass");
+    assert_eq!(polled.get(), polled_before + 100);
 }
 
 #[test]

@@ -142,6 +142,8 @@ pub struct NvmeDevice {
     accept_again: Option<Instant>,
     /// Whether the guest was asked to ring.
     armed: bool,
+    /// A turn has something to do at some time, doorbells apart: of when the device was armed.
+    has_alarm: bool,
     /// Namespaces detached by the operator with commands in flight.
     leaving: Vec<Rc<Attached>>,
     /// Commands already counted for the shard's statistics.
@@ -203,6 +205,7 @@ impl NvmeDevice {
             link: Link::Listening,
             accept_again: None,
             armed: false,
+            has_alarm: false,
             leaving: Vec::new(),
             waits: false,
             left: false,
@@ -674,10 +677,16 @@ impl millrace_engine::Device for NvmeDevice {
                 return Readiness::Busy;
             }
             if shared {
+                self.has_alarm = self.alarm().is_some();
                 return Readiness::Nap;
             }
         }
         self.alarm().map_or(Readiness::Block, Readiness::Until)
+    }
+
+    fn may_have_work(&mut self) -> bool {
+        // Whatever else a turn may find was not there when the device was armed, and what brings it wakes the device.
+        self.has_alarm || self.controller.has_news()
     }
 
     fn disarm(&mut self) {

@@ -379,6 +379,14 @@ impl Controller {
         }
     }
 
+    /// Whether a doorbell of a submission queue has moved since there was nothing to take, or was never looked at.
+    pub(crate) fn has_news(&mut self) -> bool {
+        (0..self.caches.active.len()).any(|at| {
+            let Active { sqid, seen } = self.caches.active[at];
+            self.doorbell(usize::from(sqid) * 2, sqid) != seen
+        })
+    }
+
     /// Whether any queue has entries to take, and room for their completions: the last look before sleeping. A queue without
     /// room is looked at again when the guest has moved its head, which the doorbell tells as well.
     pub(crate) fn can_take(&mut self) -> bool {

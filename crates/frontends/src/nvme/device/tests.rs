@@ -608,6 +608,52 @@ fn a_device_sleeps_as_deeply_as_its_guest_allows() {
     wait_readable(&wire);
 }
 
+/// A device that is looked at in turn with others: what a look says before and after every doorbell.
+#[test]
+fn a_look_at_an_armed_device_finds_every_doorbell() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    let wire = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+    guest.client.set_irq_eventfds(pci::IRQ_MSIX, 1, &[wire.as_fd()]).expect("wired");
+    guest.enable();
+    guest.create_queues();
+    // An armed device's answers before and after a doorbell, and after the turn that it leads to.
+    let look = |guest: &mut Guest, qid: usize, mut sqe: Sqe| {
+        let tail = guest.tails[qid];
+        sqe.cid = CommandId(tail as u16);
+        guest.tails[qid] = (tail + 1) % ENTRIES;
+        guest.memory.write_all_at(sqe.as_bytes(), qid as u64 * 0x2000 + u64::from(tail) * 64).expect("guest memory");
+        let (page, at) = guest.doorbells.as_ref().expect("shared doorbells");
+        let (page, at) = (page.try_clone().expect("a descriptor"), at + qid as u64 * 8);
+        let answers = daemon.with(key, move |device, cx| {
+            let mut ask = |cx: &mut ShardContext<'_>, ring: bool| {
+                let readiness = device.arm(cx);
+                if ring {
+                    page.write_all_at(&(tail + 1).to_le_bytes(), at).expect("the doorbell page");
+                }
+                let found = device.may_have_work();
+                device.disarm();
+                device.poll(cx);
+                (readiness, found)
+            };
+            ask(cx, false);
+            [ask(cx, false), ask(cx, true), ask(cx, false)]
+        });
+        guest.wait(qid);
+        answers
+    };
+    let told = [false, true, false].map(|found| (Readiness::Nap, found));
+    assert_eq!(look(&mut guest, 0, sqe(AdminOpcode::KEEP_ALIVE.0, 0)), told);
+    assert_eq!(look(&mut guest, 1, sqe(NvmOpcode::FLUSH.0, 1)), told);
+    // A coalesced interrupt that is due later: it has its time, and no doorbell.
+    daemon.with(key, |device, _| device.controller.state.features.interrupt_coalescing.set(255 << 8 | 255));
+    let answers = look(&mut guest, 1, sqe(NvmOpcode::FLUSH.0, 1));
+    assert_eq!(answers, [false, true, true].map(|found| (Readiness::Nap, found)));
+    wait_readable(&wire);
+}
+
 #[test]
 fn a_closed_device_lets_nobody_in_and_can_be_removed_when_idle() {
     let daemon = Daemon::start();
