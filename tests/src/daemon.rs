@@ -261,6 +261,13 @@ impl Daemon {
         })
     }
 
+    /// Descriptors that the keeper holds whose name begins so.
+    pub fn held(&self, name: &str) -> usize {
+        let fds = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the keeper's descriptors");
+        let links = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with(name)).count()
+    }
+
     /// Waits until it holds no more than `before`, after all guests have left.
     ///
     /// # Panics

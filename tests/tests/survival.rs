@@ -97,6 +97,37 @@ fn large_commands_over_several_queues_complete_once() {
     survive_often(file, &work, &[Signal::KILL]);
 }
 
+/// Every leaf in memory keeps what is in it, wherever changes of the stack put it.
+#[test]
+fn every_leaf_in_memory_outlives_the_worker() {
+    let daemon = Daemon::start();
+    // Alone in its place, beside others, below a smaller one; the one that goes and the one that comes are not mixed up.
+    let stacks = [
+        "stripe(chunk=64K, memory, memory, memory)",
+        "throttle(iops=1000000) | stripe(chunk=64K, memory, memory, memory)",
+        "cache(mode=back, memory(size=16M)) | stripe(chunk=64K, memory, memory, memory)",
+        "cache(mode=back, memory(size=8M)) | stripe(chunk=64K, memory, memory, memory)",
+        "stripe(chunk=64K, memory, memory, memory)",
+    ];
+    let socket = daemon.disk("disk", &["--stack", stacks[0], "--size", "192M"], &[]);
+    let mut load = Load::start(&socket, &Work { range: "64m", ..Work::default() });
+    load.wait_until_busy();
+    let rounds = unless_heavy(2, 20);
+    for stack in (0..rounds).flat_map(|_| &stacks) {
+        daemon.run(&["volume", "change", "disk", "--stack", stack]);
+        for _ in 0..2 {
+            daemon.kill_worker(Signal::KILL);
+            load.expect_running();
+        }
+    }
+    let commands = load.finish();
+    println!("  {} workers killed; {commands} commands, every byte right", 2 * rounds * stacks.len());
+    // What left is not kept: the three legs, in one file each.
+    let files = daemon.held("/memfd:millrace-volume");
+    assert_eq!(files, 3, "memory files that the keeper holds");
+    daemon.finish();
+}
+
 /// However a worker ends: by a fault of its own every other time, since two in a row are too many.
 #[test]
 fn a_worker_may_end_in_any_way() {

@@ -95,6 +95,9 @@ pub(crate) struct VolumeRecord {
     /// Its size follows from its legs: they are not told theirs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) own_size: bool,
+    /// What the keeper knows its leaves in memory by, from left to right; empty: 0, 1, 2 and so on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) memory_leaves: Vec<u32>,
     /// Its stacks, the latest last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) history: Vec<HistoryEntry>,

@@ -6,20 +6,18 @@
 //! ```
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     collections::BTreeMap,
     fs, io,
-    os::fd::BorrowedFd,
     path::Path,
     sync::Arc,
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use millrace_backends::{BackendSpec, FileOptions, FileVolume, MemoryVolume};
+use millrace_backends::{BackendSpec, FileOptions, FileVolume};
 use millrace_block::{BlockSize, Switch, Volume as Blocks, VolumeError};
 use millrace_engine::{ShardConfig, ShardHandle};
-use millrace_keeper::{Key, Kind, Link};
 use millrace_services::{
     Leaf, MAX_DEPTH, Node, Reason, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
@@ -32,6 +30,7 @@ use uuid::Uuid;
 
 use super::{
     Inner, Manager, VolumeView,
+    leaves::KeptLeaves,
     volumes::{FileChange, file_identity},
 };
 use crate::{
@@ -113,26 +112,19 @@ struct Opener<'a> {
     volumes: BTreeMap<Name, Arc<dyn Blocks>>,
     /// Files must be there in full: they are neither made nor lengthened.
     existing: bool,
-    /// Where blocks in memory are kept for the next worker: for the volume's only leaf in memory, in its name.
-    keeper: Option<(Arc<Link>, Uuid)>,
+    /// Where blocks in memory are kept for the next worker.
+    kept: Option<KeptLeaves>,
     /// What was done to files so far.
     files: RefCell<Vec<FileChange>>,
-    /// A leaf in memory was opened.
-    memory: Cell<bool>,
 }
 
 impl Opener<'_> {
     fn backend(&self, request: &LeafRequest<'_>, spec: &BackendSpec) -> Result<Arc<dyn Blocks>, VolumeError> {
         let LeafRequest { name, size, block_size, .. } = request;
-        let path = match (spec, &self.keeper, size) {
+        let path = match (spec, &self.kept, size) {
             (BackendSpec::File(path), ..) => path,
-            (BackendSpec::Memory, Some((keeper, owner)), Some(size)) => {
-                return kept_memory(name, *size, *block_size, *owner, keeper);
-            }
-            _ => {
-                self.memory.set(true);
-                return millrace_backends::open(spec, name, *size, *block_size);
-            }
+            (BackendSpec::Memory, Some(kept), Some(size)) => return kept.open(name, *size, *block_size),
+            _ => return millrace_backends::open(spec, name, *size, *block_size),
         };
         if self.existing {
             check_file(name, path, *size)?;
@@ -143,7 +135,7 @@ impl Opener<'_> {
             FileOptions { path: path.clone(), size: *size, block_size: *block_size, read_only: self.spec.read_only };
         // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
         // before, or what the dead one wrote could come after what its successor writes.
-        let succeeds = self.keeper.as_ref().is_some_and(|(keeper, _)| keeper.predecessor().is_some());
+        let succeeds = self.kept.as_ref().is_some_and(KeptLeaves::has_predecessor);
         let patience = match (self.existing, succeeds) {
             (false, _) => Duration::ZERO,
             (true, false) => FILE_PATIENCE_ALONE,
@@ -157,28 +149,6 @@ impl Opener<'_> {
             }
         }
     }
-}
-
-/// A volume in memory files that the keeper holds.
-fn kept_memory(
-    name: &str,
-    size: u64,
-    block_size: BlockSize,
-    owner: Uuid,
-    keeper: &Arc<Link>,
-) -> Result<Arc<dyn Blocks>, VolumeError> {
-    let owner = owner.into_bytes();
-    let files: Vec<_> = keeper.take_all(owner, Kind::BLOCKS).into_iter().map(|(_, held)| held.fd).collect();
-    let keeper = Arc::clone(keeper);
-    let put = move |slot, file: BorrowedFd<'_>| {
-        keeper.put(Key { owner, kind: Kind::BLOCKS, slot }, file).map_err(io::Error::other)
-    };
-    Ok(MemoryVolume::in_files(name, size, block_size, &files, Box::new(put))?)
-}
-
-/// Leaves of a stack that are in memory.
-pub(super) fn in_memory(stack: &Node) -> usize {
-    stack.leaves().into_iter().filter(|leaf| leaf.spec == "memory").count()
 }
 
 impl Leaves for Opener<'_> {
@@ -230,34 +200,35 @@ fn failed(name: &Name, error: GraphError) -> ControlError {
 
 impl Inner {
     /// What the graph of a volume may use.
-    fn opener<'a>(&self, spec: &'a VolumeSpec, existing: bool, owner: Option<Uuid>) -> Opener<'a> {
+    fn opener<'a>(&self, spec: &'a VolumeSpec, existing: bool, kept: Option<KeptLeaves>) -> Opener<'a> {
         let live = |(name, volume): (&Name, &super::Volume)| {
             let blocks: Arc<dyn Blocks> = Arc::<Switch>::clone(&volume.graph.as_ref()?.switch);
             Some((name.clone(), blocks))
         };
         let volumes = self.volumes.iter().filter_map(live).collect();
-        // With several leaves in memory, a later stack could mistake one for another.
-        let owner = owner.filter(|_| in_memory(&spec.stack) <= 1);
-        let keeper = self.keeper.clone().zip(owner);
-        Opener { spec, volumes, existing, keeper, files: RefCell::default(), memory: Cell::new(false) }
+        Opener { spec, volumes, existing, kept, files: RefCell::default() }
     }
 
-    /// Makes a volume's inside. `size` is what its legs are told; `None`: it follows from them.
+    /// Makes a volume's inside. `size` is what its legs are told; `None`: it follows from them. `leaves` are the numbers of those in memory.
     pub(super) fn make_graph(
         &self,
         spec: &VolumeSpec,
         size: Option<u64>,
         block_size: BlockSize,
-        uuid: Uuid,
+        (uuid, leaves): (Uuid, Vec<u32>),
         existing: bool,
     ) -> Result<Made, ControlError> {
-        let opener = self.opener(spec, existing, Some(uuid));
+        let kept = self.keeper.as_ref().map(|keeper| KeptLeaves::of(keeper, uuid, leaves));
+        let opener = self.opener(spec, existing, kept);
         let made = self.build_and_mount(spec, size, block_size, existing, &opener);
         let files = opener.files.into_inner();
         match made {
             Ok(live) => Ok(Made { live, files }),
             Err(error) => {
                 files.into_iter().for_each(FileChange::undo);
+                if !existing {
+                    self.forget_kept(&spec.name, uuid);
+                }
                 Err(error)
             }
         }
@@ -482,8 +453,9 @@ impl Manager {
         reformat: bool,
     ) -> Result<VolumeRecord, ControlError> {
         let name = &before.spec.name;
-        // A leaf in memory that is new here has nothing that the next worker could go on with.
-        let opener = self.peek().opener(&after.spec, false, None);
+        let kept = self.settings.keeper.as_ref().map(|keeper| KeptLeaves::beside(keeper, before));
+        let numbers = before.leaf_numbers();
+        let opener = self.peek().opener(&after.spec, false, kept);
         let (shared, spawner) = {
             let inner = self.peek();
             (Arc::clone(&inner.means.shared), Arc::clone(&inner.means.spawner))
@@ -496,6 +468,9 @@ impl Manager {
         record.own_size = false;
         record.history.push(HistoryEntry::now(&after.spec.stack));
         let result = built.map_err(|error| failed(name, error)).and_then(|mut new| {
+            if let Some(kept) = &opener.kept {
+                kept.renumber(&live.graph, &mut record, &numbers, &new);
+            }
             let mut store = || {
                 let changes = Changes { put_volumes: vec![&record], ..Changes::default() };
                 self.store.apply(&changes).map_err(|error| error.to_string())
@@ -506,11 +481,11 @@ impl Manager {
             live.graph = new;
             Ok(pause)
         });
+        if let Some(kept) = &opener.kept {
+            kept.forget_all_but(&numbers, if result.is_ok() { &record } else { before }.leaf_numbers().as_slice());
+        }
         match result {
             Ok(pause) => {
-                if opener.memory.get() || in_memory(&after.spec.stack) != 1 {
-                    self.peek().forget_kept(before);
-                }
                 if let Some(entry) = record.history.last_mut() {
                     entry.pause_us = u64::try_from(pause.as_micros()).ok();
                 }

@@ -187,7 +187,7 @@ impl Manager {
         let (put_volumes, put_devices) = (vec![&new.volume.record], vec![&record]);
         if let Err(error) = self.store.apply(&Changes { put_volumes, put_devices, ..Changes::default() }) {
             tracing::warn!(device, volume = %name, %error, "a guest's namespace could not be stored");
-            new.undo();
+            new.undo(&inner);
             return Err(Status::INTERNAL_ERROR);
         }
         let namespace = new.volume.live().map(Arc::clone).map_err(|error| status_of(&error))?;
@@ -216,7 +216,7 @@ impl Manager {
         }
         if let Some(mut volume) = inner.volumes.remove(&name) {
             volume.close();
-            inner.forget_kept(&volume.record);
+            inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
             remove_own_file(&volume.record);
         }
         inner.set_record(device, record);

@@ -16,6 +16,7 @@ mod devices;
 mod format;
 mod graphs;
 mod host;
+mod leaves;
 mod moves;
 mod restore;
 mod sessions;

@@ -33,8 +33,9 @@ pub(super) struct NewVolume {
 
 impl NewVolume {
     /// Leaves nothing of it behind.
-    pub(super) fn undo(mut self) {
+    pub(super) fn undo(mut self, inner: &Inner) {
         self.volume.close_for_good(false);
+        inner.forget_kept(&self.volume.record.spec.name, self.volume.record.uuid);
         drop(self.volume);
         self.files.into_iter().for_each(FileChange::undo);
     }
@@ -83,7 +84,7 @@ impl Manager {
         let new = inner.make_volume(spec, None)?;
         let changes = Changes { put_volumes: vec![&new.volume.record], ..Changes::default() };
         if let Err(error) = self.store.apply(&changes) {
-            new.undo();
+            new.undo(&inner);
             return Err(error.into());
         }
         tracing::info!(volume = %spec.name, stack = %spec.stack, size = %new.volume.record.size(), "volume created");
@@ -145,7 +146,7 @@ impl Manager {
         self.store.apply(&Changes { remove_volumes: vec![&name], ..Changes::default() })?;
         if let Some(mut volume) = inner.volumes.remove(&name) {
             volume.close_for_good(true);
-            inner.forget_kept(&volume.record);
+            inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
             remove_own_file(&volume.record);
         }
         tracing::info!(volume = %name, "volume deleted");
@@ -171,7 +172,8 @@ impl Inner {
             _ => Uuid::new_v4(),
         };
         let size = spec.size.map(|size| size.0);
-        let made = self.make_graph(spec, size, spec.block_size.0, uuid, false)?;
+        let leaves = spec.stack.leaves().len();
+        let made = self.make_graph(spec, size, spec.block_size.0, (uuid, (0..).take(leaves).collect()), false)?;
         let geometry = made.live.switch.geometry();
         let mut spec = spec.clone();
         // A size that was not asked for is the file's, less what makes no whole block.
@@ -179,7 +181,8 @@ impl Inner {
         spec.size = Some(Size(geometry.bytes()));
         let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
         let history = vec![HistoryEntry::now(&spec.stack)];
-        let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file, own_size, history };
+        let memory_leaves = Vec::new();
+        let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file, own_size, memory_leaves, history };
         let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
         Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
     }
@@ -195,10 +198,10 @@ impl Inner {
     }
 
     /// What the keeper has of a volume goes.
-    pub(super) fn forget_kept(&self, record: &VolumeRecord) {
+    pub(super) fn forget_kept(&self, name: &Name, uuid: Uuid) {
         let Some(keeper) = &self.keeper else { return };
-        if let Err(error) = keeper.drop_owner(record.uuid.into_bytes()) {
-            tracing::warn!(volume = %record.spec.name, %error, "the keeper could not be told that the volume is gone");
+        if let Err(error) = keeper.drop_owner(uuid.into_bytes()) {
+            tracing::warn!(volume = %name, %error, "the keeper could not be told that the volume is gone");
         }
     }
 
@@ -223,7 +226,8 @@ impl Inner {
     /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.
     pub(super) fn reopen(&self, record: &VolumeRecord) -> Result<LiveGraph, ControlError> {
         let size = (!record.own_size).then_some(record.size().0);
-        let made = self.make_graph(&record.spec, size, record.block_size().0, record.uuid, true)?;
+        let leaves = (record.uuid, record.leaf_numbers());
+        let made = self.make_graph(&record.spec, size, record.block_size().0, leaves, true)?;
         let (has, size) = (made.live.switch.geometry().bytes(), record.size());
         if has != size.0 {
             return Err(ControlError::BadSize {

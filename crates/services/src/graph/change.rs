@@ -236,7 +236,7 @@ fn is_service(previous: Option<&Arc<dyn Service>>, node: &Built) -> bool {
 
 /// Whether the new graph shows what the old one does; services that `leaves` names are yet to bring their legs into order.
 fn check_data(old: &Graph, new: &Graph, leaves: &dyn Fn(&Built) -> bool) -> Result<(), ChangeFailed> {
-    if view::meet(&view::of_built_after(&old.root, leaves), &view::of_node(&new.root.node)) {
+    if view::meet(&view::of_built_after(&old.root, leaves), &view::of_new(&new.root)) {
         return Ok(());
     }
     let why = if view::compatible(&old.root.node, &new.root.node) {

@@ -11,7 +11,7 @@ mod change;
 mod tests;
 mod view;
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use millrace_block::{BlockSize, Volume, VolumeError};
 use thiserror::Error;
@@ -19,9 +19,10 @@ use thiserror::Error;
 use crate::{
     background::{Background, Spawner},
     registry,
-    service::{Build, LegOrigin, Mount, Reason, Service, ServiceError, Status},
+    service::{self, Build, LegOrigin, Mount, Reason, Service, ServiceError, Status},
+    settings::SettingError,
     shared::SharedObjects,
-    stack::{Leaf, Node, node_name},
+    stack::{Leaf, Node, ServiceNode, node_name},
 };
 
 pub use change::{ChangeFailed, Terms, change};
@@ -147,6 +148,13 @@ struct Builder<'a> {
     old: Vec<Arc<Built>>,
     /// Leaves so far: specification and node.
     used: Vec<(String, String)>,
+    /// Leaves that look alike and are yet to come, in order, with their sizes.
+    later: VecDeque<Option<u64>>,
+}
+
+/// Whether every leaf with this specification is another one, with data of its own.
+pub(crate) fn is_one_of_many(leaf: &Leaf) -> bool {
+    leaf.spec == "memory"
 }
 
 impl Graph {
@@ -162,7 +170,8 @@ impl Graph {
         old: Option<&Graph>,
     ) -> Result<Self, GraphError> {
         let old = old.map(Graph::nodes).unwrap_or_default();
-        let mut builder = Builder { plan, leaves, shared, old, used: Vec::new() };
+        let mut builder = Builder { plan, leaves, shared, old, used: Vec::new(), later: VecDeque::new() };
+        builder.foresee(plan.stack, plan.size);
         let root = builder.build(plan.stack, plan.volume, plan.stack.word(), plan.size)?;
         Ok(Self { root, tasks: Vec::new(), spawner: Arc::clone(spawner) })
     }
@@ -175,6 +184,12 @@ impl Graph {
     /// The definition.
     pub fn stack(&self) -> &Node {
         &self.root.node
+    }
+
+    /// Its leaves from left to right, with what they were opened as.
+    pub fn leaves(&self) -> Vec<(Leaf, Arc<dyn Volume>)> {
+        let nodes = self.nodes();
+        nodes.iter().filter_map(|node| Some((node.node.as_leaf()?.clone(), Arc::clone(&node.volume)))).collect()
     }
 
     /// All nodes, each before its legs.
@@ -318,6 +333,11 @@ impl Tree {
     }
 }
 
+/// What a leaf is told, or what its definition says.
+fn size_of(leaf: &Leaf, told: Option<u64>) -> Option<u64> {
+    told.or(leaf.settings.size("size").ok().flatten())
+}
+
 impl Builder<'_> {
     fn build(&mut self, node: &Node, path: &str, name: &str, size: Option<u64>) -> Result<Arc<Built>, GraphError> {
         if let Node::Leaf(leaf) = node {
@@ -325,15 +345,7 @@ impl Builder<'_> {
         }
         let Node::Service(service) = node else { unreachable!("a node is a leaf or a service") };
         let failed = |source: ServiceError| GraphError::Service { node: name.to_owned(), source };
-        let kind = registry::find(&service.service).expect("a stack is checked before it is built");
-        let plan = (kind.plan)(&service.settings).map_err(|error| failed(error.into()))?;
-        let stated: Vec<_> = service.legs.iter().map(|leg| leg.settings().size("size").ok().flatten()).collect();
-        let stated: Vec<_> =
-            stated.iter().zip(&service.legs).map(|(size, leg)| size.filter(|_| leg.as_leaf().is_some())).collect();
-        let sizes = match size {
-            Some(size) => plan.leg_sizes(size, &stated, self.plan.block_size),
-            None => stated,
-        };
+        let (plan, sizes) = self.plan_of(service, size).map_err(|error| failed(error.into()))?;
         let mut legs = Vec::new();
         for (at, (leg, size)) in service.legs.iter().zip(sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
@@ -354,6 +366,48 @@ impl Builder<'_> {
         Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, service: Some(service), legs }))
     }
 
+    /// A service's settings, understood, and what its legs are told of their sizes.
+    fn plan_of(
+        &self,
+        service: &ServiceNode,
+        size: Option<u64>,
+    ) -> Result<(Box<dyn service::Plan>, Vec<Option<u64>>), SettingError> {
+        let kind = registry::find(&service.service).expect("a stack is checked before it is built");
+        let plan = (kind.plan)(&service.settings)?;
+        let stated = |leg: &Node| leg.as_leaf().and_then(|leaf| leaf.settings.size("size").ok().flatten());
+        let stated: Vec<_> = service.legs.iter().map(stated).collect();
+        let sizes = match size {
+            Some(size) => plan.leg_sizes(size, &stated, self.plan.block_size),
+            None => stated,
+        };
+        Ok((plan, sizes))
+    }
+
+    /// Notes the sizes of the leaves that look alike, as they will be opened. What is wrong with the stack is told when it is built.
+    fn foresee(&mut self, node: &Node, size: Option<u64>) {
+        match node {
+            Node::Leaf(leaf) if is_one_of_many(leaf) => self.later.push_back(size_of(leaf, size)),
+            Node::Leaf(_) => {}
+            Node::Service(service) => {
+                let Ok((_, sizes)) = self.plan_of(service, size) else { return };
+                service.legs.iter().zip(sizes).for_each(|(leg, size)| self.foresee(leg, size));
+            }
+        }
+    }
+
+    /// The place among the old nodes of the leaf that this one is. Of those that look alike it is the first of the same size, or else a
+    /// larger one that no later leaf has the size of.
+    fn find_old(&self, leaf: &Leaf, size: Option<u64>) -> Option<usize> {
+        let same = |old: &Built| old.node.as_leaf().is_some_and(|old| old.spec == leaf.spec) && old.service.is_none();
+        if !is_one_of_many(leaf) {
+            // The same back end is the same leaf, whatever else is set on it: it cannot be opened twice.
+            return self.old.iter().position(|old| same(old));
+        }
+        let has = |old: &Built| Some(old.volume.geometry().bytes());
+        let exact = self.old.iter().position(|old| same(old) && has(old) == size);
+        exact.or_else(|| self.old.iter().position(|old| same(old) && has(old) >= size && !self.later.contains(&has(old))))
+    }
+
     /// A node of the old graph that is the same, over the same legs.
     fn keep(&mut self, node: &Node, legs: &[Arc<Built>]) -> Option<Arc<Built>> {
         let same = |old: &Arc<Built>| {
@@ -362,7 +416,7 @@ impl Builder<'_> {
                 && old.legs.iter().zip(legs).all(|(old, new)| Arc::ptr_eq(old, new))
         };
         let at = self.old.iter().position(same)?;
-        Some(self.old.swap_remove(at))
+        Some(self.old.remove(at))
     }
 
     fn leaf(
@@ -381,12 +435,13 @@ impl Builder<'_> {
             }
             self.used.push((leaf.spec.clone(), name.to_owned()));
         }
-        let stated = leaf.settings.size("size").ok().flatten();
-        let size = size.or(stated);
-        // The same back end is the same leaf, whatever else is set on it: it cannot be opened twice.
-        let same = |old: &Arc<Built>| old.node.as_leaf().is_some_and(|old| old.spec == leaf.spec) && old.service.is_none();
-        if let Some(at) = self.old.iter().position(same) {
-            let kept = self.old.swap_remove(at);
+        let size = size_of(leaf, size);
+        if is_one_of_many(leaf) {
+            self.later.pop_front();
+        }
+        if let Some(at) = self.find_old(leaf, size) {
+            // In their order: those that look alike must not change places.
+            let kept = self.old.remove(at);
             let has = kept.volume.geometry().bytes();
             if let Some(wanted) = size.filter(|wanted| *wanted > has) {
                 return Err(failed(LeafError::Refused(format!("it has {has} bytes and {wanted} are needed"))));

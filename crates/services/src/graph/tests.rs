@@ -85,6 +85,53 @@ fn a_change_that_cannot_be_stored_changes_nothing() {
     bench.expect(60, &data);
 }
 
+/// Leaves in memory, each a new one.
+struct InMemory;
+
+impl Leaves for InMemory {
+    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
+        Ok(MemoryVolume::create(&request.name, request.size.unwrap_or(32 << 10), BlockSize::B512)?)
+    }
+}
+
+#[test]
+fn leaves_that_look_alike_stay_in_their_places() {
+    let build = |old: Option<&Graph>, stack: &str| {
+        let node: Node = stack.parse().unwrap();
+        let plan = Plan { volume: "test", stack: &node, size: Some(160 << 10), block_size: BlockSize::B512 };
+        let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+        Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, old).unwrap()
+    };
+    let legs =
+        |graph: &Graph| graph.leaves().into_iter().map(|(_, leaf)| Arc::as_ptr(&leaf).cast::<()>()).collect::<Vec<_>>();
+    let old = build(None, "stripe(chunk=4K, memory, memory, memory, memory, memory)");
+    let new = build(Some(&old), "throttle(iops=9) | stripe(chunk=4K, memory, memory, memory, memory, memory)");
+    assert_eq!(legs(&old), legs(&new));
+    let fewer = build(Some(&new), "concat(memory(size=32K), memory(size=32K), memory(size=96K))");
+    assert_eq!(legs(&fewer)[..2], legs(&old)[..2]);
+    // The small one comes first and is another one.
+    let plain = build(None, "memory");
+    let fast = build(Some(&plain), "cache(memory(size=64K), memory)");
+    assert!(legs(&fast)[0] != legs(&plain)[0] && legs(&fast)[1] == legs(&plain)[0]);
+}
+
+#[test]
+fn a_leaf_that_looks_like_the_old_one_does_not_show_its_data() {
+    let alone = |stack: &str, size: u64| {
+        let node: Node = stack.parse().unwrap();
+        let plan = Plan { volume: "test", stack: &node, size: Some(size), block_size: BlockSize::B512 };
+        let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+        Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).unwrap()
+    };
+    let mut before = alone("memory", 64 << 10);
+    let switch = Switch::new("test", Arc::clone(before.volume()));
+    let mut store = || Ok(());
+    // Built without regard to the old one: its leaf is empty.
+    let mut other = alone("throttle(iops=9) | memory", 64 << 10);
+    let refused = change(&switch, &mut before, &mut other, terms(&mut store, false)).err().unwrap();
+    assert!(matches!(refused, ChangeFailed::OtherData { .. }), "{refused}");
+}
+
 #[test]
 fn random_stacks_behave_like_a_plain_disk() {
     random_stacks(&RandomStacks { seed: SEED, stacks: 60, steps: 30, crashes: 4 });

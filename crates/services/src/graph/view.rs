@@ -1,8 +1,10 @@
 //! Which bytes a stack shows, as far as definitions tell.
 
+use std::sync::Arc;
+
 use crate::{registry, service::Layout, stack::Node};
 
-use super::Built;
+use super::{Built, is_one_of_many};
 
 /// Texts that each stand for the bytes shown; two stacks that have one in common show the same.
 type View = Vec<String>;
@@ -61,6 +63,11 @@ pub(super) fn of_node(node: &Node) -> View {
     combine(node, &legs, &|_| true)
 }
 
+/// What a graph that was built shows once it is in force.
+pub(super) fn of_new(built: &Built) -> View {
+    of_built_after(built, &|_| true)
+}
+
 /// What a running graph shows; legs that are not whole do not count.
 pub(super) fn of_built(built: &Built) -> View {
     of_built_after(built, &|_| false)
@@ -68,6 +75,10 @@ pub(super) fn of_built(built: &Built) -> View {
 
 /// What a running graph shows once these services have brought their legs into order.
 pub(super) fn of_built_after(built: &Built, leaves: &dyn Fn(&Built) -> bool) -> View {
+    // Of leaves that look alike, each is itself only.
+    if built.node.as_leaf().is_some_and(is_one_of_many) {
+        return vec![format!("{}@{:p}", built.node.word(), Arc::as_ptr(&built.volume))];
+    }
     let legs: Vec<View> = built.legs.iter().map(|leg| of_built_after(leg, leaves)).collect();
     let is_whole = |leg| built.service.as_ref().is_none_or(|service| leaves(built) || service.leg_is_whole(leg));
     combine(&built.node, &legs, &is_whole)
