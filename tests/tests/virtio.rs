@@ -144,6 +144,30 @@ fn killed_20_times_under_load_on_packed_rings() {
     killed_under_load("num-queues=2,packed=on", Kernel::Newer);
 }
 
+/// Another worker of the same binary takes over under load, over and over: what the old one had taken it finishes first.
+#[test]
+fn upgraded_20_times_under_load() {
+    let daemon = Daemon::start();
+    let backend = file_backend(&daemon.path("disk.img"));
+    let socket = daemon.virtio_disk("disk", &["--backend", &backend, "--size", "256M"], &[]);
+    let boot = Boot::scenario("load").set("DISK", "vda").disk(&socket, "num-queues=2");
+    let mut guest = boot.start(&seats(1));
+    guest.wait_mark("loaded");
+    let mut pauses = Vec::new();
+    for _ in 0..20 {
+        guest.send("alive");
+        guest.wait_mark("alive");
+        pauses.push(daemon.upgrade(&Daemon::binary(), 0).expect("an upgrade"));
+    }
+    guest.send("alive");
+    guest.wait_mark("alive");
+    guest.send("enough");
+    guest.finish();
+    pauses.sort_unstable();
+    println!("  20 upgrades; nobody served: median {} µs, longest {} µs", pauses[10], pauses[19]);
+    daemon.finish();
+}
+
 /// Starts one end of a migration: the machine itself, or the QEMU that waits for it.
 fn end(daemon: &Daemon, device: &str, options: &str, incoming: bool, seats: &Seats) -> Guest {
     let boot = Boot::scenario("load").set("DISK", "vda").memory(384).disk(&daemon.socket(device), options);

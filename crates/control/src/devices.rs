@@ -205,11 +205,7 @@ impl LiveDevice {
     pub(crate) fn remove(self) -> Result<(), ControlError> {
         let key = self.key;
         self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?;
-        if let Some((link, owner)) = self.kept
-            && let Err(error) = link.drop_owner(owner)
-        {
-            tracing::warn!(device = %self.name, %error, "the keeper could not be told that the device is gone");
-        }
+        forget(&self.name, self.kept);
         Ok(())
     }
 
@@ -221,12 +217,21 @@ impl LiveDevice {
 }
 
 /// The socket that the worker before this one listened on, or a new one.
-fn listen(socket: &Path, kept: Option<&(Arc<Link>, [u8; 16])>) -> Result<Listener, ListenerError> {
+pub(crate) fn listen(socket: &Path, kept: Option<&(Arc<Link>, [u8; 16])>) -> Result<Listener, ListenerError> {
     let held = kept.and_then(|(link, owner)| link.take(Key::of(*owner, Kind::LISTENER)));
     match held.map(|held| Listener::resume(held.fd, socket)) {
         Some(Ok(listener)) => Ok(listener),
         // Its path is gone, or is another's.
         Some(Err(_)) | None => Listener::bind(socket),
+    }
+}
+
+/// A device is gone for good: nothing of it is kept.
+pub(crate) fn forget(device: &Name, kept: Option<(Arc<Link>, [u8; 16])>) {
+    if let Some((link, owner)) = kept
+        && let Err(error) = link.drop_owner(owner)
+    {
+        tracing::warn!(%device, %error, "the keeper could not be told that the device is gone");
     }
 }
 

@@ -2,19 +2,18 @@
 //!
 //! As in `devices.rs`, every call is made on the device's shard and waited for here.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{os::fd::AsFd, path::PathBuf, sync::Arc};
 
 use millrace_engine::{Device, DeviceKey, Shard, ShardContext, ShardHandle};
 use millrace_frontends::{
     nvme::{Host, Namespace},
     virtio_blk::{DeviceError, DevicePhase, DeviceStatus, VirtioBlkDevice},
 };
-use millrace_keeper::Link;
-use millrace_vfio_user::Listener;
+use millrace_keeper::{Key, Kind, Link};
 
 use crate::{
     Name,
-    devices::{LiveDevice, LiveStatus, Restored, wait_until},
+    devices::{LiveDevice, LiveStatus, Restored, forget, listen, wait_until},
     error::ControlError,
     manager::DeviceCounters,
     model::DeviceKind,
@@ -41,7 +40,7 @@ impl Live {
     ) -> Result<Self, ControlError> {
         match &record.spec.kind {
             DeviceKind::Nvme(_) => LiveDevice::start(record, socket, shard, host, keeper).map(Self::Controller),
-            DeviceKind::VirtioBlk(_) => LiveDisk::start(record, socket, shard).map(Self::Disk),
+            DeviceKind::VirtioBlk(_) => LiveDisk::start(record, socket, shard, keeper).map(Self::Disk),
         }
     }
 
@@ -63,12 +62,11 @@ impl Live {
         }
     }
 
-    /// Has it take no more commands, for another worker is about to go on. A virtio disk needs no telling: what is under way is on record
-    /// with its machine, which connects again.
+    /// Has it take no more commands, for another worker is about to go on.
     pub(crate) fn hold(&self) -> Result<(), ControlError> {
         match self {
             Self::Controller(device) => device.hold(),
-            Self::Disk(_) => Ok(()),
+            Self::Disk(disk) => disk.call(|device, _| device.hold()),
         }
     }
 
@@ -76,11 +74,12 @@ impl Live {
     pub(crate) fn is_held(&self) -> Result<bool, ControlError> {
         match self {
             Self::Controller(device) => device.is_held(),
-            Self::Disk(_) => Ok(true),
+            Self::Disk(disk) => disk.call(|device, _| device.is_held()),
         }
     }
 
-    /// Leaves it to another worker, as one of this version of the state region understands it.
+    /// Leaves it to another worker, as one of this version of the state region understands it. A virtio disk's state is its machine's, which
+    /// connects again.
     pub(crate) fn leave(&self, state_version: u16) -> Result<(), ControlError> {
         match self {
             Self::Controller(device) => device.leave(state_version),
@@ -200,7 +199,7 @@ impl Live {
     pub(crate) fn remove(self) -> Result<(), ControlError> {
         match self {
             Self::Controller(device) => device.remove(),
-            Self::Disk(disk) => Ok(disk.shard.call_wait(move |shard| drop(shard.remove_device(disk.key)))?),
+            Self::Disk(disk) => disk.remove(),
         }
     }
 }
@@ -211,6 +210,8 @@ pub(crate) struct LiveDisk {
     shard: ShardHandle,
     key: DeviceKey,
     socket: PathBuf,
+    /// Who holds its socket while no worker does, and under what name.
+    kept: Option<(Arc<Link>, [u8; 16])>,
 }
 
 impl LiveDisk {
@@ -218,9 +219,21 @@ impl LiveDisk {
         ControlError::invalid("device", &self.name, "a virtio disk's state is saved by its machine's monitor".to_owned())
     }
 
-    fn start(record: &DeviceRecord, socket: PathBuf, shard: &ShardHandle) -> Result<Self, ControlError> {
+    fn start(
+        record: &DeviceRecord,
+        socket: PathBuf,
+        shard: &ShardHandle,
+        keeper: Option<&Arc<Link>>,
+    ) -> Result<Self, ControlError> {
         let name = record.spec.name.clone();
-        let listener = Listener::bind(&socket).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+        let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
+        let listener =
+            listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+        if let Some((link, owner)) = &kept
+            && let Err(error) = link.put(Key::of(*owner, Kind::LISTENER), listener.as_fd())
+        {
+            tracing::warn!(device = %name, %error, "its socket is not kept: its machine may have to try more than once to connect again");
+        }
         let config = record.spec.disk_config();
         // A guest that comes before its volume is back would see an empty disk.
         let hold = !record.namespaces.is_empty();
@@ -230,7 +243,7 @@ impl LiveDisk {
                 Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
             })
         })??;
-        Ok(Self { name, shard: shard.clone(), key, socket })
+        Ok(Self { name, shard: shard.clone(), key, socket, kept })
     }
 
     fn attach(&self, namespace: &Namespace, read_only: bool) -> Result<(), ControlError> {
@@ -258,6 +271,13 @@ impl LiveDisk {
         // One that a fault of ours fenced answers nothing any more, and is as idle as it will be.
         let idle = move |shard: &mut Shard| shard.with_device(key, |device: &mut VirtioBlkDevice, _| device.is_idle());
         Ok(self.shard.call_wait(idle)?.unwrap_or(true))
+    }
+
+    fn remove(self) -> Result<(), ControlError> {
+        let key = self.key;
+        self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?;
+        forget(&self.name, self.kept);
+        Ok(())
     }
 
     fn call<R: Send + 'static>(

@@ -216,6 +216,16 @@ impl VirtioBlkDevice {
         self.disk.is_detached()
     }
 
+    /// Takes no more requests: another worker is about to go on, to which the front end will connect. Those under way finish.
+    pub fn hold(&mut self) {
+        self.disk.held = true;
+    }
+
+    /// Whether every request that was taken has ended, and its guest can see that.
+    pub fn is_held(&self) -> bool {
+        self.disk.held && self.disk.is_quiet()
+    }
+
     /// The volume has another size now; the guest is told.
     pub fn volume_changed(&mut self) {
         if let Link::Connected(client) = &mut self.link {

@@ -92,6 +92,8 @@ pub(crate) struct Disk {
     pub(crate) inflight: Option<InflightRegion>,
     /// Nothing new is taken: the front end waits for rest, or is gone.
     pub(crate) paused: bool,
+    /// Nothing new is taken ever again here: another worker is about to go on.
+    pub(crate) held: bool,
     /// The guest, or its front end, broke the rules; nothing works before a reset.
     pub(crate) failed: bool,
     /// The front end took memory away; nothing of its works before it connects again.
@@ -126,6 +128,7 @@ impl Disk {
             log: None,
             inflight: None,
             paused: true,
+            held: false,
             failed: false,
             lost: false,
             leaving: Vec::new(),
@@ -238,7 +241,7 @@ impl Disk {
         let number = index as u16;
         let mut taken = 0;
         let mut outcome = Ok(());
-        if queue.enabled && !self.paused && !self.failed {
+        if queue.enabled && !self.paused && !self.held && !self.failed {
             let only_left_over = queue.stopping;
             let mut slot: Option<TaskSlot<'_>> = None;
             while taken < BURST && (!only_left_over || ring.has_left_over()) {
@@ -396,7 +399,7 @@ impl Disk {
 
     /// Asks the guest to kick. Returns whether there is something to take already.
     pub(crate) fn arm(&mut self) -> bool {
-        if self.paused || self.failed {
+        if self.paused || self.held || self.failed {
             return false;
         }
         let log = self.core.log.as_deref();
@@ -423,7 +426,9 @@ impl Disk {
 
     /// Whether a queue can only be served by looking: its guest has no way to kick.
     pub(crate) fn must_look(&self) -> bool {
-        !self.paused && self.queues.iter().any(|queue| queue.enabled && queue.ring.is_some() && queue.kick.is_none())
+        !self.paused
+            && !self.held
+            && self.queues.iter().any(|queue| queue.enabled && queue.ring.is_some() && queue.kick.is_none())
     }
 
     /// Queues that run.

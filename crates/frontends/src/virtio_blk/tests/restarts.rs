@@ -51,6 +51,37 @@ fn requests_under_way_are_done_again_in_their_order() {
     }
 }
 
+/// Another worker is to take the place of this one: what is under way ends here, what is new is left to the next.
+#[test]
+fn a_disk_that_is_held_finishes_what_it_has_and_takes_nothing_more() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.volume.hold(true);
+        let mut submit = |driver: &mut FakeDriver, sector: u64| {
+            let (pieces, ..) = driver.prepare(kind::OUT, sector, &[2; 512], 0);
+            driver.submit(0, &pieces)
+        };
+        let taken = [submit(&mut driver, 0), submit(&mut driver, 1)];
+        driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 2);
+        driver.device(|device, _| device.hold());
+        let left = [submit(&mut driver, 2), submit(&mut driver, 3)];
+        driver.settle();
+        assert!(!driver.device(|device, _| device.is_held()), "two are under way");
+        driver.volume.hold(false);
+        driver.until("all that was taken has ended", |driver| driver.device(|device, _| device.is_held()));
+        assert_eq!([driver.next_used(0), driver.next_used(0)].map(|used| used.map(|(name, _)| name)), taken.map(Some));
+        driver.settle();
+        assert_eq!(driver.next_used(0), None, "nothing new was taken");
+        assert_eq!(driver.device(|device, _| device.status().in_flight), 0, "nothing is on record for the next one");
+        driver.volume.take_seen();
+        driver.restart_daemon();
+        driver.connect();
+        assert_eq!([driver.wait_used(0), driver.wait_used(0)].map(|(name, _)| name), left);
+        assert_eq!(driver.volume.take_seen().len(), 2, "each once");
+    }
+}
+
 /// Killed again before the first death is dealt with, and with some ended in between.
 #[test]
 fn death_upon_death() {
