@@ -101,19 +101,18 @@ fn large_commands_over_several_queues_complete_once() {
 #[test]
 fn every_leaf_in_memory_outlives_the_worker() {
     let daemon = Daemon::start();
-    // Alone in its place, beside others, below a smaller one; the one that goes and the one that comes are not mixed up.
+    // With a smaller one before them as well; the one that comes and goes is not mixed up with those that stay.
     let stacks = [
         "stripe(chunk=64K, memory, memory, memory)",
         "throttle(iops=1000000) | stripe(chunk=64K, memory, memory, memory)",
         "cache(mode=back, memory(size=16M)) | stripe(chunk=64K, memory, memory, memory)",
-        "cache(mode=back, memory(size=8M)) | stripe(chunk=64K, memory, memory, memory)",
         "stripe(chunk=64K, memory, memory, memory)",
     ];
     let socket = daemon.disk("disk", &["--stack", stacks[0], "--size", "192M"], &[]);
     let mut load = Load::start(&socket, &Work { range: "64m", ..Work::default() });
     load.wait_until_busy();
     let rounds = unless_heavy(2, 20);
-    for stack in (0..rounds).flat_map(|_| &stacks) {
+    for stack in (0..rounds).flat_map(|_| &stacks[1..]) {
         daemon.run(&["volume", "change", "disk", "--stack", stack]);
         for _ in 0..2 {
             daemon.kill_worker(Signal::KILL);
@@ -121,10 +120,9 @@ fn every_leaf_in_memory_outlives_the_worker() {
         }
     }
     let commands = load.finish();
-    println!("  {} workers killed; {commands} commands, every byte right", 2 * rounds * stacks.len());
+    println!("  {} workers killed; {commands} commands, every byte right", 2 * rounds * (stacks.len() - 1));
     // What left is not kept: the three legs, in one file each.
-    let files = daemon.held("/memfd:millrace-volume");
-    assert_eq!(files, 3, "memory files that the keeper holds");
+    eventually("the keeper holds three memory files", || (daemon.held("/memfd:millrace-volume") == 3).then_some(()));
     daemon.finish();
 }
 

@@ -96,12 +96,13 @@ impl Leaves for InMemory {
 
 #[test]
 fn leaves_that_look_alike_stay_in_their_places() {
-    let build = |old: Option<&Graph>, stack: &str| {
+    let build_of = |size: u64, old: Option<&Graph>, stack: &str| {
         let node: Node = stack.parse().unwrap();
-        let plan = Plan { volume: "test", stack: &node, size: Some(160 << 10), block_size: BlockSize::B512 };
+        let plan = Plan { volume: "test", stack: &node, size: Some(size), block_size: BlockSize::B512 };
         let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
         Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, old).unwrap()
     };
+    let build = |old: Option<&Graph>, stack: &str| build_of(160 << 10, old, stack);
     let legs =
         |graph: &Graph| graph.leaves().into_iter().map(|(_, leaf)| Arc::as_ptr(&leaf).cast::<()>()).collect::<Vec<_>>();
     let old = build(None, "stripe(chunk=4K, memory, memory, memory, memory, memory)");
@@ -110,8 +111,8 @@ fn leaves_that_look_alike_stay_in_their_places() {
     let fewer = build(Some(&new), "concat(memory(size=32K), memory(size=32K), memory(size=96K))");
     assert_eq!(legs(&fewer)[..2], legs(&old)[..2]);
     // The small one comes first and is another one.
-    let plain = build(None, "memory");
-    let fast = build(Some(&plain), "cache(memory(size=64K), memory)");
+    let plain = build_of(64 << 20, None, "memory");
+    let fast = build_of(64 << 20, Some(&plain), "cache(mode=through, memory(size=16M), memory)");
     assert!(legs(&fast)[0] != legs(&plain)[0] && legs(&fast)[1] == legs(&plain)[0]);
 }
 

@@ -58,7 +58,7 @@ fn a_disk_that_is_held_finishes_what_it_has_and_takes_nothing_more() {
         let mut driver = FakeDriver::new(setup);
         driver.connect();
         driver.volume.hold(true);
-        let mut submit = |driver: &mut FakeDriver, sector: u64| {
+        let submit = |driver: &mut FakeDriver, sector: u64| {
             let (pieces, ..) = driver.prepare(kind::OUT, sector, &[2; 512], 0);
             driver.submit(0, &pieces)
         };
