@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Words that no log of a healthy daemon has, whatever guests do.
-const ALARMS: [&str; 3] = ["panicked", "RUST_BACKTRACE", "internal invariant"];
+const ALARMS: [&str; 4] = ["panicked", "RUST_BACKTRACE", "internal invariant", "a system call was refused"];
 
 /// Private memory that an allocator may keep.
 const SLACK: u64 = 16 << 20;
@@ -25,8 +25,12 @@ const SLACK: u64 = 16 << 20;
 /// `millrace serve` in a folder of its own. Dropping it kills it; when the test is failing, its log is shown first.
 #[derive(Debug)]
 pub struct Daemon {
-    dir: TempDir,
+    dir: PathBuf,
+    /// The same, if it is the daemon's own.
+    _own: Option<TempDir>,
     options: Vec<String>,
+    /// A crash may leave a picture of its memory in the folder.
+    dumping: bool,
     process: Option<Child>,
 }
 
@@ -40,10 +44,35 @@ impl Daemon {
     }
 
     /// As [`start`](Self::start), with more options for `serve`.
+    ///
+    /// Only root can look into a daemon that is in its sandbox, as many tests do: for others this one has none.
     pub fn start_with(options: &[&str]) -> Self {
-        let dir = tempfile::Builder::new().prefix("millrace-").tempdir().expect("a temporary folder");
+        let mut options = options.to_vec();
+        if !rustix::process::geteuid().is_root() {
+            options.extend(["--sandbox", "off"]);
+        }
+        Self::confined(&options)
+    }
+
+    /// As [`start_with`](Self::start_with), in its sandbox whoever runs the test.
+    pub fn confined(options: &[&str]) -> Self {
+        let own = tempfile::Builder::new().prefix("millrace-").tempdir().expect("a temporary folder");
+        Self::launch_in(own.path().to_owned(), Some(own), options, false)
+    }
+
+    /// As [`start_with`](Self::start_with), in a folder of the test's.
+    pub fn start_in(dir: &Path, options: &[&str]) -> Self {
+        Self::launch_in(dir.to_owned(), None, options, false)
+    }
+
+    /// As [`start_in`](Self::start_in), where the system may put a picture of its memory into the folder when it crashes.
+    pub fn start_dumping_in(dir: &Path, options: &[&str]) -> Self {
+        Self::launch_in(dir.to_owned(), None, options, true)
+    }
+
+    fn launch_in(dir: PathBuf, own: Option<TempDir>, options: &[&str], dumping: bool) -> Self {
         let options = options.iter().map(ToString::to_string).collect();
-        let mut daemon = Self { dir, options, process: None };
+        let mut daemon = Self { dir, _own: own, options, dumping, process: None };
         daemon.launch();
         daemon
     }
@@ -92,7 +121,12 @@ impl Daemon {
 
     fn launch(&mut self) {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("the log");
-        let child = Command::new(Self::binary())
+        let mut command = Command::new(Self::binary());
+        if self.dumping {
+            command = Command::new("sh");
+            command.args(["-c", "ulimit -c unlimited && exec \"$0\" \"$@\""]).arg(Self::binary()).current_dir(&self.dir);
+        }
+        let child = command
             .args(["serve", "--state-dir"])
             .arg(self.path("state"))
             .arg("--run-dir")
@@ -114,7 +148,7 @@ impl Daemon {
 
     /// A path in the daemon's own folder, for images and the like.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.dir.join(name)
     }
 
     /// Where its sockets are.

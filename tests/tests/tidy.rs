@@ -15,6 +15,7 @@ const FUNCTION_LINES: usize = 70;
 const IMPORTS: &[(&str, &[&str])] = &[
     ("nvme-spec", &[]),
     ("keeper", &[]),
+    ("sandbox", &[]),
     ("memory", &[]),
     ("block", &["memory"]),
     ("engine", &["block", "memory"]),
@@ -25,7 +26,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("services", &["memory", "block", "engine", "cipher"]),
     ("driver", &["nvme-spec", "memory", "block", "vfio-user"]),
     ("fastpath", &["block", "driver"]),
-    ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user", "keeper"]),
+    ("control", &["block", "engine", "services", "backends", "frontends", "vfio-user", "keeper", "sandbox"]),
     (
         "millrace",
         &[
@@ -40,6 +41,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "nvme-spec",
             "memory",
             "keeper",
+            "sandbox",
         ],
     ),
 ];

@@ -1,4 +1,5 @@
-//! Memory for keys: locked, left out of core dumps and of children, zeroed when it comes back.
+//! Memory for keys: locked, left out of core dumps and of children, and where the system can out of the kernel's own view; zeroed
+//! when it comes back.
 //!
 //! ```text
 //!   chunk (256 KiB, or as large as one piece needs):  [class|piece][class|piece]…    16 bytes before each piece tell its class
@@ -10,6 +11,7 @@
 
 use std::{
     io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
     ptr::{NonNull, null_mut},
     sync::{Mutex, PoisonError},
 };
@@ -51,16 +53,12 @@ fn bytes_of(class: u32) -> usize {
 
 /// Maps and locks zeroed memory. It is never unmapped: an address that held a key must not become something else's.
 fn map(len: usize) -> io::Result<NonNull<u8>> {
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a fresh mapping at an address of the kernel's choosing cannot alias anything of ours.
-    let ptr = unsafe { libc::mmap(null_mut(), len, prot, flags, -1, 0) };
-    if ptr == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the range was just mapped. Neither call changes a byte of it; children do not get it.
+    let (ptr, lock) =
+        map_secret(len).map(|ptr| (ptr, false)).or_else(|_| Ok::<_, io::Error>((map_anonymous(len)?, true)))?;
+    // SAFETY: the range was just mapped. No call changes a byte of it; children do not get it.
     let result = unsafe {
         [libc::MADV_DONTDUMP, libc::MADV_DONTFORK].map(|advice| libc::madvise(ptr, len, advice)).iter().sum::<i32>()
-            + libc::mlock(ptr, len)
+            + if lock { libc::mlock(ptr, len) } else { 0 }
     };
     if result != 0 {
         let error = io::Error::last_os_error();
@@ -69,6 +67,31 @@ fn map(len: usize) -> io::Result<NonNull<u8>> {
         return Err(error);
     }
     NonNull::new(ptr.cast()).ok_or_else(|| io::Error::other("the kernel mapped memory at address 0"))
+}
+
+/// Memory that the kernel takes out of its own view: whoever reads another process's memory through the kernel does not read this.
+/// It is locked by its nature. Not every system has it.
+fn map_secret(len: usize) -> io::Result<*mut libc::c_void> {
+    // SAFETY: the call takes a number.
+    let fd = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the descriptor is new, and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the descriptor is open.
+    if unsafe { libc::ftruncate(fd.as_raw_fd(), libc::off_t::try_from(len).unwrap_or(libc::off_t::MAX)) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    map_at(len, libc::MAP_SHARED, fd.as_raw_fd())
+}
+
+fn map_anonymous(len: usize) -> io::Result<*mut libc::c_void> {
+    map_at(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+}
+
+fn map_at(len: usize, flags: libc::c_int, fd: libc::c_int) -> io::Result<*mut libc::c_void> {
+    // SAFETY: a fresh mapping at an address of the kernel's choosing cannot alias anything of ours.
+    let ptr = unsafe { libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+    if ptr == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(ptr) }
 }
 
 impl Arena {
@@ -170,6 +193,45 @@ mod tests {
             free(again);
         }
         assert!(allocate(usize::MAX).is_err() && allocate(usize::MAX - 8).is_err());
+    }
+
+    #[test]
+    fn nothing_of_a_key_is_left_where_it_was() {
+        // No other test has pieces of this class.
+        const LEN: usize = 100_000;
+        let place = allocate(LEN).unwrap();
+        // SAFETY: the piece has so many bytes, and nobody else uses it; then it is given back, once.
+        unsafe {
+            place.as_ptr().write_bytes(0x5a, LEN);
+            free(place);
+        }
+        // Its first word may link it to another free piece.
+        // SAFETY: memory of the arena is never unmapped; reading it is all we do.
+        let left = (8..LEN).filter(|at| unsafe { place.as_ptr().add(*at).read_volatile() } != 0).count();
+        assert_eq!(left, 0, "bytes of a key that was given back");
+    }
+
+    #[test]
+    fn where_the_system_can_nobody_reads_keys_through_it() {
+        use std::os::unix::fs::FileExt;
+        let place = allocate(64).unwrap();
+        // SAFETY: the piece has so many bytes, and nobody else uses it.
+        unsafe { place.as_ptr().write_bytes(0x5a, 64) };
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let mut bytes = [0; 64];
+        let read = memory.read_exact_at(&mut bytes, place.as_ptr().addr() as u64);
+        // SAFETY: as above.
+        match unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) } {
+            // What the search above finds where there is no such memory.
+            -1 => assert_eq!((read.is_ok(), bytes), (true, [0x5a; 64])),
+            fd => {
+                assert!(read.is_err());
+                // SAFETY: the descriptor is ours, and closed once.
+                unsafe { libc::close(i32::try_from(fd).unwrap()) };
+            }
+        }
+        // SAFETY: given back once, and not used any more.
+        unsafe { free(place) };
     }
 
     #[test]

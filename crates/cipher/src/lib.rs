@@ -32,5 +32,5 @@ mod xts;
 pub use aead::{Aead, NONCE_BYTES, TAG_BYTES, open, seal};
 pub use error::{CipherError, KeyError};
 pub use secret::{Secret, random};
-pub use source::KeySource;
+pub use source::{KeySource, Runner, Running, run_commands_by};
 pub use xts::Xts;

@@ -10,12 +10,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use millrace_sandbox::{Mode, Policy};
 use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
 
 use crate::{
-    Name,
+    Name, Size,
+    api::Operator,
     apps::AppUser,
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceKindError, DeviceSpec, NvmeSpec, VirtioBlkSpec, VolumeSpec},
@@ -206,6 +208,31 @@ impl IsolationMode {
     }
 }
 
+/// What the daemon gives up (docs/sandbox.md).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SandboxTable {
+    mode: Option<Mode>,
+    allow: Vec<PathBuf>,
+    key_commands: Vec<PathBuf>,
+    user: Option<String>,
+    memory: Option<Size>,
+    files: Option<u64>,
+}
+
+impl SandboxTable {
+    /// These settings, below those of the command line: what is set there counts, and paths and programs add up.
+    pub fn under(self, mut line: Policy, mode: Option<Mode>) -> Policy {
+        line.mode = mode.or(self.mode).unwrap_or_default();
+        line.allow.extend(self.allow);
+        line.key_commands.extend(self.key_commands);
+        line.user = line.user.or(self.user);
+        line.memory = line.memory.or(self.memory.map(|size| size.0));
+        line.files = line.files.or(self.files);
+        line
+    }
+}
+
 /// A configuration file, understood.
 #[derive(Clone, Debug)]
 pub struct Declared {
@@ -222,6 +249,10 @@ pub struct Declared {
     pub worker_shards: Option<String>,
     /// Users whose applications may open volumes.
     pub apps: Vec<AppUser>,
+    /// Who may use the API, beside root and the daemon's user.
+    pub operators: Vec<Operator>,
+    /// What the daemon gives up.
+    pub sandbox: SandboxTable,
     pub(crate) volumes: Vec<Located<VolumeSpec>>,
     pub(crate) devices: Vec<Located<DeclaredDevice>>,
 }
@@ -241,6 +272,10 @@ struct File {
     worker_shards: Option<Spanned<String>>,
     #[serde(default)]
     app: Vec<AppUser>,
+    #[serde(default)]
+    operator: Vec<Operator>,
+    #[serde(default)]
+    sandbox: SandboxTable,
     #[serde(default)]
     volume: Vec<Spanned<VolumeSpec>>,
     #[serde(default)]
@@ -277,6 +312,8 @@ impl Declared {
             isolation: file.isolation,
             worker_shards: file.worker_shards.map(Spanned::into_inner),
             apps: file.app,
+            operators: file.operator,
+            sandbox: file.sandbox,
             volumes: file.volume.into_iter().map(|volume| locate(text, volume)).collect(),
             devices: file.device.into_iter().map(|device| locate(text, device)).collect(),
         };
@@ -286,6 +323,9 @@ impl Declared {
     }
 
     fn resolve(&mut self, base: &Path) {
+        for path in self.sandbox.allow.iter_mut().chain(&mut self.sandbox.key_commands) {
+            *path = base.join(&*path);
+        }
         for volume in &mut self.volumes {
             volume.value.stack = volume.value.stack.clone().resolved(base);
         }

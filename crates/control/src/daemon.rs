@@ -13,6 +13,7 @@ use std::{
 
 use millrace_engine::{Engine, EngineError, Placement, Polling, ShardConfig, ShardsError, parse_shards};
 use millrace_keeper::{Key, Kind, Link, LinkError, Predecessor, Word};
+use millrace_sandbox::{Sandbox, SandboxError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::{
@@ -23,9 +24,12 @@ use tokio::{
 };
 
 use crate::{
-    Name, api, apps,
+    Name,
+    api::{self, Door},
+    apps,
     cells::{self, ArrangeError, Arranged, BeginError, Cells},
     config::{ConfigError, Declared, IsolationMode, PlacementMode, PollingMode},
+    confine,
     dirs::{DirError, RunDir, failed, make_private},
     error::ControlError,
     manager::{DeviceView, Manager, RestoreError, Settings},
@@ -130,6 +134,9 @@ pub enum DaemonError {
     /// The keeper cannot be worked with.
     #[error(transparent)]
     Keeper(#[from] LinkError),
+    /// The daemon cannot be confined.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// The system refused something else.
     #[error("{what}: {source}")]
     Io {
@@ -161,13 +168,22 @@ enum End {
 }
 
 /// Runs the daemon until its keeper, at the other end of `link`, tells it to stop or to let go.
-pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
+pub fn serve(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Result<(), DaemonError> {
+    let result = serve_confined(options, link, sandbox);
+    // What was refused may be why.
+    confine::tell_refused();
+    result
+}
+
+fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Result<(), DaemonError> {
     // Everything that can be wrong without touching anything comes first, and what takes time: in an upgrade, guests do not wait for it.
     let declared = options.config.as_deref().map(Declared::read).transpose();
     let from_file = declared.as_ref().ok().and_then(Option::as_ref);
     let isolation = options.isolation.or_else(|| from_file.and_then(|declared| declared.isolation)).unwrap_or_default();
     let (placement, shards) = (options.placement(from_file), options.shards(from_file)?);
     let apps = from_file.map(|declared| declared.apps.clone()).unwrap_or_default();
+    // Who asks a cell is the daemon's own worker.
+    let operators = from_file.filter(|_| options.cell.is_none()).map(|declared| declared.operators.clone()).unwrap_or_default();
     raise_file_limit();
     let runtime = runtime()?;
     let engine = Engine::start(shards)?;
@@ -184,6 +200,7 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
     for cell in &arranged.cells {
         keeper.start_cell(cell.as_str())?;
     }
+    confine::close(sandbox, &[&options.run_dir, &state_path], &store, declared.as_ref(), &engine)?;
     let settings = Settings {
         run_dir: absolute(&options.run_dir)?,
         state_dir: Some(absolute(&state_path)?),
@@ -204,6 +221,8 @@ pub fn serve(options: &ServeOptions, link: OwnedFd) -> Result<(), DaemonError> {
             Some(held) => taken_listener(held.fd)?,
             None => bind(&socket, &keeper)?,
         };
+        Door::open(&socket, &operators)?;
+        let listener = Door::new(listener, operators);
         let apps = match &options.cell {
             Some(_) => None,
             None => Some(tokio::spawn(apps::serve(apps::bind(&options.run_dir)?, Arc::clone(&manager), cells.clone()))),
@@ -349,7 +368,7 @@ fn run<F: Future<Output = Result<End, DaemonError>>>(
 }
 
 async fn api_until_told(
-    listener: UnixListener,
+    listener: Door,
     options: &ServeOptions,
     (manager, cells): (&Arc<Manager>, Option<&Arc<Cells>>),
     keeper: &Arc<Link>,

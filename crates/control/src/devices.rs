@@ -4,7 +4,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -12,7 +12,7 @@ use std::{
 use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
 use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NvmeDevice, SavedStateError};
 use millrace_keeper::{Key, Kind, Link};
-use millrace_vfio_user::{Listener, ListenerError};
+use millrace_vfio_user::{Listener, ListenerError, SocketPlace};
 
 use crate::{Name, error::ControlError, manager::DeviceCounters, store::DeviceRecord};
 
@@ -31,6 +31,8 @@ pub(crate) struct LiveDevice {
     pub(crate) socket: PathBuf,
     /// The keeper, and what the device is called there.
     kept: Option<(Arc<Link>, [u8; 16])>,
+    /// The socket's path goes with us: a shard removes no files.
+    place: Mutex<Option<SocketPlace>>,
 }
 
 /// A namespace to be shown again.
@@ -62,8 +64,9 @@ impl LiveDevice {
     ) -> Result<Self, ControlError> {
         let name = record.spec.name.clone();
         let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
-        let listener =
+        let mut listener =
             listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+        let place_of_socket = listener.take_place();
         let config = record.spec.controller_config(record.cntlid, record.uuid);
         let place = kept.clone().map(|(link, owner)| Kept::new(link, owner));
         let key = shard.call_wait(move |shard| {
@@ -75,7 +78,7 @@ impl LiveDevice {
                 Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
             })
         })??;
-        Ok(Self { name, shard: shard.clone(), key, socket, kept })
+        Ok(Self { name, shard: shard.clone(), key, socket, kept, place: Mutex::new(place_of_socket) })
     }
 
     /// Has what the worker before this one had begun finished, as far as other devices must not come in between. Waits for it.
@@ -190,6 +193,8 @@ impl LiveDevice {
     pub(crate) fn close(&self) -> Result<bool, ControlError> {
         let key = self.key;
         self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.close(cx)))?;
+        // Commands may take their time to finish; a device that comes in this one's place need not wait for them.
+        drop(self.place.lock().unwrap_or_else(PoisonError::into_inner).take());
         wait_until(|| self.is_idle())
     }
 

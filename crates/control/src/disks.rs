@@ -2,7 +2,11 @@
 //!
 //! As in `devices.rs`, every call is made on the device's shard and waited for here.
 
-use std::{os::fd::AsFd, path::PathBuf, sync::Arc};
+use std::{
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use millrace_engine::{Device, DeviceKey, Shard, ShardContext, ShardHandle};
 use millrace_frontends::{
@@ -10,6 +14,7 @@ use millrace_frontends::{
     virtio_blk::{DeviceError, DevicePhase, DeviceStatus, VirtioBlkDevice},
 };
 use millrace_keeper::{Key, Kind, Link};
+use millrace_vfio_user::SocketPlace;
 
 use crate::{
     Name,
@@ -212,6 +217,8 @@ pub(crate) struct LiveDisk {
     socket: PathBuf,
     /// Who holds its socket while no worker does, and under what name.
     kept: Option<(Arc<Link>, [u8; 16])>,
+    /// The socket's path goes with us: a shard removes no files.
+    place: Mutex<Option<SocketPlace>>,
 }
 
 impl LiveDisk {
@@ -227,13 +234,14 @@ impl LiveDisk {
     ) -> Result<Self, ControlError> {
         let name = record.spec.name.clone();
         let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
-        let listener =
+        let mut listener =
             listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
         if let Some((link, owner)) = &kept
             && let Err(error) = link.put(Key::of(*owner, Kind::LISTENER), listener.as_fd())
         {
             tracing::warn!(device = %name, %error, "its socket is not kept: its machine may have to try more than once to connect again");
         }
+        let place = listener.take_place();
         let config = record.spec.disk_config();
         // A guest that comes before its volume is back would see an empty disk.
         let hold = !record.namespaces.is_empty();
@@ -243,7 +251,7 @@ impl LiveDisk {
                 Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
             })
         })??;
-        Ok(Self { name, shard: shard.clone(), key, socket, kept })
+        Ok(Self { name, shard: shard.clone(), key, socket, kept, place: Mutex::new(place) })
     }
 
     fn attach(&self, namespace: &Namespace, read_only: bool) -> Result<(), ControlError> {
@@ -263,6 +271,7 @@ impl LiveDisk {
     fn close(&self) -> Result<bool, ControlError> {
         let key = self.key;
         self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut VirtioBlkDevice, cx| device.close(cx)))?;
+        drop(self.place.lock().unwrap_or_else(PoisonError::into_inner).take());
         wait_until(|| self.is_idle())
     }
 

@@ -520,6 +520,10 @@ impl ControlError {
             Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 "with a size (--size) the file is created; its directory must exist".to_owned()
             }
+            Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                "the daemon's user must be allowed to, and so must its sandbox: serve --allow PATH (docs/sandbox.md)"
+                    .to_owned()
+            }
             Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),
             Self::NotAllowed { .. } => "the daemon's configuration says who may: [[app]] (docs/fastpath.md)".to_owned(),
             Self::TooManySessions { .. } => "close one, or let the configuration allow more: [[app]]".to_owned(),

@@ -12,9 +12,15 @@ use std::{
 
 type Corpse = Box<dyn Send>;
 
+static REAPER: OnceLock<Option<Sender<Corpse>>> = OnceLock::new();
+
+/// Starts the thread, if it does not run yet: shards may be forbidden to start threads later.
+pub(crate) fn be_ready() {
+    REAPER.get_or_init(start);
+}
+
 /// Drops `value` on a background thread, some time soon.
 pub fn drop_later(value: Box<dyn Send>) {
-    static REAPER: OnceLock<Option<Sender<Corpse>>> = OnceLock::new();
     match REAPER.get_or_init(start) {
         // The thread never ends, so the value is never returned by the channel.
         Some(reaper) => drop(reaper.send(value)),

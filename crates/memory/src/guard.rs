@@ -165,7 +165,8 @@ fn replace_mapping(addr: usize) -> bool {
         let Some((start, end, poison)) = slot.get().filter(|(start, end, _)| (*start..*end).contains(&addr)) else {
             continue;
         };
-        let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // Shared with nobody, and yet not private: a guest's memory may be larger than the private memory that we may have.
+        let flags = libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // First: who finds the poison not set after a copy knows that it copied the file's own bytes. The other side is the
         // copying thread, which reaches the new pages by a fault, after the system call below.

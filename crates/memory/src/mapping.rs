@@ -45,6 +45,15 @@ impl Mapping {
         Self::from_raw(ptr.cast(), len, true)
     }
 
+    /// As [`Self::anonymous`], of the kind of memory that files in memory have.
+    pub fn anonymous_shared(len: usize) -> io::Result<Self> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choosing cannot alias anything of ours.
+        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, flags) }?;
+        Self::from_raw(ptr.cast(), len, true)
+    }
+
     fn from_raw(ptr: *mut u8, len: usize, writable: bool) -> io::Result<Self> {
         let ptr = NonNull::new(ptr).ok_or_else(|| io::Error::other("the kernel mapped memory at address 0"))?;
         Ok(Self { ptr, len, writable })

@@ -9,7 +9,10 @@ use std::{
     },
 };
 
-use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
+use rustix::{
+    fs::{MemfdFlags, SealFlags, SeekFrom},
+    process::{Resource, getrlimit},
+};
 
 use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor, Target, huge};
 
@@ -28,7 +31,7 @@ pub(crate) struct Chunk {
     /// Offset of the chunk's first byte within the store.
     start: u64,
     mapping: Mapping,
-    /// The mapping is of a memory file, which others may hold: a page that was only read would be taken there.
+    /// The mapping is of a memory file, which others may hold, or like one: a page that was only read would be taken there.
     is_file: bool,
     /// One bit per extent that was written since it was last given back as a whole.
     touched: Box<[AtomicU64]>,
@@ -42,6 +45,10 @@ pub type OnFile = Box<dyn Fn(u32, BorrowedFd<'_>) -> io::Result<()> + Send + Syn
 impl Chunk {
     fn new(start: u64, bytes: u64) -> io::Result<Self> {
         let len = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        // Where private memory has a limit, it is for other things than what volumes hold.
+        if getrlimit(Resource::Data).current.is_some() {
+            return Ok(Self::over(start, Mapping::anonymous_shared(len)?, true));
+        }
         let mapping = Mapping::anonymous(len)?;
         if bytes >= EXTENT {
             // A kernel without transparent huge pages refuses; ordinary pages do as well.

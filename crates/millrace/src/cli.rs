@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
-    Backend, DeviceKind, Doorbells, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, Size, UsageBy,
+    Backend, DeviceKind, Doorbells, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, SandboxTable, Size, UsageBy,
     Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
 };
-
+use millrace_sandbox::{Mode, Policy};
 use millrace_services::Node;
 
 use crate::bench::BenchArgs;
@@ -48,6 +48,15 @@ pub(crate) enum Command {
     /// What `serve` runs, and runs again when it dies
     #[command(hide = true)]
     Worker(ServeArgs),
+    /// What `worker` has run the commands that print keys
+    #[command(hide = true)]
+    KeyHelper {
+        /// Programs that may be run
+        allowed: Vec<PathBuf>,
+        /// Any may be
+        #[arg(long)]
+        any: bool,
+    },
     /// Create, list, show, resize and delete volumes
     Volume {
         #[command(subcommand)]
@@ -122,7 +131,68 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) upgrade_from: Vec<PathBuf>,
     #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
+    #[command(flatten)]
     pub(crate) log: LogArgs,
+}
+
+/// What the daemon gives up (docs/sandbox.md).
+#[derive(Debug, Args)]
+pub(crate) struct SandboxArgs {
+    /// How much of the sandbox there must be: what can be had, all of it, or nothing [default: auto]
+    #[arg(long = "sandbox", value_enum, value_name = "MODE")]
+    mode: Option<SandboxArg>,
+    /// A file or directory that volumes and keys may be in, beside what is configured; may be repeated. None: any
+    #[arg(long, value_name = "PATH")]
+    allow: Vec<PathBuf>,
+    /// A program that may be run for its key (key=command:…); may be repeated
+    #[arg(long, value_name = "PATH")]
+    key_command: Vec<PathBuf>,
+    /// Serve as this user, when started by root
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Private memory that the daemon may have: beyond, it ends and is started again [default: the machine's]
+    #[arg(long, value_name = "SIZE")]
+    memory_limit: Option<Size>,
+    /// Files that the daemon may have open [default: the system's limit]
+    #[arg(long, value_name = "COUNT")]
+    file_limit: Option<u64>,
+}
+
+impl SandboxArgs {
+    /// The policy, with the configuration file's settings below what is set here.
+    pub(crate) fn policy(&self, file: SandboxTable) -> std::io::Result<Policy> {
+        let absolute = |paths: &[PathBuf]| paths.iter().map(std::path::absolute).collect::<Result<_, _>>();
+        let line = Policy {
+            mode: Mode::default(),
+            allow: absolute(&self.allow)?,
+            key_commands: absolute(&self.key_command)?,
+            user: self.user.clone(),
+            memory: self.memory_limit.map(|size| size.0),
+            files: self.file_limit,
+        };
+        Ok(file.under(line, self.mode.map(Mode::from)))
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SandboxArg {
+    /// What can be had; without --allow, files stay open
+    Auto,
+    /// All of it, or the daemon does not start
+    On,
+    /// Nothing
+    Off,
+}
+
+impl From<SandboxArg> for Mode {
+    fn from(arg: SandboxArg) -> Self {
+        match arg {
+            SandboxArg::Auto => Self::Auto,
+            SandboxArg::On => Self::On,
+            SandboxArg::Off => Self::Off,
+        }
+    }
 }
 
 impl ServeArgs {

@@ -7,13 +7,19 @@ use std::{
     path::{Path, PathBuf, absolute},
 };
 
-use millrace_control::{API_SOCKET, DeviceKind, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec};
+use millrace_control::{
+    API_SOCKET, Declared, DeviceKind, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec,
+};
 use millrace_keeper::{Keeper, Outcome};
+use millrace_sandbox::{Policy, Sandbox, harden_keeper};
 
 use crate::{
     cli::{Global, NvmeCommand, ServeArgs},
     logging, notify, output,
 };
+
+/// In the environment of workers: what they give up.
+const POLICY: &str = "MILLRACE_SANDBOX";
 
 /// The keeper: runs a worker, and runs another when it dies (docs/survival.md).
 pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Error>> {
@@ -21,9 +27,12 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     let place = |path: &PathBuf| path.canonicalize().map_err(|error| format!("--upgrade-from {}: {error}", path.display()));
     let places = args.upgrade_from.iter().map(place).collect::<Result<_, _>>()?;
     let (words, run_dir) = (worker_words(std::env::args_os()), global.run_dir());
+    let policy = policy(args)?;
+    let policy_text = serde_json::to_string(&policy)?;
+    harden_keeper(policy.mode)?;
     let worker = |binary: &Path| {
         let mut command = std::process::Command::new(binary);
-        command.arg0("millrace").args(&words).env_remove("NOTIFY_SOCKET");
+        command.arg0("millrace").args(&words).env_remove("NOTIFY_SOCKET").env(POLICY, &policy_text);
         command
     };
     let all_words: Vec<_> = std::env::args_os().skip(1).collect();
@@ -53,6 +62,38 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     }
 }
 
+/// What all workers give up, from the command line and the configuration file as they are when the daemon starts: a file that is being
+/// edited must not open the sandbox of the next worker. That the file is wrong is the worker's to say.
+fn policy(args: &ServeArgs) -> Result<Policy, Box<dyn Error>> {
+    let file = args.config.as_deref().and_then(|path| Declared::read(path).ok());
+    let policy = args.sandbox.policy(file.map(|declared| declared.sandbox).unwrap_or_default())?;
+    if let Some(path) = policy.allow.iter().find(|path| !path.exists()) {
+        return Err(format!("--allow {}: there is no such file or directory", path.display()).into());
+    }
+    Ok(policy)
+}
+
+/// Gives up what the keeper says, or, when it is of another version and says nothing, the command line.
+fn enter(global: &Global, args: &ServeArgs) -> Result<Sandbox, Box<dyn Error>> {
+    let policy = match std::env::var(POLICY) {
+        Ok(text) => serde_json::from_str(&text)?,
+        Err(_) => policy(args)?,
+    };
+    let mut helper = std::process::Command::new("/proc/self/exe");
+    helper.arg0("millrace").arg("key-helper");
+    match policy.programs() {
+        Some(programs) => helper.arg("--").args(programs),
+        None => helper.arg("--any"),
+    };
+    Ok(policy.enter(&[&global.run_dir(), &args.state_dir()], helper)?)
+}
+
+/// Runs programs that print keys for the worker at standard input.
+pub(crate) fn key_helper(allowed: &[PathBuf], any: bool) -> Result<(), Box<dyn Error>> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    Ok(millrace_sandbox::help(std::io::stdin().as_fd(), (!any).then_some(allowed))?)
+}
+
 /// The same command line, for the worker.
 fn worker_words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.skip(1).collect();
@@ -76,6 +117,9 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
     rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
     // It was started by a descriptor's number.
     rustix::thread::set_name(c"millrace")?;
+    let sandbox = enter(global, args)?;
+    // Another user's process is not ended with its keeper unless it says so again.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let _log = logging::start(&args.log)?;
     let options = ServeOptions {
         config: args.config.clone(),
@@ -88,7 +132,7 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
         worker_shards: args.worker_shards.clone(),
         cell: args.cell.clone(),
     };
-    Ok(millrace_control::serve(&options, socket)?)
+    Ok(millrace_control::serve(&options, socket, sandbox)?)
 }
 
 pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {

@@ -47,6 +47,8 @@ mod stripe;
 pub mod testing;
 mod throttle;
 
+/// Who runs the commands that print keys.
+pub use millrace_cipher::{Runner as KeyCommandRunner, run_commands_by as run_key_commands_by};
 pub use registry::{all, find};
 pub use service::{
     Build, Health, Kind, Layout, LegOrigin, Mount, Plan, Progress, Reason, Service, ServiceError, Status, Word,

@@ -51,7 +51,7 @@ pub use device::{
     Device, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, MmapArea, Outcome, RegionFlags,
     RegionInfo, pci,
 };
-pub use listener::{Listener, ListenerError};
+pub use listener::{Listener, ListenerError, SocketPlace};
 pub use migration::{LogRange, Migration, MigrationState};
 pub use rustix::io::Errno;
 pub use server::{Connection, ConnectionError, DmaError, Message, Progress, Reply, RequestId, Resumed};

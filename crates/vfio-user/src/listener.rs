@@ -43,13 +43,20 @@ pub enum ListenerError {
     },
 }
 
-/// A listening socket. It owns its path and removes it when dropped.
+/// A listening socket. It owns its path and removes it when dropped, unless somebody else has taken that on.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// Device and inode of the path: only what we made is removed. `None`: the path is not ours any more.
-    identity: Option<(u64, u64)>,
+    place: Option<SocketPlace>,
+}
+
+/// A socket's place among the files. Dropping it removes it.
+#[derive(Debug)]
+pub struct SocketPlace {
+    path: PathBuf,
+    /// Device and inode of the path: only what we made is removed.
+    identity: (u64, u64),
 }
 
 impl AsFd for Listener {
@@ -78,7 +85,7 @@ impl Listener {
             Err(errno) => return Err(failed("bind")(errno)),
         }
         let status = rustix::fs::lstat(path).map_err(failed("stat"))?;
-        let listener = Self { socket: socket.into(), path: path.to_owned(), identity: Some((status.st_dev, status.st_ino)) };
+        let listener = Self::at(path, socket.into(), (status.st_dev, status.st_ino));
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
     }
@@ -90,7 +97,17 @@ impl Listener {
         let found = found.map_err(io("stat"))?;
         let socket = UnixListener::from(socket);
         socket.set_nonblocking(true).map_err(io("set_nonblocking"))?;
-        Ok(Self { socket, path: path.to_owned(), identity: Some((found.dev(), found.ino())) })
+        Ok(Self::at(path, socket, (found.dev(), found.ino())))
+    }
+
+    fn at(path: &Path, socket: UnixListener, identity: (u64, u64)) -> Self {
+        let place = SocketPlace { path: path.to_owned(), identity };
+        Self { socket, path: path.to_owned(), place: Some(place) }
+    }
+
+    /// Leaves the path to somebody who may remove files: this end goes where nobody may.
+    pub fn take_place(&mut self) -> Option<SocketPlace> {
+        self.place.take()
     }
 
     /// The next client, if one waits.
@@ -109,11 +126,7 @@ impl Listener {
 
     /// Gives the path up: from now on it may be another's. Whoever has connected stays.
     pub fn withdraw(&mut self) {
-        let Some(identity) = self.identity.take() else { return };
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == identity) {
-            // Nothing could be done about a failure; the next bind replaces what is left.
-            let _ = std::fs::remove_file(&self.path);
-        }
+        drop(self.take_place());
     }
 
     /// Where it listens.
@@ -122,9 +135,12 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for SocketPlace {
     fn drop(&mut self) {
-        self.withdraw();
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+            // Nothing could be done about a failure; the next bind replaces what is left.
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 

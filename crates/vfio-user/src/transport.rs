@@ -128,6 +128,11 @@ pub(crate) struct Transport {
     spare: Vec<u8>,
 }
 
+/// The standard library's way is an ioctl, which shards do not have.
+fn do_not_block(stream: &UnixStream) -> Result<(), Errno> {
+    rustix::fs::fcntl_setfl(stream, rustix::fs::fcntl_getfl(stream)? | rustix::fs::OFlags::NONBLOCK)
+}
+
 impl AsFd for Transport {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -136,10 +141,7 @@ impl AsFd for Transport {
 
 impl Transport {
     pub(crate) fn new(stream: UnixStream, keep: Option<Rc<dyn Keep>>) -> Result<Self, TransportError> {
-        stream.set_nonblocking(true).map_err(|error| TransportError::Io {
-            operation: "set_nonblocking",
-            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-        })?;
+        do_not_block(&stream).map_err(|errno| TransportError::Io { operation: "fcntl", errno })?;
         Ok(Self {
             stream,
             kept: keep.map(|keep| Kept { keep, peeked: 0 }),

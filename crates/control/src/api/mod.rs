@@ -5,6 +5,7 @@
 //! ```
 
 pub(crate) mod metrics;
+mod peers;
 mod problem;
 
 use std::sync::Arc;
@@ -22,6 +23,8 @@ use axum::{
 };
 use utoipa::OpenApi;
 
+pub(crate) use peers::Door;
+pub use peers::Operator;
 pub use problem::Problem;
 
 use crate::{

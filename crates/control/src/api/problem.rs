@@ -53,6 +53,16 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("not a request for a session: {text}"))
     }
 
+    pub(super) fn not_an_operator(uid: u32) -> Self {
+        let detail = format!("user {uid} may not use the API");
+        Self {
+            advice: Some(
+                "root and the daemon's user may, and whom [[operator]] in the daemon's configuration names".to_owned(),
+            ),
+            ..Self::new(StatusCode::FORBIDDEN, "not-allowed", detail)
+        }
+    }
+
     pub(super) fn bad_nsid(text: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("{text:?} is not a namespace identifier"))
     }

@@ -18,6 +18,7 @@ use millrace_services::Leaf;
 use super::{Inner, Manager, Volume, WeakManager, volumes::remove_own_file};
 use crate::{
     Name, Size,
+    confine::tell_refused,
     error::ControlError,
     model::{Backend, LogicalBlock, VolumeSpec},
     store::{Changes, NamespaceRecord},
@@ -103,6 +104,7 @@ impl HostThread {
                 Ok(request) => manager.answer(request),
                 Err(RecvTimeoutError::Timeout) => {
                     manager.sample_loads();
+                    tell_refused();
                     manager.measure_volumes();
                     manager.end_sessions();
                     if manager.account.is_due() {

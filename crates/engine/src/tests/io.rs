@@ -247,3 +247,35 @@ fn descriptors_wake_their_device_and_only_while_registered() {
     std::io::Read::read_to_end(&mut &theirs, &mut rest).unwrap_or_default();
     assert!(rest.is_empty());
 }
+
+/// A list of system calls does not see what is done through a ring.
+#[test]
+fn a_ring_does_what_disks_need_and_nothing_else() {
+    use io_uring::{opcode, types::Fd};
+    let mut ring = crate::ring::build(8, None).unwrap();
+    let mut run = |entry: io_uring::squeue::Entry| {
+        // SAFETY: what the entries point to is constant, or null.
+        unsafe { ring.submission().push(&entry) }.unwrap();
+        ring.submit_and_wait(1).unwrap();
+        ring.completion().next().unwrap().result()
+    };
+    let byte = std::fs::File::open("/dev/zero").unwrap();
+    let mut place = [7_u8];
+    let read = opcode::Read::new(Fd(std::os::fd::AsRawFd::as_raw_fd(&byte)), place.as_mut_ptr(), 1).build();
+    assert_eq!(run(read), 1);
+    assert_eq!(place, [0]);
+    let others = [
+        opcode::Nop::new().build(),
+        opcode::OpenAt::new(Fd(libc::AT_FDCWD), c"/etc/passwd".as_ptr()).build(),
+        opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
+        opcode::Connect::new(Fd(0), std::ptr::null(), 0).build(),
+        opcode::UnlinkAt::new(Fd(libc::AT_FDCWD), c"/nonexistent".as_ptr()).build(),
+        opcode::SendMsg::new(Fd(0), std::ptr::null()).build(),
+    ];
+    for other in others {
+        let shown = format!("{other:?}");
+        assert_eq!(run(other), -libc::EACCES, "{shown}");
+    }
+    let refused = ring.submitter().register_files(&[0]).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+}

@@ -79,7 +79,8 @@ impl AsFd for Transport {
 
 impl Transport {
     pub(crate) fn new(stream: UnixStream) -> std::io::Result<Self> {
-        stream.set_nonblocking(true)?;
+        // The standard library's way is an ioctl, which shards do not have.
+        rustix::fs::fcntl_setfl(&stream, rustix::fs::fcntl_getfl(&stream)? | rustix::fs::OFlags::NONBLOCK)?;
         Ok(Self { stream, input: Input::default(), output: None })
     }
 

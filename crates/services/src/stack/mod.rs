@@ -148,6 +148,12 @@ impl Node {
         }
     }
 
+    /// Files that settings name (`key=file:PATH`): they are read. Those of leaves are not among them.
+    pub fn setting_files(&self) -> Vec<&Path> {
+        let own = self.settings().iter().filter_map(|(_, value)| value.strip_prefix("file:").map(Path::new));
+        own.chain(self.legs().iter().flat_map(Node::setting_files)).collect()
+    }
+
     /// Whether it is something that volumes have parts of.
     pub fn is_disk(&self) -> bool {
         matches!(self, Self::Service(node) if registry::find(&node.service).is_some_and(|kind| kind.is_disk))

@@ -145,3 +145,10 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn files_of_settings_are_found_wherever_they_are() {
+    let node: Node = "concat(crypt(key=file:/k) | mirror(file:/a, crypt(key=file:/l) | file:/b), volume:x)".parse().unwrap();
+    let files: Vec<_> = node.setting_files().into_iter().map(|path| path.to_str().unwrap()).collect();
+    assert_eq!(files, ["/k", "/l"]);
+}

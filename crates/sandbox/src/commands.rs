@@ -1,0 +1,163 @@
+//! Programs that print keys: a worker runs none, but has a small process that does, which was there before the worker gave that up.
+//!
+//! ```text
+//!   worker ── line, output, errors, answer (descriptors) ──► helper ── runs it ──► output ──► worker
+//!          ◄── how it ended ─────────────────────────────────┘
+//! ```
+//!
+//! The key goes from the program's output into the worker's locked memory; the helper does not see it. It is the worker's user without
+//! capabilities. Which programs it runs is told when it starts: a worker that somebody has taken over may ask for others.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{self, IoSlice, IoSliceMut, Read, Write},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Stdio},
+    thread,
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    },
+};
+
+/// Longest command line in bytes.
+const LINE: usize = 4096;
+/// How it ended: 0 and the exit status, or 1 and why it did not begin.
+const ENDED: i32 = 0;
+const FAILED: i32 = 1;
+
+/// The worker's end. The helper ends with it.
+#[derive(Debug)]
+pub struct Helper(OwnedFd);
+
+impl Helper {
+    /// Starts the helper: a program that calls [`help`] with its standard input.
+    pub(crate) fn start(mut command: Command) -> io::Result<Self> {
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        // Nobody waits for it: it ends after us.
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
+        Ok(Self(ours))
+    }
+
+    /// Has a program run: its words are separated by spaces. What is returned waits for its end. The caller closes its own ends.
+    ///
+    /// # Errors
+    /// The helper is gone, or the line is too long.
+    pub fn run(
+        &self,
+        line: &str,
+        output: &OwnedFd,
+        errors: &OwnedFd,
+    ) -> io::Result<Box<dyn FnOnce() -> io::Result<ExitStatus> + Send>> {
+        if line.is_empty() || line.len() > LINE {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let (mut answer, theirs) = io::pipe()?;
+        let fds = [output.as_fd(), errors.as_fd(), theirs.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fits = control.push(SendAncillaryMessage::ScmRights(&fds));
+        assert!(fits, "the control buffer holds three descriptors");
+        sendmsg(&self.0, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(Box::new(move || {
+            let mut bytes = [0; 8];
+            answer.read_exact(&mut bytes)?;
+            let [kind, value] = [0, 4].map(|at| i32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte])));
+            if kind == ENDED { Ok(ExitStatus::from_raw(value)) } else { Err(io::Error::from_raw_os_error(value)) }
+        }))
+    }
+}
+
+/// Runs programs for the worker at the other end of `socket` until it is gone: those of `allowed`, or any.
+pub fn help(socket: BorrowedFd<'_>, allowed: Option<&[PathBuf]>) -> io::Result<()> {
+    loop {
+        let mut line = [0; LINE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut line)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) if received.bytes == 0 => return Ok(()),
+            Ok(received) => received,
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        let Ok([output, errors, answer]) = <[OwnedFd; 3]>::try_from(fds) else { continue };
+        let words = words(&line[..received.bytes]);
+        let is_allowed = |program: &Path| allowed.is_none_or(|allowed| allowed.iter().any(|path| path == program));
+        let spawned = match words.split_first() {
+            Some((program, words)) if is_allowed(Path::new(program)) => {
+                Command::new(program).args(words).stdin(Stdio::null()).stdout(output).stderr(errors).spawn()
+            }
+            _ => Err(Errno::ACCESS.into()),
+        };
+        let mut answer = File::from(answer);
+        let mut say = move |kind: i32, value: i32| {
+            let bytes: Vec<u8> = [kind, value].iter().flat_map(|number| number.to_le_bytes()).collect();
+            // A worker that is gone does not ask any more.
+            let _ = answer.write_all(&bytes);
+        };
+        match spawned {
+            Ok(mut child) => drop(thread::spawn(move || match child.wait() {
+                Ok(status) => say(ENDED, status.into_raw()),
+                Err(error) => say(FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+            })),
+            Err(error) => say(FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+}
+
+fn words(line: &[u8]) -> Vec<OsString> {
+    use std::os::unix::ffi::OsStringExt;
+    line.split(|byte| *byte == b' ').filter(|word| !word.is_empty()).map(|word| OsString::from_vec(word.to_vec())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a command says, and how it ends.
+    fn run(helper: &Helper, line: &str) -> io::Result<(String, ExitStatus)> {
+        let ((mut output, theirs), (_errors, their_errors)) = (io::pipe()?, io::pipe()?);
+        let wait = helper.run(line, &theirs.into(), &their_errors.into())?;
+        let mut said = String::new();
+        output.read_to_string(&mut said)?;
+        Ok((said, wait()?))
+    }
+
+    fn helper(allowed: Option<Vec<PathBuf>>) -> Helper {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair of sockets");
+        thread::spawn(move || help(theirs.as_fd(), allowed.as_deref()));
+        Helper(ours)
+    }
+
+    #[test]
+    fn the_helper_runs_what_it_may() {
+        let any = helper(None);
+        let (said, status) = run(&any, "/bin/echo two  words").unwrap();
+        assert_eq!((said.as_str(), status.success()), ("two words\n", true));
+        assert!(!run(&any, "/bin/false").unwrap().1.success());
+        assert_eq!(run(&any, "/nonexistent").unwrap_err().raw_os_error(), Some(libc::ENOENT));
+        let some = helper(Some(vec!["/bin/echo".into()]));
+        assert!(run(&some, "/bin/echo").unwrap().1.success());
+        for line in ["/bin/cat /etc/passwd", "echo", "/bin/../bin/echo", "", " "] {
+            let error = run(&some, line).unwrap_err();
+            assert!(error.raw_os_error() == Some(libc::EACCES) || line.is_empty(), "{line}: {error}");
+        }
+    }
+}

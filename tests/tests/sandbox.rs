@@ -1,0 +1,534 @@
+//! Every promise of docs/sandbox.md: somebody tries to break it, and does not succeed.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read,
+    os::unix::{
+        fs::{FileExt, PermissionsExt, symlink},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use millrace_tests::{Daemon, eventually, repository, within};
+use rustix::process::{Signal, geteuid};
+
+const EPERM: i32 = 1;
+const ENOENT: i32 = 2;
+const EACCES: i32 = 13;
+const ENOSYS: i32 = 38;
+const NOBODY: u32 = 65534;
+
+/// A directory with a file inside, a link from it to a file outside, and what an intruder made of them.
+struct Intrusion {
+    /// By thread and attempt.
+    outcomes: BTreeMap<(String, String), i32>,
+    /// By number.
+    refused: BTreeMap<i64, u64>,
+}
+
+impl Intrusion {
+    fn with(policy: &str) -> Self {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let (allowed, outside) = (place.path().join("allowed"), place.path().join("outside"));
+        fs::create_dir(&allowed).expect("a folder");
+        fs::write(&outside, "what is not for it").expect("a file");
+        fs::write(allowed.join("inside"), "what is for it").expect("a file");
+        symlink(&outside, allowed.join("link")).expect("a link");
+        let output = Command::new(env!("CARGO_BIN_EXE_intruder"))
+            .args([&allowed, &outside])
+            .env("MILLRACE_SANDBOX", policy)
+            .stdin(Stdio::null())
+            .output()
+            .expect("running the intruder");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{}\n{said}{}", output.status, String::from_utf8_lossy(&output.stderr));
+        let (mut outcomes, mut refused) = (BTreeMap::new(), BTreeMap::new());
+        for line in said.lines() {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["refused", number, count] => {
+                    refused.insert(number.parse().unwrap(), count.parse().unwrap());
+                }
+                [thread, attempt, errno] => {
+                    outcomes.insert((thread.to_owned(), attempt.to_owned()), errno.parse().unwrap());
+                }
+                _ => panic!("the system lacks a part of the sandbox, which this test needs: {line}"),
+            }
+        }
+        Self { outcomes, refused }
+    }
+
+    fn expect(&self, thread: &str, attempts: &[&str], errno: i32) {
+        for attempt in attempts {
+            let found = self.outcomes.get(&(thread.to_owned(), (*attempt).to_owned()));
+            assert_eq!(found, Some(&errno), "{thread}: {attempt}");
+        }
+    }
+}
+
+/// Attempts that no thread of a worker has a call for.
+const NEVER: &[&str] = &[
+    "chroot",
+    "mount",
+    "exec",
+    "exec-at",
+    "unshare",
+    "ptrace",
+    "read-process",
+    "signal",
+    "signal-thread",
+    "open-process",
+    "internet",
+    "netlink",
+    "bpf",
+    "perf",
+    "userfaults",
+    "terminal",
+    "become-root",
+    "capabilities",
+    "be-dumped",
+    "raise-limit",
+    "watch-calls",
+    "map-code",
+    "make-code",
+    "search-keys",
+];
+
+#[test]
+fn an_intruder_gets_nowhere() {
+    let intrusion = Intrusion::with(r#"{ "mode": "auto", "allow": ["/nonexistent"] }"#);
+    for thread in ["control", "shard"] {
+        intrusion.expect(thread, NEVER, EPERM);
+        intrusion.expect(thread, &["map"], 0);
+    }
+    // Control opens files, those that it may.
+    let outside = ["open-outside", "write-outside", "cut-outside", "open-by-link", "list-outside", "open-memory"];
+    intrusion.expect("control", &outside, EACCES);
+    intrusion.expect("control", &["open-inside", "make-inside", "unix-socket", "ask-limit", "thread"], 0);
+    // A shard opens none.
+    intrusion.expect("shard", &outside, EPERM);
+    intrusion.expect("shard", &["open-inside", "make-inside", "unix-socket", "ask-limit"], EPERM);
+    // Threads are made by the older call, whose flags the filter sees; no process is.
+    intrusion.expect("control", &["namespaces"], ENOSYS);
+    intrusion.expect("shard", &["namespaces", "new-ring"], EPERM);
+    intrusion.expect("control", &["fork"], EPERM);
+    // And the operator hears of it.
+    for number in [libc::SYS_execve, libc::SYS_ptrace, libc::SYS_socket] {
+        assert!(intrusion.refused.get(&number).is_some_and(|count| *count >= 2), "{number} in {:?}", intrusion.refused);
+    }
+}
+
+#[test]
+fn without_allowed_paths_files_are_open_and_all_else_is_closed() {
+    let intrusion = Intrusion::with(r#"{ "mode": "auto" }"#);
+    intrusion.expect("control", &["open-outside", "open-by-link", "list-outside", "make-inside"], 0);
+    intrusion.expect("control", NEVER, EPERM);
+    intrusion.expect("shard", NEVER, EPERM);
+    intrusion.expect("shard", &["open-inside"], EPERM);
+}
+
+/// What the tests above are worth: without a sandbox the same attempts go through, or fail for other reasons.
+#[test]
+fn the_same_intruder_gets_through_without_a_sandbox() {
+    let intrusion = Intrusion::with(r#"{ "mode": "off" }"#);
+    for thread in ["control", "shard"] {
+        let free = [
+            "open-inside",
+            "make-inside",
+            "open-outside",
+            "write-outside",
+            "cut-outside",
+            "open-by-link",
+            "list-outside",
+            "signal",
+            "signal-thread",
+            "open-process",
+            "internet",
+            "unix-socket",
+            "be-dumped",
+            "raise-limit",
+            "map-code",
+            "make-code",
+        ];
+        intrusion.expect(thread, &free, 0);
+        intrusion.expect(thread, &["exec", "exec-at"], ENOENT);
+        for attempt in ["new-ring", "terminal", "watch-calls", "search-keys", "namespaces", "unshare"] {
+            let errno = intrusion.outcomes[&(thread.to_owned(), attempt.to_owned())];
+            assert!(errno != EPERM && errno != ENOSYS, "{attempt}: {errno}");
+        }
+    }
+    intrusion.expect("control", &["fork"], 0);
+    assert!(intrusion.refused.is_empty());
+}
+
+/// A line of `/proc/PID/task/TID/status`, for every thread.
+fn of_threads(pid: u32, field: &str) -> Vec<(String, String)> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let status = |task: &Path| fs::read_to_string(task.join("status")).unwrap_or_default();
+    let of = |status: &str, field: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.map(|value| value.trim().to_owned())
+    };
+    let texts = tasks.flatten().map(|task| status(&task.path()));
+    texts.filter_map(|text| Some((of(&text, "Name")?, of(&text, field)?))).collect()
+}
+
+#[test]
+fn a_worker_gives_up_everything_and_so_does_the_next() {
+    let daemon = Daemon::confined(&[]);
+    daemon.disk("disk", &["--backend", "memory", "--size", "1M"], &[]);
+    let first = eventually("a worker", || daemon.worker());
+    let second = daemon.kill_worker(Signal::KILL);
+    assert_ne!(first, second);
+    let all = |field: &str, expected: &str| {
+        let values = of_threads(second, field);
+        assert!(values.len() >= 4, "{values:?}");
+        for (thread, value) in values {
+            assert_eq!(value, expected, "{field} of {thread}");
+        }
+    };
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        all(set, "0000000000000000");
+    }
+    if geteuid().is_root() {
+        all("CapBnd", "0000000000000000");
+    }
+    all("NoNewPrivs", "1");
+    all("Seccomp", "2");
+    let filters = of_threads(second, "Seccomp_filters");
+    let of = |name: &str| filters.iter().find(|(thread, _)| thread == name).map(|(_, count)| count.parse::<u32>().unwrap());
+    assert!(of("millrace-0") > of("millrace") && of("millrace") >= Some(2), "{filters:?}");
+    let limits = fs::read_to_string(format!("/proc/{second}/limits")).expect("its limits");
+    let limit =
+        |name: &str| limits.lines().find(|line| line.starts_with(name)).map(|line| line[name.len()..].split_whitespace());
+    assert_eq!(limit("Max core file size").unwrap().next(), Some("0"));
+    for bounded in ["Max data size", "Max open files"] {
+        let values: Vec<_> = limit(bounded).unwrap().take(2).collect();
+        assert!(values[0] != "unlimited" && values[0] == values[1], "{bounded}: {values:?}");
+    }
+    daemon.finish();
+}
+
+#[test]
+fn volumes_are_where_they_may_be() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let allowed = place.path().join("images");
+    fs::create_dir(&allowed).expect("a folder");
+    let outside = place.path().join("outside.img");
+    fs::write(&outside, vec![0; 1 << 20]).expect("a file");
+    symlink(&outside, allowed.join("link.img")).expect("a link");
+    let mut daemon = Daemon::confined(&["--allow", allowed.to_str().unwrap()]);
+    let create = |name: &str, path: &Path| {
+        daemon.try_run(&["volume", "create", name, "--backend", &format!("file:{}", path.display()), "--size", "1M"])
+    };
+    create("inside", &allowed.join("a.img")).expect("a volume where it may be");
+    for path in [&outside, &allowed.join("link.img"), &allowed.join("../outside.img"), Path::new("/etc/passwd")] {
+        let error = create("outside", path).expect_err("a volume where it may not be");
+        assert!(error.contains("Permission denied") && error.contains("--allow"), "{}: {error}", path.display());
+    }
+    // What was made stays within reach of the next worker, and of the next daemon.
+    daemon.kill_worker(Signal::KILL);
+    daemon.restart();
+    let states = daemon.json(&["volume", "list"]);
+    assert_eq!((states.as_array().unwrap().len(), &states[0]["state"]), (1, &serde_json::json!("ready")), "{states}");
+    daemon.finish();
+}
+
+#[test]
+fn who_has_the_same_user_cannot_look_into_the_daemon() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let root = geteuid().is_root();
+    let mut options = vec![];
+    if root {
+        // Root may look into everything; somebody else is the daemon's user then.
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a public folder");
+        options = vec!["--user", "nobody"];
+    }
+    let daemon = Daemon::start_in(place.path(), &options);
+    let worker = eventually("a worker", || daemon.worker());
+    if root {
+        assert!(of_threads(worker, "Uid").iter().all(|(_, ids)| ids.split_whitespace().all(|id| id == NOBODY.to_string())));
+    }
+    let look = |pid: u32, file: &str| {
+        let mut command = Command::new("head");
+        command.args(["-c", "1", &format!("/proc/{pid}/{file}")]).stdin(Stdio::null());
+        if root {
+            as_nobody(&mut command);
+        }
+        command.output().expect("running head")
+    };
+    for file in ["mem", "maps", "environ", "smaps", "auxv"] {
+        let output = look(worker, file);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("Permission denied"), "{file}: {said}");
+    }
+    // What says that the looking itself is right.
+    let mut sleeper = Command::new("sleep");
+    sleeper.arg("1000").stdin(Stdio::null());
+    if root {
+        as_nobody(&mut sleeper);
+    }
+    let mut sleeper = sleeper.spawn().expect("a process of the same user");
+    let seen = eventually("its program runs", || {
+        let output = look(sleeper.id(), "maps");
+        output.status.success().then_some(output.stdout)
+    });
+    assert!(!seen.is_empty());
+    sleeper.kill().expect("ending it");
+    sleeper.wait().expect("its end");
+    daemon.finish();
+}
+
+fn as_nobody(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    command.uid(NOBODY).gid(NOBODY);
+}
+
+/// Bytes of a process's memory that hold something, with the flags of the mapping around each.
+fn found_in_memory(pid: u32, needle: &[u8]) -> Vec<String> {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("its mappings");
+    let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("its memory");
+    let (mut found, mut range) = (Vec::new(), (0_u64, 0_u64, String::new()));
+    for line in smaps.lines() {
+        let first = line.split(' ').next().unwrap_or_default();
+        if let Some((start, end)) = first.split_once('-') {
+            let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).expect("an address"));
+            range = (start, end, line.to_owned());
+        }
+        let Some(flags) = line.strip_prefix("VmFlags:") else { continue };
+        let (start, end, name) = &range;
+        if !flags.split(' ').any(|flag| flag == "rd") || end - start > 1 << 30 {
+            continue;
+        }
+        let mut bytes = vec![0; usize::try_from(end - start).expect("a size")];
+        let read = memory.read_at(&mut bytes, *start).unwrap_or(0);
+        if bytes[..read].windows(needle.len()).any(|window| window == needle) {
+            found.push(format!("{name} flags {flags} "));
+        }
+    }
+    found
+}
+
+#[test]
+fn keys_are_locked_and_in_no_dump() {
+    // Without a sandbox, so that the memory can be looked at.
+    let daemon = Daemon::confined(&["--sandbox", "off"]);
+    let key: [u8; 32] = std::array::from_fn(|at| (at * 37 + 11) as u8 ^ 0x5a);
+    let file = daemon.path("key");
+    fs::write(&file, key).expect("a key");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("a private file");
+    let stack = format!("crypt(key=file:{}) | memory", file.display());
+    daemon.run(&["volume", "create", "secret", "--stack", &stack, "--size", "4M"]);
+    let worker = eventually("a worker", || daemon.worker());
+    // The search finds what is there.
+    assert!(!found_in_memory(worker, file.to_str().unwrap().as_bytes()).is_empty());
+    for mapping in found_in_memory(worker, &key) {
+        let has = |flag: &str| mapping.contains(&format!(" {flag} "));
+        assert!(has("dd") && has("lo"), "a key in memory that is dumped or swapped: {mapping}");
+    }
+    // It is gone with its volume.
+    daemon.run(&["volume", "delete", "secret"]);
+    assert_eq!(found_in_memory(worker, &key), Vec::<String>::new());
+    daemon.finish();
+}
+
+#[test]
+fn a_daemon_that_is_aborted_leaves_no_picture_of_its_memory() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let pictures = || {
+        let entries = fs::read_dir(place.path()).expect("the folder").flatten();
+        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("core")).count()
+    };
+    let aborted = |mode: &str| {
+        let daemon = Daemon::start_dumping_in(place.path(), &["--sandbox", mode]);
+        daemon.kill_worker(Signal::ABORT);
+        daemon.finish();
+        pictures()
+    };
+    assert_eq!(aborted("auto"), 0);
+    // Where the system puts pictures beside the program, it would have made one.
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
+    if pattern.starts_with("core") {
+        assert!(aborted("off") > 0, "the test sees no picture where there is one");
+    }
+}
+
+#[test]
+fn who_is_not_named_is_not_heard() {
+    if !geteuid().is_root() {
+        // Nobody else's processes can be had.
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a public folder");
+    let config = place.path().join("millrace.toml");
+    let status = |daemon: &Daemon, uid: u32, gid: u32, groups: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={uid}"), &format!("--regid={gid}"), groups]).arg(Daemon::binary()).arg("status");
+        let output = command.env("MILLRACE_RUN_DIR", daemon.run_dir()).output().expect("running setpriv");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let open = |daemon: &Daemon| {
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(daemon.run_dir(), mode).expect("an open run directory");
+    };
+    // Nobody is named: the system itself keeps others away.
+    let daemon = Daemon::start_in(place.path(), &[]);
+    open(&daemon);
+    let (heard, said) = status(&daemon, NOBODY, NOBODY, "--clear-groups");
+    assert!(!heard && said.contains("another user's"), "{said}");
+    // Even where it does not, the daemon does.
+    let socket = daemon.run_dir().join("api.sock");
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("an open socket");
+    let (heard, said) = status(&daemon, NOBODY, NOBODY, "--clear-groups");
+    assert!(!heard && said.contains("user 65534 may not use the API"), "{said}");
+    assert!(status(&daemon, 0, 0, "--clear-groups").0);
+    daemon.finish();
+    fs::write(&config, format!("[[operator]]\nuid = {NOBODY}\n\n[[operator]]\ngid = 4242\n")).expect("a file");
+    let daemon = Daemon::start_in(place.path(), &["--config", config.to_str().unwrap()]);
+    open(&daemon);
+    assert!(status(&daemon, NOBODY, NOBODY, "--clear-groups").0);
+    assert!(status(&daemon, 12345, 4242, "--clear-groups").0);
+    assert!(status(&daemon, 12345, 12345, "--groups=77,4242").0);
+    let (heard, said) = status(&daemon, 12345, 12345, "--clear-groups");
+    assert!(!heard && said.contains("user 12345 may not use the API"), "{said}");
+    // Strangers who say nothing keep nobody else out.
+    let _silent: Vec<UnixStream> =
+        (0..50).map(|_| UnixStream::connect(daemon.run_dir().join("api.sock")).unwrap()).collect();
+    assert!(status(&daemon, NOBODY, NOBODY, "--clear-groups").0);
+    daemon.finish();
+}
+
+#[test]
+fn descriptors_have_an_end_and_so_has_their_want() {
+    let mut daemon = Daemon::confined(&["--file-limit", "100"]);
+    let socket = daemon.run_dir().join("api.sock");
+    let mut clients: Vec<UnixStream> = (0..200).map_while(|_| UnixStream::connect(&socket).ok()).collect();
+    assert!(clients.len() > 100, "more come than can be heard: {}", clients.len());
+    let worker = eventually("a worker", || daemon.worker());
+    let open = || fs::read_dir(format!("/proc/{worker}/fd")).map_or(0, Iterator::count);
+    eventually("it has what it may have", || (open() >= 99).then_some(()));
+    assert!(open() <= 100);
+    for client in &mut clients {
+        client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        // Whoever is heard waits, whoever is not does too: nobody is lied to.
+        let _ = client.read(&mut [0; 1]);
+    }
+    drop(clients);
+    eventually("it answers again", || daemon.try_run(&["status"]).ok());
+    assert_eq!(daemon.worker(), Some(worker), "the same worker");
+    daemon.expect_well();
+    daemon.stop();
+}
+
+#[test]
+fn commands_for_keys_run_where_the_sandbox_is_not_and_only_those_that_may() {
+    let digits = "5a".repeat(32);
+    let create = |daemon: &Daemon, name: &str, command: &str| {
+        let stack = format!("crypt(key=\"command:{command}\") | memory");
+        daemon.try_run(&["volume", "create", name, "--stack", &stack, "--size", "4M"])
+    };
+    let echo = format!("/bin/echo {digits}");
+    let daemon = Daemon::confined(&[]);
+    create(&daemon, "v", &echo).expect("a key from a command");
+    let error = create(&daemon, "w", "/bin/cat /nonexistent/key").expect_err("no key");
+    assert!(error.contains("/nonexistent/key: No such file"), "{error}");
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(daemon.json(&["volume", "show", "v"])["state"], "ready");
+    daemon.finish();
+    let daemon = Daemon::confined(&["--key-command", "/bin/echo"]);
+    create(&daemon, "v", &echo).expect("a key from a command that may run");
+    let error = create(&daemon, "w", &format!("/usr/bin/printf {digits}")).expect_err("another command");
+    assert!(error.contains("Permission denied"), "{error}");
+    daemon.finish();
+    // Paths are named, programs are not: none may run.
+    let daemon = Daemon::confined(&["--allow", "/tmp"]);
+    create(&daemon, "v", &echo).expect_err("no command may run");
+    daemon.finish();
+}
+
+#[test]
+fn all_of_it_or_nothing() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a public folder");
+    if geteuid().is_root() {
+        let mut command = Command::new(Daemon::binary());
+        command.args(["serve", "--sandbox", "on", "--state-dir"]).arg(place.path().join("s")).arg("--run-dir");
+        let output = command.arg(place.path().join("r")).stdin(Stdio::null()).output().expect("running the daemon");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("--user"), "{said}");
+    }
+    let mut options = vec!["--sandbox", "on"];
+    if geteuid().is_root() {
+        options.extend(["--user", "nobody"]);
+    }
+    let daemon = Daemon::start_in(place.path(), &options);
+    assert!(daemon.log().contains("only allowed paths"), "{}", daemon.log());
+    let file = format!("file:{}", daemon.path("x.img").display());
+    let error =
+        daemon.try_run(&["volume", "create", "x", "--backend", &file, "--size", "1M"]).expect_err("nothing is allowed");
+    assert!(error.contains("Permission denied"), "{error}");
+    daemon.run(&["volume", "create", "m", "--backend", "memory", "--size", "1M"]);
+    daemon.finish();
+}
+
+#[test]
+fn the_list_of_calls_is_as_the_docs_say() {
+    let docs = fs::read_to_string(repository().join("docs/sandbox.md")).expect("the docs");
+    let calls = fs::read_to_string(repository().join("crates/sandbox/src/calls.rs")).expect("the lists");
+    let shard =
+        calls.split("pub(crate) const SHARD").nth(1).and_then(|rest| rest.split("];").next()).expect("the shards' list");
+    let names: Vec<_> = shard.split("SYS_").skip(1).map(|rest| rest.split([')', ',']).next().unwrap_or_default()).collect();
+    assert!((20..=40).contains(&names.len()), "{}", names.len());
+    for name in &names {
+        assert!(docs.contains(&format!("`{name}`")), "docs/sandbox.md does not name {name}");
+    }
+}
+
+/// Where the daemon's memory has an end.
+#[test]
+fn a_worker_that_takes_too_much_memory_is_replaced() {
+    let daemon = Daemon::confined(&["--memory-limit", "300M"]);
+    let first = eventually("a worker", || daemon.worker());
+    let greedy = || daemon.try_run(&["volume", "create", "greedy", "--stack", GREEDY, "--size", "1G"]);
+    let error = greedy().expect_err("more memory than there may be");
+    println!("  {error}");
+    let second = eventually("another worker", || daemon.worker().filter(|worker| *worker != first));
+    within(Duration::from_secs(60), || daemon.try_run(&["status"]).ok()).expect("it answers");
+    assert_ne!(first, second);
+    assert!(PathBuf::from(format!("/proc/{second}")).exists());
+}
+
+/// Its table of lines takes more than a gigabyte.
+const GREEDY: &str = "cache(mode=through, line=4K, memory(size=64G)) | memory";
+
+/// A guest's memory may be larger than what the daemon may have, and may be cut under it: what is put in its place is not the daemon's.
+#[test]
+fn a_guest_that_cuts_more_memory_than_the_daemon_may_have_costs_it_none() {
+    use millrace_driver::{Controller, DmaMemory, Options, QueueOptions, spec::NamespaceId};
+    let daemon = Daemon::confined(&["--memory-limit", "300M"]);
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "16M"], &[]);
+    let worker = daemon.worker();
+    let options = Options { memory_size: 16 << 20, ..Options::default() };
+    let mut controller = Controller::open(&socket, &options).expect("a connection");
+    controller.start().expect("a controller");
+    let namespace = controller.namespace(NamespaceId(1)).expect("a namespace");
+    let mut queue = controller.create_queue_pair(&QueueOptions::default()).expect("a queue");
+    let large = DmaMemory::new(1 << 40, 1 << 30).expect("memory");
+    controller.transport().dma_map(large.range(), large.fd(), 0).expect("a map");
+    let buffer = large.alloc(16 << 10).expect("memory");
+    rustix::fs::ftruncate(large.fd(), 0).expect("cutting it");
+    let read = namespace.read(millrace_block::Lba(0), buffer.slice(0, 16 << 10)).expect("in range");
+    queue.submit(&read).expect("room");
+    queue.ring().expect("ringing");
+    eventually("the command ends, or the device fails", || {
+        let failed = controller.status().map_or(true, |status| status.cfs());
+        (failed || queue.next_completion().expect("a completion").is_some()).then_some(())
+    });
+    drop((queue, controller));
+    assert_eq!(daemon.worker(), worker, "the same worker");
+    daemon.finish();
+}
