@@ -22,6 +22,7 @@
 //!
 //! It does no I/O itself, and knows no protocol and no executor.
 
+pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod epochs;

@@ -5,7 +5,7 @@ use std::{
     marker::PhantomData,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -19,6 +19,8 @@ thread_local! {
 }
 
 static TAKEN: Mutex<[bool; SHARED]> = Mutex::new([false; SHARED]);
+/// Most places that were ever taken at once.
+static MOST: AtomicUsize = AtomicUsize::new(0);
 
 /// The calling thread's claim to a place of its own. A shard claims one when it starts; when there are too many shards, the
 /// last ones share the common place, which is slower and not wrong.
@@ -39,9 +41,15 @@ impl ShardSlot {
                 *place = true;
                 slot = at;
                 SLOT.set(at);
+                MOST.fetch_max(at + 1, Ordering::Relaxed);
             }
         }
         Self { slot, _local: PhantomData }
+    }
+
+    /// The most threads that ever had a place of their own at once; 1 at least.
+    pub fn most() -> usize {
+        MOST.load(Ordering::Relaxed).max(1)
     }
 }
 

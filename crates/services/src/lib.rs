@@ -35,6 +35,7 @@ pub mod meter;
 mod mirror;
 mod parity;
 pub mod pieces;
+mod queue;
 pub mod record;
 mod registry;
 mod service;
@@ -45,7 +46,7 @@ mod stack;
 mod stripe;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod throttle;
+pub mod throttle;
 
 /// Who runs the commands that print keys.
 pub use millrace_cipher::{Runner as KeyCommandRunner, run_commands_by as run_key_commands_by};

@@ -13,6 +13,12 @@ type Objects = BTreeMap<String, Weak<dyn Any + Send + Sync>>;
 pub struct SharedObjects(Mutex<Objects>);
 
 impl SharedObjects {
+    /// The object of this name, if there is one of this type.
+    pub fn find<T: Any + Send + Sync>(&self, name: &str) -> Option<Arc<T>> {
+        let objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        objects.get(name).and_then(Weak::upgrade)?.downcast().ok()
+    }
+
     /// The object of this name, made if there is none. Names begin with the kind of service ("throttle/gold").
     ///
     /// # Panics

@@ -12,13 +12,18 @@ use std::{
 use millrace_memory::{BufferPool, Segment};
 
 use super::{Harness, Job, Random};
-use crate::{BlockError, IoOperation, Scratch, ShardIo, Step, TaskContext, Volume};
+use crate::{
+    BlockError, IoOperation, Scratch, ShardIo, Step, TaskContext, Volume,
+    clock::{self, SimulatedTime},
+};
 
 /// The part of an operation that outlives `poll_start`.
 struct Pending {
     operation: Raw,
     /// Polls until it is carried out.
     delay: u32,
+    /// When a sleep ends, where time is simulated.
+    until: u64,
 }
 
 enum Raw {
@@ -75,6 +80,13 @@ impl SyncIo {
         self.state.borrow().durable
     }
 
+    /// When the first of the sleeps under way ends, in simulated time.
+    pub fn next_wake(&self) -> Option<u64> {
+        let state = self.state.borrow();
+        let sleeps = state.pending.iter().flatten().filter(|pending| matches!(pending.operation, Raw::Sleep(_)));
+        sleeps.map(|pending| pending.until).min()
+    }
+
     fn carry_out(&self, raw: &Raw) -> i32 {
         let mut state = self.state.borrow_mut();
         if let Some(answer) = state.answers.pop_front().filter(|answer| *answer != 0) {
@@ -90,7 +102,7 @@ impl SyncIo {
             }
         }
         drop(state);
-        if self.hasty && matches!(raw, Raw::Sleep(_)) {
+        if (self.hasty || SimulatedTime::is_on()) && matches!(raw, Raw::Sleep(_)) {
             return 0;
         }
         raw.carry_out(most)
@@ -166,7 +178,11 @@ unsafe impl ShardIo for SyncIo {
         let mut state = self.state.borrow_mut();
         state.started += 1;
         state.durable += u64::from(matches!(operation, IoOperation::DataSync { .. } | IoOperation::Write { fua: true, .. }));
-        let pending = Some(Pending { operation: Raw::of(operation), delay: state.random.below(3) as u32 });
+        let until = match operation {
+            IoOperation::Sleep(time) if SimulatedTime::is_on() => clock::now() + time.as_nanos() as u64,
+            _ => 0,
+        };
+        let pending = Some(Pending { operation: Raw::of(operation), delay: state.random.below(3) as u32, until });
         let token = state.pending.iter().position(Option::is_none).unwrap_or(state.pending.len());
         match state.pending.get_mut(token) {
             Some(free) => *free = pending,
@@ -180,8 +196,8 @@ unsafe impl ShardIo for SyncIo {
             let mut state = self.state.borrow_mut();
             let slot = state.pending.get_mut(token as usize).expect("a token of ours");
             let pending = slot.as_mut().expect("an operation that is under way");
-            if pending.delay > 0 {
-                pending.delay -= 1;
+            if pending.delay > 0 || pending.until > clock::now() {
+                pending.delay = pending.delay.saturating_sub(1);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }

@@ -9,7 +9,6 @@ mod tests;
 use std::{
     any::Any,
     sync::{Arc, atomic::AtomicU64},
-    time::Duration,
 };
 
 use millrace_block::{BlockSize, Operation, PerShard, Request};
@@ -17,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     background::Task,
-    gate::{Gate, Gated, Pass},
+    gate::{Gate, Gated},
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
 };
@@ -121,7 +120,7 @@ impl Meter {
 
 impl Gate for Meter {
     #[inline]
-    fn look(&self, request: &Request<'_>, shift: u32) -> Option<Pass> {
+    fn look(&self, request: &Request<'_>, shift: u32) {
         let bytes = request.count.0 << shift;
         let counters = &self.counters;
         match request.operation {
@@ -137,11 +136,6 @@ impl Gate for Meter {
                 counters.add(|counters| &counters.others, 1);
             }
         }
-        None
-    }
-
-    fn left(&self, _: &Pass) -> Option<Duration> {
-        None
     }
 }
 

@@ -9,7 +9,7 @@ use millrace_block::{
     BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
 };
 
-use super::space::Space;
+use super::{member::Minimum, space::Space};
 use crate::{
     background::Task,
     service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
@@ -24,6 +24,8 @@ pub(crate) static KIND: Kind = Kind {
     settings: &[
         Word { name: "extent", help: "what volumes are given room in: a power of two from 16K to 1G, fixed for ever [1M]" },
         Word { name: "depth", help: "requests that the leg has at most; the others wait for their volume's turn [256]" },
+        Word { name: "iops", help: "operations per second that the leg can do: guarantees beyond that are refused" },
+        Word { name: "bandwidth", help: "bytes per second that the leg can do: guarantees beyond that are refused" },
     ],
     commands: &[Word { name: "release", help: "name=VOLUME: gives up a volume in the table that nothing uses" }],
     shares_legs: false,
@@ -46,13 +48,15 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
     if !DEPTH.contains(&depth) {
         return Err(SettingError::new("depth", "1 to 1048576 requests are possible"));
     }
-    Ok(Box::new(DiskPlan { extent, depth }))
+    let able = Minimum { iops: settings.count("iops")?.unwrap_or(0), bandwidth: settings.size("bandwidth")?.unwrap_or(0) };
+    Ok(Box::new(DiskPlan { extent, depth, able }))
 }
 
 #[derive(Debug)]
 struct DiskPlan {
     extent: u64,
     depth: u64,
+    able: Minimum,
 }
 
 impl Plan for DiskPlan {
@@ -76,7 +80,8 @@ impl Plan for DiskPlan {
             )));
         }
         let space = build.shared.get(&space_key(&build.name), Space::default);
-        Ok(Arc::new(Disk { name: build.name, leg, extent, depth: self.depth, size: AtomicU64::new(size), space }))
+        let (name, depth, able, size) = (build.name, self.depth, self.able, AtomicU64::new(size));
+        Ok(Arc::new(Disk { name, leg, extent, depth, able, size, space }))
     }
 }
 
@@ -98,6 +103,8 @@ pub(super) struct Disk {
     leg: Arc<dyn Volume>,
     extent: u64,
     depth: u64,
+    /// What its leg can do, as far as that is known.
+    able: Minimum,
     /// Bytes behind the table.
     size: AtomicU64,
     space: Arc<Space>,
@@ -192,6 +199,7 @@ impl Service for Disk {
             Reason::Open => false,
             Reason::Change => mount.previous.is_none(),
         };
+        self.space.line.set_able(self.able).map_err(ServiceError::NotNow)?;
         self.space.open(&self.leg, self.extent, self.size.load(Ordering::Relaxed), new)?;
         self.space.line.set_depth(self.depth);
         Ok(())
@@ -219,6 +227,8 @@ impl Service for Disk {
             ("free", format!("{} of {}", bytes(room.free), bytes(room.extents))),
             ("in flight", format!("{} of {}", self.space.line.in_flight(), self.depth)),
         ];
+        let guaranteed = self.space.line.guaranteed();
+        facts.extend((!guaranteed.is_none()).then(|| ("guaranteed", guaranteed.to_string())));
         facts.extend(room.damage.map(|damage| ("table", format!("{damage}; written anew from the other copy"))));
         let mut status = Status::good(facts);
         let volume = |(name, size, used): (String, u64, bool)| {

@@ -6,94 +6,36 @@
 //!                  └─► queue of its volume on its shard ─ front ─► room, and no volume's turn is earlier? ─► disk
 //! ```
 //!
-//! Turns are kept in virtual time (start-time fair queueing, which is deficit round-robin without rounds): a request that goes
+//! Guarantees come first, but for one turn of [`BY_WEIGHT`]: a volume that lacks what it is due by now goes before the others. All other
+//! turns are kept in virtual time (start-time fair queueing, which is deficit round-robin without rounds): a request that goes
 //! moves its volume's turn on by what it costs, divided by the volume's weight; the volume whose turn is earliest goes next. Who
 //! had nothing to do meanwhile begins at the present: nobody saves up, nobody starves.
 //!
+//! Latency: when the disk takes longer than some volume's target, those that have none, or a looser one, may have half as much on the
+//! disk as they have, and again half after the next look; when targets are met they get more by and by.
+//!
 //! Invariants:
-//! * A queue is touched by its own shard only. Its mutex is there because the type must be shared, and never contended; requests
-//!   that need not wait do not touch it.
+//! * Requests that need not wait do not touch a queue.
 //! * Somebody who can go is always awake: a request's end wakes the front whose turn is earliest, and with several shards, whose
 //!   ends are not heard here, fronts look on every pass.
 
 use std::{
-    collections::VecDeque,
     future::poll_fn,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Poll, Waker},
 };
 
-use millrace_block::{Epochs, PerShard, ReplaceError};
+use millrace_block::{Epochs, PerShard, ReplaceError, clock};
 
-/// What a request costs at least, in bytes.
-pub(super) const LEAST_COST: u64 = 4096;
-/// Virtual time that 512 bytes cost at weight 1; weights up to this divide it.
-pub(super) const UNIT: u64 = 1024;
+use super::member::{Member, Minimum};
 
-/// When a volume's turn is: not before the present.
-fn start(finish: u64, clock: u64) -> u64 {
-    finish.max(clock)
-}
-
-/// When its next turn is, after a request of so many bytes.
-fn finish(start: u64, bytes: u64, weight: u64) -> u64 {
-    let cost = bytes.max(LEAST_COST).div_ceil(512).saturating_mul(UNIT) / weight.max(1);
-    start.saturating_add(cost.max(1))
-}
-
-/// A request that waits.
-struct Waiter {
-    number: u64,
-    waker: Option<Waker>,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiters: VecDeque<Waiter>,
-    next: u64,
-}
-
-impl Queue {
-    /// Where a waiter stands. They come in the order of their numbers.
-    fn find(&self, number: u64) -> Option<usize> {
-        self.waiters.binary_search_by_key(&number, |waiter| waiter.number).ok()
-    }
-}
-
-/// A volume in the line.
-#[derive(Default)]
-pub(super) struct Member {
-    weight: AtomicU32,
-    /// When its next turn is.
-    finish: AtomicU64,
-    /// Requests that wait, on all shards.
-    waiting: AtomicU64,
-    /// Requests that have waited.
-    waited: PerShard<AtomicU64>,
-    queues: PerShard<Mutex<Queue>>,
-}
-
-impl Member {
-    pub(super) fn set_weight(&self, weight: u32) {
-        self.weight.store(weight, Ordering::Relaxed);
-    }
-
-    /// Requests that had to wait so far.
-    pub(super) fn waited(&self) -> u64 {
-        self.waited.sum(|count| count)
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queues.here().0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn start(&self, clock: u64) -> u64 {
-        start(self.finish.load(Ordering::Relaxed), clock)
-    }
-}
+/// Of so many turns one goes by weight, whatever is guaranteed: who has no guarantee does not starve.
+pub(super) const BY_WEIGHT: u64 = 8;
+/// How often it is looked at whether latency targets are met.
+const WINDOW_NS: u64 = 50_000_000;
 
 /// What a shard has on the disk.
 #[derive(Default)]
@@ -114,6 +56,18 @@ pub(super) struct Line {
     waiting: AtomicU64,
     /// Virtual time: the turn of the request that went last.
     clock: AtomicU64,
+    /// What the disk can do per second, operations and bytes; 0: that is not known.
+    able: [AtomicU64; 2],
+    /// Somebody has a guarantee.
+    guarantees: AtomicBool,
+    /// Requests in a row that went because they were guaranteed.
+    guaranteed: AtomicU64,
+    /// Somebody has a latency target.
+    targets: AtomicBool,
+    /// Somebody is limited because of another one's target.
+    limited: AtomicBool,
+    /// When targets are looked at again.
+    judgement: AtomicU64,
     here: PerShard<Here>,
     members: Epochs<Vec<Arc<Member>>>,
     changing: Mutex<()>,
@@ -127,6 +81,12 @@ impl Default for Line {
             shards: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             clock: AtomicU64::new(0),
+            able: Default::default(),
+            guarantees: AtomicBool::new(false),
+            guaranteed: AtomicU64::new(0),
+            targets: AtomicBool::new(false),
+            limited: AtomicBool::new(false),
+            judgement: AtomicU64::new(0),
             here: PerShard::default(),
             members: Epochs::new(Vec::new()),
             changing: Mutex::default(),
@@ -135,18 +95,46 @@ impl Default for Line {
 }
 
 /// A request on the disk; dropping it lets the next one go.
-pub(super) struct Flight<'a>(&'a Line);
+pub(super) struct Flight<'a> {
+    line: &'a Line,
+    member: &'a Member,
+    /// When it began; 0: nobody asks.
+    began: u64,
+}
 
 impl Drop for Flight<'_> {
     #[inline]
     fn drop(&mut self) {
         // Minus one.
-        self.0.here.add(|here| &here.in_flight, u64::MAX);
-        if self.0.waiting.load(Ordering::Relaxed) > 0 {
-            self.0.wake_next();
+        self.line.here.add(|here| &here.in_flight, u64::MAX);
+        self.member.ends();
+        if self.line.targets.load(Ordering::Relaxed) {
+            self.line.look(self.member, self.began);
+        }
+        if self.line.waiting.load(Ordering::Relaxed) > 0 {
+            self.line.wake_next();
         }
     }
 }
+
+/// Whether a disk that can do so much can guarantee so much; 0: it is not known what it can do.
+fn possible(able: Minimum, guaranteed: Minimum) -> Result<(), String> {
+    for (able, guaranteed, what) in
+        [(able.iops, guaranteed.iops, "operations"), (able.bandwidth, guaranteed.bandwidth, "bytes")]
+    {
+        let most = able - able / BY_WEIGHT;
+        if able > 0 && guaranteed > most {
+            return Err(format!(
+                "{guaranteed} {what} per second would be guaranteed in all; of a disk that does {able}, {most} can be"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// When a volume goes, beside others: those that lack what is guaranteed to them first, those that lack it longest first; then by
+/// weight. Of equal turns the one that comes first in memory: everybody agrees.
+type Rank = (bool, u64, *const Member);
 
 /// A place in the line; dropping it leaves.
 struct Place<'a> {
@@ -179,14 +167,40 @@ impl Line {
         let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut members = self.members.visit().clone();
         change(&mut members);
+        self.guarantees.store(members.iter().any(|member| !member.minimum().is_none()), Ordering::Relaxed);
+        self.targets.store(members.iter().any(|member| member.latency().is_some()), Ordering::Relaxed);
+        for member in &members {
+            member.set_unlimited();
+        }
+        self.limited.store(false, Ordering::Relaxed);
         self.members.replace(members)?.wait();
         Ok(())
     }
 
-    /// Whether a request may go at once.
+    /// What is guaranteed to all volumes together.
+    pub(super) fn guaranteed(&self) -> Minimum {
+        self.members.visit().iter().fold(Minimum::default(), |sum, member| sum.and(member.minimum()))
+    }
+
+    /// What the disk can do per second, as far as that is known; refused when more than a part of it is guaranteed already.
+    pub(super) fn set_able(&self, able: Minimum) -> Result<(), String> {
+        possible(able, self.guaranteed())?;
+        self.able[0].store(able.iops, Ordering::Relaxed);
+        self.able[1].store(able.bandwidth, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether so much can be guaranteed beside what is already.
+    pub(super) fn admit(&self, minimum: Minimum) -> Result<(), String> {
+        let [iops, bandwidth] = self.able.each_ref().map(|able| able.load(Ordering::Relaxed));
+        if minimum.is_none() { Ok(()) } else { possible(Minimum { iops, bandwidth }, self.guaranteed().and(minimum)) }
+    }
+
+    /// Whether a request of this volume may go at once.
     #[inline]
-    pub(super) fn is_open(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) == 0 && self.has_room()
+    pub(super) fn is_open(&self, member: &Member) -> bool {
+        let free = self.waiting.load(Ordering::Relaxed) == 0 && self.has_room();
+        free && (!self.limited.load(Ordering::Relaxed) || member.has_room())
     }
 
     /// Whether this shard may have one more request on the disk. Up to its even part of the depth it need not look what the others have.
@@ -198,16 +212,21 @@ impl Line {
             || (self.shards.load(Ordering::Relaxed) > 1 && self.in_flight() < self.depth.load(Ordering::Relaxed))
     }
 
-    /// A request is on the disk from now on.
+    /// A request of so many bytes is on the disk from now on.
     #[inline]
-    pub(super) fn go(&self) -> Flight<'_> {
+    pub(super) fn go<'a>(&'a self, member: &'a Member, bytes: u64) -> Flight<'a> {
         let (here, _) = self.here.here();
         if !here.known.load(Ordering::Relaxed) && !here.known.swap(true, Ordering::Relaxed) {
             self.shards.fetch_add(1, Ordering::Relaxed);
             self.divide();
         }
         self.here.add(|here| &here.in_flight, 1);
-        Flight(self)
+        member.begins();
+        if self.guarantees.load(Ordering::Relaxed) && !member.minimum().is_none() {
+            member.had(clock::now(), bytes);
+        }
+        let timed = self.targets.load(Ordering::Relaxed) && member.latency().is_some();
+        Flight { line: self, member, began: if timed { clock::now() } else { 0 } }
     }
 
     /// Waits for a turn of this volume's for a request of so many bytes.
@@ -217,54 +236,97 @@ impl Line {
     }
 
     /// The front of a volume's queue goes, if it may.
-    fn try_go(&self, member: &Member, bytes: u64) -> Option<Flight<'_>> {
-        if !self.has_room() {
+    fn try_go<'a>(&'a self, member: &'a Member, bytes: u64) -> Option<Flight<'a>> {
+        if !self.has_room() || !member.has_room() {
             return None;
         }
-        let clock = self.clock.load(Ordering::Relaxed);
-        let turn = member.start(clock);
+        let present = self.present();
+        let mine = present.rank(member);
+        let mut first = member.turn(present.clock);
         for other in self.members.visit().iter() {
             let waits = !std::ptr::eq(&raw const **other, member) && other.waiting.load(Ordering::Relaxed) > 0;
-            // Of equal turns the one that comes first in memory: everybody agrees.
-            let mine = (turn, &raw const *member);
-            if waits && (other.start(clock), Arc::as_ptr(other)) < mine {
+            if !waits || !other.has_room() {
+                continue;
+            }
+            if present.rank(other) < mine {
                 return None;
             }
+            first = first.min(other.turn(present.clock));
         }
-        let weight = u64::from(member.weight.load(Ordering::Relaxed));
-        // The same volume may have a front on another shard, which goes as well.
-        let next = |before| Some(finish(start(before, clock), bytes, weight));
-        let _ = member.finish.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        self.clock.fetch_max(turn, Ordering::Relaxed);
-        Some(self.go())
+        member.turned(present.clock, bytes);
+        // Whoever goes because of its guarantee may be ahead of its turn: the others keep theirs.
+        self.clock.fetch_max(first, Ordering::Relaxed);
+        match mine {
+            (false, ..) => self.guaranteed.fetch_add(1, Ordering::Relaxed),
+            (true, ..) => self.guaranteed.swap(0, Ordering::Relaxed),
+        };
+        Some(self.go(member, bytes))
+    }
+
+    /// What decides whose turn it is, at this moment.
+    fn present(&self) -> Present {
+        let by_weight = self.guaranteed.load(Ordering::Relaxed) + 1 >= BY_WEIGHT;
+        let guarantees = self.guarantees.load(Ordering::Relaxed) && !by_weight;
+        Present { clock: self.clock.load(Ordering::Relaxed), guaranteed: guarantees.then(clock::now) }
     }
 
     /// Wakes the front on this shard whose turn is earliest.
     #[cold]
     fn wake_next(&self) {
-        let clock = self.clock.load(Ordering::Relaxed);
+        let present = self.present();
         let members = self.members.visit();
-        let waiting = members.iter().filter(|member| member.waiting.load(Ordering::Relaxed) > 0);
-        let here = waiting.filter(|member| !member.queue().waiters.is_empty());
-        let next = here.min_by_key(|member| (member.start(clock), Arc::as_ptr(member)));
-        let waker = next.and_then(|member| member.queue().waiters.front()?.waker.clone());
+        let waiting = members.iter().filter(|member| member.waiting.load(Ordering::Relaxed) > 0 && member.has_room());
+        let here = waiting.filter(|member| !member.queue().is_empty());
+        let next = here.min_by_key(|member| present.rank(member));
+        let waker = next.and_then(|member| member.queue().first());
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+
+    /// A request has left the disk while somebody has a latency target: was it late, and are targets met?
+    #[cold]
+    fn look(&self, member: &Member, began: u64) {
+        if began == 0 && !self.limited.load(Ordering::Relaxed) {
+            return;
+        }
+        let now = clock::now();
+        if let Some(target) = member.latency().filter(|_| began > 0) {
+            member.took(now.saturating_sub(began), target);
+        }
+        let due = self.judgement.load(Ordering::Relaxed);
+        let mine = || self.judgement.compare_exchange(due, now + WINDOW_NS, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if now < due || !mine() {
+            return;
+        }
+        let members = self.members.visit();
+        // The tightest of those that are missed.
+        let missed = members.iter().filter_map(|member| member.missed()).min();
+        let depth = self.depth.load(Ordering::Relaxed);
+        let limited = members.iter().filter(|member| member.adjust(missed, depth)).count() > 0;
+        self.limited.store(limited, Ordering::Relaxed);
+    }
+}
+
+/// What decides whose turn it is.
+struct Present {
+    clock: u64,
+    /// The time, when guarantees count.
+    guaranteed: Option<u64>,
+}
+
+impl Present {
+    fn rank(&self, member: &Member) -> Rank {
+        match self.guaranteed.and_then(|now| member.overdue(now)) {
+            Some(since) => (false, since, &raw const *member),
+            None => (true, member.turn(self.clock), &raw const *member),
         }
     }
 }
 
 impl<'a> Place<'a> {
     fn take(line: &'a Line, member: &'a Member) -> Self {
-        let number = {
-            let mut queue = member.queue();
-            let number = queue.next;
-            queue.next += 1;
-            queue.waiters.push_back(Waiter { number, waker: None });
-            number
-        };
-        member.waited.add(|count| count, 1);
-        member.waiting.fetch_add(1, Ordering::Relaxed);
+        let number = member.enter();
         line.waiting.fetch_add(1, Ordering::Relaxed);
         Self { line, member, number }
     }
@@ -273,12 +335,10 @@ impl<'a> Place<'a> {
         let own = self.line.here.here().1;
         let is_front = {
             let mut queue = self.member.queue();
-            let me = queue.find(self.number);
-            if own && let Some(me) = me.and_then(|at| queue.waiters.get_mut(at)) {
-                // Stays on this shard, as wakers must.
-                me.waker = Some(waker.clone());
+            if own {
+                queue.waits(self.number, waker);
             }
-            queue.waiters.front().is_some_and(|front| front.number == self.number)
+            queue.is_first(self.number)
         };
         if is_front && let Some(flight) = self.line.try_go(self.member, bytes) {
             return Poll::Ready(flight);
@@ -286,7 +346,9 @@ impl<'a> Place<'a> {
         let alone = own && self.line.shards.load(Ordering::Relaxed) <= 1;
         if !own || (is_front && !alone) {
             waker.wake_by_ref();
-            // Whose turn is earlier may be asleep here since this shard was the only one: then nobody else looks on every pass.
+        }
+        // Whose turn is earlier may be asleep here: it came first, or was the only one, or what is guaranteed to it fell due since.
+        if !own || (is_front && (!alone || self.line.has_room())) {
             self.line.wake_next();
         }
         Poll::Pending
@@ -295,12 +357,7 @@ impl<'a> Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut queue = self.member.queue();
-        if let Some(at) = queue.find(self.number) {
-            queue.waiters.remove(at);
-        }
-        drop(queue);
-        self.member.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.member.leave(self.number);
         // There may be room for one more.
         if self.line.waiting.fetch_sub(1, Ordering::Relaxed) > 1 {
             self.line.wake_next();

@@ -19,14 +19,19 @@
 
 mod disk;
 mod line;
+mod member;
 mod space;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    ops::RangeInclusive,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use millrace_block::{
@@ -37,7 +42,8 @@ use millrace_block::{
 pub(crate) use self::disk::KIND as DISK;
 use self::{
     disk::space_key,
-    line::{Flight, Member},
+    line::Flight,
+    member::{Member, Minimum, Terms},
     space::{Claim, Space},
 };
 use crate::{
@@ -55,15 +61,27 @@ pub(crate) static KIND: Kind = Kind {
     legs: 1..=1,
     settings: &[
         Word { name: "weight", help: "its part of a saturated disk, beside the others' weights: 1 to 1000 [1]" },
+        Word { name: "min_iops", help: "operations per second that it gets at least of a saturated disk" },
+        Word { name: "min_bandwidth", help: "bytes per second that it gets at least of a saturated disk: 20M" },
+        Word {
+            name: "latency",
+            help: "how long the disk shall take for its requests; others go less deep if it takes longer: 2ms",
+        },
         Word { name: "existing", help: "true: takes what the disk has under the volume's name already [false]" },
     ],
     commands: &[],
     shares_legs: true,
     is_disk: false,
-    samples: &["share | disk(extent=16K, depth=3) | ?", "share(weight=7) | disk(extent=64K) | ?"],
+    samples: &[
+        "share | disk(extent=16K, depth=3) | ?",
+        "share(weight=7) | disk(extent=64K) | ?",
+        "share(min_iops=100, min_bandwidth=1M, latency=1us) | disk(extent=16K, depth=2) | ?",
+    ],
     plan,
 };
 
+/// Latency targets that there may be.
+const LATENCIES: RangeInclusive<Duration> = Duration::from_micros(1)..=Duration::from_secs(10);
 /// Extents that are looked at for one piece of a request.
 const MERGED: usize = 64;
 
@@ -72,12 +90,22 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
     if !(1..=1000).contains(&weight) {
         return Err(SettingError::new("weight", "1 to 1000 is possible"));
     }
-    Ok(Box::new(SharePlan { weight, existing: settings.flag("existing")? }))
+    let [iops, bandwidth] = [("min_iops", settings.count("min_iops")?), ("min_bandwidth", settings.size("min_bandwidth")?)]
+        .map(|(name, minimum)| match minimum {
+            Some(0) => Err(SettingError::new(name, "1 at least is possible; leave it out to guarantee nothing")),
+            minimum => Ok(minimum.unwrap_or(0)),
+        });
+    let latency = settings.duration("latency")?;
+    if latency.is_some_and(|latency| !LATENCIES.contains(&latency)) {
+        return Err(SettingError::new("latency", "1us to 10s is possible"));
+    }
+    let terms = Terms { weight, minimum: Minimum { iops: iops?, bandwidth: bandwidth? }, latency };
+    Ok(Box::new(SharePlan { terms, existing: settings.flag("existing")? }))
 }
 
 #[derive(Debug)]
 struct SharePlan {
-    weight: u32,
+    terms: Terms,
     existing: bool,
 }
 
@@ -106,8 +134,8 @@ impl Plan for SharePlan {
         let mapped = Mapped::new(build.name, vec![Arc::clone(&leg)], map, geometry.block_size);
         let member = Arc::<Member>::default();
         let volume = build.volume.to_owned();
-        let (weight, existing, made) = (self.weight, self.existing, AtomicBool::new(false));
-        Ok(Arc::new(Share { volume, leg, space, member, weight, existing, made, mapped }))
+        let (terms, existing, made) = (self.terms, self.existing, AtomicBool::new(false));
+        Ok(Arc::new(Share { volume, leg, space, member, terms, existing, made, mapped }))
     }
 }
 
@@ -176,7 +204,7 @@ struct Share {
     leg: Arc<dyn Volume>,
     space: Arc<Space>,
     member: Arc<Member>,
-    weight: u32,
+    terms: Terms,
     existing: bool,
     /// It was not on the disk before its mount.
     made: AtomicBool,
@@ -228,13 +256,18 @@ impl Share {
         self.mapped.submit(cx, request)
     }
 
-    /// A request that waits for its turn.
-    async fn queue(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let bytes = match request.operation {
+    /// Bytes that a request moves.
+    #[inline]
+    fn bytes(&self, request: &Request<'_>) -> u64 {
+        match request.operation {
             Operation::WriteZeroes { .. } | Operation::Deallocate => 0,
             _ => request.count.0 << self.shift(),
-        };
-        let _flight = self.space.line.wait(&self.member, bytes).await;
+        }
+    }
+
+    /// A request that waits for its turn.
+    async fn queue(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let _flight = self.space.line.wait(&self.member, self.bytes(&request)).await;
         // The volume may have another size by now.
         let visit = self.extents().visit();
         check(&self.geometry_of(&visit), &request)?;
@@ -290,14 +323,14 @@ impl Volume for Share {
         if let Err(error) = check(&self.geometry_of(&visit), &request) {
             return Step::Done(Err(error));
         }
-        if !self.space.line.is_open() {
+        if !self.space.line.is_open(&self.member) {
             drop(visit);
             return Step::Wait(cx.scratch.place_future(self.queue(cx, request)));
         }
         match self.pass(cx, &visit, request) {
             done @ Step::Done(_) => done,
             step @ Step::Wait(_) => {
-                let flight = self.space.line.go();
+                let flight = self.space.line.go(&self.member, self.bytes(&request));
                 Step::Wait(cx.scratch.place_future(follow(visit, flight, step)))
             }
         }
@@ -370,10 +403,11 @@ impl Service for Share {
             _ => Claim::New,
         };
         let blocks = self.geometry().blocks.0;
+        self.space.line.admit(self.terms.minimum).map_err(ServiceError::NotNow)?;
         let made = self.space.size_of(&self.volume).is_none();
         let list = self.space.claim(&self.volume, blocks << self.shift(), how)?;
         self.made.store(made, Ordering::Relaxed);
-        self.member.set_weight(self.weight);
+        self.member.set(&self.terms);
         let shown = self.show(Extents { blocks, shift: self.extent_shift(), list });
         let member = Arc::clone(&self.member);
         let shown = shown.and_then(|()| {
@@ -415,8 +449,16 @@ impl Service for Share {
             let visit = self.extents().visit();
             1 + visit.list.windows(2).filter(|two| two[0] + 1 != two[1]).count()
         };
-        let (weight, waited) = (self.weight.to_string(), format!("{} requests", self.member.waited()));
-        Status::good([("weight", weight), ("pieces on the disk", pieces.to_string()), ("waited for a turn", waited)])
+        let Terms { weight, minimum, latency } = self.terms;
+        let mut facts = vec![("weight", weight.to_string()), ("pieces on the disk", pieces.to_string())];
+        facts.extend((!minimum.is_none()).then(|| ("guaranteed", minimum.to_string())));
+        if let Some(latency) = latency {
+            let (seen, late) = self.member.lateness();
+            facts.push(("latency", format!("{late} of {seen} requests took longer than {latency:?}")));
+        }
+        facts.extend(self.member.limit().map(|limit| ("limited for others' latency", format!("{limit} requests at once"))));
+        facts.push(("waited for a turn", format!("{} requests", self.member.waited())));
+        Status::good(facts)
     }
 
     fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {

@@ -9,6 +9,7 @@
 mod crash;
 mod oracle;
 mod random;
+mod timed;
 
 use std::{
     future::Future,
@@ -29,6 +30,7 @@ pub use self::{
     crash::{CrashTest, crash_test},
     oracle::Oracle,
     random::{RandomStacks, random_stacks},
+    timed::{Load, drive},
 };
 use crate::{
     Node, Reason, SharedObjects,

@@ -1,34 +1,50 @@
 //! Throttle: caps on operations and bytes per second.
 //!
 //! ```text
-//!   request ─► tokens leased by this shard? ─ yes ─► leg
+//!   request ─► nobody waits here, and this shard has tokens of every level at hand? ─ yes ─► leg
 //!                 │ no
-//!                 └─► take a lease from each bucket (atomic) ─► wait until its time ─► leg
-//!   buckets: of this volume, or of a group that several volumes are in; levels are throttles over throttles
+//!                 └─► queue of its kind on its shard ─ first ─► buckets of every level have enough? ─ yes ─► leg
+//!                                                                 │ no
+//!                                                                 └─► sleeps until they should, looks again
+//!   levels: the volume's own ─► its group ─► the group that that one is in ─► …
 //! ```
 //!
-//! A shard leases the tokens of a millisecond at a time, so that most requests look at their own shard's counter only: no clock, no
-//! shared line. Slow buckets (below a token a millisecond) have no leases. Waiting requests have their turn already
-//! (`bucket::take`): they sleep until it comes, in parts, so that a change of the stack finds them.
+//! `bucket.rs` decides, `level.rs` keeps what is decided about, `groups.rs` is what the control plane declares. Reads wait for reads,
+//! and writes for writes; who waits sleeps in parts, so that a change finds it.
 
 mod bucket;
+mod groups;
+mod level;
 #[cfg(test)]
 mod tests;
 
 use std::{
+    any::Any,
+    cell::Cell,
+    future::poll_fn,
+    ptr,
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    task::{Poll, Waker},
+    time::Duration,
 };
 
-use millrace_block::{BlockSize, Operation, PerShard, Request};
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, PerShard, Request, Step, TaskContext, Usage,
+    Volume, VolumeError, clock, future_bytes,
+};
 
-use self::bucket::{Rate, take};
+pub(crate) use self::bucket::time_of;
+pub use self::groups::{Group, groups_of};
+use self::{
+    bucket::Rate,
+    level::{CAPS, Chain, Cost, Front, Level, Rates, counts_bytes},
+};
 use crate::{
     background::Task,
-    gate::{Gate, Gated, Pass},
+    queue::Queue,
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
 };
@@ -46,53 +62,70 @@ pub(crate) static KIND: Kind = Kind {
         Word { name: "read_bandwidth", help: "bytes read per second" },
         Word { name: "write_bandwidth", help: "bytes written per second" },
         Word { name: "burst", help: "what may be saved up while idle, as time at the full rate [10ms]" },
-        Word { name: "group", help: "a name: all throttles of this name share their caps" },
+        Word { name: "group", help: "a group (millrace group create) whose caps hold as well" },
     ],
     commands: &[],
     shares_legs: false,
     is_disk: false,
-    samples: &["throttle(iops=1000000) | ?", "throttle(write_bandwidth=1G, read_iops=1M) | ?"],
+    samples: &["throttle(iops=1000000) | ?", "throttle(write_bandwidth=1G, read_iops=1M, burst=1s) | ?"],
     plan,
 };
 
-/// Longest sleep of a waiting request before it looks whether it may go on.
-const LOOK: Duration = Duration::from_millis(3);
-/// Parts of a second that a shard leases at a time.
-const LEASES: u64 = 1000;
+/// A bucket's refill period: who waits looks at least so often whether caps have changed, or nobody shall wait any more.
+const REFILL: Duration = Duration::from_millis(5);
+/// Shortest sleep of who waits. What flows in meanwhile is there for all who wait then.
+const NAP: Duration = Duration::from_micros(20);
+/// Longest burst.
+const LONGEST_BURST: Duration = Duration::from_secs(3600);
 
-/// The caps that there are.
-const CAPS: [&str; 6] = ["iops", "read_iops", "write_iops", "bandwidth", "read_bandwidth", "write_bandwidth"];
-/// Caps that reads meet, and writes: the first are of operations, the others of bytes.
-const OF_READS: [usize; 4] = [0, 1, 3, 4];
-const OF_WRITES: [usize; 4] = [0, 2, 3, 5];
+/// Caps as they are set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caps {
+    rates: Rates,
+}
 
-fn counts_bytes(cap: usize) -> bool {
-    cap >= 3
+impl Caps {
+    /// Understands the settings `iops`, `read_iops`, `write_iops`, `bandwidth`, `read_bandwidth`, `write_bandwidth` and `burst`.
+    ///
+    /// # Errors
+    /// The setting that cannot be, and why.
+    pub fn read(settings: &Settings) -> Result<Self, SettingError> {
+        let burst = settings.duration("burst")?.unwrap_or(Duration::from_millis(10));
+        if burst > LONGEST_BURST {
+            return Err(SettingError::new("burst", "an hour at most is possible"));
+        }
+        let mut rates = [None; 6];
+        for (cap, name) in CAPS.iter().enumerate() {
+            let rate = if counts_bytes(cap) { settings.size(name)? } else { settings.count(name)? };
+            if rate == Some(0) {
+                return Err(SettingError::new(name, "1 at least is possible; detach the volume to stop it"));
+            }
+            rates[cap] = rate.map(|per_second| Rate { per_second, burst_ns: burst.as_nanos() as u64 });
+        }
+        Ok(Self { rates })
+    }
+
+    /// Whether nothing is capped.
+    pub fn is_empty(&self) -> bool {
+        self.rates.iter().all(Option::is_none)
+    }
 }
 
 #[derive(Debug)]
 struct ThrottlePlan {
-    rates: [Option<Rate>; 6],
+    caps: Caps,
     group: Option<String>,
 }
 
 fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
-    let burst = settings.duration("burst")?.unwrap_or(Duration::from_millis(10));
-    if burst > Duration::from_secs(3600) {
-        return Err(SettingError::new("burst", "an hour at most is possible"));
+    let (caps, group) = (Caps::read(settings)?, settings.text("group").map(str::to_owned));
+    if caps.is_empty() && group.is_none() {
+        return Err(SettingError::new("iops", "a throttle needs a cap, this one or another, or a group"));
     }
-    let mut rates = [None; 6];
-    for (cap, name) in CAPS.iter().enumerate() {
-        let rate = if counts_bytes(cap) { settings.size(name)? } else { settings.count(name)? };
-        if rate == Some(0) {
-            return Err(SettingError::new(name, "1 at least is possible; detach the volume to stop it"));
-        }
-        rates[cap] = rate.map(|per_second| Rate { per_second, burst_ns: burst.as_nanos() as u64 });
+    if caps.is_empty() && settings.text("burst").is_some() {
+        return Err(SettingError::new("burst", "it is of caps, and there are none: the group has its own"));
     }
-    if rates.iter().all(Option::is_none) {
-        return Err(SettingError::new("iops", "a throttle needs a cap, this one or another"));
-    }
-    Ok(Box::new(ThrottlePlan { rates, group: settings.text("group").map(str::to_owned) }))
+    Ok(Box::new(ThrottlePlan { caps, group }))
 }
 
 impl Plan for ThrottlePlan {
@@ -105,115 +138,24 @@ impl Plan for ThrottlePlan {
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
-        let key = self
-            .group
-            .as_ref()
-            .map_or_else(|| format!("throttle/of/{}", build.name), |group| format!("throttle/group/{group}"));
-        let buckets = build.shared.get(&key, Buckets::default);
-        let throttle = Throttle { buckets, rates: self.rates, waits: PerShard::default() };
-        Ok(Arc::new(Gated::new(build.name.clone(), build.only_leg(), throttle)))
-    }
-}
-
-/// A bucket.
-#[derive(Default)]
-struct Bucket {
-    /// 0: there is no cap.
-    per_second: AtomicU64,
-    burst_ns: AtomicU64,
-    /// See [`bucket::Grant::filled`].
-    filled: AtomicU64,
-    leases: PerShard<Lease>,
-}
-
-/// Tokens that a shard has taken and not used.
-#[derive(Default)]
-struct Lease {
-    tokens: AtomicU64,
-    /// When they may be used; 0: already.
-    from: AtomicU64,
-}
-
-impl Lease {
-    /// When the tokens may be used.
-    #[inline]
-    fn when(&self) -> u64 {
-        let from = self.from.load(Ordering::Relaxed);
-        if from == 0 {
-            return 0;
-        }
-        if from <= now() {
-            self.from.store(0, Ordering::Relaxed);
-            return 0;
-        }
-        from
-    }
-}
-
-/// What a volume's throttle, or a group of them, has.
-#[derive(Default)]
-struct Buckets {
-    all: [Bucket; 6],
-    /// A change is under way: nobody waits.
-    hurry: AtomicBool,
-}
-
-/// Nanoseconds since the first look at this clock, and an hour: a bucket's history begins before it.
-fn now() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 3_600_000_000_000
-}
-
-impl Bucket {
-    fn rate(&self) -> Option<Rate> {
-        let per_second = self.per_second.load(Ordering::Relaxed);
-        (per_second > 0).then(|| Rate { per_second, burst_ns: self.burst_ns.load(Ordering::Relaxed) })
-    }
-
-    fn set(&self, rate: Option<Rate>) {
-        let rate = rate.unwrap_or(Rate { per_second: 0, burst_ns: 0 });
-        if self.per_second.swap(rate.per_second, Ordering::Relaxed) != rate.per_second {
-            // What was owed at the old rate is forgiven: the new one counts from now.
-            self.filled.store(0, Ordering::Relaxed);
-        }
-        self.burst_ns.store(rate.burst_ns, Ordering::Relaxed);
-    }
-
-    /// Takes tokens; the time at which they may be used, 0 if at once.
-    #[inline]
-    fn take(&self, tokens: u64) -> u64 {
-        let Some(rate) = self.rate() else { return 0 };
-        let (lease, own) = self.leases.here();
-        if own {
-            let left = lease.tokens.load(Ordering::Relaxed);
-            if left >= tokens {
-                lease.tokens.store(left - tokens, Ordering::Relaxed);
-                return lease.when();
-            }
-        }
-        self.refill(tokens, rate, own.then_some(lease))
-    }
-
-    #[cold]
-    fn refill(&self, tokens: u64, rate: Rate, lease: Option<&Lease>) -> u64 {
-        let extra = lease.map_or(0, |_| rate.per_second / LEASES);
-        let now = now();
-        let mut filled = self.filled.load(Ordering::Relaxed);
-        let grant = loop {
-            let grant = take(filled, now, tokens.saturating_add(extra), rate);
-            match self.filled.compare_exchange_weak(filled, grant.filled, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => break grant,
-                Err(other) => filled = other,
-            }
+        let missing = |name: &str| {
+            let why = format!("there is no group {name}; \"millrace group create {name} --iops N\" makes one");
+            ServiceError::Setting(SettingError::new("group", why))
         };
-        let start = if grant.start <= now { 0 } else { grant.start };
-        if let Some(lease) = lease {
-            // What was left of the last lease was for this moment as well.
-            let left = lease.tokens.load(Ordering::Relaxed).min(extra);
-            lease.tokens.store(left + extra, Ordering::Relaxed);
-            lease.from.store(start, Ordering::Relaxed);
-        }
-        start
+        let find = |name: &String| Group::find(build.shared, name).ok_or_else(|| missing(name));
+        let group = self.group.as_ref().map(find).transpose()?;
+        let above = group.map_or_else(Box::default, |group| group.levels().into());
+        let leg = build.only_leg();
+        Ok(Arc::new(Throttle {
+            shift: AtomicU32::new(leg.geometry().block_size.shift()),
+            name: build.name,
+            leg,
+            chain: Chain { own: Level::default(), above, hurry: AtomicBool::new(false) },
+            caps: self.caps,
+            group: self.group.clone(),
+            queues: PerShard::default(),
+            waits: PerShard::default(),
+        }))
     }
 }
 
@@ -224,57 +166,191 @@ struct Waits {
     nanoseconds: AtomicU64,
 }
 
-/// The gate.
+/// See the module.
 struct Throttle {
-    buckets: Arc<Buckets>,
-    rates: [Option<Rate>; 6],
+    leg: Arc<dyn Volume>,
+    /// Power of two of the leg's blocks.
+    shift: AtomicU32,
+    chain: Chain,
+    name: String,
+    caps: Caps,
+    group: Option<String>,
+    /// Reads and writes that wait.
+    queues: PerShard<[Queue; 2]>,
     waits: PerShard<Waits>,
 }
 
-impl Gate for Throttle {
-    #[inline]
-    fn look(&self, request: &Request<'_>, shift: u32) -> Option<Pass> {
-        let caps = match request.operation {
-            Operation::Flush => return None,
-            Operation::Read | Operation::Compare => OF_READS,
-            _ => OF_WRITES,
-        };
-        let bytes = match request.operation {
-            // Nothing moves.
-            Operation::WriteZeroes { .. } | Operation::Deallocate => 0,
-            _ => request.count.0 << shift,
-        };
-        let mut until = 0;
-        for cap in caps {
-            until = until.max(self.buckets.all[cap].take(if counts_bytes(cap) { bytes } else { 1 }));
-        }
-        if until == 0 || self.buckets.hurry.load(Ordering::Relaxed) {
-            return None;
-        }
-        let wait = Duration::from_nanos(until.saturating_sub(now()));
-        self.waits.add(|waits| &waits.requests, 1);
-        self.waits.add(|waits| &waits.nanoseconds, wait.as_nanos() as u64);
-        Some(Pass { until, sleep: wait.min(LOOK) })
+/// A request's place in a queue; dropping it leaves.
+struct Place<'a> {
+    throttle: &'a Throttle,
+    cost: Cost,
+    number: u64,
+    /// It is first and may have claims.
+    front: Cell<Option<Front>>,
+}
+
+impl<'a> Place<'a> {
+    fn take(throttle: &'a Throttle, cost: Cost) -> Self {
+        let number = throttle.queue(cost).lock().enter();
+        throttle.waiting(cost).fetch_add(1, Ordering::Relaxed);
+        Self { throttle, cost, number, front: Cell::new(None) }
     }
 
-    fn left(&self, pass: &Pass) -> Option<Duration> {
-        let left = Duration::from_nanos(pass.until.saturating_sub(now()));
-        (!left.is_zero() && !self.buckets.hurry.load(Ordering::Relaxed)).then(|| left.min(LOOK))
+    /// Waits until it is first.
+    fn poll_first(&self, waker: &Waker) -> Poll<()> {
+        let own = self.throttle.queues.here().1;
+        let mut queue = self.throttle.queue(self.cost).lock();
+        if queue.is_first(self.number) {
+            return Poll::Ready(());
+        }
+        if own {
+            queue.waits(self.number, waker);
+        } else {
+            waker.wake_by_ref();
+        }
+        Poll::Pending
     }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(front) = self.front.get() {
+            self.throttle.chain.forget(front);
+        }
+        let mut queue = self.throttle.queue(self.cost).lock();
+        queue.leave(self.number);
+        let next = queue.first();
+        drop(queue);
+        self.throttle.waiting(self.cost).fetch_sub(1, Ordering::Relaxed);
+        if let Some(next) = next {
+            next.wake();
+        }
+    }
+}
+
+/// Requests that a throttle has held back since its volume was opened or changed, and nanoseconds that they waited together; `None` when
+/// the service is none.
+pub fn held_back(service: &Arc<dyn Service>) -> Option<(u64, u64)> {
+    let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
+    Some(any.downcast::<Throttle>().ok()?.held_back())
 }
 
 impl Throttle {
-    fn caps(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        CAPS.into_iter().zip(&self.rates).filter_map(|(name, rate)| Some((name, rate.as_ref()?.per_second)))
+    fn held_back(&self) -> (u64, u64) {
+        (self.waits.sum(|waits| &waits.requests), self.waits.sum(|waits| &waits.nanoseconds))
+    }
+
+    fn queue(&self, cost: Cost) -> &Queue {
+        &self.queues.here().0[usize::from(cost.writes)]
+    }
+
+    fn waiting(&self, cost: Cost) -> &AtomicU64 {
+        &self.chain.own.leases.here().0.waiting[usize::from(cost.writes)]
+    }
+
+    /// What a request takes; `None`: nothing.
+    #[inline]
+    fn cost(&self, request: &Request<'_>) -> Option<Cost> {
+        let moved = || request.count.0 << self.shift.load(Ordering::Relaxed);
+        let (writes, bytes) = match request.operation {
+            Operation::Flush => return None,
+            Operation::Read | Operation::Compare => (false, moved()),
+            Operation::Write { .. } | Operation::Copy { .. } => (true, moved()),
+            // Nothing moves.
+            Operation::WriteZeroes { .. } | Operation::Deallocate => (true, 0),
+        };
+        Some(Cost { writes, bytes })
+    }
+
+    /// Whether a request may go on now, of which there are not enough tokens at hand.
+    #[cold]
+    fn may_go(&self, request: &Request<'_>, cost: Cost) -> bool {
+        // A range that the leg will refuse costs nothing: its length may be anything.
+        let within = self.leg.geometry().byte_range(request.lba, request.count).is_some();
+        !within || (self.chain.own.leases.here().0.is_free(cost) && self.chain.pass(cost, None, false).is_ok())
+    }
+
+    /// A request that waits.
+    async fn hold(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        if let Some(cost) = self.cost(&request) {
+            let start = clock::now();
+            let place = Place::take(self, cost);
+            poll_fn(|cx| place.poll_first(cx.waker())).await;
+            let at_hand = {
+                let (leases, own) = self.chain.own.leases.here();
+                own && self.chain.spend(leases, cost)
+            };
+            if !at_hand {
+                self.wait(cx, cost, &place).await;
+            }
+            drop(place);
+            self.waits.add(|waits| &waits.requests, 1);
+            self.waits.add(|waits| &waits.nanoseconds, clock::now().saturating_sub(start));
+        }
+        self.leg.submit(cx, request).await
+    }
+
+    /// The first in its queue waits for tokens.
+    async fn wait(&self, cx: TaskContext<'_>, cost: Cost, place: &Place<'_>) {
+        let front = Front { since: clock::now(), queue: ptr::from_ref(self.queue(cost)).addr() };
+        place.front.set(Some(front));
+        let mut first = true;
+        while let Err(time) = self.chain.pass(cost, Some(front), first) {
+            first = false;
+            cx.io(IoOperation::Sleep(time.clamp(NAP, REFILL))).await;
+        }
+        // It went, and its claims with it.
+        place.front.set(None);
     }
 }
 
-impl Service for Gated<Throttle> {
-    fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
-        let throttle = self.gate();
-        for (bucket, rate) in throttle.buckets.all.iter().zip(throttle.rates) {
-            bucket.set(rate);
-        }
+impl Volume for Throttle {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        self.leg.geometry()
+    }
+
+    #[inline]
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let goes = self.cost(&request).is_none_or(|cost| self.chain.at_once(cost) || self.may_go(&request, cost));
+        if goes { self.leg.submit(cx, request) } else { Step::Wait(cx.scratch.place_future(self.hold(cx, request))) }
+    }
+
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        self.leg.prefetch(lba, count)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.leg.scratch_bytes() + future_bytes(Self::hold)
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.leg.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.leg.format(block_size)?;
+        self.shift.store(self.leg.geometry().block_size.shift(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        self.leg.usage()
+    }
+
+    fn erases_by_key(&self) -> bool {
+        self.leg.erases_by_key()
+    }
+}
+
+impl Service for Throttle {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        let previous = mount.previous::<Self>();
+        self.chain.own.set(&self.caps.rates, previous.as_ref().map(|previous| &previous.chain.own));
         Ok(())
     }
 
@@ -287,7 +363,7 @@ impl Service for Gated<Throttle> {
     }
 
     fn hurry(&self, on: bool) {
-        self.gate().buckets.hurry.store(on, Ordering::Relaxed);
+        self.chain.hurry.store(on, Ordering::Relaxed);
     }
 
     fn leg_is_whole(&self, _: usize) -> bool {
@@ -295,12 +371,14 @@ impl Service for Gated<Throttle> {
     }
 
     fn status(&self) -> Status {
-        let throttle = self.gate();
-        let waited = throttle.waits.sum(|waits| &waits.requests);
-        let time = Duration::from_nanos(throttle.waits.sum(|waits| &waits.nanoseconds));
-        let facts = throttle.caps().map(|(name, rate)| (name, rate.to_string()));
-        let waits = ("held back", format!("{waited} requests, {:.3} s together", time.as_secs_f64()));
-        Status::good(facts.chain([waits]))
+        let caps = CAPS.into_iter().zip(&self.caps.rates);
+        let mut facts: Vec<_> =
+            caps.filter_map(|(name, rate)| Some((name, rate.as_ref()?.per_second.to_string()))).collect();
+        facts.extend(self.group.clone().map(|group| ("group", group)));
+        let (waited, time) = self.held_back();
+        let time = Duration::from_nanos(time);
+        facts.push(("held back", format!("{waited} requests, {:.3} s together", time.as_secs_f64())));
+        Status::good(facts)
     }
 
     fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {

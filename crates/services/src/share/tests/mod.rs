@@ -2,6 +2,7 @@
 
 mod bad;
 mod crashes;
+mod saturated;
 mod turns;
 
 use std::sync::Arc;
@@ -120,8 +121,8 @@ fn it_conforms_with_small_and_large_extents() {
 
 #[test]
 fn it_conforms_over_a_saturated_disk_that_holds_writes() {
-    for depth in [1, 3] {
-        conforms(&format!("share | disk(extent=16K, depth={depth}) | disk:0"), |wanted, _| {
+    for (depth, terms) in [(1, ""), (3, ""), (2, "(min_iops=10, min_bandwidth=1M, latency=1us)")] {
+        conforms(&format!("share{terms} | disk(extent=16K, depth={depth}) | disk:0"), |wanted, _| {
             let volume = FaultVolume::new(leg(wanted), SEED);
             volume.hold_writes();
             volume

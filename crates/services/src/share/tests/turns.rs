@@ -293,7 +293,9 @@ fn on_one_shard_and_on_several_nobody_is_forgotten() {
         let slow = Arc::<Slow>::default();
         let leg: Arc<dyn Volume> = Arc::<Slow>::clone(&slow);
         let pool = Pool::open(&leg, &format!("disk(extent=16K, depth={depth})"), Reason::Create).unwrap();
-        let volumes = ["a", "b", "c"].map(|name| pool.create(name, EXTENT));
+        let stacks = [("a", "share(min_iops=200)"), ("b", "share(latency=10us, weight=2)"), ("c", "share")];
+        let volumes = stacks
+            .map(|(name, stack)| pool.volume(name, stack, Some(EXTENT), Reason::Create).unwrap_or_else(|e| panic!("{e}")));
         let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
         let done = Arc::<AtomicU64>::default();
         let tasks = (0..READERS as usize).map(|number| reader(volumes[number % 3].volume(), &done)).collect();
@@ -311,7 +313,7 @@ fn on_one_shard_and_on_several_nobody_is_forgotten() {
         engine.stop().unwrap();
         let most = slow.most.load(Ordering::Relaxed);
         assert!(most <= if shards == 1 { depth } else { 2 * depth + shards as u64 }, "{most} in flight, {shards} shards");
-        let waited = volumes.iter().map(|volume| volume.tree().status.unwrap().facts[2].1.clone());
+        let waited = volumes.iter().map(|volume| volume.tree().status.unwrap().facts.pop().unwrap().1);
         assert!(waited.into_iter().all(|waited| waited != "0 requests"), "the disk was saturated");
     }
 }

@@ -1,15 +1,18 @@
-use std::time::Instant;
+mod promise;
+
+use std::{thread, time::Instant};
 
 use millrace_backends::{MemoryVolume, NullVolume, fault::FaultVolume};
 use millrace_block::{
-    BlockSize, Volume,
+    BlockSize, ShardSlot, Volume,
     conformance::{self, Harness, Job, Subject, SyncHarness, Wanted},
 };
 
 use super::*;
 use crate::{
-    Node, Reason,
-    testing::{CrashTest, Kept, crash_test, graph, subject},
+    Node, Reason, SharedObjects,
+    graph::{Graph, GraphError},
+    testing::{CrashTest, Disks, Kept, crash_test, graph, subject},
 };
 
 const SEED: u64 = 0x7468_726f;
@@ -96,18 +99,29 @@ fn what_is_not_capped_is_free() {
     }
 }
 
+/// Caps as in an expression.
+fn caps(text: &str) -> Caps {
+    let mut settings = Settings::default();
+    let mut words = text.split(", ").filter_map(|word| word.split_once('='));
+    assert!(words.all(|(name, value)| settings.add(name, value)));
+    Caps::read(&settings).unwrap()
+}
+
+/// A volume in force, among what is shared with others.
+fn sharing(shared: &SharedObjects, name: &str, stack: &str, leg: Arc<dyn Volume>) -> Result<Graph, GraphError> {
+    let node: Node = stack.parse().unwrap();
+    let plan = crate::graph::Plan { volume: name, stack: &node, size: None, block_size: BlockSize::B512 };
+    let spawner: Arc<dyn crate::background::Spawner> = Arc::<Kept>::default();
+    let mut graph = Graph::build(&plan, &Disks(vec![leg]), shared, &spawner, None)?;
+    graph.mount(Reason::Create)?;
+    Ok(graph)
+}
+
 #[test]
 fn a_group_has_its_caps_together() {
-    let node: Node = "throttle(iops=400, group=gold) | disk:0".parse().unwrap();
-    let (shared, spawner) = (crate::SharedObjects::default(), Arc::<Kept>::default());
-    let spawner: Arc<dyn crate::background::Spawner> = spawner;
-    let make = |name: &str| {
-        let plan = crate::graph::Plan { volume: name, stack: &node, size: None, block_size: BlockSize::B512 };
-        let disks = crate::testing::Disks(vec![null()]);
-        let mut graph = crate::graph::Graph::build(&plan, &disks, &shared, &spawner, None).unwrap();
-        graph.mount(Reason::Create).unwrap();
-        graph
-    };
+    let shared = SharedObjects::default();
+    let _group = Group::declare(&shared, "gold", None, &caps("iops=400")).unwrap();
+    let make = |name: &str| sharing(&shared, name, "throttle(group=gold) | disk:0", null()).unwrap();
     let graphs = ["a", "b"].map(make);
     let volumes: Vec<_> = graphs.iter().map(|graph| Arc::clone(graph.volume())).collect();
     let start = Instant::now();
@@ -118,21 +132,19 @@ fn a_group_has_its_caps_together() {
 }
 
 #[test]
-fn the_exact_caps_of_a_long_time_without_a_clock() {
-    // Ten seconds of requests as fast as they may, by the decision alone.
-    let rate = Rate { per_second: 12_345, burst_ns: 10_000_000 };
-    let (mut filled, mut now, mut count) = (0, 1_000_000_000_u64, 0_u64);
-    let end = now + 10_000_000_000;
-    loop {
-        let grant = take(filled, now, 1, rate);
-        filled = grant.filled;
-        now = now.max(grant.start);
-        if now >= end {
-            break;
-        }
-        count += 1;
-    }
-    assert!((122_300..=123_650).contains(&count), "{count}");
+fn shards_have_their_caps_together() {
+    let volume = throttled("throttle(iops=20K, bandwidth=1G) | disk:0");
+    let start = Instant::now();
+    let serve = || {
+        let _own = ShardSlot::claim();
+        served(std::slice::from_ref(&volume), Operation::Read, 4, Duration::from_millis(400))[0]
+    };
+    let counts: Vec<u64> = thread::scope(|scope| {
+        let threads = [0; 4].map(|_| scope.spawn(serve));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let most = tokens(20_000, start.elapsed());
+    assert!(counts.iter().sum::<u64>() <= most && counts.iter().all(|count| *count > 0), "{counts:?} of {most}");
 }
 
 #[test]
@@ -159,7 +171,36 @@ fn nonsense_is_refused() {
     assert!(refused("throttle(iops=fast) | null").contains("\"fast\" is not a number"));
     assert!(refused("throttle(iops=1, burst=2h) | null").contains("is not a time"));
     assert!(refused("throttle(iops=1, burst=61m) | null").contains("an hour at most"));
+    assert!(refused("throttle(burst=1s, group=gold) | null").contains("it is of caps, and there are none"));
+    assert!(refused("throttle(bandwidth=99999999999T) | null").contains("is not a size"));
     assert!(refused("throttle(iops=1, null, null)").contains("it is over 2 legs; 1 are possible"));
+}
+
+#[test]
+fn a_group_must_be_there() {
+    let shared = SharedObjects::default();
+    let refused = |stack: &str| sharing(&shared, "v", stack, null()).map(|_| ()).unwrap_err().to_string();
+    assert!(refused("throttle(group=gold) | disk:0").contains("there is no group gold; \"millrace group create gold"));
+    let group = Group::declare(&shared, "gold", None, &caps("iops=1K")).unwrap();
+    assert!(sharing(&shared, "v", "throttle(iops=1, group=gold) | disk:0", null()).is_ok());
+    drop(group);
+    assert!(refused("throttle(group=gold) | disk:0").contains("there is no group gold"));
+}
+
+#[test]
+fn groups_are_within_groups_and_not_without_end() {
+    let shared = SharedObjects::default();
+    let mut groups: Vec<Arc<Group>> = Vec::new();
+    for name in ["daemon", "tenant", "team", "gold"] {
+        let within = groups.last().map(|group| &**group);
+        groups.push(Group::declare(&shared, name, within, &caps("iops=1K")).unwrap());
+    }
+    assert!(sharing(&shared, "v", "throttle(iops=1, group=gold) | disk:0", null()).is_ok());
+    let deeper = Group::declare(&shared, "silver", groups.last().map(|group| &**group), &caps("iops=1"));
+    assert!(deeper.map(|_| ()).unwrap_err().to_string().contains("4 groups within each other are possible"));
+    let stack: Node =
+        "throttle(iops=1, group=a) | mirror(throttle(group=b) | null, throttle(iops=1) | memory)".parse().unwrap();
+    assert_eq!(groups_of(&stack), ["a", "b"]);
 }
 
 #[test]

@@ -1,0 +1,315 @@
+//! A volume in the line before its disk: its weight, what is guaranteed to it, how late its requests may be, and what these decide.
+//!
+//! The decisions are small functions of numbers: whose turn it is, whether a volume has what is guaranteed, how deep it may go.
+
+use std::{
+    fmt,
+    sync::{
+        MutexGuard,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use millrace_block::PerShard;
+
+use crate::{
+    queue::{Queue, Waiters},
+    throttle::time_of,
+};
+
+/// What a request costs at least, in bytes.
+const LEAST_COST: u64 = 4096;
+/// Virtual time that 512 bytes cost at weight 1; weights up to this divide it.
+const UNIT: u64 = 1024;
+/// How far back a guarantee looks: what a volume did not ask for before is not made up for.
+const MEMORY_NS: u64 = 100_000_000;
+/// A target is missed when more than one of so many requests is late.
+const LATE: u64 = 10;
+
+/// What is set on a share beside its room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub weight: u32,
+    /// What it gets at least of a saturated disk, per second; 0: nothing is guaranteed.
+    pub minimum: Minimum,
+    /// How long the disk shall take for its requests.
+    pub latency: Option<Duration>,
+}
+
+/// Operations and bytes per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Minimum {
+    pub iops: u64,
+    pub bandwidth: u64,
+}
+
+impl Minimum {
+    pub(super) fn is_none(self) -> bool {
+        self == Self::default()
+    }
+
+    pub(super) fn and(self, other: Self) -> Self {
+        let (iops, bandwidth) = (self.iops.saturating_add(other.iops), self.bandwidth.saturating_add(other.bandwidth));
+        Self { iops, bandwidth }
+    }
+}
+
+impl fmt::Display for Minimum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} operations and {} bytes per second", self.iops, self.bandwidth)
+    }
+}
+
+/// When a volume's turn is: not before the present.
+fn start(finish: u64, clock: u64) -> u64 {
+    finish.max(clock)
+}
+
+/// When its next turn is, after a request of so many bytes.
+fn finish(start: u64, bytes: u64, weight: u64) -> u64 {
+    let cost = bytes.max(LEAST_COST).div_ceil(512).saturating_mul(UNIT) / weight.max(1);
+    start.saturating_add(cost.max(1))
+}
+
+/// When what is guaranteed falls due again, after so much of it was had.
+fn due(due: u64, now: u64, tokens: u64, per_second: u64) -> u64 {
+    due.max(now.saturating_sub(MEMORY_NS)).saturating_add(time_of(tokens, per_second))
+}
+
+/// How deep a volume may go after a while in which somebody's target, tighter than its own, was missed, or nobody's. `has` is what it has
+/// on the disk, `depth` what the disk has at most.
+fn limit(limit: u64, missed: bool, has: u64, depth: u64) -> u64 {
+    match (missed, limit) {
+        (true, limit) => (limit.min(has.min(depth)) / 2).max(1),
+        (false, limit) if limit.saturating_add(limit / 4 + 1) >= depth => u64::MAX,
+        (false, limit) => limit + limit / 4 + 1,
+    }
+}
+
+/// Whether so many late ones are too many.
+fn is_missed(seen: u64, late: u64) -> bool {
+    late.saturating_mul(LATE) > seen
+}
+
+/// What a shard has of a volume on the disk, and how its requests went that have a target.
+#[derive(Default)]
+struct Here {
+    in_flight: AtomicU64,
+    seen: AtomicU64,
+    late: AtomicU64,
+}
+
+/// See the module.
+pub(super) struct Member {
+    weight: AtomicU32,
+    minimum: [AtomicU64; 2],
+    /// 0: there is no target.
+    latency_ns: AtomicU64,
+    /// When its next turn is.
+    finish: AtomicU64,
+    /// When its next operation and its next bytes fall due, of what is guaranteed.
+    due: [AtomicU64; 2],
+    /// What it may have on the disk, for others' targets.
+    limit: AtomicU64,
+    /// What was seen of its target when it was last looked at: requests, and late ones.
+    judged: [AtomicU64; 2],
+    /// Requests that wait, on all shards.
+    pub waiting: AtomicU64,
+    /// Requests that have waited.
+    waited: PerShard<AtomicU64>,
+    queues: PerShard<Queue>,
+    here: PerShard<Here>,
+}
+
+impl Default for Member {
+    fn default() -> Self {
+        Self {
+            weight: AtomicU32::new(1),
+            minimum: Default::default(),
+            latency_ns: AtomicU64::new(0),
+            finish: AtomicU64::new(0),
+            due: Default::default(),
+            limit: AtomicU64::new(u64::MAX),
+            judged: Default::default(),
+            waiting: AtomicU64::new(0),
+            waited: PerShard::default(),
+            queues: PerShard::default(),
+            here: PerShard::default(),
+        }
+    }
+}
+
+impl Member {
+    pub(super) fn set(&self, terms: &Terms) {
+        self.weight.store(terms.weight, Ordering::Relaxed);
+        self.minimum[0].store(terms.minimum.iops, Ordering::Relaxed);
+        self.minimum[1].store(terms.minimum.bandwidth, Ordering::Relaxed);
+        self.latency_ns.store(terms.latency.map_or(0, |time| time.as_nanos() as u64), Ordering::Relaxed);
+    }
+
+    pub(super) fn minimum(&self) -> Minimum {
+        let [iops, bandwidth] = self.minimum.each_ref().map(|minimum| minimum.load(Ordering::Relaxed));
+        Minimum { iops, bandwidth }
+    }
+
+    pub(super) fn latency(&self) -> Option<u64> {
+        Some(self.latency_ns.load(Ordering::Relaxed)).filter(|latency| *latency > 0)
+    }
+
+    /// Requests that had to wait so far.
+    pub(super) fn waited(&self) -> u64 {
+        self.waited.sum(|count| count)
+    }
+
+    /// Requests on the disk whose time was looked at, and those of them that were late.
+    pub(super) fn lateness(&self) -> (u64, u64) {
+        (self.here.sum(|here| &here.seen), self.here.sum(|here| &here.late))
+    }
+
+    /// What it may have on the disk; `None`: as much as there is.
+    pub(super) fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
+    }
+
+    pub(super) fn set_unlimited(&self) {
+        self.limit.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        self.here.sum(|here| &here.in_flight)
+    }
+
+    /// Whether it may have one more request on the disk.
+    pub(super) fn has_room(&self) -> bool {
+        self.limit().is_none_or(|limit| self.in_flight() < limit)
+    }
+
+    pub(super) fn queue(&self) -> MutexGuard<'_, Waiters> {
+        self.queues.here().0.lock()
+    }
+
+    /// A request begins to wait; its number in the queue.
+    pub(super) fn enter(&self) -> u64 {
+        self.waited.add(|count| count, 1);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.queue().enter()
+    }
+
+    /// A request waits no more.
+    pub(super) fn leave(&self, number: u64) {
+        self.queue().leave(number);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// When its turn is by weight.
+    pub(super) fn turn(&self, clock: u64) -> u64 {
+        start(self.finish.load(Ordering::Relaxed), clock)
+    }
+
+    /// When the first part of what is guaranteed to it was due that it has not had; `None`: it has all.
+    pub(super) fn overdue(&self, now: u64) -> Option<u64> {
+        let parts = self.minimum.iter().zip(&self.due).filter(|(minimum, _)| minimum.load(Ordering::Relaxed) > 0);
+        parts.map(|(_, due)| due.load(Ordering::Relaxed)).filter(|due| *due <= now).min()
+    }
+
+    /// A request of so many bytes goes by its turn. The same volume may have one on another shard, which goes as well.
+    pub(super) fn turned(&self, clock: u64, bytes: u64) {
+        let weight = u64::from(self.weight.load(Ordering::Relaxed));
+        let next = |before| Some(finish(start(before, clock), bytes, weight));
+        let _ = self.finish.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
+    /// A request of so many bytes goes: it is a part of what is guaranteed.
+    pub(super) fn had(&self, now: u64, bytes: u64) {
+        for ((minimum, had), tokens) in self.minimum.iter().zip(&self.due).zip([1, bytes]) {
+            let minimum = minimum.load(Ordering::Relaxed);
+            if minimum > 0 {
+                let _ = had.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(due(at, now, tokens, minimum)));
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn begins(&self) {
+        self.here.add(|here| &here.in_flight, 1);
+    }
+
+    #[inline]
+    pub(super) fn ends(&self) {
+        // Minus one.
+        self.here.add(|here| &here.in_flight, u64::MAX);
+    }
+
+    /// The disk took so long for a request that has a target.
+    pub(super) fn took(&self, time: u64, target: u64) {
+        self.here.add(|here| &here.seen, 1);
+        self.here.add(|here| &here.late, u64::from(time > target));
+    }
+
+    /// Its target, if it was missed since the last look.
+    pub(super) fn missed(&self) -> Option<u64> {
+        let (seen, late) = self.lateness();
+        let before = [&self.judged[0], &self.judged[1]].map(|judged| judged.load(Ordering::Relaxed));
+        self.judged[0].store(seen, Ordering::Relaxed);
+        self.judged[1].store(late, Ordering::Relaxed);
+        let (seen, late) = (seen.saturating_sub(before[0]), late.saturating_sub(before[1]));
+        self.latency().filter(|_| is_missed(seen, late))
+    }
+
+    /// Goes less deep if a target was missed that is tighter than its own, deeper if none was; whether it is limited now.
+    pub(super) fn adjust(&self, missed: Option<u64>, depth: u64) -> bool {
+        let old = self.limit.load(Ordering::Relaxed);
+        let new = match missed {
+            Some(target) if self.latency().is_none_or(|own| own > target) => limit(old, true, self.in_flight(), depth),
+            Some(_) => old,
+            None => limit(old, false, 0, depth),
+        };
+        self.limit.store(new, Ordering::Relaxed);
+        new < u64::MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_falls_fast_and_rises_slowly_until_there_is_none() {
+        let mut now = limit(u64::MAX, true, 60, 256);
+        assert_eq!(now, 30);
+        for _ in 0..9 {
+            now = limit(now, true, 60, 256);
+        }
+        assert_eq!(now, 1, "nobody starves");
+        let mut rises = Vec::new();
+        while now < u64::MAX {
+            now = limit(now, false, 0, 256);
+            rises.push(now);
+        }
+        assert_eq!(rises[..6], [2, 3, 4, 6, 8, 11]);
+        assert!(rises.len() > 15 && rises[rises.len() - 2] < 256);
+        assert_eq!(limit(u64::MAX, true, 0, 256), 1, "who has nothing there now may have one");
+        assert_eq!(limit(u64::MAX, false, 9, 256), u64::MAX);
+    }
+
+    #[test]
+    fn a_target_is_missed_by_more_than_a_tenth() {
+        assert!(!is_missed(0, 0) && !is_missed(10, 1) && !is_missed(1000, 100));
+        assert!(is_missed(1, 1) && is_missed(10, 2) && is_missed(1000, 101));
+    }
+
+    #[test]
+    fn a_guarantee_is_due_at_its_rate_and_not_for_long_ago() {
+        let (iops, second) = (100, 1_000_000_000);
+        // Nothing was asked for for ten seconds: a tenth of a second is made up for.
+        let mut at = 0;
+        let mut had = 0;
+        while at <= 10 * second {
+            at = due(at, 10 * second, 1, iops);
+            had += 1;
+        }
+        assert_eq!(had, 11);
+        assert_eq!(at, 10 * second + second / 100);
+    }
+}

@@ -1,0 +1,220 @@
+//! What volumes get of a saturated disk, in simulated time: the disk does one request after the other.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use millrace_block::{
+    BlockCount, BlockError, Geometry, IoOperation, Operation, Request, ShardSlot, Step, TaskContext, Usage, VolumeError,
+    clock::{self, SimulatedTime},
+    future_bytes,
+};
+
+use super::*;
+use crate::{
+    share::{
+        line::{BY_WEIGHT, Line},
+        member::{Member, Minimum, Terms},
+    },
+    testing::{Load, drive},
+};
+
+const SECOND: u64 = 1_000_000_000;
+/// What a request takes the disk: it does 10,000 a second.
+const SERVICE: u64 = 100_000;
+
+/// A disk that does one read after the other.
+#[derive(Default)]
+struct Serial {
+    /// When it has done all that came.
+    free: AtomicU64,
+}
+
+impl Serial {
+    async fn serve(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
+        let end = self.free.load(Ordering::Relaxed).max(clock::now()) + SERVICE;
+        self.free.store(end, Ordering::Relaxed);
+        cx.io(IoOperation::Sleep(Duration::from_nanos(end - clock::now()))).await;
+        Ok(())
+    }
+}
+
+impl Volume for Serial {
+    fn name(&self) -> &'static str {
+        "serial"
+    }
+
+    fn geometry(&self) -> Geometry {
+        let (block_size, blocks) = (BlockSize::B512, BlockCount(64 * (EXTENT >> 9)));
+        Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: true }
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        // The table is read as zeroes, and everything else but reads of volumes is done at once.
+        if request.operation != Operation::Read || request.lba.0 < EXTENT >> 9 {
+            request.segments.iter().filter(|_| request.operation == Operation::Read).for_each(|segment| segment.fill(0));
+            return Step::Done(Ok(()));
+        }
+        Step::Wait(cx.scratch.place_future(self.serve(cx, request)))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::serve)
+    }
+
+    fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "resizing" })
+    }
+
+    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "formatting" })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+/// Volumes on such a disk.
+struct Volumes {
+    _pool: Pool,
+    all: Vec<Graph>,
+}
+
+impl Volumes {
+    fn new(disk: &str, shares: &[&str]) -> Self {
+        let leg: Arc<dyn Volume> = Arc::<Serial>::default();
+        let pool = Pool::open(&leg, disk, Reason::Create).unwrap();
+        let make = |(at, share): (usize, &&str)| {
+            pool.volume(&format!("v{at}"), share, Some(EXTENT), Reason::Create).unwrap_or_else(|error| panic!("{error}"))
+        };
+        let all = shares.iter().enumerate().map(make).collect();
+        Self { _pool: pool, all }
+    }
+
+    fn load(&self, at: usize, depth: usize) -> Load {
+        Load::new(self.all[at].volume(), depth, false, 8)
+    }
+
+    fn fact(&self, at: usize, name: &str) -> Option<String> {
+        let facts = self.all[at].tree().status.unwrap().facts;
+        facts.into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
+    }
+}
+
+/// Within two percent.
+fn assert_close(count: u64, due: u64) {
+    assert!((due * 98..=due * 102).contains(&(count * 100)), "{count}, not {due}");
+}
+
+#[test]
+fn weights_divide_the_disk() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let volumes = Volumes::new("disk(extent=16K, depth=4)", &["share(weight=3)", "share"]);
+    let counts = drive(&time, &[volumes.load(0, 16), volumes.load(1, 64)], 4 * SECOND);
+    assert_close(counts[0], 30_000);
+    assert_close(counts[1], 10_000);
+}
+
+#[test]
+fn a_guarantee_is_a_floor() {
+    let _own = ShardSlot::claim();
+    // By weight it would get a tenth; bytes count as operations do.
+    for guarantee in ["min_iops=3000", "min_bandwidth=12288000", "min_iops=1, min_bandwidth=12288000"] {
+        let time = SimulatedTime::new();
+        let own = format!("share({guarantee})");
+        let volumes = Volumes::new("disk(extent=16K, depth=4)", &[&own, "share(weight=9)"]);
+        let loads = [volumes.load(0, 16), volumes.load(1, 64)];
+        // What it did not ask for in the last tenth of a second is made up for.
+        drive(&time, &loads, SECOND / 2);
+        let counts = drive(&time, &loads, 4 * SECOND);
+        assert_close(counts[0], 12_000);
+        assert_close(counts[1], 28_000);
+    }
+    // Whose weight brings more gets more.
+    let time = SimulatedTime::new();
+    let volumes = Volumes::new("disk(extent=16K, depth=4)", &["share(min_iops=3000)", "share"]);
+    let counts = drive(&time, &[volumes.load(0, 16), volumes.load(1, 64)], 4 * SECOND);
+    assert_close(counts[0], 20_000);
+}
+
+#[test]
+fn who_needs_no_guarantee_leaves_it_to_others() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let volumes = Volumes::new("disk(extent=16K, depth=1)", &["share(min_iops=9K)", "share"]);
+    // One at a time, behind another one each: it cannot ask for more.
+    let counts = drive(&time, &[volumes.load(0, 1), volumes.load(1, 8)], 4 * SECOND);
+    assert!(counts[0] > 18_000, "{counts:?}");
+    assert_close(counts[0] + counts[1], 40_000);
+}
+
+#[test]
+fn more_guarantees_than_the_disk_can_keep_starve_nobody() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let volumes = Volumes::new("disk(extent=16K, depth=4)", &["share(min_iops=20K)", "share(min_iops=20K)", "share"]);
+    let counts = drive(&time, &[volumes.load(0, 16), volumes.load(1, 16), volumes.load(2, 4)], 4 * SECOND);
+    assert_close(counts[2], 40_000 / BY_WEIGHT);
+    assert_close(counts[0], 20_000 * (BY_WEIGHT - 1) / BY_WEIGHT);
+}
+
+#[test]
+fn a_missed_latency_target_makes_others_go_less_deep() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let one = |share: &str| {
+        let volumes = Volumes::new("disk(extent=16K)", &[share, "share"]);
+        let counts = drive(&time, &[volumes.load(0, 1), volumes.load(1, 64)], 4 * SECOND);
+        (volumes, counts)
+    };
+    let (_, without) = one("share");
+    // Behind 64 others of 100 us each.
+    assert_close(without[0], 4 * SECOND / (65 * SERVICE));
+    let (volumes, with) = one("share(latency=2ms)");
+    assert!(with[0] > 2 * without[0], "{with:?}");
+    assert!(with[0] + with[1] > 39_000, "the disk is busy all the same: {with:?}");
+    assert!(volumes.fact(0, "latency").unwrap().contains("took longer than 2ms"));
+    assert!(volumes.fact(1, "limited for others' latency").is_some());
+    assert_eq!(volumes.fact(0, "limited for others' latency"), None);
+    // When the one with the target has nothing to do, the other one may go as deep as it wants again.
+    drive(&time, &[volumes.load(1, 64)], 2 * SECOND);
+    assert_eq!(volumes.fact(1, "limited for others' latency"), None);
+}
+
+#[test]
+fn only_looser_targets_give_way() {
+    let member = |latency: Option<u64>| {
+        let member = Member::default();
+        member.set(&Terms { weight: 1, minimum: Minimum::default(), latency: latency.map(Duration::from_nanos) });
+        member
+    };
+    let (loose, tight, none) = (member(Some(5000)), member(Some(1000)), member(None));
+    assert!(loose.adjust(Some(2000), 64) && none.adjust(Some(2000), 64));
+    assert!(!tight.adjust(Some(2000), 64) && !tight.adjust(Some(1000), 64));
+    assert!(none.adjust(None, 64), "by and by");
+    assert_eq!((loose.limit(), none.limit()), (Some(1), Some(2)));
+}
+
+#[test]
+fn no_more_is_guaranteed_than_the_disk_can_do() {
+    let leg: Arc<dyn Volume> = Arc::<Serial>::default();
+    let pool = Pool::open(&leg, "disk(extent=16K, iops=8000, bandwidth=8M)", Reason::Create).unwrap();
+    let make = |name: &str, share: &str| pool.volume(name, share, Some(EXTENT), Reason::Create);
+    let refused = |share: &str| make("x", share).map(|_| ()).unwrap_err().to_string();
+    assert!(refused("share(min_iops=7001)").contains("of a disk that does 8000, 7000 can be"));
+    assert!(refused("share(min_bandwidth=8M)").contains("bytes per second would be guaranteed"));
+    let _a = make("a", "share(min_iops=6000)").unwrap();
+    assert!(refused("share(min_iops=1001)").contains("7001 operations per second would be guaranteed in all"));
+    let mut b = make("b", "share(min_iops=1000)").unwrap();
+    assert_eq!(pool.fact("guaranteed").as_deref(), Some("7000 operations and 0 bytes per second"));
+    b.discard(true);
+    assert!(make("c", "share(min_iops=1000, min_bandwidth=7M)").is_ok());
+    // The disk itself cannot promise less than it has.
+    let line = Line::default();
+    line.set_able(Minimum { iops: 100, bandwidth: 0 }).unwrap();
+    assert!(line.admit(Minimum { iops: 88, bandwidth: 1 << 40 }).is_ok());
+    assert!(line.admit(Minimum { iops: 89, bandwidth: 0 }).is_err());
+}

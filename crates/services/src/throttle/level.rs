@@ -1,0 +1,393 @@
+//! A level: the caps that a volume has for itself, or that a group of them has together, with a bucket each.
+//!
+//! ```text
+//!   request ─► this shard's leases, of every level ─ enough ─► taken: no clock, no lock, nothing shared is written
+//!                    │ not enough, or void
+//!                    └─► buckets of the levels that lack ─ all have enough ─► taken of all, with new leases
+//!                                  │ one lacks
+//!                                  └─► how long it will; who waits claims what it lacks
+//! ```
+//!
+//! Tokens are taken of all caps of all levels together, at the moment when a request goes, or of none. So no cap is ever ahead of what
+//! really went.
+//!
+//! Invariants:
+//! * A lease is written by its own shard only. Leases and what a bucket holds are never more than the bucket, or its largest request.
+//! * When caps change, leases are void at once: who has one compares the level's generation.
+//! * Claims: who waits at a bucket longest goes first there, and others leave what those need that wait longer. A claim lasts until its
+//!   owner goes, or finds that it lacks tokens of a narrower bucket still. So whoever waits longest of all is held up by nobody: nobody
+//!   starves.
+//! * A level's mutex is tried, never waited for, by shards; it is held for some tens of instructions.
+
+use std::{
+    hint,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use millrace_block::{PerShard, ShardSlot, clock};
+
+use super::bucket::{self, Division, Rate};
+
+/// Levels over each other, a volume's own counted.
+pub(super) const LEVELS: usize = 5;
+/// The caps that there are.
+pub(super) const CAPS: [&str; 6] = ["iops", "read_iops", "write_iops", "bandwidth", "read_bandwidth", "write_bandwidth"];
+/// Tokens of a cap that is not there, for a shard.
+const PLENTY: u64 = 1 << 62;
+/// Looks at a mutex before it is somebody else's for now.
+const TRIES: u32 = 64;
+/// Claims on a bucket at most. Whoever waits longer than one of them takes its place.
+const CLAIMS: usize = 32;
+/// When to try again after that.
+const BUSY: Duration = Duration::from_micros(10);
+
+/// Whether a cap is of bytes.
+pub(super) fn counts_bytes(cap: usize) -> bool {
+    cap >= 3
+}
+
+/// What a request takes of each cap that it meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cost {
+    /// It writes.
+    pub writes: bool,
+    pub bytes: u64,
+}
+
+impl Cost {
+    /// The caps that it meets, narrow ones first, with what it takes of each.
+    #[inline]
+    fn of_caps(self) -> [(usize, u64); 4] {
+        let at = 1 + usize::from(self.writes);
+        [(at, 1), (at + 3, self.bytes), (0, 1), (3, self.bytes)]
+    }
+}
+
+/// Caps with their bucket.
+pub(super) type Rates = [Option<Rate>; 6];
+
+/// What a shard has at hand.
+#[derive(Default)]
+pub(super) struct Leases {
+    /// The caps that they are of.
+    generation: AtomicU64,
+    tokens: [AtomicU64; 6],
+    /// Requests of the shard that wait here, reads and writes: of a volume's own level only.
+    pub waiting: [AtomicU64; 2],
+}
+
+/// Who waits first in a queue: since when, and which queue's it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Front {
+    pub since: u64,
+    pub queue: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Claim {
+    front: Front,
+    tokens: u64,
+}
+
+#[derive(Default)]
+struct Cap {
+    rate: Option<Rate>,
+    /// See [`bucket`].
+    filled: u64,
+    /// In the order in which they go.
+    claims: Vec<Claim>,
+    /// Tokens of the largest request so far, up to a power of two.
+    largest: u64,
+    /// How the bucket is divided, for so many shards; `None`: to be found out.
+    division: Option<(u64, Division)>,
+}
+
+#[derive(Default)]
+struct State {
+    caps: [Cap; 6],
+}
+
+/// On lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Level {
+    /// Changes of the caps so far.
+    generation: AtomicU64,
+    pub leases: PerShard<Leases>,
+    state: Apart<Mutex<State>>,
+    /// Requests that this level was the first to hold back.
+    held_back: PerShard<AtomicU64>,
+}
+
+impl Cap {
+    fn division(&mut self, rate: Rate) -> Division {
+        let shards = ShardSlot::most() as u64;
+        match self.division {
+            Some((known, division)) if known == shards => division,
+            _ => self.division.insert((shards, bucket::divide(rate, shards, self.largest))).1,
+        }
+    }
+
+    /// How long it is until so many tokens may be taken by this one.
+    fn wait(&mut self, now: u64, tokens: u64, front: Option<Front>) -> u64 {
+        let Some(rate) = self.rate.filter(|_| tokens > 0) else { return 0 };
+        let rest = self.division(rate).rest;
+        let earlier = self.claims.iter().take_while(|claim| front.is_none_or(|front| claim.front < front));
+        let kept = earlier.fold(0, |sum: u64, claim| sum.saturating_add(claim.tokens));
+        bucket::wait(self.filled, now, tokens, kept, rest)
+    }
+
+    /// Claims tokens.
+    fn claim(&mut self, front: Front, tokens: u64) {
+        if let Err(at) = self.claims.binary_search_by_key(&front, |claim| claim.front) {
+            self.claims.truncate(CLAIMS - 1);
+            if at <= self.claims.len() {
+                self.claims.insert(at, Claim { front, tokens });
+            }
+        }
+    }
+
+    fn forget(&mut self, front: Front) {
+        self.claims.retain(|claim| claim.front != front);
+    }
+
+    /// Takes tokens, of the lease first; what is left of the lease, filled up as far as it can be.
+    fn take(&mut self, now: u64, tokens: u64, lease: Option<u64>) -> u64 {
+        let Some(rate) = self.rate else { return PLENTY };
+        let at_hand = lease.unwrap_or(0);
+        let missing = tokens.saturating_sub(at_hand);
+        let Division { lease: most, rest } = self.division(rate);
+        let mut left = at_hand - (tokens - missing);
+        if missing > 0 {
+            self.filled = bucket::take(self.filled, now, missing, rest);
+        }
+        if lease.is_some() && self.claims.is_empty() {
+            let more = most.saturating_sub(left).min(bucket::held(self.filled, now, rest));
+            if more > 0 {
+                self.filled = bucket::take(self.filled, now, more, rest);
+                left += more;
+            }
+        }
+        left
+    }
+}
+
+impl Leases {
+    /// Whether nobody waits who came before.
+    #[inline]
+    pub(super) fn is_free(&self, cost: Cost) -> bool {
+        self.waiting[usize::from(cost.writes)].load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether there are tokens enough at hand.
+    #[inline]
+    fn suffice(&self, level: &Level, cost: Cost) -> bool {
+        let has = |(cap, tokens): (usize, u64)| self.tokens[cap].load(Ordering::Relaxed) >= tokens;
+        // All four are looked at: one branch is cheaper than four.
+        let enough = cost.of_caps().map(has).into_iter().fold(true, |all, one| all & one);
+        enough & (self.generation.load(Ordering::Relaxed) == level.generation.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn spend(&self, cost: Cost) {
+        for (cap, tokens) in cost.of_caps() {
+            self.tokens[cap].store(self.tokens[cap].load(Ordering::Relaxed) - tokens, Ordering::Relaxed);
+        }
+    }
+
+    /// Tokens of a cap; none of caps that are not in force any more.
+    fn at_hand(&self, level: &Level, cap: usize) -> u64 {
+        let valid = self.generation.load(Ordering::Relaxed) == level.generation.load(Ordering::Relaxed);
+        if valid { self.tokens[cap].load(Ordering::Relaxed) } else { 0 }
+    }
+}
+
+impl Level {
+    /// Sets its caps; `from`: a level whose tokens, held and owed, it takes over first. Nothing that was owed is forgiven.
+    pub(super) fn set(&self, rates: &Rates, from: Option<&Level>) {
+        let now = clock::now();
+        let before = from.map(|from| from.lock().caps.each_ref().map(|cap| (cap.rate, cap.filled, cap.largest)));
+        let mut state = self.lock();
+        for (at, (cap, rate)) in state.caps.iter_mut().zip(rates).enumerate() {
+            if let Some(before) = &before {
+                (cap.rate, cap.filled, cap.largest) = before[at];
+            }
+            cap.filled = match (cap.rate, *rate) {
+                (Some(old), Some(new)) => bucket::changed(cap.filled, now, old, new),
+                _ => 0,
+            };
+            (cap.rate, cap.division) = (*rate, None);
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Requests that it held back so far, of those that no narrower level did.
+    pub(super) fn held_back(&self) -> u64 {
+        self.held_back.sum(|count| count)
+    }
+
+    /// For threads that may wait.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        for _ in 0..TRIES {
+            match self.state.0.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(state)) => return Some(state.into_inner()),
+                Err(TryLockError::WouldBlock) => hint::spin_loop(),
+            }
+        }
+        None
+    }
+
+    /// A request of so many tokens has come: leases that leave no room beside it are void.
+    fn note(&self, cap: &mut Cap, tokens: u64) {
+        let Some(rate) = cap.rate.filter(|_| tokens > cap.largest) else { return };
+        let before = cap.division(rate).lease;
+        (cap.largest, cap.division) = (tokens.checked_next_power_of_two().unwrap_or(u64::MAX), None);
+        if cap.division(rate).lease < before {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Takes what a request needs and fills this shard's leases up.
+    fn take(&self, state: &mut State, now: u64, cost: Cost) {
+        let (leases, own) = self.leases.here();
+        if own {
+            for (at, cap) in state.caps.iter().enumerate() {
+                let tokens = if cap.rate.is_some() { leases.at_hand(self, at) } else { PLENTY };
+                leases.tokens[at].store(tokens, Ordering::Relaxed);
+            }
+            leases.generation.store(self.generation.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        for (at, tokens) in cost.of_caps() {
+            let lease = own.then(|| leases.tokens[at].load(Ordering::Relaxed));
+            let left = state.caps[at].take(now, tokens, lease);
+            if own {
+                leases.tokens[at].store(left, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// A volume's own level and those above it.
+pub(super) struct Chain {
+    pub own: Level,
+    pub above: Box<[Arc<Level>]>,
+    /// While this is on nobody waits; what goes all the same is owed.
+    pub hurry: AtomicBool,
+}
+
+/// Levels that are looked into.
+type Open<'a> = [Option<MutexGuard<'a, State>>; LEVELS];
+
+impl Chain {
+    fn levels(&self) -> impl Iterator<Item = &Level> {
+        std::iter::once(&self.own).chain(self.above.iter().map(|level| &**level))
+    }
+
+    /// Takes tokens that this shard has at hand, if nobody waits here. The common case.
+    #[inline]
+    pub(super) fn at_once(&self, cost: Cost) -> bool {
+        let (leases, own) = self.own.leases.here();
+        own && leases.is_free(cost) && self.spend(leases, cost)
+    }
+
+    /// Takes tokens that this shard has at hand.
+    #[inline]
+    pub(super) fn spend(&self, own: &Leases, cost: Cost) -> bool {
+        if !own.suffice(&self.own, cost) || !self.above.iter().all(|level| level.leases.here().0.suffice(level, cost)) {
+            return false;
+        }
+        own.spend(cost);
+        self.above.iter().for_each(|level| level.leases.here().0.spend(cost));
+        true
+    }
+
+    /// Takes what a request needs, or says how long that will not be possible. `front` is there when the request is the first of its
+    /// queue: it has claims then. `first`: it is counted where it is held back.
+    pub(super) fn pass(&self, cost: Cost, front: Option<Front>, first: bool) -> Result<(), Duration> {
+        let mut open: Open<'_> = [const { None }; LEVELS];
+        let hurry = self.hurry.load(Ordering::Relaxed);
+        for (level, open) in self.levels().zip(&mut open) {
+            let (leases, own) = level.leases.here();
+            // Whoever waits may have claims anywhere.
+            if front.is_some() || !own || !leases.suffice(level, cost) {
+                *open = Some(level.try_lock().ok_or(BUSY)?);
+            }
+        }
+        let now = clock::now();
+        if !hurry && let Some((at, cap, wait)) = self.lacking(&mut open, now, cost, front) {
+            if let Some(front) = front {
+                stand(&mut open, (at, cap), cost, front);
+            }
+            if first && let Some(level) = self.levels().nth(at) {
+                level.held_back.add(|count| count, 1);
+            }
+            return Err(Duration::from_nanos(wait));
+        }
+        for (level, open) in self.levels().zip(&mut open) {
+            match open {
+                Some(state) => {
+                    if let Some(front) = front {
+                        state.caps.iter_mut().for_each(|cap| cap.forget(front));
+                    }
+                    level.take(state, now, cost);
+                }
+                None => level.leases.here().0.spend(cost),
+            }
+        }
+        Ok(())
+    }
+
+    /// The first cap, from narrow to wide, of which tokens are lacking, and how long they will be.
+    fn lacking(&self, open: &mut Open<'_>, now: u64, cost: Cost, front: Option<Front>) -> Option<(usize, usize, u64)> {
+        for (at, (level, open)) in self.levels().zip(open).enumerate() {
+            let Some(state) = open else { continue };
+            cost.of_caps().into_iter().for_each(|(cap, tokens)| level.note(&mut state.caps[cap], tokens));
+            let (leases, own) = level.leases.here();
+            for (cap, tokens) in cost.of_caps() {
+                let at_hand = if own { leases.at_hand(level, cap) } else { 0 };
+                let wait = state.caps[cap].wait(now, tokens.saturating_sub(at_hand), front);
+                if wait > 0 {
+                    return Some((at, cap, wait));
+                }
+            }
+        }
+        None
+    }
+
+    /// Gives up what somebody claims who goes away without having gone on.
+    pub(super) fn forget(&self, front: Front) {
+        for level in self.levels() {
+            level.lock().caps.iter_mut().for_each(|cap| cap.forget(front));
+        }
+    }
+}
+
+/// Whoever waits first claims what it lacks, keeps what it claims of narrower buckets, and gives up what it claims of wider ones: nobody
+/// else shall wait there for what it cannot use yet.
+fn stand(open: &mut Open<'_>, lacks: (usize, usize), cost: Cost, front: Front) {
+    let mut beyond = false;
+    for (at, state) in open.iter_mut().enumerate() {
+        let Some(state) = state else { continue };
+        for (cap, tokens) in cost.of_caps() {
+            if beyond {
+                state.caps[cap].forget(front);
+            } else if (at, cap) == lacks {
+                state.caps[cap].claim(front, tokens);
+                beyond = true;
+            }
+        }
+    }
+}

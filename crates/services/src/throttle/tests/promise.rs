@@ -1,0 +1,357 @@
+//! What a throttle promises, in simulated time: every request that goes is noted with its time.
+
+use std::sync::Mutex;
+
+use millrace_block::{Step, Switch, clock::SimulatedTime, conformance::Random};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    graph::{Terms, change},
+    testing::{Load, drive},
+};
+
+const SECOND: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
+
+/// A cap, and what went so far: never more than its rate and a bucket, or its largest request if that is more.
+#[derive(Clone, Debug)]
+struct Watch {
+    cap: usize,
+    rate: Rate,
+    /// Tokens beyond the rate, times a second.
+    excess: u128,
+    last: u64,
+    largest: u64,
+    count: u64,
+}
+
+impl Watch {
+    fn new(cap: usize, rate: Rate) -> Self {
+        Self { cap, rate, excess: 0, last: clock::now(), largest: 0, count: 0 }
+    }
+
+    fn of(caps: &Caps) -> Vec<Self> {
+        let rates = caps.rates.iter().enumerate();
+        rates.filter_map(|(cap, rate)| Some(Self::new(cap, (*rate)?))).collect()
+    }
+
+    fn see(&mut self, writes: bool, bytes: u64) {
+        let met = match self.cap {
+            0 | 3 => true,
+            1 | 4 => !writes,
+            _ => writes,
+        };
+        let tokens = if counts_bytes(self.cap) { bytes } else { 1 };
+        if !met {
+            return;
+        }
+        let now = clock::now();
+        let flown = u128::from(now - self.last) * u128::from(self.rate.per_second);
+        self.excess = self.excess.saturating_sub(flown) + u128::from(tokens) * u128::from(SECOND);
+        (self.last, self.count, self.largest) = (now, self.count + tokens, self.largest.max(tokens));
+        let bucket = u128::from(self.rate.burst_ns) * u128::from(self.rate.per_second);
+        let most = bucket.max(u128::from(self.largest) * u128::from(SECOND));
+        assert!(self.excess <= most, "{self:?}: beyond its bucket at {now}");
+    }
+}
+
+/// A leg that notes what goes.
+struct Noted {
+    watches: Mutex<Vec<Watch>>,
+    /// Operations and bytes, of reads and of writes.
+    moved: Mutex<[(u64, u64); 2]>,
+}
+
+impl Noted {
+    fn new(watches: Vec<Watch>) -> Arc<Self> {
+        Arc::new(Self { watches: Mutex::new(watches), moved: Mutex::default() })
+    }
+
+    fn moved(&self) -> [(u64, u64); 2] {
+        *self.moved.lock().unwrap()
+    }
+
+    fn all(&self) -> (u64, u64) {
+        let [reads, writes] = self.moved();
+        (reads.0 + writes.0, reads.1 + writes.1)
+    }
+}
+
+impl Volume for Noted {
+    fn name(&self) -> &'static str {
+        "noted"
+    }
+
+    fn geometry(&self) -> Geometry {
+        let (block_size, blocks) = (BlockSize::B512, BlockCount(1 << 30));
+        Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: true }
+    }
+
+    fn submit<'a>(&'a self, _: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let (writes, bytes) = (request.operation.is_write(), request.count.0 << 9);
+        self.watches.lock().unwrap().iter_mut().for_each(|watch| watch.see(writes, bytes));
+        let moved = &mut self.moved.lock().unwrap()[usize::from(writes)];
+        *moved = (moved.0 + 1, moved.1 + bytes);
+        Step::Done(Ok(()))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        0
+    }
+
+    fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "resizing" })
+    }
+
+    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "formatting" })
+    }
+
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+}
+
+/// A throttle over a leg that notes what goes.
+fn noted(caps_text: &str) -> (Arc<Noted>, Graph) {
+    let leg = Noted::new(Watch::of(&caps(caps_text)));
+    let volume: Arc<dyn Volume> = Arc::<Noted>::clone(&leg);
+    let stack = format!("throttle({caps_text}) | disk:0");
+    (leg, sharing(&SharedObjects::default(), "v", &stack, volume).unwrap())
+}
+
+/// Within one percent.
+fn assert_close(count: u64, due: u64, what: &str) {
+    assert!((due * 99..=due * 101).contains(&(count * 100)), "{what}: {count}, not {due}");
+}
+
+#[test]
+fn ten_seconds_of_operations_are_within_one_percent() {
+    let _own = ShardSlot::claim();
+    for rate in [1, 2, 10, 333, 12_345, 200_000, 1_000_000] {
+        let time = SimulatedTime::new();
+        let (_, graph) = noted(&format!("iops={rate}"));
+        let counts = drive(&time, &[Load::new(graph.volume(), 8, false, 1)], 10 * SECOND);
+        assert_close(counts[0], rate * 10, "operations");
+    }
+}
+
+#[test]
+fn ten_seconds_of_bytes_are_within_one_percent() {
+    let _own = ShardSlot::claim();
+    for (rate, blocks) in [(1, 1), (512, 1), (100_000, 8), (10 << 20, 2048), (10 << 20, 1), (1 << 30, 256), (7 << 30, 2048)]
+    {
+        let time = SimulatedTime::new();
+        let (_, graph) = noted(&format!("write_bandwidth={rate}"));
+        let counts = drive(&time, &[Load::new(graph.volume(), 4, true, blocks)], 10 * SECOND);
+        if rate * 10 < blocks << 9 {
+            assert_eq!(counts[0], 1, "the bucket was full for one");
+        } else {
+            assert_close(counts[0] * (blocks << 9), rate * 10, "bytes");
+        }
+    }
+}
+
+#[test]
+fn the_tightest_cap_decides_and_what_others_save_is_not_used_at_once() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let (leg, graph) = noted("iops=1000, bandwidth=100M");
+    // Small ones first, so that large ones wait behind a thousand: the watch sees whether bytes burst then.
+    let (small, large) = (Load::new(graph.volume(), 1000, false, 8), Load::new(graph.volume(), 128, false, 2048));
+    drive(&time, &[small, large], SECOND);
+    let before = leg.all();
+    drive(&time, &[Load::new(graph.volume(), 64, true, 8)], 10 * SECOND);
+    assert_close(leg.all().0 - before.0 - 64, 10_000, "operations");
+    let before = leg.all();
+    drive(&time, &[Load::new(graph.volume(), 64, true, 2048)], 10 * SECOND);
+    assert_close((leg.all().1 - before.1) - (64 << 20), 1000 << 20, "bytes");
+}
+
+#[test]
+fn reads_that_wait_do_not_keep_writes() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let (_, graph) = noted("read_iops=10, iops=1000");
+    let loads = [Load::new(graph.volume(), 32, false, 1), Load::new(graph.volume(), 4, true, 1)];
+    let counts = drive(&time, &loads, 10 * SECOND);
+    assert_close(counts[0], 100, "reads");
+    assert_close(counts[1], 9900, "writes");
+}
+
+#[test]
+fn large_and_small_and_many_and_few_take_turns() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    // A megabyte is more than the bucket holds: it needs all of it, and the small ones would take it away for ever.
+    let (_, graph) = noted("bandwidth=10M");
+    let loads = [Load::new(graph.volume(), 1, false, 2048), Load::new(graph.volume(), 64, true, 8)];
+    let counts = drive(&time, &loads, 30 * SECOND);
+    let bytes = (counts[0] << 20) + (counts[1] << 12);
+    assert_close(bytes, 300 << 20, "bytes");
+    assert!(counts[0] > 200 && counts[1] > 200, "{counts:?}");
+}
+
+#[test]
+fn volumes_of_a_group_take_turns_however_many_requests_they_have() {
+    let _own = ShardSlot::claim();
+    for (cap, burst, seconds) in [(1000, "10ms", 30), (1000, "1us", 30), (100_000, "10ms", 2), (3, "1s", 300)] {
+        let time = SimulatedTime::new();
+        let shared = SharedObjects::default();
+        let group_caps = caps(&format!("iops={cap}, burst={burst}"));
+        let leg = Noted::new(Watch::of(&group_caps));
+        let _group = Group::declare(&shared, "gold", None, &group_caps).unwrap();
+        let make = |name: &str| {
+            let volume: Arc<dyn Volume> = Arc::<Noted>::clone(&leg);
+            sharing(&shared, name, "throttle(group=gold) | disk:0", volume).unwrap()
+        };
+        let graphs = ["a", "b", "c"].map(make);
+        let deep = [1, 8, 64];
+        let loads: Vec<_> = graphs.iter().zip(deep).map(|(graph, deep)| Load::new(graph.volume(), deep, false, 1)).collect();
+        let counts = drive(&time, &loads, seconds * SECOND);
+        let sum: u64 = counts.iter().sum();
+        assert_close(sum, cap * seconds, "all of the group");
+        // When much flows in during the shortest sleep, whoever looks first has more of it.
+        let least = if cap > 10_000 { sum / 20 } else { sum * 30 / 100 };
+        assert!(counts.iter().all(|count| *count >= least), "{cap} {burst}: {counts:?}");
+    }
+}
+
+#[test]
+fn levels_hold_all_at_once() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let shared = SharedObjects::default();
+    let tenant = Group::declare(&shared, "tenant", None, &caps("iops=5000")).unwrap();
+    let _group = Group::declare(&shared, "gold", Some(&tenant), &caps("write_iops=500, bandwidth=4M")).unwrap();
+    let make = |name: &str, stack: &str| {
+        let leg = Noted::new(Vec::new());
+        let volume: Arc<dyn Volume> = Arc::<Noted>::clone(&leg);
+        sharing(&shared, name, stack, volume).unwrap()
+    };
+    let own = make("own", "throttle(iops=300, group=gold) | disk:0");
+    let gold = make("gold", "throttle(group=gold) | disk:0");
+    let beside = make("beside", "throttle(group=tenant) | disk:0");
+    let loads = [
+        Load::new(own.volume(), 4, false, 1),
+        Load::new(gold.volume(), 16, true, 1),
+        Load::new(beside.volume(), 16, false, 1),
+    ];
+    let counts = drive(&time, &loads, 10 * SECOND);
+    assert_close(counts[0], 3000, "its own cap");
+    assert_close(counts[1], 5000, "the group's cap of writes");
+    assert_close(counts[2], 42_000, "what is left of the tenant's");
+    assert!(tenant.held_back() > 0);
+}
+
+#[test]
+fn a_group_changes_within_a_refill_period() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let shared = SharedObjects::default();
+    let group = Group::declare(&shared, "gold", None, &caps("iops=1")).unwrap();
+    let leg: Arc<dyn Volume> = Noted::new(Vec::new());
+    let graph = sharing(&shared, "v", "throttle(group=gold) | disk:0", leg).unwrap();
+    let load = [Load::new(graph.volume(), 1, false, 1)];
+    let period = REFILL.as_nanos() as u64;
+    assert_eq!(drive(&time, &load, SECOND), [1]);
+    // What waits for a second hears of it, and so do leases of before.
+    for (cap, due) in [(10_000, 10_000), (100, 100), (1_000_000, 1_000_000), (50, 50)] {
+        let begun = clock::now();
+        group.set(&caps(&format!("iops={cap}")));
+        drive(&time, &load, period);
+        assert!(clock::now() - begun <= period + SECOND / cap, "nobody waits as it was before");
+        assert_close(drive(&time, &load, 10 * SECOND)[0], due * 10, "since the change");
+    }
+}
+
+#[test]
+fn what_went_in_a_hurry_is_owed() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let leg: Arc<dyn Volume> = Noted::new(Vec::new());
+    let graph = sharing(&SharedObjects::default(), "v", "throttle(iops=100) | disk:0", leg).unwrap();
+    let (_, throttle) = graph.services("throttle").remove(0);
+    throttle.hurry(true);
+    let begun = clock::now();
+    assert_eq!(drive(&time, &[Load::new(graph.volume(), 51, true, 1).once()], SECOND), [51]);
+    assert!(clock::now() < begun + MS, "nobody waits");
+    throttle.hurry(false);
+    let next = Load::new(graph.volume(), 1, true, 1).once();
+    drive(&time, &[next], SECOND);
+    assert!((begun + SECOND / 2..begun + SECOND / 2 + 20 * MS).contains(&clock::now()), "what went before is owed");
+}
+
+#[test]
+fn another_cap_of_a_volume_takes_over_what_is_owed() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let shared = SharedObjects::default();
+    let leg: Arc<dyn Volume> = Noted::new(Vec::new());
+    let mut old = sharing(&shared, "v", "throttle(iops=100) | disk:0", Arc::clone(&leg)).unwrap();
+    let (_, throttle) = old.services("throttle").remove(0);
+    throttle.hurry(true);
+    assert_eq!(drive(&time, &[Load::new(old.volume(), 51, true, 1).once()], SECOND), [51]);
+    let stack: Node = "throttle(iops=1000) | disk:0".parse().unwrap();
+    let size = Some(leg.geometry().bytes());
+    let plan = crate::graph::Plan { volume: "v", stack: &stack, size, block_size: BlockSize::B512 };
+    let spawner: Arc<dyn crate::background::Spawner> = Arc::<Kept>::default();
+    let mut new = Graph::build(&plan, &Disks(vec![leg]), &shared, &spawner, Some(&old)).unwrap();
+    let switch = Switch::new("v", Arc::clone(old.volume()));
+    let mut store = || Ok(());
+    let terms = Terms { patience: Duration::from_secs(5), reformat: false, scratch: 1 << 20, store: &mut store };
+    change(&switch, &mut old, &mut new, terms).unwrap();
+    // Fifty are owed, at the new rate.
+    let begun = clock::now();
+    let next = Load::new(new.volume(), 1, true, 1).once();
+    drive(&time, &[next], SECOND);
+    let took = clock::now() - begun;
+    assert!((50 * MS..55 * MS).contains(&took), "{took}");
+}
+
+/// A random throttle, and where what comes is drawn from: pauses, arrivals, sizes.
+fn story() -> impl Strategy<Value = (String, u64)> {
+    let cap = |name: &'static str, least: u64, most: u64| {
+        proptest::option::of((least..=most).prop_map(move |rate| format!("{name}={rate}")))
+    };
+    let caps = vec![
+        cap("iops", 100, 100_000),
+        cap("read_iops", 50, 2000),
+        cap("write_iops", 1000, 2_000_000),
+        cap("bandwidth", 20 << 20, 1 << 30),
+        cap("read_bandwidth", 10 << 20, 20 << 20),
+        cap("write_bandwidth", 30 << 20, 1 << 34),
+    ];
+    let text = |(caps, burst, seed): (Vec<Option<String>>, u64, u64)| {
+        let set: Vec<_> = caps.into_iter().flatten().chain([format!("burst={burst}us")]).collect();
+        (set.join(", "), seed)
+    };
+    (caps, 0..50_000_u64, any::<u64>()).prop_map(text).prop_filter("a cap", |(text, _)| text.contains(','))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+    #[test]
+    fn never_more_than_a_bucket_above_any_cap_whatever_comes((text, seed) in story(), own in any::<bool>()) {
+        let _own = own.then(ShardSlot::claim);
+        let time = SimulatedTime::new();
+        let (leg, graph) = noted(&text);
+        let mut random = Random::new(seed);
+        let mut asked = 0;
+        for _ in 0..20 {
+            let mut load = |writes| {
+                let most = 1 << random.below(12);
+                let (depth, blocks) = (1 + random.below(8) as usize, 1 + random.below(most));
+                asked += depth as u64;
+                Load::new(graph.volume(), depth, writes, blocks).once()
+            };
+            let loads = [load(false), load(true)];
+            let end = clock::now() + random.below(40 * MS);
+            drive(&time, &loads, SECOND);
+            time.advance_to(end);
+        }
+        // Nothing is lost on the way.
+        prop_assert_eq!(leg.all().0, asked);
+    }
+}
