@@ -20,7 +20,7 @@ use crate::{
     api::Operator,
     apps::AppUser,
     error::ControlError,
-    model::{AttachSpec, DeviceKind, DeviceKindError, DeviceSpec, NvmeSpec, VirtioBlkSpec, VolumeSpec},
+    model::{AttachSpec, DeviceKind, DeviceKindError, DeviceSpec, GroupSpec, NvmeSpec, VirtioBlkSpec, VolumeSpec},
     store::{DeviceRecord, VolumeRecord},
 };
 
@@ -59,7 +59,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// The line of the second.
         line: usize,
-        /// "volume" or "device".
+        /// "volume", "device" or "group".
         kind: &'static str,
         /// The name.
         name: Name,
@@ -253,6 +253,7 @@ pub struct Declared {
     pub operators: Vec<Operator>,
     /// What the daemon gives up.
     pub sandbox: SandboxTable,
+    pub(crate) groups: Vec<Located<GroupSpec>>,
     pub(crate) volumes: Vec<Located<VolumeSpec>>,
     pub(crate) devices: Vec<Located<DeclaredDevice>>,
 }
@@ -276,6 +277,8 @@ struct File {
     operator: Vec<Operator>,
     #[serde(default)]
     sandbox: SandboxTable,
+    #[serde(default)]
+    group: Vec<Spanned<GroupSpec>>,
     #[serde(default)]
     volume: Vec<Spanned<VolumeSpec>>,
     #[serde(default)]
@@ -314,6 +317,7 @@ impl Declared {
             apps: file.app,
             operators: file.operator,
             sandbox: file.sandbox,
+            groups: file.group.into_iter().map(|group| locate(text, group)).collect(),
             volumes: file.volume.into_iter().map(|volume| locate(text, volume)).collect(),
             devices: file.device.into_iter().map(|device| locate(text, device)).collect(),
         };
@@ -338,6 +342,10 @@ impl Declared {
 
     /// What can be found out without touching anything.
     fn check(&self) -> Result<(), ConfigError> {
+        self.check_names("group", self.groups.iter().map(|group| (group.line, &group.value.name)))?;
+        for Located { line, value: group } in &self.groups {
+            group.read_caps().map_err(|error| self.failed(*line, error))?;
+        }
         self.check_names("volume", self.volumes.iter().map(|volume| (volume.line, &volume.value.name)))?;
         self.check_names("device", self.devices.iter().map(|device| (device.line, &device.value.name)))?;
         let mut files: BTreeMap<&Path, &VolumeSpec> = BTreeMap::new();
@@ -384,13 +392,23 @@ impl Declared {
     }
 
     /// Compares what is stored already with what is declared. What guests may change themselves is no difference.
-    pub(crate) fn compare(&self, volumes: &[VolumeRecord], devices: &[DeviceRecord]) -> Result<(), ConfigError> {
+    pub(crate) fn compare(
+        &self,
+        groups: &[GroupSpec],
+        volumes: &[VolumeRecord],
+        devices: &[DeviceRecord],
+    ) -> Result<(), ConfigError> {
         let differs = |line, kind, name: &Name, difference: Option<String>| match difference {
             Some(difference) => {
                 Err(ConfigError::Differs { path: self.path.clone(), line, kind, name: name.clone(), difference })
             }
             None => Ok(()),
         };
+        for Located { line, value: spec } in &self.groups {
+            if let Some(stored) = groups.iter().find(|stored| stored.name == spec.name) {
+                differs(*line, "group", &spec.name, group_difference(spec, stored))?;
+            }
+        }
         for Located { line, value: spec } in &self.volumes {
             if let Some(record) = volumes.iter().find(|record| record.spec.name == spec.name) {
                 differs(*line, "volume", &spec.name, volume_difference(spec, &record.spec))?;
@@ -422,6 +440,15 @@ fn position(text: &str, at: usize) -> (usize, usize) {
     let before = text.get(..at).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+}
+
+fn group_difference(declared: &GroupSpec, stored: &GroupSpec) -> Option<String> {
+    let text = |spec: &GroupSpec| {
+        let within = spec.within.as_ref().map(|within| format!("within {within}"));
+        let caps = spec.caps.settings().into_iter().map(|(name, value)| format!("{name}={value}"));
+        within.into_iter().chain(caps).collect::<Vec<_>>().join(", ")
+    };
+    (declared != stored).then(|| format!("it is ({}) in the file and ({}) in the state", text(declared), text(stored)))
 }
 
 fn volume_difference(declared: &VolumeSpec, stored: &VolumeSpec) -> Option<String> {

@@ -33,6 +33,28 @@ pub enum ControlError {
         /// The name asked for.
         name: String,
     },
+    /// There is no such group.
+    #[error("group {name} does not exist")]
+    NoGroup {
+        /// The name asked for.
+        name: String,
+    },
+    /// The name is taken by another group.
+    #[error("group {name} exists already")]
+    GroupExists {
+        /// The name.
+        name: Name,
+    },
+    /// The group cannot go while something is in it.
+    #[error("group {name} is in use: {}", members(volumes, groups))]
+    GroupInUse {
+        /// The group.
+        name: Name,
+        /// Volumes whose stacks name it.
+        volumes: Vec<Name>,
+        /// Groups that are in it.
+        groups: Vec<Name>,
+    },
     /// A device's state was not saved, or a saved one not taken.
     #[error("device {device}: its state: {source}")]
     SavedState {
@@ -213,7 +235,7 @@ pub enum ControlError {
     /// A property has a value it cannot have.
     #[error("{kind} {name}: {why}")]
     Invalid {
-        /// "volume" or "device".
+        /// "volume", "device" or "group".
         kind: &'static str,
         /// The object's name.
         name: Name,
@@ -354,6 +376,11 @@ fn list(users: &[(Name, u32)], text: impl Fn(&Name, u32) -> String) -> String {
     users.iter().map(|(device, nsid)| text(device, *nsid)).collect::<Vec<_>>().join(", ")
 }
 
+fn members(volumes: &[Name], groups: &[Name]) -> String {
+    let volumes = volumes.iter().map(|name| format!("volume {name}"));
+    volumes.chain(groups.iter().map(|name| format!("group {name}"))).collect::<Vec<_>>().join(", ")
+}
+
 /// What kind of failure it is, for whoever made the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -382,9 +409,12 @@ impl ControlError {
             Self::NoVolume { .. }
             | Self::NoDevice { .. }
             | Self::NoCopy { .. }
+            | Self::NoGroup { .. }
             | Self::NotAttached { .. }
             | Self::NoUpgrade => Class::Missing,
-            Self::VolumeExists { .. }
+            Self::GroupExists { .. }
+            | Self::GroupInUse { .. }
+            | Self::VolumeExists { .. }
             | Self::DeviceExists { .. }
             | Self::TooManySessions { .. }
             | Self::VolumeAttached { .. }
@@ -441,6 +471,9 @@ impl ControlError {
             Self::TooManyCopies => "too-many-copies",
             Self::Copying { .. } => "copying",
             Self::Copy { .. } => "copy",
+            Self::NoGroup { .. } => "no-group",
+            Self::GroupExists { .. } => "group-exists",
+            Self::GroupInUse { .. } => "group-in-use",
             Self::NotAllowed { .. } => "not-allowed",
             Self::TooManySessions { .. } => "too-many-sessions",
             Self::SessionLost { .. } => "session-lost",
@@ -491,7 +524,11 @@ impl ControlError {
             Self::NoCopy { .. } => "\"millrace copy list\" shows what there is".to_owned(),
             Self::CopyExists { name } => format!("choose another --name, or forget it (\"millrace copy cancel {name}\")"),
             Self::Copying { copy, .. } => format!("wait for it, or cancel it: \"millrace copy cancel {copy}\""),
-            Self::VolumeExists { .. } | Self::DeviceExists { .. } => {
+            Self::NoGroup { .. } => "\"millrace group list\" shows what there is".to_owned(),
+            Self::GroupInUse { .. } => {
+                "give those volumes another stack (\"millrace volume change\"), and delete those groups first".to_owned()
+            }
+            Self::VolumeExists { .. } | Self::DeviceExists { .. } | Self::GroupExists { .. } => {
                 "choose another name, or delete the old one first".to_owned()
             }
             Self::VolumeAttached { users, .. } => {

@@ -9,7 +9,7 @@ use millrace_frontends::{
     nvme::{Config, DoorbellMode},
     virtio_blk,
 };
-use millrace_services::Node;
+use millrace_services::{Node, Settings, throttle::Caps};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -386,6 +386,75 @@ pub struct AttachSpec {
     /// The device's guest cannot write it.
     #[serde(default)]
     pub read_only: bool,
+}
+
+/// A group as declared: caps that all volumes have together whose stacks name it, and all groups that are in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupSpec {
+    /// Its name.
+    #[schema(value_type = String, example = "gold")]
+    pub name: Name,
+    /// A group that it is in: what is in this one counts there as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub within: Option<Name>,
+    /// Its caps.
+    #[serde(default)]
+    pub caps: GroupCaps,
+}
+
+/// Caps of a group. What is left out is not capped.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupCaps {
+    /// Operations per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Reads per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_iops: Option<u64>,
+    /// Writes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_iops: Option<u64>,
+    /// Bytes per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub bandwidth: Option<Size>,
+    /// Bytes read per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub read_bandwidth: Option<Size>,
+    /// Bytes written per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub write_bandwidth: Option<Size>,
+    /// What may be saved up while idle, as time at the full rate: "10ms" when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<String>,
+}
+
+impl GroupCaps {
+    /// Those that are there, with their names and values as settings.
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let Self { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst } = self;
+        let operations = [("iops", iops), ("read_iops", read_iops), ("write_iops", write_iops)];
+        let bytes = [("bandwidth", bandwidth), ("read_bandwidth", read_bandwidth), ("write_bandwidth", write_bandwidth)];
+        let operations = operations.into_iter().filter_map(|(name, count)| Some((name, count.as_ref()?.to_string())));
+        let bytes = bytes.into_iter().filter_map(|(name, size)| Some((name, size.as_ref()?.0.to_string())));
+        operations.chain(bytes).chain(burst.clone().map(|burst| ("burst", burst))).collect()
+    }
+}
+
+impl GroupSpec {
+    /// Its caps, understood.
+    pub(crate) fn read_caps(&self) -> Result<Caps, ControlError> {
+        let mut settings = Settings::default();
+        for (name, value) in self.caps.settings() {
+            settings.add(name, &value);
+        }
+        Caps::read(&settings).map_err(|error| ControlError::invalid("group", &self.name, error.to_string()))
+    }
 }
 
 /// What of a volume is to be changed: its size, or its stack.

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::{
     Name, Size,
     manager::HistoryEntry,
-    model::{CopySpec, CopyState, DeviceSpec, LogicalBlock, VolumeSpec},
+    model::{CopySpec, CopyState, DeviceSpec, GroupSpec, LogicalBlock, VolumeSpec},
 };
 
 #[cfg(test)]
@@ -29,6 +29,7 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
 const DEVICES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("devices");
 const COPIES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("copies");
+const GROUPS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("groups");
 const VERSION: &str = "layout_version";
 
 /// Why the state could not be read or written.
@@ -56,7 +57,7 @@ pub enum StoreError {
     Record {
         /// The database.
         path: PathBuf,
-        /// "volume", "device" or "copy".
+        /// "volume", "device", "copy" or "group".
         kind: &'static str,
         /// The object's name.
         name: String,
@@ -201,6 +202,8 @@ pub(crate) struct Changes<'a> {
     pub(crate) remove_volumes: Vec<&'a Name>,
     pub(crate) remove_devices: Vec<&'a Name>,
     pub(crate) remove_copies: Vec<&'a Name>,
+    pub(crate) put_groups: Vec<&'a GroupSpec>,
+    pub(crate) remove_groups: Vec<&'a Name>,
 }
 
 /// How the database is opened.
@@ -241,6 +244,8 @@ impl Store {
             if found.is_none_or(|found| found == LAYOUT_VERSION) {
                 // Younger than the others: earlier programs pass it over.
                 transaction.open_table(COPIES)?;
+                // States of earlier programs have no such table.
+                transaction.open_table(GROUPS)?;
             }
             Ok(found.unwrap_or(LAYOUT_VERSION))
         })?;
@@ -255,6 +260,11 @@ impl Store {
     /// All copies that are stored.
     pub(crate) fn load_copies(&self) -> Result<Vec<CopyRecord>, StoreError> {
         self.read_all(COPIES, "copy")
+    }
+
+    /// The groups that are stored.
+    pub(crate) fn load_groups(&self) -> Result<Vec<GroupSpec>, StoreError> {
+        self.read_all(GROUPS, "group")
     }
 
     fn read_all<T: DeserializeOwned>(
@@ -300,6 +310,13 @@ impl Store {
             }
             for record in &changes.put_copies {
                 copies.insert(record.name.as_str(), encode(record).as_slice())?;
+            }
+            let mut groups = transaction.open_table(GROUPS)?;
+            for name in &changes.remove_groups {
+                groups.remove(name.as_str())?;
+            }
+            for spec in &changes.put_groups {
+                groups.insert(spec.name.as_str(), encode(spec).as_slice())?;
             }
             Ok(())
         })

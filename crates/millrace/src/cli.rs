@@ -1,5 +1,7 @@
 //! The command line.
 
+mod groups;
+
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
@@ -11,6 +13,7 @@ use millrace_control::{
 use millrace_sandbox::{Mode, Policy};
 use millrace_services::Node;
 
+pub(crate) use self::groups::GroupCommand;
 use crate::bench::BenchArgs;
 
 /// Virtual NVMe disks for virtual machines
@@ -69,6 +72,11 @@ pub(crate) enum Command {
     },
     /// Copy a volume to another one, and look after such copies
     Copy(CopyArgs),
+    /// Create, list, show, change and delete groups: caps that volumes have together
+    Group {
+        #[command(subcommand)]
+        command: GroupCommand,
+    },
     /// Create, list, show and delete devices; attach and detach volumes
     Device {
         #[command(subcommand)]

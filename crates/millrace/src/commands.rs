@@ -18,12 +18,14 @@ use crate::{
 
 mod copies;
 mod disks;
+mod groups;
 mod stacks;
 mod upgrade;
 mod usage;
 
 pub(crate) use copies::copy;
 pub(crate) use disks::disk;
+pub(crate) use groups::group;
 pub(crate) use upgrade::{layouts, upgrade};
 pub(crate) use usage::usage;
 

@@ -51,6 +51,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
         Command::Volume { command } => commands::volume(&global, command),
         Command::Disk { command } => commands::disk(&global, command),
         Command::Copy(args) => commands::copy(&global, args),
+        Command::Group { command } => commands::group(&global, command),
         Command::Device { command } => commands::device(&global, command),
         Command::Usage(args) => commands::usage(&global, &args),
         Command::Status => commands::status(&global),

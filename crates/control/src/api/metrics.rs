@@ -16,7 +16,7 @@ use axum::{
 use crate::{
     CopyState,
     cells::is_main,
-    manager::{CopyView, DeviceView, State, Status, VolumeView, WorkerView},
+    manager::{CopyView, DeviceView, GroupView, State, Status, ThrottleView, VolumeView, WorkerView},
 };
 
 /// What the text is.
@@ -43,8 +43,16 @@ struct Copy {
     copy: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Group {
+    group: String,
+}
+
 /// A shard, with its worker where that is not the daemon's own, and what more is told apart.
 type Shard = Vec<(&'static str, String)>;
+
+/// What throttles and groups of one worker held back.
+pub(crate) type HeldBack = (Vec<ThrottleView>, Vec<GroupView>);
 
 /// Seconds that only grow.
 type Seconds<L> = Family<L, Counter<f64, std::sync::atomic::AtomicU64>>;
@@ -55,13 +63,20 @@ pub(crate) fn response(
     all_devices: &[DeviceView],
     all_volumes: &[VolumeView],
     all_copies: &[CopyView],
+    held_back: &HeldBack,
 ) -> Response {
-    let text = render(status, all_devices, all_volumes, all_copies);
+    let text = render(status, all_devices, all_volumes, all_copies, held_back);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
 /// The whole text.
-fn render(status: &Status, all_devices: &[DeviceView], all_volumes: &[VolumeView], all_copies: &[CopyView]) -> String {
+fn render(
+    status: &Status,
+    all_devices: &[DeviceView],
+    all_volumes: &[VolumeView],
+    all_copies: &[CopyView],
+    held_back: &HeldBack,
+) -> String {
     let mut everything = Registry::default();
     process(&mut everything);
     let registry = everything.sub_registry_with_prefix("millrace");
@@ -75,6 +90,7 @@ fn render(status: &Status, all_devices: &[DeviceView], all_volumes: &[VolumeView
     devices(registry, all_devices);
     volumes(registry, all_volumes);
     copies(registry, all_copies);
+    throttles(registry, &held_back.0, &held_back.1);
     shards(registry, &status.workers);
     let mut text = String::new();
     match text::encode(&mut text, &everything) {
@@ -170,6 +186,23 @@ fn copies(registry: &mut Registry, copies: &[CopyView]) {
     registry.register_with_unit("copy_size", "What there is to copy", Unit::Bytes, size);
     registry.register_with_unit("copy_done", "What the copy is past", Unit::Bytes, done);
     registry.register("copy_running", "Whether the copy goes on", running);
+}
+
+fn throttles(registry: &mut Registry, throttles: &[ThrottleView], groups: &[GroupView]) {
+    let volumes = Family::<Volume, Counter>::default();
+    let time = Seconds::<Volume>::default();
+    let groups_held = Family::<Group, Counter>::default();
+    for view in throttles {
+        let volume = Volume { volume: view.volume.to_string() };
+        volumes.get_or_create(&volume).inc_by(view.requests);
+        time.get_or_create(&volume).inc_by(seconds(view.nanoseconds));
+    }
+    for view in groups {
+        groups_held.get_or_create(&Group { group: view.name.to_string() }).inc_by(view.held_back);
+    }
+    registry.register("volume_held_back", "Requests that waited for a throttle", volumes);
+    registry.register_with_unit("volume_held_back", "Time that they waited", Unit::Seconds, time);
+    registry.register("group_held_back", "Requests that a group was the first to hold back", groups_held);
 }
 
 fn shards(registry: &mut Registry, workers: &[WorkerView]) {

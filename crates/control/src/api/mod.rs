@@ -4,6 +4,7 @@
 //!   request ─► body limit ─► JSON, unknown fields refused ─► handler ─► a blocking thread: Manager ─► JSON, or a problem
 //! ```
 
+mod groups;
 pub(crate) mod metrics;
 mod peers;
 mod problem;
@@ -55,6 +56,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/volumes/{name}/commands", post(command_service))
         .route("/v1/copies", get(list_copies).post(create_copy))
         .route("/v1/copies/{name}", get(show_copy).patch(change_copy).delete(delete_copy))
+        .route("/v1/groups", get(groups::list_groups).post(groups::create_group))
+        .route("/v1/groups/{name}", get(groups::show_group).patch(groups::change_group).delete(groups::delete_group))
         .route("/v1/devices", get(list_devices).post(create_device))
         .route("/v1/devices/{name}", get(show_device).delete(delete_device))
         .route("/v1/devices/{name}/namespaces", get(list_namespaces).post(attach))
@@ -92,6 +95,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         show_copy,
         change_copy,
         delete_copy,
+        groups::list_groups,
+        groups::create_group,
+        groups::show_group,
+        groups::change_group,
+        groups::delete_group,
         list_devices,
         create_device,
         show_device,
@@ -470,7 +478,8 @@ async fn status(State(manager): State<Arc<Manager>>) -> Answer<Status> {
 )]
 async fn metrics(State(manager): State<Arc<Manager>>) -> Result<Response, Problem> {
     let render = |manager: &Manager| {
-        Ok(metrics::response(&manager.status(), &manager.devices(), &manager.volumes(), &manager.copies()))
+        let held_back = (manager.throttles(), manager.groups());
+        Ok(metrics::response(&manager.status(), &manager.devices(), &manager.volumes(), &manager.copies(), &held_back))
     };
     blocking(manager, render).await
 }

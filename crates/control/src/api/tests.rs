@@ -134,6 +134,34 @@ fn a_volume_is_copied() {
 }
 
 #[test]
+fn groups_have_caps_and_metrics_tell_of_what_they_hold_back() {
+    let rig = Rig::new();
+    let spec = json!({ "name": "gold", "caps": { "iops": 20_000, "bandwidth": "1M" } });
+    let (status, group) = rig.json(Method::POST, "/v1/groups", &spec);
+    assert_eq!(
+        (status, &group["caps"], &group["held_back"]),
+        (201, &json!({ "iops": 20_000, "bandwidth": 1 << 20 }), &json!(0))
+    );
+    let (status, group) = rig.json(Method::PATCH, "/v1/groups/gold", &json!({ "read_iops": 5 }));
+    assert_eq!((status, &group["caps"]), (200, &json!({ "read_iops": 5 })));
+    let volume = json!({ "name": "a", "size": "1M", "stack": "throttle(group=gold) | memory" });
+    assert_eq!(rig.json(Method::POST, "/v1/volumes", &volume).0, 201);
+    let (status, problem) = rig.problem(Method::DELETE, "/v1/groups/gold", "");
+    assert_eq!((status, problem.code.as_str(), problem.advice.is_some()), (409, "group-in-use", true));
+    let (_, _, text) = rig.raw(Method::GET, "/metrics", "");
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    for line in
+        ["millrace_group_held_back_total{group=\"gold\"} 0", "millrace_volume_held_back_seconds_total{volume=\"a\"} 0"]
+    {
+        assert!(text.contains(line), "{text}");
+    }
+    assert_eq!(rig.problem(Method::GET, "/v1/groups/none", "").0, 404);
+    rig.json(Method::DELETE, "/v1/volumes/a", &Value::Null);
+    assert_eq!(rig.json(Method::DELETE, "/v1/groups/gold", &Value::Null).0, 204);
+    assert_eq!(rig.get("/v1/groups"), (200, json!([])));
+}
+
+#[test]
 fn what_goes_wrong_is_a_problem_with_its_status() {
     let rig = Rig::new();
     rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory" }));
@@ -224,6 +252,8 @@ fn the_description_has_every_route() {
         "/v1/devices/{name}/namespaces",
         "/v1/devices/{name}/namespaces/{nsid}",
         "/v1/devices/{name}/state",
+        "/v1/groups",
+        "/v1/groups/{name}",
         "/v1/status",
         "/v1/upgrade",
         "/v1/usage",

@@ -83,7 +83,7 @@ fn a_whole_file() {
 #[test]
 fn the_example_is_right() {
     let declared = parse(include_str!("../../../../docs/millrace.example.toml")).unwrap();
-    declared.compare(&[], &[]).unwrap();
+    declared.compare(&[], &[], &[]).unwrap();
     assert!(!declared.volumes.is_empty() && !declared.devices.is_empty());
     for device in &declared.devices {
         device.value.spec().validate(1).unwrap();
@@ -157,7 +157,7 @@ fn what_cannot_be_read_is_named() {
 #[test]
 fn what_is_there_must_be_what_is_declared() {
     let (volumes, devices) = stored(GOOD);
-    parse(GOOD).unwrap().compare(&volumes, &devices).unwrap();
+    parse(GOOD).unwrap().compare(&[], &volumes, &devices).unwrap();
     for (from, to, expected) in [
         (
             "size = \"1G\"",
@@ -173,7 +173,7 @@ fn what_is_there_must_be_what_is_declared() {
     ] {
         let changed = GOOD.replace(from, to);
         assert_ne!(changed, GOOD);
-        let error = parse(&changed).unwrap().compare(&volumes, &devices).unwrap_err().to_string();
+        let error = parse(&changed).unwrap().compare(&[], &volumes, &devices).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}\ninstead of\n{expected}");
     }
 }
@@ -187,16 +187,16 @@ fn what_guests_and_the_api_do_is_no_difference() {
     let mut more = volumes[0].clone();
     more.spec.name = "by-api".parse().unwrap();
     volumes.push(more);
-    parse(GOOD).unwrap().compare(&volumes, &devices).unwrap();
+    parse(GOOD).unwrap().compare(&[], &volumes, &devices).unwrap();
     devices[0].namespaces.clear();
-    parse(GOOD).unwrap().compare(&volumes, &devices).unwrap();
+    parse(GOOD).unwrap().compare(&[], &volumes, &devices).unwrap();
 }
 
 #[test]
 fn a_device_shows_what_exists() {
     let text = "[[device]]\nname = \"a\"\nnvme = {}\nattach = [{ volume = \"gone\" }]\n";
-    let error = parse(text).unwrap().compare(&[], &[]).unwrap_err().to_string();
+    let error = parse(text).unwrap().compare(&[], &[], &[]).unwrap_err().to_string();
     assert_eq!(error, "m.toml:1: device a: volume gone is neither declared here nor known to the daemon");
     let known = stored("[[volume]]\nname = \"gone\"\nsize = 512\nbackend = \"memory\"\n").0;
-    parse(text).unwrap().compare(&known, &[]).unwrap();
+    parse(text).unwrap().compare(&[], &known, &[]).unwrap();
 }

@@ -15,6 +15,7 @@ mod copies;
 mod devices;
 mod format;
 mod graphs;
+mod groups;
 mod host;
 mod leaves;
 mod moves;
@@ -40,6 +41,7 @@ use millrace_keeper::Link;
 use self::{
     copies::Copy,
     graphs::{LiveGraph, Means},
+    groups::Group,
     host::{HostLink, HostThread},
     sessions::Watched,
 };
@@ -54,6 +56,8 @@ use crate::{
 };
 pub use graphs::HistoryEntry;
 pub(crate) use graphs::seconds_now;
+pub use groups::GroupView;
+pub(crate) use groups::ThrottleView;
 pub(crate) use moves::{RECEIVED, Step};
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, SESSIONS, SessionSpec};
@@ -105,6 +109,7 @@ pub struct Manager {
 #[derive(Default)]
 struct Inner {
     volumes: BTreeMap<Name, Volume>,
+    groups: BTreeMap<Name, Group>,
     devices: BTreeMap<Name, Device>,
     /// Volumes that are being formatted.
     formatting: BTreeSet<Name>,

@@ -19,7 +19,7 @@ use crate::{
     config::{ConfigError, Declared, DeclaredDevice, Located},
     devices::Restored,
     error::ControlError,
-    model::{AttachSpec, VolumeSpec},
+    model::{AttachSpec, GroupSpec, VolumeSpec},
     store::{Changes, DeviceRecord, StoreError, VolumeRecord},
 };
 
@@ -46,6 +46,7 @@ pub enum RestoreError {
 /// Undone when a configuration file cannot be applied in full.
 #[derive(Default)]
 struct Created {
+    groups: Vec<Name>,
     files: Vec<FileChange>,
     volumes: Vec<Name>,
     devices: Vec<Name>,
@@ -55,12 +56,13 @@ struct Created {
 
 impl Manager {
     pub(super) fn restore(&self, declared: Option<&Declared>) -> Result<(), RestoreError> {
-        let (volumes, devices) = self.store.load()?;
+        let (groups, (volumes, devices)) = (self.store.load_groups()?, self.store.load()?);
         let copies = self.store.load_copies()?;
         if let Some(declared) = declared {
-            declared.compare(&volumes, &devices)?;
+            declared.compare(&groups, &volumes, &devices)?;
         }
         let mut inner = self.peek();
+        inner.restore_groups(groups);
         inner.restore_volumes(volumes);
         // Applications outlive a worker that dies, not a daemon that was stopped.
         let go_on = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.predecessor().is_some());
@@ -166,6 +168,7 @@ impl Manager {
         let mut created = Created::default();
         let result = self.make_all(inner, declared, &mut created).map_err(RestoreError::from).and_then(|()| {
             let changes = Changes {
+                put_groups: created.groups.iter().filter_map(|name| Some(&inner.groups.get(name)?.spec)).collect(),
                 put_volumes: created.volumes.iter().filter_map(|name| Some(&inner.volumes.get(name)?.record)).collect(),
                 put_devices: created.touched().filter_map(|name| Some(&inner.devices.get(name)?.record)).collect(),
                 ..Changes::default()
@@ -180,6 +183,7 @@ impl Manager {
     }
 
     fn make_all(&self, inner: &mut Inner, declared: &Declared, created: &mut Created) -> Result<(), ConfigError> {
+        inner.make_declared_groups(declared, created)?;
         let mut left: Vec<_> = declared.volumes.iter().collect();
         while !left.is_empty() {
             // What is made of other volumes comes after them, wherever it stands in the file.
@@ -239,11 +243,29 @@ impl Created {
         for volume in self.volumes {
             inner.volumes.remove(&volume);
         }
+        for group in self.groups {
+            inner.groups.remove(&group);
+        }
         self.files.into_iter().for_each(FileChange::undo);
     }
 }
 
 impl Inner {
+    fn make_declared_groups(&mut self, declared: &Declared, created: &mut Created) -> Result<(), ConfigError> {
+        let mut left: Vec<_> = declared.groups.iter().filter(|group| !self.groups.contains_key(&group.value.name)).collect();
+        while !left.is_empty() {
+            // What is in another one comes after it, wherever it stands in the file.
+            let waits =
+                |group: &Located<GroupSpec>| left.iter().any(|other| Some(&other.value.name) == group.value.within.as_ref());
+            let at = left.iter().position(|group| !waits(group)).unwrap_or(0);
+            let group = left.remove(at);
+            let made = self.make_group(&group.value).map_err(|error| declared.failed(group.line, error))?;
+            created.groups.push(group.value.name.clone());
+            self.groups.insert(group.value.name.clone(), made);
+        }
+        Ok(())
+    }
+
     fn make_declared_volume(&mut self, volume: &Located<VolumeSpec>, created: &mut Created) -> Result<(), ControlError> {
         if self.volumes.contains_key(&volume.value.name) {
             return Ok(());

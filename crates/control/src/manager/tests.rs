@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod copies;
+mod groups;
 mod guests;
 mod restarts;
 mod sessions;

@@ -1,0 +1,73 @@
+//! Groups.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+};
+
+use super::{Answer, Body, Created, Problem, blocking};
+use crate::{
+    manager::{GroupView, Manager},
+    model::{GroupCaps, GroupSpec},
+};
+
+#[utoipa::path(get, path = "/v1/groups", responses((status = 200, description = "All groups", body = Vec<GroupView>)))]
+pub(super) async fn list_groups(State(manager): State<Arc<Manager>>) -> Answer<Vec<GroupView>> {
+    blocking(manager, |manager| Ok(manager.groups())).await.map(Json)
+}
+
+#[utoipa::path(
+    post, path = "/v1/groups", request_body = GroupSpec,
+    responses(
+        (status = 201, description = "The group", body = GroupView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub(super) async fn create_group(State(manager): State<Arc<Manager>>, Body(spec): Body<GroupSpec>) -> Created<GroupView> {
+    let view = blocking(manager, move |manager| manager.create_group(&spec)).await?;
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+#[utoipa::path(
+    get, path = "/v1/groups/{name}", params(("name" = String, Path, description = "The group")),
+    responses(
+        (status = 200, description = "The group", body = GroupView),
+        (status = "default", description = "There is none", body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub(super) async fn show_group(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Answer<GroupView> {
+    blocking(manager, move |manager| manager.group(&name)).await.map(Json)
+}
+
+#[utoipa::path(
+    patch, path = "/v1/groups/{name}", params(("name" = String, Path, description = "The group")), request_body = GroupCaps,
+    responses(
+        (status = 200, description = "The group, with these caps in the place of all that it had", body = GroupView),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub(super) async fn change_group(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+    Body(caps): Body<GroupCaps>,
+) -> Answer<GroupView> {
+    blocking(manager, move |manager| manager.change_group(&name, &caps)).await.map(Json)
+}
+
+#[utoipa::path(
+    delete, path = "/v1/groups/{name}", params(("name" = String, Path, description = "The group")),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub(super) async fn delete_group(
+    State(manager): State<Arc<Manager>>,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Problem> {
+    blocking(manager, move |manager| manager.delete_group(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,87 @@
+//! Groups on the command line.
+
+use clap::{Args, Subcommand};
+use millrace_control::{GroupCaps, GroupSpec, Name, Size};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GroupCommand {
+    /// Make a group. Volumes name it in their stacks: throttle(group=NAME)
+    Create(GroupCreate),
+    /// List all groups
+    List,
+    /// Show a group, with the volumes and groups that are in it
+    Show {
+        /// The group
+        name: String,
+    },
+    /// Give a group other caps in the place of all that it has, at once and under any load
+    Change {
+        /// The group
+        name: String,
+        #[command(flatten)]
+        caps: CapsArgs,
+    },
+    /// Delete a group that nothing is in
+    Delete {
+        /// The group
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupCreate {
+    /// Its name: A-Z a-z 0-9 . _ -, at most 64
+    name: Name,
+    /// A group that it is in: what is in this one counts there as well
+    #[arg(long, value_name = "GROUP")]
+    within: Option<Name>,
+    #[command(flatten)]
+    caps: CapsArgs,
+}
+
+impl GroupCreate {
+    pub(crate) fn spec(self) -> GroupSpec {
+        GroupSpec { name: self.name, within: self.within, caps: self.caps.caps() }
+    }
+}
+
+/// Caps; what is left out is not capped.
+#[derive(Debug, Args)]
+pub(crate) struct CapsArgs {
+    /// Operations per second: a number, with K, M or G for powers of 1000
+    #[arg(long, value_parser = count, value_name = "N")]
+    iops: Option<u64>,
+    /// Reads per second
+    #[arg(long, value_parser = count, value_name = "N")]
+    read_iops: Option<u64>,
+    /// Writes per second
+    #[arg(long, value_parser = count, value_name = "N")]
+    write_iops: Option<u64>,
+    /// Bytes per second
+    #[arg(long, value_name = "SIZE")]
+    bandwidth: Option<Size>,
+    /// Bytes read per second
+    #[arg(long, value_name = "SIZE")]
+    read_bandwidth: Option<Size>,
+    /// Bytes written per second
+    #[arg(long, value_name = "SIZE")]
+    write_bandwidth: Option<Size>,
+    /// What may be saved up while idle, as time at the full rate [default: 10ms]
+    #[arg(long, value_name = "TIME")]
+    burst: Option<String>,
+}
+
+impl CapsArgs {
+    pub(crate) fn caps(self) -> GroupCaps {
+        let Self { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst } = self;
+        GroupCaps { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst }
+    }
+}
+
+/// A number as a stack's settings have it.
+fn count(text: &str) -> Result<u64, String> {
+    let mut settings = millrace_services::Settings::default();
+    settings.add("it", text);
+    let count = settings.count("it").map_err(|error| error.why)?;
+    count.ok_or_else(|| "a number is needed".to_owned())
+}

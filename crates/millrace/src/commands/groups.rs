@@ -1,0 +1,72 @@
+//! Groups: caps that volumes have together.
+
+use millrace_control::{GroupView, Name};
+use serde_json::json;
+
+use super::{Done, client, dash, show};
+use crate::{
+    cli::{Global, GroupCommand},
+    client::segment,
+    output::{Table, facts},
+};
+
+/// Does what is said of groups.
+pub(crate) fn group(global: &Global, command: GroupCommand) -> Done {
+    let client = client(global)?;
+    let path = |name: &str| format!("/v1/groups/{}", segment(name));
+    match command {
+        GroupCommand::Create(create) => {
+            let view: GroupView = client.post("/v1/groups", &create.spec())?;
+            show(global, &view, |view| {
+                let caps = dash(caps(view));
+                format!("group {0}: {caps}\nvolumes in it: millrace volume insert VOLUME \"throttle(group={0})\"", view.name)
+            })
+        }
+        GroupCommand::List => {
+            let views: Vec<GroupView> = client.get("/v1/groups")?;
+            show(global, &views, |views| table(views))
+        }
+        GroupCommand::Show { name } => show(global, &client.get(&path(&name))?, described),
+        GroupCommand::Change { name, caps: new } => {
+            let view: GroupView = client.patch(&path(&name), &new.caps())?;
+            show(global, &view, |view| format!("group {}: {}", view.name, dash(caps(view))))
+        }
+        GroupCommand::Delete { name } => {
+            client.delete(&path(&name))?;
+            show(global, &json!({ "deleted": name }), |_| format!("group {name} deleted"))
+        }
+    }
+}
+
+fn caps(view: &GroupView) -> String {
+    let caps = view.caps.settings().into_iter().map(|(name, value)| format!("{name}={value}"));
+    caps.collect::<Vec<_>>().join(", ")
+}
+
+fn names(names: &[Name]) -> String {
+    dash(names.iter().map(Name::to_string).collect::<Vec<_>>().join(" "))
+}
+
+fn within(view: &GroupView) -> String {
+    dash(view.within.as_ref().map(Name::to_string).unwrap_or_default())
+}
+
+fn table(views: &[GroupView]) -> String {
+    let mut table = Table::new(&["NAME", "WITHIN", "CAPS", "VOLUMES", "HELD BACK"]);
+    for view in views {
+        let volumes = view.volumes.len().to_string();
+        table.row([view.name.to_string(), within(view), dash(caps(view)), volumes, view.held_back.to_string()]);
+    }
+    table.render()
+}
+
+fn described(view: &GroupView) -> String {
+    facts(&[
+        ("name", view.name.to_string()),
+        ("within", within(view)),
+        ("caps", dash(caps(view))),
+        ("volumes", names(&view.volumes)),
+        ("groups", names(&view.groups)),
+        ("held back", format!("{} requests", view.held_back)),
+    ])
+}
