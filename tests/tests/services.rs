@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, thread::sleep, time::Duration};
 
-use millrace_tests::{Boot, Daemon, Guest, eventually, seats, unless_heavy};
+use millrace_tests::{Boot, Daemon, Guest, Load, Work, eventually, seats, unless_heavy};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -74,6 +74,42 @@ fn a_cap_is_held() {
     let stack = "meter(tenant=acme) | throttle(read_iops=400, write_bandwidth=2M) | memory";
     let socket = daemon.disk("disk", &["--stack", stack, "--size", "256M"], &[]);
     Boot::scenario("capped").set("READS", 400).set("WRITTEN", 2 << 20).socket(&socket).run(&seats(1));
+    daemon.finish();
+}
+
+/// Commands that a device has finished.
+fn commands(daemon: &Daemon, device: &str) -> u64 {
+    let counters = &daemon.json(&["device", "show", device])["counters"];
+    ["read_commands", "write_commands"].into_iter().filter_map(|name| counters[name].as_u64()).sum()
+}
+
+/// Of a disk that two volumes saturate, with more requests than it has at once, each gets its share; and a group's cap is held, and changed
+/// under them.
+#[test]
+fn a_saturated_disk_is_divided_by_weight() {
+    let daemon = Daemon::start();
+    daemon.run(&["group", "create", "slow", "--iops", "1K"]);
+    daemon.run(&["disk", "create", "pool", "throttle(group=slow) | memory", "--size", "64M", "--depth", "4"]);
+    let volume = |stack| ["--size", "16M", "--stack", stack];
+    let heavy = daemon.disk("heavy", &volume("share(weight=3) | volume:pool"), &[]);
+    let light = daemon.disk("light", &volume("share | volume:pool"), &[]);
+    // Deep enough that the disk has something to do while a client waits for a processor.
+    let loads = [heavy, light].map(|socket| Load::start(&socket, &Work { depth: 200, ..Work::default() }));
+    let both = || (commands(&daemon, "heavy"), commands(&daemon, "light"));
+    let after = |least: u64| eventually("both have had a turn", || Some(both()).filter(|(_, light)| *light >= least));
+    let before = after(200);
+    let now = after(before.1 + 800);
+    let (heavy, light) = (now.0 - before.0, now.1 - before.1);
+    assert!((light * 2..light * 4).contains(&heavy), "{heavy} against {light} for weights of 3 and 1");
+
+    daemon.run(&["group", "change", "slow", "--iops", "100K"]);
+    let before = both();
+    eventually("more than the first cap allows", || (both().1 > before.1 + 10_000).then_some(()));
+    let refused = daemon.try_run(&["group", "delete", "slow"]).expect_err("it is in use");
+    assert!(refused.contains("group slow is in use: volume pool"), "{refused}");
+    for load in loads {
+        assert!(load.finish() > 0);
+    }
     daemon.finish();
 }
 
