@@ -18,7 +18,7 @@ use millrace_block::{
     conformance::Random, future_bytes, yield_now,
 };
 use millrace_engine::{DeviceKey, Shard, ShardConfig};
-use millrace_frontends::nvme::{Config, Host, HostReply, Identity, Namespace, NvmeDevice};
+use millrace_frontends::nvme::{Config, Host, HostReply, Identity, Namespace, NewFormat, NvmeDevice};
 use millrace_nvme_spec::status::Status;
 use millrace_vfio_user::Listener;
 
@@ -185,9 +185,9 @@ impl Host for Daemon {
         self.push(Box::new(move || reply.send(Ok(()))));
     }
 
-    fn format(&self, _: &str, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()>) {
+    fn format(&self, _: &str, namespace: Arc<Namespace>, format: NewFormat, reply: HostReply<()>) {
         self.push(Box::new(move || {
-            reply.send(namespace.volume.format(block_size).map_err(|_| Status::INTERNAL_ERROR));
+            reply.send(format.apply(&*namespace.volume).map_err(|_| Status::INTERNAL_ERROR));
         }));
     }
 

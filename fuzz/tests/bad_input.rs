@@ -16,7 +16,7 @@ use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, Lba};
 use millrace_driver::{Command, Controller, DmaMemory, DmaRange, Namespace as Disk, Options, QueueOptions, QueuePair};
 use millrace_engine::{Engine, ShardConfig};
-use millrace_frontends::nvme::{Config, DoorbellMode, Host, HostReply, Identity, Namespace, NvmeDevice};
+use millrace_frontends::nvme::{Config, DoorbellMode, Host, HostReply, Identity, Namespace, NewFormat, NvmeDevice};
 use millrace_nvme_spec::{
     admin::{AsyncEvent, AsyncEventDw0},
     command::{Cqe, DataPointer, NamespaceId, QueueId},
@@ -37,7 +37,7 @@ struct Nobody;
 impl Host for Nobody {
     fn create_namespace(&self, _: &str, _: u32, _: u64, _: BlockSize, _: HostReply<Arc<Namespace>>) {}
     fn delete_namespace(&self, _: &str, _: u32, _: HostReply<()>) {}
-    fn format(&self, _: &str, _: Arc<Namespace>, _: BlockSize, _: HostReply<()>) {}
+    fn format(&self, _: &str, _: Arc<Namespace>, _: NewFormat, _: HostReply<()>) {}
     fn attachment_changed(&self, _: &str, _: u32, _: bool) {}
     fn reservation_notice(&self, _: &Arc<Namespace>, _: &[([u8; 16], u8)]) {}
 }

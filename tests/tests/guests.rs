@@ -419,7 +419,7 @@ fn an_enciphered_disk_needs_its_key() {
     daemon.finish();
 }
 
-/// Flips a bit of the block of this number, of 4096 bytes, in an image of the integrity service.
+/// Flips a bit of the block of this number, of 4096 bytes, in an image of the integrity or the metadata service.
 fn flip_bit(image: &Path, block: u64) {
     // In the first group, after the header and the group's two pages.
     let at = (64 << 10) + 8192 + block * 4096 + 1000;
@@ -462,5 +462,22 @@ fn a_flipped_bit_below_a_mirror_is_made_good() {
     Boot::scenario("text").socket(&socket).run(&seats(1));
     let log = daemon.log();
     assert!(log.contains("lba=77") && log.contains("was given the data of another one"), "{log}");
+    daemon.finish();
+}
+
+/// The kernel uses protection information by itself, and a bit that flips below is found by it and by the controller.
+#[test]
+fn a_disk_with_protection_information() {
+    let mut daemon = Daemon::start();
+    let image = daemon.path("disk.img");
+    let stack = format!("metadata(file:{})", image.display());
+    let volume = ["--stack", &stack, "--size", "64M", "--block-size", "4096"];
+    let socket = daemon.disk("disk", &volume, &[]);
+    let boot = || Boot::scenario("protection").socket(&socket);
+    boot().set("DO", "write").set("FIO_SIZE", unless_heavy("8m", "32m")).run(&seats(1));
+    daemon.stop();
+    flip_bit(&image, 77);
+    daemon.start_again();
+    boot().set("BAD", 77).kernel(Kernel::Newer).run(&seats(1));
     daemon.finish();
 }

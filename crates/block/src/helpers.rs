@@ -4,7 +4,10 @@ use std::{future::Future, task::Poll};
 
 use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
-use crate::{BlockCount, BlockError, ByteOffset, Geometry, Lba, Operation, Request, Scratch, TaskContext, Volume};
+use crate::{
+    BlockCount, BlockError, ByteOffset, Geometry, Lba, METADATA_SIZE, Operation, Request, Scratch, TaggedRequest,
+    TaskContext, Volume,
+};
 
 /// Checks a request against a volume's present geometry; returns its range in bytes (an empty one for a flush).
 ///
@@ -30,6 +33,21 @@ pub fn check(geometry: &Geometry, request: &Request<'_>) -> Result<(ByteOffset, 
     Ok(range)
 }
 
+/// Checks a request with metadata against a volume's present geometry.
+///
+/// # Errors
+/// As [`check`].
+///
+/// # Panics
+/// When the memory does not match the range, or the operation is neither a read nor a write.
+pub fn check_tagged(geometry: &Geometry, request: &TaggedRequest) -> Result<(), BlockError> {
+    let TaggedRequest { operation, lba, count, data, metadata } = *request;
+    assert!(matches!(operation, Operation::Read | Operation::Write { .. }), "{operation:?} with metadata");
+    check(geometry, &Request { operation, lba, count, segments: &[data] })?;
+    assert_eq!(metadata.len() as u64, count.0 * METADATA_SIZE as u64, "metadata match the range of {request:?}");
+    Ok(())
+}
+
 /// Lets the shard do something else before a long piece of work goes on.
 pub fn yield_now() -> impl Future<Output = ()> {
     let mut yielded = false;
@@ -44,6 +62,15 @@ pub fn yield_now() -> impl Future<Output = ()> {
 
 /// Scratch bytes that placing the future of an async method takes.
 pub fn future_bytes<'a, V, F>(_method: fn(&'a V, TaskContext<'a>, Request<'a>) -> F) -> usize
+where
+    V: ?Sized + 'a,
+    F: Future + 'a,
+{
+    size_of::<F>().next_multiple_of(8)
+}
+
+/// Scratch bytes that placing the future of an async method for [`TaggedRequest`]s takes.
+pub fn tagged_bytes<'a, V, F>(_method: fn(&'a V, TaskContext<'a>, TaggedRequest) -> F) -> usize
 where
     V: ?Sized + 'a,
     F: Future + 'a,

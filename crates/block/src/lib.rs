@@ -31,6 +31,7 @@ mod geometry;
 mod held;
 mod helpers;
 mod io;
+mod metadata;
 mod parallel;
 mod per_shard;
 mod request;
@@ -45,8 +46,12 @@ pub use epochs::{Epochs, ReplaceError, Retired, Visit};
 pub use error::{BlockError, VolumeError};
 pub use geometry::{BlockSize, Geometry};
 pub use held::{Held, held_bytes, submit_held};
-pub use helpers::{check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes, pieces, yield_now};
+pub use helpers::{
+    check, check_tagged, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes, pieces, tagged_bytes,
+    yield_now,
+};
 pub use io::{IoFuture, IoOperation, ShardIo, TaskContext};
+pub use metadata::{METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, TaggedRequest};
 pub use parallel::{all, submit_together, together_bytes};
 pub use per_shard::{PerShard, ShardSlot};
 pub use request::{Operation, Request};

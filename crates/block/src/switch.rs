@@ -27,9 +27,10 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Request, Step, TaskContext, Usage, Volume,
-    VolumeError, future_bytes,
+    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Request, Step,
+    TaggedRequest, TaskContext, Usage, Volume, VolumeError, future_bytes,
     per_shard::{Inside, Presence},
+    tagged_bytes,
 };
 
 /// How often a paused request looks whether it may go on.
@@ -175,6 +176,18 @@ impl Switch {
             cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
         }
     }
+
+    /// The same with metadata.
+    async fn submit_tagged_later(&self, cx: TaskContext<'_>, request: TaggedRequest) -> Result<(), BlockError> {
+        loop {
+            let visit = self.visit();
+            if !visit.inner.paused.load(Ordering::Acquire) {
+                return visit.inner.root.submit_tagged(cx, request).await;
+            }
+            drop(visit);
+            cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
+        }
+    }
 }
 
 /// Waits for a request, and leaves when it has ended. The order of the parameters matters: the last is dropped first.
@@ -210,9 +223,30 @@ impl Volume for Switch {
         }
     }
 
+    fn metadata(&self) -> Metadata {
+        self.visit().inner.root.metadata()
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
+        let visit = self.visit();
+        if visit.inner.paused.load(Ordering::Acquire) {
+            drop(visit);
+            return Step::Wait(cx.scratch.place_future(self.submit_tagged_later(cx, request)));
+        }
+        match visit.inner.root.submit_tagged(cx, request) {
+            done @ Step::Done(_) => done,
+            step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(follow(visit, step))),
+        }
+    }
+
+    fn format_metadata(&self, format: Option<MetadataFormat>) -> Result<(), VolumeError> {
+        self.root().format_metadata(format)
+    }
+
     fn scratch_bytes(&self) -> usize {
         // What is current when the request comes may not be what is current now: whoever changes it checks the room.
-        self.root().scratch_bytes() + future_bytes(Self::submit_later).max(follow_bytes(follow))
+        let own = future_bytes(Self::submit_later).max(tagged_bytes(Self::submit_tagged_later));
+        self.root().scratch_bytes() + own.max(follow_bytes(follow))
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

@@ -8,7 +8,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use crate::{BlockCount, BlockError, BlockSize, Geometry, Lba, Request, ScratchBox, TaskContext, VolumeError};
+use crate::{
+    BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Request, ScratchBox, TaggedRequest,
+    TaskContext, VolumeError,
+};
 
 /// A request that waits, placed in its task's scratch.
 pub type TaskFuture<'a, O = Result<(), BlockError>> = ScratchBox<'a, dyn Future<Output = O> + 'a>;
@@ -80,6 +83,23 @@ pub trait Volume: Send + Sync {
     /// reads on may pass this on as well.
     fn prefetch(&self, _lba: Lba, _count: BlockCount) -> bool {
         false
+    }
+
+    /// What it keeps with each block besides the block. Who says nothing keeps nothing.
+    fn metadata(&self) -> Metadata {
+        Metadata::Never
+    }
+
+    /// Starts a read or write of blocks with their metadata: each block and its metadata change together, also across power loss.
+    /// A [plain](Self::submit) write, or an erasure, leaves blocks with [`NO_METADATA`](crate::NO_METADATA).
+    fn submit_tagged<'a>(&'a self, _cx: TaskContext<'a>, _request: TaggedRequest) -> Step<'a> {
+        Step::Done(Err(BlockError::Unsupported))
+    }
+
+    /// Says how the metadata are shown from now on, or that they are not (NVMe Format). Called beside the data path, after
+    /// [`Self::format`] and with no request in flight.
+    fn format_metadata(&self, _format: Option<MetadataFormat>) -> Result<(), VolumeError> {
+        Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "keeping metadata with its blocks" })
     }
 
     /// Scratch bytes a request needs at most, inner volumes included: what its futures and lists take.

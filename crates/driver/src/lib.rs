@@ -43,7 +43,7 @@ pub use command::Command;
 pub use controller::{Controller, Options, QueueOptions};
 pub use dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE, Pages};
 pub use error::DriverError;
-pub use namespace::{CommandError, Namespace};
+pub use namespace::{CommandError, Metadata, Namespace, Protection};
 pub use prp::PrpError;
 pub use queue::{LeanQueue, QueueError, QueuePair};
 pub use transport::{MappedArea, Transport, TransportError, VfioUser};

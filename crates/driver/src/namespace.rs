@@ -5,8 +5,8 @@ use millrace_nvme_spec::{
     NamespaceId, NvmOpcode,
     identify::IdentifyNamespace,
     nvm::{
-        CopyCdw12, CopyFormat, CopyRange, DatasetManagementCdw10, DatasetManagementCdw11, DatasetRange, ReadWriteCdw12,
-        WriteZeroesCdw12,
+        CopyCdw12, CopyFormat, CopyRange, DatasetManagementCdw10, DatasetManagementCdw11, DatasetRange, ProtectionCdw15,
+        ProtectionInfo, ReadWriteCdw12, WriteZeroesCdw12,
     },
     to_zeros_based,
 };
@@ -17,6 +17,9 @@ use crate::{
     command::Command,
     dma::{DmaBuffer, DmaRange},
 };
+
+/// Bytes of protection information with a 16-bit guard (NVM 5.3.1.1).
+const PROTECTION_SIZE: u16 = 8;
 
 /// Why a command was not made. Commands that should be wrong are made from an entry of one's own.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -55,7 +58,34 @@ pub enum CommandError {
     BadRangeCount(usize),
 }
 
+/// What a command says of protection information.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Protection {
+    /// Action and checks (PRINFO).
+    pub info: ProtectionInfo,
+    /// (Expected) reference tag of the first block (ILBRT, EILBRT).
+    pub reference: u32,
+    /// (Expected) application tag (LBAT, ELBAT).
+    pub application: u16,
+    /// Its mask (LBATM, ELBATM).
+    pub mask: u16,
+}
+
+/// Where a command's metadata are.
+#[derive(Clone, Copy, Debug)]
+pub enum Metadata {
+    /// Nowhere: the controller inserts and strips them (PRACT).
+    None,
+    /// At the end of each block in the data.
+    Extended,
+    /// In a buffer of their own.
+    Separate(DmaRange),
+}
+
 /// A namespace as it was identified.
+///
+/// On one with protection information that are all of its metadata, commands made here leave them to the controller (PRACT), which
+/// checks guards whenever it reads; [`Self::protected`] makes the others.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     nsid: NamespaceId,
@@ -66,12 +96,13 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Reads the format out of the identify data; `None` when it names a format that cannot be, or one with metadata that is
-    /// transferred with the blocks, which the constructors do not know.
+    /// Reads the format out of the identify data; `None` when it names a format that cannot be, or one with metadata that the
+    /// controller does not make by itself.
     pub(crate) fn new(nsid: NamespaceId, identify: Box<IdentifyNamespace>, max_transfer: u64) -> Option<Self> {
         let index = if identify.nlbaf_z > 15 { identify.flbas.index() } else { identify.flbas.index_low() };
         let format = identify.lbaf.get(usize::from(index))?;
-        if !(9..=24).contains(&format.lbads) || (format.ms != 0 && identify.flbas.metadata_extended()) {
+        let is_plain = format.ms == 0 || (format.ms == PROTECTION_SIZE && identify.dps.pit() != 0);
+        if !(9..=24).contains(&format.lbads) || !is_plain {
             return None;
         }
         let size = BlockCount(identify.nsze);
@@ -118,8 +149,31 @@ impl Namespace {
         let mut command = Command::nvm(opcode);
         command.sqe.nsid = self.nsid;
         command.sqe.set_cdw10_11(lba.0);
-        command.sqe.cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).into_bits();
+        command.sqe.cdw12 = ReadWriteCdw12::new().with_nlb_z(nlb_z).with_prinfo(self.left_to_controller(opcode)).into_bits();
+        command.sqe.cdw14 = self.reference(lba);
         Ok(command)
+    }
+
+    /// Whether blocks have protection information.
+    fn is_protected(&self) -> bool {
+        self.identify.dps.pit() != 0
+    }
+
+    /// What the controller is to do with protection information that nobody here wants to see.
+    fn left_to_controller(&self, opcode: NvmOpcode) -> ProtectionInfo {
+        let (reads, acts) = match opcode {
+            NvmOpcode::READ | NvmOpcode::COMPARE => (true, true),
+            NvmOpcode::VERIFY => (true, false),
+            NvmOpcode::WRITE | NvmOpcode::WRITE_ZEROES | NvmOpcode::COPY => (false, true),
+            _ => (false, false),
+        };
+        let protected = self.is_protected();
+        ProtectionInfo::new().with_pract(acts && protected).with_check_guard(reads && protected)
+    }
+
+    /// The reference tag of a block: by its number, which type 1 wants.
+    fn reference(&self, lba: Lba) -> u32 {
+        if self.is_protected() { lba.0 as u32 } else { 0 }
     }
 
     fn transfer(&self, opcode: NvmOpcode, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
@@ -155,6 +209,35 @@ impl Namespace {
     /// Compare (NVM 3.3.1) of the blocks with `data`.
     pub fn compare(&self, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
         self.transfer(NvmOpcode::COMPARE, lba, data)
+    }
+
+    /// Read, Write or Compare of `count` blocks with their protection information, or without (PRACT).
+    pub fn protected(
+        &self,
+        opcode: NvmOpcode,
+        (lba, count): (Lba, BlockCount),
+        data: DmaRange,
+        metadata: Metadata,
+        protection: &Protection,
+    ) -> Result<Command, CommandError> {
+        let mut command = self.ranged(opcode, lba, count)?;
+        let each = if matches!(metadata, Metadata::Extended) { u64::from(PROTECTION_SIZE) } else { 0 };
+        let expected = count.0 * (u64::from(self.block_size) + each);
+        if data.len as u64 != expected {
+            return Err(CommandError::BufferLength { len: data.len as u64, expected });
+        }
+        if let Metadata::Separate(metadata) = metadata {
+            let expected = count.0 * u64::from(PROTECTION_SIZE);
+            if metadata.len as u64 != expected {
+                return Err(CommandError::BufferLength { len: metadata.len as u64, expected });
+            }
+            command.sqe.mptr = metadata.iova;
+        }
+        let Protection { info, reference, application, mask } = *protection;
+        command.sqe.cdw12 = ReadWriteCdw12::from_bits(command.sqe.cdw12).with_prinfo(info).into_bits();
+        command.sqe.cdw14 = reference;
+        command.sqe.cdw15 = ProtectionCdw15::new().with_lbat(application).with_lbatm(mask).into_bits();
+        Ok(command.with_data(data))
     }
 
     /// Flush (Base 7.2).
@@ -221,7 +304,10 @@ impl Namespace {
         let mut command = Command::nvm(NvmOpcode::COPY).with_data(put(&list, buffer)?);
         command.sqe.nsid = self.nsid;
         command.sqe.set_cdw10_11(to.0);
-        command.sqe.cdw12 = CopyCdw12::new().with_nr_z(nr_z).with_format(CopyFormat::SLBA_32).into_bits();
+        let (read, write) = (self.left_to_controller(NvmOpcode::READ), self.left_to_controller(NvmOpcode::COPY));
+        let cdw12 = CopyCdw12::new().with_nr_z(nr_z).with_format(CopyFormat::SLBA_32);
+        command.sqe.cdw12 = cdw12.with_prinfor(read).with_prinfow(write).into_bits();
+        command.sqe.cdw14 = self.reference(to);
         Ok(command)
     }
 }

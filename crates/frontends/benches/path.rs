@@ -26,7 +26,7 @@ use millrace_engine::{
     Device, DeviceKey, Shard, ShardConfig, ShardContext,
     stages::{self, Stage, StageTimes},
 };
-use millrace_frontends::nvme::{Config, DeviceError, Host, HostReply, Identity, Namespace, NvmeDevice, Status};
+use millrace_frontends::nvme::{Config, DeviceError, Host, HostReply, Identity, Namespace, NewFormat, NvmeDevice, Status};
 use millrace_memory::{Mapping, Segment};
 use millrace_nvme_spec::{
     AdminOpcode, Cqe, NvmOpcode, Sqe,
@@ -61,7 +61,7 @@ impl Host for NoHost {
         reply.send(Err(Status::INTERNAL_ERROR));
     }
 
-    fn format(&self, _: &str, _: Arc<Namespace>, _: BlockSize, reply: HostReply<()>) {
+    fn format(&self, _: &str, _: Arc<Namespace>, _: NewFormat, reply: HostReply<()>) {
         reply.send(Err(Status::INTERNAL_ERROR));
     }
 

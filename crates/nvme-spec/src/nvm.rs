@@ -3,7 +3,8 @@
 //! Starting LBAs are in Command Dwords 10 and 11: [`Sqe::cdw10_11`](crate::command::Sqe::cdw10_11).
 
 use bitfield_struct::bitfield;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::byteorder::{BigEndian, U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::command::NamespaceId;
 
@@ -103,6 +104,31 @@ pub struct ProtectionCdw15 {
     pub lbat: u16,
     /// (Expected) Logical Block Application Tag Mask (LBATM, ELBATM).
     pub lbatm: u16,
+}
+
+/// Protection information with a 16-bit guard and no storage tag, as it lies in the metadata (NVM 5.3.1.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ProtectionTuple {
+    /// Guard: CRC-16 of the block's data with the polynomial 8BB7h.
+    pub guard: U16<BigEndian>,
+    /// Application Tag.
+    pub application: U16<BigEndian>,
+    /// Reference Tag.
+    pub reference: U32<BigEndian>,
+}
+
+impl ProtectionTuple {
+    /// An Application Tag that disables checks; of type 3 together with a Reference Tag of [`Self::UNCHECKED_REFERENCE`].
+    pub const UNCHECKED_APPLICATION: u16 = 0xffff;
+    /// See [`Self::UNCHECKED_APPLICATION`].
+    pub const UNCHECKED_REFERENCE: u32 = 0xffff_ffff;
+
+    /// The three fields.
+    #[must_use]
+    pub const fn new(guard: u16, application: u16, reference: u32) -> Self {
+        Self { guard: U16::new(guard), application: U16::new(application), reference: U32::new(reference) }
+    }
 }
 
 /// Dataset Management, Command Dword 10 (NVM 3.3.3).
@@ -234,4 +260,4 @@ pub struct CopySourceOptions {
     pub fco: bool,
 }
 
-assert_size!(DatasetRange: 16, CopyRange: 32);
+assert_size!(DatasetRange: 16, CopyRange: 32, ProtectionTuple: 8);

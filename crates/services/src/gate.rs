@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Request, Step, TaskContext, Usage, Volume,
-    VolumeError,
+    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Request, Step,
+    TaggedRequest, TaskContext, Usage, Volume, VolumeError,
 };
 
 /// What sees every request.
@@ -54,6 +54,25 @@ impl<G: Gate> Volume for Gated<G> {
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.leg.prefetch(lba, count)
+    }
+
+    fn metadata(&self) -> Metadata {
+        self.leg.metadata()
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
+        let TaggedRequest { operation, lba, count, data, .. } = request;
+        let geometry = self.leg.geometry();
+        let within = geometry.byte_range(lba, count).is_some();
+        let plain = Request { operation, lba, count, segments: &[data] };
+        if within {
+            self.gate.look(&plain, geometry.block_size.shift());
+        }
+        self.leg.submit_tagged(cx, request)
+    }
+
+    fn format_metadata(&self, format: Option<MetadataFormat>) -> Result<(), VolumeError> {
+        self.leg.format_metadata(format)
     }
 
     fn scratch_bytes(&self) -> usize {

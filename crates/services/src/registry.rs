@@ -1,6 +1,6 @@
 //! The table of services: one line each.
 
-use crate::{cache, concat, crypt, integrity, meter, mirror, parity, service::Kind, share, stripe, throttle};
+use crate::{cache, concat, crypt, integrity, metadata, meter, mirror, parity, service::Kind, share, stripe, throttle};
 
 static ALL: &[&Kind] = &[
     &cache::KIND,
@@ -8,6 +8,7 @@ static ALL: &[&Kind] = &[
     &crypt::KIND,
     &share::DISK,
     &integrity::KIND,
+    &metadata::KIND,
     &meter::KIND,
     &mirror::KIND,
     &parity::KIND,

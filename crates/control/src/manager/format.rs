@@ -1,7 +1,7 @@
 //! Formats that guests ask for. Erasing a large device takes minutes: it is done beside everything else, in a thread of its own.
 //!
 //! ```text
-//!   guest ─► begin: checks, marks the volume, stores ─► thread: Volume::format ─► finish: unmarks, or stores what was ─► guest
+//!   guest ─► begin: checks, marks the volume, stores ─► thread: NewFormat::apply ─► finish: unmarks, or stores what was ─► guest
 //! ```
 //!
 //! While a volume is marked, it is neither resized nor attached nor deleted.
@@ -12,7 +12,7 @@ use std::{
 };
 
 use millrace_block::{BlockSize, VolumeError};
-use millrace_frontends::nvme::{HostReply, Namespace, Status};
+use millrace_frontends::nvme::{HostReply, Namespace, NewFormat, Status};
 
 use super::{Inner, Manager, host::status_of};
 use crate::{
@@ -37,16 +37,16 @@ impl Manager {
         self: &Arc<Self>,
         device: &str,
         namespace: Arc<Namespace>,
-        block_size: BlockSize,
+        format: NewFormat,
         reply: HostReply<()>,
     ) {
-        let formatting = match self.begin_format(device, &namespace, block_size) {
+        let formatting = match self.begin_format(device, &namespace, format.block_size) {
             Ok(formatting) => formatting,
             Err(status) => return reply.send(Err(status)),
         };
         let (manager, name) = (Arc::downgrade(self), formatting.name.clone());
         let work = move || {
-            let result = namespace.volume.format(block_size);
+            let result = format.apply(&*namespace.volume);
             reply.send(Weak::upgrade(&manager).map_or(Err(Status::INTERNAL_ERROR), |manager| {
                 namespace.measure();
                 manager.finish_format(formatting, result)

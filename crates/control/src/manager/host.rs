@@ -12,7 +12,7 @@ use std::{
 
 use millrace_backends::BackendSpec;
 use millrace_block::{BlockError, BlockSize, VolumeError};
-use millrace_frontends::nvme::{Host, HostReply, Namespace, Status};
+use millrace_frontends::nvme::{Host, HostReply, Namespace, NewFormat, Status};
 use millrace_services::Leaf;
 
 use super::{Inner, Manager, Volume, WeakManager, volumes::remove_own_file};
@@ -34,7 +34,7 @@ const NAMES: u32 = 100;
 pub(super) enum Request {
     Create { device: String, nsid: u32, bytes: u64, block_size: BlockSize, reply: HostReply<Arc<Namespace>> },
     Delete { device: String, nsid: u32, reply: HostReply<()> },
-    Format { device: String, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()> },
+    Format { device: String, namespace: Arc<Namespace>, format: NewFormat, reply: HostReply<()> },
     Attachment { device: String, nsid: u32, attached: bool },
     Notice { namespace: Arc<Namespace>, notify: Vec<([u8; 16], u8)> },
 }
@@ -70,8 +70,8 @@ impl Host for HostLink {
         self.send(Request::Delete { device: device.to_owned(), nsid, reply });
     }
 
-    fn format(&self, device: &str, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()>) {
-        self.send(Request::Format { device: device.to_owned(), namespace, block_size, reply });
+    fn format(&self, device: &str, namespace: Arc<Namespace>, format: NewFormat, reply: HostReply<()>) {
+        self.send(Request::Format { device: device.to_owned(), namespace, format, reply });
     }
 
     fn attachment_changed(&self, device: &str, nsid: u32, attached: bool) {
@@ -132,9 +132,9 @@ impl Manager {
                 tracing::debug!(device, nsid, ?result, "guest deletes a namespace");
                 reply.send(result);
             }
-            Request::Format { device, namespace, block_size, reply } => {
-                tracing::debug!(device, volume = namespace.volume.name(), ?block_size, "guest formats a namespace");
-                self.format(&device, namespace, block_size, reply);
+            Request::Format { device, namespace, format, reply } => {
+                tracing::debug!(device, volume = namespace.volume.name(), ?format, "guest formats a namespace");
+                self.format(&device, namespace, format, reply);
             }
             Request::Attachment { device, nsid, attached } => self.note_attachment(&device, nsid, attached),
             Request::Notice { namespace, notify } => self.pass_notice(&namespace, &notify),

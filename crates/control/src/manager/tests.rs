@@ -21,6 +21,7 @@ use crate::{
 mod copies;
 mod groups;
 mod guests;
+mod protection;
 mod restarts;
 mod sessions;
 mod shares;

@@ -75,3 +75,30 @@ fn the_upper_bits_of_the_format_index_count_only_past_16_formats() {
     identify.lbaf[17] = LbaFormat { lbads: 0, ..identify.lbaf[17] };
     assert_eq!(block_size(&identify), None, "not an available format");
 }
+
+#[test]
+fn protection_information_are_left_to_the_controller_or_moved() {
+    let mut identify = Box::new(IdentifyNamespace::new_zeroed());
+    identify.nsze = 1000;
+    identify.lbaf[0] = LbaFormat { ms: 8, lbads: 9, ..LbaFormat::default() };
+    assert!(Namespace::new(NamespaceId(1), identify.clone(), 64 << 10).is_none(), "metadata that nobody would make");
+    identify.dps = identify.dps.with_pit(1);
+    let ns = Namespace::new(NamespaceId(1), identify, 64 << 10).unwrap();
+    let info = |command: Command| ReadWriteCdw12::from_bits(command.sqe.cdw12).prinfo();
+    let (act, guard) = (ProtectionInfo::new().with_pract(true), ProtectionInfo::new().with_check_guard(true));
+    assert_eq!(info(ns.write(Lba(7), data(512)).unwrap()), act);
+    assert_eq!(info(ns.read(Lba(7), data(512)).unwrap()), act.with_check_guard(true));
+    assert_eq!(info(ns.verify(Lba(7), BlockCount(1)).unwrap()), guard);
+    assert_eq!(ns.write_zeroes(Lba(7), BlockCount(1), false).unwrap().sqe.cdw14, 7);
+    let metadata = DmaRange { iova: 1 << 33, len: 16 };
+    let wanted = Protection { info: guard, reference: 9, application: 2, mask: 3 };
+    let range = (Lba(7), BlockCount(2));
+    let command = ns.protected(NvmOpcode::READ, range, data(1024), Metadata::Separate(metadata), &wanted).unwrap();
+    assert_eq!((command.sqe.mptr, command.sqe.cdw14, command.sqe.cdw15), (1 << 33, 9, 0x3_0002));
+    assert_eq!((info(command), command.data), (guard, Some(data(1024))));
+    assert!(ns.protected(NvmOpcode::READ, range, data(1040), Metadata::Extended, &wanted).is_ok());
+    for (len, form) in [(1024, Metadata::Extended), (1040, Metadata::None), (512, Metadata::Separate(metadata))] {
+        let error = ns.protected(NvmOpcode::READ, range, data(len), form, &wanted).unwrap_err();
+        assert!(matches!(error, CommandError::BufferLength { .. }));
+    }
+}

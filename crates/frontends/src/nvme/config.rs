@@ -103,8 +103,8 @@ impl Config {
     }
 
     /// Scratch bytes that a command takes in its task at most, beside what its volume's requests take: the segments of the
-    /// largest transfer, a page each, and its own future.
+    /// largest transfer, a page each, those of its metadata, and its own future.
     pub fn scratch_bytes(&self) -> usize {
-        ((self.max_transfer() >> 12) as usize + 1) * size_of::<millrace_memory::Segment>() + super::io::TASK_BYTES
+        ((self.max_transfer() >> 12) as usize + 5) * size_of::<millrace_memory::Segment>() + super::io::TASK_BYTES
     }
 }

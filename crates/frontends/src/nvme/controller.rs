@@ -175,6 +175,8 @@ pub(crate) struct Controller {
     pub(crate) in_flight: u32,
     /// Segments of the command being started; its capacity is reused.
     pub(crate) segments: Vec<Segment>,
+    /// Metadata of the command being started, where they have a buffer of their own.
+    pub(crate) metadata: Vec<Segment>,
     /// Where the round over the queues goes on.
     next_queue: usize,
     /// Results taken from the sink; its capacity is reused.
@@ -210,6 +212,7 @@ impl Controller {
             io: IoState::new(&config),
             caches: QueueCaches::new(config.queues),
             segments: Vec::with_capacity(super::data::MAX_SEGMENTS),
+            metadata: Vec::new(),
             finished: Vec::with_capacity(64),
             sink: Rc::default(),
             counters: Counters::default(),
@@ -352,9 +355,16 @@ impl Controller {
         }
         if !completion.status.is_success() {
             self.counters.errors += 1;
-            if matches!(completion.status.code(), Status::UNRECOVERED_READ_ERROR | Status::WRITE_FAULT) {
-                self.counters.media_errors += 1;
-                self.medium_failed();
+            match completion.status.code() {
+                Status::UNRECOVERED_READ_ERROR | Status::WRITE_FAULT => {
+                    self.counters.media_errors += 1;
+                    self.medium_failed();
+                }
+                // These count as well, but need not be the medium's: a guest may have sent them so.
+                Status::GUARD_CHECK_ERROR | Status::APPLICATION_TAG_CHECK_ERROR | Status::REFERENCE_TAG_CHECK_ERROR => {
+                    self.counters.media_errors += 1;
+                }
+                _ => {}
             }
             completion.status = completion.status.with_more(true);
             self.note_error(token, completion.status);

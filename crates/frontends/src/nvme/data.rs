@@ -26,8 +26,10 @@ pub(crate) const MAX_SEGMENTS: usize = 1024;
 /// SGL descriptors of a command at most, those that lead to other segments included.
 const MAX_DESCRIPTORS: u32 = 2048;
 
-/// What Identify Controller tells of SGLs: any alignment, no bit buckets, no keys, lengths equal to the data's, no metadata.
-pub(crate) const SGLS: SglSupport = SglSupport::new().with_support(SglAlignment::BYTE);
+/// What Identify Controller tells of SGLs: any alignment, no bit buckets, no keys, lengths equal to the data's; metadata by address
+/// or by SGL.
+pub(crate) const SGLS: SglSupport =
+    SglSupport::new().with_support(SglAlignment::BYTE).with_metadata_contiguous(true).with_metadata_sgl(true);
 
 /// List entries copied at once.
 const CHUNK: usize = 64;
@@ -51,8 +53,30 @@ pub(crate) fn resolve(
     let mut data = Data { memory, access, left: len, segments };
     match sqe.flags.psdt() {
         Psdt::PRP => data.prps(sqe, page_size),
-        // Without metadata, where MPTR points makes no difference.
+        // Where MPTR points is for those who want metadata.
         Psdt::SGL_MPTR_CONTIGUOUS | Psdt::SGL_MPTR_SGL => data.sgl(sqe.dptr.sgl1()),
+        _ => Err(Status::INVALID_FIELD),
+    }
+    .map_err(Status::do_not_retry)
+}
+
+/// Resolves the command's metadata pointer for exactly `len` bytes into `segments`, as [`resolve`] does the data pointer.
+pub(crate) fn resolve_metadata(
+    memory: &GuestMemory,
+    sqe: &Sqe,
+    len: u64,
+    access: Access,
+    segments: &mut Vec<Segment>,
+) -> Result<(), Status> {
+    segments.clear();
+    if len == 0 {
+        return Ok(());
+    }
+    let mut data = Data { memory, access, left: len, segments };
+    match sqe.flags.psdt() {
+        Psdt::PRP if !sqe.mptr.is_multiple_of(4) => Err(Status::INVALID_FIELD),
+        Psdt::PRP | Psdt::SGL_MPTR_CONTIGUOUS => data.add(sqe.mptr, len, Status::INVALID_FIELD),
+        Psdt::SGL_MPTR_SGL => data.metadata_sgl(sqe.mptr),
         _ => Err(Status::INVALID_FIELD),
     }
     .map_err(Status::do_not_retry)
@@ -182,6 +206,19 @@ impl Data<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// MPTR is the address of one descriptor.
+    fn metadata_sgl(&mut self, mptr: u64) -> Result<(), Status> {
+        if !mptr.is_multiple_of(8) {
+            return Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
+        }
+        let mut first = SglDescriptor::default();
+        self.memory.read(GuestAddress(mptr), first.as_mut_bytes()).map_err(of_access_error)?;
+        self.sgl(first).map_err(|status| match status.code() {
+            Status::DATA_SGL_LENGTH_INVALID => Status::METADATA_SGL_LENGTH_INVALID,
+            _ => status,
+        })
     }
 
     fn sgl(&mut self, first: SglDescriptor) -> Result<(), Status> {

@@ -31,7 +31,9 @@ use millrace_nvme_spec::{
 };
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
-use super::{Config, Host, HostReply, Identity, Namespace, controller::Controller, namespace::Allocated, registers::Phase};
+use super::{
+    Config, Host, HostReply, Identity, Namespace, NewFormat, controller::Controller, namespace::Allocated, registers::Phase,
+};
 
 /// First address of the guest's memory: addresses below are not mapped.
 pub(crate) const MEMORY_BASE: u64 = 0x100_0000;
@@ -502,9 +504,9 @@ impl Host for TestHost {
         self.work(move || reply.send(Ok(())));
     }
 
-    fn format(&self, _: &str, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()>) {
-        self.note(HostCall::Format { uuid: namespace.identity.uuid, block_size });
-        self.work(move || reply.send(namespace.volume.format(block_size).map_err(|_| Status::INTERNAL_ERROR)));
+    fn format(&self, _: &str, namespace: Arc<Namespace>, format: NewFormat, reply: HostReply<()>) {
+        self.note(HostCall::Format { uuid: namespace.identity.uuid, block_size: format.block_size });
+        self.work(move || reply.send(format.apply(&*namespace.volume).map_err(|_| Status::INTERNAL_ERROR)));
     }
 
     fn attachment_changed(&self, _: &str, nsid: u32, attached: bool) {

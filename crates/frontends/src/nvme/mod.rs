@@ -55,4 +55,4 @@ pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, Namespa
 pub use keep::{Kept, LAYOUTS};
 pub use migration::SavedStateError;
 pub use millrace_nvme_spec::status::Status;
-pub use namespace::{Host, HostReply, Identity, Namespace};
+pub use namespace::{Host, HostReply, Identity, Namespace, NewFormat};

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Volume, VolumeError};
+use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Volume, VolumeError};
 use millrace_engine::RemoteSender;
 use millrace_keeper::{Kind, Link};
 use millrace_nvme_spec::{command::NamespaceId, status::Status};
@@ -362,6 +362,26 @@ impl NamespaceTable {
     }
 }
 
+/// What a format makes of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewFormat {
+    /// Its block size.
+    pub block_size: BlockSize,
+    /// How its metadata are shown; `None`: not at all.
+    pub metadata: Option<MetadataFormat>,
+}
+
+impl NewFormat {
+    /// Erases the volume and gives it this format. May take long: not called on a shard.
+    ///
+    /// # Errors
+    /// The volume's.
+    pub fn apply(&self, volume: &dyn Volume) -> Result<(), VolumeError> {
+        volume.format(self.block_size)?;
+        if volume.metadata() == Metadata::Never { Ok(()) } else { volume.format_metadata(self.metadata) }
+    }
+}
+
 /// What the host answered.
 pub type HostReply<T> = RemoteSender<Result<T, Status>>;
 
@@ -374,8 +394,8 @@ pub trait Host: Send + Sync {
     /// Destroys the volume behind a namespace that this guest created.
     fn delete_namespace(&self, device: &str, nsid: u32, reply: HostReply<()>);
 
-    /// Erases a volume and gives it a block size; remembers the block size.
-    fn format(&self, device: &str, namespace: Arc<Namespace>, block_size: BlockSize, reply: HostReply<()>);
+    /// Erases a volume and gives it a format ([`NewFormat::apply`]); remembers the block size.
+    fn format(&self, device: &str, namespace: Arc<Namespace>, format: NewFormat, reply: HostReply<()>);
 
     /// The guest attached or detached a namespace: to be remembered, and told to other controllers.
     fn attachment_changed(&self, device: &str, nsid: u32, attached: bool);

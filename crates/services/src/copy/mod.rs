@@ -99,11 +99,16 @@ pub struct Copier {
 /// Whether a volume can be copied to another; how many bytes that are.
 ///
 /// # Errors
-/// [`CopyError::Shape`]: the target is smaller, has other blocks or is read-only.
+/// [`CopyError::Shape`]: the target is smaller, has other blocks or is read-only, or the source has metadata.
 pub fn check(source: &dyn Volume, target: &dyn Volume) -> Result<u64, CopyError> {
     let (from, to) = (source.geometry(), target.geometry());
-    let (source, target) = (source.name(), target.name());
+    let (shown, source, target) = (source.metadata().shown(), source.name(), target.name());
     let wrong = |what| Err(CopyError::Shape(what));
+    if shown.is_some() {
+        return wrong(format!(
+            "volume {source} has metadata with its blocks, which would be lost: copy its legs, or use it without"
+        ));
+    }
     if to.read_only {
         return wrong(format!("volume {target} is read-only"));
     }

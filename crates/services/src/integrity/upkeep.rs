@@ -3,7 +3,7 @@
 //! Who waits here for a claim, for a writer or for the turn to flush has no buffer meanwhile: those who are waited for may need
 //! one, and these may be the last.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, yield_now};
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
@@ -14,11 +14,7 @@ use super::{
     table::{Claim, Group, State},
     volume::{Integrity, Piece},
 };
-use crate::{
-    background::Stop,
-    legs,
-    locks::{Turn, until},
-};
+use crate::{background::Stop, legs, locks::until};
 
 /// Groups that are closed with one flush.
 const CLOSED_TOGETHER: usize = 64;
@@ -31,32 +27,6 @@ pub(super) struct Means<'a> {
     /// For the leg: of the level below the buffer's.
     pub(super) cx: TaskContext<'a>,
     pub(super) buffer: &'a BounceBuffer,
-}
-
-/// Flushes of the leg that those who need one at the same time have together.
-#[derive(Debug, Default)]
-pub(super) struct Flushes {
-    turn: Turn,
-    /// Counts those who need one.
-    wanted: AtomicU64,
-    /// Up to whom it was done.
-    done: AtomicU64,
-}
-
-impl Flushes {
-    /// Makes durable what was written before.
-    async fn flush(&self, cx: TaskContext<'_>, leg: &dyn millrace_block::Volume) -> Result<(), BlockError> {
-        // SeqCst: whoever flushes loads `wanted` after it has the turn, and flushes for everybody who had come by then.
-        let mine = self.wanted.fetch_add(1, Ordering::SeqCst) + 1;
-        let is_done = || self.done.load(Ordering::SeqCst) >= mine;
-        let turn = until(cx, || if is_done() { Some(None) } else { self.turn.try_take().map(Some) }).await;
-        if turn.is_some() && !is_done() {
-            let all = self.wanted.load(Ordering::SeqCst);
-            legs::flush(cx, leg).await?;
-            self.done.fetch_max(all, Ordering::SeqCst);
-        }
-        Ok(())
-    }
 }
 
 impl Integrity {

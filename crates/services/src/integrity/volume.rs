@@ -18,9 +18,11 @@ use super::{
     entry::{self, LOCKED, LOST, UNKNOWN, ZERO},
     page::{BLOCKS, block_start},
     table::{Group, State, Table},
-    upkeep::Flushes,
 };
-use crate::locks::{Turn, until};
+use crate::{
+    flushes::Flushes,
+    locks::{Turn, until},
+};
 
 /// Largest block.
 const BLOCK: usize = 4096;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_block::{BlockSize, conformance::CrashDisk};
+use millrace_block::{BlockSize, Volume, conformance::CrashDisk};
 
 use super::{Bench, Oracle, Rig, Session, graph};
 use crate::{Reason, graph::Graph};
@@ -27,6 +27,8 @@ pub struct CrashTest<'a> {
     pub settle: usize,
     /// Looks at the volume and the disks after each restart and settling: legs equal, metadata consistent.
     pub verify: &'a dyn Fn(&Graph, &[Arc<CrashDisk>]),
+    /// What the requests go to: the volume, or something over it that sees more of it than plain requests do.
+    pub view: &'a dyn Fn(&Arc<dyn Volume>) -> Arc<dyn Volume>,
 }
 
 impl<'a> CrashTest<'a> {
@@ -42,6 +44,7 @@ impl<'a> CrashTest<'a> {
             seed: 0x6d69_6c6c_7261_6365,
             settle: 10_000,
             verify: &|_, _| {},
+            view: &Arc::clone,
         }
     }
 }
@@ -65,8 +68,9 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
         rig.power.cut_at(cut);
     }
     let mut session = Session::new(&bench, &rig.kept, seed);
+    let view = (test.view)(volume.volume());
     for _ in 0..test.steps {
-        let good = oracle.step(&mut session, volume.volume());
+        let good = oracle.step(&mut session, &view);
         if rig.power.is_gone() {
             break;
         }
@@ -74,7 +78,7 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
     }
     let boundaries = rig.power.boundaries() - start;
     // The process dies with what it has in memory: nothing is unmounted.
-    drop(session);
+    drop((session, view));
     volume.tasks.clear();
     drop(volume);
     rig.restart();
@@ -82,20 +86,21 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
         let mut volume = graph(test.stack, &rig.volumes(), None, Reason::Open, &rig.kept)
             .unwrap_or_else(|error| panic!("{}: mount {round} after the crash: {error}", test.stack));
         let mut session = Session::new(&bench, &rig.kept, seed + round);
-        oracle.check(&mut session, volume.volume());
+        let view = (test.view)(volume.volume());
+        oracle.check(&mut session, &view);
         session.settle(test.settle);
-        oracle.check(&mut session, volume.volume());
+        oracle.check(&mut session, &view);
         (test.verify)(&volume, &rig.disks);
         for _ in 0..3 {
-            assert!(oracle.step(&mut session, volume.volume()), "a request failed after the restart");
+            assert!(oracle.step(&mut session, &view), "a request failed after the restart");
         }
-        oracle.check(&mut session, volume.volume());
+        oracle.check(&mut session, &view);
         // This time it ends in an orderly way: tasks are told, and get their turns.
         for (_, tasks) in &volume.tasks {
             tasks.tell();
         }
         session.settle(usize::MAX);
-        drop(session);
+        drop((session, view));
         volume.unmount();
     }
     Run { boundaries }

@@ -8,7 +8,7 @@ use millrace_driver::{
         identify::{Cns, IdentifyNamespace},
     },
 };
-use millrace_frontends::nvme::{HostReply, Status};
+use millrace_frontends::nvme::{HostReply, NewFormat, Status};
 
 use super::*;
 
@@ -234,7 +234,9 @@ fn a_format_is_remembered() {
     rig.attach("d", &attach("f", None)).unwrap();
     let format = |rig: &Rig| {
         let namespace = rig.peek().namespace_of(&"f".parse().unwrap()).unwrap();
-        ask(rig, move |host, reply| host.format("d", namespace, BlockSize::B4096, reply))
+        ask(rig, move |host, reply| {
+            host.format("d", namespace, NewFormat { block_size: BlockSize::B4096, metadata: None }, reply)
+        })
     };
     rig.detach("d", 1).unwrap();
     assert_eq!(format(&rig).unwrap_err().code(), Status::OPERATION_DENIED.code(), "it is no longer the guest's");

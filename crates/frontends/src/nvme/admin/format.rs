@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use millrace_block::MetadataFormat;
 use millrace_nvme_spec::{
     admin::{FormatCdw10, SecureErase},
     command::Sqe,
@@ -12,10 +13,11 @@ use millrace_nvme_spec::{
 use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
+        namespace::NewFormat,
         reservation::Rights,
     },
     Progress,
-    identify::FORMATS,
+    identify::{FORMATS, formats},
     jobs::Work,
 };
 
@@ -25,11 +27,18 @@ impl Controller {
     pub(super) fn format_nvm(&mut self, token: CommandToken, sqe: &Sqe) -> Progress {
         let cdw10 = FormatCdw10::from_bits(sqe.cdw10);
         let attached = Rc::clone(self.active(sqe.nsid)?);
-        let block_size = FORMATS.get(usize::from(cdw10.lbaf())).copied().ok_or(Status::INVALID_FORMAT)?;
-        // No format has metadata for protection information.
-        if cdw10.pi() != 0 {
+        let index = usize::from(cdw10.lbaf());
+        if index >= formats(&attached.namespace) {
+            return Err(Status::INVALID_FORMAT);
+        }
+        let protection = cdw10.pi();
+        let shown = MetadataFormat { protection, extended: cdw10.mset(), first: cdw10.pil() };
+        let metadata = (index >= FORMATS.len()).then_some(shown);
+        // Protection information need metadata.
+        if protection > 3 || (protection != 0 && metadata.is_none()) {
             return Err(self.refuse(ParameterErrorLocation::dword(10, 5), Status::INVALID_FORMAT));
         }
+        let format = NewFormat { block_size: FORMATS[index % FORMATS.len()], metadata };
         let erases = match cdw10.ses() {
             SecureErase::NONE | SecureErase::USER_DATA => true,
             SecureErase::CRYPTOGRAPHIC => attached.namespace.volume.erases_by_key(),
@@ -44,7 +53,7 @@ impl Controller {
         attached.check_writable(&attached.geometry.get())?;
         self.check_rights(&attached, Rights::WRITE)?;
         attached.formatting.set(true);
-        self.admin.jobs.push(token, Work::Format { attached: Rc::clone(&attached), block_size }, vec![attached]);
+        self.admin.jobs.push(token, Work::Format { attached: Rc::clone(&attached), format }, vec![attached]);
         Ok(Outcome::Held)
     }
 }

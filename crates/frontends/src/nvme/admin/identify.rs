@@ -2,7 +2,7 @@
 
 use std::{iter, sync::atomic::Ordering};
 
-use millrace_block::{BlockSize, Geometry};
+use millrace_block::{BlockSize, Geometry, METADATA_SIZE, Metadata};
 use millrace_nvme_spec::{
     admin::{IdentifyCdw10, IdentifyCdw11},
     command::{ControllerId, Csi, NamespaceId, Sqe},
@@ -11,8 +11,9 @@ use millrace_nvme_spec::{
         ControllerType, DeallocateFeatures, DeallocatedRead, EntrySize, FirmwareUpdates, FlushBehavior, FormatAttributes,
         FormattedLbaSize, FusedSupport, IDENTIFY_SIZE, IdentifyController, IdentifyControllerNvm, IdentifyNamespace,
         IdentifyNamespaceIndependent, IdentifyNamespaceNvm, IoCommandSets, LbaFormat, LogPageAttributes,
-        NamespaceAttributes, NamespaceDescriptor, NamespaceFeatures, NamespaceIdType, NamespaceList, NamespaceSharing,
-        NamespaceStatus, NvmCommandSupport, ReservationCapabilities, VolatileWriteCache, null_terminated, padded,
+        MetadataCapabilities, NamespaceAttributes, NamespaceDescriptor, NamespaceFeatures, NamespaceIdType, NamespaceList,
+        NamespaceSharing, NamespaceStatus, NvmCommandSupport, ProtectionCapabilities, ProtectionSettings,
+        RelativePerformance, ReservationCapabilities, VolatileWriteCache, null_terminated, padded,
     },
     opcode::AdminOpcode,
     status::Status,
@@ -38,8 +39,13 @@ const ACL_Z: u8 = 3;
 /// The controller's power in 10 mW: one state.
 const POWER: u16 = 2500;
 
-/// LBA formats by index.
+/// LBA formats by index. As many follow, of the same block sizes and with metadata, where the volume keeps some.
 pub(super) const FORMATS: [BlockSize; 2] = [BlockSize::B512, BlockSize::B4096];
+
+/// LBA formats that a namespace can have.
+pub(super) fn formats(namespace: &Namespace) -> usize {
+    if namespace.volume.metadata() == Metadata::Never { FORMATS.len() } else { 2 * FORMATS.len() }
+}
 
 /// What shared namespaces can do with reservations.
 const RESCAP: ReservationCapabilities = ReservationCapabilities::new()
@@ -324,10 +330,13 @@ fn namespace_data(shown: &Shown<'_>) -> IdentifyNamespace {
     id.nuse = namespace.allocated.load(Ordering::Relaxed).div_ceil(1 << shift).min(geometry.blocks.0);
     let index = FORMATS.iter().position(|size| *size == geometry.block_size).expect("every block size has a format");
     id.flbas = FormattedLbaSize::new().with_index(index as u8);
+    fill_metadata(&mut id, namespace);
     id.nmic = sharing(namespace);
     id.rescap = reservations(namespace);
     if geometry.deallocate {
-        id.dlfeat = DeallocateFeatures::new().with_read(DeallocatedRead::ZEROES).with_write_zeroes(true);
+        // Zeroes that are written have metadata, which deallocated blocks have not.
+        let write_zeroes = namespace.volume.metadata().shown().is_none();
+        id.dlfeat = DeallocateFeatures::new().with_read(DeallocatedRead::ZEROES).with_write_zeroes(write_zeroes);
     }
     // Whole pages of the medium are best, whatever the block size.
     let page_z = (4096 >> shift) - 1;
@@ -338,6 +347,26 @@ fn namespace_data(shown: &Shown<'_>) -> IdentifyNamespace {
     id.nguid = namespace.identity.uuid;
     id.eui64 = namespace.identity.eui64;
     id
+}
+
+/// What a namespace can do with metadata, and does.
+fn fill_metadata(id: &mut IdentifyNamespace, namespace: &Namespace) {
+    let metadata = namespace.volume.metadata();
+    if metadata == Metadata::Never {
+        return;
+    }
+    id.nlbaf_z = formats(namespace) as u8 - 1;
+    for (format, size) in id.lbaf[FORMATS.len()..].iter_mut().zip(FORMATS) {
+        *format = LbaFormat { ms: METADATA_SIZE as u16, lbads: size.shift() as u8, rp: RelativePerformance::DEGRADED };
+    }
+    id.mc = MetadataCapabilities::new().with_extended(true).with_separate(true);
+    let types = ProtectionCapabilities::new().with_type1(true).with_type2(true).with_type3(true);
+    id.dpc = types.with_first(true).with_last(true);
+    if let Some(shown) = metadata.shown() {
+        let index = id.flbas.index() + FORMATS.len() as u8;
+        id.flbas = id.flbas.with_index(index).with_metadata_extended(shown.extended);
+        id.dps = ProtectionSettings::new().with_pit(shown.protection).with_first(shown.first && shown.protection != 0);
+    }
 }
 
 /// CNS 08h and 1Fh.

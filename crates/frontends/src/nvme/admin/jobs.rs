@@ -15,7 +15,7 @@ use millrace_nvme_spec::status::Status;
 
 use super::super::{
     controller::{CommandToken, Controller},
-    namespace::{Allocated, Attached, HostReply, Namespace},
+    namespace::{Allocated, Attached, HostReply, Namespace, NewFormat},
     status::Completion,
 };
 
@@ -37,8 +37,8 @@ pub(super) enum Work {
     Delete { nsids: Vec<u32> },
     /// A namespace was detached.
     Detach { nsid: u32 },
-    /// A namespace is erased and gets a block size.
-    Format { attached: Rc<Attached>, block_size: BlockSize },
+    /// A namespace is erased and gets a format.
+    Format { attached: Rc<Attached>, format: NewFormat },
 }
 
 impl Work {
@@ -189,9 +189,9 @@ impl Controller {
                 let &nsid = nsids.last()?;
                 Some(jobs.launch(cx, number, Answer::Done, |reply| host.delete_namespace(device, nsid, reply)))
             }
-            Work::Format { attached, block_size } => {
+            Work::Format { attached, format } => {
                 let namespace = Arc::clone(&attached.namespace);
-                Some(jobs.launch(cx, number, Answer::Done, |reply| host.format(device, namespace, *block_size, reply)))
+                Some(jobs.launch(cx, number, Answer::Done, |reply| host.format(device, namespace, *format, reply)))
             }
         }
     }

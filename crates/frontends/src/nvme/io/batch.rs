@@ -6,8 +6,8 @@
 //!           ends the batch before it is taken)
 //! ```
 //!
-//! A batch only handles success. Whatever else an entry asks for — another opcode, a fused pair, a range outside the volume, a
-//! reservation in the way, a bad data pointer — ends the batch with the entry still in the queue, and the long way
+//! A batch only handles success. Whatever else an entry asks for — another opcode, a fused pair, metadata, a range outside the
+//! volume, a reservation in the way, a bad data pointer — ends the batch with the entry still in the queue, and the long way
 //! ([`Controller::io_command`]) takes it, checks it again and finds the right status.
 //!
 //! What holds for all commands of a batch is looked up once: the queues' memory, the namespace with its shape and rights, the
@@ -25,7 +25,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, Geometry, Lba, Operation, Request, Step};
+use millrace_block::{BlockCount, Geometry, Lba, Metadata, Operation, Request, Step};
 use millrace_engine::{
     Launch, Outcome, ShardContext, TaskSlot,
     stages::{self, Stage},
@@ -241,6 +241,9 @@ impl Controller {
         let attached = self.namespaces.get(nsid).filter(|attached| !attached.formatting.get())?;
         let namespace = &attached.namespace;
         if !namespace.uncorrectable.is_empty() {
+            return None;
+        }
+        if matches!(namespace.volume.metadata(), Metadata::Shown(_)) {
             return None;
         }
         let geometry = namespace.volume.geometry();

@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, pieces, yield_now};
+use millrace_block::{BlockCount, BlockError, Geometry, Lba, Metadata, Operation, Request, TaskContext, pieces, yield_now};
 use millrace_engine::TaskSlot;
 use millrace_memory::{Access, BUFFER_SIZE};
 use millrace_nvme_spec::{
     command::Sqe,
-    nvm::{CopyCdw12, CopyFormat, CopyRange},
+    nvm::{CopyCdw12, CopyFormat, CopyRange, ProtectionCdw15, ProtectionInfo},
     status::Status,
 };
 use zerocopy::IntoBytes;
@@ -24,6 +24,8 @@ use super::{
     Blocks, gate,
     limits::{CDFE, CDFS, MCL, MSRC_Z, MSSRL},
     long::{Failure, PIECE, Writer},
+    protect::Protection,
+    tagged::{self, PRINFO, Sides},
     task::{Finish, InFlight, wait},
 };
 
@@ -32,6 +34,8 @@ struct Source {
     attached: Rc<Attached>,
     lba: Lba,
     count: BlockCount,
+    /// Of namespaces with metadata: what to check when it is read.
+    read: Option<Protection>,
 }
 
 /// Why a copy was refused, and the first range that was not copied.
@@ -48,13 +52,15 @@ impl Controller {
         }
         attached.check_writable(&geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
+        let write = self.copy_protection(&attached, fields, sqe)?;
         let count = usize::from(fields.nr_z()) + 1;
         self.resolve(sqe, (count * size_of::<CopyRange>()) as u64, Access::Read)?;
         // The list is on the heap: its ranges name namespaces that have to be kept. A copy is no command of the data path.
         let mut ranges = vec![CopyRange::default(); count];
         data::copy_in(&self.segments, ranges.as_mut_bytes());
         let target = Lba(sqe.cdw10_11());
-        let sources = match self.copy_sources(&attached, &geometry, target, format, &ranges) {
+        let target_of = (&attached, &geometry, fields.prinfor());
+        let sources = match self.copy_sources(target_of, target, format, &ranges) {
             Ok(sources) => sources,
             Err((status, range)) => {
                 return Ok(Outcome::Done(Completion { dw0: range as u32, status: status.do_not_retry() }));
@@ -68,7 +74,7 @@ impl Controller {
             wait(cx, async move {
                 let _sources: Vec<_> = sources.iter().map(|source| InFlight::new(&source.attached)).collect();
                 let writer = Writer { attached, host, geometry, finish: &finish };
-                let completion = copy_all(cx, &writer, target, durable, &sources).await;
+                let completion = copy_all(cx, &writer, (target, write), durable, &sources).await;
                 finish.complete(completion);
             })
         });
@@ -82,11 +88,21 @@ impl Controller {
         if enabled { Ok(format) } else { Err(self.invalid(12, 8)) }
     }
 
+    /// What is to be done with protection information when the target is written; `None`: it has no metadata.
+    fn copy_protection(&self, attached: &Attached, fields: CopyCdw12, sqe: &Sqe) -> Result<Option<Protection>, Status> {
+        let Metadata::Shown(format) = attached.namespace.volume.metadata() else { return Ok(None) };
+        if format.protection != 0 && fields.prinfor().pract() != fields.prinfow().pract() {
+            return Err(self.invalid(12, 12));
+        }
+        let application = ProtectionCdw15::from_bits(sqe.cdw15);
+        let write = Protection::new(format, sqe.cdw10_11(), fields.prinfow(), sqe.cdw14, application);
+        write.map(Some).map_err(|status| self.refuse(PRINFO, status))
+    }
+
     /// Checks every source range, and the target range they make together.
     fn copy_sources(
         &self,
-        attached: &Rc<Attached>,
-        geometry: &Geometry,
+        (attached, geometry, info): (&Rc<Attached>, &Geometry, ProtectionInfo),
         target: Lba,
         format: CopyFormat,
         ranges: &[CopyRange],
@@ -99,7 +115,7 @@ impl Controller {
             if count > u64::from(MSSRL) || total > u64::from(MCL) {
                 return Err((Status::COMMAND_SIZE_LIMIT_EXCEEDED, i));
             }
-            sources.push(self.copy_source(attached, geometry, format, range).map_err(|status| (status, i))?);
+            sources.push(self.copy_source(attached, geometry, (format, info), range).map_err(|status| (status, i))?);
         }
         let blocks = Blocks::new(geometry, target, BlockCount(total)).map_err(|status| (status, 0))?;
         let (first, end) = blocks.range();
@@ -117,7 +133,7 @@ impl Controller {
         &self,
         target: &Rc<Attached>,
         geometry: &Geometry,
-        format: CopyFormat,
+        (format, info): (CopyFormat, ProtectionInfo),
         range: &CopyRange,
     ) -> Result<Source, Status> {
         let attached = match format {
@@ -126,20 +142,38 @@ impl Controller {
             _ => Rc::clone(target),
         };
         let source = attached.namespace.volume.geometry();
-        if source.block_size != geometry.block_size {
+        let metadata = attached.namespace.volume.metadata();
+        let (shown, others) = (metadata.shown(), target.namespace.volume.metadata().shown());
+        if source.block_size != geometry.block_size || shown != others {
             return Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT);
         }
         let blocks = Blocks::new(&source, Lba(range.slba), BlockCount(u64::from(range.nlb_z) + 1))?;
         self.check_rights(&attached, Rights::READ)?;
-        Ok(Source { attached, lba: blocks.lba, count: blocks.count })
+        let application = ProtectionCdw15::new().with_lbat(range.elbat).with_lbatm(range.elbatm);
+        let protection = |format| Protection::new(format, range.slba, info, range.eilbrt, application);
+        let read = shown.map(protection).transpose()?;
+        Ok(Source { attached, lba: blocks.lba, count: blocks.count, read })
     }
 }
 
 /// Copies the ranges one after the other. When one fails, the result names it.
-async fn copy_all(cx: TaskContext<'_>, writer: &Writer<'_>, target: Lba, durable: bool, sources: &[Source]) -> Completion {
+async fn copy_all(
+    cx: TaskContext<'_>,
+    writer: &Writer<'_>,
+    (target, write): (Lba, Option<Protection>),
+    durable: bool,
+    sources: &[Source],
+) -> Completion {
     let mut at = target;
     for (i, source) in sources.iter().enumerate() {
-        let result = copy_range(cx, writer, at, source).await;
+        let result = match (source.read, write) {
+            (Some(read), Some(write)) => {
+                let (namespace, sides) = (&source.attached.namespace, Sides { read, write, before: at.0 - target.0 });
+                let whole = tagged::copy(cx, writer, namespace, (source.lba, at, source.count), sides);
+                cx.scratch.place_future(whole).await
+            }
+            _ => copy_range(cx, writer, at, source).await,
+        };
         if let Err(failure) = result {
             return Completion { dw0: i as u32, ..failure.into() };
         }

@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{Operation, Request};
+use millrace_block::{Metadata, Operation, Request};
 use millrace_engine::TaskSlot;
 use millrace_memory::Segment;
 use millrace_nvme_spec::{
@@ -26,7 +26,10 @@ use super::{
         status::Completion,
     },
     Blocks,
-    task::{Finish, of_result, wait},
+    long::Failure,
+    protect::Protection,
+    tagged::carry_out_either,
+    task::{Finish, wait},
 };
 
 /// First commands that wait for their second. At most one for each submission queue.
@@ -48,6 +51,17 @@ impl Held {
         let at = self.0.iter().position(|(token, _)| token.sqid == sqid)?;
         Some(self.0.swap_remove(at))
     }
+}
+
+/// One of the two, checked.
+type Half = (Rc<Attached>, Blocks, Option<Protection>);
+
+/// What the first one compares with.
+#[derive(Default)]
+struct Expected {
+    data: Vec<Segment>,
+    metadata: Vec<Segment>,
+    protection: Option<Protection>,
 }
 
 impl Controller {
@@ -136,14 +150,16 @@ impl Controller {
     fn pair(&mut self, slot: TaskSlot<'_>, first: (CommandToken, &Sqe), second: (CommandToken, &Sqe)) -> Outcome {
         let failed = Completion::error(Status::ABORTED_FAILED_FUSED);
         let (attached, blocks, expected) = match self.check_half(first.1, NvmOpcode::COMPARE, Operation::Compare) {
-            Ok((attached, blocks)) => (attached, blocks, self.segments.clone()),
+            Ok((attached, blocks, protection)) => {
+                (attached, blocks, Expected { data: self.segments.clone(), metadata: self.metadata.clone(), protection })
+            }
             Err(status) => {
                 self.complete(first.0, Completion::error(status));
                 return Outcome::Done(failed);
             }
         };
         let write = Operation::Write { fua: self.durable(ReadWriteCdw12::from_bits(second.1.cdw12).fua()) };
-        let (target, written) = match self.check_half(second.1, NvmOpcode::WRITE, write) {
+        let (target, written, protection) = match self.check_half(second.1, NvmOpcode::WRITE, write) {
             Ok(checked) => checked,
             Err(status) => {
                 self.complete(first.0, failed);
@@ -160,7 +176,7 @@ impl Controller {
         }
         self.count_transfer(Operation::Compare, blocks.bytes);
         self.count_transfer(write, blocks.bytes);
-        self.launch_pair(slot, (Some(first.0), second.0), attached, blocks, write, expected)
+        self.launch_pair(slot, (Some(first.0), second.0), attached, blocks, (write, protection), expected)
     }
 
     /// The second of a pair whose first was completed by a worker that has ended: its Compare had succeeded, and this is the write,
@@ -172,21 +188,26 @@ impl Controller {
         }
         let write = Operation::Write { fua: self.durable(ReadWriteCdw12::from_bits(sqe.cdw12).fua()) };
         match self.check_half(sqe, NvmOpcode::WRITE, write) {
-            Ok((attached, blocks)) => {
+            Ok((attached, blocks, protection)) => {
                 self.count_transfer(write, blocks.bytes);
-                self.launch_pair(slot, (None, token), attached, blocks, write, Vec::new())
+                self.launch_pair(slot, (None, token), attached, blocks, (write, protection), Expected::default())
             }
             Err(status) => Outcome::Done(Completion::error(status)),
         }
     }
 
-    /// Everything that can be wrong with one of the two; its data are in `self.segments` then.
-    fn check_half(&mut self, sqe: &Sqe, opcode: NvmOpcode, operation: Operation) -> Result<(Rc<Attached>, Blocks), Status> {
-        if sqe.nvm_opcode() == opcode {
-            self.check_transfer(sqe, operation)
-        } else {
-            Err(self.refuse(parameter::OPCODE, Status::INVALID_FIELD))
+    /// Everything that can be wrong with one of the two; its data are in `self.segments` then, its metadata in `self.metadata`.
+    fn check_half(&mut self, sqe: &Sqe, opcode: NvmOpcode, operation: Operation) -> Result<Half, Status> {
+        if sqe.nvm_opcode() != opcode {
+            return Err(self.refuse(parameter::OPCODE, Status::INVALID_FIELD));
         }
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        if let Metadata::Shown(format) = attached.namespace.volume.metadata() {
+            let (blocks, protection) = self.check_tagged(&attached, format, sqe, operation)?;
+            return Ok((attached, blocks, Some(protection)));
+        }
+        let blocks = self.check_transfer(&attached, sqe, operation)?;
+        Ok((attached, blocks, None))
     }
 
     fn launch_pair(
@@ -195,14 +216,14 @@ impl Controller {
         (first, second): (Option<CommandToken>, CommandToken),
         attached: Rc<Attached>,
         blocks: Blocks,
-        write: Operation,
-        expected: Vec<Segment>,
+        (write, protection): (Operation, Option<Protection>),
+        expected: Expected,
     ) -> Outcome {
-        let (host, sink, segments) = (self.host_key(), &self.sink, &self.segments);
+        let (host, sink, segments, metadata) = (self.host_key(), &self.sink, &self.segments, &self.metadata);
         let records = Rc::clone(&self.records);
         let launched = slot.run(|cx| {
             let attached = cx.scratch.keep(attached);
-            let segments = cx.scratch.copy_slice(segments);
+            let (segments, metadata) = (cx.scratch.copy_slice(segments), cx.scratch.copy_slice(metadata));
             let first = first.map(|token| Finish::new(attached, sink, token));
             let (record, compared) = (second.record, records.is_compared(second.record));
             let second = Finish::new(attached, sink, second);
@@ -214,22 +235,28 @@ impl Controller {
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
                 }
                 let request = |operation, segments| Request { operation, lba: blocks.lba, count: blocks.count, segments };
+                let Expected { data, metadata: tags, protection: expected } = &expected;
+                let compare = request(Operation::Compare, data);
                 let result = match namespace.unchanged(&blocks.geometry) {
                     Ok(()) if compared => Ok(()),
-                    Ok(()) => namespace.volume.submit(cx, request(Operation::Compare, &expected)).await,
-                    Err(error) => Err(error),
+                    Ok(()) => carry_out_either(cx, namespace, compare, blocks, expected.map(|it| (it, &**tags))).await,
+                    Err(error) => Err(error.into()),
                 };
                 if result.is_ok() {
                     // From here on only the write is carried out again: what it is compared with may be what it wrote.
                     records.set_compared(record);
                 }
-                end(first, of_result(result));
-                if result.is_err() {
+                let failed = result.is_err();
+                end(first, Failure::completion(result));
+                if failed {
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
                 }
-                let result = namespace.volume.submit(cx, request(write, segments)).await;
-                namespace.written(result, blocks.lba, blocks.count);
-                second.complete(of_result(result));
+                let tagged = protection.map(|protection| (protection, metadata));
+                let result = carry_out_either(cx, namespace, request(write, segments), blocks, tagged).await;
+                if result.is_ok() {
+                    namespace.written(Ok(()), blocks.lba, blocks.count);
+                }
+                second.complete(Failure::completion(result));
             })
         });
         if matches!(launched, millrace_engine::Outcome::Waiting)

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, TaskContext, pieces, yield_now};
+use millrace_block::{BlockCount, BlockError, Geometry, Lba, Metadata, Operation, Request, TaskContext, pieces, yield_now};
 use millrace_engine::{Launch, TaskSlot};
 use millrace_memory::{Access, BUFFER_SIZE};
 use millrace_nvme_spec::{
@@ -29,6 +29,8 @@ use super::{
         status::Completion,
     },
     Blocks, gate,
+    protect::Protection,
+    tagged,
     task::{Finish, of_result, wait},
 };
 
@@ -71,6 +73,8 @@ pub(super) struct Writer<'a> {
 /// Why a piece failed.
 pub(super) enum Failure {
     Volume(BlockError),
+    /// Protection information are not what they should be.
+    Check(Status),
     /// A reservation took the right away since the command began.
     Reservation,
     /// Nobody waits for the command any more.
@@ -87,10 +91,18 @@ impl From<Failure> for Completion {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Volume(error) => of_result(Err(error)),
+            Failure::Check(status) => Self::error(status),
             Failure::Reservation => Self::error(Status::RESERVATION_CONFLICT),
             // Its queue is gone; nobody sees it.
             Failure::Unwanted => Self::error(Status::ABORTED_SQ_DELETION),
         }
+    }
+}
+
+impl Failure {
+    /// The completion of a command that ended so.
+    pub(super) fn completion(result: Result<(), Self>) -> Completion {
+        result.err().map_or(Completion::SUCCESS, Completion::from)
     }
 }
 
@@ -163,8 +175,14 @@ impl Controller {
         let blocks = Blocks::of(&geometry, sqe)?;
         attached.check_writable(&geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
+        let fua = self.durable(fields.fua());
+        if let Metadata::Shown(format) = attached.namespace.volume.metadata() {
+            let protection = self.protection(format, sqe)?;
+            self.counters.write_commands += 1;
+            return Ok(self.zero_tagged(slot, token, attached, fua, blocks, protection));
+        }
         self.counters.write_commands += 1;
-        let operation = Operation::WriteZeroes { fua: self.durable(fields.fua()), deallocate: fields.deac() };
+        let operation = Operation::WriteZeroes { fua, deallocate: fields.deac() };
         if blocks.bytes <= PIECE {
             self.segments.clear();
             return Ok(self.submit_write(slot, token, attached, operation, blocks));
@@ -176,10 +194,33 @@ impl Controller {
             wait(cx, async move {
                 let writer = Writer { attached, host, geometry, finish: &finish };
                 let result = writer.pieces(cx, operation, blocks.lba, blocks.count, &mut Pace::new()).await;
-                finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
+                finish.complete(Failure::completion(result));
             })
         });
         Ok(self.outcome(token, launched))
+    }
+
+    /// Write Zeroes on a namespace with metadata.
+    fn zero_tagged(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        attached: Rc<Attached>,
+        fua: bool,
+        blocks: Blocks,
+        protection: Protection,
+    ) -> Outcome {
+        let (host, sink) = (self.host_key(), &self.sink);
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            let finish = Finish::new(attached, sink, token);
+            wait(cx, async move {
+                let writer = Writer { attached, host, geometry: blocks.geometry, finish: &finish };
+                let result = tagged::zero(cx, &writer, fua, blocks, protection).await;
+                finish.complete(Failure::completion(result));
+            })
+        });
+        self.outcome(token, launched)
     }
 
     /// Dataset Management: deallocation is carried out, the other attributes are hints that we have no use for.
@@ -216,7 +257,7 @@ impl Controller {
             wait(cx, async move {
                 let writer = Writer { attached, host, geometry, finish: &finish };
                 let result = deallocate_all(cx, &writer, ranges).await;
-                finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
+                finish.complete(Failure::completion(result));
             })
         });
         Ok(self.outcome(token, launched))
@@ -228,6 +269,10 @@ impl Controller {
         let geometry = attached.namespace.volume.geometry();
         let blocks = Blocks::of(&geometry, sqe)?;
         self.check_rights(&attached, Rights::READ)?;
+        let protection = match attached.namespace.volume.metadata() {
+            Metadata::Shown(format) => Some(self.protection(format, sqe)?),
+            _ => None,
+        };
         if attached.namespace.uncorrectable.overlaps(blocks.lba, blocks.count) {
             return Err(Status::UNRECOVERED_READ_ERROR);
         }
@@ -238,8 +283,11 @@ impl Controller {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
-                let result = read_through(cx, attached, blocks, &finish).await;
-                finish.complete(result.err().map_or(Completion::SUCCESS, Completion::from));
+                let result = match protection {
+                    Some(protection) => tagged::verify(cx, &attached.namespace, blocks, protection, &finish).await,
+                    None => read_through(cx, attached, blocks, &finish).await,
+                };
+                finish.complete(Failure::completion(result));
             })
         });
         Ok(self.outcome(token, launched))

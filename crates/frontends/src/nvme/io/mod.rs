@@ -4,6 +4,7 @@
 //!   run_batch ──── plain reads and writes, all that are next in the queue: batch.rs
 //!   io_command ─┬─ fused? ─────────► fused.rs     both commands of a pair
 //!               ├─ Read, Write, … ─► transfer.rs  check ─► data.rs ─► Volume::submit ─┬─ done: completion by value
+//!               │             with metadata: tagged.rs, protect.rs
 //!               ├─ long commands ──► long.rs, copy.rs   in pieces, others in between   └─ waits: task, then the Sink
 //!               └─ Reservation … ──► reserve.rs ─► ../reservation.rs
 //! ```
@@ -17,8 +18,10 @@ mod fused;
 mod gate;
 pub(crate) mod limits;
 mod long;
+mod protect;
 mod reserve;
 mod running;
+mod tagged;
 mod task;
 mod transfer;
 mod uncorrectable;

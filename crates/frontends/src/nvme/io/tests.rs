@@ -5,6 +5,7 @@ mod copies;
 mod long;
 mod oracle;
 mod pairs;
+mod protection;
 mod reserve;
 
 use std::{sync::Arc, time::Duration};

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, Lba, Operation, Request, Step};
+use millrace_block::{BlockCount, Lba, Metadata, Operation, Request, Step};
 use millrace_engine::{Launch, TaskSlot};
 use millrace_memory::Access;
 use millrace_nvme_spec::{
@@ -31,7 +31,11 @@ impl Controller {
         sqe: &Sqe,
         operation: Operation,
     ) -> Result<Outcome, Status> {
-        let (attached, blocks) = self.check_transfer(sqe, operation)?;
+        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        if let Metadata::Shown(format) = attached.namespace.volume.metadata() {
+            return self.tagged_transfer(slot, token, sqe, operation, (attached, format));
+        }
+        let blocks = self.check_transfer(&attached, sqe, operation)?;
         self.count_transfer(operation, blocks.bytes);
         if operation.is_write() {
             Ok(self.submit_write(slot, token, attached, operation, blocks))
@@ -44,8 +48,7 @@ impl Controller {
 
     /// Everything that can be wrong with a Read, Write or Compare; its data are in `self.segments` then.
     #[inline]
-    pub(super) fn check_transfer(&mut self, sqe: &Sqe, operation: Operation) -> Result<(Rc<Attached>, Blocks), Status> {
-        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+    pub(super) fn check_transfer(&mut self, attached: &Attached, sqe: &Sqe, operation: Operation) -> Result<Blocks, Status> {
         let geometry = attached.namespace.volume.geometry();
         let blocks = Blocks::of(&geometry, sqe)?;
         self.check_size(blocks.bytes)?;
@@ -55,10 +58,10 @@ impl Controller {
         } else {
             Rights::READ
         };
-        self.check_rights(&attached, rights)?;
+        self.check_rights(attached, rights)?;
         let access = if operation == Operation::Read { Access::Write } else { Access::Read };
         self.resolve(sqe, blocks.bytes, access)?;
-        Ok((attached, blocks))
+        Ok(blocks)
     }
 
     pub(super) fn count_transfer(&mut self, operation: Operation, bytes: u64) {

@@ -1,0 +1,204 @@
+//! The groups' pages: read when a group is needed, written before its blocks are, and once more when the volume is closed.
+
+use std::sync::atomic::Ordering;
+
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume as _, yield_now};
+
+use super::{
+    page::{BLOCKS, Candidate, Entry, Found, PAGE, PAGES, Page, choose, encode, group_start},
+    table::{Claim, Group},
+    volume::{Means, Piece, Tagged},
+};
+use crate::{legs, locks::until};
+
+/// Groups that are closed with one flush.
+const CLOSED_TOGETHER: usize = 256;
+
+impl Tagged {
+    pub(super) fn uuid(&self) -> [u8; 16] {
+        self.control().uuid
+    }
+
+    /// Blocks that a group has.
+    fn blocks_of(&self, number: u64) -> u64 {
+        self.blocks().saturating_sub(number * BLOCKS).min(BLOCKS)
+    }
+
+    /// A group whose pages were read.
+    pub(super) async fn ready(&self, cx: TaskContext<'_>, number: u64) -> Result<&Group, BlockError> {
+        let group = self.table.need(number);
+        while !group.is_ready() {
+            if group.is_claimed() {
+                until(cx, || (!group.is_claimed()).then_some(())).await;
+                continue;
+            }
+            let buffer = cx.buffers.take().await;
+            if let Some(claim) = group.try_claim()
+                && !group.is_ready()
+            {
+                self.load(Means { cx: cx.deeper(), buffer: &buffer }, number, group, &claim).await?;
+            }
+        }
+        Ok(group)
+    }
+
+    async fn read_pages(&self, means: Means<'_>, number: u64, from: usize, len: usize) -> Result<Vec<u8>, BlockError> {
+        let shift = self.block_size().shift();
+        let segments = [means.buffer.segment(len)];
+        let lba = Lba((group_start(number, self.block_size()) + from as u64) >> shift);
+        let request =
+            Request { operation: Operation::Read, lba, count: BlockCount(len as u64 >> shift), segments: &segments };
+        self.leg().submit(means.cx, request).await?;
+        let mut bytes = vec![0; len];
+        segments[0].read_at(0, &mut bytes);
+        Ok(bytes)
+    }
+
+    /// What a group's pages on the leg say.
+    async fn find(&self, means: Means<'_>, number: u64) -> Result<Found, BlockError> {
+        let bytes = match self.read_pages(means, number, 0, PAGES as usize).await {
+            // One of them may be there.
+            Err(BlockError::ReadFault { .. }) => {
+                let first = self.read_pages(means, number, 0, PAGE).await;
+                let second = self.read_pages(means, number, PAGE, PAGE).await;
+                match (first, second) {
+                    (Ok(first), Err(BlockError::ReadFault { .. })) => [first, vec![0xff; PAGE]].concat(),
+                    (Err(BlockError::ReadFault { .. }), Ok(second)) => [vec![0xff; PAGE], second].concat(),
+                    (first, second) => [first?, second?].concat(),
+                }
+            }
+            bytes => bytes?,
+        };
+        Ok(choose(&bytes, &self.uuid(), number))
+    }
+
+    async fn load(&self, means: Means<'_>, number: u64, group: &Group, _: &Claim<'_>) -> Result<(), BlockError> {
+        let (volume, leg) = (self.name(), self.leg().name());
+        let (first, count) = (number * BLOCKS, self.blocks_of(number));
+        match self.find(means, number).await? {
+            Found::Fresh => {}
+            Found::Lost => {
+                tracing::error!(volume, leg, first, count, "the metadata of these blocks are damaged in both places");
+                (0..count).for_each(|at| group.set(at, Entry::LOST));
+                self.lost.fetch_add(count, Ordering::Relaxed);
+            }
+            Found::Pages { newer, older, alone } => {
+                if alone {
+                    tracing::warn!(volume, leg, first, count, "one copy of these blocks' metadata is damaged");
+                }
+                for at in 0..count {
+                    self.take(means, group, Piece { lba: first + at, count: 1 }, (&newer, older.as_ref()), alone).await?;
+                    if at % 32 == 31 {
+                        yield_now().await;
+                    }
+                }
+                group.sequence.store(newer.sequence, Ordering::Relaxed);
+            }
+        }
+        group.set_ready();
+        Ok(())
+    }
+
+    /// Takes a block's metadata from the pages: of several candidates, those that belong to its data. A page whose successor is
+    /// damaged may be too old.
+    async fn take(
+        &self,
+        means: Means<'_>,
+        group: &Group,
+        piece: Piece,
+        (newer, older): (&Page, Option<&Page>),
+        alone: bool,
+    ) -> Result<(), BlockError> {
+        let at = piece.lba % BLOCKS;
+        let pages = [Some(newer), older].into_iter().flatten().map(|page| page.entries[at as usize]);
+        let all = pages.flat_map(|entry| [Some(entry.newest), entry.other]).flatten();
+        let newest = newer.entries[at as usize].newest;
+        let mut others = all.clone().filter(|candidate| *candidate != newest);
+        let is_sure = match newest {
+            Candidate::Value { .. } => others.next().is_none() && !alone,
+            Candidate::Absent | Candidate::Lost => !alone,
+        };
+        if is_sure {
+            group.set(at, Entry { newest, other: None });
+            return Ok(());
+        }
+        group.touched.store(true, Ordering::Relaxed);
+        let segments = [means.buffer.segment(self.block_size().bytes() as usize)];
+        let data = match self.move_blocks(means.cx, Operation::Read, piece, &segments).await {
+            Ok(()) => self.checksum_at(segments[0], 0),
+            // Whoever reads it is told.
+            Err(BlockError::ReadFault { .. }) => {
+                let other = all.clone().find(|candidate| *candidate != newest);
+                group.set(at, Entry { newest, other });
+                group.doubt(at);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let found = all.clone().find(|candidate| candidate.belongs(data));
+        let chosen = found.unwrap_or(if alone { Candidate::Lost } else { newest });
+        if chosen == Candidate::Lost {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        // What a page on the leg may still say.
+        let other = all.clone().find(|candidate| *candidate != chosen);
+        group.set(at, Entry { newest: chosen, other });
+        Ok(())
+    }
+
+    /// Makes what is in the table durable in a group's page.
+    pub(super) async fn commit(&self, means: Means<'_>, number: u64, group: &Group) -> Result<(), BlockError> {
+        let mine = group.wanted.fetch_add(1, Ordering::SeqCst) + 1;
+        let is_done = || group.done.load(Ordering::SeqCst) >= mine;
+        let claim = until(means.cx, || if is_done() { Some(None) } else { group.try_claim().map(Some) }).await;
+        if claim.is_none() || is_done() {
+            return Ok(());
+        }
+        // SeqCst: who wanted one by now has put his metadata into the table before.
+        let all = group.wanted.load(Ordering::SeqCst);
+        group.touched.store(true, Ordering::Relaxed);
+        self.write_page(means, number, group, false).await?;
+        self.flushes.flush(means.cx, &**self.leg()).await?;
+        group.sequence.fetch_add(1, Ordering::Relaxed);
+        group.done.fetch_max(all, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Writes a group's next page. Once it is durable, and not before, it is the one that counts: until then the next one is written
+    /// in the same place, so that the other page stays whole.
+    async fn write_page(&self, means: Means<'_>, number: u64, group: &Group, settled: bool) -> Result<(), BlockError> {
+        let sequence = group.sequence.load(Ordering::Relaxed) + 1;
+        let segments = [means.buffer.segment(PAGE)];
+        segments[0].write_at(0, &encode(&self.uuid(), number, sequence, |at| group.entry_for_page(at, settled)));
+        let shift = self.block_size().shift();
+        let start = group_start(number, self.block_size()) + (sequence % 2) * PAGE as u64;
+        let (lba, count) = (Lba(start >> shift), BlockCount(PAGE as u64 >> shift));
+        let operation = Operation::Write { fua: false };
+        self.leg().submit(means.cx, Request { operation, lba, count, segments: &segments }).await
+    }
+
+    /// Has every page say no more than the newest metadata, so that the next start need not look at the data. No request is in
+    /// flight.
+    pub(super) async fn close_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let buffer = cx.buffers.take().await;
+        let means = Means { cx: cx.deeper(), buffer: &buffer };
+        let touched: Vec<_> =
+            self.table.all().filter(|(_, group)| group.is_ready() && group.touched.load(Ordering::Relaxed)).collect();
+        if touched.is_empty() {
+            return Ok(());
+        }
+        // The newest metadata belong to data that are durable.
+        legs::flush(means.cx, &**self.leg()).await?;
+        for some in touched.chunks(CLOSED_TOGETHER) {
+            for (number, group) in some {
+                self.write_page(means, *number, group, true).await?;
+            }
+            legs::flush(means.cx, &**self.leg()).await?;
+            for (_, group) in some {
+                group.sequence.fetch_add(1, Ordering::Relaxed);
+                group.touched.store(false, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+}

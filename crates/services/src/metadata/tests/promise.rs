@@ -1,0 +1,256 @@
+//! What it promises beyond data: which metadata a block has after plain writes, failures, restarts and other sizes.
+
+use std::sync::Arc;
+
+use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Metadata, MetadataFormat, NO_METADATA, Operation, Step, TaggedRequest, TaskContext,
+    Volume,
+    conformance::{Bench, Job, SyncHarness},
+};
+use millrace_memory::Segment;
+
+use super::{
+    super::page::{PAGE, group_start},
+    SEED, Woven, disk, job, open, tag_of,
+};
+use crate::{Reason, graph::Graph, legs};
+
+const SIZE: BlockSize = BlockSize::B512;
+
+/// Writes and reads single blocks, each of one byte, with metadata of another one.
+struct Probe(Arc<dyn Volume>);
+
+impl Probe {
+    fn over(volume: &Arc<dyn Volume>) -> Self {
+        Self(Arc::clone(volume))
+    }
+
+    fn run(&self, operation: Operation, lba: u64, data: &[u8], tag: [u8; 8]) -> (Result<(), BlockError>, Vec<u8>, [u8; 8]) {
+        let (lba, len, volume) = (millrace_block::Lba(lba), data.len(), Arc::clone(&self.0));
+        let data = data.to_vec();
+        let result = legs::block_on(move |cx: TaskContext<'_>| {
+            Box::pin(async move {
+                let buffer = cx.buffers.take().await;
+                let all: Segment = buffer.segment(len + 8);
+                let (block, metadata) = (all.part(0, len).unwrap(), all.part(len, 8).unwrap());
+                block.write_at(0, &data);
+                metadata.write_at(0, &tag);
+                let request = TaggedRequest { operation, lba, count: BlockCount(1), data: block, metadata };
+                let step: Step<'_> = volume.submit_tagged(cx.deeper(), request);
+                let result = step.await;
+                let (mut data, mut tag) = (vec![0; len], [0; 8]);
+                block.read_at(0, &mut data);
+                metadata.read_at(0, &mut tag);
+                (result, data, tag)
+            })
+        });
+        result.unwrap()
+    }
+
+    fn write(&self, lba: u64, byte: u8, tag: u8) -> Result<(), BlockError> {
+        self.run(Operation::Write { fua: false }, lba, &[byte; 512], [tag; 8]).0
+    }
+
+    /// The block's first byte and its metadata; all bytes of each are the same.
+    fn read(&self, lba: u64) -> Result<(u8, u8), BlockError> {
+        let (result, data, tag) = self.run(Operation::Read, lba, &[0x77; 512], [0x77; 8]);
+        assert!(result.is_err() || data.iter().all(|byte| *byte == data[0]) && tag.iter().all(|byte| *byte == tag[0]));
+        result.map(|()| (data[0], tag[0]))
+    }
+}
+
+fn on_bench(volume: &Arc<dyn Volume>, test: impl FnOnce(&mut Bench<'_>)) {
+    test(&mut Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(volume), SEED));
+}
+
+fn over(faulty: &Arc<FaultVolume>, reason: Reason) -> Graph {
+    let volume: Arc<dyn Volume> = Arc::<FaultVolume>::clone(faulty);
+    open(&volume, reason).unwrap()
+}
+
+/// The process dies.
+fn kill(mut graph: Graph) {
+    graph.tasks.clear();
+}
+
+#[test]
+fn metadata_stay_until_the_block_is_written_without() {
+    let disk = disk(500, SIZE);
+    let mut graph = open(&disk, Reason::Create).unwrap();
+    let probe = Probe::over(graph.volume());
+    assert_eq!(probe.read(0), Ok((0, NO_METADATA[0])), "never written");
+    for lba in [0, 159, 160, 499] {
+        probe.write(lba, 1, 2).unwrap();
+    }
+    on_bench(graph.volume(), |bench| {
+        let plain = job(bench, Operation::Write { fua: true }, 159, 3);
+        bench.job(plain).unwrap();
+        bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, 160, 1).unwrap();
+        bench.plain(Operation::Copy { source: millrace_block::Lba(0) }, 1, 1).unwrap();
+    });
+    for reopened in [false, true] {
+        if reopened {
+            graph.unmount();
+            graph = open(&disk, Reason::Open).unwrap();
+        }
+        let probe = Probe::over(graph.volume());
+        let found = [0, 159, 160, 499, 1, 2].map(|lba| probe.read(lba).unwrap());
+        assert_eq!(found, [(1, 2), (3, 0xff), (0, 0xff), (1, 2), (1, 0xff), (0, 0xff)]);
+    }
+}
+
+#[test]
+fn the_newest_metadata_count_although_the_data_are_the_same() {
+    for seed in 0..20 {
+        let faulty = FaultVolume::new(disk(300, SIZE), seed);
+        faulty.hold_writes();
+        let graph = over(&faulty, Reason::Create);
+        let probe = Probe::over(graph.volume());
+        for tag in 1..5 {
+            probe.write(7, 1, tag).unwrap();
+        }
+        probe.write(8, 0, 9).unwrap();
+        on_bench(graph.volume(), |bench| {
+            bench.plain(Operation::Deallocate, 8, 1).unwrap();
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+        kill(graph);
+        faulty.power_loss();
+        let graph = over(&faulty, Reason::Open);
+        let probe = Probe::over(graph.volume());
+        assert_eq!((probe.read(7), probe.read(8)), (Ok((1, 4)), Ok((0, 0xff))));
+    }
+}
+
+#[test]
+fn a_failed_write_leaves_the_old_block_or_the_new_one() {
+    let kinds = [(Requests::Write, 1), (Requests::Write, 2), (Requests::Flush, 1)];
+    for (kind, nth) in kinds {
+        for effect in [Effect::Tear, Effect::Fail(BlockError::WriteFault { errno: 5 })] {
+            for seed in 0..10 {
+                let faulty = FaultVolume::new(disk(300, SIZE), seed);
+                faulty.hold_writes();
+                let graph = over(&faulty, Reason::Create);
+                let probe = Probe::over(graph.volume());
+                probe.write(3, 1, 1).unwrap();
+                faulty.add(Rule::new(kind, When::Nth(nth), effect));
+                assert!(probe.write(3, 2, 2).is_err());
+                faulty.clear();
+                let found = probe.read(3);
+                assert!([Ok((1, 1)), Ok((2, 2))].contains(&found), "{found:?}");
+                // And once more, over one that nobody has looked at.
+                faulty.add(Rule::new(kind, When::Nth(nth), effect));
+                assert!(probe.write(3, 4, 4).is_err());
+                faulty.clear();
+                probe.write(3, 5, 5).unwrap();
+                assert_eq!(probe.read(3), Ok((5, 5)));
+                on_bench(graph.volume(), |bench| bench.plain(Operation::Flush, 0, 0).unwrap());
+                probe.write(3, 6, 6).unwrap();
+                kill(graph);
+                faulty.power_loss();
+                let found = Probe::over(over(&faulty, Reason::Open).volume()).read(3);
+                assert!([Ok((5, 5)), Ok((6, 6))].contains(&found), "{found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_pages_cost_no_more_than_they_must() {
+    let spoil = |disk: &Arc<dyn Volume>, group: u64, copy: u64| {
+        let start = group_start(group, SIZE) + copy * PAGE as u64 + 512;
+        let mut bytes = legs::read(disk, start, 512).unwrap();
+        bytes[100] ^= 0x80;
+        legs::write(disk, start, bytes).unwrap();
+    };
+    for (copies, lost) in [(vec![0], false), (vec![1], false), (vec![0, 1], true)] {
+        let disk = disk(500, SIZE);
+        let mut graph = open(&disk, Reason::Create).unwrap();
+        let probe = Probe::over(graph.volume());
+        probe.write(170, 1, 1).unwrap();
+        probe.write(171, 1, 1).unwrap();
+        probe.write(3, 3, 3).unwrap();
+        graph.unmount();
+        copies.iter().for_each(|copy| spoil(&disk, 1, *copy));
+        let graph = open(&disk, Reason::Open).unwrap();
+        let probe = Probe::over(graph.volume());
+        assert_eq!(probe.read(3), Ok((3, 3)));
+        let fault = Err(BlockError::ReadFault { errno: 0 });
+        assert_eq!(probe.read(170), if lost { fault } else { Ok((1, 1)) }, "{copies:?}");
+        assert_eq!(graph.services("metadata")[0].1.status().facts.len(), if lost { 2 } else { 1 });
+        // Data are there all the same, and what is written is whole again.
+        on_bench(graph.volume(), |bench| bench.expect(170, &[1; 1024]));
+        probe.write(170, 5, 5).unwrap();
+        assert_eq!(probe.read(170), Ok((5, 5)));
+        assert_eq!(probe.read(171), if lost { fault } else { Ok((1, 1)) });
+    }
+}
+
+#[test]
+fn what_a_volume_grows_by_has_no_metadata() {
+    let disk = disk(500, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    let probe = Probe::over(graph.volume());
+    for lba in [9, 170, 400] {
+        probe.write(lba, 1, 1).unwrap();
+    }
+    graph.volume().resize(BlockCount(165)).unwrap();
+    assert_eq!(probe.read(170), Err(BlockError::OutOfRange));
+    graph.volume().resize(BlockCount(500)).unwrap();
+    assert_eq!([9, 170, 400].map(|lba| probe.read(lba).unwrap()), [(1, 1), (0, 0xff), (0, 0xff)]);
+    kill(graph);
+    let graph = open(&disk, Reason::Open).unwrap();
+    let probe = Probe::over(graph.volume());
+    assert_eq!([9, 170, 400].map(|lba| probe.read(lba).unwrap()), [(1, 1), (0, 0xff), (0, 0xff)]);
+}
+
+#[test]
+fn the_form_of_metadata_is_remembered_and_a_format_erases_them() {
+    let disk = disk(700, SIZE);
+    let mut graph = open(&disk, Reason::Create).unwrap();
+    let shown = |format| Metadata::Shown(format);
+    assert_eq!(graph.volume().metadata(), shown(MetadataFormat { protection: 1, ..MetadataFormat::default() }));
+    let forms = (0..16).map(MetadataFormat::from_bits).chain([None]);
+    for form in forms {
+        let block_size = if form.is_some_and(|form| form.first) { BlockSize::B4096 } else { SIZE };
+        graph.volume().format(block_size).unwrap();
+        graph.volume().format_metadata(form).unwrap();
+        graph.unmount();
+        graph = open(&disk, Reason::Open).unwrap();
+        assert_eq!(graph.volume().metadata(), form.map_or(Metadata::Hidden, shown));
+        assert_eq!(graph.volume().geometry().block_size, block_size);
+        let view = Woven::over(graph.volume());
+        on_bench(&view, |bench| {
+            bench.expect_zeroes(0, bench.blocks());
+            bench.write_random(0, bench.blocks());
+        });
+    }
+    let status = graph.services("metadata")[0].1.status();
+    assert!(status.facts[0].1.contains("not shown"), "{status:?}");
+    let plain: Arc<dyn Volume> = disk;
+    assert_eq!(plain.metadata(), Metadata::Never);
+    assert!(plain.format_metadata(None).is_err());
+}
+
+#[test]
+fn writes_that_meet_leave_one_of_them() {
+    let disk = disk(300, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    let view = Woven::over(graph.volume());
+    on_bench(&view, |bench| {
+        for round in 0..200 {
+            let jobs: Vec<_> = (0..8_u64)
+                .map(|number| {
+                    let segment = bench.memory.segment(number as usize * 0x4000, 20 * 512);
+                    segment.fill((round + number) as u8);
+                    let operation = if number < 6 { Operation::Write { fua: false } } else { Operation::Read };
+                    let (lba, count) = (millrace_block::Lba(150 + bench.random.below(5)), BlockCount(20));
+                    Job { operation, lba, count, segments: vec![segment] }
+                })
+                .collect();
+            assert!(bench.jobs(&jobs).iter().all(Result::is_ok));
+        }
+    });
+    assert_ne!(tag_of(&[1; 512]), tag_of(&[2; 512]));
+}
