@@ -67,6 +67,50 @@ fn a_guest_does_not_notice_what_becomes_of_its_services() {
     daemon.finish();
 }
 
+/// A leg of a volume with parity is pulled and another one put in its place, then a second one is pulled and comes back, and the worker dies
+/// while there is no redundancy: the guest writes on, and the parity fits.
+#[test]
+fn a_guest_does_not_notice_that_a_leg_beside_parity_is_lost() {
+    let daemon = Daemon::start();
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|leg| format!("file:{}", daemon.path(leg).display()));
+    let stack = format!("parity({a}, {b}, {c})");
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "256M"], &[]);
+    let mut guest = Boot::scenario("load").socket(&socket).start(&seats(1));
+    guest.wait_mark("loaded");
+    alive(&mut guest);
+
+    daemon.run(&["volume", "command", "disk", "parity", "fail", "leg=1"]);
+    assert_eq!(health(&daemon, "parity"), "degraded");
+    alive(&mut guest);
+    for round in 0..unless_heavy(5, 50) {
+        sleep(Duration::from_millis(100 + round * 79 % 400));
+        daemon.kill_worker(Signal::KILL);
+    }
+    alive(&mut guest);
+    daemon.run(&["volume", "replace", "disk", &b, &d]);
+    alive(&mut guest);
+    eventually("the new leg is full", || (health(&daemon, "parity") == "good").then_some(()));
+
+    daemon.run(&["volume", "command", "disk", "parity", "fail", "leg=0"]);
+    assert_eq!(health(&daemon, "parity"), "degraded");
+    alive(&mut guest);
+    daemon.run(&["volume", "command", "disk", "parity", "rebuild", "leg=0"]);
+    eventually("the old leg is full again", || (health(&daemon, "parity") == "good").then_some(()));
+    alive(&mut guest);
+    guest.send("enough");
+    guest.finish();
+
+    daemon.run(&["volume", "command", "disk", "parity", "scrub"]);
+    let found = eventually("the parity was checked", || {
+        let volume = daemon.json(&["volume", "show", "disk"]);
+        let status = &node(&volume["tree"], "parity")?["status"];
+        let said = status["facts"].as_array()?.iter().find(|fact| fact[0] == "scrub")?[1].as_str()?.to_owned();
+        status["progress"].as_array().is_none_or(Vec::is_empty).then_some(said)
+    });
+    assert!(found.contains(" 0 blocks do not fit, 0 rows unreadable"), "{found}");
+    daemon.finish();
+}
+
 /// What a guest gets through a cap in some seconds is the cap, at most.
 #[test]
 fn a_cap_is_held() {
