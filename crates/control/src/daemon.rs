@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     Name,
-    api::{self, Door},
+    api::{self, Door, Operator},
     apps,
     cells::{self, ArrangeError, Arranged, BeginError, Cells},
     config::{ConfigError, Declared, IsolationMode, PlacementMode, PollingMode},
@@ -77,6 +77,11 @@ impl ServeOptions {
         };
         let polling = self.polling.or_else(|| file.and_then(|file| file.polling)).unwrap_or_default();
         shard_configs(own.as_deref().or(files).unwrap_or("1"), polling)
+    }
+
+    /// Who may use the API: of a cell's, only the daemon's own worker.
+    fn operators(&self, file: Option<&Declared>) -> Vec<Operator> {
+        file.filter(|_| self.cell.is_none()).map(|file| file.operators.clone()).unwrap_or_default()
     }
 
     fn placement(&self, file: Option<&Declared>) -> Placement {
@@ -182,8 +187,7 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
     let isolation = options.isolation.or_else(|| from_file.and_then(|declared| declared.isolation)).unwrap_or_default();
     let (placement, shards) = (options.placement(from_file), options.shards(from_file)?);
     let apps = from_file.map(|declared| declared.apps.clone()).unwrap_or_default();
-    // Who asks a cell is the daemon's own worker.
-    let operators = from_file.filter(|_| options.cell.is_none()).map(|declared| declared.operators.clone()).unwrap_or_default();
+    let operators = options.operators(from_file);
     raise_file_limit();
     let runtime = runtime()?;
     let engine = Engine::start(shards)?;

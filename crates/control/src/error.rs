@@ -569,27 +569,7 @@ impl ControlError {
                     .to_owned()
             }
             Self::InCell { .. } => "detach it and delete its device, or serve with --isolation shared".to_owned(),
-            Self::SessionLost { .. }
-            | Self::Upgrade { .. }
-            | Self::NoUpgrade
-            | Self::AttachedAlready { .. }
-            | Self::ReadOnly { .. }
-            | Self::NsidRange { .. }
-            | Self::Invalid { .. }
-            | Self::BadSize { .. }
-            | Self::Volume(_)
-            | Self::Graph { .. }
-            | Self::Copy { .. }
-            | Self::TooManyCopies
-            | Self::Change { .. }
-            | Self::Device(_)
-            | Self::Disk(_)
-            | Self::Socket { .. }
-            | Self::Engine(_)
-            | Self::Store(_)
-            | Self::Account { .. }
-            | Self::SavedState { .. }
-            | Self::Stopping => return None,
+            _ => return None,
         })
     }
 }

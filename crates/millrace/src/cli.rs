@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
-    Backend, DeviceKind, Doorbells, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, SandboxTable, Size, UsageBy,
-    Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
+    Backend, DeviceKind, Doorbells, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, SandboxTable,
+    Size, UsageBy, Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
 };
 use millrace_sandbox::{Mode, Policy};
 use millrace_services::Node;

@@ -112,6 +112,7 @@ pub(crate) const CONTROL: &[Call] = &[
     always(SYS_fsync),
     always(SYS_fdatasync),
     always(SYS_fallocate),
+    always(SYS_copy_file_range),
     always(SYS_fadvise64),
     always(SYS_flock),
     always(SYS_unlinkat),
@@ -121,6 +122,8 @@ pub(crate) const CONTROL: &[Call] = &[
     always(SYS_fchmod),
     always(SYS_fchmodat),
     when(SYS_ioctl, Among(1, &[FIONBIO, FIOCLEX, BLKSSZGET, BLKGETSIZE64])),
+    // What of a volume's memory is there, for huge pages.
+    always(SYS_mincore),
     // Sockets of this machine.
     when(SYS_socket, Among(0, &[AF_UNIX as u32])),
     when(SYS_socketpair, Among(0, &[AF_UNIX as u32])),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Request, Step,
-    TaggedRequest, TaskContext, Usage, Volume, VolumeError,
+    BlockCount, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Request, Step, TaggedRequest, TaskContext,
+    Usage, Volume, VolumeError,
 };
 
 /// What sees every request.

@@ -99,8 +99,11 @@ impl Cells {
     pub(super) async fn metrics(self: &Arc<Self>, call: Call) -> Response {
         drop(call);
         let manager = Arc::clone(&self.manager);
-        let own = move || (manager.status(), manager.volumes(), manager.devices(), manager.copies());
-        let Ok((status, mut volumes, mut devices, mut copies)) = tokio::task::spawn_blocking(own).await else {
+        let own = move || {
+            let held_back = (manager.throttles(), manager.groups());
+            (manager.status(), manager.volumes(), manager.devices(), manager.copies(), held_back)
+        };
+        let Ok((status, mut volumes, mut devices, mut copies, held_back)) = tokio::task::spawn_blocking(own).await else {
             return Problem::panicked().into_response();
         };
         let status = self.sum(status).await;
@@ -117,7 +120,7 @@ impl Cells {
                 }
             }
         }
-        metrics::response(&status, &devices, &volumes, &copies)
+        metrics::response(&status, &devices, &volumes, &copies, &held_back)
     }
 }
 

@@ -6,7 +6,7 @@ use std::{cell::Cell, io, os::fd::BorrowedFd, sync::Arc};
 use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, Volume as Blocks, VolumeError};
 use millrace_keeper::{Key, Kind, Link, LinkError};
-use millrace_services::{Leaf, graph::Graph};
+use millrace_services::{Leaf, Node, graph::Graph};
 use uuid::Uuid;
 
 use crate::store::VolumeRecord;
@@ -18,6 +18,11 @@ fn is_in_memory(leaf: &Leaf) -> bool {
     leaf.spec == "memory"
 }
 
+/// Leaves of a stack that are in memory.
+pub(super) fn in_memory(stack: &Node) -> usize {
+    stack.leaves().into_iter().filter(|leaf| is_in_memory(leaf)).count()
+}
+
 /// A file of a leaf.
 fn key(owner: Uuid, leaf: u32, file: u32) -> Key {
     Key { owner: owner.into_bytes(), kind: Kind::BLOCKS, slot: leaf * FILES + file }
@@ -27,8 +32,7 @@ impl VolumeRecord {
     /// The numbers of its leaves in memory, from left to right.
     pub(super) fn leaf_numbers(&self) -> Vec<u32> {
         if self.memory_leaves.is_empty() {
-            let count = self.spec.stack.leaves().into_iter().filter(|leaf| is_in_memory(leaf)).count();
-            return (0_u32..).take(count).collect();
+            return (0_u32..).take(in_memory(&self.spec.stack)).collect();
         }
         self.memory_leaves.clone()
     }

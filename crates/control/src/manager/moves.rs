@@ -8,10 +8,10 @@
 
 use std::collections::BTreeSet;
 
-use millrace_services::Leaf;
+use millrace_services::{Leaf, throttle::groups_of};
 use serde::{Deserialize, Serialize};
 
-use super::{Inner, Manager, Volume, graphs::in_memory};
+use super::{Inner, Manager, Volume, leaves::in_memory};
 use crate::{
     Name,
     error::ControlError,
@@ -79,7 +79,7 @@ impl Manager {
             let name = left.remove(at);
             if let Some(mut volume) = inner.volumes.remove(name) {
                 volume.close();
-                inner.forget_kept(&volume.record);
+                inner.forget_kept(name, volume.record.uuid);
                 tracing::info!(volume = %name, "the volume goes to another worker");
             }
         }
@@ -116,6 +116,9 @@ impl Inner {
         }
         if let Some(owner) = &volume.record.created_by {
             return refused(format!("the guest of device {owner} created it"));
+        }
+        if let Some(group) = groups_of(&volume.record.spec.stack).first() {
+            return refused(format!("its caps are those of group {group}, which is in this worker"));
         }
         if in_memory(&volume.record.spec.stack) > 0 && volume.allocated().is_some_and(|bytes| bytes > 0) {
             return refused("its blocks are in the memory of that worker".to_owned());

@@ -87,8 +87,8 @@ impl Manager {
     /// Makes sure of what a file declares, in a daemon that runs.
     pub(crate) fn declare(&self, declared: &Declared) -> Result<(), RestoreError> {
         let mut inner = self.peek();
-        let (volumes, devices) = self.store.load()?;
-        declared.compare(&volumes, &devices)?;
+        let (groups, (volumes, devices)) = (self.store.load_groups()?, self.store.load()?);
+        declared.compare(&groups, &volumes, &devices)?;
         self.apply(&mut inner, declared)
     }
 

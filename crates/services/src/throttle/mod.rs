@@ -32,8 +32,8 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, PerShard, Request, Step, TaskContext, Usage,
-    Volume, VolumeError, clock, future_bytes,
+    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Operation, PerShard,
+    Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, clock, future_bytes, tagged_bytes,
 };
 
 pub(crate) use self::bucket::time_of;
@@ -262,6 +262,11 @@ impl Throttle {
         Some(Cost { writes, bytes })
     }
 
+    #[inline]
+    fn goes(&self, request: &Request<'_>) -> bool {
+        self.cost(request).is_none_or(|cost| self.chain.at_once(cost) || self.may_go(request, cost))
+    }
+
     /// Whether a request may go on now, of which there are not enough tokens at hand.
     #[cold]
     fn may_go(&self, request: &Request<'_>, cost: Cost) -> bool {
@@ -272,22 +277,32 @@ impl Throttle {
 
     /// A request that waits.
     async fn hold(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        if let Some(cost) = self.cost(&request) {
-            let start = clock::now();
-            let place = Place::take(self, cost);
-            poll_fn(|cx| place.poll_first(cx.waker())).await;
-            let at_hand = {
-                let (leases, own) = self.chain.own.leases.here();
-                own && self.chain.spend(leases, cost)
-            };
-            if !at_hand {
-                self.wait(cx, cost, &place).await;
-            }
-            drop(place);
-            self.waits.add(|waits| &waits.requests, 1);
-            self.waits.add(|waits| &waits.nanoseconds, clock::now().saturating_sub(start));
-        }
+        self.turn(cx, &request).await;
         self.leg.submit(cx, request).await
+    }
+
+    /// One with metadata.
+    async fn hold_tagged(&self, cx: TaskContext<'_>, request: TaggedRequest) -> Result<(), BlockError> {
+        self.turn(cx, &untagged(&request)).await;
+        self.leg.submit_tagged(cx, request).await
+    }
+
+    /// Waits until there are tokens for it, and those that came before have theirs.
+    async fn turn(&self, cx: TaskContext<'_>, request: &Request<'_>) {
+        let Some(cost) = self.cost(request) else { return };
+        let start = clock::now();
+        let place = Place::take(self, cost);
+        poll_fn(|cx| place.poll_first(cx.waker())).await;
+        let at_hand = {
+            let (leases, own) = self.chain.own.leases.here();
+            own && self.chain.spend(leases, cost)
+        };
+        if !at_hand {
+            self.wait(cx, cost, &place).await;
+        }
+        drop(place);
+        self.waits.add(|waits| &waits.requests, 1);
+        self.waits.add(|waits| &waits.nanoseconds, clock::now().saturating_sub(start));
     }
 
     /// The first in its queue waits for tokens.
@@ -304,6 +319,12 @@ impl Throttle {
     }
 }
 
+/// What a request with metadata takes of the caps: its blocks.
+fn untagged(request: &TaggedRequest) -> Request<'_> {
+    let TaggedRequest { operation, lba, count, data, .. } = request;
+    Request { operation: *operation, lba: *lba, count: *count, segments: std::slice::from_ref(data) }
+}
+
 impl Volume for Throttle {
     fn name(&self) -> &str {
         &self.name
@@ -316,16 +337,38 @@ impl Volume for Throttle {
 
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        let goes = self.cost(&request).is_none_or(|cost| self.chain.at_once(cost) || self.may_go(&request, cost));
-        if goes { self.leg.submit(cx, request) } else { Step::Wait(cx.scratch.place_future(self.hold(cx, request))) }
+        if self.goes(&request) {
+            self.leg.submit(cx, request)
+        } else {
+            Step::Wait(cx.scratch.place_future(self.hold(cx, request)))
+        }
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.leg.prefetch(lba, count)
     }
 
+    fn metadata(&self) -> Metadata {
+        self.leg.metadata()
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
+        if self.goes(&untagged(&request)) {
+            return self.leg.submit_tagged(cx, request);
+        }
+        Step::Wait(cx.scratch.place_future(self.hold_tagged(cx, request)))
+    }
+
+    fn format_metadata(&self, format: Option<MetadataFormat>) -> Result<(), VolumeError> {
+        self.leg.format_metadata(format)
+    }
+
     fn scratch_bytes(&self) -> usize {
-        self.leg.scratch_bytes() + future_bytes(Self::hold)
+        self.leg.scratch_bytes() + future_bytes(Self::hold).max(tagged_bytes(Self::hold_tagged))
+    }
+
+    fn extent(&self, lba: Lba) -> Option<Extent> {
+        self.leg.extent(lba)
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

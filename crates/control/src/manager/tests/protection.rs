@@ -12,7 +12,7 @@ use millrace_frontends::nvme::Status;
 use super::*;
 
 /// Of 4096 bytes.
-const BLOCKS: u64 = 300;
+const BLOCKS: u64 = 2048;
 const TAG: u16 = 0x4d52;
 
 fn tagged(rig: &Rig, name: &str, settings: &str, block_size: u32) -> VolumeSpec {
