@@ -478,6 +478,6 @@ fn a_disk_with_protection_information() {
     daemon.stop();
     flip_bit(&image, 77);
     daemon.start_again();
-    boot().set("BAD", 77).kernel(Kernel::Newer).run(&seats(1));
+    boot().set("BAD", 77).run(&seats(1));
     daemon.finish();
 }
