@@ -353,7 +353,7 @@ fn restarted_daemon_serves_the_same_disks() {
 fn stable(mut devices: serde_json::Value) -> serde_json::Value {
     for device in devices.as_array_mut().into_iter().flatten() {
         if let Some(device) = device.as_object_mut() {
-            device.retain(|key, _| !matches!(key.as_str(), "connected" | "phase" | "counters"));
+            device.retain(|key, _| !matches!(key.as_str(), "connected" | "phase" | "counters" | "worker"));
         }
     }
     devices
