@@ -24,7 +24,7 @@ write)
     ;;
 read)
     at=0
-    while [ $at -lt 256 ]; do
+    while [ $at -lt 64 ]; do
         dd if="$dev" of=/tmp/block bs=4096 skip=$at count=1 iflag=direct 2>/tmp/why || die "block $at cannot be read: $(cat /tmp/why)"
         text | dd bs=4096 skip=$at count=1 iflag=fullblock 2>/dev/null | cmp - /tmp/block || die "block $at has changed"
         at=$((at + 1))
