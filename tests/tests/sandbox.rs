@@ -411,7 +411,9 @@ fn descriptors_have_an_end_and_so_has_their_want() {
     let worker = eventually("a worker", || daemon.worker());
     let open = || fs::read_dir(format!("/proc/{worker}/fd")).map_or(0, Iterator::count);
     eventually("it has what it may have", || (open() >= 99).then_some(()));
-    assert!(open() <= 100);
+    // Some of a start may have higher numbers than the limit lets new ones have.
+    let held = open();
+    assert!(held <= 110, "{held} are open");
     for client in &mut clients {
         client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         // Whoever is heard waits, whoever is not does too: nobody is lied to.
