@@ -245,6 +245,7 @@ impl Sandbox {
 pub fn harden_keeper(mode: Mode) -> Result<(), SandboxError> {
     let harden = || -> io::Result<()> {
         rights::keep_to_itself()?;
+        rights::hand_nothing_down()?;
         let had = capabilities(None)?;
         if had.effective.contains(CapabilitySet::SETPCAP) {
             let kept = had.permitted.intersection(KEEPERS);
