@@ -277,8 +277,11 @@ impl Parity {
         direct: bool,
     ) -> Result<(), BlockError> {
         let parity = self.all_parts() & !self.data_parts();
-        let missed = (parts | parity) & !outcome.done;
-        let missed = self.legs_of_parts(rows.stripe, missed) & !self.members.masks().recorded;
+        let missed = self.legs_of_parts(rows.stripe, (parts | parity) & !outcome.done);
+        let faulty = self.legs_of_parts(rows.stripe, outcome.faulty);
+        let masks = self.members.masks();
+        // A leg that this write left out and that has come back since is well: it is filled after this write.
+        let missed = missed & (faulty | !masks.writable) & !masks.recorded;
         let mut result = outcome.refused.map_or(Ok(()), Err);
         if result.is_ok() && missed != 0 {
             result = self.members.drop_legs(cx.deeper(), missed, outcome.error).await;

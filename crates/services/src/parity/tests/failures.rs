@@ -1,5 +1,7 @@
 //! Legs that fail or rot, and what becomes of them.
 
+use std::{thread, time::Duration};
+
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, BlockError, Lba, Operation};
 
@@ -91,6 +93,40 @@ fn a_leg_is_filled_while_it_is_written_and_read() {
     assert_eq!(state(&graph, 2), "being filled");
     assert!(resync(&graph));
     assert_eq!(state(&graph, 2), "good");
+    parity_fits(&graph, &volumes);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+#[test]
+fn a_write_that_began_without_a_leg_does_not_cost_it_again() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let area = parity(&graph).members.rules.area_of(&*volumes[1]) / 512;
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        command(&graph, "fail", 0).unwrap();
+        let slow = Effect::Delay(Duration::from_millis(300));
+        legs[1].add(Rule { range: Some((Lba(0), BlockCount(area))), ..Rule::new(Kind::Write, When::Always, slow) });
+        let data = bench.random.bytes(512 * 512);
+        thread::scope(|scope| {
+            let before = legs[1].requests(Kind::Write);
+            let (graph, leg) = (&graph, &legs[1]);
+            scope.spawn(move || {
+                while leg.requests(Kind::Write) == before {
+                    thread::yield_now();
+                }
+                command(graph, "rebuild", 0).unwrap();
+            });
+            assert_eq!(bench.write(0, &data), Ok(()));
+        });
+        model[..data.len()].copy_from_slice(&data);
+    });
+    legs[1].clear();
+    assert_eq!(state(&graph, 0), "being filled");
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 0), "good");
     parity_fits(&graph, &volumes);
     on_bench(&graph, |bench| bench.expect(0, &model));
 }
