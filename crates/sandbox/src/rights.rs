@@ -122,7 +122,7 @@ pub(crate) fn drop_all() -> io::Result<()> {
 pub(crate) fn hand_nothing_down() -> io::Result<()> {
     let (first, last) = (3, libc::c_uint::MAX);
     // SAFETY: nothing is closed, descriptors are only marked; nothing of ours is touched in memory.
-    let result = unsafe { libc::close_range(first, last, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+    let result = unsafe { libc::close_range(first, last, libc::CLOSE_RANGE_CLOEXEC.cast_signed()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -34,14 +34,19 @@ fn text(path: &Path) -> CString {
 
 /// Makes a call; the number of its error.
 fn call(number: Number, arguments: [usize; 6]) -> i32 {
-    let [a, b, c, d, e, f] = arguments;
+    let [first, second, third, fourth, fifth, sixth] = arguments;
     // SAFETY: every attempt below passes numbers, null, or strings that live on; memory that is mapped or unmapped is nobody else's.
-    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    let result = unsafe { libc::syscall(number, first, second, third, fourth, fifth, sixth) };
     if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(-1) } else { 0 }
 }
 
+/// A number as a register holds it.
+fn word(number: i32) -> usize {
+    number.cast_unsigned() as usize
+}
+
 fn open(path: &CString, flags: i32) -> i32 {
-    call(libc::SYS_openat, [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0])
+    call(libc::SYS_openat, [word(libc::AT_FDCWD), path.as_ptr() as usize, word(flags), 0o600, 0, 0])
 }
 
 /// Every attempt, by name, with its outcome.
@@ -137,7 +142,8 @@ fn main() {
     let mut helper = Command::new("/proc/self/exe");
     helper.arg("help");
     let mut sandbox = policy.enter(&[], helper).unwrap_or_else(|error| panic!("{error}"));
-    let parent = rustix::process::getppid().expect("a parent").as_raw_pid() as usize;
+    let parent = rustix::process::getppid().expect("a parent").as_raw_pid();
+    let parent = word(parent);
     let paths = || Paths {
         parent,
         inside: text(&first.join("inside")),

@@ -140,6 +140,9 @@ pub struct Tree {
     pub over: Vec<Tree>,
 }
 
+/// A service's settings, understood, and the sizes that its legs are told.
+type Planned = (Box<dyn service::Plan>, Vec<Option<u64>>);
+
 struct Builder<'a> {
     plan: &'a Plan<'a>,
     leaves: &'a dyn Leaves,
@@ -367,11 +370,7 @@ impl Builder<'_> {
     }
 
     /// A service's settings, understood, and what its legs are told of their sizes.
-    fn plan_of(
-        &self,
-        service: &ServiceNode,
-        size: Option<u64>,
-    ) -> Result<(Box<dyn service::Plan>, Vec<Option<u64>>), SettingError> {
+    fn plan_of(&self, service: &ServiceNode, size: Option<u64>) -> Result<Planned, SettingError> {
         let kind = registry::find(&service.service).expect("a stack is checked before it is built");
         let plan = (kind.plan)(&service.settings)?;
         let stated = |leg: &Node| leg.as_leaf().and_then(|leaf| leaf.settings.size("size").ok().flatten());

@@ -300,7 +300,7 @@ impl Tagged {
                 return Err(error);
             }
         }
-        let data = data.as_ref().map_or(&[][..], std::slice::from_ref);
+        let data = data.as_slice();
         let result = self.move_blocks(means.cx, operation, piece, data).await;
         if result.is_err() && !plain {
             piece.places().for_each(|at| group.doubt(at));

@@ -28,8 +28,11 @@ pub struct CrashTest<'a> {
     /// Looks at the volume and the disks after each restart and settling: legs equal, metadata consistent.
     pub verify: &'a dyn Fn(&Graph, &[Arc<CrashDisk>]),
     /// What the requests go to: the volume, or something over it that sees more of it than plain requests do.
-    pub view: &'a dyn Fn(&Arc<dyn Volume>) -> Arc<dyn Volume>,
+    pub view: &'a View,
 }
+
+/// Makes a view of a volume.
+pub(crate) type View = dyn Fn(&Arc<dyn Volume>) -> Arc<dyn Volume>;
 
 impl<'a> CrashTest<'a> {
     /// A usual test of this stack: 10,000 points.

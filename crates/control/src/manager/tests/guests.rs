@@ -235,7 +235,7 @@ fn a_format_is_remembered() {
     let format = |rig: &Rig| {
         let namespace = rig.peek().namespace_of(&"f".parse().unwrap()).unwrap();
         ask(rig, move |host, reply| {
-            host.format("d", namespace, NewFormat { block_size: BlockSize::B4096, metadata: None }, reply)
+            host.format("d", namespace, NewFormat { block_size: BlockSize::B4096, metadata: None }, reply);
         })
     };
     rig.detach("d", 1).unwrap();

@@ -83,15 +83,12 @@ impl Disk {
             (false, false) => (data.len(), Metadata::Separate(apart)),
         };
         let blocks = data.chunks(self.unit()).zip(tags.chunks(8));
-        match metadata {
-            Metadata::Extended => {
-                let all: Vec<u8> = blocks.flat_map(|(data, tag)| [data, tag].concat()).collect();
-                self.buffer.write_at(0, &all);
-            }
-            _ => {
-                self.buffer.write_at(0, data);
-                self.buffer.write_at(512 << 10, tags);
-            }
+        if let Metadata::Extended = metadata {
+            let all: Vec<u8> = blocks.flat_map(|(data, tag)| [data, tag].concat()).collect();
+            self.buffer.write_at(0, &all);
+        } else {
+            self.buffer.write_at(0, data);
+            self.buffer.write_at(512 << 10, tags);
         }
         self.namespace.protected(opcode, (Lba(10), count), self.buffer.slice(0, len), metadata, protection).unwrap()
     }

@@ -172,7 +172,9 @@ fn damaged_pages_cost_no_more_than_they_must() {
         probe.write(171, 1, 1).unwrap();
         probe.write(3, 3, 3).unwrap();
         graph.unmount();
-        copies.iter().for_each(|copy| spoil(&disk, 1, *copy));
+        for copy in &copies {
+            spoil(&disk, 1, *copy);
+        }
         let graph = open(&disk, Reason::Open).unwrap();
         let probe = Probe::over(graph.volume());
         assert_eq!(probe.read(3), Ok((3, 3)));

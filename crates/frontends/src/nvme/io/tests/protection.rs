@@ -38,7 +38,7 @@ impl TaggedMemory {
 }
 
 impl Volume for TaggedMemory {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "tagged"
     }
 
