@@ -419,7 +419,7 @@ fn an_enciphered_disk_needs_its_key() {
     daemon.finish();
 }
 
-/// Flips a bit of the block of this number, of 4096 bytes, in an image of the integrity service.
+/// Flips a bit of the block of this number, of 4096 bytes, in an image of the integrity or the metadata service.
 fn flip_bit(image: &Path, block: u64) {
     // In the first group, after the header and the group's two pages.
     let at = (64 << 10) + 8192 + block * 4096 + 1000;
@@ -465,7 +465,7 @@ fn a_flipped_bit_below_a_mirror_is_made_good() {
     daemon.finish();
 }
 
-/// Kernels use protection information by themselves.
+/// Kernels use protection information by themselves, and a bit that flips below is told to whoever reads the block.
 #[test]
 fn a_disk_with_protection_information() {
     let mut daemon = Daemon::start();
@@ -476,7 +476,10 @@ fn a_disk_with_protection_information() {
     let boot = || Boot::scenario("protection").socket(&socket);
     boot().set("DO", "write").set("FIO_SIZE", unless_heavy("8m", "32m")).run(&seats(1));
     daemon.stop();
+    flip_bit(&image, 33);
     daemon.start_again();
-    boot().kernel(Kernel::Newer).run(&seats(1));
+    for kernel in [Kernel::Stable, Kernel::Newer] {
+        boot().kernel(kernel).set("BAD", 33).run(&seats(1));
+    }
     daemon.finish();
 }

@@ -1,6 +1,7 @@
 # shellcheck shell=sh disable=SC2154
 # A disk with protection information (type 1, metadata in a separate buffer), which the kernel uses by itself.
 # DO=write|read   writes a text with it, and verified I/O; or reads the text and compares
+# BAD=N           a block of 4096 bytes whose guard does not match, of the first 64
 # FIO_SIZE=BYTES  of the verified I/O, default 8m
 wait_for_namespace "$disk"
 dev=/dev/$disk
@@ -25,8 +26,13 @@ write)
 read)
     at=0
     while [ $at -lt 64 ]; do
-        dd if="$dev" of=/tmp/block bs=4096 skip=$at count=1 iflag=direct 2>/tmp/why || die "block $at cannot be read: $(cat /tmp/why)"
-        text | dd bs=4096 skip=$at count=1 iflag=fullblock 2>/dev/null | cmp - /tmp/block || die "block $at has changed"
+        if dd if="$dev" of=/tmp/block bs=4096 skip=$at count=1 iflag=direct 2>/tmp/why; then
+            [ "$at" != "${BAD:-none}" ] || die "block $at was read, and should not be"
+            text | dd bs=4096 skip=$at count=1 iflag=fullblock 2>/dev/null | cmp - /tmp/block || die "block $at has changed"
+        else
+            [ "$at" = "${BAD:-none}" ] || die "block $at cannot be read: $(cat /tmp/why)"
+            say "block $at is refused, as it should be: $(cat /tmp/why)"
+        fi
         at=$((at + 1))
     done
     ;;

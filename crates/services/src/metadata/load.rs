@@ -100,7 +100,7 @@ impl Tagged {
     }
 
     /// Takes a block's metadata from the pages: of several candidates, those that belong to its data. A page whose successor is
-    /// damaged may be too old.
+    /// damaged may be too old. An entry without other ones was made when the data were durable: they are the newest's, or rotten.
     async fn take(
         &self,
         means: Means<'_>,
@@ -112,10 +112,10 @@ impl Tagged {
         let at = piece.lba % BLOCKS;
         let pages = [Some(newer), older].into_iter().flatten().map(|page| page.entries[at as usize]);
         let all = pages.flat_map(|entry| [Some(entry.newest), entry.other]).flatten();
-        let newest = newer.entries[at as usize].newest;
+        let Entry { newest, other } = newer.entries[at as usize];
         let mut others = all.clone().filter(|candidate| *candidate != newest);
         let is_sure = match newest {
-            Candidate::Value { .. } => others.next().is_none() && !alone,
+            Candidate::Value { .. } => !alone && (other.is_none() || others.next().is_none()),
             Candidate::Absent | Candidate::Lost => !alone,
         };
         if is_sure {
@@ -140,8 +140,12 @@ impl Tagged {
         if chosen == Candidate::Lost {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
-        // What a page on the leg may still say.
-        let other = all.clone().find(|candidate| *candidate != chosen);
+        let other = match found {
+            // Its data are durable since the volume was opened.
+            Some(Candidate::Value { .. }) => None,
+            // What a page on the leg may still say.
+            _ => all.clone().find(|candidate| *candidate != chosen),
+        };
         group.set(at, Entry { newest: chosen, other });
         Ok(())
     }

@@ -11,7 +11,7 @@ use millrace_block::{
 use millrace_memory::Segment;
 
 use super::{
-    super::page::{PAGE, group_start},
+    super::page::{PAGE, block_start, group_start},
     SEED, Woven, disk, job, open, tag_of,
 };
 use crate::{Reason, graph::Graph, legs};
@@ -120,6 +120,39 @@ fn the_newest_metadata_count_although_the_data_are_the_same() {
         let graph = over(&faulty, Reason::Open);
         let probe = Probe::over(graph.volume());
         assert_eq!((probe.read(7), probe.read(8)), (Ok((1, 4)), Ok((0, 0xff))));
+    }
+}
+
+/// Blocks that got their first metadata in this run, and rot afterwards, keep them: whoever checks them is told.
+#[test]
+fn rotten_blocks_keep_their_metadata() {
+    for clean in [true, false] {
+        let disk = disk(300, SIZE);
+        let rot = |lba: u64| legs::write(&disk, block_start(lba, SIZE), vec![9; 512]).unwrap();
+        let mut graph = open(&disk, Reason::Create).unwrap();
+        let probe = Probe::over(graph.volume());
+        probe.write(7, 1, 2).unwrap();
+        on_bench(graph.volume(), |bench| bench.plain(Operation::Flush, 0, 0).unwrap());
+        if clean {
+            graph.unmount();
+        } else {
+            // The next one finds the data that belong to them; from its next page on they are sure.
+            kill(graph);
+            let graph = open(&disk, Reason::Open).unwrap();
+            let probe = Probe::over(graph.volume());
+            assert_eq!(probe.read(7), Ok((1, 2)));
+            probe.write(8, 3, 4).unwrap();
+            kill(graph);
+        }
+        rot(7);
+        for _ in 0..2 {
+            let mut graph = open(&disk, Reason::Open).unwrap();
+            let probe = Probe::over(graph.volume());
+            assert_eq!(probe.read(7), Ok((9, 2)), "stopped well: {clean}");
+            rot(20);
+            assert_eq!(probe.read(20), Ok((9, 0xff)), "it never had any");
+            graph.unmount();
+        }
     }
 }
 
