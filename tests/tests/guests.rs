@@ -446,6 +446,56 @@ fn a_flipped_bit_is_told_to_the_guest() {
     daemon.finish();
 }
 
+/// In the first group of an image of crypt's authenticated mode, after header, log and the pages of three levels.
+fn sealed_block(block: u64) -> u64 {
+    (1 << 20) + 3 * 8192 + block * 4096
+}
+
+#[test]
+fn a_block_that_was_changed_or_put_back_is_told_to_the_guest() {
+    let mut daemon = Daemon::start();
+    let (key, image) = (daemon.path("disk.key"), daemon.path("disk.img"));
+    std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+    let stack = format!("crypt(mode=authenticated, key=file:{}, file:{})", key.display(), image.display());
+    let volume = ["--stack", &stack, "--size", "64M", "--block-size", "4096"];
+    let socket = daemon.disk("disk", &volume, &[]);
+    let read_block = |block: u64| {
+        let mut bytes = vec![0; 4096];
+        let file = std::fs::File::open(&image).expect("the file");
+        file.read_exact_at(&mut bytes, sealed_block(block)).expect("a block of the text");
+        bytes
+    };
+    let write_block = |block: u64, bytes: &[u8]| {
+        let file = std::fs::OpenOptions::new().write(true).open(&image).expect("the file");
+        file.write_all_at(bytes, sealed_block(block)).expect("another block");
+    };
+    Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+    daemon.stop();
+    let old = read_block(77);
+    daemon.start_again();
+    // The same text once more: what lies in the file is other bytes, and those before are of an earlier time.
+    Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+    daemon.stop();
+    let new = read_block(77);
+    assert_ne!(old, new);
+    let mut flipped = new.clone();
+    flipped[1000] ^= 1;
+    for bad in [&old, &flipped] {
+        write_block(77, bad);
+        daemon.start_again();
+        Boot::scenario("text").set("BAD", 77).socket(&socket).run(&seats(1));
+        let log = daemon.log();
+        assert!(log.contains("it is not what was written there last") && log.contains("lba=77"), "{log}");
+        daemon.stop();
+    }
+    write_block(77, &new);
+    daemon.start_again();
+    Boot::scenario("text").set("DO", "read").socket(&socket).run(&seats(1));
+    let medium = std::fs::read(&image).expect("the file");
+    assert!(!medium.windows(11).any(|window| window == b"guest's own"), "plain text in the file");
+    daemon.finish();
+}
+
 #[test]
 fn a_flipped_bit_below_a_mirror_is_made_good() {
     let mut daemon = Daemon::start();

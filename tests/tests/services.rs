@@ -67,6 +67,27 @@ fn a_guest_does_not_notice_what_becomes_of_its_services() {
     daemon.finish();
 }
 
+/// The worker dies again and again under a load in which every block is verified: of no block that was being written the tag is lost.
+#[test]
+fn a_guest_does_not_notice_that_the_worker_of_an_authenticated_disk_dies() {
+    let daemon = Daemon::start();
+    let (key, leg) = (key(&daemon), daemon.path("a"));
+    let stack = format!("crypt(mode=authenticated, save-after=200ms, key=file:{}, file:{})", key.display(), leg.display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "256M"], &[]);
+    let mut guest = Boot::scenario("load").socket(&socket).start(&seats(1));
+    guest.wait_mark("loaded");
+    alive(&mut guest);
+    for round in 0..unless_heavy(20, 200) {
+        sleep(Duration::from_millis(100 + round * 79 % 400));
+        daemon.kill_worker(Signal::KILL);
+    }
+    alive(&mut guest);
+    guest.send("enough");
+    guest.finish();
+    assert_eq!(health(&daemon, "crypt"), "good");
+    daemon.finish();
+}
+
 /// A leg of a volume with parity is pulled and another one put in its place, then a second one is pulled and comes back, and the worker dies
 /// while there is no redundancy: the guest writes on, and the parity fits.
 #[test]

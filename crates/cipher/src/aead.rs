@@ -1,4 +1,5 @@
-//! Encryption that notices every change: AES-256-GCM for blocks, AES-256-GCM-SIV for keys.
+//! Encryption that notices every change: AES-256-GCM, and AES-256-GCM-SIV for keys and for the authenticated mode's blocks and
+//! pages.
 
 use std::{fmt, ptr::null};
 
@@ -28,10 +29,10 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    fn new(key: &Secret<32>, algorithm: *const EVP_AEAD) -> Result<Self, CipherError> {
+    fn new(key: &[u8; 32], algorithm: *const EVP_AEAD) -> Result<Self, CipherError> {
         library::init();
         // SAFETY: the key has the 32 bytes that both algorithms take.
-        let context = unsafe { EVP_AEAD_CTX_new(algorithm, key.bytes().as_ptr(), 32, TAG_BYTES) };
+        let context = unsafe { EVP_AEAD_CTX_new(algorithm, key.as_ptr(), 32, TAG_BYTES) };
         if context.is_null() {
             return Err(CipherError::Memory(std::io::Error::from_raw_os_error(libc::ENOMEM)));
         }
@@ -130,7 +131,7 @@ impl Aead {
     pub fn new(key: &Secret<32>) -> Result<Self, CipherError> {
         library::init();
         // SAFETY: the call returns a constant.
-        Context::new(key, unsafe { EVP_aead_aes_256_gcm() }).map(Self)
+        Context::new(key.bytes(), unsafe { EVP_aead_aes_256_gcm() }).map(Self)
     }
 
     /// Enciphers `from` to `to` (the same place, or another) and returns the tag. A nonce must never be used twice.
@@ -165,6 +166,73 @@ impl Aead {
     }
 }
 
+/// The cipher of a volume whose every block is checked: AES-256-GCM-SIV (RFC 8452), which bears it that a nonce comes twice with
+/// other data. A second key makes codes of pages that are not secret.
+pub struct Sealer {
+    data: Context,
+    codes: Context,
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sealer(AES-256-GCM-SIV)")
+    }
+}
+
+impl Sealer {
+    /// The cipher of this key: 32 bytes for data, 32 for codes.
+    ///
+    /// # Errors
+    /// [`CipherError::Memory`].
+    pub fn new(key: &Secret<64>) -> Result<Self, CipherError> {
+        library::init();
+        // SAFETY: the call returns a constant.
+        let algorithm = unsafe { EVP_aead_aes_256_gcm_siv() };
+        let (Some(data), Some(codes)) = (key.bytes().first_chunk(), key.bytes().last_chunk()) else {
+            return Err(CipherError::Library("split a key"));
+        };
+        Ok(Self { data: Context::new(data, algorithm)?, codes: Context::new(codes, algorithm)? })
+    }
+
+    /// Enciphers `data`, memory that nobody else writes to, where it is, and returns the tag.
+    pub fn seal(&self, nonce: &[u8; NONCE_BYTES], extra: &[u8], data: Segment) -> [u8; TAG_BYTES] {
+        // SAFETY: it is mapped memory of this length, and a place is the same as itself.
+        unsafe { self.data.seal(nonce, extra, data.as_ptr(), data.as_ptr(), data.len()) }
+    }
+
+    /// Deciphers `data`, memory that nobody else writes to, where it is, if it is what was sealed; otherwise it holds nothing of use
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`CipherError::Authentication`].
+    pub fn open(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        extra: &[u8],
+        tag: &[u8; TAG_BYTES],
+        data: Segment,
+    ) -> Result<(), CipherError> {
+        // SAFETY: as in `seal`.
+        unsafe { self.data.open(nonce, extra, tag, data.as_ptr(), data.as_ptr(), data.len()) }
+    }
+
+    /// The code of a text: nobody without the key makes another text that has it.
+    pub fn code(&self, nonce: &[u8; NONCE_BYTES], text: &[u8]) -> [u8; TAG_BYTES] {
+        let mut nothing = [0; 1];
+        let place = nothing.as_mut_ptr();
+        // SAFETY: no byte of the place is used.
+        unsafe { self.codes.seal(nonce, text, place, place, 0) }
+    }
+
+    /// Whether a text has this code.
+    pub fn is_code(&self, nonce: &[u8; NONCE_BYTES], text: &[u8], code: &[u8; TAG_BYTES]) -> bool {
+        let mut nothing = [0; 1];
+        let place = nothing.as_mut_ptr();
+        // SAFETY: no byte of the place is used.
+        unsafe { self.codes.open(nonce, text, code, place, place, 0) }.is_ok()
+    }
+}
+
 /// Seals a secret under a key-encryption key: nonce, enciphered secret, tag. `extra` must be the same when it is opened.
 ///
 /// # Errors
@@ -172,7 +240,7 @@ impl Aead {
 pub fn seal<const N: usize>(key: &Secret<32>, extra: &[u8], secret: &Secret<N>) -> Result<Vec<u8>, CipherError> {
     library::init();
     // SAFETY: the call returns a constant.
-    let context = Context::new(key, unsafe { EVP_aead_aes_256_gcm_siv() })?;
+    let context = Context::new(key.bytes(), unsafe { EVP_aead_aes_256_gcm_siv() })?;
     let nonce = random()?;
     let mut sealed = vec![0; NONCE_BYTES + N + TAG_BYTES];
     sealed[..NONCE_BYTES].copy_from_slice(&nonce);
@@ -190,7 +258,7 @@ pub fn seal<const N: usize>(key: &Secret<32>, extra: &[u8], secret: &Secret<N>) 
 pub fn open<const N: usize>(key: &Secret<32>, extra: &[u8], sealed: &[u8]) -> Result<Secret<N>, CipherError> {
     library::init();
     // SAFETY: the call returns a constant.
-    let context = Context::new(key, unsafe { EVP_aead_aes_256_gcm_siv() })?;
+    let context = Context::new(key.bytes(), unsafe { EVP_aead_aes_256_gcm_siv() })?;
     let (Some((nonce, rest)), true) = (sealed.split_first_chunk(), sealed.len() == NONCE_BYTES + N + TAG_BYTES) else {
         return Err(CipherError::Authentication);
     };

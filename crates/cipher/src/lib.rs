@@ -5,7 +5,8 @@
 //!   random ─► Secret<64> (volume key) ◄──────────── superblock ◄──┘ (AES-256-GCM-SIV)
 //!                 │
 //!                 ├─► Xts: segment ─► segment, one data unit per block (AES-256-XTS)      contexts: one per shard
-//!                 └─► Aead: segment + tag ─► segment (AES-256-GCM)
+//!                 ├─► Aead: segment + tag ─► segment (AES-256-GCM)
+//!                 └─► Sealer: segment + tag, in its place, and codes of pages (AES-256-GCM-SIV)
 //! ```
 //!
 //! Invariants:
@@ -29,7 +30,7 @@ mod source;
 mod tests;
 mod xts;
 
-pub use aead::{Aead, NONCE_BYTES, TAG_BYTES, open, seal};
+pub use aead::{Aead, NONCE_BYTES, Sealer, TAG_BYTES, open, seal};
 pub use error::{CipherError, KeyError};
 pub use secret::{Secret, random};
 pub use source::{KeySource, Runner, Running, run_commands_by};

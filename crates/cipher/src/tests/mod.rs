@@ -115,6 +115,30 @@ proptest! {
     }
 
     #[test]
+    fn sealed_blocks_and_codes_notice_every_bit(key: [u8; 32], nonce: [u8; 12], extra: [u8; 32], at in 0_usize..(512 + 16 + 32) * 8) {
+        let (one, two): (Vec<u8>, Vec<u8>) = (key.to_vec(), key.iter().map(|byte| !byte).collect());
+        let sealer = Sealer::new(&Secret::copy_of(&[one, two].concat().try_into().unwrap()).unwrap()).unwrap();
+        let plain: Vec<u8> = (0..512_u32).map(|at| at as u8).collect();
+        let sealed = Memory::of(&plain);
+        let tag = sealer.seal(&nonce, &extra, sealed.all());
+        prop_assert_ne!(sealed.bytes(), &plain[..]);
+        let mut all = [sealed.bytes(), tag.to_vec(), extra.to_vec()].concat();
+        sealer.open(&nonce, &extra, &tag, sealed.all()).unwrap();
+        prop_assert_eq!(sealed.bytes(), &plain[..]);
+        let code = sealer.code(&nonce, &plain);
+        prop_assert!(sealer.is_code(&nonce, &plain, &code));
+        prop_assert!(code != tag && !sealer.is_code(&nonce.map(|byte| !byte), &plain, &code));
+        let mut other = plain;
+        other[at / 8 % 512] ^= 1 << (at % 8);
+        prop_assert!(!sealer.is_code(&nonce, &other, &code));
+        all[at / 8] ^= 1 << (at % 8);
+        let spoiled = Memory::of(&all[..512]);
+        let (tag, extra) = (all[512..528].try_into().unwrap(), &all[528..]);
+        let refused = sealer.open(&nonce, extra, &tag, spoiled.all());
+        prop_assert!(matches!(refused, Err(CipherError::Authentication)));
+    }
+
+    #[test]
     fn a_sealed_key_opens_with_its_own_key_only(at in 0_usize..92 * 8) {
         let (key, other, volume) = (Secret::generate().unwrap(), Secret::generate().unwrap(), Secret::<64>::generate().unwrap());
         let sealed = seal(&key, b"volume", &volume).unwrap();

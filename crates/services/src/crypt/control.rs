@@ -274,7 +274,11 @@ impl Service for Crypt {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         let loaded = Header::load(&self.leg)?;
         let Some((header, found)) = loaded else {
+            let is_other = !matches!(super::authenticated::REGION.load(&self.leg), Ok(None));
             return match mount.reason {
+                _ if is_other && mount.reason != Reason::Change => {
+                    Err(self.wrong("it holds a volume of another mode: say mode=authenticated, or erase it first"))
+                }
                 Reason::Create => self.prepare(false),
                 Reason::Change if mount.previous::<Self>().is_none() => self.prepare(true),
                 _ => Err(self.wrong(

@@ -12,7 +12,10 @@
 //! * A block of zeroes on the leg reads as zeroes: it was never written, or given back. No enciphered block is all zeroes.
 //! * At any instant each block has the old key or the new one, and after a crash it is known which.
 //! * Keys are in locked memory (`millrace-cipher`), never in a log, a message, the state store, or a core dump.
+//!
+//! That is the mode xts; `authenticated` is another one, with a path and a format of its own.
 
+mod authenticated;
 mod control;
 mod header;
 mod keys;
@@ -21,7 +24,7 @@ mod rekey;
 mod tests;
 mod volume;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use millrace_block::BlockSize;
 use millrace_cipher::KeySource;
@@ -35,7 +38,7 @@ use crate::{
 /// Its line in the table.
 pub(crate) static KIND: Kind = Kind {
     name: "crypt",
-    help: "what is on the leg is enciphered (AES-256-XTS) under a key that only the operator has",
+    help: "what is on the leg is enciphered (AES-256) under a key that only the operator has",
     legs: 1..=1,
     settings: &[
         Word { name: "key", help: "the key-encryption key: file:/PATH, keyring:NAME or command:/PROGRAM ARGUMENTS" },
@@ -43,9 +46,14 @@ pub(crate) static KIND: Kind = Kind {
             name: "discard",
             help: "blocks that the guest gives back are given back to the leg, which shows where they are [true]",
         },
+        Word { name: "mode", help: "xts: hidden; authenticated: hidden, and every change of a block is found [xts]" },
+        Word { name: "save-after", help: "mode authenticated: how long tags may be in the log alone [5s]" },
         Word { name: "rekey-rate", help: "bytes that re-keying works on each second; 0: as fast as it goes [0]" },
     ],
-    commands: &[Word { name: "rekey", help: "makes a new key and re-enciphers everything while the volume is in use" }],
+    commands: &[Word {
+        name: "rekey",
+        help: "mode xts: makes a new key and re-enciphers everything while the volume is in use",
+    }],
     shares_legs: false,
     is_disk: false,
     samples: SAMPLES,
@@ -57,6 +65,11 @@ pub(crate) static KIND: Kind = Kind {
 const SAMPLES: &[&str] = &[
     concat!("crypt(key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", ?)"),
     concat!("crypt(discard=false, key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", ?)"),
+    concat!(
+        "crypt(mode=authenticated, save-after=1ms, key=\"file:",
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/crypt/tests/test.key\", ?)"
+    ),
 ];
 #[cfg(not(any(test, feature = "testing")))]
 const SAMPLES: &[&str] = &[];
@@ -67,7 +80,28 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
         key.parse().map_err(|error: millrace_cipher::KeyError| SettingError::new("key", error.to_string()))?;
     let discard = settings.parsed("discard", "true or false")?.unwrap_or(true);
     let rekey_rate = settings.size("rekey-rate")?.unwrap_or(0);
-    Ok(Box::new(CryptPlan { key, discard, rekey_rate }))
+    let mode = match settings.text("mode") {
+        None | Some("xts") => Mode::Xts,
+        Some("authenticated") => Mode::Authenticated,
+        Some(other) => return Err(SettingError::new("mode", format!("{other:?} is none; there are xts and authenticated"))),
+    };
+    let save_after = settings.duration("save-after")?.unwrap_or(Duration::from_secs(5));
+    if !(Duration::from_millis(1)..=Duration::from_secs(600)).contains(&save_after) {
+        return Err(SettingError::new("save-after", "from 1ms to 10m is possible"));
+    }
+    for (name, needed) in [("save-after", Mode::Authenticated), ("rekey-rate", Mode::Xts)] {
+        if settings.text(name).is_some() && mode != needed {
+            return Err(SettingError::new(name, "is of no use in this mode"));
+        }
+    }
+    Ok(Box::new(CryptPlan { key, discard, rekey_rate, mode, save_after }))
+}
+
+/// What is made of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Xts,
+    Authenticated,
 }
 
 #[derive(Debug)]
@@ -76,19 +110,36 @@ struct CryptPlan {
     discard: bool,
     /// Bytes a second; 0: no limit.
     rekey_rate: u64,
+    mode: Mode,
+    /// In the authenticated mode, how long tags may be in the log alone.
+    save_after: Duration,
 }
 
 impl Plan for CryptPlan {
     fn layout(&self, _: usize) -> Layout {
         // Whoever has the key sees the same bytes, whatever seals it.
-        Layout::Own("crypt".to_owned())
+        Layout::Own(match self.mode {
+            Mode::Xts => "crypt".to_owned(),
+            Mode::Authenticated => "crypt authenticated".to_owned(),
+        })
     }
 
-    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
-        stated.iter().map(|stated| stated.or(Some(size.saturating_add(header::OFFSET)))).collect()
+    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>> {
+        let needed = match self.mode {
+            Mode::Xts => Some(size.saturating_add(header::OFFSET)),
+            Mode::Authenticated => authenticated::leg_bytes(size, block_size),
+        };
+        stated.iter().map(|stated| stated.or(needed)).collect()
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
+        if self.mode == Mode::Authenticated {
+            // Fetched before any pause: a command may take its time.
+            let kek = self.key.load().map_err(|error| control::key_error(&error))?;
+            let settled =
+                authenticated::Settled { key: self.key.clone(), discard: self.discard, save_after: self.save_after };
+            return authenticated::build(build, settled, kek);
+        }
         let leg = build.only_leg();
         let has = leg.geometry().bytes();
         let room = has.saturating_sub(header::OFFSET);

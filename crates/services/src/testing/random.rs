@@ -49,7 +49,9 @@ fn try_stack(test: &RandomStacks, seed: u64) {
     let text = stack(&mut random, 4, &mut disks);
     eprintln!("random stack, seed {seed:#x}: {text}");
     let block_size = if random.below(2) == 0 { BlockSize::B512 } else { BlockSize::B4096 };
-    let rig = Rig::new(seed, disks, 4096, block_size);
+    // Some keep a megabyte for themselves.
+    let blocks = if block_size == BlockSize::B512 { 16_384 } else { 4096 };
+    let rig = Rig::new(seed, disks, blocks, block_size);
     let open = |reason| graph(&text, &rig.volumes(), None, reason, &rig.kept).unwrap_or_else(|error| panic!("{error}"));
     let mut volume = open(Reason::Create);
     let geometry = volume.volume().geometry();

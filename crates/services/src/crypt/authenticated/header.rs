@@ -1,0 +1,182 @@
+//! The header: the sealed key, and the root of the tree.
+
+use std::sync::Arc;
+
+use millrace_block::{BlockError, BlockSize, TaskContext, Volume};
+use millrace_cipher::{CipherError, NONCE_BYTES, Sealer, Secret, TAG_BYTES, open, seal};
+
+use super::{
+    layout::{BRANCHES, LOG_PAGES, OFFSET, REGION},
+    page::{RECORD, Record, Uuid, is_root, root_code},
+};
+use crate::{record::Found, service::ServiceError};
+
+/// AES-256-GCM-SIV, a record per block.
+const CIPHER: u32 = 2;
+const SEALED: usize = NONCE_BYTES + 64 + TAG_BYTES;
+/// Bytes before the root's records.
+const FIXED: usize = 168;
+/// Where the code is.
+const CODE: usize = 152;
+
+const _: () = assert!(FIXED + BRANCHES as usize * RECORD <= (REGION.len / 2) as usize - 32);
+
+/// What the header says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) uuid: Uuid,
+    pub(super) block_size: BlockSize,
+    /// Counts the turns in which the tree was saved.
+    pub(super) epoch: u64,
+    key: [u8; SEALED],
+    /// The branches' records, up to the last one that is not fresh.
+    pub(super) root: Vec<Record>,
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes[at..at + N].try_into().expect("the length is this")
+}
+
+impl Header {
+    /// A header with a new key and nothing in the tree.
+    pub(super) fn create(kek: &Secret<32>, uuid: Uuid, block_size: BlockSize) -> Result<(Self, Secret<64>), CipherError> {
+        let key = Secret::generate()?;
+        let mut header = Self { uuid, block_size, epoch: 0, key: [0; SEALED], root: Vec::new() };
+        header.seal(kek, &key)?;
+        Ok((header, key))
+    }
+
+    /// What a sealed key is bound to: it opens in this header only.
+    fn extra(&self) -> Vec<u8> {
+        let numbers = [CIPHER, self.block_size.bytes()].map(u32::to_le_bytes).concat();
+        [&b"millrace crypt"[..], &self.uuid, &numbers, &OFFSET.to_le_bytes()].concat()
+    }
+
+    /// Seals the volume's key under this key-encryption key.
+    pub(super) fn seal(&mut self, kek: &Secret<32>, key: &Secret<64>) -> Result<(), CipherError> {
+        let sealed = seal(kek, &self.extra(), key)?;
+        self.key = sealed.try_into().expect("a sealed key has a fixed length");
+        Ok(())
+    }
+
+    /// The volume's key.
+    pub(super) fn open(&self, kek: &Secret<32>) -> Result<Secret<64>, CipherError> {
+        open(kek, &self.extra(), &self.key)
+    }
+
+    /// This header with another tree.
+    pub(super) fn with_root(&self, epoch: u64, root: Vec<Record>) -> Self {
+        Self { epoch, root, ..self.clone() }
+    }
+
+    fn encode(&self, sealer: &Sealer) -> Vec<u8> {
+        let mut out = self.uuid.to_vec();
+        for number in [CIPHER, self.block_size.bytes(), LOG_PAGES as u32, self.root.len() as u32] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&OFFSET.to_le_bytes());
+        out.extend_from_slice(&self.epoch.to_le_bytes());
+        out.extend_from_slice(&self.key);
+        out.resize(FIXED, 0);
+        self.root.iter().for_each(|record| out.extend_from_slice(&record.bytes()));
+        let code = root_code(sealer, self.epoch, &out);
+        out[CODE..CODE + TAG_BYTES].copy_from_slice(&code);
+        out
+    }
+
+    /// What the content says, or what is wrong with it. Whether it is what it was is for [`Self::is_whole`].
+    fn decode(content: &[u8]) -> Result<Self, String> {
+        if content.len() < FIXED {
+            return Err(format!("its header has {} bytes, fewer than {FIXED}", content.len()));
+        }
+        let number = |at: usize| u32::from_le_bytes(array(content, at));
+        let (cipher, block_size, log, count) = (number(16), number(20), number(24), number(28) as usize);
+        if cipher != CIPHER {
+            return Err(format!("it has a cipher of number {cipher}, which this program does not know"));
+        }
+        let block_size = BlockSize::from_bytes(block_size).ok_or_else(|| format!("it has blocks of {block_size} bytes"))?;
+        let offset = u64::from_le_bytes(array(content, 32));
+        if u64::from(log) != LOG_PAGES || offset != OFFSET {
+            return Err("it is laid out in a way that this program does not know".to_owned());
+        }
+        if count as u64 > BRANCHES || content.len() != FIXED + count * RECORD {
+            return Err(format!("its header has {} bytes, which does not fit {count} records", content.len()));
+        }
+        Ok(Self {
+            uuid: array(content, 0),
+            block_size,
+            epoch: u64::from_le_bytes(array(content, 40)),
+            key: array(content, 48),
+            root: content[FIXED..].chunks_exact(RECORD).map(Record::of).collect(),
+        })
+    }
+
+    /// Whether content that was understood is what was written under this key.
+    pub(super) fn is_whole(&self, sealer: &Sealer, content: &[u8]) -> bool {
+        let mut plain = content.to_vec();
+        plain[CODE..CODE + TAG_BYTES].fill(0);
+        is_root(sealer, self.epoch, &plain, &array(content, CODE))
+    }
+
+    /// Reads the header; `None` where there is none.
+    pub(super) fn load(leg: &Arc<dyn Volume>) -> Result<Option<(Self, Found)>, ServiceError> {
+        let Some(found) = REGION.load(leg)? else { return Ok(None) };
+        let header =
+            Self::decode(&found.content).map_err(|what| ServiceError::Content { leg: leg.name().to_owned(), what })?;
+        Ok(Some((header, found)))
+    }
+
+    /// Replaces both copies of the header, so that nothing of the one before is left. Returns the new generation.
+    pub(super) fn store(&self, leg: &Arc<dyn Volume>, generation: u64, sealer: &Sealer) -> Result<u64, ServiceError> {
+        let content = self.encode(sealer);
+        REGION.store(leg, generation + 1, &content)?;
+        REGION.store(leg, generation + 2, &content)?;
+        Ok(generation + 2)
+    }
+
+    /// The content for [`Self::store_in`].
+    pub(super) fn content(&self, sealer: &Sealer) -> Vec<u8> {
+        self.encode(sealer)
+    }
+
+    /// [`Self::store`] within a task.
+    pub(super) async fn store_in(
+        cx: TaskContext<'_>,
+        leg: &dyn Volume,
+        generation: u64,
+        content: &[u8],
+    ) -> Result<(), BlockError> {
+        REGION.store_in(cx, leg, generation + 1, content).await?;
+        REGION.store_in(cx, leg, generation + 2, content).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_header_reads_back_and_every_change_is_noticed(uuid: [u8; 16], small: bool, epoch: u64, count in 0..9_u64, at: u64, bit in 0_u8..8) {
+            let kek = Secret::generate().unwrap();
+            let block_size = if small { BlockSize::B512 } else { BlockSize::B4096 };
+            let (mut header, key) = Header::create(&kek, uuid, block_size).unwrap();
+            header.epoch = epoch;
+            header.root = (0..count).map(|version| Record { version, tag: [version as u8; 16] }).collect();
+            let sealer = Sealer::new(&key).unwrap();
+            let content = header.encode(&sealer);
+            prop_assert_eq!(Header::decode(&content), Ok(header.clone()));
+            prop_assert!(header.is_whole(&sealer, &content));
+            let mut spoiled = content.clone();
+            let at = (at % content.len() as u64) as usize;
+            spoiled[at] ^= 1 << bit;
+            if let Ok(other) = Header::decode(&spoiled) {
+                let opened = other.open(&kek).ok().and_then(|key| Sealer::new(&key).ok());
+                prop_assert!(opened.is_none_or(|sealer| !other.is_whole(&sealer, &spoiled)));
+            }
+            prop_assert!(Header::decode(&content[..at]).is_err());
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Saving the tree, so that the log need not be kept.
+//!
+//! ```text
+//!   epoch e+1 begins ─► writers of e have ended ─► what failed is logged again ─► flush (their data) ─► changed pages, from the
+//!   groups up, each in the place that the root does not lead to ─► flush ─► header with the root, twice
+//! ```
+//!
+//! A page may have records of writers of e+1: the log of e+1 has what their blocks were before.
+//!
+//! A header that could not be stored may be there all the same. So that root is stored again before any page is written: a page that
+//! it leads to is never overwritten.
+
+use std::sync::atomic::Ordering;
+
+use millrace_block::{BlockError, Operation, TaskContext, yield_now};
+use millrace_memory::{BUFFER_SIZE, Segment};
+
+use super::{
+    header::Header,
+    layout::{LEVELS, PAGE, page_start},
+    log::CARRIED,
+    page::{Change, Place, Record, encode_tree},
+    table::Node,
+    volume::Authenticated,
+};
+use crate::{legs, locks::until};
+
+/// Nodes that are looked at before the shard does something else.
+const LOOKED_AT: usize = 1024;
+/// A root that is being stored.
+#[derive(Clone, Debug)]
+pub(super) struct Root {
+    epoch: u64,
+    content: Vec<u8>,
+    /// Pages that it leads to and the one before did not.
+    pages: Vec<Place>,
+}
+
+impl Authenticated {
+    /// Saves the tree, unless somebody has begun another epoch since this one. Whoever calls it holds nothing: it waits for all
+    /// writers.
+    pub(super) async fn save(&self, cx: TaskContext<'_>, seen: u64) -> Result<(), BlockError> {
+        let _turn = self.saving.take(cx).await;
+        if self.log.epoch().0 > seen {
+            return Ok(());
+        }
+        self.save_now(cx).await
+    }
+
+    /// [`Self::save`] for whoever has the turn.
+    pub(super) async fn save_now(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let unfinished = self.control().unfinished.clone();
+        if let Some(root) = unfinished {
+            self.store_root(cx, root).await?;
+        }
+        let mut epoch = self.log.epoch().0;
+        if epoch == self.rooted.load(Ordering::SeqCst) {
+            self.settle_all(cx).await?;
+            epoch = self.log.next_epoch();
+        }
+        until(cx, || self.log.is_over(epoch.wrapping_sub(1)).then_some(())).await;
+        if self.control().carried != epoch {
+            self.carry_doubts()?;
+            self.control().carried = epoch;
+        }
+        self.commit_all(cx).await?;
+        legs::flush(cx, &*self.leg).await?;
+        self.save_pages(cx).await?;
+        legs::flush(cx, &*self.leg).await?;
+        let root = self.make_root(epoch)?;
+        self.store_root(cx, root).await
+    }
+
+    /// Finds out what blocks hold whose writes failed, where they can be read.
+    async fn settle_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let doubtful: Vec<u64> = self.doubts().keys().copied().collect();
+        for lba in doubtful {
+            let node = self.ready(cx, lba).await?;
+            match self.settle(cx, node, lba).await {
+                Ok(()) | Err(BlockError::ReadFault { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks of which it is not known what they hold stay so, whatever becomes of the log before.
+    fn carry_doubts(&self) -> Result<(), BlockError> {
+        let mut changes = Vec::new();
+        for (lba, records) in &*self.doubts() {
+            changes.extend(records.windows(2).map(|two| Change { lba: *lba, old: two[0], new: two[1] }));
+        }
+        if changes.len() > CARRIED {
+            return Err(BlockError::WriteFault { errno: 0 });
+        }
+        drop(self.log.carry(&changes));
+        Ok(())
+    }
+
+    /// Makes durable what waits in the log's queue.
+    async fn commit_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let all = self.log.carry(&[]);
+        if self.log.is_durable(&all) {
+            return Ok(());
+        }
+        let buffer = cx.buffers.take().await;
+        self.commit(cx.deeper(), buffer.segment(PAGE), &all).await
+    }
+
+    async fn save_pages(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let buffer = cx.buffers.take().await;
+        let segment = buffer.segment(BUFFER_SIZE).part(0, PAGE).expect("a page is smaller than a buffer");
+        for level in 0..LEVELS {
+            for (looked_at, (place, node)) in self.table.all(level).enumerate() {
+                if node.take_dirty()
+                    && let Err(error) = self.save_page(cx.deeper(), segment, place, node).await
+                {
+                    node.touch();
+                    return Err(error);
+                }
+                if looked_at % LOOKED_AT == LOOKED_AT - 1 {
+                    yield_now().await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn save_page(&self, cx: TaskContext<'_>, segment: Segment, place: Place, node: &Node) -> Result<(), BlockError> {
+        let sequence = node.rooted.load(Ordering::SeqCst) + 1;
+        let tag = {
+            let visit = self.sealer.visit();
+            let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+            let (page, tag) = encode_tree(&force.sealer, &force.uuid, place, sequence, |at| node.record(at));
+            segment.write_at(0, &page);
+            tag
+        };
+        let start = page_start(place.level, place.number, self.block_size()) + sequence % 2 * PAGE as u64;
+        self.transfer(cx, Operation::Write { fua: false }, start, segment).await?;
+        let (above, at) = self.table.above(place);
+        above.set(at, Record { version: sequence, tag });
+        above.touch();
+        self.control().unrooted.push(place);
+        Ok(())
+    }
+
+    /// The header for what was saved.
+    fn make_root(&self, epoch: u64) -> Result<Root, BlockError> {
+        let node = &self.table.root;
+        let mut root: Vec<_> = (0..node.len()).map(|at| node.record(at)).collect();
+        let used = root.iter().rposition(|record| *record != Record::FRESH).map_or(0, |last| last + 1);
+        root.truncate(used);
+        let visit = self.sealer.visit();
+        let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+        let mut control = self.control();
+        let header = control.header.as_ref().ok_or(BlockError::NotReady)?;
+        let content = header.with_root(epoch, root).content(&force.sealer);
+        let pages = std::mem::take(&mut control.unrooted);
+        Ok(Root { epoch, content, pages })
+    }
+
+    async fn store_root(&self, cx: TaskContext<'_>, root: Root) -> Result<(), BlockError> {
+        let generation = {
+            let mut control = self.control();
+            control.unfinished = Some(root.clone());
+            control.generation
+        };
+        Header::store_in(cx, &*self.leg, generation, &root.content).await?;
+        for place in &root.pages {
+            let (above, at) = self.table.above(*place);
+            if let Some(node) = self.table.get(*place) {
+                node.rooted.store(above.record(at).version, Ordering::SeqCst);
+            }
+        }
+        self.table.root.take_dirty();
+        let mut control = self.control();
+        control.generation = generation + 2;
+        control.unfinished = None;
+        if let Some(header) = &mut control.header {
+            header.epoch = root.epoch;
+        }
+        self.rooted.store(root.epoch, Ordering::SeqCst);
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! Another size, another block size, and erasure: beside the path of requests, on a thread that may wait.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+use millrace_block::{BlockCount, BlockError, BlockSize, TaskContext, Volume as _, VolumeError};
+
+use super::{
+    layout::{FAN, LEVELS, MOST_BLOCKS, OFFSET, blocks_under, leg_bytes},
+    page::{Place, Record},
+    volume::Authenticated,
+};
+use crate::{
+    legs,
+    locks::{Taken, until},
+    service::ServiceError,
+};
+
+/// How often it is looked whether a save has ended.
+const LOOK: Duration = Duration::from_micros(100);
+
+impl Authenticated {
+    /// Keeps others from saving.
+    fn take_saving(&self) -> Taken<'_> {
+        loop {
+            if let Some(turn) = self.saving.try_take() {
+                return turn;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn failed(&self, action: &'static str, error: &ServiceError) -> VolumeError {
+        let source = std::io::Error::other(error.to_string());
+        VolumeError::Io { volume: self.name.clone(), action, path: self.leg.name().into(), source }
+    }
+
+    /// Erases all data, first of all by forgetting the key. No request is in flight.
+    pub(super) fn erase_all(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        let geometry = self.geometry();
+        if geometry.read_only {
+            return Err(VolumeError::Unsupported { volume: self.name.clone(), what: "formatting while read-only" });
+        }
+        let blocks = geometry.bytes() >> block_size.shift();
+        let bad = |why| VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why };
+        if blocks == 0 {
+            return Err(bad("the volume is smaller than a block"));
+        }
+        let needed = leg_bytes(blocks, block_size).ok_or_else(|| bad("the volume is too large"))?;
+        let _saving = self.take_saving();
+        self.forget_key(geometry.block_size).map_err(|error| self.failed("format", &error))?;
+        if block_size == geometry.block_size {
+            return self.give_back().map_err(|error| self.failed("format", &error));
+        }
+        // Smaller blocks have more tags.
+        let has = self.leg.geometry();
+        if has.bytes() < needed {
+            self.leg.resize(BlockCount(needed.next_multiple_of(4096) >> has.block_size.shift()))?;
+        }
+        // The leg forgets everything, the header too.
+        self.leg.format(block_size)?;
+        self.look_again();
+        self.blocks.store(blocks, Ordering::Relaxed);
+        self.forget_key(block_size).map_err(|error| self.failed("format", &error))
+    }
+
+    /// Makes the blocks zeroes on the leg: nobody could read them any more.
+    fn give_back(&self) -> Result<(), ServiceError> {
+        let leg = Arc::clone(&self.leg);
+        let len = leg.geometry().bytes().saturating_sub(OFFSET);
+        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, OFFSET, len).await }))?;
+        result.map_err(|source| ServiceError::Leg { what: "erase", leg: self.leg.name().to_owned(), source })
+    }
+
+    pub(super) fn resize_to(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        let block_size = self.block_size();
+        let size = blocks.0.saturating_mul(u64::from(block_size.bytes()));
+        let bad = |why| VolumeError::BadSize { volume: self.name.clone(), size, why };
+        if blocks.0 == 0 {
+            return Err(bad("a volume has at least one block"));
+        }
+        let needed = leg_bytes(blocks.0, block_size).filter(|_| blocks.0 <= MOST_BLOCKS);
+        let needed = BlockCount(needed.ok_or_else(|| bad("it is too large"))? >> block_size.shift());
+        let before = self.blocks.load(Ordering::Relaxed);
+        if blocks.0 < before {
+            // Requests to what goes fail from now on.
+            self.blocks.store(blocks.0, Ordering::Relaxed);
+        } else {
+            self.forget_beyond(before).map_err(|error| self.failed("lengthen", &error))?;
+        }
+        if let Err(error) = self.leg.resize(needed) {
+            self.blocks.store(before, Ordering::Relaxed);
+            return Err(error);
+        }
+        self.blocks.store(blocks.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes, durably.
+    fn forget_beyond(&self, end: u64) -> Result<(), ServiceError> {
+        self.block_on("lengthen", move |volume, cx| {
+            Box::pin(async move {
+                let _saving = volume.saving.take(cx).await;
+                volume.cut(cx, end).await?;
+                volume.save_now(cx).await
+            })
+        })
+    }
+
+    async fn cut(&self, cx: TaskContext<'_>, end: u64) -> Result<(), BlockError> {
+        self.doubts().retain(|lba, _| *lba < end);
+        if !end.is_multiple_of(FAN) {
+            let node = self.ready(cx, end).await?;
+            let beyond = (end % FAN) as usize..node.len();
+            // Writers from before the volume was made shorter.
+            until(cx, || node.try_lock(beyond.clone()).then_some(())).await;
+            beyond.for_each(|at| node.set(at, Record { tag: Record::FRESH.tag, ..node.record(at) }));
+            node.touch();
+        }
+        for level in 0..LEVELS {
+            let first = end.div_ceil(blocks_under(level));
+            for (_, node) in self.table.all(level).filter(|(place, _)| place.number >= first) {
+                until(cx, || node.try_lock(0..node.len()).then_some(())).await;
+                node.forget();
+            }
+            // What the page above says of these.
+            let above = match level + 1 {
+                LEVELS => &self.table.root,
+                _ if first.is_multiple_of(FAN) => continue,
+                level => self.ready_page(cx, Place { level, number: first / FAN }).await?,
+            };
+            let from = if level + 1 == LEVELS { first } else { first % FAN };
+            for at in from as usize..above.len() {
+                if above.record(at) != Record::FRESH {
+                    above.set(at, Record::FRESH);
+                    above.touch();
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,365 @@
+//! Legs that fail, sizes that change, keys that are exchanged: no good block is called changed, and nothing is lost.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
+    conformance::{self, SyncHarness},
+};
+
+use super::{
+    super::{
+        super::KIND,
+        header::Header,
+        layout::{LOG_PAGES, OFFSET, block_start, page_start},
+    },
+    SEED, close, disk, kill, on_bench, open, open_stack, put_raw, raw, read, stack,
+};
+use crate::{
+    Build, LegOrigin, Mount, Reason, Service, SharedObjects,
+    graph::Graph,
+    legs,
+    settings::Settings,
+    testing::{Bench, Kept, Session},
+};
+
+const FAULT: BlockError = BlockError::ReadFault { errno: 5 };
+const SIZE: BlockSize = BlockSize::B512;
+
+fn over(faulty: &Arc<FaultVolume>, reason: Reason) -> Graph {
+    let volume: Arc<dyn Volume> = Arc::<FaultVolume>::clone(faulty);
+    open(&volume, reason).unwrap()
+}
+
+/// What blocks may hold: of each, what it held when it was last durable, and what was written since.
+struct Known(BTreeMap<u64, Vec<(Vec<u8>, bool)>>);
+
+impl Known {
+    fn wrote(&mut self, lba: u64, data: &[u8], good: bool) {
+        self.0.entry(lba).or_insert_with(|| vec![(vec![0; data.len()], true)]).push((data.to_vec(), good));
+    }
+
+    fn flushed(&mut self) {
+        for may in self.0.values_mut() {
+            let last = may.iter().rposition(|(_, good)| *good).unwrap_or(0);
+            may.drain(..last);
+        }
+    }
+
+    fn check(&self, bench: &mut conformance::Bench<'_>) {
+        for (lba, may) in &self.0 {
+            let found = bench.read(*lba, 1);
+            assert!(may.iter().any(|(data, _)| *data == found), "block {lba} holds none of {} versions", may.len());
+        }
+    }
+}
+
+/// Writes while the leg fails now and then, and the tree is saved all the time; then the power goes.
+fn rounds(seed: u64, effect: Effect) {
+    let faulty = FaultVolume::new(disk(400, SIZE), seed);
+    let volume: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let mut known = Known(BTreeMap::new());
+    let stack = stack("save-after=1ms, ");
+    let tasks = Bench::new(seed);
+    let mut reason = Reason::Create;
+    for round in 0..4 {
+        let kept = Arc::<Kept>::default();
+        let mut graph = crate::testing::graph(&stack, std::slice::from_ref(&volume), None, reason, &kept)
+            .unwrap_or_else(|error| panic!("seed {seed:#x}, round {round}: {error}"));
+        reason = Reason::Open;
+        let mut session = Session::new(&tasks, &kept, seed ^ round);
+        let mut bench = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), seed ^ round << 8);
+        known.check(&mut bench);
+        faulty.hold_writes();
+        for kind in [Requests::Write, Requests::Flush, Requests::WriteZeroes] {
+            faulty.add(Rule::new(kind, When::OneIn(25), effect));
+        }
+        for _ in 0..150 {
+            let lba = bench.random.below(400);
+            match bench.random.below(8) {
+                0 if bench.plain(Operation::Flush, 0, 0).is_ok() => known.flushed(),
+                0 => {}
+                1 => {
+                    let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
+                    let good = bench.plain(zeroes, lba, 1).is_ok();
+                    known.wrote(lba, &[0; 512], good);
+                }
+                2 => {
+                    let found = bench.read(lba, 1);
+                    let may = known.0.get(&lba);
+                    assert!(may.is_none_or(|may| may.iter().any(|(data, _)| *data == found)), "seed {seed:#x}: block {lba}");
+                }
+                _ => {
+                    let data = bench.random.bytes(512);
+                    let good = bench.write(lba, &data).is_ok();
+                    known.wrote(lba, &data, good);
+                }
+            }
+        }
+        faulty.clear();
+        known.check(&mut bench);
+        drop(bench);
+        drop(session);
+        graph.tasks.clear();
+        drop(graph);
+        if round % 2 == 0 {
+            faulty.power_loss();
+        }
+    }
+}
+
+#[test]
+fn a_leg_that_fails_now_and_then_loses_nothing() {
+    for number in 0..60 {
+        let seed = SEED + number;
+        eprintln!("a leg that fails now and then: seed {seed:#x}");
+        let effect = if number % 2 == 0 { Effect::Tear } else { Effect::Fail(BlockError::WriteFault { errno: 5 }) };
+        rounds(seed, effect);
+    }
+}
+
+/// Nobody but the writers saves: the log fills up again and again, while the others go on.
+#[test]
+fn several_shards_fill_the_log_and_none_waits_for_ever() {
+    const BLOCKS: u64 = 300;
+    let disk = disk(4 * BLOCKS, SIZE);
+    let graph = open_stack(&stack("save-after=10m, "), &disk, Reason::Create).unwrap();
+    let written: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|number| {
+                let volume = Arc::clone(graph.volume());
+                scope.spawn(move || {
+                    let mut harness = SyncHarness::new(SEED ^ number, false);
+                    let mut bench = conformance::Bench::new(&mut harness, volume, SEED ^ number);
+                    let mut data = vec![0; BLOCKS as usize * 512];
+                    for _ in 0..1000 {
+                        let lba = bench.random.below(BLOCKS);
+                        let new = bench.write_random(number * BLOCKS + lba, 1);
+                        data[lba as usize * 512..][..512].copy_from_slice(&new);
+                        let lba = bench.random.below(BLOCKS);
+                        bench.expect(number * BLOCKS + lba, &data[lba as usize * 512..][..512]);
+                    }
+                    data
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    // Each page of the log had a change of each at most.
+    let header = Header::load(&disk).unwrap().unwrap().0;
+    assert!(header.epoch >= 1000 / LOG_PAGES, "saved {} times", header.epoch);
+    kill(graph);
+    for _ in 0..2 {
+        let graph = open(&disk, Reason::Open).unwrap();
+        on_bench(&graph, |bench| bench.expect(0, &written.concat()));
+        close(graph);
+    }
+}
+
+#[test]
+fn a_save_that_fails_anywhere_loses_nothing() {
+    for kind in [Requests::Write, Requests::Flush] {
+        for nth in 1..9 {
+            for seed in 0..8 {
+                let faulty = FaultVolume::new(disk(400, SIZE), seed);
+                faulty.hold_writes();
+                let graph = over(&faulty, Reason::Create);
+                let service = Arc::clone(&graph.services("crypt")[0].1);
+                let mut data = Vec::new();
+                on_bench(&graph, |bench| {
+                    data = bench.write_random(0, 400);
+                    bench.plain(Operation::Flush, 0, 0).unwrap();
+                });
+                let effect = if seed % 2 == 0 { Effect::Tear } else { Effect::Fail(FAULT) };
+                faulty.add(Rule::new(kind, When::Nth(nth), effect));
+                assert_eq!(service.unmount().is_err(), faulty.faults() > 0);
+                faulty.clear();
+                drop(service);
+                kill(graph);
+                if seed % 4 < 2 {
+                    faulty.power_loss();
+                }
+                let graph = over(&faulty, Reason::Open);
+                on_bench(&graph, |bench| bench.expect(0, &data));
+                super::nothing_is_called_changed(&graph);
+                close(graph);
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_sectors_cost_no_more_than_themselves() {
+    let faulty = FaultVolume::new(disk(400, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 400));
+    kill(graph);
+    let bad_sector = |at: u64| Rule {
+        range: Some((Lba(at / 512), BlockCount(1))),
+        ..Rule::new(Requests::Read, When::Always, Effect::Fail(FAULT))
+    };
+    // A block that the log has.
+    faulty.add(bad_sector(block_start(9, SIZE)));
+    for _ in 0..2 {
+        let graph = over(&faulty, Reason::Open);
+        on_bench(&graph, |bench| {
+            bench.expect(0, &data[..9 * 512]);
+            assert_eq!(read(bench, 9), Err(FAULT));
+            bench.expect(10, &data[10 * 512..]);
+        });
+        close(graph);
+    }
+    faulty.clear();
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &data));
+    close(graph);
+    // A page: that is the leg's failure, and nobody is accused.
+    for place in [0, 4096] {
+        faulty.add(bad_sector(page_start(0, 1, SIZE) + place));
+    }
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| {
+        assert_eq!(read(bench, 200), Err(FAULT));
+        faulty.clear();
+        bench.expect(0, &data);
+    });
+    super::nothing_is_called_changed(&graph);
+    close(graph);
+}
+
+#[test]
+fn what_was_cut_off_is_zeroes_when_the_volume_grows_again() {
+    // So many that there is more than one twig.
+    const MOST: u64 = 30_000;
+    let disk = disk(MOST, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    on_bench(&graph, |bench| {
+        let mut data = bench.write_random(0, 1000);
+        let far = bench.write_random(MOST - 300, 300);
+        assert!(graph.volume().resize(BlockCount(1 << 50)).is_err(), "no tree is so large");
+        bench.expect(MOST - 300, &far);
+        graph.volume().resize(BlockCount(520)).unwrap();
+        graph.volume().resize(BlockCount(MOST)).unwrap();
+        data[520 * 512..].fill(0);
+        bench.expect(0, &data);
+        bench.expect_zeroes(MOST - 300, 300);
+        let far = bench.write_random(MOST - 300, 300);
+        bench.expect(MOST - 300, &far);
+        graph.volume().resize(BlockCount(100)).unwrap();
+    });
+    close(graph);
+    let graph = open(&disk, Reason::Open).unwrap();
+    graph.volume().resize(BlockCount(700)).unwrap();
+    close(graph);
+    let graph = open(&disk, Reason::Open).unwrap();
+    on_bench(&graph, |bench| bench.expect_zeroes(100, 600));
+    close(graph);
+}
+
+#[test]
+fn a_format_forgets_the_key() {
+    let disk = disk(64, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    on_bench(&graph, |bench| {
+        let data = bench.write_random(0, 64);
+        let before = legs::read(&disk, 0, OFFSET as usize).unwrap();
+        let (medium, pages) = (raw(&disk, 5), legs::read(&disk, page_start(0, 0, SIZE), 8192).unwrap());
+        for block_size in [BlockSize::B512, BlockSize::B4096, BlockSize::B512] {
+            bench.volume.format(block_size).unwrap();
+            assert!(bench.volume.erases_by_key());
+            bench.expect_zeroes(0, bench.blocks());
+        }
+        // Not a piece of either copy's sealed key is left.
+        let after = legs::read(&disk, 0, 32 << 10).unwrap();
+        for at in [80, (16 << 10) + 80] {
+            assert!(!before[at..at + 92].chunks(12).any(|piece| after.windows(12).any(|window| window == piece)));
+        }
+        // Whoever kept blocks, pages and log has nothing of them.
+        put_raw(&disk, 5, &medium);
+        legs::write(&disk, page_start(0, 0, SIZE), pages).unwrap();
+        legs::write(&disk, 32 << 10, before[32 << 10..].to_vec()).unwrap();
+        bench.expect_zeroes(0, 64);
+        let new = bench.write_random(5, 1);
+        bench.expect(5, &new);
+        assert_ne!(new, data[5 * 512..6 * 512]);
+    });
+    kill(graph);
+    let graph = open(&disk, Reason::Open).unwrap();
+    on_bench(&graph, |bench| bench.expect_zeroes(0, 5));
+    close(graph);
+}
+
+#[test]
+fn nothing_plain_reaches_the_medium_and_equal_blocks_look_different() {
+    let disk = disk(64, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    on_bench(&graph, |bench| {
+        let data = [&b"a secret, again and again; "[..]; 100].concat()[..512].to_vec();
+        bench.write(0, &data).unwrap();
+        bench.write(1, &data).unwrap();
+        let first = raw(&disk, 0);
+        bench.write(0, &data).unwrap();
+        let blocks = [first, raw(&disk, 0), raw(&disk, 1)];
+        for (at, block) in blocks.iter().enumerate() {
+            assert!(!block.windows(8).any(|window| window == b"a secret"), "plain text on the medium");
+            assert!(blocks[..at].iter().all(|other| other != block), "in two places, or at two times");
+        }
+        bench.write(2, &[0; 512]).unwrap();
+        assert!(raw(&disk, 2).iter().any(|byte| *byte != 0), "a written block is enciphered, zeroes too");
+    });
+    close(graph);
+    for (settings, shown) in [("", true), ("discard=false, ", false)] {
+        let disk = super::disk(64, SIZE);
+        let graph = open_stack(&stack(settings), &disk, Reason::Create).unwrap();
+        on_bench(&graph, |bench| {
+            assert_eq!(bench.volume.geometry().deallocate, shown);
+            bench.write_random(8, 8);
+            for lba in [8, 40] {
+                bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, lba, 4).unwrap();
+                bench.expect_zeroes(lba, 4);
+                assert_eq!((lba..lba + 4).all(|lba| raw(&disk, lba).iter().all(|byte| *byte == 0)), shown);
+            }
+        });
+        close(graph);
+    }
+}
+
+/// A crypt of this key in the place of `previous`, over the same leg.
+fn take_over(disk: &Arc<dyn Volume>, key: &Path, previous: &Arc<dyn Service>) -> Result<Arc<dyn Service>, String> {
+    let mut settings = Settings::default();
+    settings.add("key", &format!("file:{}", key.display()));
+    settings.add("mode", "authenticated");
+    let shared = SharedObjects::default();
+    let build =
+        Build { name: "crypt".to_owned(), volume: "test", legs: vec![Arc::clone(disk)], size: None, shared: &shared };
+    let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
+    let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)) };
+    previous.unmount().unwrap();
+    service.mount(&mount).map_err(|error| error.to_string())?;
+    Ok(service)
+}
+
+#[test]
+fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = directory.path().join("new-key");
+    std::fs::write(&key, "17".repeat(32)).unwrap();
+    let disk = disk(64, SIZE);
+    let graph = open(&disk, Reason::Create).unwrap();
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 64));
+    let service = take_over(&disk, &key, &graph.services("crypt")[0].1).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
+    conformance::Bench::new(&mut harness, volume, SEED).expect(0, &data);
+    service.unmount().unwrap();
+    // The old key opens it no more, the new one does.
+    let refused = open(&disk, Reason::Open).err().unwrap();
+    assert!(refused.contains("does not open it"), "{refused}");
+    let with_new = format!("crypt(mode=authenticated, key=\"file:{}\", disk:0)", key.display());
+    let graph = open_stack(&with_new, &disk, Reason::Open).unwrap();
+    on_bench(&graph, |bench| bench.expect(0, &data));
+    close(graph);
+}

@@ -1,0 +1,578 @@
+//! The path of a request. One that lies in several groups, or is long, goes piece by piece.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+};
+
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Epochs, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext,
+    TaskFuture, Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
+};
+use millrace_cipher::{Sealer, Secret};
+use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
+
+use super::{
+    Settled,
+    control::Control,
+    layout::{FAN, PAGE, block_start, log_start},
+    log::{Entered, Log, Refused},
+    page::{CHANGES, Change, Record, Uuid, binding},
+    table::{Node, Table},
+};
+use crate::locks::{Turn, until};
+
+/// Bytes of data in a buffer: behind them is room for a page of the log.
+const DATA: usize = BUFFER_SIZE - PAGE;
+/// Largest block.
+const BLOCK: usize = 4096;
+
+/// What enciphers, and knows its own.
+#[derive(Debug)]
+pub(super) struct Force {
+    pub(super) sealer: Sealer,
+    pub(super) uuid: Uuid,
+}
+
+impl Force {
+    /// Seals a block where it is, as the successor of what this record is about.
+    fn seal(&self, lba: u64, old: &Record, data: Segment) -> Record {
+        let version = old.version + 1;
+        let (nonce, extra) = binding(&self.uuid, lba, version);
+        Record { version, tag: self.sealer.seal(&nonce, &extra, data) }
+    }
+
+    /// Opens a block where it is; false when it is not the one of this record.
+    fn open(&self, lba: u64, record: &Record, data: Segment) -> bool {
+        let (nonce, extra) = binding(&self.uuid, lba, record.version);
+        self.sealer.open(&nonce, &extra, &record.tag, data).is_ok()
+    }
+
+    /// The newest of these records that a block on the leg has. `work` is room for a block.
+    pub(super) fn choose(&self, lba: u64, data: Segment, work: Segment, records: &[Record]) -> Option<Record> {
+        let mut block = [0; BLOCK];
+        let block = &mut block[..data.len()];
+        data.read_at(0, block);
+        let is_zero = block.iter().all(|byte| *byte == 0);
+        let has = |record: &&Record| {
+            work.write_at(0, block);
+            if record.is_zero() { is_zero } else { self.open(lba, record, work) }
+        };
+        records.iter().rev().find(has).copied()
+    }
+}
+
+/// The service.
+pub(super) struct Authenticated {
+    /// For work of the control plane, which must own what it uses.
+    pub(super) me: Weak<Self>,
+    pub(super) name: String,
+    pub(super) leg: Arc<dyn Volume>,
+    pub(super) settled: Settled,
+    pub(super) kek: Secret<32>,
+    pub(super) blocks: AtomicU64,
+    /// Block size and abilities, so that a request need not ask the leg.
+    shape: AtomicU8,
+    /// `None` while it is not in force.
+    pub(super) sealer: Epochs<Option<Force>>,
+    pub(super) table: Table,
+    pub(super) log: Log,
+    /// Who saves the tree.
+    pub(super) saving: Turn,
+    /// The epoch of the root on the leg.
+    pub(super) rooted: AtomicU64,
+    pub(super) control: Mutex<Control>,
+    /// The records that blocks may have whose writes failed, oldest first.
+    doubts: Mutex<BTreeMap<u64, Vec<Record>>>,
+    /// Blocks that were not what they should be, and pages of the tree, since it came into force.
+    pub(super) mismatches: AtomicU64,
+    pub(super) pages_lost: AtomicU64,
+}
+
+fn pack(geometry: &Geometry) -> u8 {
+    let flags = [geometry.block_size == BlockSize::B4096, geometry.read_only, geometry.volatile_cache, geometry.deallocate];
+    flags.iter().enumerate().fold(0, |sum, (bit, flag)| sum | u8::from(*flag) << bit)
+}
+
+/// A part of a request within one group.
+#[derive(Clone, Copy)]
+struct Piece {
+    lba: u64,
+    count: u64,
+}
+
+impl Piece {
+    /// The first piece of a range, of so many blocks at most.
+    fn first(lba: u64, end: u64, most: u64) -> Self {
+        Self { lba, count: (end - lba).min(FAN - lba % FAN).min(most) }
+    }
+
+    /// Its blocks, counted from the group's first.
+    fn range(self) -> Range<usize> {
+        let at = (self.lba % FAN) as usize;
+        at..at + self.count as usize
+    }
+}
+
+/// Locked blocks; dropping it gives them back as they were.
+struct Lock<'a> {
+    node: &'a Node,
+    range: Range<usize>,
+}
+
+impl<'a> Lock<'a> {
+    fn take(node: &'a Node, range: Range<usize>) -> Option<Self> {
+        node.try_lock(range.clone()).then_some(Self { node, range })
+    }
+
+    /// Gives the blocks back with these records.
+    fn change(mut self, new: &[Record]) {
+        for (at, record) in self.range.clone().zip(new) {
+            self.node.set(at, *record);
+        }
+        self.range = 0..0;
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        self.node.unlock(self.range.clone());
+    }
+}
+
+/// What blocks become.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// What the guest has.
+    Guest(&'a SegmentCursor<'a>),
+    /// Zeroes that nobody sees.
+    HiddenZeroes,
+    /// Zeroes that everybody sees.
+    Nothing,
+}
+
+impl Authenticated {
+    pub(super) fn new(name: String, leg: Arc<dyn Volume>, blocks: u64, settled: Settled, kek: Secret<32>) -> Arc<Self> {
+        let shape = AtomicU8::new(pack(&leg.geometry()));
+        Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            name,
+            leg,
+            settled,
+            kek,
+            blocks: AtomicU64::new(blocks),
+            shape,
+            sealer: Epochs::new(None),
+            table: Table::default(),
+            log: Log::default(),
+            saving: Turn::default(),
+            rooted: AtomicU64::new(0),
+            control: Mutex::default(),
+            doubts: Mutex::default(),
+            mismatches: AtomicU64::new(0),
+            pages_lost: AtomicU64::new(0),
+        })
+    }
+
+    /// Asks the leg again what it can.
+    pub(super) fn look_again(&self) {
+        self.shape.store(pack(&self.leg.geometry()), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn block_size(&self) -> BlockSize {
+        if self.shape.load(Ordering::Relaxed) & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 }
+    }
+
+    pub(super) fn doubts(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Record>>> {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks of a piece with data at most.
+    fn most(&self) -> u64 {
+        (CHANGES as u64).min(DATA as u64 >> self.block_size().shift())
+    }
+
+    /// A request to the leg for blocks of one group.
+    async fn submit_piece(
+        &self,
+        cx: TaskContext<'_>,
+        operation: Operation,
+        piece: Piece,
+        segments: &[Segment],
+    ) -> Result<(), BlockError> {
+        let block_size = self.block_size();
+        let lba = Lba(block_start(piece.lba, block_size) >> block_size.shift());
+        let request = Request { operation, lba, count: BlockCount(piece.count), segments };
+        self.leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
+    }
+
+    async fn read(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let mut cursor = SegmentCursor::new(request.segments);
+        let (mut lba, end) = (request.lba.0, request.lba.0 + request.count.0);
+        while lba < end {
+            let piece = Piece::first(lba, end, self.most());
+            let node = self.ready(cx, lba).await?;
+            self.read_piece(cx, node, piece, &mut cursor).await?;
+            lba += piece.count;
+        }
+        Ok(())
+    }
+
+    /// Reads blocks of one group, until they open or it is sure that one does not.
+    async fn read_piece(
+        &self,
+        cx: TaskContext<'_>,
+        node: &Node,
+        piece: Piece,
+        out: &mut SegmentCursor<'_>,
+    ) -> Result<(), BlockError> {
+        loop {
+            until(cx, || (!node.is_locked(piece.range())).then_some(())).await;
+            let buffer = cx.buffers.take().await;
+            let data = buffer.segment((piece.count << self.block_size().shift()) as usize);
+            let Some(lba) = self.fetch(cx.deeper(), node, piece, data).await? else {
+                out.copy_from(data);
+                return Ok(());
+            };
+            // Once more, alone: it may have been written meanwhile, or come over badly.
+            let one = Piece { lba, count: 1 };
+            let seen = node.look(one.range().start);
+            if seen.doubtful {
+                drop(buffer);
+                self.settle(cx, node, lba).await?;
+                continue;
+            }
+            let data = buffer.segment(1 << self.block_size().shift());
+            let is_wrong = self.fetch(cx.deeper(), node, one, data).await?.is_some();
+            // The version is part of what is seen, so that it does not come back.
+            if is_wrong && !seen.locked && node.look(one.range().start) == seen {
+                self.report(lba, seen.record == Record::LOST);
+                return Err(BlockError::ReadFault { errno: 0 });
+            }
+        }
+    }
+
+    /// Reads and opens blocks of one group: the first that does not open, or that somebody changes.
+    async fn fetch(&self, cx: TaskContext<'_>, node: &Node, piece: Piece, data: Segment) -> Result<Option<u64>, BlockError> {
+        let is_zero = |at| {
+            let seen = node.look(at);
+            seen.record.is_zero() && !seen.locked && !seen.doubtful
+        };
+        if piece.range().all(is_zero) {
+            data.fill(0);
+            return Ok(None);
+        }
+        self.submit_piece(cx, Operation::Read, piece, &[data]).await?;
+        let visit = self.sealer.visit();
+        let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+        let unit = self.block_size().bytes() as usize;
+        let mut failed = None;
+        for (number, at) in piece.range().enumerate() {
+            let (seen, lba) = (node.look(at), piece.lba + number as u64);
+            let block = data.part(number * unit, unit).expect("a block of the piece");
+            if seen.locked || seen.doubtful {
+                failed = Some(lba);
+            } else if seen.record.is_zero() {
+                block.fill(0);
+            } else if !force.open(lba, &seen.record, block) {
+                failed = Some(lba);
+            }
+            if failed.is_some() {
+                break;
+            }
+        }
+        Ok(failed)
+    }
+
+    /// A block is not what was written.
+    fn report(&self, lba: u64, lost: bool) {
+        let count = self.mismatches.fetch_add(1, Ordering::Relaxed) + 1;
+        // All are counted; the log tells of the first ones, and of every power of two.
+        if count <= 16 || count.is_power_of_two() {
+            let what = if lost { "its tag is lost" } else { "it is not what was written there last" };
+            tracing::error!(volume = self.name, leg = self.leg.name(), lba, count, "a block cannot be trusted: {what}");
+        }
+    }
+
+    /// Finds out which record a block has whose write failed.
+    pub(super) async fn settle(&self, cx: TaskContext<'_>, node: &Node, lba: u64) -> Result<(), BlockError> {
+        let piece = Piece { lba, count: 1 };
+        loop {
+            until(cx, || (!node.is_locked(piece.range())).then_some(())).await;
+            let buffer = cx.buffers.take().await;
+            let Some(lock) = Lock::take(node, piece.range()) else { continue };
+            let Some(records) = self.doubts().get(&lba).cloned() else { return Ok(()) };
+            let unit = self.block_size().bytes() as usize;
+            let both = buffer.segment(2 * unit);
+            let (data, work) = (both.part(0, unit).expect("half of it"), both.part(unit, unit).expect("half of it"));
+            self.submit_piece(cx.deeper(), Operation::Read, piece, &[data]).await?;
+            let found = {
+                let visit = self.sealer.visit();
+                let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+                force.choose(lba, data, work, &records)
+            };
+            // Who reads one that has none of them is told.
+            let last = records.last().copied().unwrap_or(Record::LOST);
+            self.doubts().remove(&lba);
+            lock.change(&[found.unwrap_or(last)]);
+            node.touch();
+            return Ok(());
+        }
+    }
+
+    async fn write(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let mut cursor = SegmentCursor::new(request.segments);
+        let (mut lba, end) = (request.lba.0, request.lba.0 + request.count.0);
+        while lba < end {
+            let piece = Piece::first(lba, end, self.most());
+            self.put(cx, request.operation, piece, Source::Guest(&cursor)).await?;
+            cursor.skip((piece.count << self.block_size().shift()) as usize);
+            lba += piece.count;
+        }
+        Ok(())
+    }
+
+    /// Makes blocks zeroes.
+    async fn erase(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let fua = matches!(request.operation, Operation::WriteZeroes { fua: true, .. });
+        let keep = matches!(request.operation, Operation::WriteZeroes { deallocate: false, .. });
+        let (mut lba, end) = (request.lba.0, request.lba.0 + request.count.0);
+        while lba < end {
+            if !self.settled.discard {
+                let piece = Piece::first(lba, end, self.most());
+                self.put(cx, Operation::Write { fua }, piece, Source::HiddenZeroes).await?;
+                lba += piece.count;
+                continue;
+            }
+            let group = Piece::first(lba, end, FAN);
+            let piece = Piece::first(lba, end, CHANGES as u64);
+            if self.is_untouched(cx, lba).await? {
+                lba += group.count;
+                continue;
+            }
+            if fua || !self.is_zero(cx, piece).await? {
+                let operation = Operation::WriteZeroes { fua, deallocate: !keep };
+                self.put(cx, operation, piece, Source::Nothing).await?;
+            }
+            lba += piece.count;
+        }
+        self.look_again();
+        Ok(())
+    }
+
+    /// Whether blocks are known to be zeroes.
+    async fn is_zero(&self, cx: TaskContext<'_>, piece: Piece) -> Result<bool, BlockError> {
+        let node = self.ready(cx, piece.lba).await?;
+        Ok(piece.range().map(|at| node.look(at)).all(|seen| seen.record.is_zero() && !seen.locked && !seen.doubtful))
+    }
+
+    /// Gives blocks of one group other data.
+    async fn put(
+        &self,
+        cx: TaskContext<'_>,
+        operation: Operation,
+        piece: Piece,
+        source: Source<'_>,
+    ) -> Result<(), BlockError> {
+        loop {
+            let node = self.ready(cx, piece.lba).await?;
+            until(cx, || (!node.is_locked(piece.range())).then_some(())).await;
+            let buffer = cx.buffers.take().await;
+            let Some(lock) = Lock::take(node, piece.range()) else { continue };
+            let all = buffer.segment(BUFFER_SIZE);
+            let page = all.part(DATA, PAGE).expect("the end of the buffer");
+            let bytes = if operation.has_data() { (piece.count << self.block_size().shift()) as usize } else { 0 };
+            let data = buffer.segment(bytes);
+            let new = self.seal_piece(cx, node, piece, source, data)?;
+            let change = |number: usize| {
+                let old = node.record(piece.range().start + number);
+                Change { lba: piece.lba + number as u64, old, new: new[number] }
+            };
+            let entered = match self.enter(cx.deeper(), page, new.len(), change).await? {
+                Ok(entered) => entered,
+                Err(full) => {
+                    drop((lock, new, buffer));
+                    self.save(cx, full).await?;
+                    continue;
+                }
+            };
+            self.commit(cx.deeper(), page, &entered).await?;
+            let segments = [data];
+            let segments = if operation.has_data() { &segments[..] } else { &[] };
+            let result = self.submit_piece(cx.deeper(), operation, piece, segments).await;
+            self.written(lock, piece, &new, result);
+            node.touch();
+            drop(entered);
+            return result;
+        }
+    }
+
+    /// Seals what blocks are to hold, in the buffer, and says which records they have then.
+    fn seal_piece<'a>(
+        &self,
+        cx: TaskContext<'a>,
+        node: &Node,
+        piece: Piece,
+        source: Source<'_>,
+        data: Segment,
+    ) -> Result<ScratchBox<'a, [Record]>, BlockError> {
+        let unit = self.block_size().bytes() as usize;
+        match source {
+            Source::Guest(cursor) => {
+                cursor.clone().copy_to(data);
+            }
+            Source::HiddenZeroes => data.fill(0),
+            Source::Nothing => {}
+        }
+        let visit = self.sealer.visit();
+        let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+        Ok(cx.scratch.place_list(piece.count as usize, |number| {
+            let old = node.record(piece.range().start + number);
+            if matches!(source, Source::Nothing) {
+                return old.zeroed();
+            }
+            let block = data.part(number * unit, unit).expect("a block of the piece");
+            force.seal(piece.lba + number as u64, &old, block)
+        }))
+    }
+
+    /// Puts changes into the queue of the log; `Err` with the epoch whose log is full.
+    async fn enter(
+        &self,
+        cx: TaskContext<'_>,
+        page: Segment,
+        count: usize,
+        change: impl Fn(usize) -> Change,
+    ) -> Result<Result<Entered<'_>, u64>, BlockError> {
+        loop {
+            match self.log.enter(count, &change) {
+                Ok(entered) => return Ok(Ok(entered)),
+                Err(Refused::Full(epoch)) => return Ok(Err(epoch)),
+                Err(Refused::Queue) => {
+                    let has_room = || self.log.has_room(count);
+                    let turn = until(cx, || if has_room() { Some(None) } else { self.log.turn.try_take().map(Some) }).await;
+                    if turn.is_some() {
+                        self.write_log(cx, page).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a writer's changes durable, with those of others who wait; or another one does so.
+    pub(super) async fn commit(&self, cx: TaskContext<'_>, page: Segment, entered: &Entered<'_>) -> Result<(), BlockError> {
+        let is_done = || self.log.is_durable(entered);
+        while !is_done() {
+            let turn = until(cx, || if is_done() { Some(None) } else { self.log.turn.try_take().map(Some) }).await;
+            if turn.is_some() && !is_done() {
+                self.write_log(cx, page).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a page of the log. Whoever calls this has the turn.
+    async fn write_log(&self, cx: TaskContext<'_>, page: Segment) -> Result<(), BlockError> {
+        let filled = {
+            let visit = self.sealer.visit();
+            let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+            self.log.fill(&force.sealer, &force.uuid).map(|(out, bytes)| {
+                page.write_at(0, &bytes);
+                out
+            })
+        };
+        let Some(out) = filled else { return Ok(()) };
+        self.transfer(cx, Operation::Write { fua: true }, log_start(out.epoch, out.number), page).await?;
+        self.log.written(out);
+        Ok(())
+    }
+
+    /// A write has ended.
+    fn written(&self, lock: Lock<'_>, piece: Piece, new: &[Record], result: Result<(), BlockError>) {
+        let (node, range) = (lock.node, piece.range());
+        if result.is_ok() {
+            if range.clone().any(|at| node.look(at).doubtful) {
+                let mut doubts = self.doubts();
+                (piece.lba..piece.lba + piece.count).for_each(|lba| {
+                    doubts.remove(&lba);
+                });
+            }
+            lock.change(new);
+            return;
+        }
+        // It may hold the old data or the new: the guest was told. Whoever reads it next finds out.
+        let mut doubts = self.doubts();
+        for ((lba, at), new) in (piece.lba..).zip(range).zip(new) {
+            doubts.entry(lba).or_insert_with(|| vec![node.record(at)]).push(*new);
+            node.doubt(at);
+        }
+    }
+}
+
+fn wait<'a>(cx: TaskContext<'a>, future: impl Future<Output = Result<(), BlockError>> + 'a) -> Step<'a> {
+    let future: TaskFuture<'a> = cx.scratch.place_future(future);
+    Step::Wait(future)
+}
+
+impl Volume for Authenticated {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[inline]
+    fn geometry(&self) -> Geometry {
+        let shape = self.shape.load(Ordering::Relaxed);
+        Geometry {
+            block_size: self.block_size(),
+            blocks: BlockCount(self.blocks.load(Ordering::Relaxed)),
+            read_only: shape & 2 != 0,
+            volatile_cache: shape & 4 != 0,
+            deallocate: shape & 8 != 0 && self.settled.discard,
+        }
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let geometry = self.geometry();
+        if let Err(error) = check(&geometry, &request) {
+            return Step::Done(Err(error));
+        }
+        match request.operation {
+            Operation::Flush => self.leg.submit(cx, request),
+            _ if request.count.0 == 0 => Step::Done(Ok(())),
+            Operation::Read => wait(cx, self.read(cx, request)),
+            Operation::Write { .. } => wait(cx, self.write(cx, request)),
+            // It would leave the blocks as they are, or not: nobody knows.
+            Operation::Deallocate if !geometry.deallocate => Step::Done(Ok(())),
+            Operation::WriteZeroes { .. } | Operation::Deallocate => wait(cx, self.erase(cx, request)),
+            Operation::Compare => wait(cx, compare_by_reading(self, cx, request)),
+            Operation::Copy { .. } => wait(cx, copy_by_bounce(self, cx, request)),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let futures = future_bytes(Self::read).max(future_bytes(Self::write)).max(future_bytes(Self::erase));
+        let own = futures + CHANGES * size_of::<Record>() + size_of::<Scratch>().next_multiple_of(8);
+        helpers_scratch_bytes(self.leg.scratch_bytes() + own)
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.resize_to(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.erase_all(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.leg.usage()
+    }
+
+    fn erases_by_key(&self) -> bool {
+        true
+    }
+}
