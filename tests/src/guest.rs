@@ -109,6 +109,12 @@ impl Boot {
         self
     }
 
+    /// With an IOMMU, so that it can give its devices to programs.
+    pub fn iommu(mut self) -> Self {
+        self.arguments.push("--iommu".to_owned());
+        self
+    }
+
     /// More arguments for QEMU.
     pub fn qemu(mut self, arguments: &[&str]) -> Self {
         self.extra.extend(arguments.iter().map(ToString::to_string));
