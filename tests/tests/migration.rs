@@ -1,11 +1,10 @@
 //! A controller moves to another daemon, and its machine goes on: docs/migration.md.
 
 use std::{
-    cell::RefCell,
     collections::BTreeMap,
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
-    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard},
     time::Instant,
 };
 
@@ -25,61 +24,65 @@ const BLOCK: usize = 4096;
 
 /// The way to a controller that may be another's tomorrow. Its doorbells go by message, so that nothing of the old one is mapped.
 #[derive(Clone)]
-struct Movable(Rc<RefCell<VfioUser>>);
+struct Movable(Arc<Mutex<VfioUser>>);
 
 impl Movable {
     fn connect(socket: &Path) -> Self {
-        Self(Rc::new(RefCell::new(VfioUser::connect(socket, PATIENCE).expect("a connection"))))
+        Self(Arc::new(Mutex::new(VfioUser::connect(socket, PATIENCE).expect("a connection"))))
+    }
+
+    fn get(&self) -> MutexGuard<'_, VfioUser> {
+        self.0.lock().expect("a whole transport")
     }
 
     fn with<R>(&self, call: impl FnOnce(&mut Client) -> R) -> R {
-        call(self.0.borrow_mut().client())
+        call(self.get().client())
     }
 }
 
 impl Transport for Movable {
     fn region_read(&mut self, region: u32, offset: u64, buf: &mut [u8]) -> Result<(), TransportError> {
-        self.0.borrow_mut().region_read(region, offset, buf)
+        self.get().region_read(region, offset, buf)
     }
 
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), TransportError> {
-        self.0.borrow_mut().region_write(region, offset, data)
+        self.get().region_write(region, offset, data)
     }
 
     fn region_write_posted(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), TransportError> {
-        self.0.borrow_mut().region_write_posted(region, offset, data)
+        self.get().region_write_posted(region, offset, data)
     }
 
     fn map_region(&mut self, region: u32) -> Result<Vec<MappedArea>, TransportError> {
-        self.0.borrow_mut().map_region(region)
+        self.get().map_region(region)
     }
 
     fn dma_map(&mut self, range: DmaRange, fd: BorrowedFd<'_>, offset: u64) -> Result<(), TransportError> {
-        self.0.borrow_mut().dma_map(range, fd, offset)
+        self.get().dma_map(range, fd, offset)
     }
 
     fn dma_unmap(&mut self, range: DmaRange) -> Result<(), TransportError> {
-        self.0.borrow_mut().dma_unmap(range)
+        self.get().dma_unmap(range)
     }
 
     fn vectors(&mut self) -> Result<u32, TransportError> {
-        self.0.borrow_mut().vectors()
+        self.get().vectors()
     }
 
     fn set_vectors(&mut self, fds: &[BorrowedFd<'_>]) -> Result<(), TransportError> {
-        self.0.borrow_mut().set_vectors(fds)
+        self.get().set_vectors(fds)
     }
 
     fn disable_vectors(&mut self) -> Result<(), TransportError> {
-        self.0.borrow_mut().disable_vectors()
+        self.get().disable_vectors()
     }
 
     fn reset(&mut self) -> Result<(), TransportError> {
-        self.0.borrow_mut().reset()
+        self.get().reset()
     }
 
     fn check(&mut self) -> Result<(), TransportError> {
-        self.0.borrow_mut().check()
+        self.get().check()
     }
 }
 
@@ -230,7 +233,7 @@ impl Machine {
         let mut way = VfioUser::connect(socket, PATIENCE).expect("a connection");
         before_mapping(way.client());
         way.dma_map(self.memory(), self.controller.memory().fd(), 0).expect("memory is shared");
-        *self.way.0.borrow_mut() = way;
+        *self.way.get() = way;
     }
 
     /// The pages of memory that the device says it wrote.

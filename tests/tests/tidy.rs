@@ -21,7 +21,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("engine", &["block", "memory"]),
     ("vfio-user", &[]),
     ("frontends", &["nvme-spec", "memory", "block", "engine", "vfio-user", "keeper"]),
-    ("backends", &["memory", "block"]),
+    ("backends", &["memory", "block", "driver"]),
     ("cipher", &["memory", "block"]),
     ("services", &["memory", "block", "engine", "cipher"]),
     ("driver", &["nvme-spec", "memory", "block", "vfio-user"]),

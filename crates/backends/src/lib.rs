@@ -6,13 +6,14 @@
 //!                                                 ├─ null    answers at once, moves nothing
 //!                                                 ├─ file    the shard's ring: O_DIRECT straight into the segments where
 //!                                                 │          alignment allows, else by way of the shard's buffers
+//!                                                 ├─ nvme    a physical controller's own queues, one pair for each shard
 //!                                                 └─ fault   (tests) spoils another volume by rule and seed
 //! ```
 //!
 //! Invariants:
 //! * Every volume here passes `millrace_block::conformance`.
 //! * Nothing is allocated per request, and nothing blocks: what would take long is handed to the ring or cut in pieces.
-//! * A file is written by one volume at a time, in this process or any other.
+//! * A file, or a namespace, is written by one volume at a time, in this process or any other.
 //!
 //! It knows no protocol, no guest and no other volume: services live above.
 
@@ -24,6 +25,7 @@ mod file;
 mod log;
 mod memory;
 mod null;
+mod nvme;
 mod shape;
 mod spec;
 #[cfg(test)]
@@ -32,4 +34,5 @@ mod tests;
 pub use file::{FileOptions, FileVolume};
 pub use memory::MemoryVolume;
 pub use null::NullVolume;
+pub use nvme::{NvmePlace, NvmeVolume};
 pub use spec::{BackendSpec, ParseSpecError, open};

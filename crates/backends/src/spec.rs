@@ -5,9 +5,10 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, sync::Arc};
 use millrace_block::{BlockSize, Volume, VolumeError};
 use thiserror::Error;
 
-use crate::{FileOptions, FileVolume, MemoryVolume, NullVolume};
+use crate::{FileOptions, FileVolume, MemoryVolume, NullVolume, NvmePlace, NvmeVolume};
 
-/// A back end as written on the command line and in the configuration: `memory`, `null` or `file:PATH`.
+/// A back end as written on the command line and in the configuration: `memory`, `null`, `file:PATH` or
+/// `nvme:ADDRESS[/NSID]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BackendSpec {
     /// This process's memory.
@@ -16,23 +17,31 @@ pub enum BackendSpec {
     Null,
     /// A regular file or a block device.
     File(PathBuf),
+    /// A namespace of a physical controller that is bound to vfio-pci.
+    Nvme(NvmePlace),
 }
 
 /// Text that names no back end.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ParseSpecError {
     /// Neither of the known kinds.
-    #[error("back end {0:?} is unknown; write memory, null or file:PATH")]
+    #[error("back end {0:?} is unknown; write memory, null, file:PATH or nvme:ADDRESS")]
     Unknown(String),
     /// `file:` alone.
     #[error("back end \"file:\" lacks a path; write file:PATH")]
     NoPath,
+    /// `nvme:` with something else than an address.
+    #[error("back end \"nvme:\": {0}")]
+    NoPlace(String),
 }
 
 impl FromStr for BackendSpec {
     type Err = ParseSpecError;
 
     fn from_str(text: &str) -> Result<Self, ParseSpecError> {
+        if let Some(place) = text.strip_prefix("nvme:") {
+            return place.parse().map(Self::Nvme).map_err(ParseSpecError::NoPlace);
+        }
         match (text, text.strip_prefix("file:")) {
             ("memory", _) => Ok(Self::Memory),
             ("null", _) => Ok(Self::Null),
@@ -49,13 +58,15 @@ impl fmt::Display for BackendSpec {
             Self::Memory => f.write_str("memory"),
             Self::Null => f.write_str("null"),
             Self::File(path) => write!(f, "file:{}", path.display()),
+            Self::Nvme(place) => write!(f, "nvme:{place}"),
         }
     }
 }
 
 /// Opens or creates the volume that `spec` names.
 ///
-/// `size` is the volume's size in bytes. Only a file that exists knows its own; there, `None` means that size.
+/// `size` is the volume's size in bytes. Only a file that exists, and a namespace, know their own; there, `None` means that
+/// size.
 ///
 /// # Errors
 /// What the back end's own constructor says, and [`VolumeError::BadSize`] when a size is needed and none is given.
@@ -75,5 +86,6 @@ pub fn open(
         BackendSpec::File(path) => {
             FileVolume::open(name, &FileOptions { path: path.clone(), size, block_size, read_only: false })?
         }
+        BackendSpec::Nvme(place) => NvmeVolume::open(name, place, size, block_size)?,
     })
 }

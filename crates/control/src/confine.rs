@@ -69,7 +69,8 @@ fn grants(dirs: &[&Path], store: &Store, declared: Option<&Declared>) -> Result<
 /// What the daemon itself looks at.
 fn own(dirs: &[&Path]) -> Vec<Grant> {
     // Itself, for its metrics, and what the system tells of disks.
-    let read = ["/proc/self", "/sys/dev/block", "/sys/devices"].map(|path| Grant::Read(PathBuf::from(path)));
+    let read = ["/proc/self", "/sys/dev/block", "/sys/devices", "/sys/kernel/iommu_groups"]
+        .map(|path| Grant::Read(PathBuf::from(path)));
     dirs.iter().map(|dir| Grant::Use(dir.to_path_buf())).chain(read).collect()
 }
 
@@ -78,6 +79,11 @@ fn of_stack(stack: &Node, declared: bool, grants: &mut Vec<Grant>) {
     for path in stack.leaves().into_iter().filter_map(Leaf::file) {
         let place = if declared && !path.exists() { path.parent() } else { Some(path) };
         grants.extend(place.map(|path| Grant::Use(path.to_owned())));
+    }
+    for leaf in stack.leaves() {
+        if let Ok(BackendSpec::Nvme(place)) = leaf.spec.parse() {
+            grants.extend(place.files().into_iter().map(Grant::Use));
+        }
     }
     grants.extend(stack.setting_files().into_iter().map(|path| Grant::Read(path.to_owned())));
 }

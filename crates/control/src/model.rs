@@ -9,7 +9,7 @@ use millrace_frontends::{
     nvme::{Config, DoorbellMode},
     virtio_blk,
 };
-use millrace_services::{Node, Settings, throttle::Caps};
+use millrace_services::{Leaf, Node, Settings, throttle::Caps};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -118,7 +118,7 @@ impl Backend {
     pub fn path(&self) -> Option<&PathBuf> {
         match &self.0 {
             BackendSpec::File(path) => Some(path),
-            BackendSpec::Memory | BackendSpec::Null => None,
+            BackendSpec::Memory | BackendSpec::Null | BackendSpec::Nvme(_) => None,
         }
     }
 
@@ -563,7 +563,8 @@ impl VolumeSpec {
             }
         }
         let leaf = self.stack.as_leaf();
-        if leaf.is_some_and(|leaf| leaf.file().is_none() && leaf.volume().is_none()) && self.size.is_none() {
+        let needs_size = |leaf: &Leaf| matches!(leaf.spec.parse(), Ok(BackendSpec::Memory | BackendSpec::Null));
+        if leaf.is_some_and(needs_size) && self.size.is_none() {
             return wrong("this back end needs a size".to_owned());
         }
         if self.read_only && leaf.is_none_or(|leaf| leaf.file().is_none()) {
@@ -657,7 +658,9 @@ impl NvmeSpec {
             return Err(format!("mdts of {}: a power of two from 4K to {} is possible", self.mdts, Size(MAX_MDTS)));
         }
         match &self.ns_backend.0 {
-            BackendSpec::Null => return Err("ns_backend: memory or file:DIRECTORY is possible".to_owned()),
+            BackendSpec::Null | BackendSpec::Nvme(_) => {
+                return Err("ns_backend: memory or file:DIRECTORY is possible".to_owned());
+            }
             BackendSpec::File(path) if !path.is_absolute() => {
                 return Err("ns_backend: the path of the directory must be absolute".to_owned());
             }

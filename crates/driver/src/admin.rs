@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Region index of PCI configuration space.
-const CONFIG: u32 = 7;
+pub(crate) const CONFIG: u32 = 7;
 
 impl Controller {
     /// The admin queue, with its raw calls.

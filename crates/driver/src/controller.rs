@@ -1,9 +1,9 @@
 //! A controller: registers, bring-up, queue pairs.
 
 use std::{
-    cell::RefMut,
     os::fd::OwnedFd,
     path::Path,
+    sync::MutexGuard,
     time::{Duration, Instant},
 };
 
@@ -188,7 +188,7 @@ impl Controller {
     }
 
     /// The transport itself, for messages of one's own. Give it back before calling anything else.
-    pub fn transport(&self) -> RefMut<'_, dyn Transport + 'static> {
+    pub fn transport(&self) -> MutexGuard<'_, dyn Transport + 'static> {
         self.transport.get()
     }
 
@@ -324,6 +324,9 @@ impl Controller {
         let start = Instant::now();
         loop {
             let csts = self.status()?;
+            if csts.into_bits() == u32::MAX {
+                return Err(DriverError::Gone);
+            }
             if reached(csts) {
                 return Ok(());
             }
@@ -401,5 +404,64 @@ impl Controller {
     /// When the controller is not enabled.
     pub(crate) fn enabled_mut(&mut self) -> &mut Enabled {
         self.enabled.as_mut().expect("the controller is enabled: start() or enable() came before")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use super::*;
+    use crate::{
+        dma::DmaRange,
+        transport::{MappedArea, TransportError},
+    };
+
+    /// What is left of a function that was pulled out: reads are ones, writes go nowhere.
+    struct Pulled;
+
+    impl Transport for Pulled {
+        fn region_read(&mut self, _: u32, _: u64, buf: &mut [u8]) -> Result<(), TransportError> {
+            buf.fill(0xff);
+            Ok(())
+        }
+        fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn region_write_posted(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn map_region(&mut self, _: u32) -> Result<Vec<MappedArea>, TransportError> {
+            Ok(Vec::new())
+        }
+        fn dma_map(&mut self, _: DmaRange, _: BorrowedFd<'_>, _: u64) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn dma_unmap(&mut self, _: DmaRange) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn vectors(&mut self) -> Result<u32, TransportError> {
+            Ok(0)
+        }
+        fn set_vectors(&mut self, _: &[BorrowedFd<'_>]) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn disable_vectors(&mut self) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn reset(&mut self) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn check(&mut self) -> Result<(), TransportError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_controller_that_reads_as_ones_is_gone_at_once() {
+        let mut controller = Controller::attach(Pulled, &Options::default()).unwrap();
+        assert!(matches!(controller.start(), Err(DriverError::Gone)));
+        assert!(matches!(controller.disable(), Err(DriverError::Gone)));
+        assert!(matches!(controller.shutdown(), Err(DriverError::Gone)));
     }
 }

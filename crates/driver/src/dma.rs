@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use millrace_memory::{Mapping, Segment};
+use millrace_memory::{Mapping, Segment, SegmentCursor};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -243,6 +243,22 @@ impl DmaBuffer {
         let mut bytes = vec![0; len];
         self.read_at(offset, &mut bytes);
         bytes
+    }
+
+    /// Copies the next `len` bytes of a list of segments to the buffer's start.
+    ///
+    /// # Panics
+    /// When they do not fit into the buffer.
+    pub fn fill_from(&self, from: &mut SegmentCursor<'_>, len: usize) {
+        from.copy_to(self.segment(0, len));
+    }
+
+    /// Copies the first `len` bytes over the next ones of a list of segments.
+    ///
+    /// # Panics
+    /// When the buffer has not as many.
+    pub fn drain_to(&self, to: &mut SegmentCursor<'_>, len: usize) {
+        to.copy_from(self.segment(0, len));
     }
 
     /// Fills the whole buffer with one byte.

@@ -51,6 +51,9 @@ pub enum DriverError {
         /// What it reported last.
         csts: ControllerStatus,
     },
+    /// Its registers read as ones: nothing is there.
+    #[error("the controller does not answer: it was removed, or is switched off")]
+    Gone,
     /// Controller Fatal Status (CSTS.CFS).
     #[error("the controller reports a fatal error (CSTS {:#x})", csts.into_bits())]
     Fatal {

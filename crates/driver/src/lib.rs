@@ -1,7 +1,7 @@
 //! A user-level NVMe host driver: brings up a controller and drives its queues from one thread, by polling or interrupts.
 //!
 //! ```text
-//!   Controller ──admin commands──► Identify, features, queues       Transport: vfio-user socket
+//!   Controller ──admin commands──► Identify, features, queues       Transport: vfio-user socket, or a physical function (VFIO)
 //!       │ create_queue_pair                                             ▲ registers, DMA maps, event fds
 //!       ▼                                                               │
 //!   QueuePair::submit ──SQE──► DmaMemory (memfd, mapped by the device) ─┘
@@ -24,7 +24,7 @@
 //!
 //! # What it does not do
 //!
-//! Retry, time commands out by itself, metadata, SGLs, or sharing one queue between threads.
+//! Retry, time commands out by itself, metadata, SGLs, or sharing one queue between threads at once.
 
 mod admin;
 mod cid;
@@ -38,6 +38,7 @@ mod prp;
 mod queue;
 mod shared;
 mod transport;
+mod vfio_pci;
 
 pub use command::Command;
 pub use controller::{Controller, Options, QueueOptions};
@@ -47,6 +48,7 @@ pub use namespace::{CommandError, Metadata, Namespace, Protection};
 pub use prp::PrpError;
 pub use queue::{LeanQueue, QueueError, QueuePair};
 pub use transport::{MappedArea, Transport, TransportError, VfioUser};
+pub use vfio_pci::{Iommu, ParseAddressError, PciAddress, VfioError, VfioPci, device_files};
 
 /// The wire types that the interface speaks in.
 pub use millrace_nvme_spec as spec;

@@ -67,6 +67,51 @@ pub(crate) fn describe(
     Ok(DataPointer::prps(data.iova, list.iova))
 }
 
+/// As [`describe`], for data in several runs of device addresses: each but the first starts at a page, each but the last ends at one.
+pub(crate) fn describe_runs(
+    runs: impl IntoIterator<Item = DmaRange>,
+    list: DmaRange,
+    mut write: impl FnMut(usize, PrpEntry),
+) -> Result<DataPointer, PrpError> {
+    let page = PAGE_SIZE as u64;
+    let slots = list.len / PrpEntry::SIZE;
+    // PRP entry 1; then what goes into the list, the newest one held back: the last slot of a page is a pointer if more follow.
+    let (mut first, mut held, mut slot) = (None, None, 0);
+    let mut end = 0;
+    for DmaRange { iova, len } in runs {
+        let bad = PrpError::BadRange { iova, len };
+        let fits = if first.is_none() { PrpEntry(iova).is_dword_aligned() } else { iova % page == 0 && end % page == 0 };
+        let after = iova.checked_add(len as u64).filter(|after| fits && *after > iova).ok_or(bad)?;
+        let mut at = iova;
+        while at < after {
+            if first.is_none() {
+                first = Some(at);
+            } else if let Some(before) = held.replace(at) {
+                if slot % ENTRIES_PER_PAGE == ENTRIES_PER_PAGE - 1 && slot < slots {
+                    write(slot, PrpEntry(list.iova + ((slot + 1) * PrpEntry::SIZE) as u64));
+                    slot += 1;
+                }
+                if slot + 1 >= slots {
+                    return Err(PrpError::ListTooShort { entries: slot + 1, list_pages: list.len / PAGE_SIZE });
+                }
+                write(slot, PrpEntry(before));
+                slot += 1;
+            }
+            at = (at - at % page).saturating_add(page);
+        }
+        end = after;
+    }
+    let first = first.ok_or(PrpError::BadRange { iova: 0, len: 0 })?;
+    Ok(match (held, slot) {
+        (None, _) => DataPointer::prps(first, 0),
+        (Some(second), 0) => DataPointer::prps(first, second),
+        (Some(last), _) => {
+            write(slot, PrpEntry(last));
+            DataPointer::prps(first, list.iova)
+        }
+    })
+}
+
 fn write_list(
     first_page: u64,
     entries: usize,
@@ -152,6 +197,44 @@ mod tests {
             }
             prop_assert_eq!(expected, data.iova + len as u64);
         }
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_described_as_one_run_is(dword in 0u64..1024, len in 1usize..5 << 20, cuts in proptest::collection::vec(1u64..2000, 0..5)) {
+            // One range, and the same cut at pages.
+            let data = DmaRange { iova: (1 << 32) + dword * 4, len };
+            let end = data.iova + len as u64;
+            let mut cuts: Vec<u64> = cuts.iter().map(|cut| (1 << 32) + cut * 4096).filter(|cut| (data.iova + 1..end).contains(cut)).collect();
+            cuts.sort_unstable();
+            cuts.dedup();
+            cuts.insert(0, data.iova);
+            cuts.push(end);
+            let runs = cuts.windows(2).map(|two| DmaRange { iova: two[0], len: (two[1] - two[0]) as usize });
+            let area = DmaRange { iova: LIST, len: list_pages(len + PAGE_SIZE) * PAGE_SIZE };
+            let (mut one, mut many) = (HashMap::new(), HashMap::new());
+            let expected = describe(data, area, |index, entry| { one.insert(index, entry); }).unwrap();
+            let pointer = describe_runs(runs, area, |index, entry| { assert!(many.insert(index, entry).is_none()); }).unwrap();
+            prop_assert_eq!((pointer.prp1, pointer.prp2), (expected.prp1, expected.prp2));
+            if expected.prp2 == LIST {
+                prop_assert_eq!(one, many);
+            }
+        }
+    }
+
+    #[test]
+    fn runs_that_leave_holes_in_pages_are_refused() {
+        let list = DmaRange { iova: LIST, len: PAGE_SIZE };
+        let run = |iova, len| DmaRange { iova, len };
+        let describe = |runs: &[DmaRange]| describe_runs(runs.iter().copied(), list, |_, _| {});
+        assert!(describe(&[run(512, 3584), run(0x9000, 512)]).is_ok());
+        for bad in
+            [&[run(0, 512), run(0x9000, 512)][..], &[run(0, 4096), run(0x9200, 512)], &[run(2, 512)], &[], &[run(0, 0)]]
+        {
+            assert!(matches!(describe(bad), Err(PrpError::BadRange { .. })), "{bad:?}");
+        }
+        assert!(matches!(describe(&[run(0, 514 * PAGE_SIZE)]), Err(PrpError::ListTooShort { .. })));
+        assert!(describe(&[run(0, 513 * PAGE_SIZE)]).is_ok());
     }
 
     #[test]

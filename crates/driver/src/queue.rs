@@ -224,6 +224,15 @@ impl PrpLists {
         let first = usize::from(cid.0) * (self.bytes_each / PrpEntry::SIZE);
         prp::describe(data, list, |index, entry| entries.write((first + index) as u32, entry))
     }
+
+    fn describe_runs(&self, cid: CommandId, runs: impl IntoIterator<Item = DmaRange>) -> Result<DataPointer, PrpError> {
+        let (Some(buffer), Some(entries)) = (&self.buffer, &self.entries) else {
+            return prp::describe_runs(runs, DmaRange { iova: 0, len: 0 }, |_, _| {});
+        };
+        let list = buffer.slice(usize::from(cid.0) * self.bytes_each, self.bytes_each);
+        let first = usize::from(cid.0) * (self.bytes_each / PrpEntry::SIZE);
+        prp::describe_runs(runs, list, |index, entry| entries.write((first + index) as u32, entry))
+    }
 }
 
 /// A submission queue and its completion queue, of equal size, used by one thread.
@@ -355,6 +364,39 @@ impl QueuePair {
         }
         self.sq.push(sqe);
         Ok(cid)
+    }
+
+    /// As [`submit`](Self::submit), with the command's data pointer as it is, whatever the command says of data.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`].
+    pub fn submit_without_data(&mut self, command: &Command) -> Result<CommandId, QueueError> {
+        self.submit(&Command { data: None, ..*command })
+    }
+
+    /// As [`submit`](Self::submit), for data in several runs of device addresses: each but the first starts at a page, each but the last
+    /// ends at one. The command's own data are not looked at.
+    ///
+    /// # Errors
+    /// As of [`submit`](Self::submit).
+    pub fn submit_runs(
+        &mut self,
+        command: &Command,
+        runs: impl IntoIterator<Item = DmaRange>,
+    ) -> Result<CommandId, QueueError> {
+        let Some(cid) = self.cids.take() else {
+            return Err(QueueError::Full { qid: self.id, capacity: self.capacity() });
+        };
+        match self.lists.describe_runs(cid, runs) {
+            Ok(dptr) => {
+                self.sq.push(Sqe { cid, dptr, ..command.sqe });
+                Ok(cid)
+            }
+            Err(source) => {
+                self.cids.release(cid);
+                Err(QueueError::Prp { qid: self.id, source })
+            }
+        }
     }
 
     /// Places an entry exactly as it is, its identifier included, without ringing or counting it. Overwrites what the

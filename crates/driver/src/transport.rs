@@ -1,15 +1,13 @@
 //! The way to a PCI function: registers, mapped areas, DMA maps, interrupts.
 
 use std::{
-    cell::{RefCell, RefMut},
     io,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
     path::Path,
-    rc::Rc,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -17,7 +15,7 @@ use millrace_memory::Mapping;
 use millrace_vfio_user as vfio;
 use thiserror::Error;
 
-use crate::dma::DmaRange;
+use crate::{dma::DmaRange, vfio_pci::VfioError};
 
 /// Why the function could not be reached.
 #[derive(Debug, Error)]
@@ -25,6 +23,9 @@ pub enum TransportError {
     /// The vfio-user connection.
     #[error(transparent)]
     VfioUser(#[from] vfio::ClientError),
+    /// The physical function.
+    #[error(transparent)]
+    VfioPci(#[from] VfioError),
     /// A part of a region that the function offers for mapping could not be mapped.
     #[error("mapping {size:#x} bytes at {offset:#x} of region {region}")]
     Map {
@@ -50,7 +51,7 @@ pub struct MappedArea {
 }
 
 /// A PCI function as its driver reaches it. Calls may block.
-pub trait Transport {
+pub trait Transport: Send {
     /// Reads `buf.len()` bytes of a region.
     fn region_read(&mut self, region: u32, offset: u64, buf: &mut [u8]) -> Result<(), TransportError>;
     /// Writes bytes of a region; they have taken effect on return.
@@ -75,17 +76,18 @@ pub trait Transport {
     fn check(&mut self) -> Result<(), TransportError>;
 }
 
-/// The transport, shared by a controller and the queue pairs that ring doorbells through it.
+/// The transport, shared by a controller and the queue pairs that ring doorbells through it: these may be on other threads.
 #[derive(Clone)]
-pub(crate) struct SharedTransport(Rc<RefCell<dyn Transport>>);
+pub(crate) struct SharedTransport(Arc<Mutex<dyn Transport>>);
 
 impl SharedTransport {
     pub(crate) fn new(transport: impl Transport + 'static) -> Self {
-        Self(Rc::new(RefCell::new(transport)))
+        Self(Arc::new(Mutex::new(transport)))
     }
 
-    pub(crate) fn get(&self) -> RefMut<'_, dyn Transport + 'static> {
-        self.0.borrow_mut()
+    /// Whoever panicked with it has left it as it is: it keeps no state between calls that could be half made.
+    pub(crate) fn get(&self) -> MutexGuard<'_, dyn Transport + 'static> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -93,6 +95,10 @@ impl SharedTransport {
 pub struct VfioUser {
     client: vfio::Client,
 }
+
+// SAFETY: what keeps the client from being `Send` by itself is the `Rc` of a server's connection that outlives the server; a client's
+// connection never has one, for both ways to make a client below make none.
+unsafe impl Send for VfioUser {}
 
 impl VfioUser {
     /// Connects to the server on `path`; `timeout` bounds every call.

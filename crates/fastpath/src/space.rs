@@ -115,11 +115,6 @@ pub(crate) struct Space {
     gone: bool,
 }
 
-// SAFETY: what keeps `Space` from being `Send` by itself is the transport, which the controller and the queue pair share by `Rc<RefCell<_>>`.
-// All its clones are made in `open` and are in the two fields, nothing hands one out, and they are used and dropped with the space: by
-// whichever one thread has it.
-unsafe impl Send for Space {}
-
 impl Space {
     pub(crate) fn open(volume: &str, options: &Options) -> Result<Self, Error> {
         if !(1..=1023).contains(&options.depth) {

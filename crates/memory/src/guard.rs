@@ -4,12 +4,15 @@
 //! touches it. The handler looks the address up among the guarded mappings, puts zeroed private memory in the whole
 //! mapping's place, sets the owner's [`Poison`] and lets the instruction run again. The owner polls its poison and fails its
 //! device. Any other SIGBUS goes to whoever handled it before (by default: the process dies).
+//!
+//! The same table says which memory is shared with peers: who has such memory mapped for a device ([`with_region`]) is told before it
+//! goes ([`watch`]).
 
 use std::{
     io,
     ptr::null_mut,
     sync::{
-        Arc, Mutex, Once,
+        Arc, Mutex, Once, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence},
     },
 };
@@ -65,6 +68,58 @@ impl Slot {
         let unchanged = before.is_multiple_of(2) && self.changes.load(Ordering::Relaxed) == before;
         (unchanged && end != 0).then_some((start, end, poison))
     }
+}
+
+/// Memory that a peer shares with us, while it is mapped here: nothing of Rust's own is in it, and anybody may write to it at any time.
+/// It cannot be kept.
+#[derive(Debug)]
+pub struct Region {
+    start: usize,
+    len: usize,
+}
+
+impl Region {
+    /// Address of its first byte here.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: an empty mapping cannot be made.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Whoever uses a region has it for reading; who unmaps one waits for them.
+static IN_USE: RwLock<()> = RwLock::new(());
+
+/// Does something with the region that holds an address, which stays mapped meanwhile; `None`, and nothing, for memory that is nobody
+/// else's.
+pub fn with_region<R>(addr: usize, use_it: impl FnOnce(&Region) -> R) -> Option<R> {
+    let _stays = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let slots = &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)];
+    let found = slots.iter().find_map(|slot| slot.get().filter(|(start, end, _)| (*start..*end).contains(&addr)));
+    found.map(|(start, end, _)| use_it(&Region { start, len: end - start }))
+}
+
+/// Who must know of memory before it is unmapped: it may be given to others right after.
+pub trait Watcher: Send + Sync {
+    /// The region is not found any more, and is about to be unmapped. No request that uses it is in flight.
+    fn going(&self, region: &Region);
+}
+
+static WATCHERS: RwLock<Vec<Weak<dyn Watcher>>> = RwLock::new(Vec::new());
+
+/// Has the watcher told of every region that goes, for as long as somebody else keeps it.
+pub fn watch(watcher: Weak<dyn Watcher>) {
+    let mut watchers = WATCHERS.write().unwrap_or_else(PoisonError::into_inner);
+    watchers.retain(|known| known.strong_count() > 0);
+    watchers.push(watcher);
 }
 
 static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
@@ -131,6 +186,12 @@ impl Drop for GuardedMapping {
     fn drop(&mut self) {
         // The slot dies before the range is unmapped, so no other mapping can take the range while the slot names it.
         TABLE[self.slot].set(0, 0, null_mut());
+        // Who found it before that has done with it from here on.
+        drop(IN_USE.write().unwrap_or_else(PoisonError::into_inner));
+        let region = Region { start: self.mapping.as_ptr() as usize, len: self.mapping.len() };
+        let watchers = WATCHERS.read().unwrap_or_else(PoisonError::into_inner);
+        watchers.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.going(&region));
+        drop(watchers);
         FREE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(self.slot);
     }
 }

@@ -489,7 +489,8 @@ pub(crate) struct VolumeCreate {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct MadeOf {
-    /// Where its blocks are: memory, null or file:PATH (a file, made if missing, or a block device)
+    /// Where its blocks are: memory, null, file:PATH (a file, made if missing, or a block device) or nvme:ADDRESS[/NSID] (a namespace of a
+    /// controller that is bound to vfio-pci)
     #[arg(long, value_parser = backend, value_name = "BACKEND")]
     backend: Option<Backend>,
     /// What it is made of: an expression such as "throttle(iops=1000) | stripe(file:a, file:b)", or a file with one (TOML: stack = …)
@@ -746,7 +747,7 @@ pub(crate) struct NvmeCommand {
     /// The socket to make
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: PathBuf,
-    /// The disk: memory, null or file:PATH (a file or block device)
+    /// The disk: memory, null, file:PATH (a file or block device) or nvme:ADDRESS[/NSID] (a controller bound to vfio-pci)
     #[arg(long, value_parser = backend, value_name = "BACKEND")]
     pub(crate) volume: Backend,
     /// Its size; a file that exists needs none, a missing one is made with it

@@ -41,6 +41,30 @@ const FIONBIO: u32 = 0x5421;
 const FIOCLEX: u32 = 0x5451;
 const BLKSSZGET: u32 = 0x1268;
 const BLKGETSIZE64: u32 = 0x8008_1272;
+/// Linux's VFIO: a physical controller that is ours, as the driver uses it (`_IO(';', 100)` and on).
+const VFIO: u32 = 0x3b64;
+const IOCTLS: &[u32] = &[
+    FIONBIO,
+    FIOCLEX,
+    BLKSSZGET,
+    BLKGETSIZE64,
+    // API version, extension, IOMMU, group status, container; device of a group, its description, regions, interrupts (twice), reset;
+    // IOMMU's description, map, unmap.
+    VFIO,
+    VFIO + 1,
+    VFIO + 2,
+    VFIO + 3,
+    VFIO + 4,
+    VFIO + 6,
+    VFIO + 7,
+    VFIO + 8,
+    VFIO + 9,
+    VFIO + 10,
+    VFIO + 11,
+    VFIO + 12,
+    VFIO + 13,
+    VFIO + 14,
+];
 const KEYCTL_READ: u32 = 11;
 
 /// Memory is never made executable.
@@ -121,7 +145,7 @@ pub(crate) const CONTROL: &[Call] = &[
     always(SYS_renameat2),
     always(SYS_fchmod),
     always(SYS_fchmodat),
-    when(SYS_ioctl, Among(1, &[FIONBIO, FIOCLEX, BLKSSZGET, BLKGETSIZE64])),
+    when(SYS_ioctl, Among(1, IOCTLS)),
     // What of a volume's memory is there, for huge pages.
     always(SYS_mincore),
     // Sockets of this machine.

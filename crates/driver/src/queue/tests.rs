@@ -12,17 +12,17 @@ use crate::{doorbell::Shadow, transport::MappedArea};
 
 /// A transport of which only posted writes work; it keeps them.
 #[derive(Clone, Default)]
-struct Posted(std::rc::Rc<std::cell::RefCell<Vec<(u64, u32)>>>);
+struct Posted(Arc<std::sync::Mutex<Vec<(u64, u32)>>>);
 
 impl Posted {
     fn take(&self) -> Vec<(u64, u32)> {
-        self.0.take()
+        std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
 impl crate::Transport for Posted {
     fn region_write_posted(&mut self, _: u32, offset: u64, data: &[u8]) -> Result<(), TransportError> {
-        self.0.borrow_mut().push((offset, u32::from_le_bytes(data.try_into().unwrap())));
+        self.0.lock().unwrap().push((offset, u32::from_le_bytes(data.try_into().unwrap())));
         Ok(())
     }
     fn check(&mut self) -> Result<(), TransportError> {

@@ -9,7 +9,10 @@ use std::{
 };
 
 use super::memory_file;
-use crate::{Access, GuestAddress, GuestMemory, Mapping, Protection};
+use crate::{
+    Access, GuestAddress, GuestMemory, Mapping, Protection,
+    guard::{Region, Watcher, watch, with_region},
+};
 
 const ALL: Protection = Protection { read: true, write: true };
 const PAGES: u64 = 4;
@@ -20,6 +23,37 @@ fn guest(fill: u8) -> (GuestMemory, OwnedFd) {
     let mut memory = GuestMemory::new();
     memory.map(GuestAddress(0), SIZE, ALL, Some((file.try_clone().unwrap(), 0))).unwrap();
     (memory, file)
+}
+
+/// Notes the regions that go. (Those of other tests are among them.)
+#[derive(Default)]
+struct Notes(std::sync::Mutex<Vec<(usize, usize)>>);
+
+impl Watcher for Notes {
+    fn going(&self, region: &Region) {
+        assert!(with_region(region.start(), |_| ()).is_none(), "it is found no more");
+        self.0.lock().unwrap().push((region.start(), region.len()));
+    }
+}
+
+#[test]
+fn a_region_is_found_until_it_goes_and_who_watches_is_told() {
+    let (mut memory, _file) = guest(3);
+    // After it was mapped: another test's may have been at its place before.
+    let notes = std::sync::Arc::<Notes>::default();
+    let seen: std::sync::Arc<dyn Watcher> = std::sync::Arc::<Notes>::clone(&notes);
+    watch(std::sync::Arc::downgrade(&seen));
+    let last = memory.translate(GuestAddress(SIZE - 1), 1, Access::Read).unwrap().as_ptr() as usize;
+    let region = with_region(last, |region| (region.start(), region.len())).expect("a guest's memory");
+    assert_eq!(region, (last + 1 - SIZE as usize, SIZE as usize));
+    let own = Box::new(0_u8);
+    assert!(with_region(&raw const *own as usize, |_| ()).is_none(), "our own memory is no region");
+    memory.unmap_all();
+    assert!(with_region(last, |_| ()).is_some(), "requests may still use it");
+    assert!(!notes.0.lock().unwrap().contains(&region));
+    // SAFETY: nothing uses it.
+    drop(unsafe { memory.reclaim() });
+    assert!(notes.0.lock().unwrap().contains(&region));
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub enum Node {
 /// Where blocks end up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// `memory`, `null`, `file:PATH` or `volume:NAME`.
+    /// `memory`, `null`, `file:PATH`, `nvme:ADDRESS` or `volume:NAME`.
     pub spec: String,
     /// `size` and what else the back end understands.
     pub settings: Settings,
@@ -262,7 +262,7 @@ fn misplaced(kind: &Kind, legs: &[Node]) -> Option<String> {
 fn check_leaf(leaf: &Leaf) -> Result<(), SettingError> {
     let kind = leaf.spec.split(':').next().unwrap_or_default();
     if kind.is_empty() || !kind.chars().all(|c| c.is_ascii_lowercase()) || !is_leaf(&leaf.spec) {
-        return Err(SettingError::new("leaf", "write memory, null, file:PATH or volume:NAME"));
+        return Err(SettingError::new("leaf", "write memory, null, file:PATH, nvme:ADDRESS or volume:NAME"));
     }
     if let Some((unknown, _)) = leaf.settings.iter().find(|(name, _)| *name != "size") {
         return Err(SettingError::new(unknown, "a leaf has the setting size only"));

@@ -37,7 +37,7 @@ fn errors_point_at_the_column() {
         ("stripe(file:\"/a)", 8, "the quotes do not end"),
         ("stripe | chunk=4K", 10, "a service or back end is expected, not \"chunk=4K\""),
         ("stripe()", 1, "stripe: it is over 0 legs; 1 to 64 are possible"),
-        ("FILE:/a", 1, "FILE:/a: leaf: write memory, null, file:PATH or volume:NAME"),
+        ("FILE:/a", 1, "FILE:/a: leaf: write memory, null, file:PATH, nvme:ADDRESS or volume:NAME"),
         ("a\\b", 2, "'\\\\' cannot stand here; put it in quotes"),
     ];
     for (text, column, message) in cases {

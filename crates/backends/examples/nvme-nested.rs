@@ -1,0 +1,425 @@
+//! What a physical NVMe controller must do under the driver and the back end, run inside a nested machine by `tests/tests/physical.rs`.
+//! It overwrites the disk.
+//!
+//! `nvme-nested CHECK ADDRESS`: each check prints what it has seen, and panics when that is wrong.
+
+use std::{
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_backends::{NvmePlace, NvmeVolume};
+use millrace_block::{
+    BlockError, BlockSize, Lba, Operation, Volume,
+    conformance::{self, Harness, Job, Subject, SyncHarness, Wanted},
+};
+use millrace_driver::{Controller, DmaRange, Options, QueueOptions, VfioPci, spec::NamespaceId};
+use millrace_memory::{Access, GuestAddress, GuestMemory, Protection, Segment};
+use shard::ShardHarness;
+
+#[path = "../src/tests/shard.rs"]
+mod shard;
+
+const SEED: u64 = 61;
+const MIB: u64 = 1 << 20;
+
+fn main() {
+    let arguments: Vec<String> = env::args().collect();
+    let [_, check, place] = &arguments[..] else { panic!("nvme-nested CHECK ADDRESS") };
+    let place: NvmePlace = place.parse().expect("an address");
+    tracing_to_stderr();
+    match check.as_str() {
+        "refused" => refused(&place),
+        "driver" => driver(&place),
+        "conform" => conform(&place),
+        "direct" => direct(&place),
+        "shards" => shards(&place),
+        "reset" => reset(&place),
+        "unplug" => unplug(&place),
+        _ => panic!("no such check: {check}"),
+    }
+    println!("{check}: well");
+}
+
+/// What is logged is of use when a check fails.
+fn tracing_to_stderr() {
+    std::panic::set_hook(Box::new(|panic| println!("MILLRACE-FAIL {panic}")));
+}
+
+fn open(place: &NvmePlace, size: Option<u64>, block_size: BlockSize) -> Arc<NvmeVolume> {
+    NvmeVolume::open("disk", place, size, block_size).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Numbers that look random: the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % limit
+    }
+}
+
+/// A controller that the kernel drives is not taken, and the operator is told what to do.
+fn refused(place: &NvmePlace) {
+    let error = NvmeVolume::open("disk", place, None, BlockSize::B512).unwrap_err().to_string();
+    println!("refused: {error}");
+    for word in ["bound to nvme", "driver_override", "unbind", &place.address.to_string()] {
+        assert!(error.contains(word), "{word} is not in: {error}");
+    }
+}
+
+/// The driver alone: registers, interrupts, every size of transfer, what the IOMMU refuses, resets.
+fn driver(place: &NvmePlace) {
+    let function = VfioPci::open(place.address).unwrap_or_else(|error| panic!("{error}"));
+    let second = VfioPci::open(place.address).err().expect("a function has one owner").to_string();
+    assert!(second.contains("in use"), "{second}");
+    let mut controller = Controller::attach(function, &Options::default()).expect("its registers");
+    controller.start().expect("it comes up");
+    let identity = controller.identity().expect("who it is");
+    println!("driver: model {:?}", String::from_utf8_lossy(&identity.mn).trim_end());
+    println!("driver: {} queues, {} bytes at once", controller.io_queues(), controller.max_transfer());
+    let vectors = controller.transport().vectors().expect("its vectors");
+    println!("driver: {vectors} vectors");
+    controller.enable_vectors(2).expect("interrupts");
+    let nsid = NamespaceId(place.nsid);
+    let namespace = controller.namespace(nsid).expect("the namespace");
+    let with_interrupts = QueueOptions { entries: 16, id: None, vector: Some(1) };
+    let mut loud = controller.create_queue_pair(&with_interrupts).expect("a queue with an interrupt");
+    let mut quiet =
+        controller.create_queue_pair(&QueueOptions { entries: 1024, ..QueueOptions::default() }).expect("a polled queue");
+    let buffer = controller.memory().alloc(controller.max_transfer() as usize + 4096).expect("memory");
+    let block = namespace.block_size() as usize;
+    let mut seen = 0;
+    for len in [block, 4096, 2 * 4096, 3 * 4096, 64 << 10, controller.max_transfer() as usize] {
+        for offset in [0, 4, 512, 4092] {
+            let data: Vec<u8> = (0..len).map(|at| (at / 7 + len + offset) as u8).collect();
+            buffer.write_at(offset, &data);
+            let write = namespace.write(Lba(8), buffer.slice(offset, len)).expect("a write");
+            quiet.execute(&write).unwrap_or_else(|error| panic!("{len} bytes at {offset}: {error}"));
+            buffer.fill(0xee);
+            let read = namespace.read(Lba(8), buffer.slice(offset, len)).expect("a read");
+            loud.execute(&read).unwrap_or_else(|error| panic!("{len} bytes at {offset}: {error}"));
+            assert!(buffer.read_vec(offset, len) == data, "{len} bytes at {offset}");
+            if offset > 0 {
+                assert_eq!(buffer.read_vec(offset - 1, 1), [0xee], "nothing was written before them");
+            }
+            seen += loud.wait_interrupt(Duration::from_secs(5)).expect("an interrupt's event fd");
+        }
+    }
+    println!("driver: {seen} interrupts");
+    assert!(seen >= 12, "{seen} interrupts for 24 reads that were waited for");
+    // Memory that was never given to it.
+    let outside = DmaRange { iova: 1 << 35, len: 4096 };
+    let stray = quiet.execute_any(&namespace.read(Lba(0), outside).expect("a read")).expect("an answer");
+    // QEMU's controller calls it a success; who runs this looks for the fault that the IOMMU has reported.
+    println!("driver: a read to memory that is not mapped, at {:#x}: {}", outside.iova, stray.status());
+    // It goes on after that, after a reset of the function, and of the controller.
+    quiet.execute(&namespace.read(Lba(0), buffer.slice(0, block)).expect("a read")).expect("it goes on");
+    controller.reset().expect("a reset");
+    drop((loud, quiet));
+    for round in 0..2 {
+        controller.start().unwrap_or_else(|error| panic!("round {round}: it comes up again: {error}"));
+        let mut queue = controller.create_queue_pair(&QueueOptions::default()).expect("a queue");
+        queue.execute(&namespace.read(Lba(0), buffer.slice(0, block)).expect("a read")).expect("it reads");
+        controller.delete_queue_pair(queue).expect("a queue less");
+    }
+    controller.shutdown().expect("it shuts down");
+}
+
+/// The suite that every volume passes, with and without an engine.
+fn conform(place: &NvmePlace) {
+    for on_a_shard in [false, true] {
+        let mut make = |wanted: Wanted| -> Option<Arc<dyn Volume>> {
+            let bytes = wanted.blocks << wanted.block_size.shift();
+            (!wanted.read_only).then(|| open(place, Some(bytes), wanted.block_size) as _)
+        };
+        let mut subject = Subject::new(SEED, &mut make);
+        subject.starts_zeroed = false;
+        subject.formats = false;
+        if on_a_shard {
+            conformance::run(&mut ShardHarness::new(), &mut subject);
+        } else {
+            conformance::run(&mut SyncHarness::new(SEED, false), &mut subject);
+        }
+    }
+}
+
+/// A guest's memory, and what is in it.
+struct Guest {
+    memory: GuestMemory,
+    size: u64,
+}
+
+impl Guest {
+    fn new(size: u64) -> Self {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+        rustix::fs::ftruncate(&file, size).expect("memory");
+        let mut memory = GuestMemory::new();
+        let protection = Protection { read: true, write: true };
+        memory.map(GuestAddress(0), size, protection, Some((file, 0))).expect("a region");
+        Self { memory, size }
+    }
+
+    fn segment(&self, at: u64, len: u64) -> Segment {
+        self.memory.translate(GuestAddress(at), len, Access::Write).expect("memory of the guest's")
+    }
+
+    /// Memory for a request: pages from anywhere, or one run at any place.
+    fn some(&self, random: &mut Random, len: u64) -> Vec<Segment> {
+        let pages = self.size / 4096;
+        if random.below(3) == 0 {
+            let at = random.below(self.size - len) & !3;
+            return vec![self.segment(at, len)];
+        }
+        // No page twice: what a write sends must be what was put there.
+        let mut taken = Vec::new();
+        let mut left = len;
+        let mut segments = Vec::new();
+        while left > 0 {
+            let page = random.below(pages);
+            if !taken.contains(&page) {
+                taken.push(page);
+                let part = left.min(4096);
+                segments.push(self.segment(page * 4096, part));
+                left -= part;
+            }
+        }
+        segments
+    }
+
+    fn give_up(mut self) {
+        self.memory.unmap_all();
+        // SAFETY: the requests that used it have ended.
+        drop(unsafe { self.memory.reclaim() });
+    }
+}
+
+fn fill(segments: &[Segment], random: &mut Random) -> Vec<u8> {
+    let mut all = Vec::new();
+    for segment in segments {
+        let bytes: Vec<u8> = (0..segment.len()).map(|_| random.below(256) as u8).collect();
+        segment.write_at(0, &bytes);
+        all.extend(bytes);
+    }
+    all
+}
+
+fn contents(segments: &[Segment]) -> Vec<u8> {
+    segments
+        .iter()
+        .flat_map(|segment| {
+            let mut bytes = vec![0; segment.len()];
+            segment.read_at(0, &mut bytes);
+            bytes
+        })
+        .collect()
+}
+
+fn job(operation: Operation, lba: u64, segments: &[Segment]) -> Job {
+    let count = millrace_memory::total_len(segments) as u64 / 512;
+    Job { segments: segments.to_vec(), ..Job::new(operation, lba, count) }
+}
+
+/// Writes and reads of any shape against a copy of what the disk must hold; the last is forgotten when all is well.
+fn verified(
+    volume: &Arc<dyn Volume>,
+    harness: &mut dyn Harness,
+    guest: &Guest,
+    random: &mut Random,
+    (first, blocks): (u64, u64),
+    rounds: usize,
+) {
+    let mut model = vec![0_u8; (blocks * 512) as usize];
+    let erase = Job::new(Operation::WriteZeroes { fua: false, deallocate: true }, first, blocks);
+    assert_eq!(harness.run(volume, &[erase]), [Ok(())]);
+    for round in 0..rounds {
+        let count = 1 + random.below(if round % 8 == 0 { 512 } else { 24 }).min(blocks - 1);
+        let lba = random.below(blocks - count + 1);
+        let segments = guest.some(random, count * 512);
+        let range = (lba * 512) as usize..((lba + count) * 512) as usize;
+        let fua = random.below(4) == 0;
+        let operation = match random.below(8) {
+            0 => Operation::WriteZeroes { fua, deallocate: random.below(2) == 0 },
+            1 | 2 | 3 => Operation::Read,
+            _ => Operation::Write { fua },
+        };
+        let what = format!("round {round}: {operation:?} of {count} at {lba} in {} pieces", segments.len());
+        let done = match operation {
+            Operation::Write { .. } => {
+                let data = fill(&segments, random);
+                model[range].copy_from_slice(&data);
+                harness.run(volume, &[job(operation, first + lba, &segments)])
+            }
+            Operation::Read => {
+                segments.iter().for_each(|segment| segment.fill(0xa5));
+                let done = harness.run(volume, &[job(operation, first + lba, &segments)]);
+                assert!(contents(&segments) == model[range], "{what}: other data");
+                done
+            }
+            _ => {
+                model[range].fill(0);
+                harness.run(volume, &[Job::new(operation, first + lba, count)])
+            }
+        };
+        assert_eq!(done, [Ok(())], "{what}");
+    }
+    // All of it once more, in large reads beside each other.
+    let chunk = 256.min(blocks);
+    let jobs: Vec<Job> = (0..blocks / chunk)
+        .map(|i| {
+            let at = i * chunk * 512 % (guest.size / 2);
+            job(Operation::Read, first + i * chunk, &[guest.segment(at, chunk * 512)])
+        })
+        .collect();
+    for (i, one) in jobs.iter().enumerate() {
+        assert_eq!(harness.run(volume, std::slice::from_ref(one)), [Ok(())]);
+        let from = i * (chunk * 512) as usize;
+        assert!(contents(&one.segments) == model[from..from + (chunk * 512) as usize], "chunk {i}: other data at the end");
+    }
+    assert_eq!(harness.run(volume, &[Job::new(Operation::Flush, 0, 0)]), [Ok(())]);
+}
+
+/// Data of guests do not bounce, once their memory is mapped; and it is unmapped before it goes.
+fn direct(place: &NvmePlace) {
+    let volume = open(place, None, BlockSize::B512);
+    let blocks: Arc<dyn Volume> = volume.clone();
+    let mut harness = ShardHarness::new();
+    let mut random = Random(SEED);
+    for life in 0..3 {
+        let guest = Guest::new(16 * MIB);
+        // The first miss asks for it.
+        let patience = Instant::now() + Duration::from_secs(30);
+        loop {
+            let before = volume.moved();
+            assert_eq!(harness.run(&blocks, &[job(Operation::Read, 0, &[guest.segment(0, 4096)])]), [Ok(())]);
+            let after = volume.moved();
+            if after.0 > before.0 {
+                assert_eq!((after.0 - before.0, after.1), (4096, before.1));
+                break;
+            }
+            assert!(Instant::now() < patience, "the memory was never mapped");
+        }
+        let before = volume.moved();
+        verified(&blocks, &mut harness, &guest, &mut random, (1024 * life, 4096), 300);
+        let after = volume.moved();
+        println!("direct: life {life}: {} bytes directly, {} by buffers", after.0 - before.0, after.1 - before.1);
+        assert!(after.0 - before.0 > 4 * (after.1 - before.1), "most goes directly");
+        guest.give_up();
+    }
+}
+
+/// Several shards on queues of their own, at once.
+fn shards(place: &NvmePlace) {
+    let volume = open(place, None, BlockSize::B512);
+    thread::scope(|scope| {
+        for shard in 0..3_u64 {
+            let blocks: Arc<dyn Volume> = volume.clone();
+            scope.spawn(move || {
+                let guest = Guest::new(8 * MIB);
+                verified(&blocks, &mut ShardHarness::new(), &guest, &mut Random(SEED + shard), (8192 * shard, 4096), 200);
+                guest.give_up();
+            });
+        }
+    });
+    println!("shards: moved {:?}", volume.moved());
+}
+
+/// Resets in the middle of I/O are not seen above.
+fn reset(place: &NvmePlace) {
+    let volume = open(place, None, BlockSize::B512);
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let loads: Vec<_> = (0..2_u64)
+            .map(|load| {
+                let blocks: Arc<dyn Volume> = volume.clone();
+                let ended = &ended;
+                scope.spawn(move || {
+                    let guest = Guest::new(8 * MIB);
+                    let (mut harness, mut random, mut rounds) = (ShardHarness::new(), Random(SEED + load), 0);
+                    // Many in flight, each at its own place, with what tells it apart.
+                    while !ended.load(Ordering::Relaxed) {
+                        rounds += 1;
+                        let places: Vec<Segment> = (0..48).map(|i| guest.segment(i * 8192, 4096)).collect();
+                        let data: Vec<Vec<u8>> = places.iter().map(|place| fill(&[*place], &mut random)).collect();
+                        let at = |i: usize| 65_536 * load + i as u64 * 8;
+                        let writes: Vec<Job> = places
+                            .iter()
+                            .enumerate()
+                            .map(|(i, place)| job(Operation::Write { fua: false }, at(i), &[*place]))
+                            .collect();
+                        assert!(harness.run(&blocks, &writes).iter().all(Result::is_ok), "round {rounds}");
+                        places.iter().for_each(|place| place.fill(0));
+                        let reads: Vec<Job> =
+                            places.iter().enumerate().map(|(i, place)| job(Operation::Read, at(i), &[*place])).collect();
+                        assert!(harness.run(&blocks, &reads).iter().all(Result::is_ok), "round {rounds}");
+                        for (place, data) in places.iter().zip(&data) {
+                            assert!(contents(&[*place]) == *data, "round {rounds}: other data");
+                        }
+                    }
+                    guest.give_up();
+                    rounds
+                })
+            })
+            .collect();
+        for wanted in 1..=5 {
+            volume.reset();
+            let patience = Instant::now() + Duration::from_secs(60);
+            while volume.resets() < wanted {
+                assert!(Instant::now() < patience, "reset {wanted} never came");
+                thread::sleep(Duration::from_millis(10));
+            }
+            thread::sleep(Duration::from_millis(300));
+        }
+        ended.store(true, Ordering::Relaxed);
+        let rounds: Vec<usize> = loads.into_iter().map(|load| load.join().expect("a load")).collect();
+        println!("reset: {} resets under {rounds:?} rounds", volume.resets());
+    });
+}
+
+/// The controller is taken away in the middle of I/O: errors, and no more.
+fn unplug(place: &NvmePlace) {
+    let volume = open(place, None, BlockSize::B512);
+    let blocks: Arc<dyn Volume> = volume.clone();
+    let guest = Guest::new(8 * MIB);
+    let mut harness = ShardHarness::new();
+    let jobs: Vec<Job> =
+        (0..32).map(|i| job(Operation::Write { fua: false }, i * 16, &[guest.segment(i * 8192, 8192)])).collect();
+    let patience = Instant::now() + Duration::from_secs(120);
+    let mut rounds = 0;
+    let errors = loop {
+        let results = harness.run(&blocks, &jobs);
+        if results.iter().any(Result::is_err) {
+            break results;
+        }
+        rounds += 1;
+        if rounds == 20 {
+            println!("MILLRACE-MARK busy");
+        }
+        assert!(Instant::now() < patience, "it is still there");
+    };
+    println!("unplug: after {rounds} rounds: {:?}", errors.iter().find(|result| result.is_err()));
+    let gone = Err(BlockError::WriteFault { errno: libc::ENODEV });
+    assert!(errors.iter().all(|result| result.is_ok() || *result == gone), "{errors:?}");
+    assert!(harness.run(&blocks, &jobs).iter().all(|result| *result == gone), "all fail from now on");
+    let read = job(Operation::Read, 0, &[guest.segment(0, 4096)]);
+    assert_eq!(harness.run(&blocks, &[read]), [Err(BlockError::ReadFault { errno: libc::ENODEV })]);
+    guest.give_up();
+    drop(blocks);
+    drop(volume);
+    let patience = Instant::now() + Duration::from_secs(60);
+    while std::path::Path::new(&format!("/sys/bus/pci/devices/{}", place.address)).exists() {
+        assert!(Instant::now() < patience, "the system does not get the device back");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let error = NvmeVolume::open("disk", place, None, BlockSize::B512).unwrap_err().to_string();
+    println!("unplug: then: {error}");
+    assert!(error.contains("there is no PCI function"), "{error}");
+}

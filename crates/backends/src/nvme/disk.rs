@@ -1,0 +1,336 @@
+//! One controller with its queues, shared by the volumes on its namespaces, and the thread that watches over it.
+
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    fmt::Write,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_block::{PerShard, VolumeError};
+use millrace_driver::{
+    Controller, DriverError, Options, PciAddress, QueueOptions, QueuePair, VfioError, VfioPci,
+    spec::{NamespaceId, identify::IdentifyController},
+};
+use millrace_memory::guard;
+
+use super::{
+    lane::{BOUNCE, BOUNCES, ENTRIES, Lane},
+    table::Table,
+};
+
+/// The most bytes of one command.
+pub(super) const TRANSFER: usize = 1 << 20;
+/// Queues of shards at most; one more is for everybody else.
+const MOST_LANES: usize = 16;
+/// How often the controller is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a command may take before the controller is reset.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an earlier owner, a worker that died, may keep the device.
+const SUCCESSION: Duration = Duration::from_secs(5);
+/// Times that a reset is tried.
+const RESETS: u32 = 3;
+
+const UP: u8 = 0;
+const RESETTING: u8 = 1;
+const GONE: u8 = 2;
+
+/// What the watch is told.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// Map the memory with this address.
+    Map(usize),
+    /// Reset the controller.
+    Reset,
+}
+
+/// Every disk that is open: a controller has one owner.
+static DISKS: Mutex<Vec<(PciAddress, Weak<Disk>)>> = Mutex::new(Vec::new());
+
+/// See the module.
+pub(super) struct Disk {
+    address: PciAddress,
+    /// `None` when it is gone.
+    control: Mutex<Option<Controller>>,
+    state: AtomicU8,
+    /// The first for everybody, the others for one shard each.
+    lanes: Vec<Lane>,
+    next_lane: AtomicUsize,
+    lane_of: PerShard<OnceLock<usize>>,
+    pub(super) table: Arc<Table>,
+    pub(super) identity: Box<IdentifyController>,
+    pub(super) max_transfer: usize,
+    claimed: Mutex<BTreeSet<NamespaceId>>,
+    watch: SyncSender<Word>,
+    /// Its resets so far.
+    resets: AtomicUsize,
+    told_gone: AtomicBool,
+}
+
+/// An error and its causes in one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.ends_with(&said) {
+            let _ = write!(text, ": {said}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+fn refused(volume: &str, error: &dyn Error) -> VolumeError {
+    VolumeError::Refused { volume: volume.to_owned(), why: chain(error) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disk {
+    /// The disk at this address, opened if need be. Takes long: not called on a shard.
+    pub(super) fn open(volume: &str, address: PciAddress) -> Result<Arc<Self>, VolumeError> {
+        let mut disks = lock(&DISKS);
+        disks.retain(|(_, disk)| disk.strong_count() > 0);
+        let known = disks.iter().find(|(known, _)| *known == address).and_then(|(_, disk)| disk.upgrade());
+        if let Some(disk) = known.filter(|disk| !disk.is_gone()) {
+            return Ok(disk);
+        }
+        let disk = Self::bring_up(address, take(volume, address)?).map_err(|error| refused(volume, &error))?;
+        disks.retain(|(known, _)| *known != address);
+        disks.push((address, Arc::downgrade(&disk)));
+        Ok(disk)
+    }
+
+    fn bring_up(address: PciAddress, function: VfioPci) -> Result<Arc<Self>, DriverError> {
+        let iommu = function.iommu();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let wanted = cores.min(MOST_LANES) + 1;
+        let options = Options {
+            // Queues, their lists, and buffers; what is not used costs nothing.
+            memory_size: (4 << 20) + wanted * (BOUNCES * BOUNCE + (2 << 20)),
+            io_queues: wanted as u16,
+            max_transfer: TRANSFER,
+            ..Options::default()
+        };
+        let mut controller = Controller::attach(function, &options)?;
+        controller.start()?;
+        let identity = Box::new(controller.identity().expect("a controller that was started has told who it is").clone());
+        let count = wanted.min(usize::from(controller.io_queues())).max(1);
+        let mut lanes = Vec::with_capacity(count);
+        for at in 0..count {
+            let buffers = (0..BOUNCES).map(|_| controller.memory().alloc(BOUNCE)).collect::<Result<_, _>>()?;
+            lanes.push(Lane::new(new_pair(&mut controller)?, buffers, at > 0));
+        }
+        let (watch, words) = sync_channel(64);
+        let table = Arc::new(Table::new(iommu, watch.clone()));
+        let seen: Arc<dyn guard::Watcher> = Arc::<Table>::clone(&table);
+        guard::watch(Arc::downgrade(&seen));
+        let max_transfer = controller.max_transfer() as usize;
+        tracing::info!(%address, queues = lanes.len(), max_transfer, "an NVMe controller is ours");
+        let disk = Arc::new(Self {
+            address,
+            control: Mutex::new(Some(controller)),
+            state: AtomicU8::new(UP),
+            lanes,
+            next_lane: AtomicUsize::new(1),
+            lane_of: PerShard::default(),
+            table,
+            identity,
+            max_transfer,
+            claimed: Mutex::default(),
+            watch,
+            resets: AtomicUsize::new(0),
+            told_gone: AtomicBool::new(false),
+        });
+        let weak = Arc::downgrade(&disk);
+        let spawned = thread::Builder::new().name(format!("nvme {address}")).spawn(move || watch_over(&weak, &words));
+        spawned.map_err(DriverError::EventFd)?;
+        Ok(disk)
+    }
+
+    pub(super) fn address(&self) -> PciAddress {
+        self.address
+    }
+
+    /// Whether it will never answer again.
+    pub(super) fn is_gone(&self) -> bool {
+        self.state.load(Ordering::Acquire) == GONE
+    }
+
+    pub(super) fn resets(&self) -> usize {
+        self.resets.load(Ordering::Relaxed)
+    }
+
+    /// The calling shard's queue, or the common one.
+    #[inline]
+    pub(super) fn lane(&self) -> &Lane {
+        let (here, own) = self.lane_of.here();
+        if !own {
+            return &self.lanes[0];
+        }
+        let index = *here.get_or_init(|| self.next_lane.fetch_add(1, Ordering::Relaxed));
+        self.lanes.get(index).unwrap_or(&self.lanes[0])
+    }
+
+    /// Bytes moved directly, and by way of buffers.
+    pub(super) fn moved(&self) -> (u64, u64) {
+        self.lanes.iter().map(Lane::moved).fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1))
+    }
+
+    /// Runs something with the controller, for setting up.
+    pub(super) fn with<R>(
+        &self,
+        run: impl FnOnce(&mut Controller) -> Result<R, DriverError>,
+    ) -> Option<Result<R, DriverError>> {
+        lock(&self.control).as_mut().map(run)
+    }
+
+    /// A namespace has one volume.
+    pub(super) fn claim(&self, nsid: NamespaceId) -> bool {
+        lock(&self.claimed).insert(nsid)
+    }
+
+    pub(super) fn release(&self, nsid: NamespaceId) {
+        lock(&self.claimed).remove(&nsid);
+    }
+
+    /// Has the controller reset, some time soon. What is in flight is begun again.
+    pub(super) fn ask_for_reset(&self) {
+        let _ = self.watch.try_send(Word::Reset);
+    }
+
+    /// Looks at the controller; resets it where that may help.
+    fn look(&self) {
+        if self.is_gone() {
+            return;
+        }
+        let mut control = lock(&self.control);
+        let Some(controller) = control.as_mut() else { return };
+        let present = controller.transport().check();
+        if let Err(error) = present {
+            tracing::error!(address = %self.address, "the controller is gone: {}", chain(&error));
+            return self.give_up(control.take());
+        }
+        let ill = match controller.status() {
+            Ok(csts) if csts.into_bits() == u32::MAX => Some("its registers cannot be read".to_owned()),
+            Ok(csts) if csts.cfs() => Some("it reports a fatal error".to_owned()),
+            Ok(_) => self
+                .lanes
+                .iter()
+                .filter_map(Lane::stalled)
+                .find(|time| *time > PATIENCE)
+                .map(|time| format!("a command takes {time:?}")),
+            Err(error) => Some(chain(&error)),
+        };
+        if let Some(why) = ill {
+            tracing::error!(address = %self.address, "the controller is reset: {why}");
+            self.reset(&mut control);
+        }
+    }
+
+    /// Resets the controller, and gives it up when that does not help.
+    fn reset(&self, control: &mut Option<Controller>) {
+        let Some(controller) = control.as_mut() else { return };
+        self.state.store(RESETTING, Ordering::Release);
+        self.resets.fetch_add(1, Ordering::Relaxed);
+        let pairs: Vec<QueuePair> = self.lanes.iter().filter_map(Lane::take_pair).collect();
+        let started = Instant::now();
+        for attempt in 0..RESETS {
+            // Once one of the two has succeeded, the device touches no memory until it is enabled again.
+            let stopped = if attempt == 0 { controller.disable() } else { controller.reset() };
+            let Err(error) = stopped.or_else(|_| controller.reset()).and_then(|()| {
+                self.lanes.iter().for_each(Lane::lose);
+                controller.start()?;
+                let fresh = self.lanes.iter().map(|_| new_pair(controller)).collect::<Result<Vec<_>, _>>()?;
+                self.lanes.iter().zip(fresh).for_each(|(lane, pair)| lane.put_pair(pair));
+                Ok(())
+            }) else {
+                drop(pairs);
+                self.state.store(UP, Ordering::Release);
+                tracing::warn!(address = %self.address, took = ?started.elapsed(), "the controller is up again");
+                return;
+            };
+            tracing::error!(address = %self.address, attempt, "the reset has failed: {}", chain(&error));
+            self.lanes.iter().for_each(|lane| drop(lane.take_pair()));
+        }
+        self.give_up(control.take());
+    }
+
+    /// The device is lost: it is closed, which also lets the system take it away, and everything fails from now on.
+    fn give_up(&self, controller: Option<Controller>) {
+        // No new commands first.
+        self.state.store(GONE, Ordering::Release);
+        let pairs: Vec<QueuePair> = self.lanes.iter().filter_map(Lane::take_pair).collect();
+        if let Some(mut controller) = controller {
+            // Whatever comes of it: closing the device stops its transfers.
+            if controller.status().is_ok_and(|csts| csts.into_bits() != u32::MAX) {
+                let _ = controller.disable();
+            }
+            drop(pairs);
+            drop(controller);
+        }
+        self.table.clear();
+        // Now nothing can reach the memory of what was in flight.
+        self.lanes.iter().for_each(Lane::lose);
+        if !self.told_gone.swap(true, Ordering::Relaxed) {
+            tracing::error!(address = %self.address, "the disk is given up: its volumes fail until they are opened anew");
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Nothing is in flight: requests keep the volume, and volumes the disk.
+        if let Some(mut controller) = lock(&self.control).take()
+            && let Err(error) = controller.shutdown()
+        {
+            tracing::warn!(address = %self.address, "the controller was not shut down: {}", chain(&error));
+        }
+    }
+}
+
+/// Takes the function from the kernel; waits a little for an earlier owner that is dying.
+fn take(volume: &str, address: PciAddress) -> Result<VfioPci, VolumeError> {
+    let deadline = Instant::now() + SUCCESSION;
+    loop {
+        match VfioPci::open(address) {
+            Ok(function) => return Ok(function),
+            Err(VfioError::InUse { .. }) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+            Err(VfioError::InUse { path, .. }) => return Err(VolumeError::InUse { volume: volume.to_owned(), path }),
+            Err(error) => return Err(refused(volume, &error)),
+        }
+    }
+}
+
+fn new_pair(controller: &mut Controller) -> Result<QueuePair, DriverError> {
+    let entries = ENTRIES.min(controller.max_queue_entries());
+    controller.create_queue_pair(&QueueOptions { entries, ..QueueOptions::default() })
+}
+
+/// The life of the thread beside a disk.
+fn watch_over(disk: &Weak<Disk>, words: &Receiver<Word>) {
+    let mut looked = Instant::now();
+    loop {
+        let word = words.recv_timeout(LOOK);
+        let Some(disk) = disk.upgrade() else { return };
+        match word {
+            Ok(Word::Map(address)) if !disk.is_gone() => disk.table.map(address),
+            Ok(Word::Reset) => disk.reset(&mut lock(&disk.control)),
+            Ok(Word::Map(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if looked.elapsed() >= LOOK {
+            looked = Instant::now();
+            disk.look();
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! One hardware queue pair as a shard uses it: commands in flight, who waits for them, and buffers for what cannot go directly.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use millrace_driver::{Command, DmaBuffer, DmaRange, PAGE_SIZE, QueueError, QueuePair, spec::Status};
+use millrace_memory::SegmentCursor;
+
+use super::table::{Entries, Table};
+
+/// Entries of each queue.
+pub(super) const ENTRIES: u32 = 128;
+/// Bytes of a buffer for data that cannot go directly.
+pub(super) const BOUNCE: usize = 64 << 10;
+/// Such buffers.
+pub(super) const BOUNCES: usize = 32;
+/// How long a queue in which nothing completes is looked at without a break.
+const SPIN: Duration = Duration::from_micros(100);
+/// How often a miss asks for memory to be mapped.
+const ASK: Duration = Duration::from_millis(5);
+
+/// Where a command's data are.
+pub(super) enum Data<'a> {
+    /// There are none.
+    None,
+    /// So many bytes from here on, which [`Lane::direct`] has found to be within the device's reach.
+    Direct(SegmentCursor<'a>, usize),
+    /// The first bytes of a buffer of the lane's.
+    Bounce(&'a Bounce<'a>, usize),
+}
+
+/// What became of a command.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Outcome {
+    /// The controller answered.
+    Status(Status),
+    /// The controller was reset before it did: the command may or may not have been carried out, and touches nothing any more.
+    Lost,
+}
+
+/// A command in flight: its slot, in the time of the queue that there was then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    slot: u16,
+    generation: u64,
+}
+
+/// What became of an attempt to place a command.
+pub(super) enum Begun {
+    /// It is in flight.
+    Flight(Ticket),
+    /// There is no queue at the moment, or never again.
+    Down,
+    /// The command cannot be made: a bug of ours, or of the data's description.
+    Refused(QueueError),
+}
+
+/// How a command that is in flight stands.
+pub(super) enum Turn {
+    Done(Outcome),
+    /// Nothing completes: sleep a little, then look again.
+    Nap,
+}
+
+/// A command from its begin until its task has seen its end: longer than the controller has it, and its identifier is taken.
+#[derive(Debug, Default)]
+struct Slot {
+    busy: bool,
+    waker: Option<Waker>,
+    status: Option<Status>,
+}
+
+struct State {
+    /// `None` while the controller is reset, and for good when it is gone.
+    pair: Option<QueuePair>,
+    slots: Vec<Slot>,
+    free_slots: Vec<u16>,
+    /// Whose slot it is, by command identifier.
+    owners: Vec<u16>,
+    /// Queues that were lost before this one.
+    generation: u64,
+    /// Tasks of theirs that sleep: only their own thread may wake them.
+    stale: Vec<Waker>,
+    /// The command whose task looks at the queue for all: it wakes itself, the others sleep.
+    poller: Option<u16>,
+    /// Tasks that wait for a place in the queue or for a buffer.
+    waiting: VecDeque<Waker>,
+    /// Free buffers.
+    free: Vec<usize>,
+    /// When something last completed, or began.
+    progress: Instant,
+    /// Mapped memory, as the table had it at that generation.
+    entries: Entries,
+    asked: Option<Instant>,
+    /// Bytes moved directly, and by way of buffers.
+    moved: (u64, u64),
+}
+
+/// See the module.
+pub(super) struct Lane {
+    state: Mutex<State>,
+    buffers: Vec<DmaBuffer>,
+    /// All its tasks are of one thread, so that they can wake each other. On the common lane everybody looks for himself.
+    exclusive: bool,
+}
+
+impl Lane {
+    pub(super) fn new(pair: QueuePair, buffers: Vec<DmaBuffer>, exclusive: bool) -> Self {
+        let capacity = pair.capacity();
+        // As many again may be completed and not seen yet.
+        let slots = 2 * capacity as u16;
+        let state = State {
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            free_slots: (0..slots).rev().collect(),
+            owners: vec![0; capacity],
+            pair: Some(pair),
+            generation: 0,
+            stale: Vec::with_capacity(2 * capacity),
+            poller: None,
+            waiting: VecDeque::with_capacity(capacity),
+            free: (0..buffers.len()).rev().collect(),
+            progress: Instant::now(),
+            entries: Entries::default(),
+            asked: None,
+            moved: (0, 0),
+        };
+        Self { state: Mutex::new(state), buffers, exclusive }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes moved directly, and by way of buffers.
+    pub(super) fn moved(&self) -> (u64, u64) {
+        self.state().moved
+    }
+
+    /// Commands in flight, and how long nothing has completed.
+    pub(super) fn stalled(&self) -> Option<Duration> {
+        let state = self.state();
+        state.slots.iter().any(|slot| slot.busy && slot.status.is_none()).then(|| state.progress.elapsed())
+    }
+
+    /// Takes the queue away: nothing is placed any more. What is in flight is still the device's.
+    pub(super) fn take_pair(&self) -> Option<QueuePair> {
+        self.state().pair.take()
+    }
+
+    /// The device touches nothing any more: what was in flight is lost. Its tasks look by themselves: one of them always does, and
+    /// wakes the others.
+    pub(super) fn lose(&self) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        assert!(state.pair.is_none(), "commands of a queue that lives are not lost");
+        state.generation += 1;
+        state.poller = None;
+        state.stale.extend(state.slots.iter_mut().filter_map(|slot| std::mem::take(slot).waker));
+        state.free_slots.clear();
+        state.free_slots.extend((0..state.slots.len() as u16).rev());
+    }
+
+    /// Puts a fresh queue in.
+    pub(super) fn put_pair(&self, pair: QueuePair) {
+        let mut state = self.state();
+        assert!(pair.capacity() <= state.owners.len(), "the new queue is no larger");
+        state.progress = Instant::now();
+        state.pair = Some(pair);
+    }
+
+    /// How many bytes from here on one command can move directly: at most `most`, in pieces of `unit`; 0: none.
+    pub(super) fn direct(&self, table: &Table, place: &SegmentCursor<'_>, most: usize, unit: usize) -> usize {
+        let mut state = self.state();
+        state.entries.refresh(table);
+        let (mut place, mut total, mut miss) = (place.clone(), 0, None);
+        while let Some(run) = place.next_run(most - total) {
+            let start = run.as_ptr() as usize;
+            if total > 0 && !start.is_multiple_of(PAGE_SIZE) || !start.is_multiple_of(4) {
+                break;
+            }
+            if state.entries.find(start, run.len()).is_none() {
+                miss = Some(start);
+                break;
+            }
+            total += run.len();
+            if !(start + run.len()).is_multiple_of(PAGE_SIZE) {
+                break;
+            }
+        }
+        if let Some(address) = miss
+            && state.asked.is_none_or(|asked| asked.elapsed() >= ASK)
+        {
+            state.asked = Some(Instant::now());
+            table.ask(address);
+        }
+        total - total % unit
+    }
+
+    /// Takes a buffer, when one is free.
+    pub(super) fn poll_buffer(&self, cx: &mut Context<'_>) -> Poll<Bounce<'_>> {
+        let mut state = self.state();
+        if let Some(index) = state.free.pop() {
+            return Poll::Ready(Bounce { lane: self, index });
+        }
+        self.wait(&mut state, cx);
+        Poll::Pending
+    }
+
+    /// Has the task called when there is room.
+    fn wait(&self, state: &mut State, cx: &mut Context<'_>) {
+        if self.exclusive && state.slots.iter().any(|slot| slot.busy) {
+            state.waiting.push_back(cx.waker().clone());
+        } else {
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Places a command and tells the controller.
+    pub(super) fn poll_begin(&self, command: &Command, data: &Data<'_>, cx: &mut Context<'_>) -> Poll<Begun> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let Some(pair) = &mut state.pair else { return Poll::Ready(Begun::Down) };
+        if pair.in_flight() == pair.capacity() || state.free_slots.is_empty() {
+            self.wait(state, cx);
+            return Poll::Pending;
+        }
+        let began = match data {
+            Data::None => pair.submit_without_data(command),
+            Data::Bounce(bounce, len) => {
+                state.moved.1 += *len as u64;
+                pair.submit(&command.with_data(self.buffers[bounce.index].slice(0, *len)))
+            }
+            Data::Direct(place, len) => {
+                state.moved.0 += *len as u64;
+                let (mut place, mut left, entries) = (place.clone(), *len, &state.entries);
+                let runs = std::iter::from_fn(|| {
+                    let run = place.next_run(left)?;
+                    left -= run.len();
+                    // What `direct` found stays mapped while its request is in flight.
+                    entries.find(run.as_ptr() as usize, run.len()).map(|iova| DmaRange { iova, len: run.len() })
+                });
+                pair.submit_runs(command, runs)
+            }
+        };
+        let cid = match began.and_then(|cid| pair.ring().map(|()| cid)) {
+            Ok(cid) => cid,
+            Err(error) => return Poll::Ready(Begun::Refused(error)),
+        };
+        let slot = state.free_slots.pop().expect("a slot was free");
+        state.slots[usize::from(slot)].busy = true;
+        state.owners[usize::from(cid.0)] = slot;
+        state.progress = Instant::now();
+        Poll::Ready(Begun::Flight(Ticket { slot, generation: state.generation }))
+    }
+
+    /// Looks for the end of a command.
+    pub(super) fn poll_end(&self, ticket: Ticket, cx: &mut Context<'_>) -> Poll<Turn> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if ticket.generation != state.generation {
+            state.stale.drain(..).chain(state.waiting.drain(..)).for_each(Waker::wake);
+            return Poll::Ready(Turn::Done(Outcome::Lost));
+        }
+        let (slot, at) = (ticket.slot, usize::from(ticket.slot));
+        let is_poller = !self.exclusive || *state.poller.get_or_insert(slot) == slot;
+        if is_poller {
+            state.drain(self.exclusive.then_some(slot));
+        }
+        if let Some(status) = state.slots[at].status {
+            state.slots[at] = Slot::default();
+            state.free_slots.push(slot);
+            state.hand_on(slot);
+            return Poll::Ready(Turn::Done(Outcome::Status(status)));
+        }
+        if !is_poller {
+            state.slots[at].waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if state.progress.elapsed() > SPIN {
+            // Whoever comes meanwhile looks in our place.
+            state.poller = None;
+            return Poll::Ready(Turn::Nap);
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl State {
+    /// Takes what has completed, and wakes whose it is, all but `own`.
+    fn drain(&mut self, own: Option<u16>) {
+        let Some(pair) = &mut self.pair else { return };
+        let mut any = false;
+        loop {
+            match pair.next_completion() {
+                Ok(Some(cqe)) => {
+                    any = true;
+                    let owner = self.owners[usize::from(cqe.cid.0)];
+                    let slot = &mut self.slots[usize::from(owner)];
+                    slot.status = Some(cqe.status());
+                    let waker = slot.waker.take();
+                    if let Some(waker) = waker.filter(|_| own.is_some_and(|own| own != owner)) {
+                        waker.wake();
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    // What it meant is never told: time will show, and reset the controller.
+                    tracing::warn!(%error, "a completion that cannot be");
+                    break;
+                }
+            }
+        }
+        if any {
+            self.progress = Instant::now();
+            if let Err(error) = pair.ring() {
+                tracing::warn!(%error, "a doorbell cannot be rung");
+            }
+        }
+    }
+
+    /// A command is over: its task no longer looks at the queue, and there is room.
+    fn hand_on(&mut self, slot: u16) {
+        if self.poller == Some(slot) {
+            self.poller = None;
+        }
+        if self.poller.is_none()
+            && let Some(waker) = self.slots.iter_mut().find_map(|slot| slot.waker.take())
+        {
+            waker.wake();
+        }
+        if let Some(waker) = self.waiting.pop_front() {
+            waker.wake();
+        }
+    }
+}
+
+/// A buffer of a lane's that the device reaches; given back when dropped.
+pub(super) struct Bounce<'a> {
+    lane: &'a Lane,
+    index: usize,
+}
+
+impl Bounce<'_> {
+    pub(super) fn buffer(&self) -> &DmaBuffer {
+        &self.lane.buffers[self.index]
+    }
+}
+
+impl Drop for Bounce<'_> {
+    fn drop(&mut self) {
+        let mut state = self.lane.state();
+        state.free.push(self.index);
+        if let Some(waker) = state.waiting.pop_front() {
+            waker.wake();
+        }
+    }
+}

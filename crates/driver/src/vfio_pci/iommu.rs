@@ -1,0 +1,143 @@
+//! The addresses that a device sees: which memory is behind them.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use millrace_memory::{Mapping, guard::Region};
+
+use super::{PciAddress, VfioError, open, sys};
+use crate::dma::DmaRange;
+
+/// Smallest unit of a mapping.
+const PAGE: u64 = 4096;
+/// Where addresses of ours begin: past what a driver chooses for itself, and past all that machines keep for interrupts.
+const FIRST: u64 = 1 << 36;
+/// Memory lies at the same place within such a piece for the device as for us, so that the IOMMU can use large pages.
+const LARGE: u64 = 2 << 20;
+
+/// A container with one group in it. Dropping it, when the device is closed as well, takes all mappings away.
+#[derive(Debug)]
+pub struct Iommu {
+    address: PciAddress,
+    group: File,
+    container: File,
+    /// Addresses that may be used, first to last.
+    usable: Vec<(u64, u64)>,
+    /// Sizes, by first device address.
+    taken: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Iommu {
+    pub(super) fn new(address: PciAddress, group: File) -> Result<Self, VfioError> {
+        let container = open(Path::new("/dev/vfio/vfio"))?;
+        let kernel = |action| move |source| VfioError::Kernel { address, action, source };
+        let version = sys::plain(&container, sys::GET_API_VERSION, 0).map_err(kernel("ask for VFIO's version"))?;
+        if version != sys::API_VERSION {
+            return Err(VfioError::Unknown("version 0 of its interface"));
+        }
+        let type1 = sys::plain(&container, sys::CHECK_EXTENSION, sys::TYPE1V2_IOMMU).map_err(kernel("ask for its IOMMU"))?;
+        if type1 == 0 {
+            return Err(VfioError::Unknown("the type 1 IOMMU"));
+        }
+        sys::set_container(&group, &container).map_err(kernel("open its group"))?;
+        sys::plain(&container, sys::SET_IOMMU, sys::TYPE1V2_IOMMU).map_err(kernel("set its IOMMU up"))?;
+        let (info, more) = sys::exchange(&container, sys::IOMMU_GET_INFO, sys::IommuInfo::default())
+            .map_err(kernel("describe its IOMMU"))?;
+        // Kernels before 5.4 do not tell; 39 bits is the least that translates.
+        let usable = more.pairs(info.cap_offset, sys::CAP_IOVA_RANGE).unwrap_or_else(|| vec![(0, (1 << 39) - 1)]);
+        Ok(Self { address, group, container, usable, taken: Mutex::default() })
+    }
+
+    pub(super) fn group(&self) -> &File {
+        &self.group
+    }
+
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps memory at a device address of the caller's choice.
+    pub(super) fn map_at(&self, range: DmaRange, memory: &Mapping) -> Result<(), VfioError> {
+        let DmaRange { iova, len: size } = range;
+        let last = (size as u64).checked_sub(1).and_then(|rest| iova.checked_add(rest));
+        let fits = last.is_some_and(|last| self.usable.iter().any(|(first, end)| *first <= iova && last <= *end));
+        if !fits || size > memory.len() || !iova.is_multiple_of(PAGE) {
+            return Err(VfioError::BadRange { address: self.address, iova, size });
+        }
+        let mut taken = self.taken();
+        self.map(iova, memory.as_ptr() as u64, size as u64)?;
+        taken.insert(iova, size as u64);
+        Ok(())
+    }
+
+    /// Makes memory that a peer shared with us reachable for the device, at an address that is free. It is pinned until
+    /// [unmapped](Self::unmap), also when it is not mapped here any more.
+    pub fn map_region(&self, region: &Region) -> Result<DmaRange, VfioError> {
+        let (start, size) = (region.start() as u64, region.len() as u64);
+        let mut taken = self.taken();
+        let free =
+            self.usable.iter().find_map(|(first, last)| free_place(&taken, (*first).max(FIRST), *last, start % LARGE, size));
+        let iova = free.ok_or(VfioError::BadRange { address: self.address, iova: FIRST, size: region.len() })?;
+        self.map(iova, start, size)?;
+        taken.insert(iova, size);
+        Ok(DmaRange { iova, len: region.len() })
+    }
+
+    fn map(&self, iova: u64, address: u64, size: u64) -> Result<(), VfioError> {
+        let map = sys::DmaMap { flags: sys::MAP_READ | sys::MAP_WRITE, address, iova, size, argsz: 0 };
+        // The kernel checks that the memory is there and may be written, and keeps its pages.
+        let mapped = sys::exact(&self.container, sys::IOMMU_MAP_DMA, map);
+        mapped.map(drop).map_err(|source| VfioError::Kernel { address: self.address, action: "map memory for it", source })
+    }
+
+    /// Takes memory away: the device does not reach it any more on return.
+    pub fn unmap(&self, range: DmaRange) -> Result<(), VfioError> {
+        let mut taken = self.taken();
+        let unmap = sys::DmaUnmap { iova: range.iova, size: range.len as u64, ..Default::default() };
+        let unmapped = sys::exact(&self.container, sys::IOMMU_UNMAP_DMA, unmap);
+        unmapped.map_err(|source| VfioError::Kernel { address: self.address, action: "unmap memory of it", source })?;
+        taken.remove(&range.iova);
+        Ok(())
+    }
+}
+
+/// The first free address from `first` to `last` for `size` bytes that lies `within` a large page as wanted.
+fn free_place(taken: &BTreeMap<u64, u64>, first: u64, last: u64, within: u64, size: u64) -> Option<u64> {
+    let place = |from: u64| {
+        let at = (from - from % LARGE).checked_add(within)?;
+        if at < from { at.checked_add(LARGE) } else { Some(at) }
+    };
+    let mut at = place(first)?;
+    for (start, len) in taken {
+        let end = at.checked_add(size)?;
+        if end <= *start {
+            break;
+        }
+        if start + len > at {
+            at = place(start + len)?;
+        }
+    }
+    (at.checked_add(size)?.checked_sub(1)? <= last).then_some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_free_and_suit_large_pages() {
+        let taken = BTreeMap::from([(0x10_0000, 0x1000), (0x40_0000, 0x20_0000)]);
+        assert_eq!(free_place(&taken, 0, u64::MAX, 0, 0x10_0000), Some(0), "before the first");
+        assert_eq!(free_place(&taken, 0, u64::MAX, 0, 0x20_0000), Some(0x20_0000), "between");
+        assert_eq!(free_place(&taken, 0, u64::MAX, 0x3000, 0x20_0000), Some(0x60_3000), "after the last");
+        assert_eq!(free_place(&taken, 0, 0x80_0000, 0, 0x20_0000 + 1), Some(0x60_0000));
+        assert_eq!(free_place(&taken, 0, 0x7f_fffe, 0, 0x20_0000 + 1), None, "no room before the end");
+        assert_eq!(free_place(&BTreeMap::new(), u64::MAX - 10, u64::MAX, 0, 1), None);
+        assert_eq!(free_place(&BTreeMap::new(), 0, u64::MAX, 0, u64::MAX), Some(0));
+        assert_eq!(free_place(&BTreeMap::new(), 0, u64::MAX, 1, u64::MAX), None);
+    }
+}

@@ -1,0 +1,97 @@
+# shellcheck shell=sh
+# A host of its own: a machine with an IOMMU, whose NVMe controller is taken from the kernel and given to programs that come on the disk
+# vda (scripts/guest-programs).
+#   CHECKS=NAME,...    what is done, in this order: checks of nvme-nested, or one of the functions below
+host=/run/host
+
+load_modules() {
+    for module in irqbypass vfio vfio_iommu_type1 vfio-pci-core vfio-pci; do
+        insmod "/usr/lib/modules/$(uname -r)/$module.ko" || say "no module $module"
+    done
+    [ -d /sys/module/vfio_pci ] || die "there is no module vfio-pci: run scripts/guest-root on the host again"
+}
+
+# The programs with their libraries, over the machine's own devices.
+mount_programs() {
+    wait_for_disk vda
+    mkdir -p $host
+    mount -t ext4 -o ro /dev/vda $host || die "vda is no image of scripts/guest-programs"
+    for dir in dev proc sys; do mount -o bind /$dir $host/$dir; done
+    mount -o bind /dev/shm $host/dev/shm
+    for dir in run tmp; do mount -t tmpfs tmpfs $host/$dir; done
+}
+
+in_host() { chroot $host "$@"; }
+
+find_controller() {
+    for dir in /sys/bus/pci/devices/*; do
+        if [ "$(cat "$dir/class")" = 0x010802 ]; then basename "$dir" && return; fi
+    done
+    die "there is no NVMe controller"
+}
+
+# What the driver's own advice says.
+bind() {
+    echo vfio-pci >"/sys/bus/pci/devices/$address/driver_override"
+    echo "$address" >"/sys/bus/pci/devices/$address/driver/unbind"
+    echo "$address" >/sys/bus/pci/drivers_probe
+    [ -e "/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$address/iommu_group")")" ] || die "vfio-pci did not take $address"
+}
+
+millrace() { in_host /bin/millrace --run-dir /run/millrace "$@"; }
+
+# The last lines of the daemon's log are what a failure needs.
+daemon_failed() {
+    tail -n 30 $host/tmp/daemon.log
+    die "$1"
+}
+
+# The worker of the daemon's keeper.
+worker() {
+    for file in /proc/[0-9]*/cmdline; do
+        if tr '\0' '\n' <"$file" 2>/dev/null | grep -qx worker; then basename "$(dirname "$file")"; fi
+    done
+}
+
+# A daemon in its sandbox with a device on the disk; a verified load by our own client; the worker is killed in the middle of it.
+daemon() {
+    (cd $host/tmp && exec chroot $host /bin/millrace --run-dir /run/millrace serve --state-dir /tmp/state \
+        --log warn,millrace_control=info,millrace_backends=info) >$host/tmp/daemon.log 2>&1 &
+    eventually 30 millrace status || daemon_failed "the daemon did not come up"
+    millrace volume create disk --backend "nvme:$address" || daemon_failed "no volume"
+    must_fail "a second volume on the namespace" millrace volume create other --backend "nvme:$address/1"
+    millrace device create vm --nvme --volume disk || daemon_failed "no device"
+    in_host /bin/millrace bench --verify --json --time "${SECONDS_OF_LOAD:-10}" --rw randrw --bs 4k --qd 16 --range 16m --socket /run/millrace/vm.sock \
+        >$host/tmp/load.json 2>$host/tmp/load.err &
+    load=$!
+    if [ "${KILLS:-0}" -gt 0 ]; then
+        for kill in $(seq "$KILLS"); do
+            sleep 3
+            pid=$(worker)
+            kill -KILL "$pid" || daemon_failed "there is no worker to kill: '$pid'"
+            say "killed worker $pid, $kill"
+        done
+    fi
+    wait $load || {
+        cat $host/tmp/load.err
+        daemon_failed "the load failed"
+    }
+    say "$(grep -oE '"(commands|checked_blocks)": *[0-9]+' $host/tmp/load.json | tr '\n' ' ')"
+    grep -q "a guest's memory is mapped for a disk" $host/tmp/daemon.log || daemon_failed "the guest's memory was never mapped"
+    opened=$(grep -c 'an NVMe controller is ours' $host/tmp/daemon.log)
+    [ "$opened" -gt "${KILLS:-0}" ] || daemon_failed "the controller was opened $opened times"
+    if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
+}
+
+load_modules
+mount_programs
+address=$(find_controller)
+for check in $(echo "${CHECKS:?}" | tr , " "); do
+    say "$check"
+    case $check in
+    bind | daemon) $check ;;
+    *) in_host /bin/nvme-nested "$check" "$address" || die "$check failed" ;;
+    esac
+    # It has had its controller read to memory that was never mapped.
+    [ "$check" != driver ] || dmesg | grep 'DMAR:.*fault addr 0x800000000' || die "the IOMMU has let a transfer to nowhere through"
+done

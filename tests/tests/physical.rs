@@ -1,0 +1,99 @@
+//! A physical controller under our driver and back end: in a nested machine with an IOMMU, where QEMU's controller is the physical one.
+//! docs/nvme-driver.md
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use millrace_tests::{Boot, Daemon, Monitor, repository, seats};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// Bytes of the disk.
+const DISK: u64 = 128 << 20;
+
+/// A machine with a controller that can be unplugged, and programs to give it to.
+struct Machine {
+    folder: TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = TempDir::with_prefix("millrace-physical-").expect("a temporary folder");
+        let disk = File::create(folder.path().join("disk.img")).expect("a file");
+        disk.set_len(DISK).expect("a sparse file");
+        let made = Command::new(repository().join("scripts/guest-programs"))
+            .arg(folder.path().join("programs.img"))
+            .args([Daemon::binary(), nested()])
+            .output()
+            .expect("scripts/guest-programs");
+        assert!(made.status.success(), "scripts/guest-programs: {}", String::from_utf8_lossy(&made.stderr));
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn boot(&self, checks: &str) -> Boot {
+        let drive = |id: &str, path: &Path, more: &str| format!("id={id},file={},if=none,format=raw{more}", path.display());
+        let disk = drive("disk", &self.path("disk.img"), ",discard=unmap");
+        let programs = drive("programs", &self.path("programs.img"), ",readonly=on");
+        Boot::scenario("physical")
+            .iommu()
+            .memory(1024)
+            .monitor(&self.path("qmp"))
+            .set("CHECKS", checks.replace(' ', ","))
+            .qemu(&[
+                "-device",
+                "pcie-root-port,id=port0,chassis=1",
+                "-drive",
+                &disk,
+                "-device",
+                "nvme,id=physical,serial=physical,drive=disk,bus=port0,max_ioqpairs=8,msix_qsize=9",
+                "-drive",
+                &programs,
+                "-device",
+                "virtio-blk-pci,drive=programs",
+            ])
+    }
+}
+
+/// The program with the checks: cargo builds it with the tests.
+fn nested() -> PathBuf {
+    let test = std::env::current_exe().expect("the test's own path");
+    let program = test.ancestors().nth(2).expect("cargo's folder").join("examples/nvme-nested");
+    assert!(program.exists(), "{} is missing: cargo test --workspace builds it", program.display());
+    program
+}
+
+#[test]
+fn a_physical_controller_passes_the_suite() {
+    let machine = Machine::new();
+    let said = machine.boot("refused bind driver conform").run(&seats(1));
+    for check in ["refused", "driver", "conform"] {
+        assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
+    }
+}
+
+#[test]
+fn data_go_directly_on_several_shards_under_resets_and_an_unplugged_disk_ends_in_errors() {
+    let machine = Machine::new();
+    let mut guest = machine.boot("bind direct shards reset unplug").start(&seats(1));
+    guest.wait_mark("busy");
+    let mut monitor = Monitor::open(&machine.path("qmp"));
+    monitor.execute("device_del", &json!({ "id": "physical" }));
+    let said = guest.finish();
+    for check in ["direct", "shards", "reset", "unplug"] {
+        assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
+    }
+}
+
+#[test]
+fn a_daemon_serves_a_physical_disk_and_its_worker_may_die() {
+    let machine = Machine::new();
+    let said = machine.boot("bind daemon").set("SECONDS_OF_LOAD", 15).set("KILLS", 2).run(&seats(1));
+    assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
+}
