@@ -5,7 +5,9 @@ mod fastpath;
 mod file;
 mod latency;
 mod memory;
+mod neighbour;
 mod null;
+mod pauses;
 mod shards;
 
 use crate::{error::Failure, record::Record, suite::Suite};
@@ -39,4 +41,6 @@ pub(crate) const ALL: &[Section] = &[
     section("polling", "adaptive polling beside polling all the time", latency::polling),
     section("interrupts", "interrupts per command, by depth", latency::interrupts),
     section("wake", "the first command after a pause", latency::wake),
+    section("neighbour", "a device alone, and beside one whose guest means harm", neighbour::run),
+    section("pauses", "guests wait: workers killed, binaries replaced", pauses::run),
 ];

@@ -37,7 +37,11 @@ pub(crate) fn text(record: &Record, title: &str) -> String {
                     Some(first) if index > 0 && summary.median > 0.0 => format!(" ×{:.2}", first.median / summary.median),
                     _ => String::new(),
                 };
-                let value = format!("{} ({}, ±{}){ratio}", number(summary.median), summary.samples, number(summary.mad));
+                let spread = match record.section.as_str() {
+                    "pauses" => format!("to {}", number(summary.max)),
+                    _ => format!("±{}", number(summary.mad)),
+                };
+                let value = format!("{} ({}, {spread}){ratio}", number(summary.median), summary.samples);
                 let _ = write!(out, " {value:>26}");
             }
             out.push('\n');
@@ -74,6 +78,8 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
         "footprint" => &["rss", "pss", "anonymous", "huge"],
         "devices" => &["iops", "spread"],
         "idle" => &["iops", "cpu"],
+        "neighbour" => &["p50", "p99", "p99.9", "rounds"],
+        "pauses" => &["pause", "max"],
         _ => &["iops"],
     };
     by_section.iter().copied().filter(has).collect()
@@ -89,6 +95,8 @@ pub(crate) fn heading(metric: &str) -> String {
         "spread" => "distance of the slowest from the fastest".into(),
         "cpu" => "share of a core that is used".into(),
         "interrupts" => "interrupts per I/O".into(),
+        "rounds" => "rounds of harm per second".into(),
+        "pause" => "nobody served, ns (median, samples, worst)".into(),
         "rss" | "pss" => format!("{}, bytes", metric.to_uppercase()),
         "anonymous" => "memory of its own, bytes".into(),
         "huge" => "huge pages, bytes".into(),

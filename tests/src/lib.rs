@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   Daemon ── target/.../millrace serve, in a folder of its own ──┬── Guest: scripts/guest, its lines, its marks
-//!     │  commands of the client, log, fds and memory              └── Load: millrace bench --verify, in the background
+//!     │  commands of the client, log, fds and memory              ├── Load: millrace bench --verify, in the background
+//!     │                                                           └── Hostile: clients that mean harm
 //!     └─ finish(): still alive, nothing panicked, everything given back
 //! ```
 //!
@@ -20,6 +21,7 @@
 mod cage;
 mod daemon;
 mod guest;
+mod hostile;
 mod load;
 mod monitor;
 mod pages;
@@ -32,6 +34,7 @@ use std::path::PathBuf;
 pub use cage::Cage;
 pub use daemon::{Daemon, OneDisk};
 pub use guest::{Boot, Guest, Kernel};
+pub use hostile::{Hostile, Trick};
 pub use load::{Load, Work};
 pub use monitor::Monitor;
 pub use pages::GuestMemory;

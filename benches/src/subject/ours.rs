@@ -47,6 +47,12 @@ impl Setup {
         self
     }
 
+    /// With a worker of its own for each device.
+    #[must_use]
+    pub(crate) fn isolated(self) -> Self {
+        Self { text: format!("isolation = \"device\"\n\n{}", self.text) }
+    }
+
     fn names(&self) -> impl Iterator<Item = &str> {
         self.text.lines().filter_map(|line| line.strip_prefix("socket = \"FOLDER/")?.strip_suffix("/cntrl\""))
     }
@@ -97,9 +103,19 @@ impl Ours {
 
     /// `millrace status --json`.
     pub(crate) fn status(&self) -> Result<Value, Failure> {
-        let mut status = Command::new(&self.binary);
-        let said = process::output(status.args(["status", "--json", "--run-dir"]).arg(self.folder.join("run")))?;
-        serde_json::from_str(&said).map_err(|_| Failure::Output { program: "millrace status".into(), said })
+        self.json(&["status"])
+    }
+
+    /// What a command of the client answers with `--json`.
+    pub(crate) fn json(&self, words: &[&str]) -> Result<Value, Failure> {
+        let mut command = Command::new(&self.binary);
+        let said = process::output(command.args(words).args(["--json", "--run-dir"]).arg(self.folder.join("run")))?;
+        serde_json::from_str(&said).map_err(|_| Failure::Output { program: format!("millrace {}", words.join(" ")), said })
+    }
+
+    /// What the daemon has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("serve.log")).unwrap_or_default()
     }
 }
 

@@ -26,7 +26,9 @@ use millrace_engine::{
     Device, DeviceKey, Shard, ShardConfig, ShardContext,
     stages::{self, Stage, StageTimes},
 };
-use millrace_frontends::nvme::{Config, DeviceError, Host, HostReply, Identity, Namespace, NewFormat, NvmeDevice, Status};
+use millrace_frontends::nvme::{
+    self, Config, DeviceError, Host, HostReply, Identity, Namespace, NewFormat, NvmeDevice, Status,
+};
 use millrace_memory::{Mapping, Segment};
 use millrace_nvme_spec::{
     AdminOpcode, Cqe, NvmOpcode, Sqe,
@@ -294,6 +296,21 @@ impl Rig {
     }
 }
 
+/// What it costs a command that it is on record, alone: those that finish at once are not.
+#[expect(clippy::cast_precision_loss, reason = "printed with one digit")]
+fn measure_records(depth: usize, rounds: u64) {
+    let (overhead, mut all, mut start) = (overhead(), Vec::new(), ticks());
+    let exercised = nvme::exercise_records(20_000 * rounds, depth, || {
+        all.push((ticks() - start).saturating_sub(overhead));
+        start = ticks();
+    });
+    exercised.expect("shared memory for the records");
+    all.sort_unstable();
+    let each = |at: usize| all[at] as f64 / depth as f64;
+    let (least, median) = (each(0), each(all.len() / 2));
+    println!("{:<34} depth {depth:>3}  min {least:>9.1}  median {median:>9.1}  cycles per I/O", "records");
+}
+
 /// Prints where the time went, in ticks per command, without what counting took.
 #[allow(clippy::cast_precision_loss)] // printed with one digit
 fn print_stages(before: StageTimes, commands: u64) {
@@ -367,6 +384,11 @@ fn main() {
     let (settings, filters): (Vec<_>, Vec<_>) = args.iter().partition(|arg| arg.contains('='));
     let rounds = settings.iter().find_map(|setting| setting.strip_prefix("rounds=")?.parse().ok()).unwrap_or(1);
     let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()));
+    if wanted("records") {
+        for depth in [1, 32] {
+            measure_records(depth, rounds);
+        }
+    }
     for (name, kind, bytes, interrupts, idle) in CASES {
         let loads = loads(name, bytes);
         let loads: Vec<_> = loads.into_iter().filter(|(name, _)| wanted(name)).collect();

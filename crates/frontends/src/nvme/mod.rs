@@ -56,3 +56,5 @@ pub use keep::{Kept, LAYOUTS};
 pub use migration::SavedStateError;
 pub use millrace_nvme_spec::status::Status;
 pub use namespace::{Host, HostReply, Identity, Namespace, NewFormat};
+#[doc(hidden)]
+pub use records::exercise as exercise_records;

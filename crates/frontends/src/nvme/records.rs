@@ -269,6 +269,24 @@ impl Records {
     }
 }
 
+/// Puts so many commands on record at a time, accepts and releases them; `lap` is called after each batch. For the benchmark `path`.
+#[doc(hidden)]
+pub fn exercise(batches: u64, depth: usize, mut lap: impl FnMut()) -> io::Result<()> {
+    let (records, sqe) = (Records::new()?, Sqe::default());
+    let mut taken = Vec::with_capacity(depth);
+    for _ in 0..batches {
+        taken.extend((0..depth).filter_map(|index| records.take(std::hint::black_box(&sqe), 1, index as u32)));
+        for at in &taken {
+            records.accept(*at);
+        }
+        for at in taken.drain(..) {
+            records.release(at);
+        }
+        lap();
+    }
+    Ok(())
+}
+
 impl Controller {
     /// Finds what is in flight by what the last worker left: see the module.
     pub(crate) fn recover(&mut self) {
