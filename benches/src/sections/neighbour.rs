@@ -63,7 +63,7 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
         for (place, ours) in &places {
             for depth in [1, 32] {
                 for (subject, tricks) in BESIDE {
-                    let load = Load::randread(depth).on(*place);
+                    let load = Load::randread(depth).on(place);
                     let key = Key { test: load.name(), depth, client: "lean".into(), subject: subject.into() };
                     record.add(&key, State::Any, sample(suite, ours, &load, tricks)?);
                 }

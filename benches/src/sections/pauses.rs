@@ -46,7 +46,7 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let began = Instant::now();
     for _ in 0..if suite.quick { 2 } else { TIMES } {
         for (place, ours) in &places {
-            let load = Load::new("randwrite", "4k", 32).on(*place);
+            let load = Load::new("randwrite", "4k", 32).on(place);
             for (how, end) in [("killed", kill as End), ("replaced", replace as End)] {
                 let key = Key { test: load.name(), depth: load.depth, client: "lean".into(), subject: how.into() };
                 record.add(&key, State::Any, sample(suite, ours, &load, end)?);
