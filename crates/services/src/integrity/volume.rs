@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Held, Lba, Operation, Request, Step, TaskContext, TaskFuture, Usage,
-    Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes, helpers_scratch_bytes,
+    BlockCount, BlockError, BlockSize, Geometry, Held, Lba, Operation, Request, Scratch, Step, TaskContext, TaskFuture,
+    Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes, helpers_scratch_bytes,
     submit_held,
 };
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
@@ -201,7 +201,13 @@ impl Integrity {
     async fn read_leg(&self, cx: TaskContext<'_>, piece: Piece, segments: &[Segment]) -> Result<(), BlockError> {
         let (lba, count) = (Lba(piece.lba), BlockCount(piece.count));
         let request = Request { operation: Operation::Read, lba, count, segments };
-        self.leg.submit(cx, self.below(request)).await
+        self.submit_one(cx, request).await
+    }
+
+    /// One of several requests to the leg that follow each other: what it leaves in the scratch goes with its arena.
+    async fn submit_one(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let arena = cx.scratch.carve_rest();
+        self.leg.submit(cx.with_scratch(&arena), self.below(request)).await
     }
 
     /// A block is not what it should be.
@@ -292,7 +298,7 @@ impl Integrity {
             cursor.copy_to(segments[0]);
             let part =
                 Request { operation: request.operation, lba: Lba(lba), count: BlockCount(count), segments: &segments };
-            let result = self.leg.submit(cx.deeper(), self.below(part)).await;
+            let result = self.submit_one(cx.deeper(), part).await;
             self.written(group, piece, segments[0], result);
             result?;
             lba += count;
@@ -323,7 +329,7 @@ impl Integrity {
             let group = self.lock(cx, piece).await?;
             let part = Request { lba: Lba(piece.lba), count: BlockCount(piece.count), ..request };
             // Deeper, as all that goes to the leg under a lock: those who wait for it may have this level's buffers.
-            let result = self.leg.submit(cx.deeper(), self.below(part)).await;
+            let result = self.submit_one(cx.deeper(), part).await;
             let after = if result.is_ok() { ZERO } else { UNKNOWN };
             for at in 0..piece.count {
                 group.set(piece.at() + at, after);
@@ -425,7 +431,8 @@ impl Volume for Integrity {
 
     fn scratch_bytes(&self) -> usize {
         let slow = future_bytes(Self::read_slowly).max(future_bytes(Self::write_slowly)).max(future_bytes(Self::erase));
-        helpers_scratch_bytes(self.leg.scratch_bytes() + slow + held_bytes(1) + FINISH_BYTES)
+        let leg = size_of::<Scratch>() + self.leg.scratch_bytes();
+        helpers_scratch_bytes(leg + slow + held_bytes(1) + FINISH_BYTES)
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
