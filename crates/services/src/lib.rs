@@ -34,6 +34,7 @@ mod locks;
 mod members;
 mod metadata;
 pub mod meter;
+pub mod migrate;
 mod mirror;
 mod parity;
 pub mod pieces;

@@ -1,6 +1,8 @@
 //! The table of services: one line each.
 
-use crate::{cache, concat, crypt, integrity, metadata, meter, mirror, parity, service::Kind, share, stripe, throttle};
+use crate::{
+    cache, concat, crypt, integrity, metadata, meter, migrate, mirror, parity, service::Kind, share, stripe, throttle,
+};
 
 static ALL: &[&Kind] = &[
     &cache::KIND,
@@ -10,6 +12,7 @@ static ALL: &[&Kind] = &[
     &integrity::KIND,
     &metadata::KIND,
     &meter::KIND,
+    &migrate::KIND,
     &mirror::KIND,
     &parity::KIND,
     &share::KIND,

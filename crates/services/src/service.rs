@@ -60,6 +60,9 @@ pub enum Layout {
         /// How many legs can be spared, those that are not whole counted.
         spare: usize,
     },
+    /// The blocks of the first leg, as they are; while it is in force also those of the second, when that is whole. A change that leaves
+    /// one of the two in its place, or puts it in the place of the first, leaves the legs of who is above as they were.
+    Moving,
 }
 
 /// A service whose settings are understood, and which is not there yet.

@@ -68,18 +68,36 @@ fn related(one: &Built, other: &Built) -> bool {
     one.node.leaves().iter().any(|leaf| leaves.iter().any(|other| other.spec == leaf.spec))
 }
 
+/// Whether a leg shows the same as the one before it, because a migration begins there, goes on otherwise, or ends.
+fn is_moved(before: &Built, now: &Built) -> bool {
+    let migrates = [before, now].into_iter().any(|leg| view::is_moving(&leg.node));
+    migrates && view::meet(&view::of_built(before), &view::of_new(now))
+}
+
+/// What is below the legs that migrations are about to fill: made for them, as for a new volume.
+fn below_new_legs(fresh: &[Arc<Built>]) -> Vec<Arc<Built>> {
+    let moves = fresh.iter().filter(|node| view::is_moving(&node.node));
+    let legs = moves.filter_map(|node| node.legs.get(1)).flat_map(Built::nodes);
+    legs.filter(|below| fresh.iter().any(|node| Arc::ptr_eq(node, below))).collect()
+}
+
 impl Difference {
     fn between(old: &Graph, new: &Graph) -> Self {
         let (gone, fresh) = (services_without(old, new), services_without(new, old));
         let old_nodes = old.nodes();
         let shown = view::of_built(&old.root);
+        let fresh_legs = below_new_legs(&fresh);
         let mut free: Vec<_> = gone.clone();
         let mount = |node: &Arc<Built>| {
+            if fresh_legs.iter().any(|below| Arc::ptr_eq(below, node)) {
+                return Mount { reason: Reason::Create, legs: vec![LegOrigin::Kept; node.legs.len()], previous: None };
+            }
             let same = |gone: &Arc<Built>| gone.node.word() == node.node.word() && related(gone, node);
             let previous = free.iter().position(same).map(|at| free.remove(at));
-            let legs = node.legs.iter().map(|leg| {
+            let legs = node.legs.iter().enumerate().map(|(at, leg)| {
                 let before = previous.as_ref().map_or(&[][..], |previous| &previous.legs[..]);
-                if before.iter().any(|before| Arc::ptr_eq(before, leg)) {
+                let is_moved = before.get(at).is_some_and(|before| is_moved(before, leg));
+                if is_moved || before.iter().any(|before| Arc::ptr_eq(before, leg)) {
                     LegOrigin::Kept
                 } else if old_nodes.iter().any(|old| Arc::ptr_eq(old, leg)) && view::meet(&view::of_built(leg), &shown) {
                     LegOrigin::Data
@@ -200,6 +218,13 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     let nodes = old.nodes();
     hurry(&nodes, true);
     let result = switch.change(new.volume(), patience, || {
+        if !reformat {
+            // A leg may have failed since; from here on none does.
+            check_data(old, new, &|_| false).map_err(|error| GraphError::Service {
+                node: "the change".to_owned(),
+                source: ServiceError::NotNow(error.to_string()),
+            })?;
+        }
         difference.carry_out()?;
         store().map_err(|error| {
             difference.undo();

@@ -197,13 +197,7 @@ impl Graph {
 
     /// All nodes, each before its legs.
     pub(crate) fn nodes(&self) -> Vec<Arc<Built>> {
-        fn collect(node: &Arc<Built>, into: &mut Vec<Arc<Built>>) {
-            into.push(Arc::clone(node));
-            node.legs.iter().for_each(|leg| collect(leg, into));
-        }
-        let mut nodes = Vec::new();
-        collect(&self.root, &mut nodes);
-        nodes
+        Built::nodes(&self.root)
     }
 
     /// Brings a new graph into force.
@@ -297,6 +291,17 @@ impl Drop for Graph {
 }
 
 impl Built {
+    /// It and all below it, each before its legs.
+    pub(crate) fn nodes(root: &Arc<Self>) -> Vec<Arc<Self>> {
+        fn collect(node: &Arc<Built>, into: &mut Vec<Arc<Built>>) {
+            into.push(Arc::clone(node));
+            node.legs.iter().for_each(|leg| collect(leg, into));
+        }
+        let mut nodes = Vec::new();
+        collect(root, &mut nodes);
+        nodes
+    }
+
     pub(crate) fn mount(&self, mount: &Mount) -> Result<(), GraphError> {
         let Some(service) = &self.service else { return Ok(()) };
         service.mount(mount).map_err(|source| GraphError::Service { node: self.name.clone(), source })
@@ -333,6 +338,15 @@ impl Tree {
         let settings = node.settings().iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let over = node.legs().iter().map(Self::of).collect();
         Self { node: node.word().to_owned(), settings, size: 0, status: None, over }
+    }
+}
+
+/// The size that stands at a leg; one that is being migrated keeps what it had.
+fn stated_size(leg: &Node) -> Option<u64> {
+    match leg {
+        Node::Leaf(leaf) => leaf.settings.size("size").ok().flatten(),
+        Node::Service(_) if view::is_moving(leg) => leg.legs().first().and_then(stated_size),
+        Node::Service(_) => None,
     }
 }
 
@@ -373,8 +387,7 @@ impl Builder<'_> {
     fn plan_of(&self, service: &ServiceNode, size: Option<u64>) -> Result<Planned, SettingError> {
         let kind = registry::find(&service.service).expect("a stack is checked before it is built");
         let plan = (kind.plan)(&service.settings)?;
-        let stated = |leg: &Node| leg.as_leaf().and_then(|leaf| leaf.settings.size("size").ok().flatten());
-        let stated: Vec<_> = service.legs.iter().map(stated).collect();
+        let stated: Vec<_> = service.legs.iter().map(stated_size).collect();
         let sizes = match size {
             Some(size) => plan.leg_sizes(size, &stated, self.plan.block_size),
             None => stated,

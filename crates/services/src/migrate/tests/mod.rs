@@ -1,0 +1,475 @@
+//! The move as a whole: requests on both sides of the walk, failures, changes of a running volume, and power cuts.
+
+mod crashes;
+
+use std::sync::Arc;
+
+use millrace_backends::{
+    MemoryVolume,
+    fault::{Effect, FaultVolume, Kind, Rule, When},
+};
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Operation, Switch, Volume,
+    conformance::{self, Bench, Random, Subject, SyncHarness, Wanted},
+};
+use millrace_engine::EngineError;
+
+use super::*;
+use crate::{
+    Node, Reason, SharedObjects,
+    background::{Running, Spawner, Stop, Task},
+    graph::{ChangeFailed, Graph, Plan as GraphPlan, Terms, change},
+    legs,
+    testing::{Bench as Means, Disks, Oracle, Rig, Session, graph},
+};
+
+const SEED: u64 = 0x6d6f_7665;
+const STACK: &str = "move(piece=16K, disk:0, disk:1)";
+
+fn memory(wanted: Wanted, leg: usize) -> Arc<dyn Volume> {
+    let bytes = wanted.blocks << wanted.block_size.shift();
+    MemoryVolume::create(&format!("disk:{leg}"), bytes, wanted.block_size).unwrap()
+}
+
+fn small(blocks: u64) -> Wanted {
+    Wanted { block_size: BlockSize::B512, blocks, read_only: false }
+}
+
+fn memories(count: usize, blocks: u64) -> Vec<Arc<dyn Volume>> {
+    (0..count).map(|leg| memory(small(blocks), leg)).collect()
+}
+
+/// Two legs of which each can fail.
+fn faulty(blocks: u64) -> [Arc<FaultVolume>; 2] {
+    [0, 1].map(|leg| FaultVolume::new(memory(small(blocks), leg), SEED + leg as u64))
+}
+
+fn volumes(legs: &[Arc<FaultVolume>]) -> Vec<Arc<dyn Volume>> {
+    legs.iter().map(|leg| Arc::<FaultVolume>::clone(leg) as _).collect()
+}
+
+fn move_of(graph: &Graph) -> Arc<Move> {
+    let (_, service) = graph.services(SERVICE).remove(0);
+    let any: Arc<dyn Any + Send + Sync> = service;
+    any.downcast().expect("a move")
+}
+
+/// Does the walk's work on the calling thread, for so many steps at most.
+fn walk(moving: &Arc<Move>, steps: usize) {
+    let moving = Arc::clone(moving);
+    legs::block_on(move |cx| {
+        Box::pin(async move {
+            for _ in 0..steps {
+                match moving.phase() {
+                    Phase::Ended => return,
+                    _ if moving.mark() < moving.bytes() => {
+                        moving.enter(Phase::Copying);
+                        moving.step(cx, moving.mark()).await;
+                    }
+                    Phase::Flushed => return,
+                    _ => moving.flush_new(cx).await,
+                }
+            }
+        })
+    })
+    .unwrap();
+}
+
+fn to_the_end(moving: &Arc<Move>) {
+    walk(moving, usize::MAX);
+}
+
+fn data_of(leg: &Arc<dyn Volume>) -> Vec<u8> {
+    legs::read(leg, 0, leg.geometry().bytes() as usize).expect("the leg can be read")
+}
+
+fn on_bench<T>(volume: &Arc<dyn Volume>, test: impl FnOnce(&mut Bench<'_>) -> T) -> T {
+    test(&mut Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(volume), SEED))
+}
+
+/// The suite, with the walk so many steps far. Where it ended well, both legs have the same.
+fn conforms(steps: usize, mut make_leg: impl FnMut(Wanted, usize) -> Arc<dyn Volume>) {
+    let mut made = Vec::new();
+    let mut make = |wanted: Wanted| {
+        if wanted.read_only {
+            return None;
+        }
+        let legs: Vec<_> = (0..2).map(|leg| make_leg(wanted, leg)).collect();
+        let size = Some(wanted.blocks << wanted.block_size.shift());
+        let graph = graph(STACK, &legs, size, Reason::Create, &Arc::default()).unwrap();
+        let moving = move_of(&graph);
+        walk(&moving, steps);
+        made.push((moving, legs));
+        Some(Arc::clone(graph.volume()))
+    };
+    let mut subject = Subject { resizes: false, ..Subject::new(SEED, &mut make) };
+    conformance::run(&mut SyncHarness::new(SEED, false), &mut subject);
+    assert!(!made.is_empty());
+    for (moving, legs) in made {
+        to_the_end(&moving);
+        if moving.failure().is_none() {
+            assert!(moving.is_whole() && data_of(&legs[OLD]) == data_of(&legs[NEW]), "the legs differ");
+        }
+    }
+}
+
+#[test]
+fn it_conforms_wherever_the_walk_is() {
+    for steps in [0, 1, 3, usize::MAX] {
+        conforms(steps, memory);
+    }
+}
+
+#[test]
+fn it_conforms_over_disks_that_hold_writes() {
+    for steps in [1, usize::MAX] {
+        conforms(steps, |wanted, leg| -> Arc<dyn Volume> {
+            let volume = FaultVolume::new(memory(wanted, leg), SEED + leg as u64);
+            volume.hold_writes();
+            volume
+        });
+    }
+}
+
+#[test]
+fn it_conforms_when_the_new_leg_fails() {
+    for (kind, nth) in [(Kind::Write, 0), (Kind::Write, 40), (Kind::Flush, 2), (Kind::WriteZeroes, 3), (Kind::Compare, 7)] {
+        conforms(usize::MAX, |wanted, leg| -> Arc<dyn Volume> {
+            let volume = FaultVolume::new(memory(wanted, leg), SEED);
+            if leg == NEW {
+                let fault = BlockError::WriteFault { errno: 5 };
+                volume.add(Rule::new(kind, When::Nth(nth), Effect::Fail(fault)));
+            }
+            volume
+        });
+    }
+}
+
+/// Requests and the walk, interleaved at random; then both legs have the same.
+#[test]
+fn both_legs_have_what_was_written_while_they_were_walked_over() {
+    for seed in SEED..SEED + 60 {
+        eprintln!("seed {seed:#x}");
+        let rig = Rig::new(seed, 2, 512, BlockSize::B512);
+        // What lay there before.
+        legs::write(&rig.volumes()[NEW], 0, vec![0xd1; 512 * 512]).unwrap();
+        let means = Means::new(seed);
+        let mut volume = graph("move(piece=4K, disk:0, disk:1)", &rig.volumes(), None, Reason::Create, &rig.kept).unwrap();
+        let mut oracle = Oracle::new(seed, 512, 512);
+        let mut session = Session::new(&means, &rig.kept, seed);
+        for _ in 0..40 {
+            assert!(oracle.step(&mut session, volume.volume()));
+        }
+        while progress(&(move_of(&volume) as Arc<dyn Service>)) != Some(Progress::Whole) {
+            session.settle(10);
+        }
+        for _ in 0..10 {
+            assert!(oracle.step(&mut session, volume.volume()));
+        }
+        oracle.check(&mut session, volume.volume());
+        assert!(move_of(&volume).is_whole());
+        assert!(data_of(&rig.volumes()[OLD]) == data_of(&rig.volumes()[NEW]), "the legs differ");
+        volume.tasks.iter().for_each(|(_, tasks)| tasks.tell());
+        session.settle(usize::MAX);
+        drop(session);
+        volume.unmount();
+    }
+}
+
+#[test]
+fn overlapping_writes_in_flight_leave_the_legs_equal() {
+    let pair = faulty(1024);
+    for leg in &pair {
+        // They answer in any order.
+        leg.add(Rule::new(Kind::Write, When::OneIn(2), Effect::Delay(std::time::Duration::from_micros(10))));
+    }
+    let volumes = volumes(&pair);
+    let graph = graph(STACK, &volumes, None, Reason::Create, &Arc::default()).unwrap();
+    let moving = move_of(&graph);
+    to_the_end(&moving);
+    on_bench(graph.volume(), |bench| {
+        for round in 0..200_u64 {
+            let jobs: Vec<_> = (0..6_u64)
+                .map(|number| {
+                    let (lba, count) = (bench.random.below(40), 1 + bench.random.below(150));
+                    let segment = bench.memory.segment(number as usize * (1 << 20), count as usize * 512);
+                    segment.fill((round * 6 + number) as u8);
+                    let write = Operation::Write { fua: false };
+                    conformance::Job { segments: vec![segment], ..conformance::Job::new(write, lba, count) }
+                })
+                .collect();
+            assert!(bench.jobs(&jobs).iter().all(Result::is_ok));
+        }
+    });
+    assert!(moving.is_whole() && data_of(&volumes[OLD]) == data_of(&volumes[NEW]));
+}
+
+#[test]
+fn an_error_of_the_new_leg_ends_it_and_is_no_guests() {
+    for far in [1, usize::MAX] {
+        let pair = faulty(1024);
+        let volumes = volumes(&pair);
+        let graph = graph(STACK, &volumes, None, Reason::Create, &Arc::default()).unwrap();
+        let moving = move_of(&graph);
+        walk(&moving, far);
+        pair[NEW].add(Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NoSpace)));
+        let data = on_bench(graph.volume(), |bench| {
+            let data = bench.write_random(0, 300);
+            bench.expect(0, &data);
+            data
+        });
+        to_the_end(&moving);
+        let service: Arc<dyn Service> = Arc::clone(&moving) as _;
+        let Some(Progress::Failed(why)) = progress(&service) else { panic!("{:?}", moving.progress()) };
+        assert!(why.contains("disk:1 cannot be written: no space left"), "{why}");
+        assert!(!moving.leg_is_whole(NEW) && moving.leg_is_whole(OLD));
+        let before = pair[NEW].requests(Kind::Write);
+        on_bench(graph.volume(), |bench| drop(bench.write_random(500, 100)));
+        assert_eq!(pair[NEW].requests(Kind::Write), before, "it is left alone");
+        assert!(data_of(&volumes[OLD])[..data.len()] == data);
+    }
+}
+
+#[test]
+fn a_write_that_the_old_leg_refuses_is_the_guests_error_and_is_walked_over_again() {
+    let pair = faulty(1024);
+    let volumes = volumes(&pair);
+    let graph = graph(STACK, &volumes, None, Reason::Create, &Arc::default()).unwrap();
+    let moving = move_of(&graph);
+    to_the_end(&moving);
+    assert!(moving.is_whole());
+    pair[OLD].add(Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    on_bench(graph.volume(), |bench| {
+        let segment = bench.memory.segment(0, 512 * 8);
+        segment.fill(7);
+        let write = Operation::Write { fua: false };
+        let job = conformance::Job { segments: vec![segment], ..conformance::Job::new(write, 500, 8) };
+        assert_eq!(bench.jobs(&[job])[0], Err(BlockError::WriteFault { errno: 5 }));
+    });
+    assert!(!moving.is_whole() && moving.failure().is_none(), "nobody knows what is there");
+    assert_eq!(moving.mark(), 500 * 512);
+    pair[OLD].clear();
+    to_the_end(&moving);
+    assert!(moving.is_whole() && data_of(&volumes[OLD]) == data_of(&volumes[NEW]));
+}
+
+#[test]
+fn an_old_leg_that_cannot_be_read_ends_it() {
+    let pair = faulty(1024);
+    let graph = graph(STACK, &volumes(&pair), None, Reason::Create, &Arc::default()).unwrap();
+    let moving = move_of(&graph);
+    pair[OLD].add(Rule::new(Kind::Read, When::Nth(2), Effect::Fail(BlockError::ReadFault { errno: 5 })));
+    to_the_end(&moving);
+    let why = moving.failure().unwrap();
+    assert!(why.contains("disk:0 cannot be read at byte"), "{why}");
+    assert!(!moving.is_whole());
+}
+
+#[test]
+fn what_is_there_already_is_not_written_again() {
+    let pair = faulty(1024);
+    let volumes = volumes(&pair);
+    let data = Random::new(SEED).bytes(300 * 512);
+    for volume in &volumes {
+        legs::write(volume, 0, data.clone()).unwrap();
+    }
+    legs::write(&volumes[NEW], 256 * 512, vec![0xd1; 512 * 700]).unwrap();
+    let before = pair[NEW].requests(Kind::Write);
+    let graph = graph(STACK, &volumes, None, Reason::Open, &Arc::default()).unwrap();
+    to_the_end(&move_of(&graph));
+    assert!(data_of(&volumes[OLD]) == data_of(&volumes[NEW]));
+    // One piece begins with data that differ; what is zeroes in OLD is given back.
+    assert_eq!(pair[NEW].requests(Kind::Write) - before, 2);
+}
+
+/// Tasks end before they begin: the tests do their work.
+struct Nowhere;
+
+impl Spawner for Nowhere {
+    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+/// A volume with stacks to come.
+struct Live {
+    switch: Arc<Switch>,
+    graph: Graph,
+    disks: Vec<Arc<dyn Volume>>,
+    spawner: Arc<dyn Spawner>,
+}
+
+impl Live {
+    fn new(stack: &str, disks: Vec<Arc<dyn Volume>>) -> Self {
+        let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
+        let mut graph = Self::build(stack, &disks, &spawner, None);
+        graph.mount(Reason::Create).unwrap();
+        let switch = Switch::new("test", Arc::clone(graph.volume()));
+        Self { switch, graph, disks, spawner }
+    }
+
+    fn build(stack: &str, disks: &[Arc<dyn Volume>], spawner: &Arc<dyn Spawner>, old: Option<&Graph>) -> Graph {
+        let node: Node = stack.parse().unwrap();
+        let plan = GraphPlan { volume: "test", stack: &node, size: None, block_size: BlockSize::B512 };
+        Graph::build(&plan, &Disks(disks.to_vec()), &SharedObjects::default(), spawner, old).unwrap()
+    }
+
+    fn change_to(&mut self, stack: &str) -> Result<(), ChangeFailed> {
+        let mut new = Self::build(stack, &self.disks, &self.spawner, Some(&self.graph));
+        let mut store = || Ok(());
+        let patience = std::time::Duration::from_secs(1);
+        let terms = Terms { patience, reformat: false, scratch: 1 << 20, store: &mut store };
+        change(&self.switch, &mut self.graph, &mut new, terms)?;
+        self.graph = new;
+        Ok(())
+    }
+
+    fn volume(&self) -> Arc<dyn Volume> {
+        Arc::<Switch>::clone(&self.switch)
+    }
+}
+
+#[test]
+fn a_leg_of_any_running_volume_goes_to_another_place() {
+    for stack in [
+        "?",
+        "throttle(iops=1M) | ?",
+        "concat(disk:2, ?)",
+        "stripe(chunk=4K, ?, disk:2)",
+        "integrity | ?",
+        "mirror(region=64K, disk:2, ?)",
+        "integrity | mirror(region=64K, ?, disk:2)",
+        "cache(mode=back, line=4K, disk:2, ?)",
+        "parity(chunk=4K, disk:2, ?, disk:3)",
+    ] {
+        eprintln!("{stack}");
+        let with = |leg: &str| stack.replace('?', leg);
+        let mut running = Live::new(&with("disk:0"), memories(4, 16384));
+        let blocks = running.switch.geometry().blocks.0;
+        let mut random = Random::new(SEED);
+        let mut model = vec![0; (blocks * 512) as usize];
+        let mut write = |running: &Live, model: &mut Vec<u8>| {
+            on_bench(&running.volume(), |bench| {
+                for _ in 0..20 {
+                    let count = 1 + random.below(200);
+                    let lba = random.below(blocks - count);
+                    let data = bench.write_random(lba, count);
+                    model[lba as usize * 512..][..data.len()].copy_from_slice(&data);
+                }
+            });
+        };
+        write(&running, &mut model);
+        running.change_to(&with("move(piece=16K, disk:0, disk:1)")).unwrap();
+        write(&running, &mut model);
+        walk(&move_of(&running.graph), 20);
+        write(&running, &mut model);
+        if !stack.contains("mirror") && !stack.contains("parity") {
+            // Not yet. Redundancy would fill it without the move.
+            let refused = running.change_to(&with("disk:1")).unwrap_err();
+            assert!(matches!(refused, ChangeFailed::OtherData { .. }), "{refused}");
+        }
+        // At another pace, it goes on where it is.
+        let mark = move_of(&running.graph).mark();
+        running.change_to(&with("move(rate=1G, piece=16K, disk:0, disk:1)")).unwrap();
+        assert_eq!((move_of(&running.graph).mark(), mark > 0), (mark, true));
+        to_the_end(&move_of(&running.graph));
+        write(&running, &mut model);
+        running.change_to(&with("disk:1")).unwrap();
+        // Nobody needs it any more.
+        legs::write(&running.disks[0], 0, vec![0xd1; 16384 * 512]).unwrap();
+        on_bench(&running.volume(), |bench| bench.expect(0, &model));
+        write(&running, &mut model);
+        on_bench(&running.volume(), |bench| bench.expect(0, &model));
+        let tree = serde_json::to_string(&running.graph.tree()).unwrap();
+        assert!(!tree.contains("degraded") && !tree.contains("being filled"), "{tree}");
+    }
+}
+
+#[test]
+fn a_migration_that_is_cancelled_leaves_the_old_leg() {
+    for stack in ["?", "integrity | ?", "mirror(region=64K, disk:2, ?)"] {
+        let with = |leg: &str| stack.replace('?', leg);
+        let mut running = Live::new(&with("disk:0"), memories(3, 16384));
+        let data = on_bench(&running.volume(), |bench| bench.write_random(100, 3000));
+        for steps in [0, 3, usize::MAX] {
+            running.change_to(&with("move(disk:0, disk:1)")).unwrap();
+            walk(&move_of(&running.graph), steps);
+            running.change_to(&with("disk:0")).unwrap();
+            legs::write(&running.disks[1], 0, vec![0xd1; 16384 * 512]).unwrap();
+            on_bench(&running.volume(), |bench| bench.expect(100, &data));
+        }
+    }
+}
+
+#[test]
+fn a_new_leg_with_services_is_made_for_it() {
+    let mut running = Live::new("disk:0", memories(4, 16384));
+    // As large as what the mirror keeps for itself leaves.
+    let blocks = 16384 - 128;
+    running.disks[0] = memory(small(blocks), 0);
+    let mut running = Live::new("disk:0", running.disks);
+    let data = on_bench(&running.volume(), |bench| bench.write_random(100, 3000));
+    running.change_to("move(disk:0, mirror(region=64K, disk:1, disk:2))").unwrap();
+    to_the_end(&move_of(&running.graph));
+    running.change_to("mirror(region=64K, disk:1, disk:2)").unwrap();
+    legs::write(&running.disks[0], 0, vec![0xd1; blocks as usize * 512]).unwrap();
+    on_bench(&running.volume(), |bench| bench.expect(100, &data));
+}
+
+#[test]
+fn nothing_goes_to_a_leg_that_has_not_everything() {
+    let mut running = Live::new("disk:0", {
+        let pair = faulty(1024);
+        pair[NEW].add(Rule::new(Kind::Write, When::Nth(200), Effect::Fail(BlockError::NotReady)));
+        volumes(&pair)
+    });
+    // The other way round it would be empty.
+    let refused = running.change_to("move(disk:1, disk:0)").unwrap_err();
+    assert!(matches!(refused, ChangeFailed::OtherData { .. }), "{refused}");
+    running.change_to("move(disk:0, disk:1)").unwrap();
+    to_the_end(&move_of(&running.graph));
+    assert!(move_of(&running.graph).is_whole());
+    on_bench(&running.volume(), |bench| (0..300).for_each(|lba| drop(bench.write_random(lba, 1))));
+    assert!(move_of(&running.graph).failure().is_some());
+    let refused = running.change_to("disk:1").unwrap_err();
+    assert!(matches!(refused, ChangeFailed::OtherData { .. }), "{refused}");
+    running.change_to("disk:0").unwrap();
+}
+
+#[test]
+fn legs_that_do_not_fit_are_refused() {
+    let disks = [memory(small(1024), 0), memory(small(1000), 1), memory(small(1100), 2)];
+    let other = memory(Wanted { block_size: BlockSize::B4096, blocks: 128, read_only: false }, 3);
+    let refused = |stack: &str, disks: &[Arc<dyn Volume>]| {
+        graph(stack, disks, Some(512 << 10), Reason::Create, &Arc::default()).err().unwrap().to_string()
+    };
+    assert!(
+        refused("move(disk:0, disk:1)", &disks)
+            .contains("disk:1 is too small: it has 512000 bytes, and what is to go there 524288")
+    );
+    assert!(refused("move(disk:0, disk:2)", &disks).contains("disk:2 is too large: it has 563200 bytes"));
+    assert!(refused("move(disk:0, disk:1)", &[Arc::clone(&disks[0]), other]).contains("blocks"));
+    for (stack, why) in [
+        ("move(rate=1, null, null)", "rate: at least 4K a second"),
+        ("move(piece=5K, null, null)", "piece: a power of two"),
+        ("move(null)", "it is over 1 legs; 2 are possible"),
+    ] {
+        let error = stack.parse::<Node>().unwrap_err().to_string();
+        assert!(error.contains(why), "{stack}: {error}");
+    }
+}
+
+#[test]
+fn a_format_is_of_both_legs() {
+    let legs = memories(2, 1024);
+    let graph = graph(STACK, &legs, None, Reason::Create, &Arc::default()).unwrap();
+    let moving = move_of(&graph);
+    on_bench(graph.volume(), |bench| drop(bench.write_random(0, 1000)));
+    walk(&moving, 5);
+    moving.format(BlockSize::B4096).unwrap();
+    assert_eq!((moving.geometry().block_size, moving.mark()), (BlockSize::B4096, 0));
+    on_bench(graph.volume(), |bench| drop(bench.write_random(3, 7)));
+    to_the_end(&moving);
+    assert!(moving.is_whole() && data_of(&legs[OLD]) == data_of(&legs[NEW]));
+    assert!(moving.resize(BlockCount(64)).is_err());
+}

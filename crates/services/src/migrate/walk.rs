@@ -1,0 +1,79 @@
+//! The walk over OLD: what it has comes to NEW, piece by piece.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use millrace_block::TaskContext;
+use millrace_memory::BufferPool;
+
+use super::{Move, Phase};
+use crate::{
+    background::{Pace, Stop},
+    copy::lanes::{self, Ends, Failure, Moved, Side},
+    legs,
+};
+
+/// Buffers of the walk's own, for all that is below, too: writes that wait for it hold the shard's.
+const BUFFERS: usize = 4;
+/// How often is looked whether there is something to be walked over again.
+const LOOK: std::time::Duration = std::time::Duration::from_millis(10);
+
+impl Move {
+    /// The task.
+    pub(super) async fn walk(self: Arc<Self>, cx: TaskContext<'_>, stop: Stop) {
+        let pool = match BufferPool::new(BUFFERS) {
+            Ok(pool) => pool,
+            Err(error) => return self.end(format!("there is no memory to copy with: {error}")),
+        };
+        let cx = cx.with_buffers(&pool);
+        let mut pace = self.plan.rate.map(Pace::new);
+        while !stop.is_set() {
+            let (at, phase) = (self.mark(), self.phase());
+            match phase {
+                Phase::Ended => return,
+                _ if at < self.bytes() => {
+                    // First: who sees it flushed looks at the mark.
+                    self.enter(Phase::Copying);
+                    let len = self.step(cx, at).await;
+                    if let Some(pace) = &mut pace {
+                        pace.spend(cx, &stop, len).await;
+                    }
+                }
+                Phase::Flushed => stop.sleep(cx, LOOK).await,
+                Phase::Copying | Phase::Flushing => self.flush_new(cx).await,
+            }
+        }
+    }
+
+    /// Copies the piece at the mark; how many bytes that are.
+    pub(super) async fn step(&self, cx: TaskContext<'_>, at: u64) -> u64 {
+        let end = (at / self.plan.piece + 1).saturating_mul(self.plan.piece).min(self.bytes());
+        let _range = self.ranges.lock(cx, at..end).await;
+        let compare = self.compare.load(Ordering::Relaxed);
+        let ends = Ends { source: &*self.old, target: &*self.new, compare };
+        match lanes::copy(cx, ends, at..end).await {
+            Ok(Moved { written, zeroes }) => {
+                self.counters.written.fetch_add(written, Ordering::Relaxed);
+                self.counters.zeroes.fetch_add(zeroes, Ordering::Relaxed);
+                // Not when it was sent back meanwhile.
+                let _ = self.mark.compare_exchange(at, end, Ordering::SeqCst, Ordering::SeqCst);
+            }
+            Err(Failure { side, offset, error }) => {
+                let (leg, what) = match side {
+                    Side::Source => (&self.old, "read"),
+                    Side::Target => (&self.new, "written"),
+                };
+                self.end(format!("{} cannot be {what} at byte {offset}: {error}", leg.name()));
+            }
+        }
+        end - at
+    }
+
+    /// The mark is at the end: makes NEW durable.
+    pub(super) async fn flush_new(&self, cx: TaskContext<'_>) {
+        self.enter(Phase::Flushing);
+        match legs::flush(cx, &*self.new).await {
+            Ok(()) => self.enter(Phase::Flushed),
+            Err(error) => self.end_by(error),
+        }
+    }
+}
