@@ -11,6 +11,7 @@ use std::{
 };
 
 use millrace_sandbox::{Mode, Policy};
+use millrace_services::migrate::stacks::{self, Stays};
 use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
@@ -456,7 +457,10 @@ fn volume_difference(declared: &VolumeSpec, stored: &VolumeSpec) -> Option<Strin
         (here != there).then(|| format!("{what} is {here} in the file and {there} in the state"))
     };
     let size = declared.size.zip(stored.size);
-    differ("stack", declared.stack.to_string(), stored.stack.to_string())
+    // A volume on its way is where the file says, or is going there.
+    let is_on_its_way = stacks::migration(&stored.stack).is_some()
+        && [Stays::Old, Stays::New].into_iter().any(|stays| stacks::without(&stored.stack, stays) == declared.stack);
+    (if is_on_its_way { None } else { differ("stack", declared.stack.to_string(), stored.stack.to_string()) })
         .or_else(|| size.and_then(|(here, there)| differ("size", here.to_string(), there.to_string())))
         .or_else(|| {
             let (here, there) = (declared.block_size.0.bytes(), stored.block_size.0.bytes());

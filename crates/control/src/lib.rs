@@ -44,13 +44,13 @@ pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
 pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
 pub use error::{Class, ControlError};
 pub use manager::{
-    CopyView, DeviceCounters, DeviceView, GroupView, HistoryEntry, Manager, NamespaceView, RestoreError, ShardView, State,
-    Status, UserView, VolumeView, WorkerName, WorkerView,
+    CopyView, DeviceCounters, DeviceView, GroupView, HistoryEntry, Manager, MigrationView, NamespaceView, RestoreError,
+    ShardView, State, Status, UserView, VolumeView, WorkerName, WorkerView,
 };
 pub use model::{
     AttachSpec, Backend, CopyChange, CopySpec, CopyState, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, GroupCaps,
-    GroupSpec, LogicalBlock, LogicalBlockError, NvmeSpec, ServiceAnswer, ServiceCommand, VirtioBlkSpec, VolumeChange,
-    VolumeSpec,
+    GroupSpec, LogicalBlock, LogicalBlockError, MigrationChange, MigrationSpec, NvmeSpec, ServiceAnswer, ServiceCommand,
+    VirtioBlkSpec, VolumeChange, VolumeSpec,
 };
 pub use name::{Name, NameError};
 pub use size::{Size, SizeError};

@@ -474,6 +474,32 @@ pub struct VolumeChange {
     pub reformat: bool,
 }
 
+/// Where a volume is to go while guests use it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrationSpec {
+    /// A stack: what is to have the data.
+    #[schema(value_type = String, example = "file:/fast/vm0.img")]
+    pub to: Node,
+    /// The part of the volume's stack that goes: its expression, or the word it begins with. When left out, what lies below all that is
+    /// over one leg.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leg: Option<String>,
+    /// Bytes per second at most; no limit when left out, or 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub rate: Option<Size>,
+}
+
+/// How fast a migration may be from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrationChange {
+    /// Bytes per second at most; 0: no limit.
+    #[schema(value_type = u64)]
+    pub rate: Size,
+}
+
 /// A copy to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

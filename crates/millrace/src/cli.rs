@@ -1,6 +1,7 @@
 //! The command line.
 
 mod groups;
+mod migrations;
 
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ use millrace_control::{
 use millrace_sandbox::{Mode, Policy};
 use millrace_services::Node;
 
-pub(crate) use self::groups::GroupCommand;
+pub(crate) use self::{groups::GroupCommand, migrations::VolumeMigrate};
 use crate::bench::BenchArgs;
 
 /// Virtual NVMe disks for virtual machines
@@ -336,6 +337,8 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         reformat: bool,
     },
+    /// Bring a volume, or a part of its stack, to another place while guests use it
+    Migrate(VolumeMigrate),
     /// Give a command to a service of a volume
     Command {
         /// The volume

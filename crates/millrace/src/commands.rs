@@ -19,6 +19,7 @@ use crate::{
 mod copies;
 mod disks;
 mod groups;
+mod migrations;
 mod stacks;
 mod upgrade;
 mod usage;
@@ -63,6 +64,7 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
         VolumeCommand::Replace { name, old, new, reformat } => {
             stacks::replace(global, &client, &name, (&old, &new), reformat)
         }
+        VolumeCommand::Migrate(args) => migrations::migrate(global, &client, args),
         VolumeCommand::Command { name, service, command, arguments } => {
             let arguments = stacks::arguments(&arguments)?;
             let command = ServiceCommand { service, command, arguments };
@@ -148,6 +150,9 @@ fn volume_facts(view: &VolumeView) -> String {
     ];
     if let Some(device) = &view.created_by {
         list.push(("created by", format!("the guest of {device}")));
+    }
+    if let Some(migration) = &view.migration {
+        list.push(("migrating", migrations::progress(migration)));
     }
     if view.stack.as_leaf().is_some() {
         return facts(&list);

@@ -6,6 +6,7 @@
 
 mod groups;
 pub(crate) mod metrics;
+mod migrations;
 mod peers;
 mod problem;
 
@@ -54,6 +55,10 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/volumes/{name}", get(show_volume).patch(change_volume).delete(delete_volume))
         .route("/v1/volumes/{name}/history", get(show_history))
         .route("/v1/volumes/{name}/commands", post(command_service))
+        .route(
+            "/v1/volumes/{name}/migration",
+            post(migrations::migrate_volume).patch(migrations::change_migration).delete(migrations::cancel_migration),
+        )
         .route("/v1/copies", get(list_copies).post(create_copy))
         .route("/v1/copies/{name}", get(show_copy).patch(change_copy).delete(delete_copy))
         .route("/v1/groups", get(groups::list_groups).post(groups::create_group))
@@ -89,6 +94,9 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         change_volume,
         show_history,
         command_service,
+        migrations::migrate_volume,
+        migrations::change_migration,
+        migrations::cancel_migration,
         delete_volume,
         list_copies,
         create_copy,

@@ -261,6 +261,7 @@ fn the_description_has_every_route() {
         "/v1/volumes/{name}",
         "/v1/volumes/{name}/commands",
         "/v1/volumes/{name}/history",
+        "/v1/volumes/{name}/migration",
     ];
     assert_eq!(paths, expected.map(str::to_owned).into());
     // What it describes is there: no path is unknown, no method is refused.

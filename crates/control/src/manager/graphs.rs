@@ -62,11 +62,14 @@ pub struct HistoryEntry {
     /// How long requests were held back for it, in microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_us: Option<u64>,
+    /// Why it came, where the daemon knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 impl HistoryEntry {
     pub(super) fn now(stack: &Node) -> Self {
-        Self { time: seconds_now(), stack: stack.clone(), pause_us: None }
+        Self { time: seconds_now(), stack: stack.clone(), pause_us: None, note: None }
     }
 }
 
@@ -399,7 +402,19 @@ impl Manager {
 
     /// Puts another stack in a volume's place while guests go on.
     pub fn change_stack(&self, name: &str, stack: &Node, reformat: bool) -> Result<VolumeView, ControlError> {
-        let (mut live, before, after) = self.begin_change(name, stack)?;
+        self.change_with(name, reformat, None, |_| Ok(stack.clone()))
+    }
+
+    /// The same for a stack that follows from what is there; `note` is for the history.
+    pub(super) fn change_with(
+        &self,
+        name: &str,
+        reformat: bool,
+        note: Option<String>,
+        next: impl FnOnce(&VolumeRecord) -> Result<Node, ControlError>,
+    ) -> Result<VolumeView, ControlError> {
+        let (mut live, before, mut after) = self.begin_change(name, next)?;
+        after.history.push(HistoryEntry { note, ..HistoryEntry::now(&after.spec.stack) });
         // The lock is free: services may take their time to leave.
         let result = self.exchange(&mut live, &before, &after, reformat);
         let mut inner = self.peek();
@@ -419,17 +434,22 @@ impl Manager {
             volume = name, stack = %record.spec.stack, pause_us = record.history.last().and_then(|entry| entry.pause_us),
             "volume changed"
         );
+        self.attend_migrations(&mut inner);
         inner.volume_view(name)
     }
 
     /// Marks the volume and takes its graph.
-    fn begin_change(&self, name: &str, stack: &Node) -> Result<(LiveGraph, VolumeRecord, VolumeRecord), ControlError> {
+    fn begin_change(
+        &self,
+        name: &str,
+        next: impl FnOnce(&VolumeRecord) -> Result<Node, ControlError>,
+    ) -> Result<(LiveGraph, VolumeRecord, VolumeRecord), ControlError> {
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
         volume.live()?;
         let before = volume.record.clone();
         let mut after = before.clone();
-        after.spec.stack = stack.clone();
+        after.spec.stack = next(&before)?;
         after.spec.validate()?;
         if before.spec.read_only {
             return Err(ControlError::ReadOnly { name: before.spec.name });
@@ -466,7 +486,6 @@ impl Manager {
         let built = Graph::build(&plan, &opener, &shared, &spawner, Some(&live.graph));
         let mut record = after.clone();
         record.own_size = false;
-        record.history.push(HistoryEntry::now(&after.spec.stack));
         let result = built.map_err(|error| failed(name, error)).and_then(|mut new| {
             if let Some(kept) = &opener.kept {
                 kept.renumber(&live.graph, &mut record, &numbers, &new);

@@ -37,7 +37,7 @@ impl VolumeRecord {
         self.memory_leaves.clone()
     }
 
-    fn set_leaf_numbers(&mut self, numbers: Vec<u32>) {
+    pub(super) fn set_leaf_numbers(&mut self, numbers: Vec<u32>) {
         let is_plain = numbers.iter().zip(0_u32..).all(|(number, at)| *number == at);
         self.memory_leaves = if is_plain { Vec::new() } else { numbers };
     }

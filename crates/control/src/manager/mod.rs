@@ -18,6 +18,7 @@ mod graphs;
 mod groups;
 mod host;
 mod leaves;
+mod migrations;
 mod moves;
 mod restore;
 mod sessions;
@@ -62,8 +63,8 @@ pub(crate) use moves::{RECEIVED, Step};
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, SESSIONS, SessionSpec};
 pub use views::{
-    CopyView, DeviceCounters, DeviceView, NamespaceView, ShardView, State, Status, UserView, VolumeView, WorkerName,
-    WorkerView,
+    CopyView, DeviceCounters, DeviceView, MigrationView, NamespaceView, ShardView, State, Status, UserView, VolumeView,
+    WorkerName, WorkerView,
 };
 
 #[cfg(test)]
@@ -116,6 +117,10 @@ struct Inner {
     /// Volumes whose stack is being changed.
     changing: BTreeSet<Name>,
     copies: BTreeMap<Name, Copy>,
+    /// Volumes being migrated that a thread looks after.
+    attended: BTreeSet<Name>,
+    /// Volumes that were opened without what they were being migrated to, which is not stored yet.
+    given_up: Vec<Name>,
     /// What volumes are made with.
     means: Means,
     /// Deleted devices whose commands have not finished.

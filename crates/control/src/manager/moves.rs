@@ -43,7 +43,11 @@ impl Manager {
             Step::Look { volume } => inner.family(volume),
             Step::Receive { records } => self.receive(&mut inner, records),
             Step::Release { volumes } => self.release(&mut inner, volumes),
-            Step::Open { volumes } => inner.open_received(volumes),
+            Step::Open { volumes } => {
+                let opened = inner.open_received(volumes);
+                self.attend_migrations(&mut inner);
+                opened
+            }
         }
     }
 

@@ -79,6 +79,7 @@ impl Manager {
         }
         self.stand_trial(&inner)?;
         self.resume(&inner);
+        self.attend_migrations(&mut inner);
         drop(inner);
         self.resume_copies(copies, go_on);
         Ok(())
@@ -89,7 +90,9 @@ impl Manager {
         let mut inner = self.peek();
         let (groups, (volumes, devices)) = (self.store.load_groups()?, self.store.load()?);
         declared.compare(&groups, &volumes, &devices)?;
-        self.apply(&mut inner, declared)
+        self.apply(&mut inner, declared)?;
+        self.attend_migrations(&mut inner);
+        Ok(())
     }
 
     /// While another binary can take over again, no guest loses a device or a namespace that this one cannot bring back.
@@ -292,8 +295,9 @@ impl Inner {
     }
 
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
-    fn restore_volume(&mut self, record: VolumeRecord) {
-        let made = self.reopen(&record).map_err(|error| {
+    fn restore_volume(&mut self, mut record: VolumeRecord) {
+        let made = self.reopen(&record).or_else(|error| self.reopen_old(&mut record, error));
+        let made = made.map_err(|error| {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
             error.to_string()
         });

@@ -21,6 +21,7 @@ use crate::{
 mod copies;
 mod groups;
 mod guests;
+mod migrations;
 mod protection;
 mod restarts;
 mod sessions;

@@ -60,6 +60,31 @@ pub struct VolumeView {
     pub reason: Option<String>,
     /// The devices that have it.
     pub attached_to: Vec<UserView>,
+    /// Where it is going, while it is being migrated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<MigrationView>,
+}
+
+/// A volume on its way to another place.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct MigrationView {
+    /// What has its data.
+    #[schema(value_type = String)]
+    pub from: Node,
+    /// What is to have them.
+    #[schema(value_type = String)]
+    pub to: Node,
+    /// Bytes per second at most; absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub rate: Option<Size>,
+    /// Bytes that are there.
+    pub done: u64,
+    /// Of so many.
+    pub total: u64,
+    /// Why it has failed; it is taken out soon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// A copy.
@@ -485,6 +510,7 @@ impl Inner {
             state: state(reason.as_ref()),
             reason,
             attached_to: users.map(|(user, nsid)| UserView { device: user.record.spec.name.clone(), nsid }).collect(),
+            migration: super::migrations::view(volume),
         }
     }
 

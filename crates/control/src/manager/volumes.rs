@@ -89,6 +89,7 @@ impl Manager {
         }
         tracing::info!(volume = %spec.name, stack = %spec.stack, size = %new.volume.record.size(), "volume created");
         inner.volumes.insert(spec.name.clone(), new.volume);
+        self.attend_migrations(&mut inner);
         inner.volume_view(spec.name.as_str())
     }
 

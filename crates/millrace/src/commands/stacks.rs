@@ -110,10 +110,10 @@ pub(super) fn services(global: &Global) -> Done {
 
 /// A table of a volume's stacks.
 pub(super) fn history(entries: &[HistoryEntry]) -> String {
-    let mut table = Table::new(&["TIME", "PAUSE", "STACK"]);
+    let mut table = Table::new(&["TIME", "PAUSE", "STACK", "WHY"]);
     for entry in entries {
         let pause = entry.pause_us.map_or("-".to_owned(), |micros| format!("{micros} us"));
-        table.row([time(entry.time), pause, entry.stack.to_string()]);
+        table.row([time(entry.time), pause, entry.stack.to_string(), entry.note.clone().unwrap_or_default()]);
     }
     table.render()
 }

@@ -1,0 +1,252 @@
+//! Migrations: what a volume is made of goes to another place while guests use it.
+//!
+//! ```text
+//!   migrate: move(OLD, NEW) in OLD's place ─► thread: looks ─┬─ NEW is whole: NEW in its place
+//!     cancel: OLD in its place                 ▲             └─ it has failed: OLD in its place
+//!                                              └─ every start of the daemon
+//! ```
+//!
+//! Invariants:
+//! * Every step is a change of the volume's stack like any other: stored, or not made. The stored stack says that there is a migration.
+//! * OLD has everything until NEW is in its place. So a volume whose NEW cannot be opened is opened without it.
+//!
+//! It copies nothing: that is the service's (`millrace_services::migrate`).
+
+use std::{fmt, thread, time::Duration};
+
+use millrace_services::{
+    Leaf, Node,
+    migrate::{
+        self, Progress,
+        stacks::{self, Stays},
+    },
+};
+
+use super::{HistoryEntry, Inner, Manager, VolumeView, WeakManager, graphs::LiveGraph, views::MigrationView};
+use crate::{
+    Name, Size,
+    error::ControlError,
+    model::{MigrationChange, MigrationSpec},
+    store::{Changes, VolumeRecord},
+};
+
+/// How often is looked how a migration is doing.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a change that could not be made is left alone.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// Whether there is anything left to look after.
+enum Watch {
+    Again(Duration),
+    Over,
+}
+
+/// What history says of a migration.
+enum Note<'a> {
+    Begins(&'a Node),
+    Done(&'a Node),
+    Cancelled(&'a Node),
+    Failed(&'a Node, &'a str),
+}
+
+impl fmt::Display for Note<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begins(to) => write!(f, "migration to {to} begins"),
+            Self::Done(from) => write!(f, "migrated from {from}"),
+            Self::Cancelled(to) => write!(f, "migration to {to} cancelled"),
+            Self::Failed(to, why) => write!(f, "migration to {to} failed: {why}"),
+        }
+    }
+}
+
+fn none(record: &VolumeRecord) -> ControlError {
+    ControlError::invalid("volume", &record.spec.name, "it is not being migrated")
+}
+
+impl Manager {
+    /// Begins a migration.
+    pub fn migrate_volume(&self, name: &str, spec: &MigrationSpec) -> Result<VolumeView, ControlError> {
+        let note = Note::Begins(&spec.to).to_string();
+        self.change_with(name, false, Some(note), |record| {
+            let wrong = |why: String| ControlError::invalid("volume", &record.spec.name, why);
+            if let Some(under_way) = stacks::migration(&record.spec.stack) {
+                return Err(wrong(format!(
+                    "it is being migrated to {} already: wait for the end (\"volume show\" tells), or cancel it (--cancel)",
+                    under_way.to
+                )));
+            }
+            if let Some(owner) = &record.created_by {
+                return Err(wrong(format!("the guest of device {owner} created it for itself")));
+            }
+            let rate = spec.rate.filter(|rate| rate.0 > 0).map(|rate| rate.0);
+            stacks::begin(&record.spec.stack, spec.leg.as_deref(), &spec.to, rate).map_err(wrong)
+        })
+    }
+
+    /// Sets how fast a migration may be.
+    pub fn change_migration(&self, name: &str, change: &MigrationChange) -> Result<VolumeView, ControlError> {
+        self.change_with(name, false, None, |record| {
+            stacks::migration(&record.spec.stack).ok_or_else(|| none(record))?;
+            Ok(stacks::with_rate(&record.spec.stack, Some(change.rate.0).filter(|rate| *rate > 0)))
+        })
+    }
+
+    /// Ends a migration: the volume stays where it was. What has been copied stays, too.
+    pub fn cancel_migration(&self, name: &str) -> Result<VolumeView, ControlError> {
+        let to = {
+            let inner = self.peek();
+            let record = &inner.volume(name)?.record;
+            stacks::migration(&record.spec.stack).map(|migration| migration.to.clone()).ok_or_else(|| none(record))?
+        };
+        self.end_migration(name, Stays::Old, Note::Cancelled(&to).to_string())
+    }
+
+    fn end_migration(&self, name: &str, stays: Stays, note: String) -> Result<VolumeView, ControlError> {
+        self.change_with(name, false, Some(note), |record| {
+            stacks::migration(&record.spec.stack).ok_or_else(|| none(record))?;
+            Ok(stacks::without(&record.spec.stack, stays))
+        })
+    }
+
+    /// Stores which migrations were given up when volumes were opened, and has every other one looked after.
+    pub(super) fn attend_migrations(&self, inner: &mut Inner) {
+        let given_up = std::mem::take(&mut inner.given_up);
+        let put_volumes: Vec<_> = given_up.iter().filter_map(|name| Some(&inner.volumes.get(name)?.record)).collect();
+        if !put_volumes.is_empty()
+            && let Err(error) = self.store.apply(&Changes { put_volumes, ..Changes::default() })
+        {
+            tracing::warn!(%error, "that a migration was given up could not be stored; the next start finds out again");
+        }
+        let moving = |volume: &&super::Volume| volume.live.is_ok() && stacks::migration(&volume.record.spec.stack).is_some();
+        let names: Vec<_> = inner.volumes.values().filter(moving).map(|volume| volume.record.spec.name.clone()).collect();
+        for name in names {
+            if !inner.attended.insert(name.clone()) {
+                continue;
+            }
+            let (manager, volume) = (self.itself.clone(), name.clone());
+            let spawned =
+                thread::Builder::new().name("millrace-migrate".to_owned()).spawn(move || attend(&manager, &volume));
+            if let Err(error) = spawned {
+                tracing::error!(volume = %name, %error, "no thread for a migration: it does not come to its end");
+                inner.attended.remove(&name);
+            }
+        }
+    }
+
+    /// One look at a migration.
+    fn look_after(&self, name: &Name) -> Result<Watch, ControlError> {
+        let mut inner = self.peek();
+        let stopping = inner.stopping;
+        let volume = inner.volumes.get(name).filter(|volume| volume.live.is_ok() && !stopping);
+        let found = volume.and_then(|volume| Some((volume, stacks::migration(&volume.record.spec.stack)?)));
+        let Some((volume, migration)) = found else {
+            inner.attended.remove(name);
+            return Ok(Watch::Over);
+        };
+        let (from, to) = (migration.from.clone(), migration.to.clone());
+        let progress = volume.graph.as_ref().map(progress_of);
+        drop(inner);
+        match progress {
+            // Absent: it is being changed.
+            None | Some(Progress::Copying(..)) => return Ok(Watch::Again(LOOK)),
+            Some(Progress::Whole) => {
+                self.end_migration(name.as_str(), Stays::New, Note::Done(&from).to_string())?;
+                tracing::info!(volume = %name, %from, %to, "migrated");
+            }
+            Some(Progress::Failed(why)) => {
+                self.end_migration(name.as_str(), Stays::Old, Note::Failed(&to, &why).to_string())?;
+                tracing::error!(volume = %name, %from, %to, "the migration has failed, and the volume is where it was: {why}");
+            }
+        }
+        Ok(Watch::Again(LOOK))
+    }
+}
+
+/// Looks after a migration until it is over.
+fn attend(manager: &WeakManager, name: &Name) {
+    let (mut wait, mut told) = (LOOK, String::new());
+    loop {
+        thread::sleep(wait);
+        let Some(manager) = manager.upgrade() else { return };
+        wait = match manager.look_after(name) {
+            Ok(Watch::Again(wait)) => wait,
+            Ok(Watch::Over) => return,
+            Err(error) => {
+                let error = error.to_string();
+                if error != told {
+                    tracing::warn!(volume = %name, %error, "a migration cannot be brought to its end yet");
+                    told = error;
+                }
+                TRY_AGAIN
+            }
+        };
+    }
+}
+
+/// How all migrations of a volume are doing together.
+fn progress_of(live: &LiveGraph) -> Progress {
+    let moves = live.graph.services(migrate::SERVICE);
+    let mut all = Progress::Whole;
+    let (mut done, mut total) = (0, 0);
+    for progress in moves.iter().filter_map(|(_, service)| migrate::progress(service)) {
+        match progress {
+            Progress::Failed(why) => return Progress::Failed(why),
+            Progress::Whole => {}
+            Progress::Copying(here, bytes) => {
+                (done, total) = (done + here, total + bytes);
+                all = Progress::Copying(done, total);
+            }
+        }
+    }
+    all
+}
+
+/// What is shown of a volume's migration.
+pub(super) fn view(volume: &super::Volume) -> Option<MigrationView> {
+    let migration = stacks::migration(&volume.record.spec.stack)?;
+    let total = volume
+        .graph
+        .as_ref()
+        .and_then(|live| live.graph.services(migrate::SERVICE).first().map(|(_, s)| s.geometry().bytes()));
+    let total = total.unwrap_or_default();
+    let (done, reason) = match volume.graph.as_ref().map(progress_of) {
+        None => (0, None),
+        Some(Progress::Copying(done, _)) => (done, None),
+        Some(Progress::Whole) => (total, None),
+        Some(Progress::Failed(why)) => (0, Some(why)),
+    };
+    let (from, to, rate) = (migration.from.clone(), migration.to.clone(), migration.rate.map(Size));
+    Some(MigrationView { from, to, rate, done, total, reason })
+}
+
+impl Inner {
+    /// Opens a volume that cannot be opened with what it was being migrated to: that is given up.
+    pub(super) fn reopen_old(&mut self, record: &mut VolumeRecord, error: ControlError) -> Result<LiveGraph, ControlError> {
+        let Some(migration) = stacks::migration(&record.spec.stack) else { return Err(error) };
+        let note = Note::Failed(migration.to, &error.to_string()).to_string();
+        let mut old = record.clone();
+        old.spec.stack = stacks::without(&record.spec.stack, Stays::Old);
+        let numbers = record.leaf_numbers().into_iter().zip(in_memory(&record.spec.stack, false));
+        old.set_leaf_numbers(numbers.filter(|(_, goes)| !goes).map(|(number, _)| number).collect());
+        let Ok(live) = self.reopen(&old) else { return Err(error) };
+        tracing::error!(volume = %record.spec.name, "{note}; the volume is where it was");
+        old.history.push(HistoryEntry { note: Some(note), ..HistoryEntry::now(&old.spec.stack) });
+        self.given_up.push(old.spec.name.clone());
+        *record = old;
+        Ok(live)
+    }
+}
+
+/// The leaves in memory from left to right: whether each goes when a migration is given up.
+fn in_memory(stack: &Node, goes: bool) -> Vec<bool> {
+    match stack {
+        Node::Leaf(Leaf { spec, .. }) if spec == "memory" => vec![goes],
+        Node::Leaf(_) => Vec::new(),
+        Node::Service(node) => {
+            let moves = node.service == migrate::SERVICE;
+            let legs = node.legs.iter().enumerate();
+            legs.flat_map(|(at, leg)| in_memory(leg, goes || (moves && at == 1))).collect()
+        }
+    }
+}
