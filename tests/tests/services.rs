@@ -132,6 +132,45 @@ fn a_guest_does_not_notice_that_a_leg_beside_parity_is_lost() {
     daemon.finish();
 }
 
+/// A volume goes from file to file and on to a share of a disk, and the worker dies meanwhile; then what it was on is gone, and the guest, every
+/// block of which is verified, writes on.
+#[test]
+fn a_guest_does_not_notice_that_its_volume_goes_elsewhere() {
+    let daemon = Daemon::start();
+    let [a, b, pool] = ["a", "b", "pool"].map(|name| format!("file:{}", daemon.path(name).display()));
+    let stack = format!("crypt(key=file:{}) | {a}", key(&daemon).display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "256M"], &[]);
+    daemon.run(&["disk", "create", "pool", &pool, "--size", "320M"]);
+    let mut guest = Boot::scenario("load").socket(&socket).start(&seats(1));
+    guest.wait_mark("loaded");
+    alive(&mut guest);
+
+    for (to, old) in [(b.as_str(), "a"), ("share | volume:pool", "b")] {
+        // Slowly, so that the worker dies on the way.
+        daemon.run(&["volume", "migrate", "disk", "--to", to, "--rate", "64M"]);
+        for round in 0..unless_heavy(5, 50) {
+            sleep(Duration::from_millis(100 + round * 79 % 400));
+            daemon.kill_worker(Signal::KILL);
+        }
+        let view = daemon.json(&["volume", "show", "disk"]);
+        assert!(view["migration"].is_object(), "it goes on: {view}");
+        daemon.run(&["volume", "migrate", "disk", "--rate", "0", "--wait"]);
+        std::fs::remove_file(daemon.path(old)).expect("the old place is nobody's");
+        alive(&mut guest);
+    }
+    let stack = daemon.json(&["volume", "show", "disk"])["stack"].as_str().expect("a stack").to_owned();
+    assert!(stack.ends_with("| share | volume:pool"), "{stack}");
+    daemon.kill_worker(Signal::KILL);
+    alive(&mut guest);
+    // Under the volume on it.
+    daemon.run(&["volume", "migrate", "pool", "--to", &a, "--wait"]);
+    std::fs::remove_file(daemon.path("pool")).expect("the old place is nobody's");
+    alive(&mut guest);
+    guest.send("enough");
+    guest.finish();
+    daemon.finish();
+}
+
 /// What a guest gets through a cap in some seconds is the cap, at most.
 #[test]
 fn a_cap_is_held() {
