@@ -39,6 +39,7 @@ mod scratch;
 mod switch;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 mod units;
 mod volume;
 

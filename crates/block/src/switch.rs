@@ -7,6 +7,8 @@
 //!   change ─► pause ─► barrier ─► nobody inside? ─► exchange ─► barrier ─► nobody inside ─► drop the old, resume
 //! ```
 //!
+//! The word that says whether requests are paused also says whether they are traced: one look tells that there is nothing special.
+//!
 //! Entering writes a counter of the calling shard's own; nothing that is shared is written per request. The price is paid by the
 //! one who changes: `membarrier(2)` makes every thread of the process run a full memory barrier. After it, whoever entered
 //! before is counted, and whoever enters later sees the pause. See docs/adr/0008-the-switch.md.
@@ -18,7 +20,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicPtr, Ordering},
+        atomic::{AtomicPtr, AtomicU32, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -30,7 +32,7 @@ use crate::{
     BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Request, Step,
     TaggedRequest, TaskContext, Usage, Volume, VolumeError, future_bytes,
     per_shard::{Inside, Presence},
-    tagged_bytes,
+    tagged_bytes, trace,
 };
 
 /// How often a paused request looks whether it may go on.
@@ -57,9 +59,42 @@ pub enum ChangeError<E> {
     Refused(E),
 }
 
+/// Requests wait outside.
+const PAUSED: u32 = 1 << 31;
+
+/// The same number as what is there has.
+const SAME: u32 = u32::MAX;
+
 struct Inner {
     root: Arc<dyn Volume>,
-    paused: AtomicBool,
+    /// [`PAUSED`], and the root's number in the trace; 0: nothing special.
+    state: AtomicU32,
+}
+
+impl Inner {
+    #[inline]
+    fn state(&self) -> u32 {
+        self.state.load(Ordering::Acquire)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.state() & PAUSED != 0
+    }
+
+    /// Starts a request, recorded if it is to be.
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        match self.state() as u16 {
+            0 => self.root.submit(cx, request),
+            place => trace::submit(place, &*self.root, cx, request),
+        }
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
+        match self.state() as u16 {
+            0 => self.root.submit_tagged(cx, request),
+            place => trace::submit_tagged(place, &*self.root, cx, request),
+        }
+    }
 }
 
 /// See the module.
@@ -67,6 +102,8 @@ pub struct Switch {
     name: String,
     current: AtomicPtr<Inner>,
     presence: Presence,
+    /// The number in the trace of what the next change puts in, or [`SAME`].
+    next: AtomicU32,
     /// One change at a time.
     changing: Mutex<()>,
 }
@@ -80,9 +117,15 @@ struct Visit<'a> {
 impl Switch {
     /// A switch that leads to `root`.
     pub fn new(name: &str, root: Arc<dyn Volume>) -> Arc<Self> {
-        let inner = Box::into_raw(Box::new(Inner { root, paused: AtomicBool::new(false) }));
+        let inner = Box::into_raw(Box::new(Inner { root, state: AtomicU32::new(0) }));
         let current = AtomicPtr::new(inner);
-        Arc::new(Self { name: name.to_owned(), current, presence: Presence::default(), changing: Mutex::default() })
+        Arc::new(Self {
+            name: name.to_owned(),
+            current,
+            presence: Presence::default(),
+            next: AtomicU32::new(SAME),
+            changing: Mutex::default(),
+        })
     }
 
     #[inline]
@@ -99,6 +142,19 @@ impl Switch {
     /// What it leads to now.
     pub fn root(&self) -> Arc<dyn Volume> {
         Arc::clone(&self.visit().inner.root)
+    }
+
+    /// Records requests from now on, under this number; 0: no more. Those in flight are recorded as they began.
+    pub fn trace(&self, place: u16) {
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.next.store(SAME, Ordering::Relaxed);
+        // Nobody else changes it meanwhile.
+        self.visit().inner.state.store(place.into(), Ordering::Release);
+    }
+
+    /// From the next change on, requests are recorded under this number.
+    pub fn trace_next(&self, place: u16) {
+        self.next.store(place.into(), Ordering::Relaxed);
     }
 
     /// Requests inside.
@@ -124,20 +180,22 @@ impl Switch {
         let start = Instant::now();
         // SAFETY: only this function frees what `current` points to, and the lock makes this its only call.
         let old = unsafe { &*self.current.load(Ordering::Acquire) };
-        old.paused.store(true, Ordering::Relaxed);
+        let traced = old.state() & !PAUSED;
+        let next = Some(self.next.swap(SAME, Ordering::Relaxed)).filter(|next| *next != SAME).unwrap_or(traced);
+        old.state.store(traced | PAUSED, Ordering::Relaxed);
         let ready = self.drain(patience).and_then(|()| between().map_err(ChangeError::Refused));
         if let Err(error) = ready {
-            old.paused.store(false, Ordering::Release);
+            old.state.store(traced, Ordering::Release);
             return Err(error);
         }
-        let new = Box::into_raw(Box::new(Inner { root: Arc::clone(root), paused: AtomicBool::new(true) }));
+        let new = Box::into_raw(Box::new(Inner { root: Arc::clone(root), state: AtomicU32::new(next | PAUSED) }));
         // Release: whoever loads the pointer sees what it points to.
         let old = self.current.swap(new, Ordering::AcqRel);
         self.vacate();
         // SAFETY: from `new` or the last change; nobody is inside who could have loaded it, and nobody can load it any more.
         let old = unsafe { Box::from_raw(old) };
         // SAFETY: only this function frees what `current` points to.
-        unsafe { &*new }.paused.store(false, Ordering::Release);
+        unsafe { &*new }.state.store(next, Ordering::Release);
         let pause = start.elapsed();
         // It may be the last owner, and closing files takes time.
         drop(old);
@@ -169,8 +227,8 @@ impl Switch {
     async fn submit_later(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         loop {
             let visit = self.visit();
-            if !visit.inner.paused.load(Ordering::Acquire) {
-                return visit.inner.root.submit(cx, request).await;
+            if !visit.inner.is_paused() {
+                return visit.inner.submit(cx, request).await;
             }
             drop(visit);
             cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
@@ -181,8 +239,8 @@ impl Switch {
     async fn submit_tagged_later(&self, cx: TaskContext<'_>, request: TaggedRequest) -> Result<(), BlockError> {
         loop {
             let visit = self.visit();
-            if !visit.inner.paused.load(Ordering::Acquire) {
-                return visit.inner.root.submit_tagged(cx, request).await;
+            if !visit.inner.is_paused() {
+                return visit.inner.submit_tagged(cx, request).await;
             }
             drop(visit);
             cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
@@ -213,11 +271,16 @@ impl Volume for Switch {
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let visit = self.visit();
-        if visit.inner.paused.load(Ordering::Acquire) {
-            drop(visit);
-            return Step::Wait(cx.scratch.place_future(self.submit_later(cx, request)));
-        }
-        match visit.inner.root.submit(cx, request) {
+        let inner = visit.inner;
+        let step = match inner.state() {
+            0 => inner.root.submit(cx, request),
+            state if state & PAUSED == 0 => inner.submit(cx, request),
+            _ => {
+                drop(visit);
+                return Step::Wait(cx.scratch.place_future(self.submit_later(cx, request)));
+            }
+        };
+        match step {
             done @ Step::Done(_) => done,
             step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(follow(visit, step))),
         }
@@ -229,11 +292,11 @@ impl Volume for Switch {
 
     fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
         let visit = self.visit();
-        if visit.inner.paused.load(Ordering::Acquire) {
+        if visit.inner.is_paused() {
             drop(visit);
             return Step::Wait(cx.scratch.place_future(self.submit_tagged_later(cx, request)));
         }
-        match visit.inner.root.submit_tagged(cx, request) {
+        match visit.inner.submit_tagged(cx, request) {
             done @ Step::Done(_) => done,
             step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(follow(visit, step))),
         }
@@ -246,7 +309,7 @@ impl Volume for Switch {
     fn scratch_bytes(&self) -> usize {
         // What is current when the request comes may not be what is current now: whoever changes it checks the room.
         let own = future_bytes(Self::submit_later).max(tagged_bytes(Self::submit_tagged_later));
-        self.root().scratch_bytes() + own.max(follow_bytes(follow))
+        self.root().scratch_bytes() + own.max(follow_bytes(follow)) + trace::submit_bytes()
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

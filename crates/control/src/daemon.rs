@@ -32,7 +32,7 @@ use crate::{
     confine,
     dirs::{DirError, RunDir, failed, make_private},
     error::ControlError,
-    manager::{DeviceView, Manager, RestoreError, Settings},
+    manager::{DeviceView, Ending, Manager, RestoreError, Settings},
     model::{AttachSpec, DeviceSpec, VolumeSpec},
     store::{Store, StoreError},
     upgrade::layouts,
@@ -397,6 +397,7 @@ async fn api_until_told(
         return Ok(End::LetGo);
     }
     tracing::info!("stopping");
+    manager.end_trace(Ending::Stopping);
     let _ = stop.send(());
     if tokio::time::timeout(GRACE, serving).await.is_err() {
         tracing::warn!("a request of the API was cut off");

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_block::trace::Site;
 use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
 use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NvmeDevice, SavedStateError};
 use millrace_keeper::{Key, Kind, Link};
@@ -166,6 +167,11 @@ impl LiveDevice {
         notify: Vec<([u8; 16], u8)>,
     ) -> Result<(), ControlError> {
         self.call(move |device| device.reservation_notice(&namespace, &notify))
+    }
+
+    /// Has its guest's requests recorded, or no more.
+    pub(crate) fn trace(&self, site: Site) -> Result<(), ControlError> {
+        self.call(move |device| device.trace(site))
     }
 
     /// Its state. Waits for a while until its guest stands still.

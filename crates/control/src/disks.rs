@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use millrace_block::trace::Site;
 use millrace_engine::{Device, DeviceKey, Shard, ShardContext, ShardHandle};
 use millrace_frontends::{
     nvme::{Host, Namespace},
@@ -173,6 +174,14 @@ impl Live {
         match self {
             Self::Controller(device) => device.reservation_notice(namespace, notify),
             Self::Disk(_) => Ok(()),
+        }
+    }
+
+    /// Has its guest's requests recorded, or no more.
+    pub(crate) fn trace(&self, site: Site) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.trace(site),
+            Self::Disk(disk) => disk.call(move |device, _| device.trace(site)),
         }
     }
 

@@ -64,6 +64,25 @@ pub enum ControlError {
         #[source]
         source: SavedStateError,
     },
+    /// One trace at a time.
+    #[error("{target} is being traced, and a worker makes one trace at a time")]
+    Tracing {
+        /// What is traced.
+        target: String,
+    },
+    /// There is no trace of it.
+    #[error("{target} is not being traced")]
+    NoTrace {
+        /// What was named.
+        target: String,
+    },
+    /// There is no thread for a trace.
+    #[error("no thread for the trace: {source}")]
+    TraceThread {
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// There is no such copy.
     #[error("copy {name} does not exist")]
     NoCopy {
@@ -410,6 +429,7 @@ impl ControlError {
             | Self::NoDevice { .. }
             | Self::NoCopy { .. }
             | Self::NoGroup { .. }
+            | Self::NoTrace { .. }
             | Self::NotAttached { .. }
             | Self::NoUpgrade => Class::Missing,
             Self::GroupExists { .. }
@@ -422,6 +442,7 @@ impl ControlError {
             | Self::Changing { .. }
             | Self::CopyExists { .. }
             | Self::TooManyCopies
+            | Self::Tracing { .. }
             | Self::Copying { .. }
             | Self::VolumeInStack { .. }
             | Self::Change { .. }
@@ -453,9 +474,12 @@ impl ControlError {
             | Self::Device(_)
             | Self::Disk(_)
             | Self::Socket { .. } => Class::Invalid,
-            Self::Fenced { .. } | Self::Engine(_) | Self::Store(_) | Self::Account { .. } | Self::SessionLost { .. } => {
-                Class::Failed
-            }
+            Self::Fenced { .. }
+            | Self::Engine(_)
+            | Self::Store(_)
+            | Self::Account { .. }
+            | Self::TraceThread { .. }
+            | Self::SessionLost { .. } => Class::Failed,
             Self::NotAllowed { .. } => Class::Denied,
             Self::Stopping => Class::Unavailable,
         }
@@ -467,6 +491,9 @@ impl ControlError {
             Self::NoVolume { .. } => "no-volume",
             Self::NoDevice { .. } => "no-device",
             Self::NoCopy { .. } => "no-copy",
+            Self::Tracing { .. } => "tracing",
+            Self::NoTrace { .. } => "no-trace",
+            Self::TraceThread { .. } => "trace-thread",
             Self::CopyExists { .. } => "copy-exists",
             Self::TooManyCopies => "too-many-copies",
             Self::Copying { .. } => "copying",
@@ -522,6 +549,7 @@ impl ControlError {
             Self::NoVolume { .. } => "\"millrace volume list\" shows what there is".to_owned(),
             Self::NoDevice { .. } => "\"millrace device list\" shows what there is".to_owned(),
             Self::NoCopy { .. } => "\"millrace copy list\" shows what there is".to_owned(),
+            Self::Tracing { .. } => "wait for its end, or end it: Ctrl-C where it runs".to_owned(),
             Self::CopyExists { name } => format!("choose another --name, or forget it (\"millrace copy cancel {name}\")"),
             Self::Copying { copy, .. } => format!("wait for it, or cancel it: \"millrace copy cancel {copy}\""),
             Self::NoGroup { .. } => "\"millrace group list\" shows what there is".to_owned(),

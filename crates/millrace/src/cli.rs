@@ -2,6 +2,8 @@
 
 mod groups;
 mod migrations;
+mod trace;
+mod usage;
 
 use std::path::PathBuf;
 
@@ -9,12 +11,17 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
     Backend, DeviceKind, Doorbells, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, SandboxTable,
-    Size, UsageBy, Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
+    Size, Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
 };
 use millrace_sandbox::{Mode, Policy};
 use millrace_services::Node;
 
-pub(crate) use self::{groups::GroupCommand, migrations::VolumeMigrate};
+pub(crate) use self::{
+    groups::GroupCommand,
+    migrations::VolumeMigrate,
+    trace::{AnalyzeArgs, Export, TraceArgs},
+    usage::UsageArgs,
+};
 use crate::bench::BenchArgs;
 
 /// Virtual NVMe disks for virtual machines
@@ -85,6 +92,10 @@ pub(crate) enum Command {
     },
     /// Show what metered volumes did, and what it costs
     Usage(UsageArgs),
+    /// Record what becomes of every request of a device or a volume
+    Trace(TraceArgs),
+    /// Say what a trace means: latencies by stage, size, place and depth, order, mix, what is used most
+    Analyze(AnalyzeArgs),
     /// Show how the daemon is doing
     Status,
     /// Have the daemon go on with another binary, under running guests
@@ -538,45 +549,6 @@ pub(crate) struct VolumeResize {
 impl VolumeResize {
     pub(crate) fn size(&self) -> Size {
         self.size.or(self.size_option).unwrap_or_default()
-    }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct UsageArgs {
-    /// From here on: seconds since 1970, 2026-11-21 or 2026-11-21T10:00:00Z
-    #[arg(long, value_name = "TIME")]
-    pub(crate) from: Option<String>,
-    /// Up to here
-    #[arg(long, value_name = "TIME")]
-    pub(crate) to: Option<String>,
-    /// What is summed up
-    #[arg(long, value_enum, default_value_t = UsageByArg::Volume)]
-    pub(crate) by: UsageByArg,
-    /// Print comma-separated values
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) csv: bool,
-    /// A price list (TOML), for a bill
-    #[arg(long, value_name = "FILE")]
-    pub(crate) prices: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum UsageByArg {
-    /// Each volume
-    Volume,
-    /// Each tenant (a setting of the meter)
-    Tenant,
-    /// Each device
-    Device,
-}
-
-impl From<UsageByArg> for UsageBy {
-    fn from(by: UsageByArg) -> Self {
-        match by {
-            UsageByArg::Volume => Self::Volume,
-            UsageByArg::Tenant => Self::Tenant,
-            UsageByArg::Device => Self::Device,
-        }
     }
 }
 

@@ -7,15 +7,19 @@ use std::{
 
 use http_body_util::{BodyExt, Full};
 use hyper::{
-    Method, Request,
-    body::Bytes,
+    Method, Request, Response,
+    body::{Bytes, Incoming},
     header::{CONTENT_TYPE, HOST},
 };
 use hyper_util::rt::TokioIo;
 use millrace_control::{API_SOCKET, Problem};
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
-use tokio::{net::UnixStream, runtime::Runtime};
+use tokio::{
+    net::UnixStream,
+    runtime::Runtime,
+    signal::unix::{SignalKind, signal},
+};
 
 /// Why the daemon did not do it.
 #[derive(Debug, Error)]
@@ -52,6 +56,12 @@ pub(crate) enum ClientError {
         /// What went wrong.
         #[source]
         source: hyper::Error,
+    },
+    /// What the daemon sends cannot be written, or signals not be watched.
+    #[error(transparent)]
+    Output {
+        /// What the system said.
+        source: io::Error,
     },
     /// The daemon refused.
     #[error("{}{}", .0.detail, .0.advice.as_ref().map(|advice| format!("; {advice}")).unwrap_or_default())]
@@ -116,7 +126,61 @@ impl Client {
         }
     }
 
+    /// Gets an answer that comes as it arises, piece by piece. Ctrl-C has the daemon end it (`DELETE` of `end`), the rest included; a
+    /// second one breaks off. Whether it came to its end.
+    pub(crate) fn stream(
+        &self,
+        path: &str,
+        end: &str,
+        take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    ) -> Result<bool, ClientError> {
+        self.runtime.block_on(async {
+            let answer = self.send(Method::GET, path, Vec::new()).await?;
+            let mut interrupts = signal(SignalKind::interrupt()).map_err(|source| ClientError::Output { source })?;
+            let status = answer.status();
+            let mut body = answer.into_body();
+            if !status.is_success() {
+                let http = |source| ClientError::Http { path: self.socket.clone(), source };
+                let problem = body.collect().await.map_err(http)?.to_bytes();
+                return Err(match serde_json::from_slice(&problem) {
+                    Ok(problem) => ClientError::Refused(problem),
+                    Err(source) => ClientError::Answer { status: status.as_u16(), source },
+                });
+            }
+            let mut told = false;
+            loop {
+                let frame = tokio::select! {
+                    frame = body.frame() => frame,
+                    _ = interrupts.recv() => {
+                        if std::mem::replace(&mut told, true) {
+                            return Ok(false);
+                        }
+                        // If that fails, the end is the connection's.
+                        let _ = self.send(Method::DELETE, end, Vec::new()).await;
+                        continue;
+                    }
+                };
+                match frame {
+                    None => return Ok(true),
+                    Some(Err(_)) => return Ok(false),
+                    Some(Ok(frame)) => {
+                        if let Some(bytes) = frame.data_ref() {
+                            take(bytes).map_err(|source| ClientError::Output { source })?;
+                        }
+                    }
+                }
+            }
+        })
+    }
+
     async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<(hyper::StatusCode, Bytes), ClientError> {
+        let http = |source| ClientError::Http { path: self.socket.clone(), source };
+        let answer = self.send(method, path, body).await?;
+        let status = answer.status();
+        Ok((status, answer.into_body().collect().await.map_err(http)?.to_bytes()))
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>, ClientError> {
         let http = |source| ClientError::Http { path: self.socket.clone(), source };
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
@@ -128,9 +192,7 @@ impl Client {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .expect("names are escaped, so the path is one");
-        let answer = sender.send_request(request).await.map_err(http)?;
-        let status = answer.status();
-        Ok((status, answer.into_body().collect().await.map_err(http)?.to_bytes()))
+        sender.send_request(request).await.map_err(http)
     }
 
     fn unreachable(&self, source: io::Error) -> ClientError {

@@ -21,12 +21,14 @@ mod disks;
 mod groups;
 mod migrations;
 mod stacks;
+mod traces;
 mod upgrade;
 mod usage;
 
 pub(crate) use copies::copy;
 pub(crate) use disks::disk;
 pub(crate) use groups::group;
+pub(crate) use traces::{analyze, trace};
 pub(crate) use upgrade::{layouts, upgrade};
 pub(crate) use usage::usage;
 

@@ -54,6 +54,8 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
         Command::Group { command } => commands::group(&global, command),
         Command::Device { command } => commands::device(&global, command),
         Command::Usage(args) => commands::usage(&global, &args),
+        Command::Trace(args) => commands::trace(&global, &args),
+        Command::Analyze(args) => commands::analyze(&global, &args),
         Command::Status => commands::status(&global),
         Command::Upgrade(args) => commands::upgrade(&global, &args),
         Command::Layouts => commands::layouts(&global),

@@ -1,7 +1,7 @@
 use std::{
     convert::Infallible,
     pin::Pin,
-    sync::atomic::AtomicU64,
+    sync::atomic::{AtomicBool, AtomicU64},
     task::{Context, Poll, Waker},
 };
 
@@ -119,7 +119,7 @@ fn requests_in_flight_are_waited_for_and_new_ones_wait() {
     let mut cx = Context::from_waker(Waker::noop());
     std::thread::scope(|scope| {
         let change = scope.spawn(|| switch.change(&new, Duration::from_secs(60), never));
-        while !switch.visit().inner.paused.load(Ordering::Relaxed) {
+        while !switch.visit().inner.is_paused() {
             std::thread::yield_now();
         }
         let mut second = switch.submit(TaskContext::new(&scratches[1], &buffers, &io), FLUSH);

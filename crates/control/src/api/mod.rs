@@ -9,6 +9,7 @@ pub(crate) mod metrics;
 mod migrations;
 mod peers;
 mod problem;
+mod traces;
 
 use std::sync::Arc;
 
@@ -59,6 +60,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
             "/v1/volumes/{name}/migration",
             post(migrations::migrate_volume).patch(migrations::change_migration).delete(migrations::cancel_migration),
         )
+        .route("/v1/volumes/{name}/trace", get(traces::trace_volume).delete(traces::end_volume_trace))
+        .route("/v1/devices/{name}/trace", get(traces::trace_device).delete(traces::end_device_trace))
         .route("/v1/copies", get(list_copies).post(create_copy))
         .route("/v1/copies/{name}", get(show_copy).patch(change_copy).delete(delete_copy))
         .route("/v1/groups", get(groups::list_groups).post(groups::create_group))
@@ -118,6 +121,10 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         detach,
         save_device,
         restore_device,
+        traces::trace_volume,
+        traces::end_volume_trace,
+        traces::trace_device,
+        traces::end_device_trace,
         usage,
         upgrade,
         show_upgrade,

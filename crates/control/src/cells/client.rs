@@ -3,7 +3,7 @@
 use std::{io, path::Path, time::Duration};
 
 use axum::{
-    body::Bytes,
+    body::{Body, Bytes},
     http::{HeaderValue, Method, Request, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -104,4 +104,17 @@ async fn exchange(run_dir: &Path, method: Method, path: &str, body: Bytes) -> Re
     connection.abort();
     let body = body.map_err(|error| CellError::Strange(error.to_string()))?.to_bytes();
     Ok(Answer { status, kind, body })
+}
+
+/// Asks for something whose answer comes as it arises. `limit` is for its beginning; whoever drops the answer ends it.
+pub(super) async fn stream(run_dir: &Path, path: &str, limit: Duration) -> Result<Response, CellError> {
+    let begin = async {
+        let stream = UnixStream::connect(run_dir.join(API_SOCKET)).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        let request = Request::get(path).header(header::HOST, "millrace").body(Full::new(Bytes::new()));
+        let request = request.map_err(|error| CellError::Strange(error.to_string()))?;
+        Ok(sender.send_request(request).await?.map(Body::new))
+    };
+    timeout(limit, begin).await.map_err(|_| CellError::Silent)?
 }

@@ -11,7 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{CHANGE_LIMIT, Cells, Kind, MAIN, Place};
+use super::{CHANGE_LIMIT, Cells, Kind, MAIN, Place, client::stream, folder};
 use crate::{
     Name,
     api::{Problem, STATE_LIMIT},
@@ -81,6 +81,8 @@ async fn route(cells: Arc<Cells>, call: Call) -> Response {
         (&Method::POST, ["v1", "devices", name, "namespaces"]) => cells.attach(name, call).await,
         (&Method::DELETE, ["v1", "volumes", name]) => cells.delete(Kind::Volumes, name, call).await,
         (&Method::DELETE, ["v1", "devices", name]) => cells.delete(Kind::Devices, name, call).await,
+        (&Method::GET, ["v1", "volumes", name, "trace"]) => cells.trace(Kind::Volumes, name, call).await,
+        (&Method::GET, ["v1", "devices", name, "trace"]) => cells.trace(Kind::Devices, name, call).await,
         (_, ["v1", "volumes", name, ..]) => cells.pass(Kind::Volumes, name, call).await,
         (_, ["v1", "devices", name, ..]) => cells.pass(Kind::Devices, name, call).await,
         _ => call.here().await,
@@ -99,6 +101,15 @@ impl Cells {
     async fn pass(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
         let place = self.place(kind, name).await.unwrap_or(Place::Main);
         call.at(self, &place).await
+    }
+
+    /// As [`Self::pass`], for an answer that comes as it arises.
+    async fn trace(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
+        let Some(Place::Cell(cell)) = self.place(kind, name).await else { return call.here().await };
+        match stream(&folder(&self.run_dir, &cell), call.path(), CHANGE_LIMIT).await {
+            Ok(answer) => answer,
+            Err(error) => error.problem(&cell).into_response(),
+        }
     }
 
     async fn create_volume(self: &Arc<Self>, call: Call) -> Response {

@@ -95,6 +95,7 @@ impl Manager {
             }
             return Err(error.into());
         }
+        self.retrace(&inner, spec.volume.as_str());
         tracing::info!(device, volume = %spec.volume, nsid, "volume attached");
         inner.namespace_view(device, nsid)
     }

@@ -429,6 +429,7 @@ impl Manager {
             // The daemon has stopped meanwhile.
             None => live.graph.unmount(),
         }
+        self.retrace(&inner, name);
         let record = result?;
         tracing::info!(
             volume = name, stack = %record.spec.stack, pause_us = record.history.last().and_then(|entry| entry.pause_us),
@@ -494,6 +495,7 @@ impl Manager {
                 let changes = Changes { put_volumes: vec![&record], ..Changes::default() };
                 self.store.apply(&changes).map_err(|error| error.to_string())
             };
+            self.trace_next(&self.peek(), name, &live.switch, &new);
             let terms = Terms { patience: PATIENCE, reformat, scratch: ShardConfig::VOLUME_SCRATCH, store: &mut store };
             let pause = graph::change(&live.switch, &mut live.graph, &mut new, terms)
                 .map_err(|source| ControlError::Change { name: name.clone(), source })?;

@@ -23,6 +23,7 @@ mod moves;
 mod restore;
 mod sessions;
 mod shutdown;
+mod traces;
 mod upgrade;
 mod views;
 mod volumes;
@@ -62,6 +63,7 @@ pub(crate) use groups::ThrottleView;
 pub(crate) use moves::{RECEIVED, Step};
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, SESSIONS, SessionSpec};
+pub(crate) use traces::{Ending, Target};
 pub use views::{
     CopyView, DeviceCounters, DeviceView, MigrationView, NamespaceView, ShardView, State, Status, UserView, VolumeView,
     WorkerName, WorkerView,
@@ -104,6 +106,8 @@ pub struct Manager {
     itself: WeakManager,
     started: Instant,
     upgraded: Mutex<upgrade::LastUpgrade>,
+    /// The trace under way. Taken after what exists is locked.
+    traced: Mutex<Option<Arc<traces::Running>>>,
 }
 
 /// What exists.
@@ -185,6 +189,7 @@ impl Manager {
             itself: itself.clone(),
             started: Instant::now(),
             upgraded: Mutex::default(),
+            traced: Mutex::default(),
         });
         if let Err(error) = manager.restore(declared) {
             if manager.settings.keeper.is_some() {

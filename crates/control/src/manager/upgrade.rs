@@ -12,7 +12,7 @@ use std::{
 use millrace_keeper::{Incompatible, Layouts, Upgraded};
 use uuid::Uuid;
 
-use super::{Inner, Manager};
+use super::{Ending, Inner, Manager};
 use crate::{
     disks::Live,
     error::ControlError,
@@ -114,6 +114,7 @@ impl Manager {
         })?;
         // The state region's comes first (`nvme::LAYOUTS`).
         let state_version = common.first().copied().unwrap_or_default();
+        self.end_trace_now(Ending::Upgrade);
         for live in self.peek().lives() {
             // One that does not answer has failed, and is left as it is.
             let _ = live.hold();

@@ -6,6 +6,10 @@ use std::{
     rc::Rc,
 };
 
+use millrace_block::{
+    Lba,
+    trace::{EventOperation, Fetched, Site},
+};
 use millrace_engine::{
     ShardContext, TaskSlot,
     stages::{self, Stage},
@@ -13,6 +17,8 @@ use millrace_engine::{
 use millrace_memory::{GuestMemory, Segment, Shared};
 use millrace_nvme_spec::{
     command::{QueueId, Sqe},
+    nvm::ReadWriteCdw12,
+    opcode::NvmOpcode,
     status::Status,
 };
 
@@ -177,6 +183,8 @@ pub(crate) struct Controller {
     pub(crate) segments: Vec<Segment>,
     /// Metadata of the command being started, where they have a buffer of their own.
     pub(crate) metadata: Vec<Segment>,
+    /// Whether its requests are recorded; never those of the admin queue.
+    pub(crate) trace: Site,
     /// Where the round over the queues goes on.
     next_queue: usize,
     /// Results taken from the sink; its capacity is reused.
@@ -220,6 +228,7 @@ impl Controller {
             phase: Phase::Disabled,
             lifecycle: Lifecycle::default(),
             in_flight: 0,
+            trace: Site::default(),
             next_queue: 0,
             config,
             state,
@@ -314,6 +323,8 @@ impl Controller {
     fn take_from(&mut self, cx: &mut ShardContext<'_>, sqid: u16) -> usize {
         let Some(pending) = self.pending_entries(sqid) else { return 0 };
         let budget = pending.min(BURST).min(self.arbitration_burst()).min(self.completion_room(sqid));
+        let trace = self.traces(sqid);
+        trace.seen(sqid, pending);
         let mut taken = 0;
         while taken < budget && self.phase == Phase::Ready {
             if !QueueId(sqid).is_admin() {
@@ -326,6 +337,7 @@ impl Controller {
             let Some(slot) = cx.reserve().filter(|_| self.records.next().is_some()) else { break };
             let Some((sqe, token)) = self.accept(sqid) else { break };
             taken += 1;
+            trace.fetched(sqid, token.cid, || fetched(&sqe));
             self.start(cx, slot, token, &sqe);
             // The command itself may have deleted the queue or reset the controller.
             if self.sq(sqid).entries.get() == 0 {
@@ -339,12 +351,19 @@ impl Controller {
         let outcome = if QueueId(token.sqid).is_admin() {
             self.admin_command(cx, slot, token, sqe)
         } else {
+            let _under = self.trace.under(sqe.nsid.0, token.sqid, token.cid);
             self.io_command(cx, slot, token, sqe)
         };
         if let Outcome::Done(completion) = outcome {
             self.complete(token, completion);
         }
         self.after_log_page();
+    }
+
+    /// How the commands of a queue are recorded.
+    #[inline]
+    pub(crate) fn traces(&self, sqid: u16) -> Site {
+        if QueueId(sqid).is_admin() { Site::default() } else { self.trace }
     }
 
     /// Posts a command's completion, or drops it when the controller was reset since.
@@ -371,4 +390,23 @@ impl Controller {
         }
         self.post(token, completion);
     }
+}
+
+/// What a command of any kind asks for, as the trace has it.
+#[cold]
+fn fetched(sqe: &Sqe) -> Fetched {
+    let blocks = ReadWriteCdw12::from_bits(sqe.cdw12);
+    let (operation, has_range) = match sqe.nvm_opcode() {
+        NvmOpcode::READ => (EventOperation::READ, true),
+        NvmOpcode::WRITE => (EventOperation::WRITE.with_fua(blocks.fua()), true),
+        NvmOpcode::COMPARE => (EventOperation::COMPARE, true),
+        NvmOpcode::WRITE_ZEROES => (EventOperation::ZERO.with_fua(blocks.fua()), true),
+        NvmOpcode::FLUSH => (EventOperation::FLUSH, false),
+        // Their ranges are in lists.
+        NvmOpcode::DATASET_MANAGEMENT => (EventOperation::DEALLOCATE, false),
+        NvmOpcode::COPY => (EventOperation::COPY, false),
+        _ => (EventOperation::OTHER, false),
+    };
+    let (lba, count) = if has_range { (sqe.cdw10_11(), u64::from(blocks.nlb_z()) + 1) } else { (0, 0) };
+    Fetched { nsid: sqe.nsid.0, operation, lba: Lba(lba), count }
 }

@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_block::trace::Site;
 use millrace_engine::{Readiness, ShardContext};
 use millrace_memory::GuestMemory;
 use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, Progress, Resumed};
@@ -363,6 +364,11 @@ impl NvmeDevice {
     /// those to be told, the guest is told by an event.
     pub fn reservation_notice(&mut self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
         self.controller.reservation_notice(namespace, notify);
+    }
+
+    /// Records its guest's requests from now on, or no more.
+    pub fn trace(&mut self, site: Site) {
+        (self.controller.trace, self.controller.interrupts.trace) = (site, site);
     }
 
     /// The controller's state, while its guest stands still. It goes on as before.

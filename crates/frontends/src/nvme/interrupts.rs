@@ -23,6 +23,7 @@ use std::{
 
 use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, pci as irq};
 
+use millrace_block::trace::Site;
 use millrace_keeper::Kind;
 
 use crate::eventfd::{check as check_eventfd, ring};
@@ -85,6 +86,8 @@ pub(crate) struct Interrupts {
     function_masked: bool,
     pin: Pin,
     deadline: Option<Instant>,
+    /// Whether interrupts are recorded.
+    pub(crate) trace: Site,
     /// Where the wiring is remembered, if it is to outlive this process.
     client: Option<Rc<Client>>,
 }
@@ -123,6 +126,7 @@ impl Interrupts {
             function_masked: false,
             pin: Pin::default(),
             deadline: None,
+            trace: Site::default(),
             client: None,
         }
     }
@@ -241,6 +245,7 @@ impl Interrupts {
         }
         (vector.count, vector.since) = (0, None);
         if let Some(eventfd) = &vector.eventfd {
+            self.trace.interrupted(index as u16);
             ring(eventfd);
             counters.interrupts += 1;
         }
@@ -373,6 +378,7 @@ impl Interrupts {
 
     fn set_pin_level(&mut self, asserted: bool, counters: &mut Counters) {
         if let Some(eventfd) = self.pin.eventfd.as_ref().filter(|_| asserted && !self.pin.masked) {
+            self.trace.interrupted(u16::MAX);
             ring(eventfd);
             self.set_pin_masked(true);
             counters.interrupts += 1;

@@ -351,8 +351,9 @@ impl Controller {
         cq.promised.set(cq.promised.get().saturating_sub(1));
         let sq = self.sq(token.sqid);
         sq.in_flight.set(sq.in_flight.get().saturating_sub(1));
-        if self.cq(cqid).interrupts.get() != 0 {
-            let vector = self.cq(cqid).vector.get();
+        let vector = (self.cq(cqid).interrupts.get() != 0).then(|| self.cq(cqid).vector.get());
+        self.traces(token.sqid).completed(token.sqid, token.cid, completion.status.code().into_bits(), vector);
+        if let Some(vector) = vector {
             self.interrupts.pend(vector, 1);
         }
     }

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::Volume;
+use millrace_block::{Volume, trace::Site};
 use millrace_engine::{Readiness, ShardContext};
 use millrace_vfio_user::Listener;
 use thiserror::Error;
@@ -224,6 +224,11 @@ impl VirtioBlkDevice {
     /// Whether every request that was taken has ended, and its guest can see that.
     pub fn is_held(&self) -> bool {
         self.disk.held && self.disk.is_quiet()
+    }
+
+    /// Records its guest's requests from now on, or no more.
+    pub fn trace(&mut self, site: Site) {
+        self.disk.core.trace = site;
     }
 
     /// The volume has another size now; the guest is told.

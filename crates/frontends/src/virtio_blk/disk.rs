@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use millrace_block::{BlockCount, BlockSize, Geometry, Volume};
+use millrace_block::{BlockCount, BlockSize, Geometry, Volume, trace::Site};
 use millrace_engine::{ShardContext, TaskSlot, reaper};
 use thiserror::Error;
 
@@ -15,7 +15,7 @@ use super::{
     message::VringAddr,
     queue::Queue,
     request::{Attached, Finished, RequestError, Sink},
-    ring::{Buffers, Ring, RingError},
+    ring::{Buffers, Done, Ring, RingError},
 };
 
 /// Requests taken from one queue before the next queue has its turn.
@@ -68,12 +68,25 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     /// Requests that wait for the volume.
     pub(crate) in_flight: u32,
+    /// Whether requests are recorded.
+    pub(crate) trace: Site,
 }
 
 impl Core {
     /// Whether a feature was chosen.
     pub(crate) fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
+    }
+
+    /// Records what a queue gives back.
+    #[cold]
+    fn trace_ends(&self, queue: u16, ended: &[Done], calls: bool) {
+        for done in ended {
+            self.trace.completed(queue, done.token, done.status, calls.then_some(queue));
+        }
+        if calls {
+            self.trace.interrupted(queue);
+        }
     }
 
     /// Whether a write may end before it is durable (virtio 1.3, 5.2.5.2 and 5.2.6.2): a driver that cannot flush must not need to.
@@ -122,6 +135,7 @@ impl Disk {
                 log: None,
                 counters: Counters::default(),
                 in_flight: 0,
+                trace: Site::default(),
             },
             queues,
             sink: Rc::default(),
@@ -271,8 +285,12 @@ impl Disk {
         let ended = queue.done.len();
         if ended > 0 {
             ring.give_back(&queue.done, core.log.as_deref());
+            let calls = ring.wants_call();
+            if core.trace.is_on() {
+                core.trace_ends(number, &queue.done, calls);
+            }
             queue.done.clear();
-            if ring.wants_call() && queue.call() {
+            if calls && queue.call() {
                 core.counters.interrupts += 1;
             }
         }

@@ -9,7 +9,10 @@
 
 use std::{cell::RefCell, future::Future, rc::Rc, sync::Arc};
 
-use millrace_block::{BlockCount, BlockError, Geometry, Lba, Operation, Request, Step, TaskContext, Volume};
+use millrace_block::{
+    BlockCount, BlockError, Geometry, Lba, Operation, Request, Step, TaskContext, Volume,
+    trace::{Carried, EventOperation, Fetched, carry},
+};
 use millrace_engine::{Launch, Outcome, TaskSlot};
 use millrace_memory::Segment;
 use thiserror::Error;
@@ -34,6 +37,9 @@ pub(crate) mod kind {
 
 /// The flag of a write-zeroes range whose space may be given back.
 const UNMAP: u32 = 1;
+
+/// The number of a disk's only volume in the trace.
+const ONLY: u32 = 1;
 
 /// Scratch bytes that the future of a request takes at most, without its volume's own need.
 const TASK_BYTES: usize = 1024;
@@ -139,7 +145,7 @@ impl Ending {
             }
         }
         let written = if status == Status::Ok { self.written } else { 0 };
-        Done { token: self.token, len: written + 1 }
+        Done { token: self.token, status: status as u16, len: written + 1 }
     }
 
     fn push(&self, sink: &Sink, ranges: &[(u64, u64)], result: Result<(), BlockError>) {
@@ -207,6 +213,8 @@ impl Core {
         let (header, first) = self.buffers.take_header().ok_or(RequestError::Header)?;
         let status = self.buffers.take_status().ok_or(RequestError::Status)?;
         let mut ending = Ending { queue, token, status, written: 0 };
+        self.trace.fetched(queue, token, || self.fetched(&header));
+        let _under = self.trace.under(ONLY, queue, token);
         let launched = match header.kind {
             kind::IN => {
                 self.counters.read_commands += 1;
@@ -232,6 +240,22 @@ impl Core {
         self.count_error(result);
         let done = ending.end(self.log.as_deref(), &self.buffers.ranges, Status::of(result));
         Ok((Some(done), Some(slot)))
+    }
+
+    /// The request in `buffers`, as the trace has it: in sectors.
+    #[cold]
+    fn fetched(&self, header: &Header) -> Fetched {
+        let (operation, bytes) = match header.kind {
+            kind::IN => (EventOperation::READ, self.buffers.writable_bytes),
+            kind::OUT => (EventOperation::WRITE.with_fua(!self.write_back()), self.buffers.readable_bytes),
+            kind::FLUSH => (EventOperation::FLUSH, 0),
+            // Their ranges are in lists.
+            kind::DISCARD => (EventOperation::DEALLOCATE, 0),
+            kind::WRITE_ZEROES => (EventOperation::ZERO, 0),
+            _ => (EventOperation::OTHER, 0),
+        };
+        let lba = if bytes == 0 { 0 } else { header.sector };
+        Fetched { nsid: ONLY, operation, lba: Lba(lba), count: bytes / SECTOR }
     }
 
     /// Counts a failed request.
@@ -409,6 +433,6 @@ fn wait<'a, F>(cx: TaskContext<'a>, future: F) -> Launch<'a, Result<(), BlockErr
 where
     F: Future<Output = ()> + 'a,
 {
-    const { assert!(size_of::<F>() <= TASK_BYTES, "a request's future fits the room that is planned for it") };
-    Launch::Wait(cx.scratch.place_future(future))
+    const { assert!(size_of::<Carried<F>>() <= TASK_BYTES, "a request's future fits the room that is planned for it") };
+    Launch::Wait(cx.scratch.place_future(carry(future)))
 }

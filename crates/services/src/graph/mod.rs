@@ -13,7 +13,7 @@ mod view;
 
 use std::{collections::VecDeque, sync::Arc};
 
-use millrace_block::{BlockSize, Volume, VolumeError};
+use millrace_block::{BlockSize, Volume, VolumeError, trace::Tap};
 use thiserror::Error;
 
 use crate::{
@@ -110,8 +110,22 @@ pub(crate) struct Built {
     /// Its name in messages.
     pub(crate) name: String,
     pub(crate) volume: Arc<dyn Volume>,
+    /// The same, as the service above has it.
+    tap: Arc<Tap>,
     pub(crate) service: Option<Arc<dyn Service>>,
     pub(crate) legs: Vec<Arc<Built>>,
+}
+
+/// A node that can be traced.
+pub struct TracePoint {
+    /// Its name in messages.
+    pub name: String,
+    /// The service, or the leaf's specification.
+    pub word: String,
+    /// The place in the list of the node that it is a leg of.
+    pub above: Option<usize>,
+    /// Where its requests come by, but for the root: the root's come by the volume's switch.
+    pub tap: Arc<Tap>,
 }
 
 /// A volume's stack, made real.
@@ -198,6 +212,18 @@ impl Graph {
     /// All nodes, each before its legs.
     pub(crate) fn nodes(&self) -> Vec<Arc<Built>> {
         Built::nodes(&self.root)
+    }
+
+    /// All nodes, each before its legs, for who wants to trace them.
+    pub fn trace_points(&self) -> Vec<TracePoint> {
+        fn collect(node: &Built, above: Option<usize>, into: &mut Vec<TracePoint>) {
+            let (at, tap) = (into.len(), Arc::clone(&node.tap));
+            into.push(TracePoint { name: node.name.clone(), word: node.node.word().to_owned(), above, tap });
+            node.legs.iter().for_each(|leg| collect(leg, Some(at), into));
+        }
+        let mut points = Vec::new();
+        collect(&self.root, None, &mut points);
+        points
     }
 
     /// Brings a new graph into force.
@@ -374,13 +400,14 @@ impl Builder<'_> {
         let build = Build {
             name: format!("{path}/{}", service.service),
             volume: self.plan.volume,
-            legs: legs.iter().map(|leg| Arc::clone(&leg.volume)).collect(),
+            legs: legs.iter().map(|leg| Arc::<Tap>::clone(&leg.tap) as _).collect(),
             size,
             shared: self.shared,
         };
         let service = plan.build(build).map_err(failed)?;
         let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
-        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, service: Some(service), legs }))
+        let tap = Tap::new(Arc::clone(&volume));
+        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, tap, service: Some(service), legs }))
     }
 
     /// A service's settings, understood, and what its legs are told of their sizes.
@@ -468,6 +495,7 @@ impl Builder<'_> {
             let why = format!("it has blocks of {} bytes and the volume of {}", has.bytes(), self.plan.block_size.bytes());
             return Err(failed(LeafError::Refused(why)));
         }
-        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, service: None, legs: Vec::new() }))
+        let tap = Tap::new(Arc::clone(&volume));
+        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, tap, service: None, legs: Vec::new() }))
     }
 }

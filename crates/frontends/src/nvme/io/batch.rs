@@ -25,7 +25,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, Geometry, Lba, Metadata, Operation, Request, Step};
+use millrace_block::{BlockCount, Geometry, Lba, Metadata, Operation, Request, Step, trace::Fetched};
 use millrace_engine::{
     Launch, Outcome, ShardContext, TaskSlot,
     stages::{self, Stage},
@@ -173,6 +173,7 @@ impl Controller {
         while taken < budget {
             let Ok(plain) = batch.next(self) else { break };
             taken += 1;
+            self.trace.fetched(sqid, plain.cid, || batch.fetched(&plain));
             stages::enter(Stage::Volume);
             match self.launch(slot, &batch, &plain) {
                 Outcome::Done(Ok(()), free) => {
@@ -213,6 +214,7 @@ impl Controller {
         let (segments, sink) = (self.segments.as_slice(), &self.sink);
         let Plain { operation, lba, count, .. } = *plain;
         let view = batch.view.as_ref().expect("a plain command has a namespace");
+        let _under = self.trace.under(view.nsid, batch.sqid, plain.cid);
         slot.run_with(&view.attached, |cx, attached| {
             let segments = match segments {
                 // Nearly always; a copy of known length is two instructions.
@@ -347,6 +349,13 @@ impl Batch {
         Ok(Plain { cid, operation, lba: Lba(lba), count: BlockCount(count), bytes })
     }
 
+    /// The command at the head, as the trace has it.
+    #[cold]
+    fn fetched(&self, plain: &Plain) -> Fetched {
+        let nsid = self.view.as_ref().map_or(0, |view| view.nsid);
+        Fetched { nsid, operation: plain.operation.into(), lba: plain.lba, count: plain.count.0 }
+    }
+
     /// The command at the head, for when it does not end here and now.
     #[cold]
     fn token(&self, plain: &Plain) -> CommandToken {
@@ -403,8 +412,12 @@ impl Batch {
         c.sq(self.sqid).head.set(self.head);
         state::commit();
         cq.move_to(tail, phase);
-        if cq.interrupts.get() != 0 {
-            let vector = cq.vector.get();
+        let vector = (cq.interrupts.get() != 0).then(|| cq.vector.get());
+        if c.trace.is_on() {
+            let commands = self.done[..count].iter().map(|second| (second >> 32) as u16);
+            commands.for_each(|command| c.trace.completed(self.sqid, command, 0, vector));
+        }
+        if let Some(vector) = vector {
             c.interrupts.pend(vector, count as u32);
         }
     }

@@ -2,7 +2,10 @@
 
 use std::{future::Future, rc::Rc};
 
-use millrace_block::{BlockError, TaskContext};
+use millrace_block::{
+    BlockError, TaskContext,
+    trace::{Carried, carry},
+};
 use millrace_engine::Launch;
 
 use super::super::{
@@ -19,8 +22,8 @@ pub(super) fn wait<'a, F, R>(cx: TaskContext<'a>, future: F) -> Launch<'a, R>
 where
     F: Future<Output = ()> + 'a,
 {
-    const { assert!(size_of::<F>() <= TASK_BYTES, "a command's future fits the room that is planned for it") };
-    Launch::Wait(cx.scratch.place_future(future))
+    const { assert!(size_of::<Carried<F>>() <= TASK_BYTES, "a command's future fits the room that is planned for it") };
+    Launch::Wait(cx.scratch.place_future(carry(future)))
 }
 
 /// Counts a command as in flight on its namespace: what format, detach and delete wait for.

@@ -113,6 +113,8 @@ fn passes(event: u16, new: u16, old: u16) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) token: u16,
+    /// How it ended, for the trace: its guest has it in its memory.
+    pub(crate) status: u16,
     /// Bytes written to the guest.
     pub(crate) len: u32,
 }

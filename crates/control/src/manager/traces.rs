@@ -1,0 +1,450 @@
+//! Traces: a device's or a volume's requests are recorded for whoever asked, for as long as he listens.
+//!
+//! ```text
+//!   start ─► a ring for each shard ─► names ─► sites on: devices, switches, taps ─┐
+//!                                                                                 ▼
+//!   asker ◄── blocks ◄── its own thread: drains the rings every few milliseconds ◄── shards
+//!              │
+//!              └─ the time is over, told to end, nobody listens, the daemon ends ─► sites off ─► the rest, an end
+//! ```
+//!
+//! Invariants:
+//! * One trace at a time: a shard has one ring.
+//! * A number is named before the first event that has it.
+//! * Shards wait for nothing here. When the asker is slow, rings fill up, and what finds no room is counted.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use millrace_block::{
+    Switch, Volume as _, clock,
+    trace::{self, Ring, Site},
+};
+use millrace_services::graph::{Graph, TracePoint};
+use millrace_trace::format::{Begin, DeviceName, EVENTS, End, Names, NamespaceName, NodeName, Writer};
+use tokio::sync::mpsc::{self, error::TrySendError};
+
+use super::{Inner, Manager, WeakManager};
+use crate::{Name, error::ControlError, model::DeviceKind};
+
+/// Events of a shard that may wait to be taken: some milliseconds of the fastest guest.
+const RING: usize = 1 << 17;
+/// How often rings are drained: when there was much in them, and when not.
+const SOON: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(5);
+/// Blocks that may wait for the asker.
+const WAITING: usize = 64;
+/// How long the last blocks wait for an asker who does not take them.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an upgrade waits for a trace to be brought to its end.
+const UPGRADE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// What is traced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// All requests of a device's guest.
+    Device(String),
+    /// Those of all guests for a volume.
+    Volume(String),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(name) => write!(f, "device {name}"),
+            Self::Volume(name) => write!(f, "volume {name}"),
+        }
+    }
+}
+
+/// Why a trace ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    TimeIsOver,
+    Told,
+    NobodyListens,
+    Stopping,
+    Upgrade,
+}
+
+impl Ending {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::TimeIsOver => "the time was over",
+            Self::Told => "it was told to end",
+            Self::NobodyListens => "nobody listened any more",
+            Self::Stopping => "the daemon was stopped",
+            Self::Upgrade => "another binary took the daemon's place",
+        }
+    }
+
+    fn is_early(self) -> bool {
+        matches!(self, Self::NobodyListens | Self::Stopping | Self::Upgrade)
+    }
+}
+
+/// A trace under way.
+pub(super) struct Running {
+    target: Target,
+    rings: Vec<Arc<Ring>>,
+    /// Names that are to be written before the next events.
+    names: Mutex<Vec<Names>>,
+    devices: Mutex<BTreeMap<Name, u16>>,
+    last_node: AtomicU16,
+    ending: Mutex<Option<Ending>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Running {
+    fn new(target: &Target, shards: usize) -> Self {
+        Self {
+            target: target.clone(),
+            rings: (0..shards).map(|_| Arc::new(Ring::new(RING))).collect(),
+            names: Mutex::default(),
+            devices: Mutex::default(),
+            last_node: AtomicU16::new(0),
+            ending: Mutex::default(),
+        }
+    }
+
+    /// A device's number, always the same.
+    fn number(&self, device: &Name) -> u16 {
+        let mut devices = locked(&self.devices);
+        let next = devices.len() as u16 + 1;
+        *devices.entry(device.clone()).or_insert(next)
+    }
+
+    /// A number for a node; 0, which is none, when all are used up.
+    fn next_node(&self) -> u16 {
+        let next = |last: u16| last.checked_add(1);
+        self.last_node.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_or(0, |last| last + 1)
+    }
+
+    /// Names the nodes of a volume; their numbers.
+    fn name_nodes(&self, volume: &Name, points: &[TracePoint], block: u32) -> Vec<u16> {
+        let ids: Vec<u16> = points.iter().map(|_| self.next_node()).collect();
+        let leaf = |at: usize| !points.iter().any(|point| point.above == Some(at));
+        let named = points.iter().enumerate().map(|(at, point)| NodeName {
+            id: ids[at],
+            volume: volume.to_string(),
+            name: point.name.clone(),
+            word: point.word.clone(),
+            above: point.above.map_or(0, |above| ids[above]),
+            leaf: leaf(at),
+            block,
+        });
+        locked(&self.names).push(Names { nodes: named.collect(), ..Names::default() });
+        ids
+    }
+
+    fn end(&self, ending: Ending) {
+        locked(&self.ending).get_or_insert(ending);
+    }
+}
+
+impl Inner {
+    /// Devices and volumes that a trace is about, and the one namespace of each device, if it is about one.
+    fn traced(&self, target: &Target) -> (Vec<(Name, Option<u32>)>, BTreeSet<Name>) {
+        match target {
+            Target::Device(name) => {
+                let device = self.devices.get(name.as_str());
+                let volumes = device.into_iter().flat_map(|device| &device.record.namespaces);
+                let devices = device.map(|device| (device.record.spec.name.clone(), None)).into_iter().collect();
+                (devices, volumes.map(|namespace| namespace.volume.clone()).collect())
+            }
+            Target::Volume(name) => {
+                let users = self.users(name).map(|(device, nsid)| (device.record.spec.name.clone(), Some(nsid))).collect();
+                (users, self.volumes.get(name.as_str()).map(|volume| volume.record.spec.name.clone()).into_iter().collect())
+            }
+        }
+    }
+
+    fn device_name(&self, name: &Name, id: u16) -> Option<DeviceName> {
+        let record = &self.devices.get(name)?.record;
+        let (kind, sectors) = match record.spec.kind {
+            DeviceKind::Nvme(_) => ("nvme", false),
+            DeviceKind::VirtioBlk(_) => ("virtio-blk", true),
+        };
+        let namespace = |namespace: &crate::store::NamespaceRecord| {
+            let geometry = self.volumes.get(&namespace.volume)?.graph.as_ref()?.switch.geometry();
+            let block = if sectors { 512 } else { geometry.block_size.bytes() };
+            let volume = namespace.volume.to_string();
+            Some(NamespaceName { nsid: namespace.nsid, volume, block, size: geometry.bytes() })
+        };
+        let namespaces = record.namespaces.iter().filter_map(namespace).collect();
+        Some(DeviceName { id, name: name.to_string(), kind: kind.to_owned(), namespaces })
+    }
+
+    /// Records what comes by a volume's nodes, or no more.
+    fn trace_volume(&self, name: &Name, running: Option<&Running>) {
+        let Some(live) = self.volumes.get(name).and_then(|volume| volume.graph.as_ref()) else { return };
+        let points = live.graph.trace_points();
+        let ids = match running {
+            Some(running) => running.name_nodes(name, &points, live.switch.geometry().block_size.bytes()),
+            None => vec![0; points.len()],
+        };
+        for (point, id) in points.iter().zip(ids) {
+            if point.above.is_some() {
+                point.tap.set(id);
+            } else {
+                live.switch.trace(id);
+                // It may have been a leg before.
+                point.tap.set(0);
+            }
+        }
+    }
+
+    /// Records what a trace is about from now on.
+    fn trace_on(&self, running: &Running) -> Result<(), ControlError> {
+        let (devices, volumes) = self.traced(&running.target);
+        let names = devices.iter().filter_map(|(name, _)| self.device_name(name, running.number(name))).collect();
+        locked(&running.names).push(Names { devices: names, ..Names::default() });
+        volumes.iter().for_each(|volume| self.trace_volume(volume, Some(running)));
+        for (name, nsid) in devices {
+            self.device(name.as_str())?.live()?.trace(Site::new(running.number(&name), nsid))?;
+        }
+        Ok(())
+    }
+
+    /// Records nothing any more.
+    fn trace_off(&self) {
+        for device in self.devices.values() {
+            // One that has failed, or does not answer, does nothing that could be recorded.
+            let _ = device.live().and_then(|live| live.trace(Site::default()));
+        }
+        self.volumes.keys().for_each(|volume| self.trace_volume(volume, None));
+    }
+}
+
+impl Manager {
+    fn tracing(&self) -> MutexGuard<'_, Option<Arc<Running>>> {
+        locked(&self.traced)
+    }
+
+    /// Begins a trace; its file comes in pieces. It ends after so many seconds, when it is told to, or when nobody listens.
+    pub(crate) fn start_trace(
+        &self,
+        target: &Target,
+        seconds: Option<u64>,
+    ) -> Result<mpsc::Receiver<Vec<u8>>, ControlError> {
+        let inner = self.lock()?;
+        match target {
+            Target::Device(name) => drop(inner.device(name)?.live()?),
+            Target::Volume(name) => drop(inner.volume(name)?.live()?),
+        }
+        let mut slot = self.tracing();
+        if let Some(running) = &*slot {
+            return Err(ControlError::Tracing { target: running.target.to_string() });
+        }
+        let running = Arc::new(Running::new(target, self.shards.len()));
+        let (out, blocks) = mpsc::channel(WAITING);
+        let begun = self.install_rings(Some(&running.rings)).and_then(|()| inner.trace_on(&running)).and_then(|()| {
+            let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+            let drain = Drain { manager: self.itself.clone(), running: Arc::clone(&running), out, deadline, events: 0 };
+            let begin = begin(target, seconds);
+            let spawned = thread::Builder::new().name("millrace-trace".to_owned()).spawn(move || drain.run(&begin));
+            spawned.map(drop).map_err(|source| ControlError::TraceThread { source })
+        });
+        if let Err(error) = begun {
+            inner.trace_off();
+            let _ = self.install_rings(None);
+            return Err(error);
+        }
+        tracing::info!(%target, seconds, "a trace begins");
+        *slot = Some(running);
+        Ok(blocks)
+    }
+
+    /// Tells a trace to end.
+    pub(crate) fn stop_trace(&self, target: &Target) -> Result<(), ControlError> {
+        match &*self.tracing() {
+            Some(running) if running.target == *target => running.end(Ending::Told),
+            _ => return Err(ControlError::NoTrace { target: target.to_string() }),
+        }
+        Ok(())
+    }
+
+    /// The daemon ends: so does the trace.
+    pub(crate) fn end_trace(&self, ending: Ending) {
+        if let Some(running) = &*self.tracing() {
+            running.end(ending);
+        }
+    }
+
+    /// As [`Self::end_trace`], and waits a moment until its last blocks were taken.
+    pub(super) fn end_trace_now(&self, ending: Ending) {
+        self.end_trace(ending);
+        let deadline = Instant::now() + UPGRADE_PATIENCE;
+        while self.tracing().is_some() && Instant::now() < deadline {
+            thread::sleep(SOON);
+        }
+    }
+
+    /// A volume is about to have another graph: its requests are recorded from the first one on.
+    pub(super) fn trace_next(&self, inner: &Inner, volume: &Name, switch: &Switch, graph: &Graph) {
+        let slot = self.tracing();
+        let Some(running) = slot.as_ref().filter(|running| inner.traced(&running.target).1.contains(volume)) else { return };
+        let points = graph.trace_points();
+        let ids = running.name_nodes(volume, &points, switch.geometry().block_size.bytes());
+        for (point, id) in points.iter().zip(ids) {
+            // Where the root was a leg before, requests still come by.
+            match point.above {
+                Some(_) => point.tap.set(id),
+                None => switch.trace_next(id),
+            }
+        }
+    }
+
+    /// A volume has other nodes, or a device another volume: what a trace is about may have changed.
+    pub(super) fn retrace(&self, inner: &Inner, volume: &str) {
+        let Some(name) = inner.volumes.get(volume).map(|volume| &volume.record.spec.name) else { return };
+        let slot = self.tracing();
+        let Some(running) = &*slot else {
+            // A trace may have ended while the volume was being changed.
+            return inner.trace_volume(name, None);
+        };
+        let (_, volumes) = inner.traced(&running.target);
+        if volumes.contains(name)
+            && let Err(error) = inner.trace_on(running)
+        {
+            tracing::warn!(%error, target = %running.target, "the trace does not have all that it should");
+        }
+    }
+
+    /// Gives every shard its ring, or takes them away.
+    fn install_rings(&self, rings: Option<&Vec<Arc<Ring>>>) -> Result<(), ControlError> {
+        for (at, shard) in self.shards.iter().enumerate() {
+            let ring = rings.and_then(|rings| rings.get(at)).map(Arc::clone);
+            shard.call_wait(move |_| trace::install(ring))?;
+        }
+        Ok(())
+    }
+
+    /// Nothing is recorded any more.
+    fn finish_trace(&self) {
+        self.peek().trace_off();
+        if let Err(error) = self.install_rings(None) {
+            tracing::debug!(%error, "a shard keeps its ring");
+        }
+    }
+}
+
+fn begin(target: &Target, seconds: Option<u64>) -> Begin {
+    Begin {
+        program: concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned(),
+        target: target.to_string(),
+        clock: clock::now(),
+        unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64),
+        seconds,
+    }
+}
+
+/// The thread that empties the rings.
+struct Drain {
+    manager: WeakManager,
+    running: Arc<Running>,
+    out: mpsc::Sender<Vec<u8>>,
+    deadline: Option<Instant>,
+    events: u64,
+}
+
+impl Drain {
+    fn run(mut self, begin: &Begin) {
+        let mut writer = Writer::default();
+        self.send(writer.begin(begin));
+        let ending = loop {
+            if let Some(ending) = self.is_over() {
+                break ending;
+            }
+            thread::sleep(if self.drain(&mut writer) > RING / 32 { SOON } else { LATER });
+        };
+        let last = clock::now();
+        let manager = self.manager.upgrade();
+        if let Some(manager) = &manager {
+            manager.finish_trace();
+        }
+        while self.drain(&mut writer) > 0 {}
+        let dropped = self.dropped();
+        let end = End {
+            reason: ending.reason().to_owned(),
+            clock: Some(last),
+            events: self.events,
+            dropped,
+            early: ending.is_early(),
+        };
+        self.send(writer.end(&end));
+        tracing::info!(target = %self.running.target, events = self.events, dropped, "a trace has ended: {}", ending.reason());
+        let deadline = Instant::now() + PATIENCE;
+        while self.out.capacity() < self.out.max_capacity() && !self.out.is_closed() && Instant::now() < deadline {
+            thread::sleep(SOON);
+        }
+        if let Some(manager) = manager {
+            *manager.tracing() = None;
+        }
+    }
+
+    fn is_over(&self) -> Option<Ending> {
+        let over = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let told = *locked(&self.running.ending);
+        told.or_else(|| self.out.is_closed().then_some(Ending::NobodyListens)).or_else(|| over.then_some(Ending::TimeIsOver))
+    }
+
+    fn dropped(&self) -> u64 {
+        self.running.rings.iter().map(|ring| ring.dropped()).sum()
+    }
+
+    /// Writes what there is; how many events.
+    fn drain(&mut self, writer: &mut Writer) -> usize {
+        let mut count = 0;
+        for (number, ring) in self.running.rings.clone().iter().enumerate() {
+            loop {
+                let mut events = Vec::with_capacity(EVENTS);
+                let taken = ring.drain(EVENTS, |words| events.push(words));
+                if taken == 0 {
+                    break;
+                }
+                // What these events say was named before they came into being.
+                for names in std::mem::take(&mut *locked(&self.running.names)) {
+                    self.send(writer.names(&names));
+                }
+                self.send(writer.events(number as u32, ring.dropped(), events));
+                count += taken;
+                if count > RING {
+                    // The others have their turn.
+                    break;
+                }
+            }
+        }
+        self.events += count as u64;
+        for names in std::mem::take(&mut *locked(&self.running.names)) {
+            self.send(writer.names(&names));
+        }
+        count
+    }
+
+    /// Gives a block to the asker, and waits while he has enough.
+    fn send(&self, block: Vec<u8>) {
+        let (mut block, mut patience) = (block, None);
+        loop {
+            match self.out.try_send(block) {
+                Ok(()) | Err(TrySendError::Closed(_)) => return,
+                Err(TrySendError::Full(back)) => block = back,
+            }
+            if self.is_over().is_some() && Instant::now() >= *patience.get_or_insert_with(|| Instant::now() + PATIENCE) {
+                return;
+            }
+            thread::sleep(SOON);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Traces for other programs.
+
+pub mod blktrace;
+pub mod perfetto;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! From events to requests: what belongs together, with its times.
+//!
+//! ```text
+//!   Seen ─► waiting per queue ─► Fetched: a request ─► Entered, Left: its visits ─► Completed ─► Interrupted: all of the vector
+//! ```
+//!
+//! What is missing (dropped, damaged, from before the beginning) leaves requests unfinished or unknown; it is counted, and nothing is
+//! made up.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    io::Read,
+};
+
+use millrace_block::trace::{Event, EventKind, EventOperation, Key};
+
+use crate::format::{Begin, Block, Damage, DeviceName, End, FormatError, Names, NamespaceName, NodeName, Reader};
+
+/// A request's stay at a node of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Visit {
+    /// The node.
+    pub node: u16,
+    /// The visit, of the same request, within which it was.
+    pub within: Option<usize>,
+    /// What was asked for.
+    pub operation: EventOperation,
+    /// First block, in the node's.
+    pub lba: u64,
+    /// How many.
+    pub count: u32,
+    /// From when.
+    pub begin: u64,
+    /// Until when; `None`: not while it was traced.
+    pub end: Option<u64>,
+    /// How it ended; 0 is success.
+    pub status: u16,
+}
+
+/// A guest's request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Device, queue and identifier.
+    pub key: Key,
+    /// The namespace.
+    pub nsid: u16,
+    /// What it asks for.
+    pub operation: EventOperation,
+    /// First block, in the device's.
+    pub lba: u64,
+    /// How many.
+    pub count: u32,
+    /// Requests of the device that were in flight when it was fetched, itself included.
+    pub depth: u32,
+    /// When its queue was seen to have it.
+    pub seen: Option<u64>,
+    /// When it was copied out of its queue.
+    pub fetched: u64,
+    /// When the guest could see that it had ended.
+    pub completed: Option<u64>,
+    /// When the guest was interrupted for it.
+    pub interrupted: Option<u64>,
+    /// How it ended; 0 is success.
+    pub status: u16,
+    /// What volumes did for it, in the order in which it began.
+    pub visits: Vec<Visit>,
+}
+
+impl Request {
+    /// From when it was known of.
+    pub fn began(&self) -> u64 {
+        self.seen.unwrap_or(self.fetched)
+    }
+
+    /// How long the guest waited, as far as the daemon knows: until it could see the end.
+    pub fn latency(&self) -> Option<u64> {
+        Some(self.completed?.saturating_sub(self.began()))
+    }
+}
+
+/// A trace, understood.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// How it began, if that is there.
+    pub begin: Option<Begin>,
+    /// How it ended, if it did in an orderly way.
+    pub end: Option<End>,
+    /// Devices by their numbers.
+    pub devices: BTreeMap<u16, DeviceName>,
+    /// Nodes by theirs.
+    pub nodes: BTreeMap<u16, NodeName>,
+    /// Requests that were completed, as they were fetched.
+    pub requests: Vec<Request>,
+    /// Requests that were not, while they were traced.
+    pub unfinished: Vec<Request>,
+    /// What volumes did for nobody that is traced: their own work, copies, others.
+    pub background: Vec<Visit>,
+    /// Ends of requests whose beginning is not there.
+    pub unknown: u64,
+    /// Interrupts.
+    pub interrupts: u64,
+    /// Events that are there.
+    pub events: u64,
+    /// Events that found no room in the daemon's rings.
+    pub dropped: u64,
+    /// What of the file is not there.
+    pub damage: Damage,
+}
+
+impl Trace {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it is no trace; damage is none, and is told by [`Trace::damage`].
+    pub fn read(source: impl Read) -> Result<Self, FormatError> {
+        let mut reader = Reader::open(source)?;
+        let mut assembly = Assembly::default();
+        while let Some(block) = reader.next_block()? {
+            match block {
+                Block::Begin(begin) => assembly.trace.begin = Some(begin),
+                Block::Names(names) => assembly.add_names(names),
+                Block::End(end) => assembly.trace.end = Some(end),
+                Block::Events { ring, dropped, events } => {
+                    assembly.dropped.insert(ring, dropped);
+                    events.iter().for_each(|event| assembly.add(ring, event));
+                }
+            }
+        }
+        Ok(assembly.finish(reader.damage()))
+    }
+
+    /// The namespace that a request is for.
+    pub fn namespace(&self, request: &Request) -> Option<&NamespaceName> {
+        let device = self.devices.get(&request.key.device)?;
+        device.namespaces.iter().find(|namespace| namespace.nsid as u16 == request.nsid)
+    }
+
+    /// Bytes of the blocks in which a request is counted.
+    pub fn block(&self, request: &Request) -> u64 {
+        self.namespace(request).map_or(512, |namespace| u64::from(namespace.block))
+    }
+
+    /// A request's range in bytes: where it begins, and its length.
+    pub fn range(&self, request: &Request) -> (u64, u64) {
+        let block = self.block(request);
+        // More is nonsense, which is not to spoil sums.
+        (request.lba.saturating_mul(block), (u64::from(request.count) * block).min(1 << 40))
+    }
+
+    /// The first and the last moment of which something is known.
+    pub fn span(&self) -> (u64, u64) {
+        let first = self.requests.iter().map(Request::began).min().unwrap_or(0);
+        let last = self.requests.iter().filter_map(|request| request.completed).max().unwrap_or(first);
+        (first, last.max(first))
+    }
+}
+
+/// Where an open visit is: of a request that is not finished, or of the background.
+type Place = (Option<Key>, usize);
+
+#[derive(Default)]
+struct Assembly {
+    trace: Trace,
+    open: HashMap<Key, Request>,
+    /// Per queue: when the requests that are yet to be fetched were seen.
+    waiting: HashMap<(u16, u16), VecDeque<u64>>,
+    /// Per device and vector: requests that are completed and not interrupted for.
+    quiet: HashMap<(u16, u16), Vec<usize>>,
+    in_flight: HashMap<u16, u32>,
+    spans: HashMap<(u32, u32), Place>,
+    dropped: HashMap<u32, u64>,
+}
+
+impl Assembly {
+    fn add_names(&mut self, names: Names) {
+        self.trace.devices.extend(names.devices.into_iter().map(|device| (device.id, device)));
+        self.trace.nodes.extend(names.nodes.into_iter().map(|node| (node.id, node)));
+    }
+
+    fn add(&mut self, ring: u32, event: &Event) {
+        self.trace.events += 1;
+        if self.trace.begin.as_ref().is_some_and(|begin| event.time < begin.clock) {
+            // Not all places that record were on yet.
+            return;
+        }
+        match event.kind {
+            EventKind::Seen => {
+                let waiting = self.waiting.entry((event.key.device, event.key.queue)).or_default();
+                // Those that were taken since without a record are of others.
+                let gone = waiting.len().saturating_sub(event.count as usize);
+                waiting.drain(..gone);
+                // More than a queue can have is nonsense.
+                waiting.resize(event.count.min(1 << 16) as usize, event.time);
+            }
+            EventKind::Fetched => self.fetched(event),
+            EventKind::Entered => self.entered(ring, event),
+            EventKind::Left => self.left(ring, event),
+            EventKind::Completed => self.completed(event),
+            EventKind::Interrupted => {
+                self.trace.interrupts += 1;
+                for at in self.quiet.remove(&(event.key.device, event.place)).unwrap_or_default() {
+                    self.trace.requests[at].interrupted = Some(event.time);
+                }
+            }
+        }
+    }
+
+    fn fetched(&mut self, event: &Event) {
+        let Event { time, lba, count, key, operation, place, .. } = *event;
+        if let Some(lost) = self.open.remove(&key) {
+            // Its end is not there.
+            self.abandon(lost);
+        }
+        let seen = self.waiting.get_mut(&(key.device, key.queue)).and_then(VecDeque::pop_front);
+        let depth = self.in_flight.entry(key.device).or_default();
+        *depth += 1;
+        let request = Request {
+            key,
+            nsid: place,
+            operation,
+            lba,
+            count,
+            depth: *depth,
+            seen,
+            fetched: time,
+            completed: None,
+            interrupted: None,
+            status: 0,
+            visits: Vec::new(),
+        };
+        self.open.insert(key, request);
+    }
+
+    fn abandon(&mut self, request: Request) {
+        if let Some(depth) = self.in_flight.get_mut(&request.key.device) {
+            *depth = depth.saturating_sub(1);
+        }
+        self.trace.unfinished.push(request);
+    }
+
+    fn entered(&mut self, ring: u32, event: &Event) {
+        let Event { time, lba, span, parent, count, key, operation, place, .. } = *event;
+        // What goes on for a request whose beginning is not there cannot be said to be anybody's.
+        if key != Key::NOBODY && !self.open.contains_key(&key) {
+            return;
+        }
+        let key = Some(key).filter(|key| *key != Key::NOBODY);
+        let above = self.spans.get(&(ring, parent)).filter(|(whose, _)| *whose == key && parent != 0);
+        let within = above.map(|(_, at)| *at);
+        let visit = Visit { node: place, within, operation, lba, count, begin: time, end: None, status: 0 };
+        let visits = match key.and_then(|key| self.open.get_mut(&key)) {
+            Some(request) => &mut request.visits,
+            None => &mut self.trace.background,
+        };
+        self.spans.insert((ring, span), (key, visits.len()));
+        visits.push(visit);
+    }
+
+    fn left(&mut self, ring: u32, event: &Event) {
+        let Some((key, at)) = self.spans.remove(&(ring, event.span)) else { return };
+        let visits = match key {
+            None => Some(&mut self.trace.background),
+            Some(key) => self.open.get_mut(&key).map(|request| &mut request.visits),
+        };
+        if let Some(visit) = visits.and_then(|visits| visits.get_mut(at)).filter(|visit| visit.node == event.place) {
+            (visit.end, visit.status) = (Some(event.time), event.status);
+        }
+    }
+
+    fn completed(&mut self, event: &Event) {
+        let Some(mut request) = self.open.remove(&event.key) else {
+            self.trace.unknown += 1;
+            return;
+        };
+        (request.completed, request.status) = (Some(event.time), event.status);
+        if let Some(depth) = self.in_flight.get_mut(&event.key.device) {
+            *depth = depth.saturating_sub(1);
+        }
+        if event.place != u16::MAX {
+            self.quiet.entry((event.key.device, event.place)).or_default().push(self.trace.requests.len());
+        }
+        self.trace.requests.push(request);
+    }
+
+    fn finish(mut self, damage: Damage) -> Trace {
+        let mut left: Vec<_> = self.open.drain().map(|(_, request)| request).collect();
+        self.trace.unfinished.append(&mut left);
+        if let Some(last) = self.trace.end.as_ref().and_then(|end| end.clock) {
+            // What came later found some places that record off already.
+            self.trace.requests.retain(|request| request.fetched <= last);
+            self.trace.unfinished.retain(|request| request.fetched <= last);
+            self.trace.background.retain(|visit| visit.begin <= last);
+        }
+        self.trace.unfinished.sort_by_key(|request| request.fetched);
+        self.trace.requests.sort_by_key(|request| request.fetched);
+        self.trace.dropped = self.dropped.values().sum();
+        self.trace.damage = damage;
+        self.trace
+    }
+}
