@@ -1,0 +1,403 @@
+//! Traces: every request of a known sequence, once, with its stages in order; nothing while nobody asks; an end that says why; and stock
+//! guests, whose own traces say the same.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command as Process, Output, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use millrace_block::{BlockCount, Lba, trace::EventOperation};
+use millrace_driver::{
+    Command, Controller, DmaBuffer, Namespace, Options, QueueOptions, QueuePair,
+    spec::{CommandId, NamespaceId},
+};
+use millrace_tests::{Boot, Daemon, Load, Work, eventually, repository, seats};
+use millrace_trace::{
+    Trace,
+    requests::{Request, Visit},
+};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// `millrace trace` in the background.
+struct Tracing {
+    child: Child,
+    file: PathBuf,
+}
+
+impl Tracing {
+    /// Starts it, and waits until requests are recorded.
+    fn start(daemon: &Daemon, name: &str, more: &[&str]) -> Self {
+        let file = daemon.path(&format!("{name}.trace"));
+        let _ = fs::remove_file(&file);
+        let mut command = daemon.client();
+        command.args(["trace", name, "--json", "--out"]).arg(&file).args(more);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starting the trace");
+        eventually("the trace begins", || {
+            assert_eq!(child.try_wait().expect("its state"), None, "it ended at once");
+            fs::metadata(&file).ok().filter(|file| file.len() > 0).map(drop)
+        });
+        Self { child, file }
+    }
+
+    fn wait(self) -> (Output, PathBuf) {
+        (self.child.wait_with_output().expect("its end"), self.file)
+    }
+
+    /// Ends it as Ctrl-C does; what is in the file.
+    fn finish(self) -> Trace {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process")).expect("not 0");
+        kill_process(pid, Signal::INT).expect("a signal");
+        let (output, file) = self.wait();
+        assert!(output.status.success(), "the trace failed: {}", String::from_utf8_lossy(&output.stderr));
+        let trace = read(&file);
+        let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!((said["events"].as_u64(), said["dropped"].as_u64()), (Some(trace.events), Some(0)));
+        assert!(trace.damage.is_none(), "{:?}", trace.damage);
+        trace
+    }
+
+    /// Waits until it ends by itself, before it was to; what is in the file.
+    fn expect_early(self, why: &str) -> Trace {
+        let (output, file) = self.wait();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("ended early") && said.contains(why), "{said}");
+        let trace = read(&file);
+        assert!(trace.damage.is_none(), "{:?}", trace.damage);
+        let end = trace.end.as_ref().expect("an end");
+        assert!(end.early && end.reason.contains(why), "{end:?}");
+        trace
+    }
+}
+
+fn read(file: &Path) -> Trace {
+    Trace::read(File::open(file).expect("the trace")).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+fn analyze(daemon: &Daemon, file: &Path, more: &[&str]) -> Value {
+    daemon.json(&[&["analyze", file.to_str().expect("a path in UTF-8")], more].concat())
+}
+
+/// A guest of the test's own.
+struct Host {
+    queue: QueuePair,
+    page: DmaBuffer,
+    namespace: Namespace,
+    _controller: Controller,
+}
+
+impl Host {
+    fn connect(socket: &Path) -> Self {
+        let mut controller = Controller::connect(socket, &Options::default()).expect("a controller");
+        controller.start().expect("bring-up");
+        let namespace = controller.namespace(NamespaceId(1)).expect("a namespace");
+        let queue = controller.create_queue_pair(&QueueOptions::default()).expect("a queue");
+        let page = controller.memory().alloc(64 << 10).expect("memory");
+        Self { queue, page, namespace, _controller: controller }
+    }
+
+    fn read(&self, lba: u64, blocks: u64) -> Command {
+        self.namespace.read(Lba(lba), self.page.slice(0, (blocks * 512) as usize)).expect("a read")
+    }
+
+    fn write(&self, lba: u64, blocks: u64) -> Command {
+        self.namespace.write(Lba(lba), self.page.slice(0, (blocks * 512) as usize)).expect("a write")
+    }
+
+    fn run(&mut self, command: &Command) {
+        self.queue.execute(command).expect("a good end");
+    }
+
+    /// All at once, with one ring of the doorbell.
+    fn run_together(&mut self, commands: &[Command]) -> Vec<CommandId> {
+        let ids = commands.iter().map(|command| self.queue.submit(command).expect("room")).collect();
+        self.queue.ring().expect("ringing");
+        for _ in commands {
+            eventually("a completion", || self.queue.next_completion().expect("a completion"));
+        }
+        ids
+    }
+}
+
+/// What was asked for, in the trace's words.
+type Asked = (EventOperation, u64, u32);
+
+fn asked(request: &Request) -> Asked {
+    (request.operation, request.lba, request.count)
+}
+
+/// The words of the nodes that a request came by, each with the one above it.
+fn nodes(trace: &Trace, request: &Request) -> Vec<(String, Option<String>)> {
+    let word = |visit: &Visit| trace.nodes[&visit.node].word.clone();
+    request.visits.iter().map(|visit| (word(visit), visit.within.map(|above| word(&request.visits[above])))).collect()
+}
+
+fn expect_order(request: &Request) {
+    let completed = request.completed.expect("completed");
+    let seen = request.seen.expect("seen");
+    assert!(seen <= request.fetched, "{request:?}");
+    let mut last = request.fetched;
+    for visit in &request.visits {
+        assert!(last <= visit.begin, "{request:?}");
+        last = visit.begin;
+        let end = visit.end.expect("an end");
+        assert!(visit.begin <= end && end <= completed, "{request:?}");
+        if let Some(above) = visit.within {
+            assert!(end <= request.visits[above].end.expect("an end"), "{request:?}");
+        }
+    }
+    assert!(request.interrupted.is_none_or(|interrupted| completed <= interrupted), "{request:?}");
+}
+
+#[test]
+fn every_request_is_there_once_with_its_stages_in_order() {
+    let daemon = Daemon::start();
+    let stack = format!("throttle(iops=10M) | mirror(memory, file:{})", daemon.path("leg").display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "16M"], &[]);
+    let mut host = Host::connect(&socket);
+    host.run(&host.write(0, 8));
+
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    let mut expected: Vec<Asked> = Vec::new();
+    for number in 0..64 {
+        host.run(&host.write(number * 24, 16));
+        expected.push((EventOperation::WRITE, number * 24, 16));
+    }
+    let reads: Vec<_> = (0..32).map(|number| host.read(number * 8, number % 8 + 1)).collect();
+    let ids = host.run_together(&reads);
+    expected.extend((0..32).map(|number| (EventOperation::READ, number * 8, number as u32 % 8 + 1)));
+    host.run(&host.namespace.flush());
+    expected.push((EventOperation::FLUSH, 0, 0));
+    host.run(&host.namespace.write_zeroes(Lba(100), BlockCount(50), false).expect("a command"));
+    expected.push((EventOperation::ZERO, 100, 50));
+    let fua = host.namespace.write_fua(Lba(7), host.page.slice(0, 512)).expect("a command");
+    host.run(&fua);
+    expected.push((EventOperation::WRITE.with_fua(true), 7, 1));
+    // One that the front end refuses, and no volume ever sees.
+    let mut beyond = host.read((16 << 20) / 512 - 1, 1);
+    beyond.sqe.cdw10 += 1;
+    host.queue.execute(&beyond).expect_err("beyond the end");
+    expected.push((EventOperation::READ, (16 << 20) / 512, 1));
+    let trace = tracing.finish();
+
+    let found: Vec<_> = trace.requests.iter().map(asked).collect();
+    assert_eq!(found, expected);
+    assert!(trace.unfinished.is_empty() && trace.unknown == 0, "{} and {}", trace.unfinished.len(), trace.unknown);
+    trace.requests.iter().for_each(expect_order);
+    let known: Vec<_> = trace.requests[64..96].iter().map(|request| CommandId(request.key.command)).collect();
+    assert_eq!(known, ids);
+    assert!(trace.requests.iter().all(|request| request.key.queue == host.queue.id().0 && request.nsid == 1));
+    let leg = trace.nodes.values().find(|node| node.word.starts_with("file:")).expect("the leg").word.clone();
+    let under = |above: &str, node: &str| (node.to_owned(), Some(above.to_owned()));
+    for (at, request) in trace.requests.iter().enumerate() {
+        let nodes = nodes(&trace, request);
+        let leaves = nodes.iter().filter(|(_, above)| above.as_deref() == Some("mirror")).count();
+        match at {
+            // Both legs, in whatever order.
+            0..64 | 96..99 => {
+                assert_eq!(nodes[..2], [("throttle".to_owned(), None), under("throttle", "mirror")], "{request:?}");
+                assert!(nodes.contains(&under("mirror", "memory")) && nodes.contains(&under("mirror", &leg)), "{request:?}");
+            }
+            64..96 => assert_eq!((nodes.len(), leaves), (3, 1), "{request:?}"),
+            _ => assert!(nodes.is_empty() && request.status != 0, "{request:?}"),
+        }
+        assert!(at == 99 || request.status == 0, "{request:?}");
+        let same = |visit: &&Visit| (visit.lba, visit.count) == (request.lba, request.count);
+        assert!(request.visits.iter().filter(same).count() >= 3 || at == 99, "nothing moves blocks here: {request:?}");
+    }
+    assert!(trace.requests[64..96].iter().any(|request| request.depth > 1), "they were taken together");
+
+    // Nobody asks: nothing is recorded.
+    host.run(&host.write(0, 8));
+    let (output, file) = Tracing::start(&daemon, "disk", &["--volume", "--seconds", "1"]).wait();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let quiet = read(&file);
+    assert_eq!((quiet.events, quiet.requests.len(), quiet.end.expect("an end").early), (0, 0, false));
+
+    let report = analyze(&daemon, &daemon.path("disk.trace"), &[]);
+    assert_eq!(report["requests"], 0);
+    drop(host);
+    daemon.finish();
+}
+
+/// While a load runs, the stack is changed, other traces are refused, and the worker goes away in every way there is.
+#[test]
+fn a_trace_goes_on_through_changes_and_ends_with_its_worker() {
+    let daemon = Daemon::start();
+    let image = format!("file:{}", daemon.path("image").display());
+    let socket = daemon.disk("disk", &["--stack", &image, "--size", "64M"], &[]);
+    daemon.disk("other", &["--backend", "memory", "--size", "16M"], &[]);
+    let load = Load::start(&socket, &Work { depth: 8, ..Work::default() });
+
+    let tracing = Tracing::start(&daemon, "disk", &["--volume"]);
+    let refused =
+        daemon.try_run(&["trace", "other", "--seconds", "1", "--out", daemon.path("no").to_str().expect("a path")]);
+    assert!(refused.is_err_and(|said| said.contains("volume disk is being traced")));
+    assert!(daemon.try_run(&["trace", "nothing"]).is_err_and(|said| said.contains("volume nothing does not exist")));
+    assert!(!daemon.path("no").exists(), "a refused trace leaves no file");
+    sleep(Duration::from_millis(300));
+    daemon.run(&["volume", "insert", "disk", "meter"]);
+    sleep(Duration::from_millis(300));
+    daemon.run(&["volume", "remove", "disk", "meter"]);
+    sleep(Duration::from_millis(300));
+    let trace = tracing.finish();
+    // What was under way when it began is nobody's.
+    assert!(trace.requests.len() > 100 && trace.background.len() <= 8 && trace.dropped == 0);
+    trace.requests.iter().for_each(expect_order);
+    let ways: std::collections::BTreeSet<Vec<String>> =
+        trace.requests.iter().map(|request| nodes(&trace, request).into_iter().map(|(word, _)| word).collect()).collect();
+    let expected = [vec![image.clone()], vec!["meter".to_owned(), image.clone()]];
+    assert_eq!(ways, expected.into_iter().collect(), "through the meter, and not");
+
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    sleep(Duration::from_millis(300));
+    daemon.kill_worker(Signal::KILL);
+    let trace = tracing.expect_early("the daemon's worker went away");
+    assert!(trace.requests.len() > 10);
+
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    sleep(Duration::from_millis(300));
+    daemon.upgrade(&Daemon::binary(), 1).expect("an upgrade");
+    let trace = tracing.expect_early("another binary took the daemon's place");
+    assert!(trace.requests.len() > 10 && trace.end.expect("an end").events == trace.events);
+
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    sleep(Duration::from_millis(300));
+    load.finish();
+    let mut daemon = daemon;
+    daemon.stop();
+    tracing.expect_early("the daemon was stopped");
+}
+
+/// The one who asks leaves: nothing is recorded for nobody, and the next one may ask.
+#[test]
+fn a_trace_that_nobody_reads_ends() {
+    let daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "64M"], &[]);
+    let load = Load::start(&socket, &Work::default());
+    for round in 1..=3 {
+        let mut tracing = Tracing::start(&daemon, "disk", &[]);
+        tracing.child.kill().expect("killing it");
+        tracing.child.wait().expect("its end");
+        let trace = read(&tracing.file);
+        assert!(trace.damage.cut && trace.end.is_none());
+        eventually("the trace has ended", || {
+            (daemon.log().matches("nobody listened any more").count() == round).then_some(())
+        });
+    }
+    eventually("another trace is possible", || daemon.try_run(&["trace", "disk", "--seconds", "1", "--out", "-"]).ok());
+    load.finish();
+    daemon.finish();
+}
+
+/// Devices with workers of their own are traced there, by way of the daemon's own.
+#[test]
+fn a_device_with_a_worker_of_its_own_is_traced_there() {
+    let daemon = Daemon::start_with(&["--isolation", "device"]);
+    let backend = |name: &str| format!("file:{}", daemon.path(&format!("{name}.img")).display());
+    let sockets = ["one", "two"].map(|name| daemon.disk(name, &["--backend", &backend(name), "--size", "16M"], &[]));
+    let mut hosts = sockets.map(|socket| Host::connect(&socket));
+    let traces = ["one", "two"].map(|name| Tracing::start(&daemon, name, &[]));
+    for (number, host) in hosts.iter_mut().enumerate() {
+        (0..5 + number as u64).for_each(|at| host.run(&host.write(at * 8, 8)));
+    }
+    let [one, two] = traces;
+    let (one, two) = (one.finish(), two.finish());
+    assert_eq!((one.requests.len(), two.requests.len()), (5, 6), "two workers, two traces at a time");
+    assert_eq!(one.devices[&1].name, "one");
+
+    let tracing = Tracing::start(&daemon, "one", &[]);
+    let shown = daemon.json(&["device", "show", "one"]);
+    let worker = i32::try_from(shown["worker"]["pid"].as_i64().expect("a process")).expect("a process");
+    kill_process(Pid::from_raw(worker).expect("not 0"), Signal::KILL).expect("a signal");
+    tracing.expect_early("the daemon's worker went away");
+    eventually("the worker is back", || daemon.try_run(&["trace", "one", "--seconds", "1", "--out", "-"]).ok());
+    drop(hosts);
+    daemon.finish();
+}
+
+/// What fio did in a stock guest is what the trace says that it did, and the guest's own trace is the same requests.
+fn a_guests_requests_are_known(virtio: bool) {
+    let daemon = Daemon::start();
+    let stack = format!("throttle(iops=1M) | file:{}", daemon.path("image").display());
+    let (disk, picked) = (["--stack", &stack, "--size", "64M"], daemon.path("picked"));
+    let socket =
+        if virtio { daemon.virtio_disk("disk", &disk, &[]) } else { daemon.disk("disk", &disk, &["--doorbells", "shared"]) };
+    let outbox = format!("file:{}", picked.display());
+    let outbox = daemon.disk("outbox", &["--backend", &outbox, "--size", "4M"], &[]);
+    let boot = Boot::scenario("trace").set("OUTBOX", 4 << 20);
+    let boot = if virtio { boot.disk(&socket, "").set("DISK", "vda") } else { boot.socket(&socket) };
+    let mut guest = boot.socket(&outbox).start(&seats(1));
+    guest.wait_mark("await traced");
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    guest.send("traced");
+    guest.wait_mark("await done");
+    let trace = tracing.finish();
+    let file = daemon.path("disk.trace");
+    guest.send("done");
+    guest.finish();
+    let text = fs::read(&picked).expect("the guest's trace");
+    let guests = daemon.path("guest.txt");
+    fs::write(&guests, text.split(|byte| *byte == 0).next().unwrap_or_default()).expect("the guest's trace");
+
+    let [page, export, replay] = ["page.html", "perfetto.json", "disk.blktrace.0"].map(|name| daemon.path(name));
+    let path = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
+    let report = analyze(&daemon, &file, &["--guest", &path(&guests), "--plot", &path(&page)]);
+    let classes = |of: &str| {
+        let all = report[of].as_array().expect("classes").iter();
+        all.map(|class| {
+            (class["name"].as_str().expect("a name").to_owned(), class["latency"]["count"].as_u64().expect("a count"))
+        })
+        .collect::<Vec<_>>()
+    };
+    let expected = [("4 KiB write".to_owned(), 512), ("16 KiB read".to_owned(), 256)];
+    assert_eq!(classes("sizes"), expected);
+    let order: Vec<_> = report["order"].as_array().expect("orders").iter().collect();
+    let share =
+        |at: usize| order[at]["sequential"].as_f64().expect("a number") / order[at]["requests"].as_f64().expect("one");
+    assert!(share(0) > 0.99 && share(1) < 0.2, "{order:?}");
+    let stages: Vec<_> = classes("stages");
+    for stage in ["disk/throttle", "interrupt"] {
+        assert!(stages.iter().any(|(name, count)| name == stage && *count > 0), "no {stage} in {stages:?}");
+    }
+    let joined = &report["guest"];
+    println!("  {joined}");
+    assert_eq!((joined["joined"].as_u64(), joined["unmatched"].as_u64()), (Some(768), Some(0)), "{joined}");
+    let outside = joined["stages"].as_array().expect("stages").iter().find(|stage| stage["name"] == "outside");
+    assert!(outside.is_some_and(|stage| stage["latency"]["p50"].as_u64() > Some(0)), "{joined}");
+    assert!(fs::read_to_string(&page).expect("the page").contains("in the guest's view"));
+
+    analyze(&daemon, &file, &["--export", "perfetto", "--out", &path(&export)]);
+    let json: Value = serde_json::from_reader(File::open(&export).expect("the export")).expect("JSON");
+    let began = json["traceEvents"].as_array().expect("events").iter().filter(|event| event["ph"] == "b");
+    assert_eq!(began.filter(|event| event["name"] == "read").count(), 256);
+
+    // fio reads blktrace's records, and does it all again.
+    analyze(&daemon, &file, &["--export", "blktrace", "--out", &path(&replay)]);
+    let again = Process::new(repository().join("scripts/in-root"))
+        .args(["fio", "--name=again", "--ioengine=null", "--replay_no_stall=1", "--output-format=json", "--size=64M"])
+        .arg(format!("--read_iolog={}", replay.display()))
+        .arg(format!("--replay_redirect={}", daemon.path("image").display()))
+        .output()
+        .expect("fio");
+    let said = String::from_utf8_lossy(&again.stdout);
+    let fio: Value = serde_json::from_str(said.get(said.find('{').unwrap_or(0)..).unwrap_or_default())
+        .unwrap_or_else(|error| panic!("{error} in {said}{}", String::from_utf8_lossy(&again.stderr)));
+    let did = |what: &str| fio["jobs"][0][what]["total_ios"].as_u64();
+    assert_eq!((did("read"), did("write")), (Some(256), Some(512)), "{said}");
+    assert!(trace.dropped == 0);
+    daemon.finish();
+}
+
+#[test]
+fn an_nvme_guests_requests_are_known() {
+    a_guests_requests_are_known(false);
+}
+
+#[test]
+fn a_virtio_guests_requests_are_known() {
+    a_guests_requests_are_known(true);
+}
