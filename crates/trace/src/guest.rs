@@ -152,7 +152,8 @@ fn blkparse(line: &str) -> Option<Line> {
 /// # Errors
 /// When there is nothing about reads and writes.
 pub fn parse(text: &str) -> Result<Vec<GuestRequest>, GuestError> {
-    let mut open: HashMap<((u32, u32), bool, u64), Vec<(u64, u64)>> = HashMap::new();
+    // By device, direction and first sector: when it was issued, and how long it is.
+    let mut open: HashMap<_, Vec<(u64, u64)>> = HashMap::new();
     let mut requests = Vec::new();
     for line in text.lines() {
         let Some(line) = ftrace(line).or_else(|| blkparse(line)) else { continue };

@@ -163,6 +163,9 @@ fn classes(title: &str, classes: &[Class]) -> Panel {
     bars(title, &[], &most.into_iter().map(row).collect::<Vec<_>>())
 }
 
+/// What of a part of the time is drawn.
+type Count = fn(&crate::report::Moment) -> u64;
+
 fn over_time(report: &Report) -> Panel {
     let mut panel = Panel::new("requests over time");
     panel.legend(&[("reads", READ), ("writes", WRITTEN), ("others", OTHER)]);
@@ -170,7 +173,6 @@ fn over_time(report: &Report) -> Panel {
     let most = moments.iter().map(|moment| moment.reads.max(moment.writes).max(moment.others)).max().unwrap_or(1);
     panel.axes(&time(report.duration), &most.to_string());
     let across = |at: usize| x((at as f64 + 0.5) / moments.len() as f64);
-    type Count = fn(&crate::report::Moment) -> u64;
     let lines: [(Count, &str); 3] =
         [(|moment| moment.reads, READ), (|moment| moment.writes, WRITTEN), (|moment| moment.others, OTHER)];
     for (count, colour) in lines {

@@ -122,7 +122,9 @@ impl Trace {
                 Block::End(end) => assembly.trace.end = Some(end),
                 Block::Events { ring, dropped, events } => {
                     assembly.dropped.insert(ring, dropped);
-                    events.iter().for_each(|event| assembly.add(ring, event));
+                    for event in &events {
+                        assembly.add(ring, event);
+                    }
                 }
             }
         }

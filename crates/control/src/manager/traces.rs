@@ -210,7 +210,9 @@ impl Inner {
         let (devices, volumes) = self.traced(&running.target);
         let names = devices.iter().filter_map(|(name, _)| self.device_name(name, running.number(name))).collect();
         locked(&running.names).push(Names { devices: names, ..Names::default() });
-        volumes.iter().for_each(|volume| self.trace_volume(volume, Some(running)));
+        for volume in &volumes {
+            self.trace_volume(volume, Some(running));
+        }
         for (name, nsid) in devices {
             self.device(name.as_str())?.live()?.trace(Site::new(running.number(&name), nsid))?;
         }
@@ -223,7 +225,9 @@ impl Inner {
             // One that has failed, or does not answer, does nothing that could be recorded.
             let _ = device.live().and_then(|live| live.trace(Site::default()));
         }
-        self.volumes.keys().for_each(|volume| self.trace_volume(volume, None));
+        for volume in self.volumes.keys() {
+            self.trace_volume(volume, None);
+        }
     }
 }
 

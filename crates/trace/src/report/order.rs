@@ -30,7 +30,8 @@ struct Runs {
     order: Order,
     /// Ends of the last requests, each with the bytes of its run so far; those that were gone on from are taken out.
     ends: VecDeque<(u64, u64)>,
-    runs: u64,
+    /// How many there are.
+    count: u64,
     bytes: u64,
 }
 
@@ -51,7 +52,7 @@ pub(super) fn orders(trace: &Trace) -> Vec<Order> {
         runs.bytes += bytes;
         let before = runs.ends.iter().position(|(end, _)| *end == offset).and_then(|at| runs.ends.remove(at));
         runs.order.sequential += u64::from(before.is_some());
-        runs.runs += u64::from(before.is_none());
+        runs.count += u64::from(before.is_none());
         let run = before.map_or(0, |(_, run)| run) + bytes;
         runs.order.longest_run = runs.order.longest_run.max(run);
         runs.ends.push_back((offset.saturating_add(bytes), run));
@@ -59,6 +60,6 @@ pub(super) fn orders(trace: &Trace) -> Vec<Order> {
             runs.ends.pop_front();
         }
     }
-    let finished = |runs: Runs| Order { mean_run: runs.bytes / runs.runs.max(1), ..runs.order };
+    let finished = |runs: Runs| Order { mean_run: runs.bytes / runs.count.max(1), ..runs.order };
     found.into_values().map(finished).collect()
 }

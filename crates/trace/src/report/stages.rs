@@ -49,7 +49,9 @@ pub(crate) fn own_times(request: &Request) -> BTreeMap<u16, u64> {
     let mut times: BTreeMap<u16, u64> = BTreeMap::new();
     for (visit, mut below) in request.visits.iter().zip(below) {
         let Some(end) = visit.end else { continue };
-        below.iter_mut().for_each(|(from, until)| (*from, *until) = ((*from).max(visit.begin), (*until).min(end)));
+        for (from, until) in &mut below {
+            (*from, *until) = ((*from).max(visit.begin), (*until).min(end));
+        }
         below.retain(|(from, until)| from < until);
         let time = times.entry(visit.node).or_default();
         *time = time.saturating_add(end.saturating_sub(visit.begin).saturating_sub(covered(below)));

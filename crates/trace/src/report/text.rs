@@ -61,9 +61,9 @@ fn percent(part: u64, whole: u64) -> String {
 pub(super) fn text(report: &Report) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "trace of {}", report.target);
-    report.devices.iter().for_each(|device| {
+    for device in &report.devices {
         let _ = writeln!(out, "  {device}");
-    });
+    }
     let seconds = report.duration as f64 / 1e9;
     let rate = if seconds > 0.0 { report.requests as f64 / seconds } else { 0.0 };
     let _ = writeln!(
