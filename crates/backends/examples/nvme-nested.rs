@@ -248,7 +248,7 @@ fn verified(
         let fua = random.below(4) == 0;
         let operation = match random.below(8) {
             0 => Operation::WriteZeroes { fua, deallocate: random.below(2) == 0 },
-            1 | 2 | 3 => Operation::Read,
+            1..=3 => Operation::Read,
             _ => Operation::Write { fua },
         };
         let what = format!("round {round}: {operation:?} of {count} at {lba} in {} pieces", segments.len());
@@ -259,7 +259,9 @@ fn verified(
                 harness.run(volume, &[job(operation, first + lba, &segments)])
             }
             Operation::Read => {
-                segments.iter().for_each(|segment| segment.fill(0xa5));
+                for segment in &segments {
+                    segment.fill(0xa5);
+                }
                 let done = harness.run(volume, &[job(operation, first + lba, &segments)]);
                 assert!(contents(&segments) == model[range], "{what}: other data");
                 done
@@ -356,7 +358,9 @@ fn reset(place: &NvmePlace) {
                             .map(|(i, place)| job(Operation::Write { fua: false }, at(i), &[*place]))
                             .collect();
                         assert!(harness.run(&blocks, &writes).iter().all(Result::is_ok), "round {rounds}");
-                        places.iter().for_each(|place| place.fill(0));
+                        for place in &places {
+                            place.fill(0);
+                        }
                         let reads: Vec<Job> =
                             places.iter().enumerate().map(|(i, place)| job(Operation::Read, at(i), &[*place])).collect();
                         assert!(harness.run(&blocks, &reads).iter().all(Result::is_ok), "round {rounds}");
