@@ -80,7 +80,7 @@ impl Authenticated {
         self.table.forget_all();
         self.doubts().clear();
         let (epoch, uuid) = header.map_or((0, Uuid::default()), |header| (header.epoch, header.uuid));
-        self.log.reset(epoch);
+        self.log.reset(epoch, 0);
         self.rooted.store(epoch, Ordering::SeqCst);
         if let Some(header) = header {
             for (at, record) in header.root.iter().enumerate() {

@@ -92,11 +92,11 @@ impl Log {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins anew, with nobody there.
-    pub(super) fn reset(&self, epoch: u64) {
+    /// Begins anew, with nobody there, behind so many pages.
+    pub(super) fn reset(&self, epoch: u64, pages: u64) {
         let mut queue = self.queue();
         queue.waiting.clear();
-        (queue.epoch, queue.pages) = (epoch, 0);
+        (queue.epoch, queue.pages) = (epoch, pages);
         self.durable.store(queue.came, Ordering::SeqCst);
     }
 
@@ -131,10 +131,21 @@ impl Log {
         Entered { writers, upto: queue.came }
     }
 
-    /// Takes changes of the epoch before, at most [`CARRIED`] in an epoch, even when nobody else is let in.
-    pub(super) fn carry(&self, changes: &[Change]) -> Entered<'_> {
-        assert!(changes.len() <= CARRIED, "the caller keeps within the room that is left");
-        self.take(&mut self.queue(), changes.len(), |at| changes[at])
+    /// Takes changes of the epoch before, even when nobody else is let in; false when there is no room, which up to [`CARRIED`]
+    /// have once in an epoch.
+    pub(super) fn carry(&self, changes: &[Change]) -> bool {
+        let mut queue = self.queue();
+        let pages = (queue.waiting.len() + changes.len()).div_ceil(CHANGES) as u64;
+        let fits = queue.pages + pages + 1 < LOG_PAGES;
+        if fits {
+            drop(self.take(&mut queue, changes.len(), |at| changes[at]));
+        }
+        fits
+    }
+
+    /// Comes as a writer without changes, behind all who wait.
+    pub(super) fn behind_all(&self) -> Entered<'_> {
+        self.take(&mut self.queue(), 0, |_| unreachable!("there are none"))
     }
 
     /// Whether a writer's changes are durable.
@@ -197,7 +208,7 @@ mod tests {
     #[test]
     fn changes_of_several_are_durable_together_and_a_page_that_failed_is_written_again() {
         let (log, sealer, uuid) = (Log::default(), Sealer::new(&Secret::generate().unwrap()).unwrap(), [3; 16]);
-        log.reset(6);
+        log.reset(6, 0);
         let one = log.enter(2, |at| change(at as u64)).unwrap();
         let two = log.enter(CHANGES, |at| change(100 + at as u64)).unwrap();
         // Not durable: it failed. Then it comes to pass, and one more.
@@ -242,11 +253,13 @@ mod tests {
         assert!(inside.iter().all(|entered| log.is_durable(entered)));
         // What is carried over has room all the same.
         let carried: Vec<_> = (0..CARRIED as u64).map(change).collect();
-        inside.push(log.carry(&carried));
+        assert!(log.carry(&carried));
+        inside.push(log.behind_all());
         while let Some((out, _)) = log.fill(&sealer, &uuid) {
             log.written(out);
         }
         assert!(inside.iter().all(|entered| log.is_durable(entered)));
+        assert!(!log.carry(&carried), "twice is too much");
         assert_eq!(log.next_epoch(), 1);
         assert!(log.enter(1, |_| change(1)).is_ok());
     }

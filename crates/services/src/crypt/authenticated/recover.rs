@@ -23,9 +23,9 @@ impl Authenticated {
         let epoch = self.rooted.load(Ordering::SeqCst);
         let mut candidates = Candidates::new();
         // The next epoch may have begun.
-        let mut pages = self.read_log(cx, epoch, &mut candidates).await?;
-        pages += self.read_log(cx, epoch + 1, &mut candidates).await?;
-        if pages == 0 {
+        let first = self.read_log(cx, epoch, &mut candidates).await?;
+        let next = self.read_log(cx, epoch + 1, &mut candidates).await?;
+        if first + next == 0 {
             return Ok(());
         }
         let read_only = self.geometry().read_only;
@@ -51,19 +51,19 @@ impl Authenticated {
             let leg = self.leg.name();
             tracing::error!(volume, leg, foreign, "blocks are none of those that were being written: they cannot be read");
         }
-        // Neither half of the log is free before a root without them is there.
-        self.log.reset(epoch + 2);
+        // Neither half of the log is free before another root is there: the second one goes on behind its last page.
+        self.log.reset(epoch + 1, next);
         if read_only { Ok(()) } else { self.save_now(cx).await }
     }
 
-    /// Reads the pages of the log that were written in an epoch; how many there are. They were written one after the other: behind
-    /// many that are not there is none.
+    /// Reads the pages of the log that were written in an epoch, and says behind which page there is none. They were written one
+    /// after the other: behind many that are not there is none.
     async fn read_log(&self, cx: TaskContext<'_>, epoch: u64, candidates: &mut Candidates) -> Result<u64, BlockError> {
-        let mut found = 0;
+        let mut end = 0;
         for first in (0..LOG_PAGES).step_by(AT_ONCE as usize) {
             let count = AT_ONCE.min(LOG_PAGES - first);
             let bytes = legs::read_bytes(cx, &*self.leg, log_start(epoch, first), count as usize * PAGE).await?;
-            let before = found;
+            let before = end;
             for (number, page) in (first..).zip(bytes.chunks(PAGE)) {
                 let changes = {
                     let visit = self.sealer.visit();
@@ -71,7 +71,7 @@ impl Authenticated {
                     decode_log(&force.sealer, &force.uuid, (epoch, number), page)
                 };
                 let Some(changes) = changes else { continue };
-                found += 1;
+                end = number + 1;
                 for change in changes {
                     let records = candidates.entry(change.lba).or_default();
                     for record in [change.old, change.new] {
@@ -81,11 +81,11 @@ impl Authenticated {
                     }
                 }
             }
-            if found == before {
+            if end == before {
                 break;
             }
         }
-        Ok(found)
+        Ok(end)
     }
 
     /// Gives a block the record that it has; false when it has none of them.

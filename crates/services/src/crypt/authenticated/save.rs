@@ -90,16 +90,15 @@ impl Authenticated {
         for (lba, records) in &*self.doubts() {
             changes.extend(records.windows(2).map(|two| Change { lba: *lba, old: two[0], new: two[1] }));
         }
-        if changes.len() > CARRIED {
+        if changes.len() > CARRIED || !self.log.carry(&changes) {
             return Err(BlockError::WriteFault { errno: 0 });
         }
-        drop(self.log.carry(&changes));
         Ok(())
     }
 
     /// Makes durable what waits in the log's queue.
     async fn commit_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
-        let all = self.log.carry(&[]);
+        let all = self.log.behind_all();
         if self.log.is_durable(&all) {
             return Ok(());
         }

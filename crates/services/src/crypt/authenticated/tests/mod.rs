@@ -1,6 +1,7 @@
 //! The authenticated mode through the suites, through power cuts, and against those who can write to the leg.
 
 mod bad;
+mod crashes;
 mod tamper;
 mod trouble;
 

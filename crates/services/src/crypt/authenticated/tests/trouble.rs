@@ -211,6 +211,10 @@ fn bad_sectors_cost_no_more_than_themselves() {
         });
         close(graph);
     }
+    // What is carried over is so through a crash, too.
+    for _ in 0..2 {
+        kill(over(&faulty, Reason::Open));
+    }
     faulty.clear();
     let graph = over(&faulty, Reason::Open);
     on_bench(&graph, |bench| bench.expect(0, &data));
