@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millrace_block::{
-    BlockCount, BlockSize, Operation, Volume as _,
+    BlockCount, BlockSize, Operation,
     conformance::{self, Random, SyncHarness},
 };
 
