@@ -1,6 +1,9 @@
 //! What the members' legs say: stores of table and bitmap, and what follows for requests.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    fmt::Display,
+    sync::{Arc, atomic::Ordering},
+};
 
 use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
 
@@ -8,6 +11,7 @@ use super::{
     Members,
     intent::{Page, page_bytes},
     state::{LegState, Masks, legs_of},
+    why::{Refusals, Why},
 };
 use crate::{legs, locks::Taken, service::ServiceError};
 
@@ -17,13 +21,13 @@ impl Members {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
         let page = intent.page();
         let failed = self.store_page_on(cx, &page, self.masks().writable).await?;
-        self.drop_legs(cx, failed, None).await?;
+        self.drop_legs(cx, failed.legs, failed.why()).await?;
         intent.stored(&page);
         Ok(())
     }
 
     /// Stores a bitmap; the legs that refuse.
-    async fn store_page_on(&self, cx: TaskContext<'_>, page: &Page, on: u8) -> Result<u8, BlockError> {
+    async fn store_page_on(&self, cx: TaskContext<'_>, page: &Page, on: u8) -> Result<Refusals, BlockError> {
         let generation = match &mut *self.on_legs() {
             Some(on_legs) => {
                 on_legs.page_generation += 1;
@@ -31,19 +35,17 @@ impl Members {
             }
             None => return Err(BlockError::NotReady),
         };
-        let (bytes, mut failed) = (page_bytes(page), 0);
+        let (bytes, mut failed) = (page_bytes(page), Refusals::default());
         for leg in legs_of(on) {
             let volume = &*self.legs[leg];
-            if self.rules.page_region(volume).store_in(cx.deeper(), volume, generation, &bytes).await.is_err() {
-                failed |= 1 << leg;
-            }
+            failed.note(leg, self.rules.page_region(volume).store_in(cx.deeper(), volume, generation, &bytes).await);
         }
         Ok(failed)
     }
 
     /// Stores the members' table on these legs, on each in both copies, so that a damaged copy never brings an older state back;
     /// the legs that refuse.
-    async fn store_table(&self, cx: TaskContext<'_>, on: u8) -> Result<u8, BlockError> {
+    async fn store_table(&self, cx: TaskContext<'_>, on: u8) -> Result<Refusals, BlockError> {
         let (table, generation) = match &mut *self.on_legs() {
             Some(on_legs) => {
                 on_legs.generation += 2;
@@ -51,14 +53,14 @@ impl Members {
             }
             None => return Err(BlockError::NotReady),
         };
-        let mut failed = 0;
+        let mut failed = Refusals::default();
         for leg in legs_of(on) {
             let volume = &*self.legs[leg];
             for generation in [generation - 1, generation] {
                 let stored =
                     self.rules.table_region(volume).store_in(cx.deeper(), volume, generation, &table.encode(leg)).await;
+                failed.note(leg, stored);
                 if stored.is_err() {
-                    failed |= 1 << leg;
                     break;
                 }
             }
@@ -67,17 +69,12 @@ impl Members {
     }
 
     /// Takes legs out of use. When it returns, the others say durably that these miss writes. The last good leg stays.
-    pub(crate) async fn drop_legs(
-        &self,
-        cx: TaskContext<'_>,
-        which: u8,
-        error: Option<BlockError>,
-    ) -> Result<(), BlockError> {
+    pub(crate) async fn drop_legs(&self, cx: TaskContext<'_>, which: u8, why: impl Into<Why>) -> Result<(), BlockError> {
         if which & !self.masks().recorded == 0 {
             return Ok(());
         }
         let _turn = self.table_turn.take(cx).await;
-        let mut which = which;
+        let (mut which, mut why) = (which, why.into());
         loop {
             let masks = self.masks();
             let fresh = which & !masks.recorded;
@@ -86,23 +83,25 @@ impl Members {
             }
             let readable = masks.readable & !fresh;
             if (readable.count_ones() as usize) < self.rules.least {
-                return Err(error.unwrap_or(BlockError::WriteFault { errno: 0 }));
+                return Err(why.error());
             }
-            self.note_failed(fresh & masks.writable, error);
+            self.note_failed(fresh & masks.writable, &why);
             let masks = Masks { readable, writable: masks.writable & !fresh, recorded: masks.recorded };
             self.masks.set(masks);
             // What the others have must be durable before they say that they are on their own.
-            let failed = self.flush_legs(cx.deeper(), masks.writable).await | self.store_table(cx, masks.writable).await?;
-            if failed & masks.writable == 0 {
+            let failed = self.flush_legs(cx.deeper(), masks.writable).await;
+            let failed = failed.or(self.store_table(cx, masks.writable).await?);
+            if failed.legs == 0 {
                 self.masks.set(Masks { recorded: masks.recorded | fresh, ..masks });
                 return Ok(());
             }
-            which |= failed;
+            which |= failed.legs;
+            why = failed.why();
         }
     }
 
     /// Changes the table for legs that fail now.
-    fn note_failed(&self, legs: u8, error: Option<BlockError>) {
+    fn note_failed(&self, legs: u8, why: &dyn Display) {
         let mut on_legs = self.on_legs();
         let Some(table) = on_legs.as_mut().map(|on_legs| &mut on_legs.table) else { return };
         table.event += 1;
@@ -111,12 +110,11 @@ impl Members {
                 (member.state, member.failed_at) = (LegState::Failed, table.event);
             }
             self.dropped.fetch_add(1, Ordering::Relaxed);
-            let reason = error.map_or_else(|| "its tables cannot be written".to_owned(), |error| error.to_string());
             tracing::error!(
                 name = self.name,
                 leg,
                 volume = self.leg_name(leg),
-                reason,
+                reason = %why,
                 "a leg failed and is out of use; the others go on. Replace it with \"volume change\", or \"rebuild\" it when it \
                  is well again"
             );
@@ -141,29 +139,27 @@ impl Members {
         };
         // What was copied must be durable before the table says so.
         let mut failed = self.flush_legs(cx, masks.writable).await;
-        if failed == 0 {
+        if failed.legs == 0 {
             set(LegState::Good);
             failed = self.store_table(cx, masks.writable).await?;
         }
-        if failed == 0 {
+        if failed.legs == 0 {
             self.masks.set(Masks { readable: masks.writable, ..masks });
             tracing::info!(name = self.name, "all legs that are in use have all data");
             return Ok(());
         }
         set(LegState::Filling);
         drop(turn);
-        self.drop_legs(cx, failed, None).await
+        self.drop_legs(cx, failed.legs, failed.why()).await
     }
 
     /// Flushes legs; those that refuse.
-    pub(crate) async fn flush_legs(&self, cx: TaskContext<'_>, which: u8) -> u8 {
-        let mut failed = 0;
+    pub(crate) async fn flush_legs(&self, cx: TaskContext<'_>, which: u8) -> Refusals {
+        let mut failed = Refusals::default();
         for leg in legs_of(which) {
             let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
             let arena = cx.scratch.carve_rest();
-            if self.legs[leg].submit(cx.with_scratch(&arena), request).await.is_err() {
-                failed |= 1 << leg;
-            }
+            failed.note(leg, self.legs[leg].submit(cx.with_scratch(&arena), request).await);
         }
         failed
     }
@@ -183,9 +179,10 @@ impl Members {
         }
         // What was written there must be durable on all legs before the mark is gone.
         let failed = self.flush_legs(cx, masks.writable).await;
-        if self.drop_legs(cx, failed, None).await.is_err() || failed != 0 || self.store_page(cx, &turn).await.is_err() {
+        let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
+        if dropped.is_err() || failed.legs != 0 || self.store_page(cx, &turn).await.is_err() {
             // The legs still have the marks; requests ask for them again.
-            tracing::debug!(mirror = self.name, "marks stay");
+            tracing::debug!(name = self.name, "marks stay");
         }
     }
 
@@ -207,17 +204,17 @@ impl Members {
             (member.state, member.failed_at) = (LegState::Filling, 0);
         }
         let failed = self.store_table(cx, masks.writable | 1 << leg).await?;
-        if failed >> leg & 1 == 1 {
+        if failed.legs >> leg & 1 == 1 {
             if let Some(member) = self.on_legs().as_mut().and_then(|on_legs| on_legs.table.members.get_mut(leg)) {
                 (member.state, member.failed_at) = (LegState::Failed, 1);
             }
             self.store_table(cx, masks.writable).await?;
-            return Err(BlockError::WriteFault { errno: 0 });
+            return Err(failed.why().error());
         }
         let recorded = masks.recorded & !(1 << leg);
         self.masks.set(Masks { writable: masks.writable | 1 << leg, recorded, ..masks });
         drop(turn);
-        self.drop_legs(cx, failed, None).await?;
+        self.drop_legs(cx, failed.legs, failed.why()).await?;
         // Writes that began without the leg have marked their regions; from now on all go to it.
         self.ranges.quiesce(cx, 0..self.bytes).await;
         intent.suspect_marked();
@@ -232,10 +229,7 @@ impl Members {
             match self.legs[leg].format(block_size) {
                 Ok(()) => formatted |= 1 << leg,
                 Err(error) if formatted == 0 => return Err(error),
-                Err(error) => {
-                    tracing::error!(name = self.name, leg, %error, "a leg could not be formatted and is out of use");
-                    self.note_failed(1 << leg, None);
-                }
+                Err(error) => self.note_failed(1 << leg, &error),
             }
         }
         if let Some(on_legs) = &mut *self.on_legs() {
@@ -275,8 +269,7 @@ impl Members {
             if !may_drop || ((masks.readable & !failed).count_ones() as usize) < self.rules.least {
                 return Err(error);
             }
-            tracing::error!(name = self.name, %error, "a leg cannot be used");
-            self.note_failed(failed, None);
+            self.note_failed(failed, &error);
         }
     }
 

@@ -21,6 +21,7 @@ pub(crate) mod decide;
 pub(crate) mod intent;
 mod meta;
 pub(crate) mod state;
+pub(crate) mod why;
 
 use std::{
     ops::Range,
@@ -35,6 +36,7 @@ use millrace_block::{BlockError, TaskContext, Volume};
 use self::{
     intent::{Intent, least_shift},
     state::{LegState, Masks, Member, SharedMasks, Table},
+    why::Why,
 };
 use crate::{
     background::LocalFuture,
@@ -300,7 +302,7 @@ impl Members {
             };
             return Err(ServiceError::NotNow(why));
         }
-        let dropped = self.wait_for(move |me, cx| Box::pin(async move { me.drop_legs(cx, 1 << leg, None).await }))?;
+        let dropped = self.wait_for(move |me, cx| Box::pin(async move { me.drop_legs(cx, 1 << leg, Why::Asked).await }))?;
         dropped.map_err(|source| ServiceError::Leg {
             what: "record the failure of",
             leg: self.leg_name(leg).to_owned(),

@@ -7,7 +7,7 @@ use millrace_block::{BlockError, Operation, Request, TaskContext};
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
 use super::Mirror;
-use crate::members::state::legs_of;
+use crate::members::{state::legs_of, why::Why};
 
 impl Mirror {
     /// Leg `leg` could not read what another one could: gives it the data again, and drops it when that does not help.
@@ -27,7 +27,7 @@ impl Mirror {
             drop((range, buffer));
             if healed.is_err() {
                 // What cannot be recorded stays as it is: the leg is still there, and is not the only one to read.
-                _ = self.members.drop_legs(cx, 1 << leg, Some(error)).await;
+                _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await;
             }
             at += len;
         }

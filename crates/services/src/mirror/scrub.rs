@@ -8,7 +8,10 @@ use millrace_memory::{BounceBuffer, BufferPool, Segment};
 use super::{Mirror, upkeep::PIECE};
 use crate::{
     background::{Pace, Stop},
-    members::state::{MOST_LEGS, legs_of},
+    members::{
+        state::{MOST_LEGS, legs_of},
+        why::Why,
+    },
 };
 
 /// Differing blocks that are listed.
@@ -86,7 +89,7 @@ impl Mirror {
             self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
             match self.repair(cx, leg, at, segment(leg)).await {
                 Ok(count) => self.note_repaired(count),
-                Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Some(error)).await,
+                Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
             }
         }
     }
@@ -135,7 +138,7 @@ impl Mirror {
                         self.counters.repaired.fetch_add(1, Ordering::Relaxed);
                         self.note_repaired(1);
                     }
-                    Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Some(error)).await,
+                    Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
                 }
             }
         }

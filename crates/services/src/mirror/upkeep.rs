@@ -11,6 +11,7 @@ use crate::{
     members::{
         intent::Intent,
         state::{MOST_LEGS, legs_of},
+        why::Why,
     },
 };
 
@@ -144,7 +145,7 @@ impl Mirror {
         }
         match self.transfer(cx, leg, Operation::Write { fua: false }, at, ours).await {
             Ok(()) => Ok(()),
-            Err(error) => self.members.drop_legs(cx, 1 << leg, Some(error)).await,
+            Err(error) => self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     background::{Pace, Stop},
     locks::Taken,
-    members::{intent::Intent, state::legs_of},
+    members::{intent::Intent, state::legs_of, why::Refusals},
 };
 
 /// How often work is looked for.
@@ -151,14 +151,12 @@ impl Parity {
     pub(super) async fn record_void(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
         let rings = self.journal.rings();
         let tails: [u64; MOST_PARTS] = std::array::from_fn(|ring| rings.get(ring).map_or(0, Ring::tail));
-        let mut failed = 0;
+        let mut failed = Refusals::default();
         for leg in legs_of(self.members.masks().writable) {
             let (region, generation, content) = self.journal.void_record(leg, self.journal_of(leg), &tails);
-            if region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await.is_err() {
-                failed |= 1 << leg;
-            }
+            failed.note(leg, region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await);
         }
-        self.members.drop_legs(cx, failed, None).await?;
+        self.members.drop_legs(cx, failed.legs, failed.why()).await?;
         rings.iter().zip(tails).for_each(|(ring, tail)| ring.voided(tail));
         Ok(())
     }
