@@ -41,7 +41,7 @@ impl Cell {
                 && row.depth == self.depth
                 && row.client == self.client
                 && row.subject == self.subject
-                && row.test.starts_with(self.test)
+                && (row.test == self.test || row.test.starts_with(self.test) && !record.has(self.test))
         };
         let summary = record.rows.iter().find(same)?.summary(self.metric)?;
         Some((summary.median, summary.samples))
@@ -58,6 +58,8 @@ enum Rule {
     AtMost(f64),
     /// The value is at least this.
     AtLeast(f64),
+    /// Of two rates: each of these operations takes at most so many nanoseconds more than one of the other.
+    Above(Cell, f64),
 }
 
 /// One thing to reach.
@@ -131,6 +133,9 @@ const TAIL: Cell = cell("tail", "randread 4k null", 1, "lean", "p99.9");
 const POLL: Cell = Cell { subject: "adaptive", ..cell("polling", "randread 4k null, 20 K/s", 32, "lean", "p50") };
 const CORE: Cell = Cell { metric: "core", ..POLL };
 const DISK: &str = "randwrite 4k file on disk, 5 K/s";
+const HOP: Cell = cell("services", "randread 4k null", 32, "lean", "iops");
+const OVER: Cell = cell("services", "randread 4k memory", 32, "lean", "iops");
+const WRITTEN: Cell = OVER.test("randwrite 4k memory");
 const INTERRUPTS: Cell = cell("interrupts", "randread 4k", 32, "asleep", "interrupts");
 
 /// SPDK's value of the same thing.
@@ -189,6 +194,17 @@ const GOALS: &[Goal] = &[
     goal("adaptive polling, null at 20 K/s: half of the core back", CORE, None, Rule::AtMost(0.5)),
     goal("adaptive polling, file at 5 K/s: median within 10 % of polling", POLL.test(DISK), None, Rule::Within(POLL.test(DISK).by("spin"), 1.1)),
     goal("adaptive polling, file at 5 K/s: half of the core back", CORE.test(DISK), None, Rule::AtMost(0.5)),
+    goal("concat over null: at most 8 ns a hop", HOP.test("randread 4k null, concat"), None, Rule::Above(HOP, 8.0)),
+    goal("stripe over null: at most 8 ns a hop", HOP.test("randread 4k null, stripe"), None, Rule::Above(HOP, 8.0)),
+    goal("throttle over null: at most 3 ns", HOP.test("randread 4k null, throttle"), None, Rule::Above(HOP, 3.0)),
+    goal("meter over null: at most 3 ns", HOP.test("randread 4k null, meter"), None, Rule::Above(HOP, 3.0)),
+    goal("share over memory, reads: at most 8 ns a hop", OVER.test("randread 4k memory, share"), None, Rule::Above(OVER, 8.0)),
+    goal("mirror of two, writes: 2.5 times SPDK", WRITTEN.test("randwrite 4k memory, mirror"), None, spdk(WRITTEN.test("randwrite 4k memory, mirror"), 2.5)),
+    goal("crypt, reads: 175 ns above the bare volume", OVER.test("randread 4k memory, crypt"), None, Rule::Above(OVER, 175.0)),
+    goal("crypt, writes: 175 ns above the bare volume", WRITTEN.test("randwrite 4k memory, crypt"), None, Rule::Above(WRITTEN, 175.0)),
+    goal("crypt, reads: 2 times SPDK", OVER.test("randread 4k memory, crypt"), None, spdk(OVER.test("randread 4k memory, crypt"), 2.0)),
+    goal("crypt, writes: 2 times SPDK", WRITTEN.test("randwrite 4k memory, crypt"), None, spdk(WRITTEN.test("randwrite 4k memory, crypt"), 2.0)),
+    goal("parity, full stripes of 8 KiB: 2.5 times SPDK", OVER.test("randwrite 8k memory, parity"), None, spdk(OVER.test("randwrite 8k memory, parity"), 2.5)),
     goal("interrupts per I/O, depth 32: at most half of depth 1's", INTERRUPTS, None, Rule::Within(INTERRUPTS.at(1), 0.5)),
     goal("interrupts per I/O, depth 128: at most depth 32's", INTERRUPTS.at(128), None, Rule::Within(INTERRUPTS, 1.0)),
 ];
@@ -221,6 +237,10 @@ impl Goal {
             }
             Rule::AtMost(most) => (number(value), format!("≤ {}", number(most)), value <= most),
             Rule::AtLeast(least) => (number(value), format!("≥ {}", number(least)), value >= least),
+            Rule::Above(other, most) => {
+                let more = 1e9 / value * (1.0 - ratio(other)?);
+                (format!("{more:+.1} ns"), format!("≤ {most:+} ns"), more <= most)
+            }
         };
         let verdict = match reached {
             _ if samples < ENOUGH => Verdict::Open(samples),
@@ -268,6 +288,25 @@ mod tests {
             (State::Far, "×3.00", Verdict::Open(4)),
             (State::Near, "35.0M", Verdict::Missed),
         ];
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn a_hop_is_what_it_takes_above_the_bare_volume() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut record = Record::open(dir.path(), "services", "m", &BTreeMap::new(), true);
+        // The bare volume's name begins the others', and comes later here.
+        for (test, iops) in
+            [("randread 4k null, meter", 20e6), ("randread 4k null, stripe", 16e6), ("randread 4k null", 20e6)]
+        {
+            let key = Key { test: test.into(), depth: 32, client: "lean".into(), subject: "ours".into() };
+            for _ in 0..5 {
+                record.add(&key, State::Near, Sample::from([("iops".to_owned(), iops)]));
+            }
+        }
+        let said: Vec<_> = outcomes(&[record]).into_iter().map(|o| (o.found, o.wanted, o.verdict)).collect();
+        let line = |found: &str, wanted: &str, verdict| (found.to_owned(), wanted.to_owned(), verdict);
+        let expected = [line("+12.5 ns", "≤ +8 ns", Verdict::Missed), line("+0.0 ns", "≤ +3 ns", Verdict::Reached)];
         assert_eq!(said, expected);
     }
 }

@@ -125,6 +125,11 @@ impl Record {
         self.rows.iter().find(|row| row.is(key, state)).map_or(0, |row| row.samples.len())
     }
 
+    /// Whether it has samples of a test of exactly this name.
+    pub(crate) fn has(&self, test: &str) -> bool {
+        self.rows.iter().any(|row| row.test == test)
+    }
+
     /// Says something once.
     pub(crate) fn note(&mut self, text: String) {
         if !self.notes.contains(&text) {

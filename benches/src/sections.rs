@@ -8,6 +8,7 @@ mod memory;
 mod neighbour;
 mod null;
 mod pauses;
+mod services;
 mod shards;
 
 use crate::{error::Failure, record::Record, suite::Suite};
@@ -32,6 +33,7 @@ pub(crate) const ALL: &[Section] = &[
     section("perf", "the same, driven by SPDK's own client", null::perf),
     section("memory", "volumes in memory", memory::run),
     section("file", "volumes in files", file::run),
+    section("services", "services beside the bare volume", services::run),
     section("fastpath", "programs without a machine, beside the kernel's path", fastpath::run),
     section("devices", "64 busy devices on one core", devices::busy),
     section("idle", "1,000 idle devices, and one busy beside them", devices::idle),

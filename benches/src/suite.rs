@@ -204,12 +204,17 @@ impl Suite {
         for subject in subjects {
             subject.daemon().resume();
             for device in devices {
-                let sockets = [subject.folder(device)];
-                Lean::default().run(&self.binary, &sockets, &Load::new("write", "128k", 8), self.client, 0.3)?;
+                self.write_all(&**subject, device)?;
             }
             subject.daemon().pause();
         }
         Ok(())
+    }
+
+    /// Writes all of a device of one subject, which is not standing still.
+    pub(crate) fn write_all(&self, subject: &dyn Subject, device: &str) -> Result<(), Failure> {
+        let sockets = [subject.folder(device)];
+        Lean::default().run(&self.binary, &sockets, &Load::new("write", "128k", 8), self.client, 0.3).map(drop)
     }
 
     /// The same load on the same device of every subject.

@@ -29,10 +29,10 @@ impl Setup {
         self.volume(name, backend, size).device(name, name, "shared")
     }
 
-    /// A volume.
+    /// A volume: a stack of services over back ends, or a back end.
     #[must_use]
-    pub(crate) fn volume(mut self, name: &str, backend: &str, size: &str) -> Self {
-        let _ = writeln!(self.text, "[[volume]]\nname = \"{name}\"\nsize = \"{size}\"\nbackend = \"{backend}\"\n");
+    pub(crate) fn volume(mut self, name: &str, stack: &str, size: &str) -> Self {
+        let _ = writeln!(self.text, "[[volume]]\nname = \"{name}\"\nsize = \"{size}\"\nstack = \"{stack}\"\n");
         self
     }
 

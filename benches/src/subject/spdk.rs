@@ -86,6 +86,33 @@ impl Spdk {
         self.call("bdev_aio_create", &parameters).map(drop)
     }
 
+    /// Makes a bdev that passes everything on.
+    pub(crate) fn passthru(&self, name: &str, base: &str) -> Result<(), Failure> {
+        self.call("bdev_passthru_create", &json!({ "name": name, "base_bdev_name": base })).map(drop)
+    }
+
+    /// Makes an array of bdevs; `strip` in KiB, 0 where there are no strips.
+    pub(crate) fn raid(&self, name: &str, level: &str, strip: u32, bases: &[&str]) -> Result<(), Failure> {
+        let mut parameters = json!({ "name": name, "raid_level": level, "base_bdevs": bases });
+        if strip > 0 {
+            parameters["strip_size_kb"] = strip.into();
+        }
+        self.call("bdev_raid_create", &parameters).map(drop)
+    }
+
+    /// Makes a bdev that enciphers by AES-256-XTS.
+    pub(crate) fn crypto(&self, name: &str, base: &str) -> Result<(), Failure> {
+        let (key, tweak) = ("5a".repeat(32), "a5".repeat(32));
+        let key = json!({ "name": name, "cipher": "AES_XTS", "key": key, "key2": tweak });
+        self.call("accel_crypto_key_create", &key)?;
+        self.call("bdev_crypto_create", &json!({ "name": name, "base_bdev_name": base, "key_name": name })).map(drop)
+    }
+
+    /// Caps a bdev at so many operations a second.
+    pub(crate) fn limit(&self, name: &str, iops: u64) -> Result<(), Failure> {
+        self.call("bdev_set_qos_limit", &json!({ "name": name, "rw_ios_per_sec": iops })).map(drop)
+    }
+
     /// Makes a controller with a bdev; its socket is in a folder of the device's name.
     pub(crate) fn device(&self, name: &str, bdev: &str) -> Result<(), Failure> {
         let folder = self.folder(name);
