@@ -87,6 +87,9 @@ impl Cache {
         if misfit.is_some() || superblock.state == State::Left {
             return self.prepare(found.generation);
         }
+        // A page that a dead process wrote may not be durable yet: what it says must not go back when its slots have been given to others.
+        let flushed = self.wait_for(|me, cx| Box::pin(async move { legs::flush(cx, &*me.fast).await }))?;
+        flushed.map_err(|source| self.leg_error("flush", source))?;
         let entries = self.load_table(&superblock)?;
         let same = !same_slow || superblock.state != State::Closed || self.compare_samples(&superblock, &entries)?;
         if !same && superblock.may_be_dirty {

@@ -204,7 +204,14 @@ impl Service for Integrity {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
         match REGION.load(&self.leg)? {
-            Some(found) => self.open_header(&found),
+            Some(found) => {
+                self.open_header(&found)?;
+                if self.geometry().read_only {
+                    return Ok(());
+                }
+                // A page that a dead process wrote may not be durable yet: the next one goes over the page that is.
+                self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &*volume.leg).await }))
+            }
             None if mount.reason == Reason::Create => self.prepare(false),
             None if mount.reason == Reason::Change && mount.previous.is_none() => self.prepare(true),
             None => Err(self.wrong(

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use millrace_block::{BlockSize, Volume, conformance::CrashDisk};
 
 use super::{Bench, Oracle, Rig, Session, graph};
-use crate::{Reason, graph::Graph};
+use crate::{
+    Reason,
+    graph::{Graph, GraphError},
+};
 
 /// A service, and how it is tried.
 pub struct CrashTest<'a> {
@@ -25,6 +28,9 @@ pub struct CrashTest<'a> {
     pub seed: u64,
     /// Turns that background tasks get after a restart before everything is checked; the check comes before that as well.
     pub settle: usize,
+    /// Every second time the process dies on the way and comes back, which must lose nothing; what the disks had not made durable is still in
+    /// their caches.
+    pub dies: bool,
     /// Looks at the volume and the disks after each restart and settling: legs equal, metadata consistent.
     pub verify: &'a dyn Fn(&Graph, &[Arc<CrashDisk>]),
     /// What the requests go to: the volume, or something over it that sees more of it than plain requests do.
@@ -46,6 +52,7 @@ impl<'a> CrashTest<'a> {
             points: 10_000,
             seed: 0x6d69_6c6c_7261_6365,
             settle: 10_000,
+            dies: true,
             verify: &|_, _| {},
             view: &Arc::clone,
         }
@@ -59,52 +66,84 @@ struct Run {
     boundaries: u64,
 }
 
+/// A volume in use.
+struct Opened<'a> {
+    graph: Graph,
+    view: Arc<dyn Volume>,
+    session: Session<'a>,
+}
+
+impl<'a> Opened<'a> {
+    fn open(test: &CrashTest<'_>, rig: &Rig, bench: &'a Bench, reason: Reason, seed: u64) -> Result<Self, GraphError> {
+        let graph = graph(test.stack, &rig.volumes(), None, reason, &rig.kept)?;
+        let view = (test.view)(graph.volume());
+        Ok(Self { graph, view, session: Session::new(bench, &rig.kept, seed) })
+    }
+
+    /// The process dies with what it has in memory: nothing is unmounted.
+    fn die(self, rig: &Rig) {
+        let Self { mut graph, view, session } = self;
+        drop((session, view));
+        graph.tasks.clear();
+        drop(graph);
+        rig.kept.forget();
+    }
+}
+
 fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
     let rig = Rig::new(seed, test.disks, test.blocks, test.block_size);
     let bench = Bench::new(seed);
-    let mut volume = graph(test.stack, &rig.volumes(), None, Reason::Create, &rig.kept)
-        .unwrap_or_else(|error| panic!("{}: {error}", test.stack));
-    let geometry = volume.volume().geometry();
+    let opened = Opened::open(test, &rig, &bench, Reason::Create, seed);
+    let mut opened = Some(opened.unwrap_or_else(|error| panic!("{}: {error}", test.stack)));
+    let geometry = opened.as_ref().expect("it was opened").graph.volume().geometry();
     let mut oracle = Oracle::new(seed, geometry.blocks.0.min(1024), geometry.block_size.bytes() as usize);
     let start = rig.power.boundaries();
     if let Some(cut) = cut {
         rig.power.cut_at(cut);
     }
-    let mut session = Session::new(&bench, &rig.kept, seed);
-    let view = (test.view)(volume.volume());
-    for _ in 0..test.steps {
-        let good = oracle.step(&mut session, &view);
+    let death = (test.dies && seed % 2 == 1).then_some(seed / 2 % test.steps as u64);
+    for step in 0..test.steps as u64 {
+        if death == Some(step) {
+            opened.take().expect("it dies once").die(&rig);
+            opened = match Opened::open(test, &rig, &bench, Reason::Open, !seed) {
+                Ok(opened) => Some(opened),
+                Err(_) if rig.power.is_gone() => break,
+                Err(error) => panic!("{}: mount after the process died: {error}", test.stack),
+            };
+            let Opened { view, session, .. } = opened.as_mut().expect("it is open");
+            assert!(oracle.expect_last(session, view) || rig.power.is_gone(), "a block cannot be read");
+        }
+        let Opened { view, session, .. } = opened.as_mut().expect("it is open");
+        let good = oracle.step(session, view);
         if rig.power.is_gone() {
             break;
         }
         assert!(good, "a request failed without reason");
     }
     let boundaries = rig.power.boundaries() - start;
-    // The process dies with what it has in memory: nothing is unmounted.
-    drop((session, view));
-    volume.tasks.clear();
-    drop(volume);
+    if let Some(opened) = opened {
+        opened.die(&rig);
+    }
     rig.restart();
     for round in 0..2 {
-        let mut volume = graph(test.stack, &rig.volumes(), None, Reason::Open, &rig.kept)
-            .unwrap_or_else(|error| panic!("{}: mount {round} after the crash: {error}", test.stack));
-        let mut session = Session::new(&bench, &rig.kept, seed + round);
-        let view = (test.view)(volume.volume());
+        let opened = Opened::open(test, &rig, &bench, Reason::Open, seed + round);
+        let opened = opened.unwrap_or_else(|error| panic!("{}: mount {round} after the crash: {error}", test.stack));
+        let Opened { mut graph, view, mut session } = opened;
         oracle.check(&mut session, &view);
         session.settle(test.settle);
         oracle.check(&mut session, &view);
-        (test.verify)(&volume, &rig.disks);
+        (test.verify)(&graph, &rig.disks);
         for _ in 0..3 {
             assert!(oracle.step(&mut session, &view), "a request failed after the restart");
         }
         oracle.check(&mut session, &view);
         // This time it ends in an orderly way: tasks are told, and get their turns.
-        for (_, tasks) in &volume.tasks {
+        for (_, tasks) in &graph.tasks {
             tasks.tell();
         }
         session.settle(usize::MAX);
         drop((session, view));
-        volume.unmount();
+        graph.unmount();
     }
     Run { boundaries }
 }
