@@ -123,6 +123,11 @@ impl Tap {
         Arc::new(Self { volume, place: AtomicU16::new(0) })
     }
 
+    /// Whether it stands before this volume: what is below two taps may be one.
+    pub fn is_before(&self, volume: &Arc<dyn Volume>) -> bool {
+        Arc::ptr_eq(&self.volume, volume)
+    }
+
     /// Records requests from now on, under this number; 0: no more. Those in flight are recorded as they began.
     pub fn set(&self, place: u16) {
         self.place.store(place, Ordering::Relaxed);

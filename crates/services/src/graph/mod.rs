@@ -163,6 +163,8 @@ struct Builder<'a> {
     shared: &'a SharedObjects,
     /// Nodes of the running graph that may be kept.
     old: Vec<Arc<Built>>,
+    /// Taps of the nodes so far, and of those that may be kept.
+    taps: Vec<Arc<Tap>>,
     /// Leaves so far: specification and node.
     used: Vec<(String, String)>,
     /// Leaves that look alike and are yet to come, in order, with their sizes.
@@ -187,7 +189,8 @@ impl Graph {
         old: Option<&Graph>,
     ) -> Result<Self, GraphError> {
         let old = old.map(Graph::nodes).unwrap_or_default();
-        let mut builder = Builder { plan, leaves, shared, old, used: Vec::new(), later: VecDeque::new() };
+        let taps = old.iter().map(|node| Arc::clone(&node.tap)).collect();
+        let mut builder = Builder { plan, leaves, shared, old, taps, used: Vec::new(), later: VecDeque::new() };
         builder.foresee(plan.stack, plan.size);
         let root = builder.build(plan.stack, plan.volume, plan.stack.word(), plan.size)?;
         Ok(Self { root, tasks: Vec::new(), spawner: Arc::clone(spawner) })
@@ -382,6 +385,16 @@ fn size_of(leaf: &Leaf, told: Option<u64>) -> Option<u64> {
 }
 
 impl Builder<'_> {
+    /// A tap before a volume; always the same one, so that services see when one volume stands in two places.
+    fn tap(&mut self, volume: &Arc<dyn Volume>) -> Arc<Tap> {
+        if let Some(known) = self.taps.iter().find(|tap| tap.is_before(volume)) {
+            return Arc::clone(known);
+        }
+        let tap = Tap::new(Arc::clone(volume));
+        self.taps.push(Arc::clone(&tap));
+        tap
+    }
+
     fn build(&mut self, node: &Node, path: &str, name: &str, size: Option<u64>) -> Result<Arc<Built>, GraphError> {
         if let Node::Leaf(leaf) = node {
             return self.leaf(node, leaf, path, name, size);
@@ -406,7 +419,7 @@ impl Builder<'_> {
         };
         let service = plan.build(build).map_err(failed)?;
         let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
-        let tap = Tap::new(Arc::clone(&volume));
+        let tap = self.tap(&volume);
         Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, tap, service: Some(service), legs }))
     }
 
@@ -495,7 +508,7 @@ impl Builder<'_> {
             let why = format!("it has blocks of {} bytes and the volume of {}", has.bytes(), self.plan.block_size.bytes());
             return Err(failed(LeafError::Refused(why)));
         }
-        let tap = Tap::new(Arc::clone(&volume));
+        let tap = self.tap(&volume);
         Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, tap, service: None, legs: Vec::new() }))
     }
 }
