@@ -202,6 +202,39 @@ fn migrated_under_load(options: &str) {
     });
 }
 
+/// One of QEMU's tools on a disk, by libblkio; what it said, if it was content.
+fn by_libblkio(tool: &str, arguments: &[&str], socket: &Path) -> Result<String, String> {
+    let disk = format!("driver=virtio-blk-vhost-user,cache.direct=on,path={}", socket.display());
+    let mut command = Command::new(repository().join("scripts/in-root"));
+    let out = command.arg(tool).args(arguments).args(["--image-opts", &disk]).output().expect(tool);
+    let said = [out.stdout, out.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    if out.status.success() { Ok(said) } else { Err(said) }
+}
+
+/// QEMU's block layer as the guest: programs without a machine, one after the other.
+#[test]
+fn libblkio_reads_what_it_wrote() {
+    with_daemon(|daemon| {
+        let image = daemon.path("disk.img");
+        let socket = daemon.virtio_disk("disk", &["--backend", &file_backend(&image), "--size", "64M"], &["--queues", "2"]);
+        let io = |commands: &[&str]| {
+            let arguments: Vec<_> = commands.iter().flat_map(|command| ["-c", command]).collect();
+            by_libblkio("qemu-io", &arguments, &socket)
+        };
+        io(&["write -P 0x5a 4096 65536", "write -P 0x77 1M 3M", "flush"]).expect("writes");
+        io(&["read -P 0x5a 4096 65536", "read -P 0x77 1M 3M", "read -P 0 0 4096"]).expect("what was written");
+        let other = io(&["read -P 0x11 4096 512"]).expect_err("it holds something else");
+        assert!(other.contains("Pattern verification failed"), "{other}");
+        io(&["write -z 1M 1M", "discard 2M 1M", "read -P 0 1M 1M", "read -P 0x77 3M 1M"]).expect("zeroes");
+        // Many at a time, from the beginning on.
+        let load = ["bench", "-w", "--pattern=34", "-c", "16000", "-d", "64", "-s", "4096"];
+        by_libblkio("qemu-img", &load, &socket).expect("a load");
+        io(&["read -P 0x22 0 65536000", "read -P 0 65536000 4096"]).expect("what the load wrote");
+        let bytes = std::fs::read(&image).expect("the file");
+        assert!(bytes.len() == 64 << 20 && bytes[..65_536_000].iter().all(|byte| *byte == 0x22));
+    });
+}
+
 #[test]
 fn migrated_there_and_back_on_split_rings() {
     migrated_under_load("num-queues=2");

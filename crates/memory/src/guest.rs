@@ -200,9 +200,39 @@ impl GuestMemory {
         protection: Protection,
         backing: Option<(OwnedFd, u64)>,
     ) -> Result<(), MapError> {
+        if !size.is_multiple_of(PAGE_SIZE) {
+            return Err(MapError::BadRange { addr: addr.0, size });
+        }
+        self.put(addr, size, protection, backing, size)
+    }
+
+    /// As [`Self::map`] with a file, for a peer whose regions may end within a page (vhost-user does not forbid it, and libblkio
+    /// does it): all of that page belongs to the region, as far as the file goes to the region's end at least. Returns the
+    /// region's size, with which it is unmapped.
+    pub fn map_to_page_end(
+        &mut self,
+        addr: GuestAddress,
+        size: u64,
+        protection: Protection,
+        (fd, offset): (OwnedFd, u64),
+    ) -> Result<u64, MapError> {
+        let bad = MapError::BadRange { addr: addr.0, size };
+        let whole = size.checked_next_multiple_of(PAGE_SIZE).ok_or(bad)?;
+        self.put(addr, whole, protection, Some((fd, offset)), size).map(|()| whole)
+    }
+
+    /// Makes whole pages reachable, of which the file has `in_file` bytes at least.
+    fn put(
+        &mut self,
+        addr: GuestAddress,
+        size: u64,
+        protection: Protection,
+        backing: Option<(OwnedFd, u64)>,
+        in_file: u64,
+    ) -> Result<(), MapError> {
         let bad = MapError::BadRange { addr: addr.0, size };
         let Some(last) = size.checked_sub(1).and_then(|rest| addr.0.checked_add(rest)) else { return Err(bad) };
-        if !addr.0.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
+        if !addr.0.is_multiple_of(PAGE_SIZE) {
             return Err(bad);
         }
         if self.regions.len() >= MAX_REGIONS {
@@ -214,7 +244,7 @@ impl GuestMemory {
             return Err(MapError::Overlap { addr: addr.0, size });
         }
         let backing = match backing {
-            Some((fd, offset)) => Some(map_file(&self.poison, addr, size, protection.write, &fd, offset)?),
+            Some((fd, offset)) => Some(map_file(&self.poison, addr, in_file, protection.write, &fd, offset)?),
             None => None,
         };
         self.regions.insert(at, Region { start: addr.0, size, protection, backing });

@@ -48,7 +48,7 @@ impl MemoryTable {
         if let Some(other) = self.regions.iter().find(overlaps) {
             return Err(MapError::Overlap { addr: other.user, size: other.size });
         }
-        self.guest.map(GuestAddress(region.guest), region.size, ALL, Some((fd, region.offset)))?;
+        self.guest.map_to_page_end(GuestAddress(region.guest), region.size, ALL, (fd, region.offset))?;
         self.regions.push(region);
         Ok(())
     }
@@ -59,7 +59,7 @@ impl MemoryTable {
         let Some(at) = self.regions.iter().position(same) else {
             return Err(MapError::Missing { addr: region.guest, size: region.size });
         };
-        self.guest.unmap(GuestAddress(region.guest), region.size)?;
+        self.guest.unmap(GuestAddress(region.guest), region.size.next_multiple_of(PAGE_SIZE))?;
         self.regions.swap_remove(at);
         Ok(())
     }

@@ -118,6 +118,27 @@ fn unmapping_needs_the_exact_range_and_pages_go_at_reclaim() {
 }
 
 #[test]
+fn a_region_may_end_within_a_page_when_its_peer_may_say_so() {
+    const SIZE: u64 = 4096 + 0x310;
+    let mut memory = GuestMemory::new();
+    let exact = memory.map(GuestAddress(0), SIZE, ALL, Some((memory_file(&[7; SIZE as usize]), 0)));
+    assert!(matches!(exact, Err(MapError::BadRange { .. })), "{exact:?}");
+    let short = memory.map_to_page_end(GuestAddress(0), SIZE, ALL, (memory_file(&[7; SIZE as usize - 1]), 0));
+    assert!(matches!(short, Err(MapError::ShortFile { .. })), "{short:?}");
+    for wrong in [0, u64::MAX - 100] {
+        let result = memory.map_to_page_end(GuestAddress(0), wrong, ALL, (memory_file(&[7; 4096]), 0));
+        assert!(matches!(result, Err(MapError::BadRange { .. })), "{wrong}: {result:?}");
+    }
+    let whole = memory.map_to_page_end(GuestAddress(0), SIZE, ALL, (memory_file(&[7; SIZE as usize]), 0)).unwrap();
+    assert_eq!(whole, 8192);
+    assert_eq!(memory.read_value::<[u8; 2]>(GuestAddress(SIZE - 1)), Ok([7, 0]), "the file's last page");
+    assert!(memory.read_value::<[u8; 2]>(GuestAddress(whole - 1)).is_err());
+    let next = memory.map(GuestAddress(4096), 4096, ALL, None);
+    assert!(matches!(next, Err(MapError::Overlap { .. })), "{next:?}");
+    memory.unmap(GuestAddress(0), whole).unwrap();
+}
+
+#[test]
 fn writes_over_an_edge_change_nothing() {
     let file = memory_file(&[1; 4096]);
     let mut memory = GuestMemory::new();
