@@ -1,17 +1,19 @@
 //! Devices on their shards: the one place that calls controllers.
 //!
-//! Every call is made on the device's shard and waited for here; the data path waits for nothing.
+//! Every call is made on the device's shard and waited for here, but where an answer is sent; the data path waits for nothing.
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, mpsc::Sender},
     thread,
     time::{Duration, Instant},
 };
 
 use millrace_block::trace::Site;
 use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
-use millrace_frontends::nvme::{DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NvmeDevice, SavedStateError};
+use millrace_frontends::nvme::{
+    DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NamespaceStatus, NvmeDevice, SavedStateError,
+};
 use millrace_keeper::{Key, Kind, Link};
 use millrace_vfio_user::{Listener, ListenerError, SocketPlace};
 
@@ -52,6 +54,17 @@ pub(crate) struct LiveStatus {
     /// Version of the state region's layout, where there is one.
     pub(crate) state_layout: Option<u32>,
     pub(crate) counters: DeviceCounters,
+}
+
+/// What a device asks of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// The namespace; 1 of a virtio disk.
+    pub(crate) nsid: u32,
+    /// Commands that wait for the volume.
+    pub(crate) in_flight: u32,
+    /// Commands that have waited for it, and do no more.
+    pub(crate) finished: u64,
 }
 
 impl LiveDevice {
@@ -193,6 +206,18 @@ impl LiveDevice {
     /// What it is doing.
     pub(crate) fn status(&self) -> Result<LiveStatus, ControlError> {
         self.call(|device| device.status()).map(LiveStatus::from)
+    }
+
+    /// Has it say what it asks of its volumes, when its shard comes to it.
+    pub(crate) fn ask_work(&self, answers: Sender<(Name, Vec<Work>)>) -> Result<(), ControlError> {
+        let (key, name) = (self.key, self.name.clone());
+        let answer = move |shard: &mut Shard| {
+            let Some(status) = shard.with_device(key, |device: &mut NvmeDevice, _| device.status()) else { return };
+            let work = |n: &NamespaceStatus| Work { nsid: n.nsid, in_flight: n.in_flight, finished: n.finished };
+            // Who asked may have waited for long enough.
+            let _ = answers.send((name, status.namespaces.iter().map(work).collect()));
+        };
+        Ok(self.shard.call(answer)?)
     }
 
     /// Its guest loses it, and nobody is let in any more. Waits for its commands; whether they have all finished.

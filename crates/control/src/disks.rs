@@ -5,7 +5,7 @@
 use std::{
     os::fd::AsFd,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, mpsc::Sender},
 };
 
 use millrace_block::trace::Site;
@@ -19,7 +19,7 @@ use millrace_vfio_user::SocketPlace;
 
 use crate::{
     Name,
-    devices::{LiveDevice, LiveStatus, Restored, forget, listen, wait_until},
+    devices::{LiveDevice, LiveStatus, Restored, Work, forget, listen, wait_until},
     error::ControlError,
     manager::DeviceCounters,
     model::DeviceKind,
@@ -193,6 +193,14 @@ impl Live {
         }
     }
 
+    /// Has it say what it asks of its volumes, when its shard comes to it.
+    pub(crate) fn ask_work(&self, answers: Sender<(Name, Vec<Work>)>) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.ask_work(answers),
+            Self::Disk(disk) => disk.ask_work(answers),
+        }
+    }
+
     /// Its guest loses it, and nobody is let in any more. Waits for its commands; whether they have all finished.
     pub(crate) fn close(&self) -> Result<bool, ControlError> {
         match self {
@@ -296,6 +304,19 @@ impl LiveDisk {
         self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?;
         forget(&self.name, self.kept);
         Ok(())
+    }
+
+    fn ask_work(&self, answers: Sender<(Name, Vec<Work>)>) -> Result<(), ControlError> {
+        let (key, name) = (self.key, self.name.clone());
+        let answer = move |shard: &mut Shard| {
+            let Some(status) = shard.with_device(key, |device: &mut VirtioBlkDevice, _| device.status()) else { return };
+            let DeviceStatus { in_flight, counters, .. } = status;
+            let begun = counters.read_commands + counters.write_commands + counters.other_commands;
+            let work = Work { nsid: ONLY, in_flight, finished: begun.saturating_sub(in_flight.into()) };
+            // Who asked may have waited for long enough.
+            let _ = answers.send((name, vec![work]));
+        };
+        Ok(self.shard.call(answer)?)
     }
 
     fn call<R: Send + 'static>(

@@ -252,6 +252,7 @@ fn the_description_has_every_route() {
         "/v1/devices/{name}/namespaces",
         "/v1/devices/{name}/namespaces/{nsid}",
         "/v1/devices/{name}/state",
+        "/v1/devices/{name}/trace",
         "/v1/groups",
         "/v1/groups/{name}",
         "/v1/status",
@@ -262,6 +263,7 @@ fn the_description_has_every_route() {
         "/v1/volumes/{name}/commands",
         "/v1/volumes/{name}/history",
         "/v1/volumes/{name}/migration",
+        "/v1/volumes/{name}/trace",
     ];
     assert_eq!(paths, expected.map(str::to_owned).into());
     // What it describes is there: no path is unknown, no method is refused.

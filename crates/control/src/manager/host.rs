@@ -107,6 +107,7 @@ impl HostThread {
                     tell_refused();
                     manager.measure_volumes();
                     manager.end_sessions();
+                    manager.watch_volumes();
                     if manager.account.is_due() {
                         manager.keep_account();
                     }

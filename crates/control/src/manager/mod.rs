@@ -27,6 +27,7 @@ mod traces;
 mod upgrade;
 mod views;
 mod volumes;
+mod waits;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -108,6 +109,8 @@ pub struct Manager {
     upgraded: Mutex<upgrade::LastUpgrade>,
     /// The trace under way. Taken after what exists is locked.
     traced: Mutex<Option<Arc<traces::Running>>>,
+    /// Volumes that do not answer. Taken before what exists is locked.
+    waits: Mutex<waits::Waits>,
 }
 
 /// What exists.
@@ -190,6 +193,7 @@ impl Manager {
             started: Instant::now(),
             upgraded: Mutex::default(),
             traced: Mutex::default(),
+            waits: Mutex::default(),
         });
         if let Err(error) = manager.restore(declared) {
             if manager.settings.keeper.is_some() {

@@ -220,6 +220,8 @@ pub(crate) struct Attached {
     pub(crate) rights: Cell<(u64, u8)>,
     /// Commands in flight on it through this controller: what format, detach and delete wait for.
     pub(crate) in_flight: Cell<u32>,
+    /// Commands that were in flight on it, and are no more: while some are and this stands still, the volume does not answer.
+    pub(crate) finished: Cell<u64>,
     /// It is being formatted: no command but those in flight reaches it.
     pub(crate) formatting: Cell<bool>,
 }
@@ -351,6 +353,7 @@ impl NamespaceTable {
             read_only: allocated.read_only,
             rights: Cell::new((0, 0)),
             in_flight: Cell::new(0),
+            finished: Cell::new(0),
             formatting: Cell::new(false),
         }));
         Ok(())

@@ -93,6 +93,8 @@ pub struct NamespaceStatus {
     pub by_guest: bool,
     /// Commands in flight on it.
     pub in_flight: u32,
+    /// Commands that were in flight on it and have finished, since it was attached.
+    pub finished: u64,
 }
 
 impl NvmeDevice {
@@ -108,6 +110,7 @@ impl NvmeDevice {
                 read_only: allocated.read_only,
                 by_guest: allocated.by_guest,
                 in_flight: attached.map_or(0, |attached| attached.in_flight.get()),
+                finished: attached.map_or(0, |attached| attached.finished.get()),
             }
         });
         DeviceStatus {

@@ -550,6 +550,7 @@ fn namespaces_come_and_go_by_the_operators_word() {
         read_only,
         by_guest,
         in_flight: 0,
+        finished: 0,
     };
     let namespaces = [
         expected(1, "held", true, false, false),

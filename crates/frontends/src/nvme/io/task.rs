@@ -39,6 +39,7 @@ impl<'a> InFlight<'a> {
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.in_flight.set(self.0.in_flight.get() - 1);
+        self.0.finished.set(self.0.finished.get().wrapping_add(1));
     }
 }
 
