@@ -263,7 +263,8 @@ fn roughly(trace: &Trace, ours: &HashMap<Shape, Vec<usize>>, theirs: &HashMap<Sh
             let (from, until) = (i128::from(theirs.issued) + difference, i128::from(theirs.completed) + difference + slack);
             let first = own.partition_point(|at| began(at) < from - slack);
             let near = own[first..].iter().map(began).take_while(|began| *began <= until);
-            near.map(|began| (began - from).abs()).min().unwrap_or(2 * (until - from + slack))
+            // One that is not there says more than one that is late: its guest stood still.
+            near.map(|began| (began - from).abs().min(slack)).min().unwrap_or(4 * slack)
         };
         sample.iter().map(miss).sum()
     };
@@ -299,9 +300,10 @@ fn pair(trace: &Trace, theirs: &HashMap<Shape, Vec<&GuestRequest>>, rough: i128)
         let closer = |more: &usize| off(left[*more]).unsigned_abs() < off(left[more - 1]).unsigned_abs();
         let nearest = (1..left.len()).take_while(closer).last().unwrap_or(0);
         let found = left[nearest];
-        if off(found).abs() <= slack + i128::from(found.completed.saturating_sub(found.issued)) {
-            let error = off(found);
-            difference += error / 8;
+        let error = off(found);
+        if error.abs() <= slack + i128::from(found.completed.saturating_sub(found.issued)) {
+            // Not far for a single one: a guest that stands still makes its requests late, and the next ones are not.
+            difference += (error / 8).clamp(-slack / 32, slack / 32);
             *from += nearest + 1;
             pairs.push((at, found.clone()));
         }

@@ -11,6 +11,20 @@ find_outbox() {
 eventually 30 find_outbox || die "there is no disk of $OUTBOX bytes: $(ls /sys/block)"
 find_outbox
 
+# Of two NVMe disks either may be found first.
+find_disk() {
+    for path in /sys/block/nvme*n1; do
+        if [ "$(basename "$path")" != "$outbox" ]; then disk=$(basename "$path") && return; fi
+    done
+    return 1
+}
+case $disk in
+nvme*)
+    eventually 30 find_disk || die "there is no other disk than $outbox: $(ls /sys/block)"
+    find_disk
+    ;;
+esac
+
 tracing=/sys/kernel/tracing
 mount -t tracefs tracefs $tracing || die "the guest's kernel has no tracefs"
 echo 4096 >$tracing/buffer_size_kb

@@ -85,6 +85,18 @@ fn clocks_are_told_apart_by_what_cannot_be() {
 }
 
 #[test]
+fn a_guest_that_stands_still_is_followed() {
+    let (trace, mut theirs) = both(300, |number| number * 64, 400, 600, 77_000);
+    // Its processor was taken away when it had just begun them.
+    for late in [40..52, 120..122, 200..216] {
+        theirs[late].iter_mut().for_each(|request| request.issued -= 3_000_000);
+    }
+    let joined = join(&trace, &theirs).expect("they have all in common");
+    assert_eq!((joined.summary.joined, joined.summary.unmatched, joined.summary.misfit), (300, 0, 0));
+    assert!(joined.pairs.iter().all(|(at, request)| trace.requests[*at].lba == request.sector));
+}
+
+#[test]
 fn parts_of_traces_and_blocks_that_are_used_again_are_joined() {
     // Ten blocks, over and over; the guest's trace began later and ended earlier.
     let (trace, theirs) = both(300, |number| number % 10 * 8, 300, 300, 77_000);
