@@ -212,6 +212,10 @@ fn processes_killed_at_any_instant(memory: GuestMemory) {
     house.rounds((), |round, ()| {
         // The commands of the one before have finished: this one's patience is for its own.
         drop(house.open());
+        // The device has seen it go: it takes one guest at a time.
+        eventually("nobody is connected", || {
+            (house.daemon.json(&["device", "show", "victim"])["connected"] == false).then_some(())
+        });
         let more = if round % 2 == 0 { &pages[..] } else { &by_message };
         let mut load = Load::start(&house.victim, &Work { bs: "16k", depth: 8, more, ..Work::default() });
         // Certainly at work every fifth time, which shows that the others may be.
