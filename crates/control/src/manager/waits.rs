@@ -107,7 +107,7 @@ impl Manager {
         waits.keep(|device| inner.devices.contains_key(device));
     }
 
-    /// What devices ask of their volumes: of those that answer in time. Nobody is kept waiting meanwhile.
+    /// What devices ask of their volumes: of those that answer in time. What exists is not locked meanwhile.
     fn ask_for_work(&self, until: Instant) -> Vec<(Name, Work)> {
         let (answers, answered) = channel();
         for device in self.peek().devices.values() {
