@@ -1,0 +1,46 @@
+// What the modules of a core pass to each other (docs/hardware.md). One command travels as one `command_t` from decode to
+// submission; what is not yet known is zero.
+package millrace_pkg;
+    localparam int SLOT_W  = 6;  // 64 slots
+    localparam int QUEUE_W = 6;  // 16 local functions, 4 queue pairs each
+    localparam int LF_W    = 4;
+    localparam int SSD_MAX = 16;
+
+    // NVM Express I/O opcodes (NVM Command Set 3).
+    localparam logic [7:0] OP_FLUSH = 8'h00, OP_WRITE = 8'h01, OP_READ = 8'h02, OP_COMPARE = 8'h05, OP_WRITE_ZEROES = 8'h08;
+
+    // A status as in bits 15:1 of an entry's last word (Base 4.2.3): DNR, More, CRD, SCT, SC.
+    typedef logic [14:0] status_t;
+    localparam status_t ST_SUCCESS             = 15'h0000;
+    localparam status_t ST_INVALID_OPCODE      = 15'h4001;
+    localparam status_t ST_INVALID_FIELD       = 15'h4002;
+    localparam status_t ST_DATA_TRANSFER_ERROR = 15'h0004;
+    localparam status_t ST_INVALID_NAMESPACE   = 15'h400B;
+    localparam status_t ST_PRP_OFFSET_INVALID  = 15'h4013;
+    localparam status_t ST_LBA_OUT_OF_RANGE    = 15'h4080;
+    localparam status_t ST_READ_ONLY           = 15'h4182; // Attempted Write to Read Only Range
+
+    typedef struct packed {
+        logic [SLOT_W-1:0]  slot;
+        logic [QUEUE_W-1:0] queue;   // {local function, qid - 1}
+        logic [7:0]         opcode;
+        logic               fua;
+        logic [15:0]        cid;     // the guest's
+        logic [31:0]        nsid;
+        logic [63:0]        prp1;    // guest's address, from `translate` on a host address
+        logic [63:0]        prp2;    // the same; of a list: chip address of the translated one
+        logic [63:0]        slba;    // guest's, from `functions` on the disk's
+        logic [15:0]        nlb_z;   // blocks, 0's based
+        logic [31:0]        cdw12;   // as the guest wrote it
+        logic [2:0]         block;   // log2 of the block size, less 9
+        logic [SSD_MAX-1:0] ssds;    // disks it goes to: one, or several (fan out)
+        logic               ended;   // goes no further: `status` is its end
+        status_t            status;
+    } command_t;
+
+    // What slots.sv keeps of a command in flight.
+    typedef struct packed {
+        logic [QUEUE_W-1:0] queue;
+        logic [15:0]        cid;
+    } owner_t;
+endpackage
