@@ -1,5 +1,8 @@
 // What the modules of a core pass to each other (docs/hardware.md). One command travels as one `command_t` from decode to
 // submission; what is not yet known is zero.
+// No module uses all of it, and `queue` is what NVMe calls it: nothing in C++ sees the member.
+// verilator lint_off UNUSEDPARAM
+// verilator lint_off SYMRSVDWORD
 package millrace_pkg;
     localparam int SLOT_W  = 6;  // 64 slots
     localparam int QUEUE_W = 6;  // 16 local functions, 4 queue pairs each
@@ -14,11 +17,12 @@ package millrace_pkg;
     localparam status_t ST_SUCCESS             = 15'h0000;
     localparam status_t ST_INVALID_OPCODE      = 15'h4001;
     localparam status_t ST_INVALID_FIELD       = 15'h4002;
-    localparam status_t ST_DATA_TRANSFER_ERROR = 15'h0004;
+    localparam status_t ST_DATA_TRANSFER_ERROR = 15'h4004;
     localparam status_t ST_INVALID_NAMESPACE   = 15'h400B;
     localparam status_t ST_PRP_OFFSET_INVALID  = 15'h4013;
     localparam status_t ST_LBA_OUT_OF_RANGE    = 15'h4080;
     localparam status_t ST_READ_ONLY           = 15'h4182; // Attempted Write to Read Only Range
+    localparam status_t ST_NOT_READY           = 15'h0082; // Namespace Not Ready: to be tried again
 
     typedef struct packed {
         logic [SLOT_W-1:0]  slot;
@@ -44,3 +48,5 @@ package millrace_pkg;
         logic [15:0]        cid;
     } owner_t;
 endpackage
+// verilator lint_on SYMRSVDWORD
+// verilator lint_on UNUSEDPARAM
