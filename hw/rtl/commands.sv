@@ -90,11 +90,12 @@ module commands
     input  wire logic [13:0]                 sdw_addr,
     input  wire logic [127:0]                sdw_data,
 
-    // Register tables. They are written only; a write is done in its cycle. Reads are for the core to answer, with zero.
-    input  wire logic                        cfg_wr_en,   // 3000h + address: 16 words a local function
+    // Register tables. They are written only; reads are for the core to answer, with zero.
+    input  wire logic                        cfg_wr_en,   // 3000h + address: 16 words a local function; stays until it is ready
+    output      logic                        cfg_wr_ready,
     input  wire logic [11:0]                 cfg_wr_addr,
     input  wire logic [63:0]                 cfg_wr_data,
-    input  wire logic                        page_wr_en,  // 8000h + address: PAGES rows a local function
+    input  wire logic                        page_wr_en,  // 8000h + address: PAGES rows a local function; done at once
     input  wire logic [14:0]                 page_wr_addr,
     input  wire logic [63:0]                 page_wr_data,
     input  wire logic [SSDS-1:0]             ssd_write,   // 0010h + disk was written: its queue pair starts anew
@@ -110,7 +111,7 @@ module commands
     always_comb begin
         {f_ready, own_valid, own_slot, own, leg_valid, leg_slot, leg_count, end_valid, end_slot, end_status} = '0;
         {done_valid, done_slot, done_status, hrd_valid, hrd_addr, hrd_beats, hrd_tag, sdb_valid, sdb_ssd, sdb_cq, sdb_value} = '0;
-        {sdr_ready, sdd_valid, sdd_tag, sdd_data, sdd_last, sdw_ready, busy} = '0;
+        {sdr_ready, sdd_valid, sdd_tag, sdd_data, sdd_last, sdw_ready, cfg_wr_ready, busy} = '0;
     end
 endmodule
 

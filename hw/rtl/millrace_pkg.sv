@@ -1,5 +1,4 @@
-// What the modules of a core pass to each other (docs/hardware.md). One command travels as one `command_t` from decode to
-// submission; what is not yet known is zero.
+// What the modules of a core pass to each other (docs/hardware.md). What is not yet known is zero.
 // No module uses all of it, and `queue` is what NVMe calls it: nothing in C++ sees the member.
 // verilator lint_off UNUSEDPARAM
 // verilator lint_off SYMRSVDWORD
@@ -24,23 +23,30 @@ package millrace_pkg;
     localparam status_t ST_READ_ONLY           = 15'h4182; // Attempted Write to Read Only Range
     localparam status_t ST_NOT_READY           = 15'h0082; // Namespace Not Ready: to be tried again
 
+    // An entry as the guest wrote it: from decode to translate.
     typedef struct packed {
         logic [SLOT_W-1:0]  slot;
         logic [QUEUE_W-1:0] queue;   // {local function, qid - 1}
         logic [7:0]         opcode;
-        logic               fua;
-        logic [15:0]        cid;     // the guest's
         logic [31:0]        nsid;
-        logic [63:0]        prp1;    // guest's address, from `translate` on a host address
-        logic [63:0]        prp2;    // the same; of a list: chip address of the translated one
-        logic [63:0]        slba;    // guest's, from `functions` on the disk's
-        logic [15:0]        nlb_z;   // blocks, 0's based
-        logic [31:0]        cdw12;   // as the guest wrote it
-        logic [2:0]         block;   // log2 of the block size, less 9
-        logic [SSD_MAX-1:0] ssds;    // disks it goes to: one, or several (fan out)
+        logic [63:0]        prp1;
+        logic [63:0]        prp2;
+        logic [63:0]        slba;
+        logic [31:0]        cdw12;
         logic               ended;   // goes no further: `status` is its end
+        logic               late;    // the same, unless the storage functions refuse it: their checks come first
         status_t            status;
     } command_t;
+
+    // A command whose words lie in memories, at its slot: from translate through functions and prp_list to submission.
+    typedef struct packed {
+        logic [SLOT_W-1:0]  slot;
+        logic [QUEUE_W-1:0] queue;
+        logic [SSD_MAX-1:0] ssds;    // disks it goes to: one, or several (fan out); from functions on
+        logic               ended;
+        logic               late;    // until functions
+        status_t            status;
+    } passed_t;
 
     // What slots.sv keeps of a command in flight.
     typedef struct packed {
