@@ -41,3 +41,16 @@ as_root() {
         return 126
     fi
 }
+
+# install_packages PACKAGE...: Debian packages, on the host.
+install_packages() {
+    have apt-get || die "these packages are missing, and there is no apt-get to install them: $*" \
+        "Install them (or your system's equivalents), then run this again."
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >/dev/null || {
+        (($? != 126)) || die "these packages are missing: $*" \
+            "Run as root:  apt-get install $*"
+        die "apt-get update failed: is the network there?"
+    }
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
+        die "apt-get install $* failed; its message is above."
+}

@@ -15,7 +15,8 @@ Settings from the environment:
     MILLRACE_SEED      the seed of everything random (printed; the default is a new one each time)
     MILLRACE_TEST      run only tests whose name matches this regular expression
     MILLRACE_WAVES=1   write dump.vcd beside the results
-    MILLRACE_COVERAGE=1  count lines and toggles into coverage.dat beside the results (scripts/hw-coverage adds them up)
+    MILLRACE_QUICK=1   only the first configuration of a module: what `make test` runs
+    MILLRACE_COVERAGE=1  count lines and toggles into coverage.dat beside the results (hw/coverage.py adds them up)
 """
 
 import hashlib
@@ -44,6 +45,8 @@ MAKE_SETTINGS = {
     "PERL": "perl",
 }
 
+_built = set()
+
 
 def run(module, tests=None, sources=(), parameters=None, defines=None):
     """Lints and builds `module` and runs its tests; raises SystemExit with the reason if anything is wrong.
@@ -52,6 +55,8 @@ def run(module, tests=None, sources=(), parameters=None, defines=None):
     sources     other modules that it is made of: names in hw/rtl without ending, or paths
     parameters  of the top module
     """
+    if os.environ.get("MILLRACE_QUICK") == "1" and not _first(module):
+        return
     parameters = parameters or {}
     caller = Path(inspect.stack()[1].filename).resolve()
     tests = tests or caller.stem
@@ -69,9 +74,10 @@ def run(module, tests=None, sources=(), parameters=None, defines=None):
     build = TARGET / module / _configuration(label, coverage, waves)
     print(f"hw: {label}: MILLRACE_SEED={seed}", flush=True)
 
-    from cocotb_tools.runner import get_results, get_runner
+    from cocotb_tools.runner import get_results
 
-    runner = get_runner("verilator")
+    runtime = TARGET / "runtime" / hashlib.sha256(f"{verilator} {coverage} {waves}".encode()).hexdigest()[:8]
+    runner = _runner(runtime)
     # Everything that a reset does not set starts random, so that nothing relies on it.
     arguments = ["--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style"]
     try:
@@ -83,6 +89,7 @@ def run(module, tests=None, sources=(), parameters=None, defines=None):
         )
     except subprocess.CalledProcessError:
         sys.exit(f"hw: {label}: {verilator} cannot build it:\n{(build / 'build.log').read_text()[-4000:]}")
+    _copy_objects(build, runtime)
     results = build / "results.xml"
     results.unlink(missing_ok=True)
     try:
@@ -102,9 +109,38 @@ def run(module, tests=None, sources=(), parameters=None, defines=None):
     print(f"hw: {label}: {ran} passed", flush=True)
 
 
+def _first(module):
+    first = module not in _built
+    _built.add(module)
+    return first
+
+
+def _runner(runtime):
+    """cocotb's runner, which takes Verilator's own runtime, the same for all modules, from where the first build left it."""
+    from cocotb_tools.runner import Verilator
+
+    class Runner(Verilator):
+        def _build_command(self):
+            verilate, make = super()._build_command()
+            # Between the two, because the objects must be newer than the makefile.
+            return [verilate, [sys.executable, __file__, str(runtime), str(self.build_dir)], make]
+
+    return Runner()
+
+
+def _copy_objects(source, to):
+    to.mkdir(parents=True, exist_ok=True)
+    for file in source.glob("verilated*.[od]"):
+        if not (to / file.name).exists() or to.parent != TARGET / "runtime":
+            part = to / f"{file.name}.{os.getpid()}"
+            shutil.copyfile(file, part)
+            part.rename(to / file.name)
+
+
 def lint(module, files, parameters=None, defines=None):
     """Verilator's warnings, all of them, as errors."""
     command = [_verilator(), "--lint-only", "-Wall", "--assert", "--timing", "--top-module", module]
+    command += ["-y", str(RTL), "-y", str(RTL / "generated"), "+libext+.sv"]
     command += [f"-G{name}={value}" for name, value in (parameters or {}).items()]
     command += [f"-D{name}={value}" for name, value in (defines or {}).items()]
     done = subprocess.run(command + [str(file) for file in files], capture_output=True, text=True)
@@ -144,3 +180,7 @@ def _verilator():
         os.environ["PATH"] = f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}"
     os.environ["MAKEFLAGS"] = " -- " + " ".join(f"{name}={value.replace(' ', chr(92) + ' ')}" for name, value in MAKE_SETTINGS.items())
     return str(root / "bin" / "verilator")
+
+
+if __name__ == "__main__":
+    _copy_objects(Path(sys.argv[1]), Path(sys.argv[2]))
