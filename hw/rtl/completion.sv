@@ -49,7 +49,94 @@ module completion
     output      logic [SLOT_W-1:0]  free_slot,
     output      logic               irq_valid,     // to interrupts
     input  wire logic               irq_ready,
-    output      logic [QUEUE_W-1:0] irq_queue
+    output      logic [QUEUE_W-1:0] irq_queue,
+
+    output      logic               busy
 );
+    // ---- What is kept of a queue
+    (* ram_style = "distributed" *) logic [35:0] base[64];
+    (* ram_style = "distributed" *) logic [5:0]  last[64];     // index of the ring's last entry
+    (* ram_style = "distributed" *) logic [6:0]  tails[64];    // phase, tail
+    (* ram_style = "distributed" *) logic [5:0]  sq_heads[64];
+    wire [QUEUE_W-1:0] wr_queue  = qc_wr_addr[QUEUE_W+1:2];
+    wire               wr_enable = qc_wr_en && qc_wr_addr[1:0] == 2'd0 && qc_wr_data[0];
+    always_ff @(posedge clk) begin
+        if (qc_wr_en && qc_wr_addr[1:0] == 2'd2) base[wr_queue] <= qc_wr_data[47:12];
+        if (qc_wr_en && qc_wr_addr[1:0] == 2'd1) last[wr_queue] <= qc_wr_data[13:8] - 6'd1;
+        if (wr_enable || took_valid) sq_heads[wr_enable ? wr_queue : took_queue] <= wr_enable ? 6'd0 : took_head;
+    end
+    wire unused = &{1'b0, qc_wr_data[63:48], qc_wr_data[7:1]};
+
+    // ---- An entry at a time
+    typedef enum logic [1:0] {WAIT, READ, POST} step_t;
+    step_t              step;
+    logic [SLOT_W-1:0]  slot;
+    owner_t             owner;
+    status_t            status;
+    wire [QUEUE_W-1:0]  queue  = owner.queue;
+    wire                posted = cqe_valid && cqe_ready;
+    assign cpl_ready   = step == WAIT && !qc_wr_valid;
+    assign qc_wr_ready = step == WAIT && !took_valid;
+    always_ff @(posedge clk) begin
+        unique case (step)
+            WAIT: if (cpl_valid && cpl_ready) step <= READ;
+            READ: if (!irq_valid || irq_ready) step <= POST;
+            default: if (cqe_ready) step <= WAIT;
+        endcase
+        if (step == WAIT) {slot, owner, status} <= {cpl_slot, cpl_owner, cpl_status};
+        if (rst) step <= WAIT;
+    end
+
+    logic [35:0] entry_base;
+    logic [5:0]  tail, sq_head, queue_last;
+    logic        phase;
+    always_ff @(posedge clk) begin
+        if (step == READ) begin
+            entry_base    <= base[queue];
+            {phase, tail} <= tails[queue];
+            sq_head       <= sq_heads[queue];
+            queue_last    <= last[queue];
+        end
+    end
+
+    wire         turns = tail == queue_last; // the lap is full
+    wire  [5:0]  next_tail  = turns ? 6'd0 : tail + 6'd1;
+    wire         next_phase = phase ^ turns;
+    wire  [15:0] sqid = 16'(queue[QUEUE_W-LF_W-1:0]) + 16'd1;
+    assign cqe_valid = step == POST;
+    assign cqe_addr  = {16'd0, entry_base, 2'd0, tail, 4'd0};
+    assign cqe_data  = {status, phase, owner.cid, sqid, 10'd0, sq_head, 64'd0};
+
+    always_ff @(posedge clk) begin
+        if (wr_enable || posted) tails[wr_enable ? wr_queue : queue] <= wr_enable ? 7'h40 : {next_phase, next_tail};
+    end
+
+    // ---- What follows
+    assign posted_valid = posted;
+    assign posted_queue = queue;
+    assign posted_tail  = next_tail;
+    assign posted_phase = next_phase;
+    assign free_valid   = posted;
+    assign free_slot    = slot;
+    always_ff @(posedge clk) begin
+        if (posted) begin
+            irq_valid <= 1'b1;
+            irq_queue <= queue;
+        end else if (irq_ready) begin
+            irq_valid <= 1'b0;
+        end
+        if (rst) irq_valid <= 1'b0;
+    end
+    assign busy = step != WAIT || cpl_valid || irq_valid;
+
+`ifndef SYNTHESIS
+    always_ff @(posedge clk) begin
+        if (!rst) begin
+            assert (!(posted && irq_valid && !irq_ready)) else $fatal(1, "completion: an entry posted before the last one's interrupt was considered");
+            assert (!(wr_enable && (posted || took_valid))) else $fatal(1, "completion: queue %0d is enabled while a memory is written", wr_queue);
+            assert (!posted || tail <= queue_last) else $fatal(1, "completion: queue %0d: entry %0d of %0d", queue, tail, queue_last);
+        end
+    end
+`endif
 endmodule
 `default_nettype wire

@@ -57,5 +57,116 @@ module slots
     input  wire logic               free_valid,
     input  wire logic [SLOT_W-1:0]  free_slot
 );
+    localparam int SLOTS = 1 << SLOT_W;
+
+    // ---- After reset every slot is put into the list of free ones, one a cycle; it has no legs.
+    logic [SLOT_W:0]   sweep;
+    wire               sweeping = !sweep[SLOT_W];
+    wire  [SLOT_W-1:0] fresh    = sweep[SLOT_W-1:0];
+    always_ff @(posedge clk) begin
+        if (rst) sweep <= '0;
+        else if (sweeping) sweep <= sweep + 1'b1;
+    end
+
+    // ---- Free slots: a ring
+    (* ram_style = "distributed" *) logic [SLOT_W-1:0] free[SLOTS];
+    logic [SLOT_W-1:0] head, tail;
+    wire               put = sweeping || free_valid;
+    always_ff @(posedge clk) begin
+        if (put) free[tail] <= sweeping ? fresh : free_slot;
+    end
+    always_ff @(posedge clk) begin
+        tail       <= tail + SLOT_W'(put);
+        head       <= head + SLOT_W'(slot_take);
+        slots_free <= slots_free + (SLOT_W + 1)'(put) - (SLOT_W + 1)'(slot_take);
+        if (rst) {head, tail, slots_free} <= '0;
+    end
+    assign slot       = free[head];
+    assign slot_valid = !sweeping && slots_free != '0;
+
+    // ---- Whose
+    (* ram_style = "distributed" *) owner_t owners[SLOTS];
+    always_ff @(posedge clk) if (own_valid) owners[own_slot] <= own;
+
+    // ---- Legs
+    (* ram_style = "distributed" *) logic [4:0] legs[SLOTS];
+    (* ram_style = "distributed" *) logic [4:0] ended[SLOTS];    // so many of them
+    (* ram_style = "distributed" *) status_t    statuses[SLOTS]; // of those
+    always_ff @(posedge clk) if (leg_valid) legs[leg_slot] <= leg_count;
+
+    logic              leg;        // one that has ended is looked at
+    logic [SLOT_W-1:0] at;
+    status_t           status;
+    wire  [4:0]        count   = ended[at] + 5'd1;
+    wire  [4:0]        all     = legs[at];
+    wire  status_t     earlier = statuses[at];
+    wire  status_t     joined  = earlier != ST_SUCCESS ? earlier : status;
+    wire               last    = count == all;
+    wire               room    = !cpl_valid || cpl_ready;
+    wire               counted = leg && (!last || room);
+    assign done_ready = !sweeping && (!leg || counted);
+    always_ff @(posedge clk) begin
+        if (done_ready) begin
+            leg    <= done_valid;
+            at     <= done_slot;
+            status <= done_status;
+        end
+        if (rst) leg <= 1'b0;
+    end
+    wire [SLOT_W-1:0] leg_at = sweeping ? fresh : at;
+    always_ff @(posedge clk) begin
+        if (sweeping || counted) begin
+            ended[leg_at]    <= sweeping || last ? '0 : count;
+            statuses[leg_at] <= sweeping || last ? ST_SUCCESS : joined;
+        end
+    end
+
+    // ---- Ends. Legs first: what ends without a disk waits at submission, so no further legs can come before it for long.
+    wire joins = leg && last;
+    assign end_ready = room && !joins;
+    always_ff @(posedge clk) begin
+        if (room) begin
+            cpl_valid  <= joins || end_valid;
+            cpl_slot   <= joins ? at : end_slot;
+            cpl_status <= joins ? joined : end_status;
+        end
+        if (rst) cpl_valid <= 1'b0;
+    end
+    assign cpl_owner = owners[cpl_slot];
+
+`ifndef SYNTHESIS
+    // What is known of each slot, for the invariants alone.
+    logic [SLOTS-1:0] taken, over, split;
+    always_ff @(posedge clk) begin
+        if (rst || sweeping) begin
+            taken <= '0;
+            over  <= '0;
+            split <= '0;
+        end else begin
+            if (slot_take) begin
+                assert (slot_valid) else $fatal(1, "slots: taken though none is free");
+                assert (!taken[slot]) else $fatal(1, "slots: slot %0d is taken twice", slot);
+                taken[slot] <= 1'b1;
+                over[slot]  <= 1'b0;
+                split[slot] <= 1'b0;
+            end
+            if (leg_valid) begin
+                assert (taken[leg_slot] && !over[leg_slot] && !split[leg_slot]) else $fatal(1, "slots: legs of slot %0d, which has none to get", leg_slot);
+                assert (leg_count >= 5'd1 && leg_count <= 5'd16) else $fatal(1, "slots: %0d legs", leg_count);
+                split[leg_slot] <= 1'b1;
+            end
+            if (counted) assert (split[at] && !over[at]) else $fatal(1, "slots: slot %0d has no leg to end", at);
+            if (room && (joins || end_valid)) begin
+                if (!joins) assert (taken[end_slot] && !over[end_slot] && !split[end_slot]) else $fatal(1, "slots: slot %0d ends twice", end_slot);
+                over[joins ? at : end_slot] <= 1'b1;
+            end
+            if (free_valid) begin
+                assert (taken[free_slot] && over[free_slot]) else $fatal(1, "slots: slot %0d is freed before its end", free_slot);
+                taken[free_slot] <= 1'b0;
+            end
+            assert ($countones(taken) + int'(slots_free) == SLOTS) else $fatal(1, "slots: %0d taken, %0d free", $countones(taken), slots_free);
+        end
+    end
+`endif
 endmodule
 `default_nettype wire

@@ -1,0 +1,119 @@
+// Which queue is looked at next: round the local functions, and within a function round its queues.
+//
+//     ring_* (a doorbell) ──► active: a bit per queue ──┬─► of the function whose turn it is, credit left ──┐
+//     again_* (more is left) ─►                         └─► of the next function that has any ──────────────┴─► found_*
+//
+// A turn gives a function credit for as many commands as its weight; it keeps the turn while it has credit and an active queue.
+// A queue's bit is cleared when it is chosen and set again if more is left, so a doorbell that comes meanwhile is never lost:
+// it sets the bit after the clearing. Invariant: a function that stays active is served within one turn of every other.
+// `found` is at most a cycle behind `active`; a choice needs 4 cycles until the next (so that `spend` is known).
+`default_nettype none
+
+module queue_arbiter
+    import millrace_pkg::*;
+(
+    input  wire logic               clk,
+    input  wire logic               rst,
+    input  wire logic               sweeping,     // after reset: weights become 1
+    input  wire logic [LF_W-1:0]    sweep,
+
+    // Registers 2000h + 8f + word: word 1.
+    input  wire logic               fc_wr_en,
+    input  wire logic [LF_W+2:0]    fc_wr_addr,
+    input  wire logic [63:0]        fc_wr_data,
+
+    input  wire logic               ring_valid,
+    input  wire logic [QUEUE_W-1:0] ring_queue,
+
+    output      logic               found,
+    output      logic [QUEUE_W-1:0] found_queue,
+    output      logic               any,          // some queue is active
+    input  wire logic               choose,
+    output      logic [3:0]         credit,       // of the function chosen, from the cycle after `choose`
+    input  wire logic               spend,
+    input  wire logic [2:0]         spend_count,
+    input  wire logic               again,
+    input  wire logic [QUEUE_W-1:0] again_queue
+);
+    localparam int FUNCTIONS = 1 << LF_W;
+    localparam int QUEUES    = 1 << QUEUE_W;
+    localparam int QP        = QUEUES / FUNCTIONS;
+    localparam int QP_W      = QUEUE_W - LF_W;
+
+    // ---- Weights, 1 to 8
+    (* ram_style = "distributed" *) logic [3:0] weights[FUNCTIONS];
+    wire       weight_write = fc_wr_en && fc_wr_addr[2:0] == 3'd1;
+    wire [3:0] weight = sweeping || fc_wr_data[3:0] == '0 ? 4'd1 : fc_wr_data[3] ? 4'd8 : fc_wr_data[3:0];
+    always_ff @(posedge clk) begin
+        if (sweeping || weight_write) weights[sweeping ? sweep : fc_wr_addr[LF_W+2:3]] <= weight;
+    end
+    wire unused = &{1'b0, fc_wr_data[63:4]};
+
+    // ---- Active queues. Choosing and `again` are never in one cycle, so they share a port.
+    logic [QUEUES-1:0]  active;
+    wire                mark    = choose || again;
+    wire  [QUEUE_W-1:0] mark_at = again ? again_queue : found_queue;
+    always_ff @(posedge clk) begin
+        for (int q = 0; q < QUEUES; q++) begin
+            if (ring_valid && ring_queue == QUEUE_W'(q)) active[q] <= 1'b1;
+            else if (mark && mark_at == QUEUE_W'(q)) active[q] <= again;
+        end
+        if (rst) active <= '0;
+    end
+
+    // ---- The next function after `turn` that has an active queue, `turn` itself last
+    logic [LF_W-1:0]      turn;
+    logic [FUNCTIONS-1:0] has;
+    logic [FUNCTIONS-1:0] later;
+    always_comb begin
+        for (int f = 0; f < FUNCTIONS; f++) begin
+            has[f]   = active[f*QP+:QP] != '0;
+            later[f] = has[f] && LF_W'(f) > turn;
+        end
+    end
+    function automatic logic [LF_W-1:0] lowest(input logic [FUNCTIONS-1:0] bits);
+        lowest = '0;
+        for (int f = FUNCTIONS - 1; f >= 0; f--) if (bits[f]) lowest = LF_W'(f);
+    endfunction
+    logic [LF_W-1:0] next;
+    always_ff @(posedge clk) begin
+        next <= later != '0 ? lowest(later) : lowest(has);
+        any  <= !rst && has != '0;
+    end
+
+    // ---- Of both candidates the queue after the one served last
+    (* ram_style = "distributed" *) logic [QP_W-1:0] served[FUNCTIONS];
+    function automatic logic [QP_W-1:0] after(input logic [QP-1:0] bits, input logic [QP_W-1:0] last);
+        after = last;
+        for (int i = QP - 1; i >= 1; i--) if (bits[last+QP_W'(i)]) after = last + QP_W'(i);
+    endfunction
+    wire [QP-1:0] of_turn = active[{turn, QP_W'(0)}+:QP];
+    wire [QP-1:0] of_next = active[{next, QP_W'(0)}+:QP];
+    wire          stay    = credit != '0 && of_turn != '0;
+    assign found       = stay || of_next != '0;
+    assign found_queue = stay ? {turn, after(of_turn, served[turn])} : {next, after(of_next, served[next])};
+
+    always_ff @(posedge clk) begin
+        if (choose) begin
+            turn <= found_queue[QUEUE_W-1:QP_W];
+            if (!stay) credit <= weights[next];
+        end else if (spend) begin
+            credit <= credit - 4'(spend_count);
+        end
+        if (rst) {turn, credit} <= '0;
+    end
+    always_ff @(posedge clk) begin
+        if (choose) served[found_queue[QUEUE_W-1:QP_W]] <= found_queue[QP_W-1:0];
+    end
+
+`ifndef SYNTHESIS
+    always_ff @(posedge clk) begin
+        if (!rst) begin
+            assert (!choose || (found && active[found_queue])) else $fatal(1, "queue_arbiter: queue %0d is chosen, though idle", found_queue);
+            assert (!(choose && (again || spend))) else $fatal(1, "queue_arbiter: a choice before the last was done");
+            assert (!spend || 4'(spend_count) <= credit) else $fatal(1, "queue_arbiter: more picked than the turn has");
+        end
+    end
+`endif
+endmodule
+`default_nettype wire
