@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help run test bench fmt lint fuzz guests setup clean-guests clean
+.PHONY: help run test hw-test hw-synth bench fmt lint fuzz guests setup clean-guests clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -15,6 +15,12 @@ run: guests build ## a stock Linux guest with a disk served by Millrace
 
 test: guests ## every test, guests included
 	@scripts/test
+
+hw-test: guests ## the hardware's tests: lint, modules, proofs, the simulated engine (docs/hardware.md)
+	@scripts/hw-test
+
+hw-synth: setup ## the hardware's size and clock, from Yosys and nextpnr (docs/hardware-figures.md)
+	@scripts/hw-synth
 
 bench: guests ## ours beside its peers in one run; QUICK=1, ONLY=SECTIONS, SPDK_DIR=TREE (docs/performance.md)
 	@scripts/build --benches
