@@ -1,7 +1,5 @@
 //! What the functions promise, one at a time and in the chain.
 
-extern crate std;
-
 mod chain;
 mod replicate;
 mod throttle;
