@@ -12,11 +12,12 @@ import random
 
 import cocotb
 from cocotb.clock import Clock
-from cocotb.triggers import Event, FallingEdge, RisingEdge
+from cocotb.triggers import Event, FallingEdge, RisingEdge, Timer
 
 
 async def start(dut, period=10):
     """Starts the clock and resets; inputs must have been given values before."""
+    await Timer(period, "ns")  # the clock's first edge is no earlier than what was given: state is random, and so were the inputs
     cocotb.start_soon(Clock(dut.clk, period, unit="ns").start())
     await reset(dut)
 
