@@ -84,11 +84,120 @@ module engine #(
     // Something is pending inside: while this is low and nothing is offered from outside, the clock may stop.
     output logic                     busy
 );
-    // Not joined yet: nothing is offered, nothing is taken.
+    import millrace_pkg::*;
+    localparam int CORE_W = CORES > 1 ? $clog2(CORES) : 1;
+
+    // ---- Registers: one access is kept here and offered to whom it is for
+    typedef enum logic [1:0] {IDLE, OFFER, WAIT} access_t;
+    access_t          access;
+    logic             write;
+    logic [15:0]      addr;
+    logic [63:0]      wdata;
+    logic [CORES-1:0] for_core;
+    logic             for_front;
+    wire  [CORES-1:0] core_ready, core_rvalid;
+    wire  [CORES-1:0][63:0] core_rdata;
+    wire              front_ready, front_rvalid;
+    wire  [63:0]      front_rdata;
+    wire  [CORES-1:0] core_reg_valid  = for_core & {CORES{access == OFFER}};
+    wire              front_reg_valid = for_front && access == OFFER;
+    wire              nobody = for_core == '0 && !for_front;   // a core that does not exist: reads as zero
+
+    logic [63:0] answer;
     always_comb begin
-        {reg_ready, reg_rvalid, hrd_valid, hwr_valid, hwr_kind, busy} = '0;
-        {reg_rdata, hrd_addr, hrd_beats, hrd_tag, hwr_addr, hwr_data, hwr_bytes, hwr_function, hwr_vector} = '0;
-        {sdb_valid, sdb_core, sdb_cq, sdb_value, sdr_ready, sdd_valid, sdd_tag, sdd_data, sdd_last, sdw_ready, fault} = '0;
+        answer = front_rdata & {64{front_rvalid}};
+        for (int c = 0; c < CORES; c++) answer |= core_rdata[c] & {64{core_rvalid[c]}};
     end
+
+    wire is_front = reg_addr[19:12] == 8'hF7;
+    assign reg_ready = access == IDLE && !reg_rvalid;
+    always_ff @(posedge clk) begin
+        reg_rvalid <= 1'b0;
+        unique case (access)
+            IDLE: if (reg_valid && reg_ready) access <= OFFER;
+            OFFER: if (nobody || front_ready || |(core_ready & for_core)) access <= WAIT;
+            default: if (nobody || front_rvalid || |core_rvalid) begin
+                access     <= IDLE;
+                reg_rvalid <= 1'b1;
+                reg_rdata  <= answer;
+            end
+        endcase
+        if (access == IDLE) begin
+            {write, addr, wdata} <= {reg_write, reg_addr[15:0], reg_wdata};
+            for_front <= is_front;
+            for (int c = 0; c < CORES; c++) for_core[c] <= reg_addr[19:16] == 4'(c) && !is_front;
+        end
+        if (rst) begin
+            access     <= IDLE;
+            reg_rvalid <= 1'b0;
+        end
+    end
+
+    // ---- The front
+    wire [CORES-1:0]   db_valid;
+    wire [QUEUE_W-1:0] db_queue;
+    wire               db_cq;
+    wire [15:0]        db_value;
+    wire [CORE_W-1:0]  hwr_core;
+    wire               front_busy;
+    front #(.FUNCTIONS(FUNCTIONS), .CORES(CORES), .SSDS(SSDS), .LF(LF), .QP(QP)) front (
+        .clk, .rst, .bar_valid, .bar_function, .bar_offset, .bar_data, .db_valid, .db_queue, .db_cq, .db_value,
+        .irq_core(hwr_core), .irq_local(hwr_addr[8+:LF_W]), .irq_function(hwr_function),
+        .reg_valid(front_reg_valid), .reg_ready(front_ready), .reg_write(write), .reg_addr(addr[11:0]), .reg_wdata(wdata),
+        .reg_rvalid(front_rvalid), .reg_rdata(front_rdata), .busy(front_busy)
+    );
+    assign hwr_vector = hwr_addr[7:0];
+
+    // ---- Cores
+    wire [CORES-1:0]        c_hrd_valid, c_hrd_ready, c_hrr_valid, c_hwr_valid, c_hwr_ready, c_hwr_kind;
+    wire [CORES-1:0][63:0]  c_hrd_addr, c_hwr_addr;
+    wire [CORES-1:0][4:0]   c_hrd_beats, c_hwr_bytes;
+    wire [CORES-1:0][7:0]   c_hrd_tag;
+    wire [7:0]              c_hrr_tag;
+    wire [127:0]            c_hrr_data;
+    wire                    c_hrr_last, c_hrr_error;
+    wire [CORES-1:0][127:0] c_hwr_data;
+    wire [CORES-1:0]        c_sdb_valid, c_sdb_ready, c_sdb_cq;
+    wire [CORES-1:0][3:0]   c_sdb_ssd;
+    wire [CORES-1:0][15:0]  c_sdb_value;
+    wire [CORES-1:0]        c_sdr_valid, c_sdr_ready, c_sdd_valid, c_sdd_ready, c_sdd_last, c_sdw_valid, c_sdw_ready;
+    wire [CORES-1:0][13:0]  c_sdr_addr, c_sdw_addr;
+    wire [CORES-1:0][4:0]   c_sdr_beats;
+    wire [CORES-1:0][7:0]   c_sdr_tag, c_sdd_tag;
+    wire [CORES-1:0][127:0] c_sdd_data, c_sdw_data;
+    wire [CORES-1:0]        core_busy;
+    wire                    crossbar_busy;
+
+    for (genvar c = 0; c < CORES; c++) begin : g_core
+        core #(.LF(LF), .QP(QP), .SLOTS(SLOTS), .SSDS(SSDS), .PAGES(PAGES), .LISTS(LISTS), .CORE(c)) core (
+            .clk, .rst, .db_valid(db_valid[c]), .db_queue, .db_cq, .db_value,
+            .reg_valid(core_reg_valid[c]), .reg_ready(core_ready[c]), .reg_write(write), .reg_addr(addr), .reg_wdata(wdata),
+            .reg_rvalid(core_rvalid[c]), .reg_rdata(core_rdata[c]),
+            .hrd_valid(c_hrd_valid[c]), .hrd_ready(c_hrd_ready[c]), .hrd_addr(c_hrd_addr[c]), .hrd_beats(c_hrd_beats[c]), .hrd_tag(c_hrd_tag[c]),
+            .hrr_valid(c_hrr_valid[c]), .hrr_tag(c_hrr_tag), .hrr_data(c_hrr_data), .hrr_last(c_hrr_last), .hrr_error(c_hrr_error),
+            .hwr_valid(c_hwr_valid[c]), .hwr_ready(c_hwr_ready[c]), .hwr_kind(c_hwr_kind[c]), .hwr_addr(c_hwr_addr[c]),
+            .hwr_data(c_hwr_data[c]), .hwr_bytes(c_hwr_bytes[c]),
+            .sdb_valid(c_sdb_valid[c]), .sdb_ready(c_sdb_ready[c]), .sdb_ssd(c_sdb_ssd[c]), .sdb_cq(c_sdb_cq[c]), .sdb_value(c_sdb_value[c]),
+            .sdr_valid(c_sdr_valid[c]), .sdr_ready(c_sdr_ready[c]), .sdr_addr(c_sdr_addr[c]), .sdr_beats(c_sdr_beats[c]), .sdr_tag(c_sdr_tag[c]),
+            .sdd_valid(c_sdd_valid[c]), .sdd_ready(c_sdd_ready[c]), .sdd_tag(c_sdd_tag[c]), .sdd_data(c_sdd_data[c]), .sdd_last(c_sdd_last[c]),
+            .sdw_valid(c_sdw_valid[c]), .sdw_ready(c_sdw_ready[c]), .sdw_addr(c_sdw_addr[c]), .sdw_data(c_sdw_data[c]),
+            .fault(fault[c]), .busy(core_busy[c])
+        );
+    end
+
+    crossbar #(.CORES(CORES), .SSDS(SSDS)) crossbar (
+        .clk, .rst,
+        .c_hrd_valid, .c_hrd_ready, .c_hrd_addr, .c_hrd_beats, .c_hrd_tag, .c_hrr_valid, .c_hrr_tag, .c_hrr_data, .c_hrr_last, .c_hrr_error,
+        .c_hwr_valid, .c_hwr_ready, .c_hwr_kind, .c_hwr_addr, .c_hwr_data, .c_hwr_bytes,
+        .c_sdb_valid, .c_sdb_ready, .c_sdb_ssd, .c_sdb_cq, .c_sdb_value,
+        .c_sdr_valid, .c_sdr_ready, .c_sdr_addr, .c_sdr_beats, .c_sdr_tag, .c_sdd_valid, .c_sdd_ready, .c_sdd_tag, .c_sdd_data, .c_sdd_last,
+        .c_sdw_valid, .c_sdw_ready, .c_sdw_addr, .c_sdw_data,
+        .hrd_valid, .hrd_ready, .hrd_addr, .hrd_beats, .hrd_tag, .hrr_valid, .hrr_tag, .hrr_data, .hrr_last, .hrr_error,
+        .hwr_valid, .hwr_ready, .hwr_kind, .hwr_addr, .hwr_data, .hwr_bytes, .hwr_core,
+        .sdb_valid, .sdb_ready, .sdb_core, .sdb_cq, .sdb_value, .sdr_valid, .sdr_ready, .sdr_addr, .sdr_beats, .sdr_tag,
+        .sdd_valid, .sdd_ready, .sdd_tag, .sdd_data, .sdd_last, .sdw_valid, .sdw_ready, .sdw_addr, .sdw_data, .busy(crossbar_busy)
+    );
+
+    assign busy = front_busy || crossbar_busy || |core_busy || access != IDLE || reg_rvalid;
 endmodule
 `default_nettype wire

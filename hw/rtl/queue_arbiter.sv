@@ -83,9 +83,9 @@ module queue_arbiter
 
     // ---- Of both candidates the queue after the one served last
     (* ram_style = "distributed" *) logic [QP_W-1:0] served[FUNCTIONS];
-    function automatic logic [QP_W-1:0] after(input logic [QP-1:0] bits, input logic [QP_W-1:0] last);
-        after = last;
-        for (int i = QP - 1; i >= 1; i--) if (bits[last+QP_W'(i)]) after = last + QP_W'(i);
+    function automatic logic [QP_W-1:0] after(input logic [QP-1:0] bits, input logic [QP_W-1:0] previous);
+        after = previous;
+        for (int i = QP - 1; i >= 1; i--) if (bits[previous+QP_W'(i)]) after = previous + QP_W'(i);
     endfunction
     wire [QP-1:0] of_turn = active[{turn, QP_W'(0)}+:QP];
     wire [QP-1:0] of_next = active[{next, QP_W'(0)}+:QP];
