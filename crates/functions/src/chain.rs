@@ -19,18 +19,19 @@ pub fn key(command: &Command) -> u8 {
 #[inline]
 pub fn submit(command: &Command, state: &State, config: &Config) -> (Verdict, State) {
     let refused = namespace::check(command, config);
-    if refused != status::SUCCESS {
-        return (Verdict::reject(refused), *state);
-    }
-    let disks = replicate::submit(command, state, config);
-    if disks == 0 {
-        return (Verdict::reject(status::INTERNAL_ERROR), *state);
-    }
     let turn = throttle::submit(command, state, config);
-    if turn.wait != 0 {
-        return (Verdict::hold(command.now.wrapping_add(turn.wait)), *state);
-    }
-    let read = if command.only_reads() { disks } else { state.turn() };
-    let state = State::new(turn.iops, turn.bytes, state.failed(), read);
-    (Verdict::go(share::submit(command, config), disks), state)
+    let choice = replicate::submit(command, state, config);
+    let kind = if (refused != status::SUCCESS) | choice.none {
+        Verdict::REJECT
+    } else if turn.early {
+        Verdict::HOLD
+    } else {
+        // Pass and fan out are neighbours.
+        Verdict::PASS + u8::from(choice.several)
+    };
+    let status = if refused == status::SUCCESS { status::INTERNAL_ERROR } else { refused };
+    let verdict = Verdict { lba: share::submit(command, config), until: turn.until, status, disks: choice.disks, kind };
+    let read = if command.only_reads() { choice.disks } else { state.turn() };
+    let after = State::new(turn.iops, turn.bytes, state.failed(), read);
+    (verdict, if verdict.goes() { after } else { *state })
 }

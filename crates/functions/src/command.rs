@@ -44,12 +44,18 @@ impl Command {
     /// Leaves the disk as it is.
     #[inline]
     pub fn only_reads(&self) -> bool {
-        self.opcode == opcode::READ || self.opcode == opcode::COMPARE
+        (self.opcode == opcode::READ) | (self.opcode == opcode::COMPARE)
+    }
+
+    /// Changes blocks.
+    #[inline]
+    pub fn changes(&self) -> bool {
+        !self.only_reads() & !self.is_flush()
     }
 
     /// Moves its blocks between guest and disk.
     #[inline]
     pub fn moves_data(&self) -> bool {
-        self.only_reads() || self.opcode == opcode::WRITE
+        self.only_reads() | (self.opcode == opcode::WRITE)
     }
 }

@@ -86,6 +86,24 @@ impl Config {
         if self.has(Self::SHARE) { self.share & LBA_MASK } else { 0 }
     }
 
+    /// First block of the cache, on the fast disk.
+    #[inline]
+    pub fn cache_start(&self) -> u64 {
+        self.cache & LBA_MASK
+    }
+
+    /// First block of a copy, on the target.
+    #[inline]
+    pub fn target_start(&self) -> u64 {
+        self.copy & LBA_MASK
+    }
+
+    /// Blocks to copy.
+    #[inline]
+    pub fn to_copy(&self) -> u64 {
+        self.copied & LBA_MASK
+    }
+
     /// Cap on commands.
     #[inline]
     pub fn iops(&self) -> Cap {

@@ -20,13 +20,19 @@
 
 #![no_std]
 #![forbid(unsafe_code)]
+#![allow(
+    clippy::needless_bitwise_bool,
+    reason = "both sides of an `&` are circuits side by side; a branch is a choice after another"
+)]
 
 #[cfg(test)]
 extern crate std;
 
+pub mod cache;
 pub mod chain;
 mod command;
 mod config;
+pub mod copy;
 pub mod hardware;
 pub mod namespace;
 pub mod replicate;

@@ -9,23 +9,19 @@ const ALL: u32 = u32::MAX;
 #[inline]
 pub fn check(command: &Command, config: &Config) -> u16 {
     let flush = command.is_flush();
-    let meant = command.nsid == config.nsid() || (flush && command.nsid == ALL);
-    if !config.has(Config::ENABLED) || !meant {
-        return status::INVALID_NAMESPACE;
-    }
-    if flush {
-        return status::SUCCESS;
-    }
-    if !share::contains(command, config) {
-        return status::LBA_OUT_OF_RANGE;
-    }
+    let meant = (command.nsid == config.nsid()) | (flush & (command.nsid == ALL));
     // MDTS is 128 KiB.
-    let most_z = if config.large_blocks() { 31 } else { 255 };
-    if command.moves_data() && command.nlb_z > most_z {
-        return status::INVALID_FIELD;
+    let beyond = if config.large_blocks() { command.nlb_z >> 5 } else { command.nlb_z >> 8 };
+    let large = command.moves_data() & (beyond != 0);
+    if !(config.has(Config::ENABLED) & meant) {
+        status::INVALID_NAMESPACE
+    } else if !flush & !share::contains(command, config) {
+        status::LBA_OUT_OF_RANGE
+    } else if large {
+        status::INVALID_FIELD
+    } else if config.has(Config::READ_ONLY) & command.changes() {
+        status::READ_ONLY
+    } else {
+        status::SUCCESS
     }
-    if config.has(Config::READ_ONLY) && !command.only_reads() {
-        return status::READ_ONLY;
-    }
-    status::SUCCESS
 }

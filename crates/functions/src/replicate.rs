@@ -20,14 +20,30 @@ fn next(disks: u16, last: u16) -> u16 {
     lowest(if above == 0 { disks } else { above })
 }
 
-/// The disks that a command goes to; none: no disk is left.
+/// The disks that a command goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// A bit each.
+    pub disks: u16,
+    /// There is none.
+    pub none: bool,
+    /// There is more than one.
+    pub several: bool,
+}
+
+/// The disks that a command goes to.
 #[inline]
-pub fn submit(command: &Command, state: &State, config: &Config) -> u16 {
-    if !config.has(Config::REPLICATE) {
-        return lowest(config.disks());
+pub fn submit(command: &Command, state: &State, config: &Config) -> Choice {
+    let all = config.has(Config::REPLICATE);
+    let good = if all { config.disks() & !state.failed() } else { config.disks() };
+    // Without replication it is the first one.
+    let last = if all { state.turn() } else { 0 };
+    let to_all = all & !command.only_reads();
+    Choice {
+        disks: if to_all { good } else { next(good, last) },
+        none: good == 0,
+        several: to_all & (good & good.wrapping_sub(1) != 0),
     }
-    let good = config.disks() & !state.failed();
-    if command.only_reads() { next(good, state.turn()) } else { good }
 }
 
 /// A command that several disks carry out.

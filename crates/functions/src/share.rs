@@ -11,11 +11,11 @@ use crate::{Command, Config, LBA_BITS, LBA_MASK};
 #[inline]
 pub fn contains(command: &Command, config: &Config) -> bool {
     let last = (command.slba & LBA_MASK) + u64::from(command.nlb_z);
-    command.slba >> LBA_BITS == 0 && last < config.blocks()
+    (command.slba >> LBA_BITS == 0) & (last < config.blocks())
 }
 
-/// Where a command's first block is on the disks; a flush names none.
+/// Where a command's first block is on the disks; a flush has none, and this means nothing.
 #[inline]
 pub fn submit(command: &Command, config: &Config) -> u64 {
-    if command.is_flush() { 0 } else { ((command.slba & LBA_MASK) + config.start()) & LBA_MASK }
+    ((command.slba & LBA_MASK) + config.start()) & LBA_MASK
 }

@@ -21,6 +21,7 @@ pub const FRACTION: u32 = 12;
 pub const TIME_MASK: u64 = (1 << (32 + FRACTION)) - 1;
 /// Bits of what a bucket can be ahead: burst and largest command have 32 each.
 const AHEAD_BITS: u32 = 33;
+const AHEAD_MASK: u64 = (1 << AHEAD_BITS) - 1;
 
 /// A cap: both in units of 64 cycles with [`FRACTION`]. No time at all means no cap.
 #[repr(C)]
@@ -35,36 +36,62 @@ pub struct Cap {
 /// What a command takes of both buckets, or how long it waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
-    /// Whole units until it goes; 0: now.
-    pub wait: u32,
-    /// The bucket of commands from then on, if it goes.
+    /// It came too early.
+    pub early: bool,
+    /// If so, when to ask again.
+    pub until: u32,
+    /// If not, the bucket of commands from then on.
     pub iops: u64,
     /// The bucket of blocks.
     pub bytes: u64,
 }
 
-/// How far a bucket is ahead of now.
-#[inline]
-fn ahead(full: u64, now: u64) -> u64 {
-    let ahead = full.wrapping_sub(now) & TIME_MASK;
-    if ahead >> AHEAD_BITS == 0 { ahead } else { 0 }
+/// A bucket, at some time.
+#[derive(Clone, Copy)]
+struct Bucket {
+    /// When it is full again; now, if it is full.
+    full: u64,
+    /// It is further ahead than it may be.
+    early: bool,
+    /// If so, by so many whole units; less one.
+    units_z: u32,
 }
 
-/// Asks both buckets. All commands are counted but flushes; of their blocks those that move.
+impl Bucket {
+    #[inline]
+    fn new(full: u64, now: u64, cap: &Cap) -> Self {
+        let ahead = full.wrapping_sub(now) & TIME_MASK;
+        let is_full = ahead >> AHEAD_BITS != 0;
+        let room = cap.burst.wrapping_sub(ahead & AHEAD_MASK);
+        Self {
+            full: if is_full { now } else { full },
+            early: !is_full & (room >> 63 != 0),
+            units_z: (!room >> FRACTION) as u32 & (AHEAD_MASK >> FRACTION) as u32,
+        }
+    }
+
+    /// When it is full again after something was taken.
+    #[inline]
+    fn taken(&self, time: u64) -> u64 {
+        (self.full + time) & TIME_MASK
+    }
+}
+
+/// Asks both buckets: all commands are counted but flushes, and of their blocks those that move. Who waits for both waits for commands first.
 #[inline]
 pub fn submit(command: &Command, state: &State, config: &Config) -> Turn {
-    if !config.has(Config::THROTTLE) || command.is_flush() {
-        return Turn { wait: 0, iops: state.iops(), bytes: state.bytes() };
-    }
     let now = u64::from(command.now) << FRACTION;
     let (iops, bytes) = (config.iops(), config.bytes());
-    let (commands_ahead, blocks_ahead) = (ahead(state.iops(), now), ahead(state.bytes(), now));
-    let wait = commands_ahead.saturating_sub(iops.burst).max(blocks_ahead.saturating_sub(bytes.burst));
+    let (commands, blocks) = (Bucket::new(state.iops(), now, &iops), Bucket::new(state.bytes(), now, &bytes));
+    let counted = config.has(Config::THROTTLE) & !command.is_flush();
+    let moves = config.has(Config::THROTTLE) & command.moves_data();
+    let units_z = if commands.early { commands.units_z } else { blocks.units_z };
     // MDTS is 256 blocks at most.
-    let blocks = if command.moves_data() { u64::from(command.nlb_z & 0xff) + 1 } else { 0 };
+    let count = u64::from(command.nlb_z & 0xff) + 1;
     Turn {
-        wait: if wait == 0 { 0 } else { (wait >> FRACTION) as u32 + 1 },
-        iops: (now + commands_ahead + iops.time) & TIME_MASK,
-        bytes: (now + blocks_ahead + blocks * bytes.time) & TIME_MASK,
+        early: (counted & commands.early) | (moves & blocks.early),
+        until: command.now.wrapping_add(units_z).wrapping_add(1),
+        iops: if counted { commands.taken(iops.time) } else { state.iops() },
+        bytes: if moves { blocks.taken(count * bytes.time) } else { state.bytes() },
     }
 }

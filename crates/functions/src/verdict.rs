@@ -1,10 +1,10 @@
 //! What becomes of a command.
 
-/// See [`Verdict::kind`]; the fields that a kind does not use are 0.
+/// See [`Verdict::kind`]; the fields that a kind does not use mean nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Pass, fan out: first block on the disks.
+    /// Pass, fan out: first block on the disks; of a flush it means nothing.
     pub lba: u64,
     /// Hold: when to ask again, in units of 64 cycles. It wraps.
     pub until: u32,
@@ -26,22 +26,9 @@ impl Verdict {
     /// It ends now, with a status.
     pub const REJECT: u8 = 3;
 
-    /// The command goes to these disks; there is one at least.
+    /// The command goes on.
     #[inline]
-    pub fn go(lba: u64, disks: u16) -> Self {
-        let several = disks & disks.wrapping_sub(1) != 0;
-        Self { lba, disks, kind: if several { Self::FAN_OUT } else { Self::PASS }, ..Self::default() }
-    }
-
-    /// Ask again then.
-    #[inline]
-    pub fn hold(until: u32) -> Self {
-        Self { until, kind: Self::HOLD, ..Self::default() }
-    }
-
-    /// It ends.
-    #[inline]
-    pub fn reject(status: u16) -> Self {
-        Self { status, kind: Self::REJECT, ..Self::default() }
+    pub fn goes(&self) -> bool {
+        self.kind <= Self::FAN_OUT
     }
 }

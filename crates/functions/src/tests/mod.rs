@@ -1,6 +1,8 @@
 //! What the functions promise, one at a time and in the chain.
 
+mod cache;
 mod chain;
+mod copy;
 mod replicate;
 mod throttle;
 

@@ -47,7 +47,7 @@ fn run(disks: u16, asked: u16, bad: u16, reads: bool) -> (u16, u16, u32) {
     let config = config(Config::REPLICATE, disks);
     let (mut join, mut count) = (Join { pending: asked, ..Join::default() }, 0);
     loop {
-        let disk = 1 << (15 - join.pending.leading_zeros());
+        let disk = 1 << join.pending.ilog2();
         let status = if bad & disk != 0 { ERROR } else { status::SUCCESS };
         let (outcome, after) = complete(&join, &Answer { disk, status, reads: reads.into() }, &State::default(), &config);
         (join, count) = (after, count + 1);
