@@ -44,11 +44,15 @@ impl<T: Words + Default, const N: usize> Words for [T; N] {
     }
 
     fn put(&mut self, words: &mut dyn Iterator<Item = u64>) {
-        self.iter_mut().for_each(|part| part.put(words));
+        for part in self {
+            part.put(words);
+        }
     }
 
     fn get(&self, words: &mut Vec<u64>) {
-        self.iter().for_each(|part| part.get(words));
+        for part in self {
+            part.get(words);
+        }
     }
 }
 
