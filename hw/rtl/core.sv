@@ -21,7 +21,8 @@ module core
     parameter int SSDS  = 1,
     parameter int PAGES = 512,
     parameter int LISTS = 16,
-    parameter int CORE  = 0
+    parameter int CORE  = 0,
+    parameter logic [63:0] CHIP_BASE = 64'h0
 ) (
     input  wire                clk,
     input  wire                rst,
@@ -164,7 +165,7 @@ module core
     wire status_t      end_status, done_status;
     wire               commands_busy;
 
-    commands #(.LF(LF), .SSDS(SSDS), .PAGES(PAGES), .LISTS(LISTS), .CORE(CORE)) commands (
+    commands #(.LF(LF), .SSDS(SSDS), .PAGES(PAGES), .LISTS(LISTS), .CORE(CORE), .CHIP_BASE(CHIP_BASE)) commands (
         .clk, .rst, .now, .f_valid, .f_ready, .f_beat, .f_slot, .f_queue, .f_data,
         .own_valid, .own_slot, .own, .leg_valid, .leg_slot, .leg_count, .end_valid, .end_ready, .end_slot, .end_status,
         .done_valid, .done_ready, .done_slot, .done_status, .free_valid, .free_slot,

@@ -21,7 +21,8 @@ module engine #(
     parameter int QP        = 4,
     parameter int SLOTS     = 64,
     parameter int PAGES     = 512,
-    parameter int LISTS     = 16
+    parameter int LISTS     = 16,
+    parameter logic [63:0] CHIP_BASE = 64'h0 // where disks find chip addresses
 ) (
     input  wire                      clk,
     input  wire                      rst,
@@ -115,7 +116,7 @@ module engine #(
         reg_rvalid <= 1'b0;
         unique case (access)
             IDLE: if (reg_valid && reg_ready) access <= OFFER;
-            OFFER: if (nobody || front_ready || |(core_ready & for_core)) access <= WAIT;
+            OFFER: if (nobody || (for_front && front_ready) || |(core_ready & for_core)) access <= WAIT;
             default: if (nobody || front_rvalid || |core_rvalid) begin
                 access     <= IDLE;
                 reg_rvalid <= 1'b1;
@@ -169,7 +170,7 @@ module engine #(
     wire                    crossbar_busy;
 
     for (genvar c = 0; c < CORES; c++) begin : g_core
-        core #(.LF(LF), .QP(QP), .SLOTS(SLOTS), .SSDS(SSDS), .PAGES(PAGES), .LISTS(LISTS), .CORE(c)) core (
+        core #(.LF(LF), .QP(QP), .SLOTS(SLOTS), .SSDS(SSDS), .PAGES(PAGES), .LISTS(LISTS), .CORE(c), .CHIP_BASE(CHIP_BASE)) core (
             .clk, .rst, .db_valid(db_valid[c]), .db_queue, .db_cq, .db_value,
             .reg_valid(core_reg_valid[c]), .reg_ready(core_ready[c]), .reg_write(write), .reg_addr(addr), .reg_wdata(wdata),
             .reg_rvalid(core_rvalid[c]), .reg_rdata(core_rdata[c]),

@@ -83,9 +83,10 @@ module interrupts
     logic [QUEUE_W-1:0] scan;
     logic [1:0]         entries;   // since the last look of the scan
     wire                take  = irq_valid && entries != 2'd3;
-    wire                begin_ = step == CHOOSE && !qc_wr_valid && !sweeping;
+    // A write of registers waits for entries, because completion waits for them before it can be ready for the write.
+    wire                begin_ = step == CHOOSE && !sweeping && (!qc_wr_valid || irq_valid);
     assign irq_ready   = begin_ && take;
-    assign qc_wr_ready = step == CHOOSE && !sweeping;
+    assign qc_wr_ready = step == CHOOSE && !sweeping && !irq_valid;
     wire sends;
     wire decided = step == DECIDE && (!sends || !msi_valid || msi_ready);
     always_ff @(posedge clk) begin
