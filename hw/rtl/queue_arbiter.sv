@@ -53,10 +53,15 @@ module queue_arbiter
     logic [QUEUES-1:0]  active;
     wire                mark    = choose || again;
     wire  [QUEUE_W-1:0] mark_at = again ? again_queue : found_queue;
+    // Decoded in two halves, 16 and 4 lines for each event; then a bit and its next value are one LUT of six inputs, not one for the
+    // value and one for an enable.
+    wire [FUNCTIONS-1:0] ring_row = FUNCTIONS'(ring_valid) << ring_queue[QUEUE_W-1:QP_W];
+    wire [FUNCTIONS-1:0] mark_row = FUNCTIONS'(mark) << mark_at[QUEUE_W-1:QP_W];
+    wire [QP-1:0]        ring_col = QP'(1) << ring_queue[QP_W-1:0];
+    wire [QP-1:0]        mark_col = QP'(1) << mark_at[QP_W-1:0];
     always_ff @(posedge clk) begin
-        for (int q = 0; q < QUEUES; q++) begin
-            if (ring_valid && ring_queue == QUEUE_W'(q)) active[q] <= 1'b1;
-            else if (mark && mark_at == QUEUE_W'(q)) active[q] <= again;
+        for (int f = 0; f < FUNCTIONS; f++) begin
+            active[f*QP+:QP] <= ({QP{ring_row[f]}} & ring_col) | ({QP{mark_row[f] & again}} & mark_col) | (active[f*QP+:QP] & ~({QP{mark_row[f]}} & mark_col));
         end
         if (rst) active <= '0;
     end
