@@ -61,7 +61,7 @@ impl Circuit {
 
 /// The module that has all testbenches in it; `+function=NAME` chooses one.
 pub fn all(circuits: &[Circuit]) -> String {
-    let parts: Vec<String> = circuits.iter().map(|circuit| format!("    tb_{0} {0} ();\n", circuit.name)).collect();
+    let parts: Vec<String> = circuits.iter().map(|circuit| format!("    tb_{0} {0}_ ();\n", circuit.name)).collect();
     format!("`default_nettype none\n\nmodule tb_functions;\n{}endmodule\n\n`default_nettype wire\n", parts.concat())
 }
 
