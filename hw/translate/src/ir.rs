@@ -436,7 +436,7 @@ pub(crate) fn functions(text: &str) -> Vec<Function> {
         let mut function = Function { parameters: parameters.collect(), subprogram: debug_of(line), blocks: Vec::new() };
         while let Some(line) = lines.next().filter(|line| *line != "}") {
             let line = line.trim_end();
-            if line.trim().is_empty() || line.trim_start().starts_with("#dbg_") {
+            if line.trim().is_empty() || line.trim_start().starts_with("#dbg_") || line.starts_with(';') {
                 continue;
             }
             if !line.starts_with(' ') {

@@ -28,7 +28,11 @@ pub mod testbench;
 #[cfg(test)]
 mod tests;
 
-pub use self::{error::Refused, ports::Port, rustc::llvm_ir};
+pub use self::{
+    error::Refused,
+    ports::Port,
+    rustc::{FUNCTIONS, llvm_ir},
+};
 use self::{
     lower::Lowered,
     ports::Metadata,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_translate::{
-    Circuit, PERIOD, llvm_ir,
+    Circuit, FUNCTIONS, PERIOD, llvm_ir,
     native::{NATIVE, Random},
     testbench, translate,
 };
@@ -20,7 +20,7 @@ const USAGE: &str = "usage: millrace-translate                          make hw/
 fn circuits(repository: &Path) -> io::Result<(Vec<Circuit>, String)> {
     let scratch = repository.join("target/translate");
     fs::create_dir_all(&scratch)?;
-    let (ir, version) = llvm_ir(repository, &scratch)?;
+    let (ir, version) = llvm_ir(repository, FUNCTIONS, &scratch)?;
     let circuits = translate(&ir, PERIOD).map_err(|refused| io::Error::other(format!("{refused} ({version})")))?;
     Ok((circuits, version))
 }

@@ -194,7 +194,7 @@ impl Random {
     }
 
     /// One of up to 64 bits, often at an edge.
-    fn edge(&mut self) -> u64 {
+    pub(crate) fn edge(&mut self) -> u64 {
         let near = self.below(5).wrapping_sub(2);
         match self.below(8) {
             0 => near,

@@ -18,14 +18,16 @@ const OPTIONS: &[&str] = &[
     "-Cdebug-assertions=off",
 ];
 
-/// The IR, and the version of rustc that made it.
+/// Where the functions are, in the repository.
+pub const FUNCTIONS: &str = "crates/functions/src/lib.rs";
+
+/// The IR of a crate, and the version of rustc that made it.
 ///
 /// # Errors
 /// When rustc cannot be run, or refuses the functions.
-pub fn llvm_ir(repository: &Path, scratch: &Path) -> io::Result<(String, String)> {
+pub fn llvm_ir(repository: &Path, source: &str, scratch: &Path) -> io::Result<(String, String)> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = scratch.join("functions.ll");
-    let source = "crates/functions/src/lib.rs";
     let mut command = Command::new(&rustc);
     command.current_dir(repository).args(OPTIONS).arg("-o").arg(&output).arg(source);
     let run = command.output().map_err(|why| io::Error::other(format!("{} cannot be run: {why}", rustc.display())))?;

@@ -89,7 +89,7 @@ impl Flow {
             }
         }
         done.reverse();
-        if done.last() != Some(&function.blocks.len()) {
+        if !done.contains(&function.blocks.len()) {
             return Err("it never returns".into());
         }
         self.order = done;

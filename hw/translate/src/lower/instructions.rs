@@ -6,6 +6,9 @@ use crate::{
     ir::{Instruction, Op, Type, Value},
 };
 
+/// Why a call is refused.
+pub(super) const CALL: &str = "a call: a panic, or a function that is not inlined; neither has a circuit";
+
 /// Bits of an integer type.
 pub(super) fn bits_of(ty: &Type) -> Result<u32, String> {
     match ty {
@@ -65,6 +68,7 @@ impl Lowering<'_> {
                 _ => return Err("a part of what is no aggregate".into()),
             },
             Op::Call { name, ty, arguments } => return self.call(at, name, ty, arguments),
+            _ if instruction.text.contains("call ") => return Err(CALL.into()),
             _ => return Err("the translator does not know it; write it another way, or teach hw/translate/src/ir.rs".into()),
         };
         Ok(Some(Meaning::Bits(id)))

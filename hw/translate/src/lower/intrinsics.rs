@@ -1,6 +1,9 @@
 //! Calls: LLVM's own functions, of which each has a circuit. There are no others; what is not inlined is refused.
 
-use super::{INPUT, Lowering, Meaning, instructions::bits_of};
+use super::{
+    INPUT, Lowering, Meaning,
+    instructions::{CALL, bits_of},
+};
 use crate::{
     graph::{Graph, Id},
     ir::{Type, Value},
@@ -102,7 +105,7 @@ impl Lowering<'_> {
             return Ok(None);
         }
         let Some(name) = name.strip_prefix("llvm.") else {
-            return Err("a call: a panic, or a function that is not inlined; neither has a circuit".into());
+            return Err(CALL.into());
         };
         if name.starts_with("memcpy.") || name.starts_with("memmove.") || name.starts_with("memset.") {
             return self.move_bytes(at, name, arguments).map(|()| None);
@@ -123,6 +126,11 @@ impl Lowering<'_> {
                 let counted = count(graph, *a, result);
                 self.counts.insert(counted, *a);
                 counted
+            }
+            ("abs", [a, ..]) => {
+                let (zero, sign) = (graph.constant(0, *width), graph.slice(*a, width - 1, 1));
+                let negative = graph.sub(zero, *a);
+                graph.mux(sign, negative, *a)
             }
             ("cttz", [a, ..]) => trailing_zeros(graph, *a, result),
             ("ctlz", [a, ..]) => {
