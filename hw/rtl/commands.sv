@@ -1,11 +1,13 @@
 // The command side of a core: what becomes of an entry between its fetch and the disk, and what the disks answer.
 //
-//   sq_fetch ──f_*──► decode ──► translate ──► functions ──► prp_list ──► submit ──► doorbells ──sdb_*──► disks
-//                       │own_*       │ PRPs        │ LBA        │ lists      │ring      │leg_*, end_*          │
-//                       ▼            └─────────────┴────────────┘            │          ▼                      │
-//                     slots                        ▼                         ▼        slots                    │
-//                       ▲                     ssd_memory ◄──────────────── rings ◄──────────────────sdr_*──────┤
-//                       └──done_*── ssd_completions ◄───────────────────────────────────────────────sdw_*──────┘
+//                               page_table
+//                                ▲      ▲
+//   sq_fetch ──f_*──► decode ──► translate ──► functions ──► prp_list ──► submit ──► ssd_doorbells ──sdb_*──► disks
+//                       │own_*      │ PRPs        │ LBA        │ lists      │ │leg_*, end_*                      │
+//                       ▼           └─────────────┼────────────┘            │ ▼                                  │
+//                     slots                       ▼                         │ slots                              │
+//                       ▲                    ssd_memory ◄───────rings───────┘ ◄──────────────────────sdr_*──────┤
+//                       └───done_*─── ssd_completions ◄──────────────────────────────────────────────sdw_*──────┘
 //
 // An entry for the disks is put together in place: `ssd_memory` keeps 64 bytes for each slot, and every stage writes there what it finds
 // out. So what travels is little more than a slot's number; commands overtake each other without anything being copied; and a command for
@@ -24,7 +26,7 @@ module commands
     parameter int          PAGES     = 512,
     parameter int          LISTS     = 16,
     parameter int          CORE      = 0,                          // chip address bits 17:14
-    parameter logic [63:0] CHIP_BASE = 64'h0001_0000_0000_0000     // where disks find chip addresses: above all host addresses
+    parameter logic [63:0] CHIP_BASE = 64'h0   // added to chip addresses of lists, where disks find them there
 ) (
     input  wire logic                        clk,
     input  wire logic                        rst,
@@ -103,16 +105,96 @@ module commands
 
     output      logic                        busy         // something is to be done beside the commands in slots
 );
-    // Ports for the core that is put together around it; what is inside comes module by module.
-    wire unused = &{1'b0, clk, rst, now, f_valid, f_beat, f_slot, f_queue, f_data, end_ready, done_ready, free_valid, free_slot, hrd_ready,
-        hrr_valid, hrr_tag, hrr_data, hrr_last, hrr_error, sdb_ready, sdr_valid, sdr_addr, sdr_beats, sdr_tag, sdd_ready, sdw_valid,
-        sdw_addr, sdw_data, cfg_wr_en, cfg_wr_addr, cfg_wr_data, page_wr_en, page_wr_addr, page_wr_data, ssd_write, ssd_enabled,
-        LF != 0, PAGES != 0, LISTS != 0, CORE != 0, CHIP_BASE != 0};
-    always_comb begin
-        {f_ready, own_valid, own_slot, own, leg_valid, leg_slot, leg_count, end_valid, end_slot, end_status} = '0;
-        {done_valid, done_slot, done_status, hrd_valid, hrd_addr, hrd_beats, hrd_tag, sdb_valid, sdb_ssd, sdb_cq, sdb_value} = '0;
-        {sdr_ready, sdd_valid, sdd_tag, sdd_data, sdd_last, sdw_ready, cfg_wr_ready, busy} = '0;
-    end
+    localparam int PAGE_W = $clog2(PAGES);
+    localparam int N_W    = $clog2(64 / SSDS);
+
+    // ---- The pipeline
+    command_t d;
+    passed_t  t, f, l;
+    logic     d_valid, d_ready, t_valid, t_ready, fo_valid, fo_ready, l_valid, l_ready;
+
+    decode decode (
+        .clk, .rst, .f_valid, .f_ready, .f_beat, .f_slot, .f_queue, .f_data, .own_valid, .own_slot, .own, .d_valid, .d_ready, .d
+    );
+
+    logic                a_valid, a_high, b_valid, b_ready, b_high, present, writable;
+    logic [LF_W-1:0]     a_lf, b_lf;
+    logic [PAGE_W-1:0]   a_page, b_page;
+    logic [26:0]         frame;
+    page_table #(.LF(LF), .PAGES(PAGES)) page_table (
+        .clk, .wr_en(page_wr_en), .wr_addr(page_wr_addr), .wr_data(page_wr_data), .a_valid, .a_lf, .a_page, .a_high,
+        .b_valid, .b_ready, .b_lf, .b_page, .b_high, .present, .writable, .frame
+    );
+
+    logic              low_en, high_en, info_en, job_to_guest, job_high;
+    logic [SLOT_W+1:0] low_addr, high_addr;
+    logic [63:0]       low_data, high_data, info_slba;
+    logic [SLOT_W-1:0] info_slot;
+    logic [31:0]       info_nsid;
+    logic [15:0]       info_nlb_z;
+    logic [7:0]        info_opcode;
+    logic [5:0]        job_entries;
+    logic [PAGE_W+17:0] job_list;
+    wire               cfg_write = cfg_wr_en && cfg_wr_ready;
+    translate #(.LF(LF), .PAGES(PAGES)) translate (
+        .clk, .rst, .cfg_wr_en(cfg_write), .cfg_wr_addr, .cfg_wr_data, .d_valid, .d_ready, .d,
+        .look_valid(a_valid), .look_lf(a_lf), .look_page(a_page), .look_high(a_high), .look_present(present),
+        .look_writable(writable), .look_frame(frame), .low_en, .low_addr, .low_data, .high_en, .high_addr, .high_data,
+        .info_en, .info_slot, .info_slba, .info_nsid, .info_nlb_z, .info_opcode,
+        .job_entries, .job_to_guest, .job_high, .job_list, .p_valid(t_valid), .p_ready(t_ready), .p(t)
+    );
+
+    logic              word_valid, word_ready;
+    logic [SLOT_W+1:0] word_addr;
+    logic [63:0]       word_data;
+    functions #(.LF(LF), .SSDS(SSDS)) functions (
+        .clk, .rst, .now, .cfg_wr_en, .cfg_wr_ready, .cfg_wr_addr, .cfg_wr_data,
+        .info_en, .info_slot, .info_slba, .info_nsid, .info_nlb_z, .info_opcode, .p_valid(t_valid), .p_ready(t_ready), .p(t),
+        .o_valid(fo_valid), .o_ready(fo_ready), .o(f), .f_valid(word_valid), .f_ready(word_ready), .f_addr(word_addr), .f_data(word_data)
+    );
+
+    logic        list_valid, list_ready, list_high;
+    logic [8:0]  list_addr;
+    logic [63:0] list_data;
+    prp_list #(.PAGES(PAGES), .LISTS(LISTS), .CORE(CORE), .CHIP_BASE(CHIP_BASE)) prp_list (
+        .clk, .rst, .job_en(info_en), .job_slot(info_slot), .job_entries, .job_to_guest, .job_high, .job_list,
+        .p_valid(fo_valid), .p_ready(fo_ready), .p(f), .o_valid(l_valid), .o_ready(l_ready), .o(l),
+        .look_valid(b_valid), .look_ready(b_ready), .look_lf(b_lf), .look_page(b_page), .look_high(b_high),
+        .look_present(present), .look_writable(writable), .look_frame(frame),
+        .l_valid(list_valid), .l_ready(list_ready), .l_high(list_high), .l_addr(list_addr), .l_data(list_data),
+        .hrd_valid, .hrd_ready, .hrd_addr, .hrd_beats, .hrd_tag, .hrr_valid, .hrr_tag, .hrr_data, .hrr_last, .hrr_error,
+        .free_valid, .free_slot
+    );
+
+    // ---- The disks' queues
+    logic                     ring_en, clearing, doorbells_busy, memory_busy;
+    logic [5:0]               ring_index;
+    logic [SLOT_W-1:0]        ring_slot;
+    logic [SSDS-1:0]          head_valid, tail_moved, cq_due, cq_told;
+    logic [N_W-1:0]           head;
+    logic [SSDS-1:0][N_W-1:0] tail, cq_head;
+    submit #(.SSDS(SSDS)) submit (
+        .clk, .rst, .p_valid(l_valid), .p_ready(l_ready), .p(l), .leg_valid, .leg_slot, .leg_count,
+        .end_valid, .end_ready, .end_slot, .end_status, .ring_en, .ring_index, .ring_slot,
+        .ssd_write, .ssd_enabled, .wait_all(clearing), .head_valid, .head, .tail_moved, .tail
+    );
+    ssd_memory ssd_memory (
+        .clk, .rst, .t_low_en(low_en), .t_low_addr(low_addr), .t_low_data(low_data),
+        .t_high_en(high_en), .t_high_addr(high_addr), .t_high_data(high_data),
+        .f_valid(word_valid), .f_ready(word_ready), .f_addr(word_addr), .f_data(word_data),
+        .l_valid(list_valid), .l_ready(list_ready), .l_high(list_high), .l_addr(list_addr), .l_data(list_data),
+        .ring_en, .ring_index, .ring_slot, .sdr_valid, .sdr_ready, .sdr_addr, .sdr_beats, .sdr_tag,
+        .sdd_valid, .sdd_ready, .sdd_tag, .sdd_data, .sdd_last, .busy(memory_busy)
+    );
+    ssd_completions #(.SSDS(SSDS)) ssd_completions (
+        .clk, .rst, .sdw_valid, .sdw_ready, .sdw_addr, .sdw_data, .ssd_write, .ssd_enabled, .clearing,
+        .done_valid, .done_ready, .done_slot, .done_status, .head_valid, .head, .cq_due, .cq_told, .cq_head
+    );
+    ssd_doorbells #(.SSDS(SSDS)) ssd_doorbells (
+        .clk, .rst, .ssd_write, .tail_moved, .tail, .cq_due, .cq_told, .cq_head,
+        .sdb_valid, .sdb_ready, .sdb_ssd, .sdb_cq, .sdb_value, .busy(doorbells_busy)
+    );
+    assign busy = doorbells_busy || memory_busy || clearing || sdw_valid;
 endmodule
 
 `default_nettype wire

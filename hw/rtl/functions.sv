@@ -1,0 +1,269 @@
+// The storage functions' place: whom a command belongs to, what it has used, what becomes of it.
+//
+//   translate ──info_*──► table per slot: SLBA, NLB, NSID, opcode ──┐
+//   registers 3000h ──cfg_*──► configuration per local function ────┼──► fn_chain ──► verdict
+//                              state per local function ◄───────────┴──► (generated from crates/functions)
+//                                                                          │ pass, fan out: LBA ──f_*──► ssd_memory
+//   translate ──p_*──┬─► ask ───────────────────────────────────────────►──┤
+//                    │    ▲                                                └──► o_* ──► prp_list
+//                    └─► ring of those that are held ◄── hold: until when
+//
+// One command at a time is asked, so none sees a state that another one is about to change. Who is held goes into a ring as long as there
+// are slots, and so does everybody of his function who comes after him. When a function's time has come the ring is turned once, and each
+// whose time has come is asked again, unless one of his function before him stays. So commands of a function keep their order, and
+// no function waits for another. A command that is to end late (`late`) is asked for the functions' refusals only, and never held.
+// Invariants: the state after reset, and after configuration word 0 is written, is zero; configurations do not change while one is
+// asked; `blocked` has every function that has somebody in the ring.
+// Cycles: the chain's latency and 1; a turn of the ring takes one per place, with others between. When the way out is not free at the answer, the same is asked
+// once more.
+`default_nettype none
+
+module functions
+    import millrace_pkg::*;
+#(
+    parameter int LF   = 16,
+    parameter int SSDS = 16
+) (
+    input  wire logic              clk,
+    input  wire logic              rst,
+    input  wire logic [31:0]       now,
+
+    input  wire logic              cfg_wr_en,
+    output      logic              cfg_wr_ready,
+    input  wire logic [11:0]       cfg_wr_addr,
+    input  wire logic [63:0]       cfg_wr_data,
+
+    input  wire logic              info_en,
+    input  wire logic [SLOT_W-1:0] info_slot,
+    input  wire logic [63:0]       info_slba,
+    input  wire logic [31:0]       info_nsid,
+    input  wire logic [15:0]       info_nlb_z,
+    input  wire logic [7:0]        info_opcode,
+
+    input  wire logic              p_valid,
+    output      logic              p_ready,
+    input  wire passed_t           p,
+    output      logic              o_valid,
+    input  wire logic              o_ready,
+    output      passed_t           o,
+
+    // ssd_memory: word 5 of the entry.
+    output      logic              f_valid,
+    input  wire logic              f_ready,
+    output      logic [SLOT_W+1:0] f_addr,
+    output      logic [63:0]       f_data
+);
+    localparam int WORDS  = 5;  // configuration words that the chain looks at
+    localparam int LFI_W  = LF > 1 ? $clog2(LF) : 1;
+    // Of the disks' mask only those that there are.
+    localparam logic [WORDS-1:0][63:0] MASKS = {{4{64'hffff_ffff_ffff_ffff}}, 16'((1 << SSDS) - 1), 48'hffff_ffff_ffff};
+    localparam int TIME_W = 20; // of a hold's end; who is asked too early is held again
+    if (LF < 1 || LF > 16 || (LF & (LF - 1)) != 0) begin : g_lf
+        $error("functions: LF must be a power of two up to 16");
+    end
+
+    typedef enum logic [1:0] {TAKE, READY, ASK} state_t;
+    state_t  state;
+    passed_t cur;               // who is asked
+    wire [LFI_W-1:0] lf = cur.queue[2 +: LFI_W];
+
+    // ---- What the chain is given
+    // A block's number above 48 bits is out of every range: one bit tells it.
+    (* ram_style = "distributed" *) logic [100:0] infos[64];
+    logic [48:0] c_slba;
+    logic [31:0] c_nsid;
+    logic [15:0] c_nlb_z;
+    logic [3:0]  c_opcode;
+    always_ff @(posedge clk) begin
+        if (info_en) infos[info_slot] <= {info_slba[63:48] != '0, info_slba[47:0], info_nsid, info_nlb_z, info_opcode[3:0]};
+    end
+    assign {c_slba, c_nsid, c_nlb_z, c_opcode} = infos[cur.slot];
+
+    logic [WORDS-1:0][63:0] config_word;
+    assign cfg_wr_ready = state == TAKE;
+    wire cfg_write = cfg_wr_en && cfg_wr_ready;
+    for (genvar i = 0; i < WORDS; i++) begin : g_word
+        (* ram_style = "distributed" *) logic [63:0] rows[1 << LFI_W];
+        always_ff @(posedge clk) begin
+            if (cfg_write && cfg_wr_addr[3:0] == 4'(i)) rows[LFI_W'(cfg_wr_addr[11:4])] <= cfg_wr_data;
+        end
+        assign config_word[i] = rows[lf] & MASKS[i];
+    end
+
+    (* ram_style = "distributed" *) logic [127:0] states[1 << LFI_W];
+    always_ff @(posedge clk) begin
+        if (go) states[lf] <= v_state;
+    end
+
+    logic        v_valid;
+    logic [7:0]  v_kind;
+    logic [63:0] v_lba;
+    logic [15:0] v_disks;
+    logic [31:0] v_until;
+    logic [15:0] v_status;
+    logic [127:0] v_state;
+    logic [LF-1:0] wiped;       // the function's state counts as zero
+    logic [31:0] asked_at;
+    logic        full;          // `o` has a command that has not gone
+    wire         ask    = state == READY;
+    wire [127:0] st_now = wiped[lf] ? '0 : states[lf];
+    fn_chain chain (
+        .clk, .rst, .in_valid(ask), .in_command_slba({15'b0, c_slba}), .in_command_nsid(c_nsid), .in_command_now(asked_at),
+        .in_command_nlb_z(c_nlb_z), .in_command_opcode({4'b0, c_opcode}), .in_state_a(st_now[63:0]), .in_state_b(st_now[127:64]),
+        .in_config_namespace(config_word[0]), .in_config_blocks(config_word[1]), .in_config_share(config_word[2]),
+        .in_config_iops(config_word[3]), .in_config_bytes(config_word[4]),
+        .out_valid(v_valid), .out_verdict_kind(v_kind), .out_verdict_lba(v_lba), .out_verdict_disks(v_disks),
+        .out_verdict_until(v_until), .out_verdict_status(v_status), .out_state_a(v_state[63:0]), .out_state_b(v_state[127:64])
+    );
+    localparam logic [7:0] HOLD = 8'd2, REJECT = 8'd3;
+    wire wait_out = full && !(o_valid && o_ready);
+    wire answer = state == ASK && v_valid && !wait_out; // else it is asked again: nothing has changed
+    wire hold   = answer && v_kind == HOLD && !cur.late;
+    wire reject = answer && v_kind == REJECT;
+    wire go     = answer && !reject && !hold && !cur.late;
+
+    // ---- Those that are held
+    (* ram_style = "distributed" *) logic [SLOT_W+QUEUE_W-1:0] ring[64];
+    (* ram_style = "distributed" *) logic [TIME_W-1:0] held_to[1 << LFI_W];
+    logic [SLOT_W-1:0]   ring_head;
+    logic [SLOT_W-1:0]   ring_tail;
+    logic [SLOT_W:0]     ring_count;
+    logic [SLOT_W:0]     ring_left;    // of this turn
+    logic                turning;
+    logic                turned;       // has just ended: who waited for that comes before the next turn
+    logic [LFI_W-1:0]    scan;         // looks for a function whose time has come
+    logic                ring_first;   // the ring's turn before the next that comes
+    logic [LF-1:0]       blocked;
+    logic [LF-1:0]       seen;         // stays in the ring after this turn
+    logic [SLOT_W-1:0]   h_slot;
+    logic [QUEUE_W-1:0]  h_queue;
+    assign {h_slot, h_queue} = ring[ring_head];
+    wire [LFI_W-1:0]  h_lf   = h_queue[2 +: LFI_W];
+    wire [LFI_W-1:0]  t_lf   = turning ? h_lf : scan;
+    wire [TIME_W-1:0] t_wait = now[TIME_W-1:0] - held_to[t_lf];
+    wire              come   = wiped[t_lf] || !t_wait[TIME_W-1];
+    wire              h_due  = come && !seen[h_lf];
+    wire              due    = !turning && come && blocked[scan];
+
+    // ---- Whose turn it is
+    wire [LFI_W-1:0] p_lf = p.queue[2 +: LFI_W];
+    wire  p_blocks = !p.ended && !p.late && blocked[p_lf];
+    wire  start    = state == TAKE && due && !turned; // a turn begins
+    wire  p_can    = p_valid && (p_blocks ? !turning && !start : !p.ended || !wait_out);
+    wire  r_can    = turning && ring_left != '0;
+    wire  take_r   = state == TAKE && r_can && (ring_first || !p_can);
+    // The next one may follow at once, unless this one stays: then it may be the next one's predecessor.
+    wire  follows  = answer && !hold && p_valid && !p.ended && !p_blocks && !turning && !due && !cfg_wr_en;
+    wire  take_p   = (state == TAKE && p_can && !take_r) || follows;
+    wire  ask_p    = take_p && !p.ended && !p_blocks;
+    wire  ask_r    = take_r && h_due;
+    wire  push     = hold || (take_p && p_blocks) || (take_r && !h_due);
+    wire  pop      = take_r;
+    assign p_ready = take_p;
+
+    always_ff @(posedge clk) begin
+        if (push) ring[ring_tail] <= hold ? {cur.slot, cur.queue} : take_p ? {p.slot, p.queue} : {h_slot, h_queue};
+    end
+    always_ff @(posedge clk) begin
+        if (hold) held_to[lf] <= v_until[TIME_W-1:0];
+    end
+
+    always_ff @(posedge clk) begin
+        if (rst) begin
+            ring_head  <= '0;
+            ring_tail  <= '0;
+            ring_count <= '0;
+            turning    <= 1'b0;
+            turned     <= 1'b0;
+            scan       <= '0;
+            blocked    <= '0;
+            seen       <= '0;
+        end else begin
+            if (push) ring_tail <= ring_tail + 1'b1;
+            if (pop) ring_head <= ring_head + 1'b1;
+            if (push && !pop) ring_count <= ring_count + 1'b1;
+            if (pop && !push) ring_count <= ring_count - 1'b1;
+            if (pop) ring_left <= ring_left - 1'b1;
+            ring_first <= take_p;
+            if (!turning && !due) scan <= scan + 1'b1;
+            if (state == TAKE && !turning) turned <= 1'b0;
+            if (start) begin
+                turning   <= 1'b1;
+                ring_left <= ring_count;
+            end
+            if (take_r && !h_due) seen[h_lf] <= 1'b1;
+            if (hold) begin
+                blocked[lf] <= 1'b1;
+                seen[lf]    <= turning;
+            end
+            if (state == TAKE && turning && ring_left == '0) begin
+                turning <= 1'b0;
+                turned  <= 1'b1;
+                blocked <= seen;
+                seen    <= '0;
+            end
+        end
+    end
+
+    // ---- Asking
+    always_ff @(posedge clk) begin
+        if (rst) begin
+            state <= TAKE;
+        end else begin
+            unique case (state)
+                TAKE: if (ask_p || ask_r) state <= READY;
+                READY: state <= ASK;
+                default: if (v_valid) state <= !answer || ask_p ? READY : TAKE;
+            endcase
+        end
+    end
+    always_ff @(posedge clk) begin
+        if (state == TAKE || ask_p) begin
+            cur <= take_r ? '{slot: h_slot, queue: h_queue, ssds: '0, ended: 1'b0, late: 1'b0, status: ST_SUCCESS} : p;
+        end
+        if (state != READY && state != ASK || v_valid) asked_at <= now;
+        if (go) wiped[lf] <= 1'b0;
+        if (cfg_write && cfg_wr_addr[3:0] == 4'd0) wiped[LFI_W'(cfg_wr_addr[11:4])] <= 1'b1;
+        if (rst) wiped <= '1;
+    end
+
+    // ---- Out
+    assign o_valid = full && !f_valid;
+    assign f_addr  = {o.slot, 2'd2};
+    always_ff @(posedge clk) begin
+        if (rst) begin
+            full    <= 1'b0;
+            f_valid <= 1'b0;
+        end else begin
+            if ((answer && !hold) || (take_p && p.ended)) full <= 1'b1;
+            else if (o_valid && o_ready) full <= 1'b0;
+            if (go) f_valid <= 1'b1;
+            else if (f_ready) f_valid <= 1'b0;
+        end
+    end
+    always_ff @(posedge clk) begin
+        if (go) f_data <= v_lba;
+        if (answer && !hold) begin
+            o        <= cur;
+            o.ssds   <= v_disks;
+            o.ended  <= reject || cur.late;
+            o.late   <= 1'b0;
+            if (reject) o.status <= v_status[14:0];
+        end else if (take_p && p.ended) begin
+            o <= p;
+        end
+    end
+
+    wire unused = &{1'b0, cfg_wr_addr, info_opcode, v_kind, v_until, v_status, p.ssds};
+
+`ifndef SYNTHESIS
+    always_ff @(posedge clk) begin
+        if (!rst) begin
+            assert (ring_count <= 7'd64) else $fatal(1, "functions: more are held than there are slots");
+            assert (!(v_valid && state != ASK)) else $fatal(1, "functions: the chain answers without being asked");
+        end
+    end
+`endif
+endmodule
+
+`default_nettype wire
