@@ -51,7 +51,7 @@ def main():
     parts = {part.stem: part for part in flow.modules()}
     files = [package(name, parts["millrace_pkg"], text)]
     for part in parts:
-        if part != "millrace_pkg" and re.search(rf"\b{part}\b", stripped):
+        if part != "millrace_pkg" and flow.uses(stripped, part):
             files += [needed for needed in flow.needed(part) if needed not in files and needed != parts["millrace_pkg"]]
     # The front end defines SYNTHESIS, under which the modules leave their assertions out.
     read = [

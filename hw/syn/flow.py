@@ -47,15 +47,21 @@ def modules():
     return sorted(files, key=lambda file: not file.stem.endswith("_pkg"))
 
 
+def uses(text, module):
+    """Has the text an instance of the module, or an import of the package?"""
+    pattern = rf"\b{module}::" if module.endswith("_pkg") else rf"^\s*{module}\s*(#\s*\(|\w+\s*\()"
+    return re.search(pattern, text, re.M)
+
+
 def needed(top):
-    """The files that a top needs: those of the modules whose names its files have in them."""
+    """The files that a top needs: those of the modules that its files have instances of."""
     have = {file.stem: file for file in modules()}
     found, waiting = set(), [top]
     while waiting:
         name = waiting.pop()
         found.add(name)
         text = re.sub(r"//.*", "", have[name].read_text())
-        waiting += [other for other in have if other not in found and re.search(rf"\b{other}\b", text)]
+        waiting += [other for other in have if other not in found and uses(text, other)]
     return [file for file in modules() if file.stem in found or file.stem == "millrace_pkg"]
 
 
