@@ -85,6 +85,7 @@ module doorbells
     (* ram_style = "distributed" *) logic [5:0] sq_head[64];     // by picks: the next entry to ask for
     (* ram_style = "distributed" *) logic [5:0] cq_promised[64]; // where the CQ's tail will be when all in flight are posted
     (* ram_style = "distributed" *) logic       stop_read[64];
+    (* ram_style = "distributed" *) logic       blocked[64];     // for want of places in its CQ: its next CQ head rings
     (* ram_style = "distributed" *) logic [6:0] cq_tail[64];     // by completion: phase, tail
 
     // ---- Registers
@@ -125,6 +126,8 @@ module doorbells
     wire       accepted  = listens && in_ring && (!bell_cq || consumed);
     wire       refused   = listens && !(in_ring && (!bell_cq || consumed));
 
+    wire       rings     = accepted && (!bell_cq || blocked[bell_queue]);
+
     wire [QUEUE_W-1:0] bell_at = wr_enable ? wr_queue : bell_queue; // never both: see qc_wr_ready
     always_ff @(posedge clk) begin
         if (wr_enable || (accepted && !bell_cq)) sq_tail[bell_at] <= wr_enable ? 6'd0 : value;
@@ -144,7 +147,7 @@ module doorbells
     logic               again;    // there may be more
     logic [QUEUE_W-1:0] queue;
     queue_arbiter arbiter (
-        .clk, .rst, .sweeping, .sweep(sweep[LF_W-1:0]), .fc_wr_en, .fc_wr_addr, .fc_wr_data, .ring_valid(accepted), .ring_queue(bell_queue),
+        .clk, .rst, .sweeping, .sweep(sweep[LF_W-1:0]), .fc_wr_en, .fc_wr_addr, .fc_wr_data, .ring_valid(rings), .ring_queue(bell_queue),
         .found, .found_queue, .any, .choose, .credit, .spend, .spend_count(count), .again, .again_queue(queue)
     );
 
@@ -213,8 +216,12 @@ module doorbells
     wire [2:0] allowed = credit < 4'(room) ? credit[2:0] : room;
     assign count = wanted < allowed ? wanted : allowed;
     assign spend = step == ACT && count != '0;
-    // Blocked by the CQ: the next CQ head's doorbell rings for it.
-    assign again = step == ACT && wanted != '0 && (laps || count != entries_4 || count == 3'd4);
+    // For want of places it waits for a CQ head, unless one came since the state was read.
+    wire   waits = entries_4 != '0 && places_4 == '0;
+    wire   moved = accepted && bell_cq && bell_queue == queue;
+    logic  moved_before;
+    always_ff @(posedge clk) moved_before <= step != CHOOSE && (moved || moved_before);
+    assign again = step == ACT && (waits ? moved || moved_before : wanted != '0 && (laps || count != entries_4 || count == 3'd4));
 
     wire       wraps  = {1'b0, head} + 7'(count) == {1'b0, last} + 7'd1;
     wire [6:0] beyond = {1'b0, promised} + 7'(count);
@@ -230,6 +237,7 @@ module doorbells
         if (wr_enable || spend) sq_head[pick_at] <= wr_enable || wraps ? 6'd0 : head + 6'(count);
         if (wr_enable || spend || bad_ready) cq_promised[pick_at] <= wr_enable ? 6'd0 : bad_ready ? promised_less : promised_next;
         if (wr_enable || bad_ready) stop_read[pick_at] <= !wr_enable;
+        if (wr_enable || step == ACT) blocked[pick_at] <= !wr_enable && waits;
     end
 
     always_ff @(posedge clk) begin
@@ -259,8 +267,12 @@ module doorbells
     wire unused = &{1'b0, qc_wr_data[63:14], qc_wr_data[7:6]};
 
 `ifndef SYNTHESIS
+    bit live;  // there was a reset
+    initial live = 1'b0;
+    always @(posedge clk) if (rst) live <= 1'b1;
+
     always_ff @(posedge clk) begin
-        if (!rst) begin
+        if (!rst && live) begin
             assert (!spend || !pick_valid || pick_ready) else $fatal(1, "doorbells: a pick of queue %0d before the last was taken", queue);
             assert (!spend || (open && !stopped)) else $fatal(1, "doorbells: queue %0d is picked, though closed", queue);
             assert (!qc_wr_en || (qc_wr_valid && qc_wr_ready)) else $fatal(1, "doorbells: a register is written that was not ready");

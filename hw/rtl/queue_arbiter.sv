@@ -14,7 +14,7 @@ module queue_arbiter
 (
     input  wire logic               clk,
     input  wire logic               rst,
-    input  wire logic               sweeping,     // after reset: weights become 1
+    input  wire logic               sweeping,     // after reset: weights become 4, a whole burst
     input  wire logic [LF_W-1:0]    sweep,
 
     // Registers 2000h + 8f + word: word 1.
@@ -40,10 +40,10 @@ module queue_arbiter
     localparam int QP        = QUEUES / FUNCTIONS;
     localparam int QP_W      = QUEUE_W - LF_W;
 
-    // ---- Weights, 1 to 8
+    // ---- Weights, 1 to 8; 0 counts as 1
     (* ram_style = "distributed" *) logic [3:0] weights[FUNCTIONS];
     wire       weight_write = fc_wr_en && fc_wr_addr[2:0] == 3'd1;
-    wire [3:0] weight = sweeping || fc_wr_data[3:0] == '0 ? 4'd1 : fc_wr_data[3] ? 4'd8 : fc_wr_data[3:0];
+    wire [3:0] weight = sweeping ? 4'd4 : fc_wr_data[3:0] == '0 ? 4'd1 : fc_wr_data[3] ? 4'd8 : fc_wr_data[3:0];
     always_ff @(posedge clk) begin
         if (sweeping || weight_write) weights[sweeping ? sweep : fc_wr_addr[LF_W+2:3]] <= weight;
     end
@@ -112,8 +112,12 @@ module queue_arbiter
     end
 
 `ifndef SYNTHESIS
+    bit live;  // there was a reset
+    initial live = 1'b0;
+    always @(posedge clk) if (rst) live <= 1'b1;
+
     always_ff @(posedge clk) begin
-        if (!rst) begin
+        if (!rst && live) begin
             assert (!choose || (found && active[found_queue])) else $fatal(1, "queue_arbiter: queue %0d is chosen, though idle", found_queue);
             assert (!(choose && (again || spend))) else $fatal(1, "queue_arbiter: a choice before the last was done");
             assert (!spend || 4'(spend_count) <= credit) else $fatal(1, "queue_arbiter: more picked than the turn has");

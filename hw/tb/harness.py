@@ -49,7 +49,8 @@ _built = set()
 
 
 def run(module, tests=None, sources=(), parameters=None, defines=None):
-    """Lints and builds `module` and runs its tests; raises SystemExit with the reason if anything is wrong.
+    """Lints and builds `module`, of hw/rtl or one that lies beside its test, and runs its tests; raises SystemExit with the reason if
+    anything is wrong.
 
     tests       Python modules with the cocotb tests; the caller's own file if not given
     sources     other modules that it is made of: names in hw/rtl without ending, or paths
@@ -63,7 +64,7 @@ def run(module, tests=None, sources=(), parameters=None, defines=None):
     if str(caller.parent) not in sys.path:
         sys.path.insert(0, str(caller.parent))
     label = " ".join([module, *(f"{name}={value}" for name, value in parameters.items())])
-    files = [RTL / "millrace_pkg.sv", *map(_file, sources), _file(module)]
+    files = [RTL / "millrace_pkg.sv", *map(_file, sources), beside if (beside := caller.parent / f"{module}.sv").exists() else _file(module)]
     verilator = _verilator()
     defines = defines or {}
     lint(module, files, parameters, defines)
