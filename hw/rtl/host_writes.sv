@@ -1,10 +1,11 @@
 // Joins completion's entries and interrupts' messages into the one ordered channel to the host.
 //
 //     completion ── cqe_* ──┐
-//     interrupts ── msi_* ──┴──► one register ── hwr_* ──► host
+//     interrupts ── msi_* ──┴──► hwr_* ──► host
 //
-// Entries first: an interrupt that waits covers them as well. Invariant: what is taken goes out in the order of taking. One
-// write every 2 cycles.
+// Both come from registers, so nothing is kept here but whose turn it is: what is taken from either has left the core, and a queue
+// that shows nothing in flight has nothing left to write. Entries first: an interrupt that waits covers them as well. Invariants:
+// what is offered stays until it is taken; the order is that of taking. One write a cycle, none of them later.
 `default_nettype none
 
 module host_writes
@@ -30,24 +31,16 @@ module host_writes
     output      logic [127:0]       hwr_data,
     output      logic [4:0]         hwr_bytes
 );
-    // Either is taken only into an empty register.
-    assign cqe_ready = !hwr_valid;
-    assign msi_ready = !hwr_valid && !cqe_valid;
+    logic waits;                        // a message was offered and is not taken yet
+    wire  message = waits || !cqe_valid;
+    always_ff @(posedge clk) waits <= !rst && message && msi_valid && !hwr_ready;
 
-    always_ff @(posedge clk) begin
-        if (rst) begin
-            hwr_valid <= 1'b0;
-        end else if (!hwr_valid) begin
-            hwr_valid <= cqe_valid || msi_valid;
-        end else if (hwr_ready) begin
-            hwr_valid <= 1'b0;
-        end
-        if (!hwr_valid) begin
-            hwr_kind <= !cqe_valid;
-            hwr_addr <= cqe_valid ? cqe_addr : 64'({msi_function, msi_vector});
-            hwr_data <= cqe_valid ? cqe_data : 128'd0;
-        end
-    end
+    assign cqe_ready = hwr_ready && !message;
+    assign msi_ready = hwr_ready && message;
+    assign hwr_valid = message ? msi_valid : cqe_valid;
+    assign hwr_kind  = message;
+    assign hwr_addr  = message ? 64'({msi_function, msi_vector}) : cqe_addr;
+    assign hwr_data  = message ? 128'd0 : cqe_data;
     assign hwr_bytes = 5'd16;
 endmodule
 `default_nettype wire

@@ -107,8 +107,12 @@ module queue_arbiter
         end
         if (rst) {turn, credit} <= '0;
     end
+    // A queue that got only the rest of a turn is the first of the next one, or else the same queues would get the rests.
+    logic stayed;
+    wire  rest = spend && stayed && 4'(spend_count) == credit;
     always_ff @(posedge clk) begin
-        if (choose) served[found_queue[QUEUE_W-1:QP_W]] <= found_queue[QP_W-1:0];
+        if (choose) stayed <= stay;
+        if (choose || rest) served[choose ? found_queue[QUEUE_W-1:QP_W] : turn] <= choose ? found_queue[QP_W-1:0] : again_queue[QP_W-1:0] - 1'b1;
     end
 
 `ifndef SYNTHESIS

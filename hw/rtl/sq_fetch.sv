@@ -216,12 +216,12 @@ module sq_fetch
     end
 
     // ---- Room: in staging, and of slots that those in staging will need. None while a pick is on its way.
-    wire [7:0] places = 8'd64 - {1'b0, staged};
-    wire [7:0] slots_left = {1'b0, slots_free} + 8'(AHEAD) - {1'b0, staged};
+    wire [7:0] places = 8'd64 - {1'b0, staged} - 8'(beat != '0); // the entry on its way out still lies there
+    wire [8:0] slots_left = {2'b0, slots_free} + 9'(AHEAD) - {2'b0, staged};
     always_ff @(posedge clk) begin
         if (rst || sweeping || pick_valid) room <= '0;
-        else if (places[7:2] == '0 && places < slots_left) room <= places[2:0];
-        else room <= slots_left[7:2] != '0 ? 3'd4 : slots_left[2:0];
+        else if (places[7:2] == '0 && {1'b0, places} < slots_left) room <= places[2:0];
+        else room <= slots_left[8:2] != '0 ? 3'd4 : slots_left[2:0];
     end
 
 `ifndef SYNTHESIS
@@ -233,7 +233,7 @@ module sq_fetch
         if (!rst && live) begin
             assert (staged <= 7'd64) else $fatal(1, "sq_fetch: %0d entries in 64 places", staged);
             assert (look_staged <= staged) else $fatal(1, "sq_fetch: %0d entries to come of %0d", look_staged, staged);
-            assert (!slots_left[7]) else $fatal(1, "sq_fetch: %0d entries for %0d slots", staged, slots_free);
+            assert (!slots_left[8]) else $fatal(1, "sq_fetch: %0d entries for %0d slots", staged, slots_free);
             assert (!pick || (pick_count >= 3'd1 && pick_count <= 3'd4)) else $fatal(1, "sq_fetch: a pick of %0d", pick_count);
             assert (!mine || 7'(6'(at - look)) < look_staged) else $fatal(1, "sq_fetch: an answer nobody asked for: tag %0d", at);
             assert (!(drop && entered)) else $fatal(1, "sq_fetch: a burst dropped while another enters");

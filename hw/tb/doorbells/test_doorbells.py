@@ -27,6 +27,7 @@ class Queue:
         self.size, self.c_size, self.enabled, self.stopped = size, c_size, True, False
         self.tail = self.head = self.c_head = self.c_tail = 0
         self.phase, self.flight = 1, 0
+        self.told = self.c_told = 0  # by good doorbells, some of which may be under way
 
     @property
     def entries(self):
@@ -216,17 +217,17 @@ class Bench:
         seen, queue = await self.look(at), self.queues[at]
         assert seen == {name: getattr(queue, name) for name in seen}, f"queue {at}: {seen}, in truth {vars(queue)}"
 
-    def ring(self, at):
+    def ring(self, at, most=63):
         """A good doorbell: some more entries."""
         queue = self.queues[at]
-        head = queue.tail if any(bell[:2] == (at, 0) for bell in self.bells) else queue.head
-        free = (head - queue.tail - 1) % queue.size
-        self.bells.append((at, 0, (queue.tail + random.randint(0, free)) % queue.size))
+        queue.told = (queue.told + random.randint(0, min(most, (queue.head - queue.told - 1) % queue.size))) % queue.size
+        self.bells.append((at, 0, queue.told))
 
     def consume(self, at, all_=False):
         queue = self.queues[at]
-        if not any(bell[:2] == (at, 1) for bell in self.bells):
-            self.bells.append((at, 1, (queue.c_head + (queue.unconsumed if all_ else random.randint(0, queue.unconsumed))) % queue.c_size))
+        there = (queue.c_tail - queue.c_told) % queue.c_size
+        queue.c_told = (queue.c_told + (there if all_ else random.randint(0, there))) % queue.c_size
+        self.bells.append((at, 1, queue.c_told))
 
     async def settle(self, queues):
         """Guests take all completions until every entry is picked and posted."""
@@ -323,8 +324,8 @@ async def disabled_while_picked(dut):
         await bench.enable(at, 64, 64)
     for turn in range(150):
         at = turn % 4
-        bench.bells.append((at, 0, random.randrange(64)))
-        bench.bells += [(other % 4, 0, random.randrange(64)) for other in range(at + 1, at + 3)]
+        for other in range(at, at + 3):
+            bench.ring(other % 4, 20)
         await cycles(dut, random.randrange(12))
         await bench.write(at, 0, 0)
         while (await bench.look(at))["flight"]:
@@ -399,6 +400,7 @@ async def a_pick_every_4_cycles(dut):
     await bench.begin()
     for at in range(QUEUES):
         await bench.enable(at, 64, 64)
+    # Each queue has one entry at a time, as with guests that wait for each: so picks of one, as many as there are cycles for.
     bench.bells += [(at, 0, 1) for at in range(QUEUES)]
     while len(bench.picks) < 4:
         await RisingEdge(dut.clk)

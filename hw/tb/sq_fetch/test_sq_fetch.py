@@ -111,7 +111,11 @@ class Bench:
                 continue
             queue = random.randrange(QUEUES)
             size, head = self.size[queue], self.head[queue]
-            n = min(self.shape(), room, size - head, count - done)
+            # As in life: an entry is not asked for again before it was read.
+            asked = sum(entry[0] == queue for entry in self.expected) + sum(bad[1] for bad in self.bad if bad[0] == queue)
+            n = min(self.shape(), room, size - head, count - done, size - 1 - asked)
+            if n < 1:
+                continue
             indices = range(head, head + n)
             if random.random() < self.errors:
                 entry = random.choice(indices)
