@@ -130,12 +130,8 @@ module completion
     assign busy = step != WAIT || cpl_valid || irq_valid;
 
 `ifndef SYNTHESIS
-    bit live;  // there was a reset
-    initial live = 1'b0;
-    always @(posedge clk) if (rst) live <= 1'b1;
-
     always_ff @(posedge clk) begin
-        if (!rst && live) begin
+        if (!rst) begin
             assert (!(posted && irq_valid && !irq_ready)) else $fatal(1, "completion: an entry posted before the last one's interrupt was considered");
             assert (!(wr_enable && (posted || took_valid))) else $fatal(1, "completion: queue %0d is enabled while a memory is written", wr_queue);
             assert (!posted || tail <= queue_last) else $fatal(1, "completion: queue %0d: entry %0d of %0d", queue, tail, queue_last);

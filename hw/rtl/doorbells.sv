@@ -267,12 +267,8 @@ module doorbells
     wire unused = &{1'b0, qc_wr_data[63:14], qc_wr_data[7:6]};
 
 `ifndef SYNTHESIS
-    bit live;  // there was a reset
-    initial live = 1'b0;
-    always @(posedge clk) if (rst) live <= 1'b1;
-
     always_ff @(posedge clk) begin
-        if (!rst && live) begin
+        if (!rst) begin
             assert (!spend || !pick_valid || pick_ready) else $fatal(1, "doorbells: a pick of queue %0d before the last was taken", queue);
             assert (!spend || (open && !stopped)) else $fatal(1, "doorbells: queue %0d is picked, though closed", queue);
             assert (!qc_wr_en || (qc_wr_valid && qc_wr_ready)) else $fatal(1, "doorbells: a register is written that was not ready");

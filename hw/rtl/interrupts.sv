@@ -171,12 +171,8 @@ module interrupts
     assign busy = sweeping || !quiet[6] || irq_valid || msi_valid;
 
 `ifndef SYNTHESIS
-    bit live;  // there was a reset
-    initial live = 1'b0;
-    always @(posedge clk) if (rst) live <= 1'b1;
-
     always_ff @(posedge clk) begin
-        if (!rst && live) begin
+        if (!rst) begin
             assert (!wr_enable || step == CHOOSE) else $fatal(1, "interrupts: queue %0d is enabled while its state is written", wr_queue);
             // The threshold has 8 bits, so a count above it always fits.
             assert (!decided || !then_.waits || masked) else $fatal(1, "interrupts: queue %0d waits, though not masked", queue);

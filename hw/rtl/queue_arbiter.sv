@@ -116,12 +116,8 @@ module queue_arbiter
     end
 
 `ifndef SYNTHESIS
-    bit live;  // there was a reset
-    initial live = 1'b0;
-    always @(posedge clk) if (rst) live <= 1'b1;
-
     always_ff @(posedge clk) begin
-        if (!rst && live) begin
+        if (!rst) begin
             assert (!choose || (found && active[found_queue])) else $fatal(1, "queue_arbiter: queue %0d is chosen, though idle", found_queue);
             assert (!(choose && (again || spend))) else $fatal(1, "queue_arbiter: a choice before the last was done");
             assert (!spend || 4'(spend_count) <= credit) else $fatal(1, "queue_arbiter: more picked than the turn has");

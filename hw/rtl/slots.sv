@@ -135,14 +135,10 @@ module slots
     assign cpl_owner = owners[cpl_slot];
 
 `ifndef SYNTHESIS
-    bit live;  // there was a reset
-    initial live = 1'b0;
-    always @(posedge clk) if (rst) live <= 1'b1;
-
     // What is known of each slot, for the invariants alone.
     logic [SLOTS-1:0] taken, over, split;
     always_ff @(posedge clk) begin
-        if (rst || sweeping || !live) begin
+        if (rst || sweeping) begin
             taken <= '0;
             over  <= '0;
             split <= '0;

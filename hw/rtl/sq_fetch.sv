@@ -225,12 +225,8 @@ module sq_fetch
     end
 
 `ifndef SYNTHESIS
-    bit live;  // there was a reset
-    initial live = 1'b0;
-    always @(posedge clk) if (rst) live <= 1'b1;
-
     always_ff @(posedge clk) begin
-        if (!rst && live) begin
+        if (!rst) begin
             assert (staged <= 7'd64) else $fatal(1, "sq_fetch: %0d entries in 64 places", staged);
             assert (look_staged <= staged) else $fatal(1, "sq_fetch: %0d entries to come of %0d", look_staged, staged);
             assert (!slots_left[8]) else $fatal(1, "sq_fetch: %0d entries for %0d slots", staged, slots_free);

@@ -265,9 +265,9 @@ async def guests(dut, count, writes):
     await bench.begin()
     for at in random.sample(range(64), count):
         await bench.enable(at)
-    await cycles(dut, 3000)
+    await cycles(dut, 2000)
     await bench.settle()
-    assert bench.taken == sum(queue.done for queue in bench.queues) > 100 and not bench.fault_queue
+    assert bench.taken == sum(queue.done for queue in bench.queues) > 10 * count and not bench.fault_queue
 
 
 @cocotb.test()
@@ -291,7 +291,7 @@ async def disabled_in_mid_flight(dut, latency):
     await bench.begin()
     for at in range(12):
         await bench.enable(at)
-    for _ in range(40):
+    for _ in range(25):
         at = random.randrange(12)
         await cycles(dut, random.randrange(60))
         await bench.disable(at)
@@ -309,7 +309,7 @@ async def unreadable_entries(dut):
     for at in range(16):
         await bench.enable(at)
     stopped = 0
-    for _ in range(6000):
+    for _ in range(5000):
         await RisingEdge(dut.clk)
         if bench.fault_queue:
             at, code = bench.fault_queue.pop(0)
@@ -319,7 +319,7 @@ async def unreadable_entries(dut):
             await bench.disable(at)
             await bench.enable(at)
     bench.fails = 0.0
-    assert stopped > 5
+    assert stopped > 2
     for queue in bench.queues[:16]:
         # What was broken and not yet fetched stops its queue still.
         queue.stopped = any(beat & ~4095 == queue.base for beat in bench.broken)
