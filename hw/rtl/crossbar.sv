@@ -174,7 +174,7 @@ module crossbar #(
     wire [CORES-1:0]           readers_room, readers_valid, readers_pop;
     wire [CORES-1:0][SSD_W-1:0] readers_first;
     wire [SSDS-1:0]            asked_room, asked_valid, asked_pop;
-    wire [SSDS-1:0][CORE_W-1:0] asked_first;
+    wire [SSDS-1:0][CORE_W-1:0] asked_first, asked_in;
     for (genvar s = 0; s < SSDS; s++) begin : g_sdr_disk
         assign s_sdr[s] = {sdr_addr[s][13:0], sdr_beats[s], sdr_tag[s]};
         logic [CORES-1:0] taken;
@@ -190,7 +190,6 @@ module crossbar #(
         );
         wire unused = &{1'b0, level};
     end
-    wire [SSDS-1:0][CORE_W-1:0] asked_in;
     for (genvar c = 0; c < CORES; c++) begin : g_sdr
         logic [SSDS-1:0] wanted;
         wire [SSD_W-1:0] from, reader;

@@ -32,9 +32,13 @@ module merge #(
 
     assign in_ready = grant & {N{room}};
 
-    always_comb begin
-        chosen = '0;
-        for (int i = 0; i < N; i++) chosen |= in_data[i] & {WIDTH{grant[i]}};
+    if (N == 1) begin : g_one
+        assign chosen = in_data[0];
+    end else begin : g_choose
+        always_comb begin
+            chosen = '0;
+            for (int i = 0; i < N; i++) chosen |= in_data[i] & {WIDTH{grant[i]}};
+        end
     end
 
     always_ff @(posedge clk) begin
