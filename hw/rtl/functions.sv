@@ -91,9 +91,6 @@ module functions
     end
 
     (* ram_style = "distributed" *) logic [127:0] states[1 << LFI_W];
-    always_ff @(posedge clk) begin
-        if (go) states[lf] <= v_state;
-    end
 
     logic        v_valid;
     logic [7:0]  v_kind;
@@ -121,6 +118,9 @@ module functions
     wire hold   = answer && v_kind == HOLD && !cur.late;
     wire reject = answer && v_kind == REJECT;
     wire go     = answer && !reject && !hold && !cur.late;
+    always_ff @(posedge clk) begin
+        if (go) states[lf] <= v_state;
+    end
 
     // ---- Those that are held
     (* ram_style = "distributed" *) logic [SLOT_W+QUEUE_W-1:0] ring[64];
