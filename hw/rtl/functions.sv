@@ -53,10 +53,7 @@ module functions
     output      logic [SLOT_W+1:0] f_addr,
     output      logic [63:0]       f_data
 );
-    localparam int WORDS  = 5;  // configuration words that the chain looks at
     localparam int LFI_W  = LF > 1 ? $clog2(LF) : 1;
-    // Of the disks' mask only those that there are.
-    localparam logic [WORDS-1:0][63:0] MASKS = {{4{64'hffff_ffff_ffff_ffff}}, 16'((1 << SSDS) - 1), 48'hffff_ffff_ffff};
     localparam int TIME_W = 20; // of a hold's end; who is asked too early is held again
     if (LF < 1 || LF > 16 || (LF & (LF - 1)) != 0) begin : g_lf
         $error("functions: LF must be a power of two up to 16");
@@ -79,18 +76,37 @@ module functions
     end
     assign {c_slba, c_nsid, c_nlb_z, c_opcode} = infos[cur.slot];
 
-    logic [WORDS-1:0][63:0] config_word;
     assign cfg_wr_ready = state == TAKE;
     wire cfg_write = cfg_wr_en && cfg_wr_ready;
-    for (genvar i = 0; i < WORDS; i++) begin : g_word
-        (* ram_style = "distributed" *) logic [63:0] rows[1 << LFI_W];
-        always_ff @(posedge clk) begin
-            if (cfg_write && cfg_wr_addr[3:0] == 4'(i)) rows[LFI_W'(cfg_wr_addr[11:4])] <= cfg_wr_data;
-        end
-        assign config_word[i] = rows[lf] & MASKS[i];
+    // Of each word as many bits are kept as the chain looks at, and of the disks' mask those that there are.
+    wire [LFI_W-1:0] cfg_lf = LFI_W'(cfg_wr_addr[11:4]);
+    (* ram_style = "distributed" *) logic [37+SSDS:0] namespaces[1 << LFI_W];
+    (* ram_style = "distributed" *) logic [47:0] blocks[1 << LFI_W];
+    (* ram_style = "distributed" *) logic [47:0] shares[1 << LFI_W];
+    (* ram_style = "distributed" *) logic [63:0] iops[1 << LFI_W];
+    (* ram_style = "distributed" *) logic [55:0] bytes[1 << LFI_W];
+    always_ff @(posedge clk) begin
+        if (cfg_write && cfg_wr_addr[3:0] == 4'd0)
+            namespaces[cfg_lf] <= {cfg_wr_data[48 +: SSDS], cfg_wr_data[44:40], cfg_wr_data[34], cfg_wr_data[31:0]};
     end
+    always_ff @(posedge clk) begin
+        if (cfg_write && cfg_wr_addr[3:0] == 4'd1) blocks[cfg_lf] <= cfg_wr_data[47:0];
+    end
+    always_ff @(posedge clk) begin
+        if (cfg_write && cfg_wr_addr[3:0] == 4'd2) shares[cfg_lf] <= cfg_wr_data[47:0];
+    end
+    always_ff @(posedge clk) begin
+        if (cfg_write && cfg_wr_addr[3:0] == 4'd3) iops[cfg_lf] <= cfg_wr_data;
+    end
+    always_ff @(posedge clk) begin
+        if (cfg_write && cfg_wr_addr[3:0] == 4'd4) bytes[cfg_lf] <= {cfg_wr_data[63:32], cfg_wr_data[23:0]};
+    end
+    wire [37+SSDS:0] name = namespaces[lf];
+    wire [55:0]      byte_cap = bytes[lf];
 
-    (* ram_style = "distributed" *) logic [127:0] states[1 << LFI_W];
+    // The upper half is never written: a function whose state counts as zero reads there.
+    (* ram_style = "distributed" *) logic [127:0] states[2 << LFI_W];
+    initial states = '{default: '0};
 
     logic        v_valid;
     logic [7:0]  v_kind;
@@ -103,12 +119,13 @@ module functions
     logic [31:0] asked_at;
     logic        full;          // `o` has a command that has not gone
     wire         ask    = state == READY;
-    wire [127:0] st_now = wiped[lf] ? '0 : states[lf];
+    wire [127:0] st_now = states[{wiped[lf], lf}];
     fn_chain chain (
         .clk, .rst, .in_valid(ask), .in_command_slba({15'b0, c_slba}), .in_command_nsid(c_nsid), .in_command_now(asked_at),
         .in_command_nlb_z(c_nlb_z), .in_command_opcode({4'b0, c_opcode}), .in_state_a(st_now[63:0]), .in_state_b(st_now[127:64]),
-        .in_config_namespace(config_word[0]), .in_config_blocks(config_word[1]), .in_config_share(config_word[2]),
-        .in_config_iops(config_word[3]), .in_config_bytes(config_word[4]),
+        .in_config_namespace({16'(name[38 +: SSDS]), 3'b0, name[37:33], 5'b0, name[32], 2'b0, name[31:0]}),
+        .in_config_blocks({16'b0, blocks[lf]}), .in_config_share({16'b0, shares[lf]}),
+        .in_config_iops(iops[lf]), .in_config_bytes({byte_cap[55:24], 8'b0, byte_cap[23:0]}),
         .out_valid(v_valid), .out_verdict_kind(v_kind), .out_verdict_lba(v_lba), .out_verdict_disks(v_disks),
         .out_verdict_until(v_until), .out_verdict_status(v_status), .out_state_a(v_state[63:0]), .out_state_b(v_state[127:64])
     );
@@ -119,7 +136,7 @@ module functions
     wire reject = answer && v_kind == REJECT;
     wire go     = answer && !reject && !hold && !cur.late;
     always_ff @(posedge clk) begin
-        if (go) states[lf] <= v_state;
+        if (go) states[{1'b0, lf}] <= v_state;
     end
 
     // ---- Those that are held

@@ -335,7 +335,7 @@ module prp_list
             w_at   <= {entry.page, 9'b0};
             w_high <= entry.high;
         end else if (w_go) begin
-            w_at   <= w_at + 1'b1;
+            w_at[8:0] <= w_at[8:0] + 9'd1; // the last of a page is followed by nothing, or by another list
             w_left <= w_left - 6'd1;
             pos    <= pos + 5'd1;
         end
