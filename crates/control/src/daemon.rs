@@ -12,6 +12,7 @@ use std::{
 };
 
 use millrace_engine::{Engine, EngineError, Placement, Polling, ShardConfig, ShardsError, parse_shards};
+use millrace_frontends::nvme::CardSpec;
 use millrace_keeper::{Key, Kind, Link, LinkError, Predecessor, Word};
 use millrace_sandbox::{Sandbox, SandboxError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -62,6 +63,8 @@ pub struct ServeOptions {
     pub worker_shards: Option<String>,
     /// The cell that this worker serves; `None`: it is the daemon's own.
     pub cell: Option<Name>,
+    /// The engine that takes controllers' I/O queues; `None`: this program does it all.
+    pub card: Option<CardSpec>,
 }
 
 impl ServeOptions {
@@ -189,8 +192,7 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
     let apps = from_file.map(|declared| declared.apps.clone()).unwrap_or_default();
     let operators = options.operators(from_file);
     raise_file_limit();
-    let runtime = runtime()?;
-    let engine = Engine::start(shards)?;
+    let (runtime, engine) = (runtime()?, Engine::start(shards)?);
     let keeper = Arc::new(Link::begin(link, &layouts())?);
     let predecessor = keeper.predecessor();
     let declared = if_usable(declared, predecessor)?.filter(|_| predecessor.is_none() && options.cell.is_none());
@@ -212,6 +214,7 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         keeper: Some(Arc::clone(&keeper)),
         cell: options.cell.clone(),
         apps,
+        card: options.card,
     };
     let kept = keeper.take(Key::of_daemon(Kind::API));
     let socket = run_dir.api_socket(kept.is_some())?;
@@ -312,6 +315,7 @@ pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Res
         keeper: None,
         cell: None,
         apps: Vec::new(),
+        card: None,
     };
     let engine = Engine::start(shard_configs("1", disk.polling)?)?;
     let manager = Manager::start(settings, Store::in_memory()?, engine, None)?;

@@ -12,7 +12,8 @@ use std::{
 use millrace_block::trace::Site;
 use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
 use millrace_frontends::nvme::{
-    DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NamespaceStatus, NvmeDevice, SavedStateError,
+    CardSpec, Config, DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NamespaceStatus, NvmeDevice,
+    SavedStateError,
 };
 use millrace_keeper::{Key, Kind, Link};
 use millrace_vfio_user::{Listener, ListenerError, SocketPlace};
@@ -75,13 +76,14 @@ impl LiveDevice {
         shard: &ShardHandle,
         host: Arc<dyn Host>,
         keeper: Option<&Arc<Link>>,
+        card: Option<CardSpec>,
     ) -> Result<Self, ControlError> {
         let name = record.spec.name.clone();
         let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
         let mut listener =
             listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
         let place_of_socket = listener.take_place();
-        let config = record.spec.controller_config(record.cntlid, record.uuid);
+        let config = Config { card, ..record.spec.controller_config(record.cntlid, record.uuid) };
         let place = kept.clone().map(|(link, owner)| Kept::new(link, owner));
         let key = shard.call_wait(move |shard| {
             shard.add_device_with(|cx| {

@@ -11,7 +11,7 @@ use std::{
 use millrace_block::trace::Site;
 use millrace_engine::{Device, DeviceKey, Shard, ShardContext, ShardHandle};
 use millrace_frontends::{
-    nvme::{Host, Namespace},
+    nvme::{CardSpec, Host, Namespace},
     virtio_blk::{DeviceError, DevicePhase, DeviceStatus, VirtioBlkDevice},
 };
 use millrace_keeper::{Key, Kind, Link};
@@ -43,9 +43,10 @@ impl Live {
         shard: &ShardHandle,
         host: Arc<dyn Host>,
         keeper: Option<&Arc<Link>>,
+        card: Option<CardSpec>,
     ) -> Result<Self, ControlError> {
         match &record.spec.kind {
-            DeviceKind::Nvme(_) => LiveDevice::start(record, socket, shard, host, keeper).map(Self::Controller),
+            DeviceKind::Nvme(_) => LiveDevice::start(record, socket, shard, host, keeper, card).map(Self::Controller),
             DeviceKind::VirtioBlk(_) => LiveDisk::start(record, socket, shard, keeper).map(Self::Disk),
         }
     }

@@ -48,9 +48,9 @@ pub use manager::{
     ShardView, State, Status, UserView, VolumeView, WorkerName, WorkerView,
 };
 pub use model::{
-    AttachSpec, Backend, CopyChange, CopySpec, CopyState, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, GroupCaps,
-    GroupSpec, LogicalBlock, LogicalBlockError, MigrationChange, MigrationSpec, NvmeSpec, ServiceAnswer, ServiceCommand,
-    VirtioBlkSpec, VolumeChange, VolumeSpec,
+    AttachSpec, Backend, CopyChange, CopySpec, CopyState, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, Functions,
+    GroupCaps, GroupSpec, LogicalBlock, LogicalBlockError, MigrationChange, MigrationSpec, NvmeSpec, ServiceAnswer,
+    ServiceCommand, VirtioBlkSpec, VolumeChange, VolumeSpec,
 };
 pub use name::{Name, NameError};
 pub use size::{Size, SizeError};

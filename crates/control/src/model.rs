@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use millrace_backends::{BackendSpec, ParseSpecError};
 use millrace_block::BlockSize;
 use millrace_frontends::{
-    nvme::{Config, DoorbellMode},
+    nvme::{Config, DoorbellMode, ParseFunctionsError, StorageFunctions},
     virtio_blk,
 };
 use millrace_services::{Leaf, Node, Settings, throttle::Caps};
@@ -341,6 +341,29 @@ pub struct NvmeSpec {
     /// The machine's monitor may read and write the controller's state by messages, and have the pages that it writes logged.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub migration: bool,
+    /// What an engine's storage functions do for the device (`serve --engine`): share=FIRST+BLOCKS,iops=N,bytes=N,replicate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub functions: Option<Functions>,
+}
+
+/// Storage functions in their written form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Functions(pub StorageFunctions);
+
+impl TryFrom<String> for Functions {
+    type Error = ParseFunctionsError;
+
+    fn try_from(text: String) -> Result<Self, ParseFunctionsError> {
+        text.parse().map(Self)
+    }
+}
+
+impl From<Functions> for String {
+    fn from(functions: Functions) -> Self {
+        functions.0.to_string()
+    }
 }
 
 /// How doorbells arrive.
@@ -369,6 +392,7 @@ impl Default for NvmeSpec {
             serial: None,
             uuid: None,
             migration: false,
+            functions: None,
         }
     }
 }
@@ -657,6 +681,7 @@ impl DeviceSpec {
             },
             quota: millrace_frontends::nvme::NamespaceQuota { bytes: nvme.ns_quota.0 },
             migration: nvme.migration,
+            functions: nvme.functions.map(|functions| functions.0).unwrap_or_default(),
             ..usual
         }
     }

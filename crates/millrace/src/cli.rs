@@ -10,9 +10,10 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
-    Backend, DeviceKind, Doorbells, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode, SandboxTable,
-    Size, Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
+    Backend, DeviceKind, Doorbells, Functions, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode,
+    SandboxTable, Size, Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
 };
+use millrace_frontends::nvme::CardSpec;
 use millrace_sandbox::{Mode, Policy};
 use millrace_services::Node;
 
@@ -22,7 +23,7 @@ pub(crate) use self::{
     trace::{AnalyzeArgs, Export, TraceArgs},
     usage::UsageArgs,
 };
-use crate::bench::BenchArgs;
+use crate::{bench::BenchArgs, engine};
 
 /// Virtual NVMe disks for virtual machines
 ///
@@ -150,6 +151,9 @@ pub(crate) struct ServeArgs {
     /// A directory whose programs "upgrade" may put in this one's place, beside the one of this program; may be repeated
     #[arg(long, value_name = "DIR")]
     pub(crate) upgrade_from: Vec<PathBuf>,
+    /// An engine that takes the controllers' I/O queues: fvm-soft or fvm-sim, [:cores=N,ssds=N,latency=CYCLES]
+    #[arg(long, value_parser = engine::parse, value_name = "ENGINE")]
+    pub(crate) engine: Option<CardSpec>,
     #[command(flatten)]
     pub(crate) sandbox: SandboxArgs,
     #[command(flatten)]
@@ -686,6 +690,9 @@ pub(crate) struct ControllerArgs {
     /// Let the machine's monitor move the controller's state by vfio-user's migration (QEMU cannot)
     #[arg(long)]
     migration: bool,
+    /// What the engine's storage functions do: share=FIRST+BLOCKS,iops=N,bytes=N,replicate
+    #[arg(long, value_parser = functions, value_name = "LIST")]
+    functions: Option<Functions>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -713,6 +720,7 @@ impl ControllerArgs {
             serial: self.serial.clone(),
             uuid: self.uuid,
             migration: self.migration,
+            functions: self.functions,
         }
     }
 }
@@ -764,6 +772,10 @@ pub(crate) fn stack(text: &str) -> Result<Node, String> {
         Err(_) => document.trim().parse().map_err(|error| format!("{text}: {error}"))?,
     };
     Ok(node.resolved(&base))
+}
+
+fn functions(text: &str) -> Result<Functions, String> {
+    Functions::try_from(text.to_owned()).map_err(|error| error.to_string())
 }
 
 fn backend(text: &str) -> Result<Backend, String> {

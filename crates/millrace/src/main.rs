@@ -17,6 +17,7 @@ mod bench;
 mod cli;
 mod client;
 mod commands;
+mod engine;
 mod logging;
 mod notify;
 mod output;

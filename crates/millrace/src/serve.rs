@@ -131,6 +131,7 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
         isolation: args.isolation(),
         worker_shards: args.worker_shards.clone(),
         cell: args.cell.clone(),
+        card: args.engine,
     };
     Ok(millrace_control::serve(&options, socket, sandbox)?)
 }

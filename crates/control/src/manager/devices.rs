@@ -172,7 +172,7 @@ impl Manager {
     ) -> Result<Live, ControlError> {
         let shard = self.shard_for(inner, &record.spec, disk);
         let (socket, host) = (self.socket(&record.spec), Arc::clone(&self.host));
-        Live::start(record, socket, shard, host, self.settings.keeper.as_ref())
+        Live::start(record, socket, shard, host, self.settings.keeper.as_ref(), self.settings.card)
     }
 
     /// Where a device's guests connect.

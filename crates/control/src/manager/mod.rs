@@ -38,7 +38,7 @@ use std::{
 };
 
 use millrace_engine::{Engine, Placement, ShardHandle, StatsSnapshot};
-use millrace_frontends::nvme::{Host, Namespace};
+use millrace_frontends::nvme::{CardSpec, Host, Namespace};
 use millrace_keeper::Link;
 
 use self::{
@@ -88,6 +88,8 @@ pub(crate) struct Settings {
     pub(crate) cell: Option<Name>,
     /// Users whose applications may open volumes.
     pub(crate) apps: Vec<AppUser>,
+    /// The engine that takes controllers' I/O queues, if one does.
+    pub(crate) card: Option<CardSpec>,
 }
 
 /// Owner of volumes, devices and their stored state.

@@ -133,6 +133,7 @@ fn start(
         keeper: None,
         cell: None,
         apps: Vec::new(),
+        card: None,
     };
     let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
     Manager::start(settings, store, engine, declared)

@@ -1,5 +1,7 @@
 //! What the operator decides about a controller.
 
+use super::card::{CardSpec, StorageFunctions};
+
 /// How a guest's doorbell writes reach us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DoorbellMode {
@@ -47,6 +49,10 @@ pub struct Config {
     pub quota: NamespaceQuota,
     /// The client may read and write the controller's state, and have the pages that it writes logged.
     pub migration: bool,
+    /// The card that takes the I/O queues, if one does.
+    pub card: Option<CardSpec>,
+    /// What the card does for this device.
+    pub functions: StorageFunctions,
 }
 
 impl Config {
@@ -76,6 +82,8 @@ impl Config {
             doorbells: DoorbellMode::default(),
             quota: NamespaceQuota::default(),
             migration: false,
+            card: None,
+            functions: StorageFunctions::default(),
         }
     }
 
@@ -92,6 +100,11 @@ impl Config {
             (ascii(&self.serial, 20), "the serial number must be at most 20 printable ASCII characters"),
             (ascii(&self.model, 40), "the model number must be at most 40 printable ASCII characters"),
             (ascii(&self.subnqn, 223), "the subsystem's NQN must be at most 223 printable ASCII characters"),
+            (
+                self.card.is_none() || !self.migration,
+                "a device on an engine cannot be migrated: its queues are in the engine",
+            ),
+            (self.functions == StorageFunctions::default() || self.card.is_some(), "storage functions need an engine"),
             (self.cntlid < 0xfff0, "the controller identifier must be less than FFF0h"),
         ];
         rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))

@@ -25,6 +25,7 @@ use millrace_nvme_spec::{
 use super::{
     Config, Host,
     admin::AdminState,
+    card::Port,
     errors::Subject,
     interrupts::Interrupts,
     io::IoState,
@@ -162,6 +163,8 @@ pub(crate) struct Controller {
     pub(crate) namespaces: NamespaceTable,
     pub(crate) admin: AdminState,
     pub(crate) io: IoState,
+    /// Its function of a card, which has the I/O queues then.
+    pub(crate) port: Option<Box<Port>>,
     pub(crate) host: std::sync::Arc<dyn Host>,
     /// Where what must outlive this process is put, if it is to.
     pub(crate) kept: Option<Kept>,
@@ -218,6 +221,7 @@ impl Controller {
             namespaces: NamespaceTable::new(config.namespaces),
             admin: AdminState::new(&config),
             io: IoState::new(&config),
+            port: None,
             caches: QueueCaches::new(config.queues),
             segments: Vec::with_capacity(super::data::MAX_SEGMENTS),
             metadata: Vec::new(),
@@ -253,10 +257,13 @@ impl Controller {
     /// One turn: completions of tasks, then new commands of every queue, then interrupts. Returns the work done.
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let mut work = if self.sink.has_results() { self.reap() } else { 0 };
+        if self.port.is_some() {
+            work += self.card_turn(cx);
+        }
         if (self.phase == Phase::Resetting || self.memory.has_retired()) && self.is_quiet() {
             self.drained();
         }
-        if self.phase == Phase::Ready && self.memory.is_poisoned() {
+        if self.phase == Phase::Ready && self.memory.is_poisoned() && !self.lifecycle.shares_memory {
             self.fail("the guest's memory was taken away (its file was truncated)");
         }
         if self.lifecycle.stopped {

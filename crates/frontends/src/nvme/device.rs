@@ -81,6 +81,14 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
+    /// There is no card for it.
+    #[error("device {device}: no place on an engine: {why}")]
+    Card {
+        /// The device's name.
+        device: String,
+        /// Why not, and what to do.
+        why: String,
+    },
     /// The namespace identifier is 0, larger than the device allows, or taken.
     #[error("device {device}: namespace identifier {nsid} is taken, or not between 1 and {largest}")]
     Nsid {
@@ -166,8 +174,9 @@ impl NvmeDevice {
     ) -> Result<Self, DeviceError> {
         Self::check(&config)?;
         let device = config.name.clone();
-        let controller =
-            Controller::new(config, host).map_err(|source| DeviceError::Memory { device: device.clone(), source })?;
+        let mut controller = Controller::new(config.limited(), host)
+            .map_err(|source| DeviceError::Memory { device: device.clone(), source })?;
+        controller.join_card().map_err(|why| DeviceError::Card { device, why })?;
         Self::over(controller, listener, cx)
     }
 
@@ -184,7 +193,7 @@ impl NvmeDevice {
         let device = config.name.clone();
         kept.put(millrace_keeper::Kind::LISTENER, std::os::fd::AsFd::as_fd(&listener));
         let (controller, taken) =
-            Controller::kept(config, host, kept).map_err(|source| DeviceError::Memory { device, source })?;
+            Controller::kept(config.limited(), host, kept).map_err(|source| DeviceError::Memory { device, source })?;
         let mut made = Self::over(controller, listener, cx)?;
         if let Some(taken) = taken {
             made.take_over(taken);
@@ -277,6 +286,9 @@ impl NvmeDevice {
 
     /// Attaches a namespace, under the lowest free identifier when none is given; the guest is told by an event.
     pub fn attach(&mut self, nsid: Option<u32>, namespace: Arc<Namespace>, read_only: bool) -> Result<u32, DeviceError> {
+        if let Some(nsid) = nsid.filter(|nsid| self.controller.add_replica(*nsid, &namespace)) {
+            return Ok(nsid);
+        }
         let nsid = self.allocate(nsid, Allocated { namespace, read_only, by_guest: false })?;
         self.tell_attachment(nsid, true);
         self.attach_allocated(nsid)?;
@@ -334,10 +346,14 @@ impl NvmeDevice {
     /// Takes a namespace away, attached or not: new commands no longer find it, those in flight finish
     /// ([`Self::is_detached`]), and the guest is told by an event.
     pub fn detach(&mut self, nsid: u32) -> Result<(), DeviceError> {
+        if self.controller.remove_replica(nsid) {
+            return Ok(());
+        }
         if self.controller.namespaces.allocation(nsid).is_none() {
             return Err(DeviceError::Missing { device: self.name().to_owned(), nsid });
         }
         if let Some(attached) = self.controller.namespaces.detach(nsid) {
+            self.controller.detach_from_card(&attached);
             self.leaving.push(attached);
             self.controller.note_attached(nsid, false);
             self.controller.namespace_changed(nsid);
@@ -545,6 +561,9 @@ impl NvmeDevice {
         if !self.controller.is_quiet() || self.accept_again.is_some_and(|at| cx.now() < at) {
             return;
         }
+        if let Some(port) = &mut self.controller.port {
+            port.unmap_all();
+        }
         self.controller.drained();
         // A new client's memory is not poisoned by what the last one did to its own, and its doorbells are not the page that the
         // last one may still have mapped.
@@ -626,6 +645,16 @@ impl NvmeDevice {
         [self.controller.interrupts.next_deadline(), retry, self.accept_again].into_iter().flatten().min()
     }
 
+    /// What a device on a card has to say beside others: while anything of its is in flight there, the shard naps and no longer, for
+    /// what its card waits for need not wake this device.
+    fn arm_card(&mut self, takes: bool) -> Option<Readiness> {
+        if self.controller.has_card_work(takes) || takes && self.controller.can_take() {
+            return Some(Readiness::Busy);
+        }
+        self.has_alarm = self.alarm().is_some();
+        (takes || !self.controller.is_card_quiet()).then_some(Readiness::Nap)
+    }
+
     fn is_busy(&self) -> bool {
         let more = matches!(&self.link, Link::Connected(client) if client.more);
         more || self.controller.sink.has_results()
@@ -674,6 +703,11 @@ impl millrace_engine::Device for NvmeDevice {
             return Readiness::Busy;
         }
         let takes = !self.controller.lifecycle.paused && !self.controller.lifecycle.held;
+        if self.controller.port.is_some()
+            && let Some(readiness) = self.arm_card(takes && self.controller.phase == Phase::Ready)
+        {
+            return readiness;
+        }
         if self.controller.phase == Phase::Ready && takes {
             let shared = self.controller.config.doorbells == DoorbellMode::Shared;
             if !shared {
@@ -692,7 +726,7 @@ impl millrace_engine::Device for NvmeDevice {
 
     fn may_have_work(&mut self) -> bool {
         // Whatever else a turn may find was not there when the device was armed, and what brings it wakes the device.
-        self.has_alarm || self.controller.has_news()
+        self.has_alarm || self.controller.has_news() || self.controller.has_card_work(true)
     }
 
     fn disarm(&mut self) {

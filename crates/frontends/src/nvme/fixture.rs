@@ -32,7 +32,8 @@ use millrace_nvme_spec::{
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::{
-    Config, Host, HostReply, Identity, Namespace, NewFormat, controller::Controller, namespace::Allocated, registers::Phase,
+    CardSpec, Config, Host, HostReply, Identity, Namespace, NewFormat, StorageFunctions, controller::Controller,
+    namespace::Allocated, registers::Phase,
 };
 
 /// First address of the guest's memory: addresses below are not mapped.
@@ -88,6 +89,23 @@ impl FakeGuest {
         controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, Some((fd, 0))).expect("memory is mapped");
         let shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
         Self { controller, shard, host, memory, queues: BTreeMap::new(), next_page: MEMORY_BASE }
+    }
+
+    /// With its I/O queues on a card; guests of one test share it. Enabled, with the memory mapped there too.
+    pub(crate) fn on_card(card: CardSpec, functions: StorageFunctions) -> Self {
+        let mut guest = Self::new(Config { card: Some(card), functions, ..test_config() }.limited());
+        guest.controller.join_card().expect("a function of the card");
+        guest.map_on_card(MEMORY_BASE, MEMORY_SIZE, 0);
+        guest.enable();
+        guest
+    }
+
+    /// Part of the guest's memory becomes reachable for the card.
+    pub(crate) fn map_on_card(&mut self, address: u64, size: u64, offset: u64) {
+        let fd = self.memory.try_clone().expect("a descriptor").into();
+        let port = self.controller.port.as_mut().expect("a guest on a card");
+        let all = Protection { read: true, write: true };
+        port.map(address, size, all, Some((&fd, offset))).expect("memory is mapped");
     }
 
     /// The same machine with its other controller: memory and queues are as they are there.

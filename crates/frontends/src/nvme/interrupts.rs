@@ -184,6 +184,11 @@ impl Interrupts {
         }
     }
 
+    /// The first 32 vectors' masks, the function's among them.
+    pub(crate) fn masked_vectors(&self) -> u32 {
+        if self.function_masked { u32::MAX } else { self.masked[0] as u32 }
+    }
+
     /// When a coalesced interrupt is due, if one waits.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadline
@@ -214,7 +219,7 @@ impl Interrupts {
     }
 
     /// Raises what is pending and due: one decision per turn, not per completion.
-    fn flush(&mut self, now: Instant, features: &FeatureState, counters: &mut Counters) {
+    fn flush(&mut self, now: Instant, features: &FeatureState, counters: &mut Counters, coalesces: bool) {
         if !self.any_pending {
             return;
         }
@@ -223,7 +228,8 @@ impl Interrupts {
         if self.function_masked || self.pending.iter().zip(&self.open).all(|(pending, open)| pending & open == 0) {
             return;
         }
-        let coalescing = Coalescing::of(features);
+        // A card has done it already.
+        let coalescing = Coalescing::of(features).filter(|_| coalesces);
         for word in 0..WORDS {
             let mut ready = self.pending[word] & self.open[word];
             while ready != 0 {
@@ -372,7 +378,7 @@ impl Interrupts {
     }
 
     /// Whether interrupts go by the pin: it is wired, and no vector is.
-    fn uses_pin(&self) -> bool {
+    pub(crate) fn uses_pin(&self) -> bool {
         self.pin.eventfd.is_some() && self.open == [0; WORDS]
     }
 
@@ -396,7 +402,7 @@ impl Controller {
                 self.interrupts.set_pin_level(true, &mut self.counters);
             }
         }
-        self.interrupts.flush(now, &self.state.features, &mut self.counters);
+        self.interrupts.flush(now, &self.state.features, &mut self.counters, self.port.is_none());
     }
 
     /// The pin's level: whether a completion queue that interrupts, with an unmasked vector, holds entries that the guest has

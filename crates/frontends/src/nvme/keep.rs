@@ -25,6 +25,7 @@ use zerocopy::FromBytes;
 
 use super::{
     Host,
+    card::Port,
     config::{Config, DoorbellMode},
     controller::Controller,
     records::Records,
@@ -182,6 +183,7 @@ impl Controller {
             }
             kept.drop_client();
             let mut controller = Self::new(config, host)?;
+            controller.join_card().map_err(io::Error::other)?;
             controller.state.convert(kept.state_version());
             controller.kept = Some(kept.clone());
             controller.io.set_unique(1 << 32 | u64::from(controller.config.cntlid));
@@ -191,11 +193,13 @@ impl Controller {
             return Ok((controller, None));
         };
         let mut controller = Self::over(config, host, state, doorbells, records);
+        controller.join_card().map_err(io::Error::other)?;
         controller.kept = Some(kept.clone());
         // The same for every worker, and for no other controller.
         controller.io.set_unique(1 << 32 | u64::from(controller.config.cntlid));
         let taken = Client::take(kept);
-        let mapped = taken.as_ref().map(|(client, ..)| client.map_regions(&mut controller.memory));
+        let mapped =
+            taken.as_ref().map(|(client, ..)| client.map_regions(&mut controller.memory, controller.port.as_deref_mut()));
         if let Some((client, ..)) = &taken {
             controller.interrupts.take_over(client.take_wiring());
             controller.remember(client);
@@ -209,6 +213,7 @@ impl Controller {
         tracing::debug!(device = controller.config.name, takeovers = controller.state.count_takeover(), "takes over");
         controller.resume();
         controller.resume_migration();
+        controller.lost_card();
         if let Some(Err(error)) = mapped {
             tracing::error!(device = controller.config.name, %error, "the guest's memory could not be mapped again");
             controller.fail("the guest's memory could not be mapped again");
@@ -374,7 +379,7 @@ impl Client {
     }
 
     /// Maps what the last worker had mapped.
-    pub(crate) fn map_regions(&self, memory: &mut GuestMemory) -> Result<(), MapError> {
+    pub(crate) fn map_regions(&self, memory: &mut GuestMemory, mut port: Option<&mut Port>) -> Result<(), MapError> {
         let mut files: std::collections::BTreeMap<_, _> =
             self.kept.link.take_all(self.kept.owner, Kind::MEMORY).into_iter().collect();
         for (slot, region) in self.slots() {
@@ -389,6 +394,9 @@ impl Client {
                 None if flags & FILE == 0 => None,
                 None => return Err(MapError::Missing { addr: address, size }),
             };
+            if let Some(port) = &mut port {
+                port.map(address, size, protection, backing.as_ref().map(|(fd, offset)| (fd, *offset)))?;
+            }
             memory.map(GuestAddress(address), size, protection, backing)?;
         }
         Ok(())

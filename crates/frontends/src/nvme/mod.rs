@@ -26,6 +26,7 @@
 //! It does not emulate a PCI bus, and keeps no queue of its own: what cannot be taken yet stays in the guest's queue.
 
 mod admin;
+mod card;
 mod config;
 mod controller;
 #[cfg(test)]
@@ -50,6 +51,7 @@ mod shadow;
 mod state;
 mod status;
 
+pub use card::{CLOCK, CardSpec, MakeEngine, ParseFunctionsError, StorageFunctions};
 pub use config::{Config, DoorbellMode, NamespaceQuota};
 pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, NamespaceStatus, NvmeDevice};
 pub use keep::{Kept, LAYOUTS};

@@ -162,6 +162,8 @@ impl Controller {
     pub(crate) fn refresh_active(&mut self) {
         self.caches.active.clear();
         let count = usize::from(self.config.queues) + 1;
+        // Those of a card look for themselves.
+        let count = if self.port.is_some() { 1 } else { count };
         let exists = |(_, sq): &(usize, &SqState)| sq.entries.get() != 0;
         let ids = self.state.sq.iter().take(count).enumerate().filter(exists);
         self.caches.active.extend(ids.map(|(id, _)| Active { sqid: id as u16, seen: Active::UNSEEN }));

@@ -80,7 +80,9 @@ pub(crate) struct Lifecycle {
     pub(crate) held: bool,
     /// It stands still, being migrated: nothing at all is done.
     pub(crate) stopped: bool,
-    log: LogLimit,
+    /// Its memory is several guests': what one of them takes away is that one's loss.
+    pub(crate) shares_memory: bool,
+    pub(crate) log: LogLimit,
 }
 
 /// A shutdown's flushes.
@@ -129,7 +131,7 @@ impl Controller {
             .with_nssrs(true)
             .with_css_nvm(true)
             .with_css_iocs(true)
-            .with_mpsmax(MPS_MAX)
+            .with_mpsmax(if self.config.card.is_some() { 0 } else { MPS_MAX })
     }
 
     /// Reads a register of BAR0 below the doorbells. Any width and alignment reads the bytes that are there; what is not
@@ -239,7 +241,7 @@ impl Controller {
         if !matches!(cc.css(), CommandSetSelected::NVM | CommandSetSelected::ALL) {
             return Err("enabled with a command set (CC.CSS) that is not there");
         }
-        if cc.mps() > MPS_MAX {
+        if cc.mps() > self.capabilities().mpsmax() {
             return Err("enabled with a page size (CC.MPS) larger than CAP.MPSMAX");
         }
         if cc.ams() != Arbitration::ROUND_ROBIN {
@@ -291,6 +293,7 @@ impl Controller {
             self.set_csts(self.csts().with_nssro(false));
         }
         self.phase = Phase::Resetting;
+        self.stop_card();
         // From here on, completions of commands in flight post nothing.
         self.state.epoch.set(self.state.epoch.get().wrapping_add(1));
         // And those that go piece by piece stop at the next one.
@@ -368,7 +371,7 @@ impl Controller {
 
     /// Whether no command is in flight that anybody could wait for: then nothing of ours touches guest memory.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.in_flight == self.admin_parked() + self.io_parked()
+        self.in_flight == self.admin_parked() + self.io_parked() && self.is_card_quiet()
     }
 
     /// Nothing is in flight any more: whatever waits for that goes on.
@@ -452,6 +455,7 @@ impl Controller {
     fn set_failed(&mut self, reason: &'static str) {
         self.set_csts(self.csts().with_cfs(true));
         self.phase = Phase::Failed;
+        self.stop_card();
         if let Some(suppressed) = self.lifecycle.log.admit() {
             tracing::warn!(
                 device = self.config.name,

@@ -28,6 +28,7 @@ fn rig() -> Rig {
         keeper: None,
         cell: None,
         apps,
+        card: None,
     };
     let engine = Engine::start(vec![ShardConfig::new(0, None)]).unwrap();
     let store = Store::open(directory.path()).unwrap();

@@ -23,6 +23,8 @@ enum When {
     Quota,
     /// Doorbells arrive as messages.
     Messages,
+    /// The I/O queues are no card's.
+    Software,
 }
 
 const ADMIN: [(AdminOpcode, When, CommandEffects); 14] = [
@@ -39,7 +41,7 @@ const ADMIN: [(AdminOpcode, When, CommandEffects); 14] = [
     (AdminOpcode::NAMESPACE_MANAGEMENT, When::Quota, INVENTORY),
     (AdminOpcode::NAMESPACE_ATTACHMENT, When::Quota, INVENTORY),
     (AdminOpcode::DOORBELL_BUFFER_CONFIG, When::Messages, SUPPORTED),
-    (AdminOpcode::FORMAT_NVM, When::Always, FORMAT),
+    (AdminOpcode::FORMAT_NVM, When::Software, FORMAT),
 ];
 
 const IO: [(NvmOpcode, CommandEffects); 13] = [
@@ -58,11 +60,16 @@ const IO: [(NvmOpcode, CommandEffects); 13] = [
     (NvmOpcode::COPY, BLOCKS),
 ];
 
+/// What a card's engine carries out.
+const ENGINE: [NvmOpcode; 5] =
+    [NvmOpcode::FLUSH, NvmOpcode::WRITE, NvmOpcode::READ, NvmOpcode::COMPARE, NvmOpcode::WRITE_ZEROES];
+
 fn is_supported(config: &Config, when: When) -> bool {
     match when {
         When::Always => true,
         When::Quota => config.quota.bytes > 0,
-        When::Messages => config.doorbells == DoorbellMode::Messages,
+        When::Messages => config.doorbells == DoorbellMode::Messages && config.card.is_none(),
+        When::Software => config.card.is_none(),
     }
 }
 
@@ -86,7 +93,7 @@ pub(super) fn log(config: &Config) -> CommandEffectsLog {
             log.admin[usize::from(opcode.0)] = effects;
         }
     }
-    for (opcode, effects) in IO {
+    for (opcode, effects) in IO.into_iter().filter(|(opcode, _)| config.card.is_none() || ENGINE.contains(opcode)) {
         log.io[usize::from(opcode.0)] = effects;
     }
     log

@@ -2,7 +2,7 @@
 
 use std::{iter, sync::atomic::Ordering};
 
-use millrace_block::{BlockSize, Geometry, METADATA_SIZE, Metadata};
+use millrace_block::{BlockCount, BlockSize, Geometry, METADATA_SIZE, Metadata};
 use millrace_nvme_spec::{
     admin::{IdentifyCdw10, IdentifyCdw11},
     command::{ControllerId, Csi, NamespaceId, Sqe},
@@ -13,7 +13,7 @@ use millrace_nvme_spec::{
         IdentifyNamespaceIndependent, IdentifyNamespaceNvm, IoCommandSets, LbaFormat, LogPageAttributes,
         MetadataCapabilities, NamespaceAttributes, NamespaceDescriptor, NamespaceFeatures, NamespaceIdType, NamespaceList,
         NamespaceSharing, NamespaceStatus, NvmCommandSupport, ProtectionCapabilities, ProtectionSettings,
-        RelativePerformance, ReservationCapabilities, VolatileWriteCache, null_terminated, padded,
+        RelativePerformance, ReservationCapabilities, SglSupport, VolatileWriteCache, null_terminated, padded,
     },
     opcode::AdminOpcode,
     status::Status,
@@ -62,6 +62,8 @@ struct Shown<'a> {
     namespace: &'a Namespace,
     geometry: Geometry,
     read_only: bool,
+    /// Reservations are for controllers without a card.
+    reserves: bool,
 }
 
 impl Controller {
@@ -135,8 +137,9 @@ impl Controller {
     ) -> Result<(), Status> {
         self.check_valid(sqe.nsid)?;
         let data = self.namespaces.get(sqe.nsid.0).map(|attached| {
-            let geometry = attached.geometry.get();
-            describe(&Shown { namespace: &attached.namespace, geometry, read_only: attached.read_only })
+            let geometry = self.shown_geometry(attached.geometry.get());
+            let reserves = self.config.card.is_none();
+            describe(&Shown { namespace: &attached.namespace, geometry, read_only: attached.read_only, reserves })
         });
         self.send_or_zeroes(sqe, data)
     }
@@ -149,10 +152,17 @@ impl Controller {
     ) -> Result<(), Status> {
         self.check_valid(sqe.nsid)?;
         let data = self.namespaces.allocation(sqe.nsid.0).map(|allocated| {
-            let geometry = allocated.namespace.volume.geometry();
-            describe(&Shown { namespace: &allocated.namespace, geometry, read_only: allocated.read_only })
+            let geometry = self.shown_geometry(allocated.namespace.volume.geometry());
+            let reserves = self.config.card.is_none();
+            describe(&Shown { namespace: &allocated.namespace, geometry, read_only: allocated.read_only, reserves })
         });
         self.send_or_zeroes(sqe, data)
+    }
+
+    /// What the guest sees of a volume: all of it, or a window.
+    fn shown_geometry(&self, geometry: Geometry) -> Geometry {
+        let (_, blocks) = self.config.functions.window(geometry.blocks.0);
+        Geometry { blocks: BlockCount(blocks), ..geometry }
     }
 
     fn send_or_zeroes<T: IntoBytes + zerocopy::Immutable>(&mut self, sqe: &Sqe, data: Option<T>) -> Result<(), Status> {
@@ -208,6 +218,9 @@ impl Controller {
         id.cntrltype = ControllerType::IO;
         self.fill_admin_part(&mut id);
         fill_io_part(&mut id);
+        if config.card.is_some() {
+            limit_io_part(&mut id);
+        }
         // Only namespaces with a key of their own can do it; others refuse.
         let by_key = self.namespaces.allocated().any(|(_, allocated)| allocated.namespace.volume.erases_by_key());
         id.fna = id.fna.with_cryptographic_erase(by_key);
@@ -263,6 +276,14 @@ fn fill_io_part(id: &mut IdentifyController) {
     id.acwu_z = limits::ACWU_Z;
     id.cdfs = limits::CDFS;
     id.sgls = data::SGLS;
+}
+
+/// What a card's engine can do of it.
+fn limit_io_part(id: &mut IdentifyController) {
+    id.oncs =
+        NvmCommandSupport::new().with_compare(true).with_write_zeroes(true).with_save_select(true).with_timestamp(true);
+    (id.fuses, id.cdfs) = (FusedSupport::new(), 0);
+    id.sgls = SglSupport::new();
 }
 
 /// CNS 06h.
@@ -322,7 +343,7 @@ fn common_data() -> IdentifyNamespace {
 
 /// CNS 00h and 11h.
 fn namespace_data(shown: &Shown<'_>) -> IdentifyNamespace {
-    let Shown { namespace, geometry, read_only } = shown;
+    let Shown { namespace, geometry, read_only, .. } = shown;
     let shift = geometry.block_size.shift();
     let mut id = common_data();
     id.nsze = geometry.blocks.0;
@@ -332,7 +353,7 @@ fn namespace_data(shown: &Shown<'_>) -> IdentifyNamespace {
     id.flbas = FormattedLbaSize::new().with_index(index as u8);
     fill_metadata(&mut id, namespace);
     id.nmic = sharing(namespace);
-    id.rescap = reservations(namespace);
+    id.rescap = reservations(shown);
     if geometry.deallocate {
         // Zeroes that are written have metadata, which deallocated blocks have not.
         let write_zeroes = namespace.volume.metadata().shown().is_none();
@@ -376,7 +397,7 @@ fn independent_data(shown: &Shown<'_>) -> IdentifyNamespaceIndependent {
         .with_uid_never_reused(true)
         .with_no_volatile_write_cache(!shown.geometry.volatile_cache);
     id.nmic = sharing(shown.namespace);
-    id.rescap = reservations(shown.namespace);
+    id.rescap = reservations(shown);
     id.nsattr = attributes(shown.geometry.read_only || shown.read_only);
     id.nstat = NamespaceStatus::new().with_ready(true);
     id
@@ -386,8 +407,8 @@ fn sharing(namespace: &Namespace) -> NamespaceSharing {
     NamespaceSharing::new().with_shared(namespace.is_shared())
 }
 
-fn reservations(namespace: &Namespace) -> ReservationCapabilities {
-    if namespace.is_shared() { RESCAP } else { ReservationCapabilities::new() }
+fn reservations(shown: &Shown<'_>) -> ReservationCapabilities {
+    if shown.reserves && shown.namespace.is_shared() { RESCAP } else { ReservationCapabilities::new() }
 }
 
 fn attributes(write_protected: bool) -> NamespaceAttributes {

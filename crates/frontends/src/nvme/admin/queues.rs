@@ -47,7 +47,8 @@ impl Controller {
         let cdw11 = CreateSqCdw11::from_bits(sqe.cdw11);
         let (sqid, entries) = self.check_create(sqe, Kind::Submission, cdw11.pc())?;
         let cqid = cdw11.cqid();
-        if !self.is_granted(cqid, Kind::Completion) {
+        // On a card, completion queue n is submission queue n's.
+        if !self.is_granted(cqid, Kind::Completion) || self.port.is_some() && cqid.0 != sqid {
             return Err(Status::INVALID_QUEUE_IDENTIFIER);
         }
         if !self.cq_exists(cqid.0) {
@@ -59,6 +60,7 @@ impl Controller {
             return if same { Ok(done(0)) } else { Err(Status::INVALID_QUEUE_IDENTIFIER) };
         }
         self.create_sq(sqid, base, entries, cqid.0, cdw11.qprio().0);
+        self.begin_on_card(sqid);
         Ok(done(0))
     }
 
@@ -138,7 +140,10 @@ impl Controller {
         }
         // The first command of a fused pair would wait for its second for ever.
         self.abort_held(sqid.0);
-        if self.sq(sqid.0).in_flight.get() == 0 {
+        if let Some(port) = &mut self.port {
+            port.stop(sqid.0);
+        }
+        if self.is_sq_idle(sqid.0) {
             self.remove_sq(sqid.0);
             return Ok(done(0));
         }
@@ -150,7 +155,7 @@ impl Controller {
     /// Removes queues whose last command has completed.
     pub(super) fn finish_deletions(&mut self) -> usize {
         let mut work = 0;
-        while let Some(at) = self.admin.deletions.iter().position(|&(_, sqid)| self.sq(sqid).in_flight.get() == 0) {
+        while let Some(at) = self.admin.deletions.iter().position(|&(_, sqid)| self.is_sq_idle(sqid)) {
             let (token, sqid) = self.admin.deletions.swap_remove(at);
             self.remove_sq(sqid);
             self.complete(token, Completion::SUCCESS);

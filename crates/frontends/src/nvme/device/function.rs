@@ -55,12 +55,18 @@ fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
                 client.remove_region(address, size);
             }
             controller.memory.unmap(GuestAddress(address), size).map_err(|error| errno_of(&error))?;
+            if let Some(port) = &mut controller.port {
+                port.unmap(address, size);
+            }
         }
         DmaUnmap::All => {
             if let Some(client) = &controller.client {
                 client.remove_regions();
             }
             controller.memory.unmap_all();
+            if let Some(port) = &mut controller.port {
+                port.unmap_all();
+            }
         }
     }
     controller.caches.forget_translations();
@@ -173,7 +179,10 @@ impl Device for Function<'_> {
             }
             None => None,
         };
-        let mapped = self.controller.memory.map(GuestAddress(map.address), map.size, protection, backing);
+        let mut mapped = self.controller.memory.map(GuestAddress(map.address), map.size, protection, backing);
+        if let Some(port) = self.controller.port.as_mut().filter(|_| mapped.is_ok()) {
+            mapped = port.map(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
+        }
         if let Some(client) = self.controller.client.as_ref().filter(|_| mapped.is_ok()) {
             client.add_region(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
         }

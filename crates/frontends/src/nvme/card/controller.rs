@@ -1,0 +1,226 @@
+//! What a controller does as the control processor of its function.
+
+use std::{rc::Rc, sync::Arc};
+
+use millrace_engine::ShardContext;
+use millrace_engine_model::map::{Coalescing, Fault};
+
+use super::port::{MDTS, Pair, Port, QUEUE_ENTRIES, VECTORS};
+use crate::nvme::{
+    Config, NamespaceQuota,
+    controller::{Controller, Counters},
+    namespace::{Attached, Namespace},
+    registers::Phase,
+};
+
+/// I/O queue pairs of a function.
+const QUEUES: u16 = 4;
+
+impl Config {
+    /// What a card can do of it.
+    pub(crate) fn limited(self) -> Self {
+        if self.card.is_none() {
+            return self;
+        }
+        Self {
+            queues: self.queues.min(QUEUES),
+            queue_entries: self.queue_entries.min(QUEUE_ENTRIES),
+            vectors: self.vectors.min(VECTORS),
+            namespaces: 1,
+            mdts: MDTS,
+            quota: NamespaceQuota::default(),
+            ..self
+        }
+    }
+}
+
+impl Controller {
+    /// Takes a function of the card that its settings name.
+    pub(crate) fn join_card(&mut self) -> Result<(), String> {
+        if let Some(spec) = &self.config.card {
+            self.port = Some(Box::new(Port::new(spec, &self.config.functions, self.config.queues)?));
+            self.refresh_active();
+        }
+        Ok(())
+    }
+
+    /// The card's part of a turn. Returns the work done.
+    #[cold]
+    pub(crate) fn card_turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        self.reconcile();
+        let mut work = 0;
+        let takes = !self.lifecycle.paused && !self.lifecycle.held && !self.lifecycle.stopped;
+        if self.phase == Phase::Ready && takes {
+            work += self.ring_card();
+        }
+        let Some(port) = &mut self.port else { return work };
+        let (done, news) = port.turn(cx);
+        work += done + usize::from(!news.is_empty());
+        self.counters.add(&news);
+        for vector in (0..u64::BITS).filter(|vector| news.vectors >> vector & 1 != 0) {
+            self.interrupts.pend(vector as u16, 1);
+        }
+        while let Some((qid, code)) = self.port.as_mut().and_then(|port| port.next_fault()) {
+            work += 1;
+            if self.phase != Phase::Ready {
+                continue;
+            }
+            match code {
+                Fault::SQ_READ => self.fail("a submission queue's memory is not mapped"),
+                _ => self.invalid_doorbell(qid, 0),
+            }
+        }
+        if self.phase == Phase::Ready && self.port.as_mut().is_some_and(|port| port.has_lost_memory(cx.now())) {
+            self.fail("the guest's memory was taken away (its file was truncated)");
+        }
+        if self.interrupts.uses_pin() {
+            self.refresh_positions();
+        }
+        work
+    }
+
+    /// Passes doorbells on that were rung.
+    fn ring_card(&mut self) -> usize {
+        let mut rung = 0;
+        for qid in 1..=self.config.queues {
+            let index = usize::from(qid) * 2;
+            let (tail, head) = (self.doorbell(index, qid), self.doorbell(index + 1, qid));
+            // The entries before the tail are read after it: by the engine, in a call from here on.
+            std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+            let Some(port) = self.port.as_mut().filter(|port| port.is_enabled(qid)) else { continue };
+            // The head first: it makes room for what the tail brings.
+            rung += usize::from(port.ring(index + 1, head)) + usize::from(port.ring(index, tail));
+        }
+        rung
+    }
+
+    /// Whether a doorbell was rung that the engine does not know.
+    fn is_card_rung(&mut self) -> bool {
+        (1..=self.config.queues).any(|qid| {
+            let index = usize::from(qid) * 2;
+            let (tail, head) = (self.doorbell(index, qid), self.doorbell(index + 1, qid));
+            let port = self.port.as_ref().filter(|port| port.is_enabled(qid));
+            port.is_some_and(|port| port.is_rung(index, tail) || port.is_rung(index + 1, head))
+        })
+    }
+
+    /// Whether a turn finds something to do on the card; doorbells are something for who takes commands.
+    pub(crate) fn has_card_work(&mut self, takes: bool) -> bool {
+        self.port.as_ref().is_some_and(|port| port.has_work()) || takes && self.port.is_some() && self.is_card_rung()
+    }
+
+    /// Has the engine know what guest and operator decided since.
+    pub(crate) fn reconcile(&mut self) {
+        let (coalescing, durable) = (self.coalescing(), !self.write_cache_enabled());
+        let Some(port) = &mut self.port else { return };
+        port.set_interrupts(coalescing);
+        let attached = self.namespaces.attached().next().map(Rc::as_ref);
+        if !port.show(attached, durable)
+            && let Some(suppressed) = self.lifecycle.log.admit()
+        {
+            let device = &self.config.name;
+            tracing::warn!(
+                device,
+                suppressed,
+                "a namespace is not shown: all disks of the card have other volumes, or it has metadata"
+            );
+        }
+        port.leave_disks();
+    }
+
+    /// A volume that is not shown, but written to as well: whether the device has it so.
+    pub(crate) fn add_replica(&mut self, nsid: u32, namespace: &Arc<Namespace>) -> bool {
+        let replicates = self.config.functions.replicate && nsid > self.namespaces.largest();
+        let Some(port) = self.port.as_mut().filter(|_| replicates) else { return false };
+        if port.replicas.iter().all(|(known, _)| *known != nsid) {
+            port.replicas.push((nsid, Arc::clone(namespace)));
+        }
+        true
+    }
+
+    /// As [`Self::add_replica`], when it goes.
+    pub(crate) fn remove_replica(&mut self, nsid: u32) -> bool {
+        let Some(port) = &mut self.port else { return false };
+        let Some(at) = port.replicas.iter().position(|(known, _)| *known == nsid) else { return false };
+        port.replicas.remove(at);
+        self.reconcile();
+        true
+    }
+
+    /// A namespace was detached: nobody lets go of its volume while the engine has commands for it.
+    pub(crate) fn detach_from_card(&mut self, attached: &Rc<Attached>) {
+        if let Some(port) = &mut self.port {
+            attached.in_flight.set(1);
+            port.leaving.push(Rc::clone(attached));
+            self.reconcile();
+        }
+    }
+
+    /// How the engine is to coalesce. It knows no vectors that are exempt: where the guest asks for some, nothing is coalesced.
+    fn coalescing(&self) -> Coalescing {
+        let features = &self.state.features;
+        let value = features.interrupt_coalescing.get();
+        let (threshold_z, time) = (value as u8, (value >> 8) as u8);
+        let exempt = features.coalescing_disabled.iter().any(|word| word.get() != 0);
+        let on = threshold_z != 0 && time != 0 && !exempt;
+        let mask = self.interrupts.masked_vectors();
+        Coalescing::new().with_threshold_z(threshold_z).with_time(time).with_on(on).with_mask(mask)
+    }
+
+    /// The positions of completion queues as the engine has them, for who looks at them: the legacy pin.
+    fn refresh_positions(&mut self) {
+        for qid in 1..=self.config.queues {
+            if let Some(status) = self.port.as_ref().filter(|port| port.is_enabled(qid)).map(|port| port.status(qid)) {
+                self.cq(qid).move_to(status.cq_tail().into(), status.phase());
+            }
+        }
+    }
+
+    /// A queue pair was made.
+    pub(crate) fn begin_on_card(&mut self, qid: u16) {
+        let (sq, cq) = (self.sq(qid), self.cq(qid));
+        let pair = Pair {
+            sq: (sq.base.get(), sq.entries.get()),
+            cq: (cq.base.get(), cq.entries.get()),
+            vector: (cq.interrupts.get() != 0).then(|| cq.vector.get()),
+        };
+        if let Some(port) = &mut self.port {
+            port.create(qid, &pair);
+        }
+    }
+
+    /// Takes no more commands of any queue.
+    pub(crate) fn stop_card(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.stop_all();
+        }
+    }
+
+    /// Whether nothing of this controller is in flight on a card.
+    pub(crate) fn is_card_quiet(&self) -> bool {
+        self.port.as_ref().is_none_or(|port| port.is_quiet())
+    }
+
+    /// Commands of a queue in flight, wherever.
+    pub(crate) fn is_sq_idle(&self, sqid: u16) -> bool {
+        self.sq(sqid).in_flight.get() == 0 && self.port.as_ref().is_none_or(|port| port.is_idle(sqid))
+    }
+
+    /// Goes on after another worker, with whom its engine died: what the guest had there is lost, and it must reset the controller.
+    pub(crate) fn lost_card(&mut self) {
+        if self.port.is_some() && self.phase == Phase::Ready && (1..=self.config.queues).any(|qid| self.sq_exists(qid)) {
+            self.fail("the process that its engine was in has ended");
+        }
+    }
+}
+
+impl Counters {
+    fn add(&mut self, news: &super::host::News) {
+        let (reads, writes) = (news.reads, news.writes);
+        self.read_commands += reads.0;
+        self.write_commands += writes.0;
+        self.bytes_read += reads.1;
+        self.bytes_written += writes.1;
+        self.errors += news.errors;
+    }
+}

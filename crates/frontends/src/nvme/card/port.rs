@@ -1,0 +1,449 @@
+//! A controller's place on the card: its function's registers.
+//!
+//! What the guest set up is compared with what was last written, and written where it differs: so that every way a change can come
+//! (the guest's commands, the operator's, a reset) ends here.
+
+use std::{
+    cell::RefCell,
+    os::fd::OwnedFd,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_engine::ShardContext;
+use millrace_engine_model::map::{
+    self, Coalescing, Fault, NamespaceWord, PageRow, Place, QueueBase, QueueSizes, QueueStatus,
+};
+use millrace_functions::{Config as Functions, throttle::FRACTION};
+use millrace_memory::{MapError, Protection};
+
+use super::{
+    CLOCK, Card, CardSpec, StorageFunctions,
+    host::{News, host_address},
+};
+use crate::nvme::namespace::{Attached, Namespace};
+
+/// MDTS of a function: 128 KiB.
+pub(crate) const MDTS: u8 = 5;
+/// Entries of a queue at most: it lies in one page.
+pub(crate) const QUEUE_ENTRIES: u32 = 64;
+/// Vectors of a function at most: as many as can be masked.
+pub(crate) const VECTORS: u16 = 32;
+/// Commands of a function in its turn at the arbiter.
+const WEIGHT: u64 = 4;
+/// Between two looks at the files of guests' memory, once one of them has become shorter.
+const LOOK: Duration = Duration::from_millis(10);
+/// Units of the engine's time in a second.
+const UNITS: u64 = CLOCK / map::CYCLES_PER_UNIT;
+
+/// A queue pair as the guest made it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pair {
+    pub(crate) sq: (u64, u32),
+    pub(crate) cq: (u64, u32),
+    pub(crate) vector: Option<u16>,
+}
+
+/// A region of the guest's memory, and whether it may be written.
+#[derive(Debug)]
+struct Region {
+    address: u64,
+    size: u64,
+    writable: bool,
+    /// Where it lies.
+    file: OwnedFd,
+    offset: u64,
+}
+
+impl Region {
+    /// Whether its file has become too short.
+    fn is_gone(&self) -> bool {
+        let len = rustix::fs::fstat(&self.file).map_or(0, |stat| stat.st_size);
+        u64::try_from(len).unwrap_or(0) < self.offset + self.size
+    }
+}
+
+/// What the function shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Programmed {
+    words: [u64; 5],
+    disks: u16,
+}
+
+/// See the module.
+pub(crate) struct Port {
+    card: Rc<RefCell<Card>>,
+    function: u8,
+    place: Place,
+    functions: StorageFunctions,
+    /// Doorbells as they were last passed on, by their index in the page.
+    rung: Vec<u32>,
+    regions: Vec<Region>,
+    /// When the files of the regions are looked at again.
+    next_look: Instant,
+    /// What the function shows; nothing is known before the first time.
+    programmed: Option<Programmed>,
+    coalescing: Coalescing,
+    /// By queue identifier: whether commands are taken.
+    enabled: Vec<bool>,
+    /// Entries of the completion queues.
+    cq_entries: Vec<u32>,
+    /// Namespaces that were detached, until nothing is in flight.
+    pub(crate) leaving: Vec<Rc<Attached>>,
+    /// Volumes that everything is written to as well, with their identifiers for the operator.
+    pub(crate) replicas: Vec<(u32, Arc<Namespace>)>,
+    /// What the function shows has changed: disks may have volumes that it does not use any more.
+    stale: bool,
+}
+
+impl Port {
+    /// A function of the shard's card.
+    pub(crate) fn new(spec: &CardSpec, functions: &StorageFunctions, queues: u16) -> Result<Self, String> {
+        let shared = Card::of_shard(spec)?;
+        let mut card = shared.borrow_mut();
+        let shape = card.engine.shape();
+        let free = card.functions.iter().position(|taken| !taken);
+        let function = free.ok_or_else(|| format!("all {} functions of the card are taken", shape.functions))?;
+        // As many functions on every core.
+        let (core, local) = (function as u8 % shape.cores, function as u8 / shape.cores);
+        if local >= shape.local_functions {
+            return Err(format!("the card's cores serve {} functions each, and all are taken", shape.local_functions));
+        }
+        card.functions[function] = true;
+        let function = function as u8;
+        let place = Place::new().with_enabled(true).with_core(core).with_local(local);
+        card.write(map::place(function), place.into_bits());
+        card.write(map::core(core, map::weight(local)), WEIGHT);
+        for page in 0..u32::from(shape.pages) {
+            card.write(map::core(core, map::page(shape.pages, local, page)), 0);
+        }
+        drop(card);
+        let mut port = Self {
+            card: shared,
+            function,
+            place,
+            functions: *functions,
+            rung: vec![0; (usize::from(queues) + 1) * 2],
+            regions: Vec::new(),
+            next_look: Instant::now(),
+            programmed: None,
+            coalescing: Coalescing::new(),
+            enabled: vec![false; usize::from(queues) + 1],
+            cq_entries: vec![2; usize::from(queues) + 1],
+            leaving: Vec::new(),
+            replicas: Vec::new(),
+            stale: false,
+        };
+        port.write(map::interrupts(local), 0);
+        port.program(Programmed::default());
+        Ok(port)
+    }
+
+    fn address(&self, word: u32) -> u32 {
+        map::core(self.place.core(), word)
+    }
+
+    fn write(&self, word: u32, value: u64) {
+        self.card.borrow_mut().write(self.address(word), value);
+    }
+
+    fn read(&self, word: u32) -> u64 {
+        self.card.borrow_mut().read(self.address(word))
+    }
+
+    /// A queue's index in its core.
+    fn index(&self, qid: u16) -> u32 {
+        let pairs = self.card.borrow().engine.shape().queue_pairs;
+        u32::from(self.place.local()) * u32::from(pairs) + u32::from(qid) - 1
+    }
+
+    // ---- queues -----------------------------------------------------------------------------------------------------
+
+    /// Begins a queue pair.
+    pub(crate) fn create(&mut self, qid: u16, pair: &Pair) {
+        let queue = self.index(qid);
+        let sizes = QueueSizes::new().with_sq(pair.sq.1 as u8).with_cq(pair.cq.1 as u8);
+        let sizes = sizes.with_interrupts(pair.vector.is_some()).with_vector(pair.vector.unwrap_or(0) as u8);
+        let page = |address| host_address(self.function, address).unwrap_or(0) >> 12;
+        self.write(map::queue(queue, 1), sizes.into_bits());
+        self.write(map::queue(queue, 2), QueueBase::new().with_page(page(pair.cq.0)).into_bits());
+        self.write(map::queue(queue, 0), QueueBase::new().with_page(page(pair.sq.0)).with_enabled(true).into_bits());
+        self.rung[usize::from(qid) * 2..][..2].fill(0);
+        self.enabled[usize::from(qid)] = true;
+        self.cq_entries[usize::from(qid)] = pair.cq.1;
+    }
+
+    fn qids(&self) -> impl Iterator<Item = u16> + use<> {
+        1..self.enabled.len() as u16
+    }
+
+    /// Takes no more commands of a queue.
+    pub(crate) fn stop(&mut self, qid: u16) {
+        if std::mem::take(&mut self.enabled[usize::from(qid)]) {
+            self.write(map::queue(self.index(qid), 0), 0);
+        }
+    }
+
+    /// Takes no more commands.
+    pub(crate) fn stop_all(&mut self) {
+        self.qids().for_each(|qid| self.stop(qid));
+    }
+
+    /// Whether commands of a queue are taken.
+    pub(crate) fn is_enabled(&self, qid: u16) -> bool {
+        self.enabled[usize::from(qid)]
+    }
+
+    /// What the engine says of a queue.
+    pub(crate) fn status(&self, qid: u16) -> QueueStatus {
+        QueueStatus::from_bits(self.read(map::queue(self.index(qid), 3)))
+    }
+
+    /// Whether no command of a queue is in flight.
+    pub(crate) fn is_idle(&self, qid: u16) -> bool {
+        self.status(qid).in_flight() == 0
+    }
+
+    /// Whether nothing of the function is in flight, nor will be before a doorbell is rung.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.qids().all(|qid| {
+            let status = self.status(qid);
+            // Who does not read completions has no commands taken, and rings no doorbell that we pass on meanwhile.
+            let next = (u32::from(status.cq_tail()) + 1) % self.cq_entries[usize::from(qid)];
+            let full = next == u32::from(status.cq_head());
+            let waits = self.is_enabled(qid) && !status.stopped() && !full && status.sq_head() != status.sq_tail();
+            status.in_flight() == 0 && !(waits && self.card.borrow().engine.is_busy())
+        })
+    }
+
+    /// Whether a turn finds something to do.
+    pub(crate) fn has_work(&self) -> bool {
+        let card = self.card.borrow();
+        card.has_work() || card.host.has_news(self.function) || card.engine.faults() != 0
+    }
+
+    /// Passes a doorbell on, if it was rung since.
+    pub(crate) fn ring(&mut self, index: usize, value: u32) -> bool {
+        if self.rung[index] == value {
+            return false;
+        }
+        self.rung[index] = value;
+        let Card { engine, host, .. } = &mut *self.card.borrow_mut();
+        engine.doorbell(self.function, index as u16 * 4, value, host);
+        true
+    }
+
+    /// Whether a doorbell was rung that was not passed on.
+    pub(crate) fn is_rung(&self, index: usize, value: u32) -> bool {
+        self.rung[index] != value
+    }
+
+    /// Lets the card go on. Returns the work done, and what happened for this function.
+    pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> (usize, News) {
+        let mut card = self.card.borrow_mut();
+        let work = card.turn(cx);
+        (work, card.host.news(self.function).map(std::mem::take).unwrap_or_default())
+    }
+
+    /// The next fault of one of this function's queues: its identifier and the fault's code.
+    pub(crate) fn next_fault(&mut self) -> Option<(u16, u16)> {
+        let pairs = u16::from(self.card.borrow().engine.shape().queue_pairs);
+        let (core, local) = (self.place.core(), u16::from(self.place.local()));
+        let mut card = self.card.borrow_mut();
+        if card.engine.faults() >> core & 1 != 0 {
+            let fault = Fault::from_bits(card.read(map::core(core, map::FAULT)));
+            if fault.valid() {
+                card.faults.push((core, fault));
+            }
+        }
+        let ours = |(of, fault): &(u8, Fault)| *of == core && fault.queue() / pairs == local;
+        let at = card.faults.iter().position(ours)?;
+        let (_, fault) = card.faults.swap_remove(at);
+        Some((fault.queue() % pairs + 1, fault.code()))
+    }
+
+    /// Sets how interrupts are coalesced, and which vectors are masked.
+    pub(crate) fn set_interrupts(&mut self, coalescing: Coalescing) {
+        if self.coalescing != coalescing {
+            self.coalescing = coalescing;
+            self.write(map::interrupts(self.place.local()), coalescing.into_bits());
+        }
+    }
+
+    // ---- memory -----------------------------------------------------------------------------------------------------
+
+    /// Makes a region of the guest reachable; one without a file is for nobody.
+    pub(crate) fn map(
+        &mut self,
+        address: u64,
+        size: u64,
+        protection: Protection,
+        backing: Option<(&OwnedFd, u64)>,
+    ) -> Result<(), MapError> {
+        let Some((at, (fd, offset))) = host_address(self.function, address.saturating_add(size)).zip(backing) else {
+            return Ok(());
+        };
+        let at = at - size;
+        let mut card = self.card.borrow_mut();
+        let Card { host, disks, .. } = &mut *card;
+        let clone = |fd: &OwnedFd| fd.try_clone().map_err(|source| MapError::Kernel { addr: address, size, source });
+        let file = clone(fd)?;
+        let mut mapped = disks.iter_mut().try_for_each(|disk| disk.map(at, size, protection, (clone(fd)?, offset)));
+        if mapped.is_ok() {
+            mapped = clone(fd).and_then(|fd| host.map(at, size, protection, (fd, offset)));
+        }
+        if let Err(error) = mapped {
+            // What one of them could not map, none has.
+            disks.iter_mut().for_each(|disk| disk.unmap(at, size));
+            return Err(error);
+        }
+        drop(card);
+        self.regions.push(Region { address, size, writable: protection.write, file, offset });
+        self.write_pages(address, size);
+        Ok(())
+    }
+
+    /// Takes a region away; nothing of the function is in flight.
+    pub(crate) fn unmap(&mut self, address: u64, size: u64) {
+        let Some(at) = self.regions.iter().position(|known| (known.address, known.size) == (address, size)) else { return };
+        self.regions.swap_remove(at);
+        self.write_pages(address, size);
+        let mut card = self.card.borrow_mut();
+        let Some(host) = host_address(self.function, address) else { return };
+        card.host.unmap(host, size);
+        card.disks.iter_mut().for_each(|disk| disk.unmap(host, size));
+    }
+
+    /// Takes all memory away; nothing of the function is in flight.
+    pub(crate) fn unmap_all(&mut self) {
+        while let Some(Region { address, size, .. }) = self.regions.last() {
+            let (address, size) = (*address, *size);
+            self.unmap(address, size);
+        }
+    }
+
+    /// Whether the guest took memory away that it had shared. Engine and disks find out for all guests together, and then each
+    /// function is asked, now and then.
+    pub(crate) fn has_lost_memory(&mut self, now: Instant) -> bool {
+        if !self.card.borrow().is_poisoned() || now < self.next_look {
+            return false;
+        }
+        self.next_look = now + LOOK;
+        self.regions.iter().any(Region::is_gone)
+    }
+
+    /// Writes the rows of the pages that a region touches.
+    fn write_pages(&self, address: u64, size: u64) {
+        let pages = self.card.borrow().engine.shape().pages;
+        let last = (address + (size - 1)) / map::PAGE;
+        for page in address / map::PAGE..=last.min(u64::from(pages) - 1) {
+            let (from, to) = (page * map::PAGE, (page + 1) * map::PAGE);
+            let touches = |region: &&Region| region.address < to && region.address + (region.size - 1) >= from;
+            let mut regions = self.regions.iter().filter(touches).peekable();
+            let present = regions.peek().is_some();
+            let writable = regions.any(|region| region.writable);
+            let row = host_address(self.function, from).filter(|_| present).map(|at| PageRow::at(at, writable));
+            self.write(map::page(pages, self.place.local(), page as u32), row.unwrap_or_default().into_bits());
+        }
+    }
+
+    // ---- the namespace ----------------------------------------------------------------------------------------------
+
+    /// Has the function show a namespace, or none; whether every write is to be durable. `false`: there is no disk for it, and it shows none.
+    pub(crate) fn show(&mut self, attached: Option<&Attached>, durable: bool) -> bool {
+        let Some(attached) = attached else {
+            self.program(Programmed::default());
+            return true;
+        };
+        let geometry = attached.namespace.volume.geometry();
+        let disk = self.card.borrow_mut().disk_for(&attached.namespace, self.function);
+        let Some(disk) = disk.filter(|_| attached.namespace.volume.metadata().shown().is_none()) else {
+            self.program(Programmed::default());
+            return false;
+        };
+        let mut disks = 1_u16 << disk;
+        let mut volume = geometry.blocks.0;
+        for (_, replica) in &self.replicas {
+            let shape = replica.volume.geometry();
+            let disk = self.card.borrow_mut().disk_for(replica, self.function);
+            let Some(disk) = disk.filter(|_| shape.block_size == geometry.block_size) else {
+                self.program(Programmed::default());
+                return false;
+            };
+            disks |= 1 << disk;
+            volume = volume.min(shape.blocks.0);
+        }
+        let (functions, block) = (&self.functions, u64::from(geometry.block_size.bytes()));
+        let (first, blocks) = functions.window(volume);
+        let mut word = NamespaceWord::new()
+            .with_nsid(attached.nsid)
+            .with_block_log2(geometry.block_size.shift() as u8)
+            .with_enabled(!attached.formatting.get())
+            .with_read_only(attached.read_only || geometry.read_only)
+            .with_durable(durable)
+            .with_disks(disks)
+            .into_bits();
+        if functions.window.is_some() {
+            word |= Functions::SHARE;
+        }
+        if functions.replicate {
+            word |= Functions::REPLICATE;
+        }
+        if functions.iops.is_some() || functions.bytes.is_some() {
+            word |= Functions::THROTTLE;
+        }
+        // A tenth of a second may be ahead.
+        let cap = |time: u64| (UNITS / 10) << FRACTION << 32 | time;
+        let iops = functions.iops.map_or(0, |iops| cap(((UNITS << FRACTION) / iops).min(u64::from(u32::MAX))));
+        let bytes = functions.bytes.map_or(0, |bytes| cap(((UNITS << FRACTION) * block / bytes).min(0xff_ffff)));
+        self.program(Programmed { words: [word, blocks, first, iops, bytes], disks });
+        true
+    }
+
+    fn program(&mut self, programmed: Programmed) {
+        if self.programmed == Some(programmed) {
+            return;
+        }
+        let local = self.place.local();
+        // The first word last, and nothing is shown meanwhile.
+        self.write(map::configuration(local, 0), 0);
+        for (word, value) in (0..).zip(programmed.words).skip(1) {
+            self.write(map::configuration(local, word), value);
+        }
+        self.write(map::configuration(local, 0), programmed.words[0]);
+        self.programmed = Some(programmed);
+        self.stale = true;
+    }
+
+    /// Lets go of volumes that the function no longer shows, once nothing is in flight.
+    pub(crate) fn leave_disks(&mut self) {
+        if !self.stale || !self.is_quiet() {
+            return;
+        }
+        self.stale = false;
+        let keeps = self.programmed.map_or(0, |programmed| programmed.disks);
+        for (number, disk) in self.card.borrow_mut().disks.iter_mut().enumerate() {
+            if keeps >> number & 1 == 0 {
+                disk.leave(self.function);
+            }
+        }
+        self.leaving.drain(..).for_each(|attached| attached.in_flight.set(0));
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.stop_all();
+        self.program(Programmed::default());
+        // A device that goes has nothing in flight; one that a fault of ours fenced keeps its memory where it is.
+        if self.is_quiet() {
+            self.leave_disks();
+            self.unmap_all();
+            let mut card = self.card.borrow_mut();
+            card.write(map::place(self.function), 0);
+            card.functions[usize::from(self.function)] = false;
+        }
+        while self.next_fault().is_some() {}
+    }
+}
