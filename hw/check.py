@@ -6,13 +6,15 @@
     tests     hw/tb/*/test_*.py: cocotb, each in its own process
     proofs    hw/formal/*.sv: assertions proved by induction (hw/formal/prove.py)
 
-With --quick, module tests run in their first configuration only. With words, only what has one of them in its name. A line per
+With --quick, module tests run in their first configuration only, and with a seed that is always the same, because `make test` is to be
+repeatable; else with a new one for each run, which the first line says. MILLRACE_SEED chooses another. With words, only what has one of them in its name. A line per
 check, the whole output of those that fail; the last line adds up. FILE gets the numbers for scripts/test.
 """
 
 import argparse
 import concurrent.futures
 import os
+import random
 import re
 import subprocess
 import sys
@@ -41,9 +43,9 @@ def checks(quick):
             yield f"lint {file.stem}", [python, __file__, "--lint", str(file)]
 
 
-def carry_out(command, quick):
+def carry_out(command, quick, seed):
     start = time.monotonic()
-    environment = {**os.environ, "MILLRACE_QUICK": str(int(quick))}
+    environment = {**os.environ, "MILLRACE_QUICK": str(int(quick)), "MILLRACE_SEED": seed}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout + done.stderr, time.monotonic() - start
 
@@ -70,9 +72,11 @@ def main():
     wanted = [check for check in checks(arguments.quick) if not arguments.words or any(word in check[0] for word in arguments.words)]
     if not wanted:
         sys.exit(f"hw: nothing is called {' or '.join(arguments.words)}")
+    seed = os.environ.get("MILLRACE_SEED") or ("1" if arguments.quick else str(random.SystemRandom().getrandbits(31)))
+    print(f"hw: MILLRACE_SEED={seed}", flush=True)
     passed = failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        running = {pool.submit(carry_out, command, arguments.quick): name for name, command in wanted}
+        running = {pool.submit(carry_out, command, arguments.quick, seed): name for name, command in wanted}
         for done in concurrent.futures.as_completed(running):
             code, output, seconds = done.result()
             good, bad = count(code, output)
