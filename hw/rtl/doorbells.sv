@@ -178,6 +178,7 @@ module doorbells
 
     logic [5:0] tail, head, promised, last, c_head, c_tail, c_last;
     logic       phase, stopped, open;
+    wire        same = bell_queue == queue;
     always_ff @(posedge clk) begin
         if (step == READ) begin
             tail     <= sq_tail[queue];
@@ -187,9 +188,11 @@ module doorbells
             c_head   <= cq_head[queue];
             c_last   <= cq_last[queue];
             {phase, c_tail} <= cq_tail[queue];
-            stopped  <= stop_bell[queue] || stop_read[queue];
             open     <= enabled[queue];
         end
+        // A fault that comes while another is being told of is the queue's first one.
+        if (step == READ) stopped <= stop_bell[queue] || stop_read[queue] || (refused && same);
+        else if (task_ == GIVE_BACK && refused && same) stopped <= 1'b1;
     end
 
     // ---- MEASURE: entries up to the tail or the ring's end, and places in the completion queue (one always stays empty); up to 4
@@ -218,7 +221,7 @@ module doorbells
     assign spend = step == ACT && count != '0;
     // For want of places it waits for a CQ head, unless one came since the state was read.
     wire   waits = entries_4 != '0 && places_4 == '0;
-    wire   moved = accepted && bell_cq && bell_queue == queue;
+    wire   moved = accepted && bell_cq && same;
     logic  moved_before;
     always_ff @(posedge clk) moved_before <= step != CHOOSE && (moved || moved_before);
     assign again = step == ACT && (waits ? moved || moved_before : wanted != '0 && (laps || count != entries_4 || count == 3'd4));
@@ -257,7 +260,7 @@ module doorbells
     assign qc_rd_data  = {23'b0, stopped, 1'b0, in_flight, phase, 2'b0, c_head, 2'b0, c_tail, 2'b0, tail, 2'b0, head};
 
     always_ff @(posedge clk) begin
-        fault_valid <= !rst && (refused || bad_ready);
+        fault_valid <= !rst && (refused || (bad_ready && !stopped)); // the first of a queue, no others
         fault_queue <= refused ? bell_queue : queue;
         fault_code  <= !refused ? 2'd3 : bell_cq ? 2'd2 : 2'd1;
     end

@@ -42,6 +42,7 @@ class Bench:
     def __init__(self, dut, picks=0.0, room=lambda: random.randint(0, 4), post=(5, 100), fails=0.0):
         self.dut, self.room, self.post, self.fails = dut, room, post, fails
         self.queues = [Queue() for _ in range(QUEUES)]
+        self.bad_after = 1, 60
         self.rests = Pauses(picks)
         self.bells, self.posts, self.bads, self.faults = [], [], [], []
         self.picks = []   # (queue, index, count)
@@ -94,8 +95,9 @@ class Bench:
                 at, count = self.bads.pop(0)[1:]
                 queue = self.queues[at]
                 queue.flight -= count
+                if not queue.stopped:
+                    self.faults.append((at, SQ_READ))
                 queue.stopped = True
-                self.faults.append((at, SQ_READ))
             if d.qc_wr_valid.value == 1:
                 d.qc_wr_en.value = int(d.qc_wr_ready.value)
                 if d.qc_wr_ready.value == 1:
@@ -165,7 +167,7 @@ class Bench:
         self.picks.append((at, index, count))
         self.taken[at] += count
         if random.random() < self.fails:
-            self.bads.append((self.cycle + random.randint(1, 60), at, count))
+            self.bads.append((self.cycle + random.randint(*self.bad_after), at, count))
         else:
             self.posts += [(self.cycle + random.randint(*self.post), at) for _ in range(count)]
 
@@ -313,6 +315,27 @@ async def bad_guests(dut):
             await bench.enable(at)
     assert stopped > 30
     await bench.settle(range(QUEUES))
+
+
+@cocotb.test()
+async def a_queue_has_one_fault(dut):
+    """Several bursts that cannot be read, and a wrong doorbell at every distance from them: the control processor is told once."""
+    bench = Bench(dut, room=lambda: 4, fails=1.0)
+    bench.bad_after = 80, 80
+    await bench.begin()
+    for distance in range(40):
+        at = random.randrange(QUEUES)
+        await bench.enable(at, 64, 64)
+        bench.bells.append((at, 0, 40))
+        await cycles(dut, 70)
+        assert len(bench.bads) > 1
+        await cycles(dut, bench.bads[0][0] - 20 + distance - bench.cycle)
+        bench.bells.append((at, 0, 64))
+        while bench.bads:
+            await RisingEdge(dut.clk)
+        await cycles(dut, 10)
+        await bench.compare(at)
+        assert bench.queues[at].stopped
 
 
 @cocotb.test()
