@@ -413,7 +413,8 @@ async def turns_by_weight(dut):
     assert unit > 40
     for weight, queues in zip(weights, taken):
         assert abs(sum(queues) - max(1, weight) * unit) <= 2 * max(1, weight) + 4, f"weight {weight}: {sum(queues)} where 1 has {unit}"
-        assert max(queues) - min(queues) <= 10, f"queues of one function: {queues}"
+        # Queues have the same picks, not the same entries: whose picks meet the ring's end within four entries has 17 picks for 16.
+        assert max(queues) - min(queues) <= 10 + max(queues) // 16, f"queues of one function: {queues}"
 
 
 @cocotb.test()
