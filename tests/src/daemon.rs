@@ -115,8 +115,8 @@ impl Daemon {
 
     /// What the worker runs.
     pub fn worker_binary(&self) -> PathBuf {
-        let worker = eventually("a worker", || self.worker());
-        fs::read_link(format!("/proc/{worker}/exe")).expect("the worker's binary")
+        // A worker may end between the two looks, and another take its place.
+        eventually("a worker's binary", || fs::read_link(format!("/proc/{}/exe", self.worker()?)).ok())
     }
 
     fn launch(&mut self) {

@@ -386,8 +386,9 @@ fn odd_worker(place: &Path, fault: &str) -> PathBuf {
     path
 }
 
-fn runs(pid: u32) -> PathBuf {
-    fs::read_link(format!("/proc/{pid}/exe")).expect("a worker's binary")
+/// The binary of a process; none of one that has ended since it was named.
+fn runs(pid: u32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
 /// An upgrade is everybody's: all workers go on with the new binary, or all with the old one.
@@ -401,7 +402,8 @@ fn an_upgrade_is_of_all_workers_or_of_none() {
     loads.iter_mut().for_each(Load::wait_until_busy);
     let (this, next) = (Daemon::binary().canonicalize().unwrap(), Daemon::next_binary().canonicalize().unwrap());
     let all_run = |binary: &Path| {
-        daemon.worker_binary() == binary && ["a", "b"].iter().all(|name| runs(worker_of(&daemon, name)) == binary)
+        daemon.worker_binary() == binary
+            && ["a", "b"].iter().all(|name| runs(worker_of(&daemon, name)).as_deref() == Some(binary))
     };
     let layout = |name: &str| device(&daemon, name)["state_layout"].as_u64().expect("a version");
     let first = layout("a");
