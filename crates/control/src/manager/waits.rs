@@ -59,6 +59,11 @@ impl Waits {
         due
     }
 
+    /// Forgets the device's namespaces that it does not name any more: one may go while its volume hangs.
+    fn forget_others(&mut self, device: &Name, named: &[Work]) {
+        self.waiting.retain(|(of, nsid), _| of != device || named.iter().any(|work| work.nsid == *nsid));
+    }
+
     /// Takes in what a device asks of a volume now.
     fn look(&mut self, now: Instant, device: &Name, work: Work) -> Option<Verdict> {
         let key = (device.clone(), work.nsid);
@@ -98,9 +103,12 @@ impl Manager {
         if quiet || !waits.is_due(now) {
             return;
         }
-        for (device, work) in self.ask_for_work(now + PATIENCE) {
-            if let Some(verdict) = waits.look(now, &device, work) {
-                self.tell(verdict, &device, work);
+        for (device, all) in self.ask_for_work(now + PATIENCE) {
+            waits.forget_others(&device, &all);
+            for work in all {
+                if let Some(verdict) = waits.look(now, &device, work) {
+                    self.tell(verdict, &device, work);
+                }
             }
         }
         let inner = self.peek();
@@ -108,15 +116,14 @@ impl Manager {
     }
 
     /// What devices ask of their volumes: of those that answer in time. What exists is not locked meanwhile.
-    fn ask_for_work(&self, until: Instant) -> Vec<(Name, Work)> {
+    fn ask_for_work(&self, until: Instant) -> Vec<(Name, Vec<Work>)> {
         let (answers, answered) = channel();
         for device in self.peek().devices.values() {
             // One whose shard is gone asks for nothing.
             let _ = device.live.as_ref().map(|live| live.ask_work(answers.clone()));
         }
         drop(answers);
-        let next = || answered.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
-        iter::from_fn(next).flat_map(|(device, all)| all.into_iter().map(move |work| (device.clone(), work))).collect()
+        iter::from_fn(|| answered.recv_timeout(until.saturating_duration_since(Instant::now())).ok()).collect()
     }
 
     fn tell(&self, verdict: Verdict, device: &Name, Work { nsid, in_flight, .. }: Work) {
@@ -161,6 +168,20 @@ mod tests {
         assert_eq!(at(66, 4, 13), Some(Verdict::Hangs(Duration::from_secs(16))), "again");
         assert_eq!(at(70, 0, 17), Some(Verdict::GoesOn(Duration::from_secs(20))));
         assert!(waits.waiting.is_empty());
+    }
+
+    #[test]
+    fn a_namespace_that_goes_while_its_volume_hangs_is_forgotten() {
+        let (mut waits, now) = (Waits::default(), Instant::now());
+        let [one, other] = ["a", "b"].map(|name| name.parse::<Name>().unwrap());
+        let work = |nsid| Work { nsid, in_flight: 1, finished: 0 };
+        for (device, nsid) in [(&one, 1), (&one, 2), (&other, 1)] {
+            waits.look(now, device, work(nsid));
+        }
+        waits.forget_others(&one, &[work(2)]);
+        assert_eq!(waits.waiting.keys().cloned().collect::<Vec<_>>(), [(one.clone(), 2), (other.clone(), 1)]);
+        waits.forget_others(&one, &[]);
+        assert_eq!(waits.waiting.keys().cloned().collect::<Vec<_>>(), [(other, 1)]);
     }
 
     #[test]
