@@ -12,6 +12,7 @@
 //                          place (core, local function); before it is moved its queues are to be disabled and idle.
 //      F7800h              doorbells refused: offset outside the queues, function unknown or not enabled (31:0, counts, wraps)
 //      F7801h              15:0 CORES, 31:16 FUNCTIONS, 47:32 SSDS
+//      F7C00h + 40h * s    space s of FastPath, which lies between crossbar, front and host where there is one (fastpath.sv)
 `default_nettype none
 module engine #(
     parameter int FUNCTIONS = 16,
@@ -22,7 +23,9 @@ module engine #(
     parameter int SLOTS     = 64,
     parameter int PAGES     = 512,
     parameter int LISTS     = 16,
-    parameter logic [63:0] CHIP_BASE = 64'h0 // where disks find chip addresses
+    parameter logic [63:0] CHIP_BASE = 64'h0, // where disks find chip addresses
+    parameter int FASTPATH  = 0,              // spaces of FastPath, to 16
+    parameter logic [63:0] FP_WINDOW = 64'h0000_FFFF_FFE0_0000
 ) (
     input  wire                      clk,
     input  wire                      rst,
@@ -95,29 +98,33 @@ module engine #(
     logic [15:0]      addr;
     logic [63:0]      wdata;
     logic [CORES-1:0] for_core;
-    logic             for_front;
+    logic             for_front, for_fastpath;
     wire  [CORES-1:0] core_ready, core_rvalid;
     wire  [CORES-1:0][63:0] core_rdata;
     wire              front_ready, front_rvalid;
     wire  [63:0]      front_rdata;
+    wire              fastpath_ready, fastpath_rvalid;
+    wire  [63:0]      fastpath_rdata;
     wire  [CORES-1:0] core_reg_valid  = for_core & {CORES{access == OFFER}};
     wire              front_reg_valid = for_front && access == OFFER;
-    wire              nobody = for_core == '0 && !for_front;   // a core that does not exist: reads as zero
+    wire              fastpath_reg_valid = for_fastpath && access == OFFER;
+    wire              nobody = for_core == '0 && !for_front && !for_fastpath;   // a core that does not exist: reads as zero
 
     logic [63:0] answer;
     always_comb begin
-        answer = front_rdata & {64{front_rvalid}};
+        answer = (front_rdata & {64{front_rvalid}}) | (fastpath_rdata & {64{fastpath_rvalid}});
         for (int c = 0; c < CORES; c++) answer |= core_rdata[c] & {64{core_rvalid[c]}};
     end
 
-    wire is_front = reg_addr[19:12] == 8'hF7;
+    wire is_front    = reg_addr[19:12] == 8'hF7;
+    wire is_fastpath = is_front && reg_addr[11:10] == 2'b11 && FASTPATH > 0;
     assign reg_ready = access == IDLE && !reg_rvalid;
     always_ff @(posedge clk) begin
         reg_rvalid <= 1'b0;
         unique case (access)
             IDLE: if (reg_valid && reg_ready) access <= OFFER;
-            OFFER: if (nobody || (for_front && front_ready) || |(core_ready & for_core)) access <= WAIT;
-            default: if (nobody || front_rvalid || |core_rvalid) begin
+            OFFER: if (nobody || (for_front && front_ready) || (for_fastpath && fastpath_ready) || |(core_ready & for_core)) access <= WAIT;
+            default: if (nobody || front_rvalid || fastpath_rvalid || |core_rvalid) begin
                 access     <= IDLE;
                 reg_rvalid <= 1'b1;
                 reg_rdata  <= answer;
@@ -125,7 +132,8 @@ module engine #(
         endcase
         if (access == IDLE) begin
             {write, addr, wdata} <= {reg_write, reg_addr[15:0], reg_wdata};
-            for_front <= is_front;
+            for_front    <= is_front && !is_fastpath;
+            for_fastpath <= is_fastpath;
             for (int c = 0; c < CORES; c++) for_core[c] <= reg_addr[19:16] == 4'(c) && !is_front;
         end
         if (rst) begin
@@ -135,15 +143,20 @@ module engine #(
     end
 
     // ---- The front
-    wire [CORES-1:0]   db_valid;
+    wire [CORES-1:0]   f_db_valid, db_valid;
+    wire [QUEUE_W-1:0] f_db_queue;
+    wire               f_db_cq;
+    wire [15:0]        f_db_value;
+    wire               bar_mine;     // FastPath's
     wire [QUEUE_W-1:0] db_queue;
     wire               db_cq;
     wire [15:0]        db_value;
     wire [CORE_W-1:0]  hwr_core;
     wire               front_busy;
     front #(.FUNCTIONS(FUNCTIONS), .CORES(CORES), .SSDS(SSDS), .LF(LF), .QP(QP)) front (
-        .clk, .rst, .bar_valid, .bar_function, .bar_offset, .bar_data, .db_valid, .db_queue, .db_cq, .db_value,
-        .irq_core(hwr_core), .irq_local(hwr_addr[8+:LF_W]), .irq_function(hwr_function),
+        .clk, .rst, .bar_valid(bar_valid && !bar_mine), .bar_function, .bar_offset, .bar_data,
+        .db_valid(f_db_valid), .db_queue(f_db_queue), .db_cq(f_db_cq), .db_value(f_db_value),
+        .irq_core(hwr_core), .irq_local(x_hwr_addr[8+:LF_W]), .irq_function(hwr_function),
         .reg_valid(front_reg_valid), .reg_ready(front_ready), .reg_write(write), .reg_addr(addr[11:0]), .reg_wdata(wdata),
         .reg_rvalid(front_rvalid), .reg_rdata(front_rdata), .busy(front_busy)
     );
@@ -186,6 +199,12 @@ module engine #(
         );
     end
 
+    // Host ports as the crossbar has them.
+    wire         x_hrd_valid, x_hrd_ready, x_hrr_valid, x_hrr_last, x_hrr_error, x_hwr_valid, x_hwr_ready, x_hwr_kind;
+    wire [11:0]  x_hrr_tag;
+    wire [127:0] x_hrr_data, x_hwr_data;
+    wire [63:0]  x_hwr_addr;
+    wire [4:0]   x_hwr_bytes;
     crossbar #(.CORES(CORES), .SSDS(SSDS)) crossbar (
         .clk, .rst,
         .c_hrd_valid, .c_hrd_ready, .c_hrd_addr, .c_hrd_beats, .c_hrd_tag, .c_hrr_valid, .c_hrr_tag, .c_hrr_data, .c_hrr_last, .c_hrr_error,
@@ -193,12 +212,39 @@ module engine #(
         .c_sdb_valid, .c_sdb_ready, .c_sdb_ssd, .c_sdb_cq, .c_sdb_value,
         .c_sdr_valid, .c_sdr_ready, .c_sdr_addr, .c_sdr_beats, .c_sdr_tag, .c_sdd_valid, .c_sdd_ready, .c_sdd_tag, .c_sdd_data, .c_sdd_last,
         .c_sdw_valid, .c_sdw_ready, .c_sdw_addr, .c_sdw_data,
-        .hrd_valid, .hrd_ready, .hrd_addr, .hrd_beats, .hrd_tag, .hrr_valid, .hrr_tag, .hrr_data, .hrr_last, .hrr_error,
-        .hwr_valid, .hwr_ready, .hwr_kind, .hwr_addr, .hwr_data, .hwr_bytes, .hwr_core,
+        .hrd_valid(x_hrd_valid), .hrd_ready(x_hrd_ready), .hrd_addr, .hrd_beats, .hrd_tag,
+        .hrr_valid(x_hrr_valid), .hrr_tag(x_hrr_tag), .hrr_data(x_hrr_data), .hrr_last(x_hrr_last), .hrr_error(x_hrr_error),
+        .hwr_valid(x_hwr_valid), .hwr_ready(x_hwr_ready), .hwr_kind(x_hwr_kind), .hwr_addr(x_hwr_addr), .hwr_data(x_hwr_data),
+        .hwr_bytes(x_hwr_bytes), .hwr_core,
         .sdb_valid, .sdb_ready, .sdb_core, .sdb_cq, .sdb_value, .sdr_valid, .sdr_ready, .sdr_addr, .sdr_beats, .sdr_tag,
         .sdd_valid, .sdd_ready, .sdd_tag, .sdd_data, .sdd_last, .sdw_valid, .sdw_ready, .sdw_addr, .sdw_data, .busy(crossbar_busy)
     );
 
-    assign busy = front_busy || crossbar_busy || |core_busy || access != IDLE || reg_rvalid;
+    // ---- FastPath
+    wire fastpath_busy;
+    if (FASTPATH > 0) begin : g_fastpath
+        fastpath #(.SPACES(FASTPATH), .CORES(CORES), .PAGES(PAGES), .WINDOW(FP_WINDOW)) fastpath (
+            .clk, .rst, .bar_valid, .bar_function, .bar_offset, .bar_data, .bar_mine,
+            .reg_valid(fastpath_reg_valid), .reg_ready(fastpath_ready), .reg_write(write), .reg_addr(addr[9:0]), .reg_wdata(wdata),
+            .reg_rvalid(fastpath_rvalid), .reg_rdata(fastpath_rdata),
+            .f_db_valid, .f_db_queue, .f_db_cq, .f_db_value, .db_valid, .db_queue, .db_cq, .db_value,
+            .c_hrd_valid(x_hrd_valid), .c_hrd_ready(x_hrd_ready), .c_hrd_addr(hrd_addr), .c_hrd_beats(hrd_beats), .c_hrd_tag(hrd_tag),
+            .c_hrr_valid(x_hrr_valid), .c_hrr_tag(x_hrr_tag), .c_hrr_data(x_hrr_data), .c_hrr_last(x_hrr_last), .c_hrr_error(x_hrr_error),
+            .hrd_valid, .hrd_ready, .hrr_valid, .hrr_tag, .hrr_data, .hrr_last, .hrr_error,
+            .c_hwr_valid(x_hwr_valid), .c_hwr_ready(x_hwr_ready), .c_hwr_kind(x_hwr_kind), .c_hwr_addr(x_hwr_addr), .c_hwr_data(x_hwr_data),
+            .c_hwr_bytes(x_hwr_bytes), .hwr_valid, .hwr_ready, .hwr_kind, .hwr_addr, .hwr_data, .hwr_bytes, .busy(fastpath_busy)
+        );
+    end else begin : g_none
+        assign bar_mine = 1'b0;
+        assign {db_valid, db_queue, db_cq, db_value} = {f_db_valid, f_db_queue, f_db_cq, f_db_value};
+        assign {hrd_valid, x_hrd_ready} = {x_hrd_valid, hrd_ready};
+        assign {x_hrr_valid, x_hrr_tag, x_hrr_data, x_hrr_last, x_hrr_error} = {hrr_valid, hrr_tag, hrr_data, hrr_last, hrr_error};
+        assign {hwr_valid, hwr_kind, hwr_addr, hwr_data, hwr_bytes} = {x_hwr_valid, x_hwr_kind, x_hwr_addr, x_hwr_data, x_hwr_bytes};
+        assign x_hwr_ready = hwr_ready;
+        assign {fastpath_ready, fastpath_rvalid, fastpath_rdata, fastpath_busy} = '0;
+        wire unused = &{1'b0, fastpath_reg_valid};
+    end
+
+    assign busy = front_busy || crossbar_busy || fastpath_busy || |core_busy || access != IDLE || reg_rvalid;
 endmodule
 `default_nettype wire

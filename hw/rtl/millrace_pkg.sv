@@ -53,6 +53,17 @@ package millrace_pkg;
         logic [QUEUE_W-1:0] queue;
         logic [15:0]        cid;
     } owner_t;
+
+    // FastPath: 32 requests, and 32 commands, of a space. A request as it waits to be cut into commands.
+    localparam logic [1:0] FP_GOOD = 2'd0, FP_OPCODE = 2'd1, FP_FIELD = 2'd2, FP_TRANSFER = 2'd3;
+    typedef struct packed {
+        logic [1:0]  wrong;     // FP_*: its end, without a command
+        logic [3:0]  opcode;
+        logic        durable;
+        logic [27:0] offset;    // in the buffer, in units of 4 bytes
+        logic [47:0] lba;
+        logic [15:0] blocks_z;  // zero's based
+    } request_t;
 endpackage
 // verilator lint_on SYMRSVDWORD
 // verilator lint_on UNUSEDPARAM
