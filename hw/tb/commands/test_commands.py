@@ -327,7 +327,8 @@ class Disk:
 
     def complete(self, slot):
         status = 0 if random.random() < 0.9 else random.getrandbits(15)
-        self.world.commands[slot]["statuses"].append(status)
+        # Without More.
+        self.world.commands[slot]["statuses"].append(status & ~(1 << 13))
         self.unwritten.append((slot, status))
         self.write()
 
@@ -371,6 +372,17 @@ async def full_speed(dut):
     dut._log.info(f"{each:.2f} cycles a command")
     # The stand-in for the chain takes 3 cycles; a disk's answer comes up to 400 cycles after the last command.
     assert each < 7.5 * world.disks_of[0].bit_length() + 2
+
+
+@cocotb.test()
+async def lists_come_back(dut):
+    """A command with a list at a time, with nothing behind it, more of them than there are lists."""
+    world = World(dut, 0.0)
+    await world.begin()
+    for _ in range(40):
+        await world.send(world.make(opcode=READ, size=65536, fault=None))
+        await world.settle()
+    assert world.completed == 40
 
 
 @cocotb.test()
