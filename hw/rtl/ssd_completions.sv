@@ -82,7 +82,8 @@ module ssd_completions
     // ---- Writes
     assign sdw_ready = !clearing;
     wire [N_W-1:0] said = N_W'(sdw_data[79:64]);
-    wire place_t written = '{status: sdw_data[127:113], phase: sdw_data[112], beyond: sdw_data[111:102], slot: sdw_data[101:96], head: said};
+    // Without More (bit 126): it speaks of the disk's own log, which no guest reads.
+    wire place_t written = '{status: {sdw_data[127], 1'b0, sdw_data[125:113]}, phase: sdw_data[112], beyond: sdw_data[111:102], slot: sdw_data[101:96], head: said};
     wire       write_en = clearing || (sdw_valid && sdw_addr[13:10] == 4'b1000);
     wire [5:0] write_at = clearing ? clear_base + 6'(clear_at) : sdw_addr[9:4];
     always_ff @(posedge clk) begin

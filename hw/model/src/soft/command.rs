@@ -72,13 +72,13 @@ impl Memory<'_> {
     fn translate(&self, address: u64, write: bool) -> Result<u64, Status> {
         let row = usize::try_from(address / map::PAGE).ok().and_then(|page| self.rows.get(page));
         let row = row.filter(|row| row.present() && (!write || row.writable()));
-        row.map(|row| row.address() + address % map::PAGE).ok_or(Status::DATA_TRANSFER_ERROR)
+        row.map(|row| row.address() + address % map::PAGE).ok_or(Status::DATA_TRANSFER_ERROR.do_not_retry())
     }
 
     fn read_entry(&mut self, address: u64) -> Result<PrpEntry, Status> {
         let mut entry = [0; 8];
         let address = self.translate(address, false)?;
-        self.around.read_host(address, &mut entry).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+        self.around.read_host(address, &mut entry).map_err(|_| Status::DATA_TRANSFER_ERROR.do_not_retry())?;
         Ok(PrpEntry(u64::from_le_bytes(entry)))
     }
 

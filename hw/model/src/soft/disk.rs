@@ -15,6 +15,9 @@ pub(super) struct DiskQueue {
     rings: bool,
 }
 
+/// More, of a status: it speaks of the disk's own log, which no guest reads.
+const MORE: u16 = 1 << 13;
+
 /// What the disk says of a command.
 pub(super) struct Ended {
     pub(super) slot: u16,
@@ -68,7 +71,7 @@ impl DiskQueue {
         self.head = word(8);
         self.cq_head = self.after(self.cq_head);
         self.phase ^= self.cq_head == 0;
-        Some((Ended { slot: word(12), status: status >> 1 }, self.cq_head))
+        Some((Ended { slot: word(12), status: status >> 1 & !MORE }, self.cq_head))
     }
 
     /// Bytes of the submission queue.
