@@ -142,6 +142,13 @@ module engine #(
         end
     end
 
+    // Host ports as the crossbar has them.
+    wire         x_hrd_valid, x_hrd_ready, x_hrr_valid, x_hrr_last, x_hrr_error, x_hwr_valid, x_hwr_ready, x_hwr_kind;
+    wire [11:0]  x_hrr_tag;
+    wire [127:0] x_hrr_data, x_hwr_data;
+    wire [63:0]  x_hwr_addr;
+    wire [4:0]   x_hwr_bytes;
+
     // ---- The front
     wire [CORES-1:0]   f_db_valid, db_valid;
     wire [QUEUE_W-1:0] f_db_queue;
@@ -199,12 +206,6 @@ module engine #(
         );
     end
 
-    // Host ports as the crossbar has them.
-    wire         x_hrd_valid, x_hrd_ready, x_hrr_valid, x_hrr_last, x_hrr_error, x_hwr_valid, x_hwr_ready, x_hwr_kind;
-    wire [11:0]  x_hrr_tag;
-    wire [127:0] x_hrr_data, x_hwr_data;
-    wire [63:0]  x_hwr_addr;
-    wire [4:0]   x_hwr_bytes;
     crossbar #(.CORES(CORES), .SSDS(SSDS)) crossbar (
         .clk, .rst,
         .c_hrd_valid, .c_hrd_ready, .c_hrd_addr, .c_hrd_beats, .c_hrd_tag, .c_hrr_valid, .c_hrr_tag, .c_hrr_data, .c_hrr_last, .c_hrr_error,

@@ -155,7 +155,7 @@ module fp_complete
     always_ff @(posedge clk) begin
         for (int s = 0; s < SPACES; s++) begin
             if (ended_valid && space == SPACE_W'(s)) tails[s] <= tails[s] + 6'd1;
-            if (rst || (clear_valid && (clear_at >> 5) == AT_W'(s))) tails[s] <= '0;
+            if (rst || (clear_valid && ({1'b0, clear_at} >> 5) == (AT_W + 1)'(s))) tails[s] <= '0;
         end
     end
     assign busy = step != NEXT || f_valid;

@@ -177,7 +177,7 @@ module fp_submit
     wire [2*SPACES-1:0] ring_of;
     wire [$clog2(2*SPACES)-1:0] ring_index;
     wire                offer = !bell_valid || bell_ready;
-    wire [SPACE_W-1:0]  ring_space = SPACE_W'(ring_index >> 1);
+    wire [SPACE_W-1:0]  ring_space = SPACE_W'({1'b0, ring_index} >> 1);
     logic [2*SPACES-1:0] rings;
     always_comb begin
         for (int s = 0; s < SPACES; s++) rings[2*s +: 2] = {head_rings[s], tail_rings[s]};
@@ -197,7 +197,7 @@ module fp_submit
                 head_rings[s] <= 1'b1;
                 c_heads[s]    <= took_index + 5'd1;
             end
-            if (rst || (fresh && (clear_at >> 5) == AT_W'(s))) begin
+            if (rst || (fresh && ({1'b0, clear_at} >> 5) == (AT_W + 1)'(s))) begin
                 {tail_rings[s], head_rings[s]} <= '0;
                 {tails[s], counts[s]} <= '0;
             end
