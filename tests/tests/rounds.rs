@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 /// Private memory that worker and keeper may have more of at the end.
 const GROWTH: u64 = 1 << 20;
 
-/// A daemon with one disk in a file.
+/// A daemon with disks in files.
 struct House {
     daemon: Daemon,
-    socket: PathBuf,
+    sockets: Vec<PathBuf>,
     before: Usage,
 }
 
@@ -26,11 +26,29 @@ impl House {
         let daemon = Daemon::start();
         let file = daemon.path("disk.img");
         image(&file);
-        let backend = format!("file:{}", file.display());
         let size = if file.exists() { &[][..] } else { &["--size", "256M"] };
-        let socket = daemon.disk("disk", &[&["--backend", &backend], size].concat(), &[]);
+        Self::over(daemon, &["disk".into()], size)
+    }
+
+    /// Disks whose machine ends take their end at once: a machine of many tries as many ends.
+    fn with_disks(disks: usize) -> Self {
+        let names: Vec<_> = (0..disks).map(|n| format!("disk{n}")).collect();
+        Self::over(Daemon::start(), &names, &["--size", "64M"])
+    }
+
+    fn over(daemon: Daemon, names: &[String], size: &[&str]) -> Self {
+        let disk = |name: &String| {
+            let backend = format!("file:{}", daemon.path(&format!("{name}.img")).display());
+            daemon.disk(name, &[&["--backend", &backend], size].concat(), &[])
+        };
+        let sockets = names.iter().map(disk).collect();
         let before = daemon.usage();
-        Self { daemon, socket, before }
+        Self { daemon, sockets, before }
+    }
+
+    /// The machine with all its disks.
+    fn plug(&self, boot: Boot) -> Boot {
+        self.sockets.iter().fold(boot, |boot, socket| boot.socket(socket))
     }
 
     /// Commands that the device has carried out, since its machine was started.
@@ -46,15 +64,15 @@ impl House {
     }
 }
 
-/// QEMU goes at any instant between its start and the guest's work.
+/// QEMU goes at any instant between its start and the guest's work: 20 times with 5 disks, 100 ends of a disk's machine.
 #[test]
 fn machines_killed_at_any_instant_of_their_start() {
-    let house = House::new(|_| {});
+    let house = House::with_disks(5);
     let seats = seats(1);
     let rounds = unless_heavy(20, 100);
     let mut warm = None;
     for round in 0..rounds {
-        let machine = Boot::scenario("boot").socket(&house.socket).start(&seats);
+        let machine = house.plug(Boot::scenario("boot")).start(&seats);
         // Some 4 seconds: firmware, kernel, driver.
         sleep(Duration::from_millis(round * 1733 % 4000));
         machine.kill();
@@ -64,7 +82,8 @@ fn machines_killed_at_any_instant_of_their_start() {
         }
     }
     house.daemon.expect_within(&warm.expect("more rounds"), GROWTH);
-    Boot::scenario("boot").socket(&house.socket).run(&seats);
+    house.plug(Boot::scenario("boot")).run(&seats);
+    println!("  {rounds} times {} disks", house.sockets.len());
     house.finish();
 }
 
@@ -77,7 +96,7 @@ fn bootable(file: &Path) {
 fn reset_in_the_middle_of_the_boot(memory: &GuestMemory, rounds: u64) {
     let house = House::new(bootable);
     let control = house.daemon.path("machine.qmp");
-    let boot = Boot::firmware("bios").memory(MACHINE).socket(&house.socket).monitor(&control);
+    let boot = house.plug(Boot::firmware("bios").memory(MACHINE)).monitor(&control);
     let boot = if memory.are_set_aside() { boot.huge_pages() } else { boot };
     let seats = seats(1);
     let machine = boot.start(&seats);
@@ -117,16 +136,17 @@ fn machines_of_huge_pages_reset_in_the_middle_of_their_boot() {
     reset_in_the_middle_of_the_boot(&GuestMemory::huge_of(MACHINE), unless_heavy(20, 1000));
 }
 
-/// The guest panics in the middle of its I/O and boots again, within one QEMU.
+/// The guest panics in the middle of its I/O and boots again, within one QEMU: 10 times with 10 disks, all of them busy.
 #[test]
 fn guests_panic_and_boot_again() {
-    let house = House::new(|_| {});
+    let house = House::with_disks(10);
     let (control, script) = (house.daemon.path("machine.qmp"), house.daemon.path("panic.sh"));
     std::fs::write(&script, PANIC).expect("writing the scenario");
-    let boot = Boot::scenario(script.to_str().expect("UTF-8")).socket(&house.socket).monitor(&control);
+    let boot =
+        house.plug(Boot::scenario(script.to_str().expect("UTF-8"))).set("DISKS", house.sockets.len()).monitor(&control);
     let mut guest = boot.start(&seats(1));
     Monitor::open(&control).execute("set-action", &json!({ "reboot": "reset" }));
-    let rounds = unless_heavy(4, 100);
+    let rounds = unless_heavy(10, 100);
     let mut warm = None;
     for round in 0..=rounds {
         guest.wait_mark("await orders");
@@ -139,15 +159,18 @@ fn guests_panic_and_boot_again() {
         guest.send(if round < rounds { "orders panic" } else { "orders end" });
     }
     guest.finish();
+    println!("  {rounds} panics with {} disks", house.sockets.len());
     house.finish();
 }
 
 const PANIC: &str = r#"
-wait_for_namespace "$disk"
-run_fio verified --filename="/dev/$disk" --rw=randwrite --bs=16k --size=4m --iodepth=32 --verify=crc32c --verify_fatal=1
+all() { [ "$(ls /dev/nvme*n1 | wc -l)" = "$DISKS" ]; }
+eventually 60 all || die "not all disks came: $(echo /dev/nvme*n1)"
+files=$(echo /dev/nvme*n1 | tr ' ' :)
+run_fio verified --filename="$files" --rw=randwrite --bs=16k --size=8m --iodepth=32 --verify=crc32c --verify_fatal=1
 await_host orders
 if [ "$answer" = panic ]; then
-    fio --name=load --filename="/dev/$disk" --ioengine=io_uring --direct=1 --rw=randrw --bs=16k --iodepth=32 --thread \
+    fio --name=load --filename="$files" --ioengine=io_uring --direct=1 --rw=randrw --bs=16k --iodepth=64 --thread \
         --time_based --runtime=600 --eta=never >/run/load.log 2>&1 </dev/null &
     sleep 1
     echo c >/proc/sysrq-trigger
@@ -160,7 +183,7 @@ fn functions_removed_under_load_and_found_again() {
     let house = House::new(|_| {});
     let script = house.daemon.path("remove.sh");
     std::fs::write(&script, format!("{WORKS}{REMOVE}")).expect("writing the scenario");
-    let boot = Boot::scenario(script.to_str().expect("UTF-8")).socket(&house.socket);
+    let boot = house.plug(Boot::scenario(script.to_str().expect("UTF-8")));
     let rounds = unless_heavy(100, 1000);
     let mut guest = boot.set("ROUNDS", rounds).start(&seats(1));
     guest.wait_mark("warm");
