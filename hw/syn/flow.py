@@ -10,12 +10,15 @@ as between neighbours that register their boundaries, and nothing can be optimis
 Everything runs in target/hw/syn/<name>; the log of every tool stays there.
 """
 
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import count as counting
 
 REPO = Path(__file__).resolve().parents[2]
 RTL = REPO / "hw" / "rtl"
@@ -26,15 +29,6 @@ CHIP = HW_ROOT / "usr/share/nextpnr/himbaechel/xilinx/chipdb-xc7z020.bin"
 DEVICE = "xc7z020clg484-1"
 # Three pins of that package, for the ring.
 PINS = {"clk": "Y9", "ring_in": "F22", "ring_out": "T22"}
-
-# LUTs that a memory of LUTs takes, by Yosys' cell: of each bit of width, for every read and write port, as in the device's manual.
-LUTRAM = {
-    "RAM16X1S": 1, "RAM16X1D": 2, "RAM32X1S": 1, "RAM32X1D": 2, "RAM64X1S": 1, "RAM64X1D": 2, "RAM128X1S": 2, "RAM128X1D": 4,
-    "RAM256X1S": 4, "RAM256X1D": 8, "RAM512X1S": 8, "RAM32M": 4, "RAM64M": 4, "RAM32M16": 8, "RAM64M8": 8,
-    "RAM32X16DR8": 8, "RAM64X8SW": 8, "SRL16": 1, "SRL16E": 1, "SRLC16": 1, "SRLC16E": 1, "SRLC32E": 1,
-}
-# Wiring inside a slice or beside the fabric: no LUT of its own.
-FREE = re.compile(r"MUXF[789]|CARRY[48]|BUFG.*|IBUF|OBUF|GND|VCC|\$scopeinfo")
 
 
 class Failed(Exception):
@@ -85,37 +79,38 @@ def read(top, parameters, extra=(), options=""):
     return f"read_slang -D SYNTHESIS {options} {generics} --top {'ring' if extra else top} {files}"
 
 
-def resources(name, top, parameters, flatten=True):
-    """What synthesis for UltraScale+ makes of it: counts by kind, and cells by type."""
-    stat = WORK / name / "stat.json"
+def resources(name, top, parameters, box=None):
+    """What synthesis for UltraScale+ makes of it, as count.counts, and PAIRED: LUTs when pairs count once. A module that is a box is left
+    out, and `boxes` says how often it is there."""
+    stat, netlist = WORK / name / "stat.json", WORK / name / "netlist.json"
     stat.unlink(missing_ok=True)
-    flat, keep = ("-flatten", "") if flatten else ("", "--keep-hierarchy")
-    yosys(name, [read(top, parameters, options=keep), f"synth_xilinx -family xcup {flat} -noiopad -noclkbuf -top {top}", f"tee -q -o {stat} stat -tech xilinx -json"])
+    boxed = f"--blackboxed-module {box}" if box else ""
+    yosys(name, [
+        read(top, parameters, options=boxed), f"synth_xilinx -family xcup -flatten -noiopad -noclkbuf -top {top}",
+        f"tee -q -o {stat} stat -tech xilinx -json", f"write_json -noscopeinfo {netlist}",
+    ])
     if not stat.exists():
         raise Failed(f"{name}: synthesis ended without its statistics")
-    found = json.loads(stat.read_text())
-    return counts(found["design"]["num_cells_by_type"]), found
-
-
-def counts(cells):
-    count = {"LUT": 0, "LUTRAM": 0, "FF": 0, "BRAM": 0.0, "DSP": 0, "other": {}}
-    for cell, number in cells.items():
-        if re.fullmatch(r"LUT[1-6](_2)?|INV", cell):
-            count["LUT"] += number
-        elif cell in LUTRAM:
-            count["LUT"] += LUTRAM[cell] * number
-            count["LUTRAM"] += LUTRAM[cell] * number
-        elif re.fullmatch(r"(FD|LD)[A-Z]+(_1)?", cell):
-            count["FF"] += number
-        elif cell.startswith("RAMB36"):
-            count["BRAM"] += number
-        elif cell.startswith("RAMB18"):
-            count["BRAM"] += number / 2
-        elif cell.startswith("DSP48"):
-            count["DSP"] += number
-        elif not FREE.fullmatch(cell):
-            count["other"][cell] = number
+    count = counting.counts(json.loads(stat.read_text())["design"]["num_cells_by_type"])
+    whole = json.loads(netlist.read_text())["modules"][top]["cells"]
+    count["PAIRED"] = count["LUT"] - counting.pairs(whole)
+    boxes = {kind: number for kind, number in count["other"].items() if box and kind.lstrip("\\").split("$")[0] == box}
+    count["other"] = {kind: number for kind, number in count["other"].items() if kind not in boxes}
+    count["boxes"] = sum(boxes.values())
+    if count["other"]:
+        raise Failed(f"{name}: cells that nobody counts: {count['other']}")
     return count
+
+
+def hierarchy(name, top, parameters):
+    """The counts of each module of it by itself, nothing flattened: what one of them is to another is not optimised."""
+    stat = WORK / name / "stat.json"
+    stat.unlink(missing_ok=True)
+    yosys(name, [read(top, parameters, options="--keep-hierarchy"), f"synth_xilinx -family xcup -noiopad -noclkbuf -top {top}", f"tee -q -o {stat} stat -tech xilinx -json"])
+    if not stat.exists():
+        raise Failed(f"{name}: synthesis ended without its statistics")
+    for module, what in json.loads(stat.read_text())["modules"].items():
+        yield module.lstrip("\\"), counting.counts({cell: number for cell, number in what["num_cells_by_type"].items() if not cell.startswith("\\")})
 
 
 def ports(name, top, parameters):
@@ -126,6 +121,16 @@ def ports(name, top, parameters):
         if module == top or what["attributes"].get("top"):
             return {port: (value["direction"], len(value["bits"])) for port, value in what["ports"].items()}
     raise Failed(f"{name}: {top} has no ports")
+
+
+def print_of(top, *what):
+    """A digest of what a result depends on: the sources that the top needs, the tools, and what the caller adds."""
+    digest = hashlib.sha256(repr((top, what)).encode())
+    tools = [REPO / "hw" / "requirements.txt", HW_ROOT / ".complete", HW_ROOT / "packages"]
+    for file in [*needed(top), Path(__file__), Path(counting.__file__), *tools]:
+        if file.is_file():
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:20]
 
 
 def ring(name, top, parameters):
