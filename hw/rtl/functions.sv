@@ -105,7 +105,9 @@ module functions
     wire [55:0]      byte_cap = bytes[lf];
 
     // The upper half is never written: a function whose state counts as zero reads there.
-    (* ram_style = "distributed" *) logic [127:0] states[2 << LFI_W];
+    // Of a state's words are kept: both buckets, and of the disk whose turn was last as many bits as there are disks. No disk is
+    // ever marked as failed here (bits 63:48 of the first word).
+    (* ram_style = "distributed" *) logic [87+SSDS:0] states[2 << LFI_W];
     initial states = '{default: '0};
 
     logic        v_valid;
@@ -119,10 +121,10 @@ module functions
     logic [31:0] asked_at;
     logic        full;          // `o` has a command that has not gone
     wire         ask    = state == READY;
-    wire [127:0] st_now = states[{wiped[lf], lf}];
+    wire [87+SSDS:0] st_now = states[{wiped[lf], lf}];
     fn_chain chain (
         .clk, .rst, .in_valid(ask), .in_command_slba({15'b0, c_slba}), .in_command_nsid(c_nsid), .in_command_now(asked_at),
-        .in_command_nlb_z(c_nlb_z), .in_command_opcode({4'b0, c_opcode}), .in_state_a(st_now[63:0]), .in_state_b(st_now[127:64]),
+        .in_command_nlb_z(c_nlb_z), .in_command_opcode({4'b0, c_opcode}), .in_state_a({20'b0, st_now[43:0]}), .in_state_b({16'(st_now[88 +: SSDS]), 4'b0, st_now[87:44]}),
         .in_config_namespace({16'(name[38 +: SSDS]), 3'b0, name[37:33], 5'b0, name[32], 2'b0, name[31:0]}),
         .in_config_blocks({16'b0, blocks[lf]}), .in_config_share({16'b0, shares[lf]}),
         .in_config_iops(iops[lf]), .in_config_bytes({byte_cap[55:24], 8'b0, byte_cap[23:0]}),
@@ -136,7 +138,7 @@ module functions
     wire reject = answer && v_kind == REJECT;
     wire go     = answer && !reject && !hold && !cur.late;
     always_ff @(posedge clk) begin
-        if (go) states[{1'b0, lf}] <= v_state;
+        if (go) states[{1'b0, lf}] <= {v_state[112 +: SSDS], v_state[107:64], v_state[43:0]};
     end
 
     // ---- Those that are held
@@ -271,7 +273,7 @@ module functions
         end
     end
 
-    wire unused = &{1'b0, cfg_wr_addr, info_opcode, v_kind, v_until, v_status, p.ssds};
+    wire unused = &{1'b0, cfg_wr_addr, info_opcode, v_kind, v_until, v_status, v_state, p.ssds};
 
 `ifndef SYNTHESIS
     always_ff @(posedge clk) begin

@@ -18,6 +18,13 @@ pub fn key(command: &Command) -> u8 {
 /// What becomes of a command, and the function's state from then on.
 #[inline]
 pub fn submit(command: &Command, state: &State, config: &Config) -> (Verdict, State) {
+    let (verdict, after) = decide(command, state, config);
+    (verdict, if verdict.goes() { after } else { *state })
+}
+
+/// The same, but that the state means something only if the command goes. For a circuit, whose user stores it only then.
+#[inline]
+pub fn decide(command: &Command, state: &State, config: &Config) -> (Verdict, State) {
     let refused = namespace::check(command, config);
     let turn = throttle::submit(command, state, config);
     let choice = replicate::submit(command, state, config);
@@ -32,6 +39,5 @@ pub fn submit(command: &Command, state: &State, config: &Config) -> (Verdict, St
     let status = if refused == status::SUCCESS { status::INTERNAL_ERROR } else { refused };
     let verdict = Verdict { lba: share::submit(command, config), until: turn.until, status, disks: choice.disks, kind };
     let read = if command.only_reads() { choice.disks } else { state.turn() };
-    let after = State::new(turn.iops, turn.bytes, state.failed(), read);
-    (verdict, if verdict.goes() { after } else { *state })
+    (verdict, State::new(turn.iops, turn.bytes, state.failed(), read))
 }

@@ -28,14 +28,14 @@ pub struct ChainIn {
 pub struct ChainOut {
     /// What becomes of the command.
     pub verdict: Verdict,
-    /// The state from then on.
+    /// The state from then on, if the command goes: pass and fan out.
     pub state: State,
 }
 
-/// [`chain::submit`].
+/// [`chain::decide`].
 #[inline(never)]
 pub fn chain(input: &ChainIn, output: &mut ChainOut) {
-    (output.verdict, output.state) = chain::submit(&input.command, &input.state, &input.config);
+    (output.verdict, output.state) = chain::decide(&input.command, &input.state, &input.config);
 }
 
 /// What [`join`] is given.

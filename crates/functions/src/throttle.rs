@@ -49,7 +49,7 @@ pub struct Turn {
 /// A bucket, at some time.
 #[derive(Clone, Copy)]
 struct Bucket {
-    /// When it is full again; now, if it is full.
+    /// When it is full again; now, if it is full and something is to be taken.
     full: u64,
     /// It is further ahead than it may be.
     early: bool,
@@ -59,12 +59,12 @@ struct Bucket {
 
 impl Bucket {
     #[inline]
-    fn new(full: u64, now: u64, cap: &Cap) -> Self {
+    fn new(full: u64, now: u64, cap: &Cap, takes: bool) -> Self {
         let ahead = full.wrapping_sub(now) & TIME_MASK;
         let is_full = ahead >> AHEAD_BITS != 0;
         let room = cap.burst.wrapping_sub(ahead & AHEAD_MASK);
         Self {
-            full: if is_full { now } else { full },
+            full: if is_full & takes { now } else { full },
             early: !is_full & (room >> 63 != 0),
             units_z: (!room >> FRACTION) as u32 & (AHEAD_MASK >> FRACTION) as u32,
         }
@@ -82,16 +82,17 @@ impl Bucket {
 pub fn submit(command: &Command, state: &State, config: &Config) -> Turn {
     let now = u64::from(command.now) << FRACTION;
     let (iops, bytes) = (config.iops(), config.bytes());
-    let (commands, blocks) = (Bucket::new(state.iops(), now, &iops), Bucket::new(state.bytes(), now, &bytes));
     let counted = config.has(Config::THROTTLE) & !command.is_flush();
     let moves = config.has(Config::THROTTLE) & command.moves_data();
+    let (commands, blocks) =
+        (Bucket::new(state.iops(), now, &iops, counted), Bucket::new(state.bytes(), now, &bytes, moves));
     let units_z = if commands.early { commands.units_z } else { blocks.units_z };
     // MDTS is 256 blocks at most.
     let count = u64::from(command.nlb_z & 0xff) + 1;
     Turn {
         early: (counted & commands.early) | (moves & blocks.early),
         until: command.now.wrapping_add(units_z).wrapping_add(1),
-        iops: if counted { commands.taken(iops.time) } else { state.iops() },
-        bytes: if moves { blocks.taken(count * bytes.time) } else { state.bytes() },
+        iops: commands.taken(if counted { iops.time } else { 0 }),
+        bytes: blocks.taken(if moves { count * bytes.time } else { 0 }),
     }
 }
