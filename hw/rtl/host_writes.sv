@@ -39,8 +39,9 @@ module host_writes
     assign msi_ready = hwr_ready && message;
     assign hwr_valid = message ? msi_valid : cqe_valid;
     assign hwr_kind  = message;
-    assign hwr_addr  = message ? 64'({msi_function, msi_vector}) : cqe_addr;
-    assign hwr_data  = message ? 128'd0 : cqe_data;
+    // Of a message only the address' lower bits mean something; what else is there is left as it lies.
+    assign hwr_addr  = {cqe_addr[63:24], message ? 24'({msi_function, msi_vector}) : cqe_addr[23:0]};
+    assign hwr_data  = cqe_data;
     assign hwr_bytes = 5'd16;
 endmodule
 `default_nettype wire

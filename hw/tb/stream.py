@@ -124,11 +124,12 @@ class Monitor(_Stream):
     """Notes every word that passes, and that `valid` stands and the word with it until it is taken.
 
     `words` has what passed; `on_word`, if given, is called with each. With `pauses` it is the receiver as well and drives ready.
+    `means`, if given, makes of a word what it means: the rest of it may be anything.
     """
 
-    def __init__(self, dut, prefix, fields=("data",), pauses=None, on_word=None, holds=True, clock=None):
+    def __init__(self, dut, prefix, fields=("data",), pauses=None, on_word=None, holds=True, clock=None, means=None):
         super().__init__(dut, prefix, fields, clock)
-        self.words, self.on_word, self.holds, self.pauses = [], on_word, holds, pauses
+        self.words, self.on_word, self.holds, self.pauses, self.means = [], on_word, holds, pauses, means
         self.arrived = Event()
         if pauses is not None:
             self.ready.value = 0
@@ -164,6 +165,8 @@ class Monitor(_Stream):
                 assert offered is None or not self.holds, f"{self.name}_valid went away before it was taken"
                 continue
             word = self._word()
+            if self.means:
+                word = self.means(word)
             if offered is not None and self.holds:
                 assert word == offered, f"{self.name} changed from {offered} to {word} before it was taken"
             offered = word
@@ -173,3 +176,8 @@ class Monitor(_Stream):
                 if self.on_word:
                     self.on_word(word)
                 self.arrived.set()
+
+
+def host_write(word):
+    """What a word of hwr_* means: an interrupt is its function and vector."""
+    return {**word, "addr": word["addr"] & 0xFFFFFF, "data": None} if word["kind"] else word

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cocotb
 
 import harness
-from stream import Monitor, Pauses, Source, cycles, reset, start
+from stream import Monitor, Pauses, Source, cycles, host_write, reset, start
 
 
 class Bench:
@@ -20,7 +20,7 @@ class Bench:
         Monitor(dut, "cqe", ("addr", "data"), on_word=lambda w: self.order.append({"kind": 0, "bytes": 16, **w}))
         Monitor(dut, "msi", ("function", "vector"), on_word=lambda w: self.order.append({
             "kind": 1, "addr": w["function"] << 8 | w["vector"]}))
-        self.out = Monitor(dut, "hwr", ("kind", "addr", "data", "bytes"), pauses=Pauses(rates[2]), on_word=self.goes)
+        self.out = Monitor(dut, "hwr", ("kind", "addr", "data", "bytes"), pauses=Pauses(rates[2]), on_word=self.goes, means=host_write)
         dut.rst.value = 1
 
     def goes(self, word):

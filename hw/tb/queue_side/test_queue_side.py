@@ -13,7 +13,7 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 import harness
 from host import Host
-from stream import Monitor, Pauses, Source, cycles, idle, start
+from stream import Monitor, Pauses, Source, cycles, host_write, idle, start
 from words import OWNER
 
 SOURCES = ["queue_arbiter", "doorbells", "sq_fetch", "slots", "completion", "interrupts", "host_writes"]
@@ -91,7 +91,7 @@ class Bench:
         Monitor(dut, "f", ("beat", "slot", "queue", "data"), pauses=Pauses(f_rests), on_word=self.beat)
         self.end = Source(dut, "end", ("slot", "status"))
         self.leg = Source(dut, "done", ("slot", "status"))
-        Monitor(dut, "hwr", ("kind", "addr", "data", "bytes"), pauses=Pauses(writes), on_word=self.write_)
+        Monitor(dut, "hwr", ("kind", "addr", "data", "bytes"), pauses=Pauses(writes), on_word=self.write_, means=host_write)
         cocotb.start_soon(self.run())
 
     async def begin(self):
