@@ -183,7 +183,7 @@ module core
     wire owner_t       cpl_owner;
     wire status_t      cpl_status;
 
-    slots slots (
+    slots #(.SSDS(SSDS)) slots (
         .clk, .rst, .slot_valid, .slot, .slot_take, .slots_free, .own_valid, .own_slot, .own, .leg_valid, .leg_slot, .leg_count,
         .end_valid, .end_ready, .end_slot, .end_status, .done_valid, .done_ready, .done_slot, .done_status,
         .cpl_valid, .cpl_ready, .cpl_slot, .cpl_owner, .cpl_status, .free_valid, .free_slot

@@ -9,12 +9,14 @@
 // A command ends in one of two ways: by `end_*`, or when as many `done_*` have come as `leg_*` said. `leg_*` comes before the
 // first `done_*` of its slot can be taken. Invariants: a slot is given to one command at a time; it is ended once; it is free again only
 // when completion says that its entry is posted.
-// A leg takes 2 cycles, an end 2; a slot freed can be taken 2 cycles later. For 64 cycles after reset no slot is free.
+// A leg takes 2 cycles, the next one can be taken when it is done; an end 2; a slot freed can be taken 2 cycles later. For 64 cycles after reset no slot is free.
 `default_nettype none
 
 module slots
     import millrace_pkg::*;
-(
+#(
+    parameter int SSDS = 16          // with one there is nothing to join
+) (
     input  wire logic               clk,
     input  wire logic               rst,
 
@@ -88,45 +90,54 @@ module slots
     (* ram_style = "distributed" *) owner_t owners[SLOTS];
     always_ff @(posedge clk) if (own_valid) owners[own_slot] <= own;
 
-    // ---- Legs
-    (* ram_style = "distributed" *) logic [4:0] legs[SLOTS];
-    (* ram_style = "distributed" *) logic [4:0] ended[SLOTS];    // so many of them
-    (* ram_style = "distributed" *) status_t    statuses[SLOTS]; // of those
-    always_ff @(posedge clk) if (leg_valid) legs[leg_slot] <= leg_count;
-
-    logic              leg;        // one that has ended is looked at
+    // ---- Legs: one that has ended is looked at for a cycle, or until a command that it ends can leave
+    logic              leg;
     logic [SLOT_W-1:0] at;
     status_t           status;
-    wire  [4:0]        count   = ended[at] + 5'd1;
-    wire  [4:0]        all     = legs[at];
-    wire  status_t     earlier = statuses[at];
-    wire  status_t     joined  = earlier != ST_SUCCESS ? earlier : status;
-    wire               last    = count == all;
+    wire               last;      // the command's last
+    wire status_t      joined;
     wire               room    = !cpl_valid || cpl_ready;
     wire               counted = leg && (!last || room);
-    assign done_ready = !sweeping && (!leg || counted);
+    assign done_ready = !sweeping && !leg;
     always_ff @(posedge clk) begin
-        if (done_ready) begin
-            leg    <= done_valid;
+        if (!leg) begin
+            leg    <= done_valid && !sweeping;
             at     <= done_slot;
             status <= done_status;
+        end else if (counted) begin
+            leg <= 1'b0;
         end
         if (rst) leg <= 1'b0;
     end
-    wire [SLOT_W-1:0] leg_at = sweeping ? fresh : at;
-    always_ff @(posedge clk) begin
-        if (sweeping || counted) begin
-            ended[leg_at]    <= sweeping || last ? '0 : count;
-            statuses[leg_at] <= sweeping || last ? ST_SUCCESS : joined;
+    if (SSDS == 1) begin : g_one
+        assign last   = 1'b1;
+        assign joined = status;
+        wire unused = &{1'b0, leg_valid, leg_slot, leg_count};
+    end else begin : g_join
+        (* ram_style = "distributed" *) logic [4:0] legs[SLOTS];
+        (* ram_style = "distributed" *) logic [4:0] ended[SLOTS];    // so many of them
+        (* ram_style = "distributed" *) status_t    statuses[SLOTS]; // of those
+        always_ff @(posedge clk) if (leg_valid) legs[leg_slot] <= leg_count;
+        wire [4:0]         count   = ended[at] + 5'd1;
+        wire [4:0]         all     = legs[at];
+        wire status_t      earlier = statuses[at];
+        wire [SLOT_W-1:0]  leg_at  = sweeping ? fresh : at;
+        assign last   = count == all;
+        assign joined = earlier != ST_SUCCESS ? earlier : status;
+        always_ff @(posedge clk) begin
+            if (sweeping || counted) begin
+                ended[leg_at]    <= sweeping || last ? '0 : count;
+                statuses[leg_at] <= sweeping || last ? ST_SUCCESS : joined;
+            end
         end
     end
 
     // ---- Ends. Legs first: what ends without a disk waits at submission, so no further legs can come before it for long.
     wire joins = leg && last;
-    assign end_ready = room && !joins;
+    assign end_ready = room && !leg;
     always_ff @(posedge clk) begin
         if (room) begin
-            cpl_valid  <= joins || end_valid;
+            cpl_valid  <= joins || (end_valid && !leg);
             cpl_slot   <= joins ? at : end_slot;
             cpl_status <= joins ? joined : end_status;
         end
@@ -156,7 +167,7 @@ module slots
                 split[leg_slot] <= 1'b1;
             end
             if (counted) assert (split[at] && !over[at]) else $fatal(1, "slots: slot %0d has no leg to end", at);
-            if (room && (joins || end_valid)) begin
+            if (room && (joins || (end_valid && !leg))) begin
                 if (!joins) assert (taken[end_slot] && !over[end_slot] && !split[end_slot]) else $fatal(1, "slots: slot %0d ends twice", end_slot);
                 over[joins ? at : end_slot] <= 1'b1;
             end

@@ -1,5 +1,6 @@
 """slots.sv against a list of commands: no slot twice, the right owner, legs joined, the first failing status."""
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from words import OWNER
 
 class Bench:
     def __init__(self, dut, ends=0.0, hold=30, bad=0.3):
-        self.dut, self.hold, self.bad = dut, hold, bad
+        self.dut, self.hold, self.bad, self.ssds = dut, hold, bad, int(os.environ["TEST_SSDS"])
         idle(dut, rst=1, slot_take=0, own_valid=0, own_slot=0, own=0, leg_valid=0, leg_slot=0, leg_count=0, free_valid=0, free_slot=0)
         self.end = Source(dut, "end", ("slot", "status"))
         self.done = Source(dut, "done", ("slot", "status"))
@@ -70,7 +71,7 @@ class Bench:
                     self.live[slot]["status"] = status = self.status()
                     self.end.send({"slot": slot, "status": status})
                 else:
-                    n = random.randint(1, legs)
+                    n = random.randint(1, min(legs, self.ssds))
                     self.live[slot]["legs"] = n
                     d.leg_valid.value, d.leg_slot.value, d.leg_count.value = 1, slot, n
                     self.legs += [(self.cycle + random.randint(1, 60), slot) for _ in range(n)]
@@ -141,7 +142,9 @@ async def reset_in_mid_flight(dut):
 
 
 def test_slots():
-    harness.run("slots")
+    for ssds in (16, 1):
+        os.environ["TEST_SSDS"] = str(ssds)
+        harness.run("slots", parameters={"SSDS": ssds})
 
 
 if __name__ == "__main__":
