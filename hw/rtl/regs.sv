@@ -12,7 +12,7 @@
 //
 // Faults wait in order in a list as long as there are queues. A queue stops at its first fault, so the list overflows only if queues are
 // enabled again with faults unread; then the newest is dropped, and the queue's own register still says that it stopped.
-// Cycles: 1 and what the module takes; counters up to 6.
+// Cycles: 1 and what the module takes; counters up to 65.
 `default_nettype none
 module regs
     import millrace_pkg::*;

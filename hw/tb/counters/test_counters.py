@@ -15,7 +15,7 @@ from stream import reset, start
 
 async def read(dut, index):
     dut.read_valid.value, dut.read_index.value = 1, index
-    for _ in range(20):
+    for _ in range(16 * len(dut.count) + 2):
         await RisingEdge(dut.clk)
         await FallingEdge(dut.clk)
         if int(dut.read_done.value):
@@ -42,7 +42,7 @@ async def nothing_is_lost(dut):
                 sums[i] += events >> i & 1
         await FallingEdge(dut.clk)
         dut.count.value = 0
-        for _ in range(n + 2):
+        for _ in range(8 * n + 2):
             await RisingEdge(dut.clk)
         for i in random.sample(range(n), n):
             assert await read(dut, i) == sums[i]
