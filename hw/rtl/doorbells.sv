@@ -67,7 +67,7 @@ module doorbells
 
     output      logic               busy
 );
-    // ---- After reset every queue is disabled, one a cycle.
+    // ---- After reset every queue is disabled and has nothing in flight, one a cycle.
     logic [6:0]         sweep;
     wire                sweeping = !sweep[6];
     always_ff @(posedge clk) begin
@@ -89,17 +89,17 @@ module doorbells
     (* ram_style = "distributed" *) logic [6:0] cq_tail[64];     // by completion: phase, tail
 
     // ---- Registers
-    wire [QUEUE_W-1:0] wr_queue  = qc_wr_addr[QUEUE_W+1:2];
+    wire [QUEUE_W-1:0] wr_queue  = sweeping ? sweep[5:0] : qc_wr_addr[QUEUE_W+1:2];
     wire               wr_base   = qc_wr_en && qc_wr_addr[1:0] == 2'd0;
     wire               wr_sizes  = qc_wr_en && qc_wr_addr[1:0] == 2'd1;
-    wire               wr_enable = wr_base && qc_wr_data[0];
+    wire               wr_enable = sweeping || (wr_base && qc_wr_data[0]); // all but `enabled` as when it is enabled
 
     always_ff @(posedge clk) begin
         if (wr_sizes) begin
             sq_last[wr_queue] <= qc_wr_data[5:0] - 6'd1;
             cq_last[wr_queue] <= qc_wr_data[13:8] - 6'd1;
         end
-        if (sweeping || wr_base) enabled[sweeping ? sweep[5:0] : wr_queue] <= !sweeping && qc_wr_data[0];
+        if (sweeping || wr_base) enabled[wr_queue] <= !sweeping && qc_wr_data[0];
     end
 
     // ---- Doorbells: a cycle after they come

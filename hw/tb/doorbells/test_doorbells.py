@@ -458,6 +458,8 @@ async def reset_in_mid_flight(dut):
         bench.bells += [(at, 0, 1) for at in range(12)]
         await cycles(dut, 150)
         assert len(bench.picks) == picks, "after reset every queue is disabled"
+        for at in (*range(12), 63):
+            await bench.compare(at)
     await bench.enable(3, 8, 8)
     bench.bells.append((3, 0, 5))
     await bench.settle([3])
