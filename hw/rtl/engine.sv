@@ -91,8 +91,16 @@ module engine #(
     import millrace_pkg::*;
     localparam int CORE_W = CORES > 1 ? $clog2(CORES) : 1;
 
-    // ---- Registers: one access is kept here and offered to whom it is for
-    typedef enum logic [1:0] {IDLE, OFFER, WAIT} access_t;
+    // Host ports as the crossbar has them.
+    wire         x_hrd_valid, x_hrd_ready, x_hrr_valid, x_hrr_last, x_hrr_error, x_hwr_valid, x_hwr_ready, x_hwr_kind;
+    wire [11:0]  x_hrr_tag;
+    wire [127:0] x_hrr_data, x_hwr_data;
+    wire [63:0]  x_hwr_addr;
+    wire [4:0]   x_hwr_bytes;
+
+    // ---- Registers: one access is kept here and offered to whom it is for. Its answer follows what the crossbar has to write, so that what
+    // a queue shows as posted has left the engine.
+    typedef enum logic [1:0] {IDLE, OFFER, WAIT, FOLLOW} access_t;
     access_t          access;
     logic             write;
     logic [15:0]      addr;
@@ -124,10 +132,13 @@ module engine #(
         unique case (access)
             IDLE: if (reg_valid && reg_ready) access <= OFFER;
             OFFER: if (nobody || (for_front && front_ready) || (for_fastpath && fastpath_ready) || |(core_ready & for_core)) access <= WAIT;
-            default: if (nobody || front_rvalid || fastpath_rvalid || |core_rvalid) begin
+            WAIT: if (nobody || front_rvalid || fastpath_rvalid || |core_rvalid) begin
+                access    <= FOLLOW;
+                reg_rdata <= answer;
+            end
+            default: if (!x_hwr_valid || x_hwr_ready) begin
                 access     <= IDLE;
                 reg_rvalid <= 1'b1;
-                reg_rdata  <= answer;
             end
         endcase
         if (access == IDLE) begin
@@ -141,13 +152,6 @@ module engine #(
             reg_rvalid <= 1'b0;
         end
     end
-
-    // Host ports as the crossbar has them.
-    wire         x_hrd_valid, x_hrd_ready, x_hrr_valid, x_hrr_last, x_hrr_error, x_hwr_valid, x_hwr_ready, x_hwr_kind;
-    wire [11:0]  x_hrr_tag;
-    wire [127:0] x_hrr_data, x_hwr_data;
-    wire [63:0]  x_hwr_addr;
-    wire [4:0]   x_hwr_bytes;
 
     // ---- The front
     wire [CORES-1:0]   f_db_valid, db_valid;
