@@ -33,6 +33,9 @@ HARDWARE = Path(__file__).resolve().parents[1]
 RTL = HARDWARE / "rtl"
 TARGET = Path(os.environ.get("MILLRACE_TARGET_DIR", HARDWARE.parent / "target")) / "hw" / "tb"
 
+# Where modules are found that nobody names.
+LIBRARY = ["-y", str(RTL), "-y", str(RTL / "generated"), "+libext+.sv"]
+
 # The wheel's verilated.mk was configured on another machine: these are what configure would have found here.
 MAKE_SETTINGS = {
     "CFG_CXXFLAGS_PCH_I": "-include",
@@ -80,7 +83,7 @@ def run(module, tests=None, sources=(), parameters=None, defines=None):
     runtime = TARGET / "runtime" / hashlib.sha256(f"{verilator} {coverage} {waves}".encode()).hexdigest()[:8]
     runner = _runner(runtime)
     # Everything that a reset does not set starts random, so that nothing relies on it.
-    arguments = ["--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style"]
+    arguments = ["--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style", *LIBRARY]
     try:
         build.mkdir(parents=True, exist_ok=True)
         runner.build(
@@ -159,7 +162,7 @@ def _copy_objects(source, to):
 def lint(module, files, parameters=None, defines=None):
     """Verilator's warnings, all of them, as errors."""
     command = [_verilator(), "--lint-only", "-Wall", "--assert", "--timing", "--top-module", module]
-    command += ["-y", str(RTL), "-y", str(RTL / "generated"), "+libext+.sv"]
+    command += LIBRARY
     command += [f"-G{name}={value}" for name, value in (parameters or {}).items()]
     command += [f"-D{name}={value}" for name, value in (defines or {}).items()]
     done = subprocess.run(command + [str(file) for file in files], capture_output=True, text=True)
