@@ -1,5 +1,6 @@
 """engine.sv whole, between guests in host memory and disks that move their data (system.py, disk.py)."""
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -11,12 +12,14 @@ from cocotb.triggers import FallingEdge, RisingEdge
 
 import harness
 from disk import READ, WRITE
+from steady import cycles_a_command
 from stream import cycles
 from system import REPLICATE, SHARE, THROTTLE, System
 from words import CONSTANTS
 
 INTERNAL_ERROR = CONSTANTS["ST_INTERNAL_ERROR"]
 SQ_TAIL, CQ_HEAD, SQ_READ = 1, 2, 3
+QUICK = os.environ.get("MILLRACE_QUICK") == "1"
 
 
 async def begun(dut, queues=2, sizes=(None, None), **arguments):
@@ -56,7 +59,7 @@ async def guests_of_all_kinds(dut):
     """As many functions as have places, all opcodes and sizes, wrong commands among them, with pauses everywhere."""
     system = await begun(dut, guests=16)
     system.faulty = 0.15
-    await run(system, 500)
+    await run(system, 300 if QUICK else 500)
     await system.settle()
     assert len(system.ends) > 5 and system.disks.entries > 200, system.ends
     await counters(system)
@@ -67,10 +70,18 @@ async def guests_of_all_kinds(dut):
 
 
 @cocotb.test()
+async def eight_cycles_a_command(dut):
+    """At the longest latency of host memory that is promised, with all functions on; what it is otherwise: hw/rate.py."""
+    took = await cycles_a_command(dut, 250, True, 200, 200 if QUICK else 600)
+    assert took <= 8, f"{took:.2f} cycles a command"
+
+
+@cocotb.test()
 @cocotb.parametrize(latency=[(1, 1), (250, 0)])
 async def a_core_for_each_disk(dut, latency):
     """The other mapping: a guest is where its disk is; no pauses, so that the pipelines are full."""
-    system = await begun(dut, guests=8, rate=0.0, latency=latency, placing=lambda at: (at % int(dut.SSDS.value) % int(dut.CORES.value), 1 << at % int(dut.SSDS.value), SHARE))
+    ssds, cores = int(dut.SSDS.value), int(dut.CORES.value)
+    system = await begun(dut, guests=8, rate=0.0, latency=latency, placing=lambda at: (at % ssds % cores, 1 << at % ssds, SHARE))
     await run(system, 200, 0.5)
     await system.settle()
     await counters(system)
@@ -135,7 +146,7 @@ async def caps(dut):
     system.commands = lambda guest: guest.command(opcode=READ, blocks=8)
     system.load = 0.5
     begun_at = system.cycle
-    await cycles(dut, 60 * units * 64)
+    await cycles(dut, (25 if QUICK else 60) * units * 64)
     time, system.load = system.cycle - begun_at, 0.0
     for guest in system.guests[:2]:
         times = [arrival[0] for arrival in guest.arrived]
@@ -184,7 +195,7 @@ async def wrong_doorbells(dut):
     await cycles(dut, 300)
     assert await system.read(0xF7800) == refused + 60
     assert await system.faults(bad.core) == []
-    for turn in range(9):
+    for turn in range(3 if QUICK else 9):
         queue = random.choice(queues(bad))
         queue.stopped = True  # it gets no more
         while queue.outstanding:
@@ -216,7 +227,7 @@ async def unreadable_queues(dut):
     system = await begun(dut, guests=6)
     system.commands = lambda guest: guest.command(fault="unread" if random.random() < 0.01 else None)
     system.load, stopped = 0.1, 0
-    while stopped < 5:
+    while stopped < (2 if QUICK else 5):
         await cycles(dut, 50)
         for core in range(system.cores):
             for index, code in await system.faults(core):
@@ -239,7 +250,7 @@ async def queues_come_and_go(dut):
     """Queues are disabled in mid-flight, drained, given other memory; registers are written and read under load; nothing waits for ever."""
     system = await begun(dut, guests=6, queues=3)
     system.load = 0.15
-    for _ in range(25):
+    for _ in range(6 if QUICK else 25):
         await cycles(dut, random.randrange(150))
         guest = random.choice(system.guests)
         queue = random.choice(queues(guest))
@@ -247,13 +258,13 @@ async def queues_come_and_go(dut):
         await cycles(dut, random.randrange(20))
         await system.enable(guest, queue.qid)
     await system.settle()
-    assert sum(queue.posted for guest in system.guests for queue in guest.queues.values()) > 200
+    assert sum(queue.posted for guest in system.guests for queue in guest.queues.values()) > 50
 
 
 @cocotb.test()
 async def reset_in_mid_flight(dut):
     system = await begun(dut, guests=6)
-    for _ in range(4):
+    for _ in range(2 if QUICK else 4):
         await run(system, 20)
         await cycles(dut, random.randrange(400))
         await system.reset()
@@ -271,8 +282,8 @@ async def reset_in_mid_flight(dut):
 async def a_disk_is_reset(dut):
     """Without its disk a command ends with Internal Error; a queue pair that starts anew has neither heads nor phase of before."""
     system = await begun(dut, guests=6)
-    for _ in range(3):
-        await run(system, 100)
+    for _ in range(1 if QUICK else 3):
+        await run(system, 60)
         await system.settle()
         lost = random.randrange(system.ssds)
         for core in range(system.cores):
