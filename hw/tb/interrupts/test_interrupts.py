@@ -253,6 +253,28 @@ async def none_is_forgotten(dut):
 
 
 @cocotb.test()
+async def a_register_waits_for_entries(dut):
+    """A write that other modules are not ready for: entries go on, because completion is not ready for the write before they went."""
+    bench = await begin(dut)
+    await bench.queue(9, 2)
+    dut.qc_wr_valid.value, dut.qc_wr_addr.value = 1, 4 * 4
+    for _ in range(20):
+        bench.entries.send({"queue": 9})
+    for _ in range(400):
+        await FallingEdge(dut.clk)
+        assert not (dut.qc_wr_ready.value == 1 and dut.irq_valid.value == 1), "ready for a write and for an entry"
+        if not bench.entries.words:
+            break
+    assert not bench.entries.words, "entries wait for the register, and the register for them"
+    await cycles(dut, 20)
+    await FallingEdge(dut.clk)
+    assert dut.qc_wr_ready.value == 1
+    dut.qc_wr_valid.value = 0
+    await bench.settle()
+    assert bench.take() == [(2, 2)] * 20
+
+
+@cocotb.test()
 async def reset_in_mid_flight(dut):
     bench = await begin(dut, 0.5)
     for _ in range(8):
