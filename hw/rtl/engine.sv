@@ -159,6 +159,7 @@ module engine #(
     wire               f_db_cq;
     wire [15:0]        f_db_value;
     wire               bar_mine;     // FastPath's
+    wire [7:0]         irq_function;
     wire [QUEUE_W-1:0] db_queue;
     wire               db_cq;
     wire [15:0]        db_value;
@@ -167,7 +168,7 @@ module engine #(
     front #(.FUNCTIONS(FUNCTIONS), .CORES(CORES), .SSDS(SSDS), .LF(LF), .QP(QP)) front (
         .clk, .rst, .bar_valid(bar_valid && !bar_mine), .bar_function, .bar_offset, .bar_data,
         .db_valid(f_db_valid), .db_queue(f_db_queue), .db_cq(f_db_cq), .db_value(f_db_value),
-        .irq_core(hwr_core), .irq_local(x_hwr_addr[8+:LF_W]), .irq_function(hwr_function),
+        .irq_core(hwr_core), .irq_local(x_hwr_addr[8+:LF_W]), .irq_function,
         .reg_valid(front_reg_valid), .reg_ready(front_ready), .reg_write(write), .reg_addr(addr[11:0]), .reg_wdata(wdata),
         .reg_rvalid(front_rvalid), .reg_rdata(front_rdata), .busy(front_busy)
     );
@@ -228,6 +229,7 @@ module engine #(
     // ---- FastPath
     wire fastpath_busy;
     if (FASTPATH > 0) begin : g_fastpath
+        assign hwr_function = irq_function & {8{hwr_kind}}; // a core's write may come while a record is offered
         fastpath #(.SPACES(FASTPATH), .CORES(CORES), .PAGES(PAGES), .WINDOW(FP_WINDOW)) fastpath (
             .clk, .rst, .bar_valid, .bar_function, .bar_offset, .bar_data, .bar_mine,
             .reg_valid(fastpath_reg_valid), .reg_ready(fastpath_ready), .reg_write(write), .reg_addr(addr[9:0]), .reg_wdata(wdata),
@@ -240,7 +242,8 @@ module engine #(
             .c_hwr_bytes(x_hwr_bytes), .hwr_valid, .hwr_ready, .hwr_kind, .hwr_addr, .hwr_data, .hwr_bytes, .busy(fastpath_busy)
         );
     end else begin : g_none
-        assign bar_mine = 1'b0;
+        assign bar_mine     = 1'b0;
+        assign hwr_function = irq_function;
         assign {db_valid, db_queue, db_cq, db_value} = {f_db_valid, f_db_queue, f_db_cq, f_db_value};
         assign {hrd_valid, x_hrd_ready} = {x_hrd_valid, hrd_ready};
         assign {x_hrr_valid, x_hrr_tag, x_hrr_data, x_hrr_last, x_hrr_error} = {hrr_valid, hrr_tag, hrr_data, hrr_last, hrr_error};
