@@ -539,7 +539,7 @@ class System:
         found = []
         while (word := await self.read(core << 16 | 2)) >> 63:
             found.append((word & 0xFFFF, word >> 16 & 0xFFFF))
-        assert word == 0 and not int(self.dut.fault.value) >> core & 1
+        assert word == 0
         return found
 
     def left(self):
