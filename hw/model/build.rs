@@ -18,6 +18,8 @@ mod sim {
     };
 
     const USUAL: &str = "1x1,1x2,2x2";
+    /// Spaces of FastPath that all of them have.
+    const SPACES: u8 = 2;
 
     pub(super) fn build() {
         let hw = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo says so")).join("..");
@@ -80,7 +82,7 @@ mod sim {
         let mut command = Command::new(verilator);
         command.args(["--cc", "--assert", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--top-module", "engine"]);
         command.args(["--prefix", &name((cores, ssds)), &format!("-GCORES={cores}"), &format!("-GSSDS={ssds}"), "--Mdir"]);
-        command.arg(&folder).arg("-y").arg(&rtl).arg("-y").arg(rtl.join("generated"));
+        command.arg(&folder).arg(format!("-GFASTPATH={SPACES}")).arg("-y").arg(&rtl).arg("-y").arg(rtl.join("generated"));
         command.arg(rtl.join("millrace_pkg.sv")).arg(rtl.join("engine.sv"));
         let status = command.status().unwrap_or_else(|error| panic!("{}: {error}", verilator.display()));
         assert!(
@@ -119,7 +121,8 @@ mod sim {
                  fn cycle_{name}(sim: *mut c_void, inputs: *const In, outputs: *mut Out);\n"
             );
         }
-        text += "}\n\n/// The configurations.\npub(super) const BUILT: &[Built] = &[\n";
+        text += &format!("}}\n\n/// Spaces of FastPath that each has.\npub(super) const SPACES: u8 = {SPACES};\n");
+        text += "\n/// The configurations.\npub(super) const BUILT: &[Built] = &[\n";
         for of in all.iter().copied() {
             let ((cores, ssds), name) = (of, name(of));
             text += &format!(

@@ -43,6 +43,8 @@ pub struct Shape {
     pub pages: u16,
     /// Translated PRP lists in flight in a core.
     pub lists: u8,
+    /// Spaces of FastPath.
+    pub spaces: u8,
 }
 
 impl Shape {
@@ -52,7 +54,17 @@ impl Shape {
     /// When there are not 1 to 16 of both.
     pub fn new(cores: u8, ssds: u8) -> Self {
         assert!((1..=16).contains(&cores) && (1..=16).contains(&ssds), "an engine has 1 to 16 cores and disks");
-        Self { functions: 16, cores, ssds, local_functions: 16, queue_pairs: 4, slots: 64, pages: 512, lists: 16 }
+        Self { functions: 16, cores, ssds, local_functions: 16, queue_pairs: 4, slots: 64, pages: 512, lists: 16, spaces: 0 }
+    }
+
+    /// The same with so many spaces of FastPath.
+    ///
+    /// # Panics
+    /// When there are more than 16.
+    #[must_use]
+    pub fn with_spaces(self, spaces: u8) -> Self {
+        assert!(spaces <= 16, "an engine has at most 16 spaces");
+        Self { spaces, ..self }
     }
 
     /// Entries of a core's queue on one disk.
@@ -91,7 +103,7 @@ pub trait Engine {
     /// Reads a register.
     fn read(&mut self, address: u32, around: &mut dyn Around) -> u64;
 
-    /// A guest's write to its doorbell page, at this offset from the page's start.
+    /// A guest's write to its doorbell page, at this offset from the page's start; from [`map::fastpath::PAGE`] on, a program's word.
     fn doorbell(&mut self, function: u8, offset: u16, value: u32, around: &mut dyn Around);
 
     /// A disk reads 1 to 16 beats of 16 bytes of the chip.

@@ -264,3 +264,71 @@ pub mod chip {
     /// Bytes of a core's window.
     pub const WINDOW: u32 = 0x4000;
 }
+
+/// FastPath: programs' pages, the spaces' registers, and what lies on the chip (docs/hardware.md, "FastPath").
+pub mod fastpath {
+    use bitfield_struct::bitfield;
+
+    /// Where a program's words begin in its function's page: buffer offset, LBA, upper LBA and blocks, go.
+    pub const PAGE: u16 = 0x800;
+    /// Requests of a space that may be outstanding, and records in its ring.
+    pub const TAGS: u8 = 32;
+    /// Bytes of a record.
+    pub const RECORD: u64 = 16;
+    /// Host address of the window.
+    pub const WINDOW: u64 = 0xffff_ffe0_0000;
+    /// Bytes of it that are a space's.
+    pub const SPACE: u64 = 0x4000;
+    /// Where the completion queue lies in these; the submission queue lies at their start.
+    pub const COMPLETION: u64 = 0x1000;
+    /// Where the lists lie in these.
+    pub const LISTS: u64 = 0x2000;
+    /// Entries of a space's queues.
+    pub const ENTRIES: u8 = 32;
+    /// A space's buffer: pages of 4 KiB; bit 32: blocks of 4096 bytes.
+    pub const BUFFER: u32 = 1;
+    /// Where its ring of records lies.
+    pub const RING: u32 = 2;
+    /// Requests outstanding (5:0) and refused (31:16).
+    pub const STATUS: u32 = 3;
+    /// The first word of the statistics: count, sum, least, greatest, then a histogram by powers of two.
+    pub const STATISTICS: u32 = 0x20;
+
+    /// A word of a space.
+    pub const fn space(space: u8, word: u32) -> u32 {
+        0xf7c00 + 0x40 * space as u32 + word
+    }
+
+    /// Word 0 of a space.
+    #[bitfield(u64)]
+    #[derive(PartialEq, Eq)]
+    pub struct Space {
+        /// The local function whose first queue is the space's.
+        pub local: u8,
+        /// Its core.
+        #[bits(4)]
+        pub core: u8,
+        #[bits(4)]
+        __: u8,
+        /// The function whose page it is.
+        pub function: u8,
+        #[bits(39)]
+        __: u64,
+        /// Requests are accepted.
+        pub enabled: bool,
+    }
+
+    /// A program's fourth word.
+    #[bitfield(u32)]
+    #[derive(PartialEq, Eq)]
+    pub struct Go {
+        /// What is to be done, as in NVMe.
+        pub opcode: u8,
+        /// It is to be durable when it ends.
+        pub durable: bool,
+        #[bits(7)]
+        pub reserved: u8,
+        /// The request's tag.
+        pub tag: u16,
+    }
+}

@@ -62,6 +62,9 @@ impl SimEngine {
                 shape.ssds
             )
         })?;
+        if shape.spaces > ports::SPACES {
+            return Err(format!("there are models with {} spaces of FastPath, not with {}", ports::SPACES, shape.spaces));
+        }
         let all = u16::MAX;
         let inputs = In { hrd_ready: 1, hwr_ready: 1, sdb_ready: all, sdd_ready: all, ..In::default() };
         let (model, outputs) = (Model::new(built), Out::default());

@@ -130,7 +130,7 @@ impl Core {
                 if let Some(function) = self.functions.get_mut(at / 16) {
                     function.configuration[at % 16] = value;
                 }
-                if at % 16 == 0 {
+                if at.is_multiple_of(16) {
                     self.forget(at / 16);
                 }
             }

@@ -12,10 +12,11 @@
 mod command;
 mod core;
 mod disk;
+mod fastpath;
 mod interrupts;
 mod queues;
 
-use self::core::Core;
+use self::{core::Core, fastpath::FastPath};
 use crate::{
     Around, Engine, Shape,
     map::{self, Place},
@@ -31,6 +32,7 @@ pub struct SoftEngine {
     places: Vec<Place>,
     refused: u32,
     cores: Vec<Core>,
+    fastpath: FastPath,
     now: u64,
     busy: bool,
 }
@@ -40,7 +42,7 @@ impl SoftEngine {
     pub fn new(shape: Shape) -> Self {
         let cores = (0..shape.cores).map(|number| Core::new(number, &shape)).collect();
         let places = vec![Place::new(); usize::from(shape.functions)];
-        Self { shape, places, refused: 0, cores, now: 0, busy: false }
+        Self { shape, places, refused: 0, cores, fastpath: FastPath::new(&shape), now: 0, busy: false }
     }
 
     fn front(&self, word: u32) -> u64 {
@@ -68,6 +70,7 @@ impl Engine for SoftEngine {
 
     fn write(&mut self, address: u32, value: u64, _: &mut dyn Around) {
         if address >= map::place(0) {
+            self.fastpath.write(address, value);
             if let Some(function) = self.place_of(address) {
                 self.places[function] = Place::from_bits(value);
             }
@@ -79,13 +82,17 @@ impl Engine for SoftEngine {
 
     fn read(&mut self, address: u32, _: &mut dyn Around) -> u64 {
         if address >= map::place(0) {
-            return self.front(address);
+            return self.fastpath.read(address).unwrap_or_else(|| self.front(address));
         }
         let now = self.now;
         self.cores.get_mut((address >> 16) as usize).map_or(0, |core| core.read(address & 0xffff, now))
     }
 
     fn doorbell(&mut self, function: u8, offset: u16, value: u32, _: &mut dyn Around) {
+        if self.fastpath.doorbell(function, offset, value, self.now) {
+            self.busy = true;
+            return;
+        }
         let place = self.places.get(usize::from(function)).copied().filter(Place::enabled);
         let (queue, completion) = (offset / 8, offset & 4 != 0);
         let is_queue = offset.is_multiple_of(4) && (1..=u16::from(self.shape.queue_pairs)).contains(&queue);
@@ -120,16 +127,16 @@ impl Engine for SoftEngine {
         let end = self.now.saturating_add(cycles);
         while self.busy && self.now < end {
             let mut commands = 0;
-            let mut worked = false;
+            let mut worked = self.fastpath.step(&mut self.cores, self.now, around);
             for core in &mut self.cores {
-                let done = core.step(self.now, &self.places, around);
+                let done = core.step(self.now, &self.places, &mut self.fastpath.through(self.now, around));
                 commands = commands.max(done.commands);
                 worked |= done.worked;
             }
             if worked {
                 self.now += (commands * CYCLES_PER_COMMAND).max(1);
             } else {
-                let due = self.cores.iter().filter_map(|core| core.next_due()).min();
+                let due = self.cores.iter().filter_map(Core::next_due).min();
                 self.busy = due.is_some();
                 self.now = due.map_or(self.now, |due| due.clamp(self.now + 1, end));
             }
