@@ -48,11 +48,12 @@ def measure():
 
 def clock(text):
     """MHz of a core, as the table of sizes and clocks says it; None: it was not placed."""
-    header = next((line for line in text.splitlines() if "MHz" in line and line.count("|") > 4), None)
-    row = next((line for line in text.splitlines() if line.startswith("| core |")), None)
-    if not header or not row:
+    tables = [[part.strip() for part in line.split("|")] for line in text.splitlines() if line.startswith("|")]
+    header = next((cells for cells in tables if any(cell.startswith("MHz,") for cell in cells)), None)
+    row = next((cells for cells in tables if cells[1] == "core"), None)
+    if not header or not row or len(row) != len(header):
         return None
-    cell = row.split("|")[[part.strip() for part in header.split("|")].index("MHz")]
+    cell = row[next(at for at, name in enumerate(header) if name.startswith("MHz,"))]
     found = re.search(r"\d+(\.\d+)?", cell)
     return float(found[0]) if found else None
 
