@@ -1,4 +1,5 @@
-"""Adds up what the module tests covered: `scripts/hw-test --coverage` runs them so that they count, then this.
+"""Adds up what the module tests covered: `scripts/hw-test --coverage` runs them so that they count, then this. With --write the table goes into
+docs/hardware/coverage.md, too.
 
     target/hw/tb/<module>/<configuration>,coverage/coverage.dat ──► a line per file: branches taken, signals that rose and fell
 
@@ -16,6 +17,8 @@ sys.dont_write_bytecode = True
 
 import harness
 
+PAGE = harness.HARDWARE.parent / "docs" / "hardware" / "coverage.md"
+BEGIN, END = "<!-- made by scripts/hw-test --coverage: begin -->\n", "<!-- made by scripts/hw-test --coverage: end -->\n"
 POINT = re.compile(r"^C '(.*)' (\d+)$")
 
 
@@ -48,13 +51,19 @@ def main():
 
     def share(kind, names):
         whole = sum(total[kind, name] for name in names)
-        return f"{100 * sum(covered[kind, name] for name in names) / whole:5.1f} %" if whole else "      –"
+        return f"{100 * sum(covered[kind, name] for name in names) / whole:.1f} %" if whole else "–"
 
     names = sorted({file for _, file in total})
-    print(f"{'':24} branches  toggles  branches that no test took (lines)")
+    lines = ["| file | branches | toggles | branches that no test took (lines) |", "| --- | ---: | ---: | --- |"]
     for name in names:
-        print(f"{name:24} {share('branch', [name]):>8} {share('toggle', [name]):>8}  {', '.join(map(str, sorted(missed[name])))}")
-    print(f"{'all':24} {share('branch', names):>8} {share('toggle', names):>8}")
+        lines.append(f"| {name} | {share('branch', [name])} | {share('toggle', [name])} | {', '.join(map(str, sorted(missed[name])))} |")
+    lines.append(f"| **all** | {share('branch', names)} | {share('toggle', names)} | |")
+    table = "\n".join(lines) + "\n"
+    print(table, end="")
+    if "--write" in sys.argv[1:]:
+        text = PAGE.read_text()
+        begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+        PAGE.write_text(text[:begin] + table + text[end:])
 
 
 if __name__ == "__main__":
