@@ -39,7 +39,9 @@ mod sim {
             compile(&hw, &out, &include, (*cores, *ssds));
         }
         let runtime = ["verilated.cpp", "verilated_threads.cpp"].map(|file| include.join(file));
-        compiler(&include).files(runtime).compile("verilated");
+        let mut compiler = compiler(&include);
+        compiler.define("pthread_getaffinity_np", "millrace_one_processor").define("getrlimit", "millrace_no_limit");
+        compiler.files(runtime).file(hw.join("model/sim/alone.cpp")).compile("verilated");
         println!("cargo::rustc-link-lib=atomic");
         fs::write(out.join("built.rs"), table(&all)).expect("OUT_DIR can be written");
     }
