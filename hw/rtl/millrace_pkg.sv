@@ -20,7 +20,7 @@ package millrace_pkg;
     localparam status_t ST_INVALID_NAMESPACE   = 15'h400B;
     localparam status_t ST_PRP_OFFSET_INVALID  = 15'h4013;
     localparam status_t ST_LBA_OUT_OF_RANGE    = 15'h4080;
-    localparam status_t ST_READ_ONLY           = 15'h4182; // Attempted Write to Read Only Range
+    localparam status_t ST_READ_ONLY           = 15'h4020; // Namespace is Write Protected
     localparam status_t ST_INTERNAL_ERROR      = 15'h0006; // no disk is left: to be tried again
 
     // An entry as the guest wrote it: from decode to translate.

@@ -12,5 +12,5 @@ pub const INTERNAL_ERROR: u16 = 0x006;
 pub const INVALID_NAMESPACE: u16 = DO_NOT_RETRY | 0x00b;
 /// LBA Out of Range.
 pub const LBA_OUT_OF_RANGE: u16 = DO_NOT_RETRY | 0x080;
-/// Attempted Write to Read Only Range.
-pub const READ_ONLY: u16 = DO_NOT_RETRY | 0x182;
+/// Namespace is Write Protected.
+pub const READ_ONLY: u16 = DO_NOT_RETRY | 0x020;
