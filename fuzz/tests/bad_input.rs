@@ -1,25 +1,22 @@
 //! Bad input that needs a guest of its own, running beside the device: a real shard, a real socket, our own driver as the
 //! guest. What one wrong command, message or register brings is tested beside the code; docs/testing.md has the list.
 
+mod house;
+
 use std::{
     fs::File,
     os::{fd::AsFd, unix::fs::FileExt},
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, Lba};
-use millrace_driver::{Command, Controller, DmaMemory, DmaRange, Namespace as Disk, Options, QueueOptions, QueuePair};
-use millrace_engine::{Engine, ShardConfig};
-use millrace_engine_model::SoftEngine;
-use millrace_frontends::nvme::{
-    CardSpec, Config, DoorbellMode, Host, HostReply, Identity, Namespace, NewFormat, NvmeDevice,
-};
+use millrace_driver::{Command, Controller, DmaMemory, DmaRange, QueueOptions, QueuePair};
+use millrace_frontends::nvme::DoorbellMode;
 use millrace_nvme_spec::{
     admin::{AsyncEvent, AsyncEventDw0},
     command::{Cqe, DataPointer, NamespaceId, QueueId},
@@ -27,77 +24,25 @@ use millrace_nvme_spec::{
     registers::Doorbell,
     status::Status,
 };
-use millrace_vfio_user::{Listener, pci};
+use millrace_vfio_user::pci;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// How long anything may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+use self::house::{CARDS, House, PATIENCE};
+
 const BLOCK: usize = 512;
 
-/// A daemon that grants nothing.
-struct Nobody;
-
-impl Host for Nobody {
-    fn create_namespace(&self, _: &str, _: u32, _: u64, _: BlockSize, _: HostReply<Arc<Namespace>>) {}
-    fn delete_namespace(&self, _: &str, _: u32, _: HostReply<()>) {}
-    fn format(&self, _: &str, _: Arc<Namespace>, _: NewFormat, _: HostReply<()>) {}
-    fn attachment_changed(&self, _: &str, _: u32, _: bool) {}
-    fn reservation_notice(&self, _: &Arc<Namespace>, _: &[([u8; 16], u8)]) {}
+/// With the controller alone.
+fn plain(doorbells: DoorbellMode) -> House {
+    House::with(doorbells, None, volume())
 }
 
-/// A shard with a device that has one disk.
-struct House {
-    // Stops before the folder goes.
-    _engine: Engine,
-    socket: PathBuf,
-    _folder: tempfile::TempDir,
+/// With each kind that there is.
+fn each() -> [House; 2] {
+    CARDS.map(|card| House::with(DoorbellMode::Shared, card, volume()))
 }
 
-impl House {
-    fn new(doorbells: DoorbellMode) -> Self {
-        Self::with(doorbells, None)
-    }
-
-    /// Each kind that there is: the controller alone, and with its I/O queues on an engine.
-    fn each() -> [Self; 2] {
-        let card = CardSpec {
-            engine: "fvm-soft",
-            make: |shape| Ok(Box::new(SoftEngine::new(shape))),
-            cores: 1,
-            ssds: 1,
-            latency: 0,
-        };
-        [None, Some(card)].map(|card| Self::with(DoorbellMode::Shared, card))
-    }
-
-    fn with(doorbells: DoorbellMode, card: Option<CardSpec>) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let socket = folder.path().join("bad.sock");
-        let listener = Listener::bind(&socket).expect("a socket");
-        let engine = Engine::start(vec![ShardConfig::new(0, None)]).expect("a shard");
-        let volume = MemoryVolume::create("disk", 4 << 20, BlockSize::B512).expect("a volume");
-        let namespace = Namespace::new(volume, Identity { uuid: [7; 16], eui64: [0; 8] }, false);
-        let config = Config { doorbells, card, ..Config::new("bad") };
-        let added = engine.shards()[0].call_wait(move |shard| {
-            shard.add_device_with(|cx| {
-                let mut device = NvmeDevice::new(config, listener, Arc::new(Nobody), cx)?;
-                device.attach(Some(1), namespace, false)?;
-                Ok::<_, millrace_frontends::nvme::DeviceError>(Box::new(device) as Box<_>)
-            })
-        });
-        added.expect("the shard runs").expect("a device");
-        Self { _engine: engine, socket, _folder: folder }
-    }
-
-    fn guest(&self) -> (Controller, Disk, QueuePair) {
-        // Within what an engine's tables reach.
-        let options = Options { timeout: PATIENCE, memory_size: 8 << 20, iova: 1 << 28, ..Options::default() };
-        let mut controller = Controller::connect(&self.socket, &options).expect("a controller");
-        let disk = controller.namespace(NamespaceId(1)).expect("a namespace");
-        let options = QueueOptions { entries: 64, ..QueueOptions::default() };
-        let queue = controller.create_queue_pair(&options).expect("a queue pair");
-        (controller, disk, queue)
-    }
+fn volume() -> Arc<MemoryVolume> {
+    MemoryVolume::create("disk", 4 << 20, BlockSize::B512).expect("a volume")
 }
 
 fn status_of(queue: &mut QueuePair, command: &Command) -> Status {
@@ -119,7 +64,7 @@ fn wait(queue: &mut QueuePair) -> Cqe {
 /// The guest's other processor rewrites entries after the doorbell: whichever version is taken is checked and then used.
 #[test]
 fn entries_that_change_after_the_doorbell() {
-    House::each().iter().for_each(change_entries);
+    each().iter().for_each(change_entries);
 }
 
 fn change_entries(house: &House) {
@@ -183,7 +128,7 @@ fn change_entries(house: &House) {
 /// The device's own addresses are not memory: not its doorbells, not its interrupt table, wherever the guest put them.
 #[test]
 fn data_pointers_into_the_bar() {
-    House::each().iter().for_each(point_into_the_bar);
+    each().iter().for_each(point_into_the_bar);
 }
 
 fn point_into_the_bar(house: &House) {
@@ -208,7 +153,7 @@ fn point_into_the_bar(house: &House) {
 #[test]
 fn doorbells_that_make_no_sense() {
     for mode in [DoorbellMode::Shared, DoorbellMode::Messages] {
-        let house = House::new(mode);
+        let house = plain(mode);
         let (mut controller, disk, mut queue) = house.guest();
         controller.request_event().expect("an event request");
         let entries = queue.entries();
@@ -252,7 +197,7 @@ fn event(controller: &mut Controller) -> AsyncEventDw0 {
 /// could not be reached; and nothing is written to a page that was taken away.
 #[test]
 fn single_pages_are_unmapped_under_commands() {
-    House::each().iter().for_each(unmap_single_pages);
+    each().iter().for_each(unmap_single_pages);
 }
 
 fn unmap_single_pages(house: &House) {
@@ -289,7 +234,7 @@ fn parts_of_huge_pages_are_unmapped_under_commands() {
     const AT: u64 = 1 << 40;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let huge = memfd_create("huge", flags).ok().filter(|file| rustix::fs::ftruncate(file, HUGE).is_ok());
-    let house = House::new(DoorbellMode::Shared);
+    let house = plain(DoorbellMode::Shared);
     let (controller, disk, mut queue) = house.guest();
     let parts = [(0, 0xa_0000), (0xc_0000, HUGE - 0xc_0000)];
     let ranges = parts.map(|(offset, len)| (offset, DmaRange { iova: AT + offset, len: len as usize }));
