@@ -25,6 +25,23 @@ fn a_guest_on_an_engine() {
     daemon.finish();
 }
 
+/// A guest with several functions of one engine, each with a window of the engine's one disk.
+#[test]
+fn a_guest_with_several_functions() {
+    const FUNCTIONS: u64 = 4;
+    let daemon = Daemon::start_with(&[&engine("")]);
+    daemon.run(&["volume", "create", "disk", "--backend", "memory", "--size", "64M"]);
+    let mut boot = Boot::scenario("functions").set("FUNCTIONS", FUNCTIONS).set("FIO_SIZE", "1m");
+    for number in 0..FUNCTIONS {
+        let (name, window) = (format!("function{number}"), format!("share={}+8192", number * 8192));
+        daemon.run(&["device", "create", &name, "--nvme", "--functions", &window]);
+        daemon.run(&["device", "attach", &name, "disk"]);
+        boot = boot.socket(&daemon.socket(&name));
+    }
+    boot.run(&seats(1));
+    daemon.finish();
+}
+
 /// Two guests in windows of one volume, throttled, with everything written to a second volume as well.
 #[test]
 fn two_guests_share_a_throttled_and_replicated_disk() {
