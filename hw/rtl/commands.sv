@@ -156,7 +156,7 @@ module commands
     logic        list_valid, list_ready, list_high;
     logic [8:0]  list_addr;
     logic [63:0] list_data;
-    prp_list #(.PAGES(PAGES), .LISTS(LISTS), .CORE(CORE), .CHIP_BASE(CHIP_BASE)) prp_list (
+    prp_list #(.PAGES(PAGES), .LISTS(LISTS), .SSDS(SSDS), .CORE(CORE), .CHIP_BASE(CHIP_BASE)) prp_list (
         .clk, .rst, .job_en(info_en), .job_slot(info_slot), .job_entries, .job_to_guest, .job_high, .job_list,
         .p_valid(fo_valid), .p_ready(fo_ready), .p(f), .o_valid(l_valid), .o_ready(l_ready), .o(l),
         .look_valid(b_valid), .look_ready(b_ready), .look_lf(b_lf), .look_page(b_page), .look_high(b_high),

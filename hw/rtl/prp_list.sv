@@ -25,6 +25,7 @@ module prp_list
     parameter int          PAGES     = 512,
     parameter int          LISTS     = 16,
     parameter int          AHEAD     = 4,    // lists fetched ahead, a power of two
+    parameter int          SSDS      = 16,
     parameter int          CORE      = 0,
     parameter logic [63:0] CHIP_BASE = 64'h0,
     localparam int         PAGE_W    = $clog2(PAGES),
@@ -95,8 +96,7 @@ module prp_list
     typedef struct packed {
         logic [SLOT_W-1:0]  slot;
         logic [QUEUE_W-1:0] owner;
-        logic [SSD_MAX-1:0] ssds;
-        job_t               job;
+        logic [SSDS-1:0]    ssds;
     } waiting_t;
     // What is kept of an entry of a guest's list.
     typedef struct packed {
@@ -107,11 +107,14 @@ module prp_list
 
     // ---- In: who has a list waits, others pass
     (* ram_style = "distributed" *) logic [$bits(job_t)-1:0] jobs[64];
+    (* ram_style = "distributed" *) logic                    listed[64];
     always_ff @(posedge clk) begin
-        if (job_en) jobs[job_slot] <= {job_entries, job_to_guest, job_high, job_list};
+        if (job_en) begin
+            jobs[job_slot]   <= {job_entries, job_to_guest, job_high, job_list};
+            listed[job_slot] <= job_entries != '0;
+        end
     end
-    wire job_t job     = jobs[p.slot];
-    wire       has     = !p.ended && job.entries != '0;
+    wire       has     = !p.ended && listed[p.slot];
     wire       ended_v;   // `work` offers what it is done with
     wire       o_load  = !o_valid || o_ready;
     logic      waits_ready;
@@ -121,7 +124,7 @@ module prp_list
     logic     first_valid;
     logic     first_take;
     logic [4:0] waiting_count;
-    wire waiting_t came = '{slot: p.slot, owner: p.queue, ssds: p.ssds, job: job};
+    wire waiting_t came = '{slot: p.slot, owner: p.queue, ssds: p.ssds[SSDS-1:0]};
     fifo #(.WIDTH($bits(waiting_t)), .DEPTH(16)) waiting (
         .clk, .rst, .in_valid(p_valid && has), .in_ready(waits_ready), .in_data(came),
         .out_valid(first_valid), .out_ready(first_take), .out_data(first), .count(waiting_count)
@@ -165,7 +168,12 @@ module prp_list
     assign again_take = fetch == F_IDLE && again;
     assign first_take = fetch == F_IDLE && !again && first_valid && !used[B_W];
 
+    // The jobs' memory has one port for reading: who starts to fetch comes before who starts to work.
+    wire waiting_t     w_next = whose[work_b];
+    wire job_t         job    = jobs[first_take ? first.slot : w_next.slot];
+
     waiting_t          w;          // whose list is worked on
+    logic              w_to_guest;
     logic [LIST_W-1:0] w_at;       // next entry
     logic              w_high;
     logic [5:0]        w_left;
@@ -188,9 +196,9 @@ module prp_list
         if (fetch == F_IDLE) begin
             f_b    <= again ? work_b : fetch_b;
             f_lf   <= again ? w.owner[QUEUE_W-1 -: LF_W] : first.owner[QUEUE_W-1 -: LF_W];
-            f_high <= again ? w_high : first.job.high;
-            f_at   <= again ? w_at : first.job.list;
-            f_left <= again ? w_left : first.job.entries;
+            f_high <= again ? w_high : job.high;
+            f_at   <= again ? w_at : job.list;
+            f_left <= again ? w_left : job.entries;
         end
         if (fetch == F_GOT) f_frame <= look_frame;
     end
@@ -268,8 +276,8 @@ module prp_list
     wire         may     = work == W_RUN && !looked && (!pending || l_ready);
     wire         w_look  = may && !pointer && !entry.inner;
     wire         w_go    = w_look && look_ready && !f_look;
-    wire         good    = look_present && (look_writable || !w.job.to_guest);
-    assign list_take = work == W_IDLE && used != '0 && full[work_b] && list_free;
+    wire         good    = look_present && (look_writable || !w_to_guest);
+    assign list_take = work == W_IDLE && used != '0 && full[work_b] && list_free && !first_take;
     assign again     = work == W_AGAIN && !looked;
     assign ended_v   = work == W_OUT;
 
@@ -306,11 +314,12 @@ module prp_list
     end
     always_ff @(posedge clk) begin
         if (work == W_IDLE) begin
-            w        <= whose[work_b];
-            w_list   <= next_list;
-            index    <= '0;
-            w_bad    <= failed[work_b];
-            w_status <= ST_DATA_TRANSFER_ERROR;
+            w          <= w_next;
+            w_to_guest <= job.to_guest;
+            w_list     <= next_list;
+            index      <= '0;
+            w_bad      <= failed[work_b];
+            w_status   <= ST_DATA_TRANSFER_ERROR;
         end
         if (work == W_WAIT) w_bad <= failed[work_b];
         if (may && entry.inner) begin
@@ -325,13 +334,12 @@ module prp_list
         end
         if (looked) e_frame <= look_frame;
     end
-    wire waiting_t w_next = whose[work_b];
     always_ff @(posedge clk) begin
         if (work == W_IDLE) begin
-            w_at   <= w_next.job.list;
-            w_high <= w_next.job.high;
-            w_left <= w_next.job.entries;
-            pos    <= {4'b0, w_next.job.list[0]};
+            w_at   <= job.list;
+            w_high <= job.high;
+            w_left <= job.entries;
+            pos    <= {4'b0, job.list[0]};
         end else if (may && pointer) begin
             w_at   <= {entry.page, 9'b0};
             w_high <= entry.high;
@@ -366,12 +374,12 @@ module prp_list
     end
     always_ff @(posedge clk) begin
         if (o_load) begin
-            if (ended_v) o <= '{slot: w.slot, queue: w.owner, ssds: w.ssds, ended: w_bad, late: 1'b0, status: w_bad ? w_status : ST_SUCCESS};
+            if (ended_v) o <= '{slot: w.slot, queue: w.owner, ssds: SSD_MAX'(w.ssds), ended: w_bad, late: 1'b0, status: w_bad ? w_status : ST_SUCCESS};
             else o <= p;
         end
     end
 
-    wire unused = &{1'b0, waiting_count, list_count, list_room, hrr_tag[3:0], w.job, w_next};
+    wire unused = &{1'b0, waiting_count, list_count, list_room, hrr_tag[3:0], p.ssds};
 
 `ifndef SYNTHESIS
     always_ff @(posedge clk) begin

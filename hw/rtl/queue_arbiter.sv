@@ -6,7 +6,7 @@
 // A turn gives a function credit for as many commands as its weight; it keeps the turn while it has credit and an active queue.
 // A queue's bit is cleared when it is chosen and set again if more is left, so a doorbell that comes meanwhile is never lost:
 // it sets the bit after the clearing. Invariant: a function that stays active is served within one turn of every other.
-// `found` is at most a cycle behind `active`; a choice needs 4 cycles until the next (so that `spend` is known).
+// `found` is two cycles behind a doorbell, and two more for each function before that has just run empty; a choice needs 4 cycles until the next (so that `spend` is known).
 `default_nettype none
 
 module queue_arbiter
@@ -36,8 +36,7 @@ module queue_arbiter
     input  wire logic [QUEUE_W-1:0] again_queue
 );
     localparam int FUNCTIONS = 1 << LF_W;
-    localparam int QUEUES    = 1 << QUEUE_W;
-    localparam int QP        = QUEUES / FUNCTIONS;
+    localparam int QP        = 1 << (QUEUE_W - LF_W);
     localparam int QP_W      = QUEUE_W - LF_W;
 
     // ---- Weights, 1 to 8; 0 counts as 1
@@ -49,38 +48,56 @@ module queue_arbiter
     end
     wire unused = &{1'b0, fc_wr_data[63:4]};
 
-    // ---- Active queues. Choosing and `again` are never in one cycle, so they share a port.
-    logic [QUEUES-1:0]  active;
-    wire                mark    = choose || again;
-    wire  [QUEUE_W-1:0] mark_at = again ? again_queue : found_queue;
-    // Decoded in two halves, 16 and 4 lines for each event; then a bit and its next value are one LUT of six inputs, not one for the
-    // value and one for an enable.
-    wire [FUNCTIONS-1:0] ring_row = FUNCTIONS'(ring_valid) << ring_queue[QUEUE_W-1:QP_W];
-    wire [FUNCTIONS-1:0] mark_row = FUNCTIONS'(mark) << mark_at[QUEUE_W-1:QP_W];
-    wire [QP-1:0]        ring_col = QP'(1) << ring_queue[QP_W-1:0];
-    wire [QP-1:0]        mark_col = QP'(1) << mark_at[QP_W-1:0];
+    // ---- Active queues: those whose bits in two memories differ. Doorbells write the one, choosing and `again` the other, so each has one
+    // writer. Choosing and `again` are never in one cycle, and are of the function whose turn it is, or becomes it.
+    (* ram_style = "distributed" *) logic [QP-1:0] rung[FUNCTIONS];
+    (* ram_style = "distributed" *) logic [QP-1:0] chosen[FUNCTIONS];
+    logic [LF_W-1:0]  turn, next;
+    wire              mark      = choose || again;
+    wire [LF_W-1:0]   ring_row  = ring_queue[QUEUE_W-1:QP_W];
+    wire [QP-1:0]     ring_col  = QP'(1) << ring_queue[QP_W-1:0];
+    wire [QUEUE_W-1:0] mark_at = again ? again_queue : found_queue;
+    wire [QP-1:0]     mark_col  = QP'(1) << mark_at[QP_W-1:0];
+    wire [QP-1:0]     turn_rung = rung[turn];
+    wire [QP-1:0]     turn_done = chosen[turn];
+    wire [QP-1:0]     next_rung = rung[next];
+    wire [QP-1:0]     next_done = chosen[next];
+    wire [QP-1:0]     of_turn   = turn_rung ^ turn_done;
+    wire [QP-1:0]     of_next   = next_rung ^ next_done;
+    wire              stay      = credit != '0 && of_turn != '0;
+    wire              at_turn   = again || stay;   // where the mark is
+    // A doorbell makes its queue active whatever else is said of it in the same cycle.
+    wire              marks     = mark && !(ring_valid && ring_queue == mark_at);
+    wire [QP-1:0]     mark_rung = at_turn ? turn_rung : next_rung;
+    wire [QP-1:0]     mark_done = at_turn ? turn_done : next_done;
+    always_ff @(posedge clk) begin
+        if (sweeping || ring_valid) rung[sweeping ? sweep : ring_row] <= sweeping ? '0 : (rung[ring_row] & ~ring_col) | (~chosen[ring_row] & ring_col);
+    end
+    always_ff @(posedge clk) begin
+        if (sweeping || marks) begin
+            chosen[sweeping ? sweep : at_turn ? turn : next] <= sweeping ? '0 : (mark_done & ~mark_col) | ((mark_rung ^ {QP{again}}) & mark_col);
+        end
+    end
+
+    // Functions with an active queue, and some that have none any more: that is found out when it would be their turn.
+    logic [FUNCTIONS-1:0] has;
     always_ff @(posedge clk) begin
         for (int f = 0; f < FUNCTIONS; f++) begin
-            active[f*QP+:QP] <= ({QP{ring_row[f]}} & ring_col) | ({QP{mark_row[f] & again}} & mark_col) | (active[f*QP+:QP] & ~({QP{mark_row[f]}} & mark_col));
+            if (of_next == '0 && next == LF_W'(f)) has[f] <= 1'b0;
+            if ((ring_valid && ring_row == LF_W'(f)) || (again && turn == LF_W'(f))) has[f] <= 1'b1;
         end
-        if (rst) active <= '0;
+        if (rst) has <= '0;
     end
 
     // ---- The next function after `turn` that has an active queue, `turn` itself last
-    logic [LF_W-1:0]      turn;
-    logic [FUNCTIONS-1:0] has;
     logic [FUNCTIONS-1:0] later;
     always_comb begin
-        for (int f = 0; f < FUNCTIONS; f++) begin
-            has[f]   = active[f*QP+:QP] != '0;
-            later[f] = has[f] && LF_W'(f) > turn;
-        end
+        for (int f = 0; f < FUNCTIONS; f++) later[f] = has[f] && LF_W'(f) > turn;
     end
     function automatic logic [LF_W-1:0] lowest(input logic [FUNCTIONS-1:0] bits);
         lowest = '0;
         for (int f = FUNCTIONS - 1; f >= 0; f--) if (bits[f]) lowest = LF_W'(f);
     endfunction
-    logic [LF_W-1:0] next;
     always_ff @(posedge clk) begin
         next <= later != '0 ? lowest(later) : lowest(has);
         any  <= !rst && has != '0;
@@ -92,9 +109,6 @@ module queue_arbiter
         after = previous;
         for (int i = QP - 1; i >= 1; i--) if (bits[previous+QP_W'(i)]) after = previous + QP_W'(i);
     endfunction
-    wire [QP-1:0] of_turn = active[{turn, QP_W'(0)}+:QP];
-    wire [QP-1:0] of_next = active[{next, QP_W'(0)}+:QP];
-    wire          stay    = credit != '0 && of_turn != '0;
     assign found       = stay || of_next != '0;
     assign found_queue = stay ? {turn, after(of_turn, served[turn])} : {next, after(of_next, served[next])};
 
@@ -118,7 +132,9 @@ module queue_arbiter
 `ifndef SYNTHESIS
     always_ff @(posedge clk) begin
         if (!rst) begin
-            assert (!choose || (found && active[found_queue])) else $fatal(1, "queue_arbiter: queue %0d is chosen, though idle", found_queue);
+            assert (!choose || (found && (stay ? of_turn[found_queue[QP_W-1:0]] : of_next[found_queue[QP_W-1:0]])))
+            else $fatal(1, "queue_arbiter: queue %0d is chosen, though idle", found_queue);
+            assert (!again || again_queue[QUEUE_W-1:QP_W] == turn) else $fatal(1, "queue_arbiter: more of queue %0d, which was not chosen", again_queue);
             assert (!(choose && (again || spend))) else $fatal(1, "queue_arbiter: a choice before the last was done");
             assert (!spend || 4'(spend_count) <= credit) else $fatal(1, "queue_arbiter: more picked than the turn has");
         end
