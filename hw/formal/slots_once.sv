@@ -45,6 +45,7 @@ module slots_once
         if (!rst) begin
             assert (slots_free <= (SLOT_W + 1)'(SLOTS) && dut.tail == SLOT_W'(dut.head + slots_free[SLOT_W-1:0]));
             assert (dut.split == '0 && !dut.leg);
+            assert (!slot_valid || (slots_free != '0 && !dut.sweeping));
             for (int i = 0; i < SLOTS; i++) begin
                 assert (!listed[i] || !dut.taken[dut.free[i]]);
                 for (int j = 0; j < i; j++) assert (!listed[i] || !listed[j] || dut.free[i] != dut.free[j]);

@@ -112,12 +112,14 @@ module completion
     end
 
     // ---- What follows
-    assign posted_valid = posted;
-    assign posted_queue = queue;
-    assign posted_tail  = next_tail;
-    assign posted_phase = next_phase;
-    assign free_valid   = posted;
-    assign free_slot    = slot;
+    assign free_valid = posted_valid;
+    always_ff @(posedge clk) begin
+        posted_valid <= posted && !rst;
+        posted_queue <= queue;
+        posted_tail  <= next_tail;
+        posted_phase <= next_phase;
+        free_slot    <= slot;
+    end
     always_ff @(posedge clk) begin
         if (posted) begin
             irq_valid <= 1'b1;
@@ -127,7 +129,7 @@ module completion
         end
         if (rst) irq_valid <= 1'b0;
     end
-    assign busy = step != WAIT || cpl_valid || irq_valid;
+    assign busy = step != WAIT || cpl_valid || irq_valid || posted_valid;
 
 `ifndef SYNTHESIS
     always_ff @(posedge clk) begin

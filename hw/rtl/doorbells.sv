@@ -46,7 +46,7 @@ module doorbells
     input  wire logic [63:0]        fc_wr_data,
 
     // To sq_fetch: read `count` (1 to 4) entries of a queue from `index`; `wrap`: the last of them is the ring's last.
-    input  wire logic [2:0]         room,         // entries that sq_fetch has room for, at most 4
+    input  wire logic [2:0]         room,         // entries that sq_fetch has room for, at most 4; only a pick makes it less
     output      logic               pick_valid,
     input  wire logic               pick_ready,
     output      logic [QUEUE_W-1:0] pick_queue,
@@ -126,7 +126,17 @@ module doorbells
     wire       accepted  = listens && in_ring && (!bell_cq || consumed);
     wire       refused   = listens && !(in_ring && (!bell_cq || consumed));
 
-    wire       rings     = accepted && (!bell_cq || blocked[bell_queue]);
+    // What was accepted counts a cycle later, by then it is in the memories.
+    logic               told;
+    logic [QUEUE_W-1:0] told_queue;
+    logic               told_cq;
+    logic               told_refused;
+    always_ff @(posedge clk) begin
+        told         <= accepted && !rst;
+        told_refused <= refused && !rst;
+        {told_queue, told_cq} <= {bell_queue, bell_cq};
+    end
+    wire       rings     = told && (!told_cq || blocked[told_queue]);
 
     wire [QUEUE_W-1:0] bell_at = wr_enable ? wr_queue : bell_queue; // never both: see qc_wr_ready
     always_ff @(posedge clk) begin
@@ -147,7 +157,7 @@ module doorbells
     logic               again;    // there may be more
     logic [QUEUE_W-1:0] queue;
     queue_arbiter arbiter (
-        .clk, .rst, .sweeping, .sweep(sweep[LF_W-1:0]), .fc_wr_en, .fc_wr_addr, .fc_wr_data, .ring_valid(rings), .ring_queue(bell_queue),
+        .clk, .rst, .sweeping, .sweep(sweep[LF_W-1:0]), .fc_wr_en, .fc_wr_addr, .fc_wr_data, .ring_valid(rings), .ring_queue(told_queue),
         .found, .found_queue, .any, .choose, .credit, .spend, .spend_count(count), .again, .again_queue(queue)
     );
 
@@ -178,7 +188,6 @@ module doorbells
 
     logic [5:0] tail, head, promised, last, c_head, c_tail, c_last;
     logic       phase, stopped, open;
-    wire        same = bell_queue == queue;
     always_ff @(posedge clk) begin
         if (step == READ) begin
             tail     <= sq_tail[queue];
@@ -191,8 +200,8 @@ module doorbells
             open     <= enabled[queue];
         end
         // A fault that comes while another is being told of is the queue's first one.
-        if (step == READ) stopped <= stop_bell[queue] || stop_read[queue] || (refused && same);
-        else if (task_ == GIVE_BACK && refused && same) stopped <= 1'b1;
+        if (step == READ) stopped <= stop_bell[queue] || stop_read[queue];
+        else if (task_ == GIVE_BACK && told_refused && told_queue == queue) stopped <= 1'b1;
     end
 
     // ---- MEASURE: entries up to the tail or the ring's end, and places in the completion queue (one always stays empty); up to 4
@@ -205,35 +214,42 @@ module doorbells
     wire [6:0] behind  = {1'b0, c_head} - {1'b0, promised} - 7'd1;
     wire [5:0] places  = behind[6] ? behind[5:0] + c_last + 6'd1 : behind[5:0];
     logic [2:0] entries_4, places_4;
+    logic [2:0] allowed;   // by the turn's credit and by sq_fetch, whose room does not become less but by a pick
+    logic [2:0] end_4;     // entries to the ring's end; 7: more than 4
+    logic [6:0] c_end;     // places to the end of the completion queue's
     logic       laps;  // the tail is beyond the ring's end
     always_ff @(posedge clk) begin
         if (step == MEASURE) begin
             entries_4 <= !open || stopped ? 3'd0 : ahead[6] ? at_most_4(to_end) : at_most_4(ahead[5:0]);
             places_4  <= at_most_4(places);
             laps      <= ahead[6];
+            allowed   <= credit < 4'(room) ? credit[2:0] : room;
+            end_4     <= to_end > 7'd4 ? 3'd7 : to_end[2:0];
+            c_end     <= {1'b0, c_last} - {1'b0, promised} + 7'd1;
         end
     end
 
     // ---- ACT: the pick
     wire [2:0] wanted  = entries_4 < places_4 ? entries_4 : places_4;
-    wire [2:0] allowed = credit < 4'(room) ? credit[2:0] : room;
     assign count = wanted < allowed ? wanted : allowed;
     assign spend = step == ACT && count != '0;
     // For want of places it waits for a CQ head, unless one came since the state was read.
     wire   waits = entries_4 != '0 && places_4 == '0;
-    wire   moved = accepted && bell_cq && same;
+    wire   moved = told && told_cq && told_queue == queue;
     logic  moved_before;
     always_ff @(posedge clk) moved_before <= step != CHOOSE && (moved || moved_before);
-    assign again = step == ACT && (waits ? moved || moved_before : wanted != '0 && (laps || count != entries_4 || count == 3'd4));
+    // More than were picked: also where 4 may be more, and beyond the ring's end.
+    wire   more = laps || entries_4[2] || places_4 < entries_4 || allowed < entries_4;
+    assign again = step == ACT && (waits ? moved || moved_before : entries_4 != '0 && more);
 
-    wire       wraps  = {1'b0, head} + 7'(count) == {1'b0, last} + 7'd1;
-    wire [6:0] beyond = {1'b0, promised} + 7'(count);
-    wire [5:0] promised_next = beyond > {1'b0, c_last} ? beyond[5:0] - c_last - 6'd1 : beyond[5:0];
+    wire       wraps  = count == end_4;
+    wire       c_wraps = {4'd0, count} >= c_end;
+    wire [5:0] promised_next = c_wraps ? {3'd0, count - c_end[2:0]} : promised + 6'(count);
 
     // GIVE_BACK, in MEASURE: the promise less what could not be read.
     wire [6:0] less = {1'b0, promised} - 7'(bad_count);
     wire [5:0] promised_less = less[6] ? less[5:0] + c_last + 6'd1 : less[5:0];
-    assign bad_ready = step == MEASURE && task_ == GIVE_BACK && !refused; // one fault a cycle
+    assign bad_ready = step == MEASURE && task_ == GIVE_BACK && !bell && !told_refused; // one fault a cycle
 
     wire [QUEUE_W-1:0] pick_at = wr_enable ? wr_queue : queue;
     always_ff @(posedge clk) begin
@@ -265,7 +281,7 @@ module doorbells
         fault_code  <= !refused ? 2'd3 : bell_cq ? 2'd2 : 2'd1;
     end
 
-    assign busy = sweeping || bell || any || step != CHOOSE || pick_valid || fault_valid;
+    assign busy = sweeping || bell || told || any || step != CHOOSE || pick_valid || fault_valid;
 
     wire unused = &{1'b0, qc_wr_data[63:14], qc_wr_data[7:6]};
 

@@ -14,7 +14,7 @@
 // no function waits for another. A command that is to end late (`late`) is asked for the functions' refusals only, and never held.
 // Invariants: the state after reset, and after configuration word 0 is written, is zero; configurations do not change while one is
 // asked; `blocked` has every function that has somebody in the ring.
-// Cycles: the chain's latency and 1; a turn of the ring takes one per place, with others between. When the way out is not free at the answer, the same is asked
+// Cycles: the chain's latency and 1; a turn of the ring takes one per place and four, with others between. When the way out is not free at the answer, the same is asked
 // once more.
 `default_nettype none
 
@@ -76,8 +76,15 @@ module functions
     end
     assign {c_slba, c_nsid, c_nlb_z, c_opcode} = infos[cur.slot];
 
-    assign cfg_wr_ready = state == TAKE;
+    logic [LFI_W:0] clear;      // after reset every state becomes zero, one a cycle
+    wire            clearing = !clear[LFI_W];
+    always_ff @(posedge clk) begin
+        if (rst) clear <= '0;
+        else if (clearing) clear <= clear + 1'b1;
+    end
+    assign cfg_wr_ready = state == TAKE && !clearing;
     wire cfg_write = cfg_wr_en && cfg_wr_ready;
+    wire wipe      = cfg_write && cfg_wr_addr[3:0] == 4'd0;
     // Of each word as many bits are kept as the chain looks at, and of the disks' mask those that there are.
     wire [LFI_W-1:0] cfg_lf = LFI_W'(cfg_wr_addr[11:4]);
     (* ram_style = "distributed" *) logic [37+SSDS:0] namespaces[1 << LFI_W];
@@ -86,7 +93,7 @@ module functions
     (* ram_style = "distributed" *) logic [63:0] iops[1 << LFI_W];
     (* ram_style = "distributed" *) logic [55:0] bytes[1 << LFI_W];
     always_ff @(posedge clk) begin
-        if (cfg_write && cfg_wr_addr[3:0] == 4'd0)
+        if (wipe)
             namespaces[cfg_lf] <= {cfg_wr_data[48 +: SSDS], cfg_wr_data[44:40], cfg_wr_data[34], cfg_wr_data[31:0]};
     end
     always_ff @(posedge clk) begin
@@ -104,11 +111,9 @@ module functions
     wire [37+SSDS:0] name = namespaces[lf];
     wire [55:0]      byte_cap = bytes[lf];
 
-    // The upper half is never written: a function whose state counts as zero reads there.
     // Of a state's words are kept: both buckets, and of the disk whose turn was last as many bits as there are disks. No disk is
     // ever marked as failed here (bits 63:48 of the first word).
-    (* ram_style = "distributed" *) logic [87+SSDS:0] states[2 << LFI_W];
-    initial states = '{default: '0};
+    (* ram_style = "distributed" *) logic [87+SSDS:0] states[1 << LFI_W];
 
     logic        v_valid;
     logic [7:0]  v_kind;
@@ -117,11 +122,11 @@ module functions
     logic [31:0] v_until;
     logic [15:0] v_status;
     logic [127:0] v_state;
-    logic [LF-1:0] wiped;       // the function's state counts as zero
+    logic [LF-1:0] wiped;       // the function's state is zero: nobody of it has to wait
     logic [31:0] asked_at;
     logic        full;          // `o` has a command that has not gone
     wire         ask    = state == READY;
-    wire [87+SSDS:0] st_now = states[{wiped[lf], lf}];
+    wire [87+SSDS:0] st_now = states[lf];
     fn_chain chain (
         .clk, .rst, .in_valid(ask), .in_command_slba({15'b0, c_slba}), .in_command_nsid(c_nsid), .in_command_now(asked_at),
         .in_command_nlb_z(c_nlb_z), .in_command_opcode({4'b0, c_opcode}), .in_state_a({20'b0, st_now[43:0]}), .in_state_b({16'(st_now[88 +: SSDS]), 4'b0, st_now[87:44]}),
@@ -132,22 +137,34 @@ module functions
         .out_verdict_until(v_until), .out_verdict_status(v_status), .out_state_a(v_state[63:0]), .out_state_b(v_state[127:64])
     );
     localparam logic [7:0] HOLD = 8'd2, REJECT = 8'd3;
-    wire wait_out = full && !(o_valid && o_ready);
+    wire wait_out = full;       // also when it goes just now: whether it does is known late in the cycle
     wire answer = state == ASK && v_valid && !wait_out; // else it is asked again: nothing has changed
     wire hold   = answer && v_kind == HOLD && !cur.late;
     wire reject = answer && v_kind == REJECT;
     wire go     = answer && !reject && !hold && !cur.late;
     always_ff @(posedge clk) begin
-        if (go) states[{1'b0, lf}] <= {v_state[112 +: SSDS], v_state[107:64], v_state[43:0]};
+        if (go || wipe || clearing) begin
+            states[go ? lf : wipe ? cfg_lf : clear[LFI_W-1:0]] <= go ? {v_state[112 +: SSDS], v_state[107:64], v_state[43:0]} : '0;
+        end
     end
 
     // ---- Those that are held
     (* ram_style = "distributed" *) logic [SLOT_W+QUEUE_W-1:0] ring[64];
     (* ram_style = "distributed" *) logic [TIME_W-1:0] held_to[1 << LFI_W];
+    // In a turn of the ring, who comes out goes through `next` to `h`, and by then it is known whether his time has come. Otherwise
+    // the same is found out about the function at `scan`, a cycle after it moved on.
+    logic [SLOT_W+QUEUE_W-1:0] next;
+    logic                next_valid;
+    logic                h_valid;
+    logic                come;
+    logic                scanned;
+    logic                due_before;
+    logic                none_left;    // of this turn
+    wire                 take_r;
     logic [SLOT_W-1:0]   ring_head;
     logic [SLOT_W-1:0]   ring_tail;
     logic [SLOT_W:0]     ring_count;
-    logic [SLOT_W:0]     ring_left;    // of this turn
+    logic [SLOT_W:0]     ring_left;    // of this turn, still in the ring
     logic                turning;
     logic                turned;       // has just ended: who waited for that comes before the next turn
     logic [LFI_W-1:0]    scan;         // looks for a function whose time has come
@@ -156,32 +173,58 @@ module functions
     logic [LF-1:0]       seen;         // stays in the ring after this turn
     logic [SLOT_W-1:0]   h_slot;
     logic [QUEUE_W-1:0]  h_queue;
-    assign {h_slot, h_queue} = ring[ring_head];
     wire [LFI_W-1:0]  h_lf   = h_queue[2 +: LFI_W];
-    wire [LFI_W-1:0]  t_lf   = turning ? h_lf : scan;
+    wire [LFI_W-1:0]  t_lf   = turning ? next[2 +: LFI_W] : scan;
     wire [TIME_W-1:0] t_wait = now[TIME_W-1:0] - held_to[t_lf];
-    wire              come   = wiped[t_lf] || !t_wait[TIME_W-1];
     wire              h_due  = come && !seen[h_lf];
-    wire              due    = !turning && come && blocked[scan];
+    wire              s_due  = scanned && come && blocked[scan];
+    wire              due    = !turning && due_before;
+    wire              scans  = !turning && scanned && !s_due && !due;
+    wire              h_free = !h_valid || take_r;
+    wire              pop    = turning && ring_left != '0 && (!next_valid || h_free);
+    always_ff @(posedge clk) begin
+        if (!next_valid || h_free) {next, next_valid} <= {ring[ring_head], pop};
+        if (h_free) {h_slot, h_queue, h_valid} <= {next, next_valid};
+        if (!turning || h_free) come <= wiped[t_lf] || !t_wait[TIME_W-1];
+        scanned    <= !turning && !scans;
+        due_before <= !turning && s_due;
+        none_left  <= turning && ring_left == '0 && !next_valid && !h_valid;
+        if (rst) {next_valid, h_valid} <= '0;
+    end
 
     // ---- Whose turn it is
-    wire [LFI_W-1:0] p_lf = p.queue[2 +: LFI_W];
-    wire  p_blocks = !p.ended && !p.late && blocked[p_lf];
-    wire  start    = state == TAKE && due && !turned; // a turn begins
-    wire  p_can    = p_valid && (p_blocks ? !turning && !start : !p.ended || !wait_out);
-    wire  r_can    = turning && ring_left != '0;
-    wire  take_r   = state == TAKE && r_can && (ring_first || !p_can);
+    wire     turn_over = state == TAKE && turning && none_left;
+    // Who comes is kept for two cycles at least: in the second it is known whether others of his function wait.
+    passed_t q;
+    logic    q_valid;
+    logic    q_known;
+    logic    q_blocked;
+    logic    unblocked;         // `blocked` has just changed
+    wire     take_p;
+    assign p_ready = !q_valid && !clearing;
+    always_ff @(posedge clk) begin
+        if (p_ready) q <= p;
+        q_valid   <= q_valid ? !take_p : p_valid && p_ready;
+        q_known   <= q_valid && !take_p;
+        q_blocked <= blocked[q.queue[2 +: LFI_W]];
+        unblocked <= hold || turn_over;
+        if (rst) q_valid <= 1'b0;
+    end
+    wire  q_ready  = q_valid && q_known && !unblocked;
+    wire  p_blocks = !q.ended && !q.late && q_blocked;
+    logic pushed, popped;       // into the ring, out of it: counted a cycle later
+    wire  start    = state == TAKE && due && !turned && !pushed; // a turn begins
+    wire  p_can    = q_ready && (p_blocks ? !turning && !start : !q.ended || !wait_out);
+    assign take_r  = state == TAKE && h_valid && (ring_first || !p_can);
     // The next one may follow at once, unless this one stays: then it may be the next one's predecessor.
-    wire  follows  = answer && !hold && p_valid && !p.ended && !p_blocks && !turning && !due && !cfg_wr_en;
-    wire  take_p   = (state == TAKE && p_can && !take_r) || follows;
-    wire  ask_p    = take_p && !p.ended && !p_blocks;
+    wire  follows  = answer && !hold && q_ready && !q.ended && !p_blocks && !turning && !due && !cfg_wr_en;
+    assign take_p  = (state == TAKE && p_can && !take_r) || follows;
+    wire  ask_p    = take_p && !q.ended && !p_blocks;
     wire  ask_r    = take_r && h_due;
     wire  push     = hold || (take_p && p_blocks) || (take_r && !h_due);
-    wire  pop      = take_r;
-    assign p_ready = take_p;
 
     always_ff @(posedge clk) begin
-        if (push) ring[ring_tail] <= hold ? {cur.slot, cur.queue} : take_p ? {p.slot, p.queue} : {h_slot, h_queue};
+        if (push) ring[ring_tail] <= hold ? {cur.slot, cur.queue} : take_p ? {q.slot, q.queue} : {h_slot, h_queue};
     end
     always_ff @(posedge clk) begin
         if (hold) held_to[lf] <= v_until[TIME_W-1:0];
@@ -192,6 +235,8 @@ module functions
             ring_head  <= '0;
             ring_tail  <= '0;
             ring_count <= '0;
+            pushed     <= 1'b0;
+            popped     <= 1'b0;
             turning    <= 1'b0;
             turned     <= 1'b0;
             scan       <= '0;
@@ -200,11 +245,12 @@ module functions
         end else begin
             if (push) ring_tail <= ring_tail + 1'b1;
             if (pop) ring_head <= ring_head + 1'b1;
-            if (push && !pop) ring_count <= ring_count + 1'b1;
-            if (pop && !push) ring_count <= ring_count - 1'b1;
+            pushed     <= push;
+            popped     <= take_r;
+            ring_count <= ring_count + 7'(pushed) - 7'(popped);
             if (pop) ring_left <= ring_left - 1'b1;
             ring_first <= take_p;
-            if (!turning && !due) scan <= scan + 1'b1;
+            if (scans) scan <= scan + 1'b1;
             if (state == TAKE && !turning) turned <= 1'b0;
             if (start) begin
                 turning   <= 1'b1;
@@ -215,7 +261,7 @@ module functions
                 blocked[lf] <= 1'b1;
                 seen[lf]    <= turning;
             end
-            if (state == TAKE && turning && ring_left == '0) begin
+            if (turn_over) begin
                 turning <= 1'b0;
                 turned  <= 1'b1;
                 blocked <= seen;
@@ -238,11 +284,11 @@ module functions
     end
     always_ff @(posedge clk) begin
         if (state == TAKE || ask_p) begin
-            cur <= take_r ? '{slot: h_slot, queue: h_queue, ssds: '0, ended: 1'b0, late: 1'b0, status: ST_SUCCESS} : p;
+            cur <= take_r ? '{slot: h_slot, queue: h_queue, ssds: '0, ended: 1'b0, late: 1'b0, status: ST_SUCCESS} : q;
         end
         if (state != READY && state != ASK || v_valid) asked_at <= now;
         if (go) wiped[lf] <= 1'b0;
-        if (cfg_write && cfg_wr_addr[3:0] == 4'd0) wiped[LFI_W'(cfg_wr_addr[11:4])] <= 1'b1;
+        if (wipe) wiped[cfg_lf] <= 1'b1;
         if (rst) wiped <= '1;
     end
 
@@ -254,7 +300,7 @@ module functions
             full    <= 1'b0;
             f_valid <= 1'b0;
         end else begin
-            if ((answer && !hold) || (take_p && p.ended)) full <= 1'b1;
+            if ((answer && !hold) || (take_p && q.ended)) full <= 1'b1;
             else if (o_valid && o_ready) full <= 1'b0;
             if (go) f_valid <= 1'b1;
             else if (f_ready) f_valid <= 1'b0;
@@ -268,12 +314,12 @@ module functions
             o.ended  <= reject || cur.late;
             o.late   <= 1'b0;
             if (reject) o.status <= v_status[14:0];
-        end else if (take_p && p.ended) begin
-            o <= p;
+        end else if (take_p && q.ended) begin
+            o <= q;
         end
     end
 
-    wire unused = &{1'b0, cfg_wr_addr, info_opcode, v_kind, v_until, v_status, v_state, p.ssds};
+    wire unused = &{1'b0, cfg_wr_addr, info_opcode, v_kind, v_until, v_status, v_state, q.ssds};
 
 `ifndef SYNTHESIS
     always_ff @(posedge clk) begin

@@ -119,26 +119,28 @@ module interrupts
     wire [LF_W-1:0] function_ = queue[QUEUE_W-1:QP_W];
     wire [8:0]      of_queue  = vectors[queue];
     wire [31:0]     mask      = masks[function_];
-    state_t         state;
-    coalescing_t    rule;
-    logic           enabled, masked;
+    // Whether it is due is decided from the memories, so that DECIDE has not everything to do.
+    wire state_t      was     = states[queue];
+    wire coalescing_t rule    = coalescing[function_];
+    wire [8:0]        so_many = {1'b0, was.count} + 9'(entry);
+    wire              over    = 8'(tick - (was.count != '0 ? was.since : tick)) >= rule.time_;
+    wire              at_once = !rule.coalesces || of_queue[7:0] == '0;
+    logic [7:0]     counted, began;
+    logic           enabled, masked, due;
     logic [7:0]     vector;
     always_ff @(posedge clk) begin
         if (step == READ) begin
-            state             <= states[queue];
-            rule              <= coalescing[function_];
+            {counted, began}  <= {was.count, was.since};
+            due               <= was.waits || (so_many != '0 && (at_once || over || so_many > {1'b0, rule.threshold}));
             {enabled, vector} <= of_queue;
             masked            <= of_queue[7:5] == '0 && mask[of_queue[4:0]];
         end
     end
 
     // ---- DECIDE
-    wire       counts  = state.count != '0;
-    wire [8:0] count   = {1'b0, state.count} + 9'(entry);
-    wire [7:0] since   = counts ? state.since : tick;
-    wire       at_once = !rule.coalesces || vector == '0;
-    wire       over    = 8'(tick - since) >= rule.time_;
-    wire       due     = state.waits || (count != '0 && (at_once || over || count > {1'b0, rule.threshold}));
+    wire       counts  = counted != '0;
+    wire [8:0] count   = {1'b0, counted} + 9'(entry);
+    wire [7:0] since   = counts ? began : tick;
     assign sends = enabled && due && !masked;
     state_t then_;
     always_comb begin

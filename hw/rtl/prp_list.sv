@@ -222,12 +222,15 @@ module prp_list
     end
 
     // Beats: as many as the entries that are left take, as the page has, or 16.
-    wire [4:0] wanted = 5'((7'(f_left) + 7'(f_at[0]) + 7'd1) >> 1);
+    logic [4:0] wanted, most;
     wire [8:0] room   = 9'd256 - {1'b0, f_at[8:1]};
-    wire [4:0] most   = room < 9'd16 ? room[4:0] : 5'd16;
+    always_ff @(posedge clk) begin
+        wanted <= 5'((7'(f_left) + 7'(f_at[0]) + 7'd1) >> 1);
+        most   <= room < 9'd16 ? room[4:0] : 5'd16;
+    end
     assign hrd_valid = fetch == F_ASK;
     assign hrd_addr  = {16'b0, f_frame, f_at[17:1], 4'b0};
-    assign hrd_beats = wanted < most ? wanted : most;
+    always_ff @(posedge clk) hrd_beats <= wanted < most ? wanted : most; // of what stands there since the look-up
     assign hrd_tag   = {4'h8, 4'(f_b)};
 
     // ---- Lists that are free: those that were never used, then those that came back

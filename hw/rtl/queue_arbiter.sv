@@ -53,11 +53,9 @@ module queue_arbiter
     (* ram_style = "distributed" *) logic [QP-1:0] rung[FUNCTIONS];
     (* ram_style = "distributed" *) logic [QP-1:0] chosen[FUNCTIONS];
     logic [LF_W-1:0]  turn, next;
-    wire              mark      = choose || again;
     wire [LF_W-1:0]   ring_row  = ring_queue[QUEUE_W-1:QP_W];
     wire [QP-1:0]     ring_col  = QP'(1) << ring_queue[QP_W-1:0];
-    wire [QUEUE_W-1:0] mark_at = again ? again_queue : found_queue;
-    wire [QP-1:0]     mark_col  = QP'(1) << mark_at[QP_W-1:0];
+    wire [QP-1:0]     mark_col  = QP'(1) << (again ? again_queue[QP_W-1:0] : found_queue[QP_W-1:0]);
     wire [QP-1:0]     turn_rung = rung[turn];
     wire [QP-1:0]     turn_done = chosen[turn];
     wire [QP-1:0]     next_rung = rung[next];
@@ -67,7 +65,7 @@ module queue_arbiter
     wire              stay      = credit != '0 && of_turn != '0;
     wire              at_turn   = again || stay;   // where the mark is
     // A doorbell makes its queue active whatever else is said of it in the same cycle.
-    wire              marks     = mark && !(ring_valid && ring_queue == mark_at);
+    wire              marks     = (again && !(ring_valid && ring_queue == again_queue)) || (choose && !(ring_valid && ring_queue == found_queue));
     wire [QP-1:0]     mark_rung = at_turn ? turn_rung : next_rung;
     wire [QP-1:0]     mark_done = at_turn ? turn_done : next_done;
     always_ff @(posedge clk) begin

@@ -75,7 +75,8 @@ module regs
 
     assign wr_data      = reg_wdata;
     assign qc_wr_addr   = reg_addr[QUEUE_W+1:0];
-    assign qc_wr_valid  = by_queue && reg_write;
+    // From a register: many have to say whether they are ready.
+    always_ff @(posedge clk) qc_wr_valid <= by_queue && reg_write && !qc_wr_en && !rst;
     assign qc_wr_en     = qc_wr_valid && qc_wr_ready;
     assign qc_rd_valid  = by_queue && !reg_write && reg_addr[1:0] == 2'd3;
     assign fc_wr_addr   = reg_addr[LF_W+2:0];
@@ -140,7 +141,7 @@ module regs
     // ---- Its end
     always_comb begin
         reg_ready = offered;
-        if (qc_wr_valid) reg_ready = qc_wr_ready;
+        if (by_queue && reg_write) reg_ready = qc_wr_en;
         if (qc_rd_valid) reg_ready = qc_rd_ready;
         if (cfg_wr_en) reg_ready = cfg_wr_ready;
         if (count) reg_ready = counter_done;

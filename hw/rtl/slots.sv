@@ -84,7 +84,12 @@ module slots
         if (rst) {head, tail, slots_free} <= '0;
     end
     assign slot       = free[head];
-    assign slot_valid = !sweeping && slots_free != '0;
+    // From a register, because sq_fetch has much to do with it.
+    wire more_than_one = slots_free[SLOT_W:1] != '0;
+    always_ff @(posedge clk) begin
+        slot_valid <= !sweeping && (put || more_than_one || (slots_free[0] && !slot_take));
+        if (rst) slot_valid <= 1'b0;
+    end
 
     // ---- Whose
     (* ram_style = "distributed" *) owner_t owners[SLOTS];

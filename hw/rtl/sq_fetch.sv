@@ -150,18 +150,24 @@ module sq_fetch
     logic [5:0] look;
     burst_t     next, burst;
     logic       streaming;     // `burst` is being passed on
+    logic       last;          // with its last entry
     logic [5:0] place;         // of its entry
     logic [1:0] beat;
     wire  [1:0] state   = done[look];
-    wire        ready   = look_staged != '0 && state[1] == want[look];
+    // `look_staged` is a cycle behind what is loaded, dropped and asked for, so nothing is ready in the cycle after.
+    logic       moved, dropped;
+    logic [2:0] moved_by, asked;
+    wire        ready   = look_staged != '0 && !moved && state[1] == want[look];
     wire        advance = streaming && (!f_valid || f_ready) && (beat != '0 || slot_valid);
     wire        entered = advance && beat == '0;
     wire        left    = advance && beat == 2'd3;
-    wire        change  = ready && (!streaming || (left && burst.count == 3'd1));
-    wire        load    = change && !state[0];
-    wire        drop    = change && state[0] && !bad_valid;
+    wire        load    = ready && !state[0] && (!streaming || (left && last));
+    wire        drop    = ready && state[0] && !streaming && !bad_valid;
+    wire  [6:0] at_most = staged + (pick ? 7'(pick_count) : 7'd0) - (dropped ? 7'(moved_by) : 7'd0);
     assign next = bursts[look];
     always_ff @(posedge clk) begin
+        if (load) last <= next.count == 3'd1;
+        else if (left) last <= burst.count == 3'd2;
         if (load) burst <= next;
         else if (left) begin
             burst.index <= burst.index + 6'd1;
@@ -171,12 +177,16 @@ module sq_fetch
         else if (left) place <= place + 6'd1;
         if (advance) beat <= beat + 2'd1;
         if (load) streaming <= 1'b1;
-        else if (left && burst.count == 3'd1) streaming <= 1'b0;
+        else if (left && last) streaming <= 1'b0;
         if (load || drop) look <= look + 6'(next.count);
-        look_staged <= look_staged + (pick ? 7'(pick_count) : 7'd0) - (load || drop ? 7'(next.count) : 7'd0);
-        staged      <= staged + (pick ? 7'(pick_count) : 7'd0) - (drop ? 7'(next.count) : 7'(entered));
+        moved       <= load || drop;
+        dropped     <= drop;
+        moved_by    <= next.count;
+        asked       <= pick ? pick_count : 3'd0;
+        look_staged <= look_staged + 7'(asked) - (moved ? 7'(moved_by) : 7'd0);
+        staged      <= entered ? at_most - 7'd1 : at_most;
         if (rst) begin
-            {look, look_staged, staged, beat} <= '0;
+            {look, look_staged, staged, beat, moved, dropped, asked} <= '0;
             streaming <= 1'b0;
         end
     end
@@ -208,7 +218,7 @@ module sq_fetch
         if (entered) f_slot <= slot;
         took_valid <= entered;
         took_queue <= burst.of;
-        took_head  <= burst.wrap && burst.count == 3'd1 ? 6'd0 : burst.index + 6'd1;
+        took_head  <= burst.wrap && last ? 6'd0 : burst.index + 6'd1;
         if (rst) begin
             f_valid    <= 1'b0;
             took_valid <= 1'b0;
@@ -228,7 +238,8 @@ module sq_fetch
     always_ff @(posedge clk) begin
         if (!rst) begin
             assert (staged <= 7'd64) else $fatal(1, "sq_fetch: %0d entries in 64 places", staged);
-            assert (look_staged <= staged) else $fatal(1, "sq_fetch: %0d entries to come of %0d", look_staged, staged);
+            assert (look_staged + 7'(asked) - (moved ? 7'(moved_by) : 7'd0) <= staged)
+            else $fatal(1, "sq_fetch: %0d entries to come of %0d", look_staged, staged);
             assert (!slots_left[8]) else $fatal(1, "sq_fetch: %0d entries for %0d slots", staged, slots_free);
             assert (!pick || (pick_count >= 3'd1 && pick_count <= 3'd4)) else $fatal(1, "sq_fetch: a pick of %0d", pick_count);
             assert (!mine || 7'(6'(at - look)) < look_staged) else $fatal(1, "sq_fetch: an answer nobody asked for: tag %0d", at);

@@ -65,20 +65,23 @@ module submit
     endfunction
 
     logic [N_W-1:0] chosen_tail;
-    logic [N_W-1:0] chosen_head;
     logic [5:0]     base;
     always_comb begin
-        {chosen_tail, chosen_head, base} = '0;
+        {chosen_tail, base} = '0;
         for (int d = 0; d < SSDS; d++) begin
             if (chosen[d]) begin
                 chosen_tail |= tail[d];
-                chosen_head |= heads[d];
                 base        |= 6'(d * N);
             end
         end
     end
     wire [N_W-1:0] next = after(chosen_tail);
-    wire           put  = started && next != chosen_head;
+    // A ring's room is known a cycle after its tail moved; by then no other command has come so far.
+    logic [SSDS-1:0] room;
+    always_ff @(posedge clk) begin
+        for (int d = 0; d < SSDS; d++) room[d] <= after(tail[d]) != heads[d];
+    end
+    wire           put  = started && (chosen & room) != '0;
 
     assign end_valid  = p_valid && !started && !wait_all && ends;
     assign end_slot   = p.slot;

@@ -60,7 +60,7 @@ class Bench:
     # ---- The model, a step a cycle; what was offered in a cycle is in force after it
     async def run(self):
         d = self.dut
-        bell, wait, was_valid, room_before = None, 0, False, 0
+        bell, wait, was_valid, rooms = None, 0, False, [0, 0]   # of this cycle and the one before
         while True:
             await RisingEdge(d.clk)
             self.cycle += 1
@@ -74,14 +74,14 @@ class Bench:
             self.check_fault()
             if d.pick_valid.value == 1:
                 if not was_valid:
-                    self.offered(room_before)
+                    self.offered(rooms[1])
                 was_valid = True
                 if d.pick_ready.value == 1:
                     self.picked()
                     was_valid, wait = False, 1
             else:
                 assert not was_valid, "a pick went away"
-            room_before = int(d.room.value)
+            rooms = [int(d.room.value), rooms[0]]
             if bell:
                 self.bell(*bell)
             bell = None
