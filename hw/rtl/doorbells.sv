@@ -209,7 +209,7 @@ module doorbells
         return n > 6'd4 ? 3'd4 : n[2:0];
     endfunction
 
-    wire [5:0] to_end  = last - head + 6'd1; // of use only when the tail is behind the head, which is not 0 then
+    wire [6:0] to_end  = {1'b0, last} - {1'b0, head} + 7'd1;
     wire [6:0] ahead   = {1'b0, tail} - {1'b0, head};
     wire [6:0] behind  = {1'b0, c_head} - {1'b0, promised} - 7'd1;
     wire [5:0] places  = behind[6] ? behind[5:0] + c_last + 6'd1 : behind[5:0];
@@ -220,7 +220,8 @@ module doorbells
     logic       laps;  // the tail is beyond the ring's end
     always_ff @(posedge clk) begin
         if (step == MEASURE) begin
-            entries_4 <= !open || stopped ? 3'd0 : ahead[6] ? at_most_4(to_end) : at_most_4(ahead[5:0]);
+            // With the tail behind it the head is not 0, so it is less than 64 to the end.
+            entries_4 <= !open || stopped ? 3'd0 : ahead[6] ? at_most_4(to_end[5:0]) : at_most_4(ahead[5:0]);
             places_4  <= at_most_4(places);
             laps      <= ahead[6];
             allowed   <= credit < 4'(room) ? credit[2:0] : room;
