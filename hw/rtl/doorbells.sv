@@ -225,7 +225,7 @@ module doorbells
             places_4  <= at_most_4(places);
             laps      <= ahead[6];
             allowed   <= credit < 4'(room) ? credit[2:0] : room;
-            end_4     <= to_end > 6'd4 ? 3'd7 : to_end[2:0];
+            end_4     <= to_end > 7'd4 ? 3'd7 : to_end[2:0];
             c_end     <= {1'b0, c_last} - {1'b0, promised} + 7'd1;
         end
     end
