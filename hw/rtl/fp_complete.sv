@@ -61,7 +61,7 @@ module fp_complete
     output logic [31:0]        stat_cycles,
     output logic               busy
 );
-    localparam int ROWS = 1 << SPACE_W;
+    localparam int ROWS = SPACES;
 
     // ---- Entries
     wire                in_queue = w_addr[9:8] == 2'b01 && int'(w_addr[13:10]) < SPACES;

@@ -65,7 +65,7 @@ module fp_control
     input  wire  [63:0]        stat_data,
     output logic               busy
 );
-    localparam int ROWS = 1 << SPACE_W;
+    localparam int ROWS = SPACES;
     if (SPACES < 1 || SPACES > 16) begin : g_spaces
         $error("fp_control: SPACES must be 1 to 16");
     end

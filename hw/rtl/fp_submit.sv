@@ -68,7 +68,7 @@ module fp_submit
     output logic               ans_last,
     output logic               busy
 );
-    localparam int ROWS = 1 << SPACE_W;
+    localparam int ROWS = SPACES;
     typedef struct packed {
         logic [3:0]  opcode;
         logic        durable;
