@@ -97,7 +97,8 @@ class Bench:
         if not ready or random.random() < 0.3:
             return
         space, tag = random.choice(ready)
-        free = [place for place in range(32) if (space, place) not in self.owners]
+        strays = [field[1] for field in self.fields if field[0] == space]
+        free = [place for place in range(32) if (space, place) not in self.owners and place not in strays]
         if len(free) < 2:
             return
         request = self.requests[space, tag]
@@ -112,13 +113,13 @@ class Bench:
             space, place = random.choice(ready)
             self.owners[space, place][2] = True
             self.post(space, place, random.choice([0, 0, 0, random.getrandbits(15)]))
-        elif random.random() < 0.02:
+        elif self.begins and random.random() < 0.02:
             # Beside the queues, or of a command that is not there.
             space = random.randrange(self.spaces)
             idle_ = [place for place in range(32) if (space, place) not in self.owners]
             if random.random() < 0.5:
                 self.entries.send(dict(addr=random.choice([space << 10, space << 10 | 1 << 9, self.spaces << 10 | 1 << 8]) % 16384 if self.spaces < 16 else space << 10, data=random.getrandbits(32)))
-            elif idle_ and not any(request["made"] < request["count"] for request in self.requests.values()):
+            elif idle_:
                 self.strays += 1
                 self.post(space, random.choice(idle_), 0)
 
