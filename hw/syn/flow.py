@@ -84,9 +84,13 @@ def resources(name, top, parameters, box=None):
     out, and `boxes` says how often it is there."""
     stat, netlist = WORK / name / "stat.json", WORK / name / "netlist.json"
     stat.unlink(missing_ok=True)
-    boxed = f"--blackboxed-module {box}" if box else ""
+    boxed, bare = "", []
+    if box:
+        # A box has no parameters for Yosys; what its instances say of them is of no use here.
+        found = re.findall(r"^\s*parameter\b[^=]*?(\w+)\s*=", (RTL / f"{box}.sv").read_text(), re.M)
+        boxed, bare = f"--blackboxed-module {box}", [f"setparam {' '.join(f'-unset {name}' for name in found)} t:{box}"]
     yosys(name, [
-        read(top, parameters, options=boxed), f"synth_xilinx -family xcup -flatten -noiopad -noclkbuf -top {top}",
+        read(top, parameters, options=boxed), *bare, f"synth_xilinx -family xcup -flatten -noiopad -noclkbuf -top {top}",
         f"tee -q -o {stat} stat -tech xilinx -json", f"write_json -noscopeinfo {netlist}",
     ])
     if not stat.exists():
@@ -123,11 +127,17 @@ def ports(name, top, parameters):
     raise Failed(f"{name}: {top} has no ports")
 
 
+def seen(file):
+    """What synthesis sees of a source: no comments, and nothing that is there for simulation only."""
+    text = re.sub(r"^`ifndef SYNTHESIS$.*?^`endif$", "", file.read_text(), flags=re.M | re.S)
+    return re.sub(r"\s+", " ", re.sub(r"//.*", "", text))
+
+
 def print_of(top, *what):
     """A digest of what a result depends on: the sources that the top needs, the tools, and what the caller adds."""
     digest = hashlib.sha256(repr((top, what)).encode())
-    tools = [REPO / "hw" / "requirements.txt", HW_ROOT / ".complete", HW_ROOT / "packages"]
-    for file in [*needed(top), Path(__file__), Path(counting.__file__), *tools]:
+    digest.update("".join(f"{file.name} {seen(file)}\0" for file in needed(top)).encode())
+    for file in [Path(__file__), Path(counting.__file__), REPO / "hw" / "requirements.txt", HW_ROOT / ".complete", HW_ROOT / "packages"]:
         if file.is_file():
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:20]
@@ -135,11 +145,12 @@ def print_of(top, *what):
 
 def ring(name, top, parameters):
     """The ring around a module, as a file."""
-    found = {port: what for port, what in ports(name, top, parameters).items() if port != "clk"}
+    found = ports(name, top, parameters)
+    lines = [".clk(clk)"] if found.pop("clk", None) else []
     inputs = {port: width for port, (direction, width) in found.items() if direction == "input"}
     outputs = {port: width for port, (direction, width) in found.items() if direction == "output"}
     given, taken = sum(inputs.values()), sum(outputs.values())
-    lines, at = [".clk(clk)"], 0
+    at = 0
     for port, width in inputs.items():
         lines.append(f".{port}(given[{at}+:{width}])")
         at += width

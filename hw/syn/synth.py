@@ -25,20 +25,23 @@ FIGURES = flow.REPO / "docs" / "hardware-figures.md"
 BEGIN, END = "<!-- made by make hw-synth: begin -->\n", "<!-- made by make hw-synth: end -->\n"
 # Cores and disks of the engines that are added up: all that is around the cores, and so many cores.
 ENGINES = [(1, 1), (1, 4), (4, 4), (16, 4)]
+# Without a row as modules: the package, what is below by itself, and what is only wires between modules that have rows. Of the generated
+# functions, those that no core has in it are in docs/hardware-functions.md.
+ELSEWHERE = ("millrace_pkg", "engine", "core", "commands")
 # What stands for itself in a row of its own with other parameters than its defaults.
 PARAMETERS = {"fifo": {"WIDTH": 64, "DEPTH": 16}, "skid": {"WIDTH": 64}}
 SUMS = ("LUT", "PAIRED", "LUTRAM", "FF", "BRAM", "DSP")
 
 
 def rows():
-    """Name, top module, parameters, whether it is placed (xc7z020 has 53,200 LUTs), and cores if it is an engine that is added up."""
+    """Name, top module, parameters, whether it is placed, and cores if it is an engine that is added up."""
     for file in flow.modules():
-        if file.stem not in ("millrace_pkg", "engine", "core"):
+        if file.stem not in ELSEWHERE and (file.parent.name != "generated" or file.stem == "fn_chain"):
             parameters = PARAMETERS.get(file.stem, {})
             yield " ".join([file.stem, *(f"{name}={value}" for name, value in parameters.items())]), file.stem, parameters, True, 0
     yield "core", "core", {}, True, 0
-    yield "core, 4 disks", "core", {"SSDS": 4}, True, 0
-    yield "engine, 1 core, 1 disk, in one piece", "engine", {"CORES": 1, "SSDS": 1}, True, 0
+    yield "core, 4 disks", "core", {"SSDS": 4}, False, 0
+    yield "engine, 1 core, 1 disk, in one piece", "engine", {"CORES": 1, "SSDS": 1}, False, 0
     for cores, disks in ENGINES:
         plural = lambda number, what: f"{number} {what}{'s' * (number != 1)}"
         yield f"engine, {plural(cores, 'core')}, {plural(disks, 'disk')}", "engine", {"CORES": cores, "SSDS": disks}, False, cores
