@@ -32,7 +32,7 @@ use millrace_nvme_spec::{
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::{
-    CardSpec, Config, Host, HostReply, Identity, Namespace, NewFormat, StorageFunctions, controller::Controller,
+    CardSpec, Config, Host, HostReply, Identity, MakeEngine, Namespace, NewFormat, StorageFunctions, controller::Controller,
     namespace::Allocated, registers::Phase,
 };
 
@@ -436,6 +436,15 @@ impl FakeGuest {
         sqe.dptr = self.prps(buffer, data.len() as u64);
         self.command(qid, sqe)
     }
+}
+
+/// A card with so many disks, whose engine is the software one; or with the feature `sim` the simulated one.
+pub(crate) fn test_card(ssds: u8) -> CardSpec {
+    #[cfg(feature = "sim")]
+    let (engine, make): (_, MakeEngine) = ("fvm-sim", |shape| Ok(Box::new(millrace_engine_model::SimEngine::new(shape)?)));
+    #[cfg(not(feature = "sim"))]
+    let (engine, make): (_, MakeEngine) = ("fvm-soft", |shape| Ok(Box::new(millrace_engine_model::SoftEngine::new(shape))));
+    CardSpec { engine, make, cores: 1, ssds, latency: 100 }
 }
 
 /// A zeroed command with its opcode and namespace.

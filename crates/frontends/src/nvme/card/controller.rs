@@ -57,6 +57,9 @@ impl Controller {
         let (done, news) = port.turn(cx);
         work += done + usize::from(!news.is_empty());
         self.counters.add(&news);
+        if news.lost && self.phase == Phase::Ready {
+            self.fail("a completion queue's memory is not mapped");
+        }
         for vector in (0..u64::BITS).filter(|vector| news.vectors >> vector & 1 != 0) {
             self.interrupts.pend(vector as u16, 1);
         }
@@ -73,7 +76,8 @@ impl Controller {
         if self.phase == Phase::Ready && self.port.as_mut().is_some_and(|port| port.has_lost_memory(cx.now())) {
             self.fail("the guest's memory was taken away (its file was truncated)");
         }
-        if self.interrupts.uses_pin() {
+        // Not when nothing has happened: reading the engine's registers takes cycles.
+        if work > 0 && self.interrupts.uses_pin() {
             self.refresh_positions();
         }
         work

@@ -37,6 +37,8 @@ pub(crate) struct News {
     /// Commands that were completed, and those of them with an error.
     pub(super) completed: u64,
     pub(super) errors: u64,
+    /// A completion had nowhere to go.
+    pub(super) lost: bool,
     /// Commands that disks were given which read and which write, and their bytes.
     pub(super) reads: (u64, u64),
     pub(super) writes: (u64, u64),
@@ -53,11 +55,17 @@ pub(super) struct HostSide {
     memory: GuestMemory,
     bells: VecDeque<Bell>,
     news: Vec<News>,
+    interrupts: u64,
 }
 
 impl HostSide {
     pub(super) fn new(functions: u16) -> Self {
-        Self { memory: GuestMemory::new(), bells: VecDeque::new(), news: vec![News::default(); functions.into()] }
+        Self {
+            memory: GuestMemory::new(),
+            bells: VecDeque::new(),
+            news: vec![News::default(); functions.into()],
+            interrupts: 0,
+        }
     }
 
     /// Whether a guest has taken memory away.
@@ -79,6 +87,11 @@ impl HostSide {
 
     pub(super) fn has_news(&self, function: u8) -> bool {
         self.news.get(usize::from(function)).is_some_and(|news| !news.is_empty())
+    }
+
+    /// Interrupts that there were so far.
+    pub(super) fn interrupts(&self) -> u64 {
+        self.interrupts
     }
 
     /// Makes a region reachable by host addresses.
@@ -109,13 +122,15 @@ impl Around for HostSide {
     fn write_host(&mut self, address: u64, data: &[u8]) {
         let address = GuestAddress(address);
         let entry = <[u8; Cqe::SIZE]>::try_from(data).ok();
-        if let Some(news) = entry.and_then(|_| self.news(function_of(address.0)?)) {
+        let translated = self.memory.translate(address, data.len() as u64, Access::Write);
+        if let Some(news) = entry.and_then(|_| self.news.get_mut(usize::from(function_of(address.0)?))) {
             news.completed += 1;
             let failed =
                 entry.and_then(|entry| Cqe::read_from_bytes(&entry).ok()).is_some_and(|cqe| !cqe.status().is_success());
             news.errors += u64::from(failed);
+            news.lost |= translated.is_err();
         }
-        match (entry, self.memory.translate(address, data.len() as u64, Access::Write)) {
+        match (entry, translated) {
             // The guest looks at the phase tag: it comes last.
             (Some(entry), Ok(segment)) => segment.publish(0, &entry, 12),
             // As on a bus: nobody is there.
@@ -124,6 +139,7 @@ impl Around for HostSide {
     }
 
     fn interrupt(&mut self, function: u8, vector: u8) {
+        self.interrupts += 1;
         if let Some(news) = self.news(function) {
             news.vectors |= 1_u64.checked_shl(vector.into()).unwrap_or(0);
         }

@@ -32,7 +32,7 @@ use std::{
     fmt,
     rc::{Rc, Weak},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use millrace_engine::ShardContext;
@@ -49,6 +49,9 @@ pub const CLOCK: u64 = 125_000_000;
 const TURN: u64 = 8192;
 /// Cycles between two looks at the disks.
 const LOOK: u64 = 64;
+
+/// How far the clock may be behind: what was missed beyond it is lost.
+const LAG: Duration = Duration::from_millis(1);
 
 /// Makes an engine, or says why it cannot be had.
 pub type MakeEngine = fn(Shape) -> Result<Box<dyn Engine>, String>;
@@ -163,11 +166,19 @@ impl Card {
             // A disk may have something to do that does not come from the engine: a region to let go, above all.
             return self.disks.iter_mut().map(|disk| disk.turn(cx, &mut *self.engine, &mut self.host)).sum();
         }
+        // Time that was not used is left for the next turn.
+        self.clock = self.clock.max(cx.now().checked_sub(LAG).unwrap_or_else(|| cx.now()));
         let passed = cx.now().saturating_duration_since(self.clock);
-        self.clock = cx.now();
-        let cycles = (passed.as_nanos().min(1_000_000) as u64 * CLOCK / 1_000_000_000).clamp(LOOK, TURN);
-        let end = self.engine.now() + cycles;
-        let mut work = 0;
+        let begin = self.engine.now();
+        let end = begin + (passed.as_nanos() as u64 * CLOCK / 1_000_000_000).clamp(LOOK, TURN);
+        let work = self.go_on(end, cx);
+        self.clock += Duration::from_nanos((self.engine.now() - begin) * 1_000_000_000 / CLOCK);
+        work
+    }
+
+    /// Lets engine and disks go on until then, or until a guest is to be interrupted. Returns the work done.
+    fn go_on(&mut self, end: u64, cx: &mut ShardContext<'_>) -> usize {
+        let (mut work, interrupts) = (0, self.host.interrupts());
         loop {
             self.engine.run(LOOK, &mut self.host);
             while let Some(bell) = self.host.next_bell() {
@@ -180,7 +191,7 @@ impl Card {
                 next = [next, disk.next_due()].into_iter().flatten().min();
             }
             let now = self.engine.now();
-            if now >= end {
+            if now >= end || self.host.interrupts() != interrupts {
                 return work.max(1);
             }
             if !self.engine.is_busy() && !self.host.has_bells() {

@@ -1,10 +1,14 @@
-//! Guests on the software engine. The same things are asked of the simulated one by guests (`make hw-test`).
+//! Guests on an engine: the software one, or with the feature `sim` the simulated one (`make hw-test`).
 
-use std::sync::Arc;
+mod alike;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_backends::MemoryVolume;
 use millrace_block::BlockSize;
-use millrace_engine_model::SoftEngine;
 use millrace_nvme_spec::{
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, IdentifyCdw10},
     command::{DataPointer, NamespaceId, QueueId, Sqe},
@@ -15,19 +19,15 @@ use millrace_nvme_spec::{
 };
 use zerocopy::FromBytes;
 
-use super::{CardSpec, StorageFunctions};
+use super::{Card, StorageFunctions};
 use crate::nvme::{
-    fixture::{FakeGuest, HeldVolume, MEMORY_BASE, MEMORY_SIZE, PAGE, sqe},
+    fixture::{FakeGuest, HeldVolume, MEMORY_BASE, MEMORY_SIZE, PAGE, sqe, test_card},
     namespace::Allocated,
     registers::{Phase, Reset},
 };
 
-fn card(ssds: u8) -> CardSpec {
-    CardSpec { engine: "fvm-soft", make: |shape| Ok(Box::new(SoftEngine::new(shape))), cores: 1, ssds, latency: 100 }
-}
-
 fn guest() -> FakeGuest {
-    FakeGuest::on_card(card(1), StorageFunctions::default())
+    FakeGuest::on_card(test_card(1), StorageFunctions::default())
 }
 
 fn command(opcode: NvmOpcode, lba: u64, blocks: u32) -> Sqe {
@@ -264,6 +264,20 @@ fn a_queue_whose_memory_goes_fails_its_controller_alone() {
 }
 
 #[test]
+fn a_completion_queue_whose_memory_goes_fails_its_controller() {
+    let mut guest = guest();
+    guest.add_memory_volume(1, 8 << 20, BlockSize::B512);
+    guest.create_queues(1, 16);
+    let hole = guest.queues[&1].cq_base;
+    guest.controller.port.as_mut().expect("it is on a card").unmap(MEMORY_BASE, MEMORY_SIZE);
+    for (from, to) in [(MEMORY_BASE, hole), (hole + PAGE, MEMORY_BASE + MEMORY_SIZE)] {
+        guest.map_on_card(from, to - from, from - MEMORY_BASE);
+    }
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    guest.step_until("failure", |guest| guest.read32(offset::CSTS) & 2 != 0);
+}
+
+#[test]
 fn a_guest_that_takes_its_memory_away_fails_alone() {
     let (mut guest, mut neighbour) = (guest(), guest());
     let namespace = guest.add_memory_volume(1, 8 << 20, BlockSize::B512);
@@ -310,8 +324,8 @@ fn namespaces_come_change_and_go() {
 #[test]
 fn two_guests_share_a_disk_in_windows_of_their_own() {
     let window = |first, blocks| StorageFunctions { window: Some((first, blocks)), ..StorageFunctions::default() };
-    let mut first = FakeGuest::on_card(card(1), window(0, 1000));
-    let mut second = FakeGuest::on_card(card(1), window(1000, 500));
+    let mut first = FakeGuest::on_card(test_card(1), window(0, 1000));
+    let mut second = FakeGuest::on_card(test_card(1), window(1000, 500));
     let namespace = first.add_memory_volume(1, 1 << 20, BlockSize::B512);
     second.add_namespace(1, &namespace);
     first.create_queues(1, 16);
@@ -339,7 +353,7 @@ fn two_guests_share_a_disk_in_windows_of_their_own() {
 #[test]
 fn replicas_have_all_data() {
     let functions = StorageFunctions { replicate: true, ..StorageFunctions::default() };
-    let mut guest = FakeGuest::on_card(card(2), functions);
+    let mut guest = FakeGuest::on_card(test_card(2), functions);
     let first = guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
     let volume = MemoryVolume::create("replica", 1 << 20, BlockSize::B512).expect("a volume");
     let replica = crate::nvme::Namespace::new(volume, crate::nvme::fixture::identity(9), false);
@@ -375,10 +389,60 @@ fn a_card_without_a_disk_left_shows_nothing_and_says_so() {
     assert!(second.command(1, sqe(NvmOpcode::FLUSH.0, 1)).status().is_success());
 }
 
+/// Whatever a guest writes to its doorbells, the queues of another function on the same card go on.
+#[test]
+fn doorbells_reach_no_other_function() {
+    let (mut bad, mut neighbour) = (guest(), guest());
+    let namespace = bad.add_memory_volume(1, 1 << 20, BlockSize::B512);
+    neighbour.add_namespace(1, &namespace);
+    bad.create_queues(1, 16);
+    (1..=4).for_each(|qid| neighbour.create_queues(qid, 16));
+    let buffer = neighbour.alloc_pages(1);
+    for round in 0..30_u32 {
+        for qid in 1..=4 {
+            for at in 0..10 {
+                let mut sqe = command(NvmOpcode::READ, at, 1);
+                sqe.dptr = DataPointer::prps(buffer, 0);
+                neighbour.push(qid, sqe);
+            }
+            neighbour.ring(qid);
+        }
+        // All but the admin queue's.
+        for index in 2..bad.controller.doorbells.words.len() {
+            bad.doorbell(index, round.wrapping_mul(0x9e37_79b9) >> (index % 24));
+            bad.step();
+        }
+        for qid in 1..=4 {
+            (0..10).for_each(|_| assert!(neighbour.wait(qid).status().is_success(), "round {round}, queue {qid}"));
+        }
+    }
+    assert_eq!((neighbour.controller.phase, neighbour.controller.counters.errors), (Phase::Ready, 0));
+    assert!(bad.controller.port.as_ref().expect("it is on a card").status(1).stopped(), "its own queue has heard of it");
+}
+
+#[test]
+fn the_clock_stands_still_when_nothing_is_pending() {
+    let mut guest = guest();
+    guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
+    guest.create_queues(1, 16);
+    assert!(write(&mut guest, 1, 0, &pattern(1, 4096)).is_success());
+    guest.settle();
+    let card = Card::of_shard(&test_card(1)).expect("the guest's");
+    let now = || card.borrow().engine.now();
+    let (before, end) = (now(), Instant::now() + Duration::from_secs(1));
+    while Instant::now() < end {
+        assert_eq!(guest.step(), 0, "nothing is to be done");
+    }
+    assert_eq!(now(), before, "cycles of an idle second");
+    assert_eq!(read(&mut guest, 1, 0, 4096), (Status::SUCCESS, pattern(1, 4096)));
+    assert!(now() > before, "it goes on");
+}
+
 #[test]
 fn functions_of_the_card_are_counted() {
     let guests: Vec<FakeGuest> = (0..16).map(|_| guest()).collect();
-    let mut one_more = FakeGuest::new(crate::nvme::Config { card: Some(card(1)), ..crate::nvme::fixture::test_config() });
+    let mut one_more =
+        FakeGuest::new(crate::nvme::Config { card: Some(test_card(1)), ..crate::nvme::fixture::test_config() });
     assert!(one_more.controller.join_card().is_err_and(|why| why.contains("taken")));
     drop(guests);
     assert_eq!(one_more.controller.join_card(), Ok(()));
