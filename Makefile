@@ -10,8 +10,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
-run: guests build ## a stock Linux guest with a disk served by Millrace
-	@scripts/demo
+run: guests build ## a stock Linux guest with a disk served by Millrace; ENGINE=fvm-sim: by the simulated hardware
+	@scripts/demo $(ENGINE)
 
 test: guests ## every test, guests included
 	@scripts/test
@@ -44,7 +44,7 @@ setup: ## the packages and the Rust that building needs
 	@scripts/setup-host
 
 build: setup
-	@scripts/build
+	@scripts/build $(if $(findstring fvm-sim,$(ENGINE)),--sim)
 
 clean-guests: ## remove the private root and the guests' images
 	@rm -rf target/guest target/guest-root

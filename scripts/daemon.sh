@@ -15,9 +15,9 @@ stop_daemon() {
 }
 trap stop_daemon EXIT
 
-start_daemon() {
+start_daemon() { # OPTION-OF-SERVE...
     [[ -x $millrace ]] || die "there is no $millrace" "Run scripts/build first."
-    "$millrace" serve --state-dir "$work/state" --run-dir "$MILLRACE_RUN_DIR" 2>"$work/serve.log" &
+    "$millrace" serve --state-dir "$work/state" --run-dir "$MILLRACE_RUN_DIR" "$@" 2>"$work/serve.log" &
     daemon=$!
     local tries=0
     until "$millrace" status >/dev/null 2>&1; do
