@@ -162,9 +162,7 @@ class Guest(prp.Guest):
     def page(self, good=True, write=False):
         while True:
             page = super().page(good, write)
-            if not good:
-                return page
-            if page not in self.used:
+            if page not in self.used:  # one that is to be wrong may be right
                 self.used.add(page)
                 self.grabbed.append(page)
                 return page
