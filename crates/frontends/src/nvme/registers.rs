@@ -371,7 +371,12 @@ impl Controller {
 
     /// Whether no command is in flight that anybody could wait for: then nothing of ours touches guest memory.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.in_flight == self.admin_parked() + self.io_parked() && self.is_card_quiet()
+        self.has_rest() && self.is_card_quiet()
+    }
+
+    /// The same, of what is not a card's.
+    pub(crate) fn has_rest(&self) -> bool {
+        self.in_flight == self.admin_parked() + self.io_parked()
     }
 
     /// Nothing is in flight any more: whatever waits for that goes on.

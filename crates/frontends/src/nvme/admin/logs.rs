@@ -206,7 +206,7 @@ impl Controller {
         let clock = &mut self.admin.busy;
         let (was, started) = (clock.looked.replace(now), commands != clock.commands);
         clock.commands = commands;
-        if !started && self.is_quiet() {
+        if !started && self.has_rest() && !self.is_card_at_work() {
             return;
         }
         let Some(was) = was else { return };

@@ -205,6 +205,12 @@ impl Controller {
         self.port.as_ref().is_none_or(|port| port.is_quiet())
     }
 
+    /// Whether its card is at work, for whichever function. Found out without its registers: a read in every turn would never let the
+    /// clock park.
+    pub(crate) fn is_card_at_work(&self) -> bool {
+        self.port.as_ref().is_some_and(|port| port.is_card_at_work())
+    }
+
     /// Commands of a queue in flight, wherever.
     pub(crate) fn is_sq_idle(&self, sqid: u16) -> bool {
         self.sq(sqid).in_flight.get() == 0 && self.port.as_ref().is_none_or(|port| port.is_idle(sqid))

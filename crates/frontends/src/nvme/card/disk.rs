@@ -221,6 +221,11 @@ impl Disk {
         put.expect("the window is mapped for as long as the disk lives");
     }
 
+    /// Whether commands are in its volume's hands.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.controller.in_flight > 0
+    }
+
     /// Whether a turn finds something to do.
     pub(super) fn has_work(&self) -> bool {
         self.next_due.is_some() || self.controller.sink.has_results() || self.controller.memory.has_retired()

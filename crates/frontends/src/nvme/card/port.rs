@@ -20,6 +20,7 @@ use millrace_memory::{MapError, Protection};
 
 use super::{
     CLOCK, Card, CardSpec, StorageFunctions,
+    disk::Disk,
     host::{News, host_address},
 };
 use crate::nvme::namespace::{Attached, Namespace};
@@ -221,6 +222,12 @@ impl Port {
     pub(crate) fn has_work(&self) -> bool {
         let card = self.card.borrow();
         card.has_work() || card.host.has_news(self.function) || card.engine.faults() != 0
+    }
+
+    /// Whether engine or disks are at work.
+    pub(crate) fn is_card_at_work(&self) -> bool {
+        let card = self.card.borrow();
+        card.has_work() || card.disks.iter().any(Disk::is_at_work)
     }
 
     /// Passes a doorbell on, if it was rung since.
