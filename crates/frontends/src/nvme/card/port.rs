@@ -302,7 +302,9 @@ impl Port {
         }
         if let Err(error) = mapped {
             // What one of them could not map, none has.
-            disks.iter_mut().for_each(|disk| disk.unmap(at, size));
+            for disk in disks.iter_mut() {
+                disk.unmap(at, size);
+            }
             return Err(error);
         }
         drop(card);
