@@ -6,6 +6,7 @@ use millrace_frontends::nvme::{CardSpec, MakeEngine};
 /// The engines by name.
 const ENGINES: [(&str, MakeEngine); 2] = [("fvm-soft", soft), ("fvm-sim", sim)];
 
+#[expect(clippy::unnecessary_wraps, reason = "made as the other engine is, which may be missing")]
 fn soft(shape: Shape) -> Result<Box<dyn Engine>, String> {
     Ok(Box::new(SoftEngine::new(shape)))
 }
