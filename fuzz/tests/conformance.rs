@@ -113,12 +113,12 @@ impl Seen {
         let mut place = SegmentCursor::new(request.segments);
         for (at, count) in pieces(&self.geometry(), request.count, MOST as u64) {
             let (lba, len) = (Lba(request.lba.0 + at), (count.0 << self.block_size.shift()) as usize);
-            let buffer = poll_fn(|task| match self.lane().buffers.pop() {
-                Some(buffer) => Poll::Ready(buffer),
-                None => {
-                    task.waker().wake_by_ref();
-                    Poll::Pending
+            let buffer = poll_fn(|task| {
+                if let Some(buffer) = self.lane().buffers.pop() {
+                    return Poll::Ready(buffer);
                 }
+                task.waker().wake_by_ref();
+                Poll::Pending
             })
             .await;
             let data = buffer.slice(0, len);
@@ -158,7 +158,7 @@ impl Seen {
 }
 
 impl Volume for Seen {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "a disk as a guest sees it"
     }
 

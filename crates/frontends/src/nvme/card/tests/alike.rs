@@ -49,7 +49,7 @@ fn some_command(random: &mut Random, data: u64, list: u64) -> (Sqe, Vec<u64>) {
         1 => sqe.set_cdw10_11(random.one_of(&[BLOCKS, BLOCKS - 1, BLOCKS - blocks, BLOCKS - blocks + 1, u64::MAX])),
         2 => sqe.cdw12 |= 0xffff,
         3 if opcode != NvmOpcode::FLUSH && opcode != NvmOpcode::WRITE_ZEROES => {
-            sqe.flags = random.one_of(&[3, 0xc0_u8]).into()
+            sqe.flags = random.one_of(&[3, 0xc0_u8]).into();
         } // the others exist without an engine
         4 => sqe.dptr.prp1 += 1 + random.below(3),
         5 => sqe.dptr.prp1 = random.one_of(&[0, MEMORY_BASE - PAGE, nowhere, 1 << 41, u64::MAX - 4095]),
@@ -88,7 +88,7 @@ fn whatever_is_asked() {
     assert_eq!(places[0], places[1], "both guests' memory is laid out alike");
     let (data, list) = places[0];
     let (mut good, mut bad, mut other) = (0, 0, Vec::new());
-    for number in 0..4000 {
+    for number in 0..4000_u32 {
         let (sqe, entries) = some_command(&mut random, data, list);
         let fill = pattern(number as u8, (PAGES * PAGE) as usize);
         let answers = guests.each_mut().map(|guest| {
@@ -108,7 +108,9 @@ fn whatever_is_asked() {
         }
         *(if status.is_success() { &mut good } else { &mut bad }) += 1;
         if !same {
-            guests.iter().for_each(|guest| guest.write(data, &fill));
+            for guest in &guests {
+                guest.write(data, &fill);
+            }
         }
     }
     assert!(other.is_empty(), "seed {seed}: the engine answered otherwise\n{}", other.join("\n"));
