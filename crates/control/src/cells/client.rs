@@ -1,6 +1,10 @@
 //! Asking a cell: one request, one connection, and no more patience than is told.
 
-use std::{io, path::Path, time::Duration};
+use std::{
+    io,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use axum::{
     body::{Body, Bytes},
@@ -11,12 +15,19 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use tokio::{net::UnixStream, time::timeout};
+use tokio::{
+    net::UnixStream,
+    time::{sleep, timeout},
+};
 
+use super::LOOK;
 use crate::{Name, api::Problem, dirs::API_SOCKET};
 
 /// Largest answer in bytes.
 const ANSWER_LIMIT: usize = 64 << 20;
+
+/// How long the successor of a worker may take to answer.
+const SUCCESSOR_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why a cell said nothing that can be used.
 #[derive(Debug, Error)]
@@ -84,7 +95,24 @@ pub(super) async fn ask(
     body: Bytes,
     limit: Duration,
 ) -> Result<Answer, CellError> {
-    timeout(limit, exchange(run_dir, method, path, body)).await.map_err(|_| CellError::Silent)?
+    let answered = async {
+        match exchange(run_dir, method.clone(), path, body.clone()).await {
+            Err(CellError::Http(_)) if method == Method::GET => again(run_dir, path).await,
+            answer => answer,
+        }
+    };
+    timeout(limit, answered).await.map_err(|_| CellError::Silent)?
+}
+
+/// A worker that ended between a question and its answer, as in an upgrade that is called off, has a successor: it is asked.
+async fn again(run_dir: &Path, path: &str) -> Result<Answer, CellError> {
+    let deadline = Instant::now() + SUCCESSOR_LIMIT;
+    loop {
+        match exchange(run_dir, Method::GET, path, Bytes::new()).await {
+            Err(CellError::Http(_) | CellError::Connect(_)) if Instant::now() < deadline => sleep(LOOK).await,
+            answer => return answer,
+        }
+    }
 }
 
 async fn exchange(run_dir: &Path, method: Method, path: &str, body: Bytes) -> Result<Answer, CellError> {
