@@ -8,6 +8,7 @@
 //!            ::ring ────tail──► doorbell page, shadow doorbell, or message
 //!            ::next_completion ◄──CQE, by its phase── DmaMemory
 //!   Namespace: commands with their ranges checked
+//!   Space: FastPath's front of an engine, in the place of a queue pair
 //!   LeanQueue: a QueuePair whose commands are all made beforehand, for measuring what is faster than a driver
 //! ```
 //!
@@ -37,6 +38,7 @@ mod namespace;
 mod prp;
 mod queue;
 mod shared;
+mod space;
 mod transport;
 mod vfio_pci;
 
@@ -47,6 +49,7 @@ pub use error::DriverError;
 pub use namespace::{CommandError, Metadata, Namespace, Protection};
 pub use prp::PrpError;
 pub use queue::{LeanQueue, QueueError, QueuePair};
+pub use space::Space;
 pub use transport::{MappedArea, Transport, TransportError, VfioUser};
 pub use vfio_pci::{Iommu, ParseAddressError, PciAddress, VfioError, VfioPci, device_files};
 

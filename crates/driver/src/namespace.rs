@@ -129,6 +129,12 @@ impl Namespace {
         self.max_transfer
     }
 
+    /// The same for who makes commands of more than one may move: a [`Space`](crate::Space)'s front cuts its requests itself.
+    #[must_use]
+    pub fn with_max_transfer(self, max_transfer: u64) -> Self {
+        Self { max_transfer, ..self }
+    }
+
     /// All of Identify Namespace.
     pub fn identify(&self) -> &IdentifyNamespace {
         &self.identify

@@ -156,7 +156,7 @@ impl CompletionQueue {
     }
 
     #[inline]
-    fn pop(&mut self) -> Option<Cqe> {
+    pub(crate) fn pop(&mut self) -> Option<Cqe> {
         let index = u32::from(self.head);
         // Acquire, on the word that holds the Phase Tag: pairs with the controller's store of it, which comes after its
         // stores of the data and of Dwords 0 and 1.

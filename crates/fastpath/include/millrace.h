@@ -19,6 +19,7 @@
  *   -ENOENT     no such volume, or no daemon with this run directory
  *   -EACCES     this user may not open the volume, or not in this way
  *   -EDQUOT     this user has as many spaces as it may have
+ *   -EOPNOTSUPP FP_ENGINE, and the daemon has no engine, or others have all of its spaces; or what an engine cannot do
  */
 #ifndef MILLRACE_H
 #define MILLRACE_H
@@ -43,12 +44,14 @@ typedef struct fastpath fastpath_t;
 #define FP_READ_ONLY 1u  /* nothing will be written */
 #define FP_EVENTS 2u     /* completions signal an event fd: see fastpath_eventfd */
 #define FP_STATISTICS 4u /* measure requests' times: see fastpath_statistics */
+#define FP_ENGINE 8u     /* no queue: requests go to the front of the daemon's engine (docs/hardware.md), at most 32 at a time, each a system
+                            call; not with FP_EVENTS, and without fastpath_deallocate. -EOPNOTSUPP where there is none, or none free */
 
 struct fastpath_options {
     size_t size;           /* sizeof(struct fastpath_options) */
     const char *run_dir;   /* the daemon's run directory; NULL: $MILLRACE_RUN_DIR, or where this user's daemon has it */
     unsigned int depth;    /* requests that may be in progress, 1 to 1023; 0: 128 */
-    unsigned int flags;    /* FP_READ_ONLY, FP_EVENTS, FP_STATISTICS */
+    unsigned int flags;    /* FP_READ_ONLY, FP_EVENTS, FP_STATISTICS, FP_ENGINE */
     unsigned int timeout_ms; /* longest wait for the daemon, and of a blocking request; 0: 30 seconds */
 };
 

@@ -13,7 +13,7 @@ import os
 
 READ, WRITE, FLUSH, DEALLOCATE, WRITE_ZEROES = range(5)
 _DIRECT, _BLOCKING, _DURABLE = 1, 2, 4
-_READ_ONLY, _EVENTS, _STATISTICS = 1, 2, 4
+_READ_ONLY, _EVENTS, _STATISTICS, _ENGINE = 1, 2, 4, 8
 
 _u32, _u64, _i64, _size, _text, _space = (
     ctypes.c_uint, ctypes.c_uint64, ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p)
@@ -80,8 +80,11 @@ def _check(result):
 class Space:
     """A volume, open. `buffer` is the memory that it shares with the daemon: a writable memoryview, gone when the space is closed."""
 
-    def __init__(self, volume, buffer=1 << 20, *, run_dir=None, depth=128, read_only=False, events=False, statistics=False):
+    def __init__(
+        self, volume, buffer=1 << 20, *, run_dir=None, depth=128, read_only=False, events=False, statistics=False, engine=False
+    ):
         flags = (_READ_ONLY if read_only else 0) | (_EVENTS if events else 0) | (_STATISTICS if statistics else 0)
+        flags |= _ENGINE if engine else 0
         options = _Options(ctypes.sizeof(_Options), None if run_dir is None else os.fsencode(run_dir), depth, flags, 0)
         self._space = _open(volume.encode(), buffer, options)
         if not self._space:

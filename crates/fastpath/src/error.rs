@@ -35,6 +35,9 @@ pub enum Error {
     /// The options are not possible.
     #[error("{0}")]
     Options(&'static str),
+    /// The engine's own front was asked for.
+    #[error("the daemon cannot take requests for its engine: {0}")]
+    NoEngine(&'static str),
     /// The controller could not be brought up.
     #[error("bringing up the volume's controller: {0}")]
     Driver(#[from] DriverError),
@@ -108,6 +111,7 @@ impl Error {
             Self::PastEnd { .. } => Errno::NXIO,
             Self::Status { status } => errno_of(*status),
             Self::TimedOut => Errno::TIMEDOUT,
+            Self::NoEngine(_) => Errno::OPNOTSUPP,
             Self::NoVolume
             | Self::Options(_)
             | Self::Command(_)

@@ -32,6 +32,7 @@ const FP_DURABLE: c_uint = 4;
 const FP_READ_ONLY: c_uint = 1;
 const FP_EVENTS: c_uint = 2;
 const FP_STATISTICS: c_uint = 4;
+const FP_ENGINE: c_uint = 8;
 
 /// The most pieces of a vectored request.
 const PIECES: usize = 1024;
@@ -140,7 +141,7 @@ unsafe fn open(volume: *const c_char, size: usize, options: *const COptions) -> 
         if given.size != size_of::<COptions>() {
             return Err(Error::Invalid("the options are of another version: set .size to sizeof(struct fastpath_options)"));
         }
-        if given.flags & !(FP_READ_ONLY | FP_EVENTS | FP_STATISTICS) != 0 {
+        if given.flags & !(FP_READ_ONLY | FP_EVENTS | FP_STATISTICS | FP_ENGINE) != 0 {
             return Err(Error::Invalid("unknown flags in the options"));
         }
         // SAFETY: the caller's promise.
@@ -155,6 +156,7 @@ unsafe fn open(volume: *const c_char, size: usize, options: *const COptions) -> 
         wanted.read_only = given.flags & FP_READ_ONLY != 0;
         wanted.events = given.flags & FP_EVENTS != 0;
         wanted.statistics = given.flags & FP_STATISTICS != 0;
+        wanted.engine = given.flags & FP_ENGINE != 0;
     }
     // SAFETY: the caller's promise.
     let volume = match unsafe { text(volume) } {

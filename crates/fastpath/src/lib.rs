@@ -8,6 +8,7 @@
 //!      Space: requests ──► pieces of at most one command ──► QueuePair ══ shared memory ══► shard ─ volume
 //!        ▲ poll, wait          Direct: the space's own buffer      completions ◄══
 //!        └───────────────────  Copy: by way of a bounce page run, for any memory of the program
+//!      (Options::engine: words in a page and records, where the daemon's engine has its own front for them: way.rs)
 //! ```
 //!
 //! # Invariants
@@ -30,6 +31,7 @@ mod requests;
 mod shared;
 mod space;
 mod statistics;
+mod way;
 
 pub use door::default_run_dir;
 pub use error::Error;

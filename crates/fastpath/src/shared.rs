@@ -42,7 +42,7 @@ impl FastPath {
     /// Asks the daemon for the volume, and for a controller that shows it to us.
     pub fn open(volume: &str, options: &Options) -> Result<Self, Error> {
         let space = Space::open(volume, options)?;
-        let events = space.queue().interrupt().map(|fd| fd.try_clone_to_owned()).transpose();
+        let events = space.way().interrupt().map(|fd| fd.try_clone_to_owned()).transpose();
         let events = events.map_err(millrace_driver::DriverError::EventFd)?;
         let buffer = (space.buffer().as_ptr() as usize, space.buffer().len());
         let (timeout, block_size) = (options.timeout, space.block_size());

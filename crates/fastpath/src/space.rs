@@ -9,7 +9,7 @@ use std::{
 
 use millrace_block::{BlockCount, Lba};
 use millrace_driver::{
-    Command, Controller, DmaBuffer, DmaRange, Namespace, PAGE_SIZE, QueueOptions, QueuePair, VfioUser,
+    Command, Controller, DmaBuffer, DmaRange, Namespace, PAGE_SIZE, VfioUser,
     spec::{Cqe, NamespaceId},
 };
 use rustix::io::Errno;
@@ -20,6 +20,7 @@ use crate::{
     memory::Piece,
     requests::{Completion, Operation, Place, Request, Table, Teller},
     statistics::Statistics,
+    way::{ENGINE_DEPTH, ENGINE_MEMORY, Way},
 };
 
 /// Bytes that go by way of a bounce run at a time.
@@ -27,7 +28,9 @@ const BOUNCE: usize = 128 << 10;
 /// The most bytes of one command.
 const TRANSFER: usize = 1 << 20;
 /// The most blocks that Write Zeroes and Deallocate name at a time.
-const UNNAMED: u64 = 1 << 16;
+const UNNAMED: u64 = (1 << 16) - 1;
+/// Where memory begins for the device: where an engine's tables reach.
+const IOVA: u64 = 2 << 20;
 /// Looks in vain after which the connection is looked at.
 const LOOKS: u32 = 1 << 14;
 
@@ -46,6 +49,8 @@ pub struct Options {
     pub events: bool,
     /// Requests' times are measured.
     pub statistics: bool,
+    /// Requests go to the front of the daemon's engine, without a queue: at most 32 in progress, no events, no deallocation.
+    pub engine: bool,
     /// The longest wait for the daemon, and for a request that is waited for.
     pub timeout: Duration,
 }
@@ -59,6 +64,7 @@ impl Default for Options {
             read_only: false,
             events: false,
             statistics: false,
+            engine: false,
             timeout: Duration::from_secs(30),
         }
     }
@@ -95,8 +101,17 @@ struct Bounces {
     free: Vec<u16>,
 }
 
+/// The volume. A front makes as many commands of a request as it takes.
+fn namespace(controller: &mut Controller, way: &Way) -> Result<Namespace, Error> {
+    let namespace = controller.namespace(NamespaceId(1))?;
+    Ok(match way {
+        Way::Queue(_) => namespace,
+        Way::Engine(_) => namespace.with_max_transfer(TRANSFER as u64),
+    })
+}
+
 pub(crate) struct Space {
-    queue: QueuePair,
+    way: Way,
     controller: Controller,
     namespace: Namespace,
     buffer: DmaBuffer,
@@ -120,6 +135,9 @@ impl Space {
         if !(1..=1023).contains(&options.depth) {
             return Err(Error::Options("the depth is 1 to 1023"));
         }
+        if options.engine && options.events {
+            return Err(Error::Options("an engine's space has no events"));
+        }
         let buffer = options.buffer.max(1).checked_next_multiple_of(PAGE_SIZE).filter(|size| *size <= 1 << 40);
         let buffer = buffer.ok_or(Error::Options("the buffer is larger than 1 TiB"))?;
         let run_dir = options.run_dir.clone().unwrap_or_else(door::default_run_dir);
@@ -127,36 +145,36 @@ impl Space {
         let transport = VfioUser::from_stream(stream, options.timeout).map_err(|source| {
             millrace_driver::DriverError::Transport { what: "greeting the volume's controller", source }
         })?;
-        let depth = usize::from(options.depth);
+        let depth = if options.engine { options.depth.min(ENGINE_DEPTH) } else { options.depth };
+        let places = usize::from(depth);
         // The queues with their lists, admin, and a bounce run for every command; pages that are not used cost nothing.
-        let own = (4 << 20) + depth * (BOUNCE + 2 * PAGE_SIZE);
+        let own = (4 << 20) + places * (BOUNCE + 2 * PAGE_SIZE);
+        if options.engine && buffer + own + IOVA as usize > ENGINE_MEMORY {
+            return Err(Error::Options("the buffer is larger than an engine can reach: at most 1000 MiB"));
+        }
         let driver = millrace_driver::Options {
             timeout: options.timeout,
             memory_size: buffer + own,
+            iova: IOVA,
             io_queues: 1,
             max_transfer: TRANSFER,
             ..millrace_driver::Options::default()
         };
         let mut controller = Controller::attach(transport, &driver)?;
         controller.start()?;
-        if options.events {
-            controller.enable_vectors(1)?;
-        }
-        let vector = options.events.then_some(0);
-        let queue = QueueOptions { entries: u32::from(options.depth) + 1, id: None, vector };
-        let queue = controller.create_queue_pair(&queue)?;
-        let namespace = controller.namespace(NamespaceId(1))?;
+        let way = Way::open(&mut controller, options)?;
+        let namespace = namespace(&mut controller, &way)?;
         let buffer = controller.memory().alloc(buffer)?;
         Ok(Self {
-            queue,
+            way,
             controller,
             namespace,
             buffer,
-            bounces: Bounces { runs: Vec::with_capacity(depth), free: Vec::with_capacity(depth) },
-            table: Table::new(options.depth),
-            in_flight: vec![None; depth],
-            waiting: VecDeque::with_capacity(depth),
-            completions: VecDeque::with_capacity(depth),
+            bounces: Bounces { runs: Vec::with_capacity(places), free: Vec::with_capacity(places) },
+            table: Table::new(depth),
+            in_flight: vec![None; places],
+            waiting: VecDeque::with_capacity(places),
+            completions: VecDeque::with_capacity(places),
             counted_errno: 0,
             counted: 0,
             statistics: options.statistics.then(Statistics::default),
@@ -169,8 +187,8 @@ impl Space {
         &self.buffer
     }
 
-    pub(crate) fn queue(&self) -> &QueuePair {
-        &self.queue
+    pub(crate) fn way(&self) -> &Way {
+        &self.way
     }
 
     pub(crate) fn block_size(&self) -> u32 {
@@ -184,7 +202,7 @@ impl Space {
 
     /// Asks for the volume's size again.
     pub(crate) fn refresh(&mut self) -> Result<(), Error> {
-        self.namespace = self.controller.namespace(NamespaceId(1))?;
+        self.namespace = namespace(&mut self.controller, &self.way)?;
         Ok(())
     }
 
@@ -279,7 +297,7 @@ impl Space {
     /// Makes commands of requests while there is room, in order, and rings.
     fn pump(&mut self) {
         while let Some(&place) = self.waiting.front() {
-            while !self.table.look(place).is_issued() && self.queue.in_flight() < self.queue.capacity() && !self.gone {
+            while !self.table.look(place).is_issued() && self.way.in_flight() < self.way.capacity() && !self.gone {
                 if let Err(error) = self.issue(place) {
                     self.table.get(place).errno = error.errno();
                 }
@@ -290,7 +308,7 @@ impl Space {
             self.waiting.pop_front();
             self.end_if_over(place);
         }
-        if let Err(error) = self.queue.ring() {
+        if let Err(error) = self.way.ring() {
             drop(error);
             self.lose();
         }
@@ -332,7 +350,7 @@ impl Space {
                 }
             }
         };
-        let cid = match self.queue.submit(&command) {
+        let cid = match self.way.submit(&command) {
             Ok(cid) => cid,
             Err(error) => {
                 self.bounces.free.extend(bounce);
@@ -396,7 +414,7 @@ impl Space {
         }
         let mut found = false;
         while !self.gone {
-            match self.queue.next_completion() {
+            match self.way.next_completion() {
                 Ok(Some(cqe)) => {
                     found = true;
                     self.settle(&cqe);
@@ -420,7 +438,12 @@ impl Space {
     /// Looks whether the daemon is still there: shared memory alone does not tell.
     pub(crate) fn look_after(&mut self) {
         self.vain = 0;
-        if !self.gone && self.queue.check().is_err() {
+        // An engine ends with the worker that it was in, and the controller says so to who asks.
+        let has_failed = |space: &Self| match space.way {
+            Way::Queue(_) => false,
+            Way::Engine(_) => space.controller.status().is_ok_and(|status| status.cfs()),
+        };
+        if !self.gone && (self.way.check().is_err() || has_failed(self)) {
             self.lose();
         }
     }

@@ -84,6 +84,17 @@ fn a_program_in_c_reads_what_it_wrote() {
 }
 
 #[test]
+fn a_program_in_c_asks_an_engine() {
+    let mut daemon = Daemon::start_with(&["--engine=fvm-soft"]);
+    let program = daemon.path("client");
+    compile(&program, false);
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", "memory"]);
+    must_succeed(client(&daemon, &program, &["engine"]));
+    eventually_no_sessions(&daemon);
+    daemon.expect_well();
+}
+
+#[test]
 fn a_program_in_python_reads_what_it_wrote() {
     let mut daemon = Daemon::start();
     daemon.run(&["volume", "create", "v", "--size", "1M", "--backend", "memory"]);

@@ -45,6 +45,11 @@ with millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16, depth=8, events=True
         except OSError as error:
             assert error.errno == number, error
 try:
+    millrace.Space(os.environ["MILLRACE_VOLUME"], engine=True)
+    raise AssertionError("the daemon has no engine")
+except OSError as error:
+    assert error.errno == errno.EOPNOTSUPP, error
+try:
     millrace.Space("none")
     raise AssertionError("there is none")
 except FileNotFoundError as error:

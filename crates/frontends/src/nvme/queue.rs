@@ -138,6 +138,7 @@ impl Controller {
         sq.entries.set(0);
         let cq = self.cq(sq.cq.get());
         cq.users.set(cq.users.get().saturating_sub(1));
+        self.leave_space();
         self.refresh_active();
     }
 
@@ -155,6 +156,7 @@ impl Controller {
             cq.entries.set(0);
         }
         self.caches.forget_translations();
+        self.leave_space();
         self.refresh_active();
     }
 

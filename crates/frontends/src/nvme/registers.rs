@@ -18,6 +18,7 @@ use std::{cell::Cell, rc::Rc};
 
 use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Step};
 use millrace_engine::{Launch, ShardContext, TaskSlot, reaper};
+use millrace_engine_model::map::fastpath;
 use millrace_nvme_spec::registers::{
     AdminQueueAttributes, Arbitration, Capabilities, CommandSetSelected, Configuration, ControllerStatus, NSSR_RESET,
     ShutdownNotification, ShutdownStatus, Version, offset,
@@ -221,6 +222,11 @@ impl Controller {
     /// A doorbell write that came as a message.
     pub(crate) fn doorbell_write(&mut self, index: usize, value: u32) {
         let Some(qid) = u16::try_from(index / 2).ok() else { return };
+        if let Some(port) = self.port.as_mut().filter(|port| port.has_space() && self.phase == Phase::Ready)
+            && (usize::from(fastpath::PAGE) / 4..self.doorbells.words.len()).contains(&index)
+        {
+            return port.take_word(index as u16 * 4, value);
+        }
         let exists = if index.is_multiple_of(2) { self.sq_exists(qid) } else { self.cq_exists(qid) };
         match self.doorbells.words.get(index).filter(|_| exists) {
             // Relaxed: it is this thread that looks at it.

@@ -25,9 +25,11 @@ enum When {
     Messages,
     /// The I/O queues are no card's.
     Software,
+    /// They are a card's.
+    Card,
 }
 
-const ADMIN: [(AdminOpcode, When, CommandEffects); 14] = [
+const ADMIN: [(AdminOpcode, When, CommandEffects); 15] = [
     (AdminOpcode::DELETE_IO_SQ, When::Always, SUPPORTED),
     (AdminOpcode::CREATE_IO_SQ, When::Always, SUPPORTED),
     (AdminOpcode::GET_LOG_PAGE, When::Always, SUPPORTED),
@@ -42,6 +44,7 @@ const ADMIN: [(AdminOpcode, When, CommandEffects); 14] = [
     (AdminOpcode::NAMESPACE_ATTACHMENT, When::Quota, INVENTORY),
     (AdminOpcode::DOORBELL_BUFFER_CONFIG, When::Messages, SUPPORTED),
     (AdminOpcode::FORMAT_NVM, When::Software, FORMAT),
+    (AdminOpcode::OPEN_SPACE, When::Card, SUPPORTED),
 ];
 
 const IO: [(NvmOpcode, CommandEffects); 13] = [
@@ -70,6 +73,7 @@ fn is_supported(config: &Config, when: When) -> bool {
         When::Quota => config.quota.bytes > 0,
         When::Messages => config.doorbells == DoorbellMode::Messages && config.card.is_none(),
         When::Software => config.card.is_none(),
+        When::Card => config.card.is_some(),
     }
 }
 

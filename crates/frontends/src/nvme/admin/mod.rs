@@ -3,6 +3,7 @@
 //! ```text
 //!   admin_command ── effects.rs: is the opcode supported? ─┬─ identify.rs, logs.rs, features.rs ──► data for the guest
 //!                                                          ├─ queues.rs      create, delete, shadow doorbells
+//!                                                          ├─ space.rs       FastPath's front, on a card
 //!                                                          ├─ events.rs      asynchronous event requests, Abort
 //!                                                          └─ namespaces.rs, format.rs ──► jobs.rs ──► Host
 //!   every turn: admin_turn ── finished jobs, drained queues, events that found a request
@@ -22,6 +23,7 @@ mod jobs;
 mod logs;
 mod namespaces;
 mod queues;
+mod space;
 
 pub(super) use queues::is_reachable;
 
@@ -114,6 +116,7 @@ impl Controller {
             AdminOpcode::NAMESPACE_MANAGEMENT => self.namespace_management(token, sqe),
             AdminOpcode::NAMESPACE_ATTACHMENT => self.namespace_attachment(token, sqe),
             AdminOpcode::FORMAT_NVM => self.format_nvm(token, sqe),
+            AdminOpcode::OPEN_SPACE => self.open_space(sqe),
             _ => Err(Status::INVALID_OPCODE),
         });
         progress.unwrap_or_else(|status| Outcome::Done(Completion::error(status)))

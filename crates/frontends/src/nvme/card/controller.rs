@@ -85,7 +85,7 @@ impl Controller {
 
     /// Passes doorbells on that were rung.
     fn ring_card(&mut self) -> usize {
-        let mut rung = 0;
+        let mut rung = self.port.as_mut().map_or(0, |port| port.pass_words());
         for qid in 1..=self.config.queues {
             let index = usize::from(qid) * 2;
             let (tail, head) = (self.doorbell(index, qid), self.doorbell(index + 1, qid));
@@ -100,12 +100,13 @@ impl Controller {
 
     /// Whether a doorbell was rung that the engine does not know.
     fn is_card_rung(&mut self) -> bool {
-        (1..=self.config.queues).any(|qid| {
-            let index = usize::from(qid) * 2;
-            let (tail, head) = (self.doorbell(index, qid), self.doorbell(index + 1, qid));
-            let port = self.port.as_ref().filter(|port| port.is_enabled(qid));
-            port.is_some_and(|port| port.is_rung(index, tail) || port.is_rung(index + 1, head))
-        })
+        self.port.as_ref().is_some_and(|port| port.has_words())
+            || (1..=self.config.queues).any(|qid| {
+                let index = usize::from(qid) * 2;
+                let (tail, head) = (self.doorbell(index, qid), self.doorbell(index + 1, qid));
+                let port = self.port.as_ref().filter(|port| port.is_enabled(qid));
+                port.is_some_and(|port| port.is_rung(index, tail) || port.is_rung(index + 1, head))
+            })
     }
 
     /// Whether a turn finds something to do on the card; doorbells are something for who takes commands.
@@ -190,6 +191,13 @@ impl Controller {
         };
         if let Some(port) = &mut self.port {
             port.create(qid, &pair);
+        }
+    }
+
+    /// Queues are gone: so is a space in the place of one.
+    pub(crate) fn leave_space(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.forget_space();
         }
     }
 

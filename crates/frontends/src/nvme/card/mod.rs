@@ -24,6 +24,7 @@ mod disk;
 mod functions;
 mod host;
 mod port;
+mod space;
 #[cfg(test)]
 mod tests;
 
@@ -39,8 +40,11 @@ use millrace_engine::ShardContext;
 use millrace_engine_model::{Engine, Shape, map};
 
 pub use self::functions::{ParseFunctionsError, StorageFunctions};
-pub(crate) use self::port::Port;
 use self::{disk::Disk, host::HostSide};
+pub(crate) use self::{
+    port::Port,
+    space::{QUEUE as SPACE_QUEUE, RING as SPACE_RING, SpaceError},
+};
 use super::namespace::Namespace;
 
 /// Cycles in a second that the engine is meant for.
@@ -49,6 +53,9 @@ pub const CLOCK: u64 = 125_000_000;
 const TURN: u64 = 8192;
 /// Cycles between two looks at the disks.
 const LOOK: u64 = 64;
+
+/// Spaces of FastPath that a card's engine has: those of the simulated ones.
+const SPACES: u8 = 2;
 
 /// How far the clock may be behind: what was missed beyond it is lost.
 const LAG: Duration = Duration::from_millis(1);
@@ -93,6 +100,8 @@ pub(crate) struct Card {
     disks: Vec<Disk>,
     /// Functions that are taken.
     functions: Vec<bool>,
+    /// Spaces of FastPath that are taken.
+    spaces: Vec<bool>,
     /// Faults that were read and belong to some function, with their cores.
     faults: Vec<(u8, map::Fault)>,
     /// Until when the clock may have run.
@@ -120,12 +129,13 @@ impl Card {
     }
 
     fn new(spec: CardSpec) -> Result<Self, String> {
-        let engine = (spec.make)(Shape::new(spec.cores, spec.ssds))?;
+        let engine = (spec.make)(Shape::new(spec.cores, spec.ssds).with_spaces(SPACES))?;
         let shape = engine.shape();
         let disks = (0..shape.ssds).map(|number| Disk::new(number, &shape, spec.latency)).collect::<Result<_, _>>();
         let disks = disks.map_err(|error| format!("the disks' memory cannot be made: {error}"))?;
-        let (functions, host) = (vec![false; shape.functions.into()], HostSide::new(shape.functions));
-        let mut card = Self { spec, engine, host, disks, functions, faults: Vec::new(), clock: Instant::now() };
+        let (functions, spaces) = (vec![false; shape.functions.into()], vec![false; shape.spaces.into()]);
+        let host = HostSide::new(shape.functions);
+        let mut card = Self { spec, engine, host, disks, functions, spaces, faults: Vec::new(), clock: Instant::now() };
         for core in 0..shape.cores {
             (0..shape.ssds).for_each(|ssd| card.write(map::core(core, map::disk(ssd)), 1));
         }

@@ -13,7 +13,7 @@ use std::{
 
 use millrace_engine::ShardContext;
 use millrace_engine_model::map::{
-    self, Coalescing, Fault, NamespaceWord, PageRow, Place, QueueBase, QueueSizes, QueueStatus,
+    self, Coalescing, Fault, NamespaceWord, PageRow, Place, QueueBase, QueueSizes, QueueStatus, fastpath,
 };
 use millrace_functions::{Config as Functions, throttle::FRACTION};
 use millrace_memory::{MapError, Protection};
@@ -22,6 +22,7 @@ use super::{
     CLOCK, Card, CardSpec, StorageFunctions,
     disk::Disk,
     host::{News, host_address},
+    space::{QUEUE, Space},
 };
 use crate::nvme::namespace::{Attached, Namespace};
 
@@ -74,9 +75,11 @@ struct Programmed {
 
 /// See the module.
 pub(crate) struct Port {
-    card: Rc<RefCell<Card>>,
-    function: u8,
-    place: Place,
+    pub(super) card: Rc<RefCell<Card>>,
+    pub(super) function: u8,
+    pub(super) place: Place,
+    /// FastPath's, in the place of queue 1.
+    pub(super) space: Option<Space>,
     functions: StorageFunctions,
     /// Doorbells as they were last passed on, by their index in the page.
     rung: Vec<u32>,
@@ -87,9 +90,9 @@ pub(crate) struct Port {
     programmed: Option<Programmed>,
     coalescing: Coalescing,
     /// By queue identifier: whether commands are taken.
-    enabled: Vec<bool>,
+    pub(super) enabled: Vec<bool>,
     /// Entries of the completion queues.
-    cq_entries: Vec<u32>,
+    pub(super) cq_entries: Vec<u32>,
     /// Namespaces that were detached, until nothing is in flight.
     pub(crate) leaving: Vec<Rc<Attached>>,
     /// Volumes that everything is written to as well, with their identifiers for the operator.
@@ -124,6 +127,7 @@ impl Port {
             card: shared,
             function,
             place,
+            space: None,
             functions: *functions,
             rung: vec![0; (usize::from(queues) + 1) * 2],
             regions: Vec::new(),
@@ -145,7 +149,7 @@ impl Port {
         map::core(self.place.core(), word)
     }
 
-    fn write(&self, word: u32, value: u64) {
+    pub(super) fn write(&self, word: u32, value: u64) {
         self.card.borrow_mut().write(self.address(word), value);
     }
 
@@ -154,7 +158,7 @@ impl Port {
     }
 
     /// A queue's index in its core.
-    fn index(&self, qid: u16) -> u32 {
+    pub(super) fn index(&self, qid: u16) -> u32 {
         let pairs = self.card.borrow().engine.shape().queue_pairs;
         u32::from(self.place.local()) * u32::from(pairs) + u32::from(qid) - 1
     }
@@ -163,6 +167,7 @@ impl Port {
 
     /// Begins a queue pair.
     pub(crate) fn create(&mut self, qid: u16, pair: &Pair) {
+        self.forget_space();
         let queue = self.index(qid);
         let sizes = QueueSizes::new().with_sq(pair.sq.1 as u8).with_cq(pair.cq.1 as u8);
         let sizes = sizes.with_interrupts(pair.vector.is_some()).with_vector(pair.vector.unwrap_or(0) as u8);
@@ -181,7 +186,8 @@ impl Port {
 
     /// Takes no more commands of a queue.
     pub(crate) fn stop(&mut self, qid: u16) {
-        if std::mem::take(&mut self.enabled[usize::from(qid)]) {
+        let was = std::mem::take(&mut self.enabled[usize::from(qid)]);
+        if was && !(qid == QUEUE && self.close_space()) {
             self.write(map::queue(self.index(qid), 0), 0);
         }
     }
@@ -203,19 +209,20 @@ impl Port {
 
     /// Whether no command of a queue is in flight.
     pub(crate) fn is_idle(&self, qid: u16) -> bool {
-        self.status(qid).in_flight() == 0
+        self.status(qid).in_flight() == 0 && !(qid == QUEUE && self.has_requests())
     }
 
     /// Whether nothing of the function is in flight, nor will be before a doorbell is rung.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.qids().all(|qid| {
-            let status = self.status(qid);
-            // Who does not read completions has no commands taken, and rings no doorbell that we pass on meanwhile.
-            let next = (u32::from(status.cq_tail()) + 1) % self.cq_entries[usize::from(qid)];
-            let full = next == u32::from(status.cq_head());
-            let waits = self.is_enabled(qid) && !status.stopped() && !full && status.sq_head() != status.sq_tail();
-            status.in_flight() == 0 && !(waits && self.card.borrow().engine.is_busy())
-        })
+        !self.has_requests()
+            && self.qids().all(|qid| {
+                let status = self.status(qid);
+                // Who does not read completions has no commands taken, and rings no doorbell that we pass on meanwhile.
+                let next = (u32::from(status.cq_tail()) + 1) % self.cq_entries[usize::from(qid)];
+                let full = next == u32::from(status.cq_head());
+                let waits = self.is_enabled(qid) && !status.stopped() && !full && status.sq_head() != status.sq_tail();
+                status.in_flight() == 0 && !(waits && self.card.borrow().engine.is_busy())
+            })
     }
 
     /// Whether a turn finds something to do.
@@ -342,8 +349,14 @@ impl Port {
         self.regions.iter().any(Region::is_gone)
     }
 
+    /// Whether memory is mapped in the page of 2 MiB that begins there.
+    pub(super) fn has_memory_in(&self, page: u64) -> bool {
+        let touches = |region: &Region| region.address < page + map::PAGE && region.address + (region.size - 1) >= page;
+        self.regions.iter().any(touches)
+    }
+
     /// Writes the rows of the pages that a region touches.
-    fn write_pages(&self, address: u64, size: u64) {
+    pub(super) fn write_pages(&self, address: u64, size: u64) {
         let pages = self.card.borrow().engine.shape().pages;
         let last = (address + (size - 1)) / map::PAGE;
         for page in address / map::PAGE..=last.min(u64::from(pages) - 1) {
@@ -352,7 +365,10 @@ impl Port {
             let mut regions = self.regions.iter().filter(touches).peekable();
             let present = regions.peek().is_some();
             let writable = regions.any(|region| region.writable);
-            let row = host_address(self.function, from).filter(|_| present).map(|at| PageRow::at(at, writable));
+            let mut row = host_address(self.function, from).filter(|_| present).map(|at| PageRow::at(at, writable));
+            if self.space.is_some() && page == u64::from(pages) - 1 {
+                row = Some(PageRow::at(fastpath::WINDOW, false));
+            }
             self.write(map::page(pages, self.place.local(), page as u32), row.unwrap_or_default().into_bits());
         }
     }
@@ -383,6 +399,7 @@ impl Port {
             disks |= 1 << disk;
             volume = volume.min(shape.blocks.0);
         }
+        self.fit_space(geometry.block_size.shift() as u8);
         let (functions, block) = (&self.functions, u64::from(geometry.block_size.bytes()));
         let (first, blocks) = functions.window(volume);
         let mut word = NamespaceWord::new()
@@ -447,6 +464,7 @@ impl Drop for Port {
         self.program(Programmed::default());
         // A device that goes has nothing in flight; one that a fault of ours fenced keeps its memory where it is.
         if self.is_quiet() {
+            self.forget_space();
             self.leave_disks();
             self.unmap_all();
             let mut card = self.card.borrow_mut();

@@ -1,6 +1,7 @@
 //! Guests on an engine: the software one, or with the feature `sim` the simulated one (`make hw-test`).
 
 mod alike;
+mod space;
 
 use std::{
     sync::Arc,

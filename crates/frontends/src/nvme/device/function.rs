@@ -156,8 +156,11 @@ impl Device for Function<'_> {
             pci::REGION_BAR0 => match offset.checked_sub(offset::DOORBELLS) {
                 None => self.controller.register_write(offset, data),
                 Some(at) => {
-                    if let (0, Ok(value)) = (at % 4, data.try_into()) {
-                        self.controller.doorbell_write((at / 4) as usize, u32::from_le_bytes(value));
+                    // As many as there are: a program sends a request's words in one message.
+                    if let (0, (words, [])) = (at % 4, data.as_chunks::<4>()) {
+                        for (index, word) in (at / 4..).zip(words) {
+                            self.controller.doorbell_write(index as usize, u32::from_le_bytes(*word));
+                        }
                     }
                 }
             },
