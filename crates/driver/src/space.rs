@@ -78,8 +78,8 @@ impl Space {
         self.tags.in_flight()
     }
 
-    /// Sends a request: a command as it would go into a queue, for namespace 1, of up to 65,535 blocks in one run of memory. What the front
-    /// does not know ends with Invalid Command Opcode.
+    /// Sends a request: a command as it would go into a queue, for namespace 1, of up to 65,535 blocks in one run of memory; of
+    /// its flags FUA alone is carried. What the front does not know ends with Invalid Command Opcode.
     ///
     /// # Errors
     /// [`QueueError::Full`], [`QueueError::Transport`].
