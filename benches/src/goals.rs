@@ -128,6 +128,7 @@ const CYCLES: Cell = cell("null", "randread 4k", 32, "lean", "cycles");
 const READ: Cell = cell("memory", "randread 4k 64 MB", 128, "lean", "iops");
 const FILE: Cell = cell("file", "randread 4k on tmpfs", 1, "", "iops");
 const MANY: Cell = cell("devices", "randread 4k on 64 devices", 32, "lean", "iops");
+const VIRTIO: Cell = cell("virtio", "randread 4k", 1, "lean", "iops");
 const HELD: Cell = cell("footprint", "without devices", 0, "held", "rss");
 const TAIL: Cell = cell("tail", "randread 4k null", 1, "lean", "p99.9");
 const POLL: Cell = Cell { subject: "adaptive", ..cell("polling", "randread 4k null, 20 K/s", 32, "lean", "p50") };
@@ -178,6 +179,18 @@ const GOALS: &[Goal] = &[
     goal("file on disk, random read, depth 1: 0.95 of fio", FILE.test("randread 4k on disk"), None, fio(FILE.test("randread 4k on disk"))),
     goal("file on disk, random read, depth 32: 0.95 of fio", FILE.test("randread 4k on disk").at(32), None, fio(FILE.test("randread 4k on disk").at(32))),
     goal("file on disk, random read, depth 128: 0.95 of fio", FILE.test("randread 4k on disk").at(128), None, fio(FILE.test("randread 4k on disk").at(128))),
+    goal("virtio, depth 1: 1.5 times SPDK", VIRTIO, NEAR, spdk(VIRTIO, 1.5)),
+    goal("virtio, depth 32: 1.5 times SPDK", VIRTIO.at(32), NEAR, spdk(VIRTIO.at(32), 1.5)),
+    goal("virtio, depth 128: 1.5 times SPDK", VIRTIO.at(128), NEAR, spdk(VIRTIO.at(128), 1.5)),
+    goal("virtio, depth 1: 2 times SPDK", VIRTIO, FAR, spdk(VIRTIO, 2.0)),
+    goal("virtio, depth 32: 2 times SPDK", VIRTIO.at(32), FAR, spdk(VIRTIO.at(32), 2.0)),
+    goal("virtio, depth 128: 2 times SPDK", VIRTIO.at(128), FAR, spdk(VIRTIO.at(128), 2.0)),
+    goal(
+        "virtio, depth 32: 6 times QEMU's storage daemon",
+        VIRTIO.at(32),
+        NEAR,
+        Rule::Times(VIRTIO.at(32).by("qsd"), 6.0),
+    ),
     goal("64 busy devices: 0.85 of one device", MANY, None, Rule::Times(MANY.test("randread 4k on 1 device"), 0.85)),
     goal("64 busy devices: 3 times SPDK", MANY, None, spdk(MANY, 3.0)),
     goal("64 busy devices: within 5 % of each other", Cell { metric: "spread", ..MANY }, None, Rule::AtMost(0.05)),

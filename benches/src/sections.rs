@@ -10,6 +10,7 @@ mod null;
 mod pauses;
 mod services;
 mod shards;
+mod virtio;
 
 use crate::{error::Failure, record::Record, suite::Suite};
 
@@ -35,6 +36,7 @@ pub(crate) const ALL: &[Section] = &[
     section("file", "volumes in files", file::run),
     section("services", "services beside the bare volume", services::run),
     section("fastpath", "programs without a machine, beside the kernel's path", fastpath::run),
+    section("virtio", "virtio disks that do nothing", virtio::run),
     section("devices", "64 busy devices on one core", devices::busy),
     section("idle", "1,000 idle devices, and one busy beside them", devices::idle),
     section("footprint", "memory that is held, in all and for each device", devices::footprint),

@@ -1,11 +1,13 @@
-//! What is measured: daemons behind vfio-user sockets.
+//! What is measured: daemons behind vfio-user or vhost-user sockets.
 
 mod ours;
+mod qemu;
 mod spdk;
 
 use std::path::PathBuf;
 
 pub(crate) use ours::{Ours, Setup};
+pub(crate) use qemu::Qemu;
 pub(crate) use spdk::{Spdk, Tree};
 
 use crate::{error::Failure, process::Daemon};
@@ -31,7 +33,7 @@ impl Work {
 pub(crate) trait Subject {
     /// `ours` or the peer's.
     fn name(&self) -> &'static str;
-    /// The folder that holds a device's vfio-user socket, `cntrl`.
+    /// The folder that holds a device's vfio-user socket, `cntrl`; a virtio disk's socket itself.
     fn folder(&self, device: &str) -> PathBuf;
     /// Its process.
     fn daemon(&mut self) -> &mut Daemon;

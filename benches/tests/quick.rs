@@ -33,7 +33,7 @@ fn a_section_leaves_a_record_of_what_every_sample_measured() {
             "--budget",
             "1",
             "--only",
-            "null,interrupts",
+            "null,interrupts,virtio",
             "--target-core",
         ])
         .args([&last, "--client-core", "0", "--millrace"])
@@ -47,6 +47,11 @@ fn a_section_leaves_a_record_of_what_every_sample_measured() {
     let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}\n{complained}");
     assert!(said.contains("what is to be reached"), "{said}");
+
+    let text = std::fs::read(records.join("virtio.json")).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("JSON");
+    let ours = record["rows"].as_array().into_iter().flatten().filter(|row| row["subject"] == "ours").count();
+    assert_eq!(ours, 2, "{record}");
 
     let text = std::fs::read(records.join("null.json")).expect("the record");
     let record: Value = serde_json::from_slice(&text).expect("JSON");

@@ -47,6 +47,17 @@ impl Setup {
         self
     }
 
+    /// A virtio disk with a volume, whose socket has its name.
+    #[must_use]
+    pub(crate) fn virtio(mut self, name: &str, volume: &str) -> Self {
+        let _ = writeln!(
+            self.text,
+            "[[device]]\nname = \"{name}\"\nsocket = \"FOLDER/{name}\"\nvirtio_blk = {{ queues = 1 }}\n\
+             attach = [{{ volume = \"{volume}\" }}]\n"
+        );
+        self
+    }
+
     /// With a worker of its own for each device.
     #[must_use]
     pub(crate) fn isolated(self) -> Self {

@@ -41,7 +41,7 @@ impl Tree {
     }
 }
 
-/// `nvmf_tgt` on one core, with vfio-user devices.
+/// `nvmf_tgt` on one core, with vfio-user devices, or `vhost` with virtio disks.
 #[derive(Debug)]
 pub(crate) struct Spdk {
     folder: PathBuf,
@@ -51,17 +51,30 @@ pub(crate) struct Spdk {
 impl Spdk {
     /// Starts it with `megabytes` of huge pages, without devices.
     pub(crate) fn start(tree: &Tree, folder: &Path, core: usize, megabytes: usize) -> Result<Self, Failure> {
+        let spdk = Self::run(tree.program("nvmf_tgt"), folder, core, megabytes)?;
+        spdk.call("nvmf_create_transport", &json!({ "trtype": "VFIOUSER" }))?;
+        Ok(spdk)
+    }
+
+    /// Starts the target for virtio disks, without any; `None` where the tree was built without it.
+    pub(crate) fn start_vhost(tree: &Tree, folder: &Path, core: usize, megabytes: usize) -> Result<Option<Self>, Failure> {
+        let mut command = tree.program("vhost");
+        if !Path::new(command.get_program()).is_file() {
+            return Ok(None);
+        }
+        command.arg("-S").arg(folder);
+        Self::run(command, folder, core, megabytes).map(Some)
+    }
+
+    fn run(mut command: Command, folder: &Path, core: usize, megabytes: usize) -> Result<Self, Failure> {
         // What an earlier section left there is not this one's.
         let _ = fs::remove_dir_all(folder);
         fs::create_dir_all(folder).map_err(|source| Failure::Write { path: folder.to_owned(), source })?;
         let socket = folder.join("rpc.sock");
-        let mut command = tree.program("nvmf_tgt");
         command.args(["-m", &format!("[{core}]"), "-s", &megabytes.to_string(), "-r"]).arg(&socket);
         let ready = || call(&socket, "spdk_get_version", &Value::Null).is_ok();
         let daemon = Daemon::start(&mut command, &folder.join("spdk.log"), ready)?;
-        let spdk = Self { folder: folder.to_owned(), daemon };
-        spdk.call("nvmf_create_transport", &json!({ "trtype": "VFIOUSER" }))?;
-        Ok(spdk)
+        Ok(Self { folder: folder.to_owned(), daemon })
     }
 
     fn call(&self, method: &str, parameters: &Value) -> Result<Value, Failure> {
@@ -111,6 +124,11 @@ impl Spdk {
     /// Caps a bdev at so many operations a second.
     pub(crate) fn limit(&self, name: &str, iops: u64) -> Result<(), Failure> {
         self.call("bdev_set_qos_limit", &json!({ "name": name, "rw_ios_per_sec": iops })).map(drop)
+    }
+
+    /// Makes a virtio disk of a bdev; its socket has its name.
+    pub(crate) fn virtio(&self, name: &str, bdev: &str) -> Result<(), Failure> {
+        self.call("vhost_create_blk_controller", &json!({ "ctrlr": name, "dev_name": bdev })).map(drop)
     }
 
     /// Makes a controller with a bdev; its socket is in a folder of the device's name.

@@ -276,10 +276,15 @@ impl DmaBuffer {
 
     /// The buffer's start as a ring of entries; `None` when they are more than fit.
     pub(crate) fn ring<T: Copy>(&self, entries: u32) -> Option<SharedRing<T>> {
-        if size_of::<T>().checked_mul(entries as usize)? > self.len {
+        self.ring_at(0, entries)
+    }
+
+    /// As [`ring`](Self::ring), from `offset` bytes on.
+    pub(crate) fn ring_at<T: Copy>(&self, offset: usize, entries: u32) -> Option<SharedRing<T>> {
+        if size_of::<T>().checked_mul(entries as usize)?.checked_add(offset)? > self.len {
             return None;
         }
-        SharedRing::new(&self.pool.mapping, self.offset, entries)
+        SharedRing::new(&self.pool.mapping, self.offset + offset, entries)
     }
 
     fn segment(&self, offset: usize, len: usize) -> Segment {

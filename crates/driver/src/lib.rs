@@ -9,6 +9,7 @@
 //!            ::next_completion ◄──CQE, by its phase── DmaMemory
 //!   Namespace: commands with their ranges checked
 //!   Space: FastPath's front of an engine, in the place of a queue pair
+//!   VirtioQueue: a virtio-blk disk behind a vhost-user socket, for measuring
 //!   LeanQueue: a QueuePair whose commands are all made beforehand, for measuring what is faster than a driver
 //! ```
 //!
@@ -41,6 +42,7 @@ mod shared;
 mod space;
 mod transport;
 mod vfio_pci;
+mod virtio;
 
 pub use command::Command;
 pub use controller::{Controller, Options, QueueOptions};
@@ -52,6 +54,7 @@ pub use queue::{LeanQueue, QueueError, QueuePair};
 pub use space::Space;
 pub use transport::{MappedArea, Transport, TransportError, VfioUser};
 pub use vfio_pci::{Iommu, ParseAddressError, PciAddress, VfioError, VfioPci, device_files};
+pub use virtio::{SECTOR, VirtioError, VirtioOptions, VirtioQueue};
 
 /// The wire types that the interface speaks in.
 pub use millrace_nvme_spec as spec;

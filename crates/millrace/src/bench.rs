@@ -1,4 +1,5 @@
-//! `millrace bench`: drives any NVMe controller behind a vfio-user socket, ours or a peer's, from one polling thread.
+//! `millrace bench`: drives any NVMe controller behind a vfio-user socket, ours or a peer's, from one polling thread; with `--virtio` any
+//! virtio disk behind a vhost-user socket.
 //!
 //! ```text
 //!   BenchArgs ─► Target (controller, namespace, queues) ─► worker: poll ─ check ─ choose next ─ submit ─ ring ─► Report
@@ -18,6 +19,7 @@
 //! and every block read must be what was last written, to the byte. A unit that this run has not written yet is written where
 //! it would be read. No two commands are in flight to one unit. When time is up, all that was written is read once more.
 
+mod lane;
 mod lean;
 mod lean_report;
 mod pattern;
@@ -36,7 +38,7 @@ use clap::{Args, ValueEnum};
 use millrace_block::Lba;
 use millrace_driver::{
     CommandError, Controller, DmaBuffer, DmaError, DriverError, Namespace, Options, PAGE_SIZE, Pages, QueueError,
-    QueueOptions, QueuePair,
+    QueueOptions, QueuePair, VirtioError,
     spec::{NamespaceId, Status},
 };
 use thiserror::Error;
@@ -48,7 +50,7 @@ use worker::{Outcome, Worker};
 
 use crate::{cli::Global, client::ClientError};
 
-/// Drives an NVMe controller behind a vfio-user socket and prints IOPS, bandwidth and latencies.
+/// Drives an NVMe controller behind a vfio-user socket, or a virtio disk, and prints IOPS, bandwidth and latencies.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
     /// The controller's vfio-user socket, or a folder with it as `cntrl`; several times with --lean
@@ -128,6 +130,9 @@ struct LeanArgs {
     /// Sleep until an interrupt when nothing has completed, and count the interrupts
     #[arg(long, requires = "lean", conflicts_with = "rate")]
     interrupts: bool,
+    /// The sockets are virtio disks' (vhost-user-blk), each driven by one split queue with indirect descriptors
+    #[arg(long, requires = "lean", conflicts_with_all = ["interrupts", "queues", "nsid", "doorbell_messages", "shadow_doorbells"])]
+    virtio: bool,
 }
 
 /// What memory consists of.
@@ -188,6 +193,9 @@ pub(crate) enum BenchError {
     /// A queue broke.
     #[error(transparent)]
     Queue(#[from] QueueError),
+    /// A virtio disk could not be reached, or broke.
+    #[error(transparent)]
+    Virtio(#[from] VirtioError),
     /// No memory to share with the target.
     #[error(transparent)]
     Memory(#[from] DmaError),

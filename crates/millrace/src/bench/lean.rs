@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use millrace_block::Lba;
-use millrace_driver::{Command, DmaBuffer, LeanQueue, QueueError};
+use millrace_driver::{Command, DmaBuffer, LeanQueue, SECTOR};
 
 use super::{
     BenchArgs, BenchError, Rw, Target,
+    lane::{self, Ring},
     lean_report::LeanReport,
     worker::{self, Watch},
     workload::{Rng, Workload},
@@ -25,9 +26,9 @@ const MAX_LATENCY: u64 = 100_000_000_000;
 /// No command is watched.
 const NONE: u32 = u32::MAX;
 
-/// One queue.
+/// One queue, and what is in flight on it.
 struct Lane {
-    queue: LeanQueue,
+    queue: Ring,
     /// Index of its controller.
     device: usize,
     addresses: Workload,
@@ -45,7 +46,7 @@ struct Lane {
     watch_next: bool,
     commands: u64,
     /// Kept for its life: commands point to it.
-    _buffer: DmaBuffer,
+    _buffer: Option<DmaBuffer>,
 }
 
 /// What a run gave.
@@ -69,16 +70,17 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), BenchError> {
     if args.rw == Rw::Randrw {
         return Err(BenchError::Mixed);
     }
+    if args.lean.virtio {
+        let mut lean = Lean::on_virtio(args)?;
+        let measured = lean.measure(args)?;
+        return LeanReport::new(args, "virtio-blk".to_owned(), &measured).print(args.json).map_err(BenchError::Output);
+    }
     let targets = args.sockets.iter().map(|socket| Target::connect(args, socket));
     let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
     let mut lean = Lean::new(args, &mut targets)?;
-    let measured = match args.lean.rate {
-        Some(rate) => lean.paced(rate, args.time)?,
-        None if args.lean.interrupts => lean.interrupted(args.time)?,
-        None if args.lean.latency => lean.closed::<true>(args.time)?,
-        None => lean.closed::<false>(args.time)?,
-    };
-    LeanReport::new(args, &targets, &measured).print(args.json).map_err(BenchError::Output)?;
+    let measured = lean.measure(args)?;
+    let model = targets.first().map(Target::model).unwrap_or_default();
+    LeanReport::new(args, model, &measured).print(args.json).map_err(BenchError::Output)?;
     targets.iter_mut().for_each(Target::shutdown);
     Ok(())
 }
@@ -86,7 +88,6 @@ pub(super) fn run(args: &BenchArgs) -> Result<(), BenchError> {
 impl Lean {
     fn new(args: &BenchArgs, targets: &mut [Target]) -> Result<Self, BenchError> {
         let mut lanes = Vec::new();
-        let now = Instant::now();
         for (device, target) in targets.iter_mut().enumerate() {
             let blocks_per_unit = args.bs / u64::from(target.namespace.block_size());
             let parts = u64::from(args.queues);
@@ -99,25 +100,38 @@ impl Lean {
                     Rw::Read | Rw::Write => (part(index), part(index + 1) - part(index)),
                 };
                 let seed = Rng::new((device as u64) << 32 | index as u64).next();
-                lanes.push(Lane {
-                    queue: LeanQueue::new(queue, &commands)?,
-                    device,
-                    addresses: Workload::new(args.rw, 0, seed, first, count),
-                    still: args.lean.still,
-                    blocks_per_unit,
-                    batch: args.lean.batch.unwrap_or(args.qd as usize / 4).clamp(1, args.qd as usize),
-                    taken: Vec::with_capacity(args.qd as usize),
-                    free: Vec::with_capacity(args.qd as usize),
-                    begun: vec![now; args.qd as usize],
-                    watched: (NONE, now),
-                    watch_next: false,
-                    commands: 0,
-                    _buffer: buffer,
-                });
+                let queue = Ring::Nvme(LeanQueue::new(queue, &commands)?);
+                let addresses = Workload::new(args.rw, 0, seed, first, count);
+                lanes.push(Lane::new(args, device, queue, addresses, blocks_per_unit, Some(buffer)));
             }
         }
+        Ok(Self::of(lanes))
+    }
+
+    /// Virtio disks, with one queue each.
+    fn on_virtio(args: &BenchArgs) -> Result<Self, BenchError> {
+        let mut lanes = Vec::new();
+        for (device, socket) in args.sockets.iter().enumerate() {
+            let (queue, units) = lane::connect_virtio(args, socket)?;
+            worker::fill_random(queue.data(), device as u64);
+            let addresses = Workload::new(args.rw, 0, Rng::new((device as u64) << 32).next(), 0, units);
+            lanes.push(Lane::new(args, device, Ring::Virtio(queue), addresses, args.bs / SECTOR, None));
+        }
+        Ok(Self::of(lanes))
+    }
+
+    fn of(lanes: Vec<Lane>) -> Self {
         let latency = Histogram::new_with_bounds(1, MAX_LATENCY, 3).expect("constant bounds are valid");
-        Ok(Self { lanes, latency, interrupts: 0 })
+        Self { lanes, latency, interrupts: 0 }
+    }
+
+    fn measure(&mut self, args: &BenchArgs) -> Result<Measured, BenchError> {
+        match args.lean.rate {
+            Some(rate) => self.paced(rate, args.time),
+            None if args.lean.interrupts => self.interrupted(args.time),
+            None if args.lean.latency => self.closed::<true>(args.time),
+            None => self.closed::<false>(args.time),
+        }
     }
 
     /// As many commands in flight as there may be, all the time. `TIMED`: the latency of every one.
@@ -176,7 +190,7 @@ impl Lean {
                 if completed == 0
                     && let [lane] = &self.lanes[..]
                 {
-                    self.interrupts += lane.queue.queue().wait_interrupt(Duration::from_millis(100))?;
+                    self.interrupts += lane.queue.wait_interrupt(Duration::from_millis(100))?;
                 }
             };
         }
@@ -244,7 +258,7 @@ impl Lean {
             });
         }
         if completed == 0 && watch.ask(now) {
-            self.lanes.iter().try_for_each(|lane| lane.queue.queue().check())?;
+            self.lanes.iter().try_for_each(|lane| lane.queue.check())?;
         }
         Ok(())
     }
@@ -260,7 +274,33 @@ impl Lean {
 }
 
 impl Lane {
-    fn begin_all(&mut self) -> Result<(), QueueError> {
+    fn new(
+        args: &BenchArgs,
+        device: usize,
+        queue: Ring,
+        addresses: Workload,
+        blocks_per_unit: u64,
+        buffer: Option<DmaBuffer>,
+    ) -> Self {
+        let (qd, now) = (args.qd as usize, Instant::now());
+        Self {
+            queue,
+            device,
+            addresses,
+            still: args.lean.still,
+            blocks_per_unit,
+            batch: args.lean.batch.unwrap_or(qd / 4).clamp(1, qd),
+            taken: Vec::with_capacity(qd),
+            free: Vec::with_capacity(qd),
+            begun: vec![now; qd],
+            watched: (NONE, now),
+            watch_next: false,
+            commands: 0,
+            _buffer: buffer,
+        }
+    }
+
+    fn begin_all(&mut self) -> Result<(), BenchError> {
         for cid in 0..self.queue.depth() as u16 {
             self.begin(cid);
         }
@@ -270,12 +310,12 @@ impl Lane {
     #[inline]
     fn begin(&mut self, cid: u16) {
         let unit = if self.still { self.addresses.fixed(cid) } else { self.addresses.next().1 };
-        self.queue.begin(cid, Lba(unit * self.blocks_per_unit));
+        self.queue.begin(cid, unit * self.blocks_per_unit);
     }
 
     /// Takes a batch, if there is one, and begins as many commands; how many.
     #[inline]
-    fn turn<const TIMED: bool>(&mut self, latency: &mut Histogram<u64>) -> Result<usize, QueueError> {
+    fn turn<const TIMED: bool>(&mut self, latency: &mut Histogram<u64>) -> Result<usize, BenchError> {
         let mut taken = std::mem::take(&mut self.taken);
         let result = self.queue.take(self.batch, &mut taken);
         if TIMED && !taken.is_empty() {
@@ -310,7 +350,7 @@ impl Lane {
     }
 
     /// Takes what has completed, without beginning anything; how many.
-    fn collect(&mut self, latency: &mut Histogram<u64>) -> Result<usize, QueueError> {
+    fn collect(&mut self, latency: &mut Histogram<u64>) -> Result<usize, BenchError> {
         self.queue.take(1, &mut self.taken)?;
         if !self.taken.is_empty() {
             let now = Instant::now();
@@ -325,7 +365,7 @@ impl Lane {
     }
 
     /// Begins one command that was due at this time.
-    fn begin_due(&mut self, due: Instant) -> Result<(), QueueError> {
+    fn begin_due(&mut self, due: Instant) -> Result<(), BenchError> {
         let Some(cid) = self.free.pop() else { return Ok(()) };
         self.begun[usize::from(cid)] = due;
         self.begin(cid);

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::{
-    BenchArgs, Target,
+    BenchArgs,
     lean::Measured,
     report::{Latency, Rate, bytes},
 };
@@ -55,11 +55,11 @@ impl Fairness {
 }
 
 impl LeanReport {
-    pub(super) fn new(args: &BenchArgs, targets: &[Target], measured: &Measured) -> Self {
+    pub(super) fn new(args: &BenchArgs, model: String, measured: &Measured) -> Self {
         let seconds = measured.elapsed.as_secs_f64();
         Self {
-            model: targets.first().map(Target::model).unwrap_or_default(),
-            devices: targets.len(),
+            model,
+            devices: args.sockets.len(),
             rw: args.rw.name(),
             still: args.lean.still,
             bs: args.bs,
