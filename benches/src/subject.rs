@@ -7,7 +7,7 @@ mod spdk;
 use std::path::PathBuf;
 
 pub(crate) use ours::{Ours, Setup};
-pub(crate) use qemu::Qemu;
+pub(crate) use qemu::{Qemu, storage_daemon};
 pub(crate) use spdk::{Spdk, Tree};
 
 use crate::{error::Failure, process::Daemon};

@@ -4,7 +4,6 @@ use std::{
     fs::File,
     io::Write as _,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use crate::{
@@ -12,7 +11,7 @@ use crate::{
     error::Failure,
     process::Daemon,
     record::{Key, Record},
-    subject::{Setup, Subject},
+    subject::{Setup, Subject, storage_daemon},
     suite::{Case, Suite},
 };
 
@@ -85,8 +84,7 @@ fn uri(suite: &Suite, place: &Place) -> String {
 fn start_qemu(suite: &Suite, places: &[Place]) -> Result<Option<Daemon>, Failure> {
     let Some(in_root) = &suite.in_root else { return Ok(None) };
     let socket = suite.folder("qsd.sock");
-    let mut command = Command::new("taskset");
-    command.args(["-c", &suite.target.to_string()]).arg(in_root).arg("qemu-storage-daemon");
+    let mut command = storage_daemon(in_root, suite.target);
     command.arg("--nbd-server").arg(format!("addr.type=unix,addr.path={}", socket.display()));
     for Place { device, file, .. } in places {
         let file = file.display();

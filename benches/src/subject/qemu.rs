@@ -23,8 +23,7 @@ impl Qemu {
         let _ = fs::remove_dir_all(folder);
         fs::create_dir_all(folder).map_err(|source| Failure::Write { path: folder.to_owned(), source })?;
         let socket = folder.join(name);
-        let mut command = Command::new("taskset");
-        command.args(["-c", &core.to_string()]).arg(in_root).arg("qemu-storage-daemon");
+        let mut command = storage_daemon(in_root, core);
         command.args(["--object", "iothread,id=io"]);
         command.arg("--blockdev").arg(format!("driver=null-co,node-name={name},size={bytes},read-zeroes=off"));
         command.arg("--export").arg(format!(
@@ -34,6 +33,13 @@ impl Qemu {
         let daemon = Daemon::start(&mut command, &folder.join("qsd.log"), || socket.exists())?;
         Ok(Self { folder: folder.to_owned(), daemon })
     }
+}
+
+/// The daemon on one core, without anything to serve.
+pub(crate) fn storage_daemon(in_root: &Path, core: usize) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["-c", &core.to_string()]).arg(in_root).arg("qemu-storage-daemon");
+    command
 }
 
 impl Subject for Qemu {

@@ -42,6 +42,7 @@ mod shared;
 mod space;
 mod transport;
 mod vfio_pci;
+pub mod vhost_user;
 mod virtio;
 
 pub use command::Command;

@@ -8,21 +8,16 @@
 //! would lay them out; one that begins costs its sector and a place in the available ring. Nobody interrupts, and the back end is notified only when it asks for it.
 
 use std::{
-    io::{self, IoSlice, Read, Write},
-    mem::MaybeUninit,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    io,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::atomic::{Ordering, fence},
     time::Duration,
 };
 
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
+    event::{EventfdFlags, eventfd},
     io::Errno,
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 use thiserror::Error;
 use zerocopy::{Immutable, IntoBytes};
@@ -30,27 +25,11 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::{
     dma::{DmaBuffer, DmaError, DmaMemory, PAGE_SIZE, Pages},
     shared::{SharedRing, SharedU32},
+    vhost_user::{VhostUser, VhostUserError, code},
 };
 
 /// Bytes of a sector, the unit of every virtio disk.
 pub const SECTOR: u64 = 512;
-
-/// Requests (QEMU, docs/interop/vhost-user.rst).
-mod code {
-    pub(super) const GET_FEATURES: u32 = 1;
-    pub(super) const SET_FEATURES: u32 = 2;
-    pub(super) const SET_OWNER: u32 = 3;
-    pub(super) const SET_MEM_TABLE: u32 = 5;
-    pub(super) const SET_VRING_NUM: u32 = 8;
-    pub(super) const SET_VRING_ADDR: u32 = 9;
-    pub(super) const SET_VRING_BASE: u32 = 10;
-    pub(super) const SET_VRING_KICK: u32 = 12;
-    pub(super) const SET_VRING_CALL: u32 = 13;
-    pub(super) const GET_PROTOCOL_FEATURES: u32 = 15;
-    pub(super) const SET_PROTOCOL_FEATURES: u32 = 16;
-    pub(super) const SET_VRING_ENABLE: u32 = 18;
-    pub(super) const GET_CONFIG: u32 = 24;
-}
 
 const INDIRECT: u64 = 1 << 28;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -74,17 +53,9 @@ const MOST: u16 = 256;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum VirtioError {
-    /// The socket failed.
-    #[error("{}: {what}", path.display())]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// What was being done.
-        what: &'static str,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// The connection failed.
+    #[error(transparent)]
+    Connection(#[from] VhostUserError),
     /// The back end lacks something that is needed.
     #[error("{}: the back end does not offer {what}", path.display())]
     NotOffered {
@@ -102,6 +73,9 @@ pub enum VirtioError {
     /// No memory to share.
     #[error(transparent)]
     Memory(#[from] DmaError),
+    /// No event fd.
+    #[error("making an event fd")]
+    EventFd(#[source] io::Error),
     /// The back end used a request that is not in flight.
     #[error("the back end says that request {id} has ended, which is not in flight")]
     NotInFlight {
@@ -147,7 +121,7 @@ struct Descriptor {
 
 /// A disk with one queue, used by one thread.
 pub struct VirtioQueue {
-    stream: UnixStream,
+    wire: VhostUser,
     kick: OwnedFd,
     /// Flags and index, as one word each.
     available: SharedU32,
@@ -204,16 +178,16 @@ impl VirtioQueue {
             rings.write_value(id * 16, &head);
             headers.write_value(id * 16, &[u32::from(options.write), 0]);
         }
-        let (kick, call) = (event(path)?, event(path)?);
+        let (kick, call) = (event()?, event()?);
         let (available, used) = (PAGE_SIZE, 2 * PAGE_SIZE + 4);
-        let mut wire = Wire::connect(path, options.timeout)?;
-        let capacity = wire.negotiate()?;
-        wire.share(&memory)?;
+        let mut wire = VhostUser::connect(path, options.timeout)?;
+        let capacity = negotiate(&mut wire, path)?;
+        wire.share(BASE, BASE, memory.range().len as u64, memory.fd())?;
         let addresses = [0, used, available].map(|at| rings.iova() + at as u64);
-        wire.start(entries, addresses, &kick, &call)?;
+        start(&mut wire, entries, addresses, &kick, &call)?;
         let whole = "parts lie within the buffers that were allocated for them";
         Ok(Self {
-            stream: wire.stream,
+            wire,
             kick,
             available: rings.word(available).expect(whole),
             used: rings.word(used).expect(whole),
@@ -334,140 +308,50 @@ impl VirtioQueue {
 
     /// Fails when the back end's process is gone: shared memory alone does not tell.
     pub fn check(&self) -> Result<(), VirtioError> {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        match poll(&mut fds, Some(&Timespec::default())) {
-            Ok(_) if fds[0].revents().intersects(gone) => Err(VirtioError::Gone),
-            _ => Ok(()),
-        }
+        if self.wire.is_gone() { Err(VirtioError::Gone) } else { Ok(()) }
     }
 }
 
-fn event(path: &Path) -> Result<OwnedFd, VirtioError> {
-    let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    made.map_err(|errno| VirtioError::Socket { path: path.to_owned(), what: "making an event fd", source: errno.into() })
+fn event() -> Result<OwnedFd, VirtioError> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| VirtioError::EventFd(errno.into()))
 }
 
-/// The connection while it is set up.
-struct Wire {
-    stream: UnixStream,
-    path: PathBuf,
-    /// Queues are off until they are told to be on.
-    enables: bool,
+/// Agrees on features; the disk's size in sectors.
+fn negotiate(wire: &mut VhostUser, path: &Path) -> Result<u64, VirtioError> {
+    let lacks = |what| VirtioError::NotOffered { path: path.to_owned(), what };
+    let offered = wire.ask(code::GET_FEATURES)?;
+    for (feature, what) in [
+        (VERSION_1, "virtio 1 (VIRTIO_F_VERSION_1)"),
+        (INDIRECT, "indirect descriptors (VIRTIO_F_INDIRECT_DESC)"),
+        (PROTOCOL_FEATURES, "the protocol's own features (VHOST_USER_F_PROTOCOL_FEATURES)"),
+    ] {
+        if offered & feature == 0 {
+            return Err(lacks(what));
+        }
+    }
+    if wire.ask(code::GET_PROTOCOL_FEATURES)? & CONFIG == 0 {
+        return Err(lacks("its configuration (VHOST_USER_PROTOCOL_F_CONFIG)"));
+    }
+    wire.tell(code::SET_PROTOCOL_FEATURES, &[CONFIG], None)?;
+    wire.tell(code::SET_OWNER, &[], None)?;
+    wire.tell(code::SET_FEATURES, &[VERSION_1 | INDIRECT | PROTOCOL_FEATURES], None)?;
+    Ok(wire.capacity()?)
 }
 
-impl Wire {
-    fn connect(path: &Path, timeout: Duration) -> Result<Self, VirtioError> {
-        let failed = |source| VirtioError::Socket { path: path.to_owned(), what: "connecting", source };
-        let stream = UnixStream::connect(path).map_err(failed)?;
-        stream.set_read_timeout(Some(timeout)).map_err(failed)?;
-        stream.set_write_timeout(Some(timeout)).map_err(failed)?;
-        Ok(Self { stream, path: path.to_owned(), enables: false })
-    }
-
-    fn failed(&self, what: &'static str) -> impl Fn(io::Error) -> VirtioError + use<> {
-        let path = self.path.clone();
-        move |source| VirtioError::Socket { path: path.clone(), what, source }
-    }
-
-    fn lacks(&self, what: &'static str) -> VirtioError {
-        VirtioError::NotOffered { path: self.path.clone(), what }
-    }
-
-    /// Features; the disk's size in sectors.
-    fn negotiate(&mut self) -> Result<u64, VirtioError> {
-        let offered = self.ask(code::GET_FEATURES)?;
-        for (feature, what) in [
-            (VERSION_1, "virtio 1 (VIRTIO_F_VERSION_1)"),
-            (INDIRECT, "indirect descriptors (VIRTIO_F_INDIRECT_DESC)"),
-            (PROTOCOL_FEATURES, "the protocol's own features (VHOST_USER_F_PROTOCOL_FEATURES)"),
-        ] {
-            if offered & feature == 0 {
-                return Err(self.lacks(what));
-            }
-        }
-        self.enables = true;
-        if self.ask(code::GET_PROTOCOL_FEATURES)? & CONFIG == 0 {
-            return Err(self.lacks("its configuration (VHOST_USER_PROTOCOL_F_CONFIG)"));
-        }
-        self.tell(code::SET_PROTOCOL_FEATURES, &[CONFIG], &[])?;
-        self.tell(code::SET_OWNER, &[], &[])?;
-        self.tell(code::SET_FEATURES, &[VERSION_1 | INDIRECT | PROTOCOL_FEATURES], &[])?;
-        // Offset 0, 60 bytes, which is what all have; flags 0. The capacity is the first of them.
-        let mut payload = [0; 72];
-        payload[4] = 60;
-        self.send(code::GET_CONFIG, &payload, &[])?;
-        let answer = self.answer()?;
-        let capacity = answer.get(12..20).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
-        capacity.ok_or_else(|| self.failed("reading its configuration")(io::ErrorKind::InvalidData.into()))
-    }
-
-    /// One region: where it is for the guest, its size, where it is for the monitor, and in the file.
-    fn share(&mut self, memory: &DmaMemory) -> Result<(), VirtioError> {
-        self.tell(code::SET_MEM_TABLE, &[1, BASE, memory.range().len as u64, BASE, 0], &[memory.fd()])
-    }
-
-    /// Queue 0, with descriptors, used ring and available ring at these addresses.
-    fn start(
-        &mut self,
-        entries: u16,
-        [descriptors, used, available]: [u64; 3],
-        kick: &OwnedFd,
-        call: &OwnedFd,
-    ) -> Result<(), VirtioError> {
-        self.tell(code::SET_VRING_NUM, &[u64::from(entries) << 32], &[])?;
-        self.tell(code::SET_VRING_BASE, &[0], &[])?;
-        self.tell(code::SET_VRING_ADDR, &[0, descriptors, used, available, 0], &[])?;
-        self.tell(code::SET_VRING_CALL, &[0], &[call.as_fd()])?;
-        self.tell(code::SET_VRING_KICK, &[0], &[kick.as_fd()])?;
-        if self.enables {
-            self.tell(code::SET_VRING_ENABLE, &[1 << 32], &[])?;
-        }
-        // Whoever answers has heard all before.
-        self.ask(code::GET_FEATURES).map(drop)
-    }
-
-    fn tell(&mut self, request: u32, words: &[u64], fds: &[BorrowedFd<'_>]) -> Result<(), VirtioError> {
-        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.send(request, &payload, fds)
-    }
-
-    fn send(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), VirtioError> {
-        // Version 1, no flags.
-        let mut bytes: Vec<u8> = [request, 1, payload.len() as u32].into_iter().flat_map(u32::to_le_bytes).collect();
-        bytes.extend(payload);
-        let failed = self.failed("sending a message");
-        if fds.is_empty() {
-            return self.stream.write_all(&bytes).map_err(failed);
-        }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let fits = control.push(SendAncillaryMessage::ScmRights(fds));
-        assert!(fits, "a message has one descriptor at most");
-        sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
-            .map(drop)
-            .map_err(|errno| failed(errno.into()))
-    }
-
-    /// Asks for a number.
-    fn ask(&mut self, request: u32) -> Result<u64, VirtioError> {
-        self.send(request, &[], &[])?;
-        let answer = self.answer()?;
-        let number = answer.try_into().map(u64::from_le_bytes);
-        number.map_err(|_| self.failed("asking for a number")(io::ErrorKind::InvalidData.into()))
-    }
-
-    /// An answer's payload.
-    fn answer(&mut self) -> Result<Vec<u8>, VirtioError> {
-        let failed = self.failed("waiting for an answer");
-        let mut header = [0; 12];
-        self.stream.read_exact(&mut header).map_err(&failed)?;
-        let len = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
-        if len > 4096 {
-            return Err(failed(io::ErrorKind::InvalidData.into()));
-        }
-        let mut payload = vec![0; len as usize];
-        self.stream.read_exact(&mut payload).map_err(&failed)?;
-        Ok(payload)
-    }
+/// Starts queue 0, with descriptors, used ring and available ring at these addresses.
+fn start(
+    wire: &mut VhostUser,
+    entries: u16,
+    [descriptors, used, available]: [u64; 3],
+    kick: &OwnedFd,
+    call: &OwnedFd,
+) -> Result<(), VhostUserError> {
+    wire.tell(code::SET_VRING_NUM, &[u64::from(entries) << 32], None)?;
+    wire.tell(code::SET_VRING_BASE, &[0], None)?;
+    wire.tell(code::SET_VRING_ADDR, &[0, descriptors, used, available, 0], None)?;
+    wire.tell(code::SET_VRING_CALL, &[0], Some(call.as_fd()))?;
+    wire.tell(code::SET_VRING_KICK, &[0], Some(kick.as_fd()))?;
+    // With the protocol's own features a queue is off until it is told to be on.
+    wire.tell(code::SET_VRING_ENABLE, &[1 << 32], None)?;
+    wire.check()
 }

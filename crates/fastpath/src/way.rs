@@ -11,8 +11,8 @@ use crate::{error::Error, space::Options};
 
 /// Requests that an engine's space holds.
 pub(crate) const ENGINE_DEPTH: u16 = 32;
-/// Bytes of memory that an engine can name.
-pub(crate) const ENGINE_MEMORY: usize = 1 << 30;
+/// Bytes of memory that an engine can name: the last page of its table, of 2 MiB, is the space's own.
+pub(crate) const ENGINE_MEMORY: usize = (1 << 30) - (2 << 20);
 
 #[expect(clippy::large_enum_variant, reason = "a space has one, and its queue is not to be behind a pointer")]
 pub(crate) enum Way {

@@ -2,19 +2,18 @@
 
 use std::{
     fs::File,
-    io::{IoSlice, Read, Write},
-    mem::MaybeUninit,
+    io::Write,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::{fs::FileExt, net::UnixStream},
+        fd::{AsFd, OwnedFd},
+        unix::fs::FileExt,
     },
     path::Path,
 };
 
+use millrace_driver::vhost_user::{VhostUser, code};
 use rustix::{
     event::{EventfdFlags, eventfd},
     fs::{MemfdFlags, ftruncate, memfd_create},
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 
 use super::{Ended, Session, Trick};
@@ -39,19 +38,6 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Messages.
-mod code {
-    pub(super) const GET_FEATURES: u32 = 1;
-    pub(super) const SET_FEATURES: u32 = 2;
-    pub(super) const SET_OWNER: u32 = 3;
-    pub(super) const SET_MEM_TABLE: u32 = 5;
-    pub(super) const SET_VRING_NUM: u32 = 8;
-    pub(super) const SET_VRING_ADDR: u32 = 9;
-    pub(super) const SET_VRING_BASE: u32 = 10;
-    pub(super) const SET_VRING_KICK: u32 = 12;
-    pub(super) const SET_VRING_CALL: u32 = 13;
-}
-
 /// VIRTIO_F_VERSION_1 and VIRTIO_F_INDIRECT_DESC. Without the protocol's own features, a queue runs from its first kick on.
 const FEATURES: u64 = 1 << 32 | 1 << 28;
 
@@ -74,13 +60,13 @@ pub(super) fn session(socket: &Path, this: &Session) -> Result<(), Ended> {
             looks > 200 || guest.used().map_or(true, |now| now != before)
         });
         // The daemon has an end to it, or goes on.
-        guest.check()?;
+        guest.wire.check()?;
     }
     Ok(())
 }
 
 struct Guest {
-    stream: UnixStream,
+    wire: VhostUser,
     memory: File,
     kick: OwnedFd,
     next: u16,
@@ -88,54 +74,22 @@ struct Guest {
 
 impl Guest {
     fn connect(socket: &Path) -> Result<Self, Ended> {
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut wire = VhostUser::connect(socket, PATIENCE)?;
         let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC)?);
         memory.set_len(MEMORY)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (kick, call) = (event()?, event()?);
-        let mut guest = Self { stream, memory, kick, next: 0 };
-        let offered = guest.ask(code::GET_FEATURES)?;
-        guest.tell(code::SET_OWNER, &[], &[])?;
-        guest.tell(code::SET_FEATURES, &[FEATURES & offered], &[])?;
-        let memory = guest.memory.try_clone()?;
-        // One region: where it is for the guest, its size, where it is for the monitor, and in the file.
-        guest.tell(code::SET_MEM_TABLE, &[1, GUEST, MEMORY, USER, 0], &[memory.as_fd()])?;
-        guest.tell(code::SET_VRING_NUM, &[u64::from(ENTRIES) << 32], &[])?;
-        guest.tell(code::SET_VRING_BASE, &[0], &[])?;
-        guest.tell(code::SET_VRING_ADDR, &[0, USER, USER + USED, USER + AVAILABLE, 0], &[])?;
-        guest.tell(code::SET_VRING_CALL, &[0], &[call.as_fd()])?;
-        let kick = guest.kick.try_clone()?;
-        guest.tell(code::SET_VRING_KICK, &[0], &[kick.as_fd()])?;
-        guest.check()?;
-        Ok(guest)
-    }
-
-    /// Sends a message.
-    fn tell(&mut self, request: u32, words: &[u64], fds: &[BorrowedFd<'_>]) -> Result<(), Ended> {
-        let mut bytes: Vec<u8> = [request, 1, words.len() as u32 * 8].into_iter().flat_map(u32::to_le_bytes).collect();
-        bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err("one descriptor at most".into());
-        }
-        sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
-    }
-
-    /// Asks for a number.
-    fn ask(&mut self, request: u32) -> Result<u64, Ended> {
-        self.tell(request, &[], &[])?;
-        let mut answer = [0; 20];
-        self.stream.read_exact(&mut answer)?;
-        Ok(u64::from_le_bytes(answer[12..].try_into()?))
-    }
-
-    /// Waits for an answer: all that was said before has been heard then.
-    fn check(&mut self) -> Result<(), Ended> {
-        self.ask(code::GET_FEATURES).map(drop)
+        let offered = wire.ask(code::GET_FEATURES)?;
+        wire.tell(code::SET_OWNER, &[], None)?;
+        wire.tell(code::SET_FEATURES, &[FEATURES & offered], None)?;
+        wire.share(GUEST, USER, MEMORY, memory.as_fd())?;
+        wire.tell(code::SET_VRING_NUM, &[u64::from(ENTRIES) << 32], None)?;
+        wire.tell(code::SET_VRING_BASE, &[0], None)?;
+        wire.tell(code::SET_VRING_ADDR, &[0, USER, USER + USED, USER + AVAILABLE, 0], None)?;
+        wire.tell(code::SET_VRING_CALL, &[0], Some(call.as_fd()))?;
+        wire.tell(code::SET_VRING_KICK, &[0], Some(kick.as_fd()))?;
+        wire.check()?;
+        Ok(Self { wire, memory, kick, next: 0 })
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Ended> {

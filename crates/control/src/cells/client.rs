@@ -146,3 +146,44 @@ pub(super) async fn stream(run_dir: &Path, path: &str, limit: Duration) -> Resul
     };
     timeout(limit, begin).await.map_err(|_| CellError::Silent)?
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::UnixListener,
+    };
+
+    use super::*;
+
+    /// A worker that hears so many questions and ends, each time, before it answers the next one.
+    async fn deaf(listener: UnixListener, times: usize) {
+        for heard in 0.. {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            if heard >= times {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]").await.unwrap();
+            }
+        }
+    }
+
+    async fn ask_deaf(method: Method, times: usize) -> Result<Answer, CellError> {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = tokio::spawn(deaf(UnixListener::bind(folder.path().join(API_SOCKET)).unwrap(), times));
+        let answer = ask(folder.path(), method, "/v1/devices", Bytes::new(), Duration::from_secs(30)).await;
+        worker.abort();
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_question_is_put_to_the_successor_and_a_change_is_not() {
+        for times in [0, 1, 5] {
+            let answer = ask_deaf(Method::GET, times).await.unwrap();
+            assert_eq!(answer.json::<Vec<u32>>().unwrap(), [0; 0], "{times} workers ended before");
+        }
+        // It may have been made.
+        assert!(matches!(ask_deaf(Method::POST, 1).await, Err(CellError::Http(_))));
+        // Not for ever.
+        assert!(matches!(ask_deaf(Method::GET, usize::MAX).await, Err(CellError::Http(_))));
+    }
+}
