@@ -45,14 +45,19 @@ pub fn held_bytes(segments: usize) -> usize {
 /// Submits a request whose segments are made up here (a buffer in the place of the guest's memory), without a future around it
 /// when it finishes at once. `request.segments` is not looked at.
 #[inline]
-pub fn submit_held<'a>(volume: &'a dyn Volume, cx: TaskContext<'a>, request: Request<'_>, segments: &[Segment]) -> Held<'a> {
+pub fn submit_held<'a>(
+    volume: &'a dyn Volume,
+    cx: TaskContext<'a>,
+    request: &Request<'_>,
+    segments: &[Segment],
+) -> Held<'a> {
     let list = cx.scratch.place_list(segments.len(), |at| segments[at]);
     let borrowed: *const [Segment] = &raw const *list;
     // SAFETY: the list stays where it is (it lies in the scratch) and is not written again until `Held` drops it. What borrows it
     // is the step, which is dropped before it and cannot be taken out of `Held`. A volume has no other place to put something of
     // the request's lifetime: it is `'static`, and what it places in the scratch is the step's.
     let segments: &'a [Segment] = unsafe { &*borrowed };
-    let Request { operation, lba, count, .. } = request;
+    let &Request { operation, lba, count, .. } = request;
     let step = volume.submit(cx, Request { operation, lba, count, segments });
     Held { step, _list: list }
 }

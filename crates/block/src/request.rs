@@ -35,7 +35,10 @@ pub enum Operation {
 }
 
 /// A request: its operation, its range and the memory it moves.
-#[derive(Clone, Copy, Debug)]
+///
+/// It is not `Copy`: who passes a request on as it came passes on the place where it lies, and does not copy what was stored there an instant
+/// ago, in narrower pieces than it would be loaded.
+#[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// What to do.
     pub operation: Operation,

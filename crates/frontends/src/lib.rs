@@ -11,4 +11,5 @@
 mod eventfd;
 mod log_limit;
 pub mod nvme;
+mod transfer;
 pub mod virtio_blk;

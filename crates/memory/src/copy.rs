@@ -190,6 +190,18 @@ pub(crate) fn prefetch(at: *const u8, len: usize) {
     }
 }
 
+/// Brings the line at `at` near as one that will be written: whoever else has it gives it up once. It is a hint: the address may be any.
+#[inline]
+pub(crate) fn prefetch_to_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: no effect but on the cache, whatever the address; processors that do not know it do nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Brings a block's lines into the second-level cache. The first level can wait for a dozen lines or two at a time: a block's would hold
 /// up everything behind them, and drive out what is in use. It is a hint: the address may be any.
 #[inline]

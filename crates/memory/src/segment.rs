@@ -171,6 +171,12 @@ impl Segment {
         }
     }
 
+    /// Brings the first cache line near, to be written soon.
+    #[inline]
+    pub fn prefetch_to_write(&self) {
+        crate::copy::prefetch_to_write(self.as_ptr());
+    }
+
     /// Brings a whole segment's cache lines into the second level: a block that will be copied by one of the next commands.
     #[inline]
     pub fn prefetch_block(&self) {

@@ -337,7 +337,7 @@ impl<M: Map> Mapped<M> {
     async fn flush(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let mut result = Ok(());
         for legs in self.legs.chunks(WIDTH) {
-            let piece = |at: usize| -> (&dyn Volume, Request<'_>) { (&*legs[at], request) };
+            let piece = |at: usize| -> (&dyn Volume, Request<'_>) { (&*legs[at], request.clone()) };
             result = result.and(submit_together(cx, legs.len(), largest_scratch(legs), piece).await);
         }
         result

@@ -131,9 +131,9 @@ impl FaultVolume {
             Some(Effect::Corrupt) | None => {}
         }
         if self.with_cache(|_| ()).is_some() {
-            self.run_held(cx, request).await?;
+            self.run_held(cx, request.clone()).await?;
         } else {
-            self.inner.submit(cx, request).await?;
+            self.inner.submit(cx, request.clone()).await?;
         }
         if verdict == Some(Effect::Corrupt) && request.operation == Operation::Read {
             self.corrupt(&request);
@@ -190,7 +190,7 @@ impl FaultVolume {
                 .is_some();
         if !held {
             let _turn = self.turn().await;
-            self.inner.submit(cx, request).await?;
+            self.inner.submit(cx, request.clone()).await?;
             self.with_cache(|cache| cache.forget(request.lba.0, request.count.0));
         }
         Ok(())
@@ -202,7 +202,7 @@ impl FaultVolume {
         let block = geometry.block_size.bytes() as usize;
         match request.operation {
             Operation::Read => {
-                self.inner.submit(cx, request).await?;
+                self.inner.submit(cx, request.clone()).await?;
                 self.with_cache(|cache| {
                     for i in 0..request.count.0 {
                         if let Some(data) = cache.latest(request.lba.0 + i) {
@@ -226,7 +226,7 @@ impl FaultVolume {
             }
             Operation::WriteZeroes { .. } | Operation::Deallocate => {
                 let _turn = self.turn().await;
-                self.inner.submit(cx, request).await?;
+                self.inner.submit(cx, request.clone()).await?;
                 if geometry.deallocate || request.operation != Operation::Deallocate {
                     self.with_cache(|cache| cache.forget(request.lba.0, request.count.0));
                 }

@@ -15,7 +15,7 @@ use super::{
     message::VringAddr,
     queue::Queue,
     request::{Attached, Finished, RequestError, Sink},
-    ring::{Buffers, Done, Ring, RingError},
+    ring::{AHEAD, Buffers, Done, Plain, Ring, RingError},
 };
 
 /// Requests taken from one queue before the next queue has its turn.
@@ -58,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) memory: MemoryTable,
     pub(crate) buffers: Buffers,
+    /// What was looked at ahead; the room is reused.
+    ahead: Vec<(u16, Option<Plain>)>,
     pub(crate) attached: Option<Rc<Attached>>,
     /// Features that the guest and its front end chose.
     pub(crate) features: u64,
@@ -76,6 +78,59 @@ impl Core {
     /// Whether a feature was chosen.
     pub(crate) fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
+    }
+
+    /// Takes what is there of a queue, up to a burst, and starts it; counts it in `taken`.
+    #[inline]
+    fn take(&mut self, cx: &ShardContext<'_>, queue: &mut Queue, number: u16, taken: &mut usize) -> Result<(), Fault> {
+        let Some(ring) = &mut queue.ring else { return Ok(()) };
+        let of_ring = |source| Fault::Ring { queue: number, source };
+        let mut slot: Option<TaskSlot<'_>> = None;
+        let mut geometry = None;
+        while *taken < BURST && (!queue.stopping || ring.has_left_over()) {
+            // Where what changes is logged, every request goes the long way.
+            let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(BURST - *taken) };
+            let found = ring.look_ahead(&self.memory, &mut self.ahead, room).map_err(of_ring)?;
+            for at in 0..found.max(1) {
+                let Some(free) = slot.take().or_else(|| cx.reserve()) else { return Ok(()) };
+                let (done, free) = if let Some((head, plain, sector)) = self.transfer_ahead(at) {
+                    ring.take_plain(head).map_err(of_ring)?;
+                    *taken += 1;
+                    let geometry = geometry.get_or_insert_with(|| self.geometry());
+                    self.start_plain(free, number, head, &plain, sector, geometry)
+                } else {
+                    let Some(token) = ring.take(&self.memory, &mut self.buffers).map_err(of_ring)? else { return Ok(()) };
+                    *taken += 1;
+                    self.start(free, number, token).map_err(|source| Fault::Request { queue: number, source })?
+                };
+                match done {
+                    Some(done) => queue.done.push(done),
+                    None => queue.waiting += 1,
+                }
+                slot = free;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was found ahead at a place, if it is a read or write: its head, and the sector where it begins.
+    #[inline]
+    fn transfer_ahead(&self, at: usize) -> Option<(u16, Plain, u64)> {
+        let (head, plain) = *self.ahead.get(at)?;
+        let plain = plain?;
+        Some((head, plain, plain.sector()?))
+    }
+
+    /// The shape of what is shown; a disk without a volume has no blocks.
+    fn geometry(&self) -> Geometry {
+        let nothing = Geometry {
+            block_size: BlockSize::B512,
+            blocks: BlockCount(0),
+            read_only: false,
+            volatile_cache: true,
+            deallocate: true,
+        };
+        self.attached.as_ref().map_or(nothing, |attached| attached.volume.geometry())
     }
 
     /// Records what a queue gives back.
@@ -129,6 +184,7 @@ impl Disk {
                 config,
                 memory: MemoryTable::new(),
                 buffers: Buffers::new(),
+                ahead: Vec::with_capacity(AHEAD),
                 attached: None,
                 features: 0,
                 write_cache: true,
@@ -176,14 +232,7 @@ impl Disk {
 
     /// The shape of what is shown; a disk without a volume has no blocks.
     pub(crate) fn geometry(&self) -> Geometry {
-        let nothing = Geometry {
-            block_size: BlockSize::B512,
-            blocks: BlockCount(0),
-            read_only: false,
-            volatile_cache: true,
-            deallocate: true,
-        };
-        self.core.attached.as_ref().map_or(nothing, |attached| attached.volume.geometry())
+        self.core.geometry()
     }
 
     /// What the guest is offered.
@@ -204,14 +253,15 @@ impl Disk {
         let count = self.queues.len();
         let mut outcome = Ok(());
         for at in 0..count {
-            let index = (self.first + at) % count;
+            let index = self.first + at;
+            let index = if index >= count { index - count } else { index };
             match self.serve(cx, index) {
                 Ok(done) => work += done,
                 Err(fault) => outcome = outcome.and(Err(fault)),
             }
         }
         if work > 0 {
-            self.first = (self.first + 1) % count;
+            self.first = if self.first + 1 >= count { 0 } else { self.first + 1 };
             let Counters { read_commands, write_commands, other_commands, .. } = self.core.counters;
             let total = read_commands + write_commands + other_commands;
             cx.count_commands(total - self.counted.replace(total));
@@ -248,40 +298,17 @@ impl Disk {
     #[inline]
     fn serve(&mut self, cx: &ShardContext<'_>, index: usize) -> Result<usize, Fault> {
         let (queue, core) = (&mut self.queues[index], &mut self.core);
-        let Some(ring) = &mut queue.ring else {
+        if queue.ring.is_none() {
             queue.done.clear();
             return Ok(0);
-        };
+        }
         let number = index as u16;
         let mut taken = 0;
         let mut outcome = Ok(());
         if queue.enabled && !self.paused && !self.held && !self.failed {
-            let only_left_over = queue.stopping;
-            let mut slot: Option<TaskSlot<'_>> = None;
-            while taken < BURST && (!only_left_over || ring.has_left_over()) {
-                let Some(free) = slot.take().or_else(|| cx.reserve()) else { break };
-                let token = match ring.take(&core.memory, &mut core.buffers) {
-                    Ok(Some(token)) => token,
-                    Ok(None) => break,
-                    Err(source) => {
-                        outcome = Err(Fault::Ring { queue: number, source });
-                        break;
-                    }
-                };
-                taken += 1;
-                match core.start(free, number, token) {
-                    Ok((Some(done), free)) => {
-                        queue.done.push(done);
-                        slot = free;
-                    }
-                    Ok((None, _)) => queue.waiting += 1,
-                    Err(source) => {
-                        outcome = Err(Fault::Request { queue: number, source });
-                        break;
-                    }
-                }
-            }
+            outcome = core.take(cx, queue, number, &mut taken);
         }
+        let Some(ring) = &mut queue.ring else { return outcome.map(|()| taken) };
         let ended = queue.done.len();
         if ended > 0 {
             ring.give_back(&queue.done, core.log.as_deref());

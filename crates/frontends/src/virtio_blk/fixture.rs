@@ -424,6 +424,23 @@ impl FakeDriver {
         name
     }
 
+    /// Writes an indirect table of these pieces.
+    pub(crate) fn write_table(&self, table: u64, pieces: &[Piece]) {
+        for (index, &(addr, len, write)) in pieces.iter().enumerate() {
+            let more = index + 1 < pieces.len();
+            let write = if write { 2_u16 } else { 0 };
+            let words: [u16; 2] = if self.setup.packed {
+                [7, write]
+            } else {
+                [write | u16::from(more), if more { index as u16 + 1 } else { 0 }]
+            };
+            let place = table + index as u64 * 16;
+            self.write_value(place, &addr);
+            self.write_value(place + 8, &len);
+            self.write_value(place + 12, &words);
+        }
+    }
+
     pub(crate) fn kick(&mut self, queue: usize) {
         let mut kick = File::from(self.queues[queue].kick.try_clone().expect("a descriptor"));
         kick.write_all(&1_u64.to_ne_bytes()).expect("a kick");

@@ -22,8 +22,9 @@ use super::{
     config::{MAX_RANGES, SECTOR, feature},
     dirty::DirtyLog,
     disk::Core,
-    ring::{Buffers, Done},
+    ring::{Buffers, Done, Plain},
 };
+use crate::transfer::Transfer;
 
 /// Request types.
 pub(crate) mod kind {
@@ -193,11 +194,21 @@ impl Buffers {
     }
 }
 
+/// What a transfer moves.
+struct Data<'a> {
+    sector: u64,
+    bytes: u64,
+    pieces: &'a [Segment],
+    /// What is to be logged as changed.
+    changed: &'a [(u64, u64)],
+}
+
 /// Blocks of a range in sectors; `None` when they are not whole blocks.
+#[inline]
 fn blocks(geometry: &Geometry, sector: u64, bytes: u64) -> Option<(Lba, BlockCount)> {
-    let (block, shift) = (u64::from(geometry.block_size.bytes()), geometry.block_size.shift());
+    let shift = geometry.block_size.shift();
     let start = sector.checked_mul(SECTOR)?;
-    let whole = start.is_multiple_of(block) && bytes.is_multiple_of(block);
+    let whole = (start | bytes) & ((1 << shift) - 1) == 0;
     whole.then_some((Lba(start >> shift), BlockCount(bytes >> shift)))
 }
 
@@ -220,26 +231,73 @@ impl Core {
                 self.counters.read_commands += 1;
                 self.counters.bytes_read += self.buffers.writable_bytes;
                 ending.written = self.buffers.writable_bytes as u32;
-                self.transfer(slot, &header, ending, Operation::Read, 0)
+                self.transfer(slot, &header, ending, Transfer::Read, 0)
             }
             kind::OUT => {
                 self.counters.write_commands += 1;
                 self.counters.bytes_written += self.buffers.readable_bytes;
-                let operation = Operation::Write { fua: !self.write_back() };
-                self.transfer(slot, &header, ending, operation, first)
+                let transfer = Transfer::Write { fua: !self.write_back() };
+                self.transfer(slot, &header, ending, transfer, first)
             }
             _ => self.other(slot, &header, &mut ending, first),
         };
-        let (result, slot) = match launched {
+        Ok(self.ended(launched, &ending))
+    }
+
+    /// Starts the read or write that a plain request is, with what its header says. Otherwise as [`Self::start`].
+    #[inline]
+    pub(crate) fn start_plain<'s>(
+        &mut self,
+        slot: TaskSlot<'s>,
+        queue: u16,
+        token: u16,
+        plain: &Plain,
+        sector: u64,
+        geometry: &Geometry,
+    ) -> (Option<Done>, Option<TaskSlot<'s>>) {
+        let bytes = plain.data.len() as u64;
+        let mut ending = Ending { queue, token, status: plain.status, written: 0 };
+        let transfer = if plain.writable {
+            self.counters.read_commands += 1;
+            self.counters.bytes_read += bytes;
+            ending.written = bytes as u32;
+            Transfer::Read
+        } else {
+            self.counters.write_commands += 1;
+            self.counters.bytes_written += bytes;
+            Transfer::Write { fua: !self.write_back() }
+        };
+        let fetched = || Fetched { nsid: ONLY, operation: transfer.into(), lba: Lba(sector), count: bytes / SECTOR };
+        self.trace.fetched(queue, token, fetched);
+        let _under = self.trace.under(ONLY, queue, token);
+        let launched = self.launch(
+            slot,
+            ending,
+            transfer,
+            &Data { sector, bytes, pieces: &[plain.data], changed: &[] },
+            Some(geometry),
+        );
+        self.ended(launched, &ending)
+    }
+
+    /// What became of a request: its end, and the slot again, if it has ended.
+    #[inline]
+    fn ended<'s>(
+        &mut self,
+        launched: Outcome<'s, Result<(), BlockError>>,
+        ending: &Ending,
+    ) -> (Option<Done>, Option<TaskSlot<'s>>) {
+        match launched {
             Outcome::Waiting => {
                 self.in_flight += 1;
-                return Ok((None, None));
+                (None, None)
             }
-            Outcome::Done(result, slot) => (result, slot),
-        };
-        self.count_error(result);
-        let done = ending.end(self.log.as_deref(), &self.buffers.ranges, Status::of(result));
-        Ok((Some(done), Some(slot)))
+            Outcome::Done(result, slot) => {
+                self.count_error(result);
+                let done = ending.end(self.log.as_deref(), &self.buffers.ranges, Status::of(result));
+                (Some(done), Some(slot))
+            }
+        }
     }
 
     /// The request in `buffers`, as the trace has it: in sectors.
@@ -275,32 +333,53 @@ impl Core {
         slot: TaskSlot<'s>,
         header: &Header,
         ending: Ending,
-        operation: Operation,
+        transfer: Transfer,
         first: usize,
     ) -> Outcome<'s, Result<(), BlockError>> {
-        let Some(attached) = &self.attached else { return Outcome::Done(Err(BlockError::NotReady), slot) };
-        let (pieces, bytes) = if operation == Operation::Read {
-            (self.buffers.writable.as_slice(), self.buffers.writable_bytes)
+        let buffers = &self.buffers;
+        let (pieces, bytes) = if transfer == Transfer::Read {
+            (buffers.writable.as_slice(), buffers.writable_bytes)
         } else {
-            (self.buffers.readable.get(first..).unwrap_or(&[]), self.buffers.readable_bytes)
+            (buffers.readable.get(first..).unwrap_or(&[]), buffers.readable_bytes)
         };
-        if operation.is_write() && attached.read_only {
+        self.launch(slot, ending, transfer, &Data { sector: header.sector, bytes, pieces, changed: &buffers.ranges }, None)
+    }
+
+    /// Hands a read or write to the volume, whose geometry is asked for where it is not known.
+    #[inline]
+    fn launch<'s>(
+        &self,
+        slot: TaskSlot<'s>,
+        ending: Ending,
+        transfer: Transfer,
+        &Data { sector, bytes, pieces, changed }: &Data<'_>,
+        geometry: Option<&Geometry>,
+    ) -> Outcome<'s, Result<(), BlockError>> {
+        let Some(attached) = &self.attached else { return Outcome::Done(Err(BlockError::NotReady), slot) };
+        if transfer.is_write() && attached.read_only {
             return Outcome::Done(Err(BlockError::ReadOnly), slot);
         }
-        let Some((lba, count)) = blocks(&attached.volume.geometry(), header.sector, bytes) else {
+        let found = geometry
+            .map_or_else(|| blocks(&attached.volume.geometry(), sector, bytes), |known| blocks(known, sector, bytes));
+        let Some((lba, count)) = found else {
             return Outcome::Done(Err(BlockError::OutOfRange), slot);
         };
         if bytes == 0 {
             return Outcome::Done(Ok(()), slot);
         }
-        let ranges = self.buffers.ranges.as_slice();
         slot.run_with(attached, |cx, attached| {
-            let segments = cx.scratch.copy_slice(pieces);
-            match attached.volume.submit(cx, Request { operation, lba, count, segments }) {
+            let segments = match pieces {
+                // Nearly always; a copy of known length is two instructions.
+                [one] => cx.scratch.copy_slice(&[*one]),
+                pieces => cx.scratch.copy_slice(pieces),
+            };
+            match attached.volume.submit(cx, Request { operation: transfer.into(), lba, count, segments }) {
+                // By itself, so that nothing but the tags is loaded.
+                Step::Done(Ok(())) => Launch::Done(Ok(())),
                 Step::Done(result) => Launch::Done(result),
                 Step::Wait(future) => {
-                    let ranges = cx.scratch.copy_slice(ranges);
-                    wait(cx, async move { ending.push(&attached.sink, ranges, future.await) })
+                    let changed = cx.scratch.copy_slice(changed);
+                    wait(cx, async move { ending.push(&attached.sink, changed, future.await) })
                 }
             }
         })

@@ -75,9 +75,9 @@ impl Crypt {
     }
 
     /// A request as the leg gets it.
-    fn below<'r>(&self, request: Request<'r>) -> Request<'r> {
+    fn below<'r>(&self, request: &Request<'r>) -> Request<'r> {
         // No overflow: `check` found the range within the volume, and the leg is that much longer.
-        Request { lba: Lba(request.lba.0 + (OFFSET >> self.geometry().block_size.shift())), ..request }
+        Request { lba: Lba(request.lba.0 + (OFFSET >> self.geometry().block_size.shift())), ..request.clone() }
     }
 
     /// Keys that no re-keying is changing for these blocks.
@@ -99,7 +99,7 @@ impl Crypt {
             drop(visit);
             return wait(cx, self.read_slowly(cx, request));
         };
-        match self.leg.submit(cx, self.below(request)) {
+        match self.leg.submit(cx, self.below(&request)) {
             Step::Done(Ok(())) => {
                 decrypt(keys, &request);
                 Step::Done(Ok(()))
@@ -114,7 +114,7 @@ impl Crypt {
         let visit = self.enter(cx, &request).await?;
         let keys = keys(&visit)?;
         if request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit)) {
-            self.leg.submit(cx, self.below(request)).await?;
+            self.leg.submit(cx, self.below(&request)).await?;
             decrypt(keys, &request);
             return Ok(());
         }
@@ -125,7 +125,7 @@ impl Crypt {
             let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
             let lba = Lba(request.lba.0 + at);
             let piece = Request { operation: Operation::Read, lba, count, segments: &segments };
-            self.leg.submit(cx.deeper(), self.below(piece)).await?;
+            self.leg.submit(cx.deeper(), self.below(&piece)).await?;
             keys.decrypt(lba.0, segments[0]);
             cursor.copy_from(segments[0]);
         }
@@ -142,7 +142,7 @@ impl Crypt {
         };
         let piece = buffer.segment(len);
         keys.encrypt(request.lba.0, request.segments, piece);
-        let held = submit_held(&*self.leg, cx.deeper(), self.below(request), &[piece]);
+        let held = submit_held(&*self.leg, cx.deeper(), &self.below(&request), &[piece]);
         match held.done() {
             Some(result) => Step::Done(result),
             None => wait(cx, finish_write(visit, buffer, held)),
@@ -161,7 +161,7 @@ impl Crypt {
             cursor.copy_to(segments[0]);
             keys.encrypt(lba.0, &segments, segments[0]);
             let piece = Request { operation: request.operation, lba, count, segments: &segments };
-            self.leg.submit(cx.deeper(), self.below(piece)).await?;
+            self.leg.submit(cx.deeper(), self.below(&piece)).await?;
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl Crypt {
             drop(visit);
             return wait(cx, self.erase_slowly(cx, request));
         }
-        match self.leg.submit(cx, self.below(request)) {
+        match self.leg.submit(cx, self.below(&request)) {
             Step::Done(result) => Step::Done(result),
             Step::Wait(step) => wait(cx, self.finish_erase(visit, step)),
         }
@@ -195,7 +195,7 @@ impl Crypt {
 
     async fn erase_slowly(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let _visit = self.enter(cx, &request).await?;
-        self.leg.submit(cx, self.below(request)).await
+        self.leg.submit(cx, self.below(&request)).await
     }
 
     /// Writes enciphered zeroes, so that nobody sees where they are.
@@ -210,7 +210,7 @@ impl Crypt {
             segments[0].fill(0);
             keys.encrypt(lba.0, &segments, segments[0]);
             let piece = Request { operation: Operation::Write { fua }, lba, count, segments: &segments };
-            self.leg.submit(cx.deeper(), self.below(piece)).await?;
+            self.leg.submit(cx.deeper(), self.below(&piece)).await?;
         }
         Ok(())
     }

@@ -102,9 +102,9 @@ impl Integrity {
     }
 
     /// A request for blocks of one group, as the leg gets it.
-    fn below<'r>(&self, request: Request<'r>) -> Request<'r> {
+    fn below<'r>(&self, request: &Request<'r>) -> Request<'r> {
         let block_size = self.block_size();
-        Request { lba: Lba(block_start(request.lba.0, block_size) >> block_size.shift()), ..request }
+        Request { lba: Lba(block_start(request.lba.0, block_size) >> block_size.shift()), ..request.clone() }
     }
 
     /// Compares blocks with their checksums: `Err` has the first one that does not match, or that somebody writes. Each byte is
@@ -130,7 +130,7 @@ impl Integrity {
         let Some(group) = group.filter(|_| piece.at() + piece.count <= BLOCKS) else {
             return wait(cx, self.read_slowly(cx, request));
         };
-        match self.leg.submit(cx, self.below(request)) {
+        match self.leg.submit(cx, self.below(&request)) {
             Step::Done(Ok(())) if self.look_at(group, piece, request.segments).is_ok() => Step::Done(Ok(())),
             Step::Done(Ok(())) => wait(cx, self.read_slowly(cx, request)),
             Step::Done(error) => Step::Done(error),
@@ -207,7 +207,7 @@ impl Integrity {
     /// One of several requests to the leg that follow each other: what it leaves in the scratch goes with its arena.
     async fn submit_one(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let arena = cx.scratch.carve_rest();
-        self.leg.submit(cx.with_scratch(&arena), self.below(request)).await
+        self.leg.submit(cx.with_scratch(&arena), self.below(&request)).await
     }
 
     /// A block is not what it should be.
@@ -235,7 +235,7 @@ impl Integrity {
         }
         let data = buffer.segment(len);
         SegmentCursor::new(request.segments).copy_to(data);
-        let held = submit_held(&*self.leg, cx.deeper(), self.below(request), &[data]);
+        let held = submit_held(&*self.leg, cx.deeper(), &self.below(&request), &[data]);
         match held.done() {
             Some(result) => {
                 self.written(group, piece, data, result);

@@ -105,7 +105,7 @@ impl Move {
             // Each leg's request goes on beside the other, so it has a scratch of its own.
             let first = cx.scratch.carve(self.old.scratch_bytes());
             let second = cx.scratch.carve(self.new.scratch_bytes());
-            let old = self.old.submit(cx.with_scratch(&first), request);
+            let old = self.old.submit(cx.with_scratch(&first), request.clone());
             let new = self.new.submit(cx.with_scratch(&second), request);
             wait_for_all(&mut [Some(old), Some(new)], |leg, result| results[leg] = result).await;
         }

@@ -108,7 +108,7 @@ impl Mirror {
     /// A write of at most one buffer's length.
     #[inline]
     fn write<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        match self.begin(cx, request) {
+        match self.begin(cx, request.clone()) {
             Some((writing, request)) => self.write_legs(cx, writing, request),
             None => Step::Wait(cx.scratch.place_future(self.write_later(cx, request))),
         }
@@ -116,7 +116,7 @@ impl Mirror {
 
     /// A write that must wait for something before it goes to the legs.
     async fn write_later(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        self.write_piece(cx, request, &mut SegmentCursor::new(request.segments)).await
+        self.write_piece(cx, request.clone(), &mut SegmentCursor::new(request.segments)).await
     }
 
     /// A write whose data are the cursor's next.
@@ -141,7 +141,7 @@ impl Mirror {
     #[inline]
     fn write_legs<'a>(&'a self, cx: TaskContext<'a>, mut writing: Writing<'a>, request: Request<'a>) -> Step<'a> {
         for leg in legs_of(writing.legs) {
-            match self.legs[leg].submit(cx.deeper(), request) {
+            match self.legs[leg].submit(cx.deeper(), request.clone()) {
                 Step::Done(result) => writing.note(leg, result),
                 step @ Step::Wait(_) => {
                     return Step::Wait(cx.scratch.place_future(self.wait_for_legs(cx, writing, request, leg, step)));
@@ -173,7 +173,7 @@ impl Mirror {
             steps[first] = Some(step);
             for leg in legs_of(rest) {
                 let arena = arenas[leg].as_ref().expect("an arena was carved for each");
-                steps[leg] = Some(self.legs[leg].submit(cx.deeper().with_scratch(arena), request));
+                steps[leg] = Some(self.legs[leg].submit(cx.deeper().with_scratch(arena), request.clone()));
             }
             wait_for_all(&mut steps, |leg, result| writing.note(leg, result)).await;
         }
@@ -264,7 +264,7 @@ impl Mirror {
     #[inline]
     fn read<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let Some(leg) = self.leg_to_read(&request) else { return Step::Done(Err(BlockError::NotReady)) };
-        match self.legs[leg].submit(cx, request) {
+        match self.legs[leg].submit(cx, request.clone()) {
             Step::Done(result) if !result.is_err_and(is_fault) => Step::Done(result),
             step => {
                 let queued = self.balance.queue(leg);
@@ -303,7 +303,7 @@ impl Mirror {
         self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
         for other in legs_of(self.masks().readable & !(1 << leg)) {
             let arena = cx.scratch.carve(self.legs[other].scratch_bytes());
-            let result = self.legs[other].submit(cx.with_scratch(&arena), request).await;
+            let result = self.legs[other].submit(cx.with_scratch(&arena), request.clone()).await;
             drop(arena);
             if !result.is_err_and(is_fault) {
                 self.rewrite(cx, request, leg, first).await;

@@ -58,7 +58,7 @@ impl Mirror {
             }
         }
         for leg in legs_of(self.masks().readable) {
-            self.rewrite(cx, request, leg, error).await;
+            self.rewrite(cx, request.clone(), leg, error).await;
         }
         Ok(())
     }

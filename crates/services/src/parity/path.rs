@@ -254,7 +254,7 @@ impl Parity {
         }
         let masks = self.members.masks();
         let flush = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
-        let outcome = self.exchange(cx, masks.writable, |leg| (leg, flush)).await;
+        let outcome = self.exchange(cx, masks.writable, |leg| (leg, flush.clone())).await;
         if let Some(refused) = outcome.refused {
             return Err(refused);
         }
@@ -301,7 +301,7 @@ impl Parity {
 
     /// A write of exactly one stripe that need not wait for anything but its legs; `None` when it is none, or must.
     #[inline]
-    fn write_whole<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Option<Step<'a>> {
+    fn write_whole<'a>(&'a self, cx: TaskContext<'a>, request: &Request<'a>) -> Option<Step<'a>> {
         let shift = self.shape().block_size.shift();
         let (at, len, layout) = (request.lba.0 << shift, request.count.0 << shift, &self.layout);
         let one = len == layout.width() && at.is_multiple_of(len) && layout.chunk <= self.most_rows();
@@ -463,7 +463,7 @@ impl Parity {
         if self.plan.safe || !(self.is_healthy(masks) || is_there()) {
             return Step::Wait(cx.scratch.place_future(self.read_rows(cx, request)));
         }
-        match self.reader.submit(cx, request) {
+        match self.reader.submit(cx, request.clone()) {
             Step::Done(result) if !result.is_err_and(is_fault) => Step::Done(result),
             step => Step::Wait(cx.scratch.place_future(self.follow_read(cx, request, step))),
         }
@@ -567,7 +567,7 @@ impl Volume for Parity {
             Operation::Read => self.read(cx, request),
             Operation::Compare => Step::Wait(cx.scratch.place_future(compare_by_reading(self, cx, request))),
             Operation::Copy { .. } => Step::Wait(cx.scratch.place_future(copy_by_bounce(self, cx, request))),
-            _ => match self.write_whole(cx, request) {
+            _ => match self.write_whole(cx, &request) {
                 Some(step) => step,
                 None => Step::Wait(cx.scratch.place_future(self.write(cx, request))),
             },

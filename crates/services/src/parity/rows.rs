@@ -267,7 +267,7 @@ impl Parity {
                     let segments = &areas[part..=part];
                     let request =
                         Request { operation: Operation::Write { fua: false }, lba, count: BlockCount(1), segments };
-                    let outcome = self.exchange(cx, 1, |_| (leg, request)).await;
+                    let outcome = self.exchange(cx, 1, |_| (leg, request.clone())).await;
                     tracing::warn!(
                         name = self.name,
                         leg,

@@ -327,7 +327,7 @@ impl Volume for Share {
             drop(visit);
             return Step::Wait(cx.scratch.place_future(self.queue(cx, request)));
         }
-        match self.pass(cx, &visit, request) {
+        match self.pass(cx, &visit, request.clone()) {
             done @ Step::Done(_) => done,
             step @ Step::Wait(_) => {
                 let flight = self.space.line.go(&self.member, self.bytes(&request));

@@ -25,7 +25,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, Geometry, Lba, Metadata, Operation, Request, Step, trace::Fetched};
+use millrace_block::{BlockCount, Geometry, Lba, Metadata, Request, Step, trace::Fetched};
 use millrace_engine::{
     Launch, Outcome, ShardContext, TaskSlot,
     stages::{self, Stage},
@@ -49,6 +49,7 @@ use super::{
     },
     task::{Finish, of_result, wait},
 };
+use crate::transfer::Transfer;
 
 /// Submission entries fetched ahead.
 const AHEAD: u32 = 12;
@@ -125,7 +126,7 @@ impl Drop for View {
 /// A command that was found in order; its data are in the controller's segments.
 struct Plain {
     cid: u16,
-    operation: Operation,
+    transfer: Transfer,
     lba: Lba,
     count: BlockCount,
     bytes: u64,
@@ -212,7 +213,7 @@ impl Controller {
         plain: &Plain,
     ) -> Outcome<'s, Result<(), millrace_block::BlockError>> {
         let (segments, sink) = (self.segments.as_slice(), &self.sink);
-        let Plain { operation, lba, count, .. } = *plain;
+        let Plain { transfer, lba, count, .. } = *plain;
         let view = batch.view.as_ref().expect("a plain command has a namespace");
         let _under = self.trace.under(view.nsid, batch.sqid, plain.cid);
         slot.run_with(&view.attached, |cx, attached| {
@@ -221,14 +222,16 @@ impl Controller {
                 [one] => cx.scratch.copy_slice(&[*one]),
                 segments => cx.scratch.copy_slice(segments),
             };
-            match attached.namespace.volume.submit(cx, Request { operation, lba, count, segments }) {
+            match attached.namespace.volume.submit(cx, Request { operation: transfer.into(), lba, count, segments }) {
+                // By itself, so that nothing but the tags is loaded.
+                Step::Done(Ok(())) => Launch::Done(Ok(())),
                 Step::Done(result) => Launch::Done(result),
                 Step::Wait(future) => {
                     let finish = Finish::new(attached, sink, batch.token(plain));
-                    let entered = operation.is_write().then(|| attached.namespace.gate.enter_again());
+                    let entered = transfer.is_write().then(|| attached.namespace.gate.enter_again());
                     wait(cx, async move {
                         let result = future.await;
-                        if operation.is_write() {
+                        if transfer.is_write() {
                             attached.namespace.written(result, lba, count);
                         }
                         drop(entered);
@@ -308,9 +311,9 @@ impl Batch {
         let sqe: Sqe = zerocopy::transmute!(self.sq.read_words::<{ Sqe::SIZE / 8 }>(self.head as usize * Sqe::SIZE));
         stages::enter(Stage::Check);
         let cdw12 = ReadWriteCdw12::from_bits(sqe.cdw12);
-        let operation = match sqe.nvm_opcode() {
-            NvmOpcode::READ => Operation::Read,
-            NvmOpcode::WRITE => Operation::Write { fua: cdw12.fua() || !self.write_cache },
+        let transfer = match sqe.nvm_opcode() {
+            NvmOpcode::READ => Transfer::Read,
+            NvmOpcode::WRITE => Transfer::Write { fua: cdw12.fua() || !self.write_cache },
             _ => return Err(NotPlain),
         };
         if self.record.is_none() {
@@ -331,7 +334,7 @@ impl Batch {
         if count > view.most || view.blocks.checked_sub(count).is_none_or(|last| lba > last) {
             return Err(NotPlain);
         }
-        let allowed = if operation == Operation::Read { view.readable } else { view.is_writable(c) };
+        let allowed = if transfer.is_write() { view.is_writable(c) } else { view.readable };
         if !allowed {
             return Err(NotPlain);
         }
@@ -343,24 +346,24 @@ impl Batch {
                 .for_each(|ahead| view.prefetch(&self.sq, self.head + ahead, self.entries));
         }
         let bytes = count << view.shift;
-        let access = if operation == Operation::Read { Access::Write } else { Access::Read };
+        let access = if transfer.is_write() { Access::Read } else { Access::Write };
         stages::enter(Stage::Pointer);
         resolve(&c.memory, self.page_size, &sqe, bytes, access, &mut c.segments)?;
-        Ok(Plain { cid, operation, lba: Lba(lba), count: BlockCount(count), bytes })
+        Ok(Plain { cid, transfer, lba: Lba(lba), count: BlockCount(count), bytes })
     }
 
     /// The command at the head, as the trace has it.
     #[cold]
     fn fetched(&self, plain: &Plain) -> Fetched {
         let nsid = self.view.as_ref().map_or(0, |view| view.nsid);
-        Fetched { nsid, operation: plain.operation.into(), lba: plain.lba, count: plain.count.0 }
+        Fetched { nsid, operation: plain.transfer.into(), lba: plain.lba, count: plain.count.0 }
     }
 
     /// The command at the head, for when it does not end here and now.
     #[cold]
     fn token(&self, plain: &Plain) -> CommandToken {
         let nsid = self.view.as_ref().map_or(0, |view| view.nsid);
-        let opcode = if plain.operation == Operation::Read { NvmOpcode::READ } else { NvmOpcode::WRITE };
+        let opcode = if plain.transfer.is_write() { NvmOpcode::WRITE } else { NvmOpcode::READ };
         let subject = Subject::of_transfer(nsid, opcode, plain.lba.0);
         let record = self.record.expect("looked up before");
         CommandToken { sqid: self.sqid, cid: plain.cid, epoch: self.epoch, subject, record }
@@ -372,7 +375,7 @@ impl Batch {
         self.head = if self.head + 1 == self.entries { 0 } else { self.head + 1 };
         self.pending -= 1;
         self.moved += plain.bytes;
-        let [commands, bytes] = if plain.operation == Operation::Read { &mut self.reads } else { &mut self.writes };
+        let [commands, bytes] = if plain.transfer.is_write() { &mut self.writes } else { &mut self.reads };
         *commands += 1;
         *bytes += plain.bytes;
     }

@@ -12,6 +12,7 @@
 //! * A token stands for one request from `take` to `give_back`; there are never more than the ring has entries.
 //! * The record of requests under way ([`super::inflight`]) is written in an order that is right between any two stores.
 
+mod ahead;
 mod chain;
 mod packed;
 mod split;
@@ -21,6 +22,7 @@ use std::num::NonZeroU16;
 use millrace_memory::{AccessError, GuestAddress, Segment};
 use thiserror::Error;
 
+pub(crate) use ahead::{AHEAD, Plain};
 pub(crate) use chain::Buffers;
 pub(crate) use packed::PackedRing;
 pub(crate) use split::SplitRing;
@@ -154,6 +156,32 @@ impl Ring {
         match self {
             Self::Split(ring) => ring.take(memory, buffers),
             Self::Packed(ring) => ring.take(memory, buffers),
+        }
+    }
+
+    /// Looks at requests that are there to be taken, at most `most`: heads, and what they lead to if it is plain. Returns how many; none
+    /// where only [`Self::take`] will do.
+    #[inline]
+    pub(crate) fn look_ahead(
+        &mut self,
+        memory: &MemoryTable,
+        ahead: &mut Vec<(u16, Option<Plain>)>,
+        most: usize,
+    ) -> Result<usize, RingError> {
+        ahead.clear();
+        match self {
+            Self::Split(ring) => ring.look_ahead(memory, ahead, most)?,
+            Self::Packed(_) => {}
+        }
+        Ok(ahead.len())
+    }
+
+    /// Takes the request that was looked at as the next one.
+    #[inline]
+    pub(crate) fn take_plain(&mut self, head: u16) -> Result<(), RingError> {
+        match self {
+            Self::Split(ring) => ring.accept(head),
+            Self::Packed(_) => unreachable!("packed rings are not looked at ahead"),
         }
     }
 

@@ -13,7 +13,8 @@ use super::{
         memory::MemoryTable,
         message::VringAddr,
     },
-    Buffers, Done, Part, RingError, Setup,
+    Buffers, Done, Part, Plain, RingError, Setup,
+    ahead::{self, AHEAD},
     chain::{Descriptor, flag},
     feature, passes,
 };
@@ -125,19 +126,64 @@ impl SplitRing {
         if self.next == self.seen && !self.look()? {
             return Ok(None);
         }
-        let slot = ENTRIES + usize::from(self.next & (self.size - 1)) * 2;
-        let head = self.avail.segment.load_u16(slot);
-        match self.busy.get(usize::from(head)) {
-            None => return Err(RingError::Index { index: head, size: self.size.into() }),
-            Some(true) => return Err(RingError::Twice(head)),
-            Some(false) => {}
-        }
+        let head = self.head(self.next);
+        self.check(head)?;
         self.walk(memory, buffers, head)?;
+        self.accept(head)?;
+        Ok(Some(head))
+    }
+
+    /// See [`super::Ring::look_ahead`]; `ahead` is empty.
+    #[inline]
+    pub(super) fn look_ahead(
+        &mut self,
+        memory: &MemoryTable,
+        ahead: &mut Vec<(u16, Option<Plain>)>,
+        most: usize,
+    ) -> Result<(), RingError> {
+        if most == 0 || !self.indirect || self.has_left_over() || (self.next == self.seen && !self.look()?) {
+            return Ok(());
+        }
+        let count = self.seen.wrapping_sub(self.next).min(most.min(AHEAD) as u16);
+        let mut tables = [None; AHEAD];
+        for (at, table) in (0..count).zip(&mut tables) {
+            let head = self.head(self.next.wrapping_add(at));
+            ahead.push((head, None));
+            if head < self.size {
+                *table = ahead::table(memory, self.desc.segment.read_words(usize::from(head) * Descriptor::SIZE));
+            }
+        }
+        for ((_, plain), table) in ahead.iter_mut().zip(&tables) {
+            *plain = table.as_ref().and_then(|table| Plain::of(memory, table));
+        }
+        Ok(())
+    }
+
+    /// An entry of the available ring.
+    #[inline]
+    fn head(&self, index: u16) -> u16 {
+        self.avail.segment.load_u16(ENTRIES + usize::from(index & (self.size - 1)) * 2)
+    }
+
+    /// Whether a head may be taken.
+    #[inline]
+    fn check(&self, head: u16) -> Result<(), RingError> {
+        match self.busy.get(usize::from(head)) {
+            None => Err(RingError::Index { index: head, size: self.size.into() }),
+            Some(true) => Err(RingError::Twice(head)),
+            Some(false) => Ok(()),
+        }
+    }
+
+    /// Takes the next head.
+    #[inline]
+    pub(super) fn accept(&mut self, head: u16) -> Result<(), RingError> {
+        self.check(head)?;
         self.busy[usize::from(head)] = true;
         self.in_flight += 1;
         self.record.taken(head);
         self.next = self.next.wrapping_add(1);
-        Ok(Some(head))
+        Ok(())
     }
 
     /// Reads the guest's index: whether there is something to take.

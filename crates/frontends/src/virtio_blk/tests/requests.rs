@@ -1,6 +1,6 @@
 //! What requests do, on rings of either kind.
 
-use millrace_block::{BlockSize, Operation};
+use millrace_block::{BlockSize, Operation, Volume};
 
 use super::super::{
     fixture::{AVAIL, FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USED, Watched},
@@ -162,21 +162,72 @@ fn an_indirect_table_is_one_request() {
         }
         entries.push((status, 1, true));
         let table = driver.alloc(entries.len() as u64 * 16);
-        for (index, (addr, len, write)) in entries.iter().enumerate() {
-            let more = index + 1 < entries.len();
-            let write = if *write { 2_u16 } else { 0 };
-            let words: [u16; 2] =
-                if setup.packed { [7, write] } else { [write | u16::from(more), if more { index as u16 + 1 } else { 0 }] };
-            let place = table + index as u64 * 16;
-            driver.write_value(place, addr);
-            driver.write_value(place + 8, len);
-            driver.write_value(place + 12, &words);
-        }
+        driver.write_table(table, &entries);
         driver.submit_indirect(0, table, entries.len() as u32 * 16);
         driver.wait_used(0);
         assert_eq!(driver.read(status, 1), [OK], "packed: {}", setup.packed);
         assert_eq!(driver.volume.take_seen(), [(Operation::Write { fua: false }, 8, 40, 40)]);
         assert_eq!(driver.request(kind::IN, 8, &[], 40 * 512), (OK, data));
+    }
+}
+
+/// Requests that came together are looked at together: those of the usual shape, and others between them.
+#[test]
+fn all_shapes_may_come_in_one_batch() {
+    for round in 0..3 {
+        let mut driver = FakeDriver::new(Setup::default());
+        driver.connect();
+        let data = pattern(3, 1024);
+        assert_eq!(driver.request(kind::OUT, 100, &data, 0).0, OK);
+        driver.volume.take_seen();
+        driver.free_all();
+        let blocks = driver.volume.geometry().blocks.0;
+        // What it is; kind, sector, bytes out, bytes in; how far table and header are from where they should be; the status.
+        let wanted = [
+            ("a read", kind::IN, 100, 0, 1024, 0, 0, OK),
+            ("a write", kind::OUT, 200, 512, 0, 0, 0, OK),
+            ("a serial", kind::GET_ID, 0, 0, 20, 0, 0, OK),
+            ("a table at no word's place", kind::IN, 101, 0, 512, 4, 0, OK),
+            ("a header at no word's place", kind::IN, 100, 0, 512, 0, 4, OK),
+            ("a sector past the end", kind::IN, blocks, 0, 512, 0, 0, IO_ERROR),
+            ("half a sector", kind::IN, 0, 0, 256, 0, 0, IO_ERROR),
+            ("a kind that is none", 77, 0, 0, 512, 0, 0, UNSUPPORTED),
+            ("a read into what is ours to read", kind::IN, 5, 512, 0, 0, 0, OK),
+        ];
+        let mut expected = Vec::new();
+        for (what, kind, sector, out, into, table_at, header_at, status) in wanted {
+            let (mut pieces, place, status_at) = driver.prepare(kind, sector, &data[..out], into);
+            if header_at > 0 {
+                let header: [u64; 2] = driver.read_value(pieces[0].0);
+                pieces[0].0 = driver.alloc(32) + header_at;
+                driver.write_value(pieces[0].0, &header);
+            }
+            let table = driver.alloc(pieces.len() as u64 * 16 + 16) + table_at;
+            driver.write_table(table, &pieces);
+            let name = match round {
+                // As chains of the ring's own, as far as it has descriptors.
+                1 if expected.len() < 3 => driver.submit(0, &pieces),
+                _ => driver.submit_indirect(0, table, pieces.len() as u32 * 16),
+            };
+            expected.push((what, name, place, into, status_at, status));
+            if round == 2 {
+                // Each by itself.
+                driver.settle();
+            }
+        }
+        driver.settle();
+        for (what, name, place, into, status_at, status) in expected {
+            let len = if status == OK { into + 1 } else { 1 };
+            assert_eq!(driver.next_used(0), Some((name, len)), "{what}");
+            assert_eq!(driver.read(status_at, 1), [status], "{what}");
+            match what {
+                "a read" => assert_eq!(driver.read(place, 1024), data),
+                "a table at no word's place" => assert_eq!(driver.read(place, 512), data[512..]),
+                "a header at no word's place" => assert_eq!(driver.read(place, 512), data[..512]),
+                _ => {}
+            }
+        }
+        assert_eq!(driver.request(kind::IN, 200, &[], 512), (OK, data[..512].to_vec()));
     }
 }
 
