@@ -25,7 +25,8 @@
 //! * A message of a worker that has died counts when it was sent: all are read before the next worker starts.
 //! * What is held is bounded for each owner and in total. The largest message has a buffer from the start.
 //! * When memory is short the kernel takes the worker, not this process.
-//! * It has one thread, waits for nothing but its worker, and no worker's fault is fatal to it.
+//! * It has one thread, waits for nothing but its worker, and no worker's fault is fatal to it. Whatever wakes it, it looks at
+//!   everything: what was told of too early or twice is not missed and does no harm.
 //!
 //! It does not decide what can be taken over: the worker does, which may let go of everything and begin anew.
 

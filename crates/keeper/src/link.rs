@@ -14,7 +14,10 @@ use std::{
     },
 };
 
-use rustix::{io::Errno, net::RecvFlags};
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendFlags},
+};
 use thiserror::Error;
 
 use crate::{
@@ -192,17 +195,18 @@ impl Link {
     /// `socket` is the worker's standard input.
     pub fn begin(socket: OwnedFd, layouts: &[Layout]) -> Result<Self, LinkError> {
         let (known, warm) = (Layout::encode(layouts), Message::plain(What::WARM));
-        wire::send(socket.as_fd(), warm, &[&known, &[], &[]], &[]).map_err(failed("sending"))?;
+        let sent = wire::send(socket.as_fd(), warm, &[&known, &[], &[]], &[], SendFlags::empty());
+        sent.map_err(failed("sending"))?;
         let mut held = BTreeMap::new();
         let mut buffer = [0; wire::SIZE + MAX_LAYOUTS];
         loop {
             let received = wire::receive(socket.as_fd(), &mut buffer, RecvFlags::empty()).map_err(failed("receiving"))?;
             let mut received = received.ok_or(LinkError::Gone)?;
-            let found = received.protocol;
+            let message = received.message.ok_or(LinkError::Strange)?;
+            let found = message.protocol;
             if found < Self::LAYOUT.oldest.into() || found > wire::PROTOCOL {
                 return Err(LinkError::Version { found });
             }
-            let message = received.message.ok_or(LinkError::Strange)?;
             match message.what {
                 What::HELD => {
                     let fd = received.fds.pop().ok_or(LinkError::Strange)?;
@@ -269,7 +273,7 @@ impl Link {
     }
 
     fn say(&self, message: Message, data: &[&[u8]; 3], fds: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
-        wire::send(self.socket.as_fd(), message, data, fds).map_err(failed("sending"))
+        wire::send(self.socket.as_fd(), message, data, fds, SendFlags::empty()).map_err(failed("sending"))
     }
 
     /// Has the keeper hold a descriptor, from now on and whatever happens to this process.
@@ -369,7 +373,7 @@ fn predecessor(begin: &Message) -> Option<Predecessor> {
         signal: i32::try_from(begin.number & 0xffff).ok().filter(|signal| *signal != 0),
         served_millis: begin.more,
         pid: begin.key.slot,
-        died_micros: begin.died_micros(),
+        died_micros: u128::from_le_bytes(begin.key.owner) as u64,
         let_go: begin.number & LET_GO != 0,
     })
 }

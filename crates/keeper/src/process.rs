@@ -10,34 +10,33 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    rc::Rc,
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags},
-    io::Errno,
+    io::{Errno, retry_on_intr},
     net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, socketpair, sockopt},
-    process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 use thiserror::Error;
 
 use crate::{
-    Key, Kind, MAX_HELD, MAX_HELD_BY_OWNER, MAX_REPLY,
+    Key, Kind, MAX_HELD, MAX_HELD_BY_OWNER, MAX_REPLY, UpgradeResult,
     cells::Cell,
-    link::{BEGIN_AGAIN, ON_TRIAL},
+    link::{BEGIN_AGAIN, Held, ON_TRIAL},
     score,
     upgrade::{Next, Trial},
-    wire::{self, Message, What},
+    wire::{self, Message, Received, What},
 };
 
-/// A worker that served this long has not failed to start.
+/// What served this long has not failed to start.
 pub(crate) const SETTLED: Duration = Duration::from_secs(1);
 /// Failures in a row after which restarts are put off, the first wait, and the longest.
 const PATIENCE: u32 = 3;
-pub(crate) const FIRST_WAIT: Duration = Duration::from_millis(50);
-pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// How long a worker may leave what it is handed lying.
 const HAND_LIMIT: Duration = Duration::from_secs(4);
 
@@ -52,7 +51,7 @@ pub struct KeeperError {
     pub source: io::Error,
 }
 
-pub(crate) fn failed<E: Into<io::Error>>(action: &'static str) -> impl Fn(E) -> KeeperError {
+fn failed<E: Into<io::Error>>(action: &'static str) -> impl Fn(E) -> KeeperError {
     move |source| KeeperError { action, source: source.into() }
 }
 
@@ -65,44 +64,54 @@ pub enum Outcome {
     Failed(Option<i32>),
 }
 
-struct Place {
-    fd: OwnedFd,
-    replies: u64,
-}
-
 /// A worker.
 pub(crate) struct Worker {
     pub(crate) child: Child,
-    /// What it runs, to be started again even if another version has been installed in its place.
-    pub(crate) binary: Rc<OwnedFd>,
-    /// Readable when it has ended.
-    pub(crate) end: OwnedFd,
-    pub(crate) socket: OwnedFd,
+    socket: OwnedFd,
     /// It has said all that it will.
-    pub(crate) silent: bool,
+    silent: bool,
     pub(crate) ready: Option<Instant>,
     /// What it said of the layouts that it understands: for other workers to read.
     pub(crate) layouts: Box<[u8]>,
 }
 
-/// Makes the command that starts a cell of this name from the binary at a path.
-type CellCommand<'a> = Box<dyn Fn(&Path, &OsStr) -> Command + 'a>;
+impl Worker {
+    /// Tells it something. One that is far behind does not hear it; what it does, or does not, tells.
+    pub(crate) fn tell(&self, message: Message, data: &[u8]) {
+        let _ = wire::send(self.socket.as_fd(), message, &[data, &[], &[]], &[], SendFlags::DONTWAIT);
+    }
+
+    /// What it says, message by message.
+    pub(crate) fn hear<'a>(&mut self, buffer: &'a mut [u8]) -> Option<Received<'a>> {
+        let received = wire::receive(self.socket.as_fd(), buffer, RecvFlags::DONTWAIT);
+        self.silent = !matches!(received, Ok(Some(_)) | Err(Errno::AGAIN));
+        received.ok().flatten()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Of one that has ended already this is nothing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Makes the command that starts a worker, or the cell of this name, from the binary at a path.
+type MakeCommand<'a> = Box<dyn Fn(&Path, Option<&OsStr>) -> Command + 'a>;
 
 /// See the crate's page.
 pub struct Keeper<'a> {
-    /// Makes the command that starts a worker from the binary at a path.
-    pub(crate) command: Box<dyn Fn(&Path) -> Command + 'a>,
-    /// A cell is a keeper with a worker of its own.
-    pub(crate) cell: CellCommand<'a>,
+    command: MakeCommand<'a>,
     /// The cells that are to run, and those that have not ended yet.
     pub(crate) cells: BTreeMap<OsString, Cell>,
     /// Folders whose programs may take over: a worker, whatever has become of it, must not be able to write there.
     pub(crate) places: Vec<PathBuf>,
     /// Told when guests are served for the first time.
     started: Option<Box<dyn FnOnce() + 'a>>,
-    held: BTreeMap<Key, Place>,
-    /// What workers are started from.
-    pub(crate) binary: Rc<OwnedFd>,
+    held: BTreeMap<Key, Held>,
+    /// What workers are started from, even if another version has been installed in its place.
+    pub(crate) binary: OwnedFd,
     /// Beside the worker: the one that is to take its place.
     pub(crate) next: Option<Next>,
     /// The worker runs a new binary that has to prove itself.
@@ -111,247 +120,214 @@ pub struct Keeper<'a> {
     pub(crate) upgraded: Option<Message>,
     signals: OwnedFd,
     /// What the kernel's memory killer is told of workers.
-    pub(crate) score: Option<i32>,
-    buffer: Box<[u8]>,
+    score: Option<i32>,
     pub(crate) stopping: bool,
     /// Workers that did not settle, in a row.
     failures: u32,
-    /// Since when nobody is served.
-    pub(crate) idle_since: Instant,
+    /// What the next worker is told of the last one's end.
+    pub(crate) begin: Message,
+    /// Since when nobody is served, in microseconds of the system's clock.
+    pub(crate) idle_since: u64,
 }
 
 impl<'a> Keeper<'a> {
-    /// Takes over SIGTERM and SIGINT of this process, which may have no other threads yet. `command` makes what starts a worker from
-    /// the binary at a path; its standard input becomes the link. `started` is called when guests are served for the first time.
-    /// `places` are folders, by their real paths, whose programs may take over, beside that of this program. `cell` makes what starts a
-    /// keeper with a worker of its own, by its name.
+    /// Takes over SIGTERM, SIGINT and SIGCHLD of this process, which may have no other threads yet. `command` makes what starts a worker
+    /// from the binary at a path, whose standard input becomes the link, or, with a name, a keeper with a worker of its own. `started` is
+    /// called when guests are served for the first time. `places` are folders, by their real paths, whose programs may take over, beside
+    /// that of this program.
     pub fn new(
-        command: impl Fn(&Path) -> Command + 'a,
-        cell: impl Fn(&Path, &OsStr) -> Command + 'a,
+        command: impl Fn(&Path, Option<&OsStr>) -> Command + 'a,
         started: impl FnOnce() + 'a,
         mut places: Vec<PathBuf>,
     ) -> Result<Self, KeeperError> {
         let limit = getrlimit(Resource::Nofile);
         // Fewer descriptors are no reason not to start.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-        let binary = open_binary(Path::new("/proc/self/exe")).map_err(failed("open its own binary"))?;
-        places.extend(place_of(&binary).map_err(failed("find its own binary"))?);
+        let (binary, place) = open_binary(Path::new("/proc/self/exe")).map_err(failed("open its own binary"))?;
+        places.push(place);
         Ok(Self {
             command: Box::new(command),
-            cell: Box::new(cell),
             cells: BTreeMap::new(),
             places,
             started: Some(Box::new(started)),
             held: BTreeMap::new(),
-            binary: Rc::new(binary),
+            binary,
             next: None,
             trial: None,
             upgraded: None,
             signals: watch_signals().map_err(failed("watch signals"))?,
             score: score::protect_own(),
-            buffer: vec![0; wire::SIZE + MAX_REPLY].into_boxed_slice(),
             stopping: false,
             failures: 0,
-            idle_since: Instant::now(),
+            begin: Message::plain(What::BEGIN),
+            idle_since: monotonic_micros(),
         })
     }
 
     /// Keeps a worker running until told to stop.
     pub fn run(mut self) -> Result<Outcome, KeeperError> {
-        let outcome = self.keep_worker();
-        self.end_cells();
-        outcome
-    }
-
-    fn keep_worker(&mut self) -> Result<Outcome, KeeperError> {
-        let mut begin = Message::plain(What::BEGIN);
-        let mut current = self.start(&self.binary)?;
+        // The largest message has room from the start.
+        let mut buffer = vec![0; wire::SIZE + MAX_REPLY];
+        let mut current = self.start(&self.binary).map_err(failed("start a worker"))?;
         loop {
-            self.hand_over(&mut current, begin);
-            self.attend(&mut current)?;
-            let status = current.child.wait().map_err(failed("wait for the worker"))?;
-            if self.stopping {
-                self.give_up_next();
-                return Ok(if status.success() { Outcome::Stopped } else { Outcome::Failed(status.code()) });
+            self.hand_over(&mut current);
+            let status = self.attend(&mut current, &mut buffer)?;
+            if self.stopping || self.started.is_some() {
+                let failed = Outcome::Failed(status.code());
+                return Ok(if self.stopping && status.success() { Outcome::Stopped } else { failed });
             }
-            if self.started.is_some() {
-                return Ok(Outcome::Failed(status.code()));
+            self.note_end(&current, status);
+            let next = self.successor(&current, status);
+            // A restart is put off when the last ones failed.
+            let due = Instant::now() + pause(self.failures);
+            while next.is_none() && Instant::now() < due {
+                if self.wait(None, Some(due))? {
+                    return Ok(Outcome::Failed(status.code()));
+                }
+                self.keep_cells();
             }
-            self.note_end(&current, status, &mut begin);
-            current = match self.successor(&current, status, &mut begin) {
+            current = match next {
                 Some(next) => next,
-                None if self.wait_before_restart()? => return Ok(Outcome::Failed(status.code())),
-                None => self.start(&self.binary)?,
+                None => self.start(&self.binary).map_err(failed("start a worker"))?,
             };
         }
     }
 
     /// What the next worker is to know of this one's end.
-    fn note_end(&mut self, ended: &Worker, status: ExitStatus, begin: &mut Message) {
+    fn note_end(&mut self, ended: &Worker, status: ExitStatus) {
         let served = ended.ready.map_or(Duration::ZERO, |ready| ready.elapsed());
         if ended.ready.is_some() {
-            self.idle_since = Instant::now();
-            begin.set_died_micros(monotonic_micros());
+            self.idle_since = monotonic_micros();
         }
-        begin.key.slot = ended.child.id();
-        begin.number = BEGIN_AGAIN | u64::from(status.signal().unwrap_or(0).unsigned_abs());
-        begin.more = u64::try_from(served.as_millis()).unwrap_or(u64::MAX);
+        self.begin.key.slot = ended.child.id();
+        self.begin.number = BEGIN_AGAIN | u64::from(status.signal().unwrap_or(0).unsigned_abs());
+        self.begin.more = u64::try_from(served.as_millis()).unwrap_or(u64::MAX);
         // One that served and was killed did not fail.
         let failed = ended.ready.is_none() || is_fault(status.signal()) && served < SETTLED;
         self.failures = if failed { self.failures.saturating_add(1) } else { 0 };
     }
 
-    /// Puts a restart off when the last ones failed. Whether we are told to stop meanwhile.
-    fn wait_before_restart(&mut self) -> Result<bool, KeeperError> {
-        let Some(step) = self.failures.checked_sub(PATIENCE) else { return Ok(false) };
-        let wait = FIRST_WAIT.saturating_mul(1 << step.min(16)).min(LONGEST_WAIT);
-        let mut fds = [PollFd::new(&self.signals, PollFlags::IN)];
-        match poll(&mut fds, Some(&until(Instant::now() + wait))) {
-            Ok(count) => Ok(count > 0),
-            Err(Errno::INTR) => Ok(false),
-            Err(errno) => Err(failed("wait")(errno)),
-        }
+    /// Starts a worker, which waits for its turn.
+    pub(crate) fn start(&self, binary: &OwnedFd) -> io::Result<Worker> {
+        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(HAND_LIMIT))?;
+        let child = self.spawn(binary, None, Stdio::from(theirs))?;
+        Ok(Worker { child, socket, silent: false, ready: None, layouts: Box::default() })
     }
 
-    /// Starts a worker, which waits for its turn.
-    pub(crate) fn start(&self, binary: &Rc<OwnedFd>) -> Result<Worker, KeeperError> {
-        let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(failed("make a socket"))?;
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(HAND_LIMIT)).map_err(failed("make a socket"))?;
-        let mut command = (self.command)(Path::new(&format!("/proc/self/fd/{}", binary.as_raw_fd())));
-        let child = command.stdin(Stdio::from(theirs)).spawn().map_err(failed("start a worker"))?;
-        // Its copy of the other end goes with the command: the worker's death must be the end of the socket.
-        drop(command);
+    /// Starts a worker or a cell.
+    pub(crate) fn spawn(&self, binary: &OwnedFd, cell: Option<&OsStr>, input: Stdio) -> io::Result<Child> {
+        // The command goes at once, and its copy of the input with it: the worker's death must be the end of the socket.
+        let child = (self.command)(&path_of(binary), cell).stdin(input).spawn()?;
+        // What this keeper was given and not what it has: a cell's does with that what this one did.
         self.score.into_iter().for_each(|score| score::expose(child.id(), score));
-        let pid = rustix::process::Pid::from_child(&child);
-        let end = pidfd_open(pid, PidfdFlags::empty()).map_err(failed("watch the worker"))?;
-        Ok(Worker { child, binary: Rc::clone(binary), end, socket, silent: false, ready: None, layouts: Box::default() })
+        Ok(child)
     }
 
     /// Gives a worker what is held, and its turn.
-    fn hand_over(&mut self, worker: &mut Worker, mut begin: Message) {
-        let held = self.held.iter().try_for_each(|(key, place)| {
-            let message = Message { number: place.replies, ..Message::new(What::HELD, *key) };
-            wire::send(worker.socket.as_fd(), message, &[&[]; 3], &[place.fd.as_fd()])
+    fn hand_over(&mut self, worker: &mut Worker) {
+        let socket = worker.socket.as_fd();
+        let held = self.held.iter().try_for_each(|(key, held)| {
+            let message = Message { number: held.replies, ..Message::new(What::HELD, *key) };
+            wire::send(socket, message, &[&[]; 3], &[held.fd.as_fd()], SendFlags::empty())
         });
-        let before = self.trial.as_ref().map_or(&[][..], |trial| &trial.layouts);
-        begin.number |= if self.trial.is_some() { ON_TRIAL } else { 0 };
-        let begun = held.and_then(|()| wire::send(worker.socket.as_fd(), begin, &[before, &[], &[]], &[]));
+        let (on_trial, before) = self.trial.as_ref().map_or((0, &[][..]), |trial| (ON_TRIAL, &trial.layouts[..]));
+        self.begin.key.owner = u128::from(self.idle_since).to_le_bytes();
+        let begin = Message { number: self.begin.number | on_trial, ..self.begin };
+        let begun = held.and_then(|()| wire::send(socket, begin, &[before, &[], &[]], &[], SendFlags::empty()));
         if begun.is_err_and(|errno| !matches!(errno, Errno::PIPE | Errno::CONNRESET)) {
             // It takes nothing. One that has let go of its end is about to say why, and to end.
             let _ = worker.child.kill();
         }
-        if let Some(upgraded) = self.upgraded {
-            let _ = wire::tell(worker.socket.as_fd(), upgraded, &[]);
-        }
+        self.upgraded.into_iter().for_each(|upgraded| worker.tell(upgraded, &[]));
     }
 
     /// Serves a worker until it has ended and everything it said is done.
-    fn attend(&mut self, worker: &mut Worker) -> Result<(), KeeperError> {
+    fn attend(&mut self, worker: &mut Worker, buffer: &mut [u8]) -> Result<ExitStatus, KeeperError> {
         loop {
-            let watch = |silent: bool| if silent { PollFlags::empty() } else { PollFlags::IN };
-            let next = self.next.as_ref().map(|next| &next.worker);
-            let mut fds = vec![
-                PollFd::new(&worker.end, PollFlags::IN),
-                PollFd::new(&self.signals, PollFlags::IN),
-                PollFd::new(&worker.socket, watch(worker.silent)),
-                PollFd::new(next.map_or(&self.signals, |next| &next.end), watch(next.is_none())),
-                PollFd::new(next.map_or(&self.signals, |next| &next.socket), watch(next.is_none_or(|next| next.silent))),
-            ];
-            fds.extend(self.cells.values().filter_map(Cell::end).map(|end| PollFd::new(end, PollFlags::IN)));
-            match poll(&mut fds, self.deadline(worker).map(until).as_ref()) {
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(errno) => return Err(failed("wait")(errno)),
-            }
-            let mut told = fds.iter().map(|fd| !fd.revents().is_empty());
-            let [ended, signalled, said, next_ended, next_said] = [(); 5].map(|()| told.next().unwrap_or(false));
-            drop(told);
-            drop(fds);
-            if signalled {
-                self.take_signal();
-                self.stopping = true;
-                self.give_up_next();
-                self.stop_cells();
-                let _ = wire::send(worker.socket.as_fd(), Message::plain(What::STOP), &[&[]; 3], &[]);
-            }
-            if next_said || next_ended {
-                self.listen_to_next(worker, next_ended);
-            }
-            if said || ended {
-                // All of it when it has ended: that is what its successor goes by.
-                worker.silent |= self.listen(worker);
-            }
-            if ended {
-                return Ok(());
+            self.listen_to_next(worker, buffer);
+            // All that it said when it has ended: that is what its successor goes by.
+            let ended = worker.child.try_wait().map_err(failed("wait for the worker"))?;
+            self.listen(worker, buffer);
+            if let Some(status) = ended {
+                return Ok(status);
             }
             self.keep_time(worker);
             self.keep_cells();
+            if self.wait(Some(worker), None)? {
+                self.stopping = true;
+                self.next = None;
+                self.cells.values_mut().for_each(Cell::stop);
+                // It may take its time to hear that.
+                let _ = wire::send(worker.socket.as_fd(), Message::plain(What::STOP), &[&[]; 3], &[], SendFlags::empty());
+            }
         }
     }
 
-    fn take_signal(&self) {
-        let mut info = [0; 128];
-        // What it says does not matter, and it is readable.
-        let _ = rustix::io::read(&self.signals, &mut info);
+    /// Until somebody says something, a child ends, or it is time. Whether we are told to stop.
+    fn wait(&self, worker: Option<&Worker>, due: Option<Instant>) -> Result<bool, KeeperError> {
+        // What the next one says once it is warm is heard at its turn.
+        let next = self.next.as_ref().filter(|next| next.asked.is_none()).map(|next| &next.worker);
+        let talking = worker.into_iter().chain(next).filter(|worker| !worker.silent).map(|worker| &worker.socket);
+        let mut fds: Vec<_> = talking.chain([&self.signals]).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let left = self.deadlines().chain(due).min().map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // One millisecond more than the clock says: a deadline has passed when one wakes for it.
+        let left = left.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
+        retry_on_intr(|| poll(&mut fds, left.as_ref())).map_err(failed("wait"))?;
+        let (mut told, mut info) = (false, [0; 128]);
+        while rustix::io::read(&self.signals, &mut info).is_ok() {
+            // Children that have ended are looked for anyway.
+            told |= !info.starts_with(&libc::SIGCHLD.to_ne_bytes());
+        }
+        Ok(told)
     }
 
-    /// Does what the worker has said so far. Whether it will say no more.
-    fn listen(&mut self, worker: &mut Worker) -> bool {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let over = loop {
-            match wire::receive(worker.socket.as_fd(), &mut buffer, RecvFlags::DONTWAIT) {
-                Ok(Some(received)) => {
-                    let Some(message) = received.message else { continue };
-                    match message.what {
-                        What::PUT => self.put(message.key, received.fds),
-                        What::DROP => self.drop_kinds(message),
-                        What::DROP_ONE => drop(self.held.remove(&message.key)),
-                        What::REPLY => self.reply(message.key, received.data, &received.fds),
-                        What::READY if worker.ready.is_none() => {
-                            worker.ready = Some(Instant::now());
-                            if let Some(started) = self.started.take() {
-                                started();
-                            }
-                            self.serves(worker);
-                        }
-                        What::WARM => worker.layouts = received.data.into(),
-                        What::UPGRADE => self.upgrade(worker, message, received.data),
-                        What::REFUSE => self.refused(worker),
-                        What::SETTLE => self.settle(worker),
-                        What::START_CELL => self.start_cell(OsStr::from_bytes(received.data)),
-                        What::STOP_CELL => self.stop_cell(OsStr::from_bytes(received.data)),
-                        _ => {}
+    /// Does what the worker has said so far.
+    fn listen(&mut self, worker: &mut Worker, buffer: &mut [u8]) {
+        while let Some(received) = worker.hear(buffer) {
+            let Some(message) = received.message else { continue };
+            match message.what {
+                What::PUT => self.put(message.key, received.fds),
+                What::DROP => self.drop_kinds(message),
+                What::DROP_ONE => drop(self.held.remove(&message.key)),
+                What::REPLY => self.reply(message.key, received.data, &received.fds),
+                What::READY if worker.ready.is_none() => {
+                    worker.ready = Some(Instant::now());
+                    self.started.take().into_iter().for_each(|started| started());
+                    self.serves(worker);
+                }
+                What::WARM => worker.layouts = received.data.into(),
+                What::UPGRADE => {
+                    if let Err(how) = self.upgrade(message, received.data) {
+                        self.tell_result(worker, message.key.owner, how);
                     }
                 }
-                Err(Errno::AGAIN) => break false,
-                Ok(None) | Err(_) => break true,
+                What::REFUSE => self.call_off(worker, UpgradeResult::Refused),
+                What::SETTLE => self.settle(worker),
+                What::START_CELL => self.start_cell(OsStr::from_bytes(received.data)),
+                What::STOP_CELL => self.cells.get_mut(OsStr::from_bytes(received.data)).into_iter().for_each(Cell::stop),
+                _ => {}
             }
-        };
-        self.buffer = buffer;
-        over
+        }
+    }
+
+    /// What an owner has of these kinds.
+    fn keys(&self, owner: [u8; 16], first: Kind, last: Kind) -> impl Iterator<Item = Key> {
+        let from = self.held.range(Key::of(owner, first)..).map(|(key, _)| *key);
+        from.take_while(move |key| key.owner == owner && key.kind <= last)
     }
 
     fn put(&mut self, key: Key, mut fds: Vec<OwnedFd>) {
         let Some(fd) = fds.pop() else { return };
-        let first = Key { owner: key.owner, kind: Kind(0), slot: 0 };
-        let last = Key { owner: key.owner, kind: Kind(u32::MAX), slot: u32::MAX };
-        // Counting is for when there are many at all.
-        let full = self.held.len() >= MAX_HELD
-            || self.held.len() >= MAX_HELD_BY_OWNER && self.held.range(first..=last).count() >= MAX_HELD_BY_OWNER;
-        if !full || self.held.contains_key(&key) {
-            self.held.insert(key, Place { fd, replies: 0 });
+        let own = self.keys(key.owner, Kind(0), Kind(u32::MAX)).count();
+        if self.held.len() < MAX_HELD && own < MAX_HELD_BY_OWNER || self.held.contains_key(&key) {
+            self.held.insert(key, Held { fd, replies: 0 });
         }
     }
 
     fn drop_kinds(&mut self, message: Message) {
-        let (owner, first) = (message.key.owner, message.key.kind);
         let last = Kind(u32::try_from(message.number).unwrap_or(u32::MAX));
-        if first > last {
-            return;
-        }
-        let range = Key { owner, kind: first, slot: 0 }..=Key { owner, kind: last, slot: u32::MAX };
-        let keys: Vec<_> = self.held.range(range).map(|(key, _)| *key).collect();
+        let keys: Vec<_> = self.keys(message.key.owner, message.key.kind, last).collect();
         for key in keys {
             self.held.remove(&key);
         }
@@ -361,8 +337,7 @@ impl<'a> Keeper<'a> {
     fn reply(&mut self, connection: Key, bytes: &[u8], fds: &[OwnedFd]) {
         let Some(place) = self.held.get_mut(&connection) else { return };
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = wire::send_parts(place.fd.as_fd(), &[IoSlice::new(bytes)], &fds, flags);
+        let sent = wire::send_parts(place.fd.as_fd(), &[IoSlice::new(bytes)], &fds, SendFlags::DONTWAIT);
         if sent != Ok(bytes.len()) {
             // It may be gone already.
             let _ = rustix::net::shutdown(&place.fd, Shutdown::Both);
@@ -371,22 +346,23 @@ impl<'a> Keeper<'a> {
     }
 }
 
-/// A binary to be run, whatever happens to its path afterwards.
-pub(crate) fn open_binary(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+/// A binary to be run, whatever happens to its path afterwards, and the folder that it really lies in.
+pub(crate) fn open_binary(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    let binary = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let mut place = std::fs::read_link(path_of(&binary))?;
+    place.pop();
+    Ok((binary, place))
 }
 
-/// The folder that a binary really lies in.
-pub(crate) fn place_of(binary: &OwnedFd) -> io::Result<Option<PathBuf>> {
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", binary.as_raw_fd()))?;
-    Ok(path.parent().map(Path::to_owned))
+/// Where this process and its children find a file that is open.
+fn path_of(binary: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", binary.as_raw_fd()).into()
 }
 
-/// Until then.
-fn until(deadline: Instant) -> Timespec {
-    // One millisecond more than the clock says: a deadline has passed when one wakes for it.
-    let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-    Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() }
+/// How long a restart is put off after so many failures in a row.
+pub(crate) fn pause(failures: u32) -> Duration {
+    let wait = |step: u32| FIRST_WAIT.saturating_mul(1 << step.min(16)).min(LONGEST_WAIT);
+    failures.checked_sub(PATIENCE).map_or(Duration::ZERO, wait)
 }
 
 /// Whether a process that ended so ended by a fault of its own. Without a signal it has ended itself, though nobody asked.
@@ -400,18 +376,18 @@ pub(crate) fn monotonic_micros() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000
 }
 
-/// SIGTERM and SIGINT become readable instead of deadly.
+/// SIGTERM, SIGINT and SIGCHLD become readable.
 fn watch_signals() -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before anything reads it; the calls read and write only it and the
     // thread's own mask; the descriptor is checked, new and ours.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGTERM);
-        libc::sigaddset(&raw mut set, libc::SIGINT);
-        if libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD] {
+            libc::sigaddset(&raw mut set, signal);
         }
+        // It fails only where it is asked for what it does not know.
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::{
-    io::Errno,
+    io::{Errno, retry_on_intr},
     net::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
         SendFlags, recvmsg, sendmsg,
@@ -70,6 +70,8 @@ impl What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) what: What,
+    /// The version of its sender's protocol.
+    pub(crate) protocol: u32,
     pub(crate) key: Key,
     pub(crate) number: u64,
     pub(crate) more: u64,
@@ -77,7 +79,7 @@ pub(crate) struct Message {
 
 impl Message {
     pub(crate) fn new(what: What, key: Key) -> Self {
-        Self { what, key, number: 0, more: 0 }
+        Self { what, protocol: PROTOCOL, key, number: 0, more: 0 }
     }
 
     /// One that is about nothing that is held.
@@ -85,63 +87,39 @@ impl Message {
         Self::new(what, Key::of_daemon(Kind(0)))
     }
 
-    /// Of BEGIN: when its predecessor died.
-    pub(crate) fn died_micros(&self) -> u64 {
-        self.key.owner.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
-    }
-
-    /// Of BEGIN: notes when its predecessor died.
-    pub(crate) fn set_died_micros(&mut self, micros: u64) {
-        if let Some(bytes) = self.key.owner.first_chunk_mut() {
-            *bytes = micros.to_le_bytes();
-        }
-    }
-
     fn to_bytes(self) -> [u8; SIZE] {
         let mut bytes = [0; SIZE];
         bytes[0..4].copy_from_slice(&self.what.0.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.key.kind.0.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.key.slot.to_le_bytes());
-        bytes[12..16].copy_from_slice(&PROTOCOL.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.protocol.to_le_bytes());
         bytes[16..32].copy_from_slice(&self.key.owner);
         bytes[32..40].copy_from_slice(&self.number.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.more.to_le_bytes());
         bytes
     }
 
-    /// The version of the protocol that a message was sent in.
-    fn protocol(bytes: &[u8]) -> Option<u32> {
-        Some(u32::from_le_bytes(bytes.get(12..16)?.try_into().ok()?))
-    }
-
     /// `None`: too short.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let long = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let what = What(word(0)?);
         let owner = bytes.get(16..32)?.try_into().ok()?;
         let key = Key { owner, kind: Kind(word(4)?), slot: word(8)? };
-        Some(Self { what, key, number: long(32)?, more: long(40)? })
+        Some(Self { what: What(word(0)?), protocol: word(12)?, key, number: long(32)?, more: long(40)? })
     }
 }
 
-/// Sends a message; waits while the other side is behind.
+/// Sends a message; waits while the other side is behind, unless it is told not to.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     message: Message,
     data: &[&[u8]; 3],
     fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
 ) -> Result<(), Errno> {
     let header = message.to_bytes();
     let parts = [IoSlice::new(&header), IoSlice::new(data[0]), IoSlice::new(data[1]), IoSlice::new(data[2])];
-    send_parts(socket, &parts, fds, SendFlags::NOSIGNAL).map(|_| ())
-}
-
-/// Sends a message, if the other side is not far behind.
-pub(crate) fn tell(socket: BorrowedFd<'_>, message: Message, data: &[u8]) -> Result<(), Errno> {
-    let header = message.to_bytes();
-    let parts = [IoSlice::new(&header), IoSlice::new(data)];
-    send_parts(socket, &parts, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(|_| ())
+    send_parts(socket, &parts, fds, flags).map(|_| ())
 }
 
 /// Sends bytes as they are. Returns how many were taken.
@@ -156,19 +134,12 @@ pub(crate) fn send_parts(
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL);
     }
-    loop {
-        match sendmsg(socket, parts, &mut control, flags) {
-            Err(Errno::INTR) => {}
-            other => return other,
-        }
-    }
+    retry_on_intr(|| sendmsg(socket, parts, &mut control, flags | SendFlags::NOSIGNAL))
 }
 
 /// What came: the message, what follows it, its descriptors.
 pub(crate) struct Received<'a> {
     pub(crate) message: Option<Message>,
-    /// The version of its sender's protocol.
-    pub(crate) protocol: u32,
     pub(crate) data: &'a [u8],
     pub(crate) fds: Vec<OwnedFd>,
 }
@@ -183,23 +154,15 @@ pub(crate) fn receive<'a>(
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
-            Ok(received) => break received,
             // A reset is told once, before what the other side sent until then.
             Err(Errno::INTR | Errno::CONNRESET) => {}
-            Err(errno) => return Err(errno),
+            received => break received?,
         }
     };
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    if received.bytes == 0 {
-        return Ok(None);
-    }
+    let rights = |message| if let RecvAncillaryMessage::ScmRights(rights) = message { Some(rights) } else { None };
+    let fds = control.drain().filter_map(rights).flatten().collect();
     let whole = !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
     let (header, data) = buffer.get(..received.bytes).unwrap_or_default().split_at(SIZE.min(received.bytes));
     let message = if whole { Message::from_bytes(header) } else { None };
-    Ok(Some(Received { message, protocol: Message::protocol(header).unwrap_or(0), data, fds }))
+    Ok((received.bytes > 0).then_some(Received { message, data, fds }))
 }

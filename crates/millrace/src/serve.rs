@@ -30,17 +30,16 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     let policy = policy(args)?;
     let policy_text = serde_json::to_string(&policy)?;
     harden_keeper(policy.mode)?;
-    let worker = |binary: &Path| {
+    let command = |binary: &Path, cell: Option<&OsStr>| {
         let mut command = std::process::Command::new(binary);
-        command.arg0("millrace").args(&words).env_remove("NOTIFY_SOCKET").env(POLICY, &policy_text);
-        command
-    };
-    let all_words: Vec<_> = std::env::args_os().skip(1).collect();
-    let cell = |binary: &Path, name: &OsStr| {
-        let mut command = std::process::Command::new(binary);
+        command.arg0("millrace").env_remove("NOTIFY_SOCKET");
+        let Some(name) = cell else {
+            command.args(&words).env(POLICY, &policy_text);
+            return command;
+        };
         let mut option = OsString::from("--cell=");
         option.push(name);
-        command.arg0("millrace").args(&all_words).arg(option).env_remove("NOTIFY_SOCKET");
+        command.args(std::env::args_os().skip(1)).arg(option);
         command
     };
     if args.cell.is_some() {
@@ -55,7 +54,7 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
         announce(&format!("millrace: ready on {}", run_dir.join(API_SOCKET).display()));
         notify::ready();
     };
-    match Keeper::new(worker, cell, started, places)?.run()? {
+    match Keeper::new(command, started, places)?.run()? {
         Outcome::Stopped => Ok(()),
         // It has said why.
         Outcome::Failed(code) => std::process::exit(code.unwrap_or(1)),
