@@ -51,11 +51,16 @@ pub(crate) struct Restored {
 /// What a device does, as the operator is told.
 pub(crate) struct LiveStatus {
     pub(crate) connected: bool,
+    /// Clients that have ever connected here; of a virtio disk nobody wants to know.
+    pub(crate) clients: u64,
     pub(crate) phase: &'static str,
     /// Version of the state region's layout, where there is one.
     pub(crate) state_layout: Option<u32>,
     pub(crate) counters: DeviceCounters,
 }
+
+/// What a device says of itself.
+pub(crate) type StatusAnswer = (Name, Result<LiveStatus, ControlError>);
 
 /// What a device asks of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +215,18 @@ impl LiveDevice {
         self.call(|device| device.status()).map(LiveStatus::from)
     }
 
+    /// Has it say what it is doing, when its shard comes to it.
+    pub(crate) fn ask_status(&self, answers: Sender<StatusAnswer>) -> Result<(), ControlError> {
+        let (key, name) = (self.key, self.name.clone());
+        let answer = move |shard: &mut Shard| {
+            let status = shard.with_device(key, |device: &mut NvmeDevice, _| device.status());
+            let status = status.map(LiveStatus::from).ok_or_else(|| ControlError::Fenced { device: name.clone() });
+            // Who asked may have waited for long enough.
+            let _ = answers.send((name, status));
+        };
+        Ok(self.shard.call(answer)?)
+    }
+
     /// Has it say what it asks of its volumes, when its shard comes to it.
     pub(crate) fn ask_work(&self, answers: Sender<(Name, Vec<Work>)>) -> Result<(), ControlError> {
         let (key, name) = (self.key, self.name.clone());
@@ -292,6 +309,7 @@ impl From<DeviceStatus> for LiveStatus {
         let counters = status.counters;
         Self {
             connected: status.connected,
+            clients: status.clients,
             phase: match status.phase {
                 DevicePhase::Disabled => "disabled",
                 DevicePhase::Ready => "ready",

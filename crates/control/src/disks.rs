@@ -19,7 +19,7 @@ use millrace_vfio_user::SocketPlace;
 
 use crate::{
     Name,
-    devices::{LiveDevice, LiveStatus, Restored, Work, forget, listen, wait_until},
+    devices::{LiveDevice, LiveStatus, Restored, StatusAnswer, Work, forget, listen, wait_until},
     error::ControlError,
     manager::DeviceCounters,
     model::DeviceKind,
@@ -194,6 +194,14 @@ impl Live {
         }
     }
 
+    /// Has it say what it is doing, when its shard comes to it.
+    pub(crate) fn ask_status(&self, answers: Sender<StatusAnswer>) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.ask_status(answers),
+            Self::Disk(disk) => disk.ask_status(answers),
+        }
+    }
+
     /// Has it say what it asks of its volumes, when its shard comes to it.
     pub(crate) fn ask_work(&self, answers: Sender<(Name, Vec<Work>)>) -> Result<(), ControlError> {
         match self {
@@ -307,6 +315,17 @@ impl LiveDisk {
         Ok(())
     }
 
+    fn ask_status(&self, answers: Sender<StatusAnswer>) -> Result<(), ControlError> {
+        let (key, name) = (self.key, self.name.clone());
+        let answer = move |shard: &mut Shard| {
+            let status = shard.with_device(key, |device: &mut VirtioBlkDevice, _| device.status());
+            let status = status.map(LiveStatus::from).ok_or_else(|| ControlError::Fenced { device: name.clone() });
+            // Who asked may have waited for long enough.
+            let _ = answers.send((name, status));
+        };
+        Ok(self.shard.call(answer)?)
+    }
+
     fn ask_work(&self, answers: Sender<(Name, Vec<Work>)>) -> Result<(), ControlError> {
         let (key, name) = (self.key, self.name.clone());
         let answer = move |shard: &mut Shard| {
@@ -335,6 +354,7 @@ impl From<DeviceStatus> for LiveStatus {
         let counters = status.counters;
         Self {
             connected: status.connected,
+            clients: 0,
             phase: match status.phase {
                 DevicePhase::Stopped => "stopped",
                 DevicePhase::Running => "running",

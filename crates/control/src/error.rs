@@ -320,6 +320,16 @@ pub enum ControlError {
         /// The device.
         device: Name,
     },
+    /// The device has not answered in time.
+    #[error("device {device} does not answer: shard {shard} has been busy with something else for longer than {millis} ms")]
+    Silent {
+        /// The device.
+        device: Name,
+        /// Its shard.
+        shard: usize,
+        /// How long it was waited for.
+        millis: u64,
+    },
     /// A shard did not answer.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -475,6 +485,7 @@ impl ControlError {
             | Self::Disk(_)
             | Self::Socket { .. } => Class::Invalid,
             Self::Fenced { .. }
+            | Self::Silent { .. }
             | Self::Engine(_)
             | Self::Store(_)
             | Self::Account { .. }
@@ -530,6 +541,7 @@ impl ControlError {
             Self::OtherKind { .. } => "other-kind",
             Self::Socket { .. } => "socket",
             Self::Fenced { .. } => "fenced",
+            Self::Silent { .. } => "silent",
             Self::Engine(_) => "engine",
             Self::Store(_) => "store",
             Self::Account { .. } => "account",
@@ -578,6 +590,7 @@ impl ControlError {
                 format!("detach one (\"millrace device show {device}\" lists them), or make a device with more --namespaces")
             }
             Self::Fenced { device } => format!("the log says more; \"millrace device delete {device}\" and create it again"),
+            Self::Silent { .. } => "ask again; \"millrace status\" shows the shards, and the log what they wait for".to_owned(),
             Self::Socket { source: ListenerError::InUse { .. }, .. } => {
                 "choose another --socket, or stop that process".to_owned()
             }

@@ -494,7 +494,9 @@ async fn status(State(manager): State<Arc<Manager>>) -> Answer<Status> {
 async fn metrics(State(manager): State<Arc<Manager>>) -> Result<Response, Problem> {
     let render = |manager: &Manager| {
         let held_back = (manager.throttles(), manager.groups());
-        Ok(metrics::response(&manager.status(), &manager.devices(), &manager.volumes(), &manager.copies(), &held_back))
+        let (volumes, devices) = (manager.volumes(), manager.devices());
+        let status = manager.status_with(&volumes, &devices);
+        Ok(metrics::response(&status, &devices, &volumes, &manager.copies(), &held_back))
     };
     blocking(manager, render).await
 }

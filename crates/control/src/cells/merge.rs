@@ -101,7 +101,8 @@ impl Cells {
         let manager = Arc::clone(&self.manager);
         let own = move || {
             let held_back = (manager.throttles(), manager.groups());
-            (manager.status(), manager.volumes(), manager.devices(), manager.copies(), held_back)
+            let (volumes, devices) = (manager.volumes(), manager.devices());
+            (manager.status_with(&volumes, &devices), volumes, devices, manager.copies(), held_back)
         };
         let Ok((status, mut volumes, mut devices, mut copies, held_back)) = tokio::task::spawn_blocking(own).await else {
             return Problem::panicked().into_response();

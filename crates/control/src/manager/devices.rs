@@ -9,13 +9,14 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, PoisonError},
+    time::Instant,
 };
 
 use millrace_engine::{DiskKey, ShardHandle, ShardLoad, place};
 use millrace_frontends::nvme::Namespace;
 use uuid::Uuid;
 
-use super::{Device, DeviceView, Inner, Manager, NamespaceView, Watched};
+use super::{Device, DeviceView, Inner, Manager, NamespaceView};
 use crate::{
     Name,
     disks::{Live, ONLY},
@@ -160,7 +161,7 @@ impl Manager {
         }
         let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session: None };
         let live = Ok(self.start_device(inner, &record, disk)?);
-        Ok(Device { record, live, failed: BTreeMap::new(), watched: Watched::new() })
+        Ok(Device { record, live, failed: BTreeMap::new(), since: Instant::now() })
     }
 
     /// Puts a device on its shard.
@@ -218,7 +219,7 @@ impl Manager {
             Ok(live) => (Ok(live), Ok(())),
             Err(error) => (Err(error.to_string()), Err(error)),
         };
-        let device = Device { record, live, failed: BTreeMap::new(), watched: Watched::new() };
+        let device = Device { record, live, failed: BTreeMap::new(), since: Instant::now() };
         inner.devices.insert(device.record.spec.name.clone(), device);
         result
     }

@@ -46,7 +46,6 @@ use self::{
     graphs::{LiveGraph, Means},
     groups::Group,
     host::{HostLink, HostThread},
-    sessions::Watched,
 };
 use crate::{
     Name,
@@ -155,8 +154,8 @@ struct Device {
     live: Result<Live, String>,
     /// Namespaces that could not be shown, by identifier, with the reason.
     failed: BTreeMap<u32, String>,
-    /// Of a session: when it ends.
-    watched: Watched,
+    /// When it was made, or brought back.
+    since: Instant,
 }
 
 /// How busy a shard was in the last sampling interval.

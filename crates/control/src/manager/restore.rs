@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     sync::Arc,
+    time::Instant,
 };
 
 use millrace_block::Switch;
@@ -11,7 +12,7 @@ use millrace_services::Leaf;
 use thiserror::Error;
 
 use super::{
-    Device, Inner, Manager, Volume, Watched,
+    Device, Inner, Manager, Volume,
     volumes::{FileChange, namespace},
 };
 use crate::{
@@ -163,7 +164,7 @@ impl Manager {
             tracing::error!(device = %record.spec.name, %error, "the device could not be restored");
             error.to_string()
         });
-        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed, watched: Watched::new() });
+        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed, since: Instant::now() });
     }
 
     /// Makes what is declared and not there, and stores it as one change.

@@ -38,25 +38,6 @@ pub(crate) struct Asker {
     pub(crate) uid: u32,
 }
 
-/// Since when a session's device is there, and whether its application was seen there.
-pub(super) struct Watched {
-    since: Instant,
-    seen: bool,
-}
-
-impl Watched {
-    /// Of a device that has just been made, or brought back.
-    pub(super) fn new() -> Self {
-        Self { since: Instant::now(), seen: false }
-    }
-
-    /// Whether its application is gone.
-    fn is_over(&mut self, connected: bool) -> bool {
-        self.seen |= connected;
-        !connected && (self.seen || self.since.elapsed() > TAKEN_WITHIN)
-    }
-}
-
 impl Manager {
     /// Makes a controller that shows the volume, and connects to it in the application's place.
     pub(crate) fn open_session(&self, asker: Asker, spec: &SessionSpec) -> Result<(Name, UnixStream), ControlError> {
@@ -109,24 +90,26 @@ impl Manager {
 
     /// Deletes the devices of applications that are gone.
     pub(super) fn end_sessions(&self) {
+        let asked = Instant::now();
+        let answers = self.ask(|device| device.record.session.is_some());
         let mut inner = self.peek();
         if inner.stopping {
             return;
         }
-        let mut over = Vec::new();
-        for (name, device) in &mut inner.devices {
-            if device.record.session.is_none() {
-                continue;
+        for (name, status) in answers {
+            let is_late = |device: &Device| asked.duration_since(device.since) > TAKEN_WITHIN;
+            let is_over = |device: &Device| match &status {
+                Ok(status) => !status.connected && (status.clients > 0 || is_late(device)),
+                // Its shard may come to it yet.
+                Err(ControlError::Silent { .. }) => false,
+                // It has failed: nobody is served there.
+                Err(_) => is_late(device),
+            };
+            // One of that name that was made since then was not asked.
+            if inner.devices.get(&name).is_some_and(|device| device.since <= asked && is_over(device)) {
+                tracing::info!(device = %name, "session ended");
+                inner.forget_session(self, &name);
             }
-            // One that does not answer has failed: nobody is served there.
-            let connected = device.live.as_ref().is_ok_and(|live| live.status().is_ok_and(|status| status.connected));
-            if device.watched.is_over(connected) {
-                over.push(name.clone());
-            }
-        }
-        for name in over {
-            tracing::info!(device = %name, "session ended");
-            inner.forget_session(self, &name);
         }
     }
 }

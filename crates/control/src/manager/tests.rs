@@ -2,7 +2,10 @@ use std::{
     fs,
     os::unix::net::UnixStream,
     path::Path,
-    sync::mpsc::{Receiver, sync_channel},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, sync_channel},
+    },
     time::Duration,
 };
 
@@ -299,6 +302,33 @@ fn attachments_are_checked() {
     assert!(matches!(rig.detach("d", 2), Err(ControlError::NotAttached { nsid: 2, .. })));
     let listed: Vec<_> = rig.device("d").unwrap().namespaces.iter().map(|ns| (ns.nsid, ns.volume.to_string())).collect();
     assert_eq!(listed, [(1, "b".to_owned())]);
+}
+
+#[test]
+fn a_shard_that_hangs_keeps_nobody_else_waiting() {
+    let rig = Rig::with_placement(2, Placement::Device);
+    let stuck = rig.create_device(&device("stuck", "{}")).unwrap().shard.unwrap();
+    let other = rig.create_device(&device("other", "{}")).unwrap().shard.unwrap();
+    assert_ne!(stuck, other);
+    let done = Arc::new(AtomicBool::new(false));
+    let (manager, its_done) = (rig.manager.clone().unwrap(), Arc::clone(&done));
+    // It waits for what the manager locks, again and again: whoever waited for the shard with that in hand would wait for ever.
+    let hang = move || while !its_done.load(Ordering::Relaxed) && !manager.volumes().is_empty() {};
+    rig.create_volume(&volume("v", "1M", "memory")).unwrap();
+    rig.shards[stuck].call(move |_| hang()).unwrap();
+    let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));
+    thread::spawn(move || {
+        manager.end_sessions();
+        tell.send((manager.devices(), manager.device("stuck"), manager.status())).unwrap();
+    });
+    let (devices, shown, status) = told.recv_timeout(Duration::from_secs(60)).expect("what the others are doing");
+    let states: Vec<_> = devices.iter().map(|device| (device.name.as_str(), device.state)).collect();
+    assert_eq!(states, [("other", State::Ready), ("stuck", State::Failed)]);
+    let reason = shown.unwrap().reason.unwrap();
+    assert!(reason.contains(&format!("shard {stuck} has been busy")), "{reason}");
+    assert!(status.failed.iter().any(|failed| failed.contains("stuck")), "{:?}", status.failed);
+    done.store(true, Ordering::Relaxed);
+    while rig.device("stuck").unwrap().state != State::Ready {}
 }
 
 #[test]

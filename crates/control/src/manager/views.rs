@@ -1,6 +1,11 @@
 //! What the operator is shown.
 
-use std::{path::PathBuf, sync::PoisonError};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{PoisonError, mpsc::channel},
+    time::{Duration, Instant},
+};
 
 use millrace_engine::stages::{Stage, StageTime, StageTimes};
 use millrace_services::{Node, graph::Tree};
@@ -11,11 +16,15 @@ use super::{Device, Inner, Manager, Volume};
 use crate::{
     Name, Size,
     cells::MAIN,
+    devices::LiveStatus,
     disks::Live,
     error::ControlError,
     model::{CopyState, LogicalBlock, NvmeSpec, VirtioBlkSpec},
     store::{CopyRecord, NamespaceRecord},
 };
+
+/// How long devices may take to say what they are doing: less than the daemon waits for one of its workers.
+const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Whether something works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -356,13 +365,37 @@ impl Manager {
 
     /// All devices, by name.
     pub fn devices(&self) -> Vec<DeviceView> {
+        let mut statuses = self.ask(|_| true);
         let inner = self.peek();
-        inner.devices.values().map(|device| self.view(&inner, device)).collect()
+        // One that was made meanwhile is in the next list.
+        let view = |(name, device)| Some(self.view(&inner, device, statuses.remove(name)?));
+        inner.devices.iter().filter_map(view).collect()
     }
 
     /// One device.
     pub fn device(&self, name: &str) -> Result<DeviceView, ControlError> {
-        self.device_view(&self.peek(), name)
+        let status = self.ask(|device| device.record.spec.name.as_str() == name).into_values().next();
+        let inner = self.peek();
+        let device = inner.device(name)?;
+        Ok(self.view(&inner, device, status.unwrap_or_else(|| device.live().and_then(Live::status))))
+    }
+
+    /// Asks devices what they are doing. What exists is not locked while they answer: a shard that hangs keeps nobody else waiting.
+    pub(super) fn ask(&self, wanted: impl Fn(&Device) -> bool) -> BTreeMap<Name, Result<LiveStatus, ControlError>> {
+        let (answers, answered) = channel();
+        let ask = |(name, device): (&Name, &Device)| {
+            let asked = device.live().and_then(|live| live.ask_status(answers.clone()).map(|()| live.shard()));
+            let silent = |shard| ControlError::Silent { device: name.clone(), shard, millis: PATIENCE.as_millis() as u64 };
+            (name.clone(), Err(asked.map_or_else(|error| error, silent)))
+        };
+        let mut statuses: BTreeMap<_, _> =
+            self.peek().devices.iter().filter(|(_, device)| wanted(device)).map(ask).collect();
+        drop(answers);
+        let until = Instant::now() + PATIENCE;
+        while let Ok((name, status)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            statuses.insert(name, status);
+        }
+        statuses
     }
 
     /// One namespace.
@@ -394,19 +427,23 @@ impl Manager {
 
     /// The daemon.
     pub fn status(&self) -> Status {
-        let (volumes, devices) = (self.volumes(), self.devices());
+        self.status_with(&self.volumes(), &self.devices())
+    }
+
+    /// The daemon, for who has asked for these already.
+    pub(crate) fn status_with(&self, volumes: &[VolumeView], devices: &[DeviceView]) -> Status {
         let mut failed = Vec::new();
         let mut note = |kind, name: &Name, reason: &Option<String>| {
             failed.extend(reason.iter().map(|reason| format!("{kind} {name}: {reason}")));
         };
-        for volume in &volumes {
+        for volume in volumes {
             note("volume", &volume.name, &volume.reason);
             note("volume", &volume.name, &super::graphs::unwell(&volume.tree));
         }
         for copy in self.copies() {
             note("copy", &copy.name, &copy.reason);
         }
-        for device in &devices {
+        for device in devices {
             note("device", &device.name, &device.reason);
             for namespace in &device.namespaces {
                 let reason = namespace.reason.as_ref().map(|reason| format!("namespace {}: {reason}", namespace.nsid));
@@ -446,12 +483,12 @@ impl Manager {
     }
 
     pub(super) fn device_view(&self, inner: &Inner, name: &str) -> Result<DeviceView, ControlError> {
-        Ok(self.view(inner, inner.device(name)?))
+        let device = inner.device(name)?;
+        Ok(self.view(inner, device, device.live().and_then(Live::status)))
     }
 
-    fn view(&self, inner: &Inner, device: &Device) -> DeviceView {
+    fn view(&self, inner: &Inner, device: &Device, status: Result<LiveStatus, ControlError>) -> DeviceView {
         let record = &device.record;
-        let status = device.live().and_then(Live::status);
         let controller = record.spec.kind.nvme().map(|_| record.spec.controller_config(record.cntlid, record.uuid));
         let (status, reason) = match status {
             Ok(status) => (Some(status), None),

@@ -157,6 +157,8 @@ pub struct NvmeDevice {
     leaving: Vec<Rc<Attached>>,
     /// Commands already counted for the shard's statistics.
     counted: u64,
+    /// Clients that have connected, or were taken over.
+    clients: u64,
     /// It goes on from another worker's state, and waits until its namespaces are there.
     waits: bool,
     /// It was left to another worker: whatever comes is that one's.
@@ -210,6 +212,7 @@ impl NvmeDevice {
             .map_err(|source| DeviceError::Socket { device: controller.config.name.clone(), source })?;
         Ok(Self {
             counted: controller.counters.commands(),
+            clients: 0,
             controller,
             listener,
             link: Link::Listening,
@@ -224,6 +227,7 @@ impl NvmeDevice {
     }
 
     fn take_over(&mut self, (client, socket, resumed): TakenClient) {
+        self.clients += 1;
         let stream = std::os::unix::net::UnixStream::from(socket);
         match Connection::kept(stream, client, resumed) {
             Ok(connection) => {
@@ -466,6 +470,7 @@ impl NvmeDevice {
                 Err(error) => return self.accept_failed(cx, &error),
             },
         };
+        self.clients += 1;
         match connection {
             Ok(connection) => {
                 tracing::debug!(device = self.name(), "a client connected");

@@ -79,6 +79,15 @@ fn a_session_lives_as_long_as_its_connection() {
         rig.end_sessions();
         std::thread::sleep(Duration::from_millis(5));
     }
+    // One that nobody looked at while it lasted goes as soon as it is looked for.
+    let (name, connection) = rig.open_session(own(), &spec("a", false)).unwrap();
+    let transport = millrace_driver::VfioUser::from_stream(connection, Duration::from_secs(30)).unwrap();
+    drop(Controller::attach(transport, &Options::default()).unwrap());
+    while rig.device(name.as_str()).is_ok_and(|device| device.connected) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rig.end_sessions();
+    assert!(rig.device(name.as_str()).is_err(), "its application has been there");
     // One that is there when the daemon stops is not there when it starts again.
     let (name, _connection) = rig.open_session(own(), &spec("a", false)).unwrap();
     rig.stop();

@@ -9,6 +9,8 @@ use super::{Link, NvmeDevice};
 pub struct DeviceStatus {
     /// A client (a virtual machine) is connected.
     pub connected: bool,
+    /// Clients that have connected, or were connected when this worker took over.
+    pub clients: u64,
     /// Where the controller stands.
     pub phase: DevicePhase,
     /// I/O submission queues that the guest has created.
@@ -115,6 +117,7 @@ impl NvmeDevice {
         });
         DeviceStatus {
             connected: matches!(self.link, Link::Connected(_)),
+            clients: self.clients,
             phase: match controller.phase {
                 Phase::Disabled => DevicePhase::Disabled,
                 Phase::Ready => DevicePhase::Ready,
