@@ -59,6 +59,17 @@ pub(crate) enum Failure {
         #[source]
         source: io::Error,
     },
+    /// A process could not be bound to a core.
+    #[error("binding process {pid} to core {core}")]
+    Bind {
+        /// Which.
+        pid: u32,
+        /// Where.
+        core: usize,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// A file could not be written.
     #[error("writing {}", path.display())]
     Write {

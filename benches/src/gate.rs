@@ -107,7 +107,7 @@ fn wait(line: &Line, value: u32) -> bool {
 }
 
 /// Pins the calling thread. A machine without that core leaves it where it is, which the measurement shows.
-fn pin(core: usize) {
+pub(crate) fn pin(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     let _ = sched_setaffinity(None, &set);

@@ -138,6 +138,12 @@ const HOP: Cell = cell("services", "randread 4k null", 32, "lean", "iops");
 const OVER: Cell = cell("services", "randread 4k memory", 32, "lean", "iops");
 const WRITTEN: Cell = OVER.test("randwrite 4k memory");
 const INTERRUPTS: Cell = cell("interrupts", "randread 4k", 32, "asleep", "interrupts");
+const SPARE: Cell = Cell { subject: "alone", ..cell("spare", "randread 4k on its own core", 1, "asleep", "p99") };
+
+/// At most a tenth above what it is alone.
+const fn unmoved(text: &'static str, depth: u32, subject: &'static str) -> Goal {
+    goal(text, SPARE.at(depth).by(subject), None, Rule::Within(SPARE.at(depth), 1.1))
+}
 
 /// SPDK's value of the same thing.
 const fn spdk(cell: Cell, times: f64) -> Rule {
@@ -220,6 +226,12 @@ const GOALS: &[Goal] = &[
     goal("parity, full stripes of 8 KiB: 2.5 times SPDK", OVER.test("randwrite 8k memory, parity"), None, spdk(OVER.test("randwrite 8k memory, parity"), 2.5)),
     goal("interrupts per I/O, depth 32: at most half of depth 1's", INTERRUPTS, None, Rule::Within(INTERRUPTS.at(1), 0.5)),
     goal("interrupts per I/O, depth 128: at most depth 32's", INTERRUPTS.at(128), None, Rule::Within(INTERRUPTS, 1.0)),
+    unmoved("p99 beside loops on another core, depth 1: moves by < 10 %", 1, "beside loops"),
+    unmoved("p99 beside loops on another core, depth 32: moves by < 10 %", 32, "beside loops"),
+    unmoved("p99 beside floods on another core, depth 1: moves by < 10 %", 1, "beside floods"),
+    unmoved("p99 beside floods on another core, depth 32: moves by < 10 %", 32, "beside floods"),
+    unmoved("p99 beside shrinking memory on another core, depth 1: moves by < 10 %", 1, "beside shrinking memory"),
+    unmoved("p99 beside shrinking memory on another core, depth 32: moves by < 10 %", 32, "beside shrinking memory"),
 ];
 
 /// What the records say about the goals: those about which they say anything.

@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, kill_process},
+    thread::{CpuSet, sched_setaffinity},
+};
 
 use crate::error::Failure;
 
@@ -83,6 +87,11 @@ impl Daemon {
         pids
     }
 
+    /// Binds what it consists of now, and what that starts, to a core.
+    pub(crate) fn bind(&self, core: usize) -> Result<(), Failure> {
+        self.pids().into_iter().try_for_each(|pid| bind(pid, core))
+    }
+
     /// Processor time that it has used: all its processes and threads, user and system.
     pub(crate) fn cpu(&self) -> Result<Duration, Failure> {
         let mut ticks = 0;
@@ -107,6 +116,24 @@ impl Daemon {
         }
         Ok(bytes)
     }
+}
+
+/// Binds all threads of a process, and those that they start, to a core.
+pub(crate) fn bind(pid: u32, core: usize) -> Result<(), Failure> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    let path = PathBuf::from(format!("/proc/{pid}/task"));
+    let failed = |source| Failure::Read { path: path.clone(), source };
+    for thread in fs::read_dir(&path).map_err(failed)? {
+        let name = thread.map_err(failed)?.file_name();
+        let thread = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        match sched_setaffinity(thread, &set) {
+            // It has ended since.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(errno) => return Err(Failure::Bind { pid, core, source: errno.into() }),
+        }
+    }
+    Ok(())
 }
 
 fn read(path: &str) -> Result<String, Failure> {

@@ -46,5 +46,6 @@ pub(crate) const ALL: &[Section] = &[
     section("interrupts", "interrupts per command, by depth", latency::interrupts),
     section("wake", "the first command after a pause", latency::wake),
     section("neighbour", "a device alone, and beside one whose guest means harm", neighbour::run),
+    section("spare", "the same, each on a core of its own", neighbour::on_its_own_core),
     section("pauses", "guests wait: workers killed, binaries replaced", pauses::run),
 ];

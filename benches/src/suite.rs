@@ -75,7 +75,7 @@ impl Suite {
     }
 
     /// Samples that each case should have in a state.
-    fn wanted(&self) -> usize {
+    pub(crate) fn wanted(&self) -> usize {
         if self.quick { 1 } else { ENOUGH }
     }
 
@@ -139,12 +139,12 @@ impl Suite {
         record.save(&machine::now())
     }
 
-    fn ping_pong(&self) -> f64 {
+    pub(crate) fn ping_pong(&self) -> f64 {
         if self.gated { gate::ping_pong(self.client, self.target) } else { f64::NAN }
     }
 
     /// Where the cores are. Where there is only one, all samples are of one kind.
-    fn state(&self, round_trip: f64) -> State {
+    pub(crate) fn state(&self, round_trip: f64) -> State {
         if self.gated { State::of(round_trip) } else { State::Any }
     }
 

@@ -54,7 +54,7 @@ pub(crate) fn text(record: &Record, title: &str) -> String {
     out
 }
 
-/// Who was measured, ours first.
+/// Who was measured, first whom the others are compared with.
 pub(crate) fn subjects(record: &Record) -> Vec<&str> {
     let mut subjects: Vec<&str> = Vec::new();
     for row in &record.rows {
@@ -62,7 +62,7 @@ pub(crate) fn subjects(record: &Record) -> Vec<&str> {
             subjects.push(&row.subject);
         }
     }
-    subjects.sort_by_key(|subject| *subject != "ours");
+    subjects.sort_by_key(|subject| !matches!(*subject, "ours" | "alone"));
     subjects
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
         "footprint" => &["rss", "pss", "anonymous", "huge"],
         "devices" => &["iops", "spread"],
         "idle" => &["iops", "cpu"],
-        "neighbour" => &["p50", "p99", "p99.9", "rounds"],
+        "neighbour" | "spare" => &["p50", "p99", "p99.9", "rounds"],
         "pauses" => &["pause", "max"],
         _ => &["iops"],
     };

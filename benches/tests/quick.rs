@@ -33,7 +33,7 @@ fn a_section_leaves_a_record_of_what_every_sample_measured() {
             "--budget",
             "1",
             "--only",
-            "null,interrupts,virtio",
+            "null,interrupts,virtio,spare",
             "--target-core",
         ])
         .args([&last, "--client-core", "0", "--millrace"])
@@ -52,6 +52,17 @@ fn a_section_leaves_a_record_of_what_every_sample_measured() {
     let record: Value = serde_json::from_slice(&text).expect("JSON");
     let ours = record["rows"].as_array().into_iter().flatten().filter(|row| row["subject"] == "ours").count();
     assert_eq!(ours, 2, "{record}");
+
+    let text = std::fs::read(records.join("spare.json")).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("JSON");
+    let rows = record["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 12, "{record}");
+    for row in rows {
+        assert!(row["samples"][0]["p99"].as_f64().is_some_and(|p99| p99 > 0.0), "commands were completed: {row}");
+        let harm = ["beside loops", "beside floods", "beside shrinking memory"]
+            .contains(&row["subject"].as_str().unwrap_or_default());
+        assert_eq!(harm, row["samples"][0]["rounds"].is_number(), "{row}");
+    }
 
     let text = std::fs::read(records.join("null.json")).expect("the record");
     let record: Value = serde_json::from_slice(&text).expect("JSON");
