@@ -50,10 +50,7 @@ pub(crate) static KIND: Kind = Kind {
         Word { name: "save-after", help: "mode authenticated: how long tags may be in the log alone [5s]" },
         Word { name: "rekey-rate", help: "bytes that re-keying works on each second; 0: as fast as it goes [0]" },
     ],
-    commands: &[Word {
-        name: "rekey",
-        help: "mode xts: makes a new key and re-enciphers everything while the volume is in use",
-    }],
+    commands: &[Word { name: "rekey", help: "makes a new key and re-enciphers everything while the volume is in use" }],
     shares_legs: false,
     is_disk: false,
     samples: SAMPLES,
@@ -89,10 +86,8 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
     if !(Duration::from_millis(1)..=Duration::from_secs(600)).contains(&save_after) {
         return Err(SettingError::new("save-after", "from 1ms to 10m is possible"));
     }
-    for (name, needed) in [("save-after", Mode::Authenticated), ("rekey-rate", Mode::Xts)] {
-        if settings.text(name).is_some() && mode != needed {
-            return Err(SettingError::new(name, "is of no use in this mode"));
-        }
+    if settings.text("save-after").is_some() && mode != Mode::Authenticated {
+        return Err(SettingError::new("save-after", "is of no use in this mode"));
     }
     Ok(Box::new(CryptPlan { key, discard, rekey_rate, mode, save_after }))
 }
@@ -136,8 +131,12 @@ impl Plan for CryptPlan {
         if self.mode == Mode::Authenticated {
             // Fetched before any pause: a command may take its time.
             let kek = self.key.load().map_err(|error| control::key_error(&error))?;
-            let settled =
-                authenticated::Settled { key: self.key.clone(), discard: self.discard, save_after: self.save_after };
+            let settled = authenticated::Settled {
+                key: self.key.clone(),
+                discard: self.discard,
+                save_after: self.save_after,
+                rekey_rate: self.rekey_rate,
+            };
             return authenticated::build(build, settled, kek);
         }
         let leg = build.only_leg();

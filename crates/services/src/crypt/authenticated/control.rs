@@ -11,7 +11,7 @@ use millrace_cipher::{CipherError, Sealer, Secret, random};
 use super::{
     header::Header,
     layout::OFFSET,
-    page::{Place, Uuid},
+    page::{Place, TURNED, Uuid},
     save::Root,
     volume::{Authenticated, Force},
 };
@@ -19,9 +19,12 @@ use crate::{
     background::{LocalFuture, Stop, Task, own_buffers},
     legs,
     record::Found,
-    service::{Health, Mount, Reason, Service, ServiceError, Status},
+    service::{Health, Mount, Progress, Reason, Service, ServiceError, Status},
     settings::Settings,
 };
+
+/// The volume's key, and the one before.
+type Keys = (Secret<64>, Option<Secret<64>>);
 
 /// How long the background task sleeps before it looks again.
 const NAP: Duration = Duration::from_millis(50);
@@ -42,9 +45,11 @@ pub(super) struct Control {
     pub(super) unfinished: Option<Root>,
     /// Why the tree could not be saved.
     failure: Option<String>,
+    /// Why re-keying does not go on.
+    pub(super) rekey_failure: Option<String>,
 }
 
-fn cipher_error(error: &CipherError) -> ServiceError {
+pub(super) fn cipher_error(error: &CipherError) -> ServiceError {
     ServiceError::NotNow(error.to_string())
 }
 
@@ -76,7 +81,7 @@ impl Authenticated {
     }
 
     /// Brings a key into force, with an empty tree in memory.
-    fn enforce(&self, header: Option<&Header>, sealer: Option<Sealer>) -> Result<(), ServiceError> {
+    fn enforce(&self, header: Option<&Header>, keys: Option<(Sealer, Option<Sealer>)>) -> Result<(), ServiceError> {
         self.table.forget_all();
         self.doubts().clear();
         let (epoch, uuid) = header.map_or((0, Uuid::default()), |header| (header.epoch, header.uuid));
@@ -87,7 +92,9 @@ impl Authenticated {
                 self.table.root.set(at, *record);
             }
         }
-        let force = sealer.map(|sealer| Force { sealer, uuid });
+        self.rekeying.start(header.and_then(Header::rekeyed).unwrap_or(0));
+        let turned = if header.is_some_and(|header| header.turned) { TURNED } else { 0 };
+        let force = keys.map(|(sealer, old)| Force { sealer: Arc::new(sealer), turned, old: old.map(Arc::new), uuid });
         self.sealer.replace(force).map_err(|error| ServiceError::NotNow(error.to_string()))?.wait();
         Ok(())
     }
@@ -97,7 +104,7 @@ impl Authenticated {
         let (header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
         let sealer = Sealer::new(&key).map_err(|error| cipher_error(&error))?;
         let generation = header.store(&self.leg, generation, &sealer)?;
-        self.enforce(Some(&header), Some(sealer))?;
+        self.enforce(Some(&header), Some((sealer, None)))?;
         *self.control() = Control { header: Some(header), generation, ..Control::default() };
         Ok(())
     }
@@ -124,17 +131,18 @@ impl Authenticated {
         self.begin(uuid, block_size, generation + 2)
     }
 
-    /// The volume's key; sealed anew if it is still sealed under the key of the service before.
-    fn open_key(&self, mount: &Mount, header: &mut Header) -> Result<(Secret<64>, bool), ServiceError> {
-        match header.open(&self.kek) {
-            Ok(key) => return Ok((key, false)),
+    /// The volume's key, and the one before; sealed anew if they are still sealed under the key of the service before.
+    fn open_keys(&self, mount: &Mount, header: &mut Header) -> Result<(Keys, bool), ServiceError> {
+        let open = |header: &Header, kek| Ok((header.open(kek)?, header.open_old(kek)?));
+        match open(header, &self.kek) {
+            Ok(keys) => return Ok((keys, false)),
             Err(CipherError::Authentication) => {}
             Err(error) => return Err(cipher_error(&error)),
         }
         let previous = mount.previous::<Self>().ok_or_else(|| self.wrong_key())?;
-        let key = header.open(&previous.kek).map_err(|_| self.wrong_key())?;
-        header.seal(&self.kek, &key).map_err(|error| cipher_error(&error))?;
-        Ok((key, true))
+        let (key, old) = open(header, &previous.kek).map_err(|_| self.wrong_key())?;
+        header.reseal(&self.kek, &key, old.as_ref()).map_err(|error| cipher_error(&error))?;
+        Ok(((key, old), true))
     }
 
     /// Opens what the leg holds.
@@ -144,8 +152,9 @@ impl Authenticated {
             return Err(self.wrong(format!("it has blocks of {has} bytes, and the volume of {wanted}")));
         }
         let before = header.clone();
-        let (key, resealed) = self.open_key(mount, &mut header)?;
+        let ((key, old), resealed) = self.open_keys(mount, &mut header)?;
         let sealer = Sealer::new(&key).map_err(|error| cipher_error(&error))?;
+        let old = old.map(|old| Sealer::new(&old)).transpose().map_err(|error| cipher_error(&error))?;
         if !before.is_whole(&sealer, &found.content) {
             return Err(
                 self.wrong("its header was changed by somebody who does not have the key: put back a good copy of the leg")
@@ -162,7 +171,7 @@ impl Authenticated {
         if resealed || (control.damaged.is_some() && !self.geometry().read_only) {
             control.generation = header.store(&self.leg, control.generation, &sealer)?;
         }
-        self.enforce(Some(&header), Some(sealer))?;
+        self.enforce(Some(&header), Some((sealer, old)))?;
         control.header = Some(header);
         *self.control() = control;
         self.block_on("recover", |volume, cx| Box::pin(volume.recover(cx)))
@@ -270,24 +279,33 @@ impl Service for Authenticated {
         if let Some(failure) = &control.failure {
             status.facts.push(("tags cannot be saved".to_owned(), failure.clone()));
         }
-        if mismatches > 0 || pages > 0 || control.failure.is_some() {
+        if let Some(failure) = &control.rekey_failure {
+            status.facts.push(("re-keying".to_owned(), failure.clone()));
+        }
+        if self.is_rekeying() {
+            let total = self.geometry().blocks.0;
+            let done = self.rekeying.done().min(total);
+            status.progress.push(Progress { what: "re-keying".to_owned(), done, total });
+        }
+        if mismatches > 0 || pages > 0 || control.failure.is_some() || control.rekey_failure.is_some() {
             status.health = Health::Degraded;
         }
         status
     }
 
-    fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {
+    fn command(&self, command: &str, arguments: &Settings) -> Result<String, ServiceError> {
         match command {
-            "rekey" => Err(ServiceError::Command(
-                "a volume of mode=authenticated is not re-keyed in its place: create another one and copy (millrace copy), or \
-                 change the key-encryption key (millrace volume change)"
-                    .to_owned(),
-            )),
+            "rekey" if arguments.is_empty() => self.begin_rekeying(),
+            "rekey" => Err(ServiceError::Command("rekey has no arguments".to_owned())),
             _ => Err(ServiceError::no_command(&super::super::KIND, command)),
         }
     }
 
     fn tasks(self: Arc<Self>) -> Vec<Task> {
-        vec![Task::new("tags", move |cx, stop| Box::pin(async move { self.run(cx, stop).await }))]
+        let volume = Arc::clone(&self);
+        vec![
+            Task::new("tags", move |cx, stop| Box::pin(async move { self.run(cx, stop).await })),
+            Task::new("re-keying", move |cx, stop| Box::pin(async move { volume.run_rekeying(cx, stop).await })),
+        ]
     }
 }

@@ -19,7 +19,21 @@ const FIXED: usize = 168;
 /// Where the code is.
 const CODE: usize = 152;
 
-const _: () = assert!(FIXED + BRANCHES as usize * RECORD <= (REGION.len / 2) as usize - 32);
+const _: () = assert!(FIXED + SEALED + BRANCHES as usize * RECORD <= (REGION.len / 2) as usize - 32);
+
+/// The key bit of what is written.
+const TURNED: u32 = 1;
+/// Some of what is there has the key before this one.
+const REKEYING: u32 = 2;
+
+/// What is there while the volume is re-keyed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rekeying {
+    /// The key before, sealed.
+    old: [u8; SEALED],
+    /// Blocks before this one have the new key, if no log says otherwise.
+    done: u64,
+}
 
 /// What the header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +43,9 @@ pub(super) struct Header {
     /// Counts the turns in which the tree was saved.
     pub(super) epoch: u64,
     key: [u8; SEALED],
+    /// What is of this key has [`super::page::TURNED`] in its version.
+    pub(super) turned: bool,
+    rekeying: Option<Rekeying>,
     /// The branches' records, up to the last one that is not fresh.
     pub(super) root: Vec<Record>,
 }
@@ -41,9 +58,27 @@ impl Header {
     /// A header with a new key and nothing in the tree.
     pub(super) fn create(kek: &Secret<32>, uuid: Uuid, block_size: BlockSize) -> Result<(Self, Secret<64>), CipherError> {
         let key = Secret::generate()?;
-        let mut header = Self { uuid, block_size, epoch: 0, key: [0; SEALED], root: Vec::new() };
-        header.seal(kek, &key)?;
+        let mut header =
+            Self { uuid, block_size, epoch: 0, key: [0; SEALED], turned: false, rekeying: None, root: Vec::new() };
+        header.key = header.sealed(kek, &key)?;
         Ok((header, key))
+    }
+
+    /// This header with another key, the one of now being the one before.
+    pub(super) fn begin_rekeying(&self, kek: &Secret<32>) -> Result<(Self, Secret<64>), CipherError> {
+        let key = Secret::generate()?;
+        let rekeying = Some(Rekeying { old: self.key, done: 0 });
+        Ok((Self { key: self.sealed(kek, &key)?, turned: !self.turned, rekeying, ..self.clone() }, key))
+    }
+
+    /// This header without the key before.
+    pub(super) fn end_rekeying(&self) -> Self {
+        Self { rekeying: None, ..self.clone() }
+    }
+
+    /// How far re-keying is, if there is one.
+    pub(super) fn rekeyed(&self) -> Option<u64> {
+        Some(self.rekeying.as_ref()?.done)
     }
 
     /// What a sealed key is bound to: it opens in this header only.
@@ -52,10 +87,22 @@ impl Header {
         [&b"millrace crypt"[..], &self.uuid, &numbers, &OFFSET.to_le_bytes()].concat()
     }
 
-    /// Seals the volume's key under this key-encryption key.
-    pub(super) fn seal(&mut self, kek: &Secret<32>, key: &Secret<64>) -> Result<(), CipherError> {
-        let sealed = seal(kek, &self.extra(), key)?;
-        self.key = sealed.try_into().expect("a sealed key has a fixed length");
+    fn sealed(&self, kek: &Secret<32>, key: &Secret<64>) -> Result<[u8; SEALED], CipherError> {
+        Ok(seal(kek, &self.extra(), key)?.try_into().expect("a sealed key has a fixed length"))
+    }
+
+    /// Seals the volume's key, and the one before, under this key-encryption key.
+    pub(super) fn reseal(
+        &mut self,
+        kek: &Secret<32>,
+        key: &Secret<64>,
+        old: Option<&Secret<64>>,
+    ) -> Result<(), CipherError> {
+        let old = old.map(|old| self.sealed(kek, old)).transpose()?;
+        self.key = self.sealed(kek, key)?;
+        if let (Some(rekeying), Some(old)) = (&mut self.rekeying, old) {
+            rekeying.old = old;
+        }
         Ok(())
     }
 
@@ -64,9 +111,15 @@ impl Header {
         open(kek, &self.extra(), &self.key)
     }
 
+    /// The key before, while the volume is re-keyed.
+    pub(super) fn open_old(&self, kek: &Secret<32>) -> Result<Option<Secret<64>>, CipherError> {
+        self.rekeying.as_ref().map(|rekeying| open(kek, &self.extra(), &rekeying.old)).transpose()
+    }
+
     /// This header with another tree.
-    pub(super) fn with_root(&self, epoch: u64, root: Vec<Record>) -> Self {
-        Self { epoch, root, ..self.clone() }
+    pub(super) fn with_root(&self, epoch: u64, root: Vec<Record>, done: u64) -> Self {
+        let rekeying = self.rekeying.as_ref().map(|rekeying| Rekeying { done, ..rekeying.clone() });
+        Self { epoch, rekeying, root, ..self.clone() }
     }
 
     fn encode(&self, sealer: &Sealer) -> Vec<u8> {
@@ -77,7 +130,11 @@ impl Header {
         out.extend_from_slice(&OFFSET.to_le_bytes());
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.key);
+        let state = if self.turned { TURNED } else { 0 } | if self.rekeying.is_some() { REKEYING } else { 0 };
+        out.extend_from_slice(&state.to_le_bytes());
+        out.extend_from_slice(&self.rekeyed().unwrap_or(0).to_le_bytes());
         out.resize(FIXED, 0);
+        self.rekeying.iter().for_each(|rekeying| out.extend_from_slice(&rekeying.old));
         self.root.iter().for_each(|record| out.extend_from_slice(&record.bytes()));
         let code = root_code(sealer, self.epoch, &out);
         out[CODE..CODE + TAG_BYTES].copy_from_slice(&code);
@@ -99,7 +156,12 @@ impl Header {
         if u64::from(log) != LOG_PAGES || offset != OFFSET {
             return Err("it is laid out in a way that this program does not know".to_owned());
         }
-        if count as u64 > BRANCHES || content.len() != FIXED + count * RECORD {
+        let state = number(140);
+        if state & !(TURNED | REKEYING) != 0 {
+            return Err(format!("it is in a state of number {state}, which this program does not know"));
+        }
+        let root = FIXED + if state & REKEYING == 0 { 0 } else { SEALED };
+        if count as u64 > BRANCHES || content.len() != root + count * RECORD {
             return Err(format!("its header has {} bytes, which does not fit {count} records", content.len()));
         }
         Ok(Self {
@@ -107,7 +169,10 @@ impl Header {
             block_size,
             epoch: u64::from_le_bytes(array(content, 40)),
             key: array(content, 48),
-            root: content[FIXED..].chunks_exact(RECORD).map(Record::of).collect(),
+            turned: state & TURNED != 0,
+            rekeying: (root > FIXED)
+                .then(|| Rekeying { old: array(content, FIXED), done: u64::from_le_bytes(array(content, 144)) }),
+            root: content[root..].chunks_exact(RECORD).map(Record::of).collect(),
         })
     }
 
@@ -159,10 +224,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_reads_back_and_every_change_is_noticed(uuid: [u8; 16], small: bool, epoch: u64, count in 0..9_u64, at: u64, bit in 0_u8..8) {
+        fn a_header_reads_back_and_every_change_is_noticed(uuid: [u8; 16], small: bool, epoch: u64, count in 0..9_u64, half: bool, at: u64, bit in 0_u8..8) {
             let kek = Secret::generate().unwrap();
             let block_size = if small { BlockSize::B512 } else { BlockSize::B4096 };
-            let (mut header, key) = Header::create(&kek, uuid, block_size).unwrap();
+            let (mut header, mut key) = Header::create(&kek, uuid, block_size).unwrap();
+            if half {
+                (header, key) = header.begin_rekeying(&kek).unwrap();
+            }
             header.epoch = epoch;
             header.root = (0..count).map(|version| Record { version, tag: [version as u8; 16] }).collect();
             let sealer = Sealer::new(&key).unwrap();

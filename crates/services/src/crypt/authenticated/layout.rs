@@ -13,7 +13,7 @@ use crate::record::Region;
 /// Bytes before the first branch.
 pub(super) const OFFSET: u64 = 1 << 20;
 /// Where the header is.
-pub(in crate::crypt) const REGION: Region = Region { magic: *b"MILLSEAL", version: 1, offset: 0, len: 32 << 10 };
+pub(in crate::crypt) const REGION: Region = Region { magic: *b"MILLSEAL", version: 2, offset: 0, len: 32 << 10 };
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
 /// Bytes of a page's two places.

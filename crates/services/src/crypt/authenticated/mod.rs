@@ -6,6 +6,7 @@
 //!   write ─► buffer ─ seal ─► log: old and new records (one FUA page for all who wait) ─► leg ─► new records in memory
 //!   read  ─► leg ─► buffer ─ open under the record ─ no ─► again ─ no ─► read error, a line in the log
 //!   save  ─► epoch e+1: the other half of the log ─► writers of e end ─► flush ─► pages, each in its other place ─► root
+//!   rekey ─► everything that is written has the new key ─► blocks of the old one are written anew ─► header without the old key
 //!   open  ─► header ─► log, if it is not empty: of each block's records, the one under which it opens ─► save
 //! ```
 //!
@@ -28,6 +29,7 @@ mod layout;
 mod log;
 mod page;
 mod recover;
+mod rekey;
 mod save;
 mod size;
 mod table;
@@ -51,6 +53,8 @@ pub(super) struct Settled {
     pub(super) discard: bool,
     /// How long changes may be in the log alone.
     pub(super) save_after: Duration,
+    /// Bytes that are re-keyed each second; 0: no limit.
+    pub(super) rekey_rate: u64,
 }
 
 /// The header of this mode is on the leg.

@@ -15,13 +15,16 @@ pub(super) const CHANGES: usize = (PAGE - HEAD) / CHANGE;
 
 const _: () = assert!(HEAD + FAN as usize * RECORD == PAGE && HEAD + CHANGES * CHANGE == PAGE);
 
+/// In a version: which of two keys it is of. Each re-keying turns it over.
+pub(super) const TURNED: u64 = 1 << 60;
+
 /// Identifies a volume.
 pub(super) type Uuid = [u8; 16];
 
 /// What is known of a block, or of a page of the level below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Counts the changes of a block; of a page, those that were saved, and 0 is none.
+    /// Counts the changes of a block; of a page, those that were saved, and 0 is none. With [`TURNED`].
     pub(super) version: u64,
     /// The block's tag, or the page's code.
     pub(super) tag: [u8; TAG_BYTES],
@@ -32,6 +35,11 @@ impl Record {
     pub(super) const FRESH: Self = Self { version: 0, tag: [0; TAG_BYTES] };
     /// Of what cannot be known any more: no block or page has this tag.
     pub(super) const LOST: Self = Self { version: 0, tag: [0xff; TAG_BYTES] };
+
+    /// Whether there is a block that was sealed, under whatever key.
+    pub(super) fn is_sealed(&self) -> bool {
+        !self.is_zero() && self.tag != Self::LOST.tag
+    }
 
     /// Whether the block is zeroes: those have no tag.
     pub(super) fn is_zero(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::atomic::Ordering};
 
 use millrace_block::{BlockError, Operation, TaskContext, Volume as _, yield_now};
+use millrace_cipher::Sealer;
 use millrace_memory::BUFFER_SIZE;
 
 use super::{
@@ -68,7 +69,8 @@ impl Authenticated {
                 let changes = {
                     let visit = self.sealer.visit();
                     let force = visit.as_ref().ok_or(BlockError::NotReady)?;
-                    decode_log(&force.sealer, &force.uuid, (epoch, number), page)
+                    let decode = |sealer: &Sealer| decode_log(sealer, &force.uuid, (epoch, number), page);
+                    decode(&force.sealer).or_else(|| decode(force.old.as_ref()?))
                 };
                 let Some(changes) = changes else { continue };
                 end = number + 1;
@@ -105,17 +107,22 @@ impl Authenticated {
                 // Whoever reads it is told; it may come back.
                 self.doubts().insert(lba, all);
                 node.doubt(at);
+                self.rekeying.go_back(lba);
                 return Ok(true);
             }
             Err(error) => return Err(error),
         }
-        let found = {
+        let newest = records.last().copied().unwrap_or(known);
+        let (found, record) = {
             let visit = self.sealer.visit();
             let force = visit.as_ref().ok_or(BlockError::NotReady)?;
-            force.choose(lba, data, work, &all)
+            let found = force.choose(lba, data, work, &all);
+            let record = found.unwrap_or(newest);
+            if force.is_old(record.version) {
+                self.rekeying.go_back(lba);
+            }
+            (found, record)
         };
-        let newest = records.last().copied().unwrap_or(known);
-        let record = found.unwrap_or(newest);
         if record != known {
             node.set(at, record);
             node.touch();

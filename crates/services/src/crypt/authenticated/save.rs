@@ -31,9 +31,18 @@ const LOOKED_AT: usize = 1024;
 #[derive(Clone, Debug)]
 pub(super) struct Root {
     epoch: u64,
-    content: Vec<u8>,
+    records: Vec<Record>,
+    /// Blocks before this one have the new key, while the volume is re-keyed.
+    rekeyed: u64,
     /// Pages that it leads to and the one before did not.
     pages: Vec<Place>,
+}
+
+impl Root {
+    /// The header with it.
+    pub(super) fn of(&self, header: &Header) -> Header {
+        header.with_root(self.epoch, self.records.clone(), self.rekeyed)
+    }
 }
 
 impl Authenticated {
@@ -53,6 +62,8 @@ impl Authenticated {
         if let Some(root) = unfinished {
             self.store_root(cx, root).await?;
         }
+        // What is said to be done is done before the pages that say so are written.
+        let rekeyed = self.rekeying.done();
         let mut epoch = self.log.epoch().0;
         if epoch == self.rooted.load(Ordering::SeqCst) {
             self.settle_all(cx).await?;
@@ -67,7 +78,7 @@ impl Authenticated {
         legs::flush(cx, &*self.leg).await?;
         self.save_pages(cx).await?;
         legs::flush(cx, &*self.leg).await?;
-        let root = self.make_root(epoch)?;
+        let root = self.make_root(epoch, rekeyed);
         self.store_root(cx, root).await
     }
 
@@ -126,13 +137,13 @@ impl Authenticated {
     }
 
     async fn save_page(&self, cx: TaskContext<'_>, segment: Segment, place: Place, node: &Node) -> Result<(), BlockError> {
-        let sequence = node.rooted.load(Ordering::SeqCst) + 1;
-        let tag = {
+        let (sequence, tag) = {
             let visit = self.sealer.visit();
             let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+            let sequence = force.next(node.rooted.load(Ordering::SeqCst));
             let (page, tag) = encode_tree(&force.sealer, &force.uuid, place, sequence, |at| node.record(at));
             segment.write_at(0, &page);
-            tag
+            (sequence, tag)
         };
         let start = page_start(place.level, place.number, self.block_size()) + sequence % 2 * PAGE as u64;
         self.transfer(cx, Operation::Write { fua: false }, start, segment).await?;
@@ -143,28 +154,27 @@ impl Authenticated {
         Ok(())
     }
 
-    /// The header for what was saved.
-    fn make_root(&self, epoch: u64) -> Result<Root, BlockError> {
+    /// The root for what was saved.
+    pub(super) fn make_root(&self, epoch: u64, rekeyed: u64) -> Root {
         let node = &self.table.root;
-        let mut root: Vec<_> = (0..node.len()).map(|at| node.record(at)).collect();
-        let used = root.iter().rposition(|record| *record != Record::FRESH).map_or(0, |last| last + 1);
-        root.truncate(used);
-        let visit = self.sealer.visit();
-        let force = visit.as_ref().ok_or(BlockError::NotReady)?;
-        let mut control = self.control();
-        let header = control.header.as_ref().ok_or(BlockError::NotReady)?;
-        let content = header.with_root(epoch, root).content(&force.sealer);
-        let pages = std::mem::take(&mut control.unrooted);
-        Ok(Root { epoch, content, pages })
+        let mut records: Vec<_> = (0..node.len()).map(|at| node.record(at)).collect();
+        let used = records.iter().rposition(|record| *record != Record::FRESH).map_or(0, |last| last + 1);
+        records.truncate(used);
+        let pages = std::mem::take(&mut self.control().unrooted);
+        Root { epoch, records, rekeyed, pages }
     }
 
-    async fn store_root(&self, cx: TaskContext<'_>, root: Root) -> Result<(), BlockError> {
-        let generation = {
+    pub(super) async fn store_root(&self, cx: TaskContext<'_>, root: Root) -> Result<(), BlockError> {
+        let (generation, content) = {
+            let visit = self.sealer.visit();
+            let force = visit.as_ref().ok_or(BlockError::NotReady)?;
             let mut control = self.control();
+            let header = control.header.as_ref().ok_or(BlockError::NotReady)?;
+            let content = root.of(header).content(&force.sealer);
             control.unfinished = Some(root.clone());
-            control.generation
+            (control.generation, content)
         };
-        Header::store_in(cx, &*self.leg, generation, &root.content).await?;
+        Header::store_in(cx, &*self.leg, generation, &content).await?;
         for place in &root.pages {
             let (above, at) = self.table.above(*place);
             if let Some(node) = self.table.get(*place) {

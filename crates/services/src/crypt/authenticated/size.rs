@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_micros(100);
 
 impl Authenticated {
     /// Keeps others from saving.
-    fn take_saving(&self) -> Taken<'_> {
+    pub(super) fn take_saving(&self) -> Taken<'_> {
         loop {
             if let Some(turn) = self.saving.try_take() {
                 return turn;
@@ -50,6 +50,7 @@ impl Authenticated {
             return Err(bad("the volume is smaller than a block"));
         }
         let needed = leg_bytes(blocks, block_size).ok_or_else(|| bad("the volume is too large"))?;
+        let _pause = self.pause_rekeying();
         let _saving = self.take_saving();
         self.forget_key(geometry.block_size).map_err(|error| self.failed("format", &error))?;
         if block_size == geometry.block_size {
@@ -101,6 +102,7 @@ impl Authenticated {
 
     /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes, durably.
     fn forget_beyond(&self, end: u64) -> Result<(), ServiceError> {
+        let _pause = self.pause_rekeying();
         self.block_on("lengthen", move |volume, cx| {
             Box::pin(async move {
                 let _saving = volume.saving.take(cx).await;

@@ -127,7 +127,7 @@ impl Authenticated {
         segment.read_at(0, &mut page);
         let visit = self.sealer.visit();
         let force = visit.as_ref().ok_or(BlockError::NotReady)?;
-        let Some(records) = decode_tree(&force.sealer, place, known, &page) else { return Ok(false) };
+        let Some(records) = decode_tree(force.of(known.version), place, known, &page) else { return Ok(false) };
         records.enumerate().for_each(|(at, record)| node.set(at, record));
         Ok(true)
     }

@@ -21,35 +21,58 @@ use super::{
     control::Control,
     layout::{FAN, PAGE, block_start, log_start},
     log::{Entered, Log, Refused},
-    page::{CHANGES, Change, Record, Uuid, binding},
+    page::{CHANGES, Change, Record, TURNED, Uuid, binding},
+    rekey::Rekeying,
     table::{Node, Table},
 };
 use crate::locks::{Turn, until};
 
 /// Bytes of data in a buffer: behind them is room for a page of the log.
-const DATA: usize = BUFFER_SIZE - PAGE;
+pub(super) const DATA: usize = BUFFER_SIZE - PAGE;
 /// Largest block.
 const BLOCK: usize = 4096;
 
 /// What enciphers, and knows its own.
 #[derive(Debug)]
 pub(super) struct Force {
-    pub(super) sealer: Sealer,
+    pub(super) sealer: Arc<Sealer>,
+    /// [`TURNED`] or 0: what is sealed now has this in its version.
+    pub(super) turned: u64,
+    /// Of the key before, while the volume is re-keyed.
+    pub(super) old: Option<Arc<Sealer>>,
     pub(super) uuid: Uuid,
 }
 
 impl Force {
+    /// Whether this version is of the key before.
+    pub(super) fn is_old(&self, version: u64) -> bool {
+        self.old.is_some() && version & TURNED != self.turned
+    }
+
+    /// What a version is sealed with.
+    pub(super) fn of(&self, version: u64) -> &Sealer {
+        match &self.old {
+            Some(old) if self.is_old(version) => old,
+            _ => &self.sealer,
+        }
+    }
+
+    /// The version after this one, which is of the key of now.
+    pub(super) fn next(&self, version: u64) -> u64 {
+        ((version & !TURNED) + 1) | self.turned
+    }
+
     /// Seals a block where it is, as the successor of what this record is about.
-    fn seal(&self, lba: u64, old: &Record, data: Segment) -> Record {
-        let version = old.version + 1;
+    pub(super) fn seal(&self, lba: u64, old: &Record, data: Segment) -> Record {
+        let version = self.next(old.version);
         let (nonce, extra) = binding(&self.uuid, lba, version);
         Record { version, tag: self.sealer.seal(&nonce, &extra, data) }
     }
 
     /// Opens a block where it is; false when it is not the one of this record.
-    fn open(&self, lba: u64, record: &Record, data: Segment) -> bool {
+    pub(super) fn open(&self, lba: u64, record: &Record, data: Segment) -> bool {
         let (nonce, extra) = binding(&self.uuid, lba, record.version);
-        self.sealer.open(&nonce, &extra, &record.tag, data).is_ok()
+        self.of(record.version).open(&nonce, &extra, &record.tag, data).is_ok()
     }
 
     /// The newest of these records that a block on the leg has. `work` is room for a block.
@@ -83,6 +106,7 @@ pub(super) struct Authenticated {
     pub(super) log: Log,
     /// Who saves the tree.
     pub(super) saving: Turn,
+    pub(super) rekeying: Rekeying,
     /// The epoch of the root on the leg.
     pub(super) rooted: AtomicU64,
     pub(super) control: Mutex<Control>,
@@ -100,9 +124,9 @@ fn pack(geometry: &Geometry) -> u8 {
 
 /// A part of a request within one group.
 #[derive(Clone, Copy)]
-struct Piece {
-    lba: u64,
-    count: u64,
+pub(super) struct Piece {
+    pub(super) lba: u64,
+    pub(super) count: u64,
 }
 
 impl Piece {
@@ -112,25 +136,25 @@ impl Piece {
     }
 
     /// Its blocks, counted from the group's first.
-    fn range(self) -> Range<usize> {
+    pub(super) fn range(self) -> Range<usize> {
         let at = (self.lba % FAN) as usize;
         at..at + self.count as usize
     }
 }
 
 /// Locked blocks; dropping it gives them back as they were.
-struct Lock<'a> {
+pub(super) struct Lock<'a> {
     node: &'a Node,
     range: Range<usize>,
 }
 
 impl<'a> Lock<'a> {
-    fn take(node: &'a Node, range: Range<usize>) -> Option<Self> {
+    pub(super) fn take(node: &'a Node, range: Range<usize>) -> Option<Self> {
         node.try_lock(range.clone()).then_some(Self { node, range })
     }
 
     /// Gives the blocks back with these records.
-    fn change(mut self, new: &[Record]) {
+    pub(super) fn change(mut self, new: &[Record]) {
         for (at, record) in self.range.clone().zip(new) {
             self.node.set(at, *record);
         }
@@ -170,6 +194,7 @@ impl Authenticated {
             table: Table::default(),
             log: Log::default(),
             saving: Turn::default(),
+            rekeying: Rekeying::default(),
             rooted: AtomicU64::new(0),
             control: Mutex::default(),
             doubts: Mutex::default(),
@@ -193,12 +218,12 @@ impl Authenticated {
     }
 
     /// Blocks of a piece with data at most.
-    fn most(&self) -> u64 {
+    pub(super) fn most(&self) -> u64 {
         (CHANGES as u64).min(DATA as u64 >> self.block_size().shift())
     }
 
     /// A request to the leg for blocks of one group.
-    async fn submit_piece(
+    pub(super) async fn submit_piece(
         &self,
         cx: TaskContext<'_>,
         operation: Operation,
@@ -297,7 +322,7 @@ impl Authenticated {
     }
 
     /// A block is not what was written.
-    fn report(&self, lba: u64, lost: bool) {
+    pub(super) fn report(&self, lba: u64, lost: bool) {
         let count = self.mismatches.fetch_add(1, Ordering::Relaxed) + 1;
         // All are counted; the log tells of the first ones, and of every power of two.
         if count <= 16 || count.is_power_of_two() {
@@ -449,7 +474,7 @@ impl Authenticated {
     }
 
     /// Puts changes into the queue of the log; `Err` with the epoch whose log is full.
-    async fn enter(
+    pub(super) async fn enter(
         &self,
         cx: TaskContext<'_>,
         page: Segment,
@@ -500,7 +525,7 @@ impl Authenticated {
     }
 
     /// A write has ended.
-    fn written(&self, lock: Lock<'_>, piece: Piece, new: &[Record], result: Result<(), BlockError>) {
+    pub(super) fn written(&self, lock: Lock<'_>, piece: Piece, new: &[Record], result: Result<(), BlockError>) {
         let (node, range) = (lock.node, piece.range());
         if result.is_ok() {
             if range.clone().any(|at| node.look(at).doubtful) {

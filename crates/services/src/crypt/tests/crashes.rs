@@ -33,25 +33,36 @@ fn flushed_data_survive_power_cuts() {
     }
 }
 
-fn is_rekeying(graph: &Graph) -> bool {
+pub(in crate::crypt) fn is_rekeying(graph: &Graph) -> bool {
     graph.services("crypt").iter().any(|(_, service)| !service.status().progress.is_empty())
 }
 
-fn begin(graph: &Graph) -> Result<String, String> {
+pub(in crate::crypt) fn begin(graph: &Graph) -> Result<String, String> {
     let services = graph.services("crypt");
     let (_, service) = services.first().expect("there is a crypt");
     service.command("rekey", &Settings::default()).map_err(|error| error.to_string())
 }
 
-struct Case {
+/// Re-keyings that are cut short.
+pub(in crate::crypt) struct Rekeyed {
+    pub(in crate::crypt) stack: String,
+    pub(in crate::crypt) leg_blocks: u64,
+    pub(in crate::crypt) blocks: u64,
+    pub(in crate::crypt) points: usize,
+    pub(in crate::crypt) seed: u64,
+    /// What is true of a volume after a crash.
+    pub(in crate::crypt) verify: fn(&Graph),
+}
+
+struct Case<'a> {
+    test: &'a Rekeyed,
     rig: Rig,
-    stack: String,
     oracle: Oracle,
 }
 
-impl Case {
+impl Case<'_> {
     fn open(&self, reason: Reason) -> Result<Graph, String> {
-        graph(&self.stack, &self.rig.volumes(), None, reason, &self.rig.kept).map_err(|error| error.to_string())
+        graph(&self.test.stack, &self.rig.volumes(), None, reason, &self.rig.kept).map_err(|error| error.to_string())
     }
 
     /// Works while keys change, until the power goes or everything has the new key.
@@ -81,64 +92,77 @@ impl Case {
     }
 }
 
-/// One workload with a re-keying in it, cut at a boundary. Returns how many boundaries it had.
-fn run(seed: u64, cut: Option<u64>) -> u64 {
-    let rig = Rig::new(seed, 1, leg_blocks(BLOCKS, BlockSize::B512), BlockSize::B512);
-    let mut case = Case { rig, stack: stack(""), oracle: Oracle::new(seed, BLOCKS, 512) };
-    let bench = Bench::new(seed);
-    let mut volume = case.open(Reason::Create).unwrap();
-    let mut session = Session::new(&bench, &case.rig.kept, !seed);
-    assert!((0..3).all(|_| case.oracle.step(&mut session, volume.volume())));
-    let start = case.rig.power.boundaries();
-    if let Some(cut) = cut {
-        case.rig.power.cut_at(cut);
+impl Rekeyed {
+    /// One workload with a re-keying in it, cut at a boundary. Returns how many boundaries it had.
+    fn run(&self, seed: u64, cut: Option<u64>) -> u64 {
+        let rig = Rig::new(seed, 1, self.leg_blocks, BlockSize::B512);
+        let mut case = Case { test: self, rig, oracle: Oracle::new(seed, self.blocks, 512) };
+        let bench = Bench::new(seed);
+        let mut volume = case.open(Reason::Create).unwrap();
+        // Tasks that hold something do not go on while it begins.
+        let mut session = Session::new(&bench, &Arc::default(), !seed);
+        assert!((0..3).all(|_| case.oracle.step(&mut session, volume.volume())));
+        let start = case.rig.power.boundaries();
+        if let Some(cut) = cut {
+            case.rig.power.cut_at(cut);
+        }
+        let begun = begin(&volume);
+        assert!(begun.is_ok() || case.rig.power.is_gone(), "{begun:?}");
+        let mut session = Session::new(&bench, &case.rig.kept, !seed);
+        case.work(&volume, &mut session);
+        let boundaries = case.rig.power.boundaries() - start;
+        // The process dies with what it has in memory.
+        drop(session);
+        volume.tasks.clear();
+        drop(volume);
+        let again = (cut.is_some_and(|cut| cut % 3 == 0)).then(|| Random::new(seed ^ boundaries).below(6));
+        let mut volume = case.restart(again);
+        let bench = Bench::new(!seed);
+        let mut session = Session::new(&bench, &Arc::default(), seed);
+        case.oracle.check(&mut session, volume.volume());
+        if !is_rekeying(&volume) && begin(&volume).is_ok() {
+            assert!(is_rekeying(&volume));
+        }
+        let mut session = Session::new(&bench, &case.rig.kept, seed);
+        case.work(&volume, &mut session);
+        assert!(!is_rekeying(&volume));
+        case.oracle.check(&mut session, volume.volume());
+        (self.verify)(&volume);
+        // This time it ends in an orderly way: tasks are told, and get their turns.
+        volume.tasks.iter().for_each(|(_, tasks)| tasks.tell());
+        session.settle(usize::MAX);
+        drop(session);
+        volume.unmount();
+        let volume = case.open(Reason::Open).unwrap();
+        let mut session = Session::new(&bench, &Arc::default(), seed);
+        case.oracle.check(&mut session, volume.volume());
+        (self.verify)(&volume);
+        boundaries
     }
-    let begun = begin(&volume);
-    assert!(begun.is_ok() || case.rig.power.is_gone(), "{begun:?}");
-    case.work(&volume, &mut session);
-    let boundaries = case.rig.power.boundaries() - start;
-    // The process dies with what it has in memory.
-    drop(session);
-    volume.tasks.clear();
-    drop(volume);
-    let again = (cut.is_some_and(|cut| cut % 3 == 0)).then(|| Random::new(seed ^ boundaries).below(6));
-    let mut volume = case.restart(again);
-    let bench = Bench::new(!seed);
-    let mut session = Session::new(&bench, &case.rig.kept, seed);
-    case.oracle.check(&mut session, volume.volume());
-    if !is_rekeying(&volume) && begin(&volume).is_ok() {
-        assert!(is_rekeying(&volume));
+
+    pub(in crate::crypt) fn test(&self) {
+        let (mut points, mut seed) = (0, self.seed);
+        while points < self.points {
+            eprintln!("power cuts while keys change: seed {seed:#x}, {points} points so far");
+            let boundaries = self.run(seed, None);
+            for cut in 0..boundaries {
+                let case = std::panic::AssertUnwindSafe(|| self.run(seed, Some(cut)));
+                if let Err(panic) = std::panic::catch_unwind(case) {
+                    eprintln!("power cuts while keys change: failed at seed {seed:#x}, boundary {cut}");
+                    std::panic::resume_unwind(panic);
+                }
+                points += 1;
+                if points >= self.points {
+                    break;
+                }
+            }
+            seed += 1;
+        }
     }
-    case.work(&volume, &mut session);
-    assert!(!is_rekeying(&volume));
-    case.oracle.check(&mut session, volume.volume());
-    drop(session);
-    volume.tasks.clear();
-    volume.unmount();
-    let volume = case.open(Reason::Open).unwrap();
-    let mut session = Session::new(&bench, &Arc::default(), seed);
-    case.oracle.check(&mut session, volume.volume());
-    boundaries
 }
 
 #[test]
 fn a_re_keying_survives_power_cuts() {
-    let mut points = 0;
-    let mut seed = SEED;
-    while points < POINTS {
-        eprintln!("power cuts while keys change: seed {seed:#x}, {points} points so far");
-        let boundaries = run(seed, None);
-        for cut in 0..boundaries {
-            let case = std::panic::AssertUnwindSafe(|| run(seed, Some(cut)));
-            if let Err(panic) = std::panic::catch_unwind(case) {
-                eprintln!("power cuts while keys change: failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic);
-            }
-            points += 1;
-            if points >= POINTS {
-                break;
-            }
-        }
-        seed += 1;
-    }
+    let leg_blocks = leg_blocks(BLOCKS, BlockSize::B512);
+    Rekeyed { stack: stack(""), leg_blocks, blocks: BLOCKS, points: POINTS, seed: SEED, verify: |_| {} }.test();
 }

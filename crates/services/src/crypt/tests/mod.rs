@@ -1,7 +1,7 @@
 //! Crypt through the suites, through power cuts, and what it promises beyond them.
 
 mod bad;
-mod crashes;
+pub(in crate::crypt) mod crashes;
 mod promise;
 
 use std::sync::Arc;

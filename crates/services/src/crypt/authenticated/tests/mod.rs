@@ -2,6 +2,7 @@
 
 mod bad;
 mod crashes;
+mod rekey;
 mod tamper;
 mod trouble;
 

@@ -331,7 +331,11 @@ fn nothing_plain_reaches_the_medium_and_equal_blocks_look_different() {
 }
 
 /// A crypt of this key in the place of `previous`, over the same leg.
-fn take_over(disk: &Arc<dyn Volume>, key: &Path, previous: &Arc<dyn Service>) -> Result<Arc<dyn Service>, String> {
+pub(super) fn take_over(
+    disk: &Arc<dyn Volume>,
+    key: &Path,
+    previous: &Arc<dyn Service>,
+) -> Result<Arc<dyn Service>, String> {
     let mut settings = Settings::default();
     settings.add("key", &format!("file:{}", key.display()));
     settings.add("mode", "authenticated");
