@@ -132,17 +132,22 @@ pub async fn flush(cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockErr
 
 /// Makes bytes of a leg read as zeroes, durably; both numbers are multiples of the block size.
 pub async fn erase(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: u64) -> Result<(), BlockError> {
-    let shift = leg.geometry().block_size.shift();
-    let operation = Operation::WriteZeroes { fua: false, deallocate: true };
     let mut done = 0;
     while done < len {
         let piece = (len - done).min(ERASED_AT_ONCE);
-        let (lba, count) = (Lba((offset + done) >> shift), BlockCount(piece >> shift));
-        let request = Request { operation, lba, count, segments: &[] };
-        leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
+        clear(cx, leg, offset + done, piece).await?;
         done += piece;
     }
     flush(cx, leg).await
+}
+
+/// Makes bytes of a leg read as zeroes, with one request.
+pub(crate) async fn clear(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: u64) -> Result<(), BlockError> {
+    let shift = leg.geometry().block_size.shift();
+    let operation = Operation::WriteZeroes { fua: false, deallocate: true };
+    let (lba, count) = (Lba(offset >> shift), BlockCount(len >> shift));
+    let request = Request { operation, lba, count, segments: &[] };
+    leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
 }
 
 /// Waits until every step has ended, and hands on their results.

@@ -2,12 +2,27 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{KIND, Move, NEW, OLD, Phase, Progress, check_sizes};
+use super::{KIND, Move, NEW, OLD, Phase, Progress, check_sizes, holes::Holes};
 use crate::{
     background::Task,
     service::{self, Health, LegOrigin, Mount, Reason, Service, ServiceError, Status},
     settings::Settings,
 };
+
+impl Move {
+    /// Learns what the legs do not hold, or what it knew before another pace was set.
+    fn look_for_holes(&self, same: Option<&Self>) {
+        if let Some(holes) = self.holes.get() {
+            // Mounted again: it was not there to see what was written meanwhile.
+            return holes.forget();
+        }
+        let known = same.and_then(|previous| previous.holes.get()).filter(|holes| holes.fit(self.plan.piece));
+        let look = || Holes::of(&*self.old, &*self.new, self.bytes(), self.plan.piece).map(Arc::new);
+        if let Some(holes) = known.cloned().or_else(look) {
+            let _ = self.holes.set(holes);
+        }
+    }
+}
 
 impl Service for Move {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
@@ -22,11 +37,13 @@ impl Service for Move {
         let same = previous.filter(|previous| {
             Arc::ptr_eq(&previous.old, &self.old) && Arc::ptr_eq(&previous.new, &self.new) && previous.failure().is_none()
         });
+        self.look_for_holes(same.as_deref());
         let (mark, compare) = match &same {
             Some(previous) => {
                 for (own, other) in [
                     (&self.counters.written, &previous.counters.written),
                     (&self.counters.zeroes, &previous.counters.zeroes),
+                    (&self.counters.holes, &previous.counters.holes),
                 ] {
                     own.store(other.load(Ordering::Relaxed), Ordering::Relaxed);
                 }
@@ -61,9 +78,14 @@ impl Service for Move {
             Progress::Whole => "the new leg has everything".to_owned(),
             Progress::Failed(why) => format!("ended: {why}"),
         };
-        let [written, zeroes] =
-            [&self.counters.written, &self.counters.zeroes].map(|counter| counter.load(Ordering::Relaxed).to_string());
-        let mut status = Status::good([("migration", state), ("bytes written", written), ("bytes given back", zeroes)]);
+        let counters = [&self.counters.written, &self.counters.zeroes, &self.counters.holes];
+        let [written, zeroes, holes] = counters.map(|counter| counter.load(Ordering::Relaxed).to_string());
+        let mut status = Status::good([
+            ("migration", state),
+            ("bytes written", written),
+            ("bytes given back", zeroes),
+            ("bytes of holes skipped", holes),
+        ]);
         match progress {
             Progress::Failed(_) => status.health = Health::Degraded,
             Progress::Copying(done, total) => {

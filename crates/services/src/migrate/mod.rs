@@ -4,7 +4,8 @@
 //!   read, compare ───────────────────────────────────────────────► OLD
 //!   write ─► range locked ─► where is the walk? ─┬─ before it: ──► OLD            the walk will come to it
 //!                                                └─ past it: copied once ─► OLD and NEW, wait for both
-//!   walk  ─► range locked ─► OLD ─► NEW ─► the mark goes on ─► at the end: flush NEW ─► NEW is whole: the manager puts it in our place
+//!   walk  ─► range locked ─► a hole? ─┬─ no: ──► OLD ─► NEW ─┬─► the mark goes on ─► at the end: flush NEW ─► NEW is whole: the manager
+//!                                     └─ yes: zeroes ─► NEW ─┘                                                   puts it in our place
 //!
 //!   0 ─────────── both have it ────────────► mark ─── only OLD has it ───────────────► end
 //! ```
@@ -13,6 +14,8 @@
 //! * OLD has everything all the time: the migration can end at any instant, by a crash too, and nothing has happened.
 //! * Below the mark NEW has what OLD has, but for writes under way. Who writes holds its range and only then looks where the mark is;
 //!   the mark passes a range only under its lock.
+//! * What counts as a hole held nothing when the move was put in, with no request in flight; whoever writes there says so first, under
+//!   the range's lock.
 //! * NEW is whole only after a flush of NEW that began when every flush of the guest went to both.
 //! * An error of NEW ends the migration and is no guest's; an error of OLD is the guest's, and what it was about is walked over again.
 //!
@@ -20,6 +23,7 @@
 //! `graph::change` asks [`Service::leg_is_whole`](crate::Service::leg_is_whole), once more while no request is in flight.
 
 mod command;
+mod holes;
 mod path;
 pub mod stacks;
 #[cfg(test)]
@@ -30,13 +34,14 @@ use std::{
     any::Any,
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
 use millrace_block::{BlockError, BlockSize, Volume};
 
+use self::holes::Holes;
 use crate::{
     legs::common_block_size,
     locks::Ranges,
@@ -166,6 +171,7 @@ impl Phase {
 struct Counters {
     written: AtomicU64,
     zeroes: AtomicU64,
+    holes: AtomicU64,
 }
 
 /// See the module.
@@ -180,6 +186,8 @@ pub(crate) struct Move {
     /// Both have what lies before it.
     mark: AtomicU64,
     phase: AtomicU8,
+    /// What held nothing when it began, if anything is known of that.
+    holes: OnceLock<Arc<Holes>>,
     /// NEW may have much of it already.
     compare: AtomicBool,
     /// Why it has ended.
@@ -216,6 +224,7 @@ impl Move {
             ranges: Ranges::new(),
             mark: AtomicU64::new(0),
             phase: AtomicU8::new(Phase::Copying as u8),
+            holes: OnceLock::new(),
             compare: AtomicBool::new(true),
             failure: Mutex::default(),
             counters: Counters::default(),
@@ -246,6 +255,14 @@ impl Move {
     fn is_whole(&self) -> bool {
         // In this order: the walk leaves the phase before the mark goes on again.
         self.mark() == self.bytes() && self.phase() == Phase::Flushed && self.mark() == self.bytes()
+    }
+
+    /// Something may be written there. To be called under the range's lock.
+    #[inline]
+    fn fill(&self, range: &Range<u64>) {
+        if let Some(holes) = self.holes.get() {
+            holes.fill(range);
+        }
     }
 
     /// The walk goes over it again from there.

@@ -17,7 +17,7 @@ use super::{Move, NEW, OLD, Phase, common_bytes};
 use crate::{legs::wait_for_all, locks::Locked};
 
 /// Bytes that are erased at once: more would keep others from the range for too long.
-const ERASED_AT_ONCE: u64 = 16 << 20;
+pub(super) const ERASED_AT_ONCE: u64 = 16 << 20;
 /// How long a format waits for the walk and for writes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -34,6 +34,7 @@ impl Move {
         let bytes = self.bytes_of(&request);
         {
             let _range = self.ranges.lock(cx, bytes.clone()).await;
+            self.fill(&bytes);
             if self.is_ahead(&bytes) {
                 return self.old.submit(cx, request).await;
             }
@@ -67,6 +68,7 @@ impl Move {
     ) -> Result<(), BlockError> {
         let bytes = self.bytes_of(&request);
         let (_range, buffer) = self.begin(cx, &bytes, request.operation.has_data()).await;
+        self.fill(&bytes);
         let segments;
         if let Some(buffer) = &buffer {
             segments = [buffer.segment((bytes.end - bytes.start) as usize)];

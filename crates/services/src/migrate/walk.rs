@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use millrace_block::TaskContext;
 use millrace_memory::BufferPool;
 
-use super::{Move, Phase};
+use super::{Move, Phase, holes::Holes, path::ERASED_AT_ONCE};
 use crate::{
     background::{Pace, Stop},
     copy::lanes::{self, Ends, Failure, Moved, Side},
@@ -46,9 +46,14 @@ impl Move {
 
     /// Copies the piece at the mark; how many bytes that are.
     pub(super) async fn step(&self, cx: TaskContext<'_>, at: u64) -> u64 {
+        let compare = self.compare.load(Ordering::Relaxed);
+        if let Some(holes) = self.holes.get()
+            && let Some(len) = self.step_over(cx, at, holes, compare).await
+        {
+            return len;
+        }
         let end = (at / self.plan.piece + 1).saturating_mul(self.plan.piece).min(self.bytes());
         let _range = self.ranges.lock(cx, at..end).await;
-        let compare = self.compare.load(Ordering::Relaxed);
         let ends = Ends { source: &*self.old, target: &*self.new, compare };
         match lanes::copy(cx, ends, at..end).await {
             Ok(Moved { written, zeroes }) => {
@@ -66,6 +71,34 @@ impl Move {
             }
         }
         end - at
+    }
+
+    /// Goes over a hole at the mark, if one is there; how many bytes were made zeroes.
+    async fn step_over(&self, cx: TaskContext<'_>, at: u64, holes: &Holes, compare: bool) -> Option<u64> {
+        // What NEW may have already is read before it is written, even if it should be zeroes.
+        let find = |most| if compare { at } else { holes.end_in_old(at, most) };
+        let end = find(ERASED_AT_ONCE).max(holes.end_in_both(at, ERASED_AT_ONCE)).min(self.bytes());
+        if end == at {
+            return None;
+        }
+        let _range = self.ranges.lock(cx, at..end).await;
+        // Somebody may have written there meanwhile.
+        let (nothing, zeroes) = (holes.end_in_both(at, end - at).min(end), find(end - at).min(end));
+        let (end, cleared) = if nothing > at { (nothing, 0) } else { (zeroes, zeroes - at) };
+        if end == at {
+            return Some(0);
+        }
+        if cleared > 0
+            && let Err(error) = legs::clear(cx, &*self.new, at, cleared).await
+        {
+            self.end_by(error);
+            return Some(0);
+        }
+        self.counters.zeroes.fetch_add(cleared, Ordering::Relaxed);
+        self.counters.holes.fetch_add(end - at, Ordering::Relaxed);
+        // Not when it was sent back meanwhile.
+        let _ = self.mark.compare_exchange(at, end, Ordering::SeqCst, Ordering::SeqCst);
+        Some(cleared)
     }
 
     /// The mark is at the end: makes NEW durable.

@@ -2,7 +2,7 @@
 
 use millrace_block::conformance::CrashDisk;
 
-use super::*;
+use super::{holes::Knowing, *};
 use crate::testing::{CrashTest, crash_test};
 
 const BLOCKS: u64 = 128;
@@ -22,9 +22,16 @@ fn a_walk_survives_power_cuts() {
     crash_test(&CrashTest { steps: 12, points: 3000, verify: &is_whole, ..CrashTest::new(MOVING, 2) });
 }
 
+/// The disks; every other time they know where they hold nothing.
+fn disks(rig: &Rig, seed: u64) -> Vec<Arc<dyn Volume>> {
+    let knowing = |disk| -> Arc<dyn Volume> { Arc::new(Knowing(disk)) };
+    if seed.is_multiple_of(2) { rig.volumes() } else { rig.volumes().into_iter().map(knowing).collect() }
+}
+
 /// A volume that goes through the stacks, and its power.
 struct Way<'a> {
     rig: &'a Rig,
+    disks: Vec<Arc<dyn Volume>>,
     volume: Graph,
     switch: Arc<Switch>,
     /// Number of its stack.
@@ -32,10 +39,11 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    fn open(rig: &Rig, at: usize, reason: Reason) -> Way<'_> {
-        let volume = graph(STACKS[at], &rig.volumes(), None, reason, &rig.kept).unwrap_or_else(|error| panic!("{error}"));
+    fn open(rig: &Rig, seed: u64, at: usize, reason: Reason) -> Way<'_> {
+        let disks = disks(rig, seed);
+        let volume = graph(STACKS[at], &disks, None, reason, &rig.kept).unwrap_or_else(|error| panic!("{error}"));
         let switch = Switch::new("test", Arc::clone(volume.volume()));
-        Way { rig, volume, switch, at }
+        Way { rig, disks, volume, switch, at }
     }
 
     fn shown(&self) -> Arc<dyn Volume> {
@@ -62,7 +70,7 @@ impl Way<'_> {
         let node: Node = STACKS[self.at + 1].parse().unwrap();
         let plan = GraphPlan { volume: "test", stack: &node, size: None, block_size: BlockSize::B512 };
         let spawner: Arc<dyn Spawner> = Arc::<crate::testing::Kept>::clone(&self.rig.kept);
-        let disks = Disks(self.rig.volumes());
+        let disks = Disks(self.disks.clone());
         let mut new = Graph::build(&plan, &disks, &SharedObjects::default(), &spawner, Some(&self.volume)).unwrap();
         let mut store = || Ok(());
         let patience = std::time::Duration::from_secs(1);
@@ -86,8 +94,12 @@ fn migrated(seed: u64, cut: u64) -> (u64, usize) {
     let means = Means::new(seed);
     let mut oracle = Oracle::new(seed, BLOCKS, 512);
     let mut random = Random::new(seed);
+    if seed % 4 == 3 {
+        // What lay there before.
+        legs::write(&rig.volumes()[NEW], 8 * 512, vec![0xd1; 64 * 512]).unwrap();
+    }
     let start = rig.power.boundaries();
-    let mut way = Way::open(&rig, 0, Reason::Create);
+    let mut way = Way::open(&rig, seed, 0, Reason::Create);
     let mut session = Session::new(&means, &rig.kept, seed);
     rig.power.cut_at(cut);
     for step in 0..20 {
@@ -109,7 +121,7 @@ fn migrated(seed: u64, cut: u64) -> (u64, usize) {
         // It is not asked any more.
         legs::write(&rig.volumes()[OLD], 0, vec![0xd1; BLOCKS as usize * 512]).unwrap();
     }
-    let mut way = Way::open(&rig, at, Reason::Open);
+    let mut way = Way::open(&rig, seed, at, Reason::Open);
     let mut session = Session::new(&means, &rig.kept, seed);
     oracle.check(&mut session, &way.shown());
     while way.at < 2 {

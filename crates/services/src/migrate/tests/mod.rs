@@ -1,6 +1,7 @@
 //! The move as a whole: requests on both sides of the walk, failures, changes of a running volume, and power cuts.
 
 mod crashes;
+mod holes;
 
 use std::sync::Arc;
 
