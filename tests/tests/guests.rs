@@ -142,6 +142,26 @@ fn format_every_block_size() {
     one(Boot::scenario("format").set("FORMATS", 2), &["--backend", "memory", "--size", "256M"], &[]);
 }
 
+/// A cryptographic erase is one: not a piece of the sealed key is left in the file.
+#[test]
+fn format_of_enciphered_disks() {
+    for (mode, key_at) in [("xts", 32 + 56), ("authenticated", 32 + 48)] {
+        let daemon = Daemon::start();
+        let (key, image) = (daemon.path("disk.key"), daemon.path("disk.img"));
+        std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+        let stack = format!("crypt(mode={mode}, key=file:{}, file:{})", key.display(), image.display());
+        let volume = ["--stack", &stack, "--size", "64M", "--block-size", "4096"];
+        let socket = daemon.disk("disk", &volume, &[]);
+        let header = || std::fs::read(&image).expect("the file")[..32 << 10].to_vec();
+        let before = header();
+        Boot::scenario("format").set("FORMATS", 2).socket(&socket).run(&seats(1));
+        let after = header();
+        let is_left = before[key_at..key_at + 92].chunks(12).any(|piece| after.windows(12).any(|window| window == piece));
+        assert!(!is_left, "{mode}: the key is left");
+        daemon.finish();
+    }
+}
+
 #[test]
 fn namespaces_made_by_the_guest() {
     let boot = Boot::scenario("namespaces").set("NS_BYTES", 16 << 20).set("LARGE_BYTES", 1u64 << 30);

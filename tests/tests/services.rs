@@ -88,6 +88,43 @@ fn a_guest_does_not_notice_that_the_worker_of_an_authenticated_disk_dies() {
     daemon.finish();
 }
 
+/// Re-keyings of a volume, if any is going on.
+fn rekeyings(daemon: &Daemon) -> usize {
+    let volume = daemon.json(&["volume", "show", "disk"]);
+    let status = &node(&volume["tree"], "crypt").unwrap_or_else(|| panic!("no crypt in {volume}"))["status"];
+    status["progress"].as_array().map_or(0, Vec::len)
+}
+
+/// A disk of either mode gets another key, slowly, so that the worker dies on the way, under a load in which every block is verified.
+#[test]
+fn a_guest_does_not_notice_that_its_disk_is_re_keyed() {
+    for mode in ["xts", "authenticated"] {
+        let daemon = Daemon::start();
+        let (key, leg) = (key(&daemon), daemon.path("a"));
+        let stack = |rate: &str| {
+            format!("crypt(mode={mode}, rekey-rate={rate}, key=file:{}, file:{})", key.display(), leg.display())
+        };
+        let socket = daemon.disk("disk", &["--stack", &stack("4M"), "--size", "256M"], &[]);
+        let mut guest = Boot::scenario("load").socket(&socket).start(&seats(1));
+        guest.wait_mark("loaded");
+        alive(&mut guest);
+        daemon.run(&["volume", "command", "disk", "crypt", "rekey"]);
+        for round in 0..unless_heavy(5, 50) {
+            sleep(Duration::from_millis(100 + round * 79 % 400));
+            daemon.kill_worker(Signal::KILL);
+        }
+        alive(&mut guest);
+        assert_eq!(rekeyings(&daemon), 1, "{mode}: it goes on");
+        daemon.run(&["volume", "change", "disk", &stack("0")]);
+        eventually("everything has the new key", || (rekeyings(&daemon) == 0).then_some(()));
+        alive(&mut guest);
+        guest.send("enough");
+        guest.finish();
+        assert_eq!(health(&daemon, "crypt"), "good");
+        daemon.finish();
+    }
+}
+
 /// A leg of a volume with parity is pulled and another one put in its place, then a second one is pulled and comes back, and the worker dies
 /// while there is no redundancy: the guest writes on, and the parity fits.
 #[test]

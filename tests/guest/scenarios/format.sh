@@ -31,4 +31,9 @@ must_fail_with "an LBA format that does not exist" "invalid format" nvme format 
 nvme format "$dev" --lbaf="$original" --force || die "back to format $original"
 if [ $(($(field ctrl fna "$ctrl") & 4)) = 0 ]; then
     nvme format "$dev" --lbaf="$original" --ses=1 --force || lenient "user data erase was refused"
+else
+    dd if=/dev/urandom of="$dev" bs=64k count=16 oflag=direct 2>/dev/null
+    nvme format "$dev" --lbaf="$original" --ses=2 --force || die "cryptographic erase"
+    dd if="$dev" bs=64k count=16 iflag=direct 2>/dev/null | cmp -n 1048576 - /dev/zero || die "cryptographic erase left data"
+    run_fio "erased" --filename="$dev" --rw=randwrite --bs=16k --size=4m --iodepth=8 --verify=crc32c
 fi
