@@ -136,8 +136,10 @@ fn take_turns(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a loop that knows nothing of the daemon does, again and again.
-const LOOPS: [(&str, fn(&mut [u8])); 2] = [("beside a loop", |_| hint::spin_loop()), ("beside copies", copy)];
+/// What a loop that knows nothing of the daemon is called, and what it does with its memory again and again.
+type Loop = (&'static str, fn(&mut [u8]));
+
+const LOOPS: [Loop; 2] = [("beside a loop", |_| hint::spin_loop()), ("beside copies", copy)];
 
 /// Copies one half of some memory to the other: the caches that both cores share, and the way to memory, are busy with it.
 fn copy(memory: &mut [u8]) {
