@@ -4,7 +4,8 @@
 //! controller has one here: function level reset, the MSI-X function mask, INTx disable.
 
 use millrace_nvme_spec::pci::{
-    BAR_MEMORY_64, BASE_CLASS, CapabilityId, Command, DeviceCapabilities, DeviceControl, DeviceStatus, Header,
+    BAR_MEMORY_64, BASE_CLASS, CapabilityId, Command, DeviceCapabilities, DeviceControl, DeviceStatus,
+    EXTENDED_CONFIG_SIZE, Header,
     MsixCapability, MsixControl, MsixLocation, PROGRAMMING_INTERFACE, PciExpressCapability, PowerControl,
     PowerManagementCapability, SUB_CLASS,
 };
@@ -24,8 +25,9 @@ pub(crate) const DEVICE_ID: u16 = 0x0001;
 /// Subsystem vendor, also in Identify Controller's SSVID.
 pub(crate) const SUBSYSTEM_VENDOR_ID: u16 = VENDOR_ID;
 
-/// Bytes of configuration space.
-pub(crate) const CONFIG_SIZE: u64 = 256;
+/// Bytes of configuration space. The extended part is empty: it reads as zero, which says that there is no extended capability.
+/// It must be there: a PCI Express function has it, and Cloud Hypervisor waits forever after a read of it that is refused.
+pub(crate) const CONFIG_SIZE: u64 = EXTENDED_CONFIG_SIZE as u64;
 /// Bytes of BAR0: a page of registers, a page of doorbells.
 pub(crate) const BAR0_SIZE: u64 = 0x2000;
 /// The BAR of the MSI-X table and pending bits.

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::Write,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::{fs::FileExt, net::UnixStream},
     },
     path::PathBuf,
@@ -230,7 +230,7 @@ fn a_client_finds_the_function_and_shares_the_doorbells_only_when_told() {
         let info = client.device_info().expect("info");
         assert_eq!((info.reset, info.regions, info.irqs), (true, 9, 5));
         let sizes: Vec<u64> = (0..9).map(|index| client.region_info(index).expect("a region").size).collect();
-        assert_eq!(sizes, [0x2000, 0, 0, 0, 0x4000, 0, 0, 256, 0]);
+        assert_eq!(sizes, [0x2000, 0, 0, 0, 0x4000, 0, 0, 4096, 0]);
         let bar0 = client.region_info(pci::REGION_BAR0).expect("BAR0");
         assert!(bar0.flags.contains(RegionFlags::READ_WRITE));
         assert_eq!(bar0.fd.is_some(), mode == DoorbellMode::Shared);
@@ -242,6 +242,46 @@ fn a_client_finds_the_function_and_shares_the_doorbells_only_when_told() {
         client.region_read(pci::REGION_CONFIG, 0, &mut ids).expect("configuration space");
         assert_eq!(ids, *b"RM\x01\x00");
     }
+}
+
+/// What Cloud Hypervisor asks of a device, by its own client, which waits forever for more than a refusal has.
+#[test]
+fn cloud_hypervisors_client_is_never_refused() {
+    const EVENTFD: u32 = 0x24;
+    const NONE: u32 = 0x21;
+    const UNMASK: u32 = 0x11;
+    let daemon = Daemon::start();
+    daemon.add(config("disk", DoorbellMode::Shared));
+    let mut client = vfio_user::Client::new(&daemon.path("disk")).expect("a connection");
+    let doorbells = client.region(pci::REGION_BAR0).expect("BAR0");
+    assert!(doorbells.file_offset.is_some() && doorbells.sparse_areas.len() == 1);
+    // Its guest may look everywhere.
+    for (region, size) in [(pci::REGION_CONFIG, 4096), (pci::REGION_BAR0, BAR0_SIZE), (pci::REGION_BAR0 + 4, BAR4_SIZE)] {
+        assert_eq!(client.region(region).expect("a region").size, size);
+        let mut word = [0xff; 4];
+        for at in (0..size).step_by(4) {
+            client.region_read(region, at, &mut word).expect("four bytes");
+        }
+        assert_eq!(word, [0; 4], "the last word of region {region}");
+    }
+    // BARs that do not exist are measured as well.
+    for bar in 0..6 {
+        client.region_write(pci::REGION_CONFIG, 0x10 + 4 * bar, &[0xff; 4]).expect("a BAR");
+    }
+    let wires: Vec<OwnedFd> = (0..9).map(|_| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")).collect();
+    let wires: Vec<i32> = wires.iter().map(AsRawFd::as_raw_fd).collect();
+    assert_eq!(client.get_irq_info(pci::IRQ_INTX).expect("a type").count, 1);
+    client.set_irqs(pci::IRQ_INTX, EVENTFD, 0, 1, &wires[..1]).expect("a line");
+    client.set_irqs(pci::IRQ_INTX, UNMASK, 0, 1, &[]).expect("unmasked");
+    client.set_irqs(pci::IRQ_INTX, NONE, 0, 0, &[]).expect("no line");
+    client.set_irqs(pci::IRQ_MSIX, EVENTFD, 0, 9, &wires).expect("vectors");
+    let memory = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd"));
+    memory.set_len(SIZE).expect("memory");
+    client.dma_map(0, BASE, SIZE, memory.as_raw_fd()).expect("mapped");
+    client.dma_unmap(BASE, SIZE).expect("unmapped");
+    client.reset().expect("a reset");
+    client.set_irqs(pci::IRQ_MSIX, NONE, 0, 0, &[]).expect("no vectors");
+    client.shutdown().expect("the end");
 }
 
 #[test]

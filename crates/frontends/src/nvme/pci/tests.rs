@@ -128,3 +128,12 @@ fn accesses_across_the_end_touch_what_is_there() {
     guest.controller.config_write(u64::MAX, &[0xff]);
     assert_eq!(read::<4>(&guest, 252), [0; 4]);
 }
+
+#[test]
+fn extended_configuration_space_is_there_and_empty() {
+    let mut guest = FakeGuest::new(test_config());
+    guest.controller.config_write(256, &[0xff; 64]);
+    let mut bytes = vec![0xff; EXTENDED_CONFIG_SIZE - 256];
+    guest.controller.config_read(256, &mut bytes);
+    assert_eq!(bytes, vec![0; EXTENDED_CONFIG_SIZE - 256]);
+}
