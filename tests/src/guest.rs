@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Write},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     sync::{
         Mutex, OnceLock, PoisonError,
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Seats, repository, wait::PATIENCE};
+use crate::{Seats, guest_root, repository, wait::PATIENCE};
 
 /// The longest that a guest may say nothing: a heavy scenario of fio under emulation takes a minute between two lines.
 const SILENCE: Duration = Duration::from_secs(300);
@@ -172,13 +172,12 @@ impl Boot {
 }
 
 /// Once per test program: the guests' userland is up to date and the accelerator is known.
-fn prepare() {
+pub(crate) fn prepare() {
     static READY: OnceLock<Result<(), String>> = OnceLock::new();
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let ready = READY.get_or_init(|| {
-        let root = repository().join("target/guest-root/.complete");
-        let root = std::env::var_os("MILLRACE_GUEST_ROOT").map_or(root, |root| PathBuf::from(root).join(".complete"));
+        let root = guest_root().join(".complete");
         if !root.exists() {
             return Err(format!("{} is missing", root.display()));
         }

@@ -26,6 +26,7 @@ mod load;
 mod monitor;
 mod pages;
 mod process;
+mod programs;
 mod seats;
 mod wait;
 
@@ -39,6 +40,7 @@ pub use load::{Load, Work};
 pub use monitor::Monitor;
 pub use pages::GuestMemory;
 pub use process::Usage;
+pub use programs::{Programs, guest_root, program};
 pub use seats::{Seats, seats};
 pub use wait::{PATIENCE, eventually, within};
 

@@ -1,13 +1,9 @@
 //! A physical controller under our driver and back end: in a nested machine with an IOMMU, where QEMU's controller is the physical one.
 //! docs/nvme-driver.md
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs::File, path::PathBuf};
 
-use millrace_tests::{Boot, Daemon, Monitor, repository, seats};
+use millrace_tests::{Boot, Daemon, Monitor, Programs, seats};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -17,6 +13,7 @@ const DISK: u64 = 128 << 20;
 /// A machine with a controller that can be unplugged, and programs to give it to.
 struct Machine {
     folder: TempDir,
+    programs: Programs,
 }
 
 impl Machine {
@@ -24,13 +21,8 @@ impl Machine {
         let folder = TempDir::with_prefix("millrace-physical-").expect("a temporary folder");
         let disk = File::create(folder.path().join("disk.img")).expect("a file");
         disk.set_len(DISK).expect("a sparse file");
-        let made = Command::new(repository().join("scripts/guest-programs"))
-            .arg(folder.path().join("programs.img"))
-            .args([Daemon::binary(), nested()])
-            .output()
-            .expect("scripts/guest-programs");
-        assert!(made.status.success(), "scripts/guest-programs: {}", String::from_utf8_lossy(&made.stderr));
-        Self { folder }
+        let programs = Programs::make(folder.path().join("programs.img"), &[Daemon::binary(), nested()], &[]);
+        Self { folder, programs }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -38,10 +30,8 @@ impl Machine {
     }
 
     fn boot(&self, checks: &str) -> Boot {
-        let drive = |id: &str, path: &Path, more: &str| format!("id={id},file={},if=none,format=raw{more}", path.display());
-        let disk = drive("disk", &self.path("disk.img"), ",discard=unmap");
-        let programs = drive("programs", &self.path("programs.img"), ",readonly=on");
-        Boot::scenario("physical")
+        let disk = format!("id=disk,file={},if=none,format=raw,discard=unmap", self.path("disk.img").display());
+        let boot = Boot::scenario("physical")
             .iommu()
             .memory(1024)
             .monitor(&self.path("qmp"))
@@ -53,11 +43,8 @@ impl Machine {
                 &disk,
                 "-device",
                 "nvme,id=physical,serial=physical,drive=disk,bus=port0,max_ioqpairs=8,msix_qsize=9",
-                "-drive",
-                &programs,
-                "-device",
-                "virtio-blk-pci,drive=programs",
-            ])
+            ]);
+        self.programs.on(boot)
     }
 }
 

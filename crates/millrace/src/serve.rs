@@ -182,7 +182,7 @@ pub(crate) fn how_to_connect(device: &DeviceView) -> String {
   -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem \\
   -chardev socket,id=disk,path={socket},reconnect-ms=100 -device vhost-user-blk-pci,chardev=disk,num-queues=N (at most {queues})
 Cloud Hypervisor:
-  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues=N"
+  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues=N (at most its processors)"
         );
     }
     format!(

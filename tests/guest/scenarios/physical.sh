@@ -2,26 +2,7 @@
 # A host of its own: a machine with an IOMMU, whose NVMe controller is taken from the kernel and given to programs that come on the disk
 # vda (scripts/guest-programs).
 #   CHECKS=NAME,...    what is done, in this order: checks of nvme-nested, or one of the functions below
-host=/run/host
-
-load_modules() {
-    for module in irqbypass vfio vfio_iommu_type1 vfio-pci-core vfio-pci; do
-        insmod "/usr/lib/modules/$(uname -r)/$module.ko" || say "no module $module"
-    done
-    [ -d /sys/module/vfio_pci ] || die "there is no module vfio-pci: run scripts/guest-root on the host again"
-}
-
-# The programs with their libraries, over the machine's own devices.
-mount_programs() {
-    wait_for_disk vda
-    mkdir -p $host
-    mount -t ext4 -o ro /dev/vda $host || die "vda is no image of scripts/guest-programs"
-    for dir in dev proc sys; do mount -o bind /$dir $host/$dir; done
-    mount -o bind /dev/shm $host/dev/shm
-    for dir in run tmp; do mount -t tmpfs tmpfs $host/$dir; done
-}
-
-in_host() { chroot $host "$@"; }
+. /millrace/host.sh
 
 find_controller() {
     for dir in /sys/bus/pci/devices/*; do
@@ -38,26 +19,9 @@ bind() {
     [ -e "/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$address/iommu_group")")" ] || die "vfio-pci did not take $address"
 }
 
-millrace() { in_host /bin/millrace --run-dir /run/millrace "$@"; }
-
-# The last lines of the daemon's log are what a failure needs.
-daemon_failed() {
-    tail -n 30 $host/tmp/daemon.log
-    die "$1"
-}
-
-# The worker of the daemon's keeper.
-worker() {
-    for file in /proc/[0-9]*/cmdline; do
-        if tr '\0' '\n' <"$file" 2>/dev/null | grep -qx worker; then basename "$(dirname "$file")"; fi
-    done
-}
-
 # A daemon in its sandbox with a device on the disk; a verified load by our own client; the worker is killed in the middle of it.
 daemon() {
-    (cd $host/tmp && exec chroot $host /bin/millrace --run-dir /run/millrace serve --state-dir /tmp/state \
-        --log warn,millrace_control=info,millrace_backends=info) >$host/tmp/daemon.log 2>&1 &
-    eventually 30 millrace status || daemon_failed "the daemon did not come up"
+    start_daemon
     millrace volume create disk --backend "nvme:$address" || daemon_failed "no volume"
     must_fail "a second volume on the namespace" millrace volume create other --backend "nvme:$address/1"
     millrace device create vm --nvme --volume disk || daemon_failed "no device"
@@ -83,7 +47,8 @@ daemon() {
     if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
 }
 
-load_modules
+load_modules irqbypass vfio vfio_iommu_type1 vfio-pci-core vfio-pci
+[ -d /sys/module/vfio_pci ] || die "there is no module vfio-pci: run scripts/guest-root on the host again"
 mount_programs
 address=$(find_controller)
 for check in $(echo "${CHECKS:?}" | tr , " "); do
