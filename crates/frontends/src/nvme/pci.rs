@@ -4,9 +4,8 @@
 //! controller has one here: function level reset, the MSI-X function mask, INTx disable.
 
 use millrace_nvme_spec::pci::{
-    BAR_MEMORY_64, BASE_CLASS, CapabilityId, Command, DeviceCapabilities, DeviceControl, DeviceStatus,
-    EXTENDED_CONFIG_SIZE, Header,
-    MsixCapability, MsixControl, MsixLocation, PROGRAMMING_INTERFACE, PciExpressCapability, PowerControl,
+    BAR_MEMORY_64, BASE_CLASS, CapabilityId, Command, DeviceCapabilities, DeviceControl, DeviceStatus, EXTENDED_CONFIG_SIZE,
+    Header, MsixCapability, MsixControl, MsixLocation, PROGRAMMING_INTERFACE, PciExpressCapability, PowerControl,
     PowerManagementCapability, SUB_CLASS,
 };
 use zerocopy::{FromZeros, IntoBytes};

@@ -66,6 +66,8 @@ pub(crate) struct Setup {
     pub(crate) queues: u16,
     /// Negotiates the record of requests under way.
     pub(crate) inflight: bool,
+    /// Split rings are said to begin at what the guest has offered last, as Cloud Hypervisor does also when it connects again.
+    pub(crate) begins_at_offered: bool,
 }
 
 impl Default for Setup {
@@ -78,7 +80,7 @@ impl Default for Setup {
             | feature::PROTOCOL_FEATURES
             | ring_feature::INDIRECT
             | ring_feature::EVENT_IDX;
-        Self { packed: false, features, protocol: protocol::ALL, queues: 1, inflight: true }
+        Self { packed: false, features, protocol: protocol::ALL, queues: 1, inflight: true, begins_at_offered: false }
     }
 }
 
@@ -349,7 +351,8 @@ impl FakeDriver {
 
     pub(crate) fn start_queue(&mut self, index: usize) {
         let queue = &self.queues[index];
-        let (number, base, addr) = (u32::from(queue.index), queue.start(self.setup.packed), queue.addr());
+        let (number, addr) = (u32::from(queue.index), queue.addr());
+        let base = if self.setup.begins_at_offered { queue.next.into() } else { queue.start(self.setup.packed) };
         let fds = [&queue.kick, &queue.call, &queue.err].map(|fd| fd.try_clone().expect("a descriptor"));
         let state = |num: u32| VringState { index: number, num };
         self.must(code::SET_VRING_NUM, state(QUEUE.into()).as_bytes(), &[]);

@@ -304,6 +304,12 @@ fn must_wait(disk: &mut Disk, message: &Message) -> bool {
             let wait = !queue.is_quiet() && !disk.failed;
             wait || queue.waiting > 0 || !queue.done.is_empty()
         }
+        // Cloud Hypervisor pauses a machine so, and then saves its memory: nothing may be written to it any more.
+        Message::SetVringEnable(VringState { index, num: 0 }) => {
+            let Some(queue) = disk.queues.get_mut(*index as usize) else { return false };
+            queue.enabled = false;
+            queue.waiting > 0 || !queue.done.is_empty()
+        }
         Message::SetFeatures(features) => {
             let changes = (features ^ disk.core.features) & feature::LOG_ALL != 0;
             changes && pause(disk)

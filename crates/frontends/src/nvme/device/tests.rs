@@ -25,7 +25,10 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
-use crate::nvme::fixture::{HeldVolume, TestHost, identity, sqe, test_config};
+use crate::nvme::{
+    fixture::{HeldVolume, TestHost, identity, sqe, test_config},
+    pci::{BAR0_SIZE, BAR4_SIZE},
+};
 
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -51,6 +51,27 @@ fn requests_under_way_are_done_again_in_their_order() {
     }
 }
 
+/// The record tells where a queue goes on, whatever the front end says: nothing that was offered meanwhile is passed over.
+#[test]
+fn a_front_end_that_begins_at_what_was_offered_last_loses_no_request() {
+    let mut driver = FakeDriver::new(Setup { begins_at_offered: true, ..Setup::default() });
+    driver.connect();
+    driver.request(kind::OUT, 0, &[1; 512], 0);
+    driver.volume.hold(true);
+    let submit = |driver: &mut FakeDriver, sector: u64| {
+        let (pieces, ..) = driver.prepare(kind::OUT, sector, &[2; 512], 0);
+        driver.submit(0, &pieces)
+    };
+    let taken = [submit(&mut driver, 1), submit(&mut driver, 2)];
+    driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 2);
+    driver.restart_daemon();
+    let offered = [submit(&mut driver, 3), submit(&mut driver, 4)];
+    driver.volume.hold(false);
+    driver.connect();
+    let ended: Vec<u16> = (0..4).map(|_| driver.wait_used(0).0).collect();
+    assert_eq!(ended, [taken, offered].concat());
+}
+
 /// Another worker is to take the place of this one: what is under way ends here, what is new is left to the next.
 #[test]
 fn a_disk_that_is_held_finishes_what_it_has_and_takes_nothing_more() {

@@ -149,6 +149,32 @@ fn a_queue_is_stopped_when_its_requests_have_ended() {
 }
 
 #[test]
+fn a_queue_is_disabled_when_its_requests_have_ended() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.volume.hold(true);
+        let (pieces, ..) = driver.prepare(kind::OUT, 3, &[8; 512], 0);
+        let early = driver.submit(0, &pieces);
+        driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+        driver.send(code::SET_VRING_ENABLE, 8, state(0, 0).as_bytes(), &[]);
+        for _ in 0..1000 {
+            driver.shard.turn();
+        }
+        let (late, ..) = driver.prepare(kind::IN, 3, &[], 512);
+        let late = driver.submit(0, &late);
+        driver.volume.hold(false);
+        let (_, payload, _) = driver.answer().expect("an answer");
+        assert_eq!(payload, 0_u64.as_bytes());
+        assert_eq!(driver.next_used(0), Some((early, 1)), "it has ended when the answer comes");
+        driver.settle();
+        assert_eq!(driver.next_used(0), None, "nothing new was taken");
+        assert_eq!(driver.tell(code::SET_VRING_ENABLE, state(0, 1).as_bytes(), &[]), Some(true));
+        assert_eq!(driver.wait_used(0), (late, 513));
+    }
+}
+
+#[test]
 fn settings_of_a_running_queue_and_queues_that_are_not_there_are_refused() {
     let mut driver = FakeDriver::new(Setup::default());
     driver.connect();
