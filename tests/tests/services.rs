@@ -104,7 +104,7 @@ fn a_guest_does_not_notice_that_its_disk_is_re_keyed() {
         let stack = |rate: &str| {
             format!("crypt(mode={mode}, rekey-rate={rate}, key=file:{}, file:{})", key.display(), leg.display())
         };
-        let socket = daemon.disk("disk", &["--stack", &stack("4M"), "--size", "256M"], &[]);
+        let socket = daemon.disk("disk", &["--stack", &stack("256K"), "--size", "256M"], &[]);
         let mut guest = Boot::scenario("load").socket(&socket).start(&seats(1));
         guest.wait_mark("loaded");
         alive(&mut guest);
@@ -115,7 +115,7 @@ fn a_guest_does_not_notice_that_its_disk_is_re_keyed() {
         }
         alive(&mut guest);
         assert_eq!(rekeyings(&daemon), 1, "{mode}: it goes on");
-        daemon.run(&["volume", "change", "disk", &stack("0")]);
+        daemon.run(&["volume", "change", "disk", "--stack", &stack("0")]);
         eventually("everything has the new key", || (rekeyings(&daemon) == 0).then_some(()));
         alive(&mut guest);
         guest.send("enough");
