@@ -112,9 +112,12 @@ fn a_guest_does_not_notice_that_its_disk_is_re_keyed() {
         for round in 0..unless_heavy(5, 50) {
             sleep(Duration::from_millis(100 + round * 79 % 400));
             daemon.kill_worker(Signal::KILL);
+            if round == 0 {
+                // Later the load may have written everything anew, which is as good.
+                assert_eq!(rekeyings(&daemon), 1, "{mode}: it goes on");
+            }
         }
         alive(&mut guest);
-        assert_eq!(rekeyings(&daemon), 1, "{mode}: it goes on");
         daemon.run(&["volume", "change", "disk", "--stack", &stack("0")]);
         eventually("everything has the new key", || (rekeyings(&daemon) == 0).then_some(()));
         alive(&mut guest);
