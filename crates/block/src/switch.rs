@@ -288,6 +288,11 @@ impl Volume for Switch {
         }
     }
 
+    #[inline]
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        self.visit().inner.root.prefetch(lba, count)
+    }
+
     fn metadata(&self) -> Metadata {
         self.visit().inner.root.metadata()
     }

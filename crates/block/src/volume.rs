@@ -8,6 +8,8 @@ use std::{
     task::{Context, Poll},
 };
 
+use millrace_memory::{Access, Reach};
+
 use crate::{
     BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Request, ScratchBox, TaggedRequest,
     TaskContext, VolumeError,
@@ -84,6 +86,16 @@ pub trait Volume: Send + Sync {
     fn prefetch(&self, _lba: Lba, _count: BlockCount) -> bool {
         false
     }
+
+    /// The memory that holds these blocks, where the volume is memory and they lie in one piece: a service makes what it makes of blocks
+    /// on the way from or to the guest, and saves a copy. To be used at once, within [`Self::submit`], as the request that it replaces;
+    /// whoever writes writes all of it, and says so ([`Self::reached`]). `None`: submit a request.
+    fn reach(&self, _lba: Lba, _count: BlockCount, _access: Access) -> Option<Reach> {
+        None
+    }
+
+    /// Blocks that were [reached](Self::reach) have been written.
+    fn reached(&self, _lba: Lba, _count: BlockCount) {}
 
     /// What it keeps with each block besides the block. Who says nothing keeps nothing.
     fn metadata(&self) -> Metadata {

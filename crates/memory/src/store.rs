@@ -14,7 +14,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use crate::{Mapping, PAGE_SIZE, Segment, SegmentCursor, Target, huge};
+use crate::{Access, Mapping, PAGE_SIZE, Reach, Segment, SegmentCursor, Target, huge};
 
 /// Chunks a store may consist of. Each one that is added at least doubles the store, so that these suffice for 64 bits.
 const CHUNKS: usize = 64;
@@ -319,6 +319,22 @@ impl ByteStore {
             return piece.copy_to(to, if Self::is_far(chunk) { Target::GuestFromFar } else { Target::Guest });
         }
         self.read_list(offset, to);
+    }
+
+    /// The range itself, where it lies in one piece. To be read it must have been written, all of it; whoever writes says so afterwards
+    /// ([`Self::reached`]).
+    #[inline]
+    pub fn reach(&self, offset: u64, len: usize, access: Access) -> Option<Reach> {
+        let (chunk, segment) = self.first_chunk(offset, len).filter(|_| len > 0)?;
+        let there = access == Access::Write || !chunk.is_file || chunk.written(offset, len) == (len, true);
+        let target = if Self::is_far(chunk) { Target::Far } else { Target::Near };
+        there.then_some(Reach { segment, target })
+    }
+
+    /// A range that was [reached](Self::reach) has been written.
+    #[inline]
+    pub fn reached(&self, offset: u64, len: usize) {
+        self.runs(offset, len as u64, Chunk::touch);
     }
 
     fn read_list(&self, offset: u64, to: &[Segment]) {

@@ -371,6 +371,13 @@ impl<M: Map> Volume for Mapped<M> {
         Step::Wait(cx.scratch.place_future(self.split(cx, request)))
     }
 
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        // It is not checked; beyond the end there is nothing to bring near.
+        let lba = if lba.0 < self.map.blocks() { lba.0 } else { 0 };
+        let place = self.map.locate(lba);
+        self.legs[place.leg].prefetch(Lba(place.lba), BlockCount(count.0.min(place.run)))
+    }
+
     fn scratch_bytes(&self) -> usize {
         let inner = largest_scratch(&self.legs);
         let width = self.width();

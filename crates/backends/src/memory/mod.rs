@@ -12,7 +12,7 @@ use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
     VolumeError, check, future_bytes, yield_now,
 };
-use millrace_memory::{ByteStore, OnFile};
+use millrace_memory::{Access, ByteStore, OnFile, Reach};
 
 use crate::shape::{Shape, blocks_after_format, blocks_in, bytes_in};
 
@@ -144,6 +144,20 @@ impl Volume for MemoryVolume {
         let geometry = self.geometry();
         let range = geometry.byte_range(lba, count);
         range.is_none_or(|(ByteOffset(offset), len)| self.store.prefetch(offset, len))
+    }
+
+    #[inline]
+    fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach> {
+        let (ByteOffset(offset), len) = self.geometry().byte_range(lba, count)?;
+        self.store.reach(offset, usize::try_from(len).ok()?, access)
+    }
+
+    #[inline]
+    fn reached(&self, lba: Lba, count: BlockCount) {
+        // Where the volume was shortened meanwhile, what was written is not to be seen again.
+        if let Some((ByteOffset(offset), len)) = self.geometry().byte_range(lba, count) {
+            self.store.reached(offset, len as usize);
+        }
     }
 
     fn scratch_bytes(&self) -> usize {

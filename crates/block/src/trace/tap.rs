@@ -10,6 +10,8 @@ use std::{
     task::{Context, Poll},
 };
 
+use millrace_memory::{Access, Reach};
+
 use super::{Event, EventKind, EventOperation, Key, NOW, Now, Under, event::status_of, next_span, record};
 use crate::{
     BlockCount, BlockError, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Operation, PlainFile, Request, Step,
@@ -153,6 +155,17 @@ impl Volume for Tap {
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.volume.prefetch(lba, count)
+    }
+
+    #[inline]
+    fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach> {
+        // Only requests are recorded.
+        if self.place.load(Ordering::Relaxed) == 0 { self.volume.reach(lba, count, access) } else { None }
+    }
+
+    #[inline]
+    fn reached(&self, lba: Lba, count: BlockCount) {
+        self.volume.reached(lba, count);
     }
 
     fn metadata(&self) -> Metadata {

@@ -79,19 +79,24 @@ impl Keys {
         }
     }
 
-    /// Deciphers blocks where they are. A block of zeroes stays one: nothing was ever written there, or it was given back.
-    pub(super) fn decrypt(&self, lba: u64, data: Segment) {
-        let blocks = data.len() / self.unit;
-        let is_zero = |at: usize| is_zero(data.part(at * self.unit, self.unit).expect("a block of the segment"));
+    /// Deciphers blocks to where they are, or to another place. A block of zeroes stays one: nothing was ever written there, or it was
+    /// given back.
+    pub(super) fn decrypt(&self, lba: u64, from: Segment, to: Segment) {
+        let blocks = from.len() / self.unit;
+        let part = |of: Segment, at: usize, end: usize| {
+            of.part(at * self.unit, (end - at) * self.unit).expect("blocks of the segment")
+        };
+        let is_zero = |at: usize| is_zero(part(from, at, at + 1));
         let mut at = 0;
         while at < blocks {
             if is_zero(at) {
+                part(to, at, at + 1).fill(0);
                 at += 1;
                 continue;
             }
             let end = (at + 1..blocks).find(|at| is_zero(*at)).unwrap_or(blocks);
-            let run = data.part(at * self.unit, (end - at) * self.unit).expect("blocks of the segment");
-            self.each(lba + at as u64, run, run, |cipher, lba, from, to| cipher.decrypt(lba, self.unit, from, to));
+            let decrypt = |cipher: &Xts, lba, from, to| cipher.decrypt(lba, self.unit, from, to);
+            self.each(lba + at as u64, part(from, at, end), part(to, at, end), decrypt);
             at = end;
         }
     }

@@ -12,7 +12,7 @@ use millrace_block::{
     helpers_scratch_bytes, pieces, submit_held,
 };
 use millrace_cipher::{KeySource, Secret};
-use millrace_memory::{BUFFER_SIZE, BounceBuffer, SegmentCursor};
+use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
 
 use super::{CryptPlan, control::Control, header::OFFSET, keys::Keys};
 
@@ -99,9 +99,14 @@ impl Crypt {
             drop(visit);
             return wait(cx, self.read_slowly(cx, request));
         };
-        match self.leg.submit(cx, self.below(&request)) {
+        let below = self.below(&request);
+        if let Some(reach) = self.leg.reach(below.lba, below.count, Access::Read) {
+            decrypt(keys, &request, |at, len| reach.segment.part(at, len));
+            return Step::Done(Ok(()));
+        }
+        match self.leg.submit(cx, below) {
             Step::Done(Ok(())) => {
-                decrypt(keys, &request);
+                decrypt_in_place(keys, &request);
                 Step::Done(Ok(()))
             }
             Step::Done(error) => Step::Done(error),
@@ -115,7 +120,7 @@ impl Crypt {
         let keys = keys(&visit)?;
         if request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit)) {
             self.leg.submit(cx, self.below(&request)).await?;
-            decrypt(keys, &request);
+            decrypt_in_place(keys, &request);
             return Ok(());
         }
         let geometry = self.geometry();
@@ -126,7 +131,7 @@ impl Crypt {
             let lba = Lba(request.lba.0 + at);
             let piece = Request { operation: Operation::Read, lba, count, segments: &segments };
             self.leg.submit(cx.deeper(), self.below(&piece)).await?;
-            keys.decrypt(lba.0, segments[0]);
+            keys.decrypt(lba.0, segments[0], segments[0]);
             cursor.copy_from(segments[0]);
         }
         Ok(())
@@ -135,8 +140,19 @@ impl Crypt {
     fn write<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let len = millrace_memory::total_len(request.segments);
         let visit = self.keys.visit();
-        let keys = visit.as_ref().filter(|keys| keys.next.is_none() && len <= BUFFER_SIZE);
-        let Some((keys, buffer)) = keys.and_then(|keys| Some((keys, cx.buffers.try_take()?))) else {
+        let keys = visit.as_ref().filter(|keys| keys.next.is_none());
+        // By way of a buffer nothing plain reaches the leg; what is not whole blocks would.
+        let whole = |keys: &&Keys| request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit));
+        if let Some(keys) = keys.filter(whole) {
+            let below = self.below(&request);
+            if let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) {
+                keys.encrypt(request.lba.0, request.segments, reach.segment);
+                self.leg.reached(below.lba, below.count);
+                return Step::Done(Ok(()));
+            }
+        }
+        let Some((keys, buffer)) = keys.filter(|_| len <= BUFFER_SIZE).and_then(|keys| Some((keys, cx.buffers.try_take()?)))
+        else {
             drop(visit);
             return wait(cx, self.write_slowly(cx, request));
         };
@@ -221,17 +237,27 @@ fn wait<'a>(cx: TaskContext<'a>, future: impl Future<Output = Result<(), BlockEr
     Step::Wait(future)
 }
 
-fn decrypt(keys: &Keys, request: &Request<'_>) {
+/// Deciphers blocks into the guest's memory, which is whole blocks; `from` tells where those from an offset on are.
+fn decrypt(keys: &Keys, request: &Request<'_>, from: impl Fn(usize, usize) -> Option<Segment>) {
+    let mut at = 0;
+    for segment in request.segments {
+        let from = from(at, segment.len()).expect("the leg's memory is that of the request");
+        keys.decrypt(request.lba.0 + (at / keys.unit) as u64, from, *segment);
+        at += segment.len();
+    }
+}
+
+fn decrypt_in_place(keys: &Keys, request: &Request<'_>) {
     let mut lba = request.lba.0;
     for segment in request.segments {
-        keys.decrypt(lba, *segment);
+        keys.decrypt(lba, *segment, *segment);
         lba += (segment.len() / keys.unit) as u64;
     }
 }
 
 async fn finish_read(visit: KeysVisit<'_>, request: Request<'_>, step: TaskFuture<'_>) -> Result<(), BlockError> {
     step.await?;
-    decrypt(keys(&visit)?, &request);
+    decrypt_in_place(keys(&visit)?, &request);
     Ok(())
 }
 
@@ -269,6 +295,11 @@ impl Volume for Crypt {
             Operation::Compare => wait(cx, compare_by_reading(self, cx, request)),
             Operation::Copy { .. } => wait(cx, copy_by_bounce(self, cx, request)),
         }
+    }
+
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        let before = OFFSET >> self.geometry().block_size.shift();
+        lba.0.checked_add(before).is_some_and(|lba| self.leg.prefetch(Lba(lba), count))
     }
 
     fn scratch_bytes(&self) -> usize {

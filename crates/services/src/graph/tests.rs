@@ -1,8 +1,8 @@
-use std::time::Duration;
+use std::{sync::Mutex, time::Duration};
 
 use millrace_backends::MemoryVolume;
 use millrace_block::{
-    Switch,
+    BlockCount, Geometry, Lba, Operation, Request, Step, Switch, TaskContext, Usage,
     conformance::{Bench, SyncHarness},
 };
 
@@ -136,4 +136,93 @@ fn a_leaf_that_looks_like_the_old_one_does_not_show_its_data() {
 #[test]
 fn random_stacks_behave_like_a_plain_disk() {
     random_stacks(&RandomStacks { seed: SEED, stacks: 60, steps: 30, crashes: 4 });
+}
+
+/// Notes where it is read, and what it is told to bring near.
+struct Watched {
+    volume: Arc<dyn Volume>,
+    leg: usize,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    near: Vec<(usize, u64)>,
+    read: Vec<(usize, u64)>,
+}
+
+impl Volume for Watched {
+    fn name(&self) -> &str {
+        self.volume.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.volume.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if request.operation == Operation::Read {
+            self.seen.lock().unwrap().read.push((self.leg, request.lba.0));
+        }
+        self.volume.submit(cx, request)
+    }
+
+    fn prefetch(&self, lba: Lba, _: BlockCount) -> bool {
+        self.seen.lock().unwrap().near.push((self.leg, lba.0));
+        true
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.volume.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.volume.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.volume.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.volume.usage()
+    }
+}
+
+#[test]
+fn what_will_be_read_is_brought_near_where_it_is_read() {
+    let key = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key");
+    let crypt = format!("crypt(key={key}, disk:0)");
+    let stacks = [
+        "disk:0",
+        "concat(disk:0, disk:1, disk:2)",
+        "stripe(chunk=4K, disk:0, disk:1)",
+        "parity(chunk=4K, disk:0, disk:1, disk:2)",
+        "throttle(iops=1M, disk:0)",
+        "meter(tenant=test, disk:0)",
+        &crypt,
+    ];
+    for stack in stacks {
+        let seen: Arc<Mutex<Seen>> = Arc::default();
+        let watch = |(leg, volume)| Arc::new(Watched { volume, leg, seen: Arc::clone(&seen) }) as Arc<dyn Volume>;
+        let disks: Vec<_> = memory(3, 4096).into_iter().enumerate().map(watch).collect();
+        let graph =
+            mounted(stack, &disks, None, Reason::Create, &Arc::default()).unwrap_or_else(|error| panic!("{stack}: {error}"));
+        // As every named volume is.
+        let volume: Arc<dyn Volume> = Switch::new("test", Arc::clone(graph.volume()));
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, Arc::clone(&volume), SEED);
+        let blocks = bench.blocks();
+        for lba in [0, 1, 8, 9, 100, blocks / 2, blocks - 1] {
+            *seen.lock().unwrap() = Seen::default();
+            assert!(volume.prefetch(Lba(lba), BlockCount(1)), "{stack}");
+            bench.read(lba, 1);
+            let seen = seen.lock().unwrap();
+            assert_eq!(seen.near, seen.read, "{stack}, block {lba}");
+        }
+        // Nothing is promised beyond the end, but it is asked for: a guest names any block.
+        for lba in [blocks, u64::MAX] {
+            let _ = volume.prefetch(Lba(lba), BlockCount(1));
+        }
+    }
 }

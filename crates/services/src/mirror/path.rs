@@ -6,7 +6,7 @@ use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step,
     TaskContext, Usage, Volume, VolumeError, check, future_bytes,
 };
-use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
+use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Reach, Segment, SegmentCursor, Target, copy_to_all};
 
 use super::{Mirror, balance::Queued};
 use crate::{
@@ -65,22 +65,30 @@ impl Mirror {
         request.lba.0 << shift..(request.lba.0 + request.count.0) << shift
     }
 
-    /// Locks, looks, copies; `None` when something must be waited for.
+    /// Locks and looks; `None` when something must be waited for.
     #[inline]
-    fn begin<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Option<(Writing<'a>, Request<'a>)> {
-        let bytes = self.bytes_of(&request);
+    fn begin(&self, request: &Request<'_>) -> Option<Writing<'_>> {
+        let bytes = self.bytes_of(request);
         let range = self.members.ranges.try_lock(bytes.clone())?;
         // After the lock: see `Ranges::try_lock`.
-        if !self.members.is_marked(&bytes) {
-            return None;
-        }
-        let (mut buffer, mut request) = (None, request);
+        self.members.is_marked(&bytes).then(|| Writing::new(Some(range), None, self.masks().writable))
+    }
+
+    /// Copies the data, where that is wanted, so that all legs get the same; `None` when no buffer is free.
+    #[inline]
+    fn hold_still<'a>(
+        &self,
+        cx: TaskContext<'a>,
+        writing: &mut Writing<'_>,
+        mut request: Request<'a>,
+    ) -> Option<Request<'a>> {
         if self.plan.stable && request.operation.has_data() {
             let copied = cx.buffers.try_take()?;
-            request.segments = copy(cx, &copied, &mut SegmentCursor::new(request.segments), bytes.end - bytes.start);
-            buffer = Some(copied);
+            let len = millrace_memory::total_len(request.segments) as u64;
+            request.segments = copy(cx, &copied, &mut SegmentCursor::new(request.segments), len);
+            writing.buffer = Some(copied);
         }
-        Some((Writing::new(Some(range), buffer, self.masks().writable), request))
+        Some(request)
     }
 
     /// Waits for the mark, a buffer and the range. While it waits for one it has none of the others, so nobody waits for it.
@@ -105,13 +113,36 @@ impl Mirror {
         }
     }
 
+    /// A write to legs that are memory: one pass's, so that they have the same whatever the guest does meanwhile. Whether it was done.
+    #[inline]
+    fn write_at_once(&self, writing: &mut Writing<'_>, request: &Request<'_>) -> bool {
+        let Some(data) = request.segments.first() else { return false };
+        let (mut places, mut count) = ([Reach { segment: *data, target: Target::Near }; MOST_LEGS], 0);
+        for leg in legs_of(writing.legs) {
+            let Some(reach) = self.legs[leg].reach(request.lba, request.count, Access::Write) else { return false };
+            places[count] = reach;
+            count += 1;
+        }
+        copy_to_all(request.segments, &places[..count]);
+        legs_of(writing.legs).for_each(|leg| self.legs[leg].reached(request.lba, request.count));
+        writing.done = writing.legs;
+        // Else it is written once more, the long way.
+        self.may_acknowledge(writing)
+    }
+
     /// A write of at most one buffer's length.
     #[inline]
     fn write<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        match self.begin(cx, request.clone()) {
-            Some((writing, request)) => self.write_legs(cx, writing, request),
-            None => Step::Wait(cx.scratch.place_future(self.write_later(cx, request))),
+        if let Some(mut writing) = self.begin(&request) {
+            if self.write_at_once(&mut writing, &request) {
+                return Step::Done(Ok(()));
+            }
+            writing.done = 0;
+            if let Some(request) = self.hold_still(cx, &mut writing, request.clone()) {
+                return self.write_legs(cx, writing, request);
+            }
         }
+        Step::Wait(cx.scratch.place_future(self.write_later(cx, request)))
     }
 
     /// A write that must wait for something before it goes to the legs.

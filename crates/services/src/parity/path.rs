@@ -6,7 +6,7 @@ use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step,
     TaskContext, Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
 };
-use millrace_memory::{BounceBuffer, Segment, SegmentCursor};
+use millrace_memory::{Access, BounceBuffer, Reach, Segment, SegmentCursor, Target, copy_and_sum};
 
 use super::{
     Parity,
@@ -316,6 +316,9 @@ impl Parity {
         if !self.members.is_marked(&bytes) || !self.may_go_direct(&piece, masks, &bytes) {
             return None;
         }
+        if self.write_whole_at_once(rows, request) {
+            return Some(Step::Done(Ok(())));
+        }
         let buffer = cx.buffers.try_take()?;
         let image = self.image(&buffer, rows);
         self.copy_in(&piece, &image, &Source::Memory { segments: request.segments, from: at });
@@ -335,6 +338,32 @@ impl Parity {
             return Some(Step::Done(Ok(())));
         }
         Some(Step::Wait(cx.scratch.place_future(self.settle_whole(cx, whole))))
+    }
+
+    /// A stripe with one parity whose legs are memory: data and their sum are one pass's. Whether it was done.
+    #[inline]
+    fn write_whole_at_once(&self, rows: Rows, request: &Request<'_>) -> bool {
+        let (layout, shift) = (&self.layout, self.shape().block_size.shift());
+        let (Some(template), true) = (request.segments.first(), layout.data() + 1 == layout.legs) else { return false };
+        let (lba, count) = (Lba(self.leg_range(rows).start >> shift), BlockCount(rows.len >> shift));
+        let mut places = [Reach { segment: *template, target: Target::Near }; MOST_PARTS];
+        for (part, place) in places[..layout.legs].iter_mut().enumerate() {
+            let leg = &self.legs[layout.leg(rows.stripe, part)];
+            let Some(reach) = leg.reach(lba, count, Access::Write) else { return false };
+            *place = reach;
+        }
+        let mut data = [*template; MOST_PARTS];
+        let mut cursor = SegmentCursor::new(request.segments);
+        for data in &mut data[..layout.data()] {
+            match cursor.next_run(rows.len as usize) {
+                Some(run) if run.len() as u64 == rows.len => *data = run,
+                _ => return false,
+            }
+        }
+        copy_and_sum(&data[..layout.data()], &places[..layout.legs]);
+        (0..layout.legs).for_each(|part| self.legs[layout.leg(rows.stripe, part)].reached(lba, count));
+        // Else it is written once more, the long way.
+        self.is_healthy(self.members.masks())
     }
 
     /// The write of a part of a stripe.
@@ -572,6 +601,11 @@ impl Volume for Parity {
                 None => Step::Wait(cx.scratch.place_future(self.write(cx, request))),
             },
         }
+    }
+
+    fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
+        // Healthy or not: most of what is read is there.
+        self.reader.prefetch(lba, count)
     }
 
     fn scratch_bytes(&self) -> usize {

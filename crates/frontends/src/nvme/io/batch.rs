@@ -341,9 +341,12 @@ impl Batch {
         if view.prefetch {
             // What lies between this one and the farthest was looked at by those before.
             let nearest = if is_first { 1 } else { LOOK_AHEAD };
-            (nearest..=LOOK_AHEAD)
-                .take_while(|ahead| self.pending > *ahead)
-                .for_each(|ahead| view.prefetch(&self.sq, self.head + ahead, self.entries));
+            for ahead in (nearest..=LOOK_AHEAD).take_while(|ahead| self.pending > *ahead) {
+                view.prefetch(&self.sq, self.head + ahead, self.entries);
+                if !view.prefetch {
+                    break;
+                }
+            }
         }
         let bytes = count << view.shift;
         let access = if transfer.is_write() { Access::Read } else { Access::Write };
