@@ -18,6 +18,8 @@ use super::{
 
 /// Requests that are looked at together.
 pub(crate) const AHEAD: usize = 16;
+/// With more requests than this at once, the next one is hardly where the last one was, and steps overlap anyway.
+pub(super) const FEW: u16 = 2;
 
 /// Bytes of an indirect table that names header, data and status.
 const TABLE: u32 = 3 * Descriptor::SIZE as u32;
@@ -32,6 +34,40 @@ pub(crate) struct Plain {
     pub(crate) status: Segment,
     /// The data are for us to write.
     pub(crate) writable: bool,
+}
+
+/// Where a request lay. A guest with few requests under way has the next one there as well: what is told apart only step by step, each
+/// from another of its lines, is asked for at once then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guess {
+    /// The head's descriptor.
+    pub(super) head: u16,
+    /// Only asked for: whatever is there by now.
+    table: Segment,
+    header: Segment,
+    status: Segment,
+}
+
+impl Guess {
+    #[inline]
+    pub(super) fn after(head: u16, table: Segment, plain: &Plain) -> Self {
+        Self { head, table, header: plain.header, status: plain.status }
+    }
+
+    /// Has the lines fetched.
+    #[inline]
+    pub(super) fn fetch(&self) {
+        fetch_table(&self.table);
+        self.header.prefetch(0, HEADER as usize);
+        self.status.prefetch_to_write();
+    }
+}
+
+/// It may lie in two lines.
+#[inline]
+fn fetch_table(table: &Segment) {
+    table.prefetch(0, 1);
+    table.prefetch(TABLE as usize - 1, 1);
 }
 
 /// A descriptor as two words, of which the second has length, flags and link.
@@ -79,8 +115,6 @@ pub(super) fn table(memory: &MemoryTable, [addr, word]: [u64; 2]) -> Option<Segm
         return None;
     }
     let table = memory.guest.translate(GuestAddress(addr), TABLE.into(), Access::Read).ok()?;
-    // It may lie in two lines.
-    table.prefetch(0, 1);
-    table.prefetch(TABLE as usize - 1, 1);
+    fetch_table(&table);
     Some(table)
 }

@@ -14,7 +14,7 @@ use super::{
         message::VringAddr,
     },
     Buffers, Done, Part, Plain, RingError, Setup,
-    ahead::{self, AHEAD},
+    ahead::{self, AHEAD, FEW, Guess},
     chain::{Descriptor, flag},
     feature, passes,
 };
@@ -24,6 +24,8 @@ const FLAGS: usize = 0;
 const INDEX: usize = 2;
 const ENTRIES: usize = 4;
 const USED_ENTRY: usize = 8;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// In the available ring's flags: the guest wants no interrupts. In the used ring's: we want no kicks.
 const QUIET: u16 = 1;
 
@@ -52,6 +54,7 @@ pub(crate) struct SplitRing {
     record: SplitRecord,
     /// Heads that an earlier process had taken, in its order.
     left_over: VecDeque<u16>,
+    guess: Option<Guess>,
 }
 
 fn parts(memory: &MemoryTable, addr: &VringAddr, size: u16) -> Result<[Part; 3], RingError> {
@@ -88,6 +91,7 @@ impl SplitRing {
             in_flight: 0,
             record: SplitRecord::default(),
             left_over: VecDeque::new(),
+            guess: None,
         })
     }
 
@@ -145,6 +149,11 @@ impl SplitRing {
             return Ok(());
         }
         let count = self.seen.wrapping_sub(self.next).min(most.min(AHEAD) as u16);
+        if let Some(guess) = self.guess.filter(|_| count <= FEW) {
+            self.desc.segment.prefetch(usize::from(guess.head) * Descriptor::SIZE, 1);
+            guess.fetch();
+            self.fetch_used();
+        }
         let mut tables = [None; AHEAD];
         for (at, table) in (0..count).zip(&mut tables) {
             let head = self.head(self.next.wrapping_add(at));
@@ -156,7 +165,22 @@ impl SplitRing {
         for ((_, plain), table) in ahead.iter_mut().zip(&tables) {
             *plain = table.as_ref().and_then(|table| Plain::of(memory, table));
         }
+        if count <= FEW
+            && let (Some((head, Some(plain))), Some(table)) = (ahead.first(), tables[0])
+        {
+            self.guess = Some(Guess::after(*head, table, plain));
+        }
         Ok(())
+    }
+
+    /// Has the line of the next used entry fetched: the index after it waits for it.
+    #[inline]
+    fn fetch_used(&self) {
+        let at = ENTRIES + usize::from(self.used_index & (self.size - 1)) * USED_ENTRY;
+        // Not the first line: the guest looks at the index there all the time.
+        if let Some(part) = self.used.segment.part(at, USED_ENTRY).filter(|_| at >= LINE) {
+            part.prefetch_to_write();
+        }
     }
 
     /// An entry of the available ring.
