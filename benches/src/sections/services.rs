@@ -31,6 +31,8 @@ struct Row {
     place: &'static str,
     stack: &'static str,
     size: (&'static str, u64),
+    /// Bytes of a block; 0: of 512, as everywhere else.
+    block_size: u32,
     loads: Loads,
     /// The loads that SPDK's like can do; it gets a name.
     spdk: Option<(Loads, Make)>,
@@ -43,6 +45,7 @@ const ROWS: &[Row] = &[
         place: "null",
         stack: "null",
         size: NULL,
+        block_size: 0,
         loads: READS,
         spdk: Some((READS, |spdk, name| spdk.null(name, NULL.1))),
     },
@@ -51,6 +54,7 @@ const ROWS: &[Row] = &[
         place: "null, concat",
         stack: "concat(null(size=512M), null(size=512M))",
         size: NULL,
+        block_size: 0,
         loads: READS,
         spdk: Some((READS, |spdk, name| {
             spdk.null("n-inner", NULL.1)?;
@@ -62,6 +66,7 @@ const ROWS: &[Row] = &[
         place: "null, stripe",
         stack: "stripe(null, null)",
         size: NULL,
+        block_size: 0,
         loads: READS,
         spdk: Some((READS, |spdk, name| {
             spdk.null("n-half", NULL.1 / 2)?;
@@ -74,6 +79,7 @@ const ROWS: &[Row] = &[
         place: "null, throttle",
         stack: "throttle(iops=100M) | null",
         size: NULL,
+        block_size: 0,
         loads: READS,
         spdk: Some((READS, |spdk, name| {
             spdk.null(name, NULL.1)?;
@@ -85,6 +91,7 @@ const ROWS: &[Row] = &[
         place: "null, meter",
         stack: "meter(tenant=bench) | null",
         size: NULL,
+        block_size: 0,
         loads: READS,
         spdk: None,
     },
@@ -93,15 +100,25 @@ const ROWS: &[Row] = &[
         place: "memory",
         stack: "memory",
         size: MEMORY,
+        block_size: 0,
         loads: BOTH,
         spdk: Some((BOTH, |spdk, name| spdk.memory(name, MEMORY.1))),
     },
-    Row { device: "m-share", place: "memory, share", stack: "share | volume:pool", size: MEMORY, loads: BOTH, spdk: None },
+    Row {
+        device: "m-share",
+        place: "memory, share",
+        stack: "share | volume:pool",
+        size: MEMORY,
+        block_size: 0,
+        loads: BOTH,
+        spdk: None,
+    },
     Row {
         device: "m-mirror",
         place: "memory, mirror",
         stack: "mirror(memory, memory)",
         size: MEMORY,
+        block_size: 0,
         loads: WRITES,
         spdk: Some((WRITES, |spdk, name| {
             spdk.memory("m-one", MEMORY.1)?;
@@ -114,10 +131,33 @@ const ROWS: &[Row] = &[
         place: "memory, crypt",
         stack: "crypt(key=file:KEY) | memory",
         size: MEMORY,
+        block_size: 0,
         loads: BOTH,
         spdk: Some((BOTH, |spdk, name| {
             spdk.memory("m-plain", MEMORY.1)?;
             spdk.crypto(name, "m-plain")
+        })),
+    },
+    // A cipher's unit is a block: the same bytes are an eighth of the units.
+    Row {
+        device: "b-bare",
+        place: "memory of 4 KiB blocks",
+        stack: "memory",
+        size: MEMORY,
+        block_size: 4096,
+        loads: BOTH,
+        spdk: Some((BOTH, |spdk, name| spdk.memory_in_blocks(name, MEMORY.1, 4096))),
+    },
+    Row {
+        device: "b-crypt",
+        place: "memory of 4 KiB blocks, crypt",
+        stack: "crypt(key=file:KEY) | memory",
+        size: MEMORY,
+        block_size: 4096,
+        loads: BOTH,
+        spdk: Some((BOTH, |spdk, name| {
+            spdk.memory_in_blocks("b-plain", MEMORY.1, 4096)?;
+            spdk.crypto(name, "b-plain")
         })),
     },
     Row {
@@ -125,6 +165,7 @@ const ROWS: &[Row] = &[
         place: "memory, integrity",
         stack: "integrity | memory",
         size: MEMORY,
+        block_size: 0,
         loads: BOTH,
         spdk: None,
     },
@@ -133,6 +174,7 @@ const ROWS: &[Row] = &[
         place: "memory, parity",
         stack: "parity(chunk=4K, memory, memory, memory)",
         size: MEMORY,
+        block_size: 0,
         loads: STRIPES,
         // Its RAID 5 writes full stripes only.
         spdk: Some((&[("randread", "4k"), ("randwrite", "8k")], |spdk, name| {
@@ -153,7 +195,7 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let pool = Setup::default().volume("pool", "disk | memory", "192M");
     let setup = ROWS.iter().fold(pool, |setup, row| {
         let stack = row.stack.replace("KEY", &key.display().to_string());
-        setup.disk(row.device, &stack, row.size.0)
+        setup.disk_in_blocks(row.device, &stack, row.size.0, row.block_size)
     });
     let ours = suite.start_ours("spin", &setup)?;
     let mut absent = Vec::new();

@@ -36,6 +36,19 @@ impl Setup {
         self
     }
 
+    /// As [`Self::disk`], of blocks of so many bytes; 0: of 512.
+    #[must_use]
+    pub(crate) fn disk_in_blocks(mut self, name: &str, stack: &str, size: &str, block_size: u32) -> Self {
+        if block_size == 0 {
+            return self.disk(name, stack, size);
+        }
+        let _ = writeln!(
+            self.text,
+            "[[volume]]\nname = \"{name}\"\nsize = \"{size}\"\nblock_size = {block_size}\nstack = \"{stack}\"\n"
+        );
+        self.device(name, name, "shared")
+    }
+
     /// A device with a volume.
     #[must_use]
     pub(crate) fn device(mut self, name: &str, volume: &str, doorbells: &str) -> Self {

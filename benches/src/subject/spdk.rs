@@ -89,7 +89,12 @@ impl Spdk {
 
     /// Makes a bdev in memory.
     pub(crate) fn memory(&self, name: &str, bytes: u64) -> Result<(), Failure> {
-        let parameters = json!({ "name": name, "num_blocks": bytes / 512, "block_size": 512 });
+        self.memory_in_blocks(name, bytes, 512)
+    }
+
+    /// The same, of blocks of so many bytes.
+    pub(crate) fn memory_in_blocks(&self, name: &str, bytes: u64, block_size: u64) -> Result<(), Failure> {
+        let parameters = json!({ "name": name, "num_blocks": bytes / block_size, "block_size": block_size });
         self.call("bdev_malloc_create", &parameters).map(drop)
     }
 
