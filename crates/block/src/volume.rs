@@ -97,6 +97,13 @@ pub trait Volume: Send + Sync {
     /// Blocks that were [reached](Self::reach) have been written.
     fn reached(&self, _lba: Lba, _count: BlockCount) {}
 
+    /// Whether copies that a request makes may be settled after it has ended, with those of others ([`Unsettled`](millrace_memory::Unsettled)):
+    /// nothing that happens in here between a copy and the request's end tells others by an ordinary store that data are there. Who says
+    /// nothing settles each.
+    fn settles_late(&self) -> bool {
+        false
+    }
+
     /// What it keeps with each block besides the block. Who says nothing keeps nothing.
     fn metadata(&self) -> Metadata {
         Metadata::Never

@@ -75,6 +75,81 @@ pub(crate) unsafe fn copy_towards(from: *const u8, to: *mut u8, len: usize, targ
     unsafe { copy_bytes(from, to, len) }
 }
 
+/// Streaming stores, which are not ordered with others: whoever learns by a later ordinary store of ours (a completion's phase, a counter)
+/// that data are there might not find them. The fence that closes the race comes after every copy, or once for many ([`Unsettled`]).
+/// The other side needs none: its loads come after the one that told it.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod streams {
+    use std::cell::Cell;
+
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(super) enum State {
+        /// Each copy is settled.
+        EachAlone,
+        /// [`super::Unsettled`] is there, and nothing waits to be settled, or something does.
+        Together,
+        Pending,
+    }
+
+    thread_local! {
+        pub(super) static STATE: Cell<State> = const { Cell::new(State::EachAlone) };
+    }
+
+    /// Some were made.
+    #[inline]
+    pub(crate) fn made() {
+        if STATE.get() == State::EachAlone { fence() } else { STATE.set(State::Pending) }
+    }
+
+    #[inline]
+    pub(super) fn fence() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: SSE is part of x86-64.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+}
+
+pub(crate) use streams::made as streams_made;
+
+/// While it is there, copies past the caches on this thread are settled together, by [`Self::settle`] or at its end: waiting for each
+/// costs as much as the copy. Whoever has one settles before anybody is told that data are there by an ordinary store; an operation with
+/// the lock prefix (a mutex, `fetch_and`) settles by itself.
+#[derive(Debug)]
+pub struct Unsettled(std::marker::PhantomData<*const ()>);
+
+impl Unsettled {
+    /// Begins.
+    ///
+    /// # Panics
+    /// When there is one on this thread.
+    #[expect(clippy::new_without_default, reason = "it does something")]
+    #[inline]
+    pub fn new() -> Self {
+        assert!(streams::STATE.get() == streams::State::EachAlone, "one at a time");
+        streams::STATE.set(streams::State::Together);
+        Self(std::marker::PhantomData)
+    }
+
+    /// From here on everybody finds what was copied before.
+    #[inline]
+    pub fn settle(&self) {
+        if streams::STATE.get() == streams::State::Pending {
+            streams::fence();
+            streams::STATE.set(streams::State::Together);
+        }
+    }
+}
+
+impl Drop for Unsettled {
+    #[inline]
+    fn drop(&mut self) {
+        self.settle();
+        streams::STATE.set(streams::State::EachAlone);
+    }
+}
+
 /// How long ago a piece of guest memory was a target, measured in bytes copied since.
 #[cfg(target_arch = "x86_64")]
 mod recent {
@@ -128,7 +203,7 @@ unsafe fn copy_avx512(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn stream_avx512(from: *const u8, to: *mut u8, len: usize) {
-    use std::arch::x86_64::{_mm_sfence, _mm512_loadu_si512, _mm512_stream_si512};
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
     let whole = len & !(4 * LINE - 1);
     for at in (0..whole).step_by(4 * LINE) {
         prefetch(from.wrapping_add(at + AHEAD), 4 * LINE);
@@ -139,9 +214,7 @@ unsafe fn stream_avx512(from: *const u8, to: *mut u8, len: usize) {
             (0..4).for_each(|line| _mm512_stream_si512(to.add(line * LINE).cast(), lines[line]));
         }
     }
-    // Streaming stores are not ordered with others. Closes the race with whoever learns, by a later ordinary store of ours (a
-    // completion's phase, a lock), that the data are there, then reads them: its loads come after that store in any case.
-    _mm_sfence();
+    streams::made();
     // SAFETY: what is left lies within both ranges.
     unsafe { copy_bytes(from.add(whole), to.add(whole), len - whole) }
 }
@@ -152,7 +225,7 @@ unsafe fn stream_avx512(from: *const u8, to: *mut u8, len: usize) {
 /// As for [`copy_bytes`], and `to` must be aligned to a line.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream_sse2(from: *const u8, to: *mut u8, len: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     let whole = len & !(LINE - 1);
     for at in (0..whole).step_by(LINE) {
         prefetch(from.wrapping_add(at + AHEAD), LINE);
@@ -163,8 +236,7 @@ unsafe fn stream_sse2(from: *const u8, to: *mut u8, len: usize) {
             (0..4).for_each(|part| _mm_stream_si128(to.add(part), parts[part]));
         }
     }
-    // SAFETY: SSE is part of x86-64. Why it is needed: see `stream_avx512`.
-    unsafe { _mm_sfence() };
+    streams::made();
     // SAFETY: what is left lies within both ranges.
     unsafe { copy_bytes(from.add(whole), to.add(whole), len - whole) }
 }
@@ -214,5 +286,37 @@ pub(crate) fn prefetch_block(at: *const u8, len: usize) {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = at.wrapping_add(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Mapping;
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn copies_past_the_caches_wait_for_whoever_settles_them() {
+        use streams::{STATE, State};
+        let mapping = Mapping::anonymous(16384).unwrap();
+        // SAFETY: the mapping outlives both.
+        let (from, to) = unsafe { (mapping.segment(0, 4096).unwrap(), mapping.segment(8192, 4096).unwrap()) };
+        from.write_at(0, &[7; 4096]);
+        from.copy_to(&to, Target::Far);
+        assert!(STATE.get() == State::EachAlone);
+        let unsettled = Unsettled::new();
+        from.copy_to(&to, Target::Near);
+        assert!(STATE.get() == State::Together, "nothing to settle");
+        from.copy_to(&to, Target::Far);
+        assert!(STATE.get() == State::Pending);
+        unsettled.settle();
+        assert!(STATE.get() == State::Together);
+        assert!(std::panic::catch_unwind(Unsettled::new).is_err(), "two on one thread");
+        from.copy_to(&to, Target::Far);
+        drop(unsettled);
+        assert!(STATE.get() == State::EachAlone);
+        let mut bytes = [0; 4096];
+        to.read_at(0, &mut bytes);
+        assert_eq!(bytes, [7; 4096]);
     }
 }

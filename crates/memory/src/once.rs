@@ -81,8 +81,7 @@ pub fn copy_and_sum(from: &[Segment], to: &[Reach]) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m512i, _mm_sfence, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_store_si512, _mm512_stream_si512,
-        _mm512_xor_si512,
+        __m512i, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_store_si512, _mm512_stream_si512, _mm512_xor_si512,
     };
 
     use super::{LINE, MOST_PLACES, Segment, Target};
@@ -155,11 +154,9 @@ mod x86 {
         settle(past_caches);
     }
 
-    /// Streaming stores are not ordered with others: closes the race of `stream_avx512` in `copy.rs`.
     fn settle(past_caches: bool) {
         if past_caches {
-            // SAFETY: SSE is part of x86-64.
-            unsafe { _mm_sfence() };
+            crate::copy::streams_made();
         }
     }
 }

@@ -56,6 +56,10 @@ impl<G: Gate> Volume for Gated<G> {
         self.leg.prefetch(lba, count)
     }
 
+    fn settles_late(&self) -> bool {
+        self.leg.settles_late()
+    }
+
     fn metadata(&self) -> Metadata {
         self.leg.metadata()
     }

@@ -378,6 +378,10 @@ impl<M: Map> Volume for Mapped<M> {
         self.legs[place.leg].prefetch(Lba(place.lba), BlockCount(count.0.min(place.run)))
     }
 
+    fn settles_late(&self) -> bool {
+        self.legs.iter().all(|leg| leg.settles_late())
+    }
+
     fn scratch_bytes(&self) -> usize {
         let inner = largest_scratch(&self.legs);
         let width = self.width();

@@ -146,6 +146,10 @@ impl Volume for MemoryVolume {
         range.is_none_or(|(ByteOffset(offset), len)| self.store.prefetch(offset, len))
     }
 
+    fn settles_late(&self) -> bool {
+        true
+    }
+
     #[inline]
     fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach> {
         let (ByteOffset(offset), len) = self.geometry().byte_range(lba, count)?;

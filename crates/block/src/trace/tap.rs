@@ -168,6 +168,10 @@ impl Volume for Tap {
         self.volume.reached(lba, count);
     }
 
+    fn settles_late(&self) -> bool {
+        self.volume.settles_late()
+    }
+
     fn metadata(&self) -> Metadata {
         self.volume.metadata()
     }

@@ -4,6 +4,7 @@ use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use millrace_block::{BlockCount, BlockSize, Geometry, Volume, trace::Site};
 use millrace_engine::{ShardContext, TaskSlot, reaper};
+use millrace_memory::Unsettled;
 use thiserror::Error;
 
 use super::{
@@ -87,6 +88,8 @@ impl Core {
         let of_ring = |source| Fault::Ring { queue: number, source };
         let mut slot: Option<TaskSlot<'_>> = None;
         let mut geometry = None;
+        // Before anything is given back, everything is settled: at the end of this.
+        let mut unsettled: Option<Unsettled> = None;
         while *taken < BURST && (!queue.stopping || ring.has_left_over()) {
             // Where what changes is logged, every request goes the long way.
             let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(BURST - *taken) };
@@ -96,7 +99,11 @@ impl Core {
                 let (done, free) = if let Some((head, plain, sector)) = self.transfer_ahead(at) {
                     ring.take_plain(head).map_err(of_ring)?;
                     *taken += 1;
-                    let geometry = geometry.get_or_insert_with(|| self.geometry());
+                    let geometry = geometry.get_or_insert_with(|| {
+                        let late = self.attached.as_ref().is_some_and(|attached| attached.volume.settles_late());
+                        unsettled = late.then(Unsettled::new);
+                        self.geometry()
+                    });
                     self.start_plain(free, number, head, &plain, sector, geometry)
                 } else {
                     let Some(token) = ring.take(&self.memory, &mut self.buffers).map_err(of_ring)? else { return Ok(()) };

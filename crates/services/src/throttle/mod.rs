@@ -348,6 +348,10 @@ impl Volume for Throttle {
         self.leg.prefetch(lba, count)
     }
 
+    fn settles_late(&self) -> bool {
+        self.leg.settles_late()
+    }
+
     fn metadata(&self) -> Metadata {
         self.leg.metadata()
     }

@@ -30,7 +30,7 @@ use millrace_engine::{
     Launch, Outcome, ShardContext, TaskSlot,
     stages::{self, Stage},
 };
-use millrace_memory::{Access, GuestAddress, GuestMemory, Segment};
+use millrace_memory::{Access, GuestAddress, GuestMemory, Segment, Unsettled};
 use millrace_nvme_spec::{
     command::{CommandId, Cqe, Fuse, Psdt, Sqe},
     nvm::ReadWriteCdw12,
@@ -76,6 +76,8 @@ struct View {
     /// Whether the volume wants to know what will be read.
     prefetch: bool,
     geometry: Geometry,
+    /// What was copied is settled before completions are posted.
+    unsettled: Option<Unsettled>,
 }
 
 impl View {
@@ -117,6 +119,8 @@ impl View {
 impl Drop for View {
     #[inline]
     fn drop(&mut self) {
+        // Who waits at the gate for writes finds what they wrote.
+        self.unsettled = None;
         if self.inside {
             self.attached.namespace.gate.leave();
         }
@@ -261,6 +265,7 @@ impl Controller {
             writable: None,
             inside: false,
             prefetch: true,
+            unsettled: attached.namespace.volume.settles_late().then(Unsettled::new),
             attached: Rc::clone(attached),
             geometry,
         })
@@ -405,6 +410,9 @@ impl Batch {
             return;
         }
         stages::enter(Stage::Complete);
+        if let Some(unsettled) = self.view.as_ref().and_then(|view| view.unsettled.as_ref()) {
+            unsettled.settle();
+        }
         let cq = c.cq(self.cqid);
         let (mut tail, mut phase, entries) = (cq.tail(), cq.phase(), cq.entries.get());
         for second in &self.done[..count] {
