@@ -257,6 +257,48 @@ fn a_saturated_disk_is_divided_by_weight() {
     daemon.finish();
 }
 
+/// A group's weight is that of all its volumes together, and is changed under them.
+#[test]
+fn a_saturated_disk_is_divided_between_groups() {
+    let daemon = Daemon::start();
+    daemon.run(&["group", "create", "slow", "--iops", "1K"]);
+    daemon.run(&["group", "create", "acme"]);
+    daemon.run(&["disk", "create", "pool", "throttle(group=slow) | memory", "--size", "64M", "--depth", "4"]);
+    let volume = |stack| ["--size", "16M", "--stack", stack];
+    let names = ["one", "two", "alone"];
+    let stacks = ["share(group=acme) | volume:pool", "share(group=acme) | volume:pool", "share | volume:pool"];
+    let sockets = [0, 1, 2].map(|at| daemon.disk(names[at], &volume(stacks[at]), &[]));
+    let loads = sockets.map(|socket| Load::start(&socket, &Work { depth: 200, ..Work::default() }));
+    let counts = || names.map(|name| commands(&daemon, name));
+    let since = |before: [u64; 3]| {
+        let gained = || {
+            let now = counts();
+            [0, 1, 2].map(|at| now[at] - before[at])
+        };
+        eventually("each has had turns", || Some(gained()).filter(|gained| *gained.iter().min().unwrap() >= 300))
+    };
+    eventually("all are at work", || (*counts().iter().min().unwrap() > 100).then_some(()));
+    let [one, two, alone] = since(counts());
+    assert!((alone * 3..alone * 5).contains(&((one + two) * 4)), "{one} and {two} in a group against {alone} of its weight");
+    let said = daemon.run(&["group", "change", "acme", "--weight", "4"]);
+    assert!(said.contains("group acme: -; weight 4"), "{said}");
+    let [one, two, alone] = since(counts());
+    assert!(
+        (alone * 3..alone * 5).contains(&(one + two)),
+        "{one} and {two} in a group against {alone}, which has a fourth of its weight"
+    );
+    let shown = daemon.run(&["volume", "show", "one"]);
+    assert!(shown.contains("acme (weight 4)"), "{shown}");
+    let refused = daemon.try_run(&["group", "delete", "acme"]).expect_err("it is in use");
+    assert!(refused.contains("group acme is in use: volume one, volume two"), "{refused}");
+    let refused = daemon.try_run(&["volume", "change", "alone", "--stack", "share(group=iron) | volume:pool"]);
+    assert!(refused.unwrap_err().contains("there is no group iron"));
+    for load in loads {
+        assert!(load.finish() > 0);
+    }
+    daemon.finish();
+}
+
 /// Chunks that go round over unequal legs, and one volume after the other.
 #[test]
 fn fio_on_aggregated_legs() {

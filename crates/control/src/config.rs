@@ -345,7 +345,7 @@ impl Declared {
     fn check(&self) -> Result<(), ConfigError> {
         self.check_names("group", self.groups.iter().map(|group| (group.line, &group.value.name)))?;
         for Located { line, value: group } in &self.groups {
-            group.read_caps().map_err(|error| self.failed(*line, error))?;
+            group.read().map_err(|error| self.failed(*line, error))?;
         }
         self.check_names("volume", self.volumes.iter().map(|volume| (volume.line, &volume.value.name)))?;
         self.check_names("device", self.devices.iter().map(|device| (device.line, &device.value.name)))?;
@@ -447,7 +447,8 @@ fn group_difference(declared: &GroupSpec, stored: &GroupSpec) -> Option<String> 
     let text = |spec: &GroupSpec| {
         let within = spec.within.as_ref().map(|within| format!("within {within}"));
         let caps = spec.caps.settings().into_iter().map(|(name, value)| format!("{name}={value}"));
-        within.into_iter().chain(caps).collect::<Vec<_>>().join(", ")
+        let weight = (spec.weight > 1).then(|| format!("weight={}", spec.weight));
+        within.into_iter().chain(caps).chain(weight).collect::<Vec<_>>().join(", ")
     };
     (declared != stored).then(|| format!("it is ({}) in the file and ({}) in the state", text(declared), text(stored)))
 }

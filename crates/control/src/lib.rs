@@ -49,8 +49,8 @@ pub use manager::{
 };
 pub use model::{
     AttachSpec, Backend, CopyChange, CopySpec, CopyState, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, Functions,
-    GroupCaps, GroupSpec, LogicalBlock, LogicalBlockError, MigrationChange, MigrationSpec, NvmeSpec, ServiceAnswer,
-    ServiceCommand, VirtioBlkSpec, VolumeChange, VolumeSpec,
+    GroupCaps, GroupChange, GroupSpec, LogicalBlock, LogicalBlockError, MigrationChange, MigrationSpec, NvmeSpec,
+    ServiceAnswer, ServiceCommand, VirtioBlkSpec, VolumeChange, VolumeSpec,
 };
 pub use name::{Name, NameError};
 pub use size::{Size, SizeError};

@@ -9,7 +9,10 @@ use millrace_frontends::{
     nvme::{Config, DoorbellMode, ParseFunctionsError, StorageFunctions},
     virtio_blk,
 };
-use millrace_services::{Leaf, Node, Settings, throttle::Caps};
+use millrace_services::{
+    Leaf, Node, Settings,
+    throttle::{Caps, Weight},
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -412,7 +415,7 @@ pub struct AttachSpec {
     pub read_only: bool,
 }
 
-/// A group as declared: caps that all volumes have together whose stacks name it, and all groups that are in it.
+/// A group as declared: what all volumes have together whose stacks name it, and all groups that are in it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupSpec {
@@ -426,6 +429,30 @@ pub struct GroupSpec {
     /// Its caps.
     #[serde(default)]
     pub caps: GroupCaps,
+    /// Its part of a saturated disk beside the others' weights, 1 to 1000; 1 when left out.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub weight: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_one(weight: &u32) -> bool {
+    *weight == 1
+}
+
+/// What of a group is to be changed; what is left out stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupChange {
+    /// Caps in the place of all that it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caps: Option<GroupCaps>,
+    /// Its weight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
 }
 
 /// Caps of a group. What is left out is not capped.
@@ -471,13 +498,14 @@ impl GroupCaps {
 }
 
 impl GroupSpec {
-    /// Its caps, understood.
-    pub(crate) fn read_caps(&self) -> Result<Caps, ControlError> {
+    /// Its caps and its weight, understood.
+    pub(crate) fn read(&self) -> Result<(Caps, Weight), ControlError> {
         let mut settings = Settings::default();
         for (name, value) in self.caps.settings() {
             settings.add(name, &value);
         }
-        Caps::read(&settings).map_err(|error| ControlError::invalid("group", &self.name, error.to_string()))
+        let read = Caps::read(&settings).and_then(|caps| Ok((caps, Weight::new(self.weight)?)));
+        read.map_err(|error| ControlError::invalid("group", &self.name, error.to_string()))
     }
 }
 

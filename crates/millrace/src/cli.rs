@@ -81,7 +81,7 @@ pub(crate) enum Command {
     },
     /// Copy a volume to another one, and look after such copies
     Copy(CopyArgs),
-    /// Create, list, show, change and delete groups: caps that volumes have together
+    /// Create, list, show, change and delete groups: caps and weights that volumes have together
     Group {
         #[command(subcommand)]
         command: GroupCommand,

@@ -11,7 +11,7 @@ use axum::{
 use super::{Answer, Body, Created, Problem, blocking};
 use crate::{
     manager::{GroupView, Manager},
-    model::{GroupCaps, GroupSpec},
+    model::{GroupChange, GroupSpec},
 };
 
 #[utoipa::path(get, path = "/v1/groups", responses((status = 200, description = "All groups", body = Vec<GroupView>)))]
@@ -43,18 +43,18 @@ pub(super) async fn show_group(State(manager): State<Arc<Manager>>, Path(name): 
 }
 
 #[utoipa::path(
-    patch, path = "/v1/groups/{name}", params(("name" = String, Path, description = "The group")), request_body = GroupCaps,
+    patch, path = "/v1/groups/{name}", params(("name" = String, Path, description = "The group")), request_body = GroupChange,
     responses(
-        (status = 200, description = "The group, with these caps in the place of all that it had", body = GroupView),
+        (status = 200, description = "The group, with these caps in the place of all that it had, and this weight", body = GroupView),
         (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
     )
 )]
 pub(super) async fn change_group(
     State(manager): State<Arc<Manager>>,
     Path(name): Path<String>,
-    Body(caps): Body<GroupCaps>,
+    Body(change): Body<GroupChange>,
 ) -> Answer<GroupView> {
-    blocking(manager, move |manager| manager.change_group(&name, &caps)).await.map(Json)
+    blocking(manager, move |manager| manager.change_group(&name, &change)).await.map(Json)
 }
 
 #[utoipa::path(

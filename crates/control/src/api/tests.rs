@@ -142,8 +142,11 @@ fn groups_have_caps_and_metrics_tell_of_what_they_hold_back() {
         (status, &group["caps"], &group["held_back"]),
         (201, &json!({ "iops": 20_000, "bandwidth": 1 << 20 }), &json!(0))
     );
-    let (status, group) = rig.json(Method::PATCH, "/v1/groups/gold", &json!({ "read_iops": 5 }));
-    assert_eq!((status, &group["caps"]), (200, &json!({ "read_iops": 5 })));
+    let (status, group) = rig.json(Method::PATCH, "/v1/groups/gold", &json!({ "caps": { "read_iops": 5 } }));
+    assert_eq!((status, &group["caps"], &group["weight"]), (200, &json!({ "read_iops": 5 }), &json!(1)));
+    let (status, group) = rig.json(Method::PATCH, "/v1/groups/gold", &json!({ "weight": 7 }));
+    assert_eq!((status, &group["caps"], &group["weight"]), (200, &json!({ "read_iops": 5 }), &json!(7)));
+    assert_eq!(rig.problem(Method::PATCH, "/v1/groups/gold", "{}").0, 422);
     let volume = json!({ "name": "a", "size": "1M", "stack": "throttle(group=gold) | memory" });
     assert_eq!(rig.json(Method::POST, "/v1/volumes", &volume).0, 201);
     let (status, problem) = rig.problem(Method::DELETE, "/v1/groups/gold", "");

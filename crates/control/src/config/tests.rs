@@ -128,6 +128,8 @@ fn mistakes_are_found_at_their_line_and_column() {
 fn names_are_given_once() {
     let volume = "[[volume]]\nname = \"a\"\nsize = 4096\nbackend = \"memory\"\n";
     assert_eq!(error(&volume.repeat(2)), "m.toml:5: volume a is declared already, on line 1");
+    let group = |weight: u32| format!("[[group]]\nname = \"a\"\nweight = {weight}\n");
+    assert_eq!(error(&(group(2) + &group(3))), "m.toml:4: group a is declared already, on line 1");
     let device = "[[device]]\nname = \"a\"\nnvme = {}\n";
     assert_eq!(error(&format!("{volume}{}", device.repeat(2))), "m.toml:8: device a is declared already, on line 5");
 }

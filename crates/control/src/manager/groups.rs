@@ -1,4 +1,4 @@
-//! Groups: caps that volumes have together. Volumes name them in their stacks (`throttle(group=gold)`).
+//! Groups: caps and a weight that volumes have together. Volumes name them in their stacks (`throttle(group=gold)`, `share(group=gold)`).
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{Inner, Manager};
 use crate::{
     Name,
     error::ControlError,
-    model::{GroupCaps, GroupSpec},
+    model::{GroupCaps, GroupChange, GroupSpec},
     store::Changes,
 };
 
@@ -32,6 +32,8 @@ pub struct GroupView {
     pub within: Option<Name>,
     /// Its caps.
     pub caps: GroupCaps,
+    /// Its part of a saturated disk beside the others' weights.
+    pub weight: u32,
     /// Volumes whose stacks name it.
     #[schema(value_type = Vec<String>)]
     pub volumes: Vec<Name>,
@@ -84,16 +86,27 @@ impl Manager {
         Ok(inner.group_view(inner.find_group(spec.name.as_str())?))
     }
 
-    /// Gives a group other caps, in the place of all that it has, under any load.
-    pub fn change_group(&self, name: &str, caps: &GroupCaps) -> Result<GroupView, ControlError> {
+    /// Gives a group other caps, in the place of all that it has, or another weight, under any load.
+    pub fn change_group(&self, name: &str, change: &GroupChange) -> Result<GroupView, ControlError> {
         let mut inner = self.lock()?;
-        let spec = GroupSpec { caps: caps.clone(), ..inner.find_group(name)?.spec.clone() };
-        let read = spec.read_caps()?;
+        let mut spec = inner.find_group(name)?.spec.clone();
+        let GroupChange { caps, weight } = change.clone();
+        if caps.is_none() && weight.is_none() {
+            return Err(ControlError::invalid(
+                "group",
+                &spec.name,
+                "say which caps or which weight it shall have".to_owned(),
+            ));
+        }
+        spec.caps = caps.unwrap_or(spec.caps);
+        spec.weight = weight.unwrap_or(spec.weight);
+        let (caps, weight) = spec.read()?;
         self.store.apply(&Changes { put_groups: vec![&spec], ..Changes::default() })?;
         tracing::info!(group = name, "group changed");
         if let Some(group) = inner.groups.get_mut(name) {
             group.spec = spec;
-            group.live.set(&read);
+            group.live.set(&caps);
+            group.live.set_weight(weight);
         }
         Ok(inner.group_view(inner.find_group(name)?))
     }
@@ -129,9 +142,10 @@ impl Inner {
             return Err(ControlError::GroupExists { name: name.clone() });
         }
         let within = spec.within.as_ref().map(|within| self.find_group(within.as_str())).transpose()?;
-        let within = within.map(|group| &*group.live);
-        let live = throttle::Group::declare(&self.means.shared, name.as_str(), within, &spec.read_caps()?);
+        let (caps, weight) = spec.read()?;
+        let live = throttle::Group::declare(&self.means.shared, name.as_str(), within.map(|group| &group.live), &caps);
         let live = live.map_err(|error| ControlError::invalid("group", name, error.to_string()))?;
+        live.set_weight(weight);
         Ok(Group { spec: spec.clone(), live })
     }
 
@@ -149,12 +163,12 @@ impl Inner {
     }
 
     fn group_view(&self, group: &Group) -> GroupView {
-        let GroupSpec { name, within, caps } = group.spec.clone();
+        let GroupSpec { name, within, caps, weight } = group.spec.clone();
         let names = |stack| throttle::groups_of(stack).into_iter().any(|group| group == name.as_str());
         let specs = self.volumes.values().map(|volume| &volume.record.spec);
         let volumes = specs.filter(|spec| names(&spec.stack)).map(|spec| spec.name.clone()).collect();
         let inside = self.groups.values().filter(|other| other.spec.within.as_ref() == Some(&name));
         let groups = inside.map(|other| other.spec.name.clone()).collect();
-        GroupView { volumes, groups, held_back: group.live.held_back(), name, within, caps }
+        GroupView { volumes, groups, held_back: group.live.held_back(), name, within, caps, weight }
     }
 }

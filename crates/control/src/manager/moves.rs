@@ -122,7 +122,7 @@ impl Inner {
             return refused(format!("the guest of device {owner} created it"));
         }
         if let Some(group) = groups_of(&volume.record.spec.stack).first() {
-            return refused(format!("its caps are those of group {group}, which is in this worker"));
+            return refused(format!("it is in group {group}, which is in this worker"));
         }
         if in_memory(&volume.record.spec.stack) > 0 && volume.allocated().is_some_and(|bytes| bytes > 0) {
             return refused("its blocks are in the memory of that worker".to_owned());

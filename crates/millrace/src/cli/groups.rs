@@ -1,11 +1,11 @@
 //! Groups on the command line.
 
 use clap::{Args, Subcommand};
-use millrace_control::{GroupCaps, GroupSpec, Name, Size};
+use millrace_control::{GroupCaps, GroupChange, GroupSpec, Name, Size};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum GroupCommand {
-    /// Make a group. Volumes name it in their stacks: throttle(group=NAME)
+    /// Make a group. Volumes name it in their stacks: throttle(group=NAME), share(group=NAME)
     Create(GroupCreate),
     /// List all groups
     List,
@@ -14,13 +14,8 @@ pub(crate) enum GroupCommand {
         /// The group
         name: String,
     },
-    /// Give a group other caps in the place of all that it has, at once and under any load
-    Change {
-        /// The group
-        name: String,
-        #[command(flatten)]
-        caps: CapsArgs,
-    },
+    /// Give a group other caps in the place of all that it has, or another weight, at once and under any load
+    Change(GroupSet),
     /// Delete a group that nothing is in
     Delete {
         /// The group
@@ -37,11 +32,33 @@ pub(crate) struct GroupCreate {
     within: Option<Name>,
     #[command(flatten)]
     caps: CapsArgs,
+    /// Its part of a saturated disk beside the others' weights, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    weight: u32,
 }
 
 impl GroupCreate {
     pub(crate) fn spec(self) -> GroupSpec {
-        GroupSpec { name: self.name, within: self.within, caps: self.caps.caps() }
+        GroupSpec { name: self.name, within: self.within, caps: self.caps.caps(), weight: self.weight }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupSet {
+    /// The group
+    pub(crate) name: String,
+    #[command(flatten)]
+    caps: CapsArgs,
+    /// Its part of a saturated disk beside the others' weights, 1 to 1000. By itself it leaves the caps as they are
+    #[arg(long, value_name = "N")]
+    weight: Option<u32>,
+}
+
+impl GroupSet {
+    /// Without any option it loses all caps.
+    pub(crate) fn change(self) -> GroupChange {
+        let (caps, weight) = (self.caps.caps(), self.weight);
+        GroupChange { caps: (weight.is_none() || caps != GroupCaps::default()).then_some(caps), weight }
     }
 }
 

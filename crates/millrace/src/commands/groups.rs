@@ -1,4 +1,4 @@
-//! Groups: caps that volumes have together.
+//! Groups: caps and weights that volumes have together.
 
 use millrace_control::{GroupView, Name};
 use serde_json::json;
@@ -18,8 +18,8 @@ pub(crate) fn group(global: &Global, command: GroupCommand) -> Done {
         GroupCommand::Create(create) => {
             let view: GroupView = client.post("/v1/groups", &create.spec())?;
             show(global, &view, |view| {
-                let caps = dash(caps(view));
-                format!("group {0}: {caps}\nvolumes in it: millrace volume insert VOLUME \"throttle(group={0})\"", view.name)
+                let has = summary(view);
+                format!("group {0}: {has}\nvolumes in it: millrace volume insert VOLUME \"throttle(group={0})\"", view.name)
             })
         }
         GroupCommand::List => {
@@ -27,9 +27,10 @@ pub(crate) fn group(global: &Global, command: GroupCommand) -> Done {
             show(global, &views, |views| table(views))
         }
         GroupCommand::Show { name } => show(global, &client.get(&path(&name))?, described),
-        GroupCommand::Change { name, caps: new } => {
-            let view: GroupView = client.patch(&path(&name), &new.caps())?;
-            show(global, &view, |view| format!("group {}: {}", view.name, dash(caps(view))))
+        GroupCommand::Change(set) => {
+            let path = path(&set.name);
+            let view: GroupView = client.patch(&path, &set.change())?;
+            show(global, &view, |view| format!("group {}: {}", view.name, summary(view)))
         }
         GroupCommand::Delete { name } => {
             client.delete(&path(&name))?;
@@ -43,6 +44,11 @@ fn caps(view: &GroupView) -> String {
     caps.collect::<Vec<_>>().join(", ")
 }
 
+/// Its caps and its weight.
+fn summary(view: &GroupView) -> String {
+    format!("{}; weight {}", dash(caps(view)), view.weight)
+}
+
 fn names(names: &[Name]) -> String {
     dash(names.iter().map(Name::to_string).collect::<Vec<_>>().join(" "))
 }
@@ -52,10 +58,10 @@ fn within(view: &GroupView) -> String {
 }
 
 fn table(views: &[GroupView]) -> String {
-    let mut table = Table::new(&["NAME", "WITHIN", "CAPS", "VOLUMES", "HELD BACK"]);
+    let mut table = Table::new(&["NAME", "WITHIN", "CAPS", "WEIGHT", "VOLUMES", "HELD BACK"]);
     for view in views {
-        let volumes = view.volumes.len().to_string();
-        table.row([view.name.to_string(), within(view), dash(caps(view)), volumes, view.held_back.to_string()]);
+        let (weight, volumes) = (view.weight.to_string(), view.volumes.len().to_string());
+        table.row([view.name.to_string(), within(view), dash(caps(view)), weight, volumes, view.held_back.to_string()]);
     }
     table.render()
 }
@@ -65,6 +71,7 @@ fn described(view: &GroupView) -> String {
         ("name", view.name.to_string()),
         ("within", within(view)),
         ("caps", dash(caps(view))),
+        ("weight", view.weight.to_string()),
         ("volumes", names(&view.volumes)),
         ("groups", names(&view.groups)),
         ("held back", format!("{} requests", view.held_back)),

@@ -14,6 +14,7 @@ use crate::{
     background::Task,
     service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
+    throttle::Weight,
 };
 
 /// Its line in the table.
@@ -234,6 +235,10 @@ impl Service for Disk {
         let volume = |(name, size, used): (String, u64, bool)| {
             (name, format!("{}{}", text(size), if used { "" } else { ", not in use" }))
         };
+        let group = |(name, (weight, volumes)): (String, (Weight, usize))| {
+            (format!("group {name}"), format!("weight {weight}, volumes in it: {volumes}"))
+        };
+        status.facts.extend(self.space.line.groups().into_iter().map(group));
         status.facts.extend(room.volumes.into_iter().map(volume).map(|(name, text)| (format!("volume {name}"), text)));
         status
     }

@@ -9,7 +9,8 @@
 //! Guarantees come first, but for one turn of [`BY_WEIGHT`]: a volume that lacks what it is due by now goes before the others. All other
 //! turns are kept in virtual time (start-time fair queueing, which is deficit round-robin without rounds): a request that goes
 //! moves its volume's turn on by what it costs, divided by the volume's weight; the volume whose turn is earliest goes next. Who
-//! had nothing to do meanwhile begins at the present: nobody saves up, nobody starves.
+//! had nothing to do meanwhile begins at the present: nobody saves up, nobody starves. Volumes in a group have one turn together beside
+//! the others, and turns among themselves in a time of the group's (`turns.rs`).
 //!
 //! Latency: when the disk takes longer than some volume's target, those that have none, or a looser one, may have half as much on the
 //! disk as they have, and again half after the next look; when targets are met they get more by and by.
@@ -20,6 +21,8 @@
 //!   ends are not heard here, fronts look on every pass.
 
 use std::{
+    cmp,
+    collections::BTreeMap,
     future::poll_fn,
     sync::{
         Arc, Mutex, PoisonError,
@@ -31,6 +34,7 @@ use std::{
 use millrace_block::{Epochs, PerShard, ReplaceError, clock};
 
 use super::member::{Member, Minimum};
+use crate::throttle::Weight;
 
 /// Of so many turns one goes by weight, whatever is guaranteed: who has no guarantee does not starve.
 pub(super) const BY_WEIGHT: u64 = 8;
@@ -132,10 +136,6 @@ fn possible(able: Minimum, guaranteed: Minimum) -> Result<(), String> {
     Ok(())
 }
 
-/// When a volume goes, beside others: those that lack what is guaranteed to them first, those that lack it longest first; then by
-/// weight. Of equal turns the one that comes first in memory: everybody agrees.
-type Rank = (bool, u64, *const Member);
-
 /// A place in the line; dropping it leaves.
 struct Place<'a> {
     line: &'a Line,
@@ -180,6 +180,15 @@ impl Line {
     /// What is guaranteed to all volumes together.
     pub(super) fn guaranteed(&self) -> Minimum {
         self.members.visit().iter().fold(Minimum::default(), |sum, member| sum.and(member.minimum()))
+    }
+
+    /// The groups of its volumes by name, with their weights and how many volumes are in each.
+    pub(super) fn groups(&self) -> BTreeMap<String, (Weight, usize)> {
+        let mut groups = BTreeMap::new();
+        for tier in self.members.visit().iter().flat_map(|member| member.tiers()) {
+            groups.entry(tier.group.name().to_owned()).or_insert((tier.group.weight(), 0)).1 += 1;
+        }
+        groups
     }
 
     /// What the disk can do per second, as far as that is known; refused when more than a part of it is guaranteed already.
@@ -241,24 +250,23 @@ impl Line {
             return None;
         }
         let present = self.present();
-        let mine = present.rank(member);
-        let mut first = member.turn(present.clock);
+        let mut first = member.next_turns(present.clock);
         for other in self.members.visit().iter() {
             let waits = !std::ptr::eq(&raw const **other, member) && other.waiting.load(Ordering::Relaxed) > 0;
             if !waits || !other.has_room() {
                 continue;
             }
-            if present.rank(other) < mine {
+            if present.order(other, member).is_lt() {
                 return None;
             }
-            first = first.min(other.turn(present.clock));
+            member.beside(other, present.clock, &mut first);
         }
-        member.turned(present.clock, bytes);
         // Whoever goes because of its guarantee may be ahead of its turn: the others keep theirs.
-        self.clock.fetch_max(first, Ordering::Relaxed);
-        match mine {
-            (false, ..) => self.guaranteed.fetch_add(1, Ordering::Relaxed),
-            (true, ..) => self.guaranteed.swap(0, Ordering::Relaxed),
+        member.turned(present.clock, bytes, &first);
+        self.clock.fetch_max(first[0], Ordering::Relaxed);
+        match present.overdue(member) {
+            Some(_) => self.guaranteed.fetch_add(1, Ordering::Relaxed),
+            None => self.guaranteed.swap(0, Ordering::Relaxed),
         };
         Some(self.go(member, bytes))
     }
@@ -277,7 +285,7 @@ impl Line {
         let members = self.members.visit();
         let waiting = members.iter().filter(|member| member.waiting.load(Ordering::Relaxed) > 0 && member.has_room());
         let here = waiting.filter(|member| !member.queue().is_empty());
-        let next = here.min_by_key(|member| present.rank(member));
+        let next = here.min_by(|one, other| present.order(one, other));
         let waker = next.and_then(|member| member.queue().first());
         if let Some(waker) = waker {
             waker.wake();
@@ -316,10 +324,18 @@ struct Present {
 }
 
 impl Present {
-    fn rank(&self, member: &Member) -> Rank {
-        match self.guaranteed.and_then(|now| member.overdue(now)) {
-            Some(since) => (false, since, &raw const *member),
-            None => (true, member.turn(self.clock), &raw const *member),
+    /// Since when a volume lacks what is guaranteed to it.
+    fn overdue(&self, member: &Member) -> Option<u64> {
+        self.guaranteed.and_then(|now| member.overdue(now))
+    }
+
+    /// Who goes first: those that lack what is guaranteed to them, those that lack it longest before the others; then by weight.
+    fn order(&self, one: &Member, other: &Member) -> cmp::Ordering {
+        match (self.overdue(one), self.overdue(other)) {
+            (None, None) => one.order(other, self.clock),
+            (Some(since), Some(others)) => (since, &raw const *one).cmp(&(others, &raw const *other)),
+            (Some(_), None) => cmp::Ordering::Less,
+            (None, Some(_)) => cmp::Ordering::Greater,
         }
     }
 }

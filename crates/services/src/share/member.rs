@@ -1,11 +1,12 @@
-//! A volume in the line before its disk: its weight, what is guaranteed to it, how late its requests may be, and what these decide.
+//! A volume in the line before its disk: its weight and groups, what is guaranteed to it, how late its requests may be, and what these
+//! decide.
 //!
-//! The decisions are small functions of numbers: whose turn it is, whether a volume has what is guaranteed, how deep it may go.
+//! The decisions are small functions of numbers: whether a volume has what is guaranteed, how deep it may go; `turns.rs`: whose turn it is.
 
 use std::{
-    fmt,
+    cmp, fmt,
     sync::{
-        MutexGuard,
+        Arc, MutexGuard,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,15 +14,12 @@ use std::{
 
 use millrace_block::PerShard;
 
+use super::turns::{PLACES, Tier, Turns};
 use crate::{
     queue::{Queue, Waiters},
-    throttle::time_of,
+    throttle::{Weight, time_of},
 };
 
-/// What a request costs at least, in bytes.
-const LEAST_COST: u64 = 4096;
-/// Virtual time that 512 bytes cost at weight 1; weights up to this divide it.
-const UNIT: u64 = 1024;
 /// How far back a guarantee looks: what a volume did not ask for before is not made up for.
 const MEMORY_NS: u64 = 100_000_000;
 /// A target is missed when more than one of so many requests is late.
@@ -30,7 +28,7 @@ const LATE: u64 = 10;
 /// What is set on a share beside its room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
-    pub weight: u32,
+    pub weight: Weight,
     /// What it gets at least of a saturated disk, per second; 0: nothing is guaranteed.
     pub minimum: Minimum,
     /// How long the disk shall take for its requests.
@@ -59,17 +57,6 @@ impl fmt::Display for Minimum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} operations and {} bytes per second", self.iops, self.bandwidth)
     }
-}
-
-/// When a volume's turn is: not before the present.
-fn start(finish: u64, clock: u64) -> u64 {
-    finish.max(clock)
-}
-
-/// When its next turn is, after a request of so many bytes.
-fn finish(start: u64, bytes: u64, weight: u64) -> u64 {
-    let cost = bytes.max(LEAST_COST).div_ceil(512).saturating_mul(UNIT) / weight.max(1);
-    start.saturating_add(cost.max(1))
 }
 
 /// When what is guaranteed falls due again, after so much of it was had.
@@ -103,11 +90,12 @@ struct Here {
 /// See the module.
 pub(super) struct Member {
     weight: AtomicU32,
+    /// The groups that it is in, each in the one before it.
+    tiers: Box<[Arc<Tier>]>,
+    turns: Turns,
     minimum: [AtomicU64; 2],
     /// 0: there is no target.
     latency_ns: AtomicU64,
-    /// When its next turn is.
-    finish: AtomicU64,
     /// When its next operation and its next bytes fall due, of what is guaranteed.
     due: [AtomicU64; 2],
     /// What it may have on the disk, for others' targets.
@@ -126,9 +114,10 @@ impl Default for Member {
     fn default() -> Self {
         Self {
             weight: AtomicU32::new(1),
+            tiers: Box::default(),
+            turns: Turns::default(),
             minimum: Default::default(),
             latency_ns: AtomicU64::new(0),
-            finish: AtomicU64::new(0),
             due: Default::default(),
             limit: AtomicU64::new(u64::MAX),
             judged: Default::default(),
@@ -141,8 +130,13 @@ impl Default for Member {
 }
 
 impl Member {
+    /// A volume in groups, each in the one before it.
+    pub(super) fn new(tiers: Box<[Arc<Tier>]>) -> Self {
+        Self { tiers, ..Self::default() }
+    }
+
     pub(super) fn set(&self, terms: &Terms) {
-        self.weight.store(terms.weight, Ordering::Relaxed);
+        self.weight.store(terms.weight.get(), Ordering::Relaxed);
         self.minimum[0].store(terms.minimum.iops, Ordering::Relaxed);
         self.minimum[1].store(terms.minimum.bandwidth, Ordering::Relaxed);
         self.latency_ns.store(terms.latency.map_or(0, |time| time.as_nanos() as u64), Ordering::Relaxed);
@@ -202,9 +196,48 @@ impl Member {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// When its turn is by weight.
-    pub(super) fn turn(&self, clock: u64) -> u64 {
-        start(self.finish.load(Ordering::Relaxed), clock)
+    /// The groups that it is in, each in the one before it.
+    pub(super) fn tiers(&self) -> &[Arc<Tier>] {
+        &self.tiers
+    }
+
+    /// How many groups it is in together with another volume.
+    fn together(&self, other: &Self) -> usize {
+        self.tiers.iter().zip(&other.tiers).take_while(|(mine, other)| Arc::ptr_eq(mine, other)).count()
+    }
+
+    /// Virtual time in a place of it, which is that of the line before all groups.
+    fn clock(&self, place: usize, line: u64) -> u64 {
+        place.checked_sub(1).map_or(line, |around| self.tiers[around].clock.load(Ordering::Relaxed))
+    }
+
+    /// Its turns in a place: those of a group that it is in, or its own in the last one.
+    fn turns(&self, place: usize) -> &Turns {
+        self.tiers.get(place).map_or(&self.turns, |tier| &tier.turns)
+    }
+
+    /// When it has its turn in each place.
+    pub(super) fn next_turns(&self, line: u64) -> [u64; PLACES] {
+        let mut next = [0; PLACES];
+        for (place, next) in next.iter_mut().enumerate().take(self.tiers.len() + 1) {
+            *next = self.turns(place).next(self.clock(place, line));
+        }
+        next
+    }
+
+    /// Notes that another volume waits: whoever stands beside it, or beside a group that this one is in, does not go past its turn.
+    pub(super) fn beside(&self, other: &Self, line: u64, first: &mut [u64; PLACES]) {
+        let place = self.together(other);
+        first[place] = first[place].min(other.turns(place).next(self.clock(place, line)));
+    }
+
+    /// Whose turn is earlier by weight: that of the groups where they part, or their own. Of equal turns the one that comes first in
+    /// memory: everybody agrees.
+    pub(super) fn order(&self, other: &Self, line: u64) -> cmp::Ordering {
+        let place = self.together(other);
+        let clock = self.clock(place, line);
+        let key = |member: &Self| (member.turns(place).next(clock), std::ptr::from_ref(member.turns(place)));
+        key(self).cmp(&key(other))
     }
 
     /// When the first part of what is guaranteed to it was due that it has not had; `None`: it has all.
@@ -213,11 +246,15 @@ impl Member {
         parts.map(|(_, due)| due.load(Ordering::Relaxed)).filter(|due| *due <= now).min()
     }
 
-    /// A request of so many bytes goes by its turn. The same volume may have one on another shard, which goes as well.
-    pub(super) fn turned(&self, clock: u64, bytes: u64) {
-        let weight = u64::from(self.weight.load(Ordering::Relaxed));
-        let next = |before| Some(finish(start(before, clock), bytes, weight));
-        let _ = self.finish.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    /// A request of so many bytes goes. `first`: when the first turn of those that wait was, in each place.
+    pub(super) fn turned(&self, line: u64, bytes: u64, first: &[u64; PLACES]) {
+        self.turns.went(self.clock(self.tiers.len(), line), bytes, self.weight.load(Ordering::Relaxed));
+        for (place, tier) in self.tiers.iter().enumerate() {
+            tier.turns.went(self.clock(place, line), bytes, tier.group.weight().get());
+        }
+        for (tier, first) in self.tiers.iter().zip(&first[1..]) {
+            tier.clock.fetch_max(*first, Ordering::Relaxed);
+        }
     }
 
     /// A request of so many bytes goes: it is a part of what is guaranteed.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `disk` keeps the table (`table.rs`, `space.rs`) and shows what is behind it; `share` is a volume of it: a list of extents, looked
-//! up per request. The line (`line.rs`) bounds what the disk has in flight, and gives turns by weight while volumes wait.
+//! up per request. The line (`line.rs`) bounds what the disk has in flight, and gives turns by weight (`turns.rs`) while volumes wait.
 //!
 //! Invariants:
 //! * An extent belongs to one volume at most, in memory, on the disk, and after a crash. It is given to another one only when no
@@ -24,8 +24,10 @@ mod space;
 mod table;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{
+    iter::successors,
     ops::RangeInclusive,
     sync::{
         Arc,
@@ -45,6 +47,7 @@ use self::{
     line::Flight,
     member::{Member, Minimum, Terms},
     space::{Claim, Space},
+    turns::Tier,
 };
 use crate::{
     background::Task,
@@ -52,6 +55,8 @@ use crate::{
     pieces::{Map, Mapped, Place},
     service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
+    shared::SharedObjects,
+    throttle::{Group, Weight},
 };
 
 /// Its line in the table.
@@ -61,6 +66,7 @@ pub(crate) static KIND: Kind = Kind {
     legs: 1..=1,
     settings: &[
         Word { name: "weight", help: "its part of a saturated disk, beside the others' weights: 1 to 1000 [1]" },
+        Word { name: "group", help: "a group (millrace group create --weight N): the disk is divided between groups first" },
         Word { name: "min_iops", help: "operations per second that it gets at least of a saturated disk" },
         Word { name: "min_bandwidth", help: "bytes per second that it gets at least of a saturated disk: 20M" },
         Word {
@@ -86,10 +92,7 @@ const LATENCIES: RangeInclusive<Duration> = Duration::from_micros(1)..=Duration:
 const MERGED: usize = 64;
 
 fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
-    let weight = settings.parsed("weight", "a number")?.unwrap_or(1);
-    if !(1..=1000).contains(&weight) {
-        return Err(SettingError::new("weight", "1 to 1000 is possible"));
-    }
+    let weight = settings.parsed("weight", "a number")?.map_or_else(|| Ok(Weight::default()), Weight::new)?;
     let [iops, bandwidth] = [("min_iops", settings.count("min_iops")?), ("min_bandwidth", settings.size("min_bandwidth")?)]
         .map(|(name, minimum)| match minimum {
             Some(0) => Err(SettingError::new(name, "1 at least is possible; leave it out to guarantee nothing")),
@@ -100,12 +103,14 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
         return Err(SettingError::new("latency", "1us to 10s is possible"));
     }
     let terms = Terms { weight, minimum: Minimum { iops: iops?, bandwidth: bandwidth? }, latency };
-    Ok(Box::new(SharePlan { terms, existing: settings.flag("existing")? }))
+    let group = settings.text("group").map(str::to_owned);
+    Ok(Box::new(SharePlan { terms, group, existing: settings.flag("existing")? }))
 }
 
 #[derive(Debug)]
 struct SharePlan {
     terms: Terms,
+    group: Option<String>,
     existing: bool,
 }
 
@@ -132,11 +137,23 @@ impl Plan for SharePlan {
         }
         let map = ShareMap { blocks: AtomicU64::new(blocks), extents: Epochs::new(Extents::default()) };
         let mapped = Mapped::new(build.name, vec![Arc::clone(&leg)], map, geometry.block_size);
-        let member = Arc::<Member>::default();
+        let group = self.group.as_ref().map(|name| Group::find(build.shared, name)).transpose()?;
+        let member = Arc::new(Member::new(tiers(build.shared, leg.name(), group.as_ref())));
         let volume = build.volume.to_owned();
         let (terms, existing, made) = (self.terms, self.existing, AtomicBool::new(false));
         Ok(Arc::new(Share { volume, leg, space, member, terms, existing, made, mapped }))
     }
+}
+
+/// The places on a disk of a group and of those that it is in, each in the one before it.
+fn tiers(shared: &SharedObjects, disk: &str, group: Option<&Arc<Group>>) -> Box<[Arc<Tier>]> {
+    let groups = successors(group, |group| group.within());
+    let tier = |group: &Arc<Group>| {
+        shared.get(&format!("share/{}/{}", space_key(disk), group.name()), || Tier::new(Arc::clone(group)))
+    };
+    let mut tiers: Vec<_> = groups.map(tier).collect();
+    tiers.reverse();
+    tiers.into()
 }
 
 /// The extents of a volume, for its requests.
@@ -451,6 +468,9 @@ impl Service for Share {
         };
         let Terms { weight, minimum, latency } = self.terms;
         let mut facts = vec![("weight", weight.to_string()), ("pieces on the disk", pieces.to_string())];
+        let tiers = self.member.tiers().iter().rev();
+        let groups: Vec<_> = tiers.map(|tier| format!("{} (weight {})", tier.group.name(), tier.group.weight())).collect();
+        facts.extend((!groups.is_empty()).then(|| ("group", groups.join(" in "))));
         facts.extend((!minimum.is_none()).then(|| ("guaranteed", minimum.to_string())));
         if let Some(latency) = latency {
             let (seen, late) = self.member.lateness();

@@ -36,12 +36,12 @@ use millrace_block::{
     Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, clock, future_bytes, tagged_bytes,
 };
 
-pub(crate) use self::bucket::time_of;
-pub use self::groups::{Group, groups_of};
+pub use self::groups::{Group, Weight, groups_of};
 use self::{
     bucket::Rate,
     level::{CAPS, Chain, Cost, Front, Level, Rates, counts_bytes},
 };
+pub(crate) use self::{bucket::time_of, groups::DEEPEST};
 use crate::{
     background::Task,
     queue::Queue,
@@ -138,12 +138,7 @@ impl Plan for ThrottlePlan {
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
-        let missing = |name: &str| {
-            let why = format!("there is no group {name}; \"millrace group create {name} --iops N\" makes one");
-            ServiceError::Setting(SettingError::new("group", why))
-        };
-        let find = |name: &String| Group::find(build.shared, name).ok_or_else(|| missing(name));
-        let group = self.group.as_ref().map(find).transpose()?;
+        let group = self.group.as_ref().map(|name| Group::find(build.shared, name)).transpose()?;
         let above = group.map_or_else(Box::default, |group| group.levels().into());
         let leg = build.only_leg();
         Ok(Arc::new(Throttle {

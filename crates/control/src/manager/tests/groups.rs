@@ -1,7 +1,7 @@
-//! Groups: caps that volumes have together.
+//! Groups: caps and weights that volumes have together.
 
 use super::*;
-use crate::model::{GroupCaps, GroupSpec, VolumeChange};
+use crate::model::{GroupCaps, GroupChange, GroupSpec, VolumeChange};
 
 fn group(json: &str) -> GroupSpec {
     serde_json::from_str(json).unwrap()
@@ -17,6 +17,14 @@ fn refused<T>(result: Result<T, ControlError>, class: Class, why: &str) {
     assert!(error.class() == class && error.to_string().contains(why), "{error}");
 }
 
+fn caps(caps: GroupCaps) -> GroupChange {
+    GroupChange { caps: Some(caps), weight: None }
+}
+
+fn weight(weight: u32) -> GroupChange {
+    GroupChange { caps: None, weight: Some(weight) }
+}
+
 /// A tenant, a group in it, and a volume in that.
 fn with_groups(rig: &Rig) {
     rig.create_group(&group(r#"{"name":"acme","caps":{"iops":50000}}"#)).unwrap();
@@ -30,7 +38,10 @@ fn groups_come_back_after_a_restart_and_go_when_nothing_is_in_them() {
     let mut rig = Rig::new();
     with_groups(&rig);
     let faster = GroupCaps { iops: Some(70_000), ..GroupCaps::default() };
-    assert_eq!(rig.change_group("acme", &faster).unwrap().caps, faster);
+    assert_eq!(rig.change_group("acme", &caps(faster.clone())).unwrap().caps, faster);
+    let heavier = rig.change_group("acme", &weight(3)).unwrap();
+    assert_eq!((heavier.weight, &heavier.caps), (3, &faster), "what is not said stays");
+    assert_eq!(rig.change_group("acme", &caps(faster)).unwrap().weight, 3);
     let before = rig.groups();
     assert_eq!(before[0].groups, ["gold".parse().unwrap()]);
     assert_eq!((before[1].volumes.len(), before[1].within.as_ref().unwrap().as_str()), (1, "acme"));
@@ -68,7 +79,12 @@ fn nonsense_is_refused_and_changes_nothing() {
     refused(rig.group("none"), Class::Missing, "group none does not exist");
     refused(rig.delete_group("none"), Class::Missing, "group none does not exist");
     let zero = GroupCaps { read_bandwidth: Some(Size(0)), ..GroupCaps::default() };
-    refused(rig.change_group("gold", &zero), Class::Invalid, "group gold: read_bandwidth: 1 at least");
+    refused(rig.change_group("gold", &caps(zero)), Class::Invalid, "group gold: read_bandwidth: 1 at least");
+    for impossible in [0, 1001] {
+        refused(rig.change_group("gold", &weight(impossible)), Class::Invalid, "group gold: weight: 1 to 1000 is possible");
+    }
+    refused(create(r#"{"name":"a","weight":0}"#), Class::Invalid, "group a: weight: 1 to 1000");
+    refused(rig.change_group("gold", &GroupChange::default()), Class::Invalid, "group gold: say which caps or which weight");
     let stack = "throttle(group=silver) | memory";
     refused(
         rig.create_volume(&with_stack("w", stack)),
@@ -81,6 +97,36 @@ fn nonsense_is_refused_and_changes_nothing() {
     assert!(serde_json::from_str::<GroupSpec>(r#"{"name":"a","iops":1}"#).is_err(), "caps stand under caps");
 }
 
+/// A group has one weight, which is set in one place: two cannot contradict each other. Volumes that stand in it by their shares hold it.
+#[test]
+fn a_group_of_shares_has_one_weight_which_is_changed_under_them() {
+    let mut rig = Rig::new();
+    rig.create_group(&group(r#"{"name":"gold","weight":3}"#)).unwrap();
+    rig.create_volume(&with_stack("pool", &format!("disk(extent=16K) | file:{}", rig.path("pool.img").display()))).unwrap();
+    let volume = |name: &str, stack: &str| -> VolumeSpec {
+        serde_json::from_str(&format!(r#"{{"name":"{name}","size":"64K","stack":"{stack}"}}"#)).unwrap()
+    };
+    for name in ["a", "b"] {
+        rig.create_volume(&volume(name, "share(group=gold) | volume:pool")).unwrap();
+    }
+    refused(rig.create_group(&group(r#"{"name":"gold","weight":5}"#)), Class::Conflict, "group gold exists already");
+    refused(rig.delete_group("gold"), Class::Conflict, "group gold is in use: volume a, volume b");
+    refused(rig.create_volume(&volume("c", "share(group=iron) | volume:pool")), Class::Invalid, "there is no group iron");
+    let told = |rig: &Rig, weight: &str| {
+        let tree = rig.volume("pool").unwrap().tree;
+        tree.status.unwrap().facts.contains(&("group gold".to_owned(), format!("weight {weight}, volumes in it: 2")))
+    };
+    assert!(told(&rig, "3"));
+    rig.change_group("gold", &weight(5)).unwrap();
+    assert!(told(&rig, "5"));
+    rig.restart();
+    assert!(told(&rig, "5") && rig.group("gold").unwrap().weight == 5);
+    // A volume is taken out of the group while it is in use.
+    let stack = VolumeChange { stack: Some("share | volume:pool".parse().unwrap()), ..VolumeChange::default() };
+    rig.change_volume("a", &stack).unwrap();
+    refused(rig.delete_group("gold"), Class::Conflict, "group gold is in use: volume b");
+}
+
 #[test]
 fn what_cannot_be_stored_is_not_done() {
     let disk = FullDisk::default();
@@ -89,7 +135,7 @@ fn what_cannot_be_stored_is_not_done() {
     let before = rig.groups();
     disk.set_full(true);
     assert!(rig.create_group(&group(r#"{"name":"silver"}"#)).is_err());
-    assert!(rig.change_group("gold", &GroupCaps::default()).is_err());
+    assert!(rig.change_group("gold", &weight(2)).is_err());
     rig.delete_volume("v").unwrap_err();
     assert_eq!(rig.groups(), before);
     disk.set_full(false);
@@ -103,7 +149,7 @@ fn what_cannot_be_stored_is_not_done() {
 fn a_file_makes_sure_of_groups() {
     let mut rig = Rig::new();
     rig.stop();
-    let file = "[[group]]\nname = \"gold\"\nwithin = \"acme\"\ncaps = { iops = 100 }\n[[group]]\nname = \"acme\"\n\
+    let file = "[[group]]\nname = \"gold\"\nwithin = \"acme\"\ncaps = { iops = 100 }\nweight = 4\n[[group]]\nname = \"acme\"\n\
                 [[volume]]\nname = \"v\"\nsize = \"1M\"\nstack = \"throttle(group=gold) | memory\"\n";
     rig.try_start(Some(file)).unwrap();
     assert_eq!(rig.group("gold").unwrap().volumes.len(), 1);
@@ -112,7 +158,10 @@ fn a_file_makes_sure_of_groups() {
     rig.try_start(Some(file)).unwrap();
     rig.stop();
     let error = rig.try_start(Some(&file.replace("100", "200"))).unwrap_err().to_string();
-    assert!(error.contains("group gold exists already, and differs: it is (within acme, iops=200) in the file"), "{error}");
+    assert!(
+        error.contains("group gold exists already, and differs: it is (within acme, iops=200, weight=4) in the file"),
+        "{error}"
+    );
     let error = rig.try_start(Some("[[group]]\nname = \"x\"\nwithin = \"nobody\"\n")).unwrap_err().to_string();
     assert!(error.contains("m.toml:1: group nobody does not exist"), "{error}");
     rig.start();

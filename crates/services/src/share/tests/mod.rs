@@ -2,6 +2,7 @@
 
 mod bad;
 mod crashes;
+mod groups;
 mod saturated;
 mod turns;
 

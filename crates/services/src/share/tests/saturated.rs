@@ -18,6 +18,7 @@ use crate::{
         member::{Member, Minimum, Terms},
     },
     testing::{Load, drive},
+    throttle::Weight,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -188,7 +189,11 @@ fn a_missed_latency_target_makes_others_go_less_deep() {
 fn only_looser_targets_give_way() {
     let member = |latency: Option<u64>| {
         let member = Member::default();
-        member.set(&Terms { weight: 1, minimum: Minimum::default(), latency: latency.map(Duration::from_nanos) });
+        member.set(&Terms {
+            weight: Weight::default(),
+            minimum: Minimum::default(),
+            latency: latency.map(Duration::from_nanos),
+        });
         member
     };
     let (loose, tight, none) = (member(Some(5000)), member(Some(1000)), member(None));

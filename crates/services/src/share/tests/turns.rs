@@ -23,16 +23,19 @@ use millrace_engine::{Engine, ShardConfig};
 use millrace_memory::BufferPool;
 
 use super::*;
-use crate::background::{Background, OnShards, Task};
+use crate::{
+    background::{Background, OnShards, Task},
+    throttle::{Caps, Group},
+};
 
 /// Requests wait until they are let go, the oldest first.
 #[derive(Default)]
-struct OnCommand {
+pub(super) struct OnCommand {
     open: AtomicU64,
     waiting: Mutex<VecDeque<u64>>,
     next: AtomicU64,
     /// The most that were there at once.
-    most: AtomicU64,
+    pub(super) most: AtomicU64,
     blocks: u64,
 }
 
@@ -107,7 +110,7 @@ impl Volume for OnCommand {
 
 /// Keeps so many reads of so many blocks in flight on each volume while the disk lets `total` of them go, one by one; how many
 /// each volume got.
-fn served(disk: &OnCommand, volumes: &[(&Graph, usize, u64)], total: u64) -> Vec<u64> {
+pub(super) fn served(disk: &OnCommand, volumes: &[(&Graph, usize, u64)], total: u64) -> Vec<u64> {
     let (io, buffers, memory) = (SyncIo::new(SEED, false), BufferPool::new(1).unwrap(), Memory::new(1 << 20));
     let segments: Vec<_> = volumes.iter().map(|(.., blocks)| [memory.segment(0, (blocks << 9) as usize)]).collect();
     let scratch = |graph: &Graph| Scratch::new(graph.volume().scratch_bytes());
@@ -146,7 +149,7 @@ fn served(disk: &OnCommand, volumes: &[(&Graph, usize, u64)], total: u64) -> Vec
     }
 }
 
-fn pool(depth: u64) -> (Arc<OnCommand>, Pool) {
+pub(super) fn pool(depth: u64) -> (Arc<OnCommand>, Pool) {
     let disk = Arc::new(OnCommand { blocks: 64 * (EXTENT >> 9), ..OnCommand::default() });
     let leg: Arc<dyn Volume> = Arc::<OnCommand>::clone(&disk);
     let pool = Pool::open(&leg, &format!("disk(extent=16K, depth={depth})"), Reason::Create).unwrap();
@@ -154,7 +157,7 @@ fn pool(depth: u64) -> (Arc<OnCommand>, Pool) {
 }
 
 /// Each has its share within 2 %.
-fn assert_shares(served: &[u64], weights: &[u64]) {
+pub(super) fn assert_shares(served: &[u64], weights: &[u64]) {
     let (all, sum) = (served.iter().sum::<u64>(), weights.iter().sum::<u64>());
     for (served, weight) in served.iter().zip(weights) {
         let (got, due) = (served * sum * 100, all * weight);
@@ -289,13 +292,19 @@ fn reader(volume: &Arc<dyn Volume>, done: &Arc<AtomicU64>) -> Task {
 
 #[test]
 fn on_one_shard_and_on_several_nobody_is_forgotten() {
-    for (shards, depth) in [(1, 1), (1, 3), (2, 1), (3, 4)] {
+    let plain = ["share(min_iops=200)", "share(latency=10us, weight=2)", "share"];
+    let grouped = ["share(group=silver)", "share(group=gold, weight=1000)", "share(min_iops=200, group=gold)"];
+    for (shards, depth, stacks) in
+        [(1, 1, plain), (1, 3, plain), (2, 1, plain), (3, 4, plain), (1, 2, grouped), (2, 1, grouped), (3, 4, grouped)]
+    {
         let slow = Arc::<Slow>::default();
         let leg: Arc<dyn Volume> = Arc::<Slow>::clone(&slow);
         let pool = Pool::open(&leg, &format!("disk(extent=16K, depth={depth})"), Reason::Create).unwrap();
-        let stacks = [("a", "share(min_iops=200)"), ("b", "share(latency=10us, weight=2)"), ("c", "share")];
-        let volumes = stacks
-            .map(|(name, stack)| pool.volume(name, stack, Some(EXTENT), Reason::Create).unwrap_or_else(|e| panic!("{e}")));
+        let gold = Group::declare(&pool.shared, "gold", None, &Caps::default()).unwrap();
+        let _silver = Group::declare(&pool.shared, "silver", Some(&gold), &Caps::default()).unwrap();
+        let make = |(name, stack): (&str, &str)| pool.volume(name, stack, Some(EXTENT), Reason::Create);
+        let volumes = [("a", stacks[0]), ("b", stacks[1]), ("c", stacks[2])]
+            .map(|volume| make(volume).unwrap_or_else(|error| panic!("{error}")));
         let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
         let done = Arc::<AtomicU64>::default();
         let tasks = (0..READERS as usize).map(|number| reader(volumes[number % 3].volume(), &done)).collect();

@@ -192,15 +192,14 @@ fn groups_are_within_groups_and_not_without_end() {
     let shared = SharedObjects::default();
     let mut groups: Vec<Arc<Group>> = Vec::new();
     for name in ["daemon", "tenant", "team", "gold"] {
-        let within = groups.last().map(|group| &**group);
-        groups.push(Group::declare(&shared, name, within, &caps("iops=1K")).unwrap());
+        groups.push(Group::declare(&shared, name, groups.last(), &caps("iops=1K")).unwrap());
     }
     assert!(sharing(&shared, "v", "throttle(iops=1, group=gold) | disk:0", null()).is_ok());
-    let deeper = Group::declare(&shared, "silver", groups.last().map(|group| &**group), &caps("iops=1"));
+    let deeper = Group::declare(&shared, "silver", groups.last(), &caps("iops=1"));
     assert!(deeper.map(|_| ()).unwrap_err().to_string().contains("4 groups within each other are possible"));
     let stack: Node =
-        "throttle(iops=1, group=a) | mirror(throttle(group=b) | null, throttle(iops=1) | memory)".parse().unwrap();
-    assert_eq!(groups_of(&stack), ["a", "b"]);
+        "throttle(iops=1, group=a) | mirror(throttle(group=b) | null, share(group=c) | volume:pool)".parse().unwrap();
+    assert_eq!(groups_of(&stack), ["a", "b", "c"]);
 }
 
 #[test]
