@@ -20,7 +20,7 @@
 //! * An error of NEW ends the migration and is no guest's; an error of OLD is the guest's, and what it was about is walked over again.
 //!
 //! It keeps nothing on its legs: opened again it begins at the start, and compares before it writes. It decides nothing about the end:
-//! `graph::change` asks [`Service::leg_is_whole`](crate::Service::leg_is_whole), once more while no request is in flight.
+//! `graph::change` asks [`Service::leg_is_whole`], once more while no request is in flight.
 
 mod command;
 mod holes;
