@@ -53,7 +53,9 @@ pub enum Layout {
     Same(Vec<usize>),
     /// The blocks of all legs, arranged in a way that this text describes: equal text over equal legs shows equal bytes.
     Own(String),
-    /// The same, but so many legs can be others than before: what was on them is known from the rest.
+    /// The same of some legs only; what is on the others is no part of what it shows.
+    OwnOf(String, Vec<usize>),
+    /// The blocks of all legs, but so many legs can be others than before: what was on them is known from the rest.
     Spread {
         /// The arrangement.
         how: String,

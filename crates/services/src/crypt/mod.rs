@@ -38,8 +38,9 @@ use crate::{
 /// Its line in the table.
 pub(crate) static KIND: Kind = Kind {
     name: "crypt",
-    help: "what is on the leg is enciphered (AES-256) under a key that only the operator has",
-    legs: 1..=1,
+    help: "what is on the leg is enciphered (AES-256) under a key that only the operator has; crypt(mode=authenticated, key=KEY, PLACE) | \
+           LEG keeps the root elsewhere as well",
+    legs: 1..=2,
     settings: &[
         Word { name: "key", help: "the key-encryption key: file:/PATH, keyring:NAME or command:/PROGRAM ARGUMENTS" },
         Word {
@@ -48,6 +49,10 @@ pub(crate) static KIND: Kind = Kind {
         },
         Word { name: "mode", help: "xts: hidden; authenticated: hidden, and every change of a block is found [xts]" },
         Word { name: "save-after", help: "mode authenticated: how long tags may be in the log alone [5s]" },
+        Word {
+            name: "accept",
+            help: "mode authenticated: a leg that was put back on purpose, as the error names it; of use once",
+        },
         Word { name: "rekey-rate", help: "bytes that re-keying works on each second; 0: as fast as it goes [0]" },
     ],
     commands: &[Word { name: "rekey", help: "makes a new key and re-enciphers everything while the volume is in use" }],
@@ -66,6 +71,11 @@ const SAMPLES: &[&str] = &[
         "crypt(mode=authenticated, save-after=1ms, key=\"file:",
         env!("CARGO_MANIFEST_DIR"),
         "/src/crypt/tests/test.key\", ?)"
+    ),
+    concat!(
+        "crypt(mode=authenticated, save-after=1ms, key=\"file:",
+        env!("CARGO_MANIFEST_DIR"),
+        "/src/crypt/tests/test.key\", ?, ?)"
     ),
 ];
 #[cfg(not(any(test, feature = "testing")))]
@@ -89,7 +99,11 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
     if settings.text("save-after").is_some() && mode != Mode::Authenticated {
         return Err(SettingError::new("save-after", "is of no use in this mode"));
     }
-    Ok(Box::new(CryptPlan { key, discard, rekey_rate, mode, save_after }))
+    let accept = settings.text("accept").map(str::to_owned);
+    if accept.is_some() && mode != Mode::Authenticated {
+        return Err(SettingError::new("accept", "is of no use in this mode"));
+    }
+    Ok(Box::new(CryptPlan { key, discard, rekey_rate, mode, save_after, accept }))
 }
 
 /// What is made of blocks.
@@ -108,15 +122,18 @@ struct CryptPlan {
     mode: Mode,
     /// In the authenticated mode, how long tags may be in the log alone.
     save_after: Duration,
+    /// A leg that was put back on purpose.
+    accept: Option<String>,
 }
 
 impl Plan for CryptPlan {
-    fn layout(&self, _: usize) -> Layout {
-        // Whoever has the key sees the same bytes, whatever seals it.
-        Layout::Own(match self.mode {
-            Mode::Xts => "crypt".to_owned(),
-            Mode::Authenticated => "crypt authenticated".to_owned(),
-        })
+    fn layout(&self, legs: usize) -> Layout {
+        // Whoever has the key sees the same bytes, whatever seals it, and wherever the root is kept beside the leg.
+        let how = match self.mode {
+            Mode::Xts => "crypt",
+            Mode::Authenticated => "crypt authenticated",
+        };
+        Layout::OwnOf(how.to_owned(), vec![legs.saturating_sub(1)])
     }
 
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>> {
@@ -124,7 +141,9 @@ impl Plan for CryptPlan {
             Mode::Xts => Some(size.saturating_add(header::OFFSET)),
             Mode::Authenticated => authenticated::leg_bytes(size, block_size),
         };
-        stated.iter().map(|stated| stated.or(needed)).collect()
+        let data = stated.len().saturating_sub(1);
+        let told = |leg| if leg == data { needed } else { Some(authenticated::PLACE_BYTES) };
+        stated.iter().enumerate().map(|(leg, stated)| stated.or(told(leg))).collect()
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
@@ -136,8 +155,13 @@ impl Plan for CryptPlan {
                 discard: self.discard,
                 save_after: self.save_after,
                 rekey_rate: self.rekey_rate,
+                accept: self.accept.clone(),
             };
             return authenticated::build(build, settled, kek);
+        }
+        if build.legs.len() > 1 {
+            let why = "in the mode xts it is over one leg; a place for the root is of use with mode=authenticated";
+            return Err(ServiceError::Legs(why.to_owned()));
         }
         let leg = build.only_leg();
         let has = leg.geometry().bytes();

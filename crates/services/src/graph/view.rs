@@ -44,6 +44,10 @@ fn combine(node: &Node, variants: &[Variants], whole: &dyn Fn(usize) -> bool) ->
     let view = match layout(node) {
         None => vec![node.word().to_owned()],
         Some(Layout::Own(how)) => arranged(&how, &legs),
+        Some(Layout::OwnOf(how, which)) => {
+            let legs: Vec<View> = which.iter().filter_map(|leg| legs.get(*leg).cloned()).collect();
+            arranged(&how, &legs)
+        }
         Some(Layout::Spread { how, spare }) => {
             // All legs as they are, for its own sake; and without as many as can be spared, for who puts others in their places.
             let mut view = arranged(&how, &legs);

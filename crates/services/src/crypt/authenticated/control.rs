@@ -100,13 +100,14 @@ impl Authenticated {
     }
 
     /// Stores a header with a new key and nothing in its tree, and brings it into force.
-    fn begin(&self, uuid: Uuid, block_size: BlockSize, generation: u64) -> Result<(), ServiceError> {
-        let (header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
+    fn begin(&self, uuid: Uuid, block_size: BlockSize, generation: u64, epoch: u64) -> Result<(), ServiceError> {
+        let (mut header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
+        header.epoch = epoch;
         let sealer = Sealer::new(&key).map_err(|error| cipher_error(&error))?;
         let generation = header.store(&self.leg, generation, &sealer)?;
         self.enforce(Some(&header), Some((sealer, None)))?;
         *self.control() = Control { header: Some(header), generation, ..Control::default() };
-        Ok(())
+        self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.store(uuid, epoch))
     }
 
     /// Prepares a leg that holds nothing, or nothing that is still wanted.
@@ -116,8 +117,11 @@ impl Authenticated {
                 "it has no header of this mode, and holds something else; erase it first (blkdiscard, or a new file) if that can go",
             ));
         }
+        if let Some(anchor) = &self.anchor {
+            anchor.expect_none()?;
+        }
         let uuid = random().map_err(|error| cipher_error(&error))?;
-        self.begin(uuid, self.block_size(), 0)
+        self.begin(uuid, self.block_size(), 0, 0)
     }
 
     /// Puts a new key and an empty tree in the place of those in force: what was there is gone.
@@ -127,8 +131,8 @@ impl Authenticated {
             control.header.as_ref().map(|header| (header.uuid, control.generation))
         };
         let (uuid, generation) = known.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
-        // One that could not be stored may have used two more.
-        self.begin(uuid, block_size, generation + 2)
+        // One that could not be stored may have used two more. Epochs go on: what was there before must not look newer.
+        self.begin(uuid, block_size, generation + 2, self.log.epoch().0 + 1)
     }
 
     /// The volume's key, and the one before; sealed anew if they are still sealed under the key of the service before.
@@ -160,6 +164,8 @@ impl Authenticated {
                 self.wrong("its header was changed by somebody who does not have the key: put back a good copy of the leg")
             );
         }
+        let accepted = self.check_root(mount, &before, &found.content)?;
+        let uuid = header.uuid;
         let mut control = Control { generation: found.generation, damaged: found.damaged, ..Control::default() };
         if let Some(damaged) = &control.damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
@@ -174,7 +180,8 @@ impl Authenticated {
         self.enforce(Some(&header), Some((sealer, old)))?;
         control.header = Some(header);
         *self.control() = control;
-        self.block_on("recover", |volume, cx| Box::pin(volume.recover(cx)))
+        self.block_on("recover", |volume, cx| Box::pin(volume.recover(cx)))?;
+        self.confirm_root(uuid, accepted)
     }
 
     /// Whether anything is not in the tree on the leg.
@@ -272,6 +279,10 @@ impl Service for Authenticated {
         ]);
         if let Some(header) = &control.header {
             status.facts.push(("uuid".to_owned(), format!("{:032x}", u128::from_be_bytes(header.uuid))));
+        }
+        if let Some(anchor) = &self.anchor {
+            let epoch = anchor.known().map_or_else(|| "none".to_owned(), |known| known.epoch.to_string());
+            status.facts.push(("root also at".to_owned(), format!("{}, save {epoch}", anchor.name())));
         }
         if let Some(damaged) = &control.damaged {
             status.facts.push(("header repaired".to_owned(), damaged.clone()));

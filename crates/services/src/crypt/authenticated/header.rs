@@ -183,6 +183,12 @@ impl Header {
         is_root(sealer, self.epoch, &plain, &array(content, CODE))
     }
 
+    /// What tells a header that was understood from all others, for the operator.
+    pub(super) fn name(&self, content: &[u8]) -> String {
+        let code: [u8; 4] = array(content, CODE);
+        format!("{}-{:08x}", self.epoch, u32::from_be_bytes(code))
+    }
+
     /// Reads the header; `None` where there is none.
     pub(super) fn load(leg: &Arc<dyn Volume>) -> Result<Option<(Self, Found)>, ServiceError> {
         let Some(found) = REGION.load(leg)? else { return Ok(None) };

@@ -5,7 +5,8 @@
 //!   record of a block: version and tag ─► page of 168 records ─► its code in a twig's page ─► branch's ─► root, in the header
 //!   write ─► buffer ─ seal ─► log: old and new records (one FUA page for all who wait) ─► leg ─► new records in memory
 //!   read  ─► leg ─► buffer ─ open under the record ─ no ─► again ─ no ─► read error, a line in the log
-//!   save  ─► epoch e+1: the other half of the log ─► writers of e end ─► flush ─► pages, each in its other place ─► root
+//!   save  ─► epoch e+1: the other half of the log ─► writers of e end ─► flush ─► pages, each in its other place ─► root ─► its epoch in
+//!            the operator's place, if there is one (`anchor.rs`)
 //!   rekey ─► everything that is written has the new key ─► blocks of the old one are written anew ─► header without the old key
 //!   open  ─► header ─► log, if it is not empty: of each block's records, the one under which it opens ─► save
 //! ```
@@ -21,8 +22,10 @@
 //!   who waits for a save holds no lock and is no writer of any epoch, for the save waits for these.
 //! * What is opened and what is delivered are the same bytes, in memory of our own; so are those that are sealed and written.
 //!
-//! It repairs nothing, and cannot know when all of the leg is put back to what it once was: docs/services/crypt.md.
+//! It repairs nothing, and without a place of the operator's cannot know when all of the leg is put back to what it once was:
+//! docs/services/crypt.md.
 
+mod anchor;
 mod control;
 mod header;
 mod layout;
@@ -43,8 +46,11 @@ use std::{sync::Arc, time::Duration};
 use millrace_block::BlockSize;
 use millrace_cipher::{KeySource, Secret};
 
-use self::volume::Authenticated;
-use crate::service::{Build, Service, ServiceError};
+use self::{anchor::Anchor, volume::Authenticated};
+use crate::{
+    service::{Build, Service, ServiceError},
+    settings::SettingError,
+};
 
 /// Its settings.
 #[derive(Clone, Debug)]
@@ -55,7 +61,12 @@ pub(super) struct Settled {
     pub(super) save_after: Duration,
     /// Bytes that are re-keyed each second; 0: no limit.
     pub(super) rekey_rate: u64,
+    /// A leg that was put back on purpose.
+    pub(super) accept: Option<String>,
 }
+
+/// Bytes of the operator's place for the root.
+pub(super) const PLACE_BYTES: u64 = anchor::PLACE.len;
 
 /// The header of this mode is on the leg.
 pub(in crate::crypt) use self::layout::REGION;
@@ -67,7 +78,13 @@ pub(super) fn leg_bytes(size: u64, block_size: BlockSize) -> Option<u64> {
 
 /// Makes the service.
 pub(super) fn build(build: Build<'_>, settled: Settled, kek: Secret<32>) -> Result<Arc<dyn Service>, ServiceError> {
-    let leg = build.only_leg();
+    let (leg, anchor) = match &build.legs[..] {
+        [place, leg] => (Arc::clone(leg), Some(Anchor::new(place, leg)?)),
+        _ => (build.only_leg(), None),
+    };
+    if settled.accept.is_some() && anchor.is_none() {
+        return Err(SettingError::new("accept", "is of use where the root has a place beside the leg only").into());
+    }
     let geometry = leg.geometry();
     let room = layout::blocks_in(geometry.bytes(), geometry.block_size);
     let blocks = build.size.map_or(room, |size| size >> geometry.block_size.shift());
@@ -79,5 +96,5 @@ pub(super) fn build(build: Build<'_>, settled: Settled, kek: Secret<32>) -> Resu
             None => format!("a volume in this mode has at most {} blocks", layout::MOST_BLOCKS),
         }));
     }
-    Ok(Authenticated::new(build.name, leg, blocks, settled, kek))
+    Ok(Authenticated::new(build.name, (leg, anchor), blocks, settled, kek))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   epoch e+1 begins ─► writers of e have ended ─► what failed is logged again ─► flush (their data) ─► changed pages, from the
-//!   groups up, each in the place that the root does not lead to ─► flush ─► header with the root, twice
+//!   groups up, each in the place that the root does not lead to ─► flush ─► header with the root, twice ─► the operator's place
 //! ```
 //!
 //! A page may have records of writers of e+1: the log of e+1 has what their blocks were before.
@@ -175,6 +175,11 @@ impl Authenticated {
             (control.generation, content)
         };
         Header::store_in(cx, &*self.leg, generation, &content).await?;
+        if let Some(anchor) = &self.anchor {
+            // Behind the header: one that it does not know yet is opened, one of before is not.
+            let uuid = self.sealer.visit().as_ref().map(|force| force.uuid).ok_or(BlockError::NotReady)?;
+            anchor.store_in(cx, uuid, root.epoch).await?;
+        }
         for place in &root.pages {
             let (above, at) = self.table.above(*place);
             if let Some(node) = self.table.get(*place) {

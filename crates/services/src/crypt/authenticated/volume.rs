@@ -18,6 +18,7 @@ use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
 use super::{
     Settled,
+    anchor::Anchor,
     control::Control,
     layout::{FAN, PAGE, block_start, log_start},
     log::{Entered, Log, Refused},
@@ -95,6 +96,8 @@ pub(super) struct Authenticated {
     pub(super) me: Weak<Self>,
     pub(super) name: String,
     pub(super) leg: Arc<dyn Volume>,
+    /// The operator's place for the root.
+    pub(super) anchor: Option<Anchor>,
     pub(super) settled: Settled,
     pub(super) kek: Secret<32>,
     pub(super) blocks: AtomicU64,
@@ -180,12 +183,20 @@ enum Source<'a> {
 }
 
 impl Authenticated {
-    pub(super) fn new(name: String, leg: Arc<dyn Volume>, blocks: u64, settled: Settled, kek: Secret<32>) -> Arc<Self> {
+    /// The service over a leg, with a place for its root or without.
+    pub(super) fn new(
+        name: String,
+        (leg, anchor): (Arc<dyn Volume>, Option<Anchor>),
+        blocks: u64,
+        settled: Settled,
+        kek: Secret<32>,
+    ) -> Arc<Self> {
         let shape = AtomicU8::new(pack(&leg.geometry()));
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             name,
             leg,
+            anchor,
             settled,
             kek,
             blocks: AtomicU64::new(blocks),
@@ -589,7 +600,8 @@ impl Volume for Authenticated {
     fn scratch_bytes(&self) -> usize {
         let futures = future_bytes(Self::read).max(future_bytes(Self::write)).max(future_bytes(Self::erase));
         let own = futures + CHANGES * size_of::<Record>() + size_of::<Scratch>().next_multiple_of(8);
-        helpers_scratch_bytes(self.leg.scratch_bytes() + own)
+        let legs = self.leg.scratch_bytes().max(self.anchor.as_ref().map_or(0, Anchor::scratch_bytes));
+        helpers_scratch_bytes(legs + own)
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

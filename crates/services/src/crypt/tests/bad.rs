@@ -21,7 +21,7 @@ fn settings_that_cannot_be_are_refused_by_name() {
     }
     assert!(refused("crypt(key=file:/k, discard=perhaps, null)").contains("discard"));
     assert!(refused("crypt(key=file:/k, rekey-rate=fast, null)").contains("rekey-rate"));
-    assert!(refused("crypt(key=file:/k, null, null)").contains("2 legs"));
+    assert!(refused("crypt(key=file:/k, null, null, null)").contains("3 legs"));
 }
 
 #[test]

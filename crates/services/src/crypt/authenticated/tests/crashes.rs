@@ -7,7 +7,7 @@ use millrace_block::{
     conformance::{self, Random, SyncHarness},
 };
 
-use super::{SEED, leg_blocks, nothing_is_called_changed, stack};
+use super::{SEED, leg_blocks, nothing_is_called_changed, rooted, stack};
 use crate::{
     Reason,
     graph::Graph,
@@ -19,7 +19,9 @@ const BLOCKS: u64 = 400;
 const POINTS: u64 = 2000;
 
 fn open(rig: &Rig, reason: Reason) -> Result<Graph, String> {
-    graph(&stack("save-after=1ms, "), &rig.volumes(), None, reason, &rig.kept).map_err(|error| error.to_string())
+    // With a second disk the root is there as well.
+    let stack = if rig.disks.len() > 1 { rooted("save-after=1ms, ") } else { stack("save-after=1ms, ") };
+    graph(&stack, &rig.volumes(), None, reason, &rig.kept).map_err(|error| error.to_string())
 }
 
 fn kill(mut graph: Graph) {
@@ -28,8 +30,8 @@ fn kill(mut graph: Graph) {
 
 /// One workload, cut at a boundary; then what was begun is completed, cut at another one, again and again. Returns how many
 /// boundaries the workload had.
-fn run(seed: u64, cut: u64) -> u64 {
-    let rig = Rig::new(seed, 1, leg_blocks(BLOCKS, SIZE), SIZE);
+fn run(seed: u64, cut: u64, disks: usize) -> u64 {
+    let rig = Rig::new(seed, disks, leg_blocks(BLOCKS, SIZE), SIZE);
     let mut oracle = Oracle::new(seed, BLOCKS, 512);
     let bench = Bench::new(seed);
     let volume = open(&rig, Reason::Create).unwrap();
@@ -75,10 +77,11 @@ fn run(seed: u64, cut: u64) -> u64 {
 #[test]
 fn power_that_goes_while_a_crash_is_made_good_loses_nothing() {
     let (mut points, mut seed) = (0, SEED);
-    while points < POINTS {
+    while points < 2 * POINTS {
+        let disks = 1 + usize::from(points >= POINTS);
         eprintln!("power cuts while the volume is opened: seed {seed:#x}, {points} points so far");
         for cut in 0.. {
-            let case = std::panic::AssertUnwindSafe(|| run(seed, cut));
+            let case = std::panic::AssertUnwindSafe(|| run(seed, cut, disks));
             let boundaries = std::panic::catch_unwind(case).unwrap_or_else(|panic| {
                 eprintln!("power cuts while the volume is opened: failed at seed {seed:#x}, boundary {cut}");
                 std::panic::resume_unwind(panic)
@@ -94,8 +97,8 @@ fn power_that_goes_while_a_crash_is_made_good_loses_nothing() {
 }
 
 /// A volume with data that are durable, and these.
-fn filled(seed: u64) -> (Rig, Graph, Vec<u8>) {
-    let rig = Rig::new(seed, 1, leg_blocks(BLOCKS, SIZE), SIZE);
+fn filled(seed: u64, disks: usize) -> (Rig, Graph, Vec<u8>) {
+    let rig = Rig::new(seed, disks, leg_blocks(BLOCKS, SIZE), SIZE);
     let volume = open(&rig, Reason::Create).unwrap();
     let mut data = Vec::new();
     on_bench(&volume, |bench| {
@@ -112,9 +115,9 @@ fn on_bench(graph: &Graph, test: impl FnOnce(&mut conformance::Bench<'_>)) {
 
 #[test]
 fn a_format_that_is_cut_short_leaves_all_or_nothing() {
-    for cut in 0..12 {
-        for seed in 0..6 {
-            let (rig, volume, data) = filled(seed);
+    for cut in 0..14 {
+        for seed in 0..8 {
+            let (rig, volume, data) = filled(seed, 1 + seed as usize % 2);
             rig.power.cut_at(cut);
             let formatted = volume.volume().format(SIZE).is_ok();
             kill(volume);
@@ -137,7 +140,7 @@ fn a_format_that_is_cut_short_leaves_all_or_nothing() {
 fn a_growth_that_is_cut_short_brings_nothing_back() {
     for cut in 0..24 {
         for seed in 0..6 {
-            let (rig, volume, data) = filled(seed);
+            let (rig, volume, data) = filled(seed, 1 + seed as usize % 2);
             volume.volume().resize(BlockCount(250)).unwrap();
             rig.power.cut_at(cut);
             let _ = volume.volume().resize(BlockCount(BLOCKS));

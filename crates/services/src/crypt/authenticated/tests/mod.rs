@@ -3,6 +3,7 @@
 mod bad;
 mod crashes;
 mod rekey;
+mod root;
 mod tamper;
 mod trouble;
 
@@ -30,6 +31,11 @@ const CHANGED: Result<(), BlockError> = Err(BlockError::ReadFault { errno: 0 });
 fn stack(settings: &str) -> String {
     let key = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key");
     format!("crypt(mode=authenticated, {settings}key=\"{key}\", disk:0)")
+}
+
+/// A stack over `disk:0` with its root in `disk:1` as well.
+fn rooted(settings: &str) -> String {
+    stack(settings).replace("disk:0", "disk:1, disk:0")
 }
 
 fn memory(wanted: Wanted, _: usize) -> Arc<dyn Volume> {
@@ -100,9 +106,10 @@ fn it_conforms_over_a_leg_that_waits_and_holds_writes() {
         volume.hold_writes();
         volume
     };
-    let stack = stack("");
-    let mut make = subject(&stack, 1, leg_blocks, waiting);
-    conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+    for (stack, legs) in [(stack(""), 1), (rooted(""), 2)] {
+        let mut make = subject(&stack, legs, leg_blocks, waiting);
+        conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+    }
 }
 
 /// Nothing that a power cut leaves is taken for somebody's work.
