@@ -9,7 +9,7 @@ use std::{
 
 use millrace_nvme_spec::{
     Cqe, QueueId, Sqe, Version,
-    identify::IdentifyController,
+    identify::{IdentifyController, SglSupport},
     registers::{
         AdminQueueAttributes, Capabilities, CommandSetSelected, Configuration, ControllerStatus, Doorbell, DoorbellLayout,
         ReadyTimeouts, ShutdownNotification, ShutdownStatus, offset,
@@ -20,7 +20,7 @@ use crate::{
     dma::{DmaMemory, PAGE_SIZE, Pages},
     doorbell::{BAR0, Doorbells},
     error::{DriverError, during},
-    queue::{PrpLists, QueueMemory, QueuePair, QueueParts},
+    queue::{Lists, QueueMemory, QueuePair, QueueParts},
     transport::{SharedTransport, Transport, VfioUser},
 };
 
@@ -39,7 +39,7 @@ pub struct Options {
     pub admin_entries: u16,
     /// I/O queue pairs to ask for; the controller may give fewer.
     pub io_queues: u16,
-    /// The most bytes one command may move, which is room for its PRP list in every queue; the controller's MDTS may be less.
+    /// The most bytes one command may move, which is room for its list in every queue; the controller's MDTS may be less.
     pub max_transfer: usize,
     /// Write doorbells into the shared page when there is one; otherwise by messages always.
     pub mapped_doorbells: bool,
@@ -360,7 +360,9 @@ impl Controller {
             }
         };
         let max_transfer = if id.is_admin() { 2 * PAGE_SIZE } else { self.max_transfer() as usize };
-        let lists = PrpLists::new(&self.memory, (entries - 1) as u16, max_transfer)?;
+        // Over PCI Express the admin queue takes none.
+        let sgls = self.identity().filter(|_| !id.is_admin()).map_or(SglSupport::new(), |identify| identify.sgls);
+        let lists = Lists::new(&self.memory, (entries - 1) as u16, max_transfer, sgls)?;
         Ok(QueuePair::new(QueueParts {
             id,
             entries,

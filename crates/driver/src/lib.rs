@@ -26,7 +26,7 @@
 //!
 //! # What it does not do
 //!
-//! Retry, time commands out by itself, metadata, SGLs, or sharing one queue between threads at once.
+//! Retry, time commands out by itself, metadata, or sharing one queue between threads at once.
 
 mod admin;
 mod cid;
@@ -38,6 +38,7 @@ mod error;
 mod namespace;
 mod prp;
 mod queue;
+mod sgl;
 mod shared;
 mod space;
 mod transport;
@@ -52,6 +53,7 @@ pub use error::DriverError;
 pub use namespace::{CommandError, Metadata, Namespace, Protection};
 pub use prp::PrpError;
 pub use queue::{LeanQueue, QueueError, QueuePair};
+pub use sgl::{SglError, SglLimits};
 pub use space::Space;
 pub use transport::{MappedArea, Transport, TransportError, VfioUser};
 pub use vfio_pci::{Iommu, ParseAddressError, PciAddress, VfioError, VfioPci, device_files};

@@ -1,6 +1,7 @@
 //! A submission queue and its completion queue.
 
 mod lean;
+mod lists;
 
 use std::{
     collections::VecDeque,
@@ -10,8 +11,7 @@ use std::{
 
 use millrace_nvme_spec::{
     CommandId, Cqe, QueueId, Sqe,
-    command::DataPointer,
-    prp::PrpEntry,
+    command::Psdt,
     registers::Doorbell,
     status::{Status, StatusField},
 };
@@ -19,13 +19,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
 pub use lean::LeanQueue;
+pub(crate) use lists::Lists;
 
 use crate::{
     cid::CidTable,
     command::Command,
-    dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE},
+    dma::{DmaBuffer, DmaError, DmaMemory, DmaRange},
     doorbell::{Bell, Doorbells},
-    prp::{self, PrpError},
+    prp::PrpError,
+    sgl::{SglError, SglLimits},
     shared::SharedRing,
     transport::{SharedTransport, TransportError},
 };
@@ -49,6 +51,15 @@ pub enum QueueError {
         /// Why.
         #[source]
         source: PrpError,
+    },
+    /// The data cannot be described by SGL descriptors.
+    #[error("queue {qid}")]
+    Sgl {
+        /// The queue.
+        qid: QueueId,
+        /// Why.
+        #[source]
+        source: SglError,
     },
     /// The controller completed a command that is not in flight, or one of another queue, or reports an impossible head.
     #[error("queue {qid}: completion of command {} (SQ {}, head {}) that cannot be", cqe.cid, cqe.sqid, cqe.sqhd)]
@@ -195,46 +206,6 @@ fn next(index: u16, entries: u32) -> u16 {
     if u32::from(index) + 1 == entries { 0 } else { index + 1 }
 }
 
-/// Room for the PRP list of every command that may be in flight.
-pub(crate) struct PrpLists {
-    buffer: Option<DmaBuffer>,
-    entries: Option<SharedRing<PrpEntry>>,
-    bytes_each: usize,
-}
-
-impl PrpLists {
-    /// Lists for `commands` transfers of up to `max_transfer` bytes each.
-    pub(crate) fn new(memory: &DmaMemory, commands: u16, max_transfer: usize) -> Result<Self, DmaError> {
-        let bytes_each = prp::list_pages(max_transfer) * PAGE_SIZE;
-        let bytes = bytes_each * usize::from(commands);
-        if bytes == 0 {
-            return Ok(Self { buffer: None, entries: None, bytes_each });
-        }
-        let buffer = memory.alloc(bytes)?;
-        let entries = u32::try_from(bytes / PrpEntry::SIZE).ok().and_then(|count| buffer.ring(count));
-        Ok(Self { buffer: Some(buffer), entries, bytes_each })
-    }
-
-    #[inline]
-    fn describe(&self, cid: CommandId, data: DmaRange) -> Result<DataPointer, PrpError> {
-        let (Some(buffer), Some(entries)) = (&self.buffer, &self.entries) else {
-            return prp::describe(data, DmaRange { iova: 0, len: 0 }, |_, _| {});
-        };
-        let list = buffer.slice(usize::from(cid.0) * self.bytes_each, self.bytes_each);
-        let first = usize::from(cid.0) * (self.bytes_each / PrpEntry::SIZE);
-        prp::describe(data, list, |index, entry| entries.write((first + index) as u32, entry))
-    }
-
-    fn describe_runs(&self, cid: CommandId, runs: impl IntoIterator<Item = DmaRange>) -> Result<DataPointer, PrpError> {
-        let (Some(buffer), Some(entries)) = (&self.buffer, &self.entries) else {
-            return prp::describe_runs(runs, DmaRange { iova: 0, len: 0 }, |_, _| {});
-        };
-        let list = buffer.slice(usize::from(cid.0) * self.bytes_each, self.bytes_each);
-        let first = usize::from(cid.0) * (self.bytes_each / PrpEntry::SIZE);
-        prp::describe_runs(runs, list, |index, entry| entries.write((first + index) as u32, entry))
-    }
-}
-
 /// A submission queue and its completion queue, of equal size, used by one thread.
 ///
 /// Per I/O: [`submit`](Self::submit) writes the entry, [`ring`](Self::ring) tells the controller of all that is new, and
@@ -247,7 +218,7 @@ pub struct QueuePair {
     sq: SubmissionQueue,
     cq: CompletionQueue,
     cids: CidTable,
-    lists: PrpLists,
+    lists: Lists,
     /// Completions that arrived while another one was waited for.
     stash: VecDeque<Cqe>,
     interrupt: Option<OwnedFd>,
@@ -278,7 +249,7 @@ pub(crate) struct QueueParts<'a> {
     pub(crate) id: QueueId,
     pub(crate) entries: u32,
     pub(crate) memory: QueueMemory,
-    pub(crate) lists: PrpLists,
+    pub(crate) lists: Lists,
     pub(crate) doorbells: &'a Doorbells,
     pub(crate) interrupt: Option<OwnedFd>,
     pub(crate) transport: SharedTransport,
@@ -354,7 +325,7 @@ impl QueuePair {
         let mut sqe = command.sqe;
         sqe.cid = cid;
         if let Some(data) = command.data {
-            match self.lists.describe(cid, data) {
+            match self.lists.prps(cid, data) {
                 Ok(pointer) => sqe.dptr = pointer,
                 Err(source) => {
                     self.cids.release(cid);
@@ -387,7 +358,7 @@ impl QueuePair {
         let Some(cid) = self.cids.take() else {
             return Err(QueueError::Full { qid: self.id, capacity: self.capacity() });
         };
-        match self.lists.describe_runs(cid, runs) {
+        match self.lists.prps_of_runs(cid, runs) {
             Ok(dptr) => {
                 self.sq.push(Sqe { cid, dptr, ..command.sqe });
                 Ok(cid)
@@ -395,6 +366,38 @@ impl QueuePair {
             Err(source) => {
                 self.cids.release(cid);
                 Err(QueueError::Prp { qid: self.id, source })
+            }
+        }
+    }
+
+    /// What [`submit_sgl`](Self::submit_sgl) can say; `None`: the controller takes PRPs only.
+    #[inline]
+    pub fn sgl(&self) -> Option<SglLimits> {
+        self.lists.sgl()
+    }
+
+    /// As [`submit`](Self::submit), for data in pieces of any length, in the order of their bytes, which go as an SGL. Of the command's own
+    /// data the length counts: the pieces have as many bytes. Metadata, if any, are in one buffer.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`], or [`QueueError::Sgl`] for pieces beyond [`sgl`](Self::sgl).
+    pub fn submit_sgl(
+        &mut self,
+        command: &Command,
+        pieces: impl IntoIterator<Item = DmaRange>,
+    ) -> Result<CommandId, QueueError> {
+        let Some(cid) = self.cids.take() else {
+            return Err(QueueError::Full { qid: self.id, capacity: self.capacity() });
+        };
+        match self.lists.descriptors(cid, command.data.map_or(0, |data| data.len), pieces) {
+            Ok(dptr) => {
+                let flags = command.sqe.flags.with_psdt(Psdt::SGL_MPTR_CONTIGUOUS);
+                self.sq.push(Sqe { cid, dptr, flags, ..command.sqe });
+                Ok(cid)
+            }
+            Err(source) => {
+                self.cids.release(cid);
+                Err(QueueError::Sgl { qid: self.id, source })
             }
         }
     }

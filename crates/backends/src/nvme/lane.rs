@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_driver::{Command, DmaBuffer, DmaRange, PAGE_SIZE, QueueError, QueuePair, spec::Status};
+use millrace_driver::{Command, DmaBuffer, DmaRange, PAGE_SIZE, QueueError, QueuePair, SglLimits, spec::Status};
 use millrace_memory::SegmentCursor;
 
 use super::table::{Entries, Table};
@@ -27,10 +27,18 @@ const ASK: Duration = Duration::from_millis(5);
 pub(super) enum Data<'a> {
     /// There are none.
     None,
-    /// So many bytes from here on, which [`Lane::direct`] has found to be within the device's reach.
-    Direct(SegmentCursor<'a>, usize),
+    /// Bytes from here on, as [`Lane::direct`] has found them to be within the device's reach.
+    Direct(SegmentCursor<'a>, Reach),
     /// The first bytes of a buffer of the lane's.
     Bounce(&'a Bounce<'a>, usize),
+}
+
+/// How much of a request one command can move directly, and how it says where that is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reach {
+    pub(super) len: usize,
+    /// By an SGL: PRPs cannot say as much.
+    sgl: bool,
 }
 
 /// What became of a command.
@@ -173,21 +181,19 @@ impl Lane {
     }
 
     /// How many bytes from here on one command can move directly: at most `most`, in pieces of `unit`; 0: none.
-    pub(super) fn direct(&self, table: &Table, place: &SegmentCursor<'_>, most: usize, unit: usize) -> usize {
-        let mut state = self.state();
+    pub(super) fn direct(&self, table: &Table, place: &SegmentCursor<'_>, most: usize, unit: usize) -> Reach {
+        let mut guard = self.state();
+        let state = &mut *guard;
         state.entries.refresh(table);
-        let (mut place, mut total, mut miss) = (place.clone(), 0, None);
-        while let Some(run) = place.next_run(most - total) {
+        let mut survey = Survey::new(state.pair.as_ref().and_then(QueuePair::sgl));
+        let (mut place, mut miss) = (place.clone(), None);
+        while let Some(run) = place.next_run(most - survey.seen) {
             let start = run.as_ptr() as usize;
-            if total > 0 && !start.is_multiple_of(PAGE_SIZE) || !start.is_multiple_of(4) {
-                break;
-            }
-            if state.entries.find(start, run.len()).is_none() {
+            let Some(iova) = state.entries.find(start, run.len()) else {
                 miss = Some(start);
                 break;
-            }
-            total += run.len();
-            if !(start + run.len()).is_multiple_of(PAGE_SIZE) {
+            };
+            if !survey.add(DmaRange { iova, len: run.len() }) {
                 break;
             }
         }
@@ -197,7 +203,7 @@ impl Lane {
             state.asked = Some(Instant::now());
             table.ask(address);
         }
-        total - total % unit
+        survey.reach(unit)
     }
 
     /// Takes a buffer, when one is free.
@@ -234,16 +240,16 @@ impl Lane {
                 state.moved.1 += *len as u64;
                 pair.submit(&command.with_data(self.buffers[bounce.index].slice(0, *len)))
             }
-            Data::Direct(place, len) => {
-                state.moved.0 += *len as u64;
-                let (mut place, mut left, entries) = (place.clone(), *len, &state.entries);
+            Data::Direct(place, reach) => {
+                state.moved.0 += reach.len as u64;
+                let (mut place, mut left, entries) = (place.clone(), reach.len, &state.entries);
                 let runs = std::iter::from_fn(|| {
                     let run = place.next_run(left)?;
                     left -= run.len();
                     // What `direct` found stays mapped while its request is in flight.
                     entries.find(run.as_ptr() as usize, run.len()).map(|iova| DmaRange { iova, len: run.len() })
                 });
-                pair.submit_runs(command, runs)
+                if reach.sgl { pair.submit_sgl(command, runs) } else { pair.submit_runs(command, runs) }
             }
         };
         let cid = match began.and_then(|cid| pair.ring().map(|()| cid)) {
@@ -287,6 +293,50 @@ impl Lane {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+}
+
+/// A request's memory, piece by piece, as a command could say where it is.
+#[derive(Debug)]
+struct Survey {
+    limits: Option<SglLimits>,
+    /// Bytes looked at, the pieces that they are in, and where the last one ends.
+    seen: usize,
+    pieces: usize,
+    end: u64,
+    /// Bytes from the start that PRPs can say, and that an SGL can.
+    prps: usize,
+    sgl: usize,
+    /// Whether that is all so far.
+    by_prps: bool,
+    by_sgl: bool,
+}
+
+impl Survey {
+    fn new(limits: Option<SglLimits>) -> Self {
+        Self { limits, seen: 0, pieces: 0, end: 0, prps: 0, sgl: 0, by_prps: true, by_sgl: true }
+    }
+
+    /// Takes one more piece; false: no command can say more.
+    #[inline]
+    fn add(&mut self, DmaRange { iova, len }: DmaRange) -> bool {
+        let (page, first) = (PAGE_SIZE as u64, self.seen == 0);
+        self.by_prps &= iova.is_multiple_of(4) && (first || iova.is_multiple_of(page) && self.end.is_multiple_of(page));
+        // An SGL counts neighbours as one.
+        self.pieces += usize::from(first || iova != self.end);
+        self.by_sgl &= self.limits.is_some_and(|SglLimits { granularity, pieces }| {
+            self.pieces <= pieces && iova.is_multiple_of(granularity as u64) && len.is_multiple_of(granularity)
+        });
+        self.prps += if self.by_prps { len } else { 0 };
+        self.sgl += if self.by_sgl { len } else { 0 };
+        (self.seen, self.end) = (self.seen + len, iova + len as u64);
+        self.by_prps || self.by_sgl
+    }
+
+    /// What one command can say, in units of so many bytes: by PRPs, unless an SGL says more.
+    fn reach(&self, unit: usize) -> Reach {
+        let (prps, sgl) = (self.prps - self.prps % unit, self.sgl - self.sgl % unit);
+        Reach { len: prps.max(sgl), sgl: sgl > prps }
     }
 }
 
@@ -358,5 +408,58 @@ impl Drop for Bounce<'_> {
         if let Some(waker) = state.waiting.pop_front() {
             waker.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: Option<SglLimits> = Some(SglLimits { granularity: 1, pieces: 3 });
+    const DWORDS: Option<SglLimits> = Some(SglLimits { granularity: 4, pieces: 3 });
+
+    fn reach(limits: Option<SglLimits>, pieces: &[(u64, usize)]) -> (usize, bool) {
+        let mut survey = Survey::new(limits);
+        for (iova, len) in pieces {
+            if !survey.add(DmaRange { iova: *iova, len: *len }) {
+                break;
+            }
+        }
+        let Reach { len, sgl } = survey.reach(512);
+        (len, sgl)
+    }
+
+    #[test]
+    fn prps_are_used_where_they_say_as_much() {
+        for limits in [None, BYTES, DWORDS] {
+            assert_eq!(reach(limits, &[]), (0, false));
+            assert_eq!(reach(limits, &[(0x1004, 8192)]), (8192, false));
+            let pages = [(0x1e00, 512), (0x8000, 4096), (0x2000, 4096), (0x6000, 4096), (0x9000, 512)];
+            assert_eq!(reach(limits, &pages), (13312, false));
+        }
+    }
+
+    #[test]
+    fn an_sgl_says_what_prps_cannot() {
+        let holes = [(0x1000, 512), (0x2000, 512), (0x3000, 1024)];
+        assert_eq!(reach(None, &holes), (512, false));
+        assert_eq!(reach(DWORDS, &holes), (2048, true));
+        let odd = [(0x1001, 700), (0x2003, 324)];
+        assert_eq!(reach(None, &odd), (0, false));
+        assert_eq!(reach(DWORDS, &odd), (0, false));
+        assert_eq!(reach(BYTES, &odd), (1024, true));
+        // 512 bytes of them PRPs can say too.
+        assert_eq!(reach(BYTES, &[(0x1000, 600), (0x2001, 423)]), (512, false));
+    }
+
+    #[test]
+    fn pieces_are_counted_and_neighbours_are_one() {
+        let apart: Vec<(u64, usize)> = (0..5).map(|i| (i * 4096, 512)).collect();
+        assert_eq!(reach(BYTES, &apart), (1536, true));
+        let adjoin: Vec<(u64, usize)> = (0..5).map(|i| (i * 512 + 2, 512)).collect();
+        assert_eq!(reach(BYTES, &adjoin), (2560, true));
+        // What PRPs go on to say beyond them is theirs.
+        let pages: Vec<(u64, usize)> = (0..5).map(|i| (i * 8192, 4096)).collect();
+        assert_eq!(reach(BYTES, &pages), (5 * 4096, false));
     }
 }

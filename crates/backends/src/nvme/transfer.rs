@@ -61,10 +61,10 @@ impl NvmeVolume {
             let left = usize::try_from(blocks << shift).unwrap_or(usize::MAX);
             let direct = lane.direct(&self.disk.table, &place, left.min(self.disk.max_transfer), block);
             // A little that goes directly is not worth a command of its own beside a buffer that takes more.
-            let moved = if direct == left.min(self.disk.max_transfer) || direct >= BOUNCE {
+            let moved = if direct.len == left.min(self.disk.max_transfer) || direct.len >= BOUNCE {
                 self.piece(cx, lane, request.operation, Lba(lba), Data::Direct(place.clone(), direct)).await?;
-                place.skip(direct);
-                direct
+                place.skip(direct.len);
+                direct.len
             } else {
                 let len = left.min(BOUNCE).min(self.disk.max_transfer);
                 let bounce = poll_fn(|task| lane.poll_buffer(task)).await;
@@ -95,7 +95,8 @@ impl NvmeVolume {
         data: Data<'_>,
     ) -> Result<(), BlockError> {
         let len = match &data {
-            Data::Direct(_, len) | Data::Bounce(_, len) => *len,
+            Data::Direct(_, reach) => reach.len,
+            Data::Bounce(_, len) => *len,
             Data::None => 0,
         };
         // The lane says where the data are; here only the length counts.

@@ -48,7 +48,7 @@ impl LeanQueue {
         let ready = commands.iter().zip(0..).map(|(command, cid)| {
             let mut sqe = Sqe { cid: CommandId(cid), ..command.sqe };
             if let Some(data) = command.data {
-                let pointer = queue.lists.describe(sqe.cid, data);
+                let pointer = queue.lists.prps(sqe.cid, data);
                 sqe.dptr = pointer.map_err(|source| QueueError::Prp { qid: queue.id, source })?;
             }
             Ok(sqe)

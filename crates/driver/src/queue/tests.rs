@@ -5,10 +5,15 @@ mod lean;
 use std::sync::Arc;
 
 use millrace_memory::Mapping;
-use millrace_nvme_spec::{NvmOpcode, registers::DoorbellLayout};
+use millrace_nvme_spec::{
+    NvmOpcode,
+    identify::{SglAlignment, SglSupport},
+    registers::DoorbellLayout,
+    sgl::SglDescriptor,
+};
 
 use super::*;
-use crate::{doorbell::Shadow, transport::MappedArea};
+use crate::{dma::PAGE_SIZE, doorbell::Shadow, transport::MappedArea};
 
 /// A transport of which only posted writes work; it keeps them.
 #[derive(Clone, Default)]
@@ -76,6 +81,7 @@ impl Bench {
 
     fn build(entries: u32, areas: Vec<MappedArea>, max_transfer: usize, shadowed: bool) -> Self {
         let memory = DmaMemory::new(1 << 32, 64 * PAGE_SIZE).unwrap();
+        let sgls = SglSupport::new().with_support(SglAlignment::DWORD);
         let posted = Posted::default();
         let transport = SharedTransport::new(posted.clone());
         let mut doorbells = Doorbells::new(DoorbellLayout::new(0).unwrap(), transport.clone(), areas);
@@ -87,7 +93,7 @@ impl Bench {
             id: QID,
             entries,
             memory: QueueMemory::new(&memory, entries).unwrap(),
-            lists: PrpLists::new(&memory, (entries - 1) as u16, max_transfer).unwrap(),
+            lists: Lists::new(&memory, (entries - 1) as u16, max_transfer, sgls).unwrap(),
             doorbells: &doorbells,
             interrupt: None,
             transport,
@@ -226,7 +232,7 @@ fn every_command_in_flight_has_a_list_of_its_own() {
     let command = |iova| Command::nvm(NvmOpcode::WRITE).with_data(data(iova));
     bench.queue.submit(&command(0x10_0000)).unwrap();
     bench.queue.submit(&command(0x20_0000)).unwrap();
-    let lists = bench.queue.lists.buffer.as_ref().unwrap();
+    let lists = bench.queue.lists.buffer().unwrap();
     for (index, base) in [(0, 0x10_0000), (1, 0x20_0000)] {
         let pointer = bench.entry(index).dptr;
         assert_eq!(pointer.prp1, base);
@@ -236,6 +242,32 @@ fn every_command_in_flight_has_a_list_of_its_own() {
     }
     let odd = Command::nvm(NvmOpcode::WRITE).with_data(DmaRange { iova: 2, len: 512 });
     assert!(matches!(bench.queue.submit(&odd), Err(QueueError::Prp { .. })));
+    assert_eq!(bench.queue.in_flight(), 2, "the refused command is not in flight");
+}
+
+#[test]
+fn pieces_go_as_an_sgl_whose_list_is_the_commands_own() {
+    let mut bench = Bench::new(4, page().1, 4 * PAGE_SIZE);
+    let write = |len| Command::nvm(NvmOpcode::WRITE).with_data(DmaRange { iova: 0, len });
+    let pieces = |base| [DmaRange { iova: base, len: 500 }, DmaRange { iova: base + 0x1004, len: 524 }];
+    assert_eq!(bench.queue.sgl(), Some(SglLimits { granularity: 4, pieces: 256 }));
+    bench.queue.submit_sgl(&write(1024), pieces(0x10_0000)).unwrap();
+    bench.queue.submit_sgl(&write(1024), pieces(0x20_0000)).unwrap();
+    bench.queue.submit_sgl(&write(500), pieces(0x30_0000).into_iter().take(1)).unwrap();
+    let lists = bench.queue.lists.buffer().unwrap();
+    for (index, base) in [(0, 0x10_0000), (1, 0x20_0000)] {
+        let sqe = bench.entry(index);
+        assert_eq!(sqe.flags.psdt(), Psdt::SGL_MPTR_CONTIGUOUS);
+        let segment = sqe.dptr.sgl1();
+        assert_eq!(segment, SglDescriptor::last_segment(segment.address, 32));
+        let list = lists.read_value::<[SglDescriptor; 2]>(usize::try_from(segment.address - lists.iova()).unwrap());
+        assert_eq!(list, pieces(base).map(|piece| SglDescriptor::data_block(piece.iova, piece.len as u32)));
+    }
+    assert_eq!(bench.entry(2).dptr.sgl1(), SglDescriptor::data_block(0x30_0000, 500));
+    bench.post(CommandId(2), Status::SUCCESS, 3);
+    bench.queue.next_completion().unwrap().unwrap();
+    let refused = bench.queue.submit_sgl(&write(1025), pieces(0x10_0000)).unwrap_err();
+    assert!(matches!(refused, QueueError::Sgl { source: SglError::Length { len: 1024, expected: 1025 }, .. }), "{refused}");
     assert_eq!(bench.queue.in_flight(), 2, "the refused command is not in flight");
 }
 
