@@ -19,6 +19,16 @@ bind() {
     [ -e "/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$address/iommu_group")")" ] || die "vfio-pci did not take $address"
 }
 
+# Waits until workers have taken the controller so many times.
+await_opened() {
+    for _ in $(seq 600); do
+        opened=$(grep -c 'an NVMe controller is ours' $host/tmp/daemon.log)
+        [ "$opened" -lt "$1" ] || return 0
+        sleep 0.1
+    done
+    daemon_failed "the controller was opened $opened times"
+}
+
 # A daemon in its sandbox with a device on the disk; a verified load by our own client; the worker is killed in the middle of it.
 daemon() {
     start_daemon
@@ -31,6 +41,7 @@ daemon() {
     if [ "${KILLS:-0}" -gt 0 ]; then
         for kill in $(seq "$KILLS"); do
             sleep 3
+            await_opened "$kill"
             pid=$(worker)
             kill -KILL "$pid" || daemon_failed "there is no worker to kill: '$pid'"
             say "killed worker $pid, $kill"
@@ -42,8 +53,7 @@ daemon() {
     }
     say "$(grep -oE '"(commands|checked_blocks)": *[0-9]+' $host/tmp/load.json | tr '\n' ' ')"
     grep -q "a guest's memory is mapped for a disk" $host/tmp/daemon.log || daemon_failed "the guest's memory was never mapped"
-    opened=$(grep -c 'an NVMe controller is ours' $host/tmp/daemon.log)
-    [ "$opened" -gt "${KILLS:-0}" ] || daemon_failed "the controller was opened $opened times"
+    await_opened $((${KILLS:-0} + 1))
     if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
 }
 
