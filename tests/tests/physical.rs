@@ -29,21 +29,16 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    fn boot(&self, checks: &str) -> Boot {
+    /// With more options of QEMU's controller.
+    fn boot(&self, checks: &str, options: &str) -> Boot {
+        let device = format!("nvme,id=physical,serial=physical,drive=disk,bus=port0,max_ioqpairs=8,msix_qsize=9{options}");
         let disk = format!("id=disk,file={},if=none,format=raw,discard=unmap", self.path("disk.img").display());
         let boot = Boot::scenario("physical")
             .iommu()
             .memory(1024)
             .monitor(&self.path("qmp"))
             .set("CHECKS", checks.replace(' ', ","))
-            .qemu(&[
-                "-device",
-                "pcie-root-port,id=port0,chassis=1",
-                "-drive",
-                &disk,
-                "-device",
-                "nvme,id=physical,serial=physical,drive=disk,bus=port0,max_ioqpairs=8,msix_qsize=9",
-            ]);
+            .qemu(&["-device", "pcie-root-port,id=port0,chassis=1", "-drive", &disk, "-device", &device]);
         self.programs.on(boot)
     }
 }
@@ -59,16 +54,31 @@ fn nested() -> PathBuf {
 #[test]
 fn a_physical_controller_passes_the_suite() {
     let machine = Machine::new();
-    let said = machine.boot("refused bind driver conform").run(&seats(1));
+    let said = machine.boot("refused bind driver conform", "").run(&seats(1));
     for check in ["refused", "driver", "conform"] {
         assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
+    }
+    assert!(said.contains(&"driver: submission queues out of the controller".to_owned()), "{}", said.join("\n"));
+}
+
+#[test]
+fn submission_queues_lie_in_the_controller_where_it_has_memory() {
+    // As version 1.4 has it, and as the versions before.
+    for scheme in ["", ",legacy-cmb=on"] {
+        let machine = Machine::new();
+        let said = machine.boot("bind driver direct reset", &format!(",cmb_size_mb=2{scheme}")).run(&seats(1));
+        for check in ["driver", "direct", "reset"] {
+            assert!(said.contains(&format!("{check}: well")), "{scheme}: {check} is missing in\n{}", said.join("\n"));
+        }
+        let inside = said.contains(&"driver: submission queues in the controller".to_owned());
+        assert!(inside, "{scheme}: {}", said.join("\n"));
     }
 }
 
 #[test]
 fn data_go_directly_on_several_shards_under_resets_and_an_unplugged_disk_ends_in_errors() {
     let machine = Machine::new();
-    let mut guest = machine.boot("bind direct shards reset unplug").start(&seats(1));
+    let mut guest = machine.boot("bind direct shards reset unplug", "").start(&seats(1));
     guest.wait_mark("busy");
     let mut monitor = Monitor::open(&machine.path("qmp"));
     monitor.execute("device_del", &json!({ "id": "physical" }));
@@ -81,6 +91,6 @@ fn data_go_directly_on_several_shards_under_resets_and_an_unplugged_disk_ends_in
 #[test]
 fn a_daemon_serves_a_physical_disk_and_its_worker_may_die() {
     let machine = Machine::new();
-    let said = machine.boot("bind daemon").set("SECONDS_OF_LOAD", 15).set("KILLS", 2).run(&seats(1));
+    let said = machine.boot("bind daemon", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2).run(&seats(1));
     assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
 }

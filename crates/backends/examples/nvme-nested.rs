@@ -97,6 +97,7 @@ fn driver(place: &NvmePlace) {
     let mut loud = controller.create_queue_pair(&with_interrupts).expect("a queue with an interrupt");
     let mut quiet =
         controller.create_queue_pair(&QueueOptions { entries: 1024, ..QueueOptions::default() }).expect("a polled queue");
+    println!("driver: submission queues {} the controller", if quiet.is_in_controller() { "in" } else { "out of" });
     let buffer = controller.memory().alloc(controller.max_transfer() as usize + 4096).expect("memory");
     let block = namespace.block_size() as usize;
     let mut seen = 0;

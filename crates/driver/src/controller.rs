@@ -17,6 +17,7 @@ use millrace_nvme_spec::{
 };
 
 use crate::{
+    cmb::ControllerMemory,
     dma::{DmaMemory, PAGE_SIZE, Pages},
     doorbell::{BAR0, Doorbells},
     error::{DriverError, during},
@@ -45,6 +46,8 @@ pub struct Options {
     pub mapped_doorbells: bool,
     /// Configure shadow doorbells for the I/O queues.
     pub shadow_doorbells: bool,
+    /// Put submission queues into the controller's memory, where it has some for them.
+    pub controller_memory: bool,
 }
 
 impl Default for Options {
@@ -60,6 +63,7 @@ impl Default for Options {
             max_transfer: 1 << 20,
             mapped_doorbells: true,
             shadow_doorbells: false,
+            controller_memory: true,
         }
     }
 }
@@ -89,6 +93,8 @@ pub struct Controller {
     pub(crate) options: Options,
     pub(crate) memory: DmaMemory,
     pub(crate) doorbells: Doorbells,
+    /// Where submission queues go while there is room.
+    pub(crate) cmb: Option<ControllerMemory>,
     capabilities: Capabilities,
     version: Version,
     /// What enabling made; gone when disabled.
@@ -143,6 +149,7 @@ impl Controller {
             options: options.clone(),
             memory,
             doorbells,
+            cmb: None,
             capabilities,
             version: Version::from_bits(u32::from_le_bytes(vs)),
             enabled: None,
@@ -150,8 +157,8 @@ impl Controller {
         })
     }
 
-    /// All of bring-up on an opened controller: bus mastering, disable, enable, Identify Controller, Number of Queues, shadow
-    /// doorbells if asked for.
+    /// All of bring-up on an opened controller: bus mastering, disable, enable, Identify Controller, the controller's memory, Number of
+    /// Queues, shadow doorbells if asked for.
     pub fn start(&mut self) -> Result<(), DriverError> {
         self.enable_bus_master()?;
         self.disable()?;
@@ -159,6 +166,7 @@ impl Controller {
         let identify = self.identify_controller()?;
         let can_shadow = identify.oacs.doorbell_buffer();
         self.enabled_mut().identify = Some(identify);
+        self.find_controller_memory()?;
         let granted = self.request_queues(self.options.io_queues.max(1))?;
         let enabled = self.enabled_mut();
         enabled.granted = granted;
@@ -366,7 +374,7 @@ impl Controller {
         Ok(QueuePair::new(QueueParts {
             id,
             entries,
-            memory: QueueMemory::new(&self.memory, entries)?,
+            memory: QueueMemory::new(&self.memory, self.cmb.as_ref().filter(|_| !id.is_admin()), entries)?,
             lists,
             doorbells: &self.doorbells,
             interrupt,
@@ -386,10 +394,23 @@ impl Controller {
         let free = |id: &u16| *id >= 1 && used.get(usize::from(*id)) == Some(&false);
         let wanted = options.id.map_or_else(|| (1..=granted).find(free), |id| Some(id.0).filter(free));
         let wanted = wanted.ok_or(DriverError::NoQueue { wanted: options.id.unwrap_or(QueueId(1)), granted })?;
-        let queue = self.new_queue(QueueId(wanted), options.entries, options.vector)?;
-        self.create_queues(&queue, options.vector)?;
+        let mut queue = self.new_queue(QueueId(wanted), options.entries, options.vector)?;
+        let created = self.create_queues(&queue, options.vector);
+        if created.as_ref().is_err_and(|error| error.status().is_some()) && queue.is_in_controller() {
+            self.cmb = None;
+            queue = self.new_queue(QueueId(wanted), options.entries, options.vector)?;
+            self.create_queues(&queue, options.vector)?;
+        } else {
+            created?;
+        }
         self.enabled_mut().used[usize::from(wanted)] = true;
         Ok(queue)
+    }
+
+    /// Has queues that are created from now on, also after another [`start`](Self::start), in memory of ours.
+    pub fn forgo_controller_memory(&mut self) {
+        self.options.controller_memory = false;
+        self.cmb = None;
     }
 
     /// Deletes a queue pair: submission queue first. Commands in flight are aborted by the controller.

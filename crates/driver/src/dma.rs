@@ -142,7 +142,7 @@ impl DmaMemory {
     }
 }
 
-fn first_free_run(pages: &[bool], count: usize) -> Option<usize> {
+pub(crate) fn first_free_run(pages: &[bool], count: usize) -> Option<usize> {
     let mut run = 0;
     for (index, taken) in pages.iter().enumerate() {
         run = if *taken { 0 } else { run + 1 };

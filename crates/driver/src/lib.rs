@@ -30,6 +30,7 @@
 
 mod admin;
 mod cid;
+mod cmb;
 mod command;
 mod controller;
 mod dma;

@@ -23,12 +23,13 @@ pub(crate) use lists::Lists;
 
 use crate::{
     cid::CidTable,
+    cmb::{ControllerMemory, ControllerPages},
     command::Command,
     dma::{DmaBuffer, DmaError, DmaMemory, DmaRange},
     doorbell::{Bell, Doorbells},
     prp::PrpError,
     sgl::{SglError, SglLimits},
-    shared::SharedRing,
+    shared::{SharedRing, device_fence},
     transport::{SharedTransport, TransportError},
 };
 
@@ -125,25 +126,34 @@ impl QueueError {
 /// The host's half of a submission queue.
 pub(crate) struct SubmissionQueue {
     ring: SharedRing<Sqe>,
+    /// The ring lies in the controller's memory.
+    in_controller: bool,
     tail: u16,
     rung: u16,
     bell: Bell,
 }
 
 impl SubmissionQueue {
-    pub(crate) fn new(ring: SharedRing<Sqe>, bell: Bell) -> Self {
-        Self { ring, tail: 0, rung: 0, bell }
+    pub(crate) fn new(ring: SharedRing<Sqe>, in_controller: bool, bell: Bell) -> Self {
+        Self { ring, in_controller, tail: 0, rung: 0, bell }
     }
 
     #[inline]
     fn push(&mut self, sqe: Sqe) {
-        self.ring.write(u32::from(self.tail), sqe);
+        if self.in_controller {
+            self.ring.write_words(u32::from(self.tail), sqe);
+        } else {
+            self.ring.write(u32::from(self.tail), sqe);
+        }
         self.tail = next(self.tail, self.ring.entries());
     }
 
     #[inline]
     fn ring(&mut self) -> Result<(), TransportError> {
         if self.tail != self.rung {
+            if self.in_controller {
+                device_fence();
+            }
             self.bell.ring(self.rung, self.tail)?;
             self.rung = self.tail;
         }
@@ -231,14 +241,25 @@ pub struct QueuePair {
 /// The rings' pages.
 #[derive(Debug)]
 pub(crate) struct QueueMemory {
-    pub(crate) sq: DmaBuffer,
-    pub(crate) cq: DmaBuffer,
+    sq: SubmissionPages,
+    cq: DmaBuffer,
+}
+
+#[derive(Debug)]
+enum SubmissionPages {
+    Ours(DmaBuffer),
+    Controllers(ControllerPages),
 }
 
 impl QueueMemory {
-    /// Zeroed pages for `entries` entries in each ring.
-    pub(crate) fn new(memory: &DmaMemory, entries: u32) -> Result<Self, DmaError> {
-        let sq = memory.alloc(entries as usize * Sqe::SIZE)?;
+    /// Pages for `entries` entries in each ring, those of ours zeroed; of the controller's memory for the submission queue, if it is
+    /// given and has room.
+    pub(crate) fn new(memory: &DmaMemory, controllers: Option<&ControllerMemory>, entries: u32) -> Result<Self, DmaError> {
+        let bytes = entries as usize * Sqe::SIZE;
+        let sq = match controllers.and_then(|controllers| controllers.alloc(bytes)) {
+            Some(pages) => SubmissionPages::Controllers(pages),
+            None => SubmissionPages::Ours(memory.alloc(bytes)?),
+        };
         let cq = memory.alloc(entries as usize * Cqe::SIZE)?;
         Ok(Self { sq, cq })
     }
@@ -261,11 +282,15 @@ impl QueuePair {
     pub(crate) fn new(parts: QueueParts<'_>) -> Self {
         let QueueParts { id, entries, memory, lists, doorbells, interrupt, transport, timeout } = parts;
         assert!((2..=0x1_0000).contains(&entries), "a queue of {entries} entries");
-        let sq = memory.sq.ring(entries).expect("the ring's pages were allocated for its entries");
+        let (sq, in_controller) = match &memory.sq {
+            SubmissionPages::Ours(buffer) => (buffer.ring(entries), false),
+            SubmissionPages::Controllers(pages) => (pages.ring(entries), true),
+        };
+        let sq = sq.expect("the ring's pages were allocated for its entries");
         let cq = memory.cq.ring(entries).expect("the ring's pages were allocated for its entries");
         Self {
             id,
-            sq: SubmissionQueue::new(sq, doorbells.bell(Doorbell::SqTail(id))),
+            sq: SubmissionQueue::new(sq, in_controller, doorbells.bell(Doorbell::SqTail(id))),
             cq: CompletionQueue::new(cq, doorbells.bell(Doorbell::CqHead(id))),
             // One entry stays free, or a full queue would look empty (Base 3.3.1.2.1).
             cids: CidTable::new((entries - 1) as u16),
@@ -300,7 +325,15 @@ impl QueuePair {
 
     /// Where the submission queue lies.
     pub fn sq_range(&self) -> DmaRange {
-        self.memory.sq.range()
+        match &self.memory.sq {
+            SubmissionPages::Ours(buffer) => buffer.range(),
+            SubmissionPages::Controllers(pages) => pages.range(),
+        }
+    }
+
+    /// Whether the submission queue lies in the controller's memory.
+    pub fn is_in_controller(&self) -> bool {
+        self.sq.in_controller
     }
 
     /// Where the completion queue lies.
@@ -308,9 +341,13 @@ impl QueuePair {
         self.memory.cq.range()
     }
 
-    /// The rings' pages, to look at or spoil: submission queue, completion queue.
-    pub fn buffers(&self) -> (&DmaBuffer, &DmaBuffer) {
-        (&self.memory.sq, &self.memory.cq)
+    /// The rings' pages, to look at or spoil: submission queue, if it is in memory of ours, and completion queue.
+    pub fn buffers(&self) -> (Option<&DmaBuffer>, &DmaBuffer) {
+        let sq = match &self.memory.sq {
+            SubmissionPages::Ours(buffer) => Some(buffer),
+            SubmissionPages::Controllers(_) => None,
+        };
+        (sq, &self.memory.cq)
     }
 
     /// Places a command in the queue, without ringing. Identifiers of `n` commands in flight are `0..n`.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use millrace_memory::Mapping;
+use zerocopy::{Immutable, IntoBytes};
 
 /// A 32-bit word: a doorbell register, a shadow doorbell or an event index.
 #[derive(Debug)]
@@ -87,6 +88,22 @@ impl<T: Copy> SharedRing<T> {
         unsafe { self.at(index).write_volatile(entry) }
     }
 
+    /// Copies an entry into memory of the device's: word by word, for what is behind the addresses may know no wider stores. Seen by the
+    /// device no later than the first [`SharedU32::store`] after [`device_fence`].
+    #[inline]
+    pub(crate) fn write_words(&self, index: u32, entry: T)
+    where
+        T: IntoBytes + Immutable,
+    {
+        let place = self.at(index).cast::<u64>();
+        let (words, rest) = entry.as_bytes().as_chunks::<8>();
+        assert!(rest.is_empty(), "an entry of {} bytes is no whole words", size_of::<T>());
+        for (i, word) in words.iter().enumerate() {
+            // SAFETY: as many words as the entry has, which lies within writable memory (`at`) and is aligned to 8 bytes and more.
+            unsafe { place.add(i).write_volatile(u64::from_ne_bytes(*word)) }
+        }
+    }
+
     /// Loads the 64-bit word `word` of an entry with `Acquire`: what the device wrote before it is then visible.
     #[inline]
     pub(crate) fn load_word(&self, index: u32, word: usize) -> u64 {
@@ -95,6 +112,23 @@ impl<T: Copy> SharedRing<T> {
         // first to its whole size), and the device writes it with one store.
         unsafe { AtomicU64::from_ptr(self.at(index).cast::<u64>().add(word)) }.load(Ordering::Acquire)
     }
+}
+
+/// Has all that was stored before reach a device's memory before what is stored after.
+///
+/// The race that it closes is between entries in the device's memory and the doorbell that tells of them: these stores are not of ordinary
+/// memory, where the doorbell's release would be enough. Stores to a mapping that the system made write-combining lie in buffers of the
+/// processor that a later store to another address may overtake; this empties them first. On the way to the device both are
+/// posted writes, which do not overtake each other, so that the device finds the entries when it hears the doorbell.
+#[inline]
+pub(crate) fn device_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(Ordering::SeqCst);
 }
 
 /// A pointer to `count` values at `offset`, aligned to the value's whole size (a power of two for all we share).

@@ -64,6 +64,11 @@ pub trait Transport: Send {
     fn dma_map(&mut self, range: DmaRange, fd: BorrowedFd<'_>, offset: u64) -> Result<(), TransportError>;
     /// Takes `range` away: the function does not touch it any more on return.
     fn dma_unmap(&mut self, range: DmaRange) -> Result<(), TransportError>;
+    /// Has nothing mapped at `range` from now on; false: something is, or was asked for otherwise. Where nobody but the caller maps
+    /// anything, there is nothing to do.
+    fn keep_free(&mut self, _range: DmaRange) -> bool {
+        true
+    }
     /// Number of MSI-X vectors.
     fn vectors(&mut self) -> Result<u32, TransportError>;
     /// Has vectors `0..fds.len()` signalled through event fds.

@@ -35,6 +35,8 @@ pub mod offset {
     pub const BPINFO: u64 = 0x40;
     /// Controller Memory Buffer Memory Space Control (CMBMSC), 8 bytes.
     pub const CMBMSC: u64 = 0x50;
+    /// Controller Memory Buffer Status (CMBSTS), 4 bytes, read only.
+    pub const CMBSTS: u64 = 0x58;
     /// NVM Subsystem Shutdown (NSSD), 4 bytes.
     pub const NSSD: u64 = 0x64;
     /// Controller Ready Timeouts (CRTO), 4 bytes, read only.
@@ -117,6 +119,8 @@ pub struct Version {
 }
 
 impl Version {
+    /// NVM Express 1.2.0.
+    pub const V1_2: Self = Self::new().with_major(1).with_minor(2);
     /// NVM Express 1.4.0.
     pub const V1_4: Self = Self::new().with_major(1).with_minor(4);
     /// NVM Express Base 2.0.0.
@@ -236,6 +240,89 @@ pub struct AdminQueueAttributes {
     pub acqs_z: u16,
     #[bits(4)]
     __: u8,
+}
+
+/// Controller Memory Buffer Location (Base 3.1.4.11).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct BufferLocation {
+    /// Base Indicator Register (BIR): the Base Address Register.
+    #[bits(3)]
+    pub bir: u8,
+    /// CMB Queue Mixed Memory Support (CQMMS).
+    pub cqmms: bool,
+    /// CMB Queue Physically Discontiguous Support (CQPDS).
+    pub cqpds: bool,
+    /// CMB Data Pointer Mixed Locations Support (CDPMLS).
+    pub cdpmls: bool,
+    /// CMB Data Pointer and Command Independent Locations Support (CDPCILS).
+    pub cdpcils: bool,
+    /// CMB Data Metadata Mixed Memory Support (CDMMMS).
+    pub cdmmms: bool,
+    /// CMB Queue Dword Alignment (CQDA).
+    pub cqda: bool,
+    #[bits(3)]
+    __: u8,
+    /// Offset (OFST) from the Base Address Register's start, in CMBSZ's units.
+    #[bits(20)]
+    pub ofst: u32,
+}
+
+/// Controller Memory Buffer Size (Base 3.1.4.12).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct BufferSize {
+    /// Submission Queue Support (SQS).
+    pub sqs: bool,
+    /// Completion Queue Support (CQS).
+    pub cqs: bool,
+    /// PRP SGL List Support (LISTS).
+    pub lists: bool,
+    /// Read Data Support (RDS).
+    pub rds: bool,
+    /// Write Data Support (WDS).
+    pub wds: bool,
+    #[bits(3)]
+    __: u8,
+    /// Size Units (SZU), as a power of 16 of 4 KiB.
+    #[bits(4)]
+    pub szu: u8,
+    /// Size (SZ), in these units.
+    #[bits(20)]
+    pub sz: u32,
+}
+
+impl BufferSize {
+    /// Bytes of a unit; `None`: SZU is reserved.
+    #[must_use]
+    pub const fn unit(self) -> Option<u64> {
+        if self.szu() > 6 { None } else { Some(4096 << (4 * self.szu())) }
+    }
+}
+
+/// Controller Memory Buffer Memory Space Control (Base 3.1.4.14).
+#[bitfield(u64)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct BufferControl {
+    /// Capabilities Registers Enabled (CRE): CMBLOC and CMBSZ tell.
+    pub cre: bool,
+    /// Controller Memory Space Enable (CMSE): addresses from CBA on are the controller's memory.
+    pub cmse: bool,
+    #[bits(10)]
+    __: u16,
+    /// Controller Base Address (CBA), without its lowest 12 bits.
+    #[bits(52)]
+    pub cba: u64,
+}
+
+/// Controller Memory Buffer Status (Base 3.1.4.15).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct BufferStatus {
+    /// Controller Base Address Invalid (CBAI).
+    pub cbai: bool,
+    #[bits(31)]
+    __: u32,
 }
 
 /// Controller Ready Timeouts (Base 3.1.4.21).

@@ -171,6 +171,19 @@ fn status_registers_bits() {
 }
 
 #[test]
+fn memory_buffer_registers_bits() {
+    let location = BufferLocation::new().with_bir(2).with_cdpcils(true).with_ofst(0x12345);
+    assert_eq!(location.into_bits(), 0x1234_5042);
+    let size = BufferSize::new().with_sqs(true).with_lists(true).with_szu(2).with_sz(64);
+    assert_eq!(size.into_bits(), 0x0004_0205);
+    assert_eq!(size.unit(), Some(1 << 20));
+    assert_eq!(BufferSize::new().with_szu(6).unit(), Some(64 << 30));
+    assert_eq!(BufferSize::new().with_szu(7).unit(), None);
+    assert_eq!(BufferControl::new().with_cre(true).with_cmse(true).with_cba(0xfe_dcba_9876).into_bits(), 0xf_edcb_a987_6003);
+    assert_eq!(BufferStatus::from_bits(1), BufferStatus::new().with_cbai(true));
+}
+
+#[test]
 fn doorbells_are_where_the_stride_puts_them() {
     let layout = DoorbellLayout::new(0).expect("0 is a stride");
     assert_eq!(layout.offset(Doorbell::SqTail(QueueId(0))), 0x1000);

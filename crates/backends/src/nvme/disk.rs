@@ -125,17 +125,19 @@ impl Disk {
         controller.start()?;
         let identity = Box::new(controller.identity().expect("a controller that was started has told who it is").clone());
         let count = wanted.min(usize::from(controller.io_queues())).max(1);
-        let mut lanes = Vec::with_capacity(count);
+        let (mut lanes, mut in_controller) = (Vec::with_capacity(count), 0);
         for at in 0..count {
             let buffers = (0..BOUNCES).map(|_| controller.memory().alloc(BOUNCE)).collect::<Result<_, _>>()?;
-            lanes.push(Lane::new(new_pair(&mut controller)?, buffers, at > 0));
+            let pair = new_pair(&mut controller)?;
+            in_controller += usize::from(pair.is_in_controller());
+            lanes.push(Lane::new(pair, buffers, at > 0));
         }
         let (watch, words) = sync_channel(64);
         let table = Arc::new(Table::new(iommu, watch.clone()));
         let seen: Arc<dyn guard::Watcher> = Arc::<Table>::clone(&table);
         guard::watch(Arc::downgrade(&seen));
         let max_transfer = controller.max_transfer() as usize;
-        tracing::info!(%address, queues = lanes.len(), max_transfer, "an NVMe controller is ours");
+        tracing::info!(%address, queues = lanes.len(), in_controller, max_transfer, "an NVMe controller is ours");
         let disk = Arc::new(Self {
             address,
             control: Mutex::new(Some(controller)),
@@ -233,6 +235,8 @@ impl Disk {
         };
         if let Some(why) = ill {
             tracing::error!(address = %self.address, "the controller is reset: {why}");
+            // It may be that commands in the controller's own memory do not reach it.
+            controller.forgo_controller_memory();
             self.reset(&mut control);
         }
     }

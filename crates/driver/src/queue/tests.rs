@@ -12,6 +12,8 @@ use millrace_nvme_spec::{
     sgl::SglDescriptor,
 };
 
+use zerocopy::IntoBytes;
+
 use super::*;
 use crate::{dma::PAGE_SIZE, doorbell::Shadow, transport::MappedArea};
 
@@ -76,10 +78,19 @@ struct Bench {
 
 impl Bench {
     fn new(entries: u32, areas: Vec<MappedArea>, max_transfer: usize) -> Self {
-        Self::build(entries, areas, max_transfer, false)
+        Self::full(entries, areas, max_transfer, None)
     }
 
-    fn build(entries: u32, areas: Vec<MappedArea>, max_transfer: usize, shadowed: bool) -> Self {
+    fn full(entries: u32, areas: Vec<MappedArea>, max_transfer: usize, inside: Option<&ControllerMemory>) -> Self {
+        Self::build(entries, areas, max_transfer, (false, inside))
+    }
+
+    fn build(
+        entries: u32,
+        areas: Vec<MappedArea>,
+        max_transfer: usize,
+        (shadowed, inside): (bool, Option<&ControllerMemory>),
+    ) -> Self {
         let memory = DmaMemory::new(1 << 32, 64 * PAGE_SIZE).unwrap();
         let sgls = SglSupport::new().with_support(SglAlignment::DWORD);
         let posted = Posted::default();
@@ -92,7 +103,7 @@ impl Bench {
         let queue = QueuePair::new(QueueParts {
             id: QID,
             entries,
-            memory: QueueMemory::new(&memory, entries).unwrap(),
+            memory: QueueMemory::new(&memory, inside, entries).unwrap(),
             lists: Lists::new(&memory, (entries - 1) as u16, max_transfer, sgls).unwrap(),
             doorbells: &doorbells,
             interrupt: None,
@@ -104,7 +115,7 @@ impl Bench {
     }
 
     fn entry(&self, index: u32) -> Sqe {
-        self.queue.buffers().0.read_value(index as usize * Sqe::SIZE)
+        self.queue.buffers().0.unwrap().read_value(index as usize * Sqe::SIZE)
     }
 
     /// Posts the next completion as a controller does: phase inverted on every pass.
@@ -152,6 +163,28 @@ fn both_queues_wrap_and_the_phase_inverts() {
         assert_eq!(word(CQ_BELL), (round + 1) % 4);
     }
     assert!(bench.posted.take().is_empty(), "mapped doorbells need no message");
+}
+
+#[test]
+fn a_queue_in_the_controllers_memory_holds_the_same_entries() {
+    let mapping = Arc::new(Mapping::anonymous(2 * PAGE_SIZE).unwrap());
+    let inside = ControllerMemory::at(&mapping, 0x4000_0000);
+    let mut bench = Bench::full(4, page().1, PAGE_SIZE, Some(&inside));
+    assert!(bench.queue.is_in_controller());
+    assert_eq!(bench.queue.sq_range(), DmaRange { iova: 0x4000_0000, len: PAGE_SIZE });
+    for round in 0..6_u32 {
+        let mut command = read(round);
+        command.sqe.cdw15 = 0xa5a5_0000 + round;
+        command.sqe.mptr = 0x1122_3344_5566_7788;
+        let cid = bench.queue.submit(&command).unwrap();
+        bench.queue.ring().unwrap();
+        let mut bytes = [0; Sqe::SIZE];
+        // SAFETY: the mapping has two pages, which nobody writes meanwhile.
+        unsafe { mapping.segment((round % 4) as usize * Sqe::SIZE, Sqe::SIZE) }.unwrap().read_at(0, &mut bytes);
+        assert_eq!(bytes, Sqe { cid, ..command.sqe }.as_bytes());
+        bench.post(cid, Status::SUCCESS, ((round + 1) % 4) as u16);
+        bench.queue.next_completion().unwrap().expect("posted");
+    }
 }
 
 #[test]
@@ -209,7 +242,7 @@ fn messages_ring_the_head_first_and_only_what_moved() {
 
 #[test]
 fn shadow_doorbells_ring_only_past_the_event_index() {
-    let mut bench = Bench::build(8, Vec::new(), PAGE_SIZE, true);
+    let mut bench = Bench::build(8, Vec::new(), PAGE_SIZE, (true, None));
     let (doorbells, events) = bench.shadow.take().unwrap();
     let at = usize::from(QID.0) * 8;
     bench.queue.submit(&read(1)).unwrap();

@@ -69,6 +69,9 @@ impl Iommu {
             return Err(VfioError::BadRange { address: self.address, iova, size });
         }
         let mut taken = self.taken();
+        if !is_free(&taken, iova, size as u64) {
+            return Err(VfioError::BadRange { address: self.address, iova, size });
+        }
         self.map(iova, memory.as_ptr() as u64, size as u64)?;
         taken.insert(iova, size as u64);
         Ok(())
@@ -87,6 +90,17 @@ impl Iommu {
         Ok(DmaRange { iova, len: region.len() })
     }
 
+    /// Has nothing mapped at these addresses from now on; false: something is.
+    pub(super) fn keep_free(&self, DmaRange { iova, len }: DmaRange) -> bool {
+        let mut taken = self.taken();
+        let free = is_free(&taken, iova, len as u64);
+        if free {
+            taken.insert(iova, len as u64);
+        }
+        // Asked for once more.
+        free || taken.get(&iova) == Some(&(len as u64))
+    }
+
     fn map(&self, iova: u64, address: u64, size: u64) -> Result<(), VfioError> {
         let map = sys::DmaMap { flags: sys::MAP_READ | sys::MAP_WRITE, address, iova, size, argsz: 0 };
         // The kernel checks that the memory is there and may be written, and keeps its pages.
@@ -103,6 +117,13 @@ impl Iommu {
         taken.remove(&range.iova);
         Ok(())
     }
+}
+
+/// Whether nothing lies at `size` bytes from `iova` on.
+fn is_free(taken: &BTreeMap<u64, u64>, iova: u64, size: u64) -> bool {
+    let Some(last) = size.checked_sub(1).and_then(|rest| iova.checked_add(rest)) else { return false };
+    // They do not overlap: the one that starts last ends last.
+    taken.range(..=last).next_back().is_none_or(|(start, len)| start + len <= iova)
 }
 
 /// The first free address from `first` to `last` for `size` bytes that lies `within` a large page as wanted.
@@ -127,6 +148,27 @@ fn free_place(taken: &BTreeMap<u64, u64>, first: u64, last: u64, within: u64, si
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_overlaps_is_not_free() {
+        let taken = BTreeMap::from([(0x1000, 0x1000), (0x4000, 0x2000)]);
+        for (iova, size) in [(0, 0x1000), (0x2000, 0x2000), (0x6000, 1), (u64::MAX, 1)] {
+            assert!(is_free(&taken, iova, size), "{iova:#x} {size:#x}");
+        }
+        let not = [
+            (0, 0x1001),
+            (0x1fff, 1),
+            (0x1800, 0x10),
+            (0x3fff, 2),
+            (0x4000, 0x2000),
+            (0, 0x10000),
+            (0x6000, 0),
+            (u64::MAX, 2),
+        ];
+        for (iova, size) in not {
+            assert!(!is_free(&taken, iova, size), "{iova:#x} {size:#x}");
+        }
+    }
 
     #[test]
     fn places_are_free_and_suit_large_pages() {

@@ -201,6 +201,10 @@ impl Transport for VfioPci {
         Ok(())
     }
 
+    fn keep_free(&mut self, range: DmaRange) -> bool {
+        self.iommu.keep_free(range)
+    }
+
     fn vectors(&mut self) -> Result<u32, TransportError> {
         let asked =
             sys::exact(&self.device, sys::DEVICE_GET_IRQ_INFO, sys::IrqInfo { index: IRQ_MSIX, ..Default::default() });

@@ -31,7 +31,7 @@ impl Side {
 }
 
 fn entry(lean: &LeanQueue, index: usize) -> Sqe {
-    lean.queue().buffers().0.read_value(index * Sqe::SIZE)
+    lean.queue().buffers().0.unwrap().read_value(index * Sqe::SIZE)
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn entries_that_would_be_the_same_are_not_written_again() {
     for round in 0..4 {
         lean.begin(0, Lba(7));
         if round < 2 {
-            lean.queue().buffers().0.write_value(round * Sqe::SIZE, &[0xee_u8; Sqe::SIZE]);
+            lean.queue().buffers().0.unwrap().write_value(round * Sqe::SIZE, &[0xee_u8; Sqe::SIZE]);
         }
         side.post(&lean, 0);
         lean.take(1, &mut taken).unwrap();
