@@ -226,3 +226,28 @@ fn what_will_be_read_is_brought_near_where_it_is_read() {
         }
     }
 }
+
+#[test]
+fn copies_are_settled_late_only_where_nobody_else_could_look_before() {
+    let key = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key");
+    let crypt = format!("crypt(key={key}, disk:0)");
+    let stacks = [
+        ("disk:0", true),
+        ("concat(disk:0, disk:1, disk:2)", true),
+        ("stripe(chunk=4K, disk:0, disk:1)", true),
+        ("throttle(iops=1M, disk:0)", true),
+        ("meter(tenant=test, disk:0)", true),
+        // Their locks, keys, tables and lines are passed on by ordinary stores, or their legs are worked on beside requests.
+        (&crypt, false),
+        ("mirror(disk:0, disk:1)", false),
+        ("parity(chunk=4K, disk:0, disk:1, disk:2)", false),
+        ("integrity(disk:0)", false),
+        ("cache(mode=through, disk:0, disk:1)", false),
+        ("concat(disk:0, mirror(disk:1, disk:2))", false),
+    ];
+    for (stack, late) in stacks {
+        let made = mounted(stack, &memory(3, 32768), None, Reason::Create, &Arc::default());
+        let graph = made.unwrap_or_else(|error| panic!("{stack}: {error}"));
+        assert_eq!(Switch::new("test", Arc::clone(graph.volume())).settles_late(), late, "{stack}");
+    }
+}
