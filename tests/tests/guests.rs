@@ -517,6 +517,49 @@ fn a_block_that_was_changed_or_put_back_is_told_to_the_guest() {
 }
 
 #[test]
+fn a_leg_that_was_put_back_as_a_whole_is_refused_until_the_operator_accepts_it() {
+    let mut daemon = Daemon::start();
+    let [key, image, backup, place] = ["disk.key", "disk.img", "backup.img", "disk.root"].map(|name| daemon.path(name));
+    std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+    let make = |daemon: &Daemon, accept: &str| {
+        let (key, place, image) = (key.display(), place.display(), image.display());
+        let stack = format!("crypt(mode=authenticated, {accept}key=file:{key}, file:{place}) | file:{image}");
+        daemon.disk("disk", &["--stack", &stack, "--size", "64M", "--block-size", "4096"], &[])
+    };
+    let put_back = || std::fs::copy(&backup, &image).expect("the backup put back");
+    // What the daemon says of a leg that was put back, and the word by which it is accepted.
+    let refused = |daemon: &Daemon| {
+        let log = daemon.log();
+        assert!(log.contains("all of it was put back to what it was at save"), "{log}");
+        let (_, rest) = log.rsplit_once("accept=").expect("it says how");
+        rest.split([' ', '"', ';']).next().expect("a word").to_owned()
+    };
+    let socket = make(&daemon, "");
+    Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+    daemon.stop();
+    std::fs::copy(&image, &backup).expect("a backup");
+    daemon.start_again();
+    Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+    daemon.stop();
+    put_back();
+    daemon.start_again();
+    let first = refused(&daemon);
+    daemon.run(&["device", "delete", "disk"]);
+    daemon.run(&["volume", "delete", "disk"]);
+    assert_eq!(std::fs::read(&image).expect("the file"), std::fs::read(&backup).expect("the backup"), "nothing was changed");
+    let socket = make(&daemon, &format!("accept={first}, "));
+    Boot::scenario("text").set("DO", "read").socket(&socket).run(&seats(1));
+    daemon.restart();
+    Boot::scenario("text").set("DO", "read").socket(&socket).run(&seats(1));
+    // The word was good once: the same backup is refused from then on.
+    daemon.stop();
+    put_back();
+    daemon.start_again();
+    assert_ne!(refused(&daemon), first);
+    daemon.finish();
+}
+
+#[test]
 fn a_flipped_bit_below_a_mirror_is_made_good() {
     let mut daemon = Daemon::start();
     let images = ["one.img", "two.img"].map(|name| daemon.path(name));
