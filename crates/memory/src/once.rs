@@ -120,7 +120,7 @@ mod x86 {
     /// overlap the source; the processor has AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn copy(from: *const u8, to: &[*mut u8], len: usize, past_caches: bool) {
-        // A page's worth to one place after the other: few places that are written at the same time.
+        // Four lines to each place in turn, from registers.
         for at in (0..len).step_by(4 * LINE) {
             let count = (len - at).min(4 * LINE) / LINE;
             // SAFETY: these lines lie within all of them.
