@@ -310,8 +310,9 @@ impl Controller {
             let Some(&Active { sqid, seen }) = self.caches.active().get(at) else { break };
             let tail = self.doorbell(usize::from(sqid) * 2, sqid);
             if tail != seen {
-                work += self.take_from(cx, sqid);
-                let empty = self.sq(sqid).head.get() == tail || self.pending_entries(sqid).is_none();
+                work += self.take_from(cx, sqid, tail);
+                // What came since is seen by its other tail: the queue is not so large that the guest could go round it to this one.
+                let empty = self.sq(sqid).head.get() == tail || self.pending_up_to(sqid, tail).is_none();
                 // What is left is looked at again, also when the guest has gone round the queue to the same tail meanwhile.
                 self.caches.set_seen(at, sqid, if empty { tail } else { Active::UNSEEN });
             }
@@ -326,9 +327,10 @@ impl Controller {
         work
     }
 
-    /// Takes up to [`BURST`] commands from one queue.
-    fn take_from(&mut self, cx: &mut ShardContext<'_>, sqid: u16) -> usize {
-        let Some(pending) = self.pending_entries(sqid) else { return 0 };
+    /// Takes up to [`BURST`] commands from one queue, of those before `tail`. The doorbell itself is not looked at again: the guest
+    /// rings meanwhile, and to be seen the caller must know which tail was the last one.
+    pub(crate) fn take_from(&mut self, cx: &mut ShardContext<'_>, sqid: u16, tail: u32) -> usize {
+        let Some(pending) = self.pending_up_to(sqid, tail) else { return 0 };
         let budget = pending.min(BURST).min(self.arbitration_burst()).min(self.completion_room(sqid));
         let trace = self.traces(sqid);
         trace.seen(sqid, pending);

@@ -173,8 +173,13 @@ impl Controller {
 
     /// Entries the guest has added since the head; `None` when there are none or the doorbell is refused.
     pub(crate) fn pending_entries(&mut self, sqid: u16) -> Option<u32> {
-        let (head, entries) = (self.sq(sqid).head.get(), self.sq(sqid).entries.get());
         let tail = self.doorbell(usize::from(sqid) * 2, sqid);
+        self.pending_up_to(sqid, tail)
+    }
+
+    /// As [`Self::pending_entries`], where the doorbell has just been read.
+    pub(crate) fn pending_up_to(&mut self, sqid: u16, tail: u32) -> Option<u32> {
+        let (head, entries) = (self.sq(sqid).head.get(), self.sq(sqid).entries.get());
         if tail == head || entries == 0 || self.sq(sqid).deleting.get() != 0 {
             return None;
         }

@@ -344,6 +344,24 @@ fn a_completion_queue_that_is_never_drained_holds_commands_back_and_loses_none()
     assert_eq!(seen, (0..10).collect::<Vec<u16>>());
 }
 
+/// Were the doorbell read a second time, the queue would be empty up to a tail that nobody has noted. The guest could then fill it to the
+/// noted one, 4 commands on in a queue of 5, and nothing would have moved.
+#[test]
+fn what_the_guest_rings_while_its_queue_is_taken_from_is_left_for_the_next_look() {
+    let mut guest = FakeGuest::boot();
+    guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
+    guest.make_queues(1, 5);
+    for round in 0..10 {
+        let first = guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+        let tail = guest.queues[&1].tail;
+        let second = guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+        let FakeGuest { controller, shard, .. } = &mut guest;
+        assert_eq!(controller.take_from(&mut shard.context(), 1, tail), 1, "round {round}");
+        assert_eq!(controller.sq(1).head.get(), tail, "round {round}");
+        assert_eq!([guest.wait(1).cid.0, guest.wait(1).cid.0], [first, second]);
+    }
+}
+
 // ---- any order of writes, against a model ---------------------------------------------------------------------------
 
 #[derive(Clone, Debug)]
