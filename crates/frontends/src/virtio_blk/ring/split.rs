@@ -311,9 +311,7 @@ impl SplitRing {
 
     pub(super) fn arm(&mut self, log: Option<&DirtyLog>) -> bool {
         if self.event_index {
-            let offset = ENTRIES + usize::from(self.size) * USED_ENTRY;
-            self.used.segment.store_u16(offset, self.next);
-            self.log(log, offset, 2);
+            self.set_event(self.next, log);
         } else {
             self.set_quiet(0, log);
         }
@@ -324,10 +322,19 @@ impl SplitRing {
     }
 
     pub(super) fn disarm(&mut self, log: Option<&DirtyLog>) {
-        // With the event index, one that the guest has passed asks for nothing more.
-        if !self.event_index {
+        if self.event_index {
+            // The guest has passed it. A wish that is left over would cost it a kick for a request that we see anyway.
+            self.set_event(self.next.wrapping_sub(1), log);
+        } else {
             self.set_quiet(QUIET, log);
         }
+    }
+
+    /// The guest kicks when its index passes this one.
+    fn set_event(&self, index: u16, log: Option<&DirtyLog>) {
+        let offset = ENTRIES + usize::from(self.size) * USED_ENTRY;
+        self.used.segment.store_u16(offset, index);
+        self.log(log, offset, 2);
     }
 
     fn set_quiet(&self, flags: u16, log: Option<&DirtyLog>) {

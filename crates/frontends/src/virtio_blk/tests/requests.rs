@@ -315,15 +315,17 @@ fn a_sleeping_disk_asks_for_a_kick() {
         driver.settle();
         let readiness = driver.device(millrace_engine::Device::arm);
         assert_eq!(readiness, millrace_engine::Readiness::Block);
-        let queue = driver.queues[0].base;
-        if setup.packed {
+        let wish = |driver: &FakeDriver| {
+            let queue = driver.queues[0].base;
             let [place, flags]: [u16; 2] = driver.read_value(queue + USED);
-            assert_eq!((place, flags), (1 << 15, 2), "the next position, and that it counts");
-        } else {
             let index: u16 = driver.read_value(queue + USED + 4 + u64::from(QUEUE) * 8);
-            assert_eq!(index, 0);
-        }
+            if setup.packed { (place, flags) } else { (index, 0) }
+        };
+        let next = if setup.packed { (1 << 15, 2) } else { (0, 0) };
+        assert_eq!(wish(&driver), next, "the next position, and that it counts");
         driver.device(|device, _| millrace_engine::Device::disarm(device));
+        let none = if setup.packed { (1 << 15, 1) } else { (u16::MAX, 0) };
+        assert_eq!(wish(&driver), none, "a disk that is awake is not to be kicked");
         let (pieces, ..) = driver.prepare(kind::IN, 0, &[], 512);
         driver.submit(0, &pieces);
         let readiness = driver.device(millrace_engine::Device::arm);
