@@ -167,9 +167,11 @@ impl DeclaredDevice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PollingMode {
-    /// They spin for a while, then sleep.
+    /// They spin for a while, then sleep, until shortly before work is expected where that can be told.
     #[default]
     Adaptive,
+    /// They sleep at once.
+    Interrupt,
     /// They spin for ever.
     Spin,
 }

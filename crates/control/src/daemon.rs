@@ -345,6 +345,7 @@ fn shard_configs(shards: &str, polling: PollingMode) -> Result<Vec<ShardConfig>,
     let cores = parse_shards(shards)?;
     let polling = match polling {
         PollingMode::Adaptive => Polling::default(),
+        PollingMode::Interrupt => Polling::interrupt(),
         PollingMode::Spin => Polling::Spin,
     };
     let config = |(index, core)| ShardConfig { polling, ..ShardConfig::new(index, core) };

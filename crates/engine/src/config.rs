@@ -49,7 +49,7 @@ pub enum Polling {
     Spin,
     /// Looks again at once for a while, then sleeps.
     Adaptive {
-        /// How long to go on looking after the last work.
+        /// How long to go on looking after the last work, where nothing is foreseen.
         spin: Duration,
         /// Sleep between two looks while some device can only be served by looking at its memory. When every device can be
         /// woken by a file descriptor, the sleep has no end of its own.
@@ -60,13 +60,24 @@ pub enum Polling {
         /// What napping may cost, in thousandths of a core: where naps are cheap, they do not grow to `idle_nap` but only until
         /// they cost less than this.
         budget: u32,
+        /// Whether a sleep ends before the work that should come next, where that can be told from what came before.
+        foresight: bool,
     },
+}
+
+impl Polling {
+    /// Sleeps as soon as there is nothing to do: least processor time, and each request that comes alone is late by what waking up takes.
+    #[must_use]
+    pub fn interrupt() -> Self {
+        let [spin, nap, idle_nap] = [0, 45, 400].map(Duration::from_micros);
+        Self::Adaptive { spin, nap, idle_nap, budget: 40, foresight: false }
+    }
 }
 
 impl Default for Polling {
     fn default() -> Self {
         let [spin, nap, idle_nap] = [20, 45, 400].map(Duration::from_micros);
-        Self::Adaptive { spin, nap, idle_nap, budget: 40 }
+        Self::Adaptive { spin, nap, idle_nap, budget: 40, foresight: true }
     }
 }
 

@@ -25,7 +25,8 @@
 //! Sleeping: while a device can only be served by looking at memory, the shard naps. A nap costs a context switch and a timer:
 //! 2 µs of CPU on good hardware, 13 µs on a small virtual machine, where naps of 45 µs would take a quarter of a core. So naps grow
 //! with the pause, and the shard measures what they cost (`naps.rs`): they become no longer than it takes to stay within a share of
-//! the core. When all devices can be woken, the shard blocks and costs nothing.
+//! the core. When all devices can be woken, the shard blocks and costs nothing. Where pauses are alike, it sleeps until shortly before
+//! the present one should end (`foresight.rs`).
 //!
 //! Many devices: those that had nothing to do for a while are looked at in turn, one every 2 µs (`devices.rs`).
 //!
@@ -39,6 +40,7 @@ mod device;
 mod devices;
 mod engine;
 mod error;
+mod foresight;
 mod mailbox;
 mod naps;
 mod placement;

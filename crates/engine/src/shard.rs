@@ -22,6 +22,7 @@ use crate::{
     device::{Account, Device, DeviceKey, ShardContext},
     devices::{Devices, Entry},
     error::EngineError,
+    foresight::{Foresight, Rest},
     mailbox::{Message, ShardHandle},
     naps::Naps,
     poller::{Events, Poller, Source},
@@ -57,6 +58,7 @@ pub struct Shard {
     polling: Polling,
     stop: bool,
     naps: Naps,
+    foresight: Foresight,
     clock: Clock,
     last_work: Instant,
     last_look: Instant,
@@ -107,6 +109,7 @@ impl Shard {
             polling: config.polling,
             stop: false,
             naps: Naps::default(),
+            foresight: Foresight::default(),
             clock: Clock::default(),
             last_work: now,
             last_look: now,
@@ -233,8 +236,7 @@ impl Shard {
         }
         while !self.stop {
             if self.pass(false) > 0 {
-                self.last_work = self.core.now.get();
-                self.naps.interrupt();
+                self.worked();
             } else if self.clock.passes == 0 {
                 // The time was looked at in this pass.
                 self.rest();
@@ -242,13 +244,37 @@ impl Shard {
         }
     }
 
+    /// There was something to do, up to now.
+    fn worked(&mut self) {
+        self.foresight.work(self.idle());
+        self.last_work = self.core.now.get();
+        self.naps.interrupt();
+    }
+
+    fn idle(&self) -> Duration {
+        self.core.now.get().duration_since(self.last_work)
+    }
+
     /// There was nothing to do: looks again at once, or sleeps.
     fn rest(&mut self) {
-        if let Polling::Adaptive { spin, nap, idle_nap, budget } = self.polling {
-            let idle = self.core.now.get().duration_since(self.last_work);
-            if idle >= spin {
-                let longest = self.naps.longest(nap, idle_nap, budget);
-                return self.sleep(nap_after(idle, nap, longest));
+        if let Polling::Adaptive { spin, nap, idle_nap, budget, foresight } = self.polling {
+            let idle = self.idle();
+            let rest = match foresight {
+                true => self.foresight.rest(idle, spin, self.core.slots.waiting() > 0),
+                false if idle < spin => Rest::Look,
+                false => Rest::AtWill,
+            };
+            match rest {
+                Rest::Look => {}
+                Rest::Until(sleep) => {
+                    self.sleep(sleep, Some(sleep));
+                    // What follows is no nap.
+                    return self.naps.interrupt();
+                }
+                Rest::AtWill => {
+                    let longest = self.naps.longest(nap, idle_nap, budget);
+                    return self.sleep(nap_after(idle, nap, longest), None);
+                }
             }
         }
         std::hint::spin_loop();
@@ -397,16 +423,20 @@ impl Shard {
         }
     }
 
-    /// Sleeps until something happens; `nap` at most while a device can only be served by looking.
-    fn sleep(&mut self, nap: Duration) {
+    /// Sleeps until something happens; `nap` at most while a device can only be served by looking, and `foreseen` in any case.
+    fn sleep(&mut self, nap: Duration, foreseen: Option<Duration>) {
         let core = Rc::clone(&self.core);
         self.events.clear();
-        if let Some(deadline) = self.devices.arm(&core, Instant::now(), nap) {
+        let (now, began, mut slept) = (Instant::now(), self.idle(), false);
+        if let Some(deadline) = self.devices.arm(&core, now, nap) {
+            let foreseen = foreseen.map(|sleep| now + sleep);
+            let deadline = [deadline, foreseen].into_iter().flatten().min();
             // Whatever an arming device started must be with the kernel before we sleep. No task can become ready after the
             // check: only this thread wakes tasks. Messages, descriptors and the ring's bell are level-triggered.
             submit(&core);
             if core.slots.ready() == 0 && core.ring.arm() {
                 self.doze(deadline);
+                slept = true;
             }
             core.ring.disarm();
         }
@@ -414,9 +444,11 @@ impl Shard {
         let events = self.dispatch();
         self.look_at_clock(false);
         (self.last_look, self.due) = (core.now.get(), false);
+        if slept {
+            self.foresight.slept(began, self.idle(), events > 0);
+        }
         if events > 0 {
-            self.last_work = self.last_look;
-            self.naps.interrupt();
+            self.worked();
         }
     }
 
@@ -429,8 +461,11 @@ impl Shard {
         let sleeps = &self.core.counters.sleeps;
         sleeps.set(sleeps.get() + 1);
         self.wait(timeout);
-        if timeout.is_some() {
+        if let Some(deadline) = deadline {
             self.naps.count();
+            if self.events.len() == 0 {
+                self.foresight.overslept(deadline.elapsed());
+            }
         }
     }
 

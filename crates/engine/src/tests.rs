@@ -94,7 +94,5 @@ impl Device for Gadget {
 
 /// Sleeps at once when there is nothing to do.
 fn sleepy() -> ShardConfig {
-    let [nap, idle_nap] = [45, 400].map(std::time::Duration::from_micros);
-    let polling = Polling::Adaptive { spin: std::time::Duration::ZERO, nap, idle_nap, budget: 40 };
-    ShardConfig { polling, ..config() }
+    ShardConfig { polling: Polling::interrupt(), ..config() }
 }

@@ -277,8 +277,10 @@ pub(crate) enum LogFormat {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PollingArg {
-    /// Spin while there is work, then sleep
+    /// Spin while there is work, then sleep until shortly before more is expected
     Adaptive,
+    /// Sleep as soon as there is no work: least processor time, highest latency
+    Interrupt,
     /// Spin for ever: lowest latency, one whole core per shard
     Spin,
 }
@@ -287,6 +289,7 @@ impl From<PollingArg> for PollingMode {
     fn from(polling: PollingArg) -> Self {
         match polling {
             PollingArg::Adaptive => Self::Adaptive,
+            PollingArg::Interrupt => Self::Interrupt,
             PollingArg::Spin => Self::Spin,
         }
     }

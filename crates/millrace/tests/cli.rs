@@ -239,7 +239,7 @@ fn wrong_usage_has_its_own_exit_code() {
         (&["volume", "resize", "a", "1G", "--size", "2G"], "cannot be used"),
         (&["device", "create", "d"], "--nvme"),
         (&["device", "create", "d", "--nvme", "--doorbells", "brass"], "shared, messages"),
-        (&["serve", "--polling", "lazy"], "adaptive, spin"),
+        (&["serve", "--polling", "lazy"], "adaptive, interrupt, spin"),
         (&["frobnicate"], "unrecognized subcommand"),
     ] {
         let told = place.fails(2, arguments);

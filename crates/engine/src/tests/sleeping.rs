@@ -15,7 +15,7 @@ use millrace_memory::BounceBuffer;
 use super::{Gadget, config, sleepy, waits};
 use crate::{Engine, EngineError, Launch, Outcome, Polling, Readiness, Shard, ShardConfig, ShardHandle, reaper, remote};
 
-fn engine() -> (Engine, ShardHandle) {
+fn engine_that_sleeps() -> (Engine, ShardHandle) {
     let engine = Engine::start(vec![sleepy()]).unwrap();
     let shard = engine.shards()[0].clone();
     (engine, shard)
@@ -36,7 +36,7 @@ fn asleep(shard: &ShardHandle) -> u64 {
 
 #[test]
 fn an_idle_shard_blocks_and_a_message_wakes_it() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let turns = asleep(&shard);
     assert_eq!(shard.call_wait(|_| 42).unwrap(), 42);
     assert!(asleep(&shard) > turns);
@@ -47,9 +47,34 @@ fn an_idle_shard_blocks_and_a_message_wakes_it() {
     assert!(shard.call(|_| ()).is_err());
 }
 
+/// Sends messages at a steady pace; returns how often the shard slept after the last one, before it slept for good.
+fn sleeps_after_a_steady_pace(shard: &ShardHandle) -> u64 {
+    for _ in 0..32 {
+        shard.call_wait(|_| ()).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    asleep(shard);
+    let before = shard.stats().sleeps;
+    shard.call_wait(|_| ()).unwrap();
+    asleep(shard);
+    shard.stats().sleeps - before
+}
+
+#[test]
+fn a_shard_wakes_up_for_work_that_it_foresees_and_for_none_that_it_does_not() {
+    let engine = Engine::start(vec![config()]).unwrap();
+    // What else runs here disturbs the pace, so that nothing can be foreseen in some rounds.
+    let woke = (0..200).any(|_| sleeps_after_a_steady_pace(&engine.shards()[0]) >= 2);
+    assert!(woke, "it slept until the next message came");
+    engine.stop().unwrap();
+    let (engine, shard) = engine_that_sleeps();
+    assert_eq!(sleeps_after_a_steady_pace(&shard), 1);
+    engine.stop().unwrap();
+}
+
 #[test]
 fn messages_are_never_lost_between_looking_and_sleeping() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let senders: Vec<_> = (0..2)
         .map(|_| {
             let shard = shard.clone();
@@ -73,7 +98,7 @@ fn messages_are_never_lost_between_looking_and_sleeping() {
 
 #[test]
 fn a_call_that_panics_costs_only_itself() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let answer: Result<(), _> = shard.call_wait(|_| panic!("a bug in a call"));
     assert!(matches!(answer, Err(EngineError::NoAnswer { shard: 0 })));
     let own = shard.call_wait(|shard| shard.handle().clone().call_wait(|_| ()));
@@ -100,7 +125,7 @@ fn read_pipe(shard: &mut Shard, pipe: std::os::fd::OwnedFd, report: Sender<Vec<u
 
 #[test]
 fn a_completion_wakes_a_blocked_shard() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     for _ in 0..20 {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let (report, result) = channel();
@@ -114,7 +139,7 @@ fn a_completion_wakes_a_blocked_shard() {
 
 #[test]
 fn a_timer_wakes_a_blocked_shard() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let (report, result) = channel();
     let start = Instant::now();
     shard
@@ -136,7 +161,7 @@ fn a_timer_wakes_a_blocked_shard() {
 
 #[test]
 fn an_answer_wakes_a_blocked_shard() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let (report, result) = channel();
     let sender = shard
         .call_wait(move |shard| {
@@ -159,7 +184,7 @@ fn an_answer_wakes_a_blocked_shard() {
 
 #[test]
 fn a_descriptor_wakes_a_blocked_shard() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let (report, result) = channel();
     let key = shard
@@ -194,7 +219,7 @@ fn add(shard: &ShardHandle, arm: impl FnMut() -> Readiness + Send + 'static) {
 
 #[test]
 fn one_napping_device_keeps_the_shard_looking() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     add(&shard, || Readiness::Block);
     asleep(&shard);
     add(&shard, || Readiness::Nap);
@@ -248,7 +273,7 @@ fn a_cold_device_is_asked_before_it_is_polled() {
 
 #[test]
 fn a_busy_device_keeps_the_shard_awake() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     add(&shard, || Readiness::Busy);
     let sleeps = shard.call_wait(|shard| shard.core_for_tests().counters.sleeps.get()).unwrap();
     let before = shard.stats().turns;
@@ -261,7 +286,7 @@ fn a_busy_device_keeps_the_shard_awake() {
 
 #[test]
 fn a_device_that_asked_for_an_instant_is_polled_then() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let (report, result) = channel();
     let at = Instant::now() + Duration::from_millis(60);
     add(&shard, move || {
@@ -279,7 +304,7 @@ fn a_device_that_asked_for_an_instant_is_polled_then() {
 
 #[test]
 fn a_panic_while_arming_fences_and_the_shard_goes_on() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     add(&shard, || panic!("a bug while arming"));
     asleep(&shard);
     let fenced = shard.call_wait(|shard| {
@@ -335,7 +360,7 @@ fn slow_drops_happen_elsewhere() {
 
 #[test]
 fn load_is_visible() {
-    let (engine, shard) = engine();
+    let (engine, shard) = engine_that_sleeps();
     let add = |shard: &mut Shard| {
         let poll = Box::new(|cx: &mut crate::ShardContext<'_>| {
             cx.count_commands(2);

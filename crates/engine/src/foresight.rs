@@ -1,0 +1,329 @@
+//! When the next work will come, told from when it came before.
+//!
+//! ```text
+//!  last work    settle       foreseen sleep         watch          naps, or blocked, as without foresight
+//!  ────┴───────────────────┬──────────────────────┬─────────────┬──────────────────────────────────────────────
+//!      looks again at once │ ends shortly before  │ looks again │ it did not come: this pause is not like
+//!                          │ the work should come │ at once     │ the last ones
+//! ```
+//!
+//! A shard that sleeps between two requests answers the next one late: waking up takes longer than many a request. Where pauses are
+//! alike (a guest that does one thing after the other on a disk, a steady pace) the sleep ends before the work comes. Where they
+//! are not, nothing is foreseen and the shard sleeps as it would without.
+//!
+//! Of each of the last 16 pauses is known when it ended, or between which two looks. A few are disturbed: what counts is when the fourth
+//! shortest ended. Pauses are alike unless several certainly ended much later; where that is not known, looking will tell. Those in which
+//! completions are waited for are compared with such, and those in which only a guest can bring something with theirs.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+/// Pauses that are remembered.
+const KEPT: usize = 16;
+/// Places in their order: a few are shorter, and a few are longer.
+const SHORT: usize = 3;
+/// See `SHORT`.
+const LONG: usize = KEPT - 1 - SHORT;
+/// Pauses that are added before it is asked again whether they are alike.
+const FRESH: usize = 4;
+/// Shorter pauses are none: work comes in pieces.
+const SETTLE: Duration = Duration::from_micros(4);
+/// By how much pauses may differ and be alike, beside a quarter of their length.
+const SPREAD: Duration = Duration::from_micros(20);
+/// A sleep that is to be shorter is not begun, but for one of so many.
+const TRIED: u32 = 64;
+/// See `TRIED`.
+const LEAST: Duration = Duration::from_micros(4);
+
+/// The last of something.
+#[derive(Debug, Default)]
+struct History<T> {
+    last: [T; KEPT],
+    next: usize,
+    full: bool,
+}
+
+impl<T: Copy> History<T> {
+    fn push(&mut self, value: T) {
+        self.last[self.next] = value;
+        self.next = (self.next + 1) % KEPT;
+        self.full |= self.next == 0;
+    }
+
+    /// Of their lengths in order, the one at this place; `None` until enough are known.
+    fn ranked(&self, place: usize, length: impl Fn(T) -> Duration) -> Option<Duration> {
+        let mut sorted = self.last.map(length);
+        sorted.sort_unstable();
+        self.full.then_some(sorted[place])
+    }
+}
+
+/// When a pause ended: at a time between these.
+#[derive(Clone, Copy, Debug, Default)]
+struct End {
+    earliest: Duration,
+    latest: Duration,
+}
+
+/// The last pauses of one kind.
+#[derive(Debug, Default)]
+struct Pauses {
+    ends: History<End>,
+    /// What they have in common, if they are alike as far as is known.
+    common: Option<End>,
+}
+
+impl Pauses {
+    fn push(&mut self, end: End) {
+        self.ends.push(end);
+        if self.ends.next.is_multiple_of(FRESH) {
+            self.common = self.compare();
+        }
+    }
+
+    /// They are alike if most began to end before any had ended for long.
+    fn compare(&self) -> Option<End> {
+        let soonest = self.ends.ranked(SHORT, |end| end.latest)?;
+        let longest = self.ends.ranked(LONG, |end| end.earliest)?;
+        let (earliest, latest) = (self.ends.ranked(SHORT, |end| end.earliest)?, self.ends.ranked(LONG, |end| end.latest)?);
+        (longest <= soonest + soonest / 4 + SPREAD).then_some(End { earliest, latest })
+    }
+}
+
+/// What a shard without work does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Looks again.
+    Look,
+    /// Sleeps so long, for work should come soon afterwards.
+    Until(Duration),
+    /// Sleeps as it sees fit.
+    AtWill,
+}
+
+/// How far the present pause is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Settle,
+    /// Until the pause has this length.
+    Watch(Duration),
+    /// Nothing is foreseen any more.
+    Open,
+}
+
+/// See the module. Lengths are times since the last work, but those of `excess`.
+#[derive(Debug)]
+pub(crate) struct Foresight {
+    /// By whether completions are waited for.
+    pauses: [Pauses; 2],
+    /// By how much sleeps were longer than asked for.
+    excess: History<Duration>,
+    stage: Stage,
+    /// Which of the histories the present pause belongs to.
+    kind: usize,
+    /// Foreseen sleeps in a row that were too long.
+    late: u32,
+    /// Sleeps that were not worth it since one was tried all the same.
+    skipped: u32,
+    /// A sleep has just ended: what is found now came during it.
+    woke: Option<End>,
+}
+
+impl Default for Foresight {
+    fn default() -> Self {
+        let (pauses, excess) = Default::default();
+        Self { pauses, excess, stage: Stage::Settle, kind: 0, late: 0, skipped: 0, woke: None }
+    }
+}
+
+impl Foresight {
+    /// What to do when the pause is `idle` long, of which `spin` is spent looking where nothing is foreseen. `waiting`: completions
+    /// are expected.
+    pub(crate) fn rest(&mut self, idle: Duration, spin: Duration, waiting: bool) -> Rest {
+        self.woke = None;
+        match self.stage {
+            Stage::Settle if idle < SETTLE => return Rest::Look,
+            Stage::Settle => {
+                self.kind = usize::from(waiting);
+                if let Some(rest) = self.foresee(idle) {
+                    return rest;
+                }
+            }
+            Stage::Watch(end) if idle < end => return Rest::Look,
+            Stage::Watch(_) | Stage::Open => {}
+        }
+        self.stage = Stage::Open;
+        if idle < spin { Rest::Look } else { Rest::AtWill }
+    }
+
+    fn foresee(&mut self, idle: Duration) -> Option<Rest> {
+        let End { earliest, latest } = self.pauses[self.kind].common?;
+        self.stage = Stage::Watch(latest + SPREAD);
+        // The next one may be longer than all of them.
+        let excess = self.excess();
+        let sleep = earliest.saturating_sub(idle + excess + excess / 4);
+        if sleep >= LEAST {
+            return Some(Rest::Until(sleep));
+        }
+        // Without sleeps nobody would notice that waking up has become faster.
+        self.skipped = (self.skipped + 1) % TRIED;
+        Some(if self.skipped == 0 { Rest::Until(LEAST) } else { Rest::Look })
+    }
+
+    fn excess(&self) -> Duration {
+        self.excess.ranked(LONG, |excess| excess).unwrap_or_default()
+    }
+
+    /// A sleep is over that began and ended when the pause was so long. `event`: something ended it before its time.
+    pub(crate) fn slept(&mut self, began: Duration, ended: Duration, event: bool) {
+        let uncertain = match self.stage {
+            // Probably it came just now; when that happens again and again, sooner.
+            Stage::Watch(_) => self.excess().max(ended / (16 >> self.late.min(3))),
+            Stage::Settle | Stage::Open if event => self.excess(),
+            Stage::Settle | Stage::Open => ended,
+        };
+        self.woke = Some(End { earliest: ended.saturating_sub(uncertain).max(began), latest: ended });
+    }
+
+    /// A sleep that nothing ended before its time was by so much longer than asked for.
+    pub(crate) fn overslept(&mut self, excess: Duration) {
+        if excess < self.excess() / 2 {
+            // A bad spell is over.
+            self.excess.last.fill(excess);
+        }
+        self.excess.push(excess);
+    }
+
+    /// Work was found when the pause was `idle` long.
+    #[inline]
+    pub(crate) fn work(&mut self, idle: Duration) {
+        if self.stage != Stage::Settle {
+            self.learn(idle);
+        }
+    }
+
+    fn learn(&mut self, idle: Duration) {
+        let woke = self.woke.take();
+        let late = woke.is_some() && self.stage != Stage::Open;
+        self.late = if late { self.late + 1 } else { 0 };
+        self.pauses[self.kind].push(woke.unwrap_or(End { earliest: idle, latest: idle }));
+        self.stage = Stage::Settle;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPIN: Duration = Duration::from_micros(20);
+    /// What waking up takes, at least and at most.
+    const WAKING: [u64; 2] = [14, 19];
+    const NAP: u64 = 45;
+
+    /// What became of pauses of given lengths, in microseconds.
+    #[derive(Debug, Default)]
+    struct Outcome {
+        /// Pauses whose end was met awake.
+        awake: usize,
+        /// Time spent asleep, and in all.
+        asleep: u64,
+        all: u64,
+    }
+
+    /// A shard through pauses that are so long, looking every microsecond. What ends a pause of `waiting` wakes it, too.
+    fn live(foresight: &mut Foresight, pauses: impl Iterator<Item = u64>, waiting: bool) -> Outcome {
+        let mut outcome = Outcome::default();
+        for (index, pause) in pauses.enumerate() {
+            let waking = WAKING[index % 2];
+            let (mut idle, mut slept) = (0, false);
+            while idle < pause {
+                slept = true;
+                let micros = Duration::from_micros;
+                let asked = match foresight.rest(micros(idle), SPIN, waiting) {
+                    Rest::Look => {
+                        (idle, slept) = (idle + 1, false);
+                        continue;
+                    }
+                    Rest::Until(sleep) => sleep.as_micros() as u64,
+                    Rest::AtWill => NAP,
+                };
+                let event = waiting && idle + asked > pause;
+                let end = if event { pause } else { idle + asked } + waking;
+                outcome.asleep += end.min(pause) - idle;
+                if !event {
+                    foresight.overslept(micros(waking));
+                }
+                foresight.slept(micros(idle), micros(end), event);
+                idle = end;
+            }
+            outcome.awake += usize::from(!slept);
+            outcome.all += pause;
+            foresight.work(Duration::from_micros(idle));
+        }
+        outcome
+    }
+
+    #[test]
+    fn a_steady_pace_is_met_awake() {
+        for (pause, waiting) in [50, 60, 200, 1000, 20_000].into_iter().flat_map(|pause| [(pause, false), (pause, true)]) {
+            let mut foresight = Foresight::default();
+            // First a pace at which sleeps are not worth it.
+            live(&mut foresight, (0..1000).map(|_| 25), waiting);
+            live(&mut foresight, (0..64).map(|_| pause), waiting);
+            let outcome = live(&mut foresight, (0..1000).map(|_| pause), waiting);
+            assert!(outcome.awake > 900, "{pause}: {outcome:?}");
+            let (asleep, all) = (outcome.asleep * 100 / outcome.all, pause - 20);
+            assert!(asleep >= all * 60 / pause, "{pause}: {asleep} % of the time asleep");
+        }
+    }
+
+    #[test]
+    fn a_pace_that_changes_is_followed() {
+        let mut foresight = Foresight::default();
+        for pause in [1000, 150, 600, 80, 5000] {
+            live(&mut foresight, (0..64).map(|_| pause), true);
+            let outcome = live(&mut foresight, (0..100).map(|_| pause), true);
+            assert!(outcome.awake > 85, "{pause}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn one_bad_spell_of_long_sleeps_is_forgotten() {
+        let mut foresight = Foresight::default();
+        live(&mut foresight, (0..64).map(|_| 200), false);
+        (0..KEPT).for_each(|_| foresight.overslept(Duration::from_millis(1)));
+        let outcome = live(&mut foresight, (0..1000).map(|_| 200), false);
+        assert!(outcome.awake > 900 && outcome.asleep * 2 > outcome.all, "{outcome:?}");
+    }
+
+    #[test]
+    fn completions_and_requests_are_told_apart() {
+        let mut foresight = Foresight::default();
+        let mut met = [0; 2];
+        for turn in 0..500 {
+            for (waiting, pause) in [(true, 90), (false, 700)] {
+                let outcome = live(&mut foresight, std::iter::once(pause), waiting);
+                met[usize::from(waiting)] += usize::from(turn >= 50) * outcome.awake;
+            }
+        }
+        assert!(met.iter().all(|met| *met > 400), "{met:?} of 450");
+    }
+
+    #[test]
+    fn of_pauses_without_a_rule_not_much_more_is_spent_awake_than_without_foresight() {
+        for (mean, percent) in [(40, 180), (100, 175), (200, 125), (2000, 110)] {
+            // A fixed sequence of lengths, exponentially distributed.
+            let mut state = 7_u64;
+            let mut random = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let uniform = (f64::from((state >> 32) as u32) + 1.0) / (f64::from(u32::MAX) + 1.0);
+                Duration::from_micros(mean).mul_f64(-uniform.ln()).as_micros() as u64 + 1
+            };
+            let pauses: Vec<u64> = (0..10_000).map(|_| random()).collect();
+            let outcome = live(&mut Foresight::default(), pauses.iter().copied(), false);
+            let spun: u64 = pauses.iter().map(|pause| (*pause).min(20)).sum();
+            let awake = outcome.all - outcome.asleep;
+            assert!(awake * 100 < spun * percent, "{mean}: {awake} µs awake, {spun} before the first sleep");
+        }
+    }
+}
