@@ -129,10 +129,15 @@ const READ: Cell = cell("memory", "randread 4k 64 MB", 128, "lean", "iops");
 const FILE: Cell = cell("file", "randread 4k on tmpfs", 1, "", "iops");
 const MANY: Cell = cell("devices", "randread 4k on 64 devices", 32, "lean", "iops");
 const VIRTIO: Cell = cell("virtio", "randread 4k", 1, "lean", "iops");
+const PROGRAM: Cell = cell("fastpath", "randread 4k on tmpfs", 32, "", "iops");
+const WAITED: Cell = Cell { metric: "p50", ..PROGRAM.at(1) };
 const HELD: Cell = cell("footprint", "without devices", 0, "held", "rss");
 const TAIL: Cell = cell("tail", "randread 4k null", 1, "lean", "p99.9");
-const POLL: Cell = Cell { subject: "adaptive", ..cell("polling", "randread 4k null, 20 K/s", 32, "lean", "p50") };
+const POLL: Cell = Cell { subject: "adaptive", ..cell("polling", "randread 4k null, 5 K/s", 32, "lean", "p50") };
 const CORE: Cell = Cell { metric: "core", ..POLL };
+const OFTEN: &str = "randread 4k null, 20 K/s";
+const WOKEN: &str = "randread 4k virtio, null, 5 K/s";
+const IN_TURN: &str = "randread 4k file on disk, one after the other";
 const DISK: &str = "randwrite 4k file on disk, 5 K/s";
 const HOP: Cell = cell("services", "randread 4k null", 32, "lean", "iops");
 const OVER: Cell = cell("services", "randread 4k memory", 32, "lean", "iops");
@@ -197,6 +202,10 @@ const GOALS: &[Goal] = &[
         NEAR,
         Rule::Times(VIRTIO.at(32).by("qsd"), 6.0),
     ),
+    goal("FastPath, tmpfs, reads at depth 32: 5 times io_uring", PROGRAM, None, Rule::Times(PROGRAM.by("fio io_uring"), 5.0)),
+    goal("FastPath, tmpfs, reads at depth 32: 5 times libaio", PROGRAM, None, Rule::Times(PROGRAM.by("fio libaio"), 5.0)),
+    goal("FastPath, tmpfs, reads at depth 1: 71 % less latency than io_uring", WAITED, None, Rule::Within(WAITED.by("fio io_uring"), 0.29)),
+    goal("FastPath, tmpfs, reads at depth 1: 71 % less latency than psync", WAITED, None, Rule::Within(WAITED.by("fio psync"), 0.29)),
     goal("64 busy devices: 0.85 of one device", MANY, None, Rule::Times(MANY.test("randread 4k on 1 device"), 0.85)),
     goal("64 busy devices: 3 times SPDK", MANY, None, spdk(MANY, 3.0)),
     goal("64 busy devices: within 5 % of each other", Cell { metric: "spread", ..MANY }, None, Rule::AtMost(0.05)),
@@ -209,10 +218,16 @@ const GOALS: &[Goal] = &[
     goal("two shards: 1.9 times one", cell("shards", "randread 4k on 2 shards", 128, "lean", "iops"), None, Rule::Times(cell("shards", "randread 4k on 1 shards", 128, "lean", "iops"), 1.9)),
     goal("p99.9 at depth 1: no worse than SPDK's", TAIL, None, Rule::Within(TAIL.by("spdk"), 1.0)),
     goal("p99.9 at half load: no worse than SPDK's", TAIL.test("randread 4k null, half load").at(128), None, Rule::Within(TAIL.test("randread 4k null, half load").at(128).by("spdk"), 1.0)),
-    goal("adaptive polling, null at 20 K/s: median within 10 % of polling", POLL, None, Rule::Within(POLL.by("spin"), 1.1)),
-    goal("adaptive polling, null at 20 K/s: half of the core back", CORE, None, Rule::AtMost(0.5)),
+    goal("adaptive polling, null at 5 K/s: median within 10 % of polling", POLL, None, Rule::Within(POLL.by("spin"), 1.1)),
+    goal("adaptive polling, null at 5 K/s: a third of the core", CORE, None, Rule::AtMost(0.333)),
+    goal("adaptive polling, null at 20 K/s: median within 10 % of polling", POLL.test(OFTEN), None, Rule::Within(POLL.test(OFTEN).by("spin"), 1.1)),
+    goal("adaptive polling, null at 20 K/s: half of the core", CORE.test(OFTEN), None, Rule::AtMost(0.5)),
+    goal("adaptive polling, virtio at 5 K/s: median within 10 % of polling", POLL.test(WOKEN), None, Rule::Within(POLL.test(WOKEN).by("spin"), 1.1)),
+    goal("adaptive polling, virtio at 5 K/s: a third of the core", CORE.test(WOKEN), None, Rule::AtMost(0.333)),
     goal("adaptive polling, file at 5 K/s: median within 10 % of polling", POLL.test(DISK), None, Rule::Within(POLL.test(DISK).by("spin"), 1.1)),
-    goal("adaptive polling, file at 5 K/s: half of the core back", CORE.test(DISK), None, Rule::AtMost(0.5)),
+    goal("adaptive polling, file at 5 K/s: a third of the core", CORE.test(DISK), None, Rule::AtMost(0.333)),
+    goal("adaptive polling, file, one after the other: median within 10 %", POLL.test(IN_TURN).at(1), None, Rule::Within(POLL.test(IN_TURN).at(1).by("spin"), 1.1)),
+    goal("adaptive polling, file, one after the other: half of the core", CORE.test(IN_TURN).at(1), None, Rule::AtMost(0.5)),
     goal("concat over null: at most 8 ns a hop", HOP.test("randread 4k null, concat"), None, Rule::Above(HOP, 8.0)),
     goal("stripe over null: at most 8 ns a hop", HOP.test("randread 4k null, stripe"), None, Rule::Above(HOP, 8.0)),
     goal("throttle over null: at most 3 ns", HOP.test("randread 4k null, throttle"), None, Rule::Above(HOP, 3.0)),

@@ -42,7 +42,7 @@ pub(crate) const ALL: &[Section] = &[
     section("footprint", "memory that is held, in all and for each device", devices::footprint),
     section("shards", "two shards beside one", shards::run),
     section("tail", "latency: depth 1, and half load", latency::tail),
-    section("polling", "adaptive polling beside polling all the time", latency::polling),
+    section("polling", "adaptive polling beside polling all the time and sleeping at once", latency::polling),
     section("interrupts", "interrupts per command, by depth", latency::interrupts),
     section("wake", "the first command after a pause", latency::wake),
     section("neighbour", "a device alone, and beside one whose guest means harm", neighbour::run),

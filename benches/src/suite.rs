@@ -113,7 +113,8 @@ impl Suite {
                 let mut sample = sample(subjects, case)?;
                 let second = self.ping_pong();
                 let state = before.between(self.state(second));
-                if let (1, Some(rate)) = (case.key.depth, sample.get("iops").copied()) {
+                // No number where the distance is not measured, and none that could be read back.
+                if let (1, true, Some(rate)) = (case.key.depth, self.gated, sample.get("iops").copied()) {
                     sample.insert("pings".into(), 1e9 / rate / f64::midpoint(first, second));
                 }
                 if let Some(rate) = sample.get("iops") {

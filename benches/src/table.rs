@@ -71,6 +71,7 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
     let has = |metric: &&str| record.rows.iter().any(|row| row.samples.iter().any(|sample| sample.contains_key(*metric)));
     let by_section: &[&'static str] = match record.section.as_str() {
         "null" => &["iops", "cycles", "pings"],
+        "fastpath" => &["iops", "p50", "spent"],
         "tail" => &["p50", "p99", "p99.9"],
         "polling" => &["p50", "mean", "core"],
         "interrupts" => &["iops", "interrupts"],
@@ -92,6 +93,7 @@ pub(crate) fn heading(metric: &str) -> String {
         "cycles" => "TSC cycles of busy time per I/O".into(),
         "pings" => "latency in ping-pongs of a cache line".into(),
         "core" => "share of the core that the target takes".into(),
+        "spent" => "processor time per I/O, ns".into(),
         "spread" => "distance of the slowest from the fastest".into(),
         "cpu" => "share of a core that is used".into(),
         "interrupts" => "interrupts per I/O".into(),

@@ -55,28 +55,45 @@ fn slowest(suite: &Suite, subjects: &mut [Box<dyn Subject>], devices: &[String])
     Ok(slowest)
 }
 
-/// Polling all the time beside polling as long as it seems worth it, under loads that leave time between commands.
+/// Ways to wait for work.
+const WAYS: [&str; 3] = ["spin", "adaptive", "interrupt"];
+
+/// Commands a second, and what that is called on an NVMe and on a virtio disk.
+const PACES: [(&str, [&str; 2]); 5] = [
+    ("1000", ["null, 1 K/s", "virtio, null, 1 K/s"]),
+    ("5000", ["null, 5 K/s", "virtio, null, 5 K/s"]),
+    ("5000 --uneven", ["null, 5 K/s at random", "virtio, null, 5 K/s at random"]),
+    ("20000", ["null, 20 K/s", "virtio, null, 20 K/s"]),
+    ("200000", ["null, 200 K/s", "virtio, null, 200 K/s"]),
+];
+
+/// Polling all the time beside polling as long as it seems worth it and not at all, under loads that leave time between commands.
 pub(crate) fn polling(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
-    let file = suite.folder("polled.img");
-    let setup = Setup::default().disk("null", "null", "1G").disk("file", &format!("file:{}", file.display()), "256M");
-    let start = |polling: &str| Ours::start(&suite.binary, &suite.folder(polling), suite.target, polling, &setup);
-    let spin = start("spin")?;
-    // The file is one daemon's at a time; the other one has its own.
-    let setup = Setup::default().disk("null", "null", "1G").disk("file", &format!("file:{}.2", file.display()), "256M");
-    let adaptive = Ours::start(&suite.binary, &suite.folder("adaptive"), suite.target, "adaptive", &setup)?;
-    let mut subjects: Vec<Box<dyn Subject>> = vec![Box::new(spin), Box::new(adaptive)];
-    let (null, disk) = (["null".to_owned()], ["file".to_owned()]);
+    let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
+    for way in WAYS {
+        // A file is one daemon's at a time.
+        let file = suite.folder(&format!("polled-{way}.img"));
+        let setup = Setup::default().disk("null", "null", "1G").disk("file", &format!("file:{}", file.display()), "256M");
+        let setup = setup.volume("nothing", "null", "1G").virtio("virtio", "nothing");
+        subjects.push(Box::new(Ours::start(&suite.binary, &suite.folder(way), suite.target, way, &setup)?));
+    }
+    let [null, disk, virtio] = ["null", "file", "virtio"].map(|name| [name.to_owned()]);
     suite.write_once(&mut subjects, &disk)?;
     let longer = Suite { seconds: suite.seconds.max(1.0), ..suite.clone() };
     let mut cases: Vec<Case<'_>> = Vec::new();
-    for (index, name) in ["spin", "adaptive"].into_iter().enumerate() {
-        for (rate, place) in [(1_000, "null, 1 K/s"), (20_000, "null, 20 K/s"), (200_000, "null, 200 K/s")] {
-            let paced = Lean::with(&format!("--rate {rate}"));
-            cases.push(longer.lean(index, name, "lean", paced, Load::randread(32).on(place), &null));
+    let mut each = |lean: &Lean, load: &Load, devices| {
+        for (index, way) in WAYS.into_iter().enumerate() {
+            cases.push(longer.lean(index, way, "lean", lean.clone(), load.clone(), devices));
         }
-        let load = Load::new("randwrite", "4k", 32).on("file on disk, 5 K/s");
-        cases.push(longer.lean(index, name, "lean", Lean::with("--rate 5000"), load, &disk));
+    };
+    for (pace, places) in PACES {
+        for (options, place, devices) in [("", places[0], &null), ("--virtio ", places[1], &virtio)] {
+            each(&Lean::with(&format!("{options}--rate {pace}")), &Load::randread(32).on(place), devices);
+        }
     }
+    each(&Lean::with("--rate 5000"), &Load::new("randwrite", "4k", 32).on("file on disk, 5 K/s"), &disk);
+    each(&Lean::with("--latency"), &Load::randread(1).on("file on disk, one after the other"), &disk);
+    record.note("K/s: thousands of commands a second, evenly or at random instants; virtio: one that is woken by the guest's notifications".into());
     longer.measure(record, &mut subjects, &cases)
 }
 

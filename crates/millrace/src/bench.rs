@@ -127,6 +127,9 @@ struct LeanArgs {
     /// Commands per second to begin, in all, whether earlier ones have completed or not; latencies count from when one was due
     #[arg(long, value_name = "IOPS", requires = "lean", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     rate: Option<u64>,
+    /// At random instants, independent of each other, with as many a second on average
+    #[arg(long, requires = "rate")]
+    uneven: bool,
     /// Sleep until an interrupt when nothing has completed, and count the interrupts
     #[arg(long, requires = "lean", conflicts_with = "rate")]
     interrupts: bool,

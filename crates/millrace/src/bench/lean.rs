@@ -127,7 +127,7 @@ impl Lean {
 
     fn measure(&mut self, args: &BenchArgs) -> Result<Measured, BenchError> {
         match args.lean.rate {
-            Some(rate) => self.paced(rate, args.time),
+            Some(rate) => self.paced(Pace::new(rate, args.lean.uneven), args.time),
             None if args.lean.interrupts => self.interrupted(args.time),
             None if args.lean.latency => self.closed::<true>(args.time),
             None => self.closed::<false>(args.time),
@@ -197,13 +197,11 @@ impl Lean {
         Ok(self.finish(elapsed))
     }
 
-    /// `rate` commands a second, evenly, whatever the target does. A command that finds no room begins late, but counts from
-    /// when it was due.
-    fn paced(&mut self, rate: u64, time: Duration) -> Result<Measured, BenchError> {
+    /// Commands at a pace, whatever the target does. A command that finds no room begins late, but counts from when it was due.
+    fn paced(&mut self, mut pace: Pace, time: Duration) -> Result<Measured, BenchError> {
         for lane in &mut self.lanes {
             lane.free.extend((0..lane.queue.depth() as u16).rev());
         }
-        let step = Duration::from_nanos((1_000_000_000 / rate).max(1));
         let mut elapsed = Duration::ZERO;
         let mut turn = 0;
         for time in [WARM, time] {
@@ -226,7 +224,7 @@ impl Lean {
                     };
                     self.lanes[lane].begin_due(due)?;
                     turn = (lane + 1) % lanes;
-                    due += step;
+                    due += pace.next();
                 }
                 let elapsed = now.duration_since(start);
                 if elapsed >= time {
@@ -270,6 +268,27 @@ impl Lean {
             commands[lane.device] += lane.commands;
         }
         Measured { elapsed, commands, latency: self.latency.clone(), interrupts: self.interrupts }
+    }
+}
+
+/// How far apart commands begin.
+struct Pace {
+    mean: Duration,
+    uneven: Option<Rng>,
+}
+
+impl Pace {
+    fn new(rate: u64, uneven: bool) -> Self {
+        let mean = Duration::from_nanos((1_000_000_000 / rate).max(1));
+        Self { mean, uneven: uneven.then(|| Rng::new(rate)) }
+    }
+
+    /// Always the same, or exponentially distributed.
+    fn next(&mut self) -> Duration {
+        let Some(rng) = &mut self.uneven else { return self.mean };
+        // Above 0, at most 1.
+        let uniform = (f64::from((rng.next() >> 32) as u32) + 1.0) / (f64::from(u32::MAX) + 1.0);
+        self.mean.mul_f64(-uniform.ln())
     }
 }
 
