@@ -1,9 +1,6 @@
-//! Admin commands, and the PCI settings around interrupts.
+//! Admin commands, and PCI settings.
 
-use std::{
-    mem::offset_of,
-    os::fd::{AsFd, BorrowedFd},
-};
+use std::mem::offset_of;
 
 use millrace_block::BlockCount;
 use millrace_nvme_spec::{
@@ -12,10 +9,9 @@ use millrace_nvme_spec::{
     features::{FeatureId, GetFeaturesCdw10, NumberOfQueuesFeature, SetFeaturesCdw10},
     identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList},
     log::{GetLogPageCdw10, GetLogPageCdw11, LogId},
-    pci::{self, CapabilityId, MsixControl, PciExpressCapability},
+    pci::{self, CapabilityId, PciExpressCapability},
     to_zeros_based,
 };
-use rustix::event::{EventfdFlags, eventfd};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
@@ -207,34 +203,6 @@ impl Controller {
         transport.region_write(CONFIG, at, &bytes).map_err(during("writing the PCI Command register"))
     }
 
-    /// Has MSI-X vectors `0..count` signalled through event fds, for queues created from now on, and enables MSI-X.
-    pub fn enable_vectors(&mut self, count: u16) -> Result<(), DriverError> {
-        let make = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let fds = (0..count).map(make).collect::<Result<Vec<_>, _>>();
-        let fds = fds.map_err(|errno| DriverError::EventFd(errno.into()))?;
-        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        self.transport.get().set_vectors(&borrowed).map_err(during("setting interrupt event fds"))?;
-        self.vectors = fds;
-        self.set_msix(true)
-    }
-
-    /// Disables MSI-X and forgets the event fds. Queues that use them get no more interrupts.
-    pub fn disable_vectors(&mut self) -> Result<(), DriverError> {
-        self.set_msix(false)?;
-        self.vectors.clear();
-        self.transport.get().disable_vectors().map_err(during("clearing interrupt event fds"))
-    }
-
-    fn set_msix(&self, enable: bool) -> Result<(), DriverError> {
-        let at = self.find_capability(CapabilityId::MSI_X)?.ok_or(DriverError::NoMsix)? + 2;
-        let mut transport = self.transport.get();
-        let mut bytes = [0; 2];
-        transport.region_read(CONFIG, at, &mut bytes).map_err(during("reading MSI-X Message Control"))?;
-        let control = MsixControl::from_bits(u16::from_le_bytes(bytes)).with_enable(enable);
-        let bytes = control.with_function_mask(false).into_bits().to_le_bytes();
-        transport.region_write(CONFIG, at, &bytes).map_err(during("writing MSI-X Message Control"))
-    }
-
     /// Resets the PCI function by its own register (Initiate Function Level Reset). All queue pairs are dead then, and the configuration
     /// is as after power-on; [`start`](Self::start) brings it up again.
     ///
@@ -256,7 +224,7 @@ impl Controller {
     }
 
     /// Where a capability is in configuration space.
-    fn find_capability(&self, id: CapabilityId) -> Result<Option<u64>, DriverError> {
+    pub(crate) fn find_capability(&self, id: CapabilityId) -> Result<Option<u64>, DriverError> {
         let mut transport = self.transport.get();
         let mut read = |at: u64| {
             let mut bytes = [0; 2];

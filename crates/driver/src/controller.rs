@@ -23,6 +23,7 @@ use crate::{
     error::{DriverError, during},
     queue::{Lists, QueueMemory, QueuePair, QueueParts},
     transport::{SharedTransport, Transport, VfioUser},
+    vectors::VectorTable,
 };
 
 /// How to reach and use a controller.
@@ -100,6 +101,8 @@ pub struct Controller {
     /// What enabling made; gone when disabled.
     pub(crate) enabled: Option<Enabled>,
     pub(crate) vectors: Vec<OwnedFd>,
+    /// Where these can be masked, if they can.
+    pub(crate) vector_table: Option<VectorTable>,
 }
 
 /// State of an enabled controller.
@@ -154,6 +157,7 @@ impl Controller {
             version: Version::from_bits(u32::from_le_bytes(vs)),
             enabled: None,
             vectors: Vec::new(),
+            vector_table: None,
         })
     }
 
@@ -378,6 +382,7 @@ impl Controller {
             lists,
             doorbells: &self.doorbells,
             interrupt,
+            mask: vector.and_then(|vector| self.vector_table.as_ref()?.mask(vector)),
             transport: self.transport.clone(),
             timeout: self.options.timeout,
         }))

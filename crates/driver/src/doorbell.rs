@@ -33,6 +33,11 @@ impl Doorbells {
         Self { layout, transport, areas, shadow: None }
     }
 
+    /// What is mapped of BAR0.
+    pub(crate) fn areas(&self) -> &[MappedArea] {
+        &self.areas
+    }
+
     /// The doorbell's offset in BAR0.
     pub(crate) fn offset(&self, doorbell: Doorbell) -> u64 {
         self.layout.offset(doorbell)

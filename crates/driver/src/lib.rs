@@ -43,6 +43,7 @@ mod sgl;
 mod shared;
 mod space;
 mod transport;
+mod vectors;
 mod vfio_pci;
 pub mod vhost_user;
 mod virtio;

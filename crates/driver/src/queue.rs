@@ -31,6 +31,7 @@ use crate::{
     sgl::{SglError, SglLimits},
     shared::{SharedRing, device_fence},
     transport::{SharedTransport, TransportError},
+    vectors::VectorMask,
 };
 
 /// Why a queue pair could not do what was asked.
@@ -232,6 +233,7 @@ pub struct QueuePair {
     /// Completions that arrived while another one was waited for.
     stash: VecDeque<Cqe>,
     interrupt: Option<OwnedFd>,
+    mask: Option<VectorMask>,
     transport: SharedTransport,
     timeout: Duration,
     /// Kept for their lives and addresses.
@@ -273,6 +275,7 @@ pub(crate) struct QueueParts<'a> {
     pub(crate) lists: Lists,
     pub(crate) doorbells: &'a Doorbells,
     pub(crate) interrupt: Option<OwnedFd>,
+    pub(crate) mask: Option<VectorMask>,
     pub(crate) transport: SharedTransport,
     pub(crate) timeout: Duration,
 }
@@ -280,7 +283,7 @@ pub(crate) struct QueueParts<'a> {
 impl QueuePair {
     /// Joins the parts. The controller need not know the queue yet.
     pub(crate) fn new(parts: QueueParts<'_>) -> Self {
-        let QueueParts { id, entries, memory, lists, doorbells, interrupt, transport, timeout } = parts;
+        let QueueParts { id, entries, memory, lists, doorbells, interrupt, mask, transport, timeout } = parts;
         assert!((2..=0x1_0000).contains(&entries), "a queue of {entries} entries");
         let (sq, in_controller) = match &memory.sq {
             SubmissionPages::Ours(buffer) => (buffer.ring(entries), false),
@@ -297,6 +300,7 @@ impl QueuePair {
             lists,
             stash: VecDeque::with_capacity(entries as usize),
             interrupt,
+            mask,
             transport,
             timeout,
             memory,
@@ -570,6 +574,24 @@ impl QueuePair {
     /// The event fd that the completion queue's interrupt signals, if it has one.
     pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
         self.interrupt.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Has the completion queue raise no interrupt until it is [unmasked](Self::unmask_interrupt): nothing where it has none, or where
+    /// [its vector cannot be masked](crate::Controller::masks_vectors).
+    #[inline]
+    pub fn mask_interrupt(&mut self) {
+        if let Some(mask) = &self.mask {
+            mask.set();
+        }
+    }
+
+    /// Has it raise interrupts again; false: it will not. One for what came meanwhile may follow at once, also when that was taken.
+    ///
+    /// To sleep without missing anything: unmask, then look, then sleep. What the controller completed before it saw the mask go is found by
+    /// the look; for what it completes later it sends a message.
+    #[inline]
+    pub fn unmask_interrupt(&mut self) -> bool {
+        self.mask.as_ref().is_some_and(VectorMask::clear)
     }
 
     /// Sleeps until the completion queue's interrupt; how often it was raised since the last call, 0 when `timeout` passes

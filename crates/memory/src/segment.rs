@@ -31,6 +31,14 @@ impl Segment {
         Self { ptr, len }
     }
 
+    /// Eight bytes that are there for ever, that everybody may write at once and nobody reads: where the count of an event fd goes that is
+    /// read only to wait for it.
+    pub fn sink() -> Self {
+        static SINK: AtomicU64 = AtomicU64::new(0);
+        // SAFETY: a static is never unmapped, and this one may be written through shared references.
+        unsafe { Self::new(NonNull::from(&SINK).cast(), size_of::<u64>()) }
+    }
+
     /// Length in bytes.
     #[inline]
     pub fn len(&self) -> usize {

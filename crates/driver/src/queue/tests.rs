@@ -107,6 +107,7 @@ impl Bench {
             lists: Lists::new(&memory, (entries - 1) as u16, max_transfer, sgls).unwrap(),
             doorbells: &doorbells,
             interrupt: None,
+            mask: None,
             transport,
             timeout: Duration::from_secs(10),
         });

@@ -128,7 +128,11 @@ pub(super) fn set_irqs(device: impl AsFd, index: u32, fds: &[RawFd]) -> io::Resu
     let mut words = vec![size as u32, action, index, 0, fds.len() as u32];
     words.extend(fds.iter().map(|fd| fd.cast_unsigned()));
     // SAFETY: the kernel reads `argsz` bytes, which is what there are.
-    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), DEVICE_SET_IRQS, words.as_ptr()) }).map(drop)
+    match check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), DEVICE_SET_IRQS, words.as_ptr()) })? {
+        0 => Ok(()),
+        // As many as the machine has left, of which none was set.
+        _ => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+    }
 }
 
 fn check(result: i32) -> io::Result<i32> {
