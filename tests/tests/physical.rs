@@ -14,6 +14,8 @@ const DISK: u64 = 128 << 20;
 struct Machine {
     folder: TempDir,
     programs: Programs,
+    /// More options of the disk behind the controller.
+    disk: String,
 }
 
 impl Machine {
@@ -22,7 +24,12 @@ impl Machine {
         let disk = File::create(folder.path().join("disk.img")).expect("a file");
         disk.set_len(DISK).expect("a sparse file");
         let programs = Programs::make(folder.path().join("programs.img"), &[Daemon::binary(), nested()], &[]);
-        Self { folder, programs }
+        Self { folder, programs, disk: String::new() }
+    }
+
+    /// It carries out so many commands a second.
+    fn slow(rate: u32) -> Self {
+        Self { disk: format!(",throttling.iops-total={rate}"), ..Self::new() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -32,7 +39,8 @@ impl Machine {
     /// With more options of QEMU's controller.
     fn boot(&self, checks: &str, options: &str) -> Boot {
         let device = format!("nvme,id=physical,serial=physical,drive=disk,bus=port0,max_ioqpairs=8,msix_qsize=9{options}");
-        let disk = format!("id=disk,file={},if=none,format=raw,discard=unmap", self.path("disk.img").display());
+        let (file, more) = (self.path("disk.img"), &self.disk);
+        let disk = format!("id=disk,file={},if=none,format=raw,discard=unmap{more}", file.display());
         let boot = Boot::scenario("physical")
             .iommu()
             .memory(1024)
@@ -89,8 +97,26 @@ fn data_go_directly_on_several_shards_under_resets_and_an_unplugged_disk_ends_in
 }
 
 #[test]
+fn commands_that_take_long_complete_by_interrupt() {
+    let machine = Machine::slow(100);
+    let mut guest = machine.boot("bind waits silent waits reset unplug", "").start(&seats(1));
+    guest.wait_mark("busy");
+    let mut monitor = Monitor::open(&machine.path("qmp"));
+    monitor.execute("device_del", &json!({ "id": "physical" }));
+    let said = guest.finish();
+    for check in ["waits", "silent", "reset", "unplug"] {
+        assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
+    }
+    for check in ["reset", "unplug"] {
+        let slept = said.iter().any(|line| line.starts_with(check) && line.contains("by interrupt"));
+        assert!(slept, "{check} has not slept:\n{}", said.join("\n"));
+    }
+}
+
+#[test]
 fn a_daemon_serves_a_physical_disk_and_its_worker_may_die() {
-    let machine = Machine::new();
+    // So that it sleeps for commands, too.
+    let machine = Machine::slow(1000);
     let said = machine.boot("bind daemon", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2).run(&seats(1));
     assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
 }

@@ -5,6 +5,7 @@
 
 use std::{
     env,
+    os::unix::fs::FileExt,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_backends::{NvmePlace, NvmeVolume};
+use millrace_backends::{NvmePlace, NvmeVolume, Waits};
 use millrace_block::{
     BlockError, BlockSize, Lba, Operation, Volume,
     conformance::{self, Harness, Job, Subject, SyncHarness, Wanted},
@@ -41,6 +42,8 @@ fn main() {
         "conform" => conform(&place),
         "direct" => direct(&place),
         "shards" => shards(&place),
+        "waits" => waits(&place),
+        "silent" => silent(&place),
         "reset" => reset(&place),
         "unplug" => unplug(&place),
         _ => panic!("no such check: {check}"),
@@ -120,6 +123,7 @@ fn driver(place: &NvmePlace) {
     pieces(&mut quiet, &namespace, &buffer);
     println!("driver: {seen} interrupts");
     assert!(seen >= 12, "{seen} interrupts for 24 reads that were waited for");
+    masked(&mut loud, &namespace.read(Lba(0), buffer.slice(0, block)).expect("a read"));
     // Memory that was never given to it.
     let outside = DmaRange { iova: 1 << 35, len: 4096 };
     let stray = quiet.execute_any(&namespace.read(Lba(0), outside).expect("a read")).expect("an answer");
@@ -136,6 +140,21 @@ fn driver(place: &NvmePlace) {
         controller.delete_queue_pair(queue).expect("a queue less");
     }
     controller.shutdown().expect("it shuts down");
+}
+
+/// An interrupt that is masked does not come, and comes when the mask goes.
+fn masked(queue: &mut QueuePair, command: &Command) {
+    let raised = |queue: &QueuePair, patience| queue.wait_interrupt(patience).expect("an interrupt's event fd");
+    while raised(queue, Duration::from_millis(50)) > 0 {}
+    queue.mask_interrupt();
+    for _ in 0..3 {
+        queue.execute(command).expect("an answer");
+    }
+    assert_eq!(raised(queue, Duration::from_millis(200)), 0, "it is masked");
+    assert!(queue.unmask_interrupt(), "the mask goes");
+    assert_eq!(raised(queue, Duration::from_secs(5)), 1, "it was pending");
+    queue.execute(command).expect("an answer");
+    assert_eq!(raised(queue, Duration::from_secs(5)), 1, "it is not masked");
 }
 
 /// Data in pieces, as an SGL: written in as many as go, and read back in others.
@@ -382,6 +401,104 @@ fn shards(place: &NvmePlace) {
     println!("shards: moved {:?}", volume.moved());
 }
 
+/// Reads one after the other.
+fn reads(blocks: &Arc<dyn Volume>, guest: &Guest, count: u64) {
+    let mut harness = ShardHarness::new();
+    for at in 0..count {
+        assert_eq!(harness.run(blocks, &[job(Operation::Read, at * 8, &[guest.segment(at * 4096, 4096)])]), [Ok(())]);
+    }
+}
+
+fn since(before: Waits, after: Waits) -> Waits {
+    Waits {
+        naps: after.naps - before.naps,
+        sleeps: after.sleeps - before.sleeps,
+        interrupts: after.interrupts - before.interrupts,
+    }
+}
+
+/// Commands that take milliseconds are slept for, and ended by their interrupts.
+fn waits(place: &NvmePlace) {
+    let volume = open(place, None, BlockSize::B512);
+    let blocks: Arc<dyn Volume> = volume.clone();
+    let guest = Guest::new(8 * MIB);
+    // What it lets through before it begins to count.
+    reads(&blocks, &guest, 50);
+    let (before, started, count) = (volume.waits(), Instant::now(), 100);
+    reads(&blocks, &guest, count);
+    let (seen, took) = (since(before, volume.waits()), started.elapsed());
+    println!("waits: {count} reads in {took:?}: {seen:?}");
+    assert!(took > Duration::from_millis(5) * count as u32, "its commands do not take long");
+    assert_eq!(seen.naps, 0);
+    // While this machine waits for a processor of its host's, some end before they are slept for.
+    assert!(seen.interrupts >= count / 4, "they are ended by interrupts");
+    // One that is pending from before, its own, and perhaps a look of the watch.
+    assert!(seen.sleeps <= 2 * count + took.as_millis() as u64 / 100 + 2);
+    assert!(seen.sleeps - seen.interrupts <= took.as_millis() as u64 / 100 + 1, "no interrupt was lost");
+    verified(&blocks, &mut ShardHarness::new(), &guest, &mut Random(SEED), (0, 4096), 150);
+    // On queues of their own, and several in flight on each.
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let blocks = Arc::clone(&blocks);
+            scope.spawn(move || {
+                let guest = Guest::new(MIB);
+                let places: Vec<Segment> = (0..32).map(|i| guest.segment(i * 4096, 4096)).collect();
+                let jobs: Vec<Job> =
+                    places.iter().zip(0..).map(|(place, i)| job(Operation::Read, i * 8, &[*place])).collect();
+                for _ in 0..5 {
+                    assert!(ShardHarness::new().run(&blocks, &jobs).iter().all(Result::is_ok));
+                }
+                guest.give_up();
+            });
+        }
+    });
+    let all = volume.waits();
+    println!("waits: in all {all:?}");
+    assert_eq!(all.naps, 0);
+    guest.give_up();
+}
+
+/// Interrupts that do not come are noticed by the watch, and are done without from then on.
+fn silent(place: &NvmePlace) {
+    let volume = open(place, None, BlockSize::B512);
+    let blocks: Arc<dyn Volume> = volume.clone();
+    let guest = Guest::new(8 * MIB);
+    mask_function(place);
+    let (before, started) = (volume.waits(), Instant::now());
+    reads(&blocks, &guest, 100);
+    let (seen, took) = (since(before, volume.waits()), started.elapsed());
+    println!("silent: 100 reads in {took:?}: {seen:?}");
+    assert_eq!(seen.interrupts, 0);
+    assert!((3..10).contains(&seen.sleeps) && seen.naps > 100, "it was given up after three");
+    guest.give_up();
+}
+
+fn tell_waits(check: &str, volume: &NvmeVolume) {
+    let Waits { naps, sleeps, interrupts } = volume.waits();
+    if interrupts > 0 {
+        println!("{check}: {sleeps} sleeps, {interrupts} ended by interrupt, {naps} naps");
+    }
+}
+
+/// Sets the Function Mask in MSI-X Message Control behind the driver's back: no interrupt leaves the device.
+fn mask_function(place: &NvmePlace) {
+    let path = format!("/sys/bus/pci/devices/{}/config", place.address);
+    let config = std::fs::File::options().read(true).write(true).open(path).expect("its configuration space");
+    let byte = |at: u64| {
+        let mut byte = [0];
+        config.read_exact_at(&mut byte, at).expect("a byte of it");
+        byte[0]
+    };
+    let mut at = byte(0x34);
+    while byte(at.into()) != 0x11 {
+        at = byte(u64::from(at) + 1);
+        assert_ne!(at, 0, "it has MSI-X");
+    }
+    let control = u64::from(at) + 3;
+    config.write_all_at(&[byte(control) | 0x40], control).expect("a byte more");
+    assert_eq!(byte(control) & 0xc0, 0xc0, "enabled, and masked");
+}
+
 /// Resets in the middle of I/O are not seen above.
 fn reset(place: &NvmePlace) {
     let volume = open(place, None, BlockSize::B512);
@@ -434,6 +551,7 @@ fn reset(place: &NvmePlace) {
         let rounds: Vec<usize> = loads.into_iter().map(|load| load.join().expect("a load")).collect();
         println!("reset: {} resets under {rounds:?} rounds", volume.resets());
     });
+    tell_waits("reset", &volume);
 }
 
 /// The controller is taken away in the middle of I/O: errors, and no more.
@@ -457,6 +575,7 @@ fn unplug(place: &NvmePlace) {
         }
         assert!(Instant::now() < patience, "it is still there");
     };
+    tell_waits("unplug", &volume);
     println!("unplug: after {rounds} rounds: {:?}", errors.iter().find(|result| result.is_err()));
     let gone = Err(BlockError::WriteFault { errno: libc::ENODEV });
     assert!(errors.iter().all(|result| result.is_ok() || *result == gone), "{errors:?}");

@@ -54,6 +54,8 @@ daemon() {
     say "$(grep -oE '"(commands|checked_blocks)": *[0-9]+' $host/tmp/load.json | tr '\n' ' ')"
     grep -q "a guest's memory is mapped for a disk" $host/tmp/daemon.log || daemon_failed "the guest's memory was never mapped"
     await_opened $((${KILLS:-0} + 1))
+    grep 'an NVMe controller is ours.* interrupts=[1-9]' $host/tmp/daemon.log || daemon_failed "it has no interrupts"
+    if grep 'without interrupts' $host/tmp/daemon.log; then daemon_failed "they do not come"; fi
     if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
 }
 

@@ -21,7 +21,7 @@ use millrace_driver::{
 use millrace_memory::guard;
 
 use super::{
-    lane::{BOUNCE, BOUNCES, ENTRIES, Lane},
+    lane::{BOUNCE, BOUNCES, ENTRIES, Lane, Waits},
     table::Table,
 };
 
@@ -62,6 +62,8 @@ pub(super) struct Disk {
     state: AtomicU8,
     /// The first for everybody, the others for one shard each.
     lanes: Vec<Lane>,
+    /// Interrupts that are enabled: see [`vector`].
+    vectors: u16,
     next_lane: AtomicUsize,
     lane_of: PerShard<OnceLock<usize>>,
     pub(super) table: Arc<Table>,
@@ -125,24 +127,27 @@ impl Disk {
         controller.start()?;
         let identity = Box::new(controller.identity().expect("a controller that was started has told who it is").clone());
         let count = wanted.min(usize::from(controller.io_queues())).max(1);
+        let vectors = enable_vectors(address, &mut controller, count);
         let (mut lanes, mut in_controller) = (Vec::with_capacity(count), 0);
         for at in 0..count {
             let buffers = (0..BOUNCES).map(|_| controller.memory().alloc(BOUNCE)).collect::<Result<_, _>>()?;
-            let pair = new_pair(&mut controller)?;
+            let pair = new_pair(&mut controller, vector(vectors, at))?;
             in_controller += usize::from(pair.is_in_controller());
-            lanes.push(Lane::new(pair, buffers, at > 0));
+            lanes.push(Lane::new(pair, buffers, at > 0)?);
         }
         let (watch, words) = sync_channel(64);
         let table = Arc::new(Table::new(iommu, watch.clone()));
         let seen: Arc<dyn guard::Watcher> = Arc::<Table>::clone(&table);
         guard::watch(Arc::downgrade(&seen));
         let max_transfer = controller.max_transfer() as usize;
-        tracing::info!(%address, queues = lanes.len(), in_controller, max_transfer, "an NVMe controller is ours");
+        let (queues, interrupts) = (lanes.len(), vectors.saturating_sub(1));
+        tracing::info!(%address, queues, interrupts, in_controller, max_transfer, "an NVMe controller is ours");
         let disk = Arc::new(Self {
             address,
             control: Mutex::new(Some(controller)),
             state: AtomicU8::new(UP),
             lanes,
+            vectors,
             next_lane: AtomicUsize::new(1),
             lane_of: PerShard::default(),
             table,
@@ -186,6 +191,15 @@ impl Disk {
     /// Bytes moved directly, and by way of buffers.
     pub(super) fn moved(&self) -> (u64, u64) {
         self.lanes.iter().map(Lane::moved).fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1))
+    }
+
+    /// How its tasks have waited.
+    pub(super) fn waits(&self) -> Waits {
+        self.lanes.iter().map(Lane::waits).fold(Waits::default(), |sum, lane| Waits {
+            naps: sum.naps + lane.naps,
+            sleeps: sum.sleeps + lane.sleeps,
+            interrupts: sum.interrupts + lane.interrupts,
+        })
     }
 
     /// Runs something with the controller, for setting up.
@@ -239,6 +253,7 @@ impl Disk {
             controller.forgo_controller_memory();
             self.reset(&mut control);
         }
+        self.lanes.iter().for_each(Lane::nudge);
     }
 
     /// Resets the controller, and gives it up when that does not help.
@@ -254,7 +269,8 @@ impl Disk {
             let Err(error) = stopped.or_else(|_| controller.reset()).and_then(|()| {
                 self.lanes.iter().for_each(Lane::lose);
                 controller.start()?;
-                let fresh = self.lanes.iter().map(|_| new_pair(controller)).collect::<Result<Vec<_>, _>>()?;
+                let fresh = (0..self.lanes.len()).map(|at| new_pair(controller, vector(self.vectors, at)));
+                let fresh = fresh.collect::<Result<Vec<_>, _>>()?;
                 self.lanes.iter().zip(fresh).for_each(|(lane, pair)| lane.put_pair(pair));
                 Ok(())
             }) else {
@@ -315,9 +331,32 @@ fn take(volume: &str, address: PciAddress) -> Result<VfioPci, VolumeError> {
     }
 }
 
-fn new_pair(controller: &mut Controller) -> Result<QueuePair, DriverError> {
+fn new_pair(controller: &mut Controller, vector: Option<u16>) -> Result<QueuePair, DriverError> {
     let entries = ENTRIES.min(controller.max_queue_entries());
-    controller.create_queue_pair(&QueueOptions { entries, ..QueueOptions::default() })
+    controller.create_queue_pair(&QueueOptions { entries, id: None, vector })
+}
+
+/// Has interrupts for all lanes but the first, or as many as there are; how many, with that of the admin queue, which nobody listens to.
+fn enable_vectors(address: PciAddress, controller: &mut Controller, lanes: usize) -> u16 {
+    let enable = |controller: &mut Controller| {
+        let present = controller.transport().vectors().unwrap_or(0);
+        let count = u16::try_from(lanes).unwrap_or(u16::MAX).min(u16::try_from(present).unwrap_or(u16::MAX));
+        if count > 1 {
+            controller.enable_vectors(count)?;
+        }
+        Ok::<_, DriverError>(count)
+    };
+    match enable(controller) {
+        Ok(count) if count > 1 && controller.masks_vectors() => return count,
+        Ok(_) => tracing::info!(%address, "the controller has no interrupts that can be masked: it is polled"),
+        Err(error) => tracing::warn!(%address, "the controller is polled, without interrupts: {}", chain(&error)),
+    }
+    0
+}
+
+/// The interrupt of a lane.
+fn vector(vectors: u16, lane: usize) -> Option<u16> {
+    u16::try_from(lane).ok().filter(|lane| (1..vectors).contains(lane))
 }
 
 /// The life of the thread beside a disk.

@@ -2,13 +2,17 @@
 
 use std::{
     collections::VecDeque,
+    os::fd::{AsRawFd, OwnedFd},
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
-use millrace_driver::{Command, DmaBuffer, DmaRange, PAGE_SIZE, QueueError, QueuePair, SglLimits, spec::Status};
-use millrace_memory::SegmentCursor;
+use millrace_block::{ByteOffset, IoOperation, TaskContext};
+use millrace_driver::{
+    Command, DmaBuffer, DmaRange, DriverError, PAGE_SIZE, QueueError, QueuePair, SglLimits, spec::Status,
+};
+use millrace_memory::{Segment, SegmentCursor};
 
 use super::table::{Entries, Table};
 
@@ -22,6 +26,8 @@ pub(super) const BOUNCES: usize = 32;
 const SPIN: Duration = Duration::from_micros(100);
 /// How often a miss asks for memory to be mapped.
 const ASK: Duration = Duration::from_millis(5);
+/// Sleeps in a row that found something and were not ended by its interrupt, until interrupts are given up.
+const UNHEARD: u32 = 3;
 
 /// Where a command's data are.
 pub(super) enum Data<'a> {
@@ -72,6 +78,19 @@ pub(super) enum Turn {
     Done(Outcome),
     /// Nothing completes: sleep a little, then look again.
     Nap,
+    /// Nothing completes, and an interrupt will tell: [`Lane::sleep`], then look again.
+    Sleep,
+}
+
+/// How tasks have waited for a physical controller beyond looking all the time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Waits {
+    /// Short sleeps between two looks.
+    pub naps: u64,
+    /// Sleeps until an interrupt.
+    pub sleeps: u64,
+    /// Those of them that were not ended by the look every 100 ms for interrupts that are lost.
+    pub interrupts: u64,
 }
 
 /// A command from its begin until its task has seen its end: longer than the controller has it, and its identifier is taken.
@@ -95,6 +114,17 @@ struct State {
     stale: Vec<Waker>,
     /// The command whose task looks at the queue for all: it wakes itself, the others sleep.
     poller: Option<u16>,
+    /// The event fd of the interrupt, if there is one.
+    bell: Option<OwnedFd>,
+    /// It does not ring when it should.
+    deaf: bool,
+    /// The command whose task sleeps until the bell rings. While there is one the interrupt is on, and only then.
+    sleeper: Option<u16>,
+    /// The watch has rung.
+    nudged: bool,
+    /// Sleeps since the last interrupt at whose end something was there.
+    unheard: u32,
+    waits: Waits,
     /// Tasks that wait for a place in the queue or for a buffer.
     waiting: VecDeque<Waker>,
     /// Free buffers.
@@ -117,7 +147,16 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(pair: QueuePair, buffers: Vec<DmaBuffer>, exclusive: bool) -> Self {
+    /// A pair with an interrupt, for an exclusive lane, has one that can be masked.
+    pub(super) fn new(mut pair: QueuePair, buffers: Vec<DmaBuffer>, exclusive: bool) -> Result<Self, DriverError> {
+        let bell = pair.interrupt().filter(|_| exclusive).map(|fd| {
+            let fd = fd.try_clone_to_owned()?;
+            // A ring's read of it is to wait.
+            rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::empty())?;
+            Ok(fd)
+        });
+        let bell = bell.transpose().map_err(DriverError::EventFd)?;
+        pair.mask_interrupt();
         let capacity = pair.capacity();
         // As many again may be completed and not seen yet.
         let slots = 2 * capacity as u16;
@@ -129,6 +168,12 @@ impl Lane {
             generation: 0,
             stale: Vec::with_capacity(2 * capacity),
             poller: None,
+            bell,
+            deaf: false,
+            sleeper: None,
+            nudged: false,
+            unheard: 0,
+            waits: Waits::default(),
             waiting: VecDeque::with_capacity(capacity),
             free: (0..buffers.len()).rev().collect(),
             progress: Instant::now(),
@@ -136,7 +181,7 @@ impl Lane {
             asked: None,
             moved: (0, 0),
         };
-        Self { state: Mutex::new(state), buffers, exclusive }
+        Ok(Self { state: Mutex::new(state), buffers, exclusive })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -146,6 +191,19 @@ impl Lane {
     /// Bytes moved directly, and by way of buffers.
     pub(super) fn moved(&self) -> (u64, u64) {
         self.state().moved
+    }
+
+    pub(super) fn waits(&self) -> Waits {
+        self.state().waits
+    }
+
+    /// Has a task that sleeps look: were its interrupt lost, it would sleep for ever.
+    pub(super) fn nudge(&self) {
+        let mut state = self.state();
+        if state.sleeper.is_some() {
+            state.nudged = true;
+            state.ring();
+        }
     }
 
     /// Commands in flight, and how long nothing has completed.
@@ -159,8 +217,8 @@ impl Lane {
         self.state().pair.take()
     }
 
-    /// The device touches nothing any more: what was in flight is lost. Its tasks look by themselves: one of them always does, and
-    /// wakes the others.
+    /// The device touches nothing any more: what was in flight is lost. Its tasks look by themselves: one of them always does, if it need be
+    /// when the bell rings, and wakes the others.
     pub(super) fn lose(&self) {
         let mut guard = self.state();
         let state = &mut *guard;
@@ -170,11 +228,17 @@ impl Lane {
         state.stale.extend(state.slots.iter_mut().filter_map(|slot| std::mem::take(slot).waker));
         state.free_slots.clear();
         state.free_slots.extend((0..state.slots.len() as u16).rev());
+        if state.sleeper.is_some() {
+            state.nudged = true;
+            state.ring();
+        }
     }
 
     /// Puts a fresh queue in.
-    pub(super) fn put_pair(&self, pair: QueuePair) {
+    pub(super) fn put_pair(&self, mut pair: QueuePair) {
         let mut state = self.state();
+        // A reset of the function has taken the mask off.
+        pair.mask_interrupt();
         assert!(pair.capacity() <= state.owners.len(), "the new queue is no larger");
         state.progress = Instant::now();
         state.pair = Some(pair);
@@ -269,6 +333,8 @@ impl Lane {
         let state = &mut *guard;
         if ticket.generation != state.generation {
             state.stale.drain(..).chain(state.waiting.drain(..)).for_each(Waker::wake);
+            // A task of the new queue may rely on us, if we slept.
+            state.pass_on();
             return Poll::Ready(Turn::Done(Outcome::Lost));
         }
         let (slot, at) = (ticket.slot, usize::from(ticket.slot));
@@ -287,12 +353,19 @@ impl Lane {
             return Poll::Pending;
         }
         if state.progress.elapsed() > SPIN {
-            // Whoever comes meanwhile looks in our place.
-            state.poller = None;
-            return Poll::Ready(Turn::Nap);
+            return state.rest(slot, cx);
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Sleeps until the interrupt comes, or somebody of ours rings in its place: after [`Turn::Sleep`]. Why interrupts are not used from
+    /// now on, if so.
+    pub(super) async fn sleep(&self, cx: TaskContext<'_>, ticket: Ticket) -> Option<String> {
+        let fd = self.state().bell.as_ref().map(AsRawFd::as_raw_fd)?;
+        let segments = [Segment::sink()];
+        let read = cx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &segments }).await;
+        self.state().woken(ticket, read)
     }
 }
 
@@ -341,10 +414,68 @@ impl Survey {
 }
 
 impl State {
-    /// Takes what has completed, and wakes whose it is, all but `own`.
-    fn drain(&mut self, own: Option<u16>) {
-        let Some(pair) = &mut self.pair else { return };
-        let mut any = false;
+    /// The task that has looked for all finds that nothing comes: it sleeps, if no other does. Whoever begins something meanwhile looks in
+    /// its place.
+    fn rest(&mut self, slot: u16, cx: &mut Context<'_>) -> Poll<Turn> {
+        self.poller = None;
+        if self.sleeper.is_some() {
+            // It calls us when our command has ended, or its own.
+            self.slots[usize::from(slot)].waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let wakes = self.bell.is_some() && !self.deaf && self.pair.as_mut().is_some_and(QueuePair::unmask_interrupt);
+        if !wakes {
+            self.waits.naps += 1;
+            return Poll::Ready(Turn::Nap);
+        }
+        // The race: a command that the controller completes while the mask goes. It writes the entry, then looks at the mask; we have taken
+        // the mask off, and look at the entry now. So it has seen no mask and the bell rings, or we find the entry here.
+        if self.drain(Some(slot)) {
+            self.mask();
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.sleeper = Some(slot);
+        self.waits.sleeps += 1;
+        Poll::Ready(Turn::Sleep)
+    }
+
+    /// The sleep is over; `read` is what reading the bell has said. Why there will be no other, if so.
+    fn woken(&mut self, ticket: Ticket, read: i32) -> Option<String> {
+        self.sleeper = None;
+        self.mask();
+        if usize::try_from(read) != Ok(size_of::<u64>()) {
+            self.deaf = true;
+            return Some(format!("their event fd cannot be read ({read})"));
+        }
+        if !std::mem::take(&mut self.nudged) {
+            (self.unheard, self.waits.interrupts) = (0, self.waits.interrupts + 1);
+        } else if ticket.generation == self.generation && self.drain(Some(ticket.slot)) {
+            // Once or twice it may have come at the same time.
+            self.unheard += 1;
+            self.deaf = self.unheard >= UNHEARD;
+        }
+        self.deaf.then(|| "they do not come".to_owned())
+    }
+
+    fn mask(&mut self) {
+        if let Some(pair) = &mut self.pair {
+            pair.mask_interrupt();
+        }
+    }
+
+    /// Ends the sleep.
+    fn ring(&self) {
+        let Some(bell) = &self.bell else { return };
+        if let Err(error) = rustix::io::write(bell, &1_u64.to_ne_bytes()) {
+            tracing::error!(%error, "a sleeping task cannot be woken");
+        }
+    }
+
+    /// Takes what has completed, and wakes whose it is, all but `own`; whether there was any.
+    fn drain(&mut self, own: Option<u16>) -> bool {
+        let Some(pair) = &mut self.pair else { return false };
+        let (mut any, mut sleeps) = (false, false);
         loop {
             match pair.next_completion() {
                 Ok(Some(cqe)) => {
@@ -352,6 +483,7 @@ impl State {
                     let owner = self.owners[usize::from(cqe.cid.0)];
                     let slot = &mut self.slots[usize::from(owner)];
                     slot.status = Some(cqe.status());
+                    sleeps |= self.sleeper == Some(owner);
                     let waker = slot.waker.take();
                     if let Some(waker) = waker.filter(|_| own.is_some_and(|own| own != owner)) {
                         waker.wake();
@@ -371,6 +503,11 @@ impl State {
                 tracing::warn!(%error, "a doorbell cannot be rung");
             }
         }
+        if sleeps {
+            // A controller that gathers interrupts may send none for what was taken before.
+            self.ring();
+        }
+        any
     }
 
     /// A command is over: its task no longer looks at the queue, and there is room.
@@ -378,12 +515,17 @@ impl State {
         if self.poller == Some(slot) {
             self.poller = None;
         }
+        self.pass_on();
+        if let Some(waker) = self.waiting.pop_front() {
+            waker.wake();
+        }
+    }
+
+    /// Somebody looks at the queue, if anybody waits.
+    fn pass_on(&mut self) {
         if self.poller.is_none()
             && let Some(waker) = self.slots.iter_mut().find_map(|slot| slot.waker.take())
         {
-            waker.wake();
-        }
-        if let Some(waker) = self.waiting.pop_front() {
             waker.wake();
         }
     }

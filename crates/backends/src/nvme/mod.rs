@@ -4,14 +4,17 @@
 //!   submit ─► check ─► this shard's lane: a hardware queue pair of its own
 //!                │       ├─ data in memory that guests share, mapped for the device ─► straight to and from it
 //!                │       └─ any other ─► by way of the lane's buffers, piece by piece
-//!                │     the task of one command looks at the queue and wakes the others; when nothing comes it naps
+//!                │     the task of one command looks at the queue and wakes the others; when nothing comes it sleeps until the
+//!                │     queue's interrupt, which is on only then; without one it naps
 //!                └─► flush, write zeroes, deallocate, compare, copy: as the controller can, else by reading and writing
-//!   the disk's watch (a thread): maps memory, looks after the controller, resets it, or gives it up
+//!   the disk's watch (a thread): maps memory, looks after the controller and who sleeps, resets it, or gives it up
 //! ```
 //!
 //! Invariants:
 //! * A command that was begun ends before its request does: by its completion, or when the controller was stopped and can touch no
 //!   memory any more. What a reset has interrupted is begun again; nobody above sees it.
+//! * Of a lane's tasks in flight one looks, or sleeps with the interrupt on, or naps; who neither does is woken by who does. Whatever
+//!   becomes of the controller, who sleeps is woken: by the interrupt, by who takes its completion, or by the watch.
 //! * A controller that is gone fails its requests. Nothing of it is used then, and its device is closed.
 //!
 //! It formats nothing, and does not follow a namespace whose size changes.
@@ -34,6 +37,7 @@ use millrace_block::{
 use millrace_driver::{Namespace, PciAddress, spec::NamespaceId};
 
 use self::disk::{Disk, chain};
+pub use self::lane::Waits;
 use crate::{
     log::LogLimit,
     shape::{Shape, blocks_in, bytes_in},
@@ -156,6 +160,11 @@ impl NvmeVolume {
     /// Bytes that the controller has moved between itself and the requests' own memory, and those that went by way of buffers.
     pub fn moved(&self) -> (u64, u64) {
         self.disk.moved()
+    }
+
+    /// How requests to the controller have waited.
+    pub fn waits(&self) -> Waits {
+        self.disk.waits()
     }
 }
 

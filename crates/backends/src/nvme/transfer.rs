@@ -200,6 +200,12 @@ impl NvmeVolume {
             match poll_fn(|task| lane.poll_end(ticket, task)).await {
                 Turn::Done(outcome) => break outcome,
                 Turn::Nap => _ = cx.io(IoOperation::Sleep(NAP)).await,
+                Turn::Sleep => {
+                    if let Some(why) = lane.sleep(cx, ticket).await {
+                        let address = self.disk.address();
+                        tracing::warn!(%address, "a queue is polled from now on, without interrupts: {why}");
+                    }
+                }
             }
         };
         std::mem::forget(in_flight);
