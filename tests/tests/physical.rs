@@ -120,3 +120,20 @@ fn a_daemon_serves_a_physical_disk_and_its_worker_may_die() {
     let said = machine.boot("bind daemon", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2).run(&seats(1));
     assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
 }
+
+#[test]
+fn a_namespace_that_changes_its_size_is_followed() {
+    let machine = Machine::new();
+    // A controller of our own in the machine is one whose namespaces change their size.
+    let mut daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "64M"], &[]);
+    let boot = Boot::scenario("physical").iommu().processors(1).memory(1024).set("CHECKS", "bind,sizes").socket(&socket);
+    let mut guest = machine.programs.on(boot).start(&seats(1));
+    for mib in [96, 32] {
+        guest.wait_mark(&format!("await {mib}"));
+        daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M")]);
+    }
+    let said = guest.finish();
+    assert!(said.contains(&"sizes: well".to_owned()), "{}", said.join("\n"));
+    daemon.expect_well();
+}

@@ -16,13 +16,13 @@ use std::{
 
 use millrace_backends::{NvmePlace, NvmeVolume, Waits};
 use millrace_block::{
-    BlockError, BlockSize, Lba, Operation, Volume,
+    BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
     conformance::{self, Harness, Job, Subject, SyncHarness, Wanted},
 };
 use millrace_driver::{
     Command, Controller, DmaBuffer, DmaRange, Namespace, Options, QueueOptions, QueuePair, VfioPci, spec::NamespaceId,
 };
-use millrace_memory::{Access, GuestAddress, GuestMemory, Protection, Segment};
+use millrace_memory::{Access, GuestAddress, GuestMemory, Mapping, Protection, Segment};
 use shard::ShardHarness;
 
 #[path = "../src/tests/shard.rs"]
@@ -46,6 +46,7 @@ fn main() {
         "silent" => silent(&place),
         "reset" => reset(&place),
         "unplug" => unplug(&place),
+        "sizes" => sizes(&place),
         _ => panic!("no such check: {check}"),
     }
     println!("{check}: well");
@@ -552,6 +553,43 @@ fn reset(place: &NvmePlace) {
         println!("reset: {} resets under {rounds:?} rounds", volume.resets());
     });
     tell_waits("reset", &volume);
+}
+
+/// A namespace grows, and its volume can; it shrinks below its volume, which then has an end that fails.
+fn sizes(place: &NvmePlace) {
+    let volume = open(place, None, BlockSize::B512);
+    let blocks: Arc<dyn Volume> = volume.clone();
+    let mut harness = ShardHarness::new();
+    // Not a guest's, so that it is not mapped: this machine's IOMMU knows few regions for a controller that is a socket.
+    let memory = Mapping::anonymous(4096).expect("memory");
+    let mut write = |at: u64| {
+        // SAFETY: the requests end before this function does.
+        let place = unsafe { memory.segment(0, 4096) }.expect("all of it");
+        let job = job(Operation::Write { fua: false }, at * MIB / 512, &[place]);
+        harness.run(&blocks, &[job])[0]
+    };
+    let resize = |mib: u64| volume.resize(BlockCount(mib * MIB / 512));
+    assert_eq!(volume.geometry().blocks.0 * 512, 64 * MIB);
+    assert!(resize(65).is_err(), "the namespace is smaller");
+    println!("MILLRACE-MARK await 96");
+    let patience = Instant::now() + Duration::from_secs(60);
+    while resize(96).is_err() {
+        assert!(Instant::now() < patience, "it does not grow");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!((write(0), write(95)), (Ok(()), Ok(())));
+    assert!(resize(97).is_err(), "it is not larger");
+    println!("MILLRACE-MARK await 32");
+    let patience = Instant::now() + Duration::from_secs(60);
+    while volume.present().0 * 512 != 32 * MIB {
+        assert!(Instant::now() < patience, "it does not tell that it is smaller");
+        assert_eq!(write(0), Ok(()));
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(volume.geometry().blocks.0 * 512, 96 * MIB, "the volume stays as it is");
+    assert_eq!((write(31), write(32), write(95)), (Ok(()), Err(BlockError::OutOfRange), Err(BlockError::OutOfRange)));
+    resize(32).expect("as small as its namespace");
+    assert_eq!(write(31), Ok(()));
 }
 
 /// The controller is taken away in the middle of I/O: errors, and no more.

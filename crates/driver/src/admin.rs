@@ -5,8 +5,8 @@ use std::mem::offset_of;
 use millrace_block::BlockCount;
 use millrace_nvme_spec::{
     AdminOpcode, Cqe, NamespaceId, QueueId, Sqe, Status,
-    admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10, IdentifyCdw10},
-    features::{FeatureId, GetFeaturesCdw10, NumberOfQueuesFeature, SetFeaturesCdw10},
+    admin::{AsyncEvent, AsyncEventDw0, CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10, IdentifyCdw10},
+    features::{AsyncEventFeature, FeatureId, GetFeaturesCdw10, NumberOfQueuesFeature, SetFeaturesCdw10},
     identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList},
     log::{GetLogPageCdw10, GetLogPageCdw11, LogId},
     pci::{self, CapabilityId, PciExpressCapability},
@@ -138,6 +138,32 @@ impl Controller {
         let event = admin.next_completion()?;
         admin.ring()?;
         Ok(event)
+    }
+
+    /// Has the controller tell of namespaces that change, if it can: [`namespaces_changed`](Self::namespaces_changed).
+    pub fn watch_namespaces(&mut self) -> Result<(), DriverError> {
+        if !self.identity().is_some_and(|identity| identity.oaes.namespace_attribute()) {
+            return Ok(());
+        }
+        let notices = AsyncEventFeature::new().with_namespace_attribute(true);
+        self.set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, notices.into_bits())?;
+        Ok(self.request_event()?)
+    }
+
+    /// Whether it has told of some since the last call. One look, where it has told of nothing.
+    pub fn namespaces_changed(&mut self) -> Result<bool, DriverError> {
+        let Some(cqe) = self.poll_event()? else { return Ok(false) };
+        let status = cqe.status();
+        if !status.is_success() {
+            return Err(
+                QueueError::Failed { qid: QueueId::ADMIN, opcode: AdminOpcode::ASYNC_EVENT_REQUEST.0, cqe, status }.into()
+            );
+        }
+        let event = AsyncEvent::from(AsyncEventDw0::from_bits(cqe.dw0));
+        // It is silent about events of this type until their page is read.
+        self.get_log_page(event.lid, NamespaceId::BROADCAST, 0, PAGE_SIZE)?;
+        self.request_event()?;
+        Ok(event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED)
     }
 
     /// Asks for I/O queue pairs (Base 5.1.25.1.5); how many were given.

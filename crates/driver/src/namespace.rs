@@ -1,5 +1,10 @@
 //! A namespace of the NVM command set, and the commands on it with their ranges checked.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
 use millrace_block::{BlockCount, Lba};
 use millrace_nvme_spec::{
     NamespaceId, NvmOpcode,
@@ -82,7 +87,7 @@ pub enum Metadata {
     Separate(DmaRange),
 }
 
-/// A namespace as it was identified.
+/// A namespace as it was identified. Clones learn of another size together.
 ///
 /// On one with protection information that are all of its metadata, commands made here leave them to the controller (PRACT), which
 /// checks guards whenever it reads; [`Self::protected`] makes the others.
@@ -90,7 +95,8 @@ pub enum Metadata {
 pub struct Namespace {
     nsid: NamespaceId,
     block_size: u32,
-    size: BlockCount,
+    /// In blocks.
+    size: Arc<AtomicU64>,
     max_transfer: u64,
     identify: Box<IdentifyNamespace>,
 }
@@ -105,7 +111,7 @@ impl Namespace {
         if !(9..=24).contains(&format.lbads) || !is_plain {
             return None;
         }
-        let size = BlockCount(identify.nsze);
+        let size = Arc::new(AtomicU64::new(identify.nsze));
         Some(Self { nsid, block_size: 1 << format.lbads, size, max_transfer, identify })
     }
 
@@ -120,8 +126,18 @@ impl Namespace {
     }
 
     /// Number of blocks.
+    #[inline]
     pub fn size(&self) -> BlockCount {
-        self.size
+        // Relaxed: what else depends on it is the controller's, which checks ranges itself.
+        BlockCount(self.size.load(Ordering::Relaxed))
+    }
+
+    /// Takes over the size of the same namespace as it was identified later; false: its blocks are not the same any more, so that no
+    /// command is made from now on: it would move more bytes, or fewer, than it has memory for.
+    pub fn follow(&self, later: &Self) -> bool {
+        let same = later.nsid == self.nsid && later.block_size == self.block_size;
+        self.size.store(if same { later.size().0 } else { 0 }, Ordering::Relaxed);
+        same
     }
 
     /// The most bytes that one command may move: the controller's limit, or the driver's if that is less.
@@ -144,9 +160,10 @@ impl Namespace {
     fn check(&self, lba: Lba, count: BlockCount) -> Result<u16, CommandError> {
         let blocks = u32::try_from(count.0).ok().and_then(to_zeros_based);
         let nlb_z = blocks.ok_or(CommandError::BadCount(count))?;
+        let size = self.size();
         match lba.checked_add(count) {
-            Some(end) if end.0 <= self.size.0 => Ok(nlb_z),
-            _ => Err(CommandError::OutOfRange { lba, count, size: self.size }),
+            Some(end) if end.0 <= size.0 => Ok(nlb_z),
+            _ => Err(CommandError::OutOfRange { lba, count, size }),
         }
     }
 
@@ -279,8 +296,8 @@ impl Namespace {
         for &(lba, count) in ranges {
             let length = u32::try_from(count.0).ok().filter(|length| *length > 0);
             let length = length.ok_or(CommandError::BadCount(count))?;
-            if lba.checked_add(count).is_none_or(|end| end.0 > self.size.0) {
-                return Err(CommandError::OutOfRange { lba, count, size: self.size });
+            if lba.checked_add(count).is_none_or(|end| end.0 > self.size().0) {
+                return Err(CommandError::OutOfRange { lba, count, size: self.size() });
             }
             list.push(DatasetRange { context_attributes: 0, length, slba: lba.0 });
         }
@@ -304,8 +321,8 @@ impl Namespace {
             total += count.0;
         }
         let total = BlockCount(total);
-        if to.checked_add(total).is_none_or(|end| end.0 > self.size.0) {
-            return Err(CommandError::OutOfRange { lba: to, count: total, size: self.size });
+        if to.checked_add(total).is_none_or(|end| end.0 > self.size().0) {
+            return Err(CommandError::OutOfRange { lba: to, count: total, size: self.size() });
         }
         let mut command = Command::nvm(NvmOpcode::COPY).with_data(put(&list, buffer)?);
         command.sqe.nsid = self.nsid;

@@ -1,7 +1,7 @@
 //! One controller with its queues, shared by the volumes on its namespaces, and the thread that watches over it.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     error::Error,
     fmt::Write,
     sync::{
@@ -15,7 +15,7 @@ use std::{
 
 use millrace_block::{PerShard, VolumeError};
 use millrace_driver::{
-    Controller, DriverError, Options, PciAddress, QueueOptions, QueuePair, VfioError, VfioPci,
+    Controller, DriverError, Namespace, Options, PciAddress, QueueOptions, QueuePair, VfioError, VfioPci,
     spec::{NamespaceId, identify::IdentifyController},
 };
 use millrace_memory::guard;
@@ -69,7 +69,8 @@ pub(super) struct Disk {
     pub(super) table: Arc<Table>,
     pub(super) identity: Box<IdentifyController>,
     pub(super) max_transfer: usize,
-    claimed: Mutex<BTreeSet<NamespaceId>>,
+    /// Namespaces with volumes.
+    claimed: Mutex<BTreeMap<NamespaceId, Namespace>>,
     watch: SyncSender<Word>,
     /// Its resets so far.
     resets: AtomicUsize,
@@ -125,6 +126,7 @@ impl Disk {
         };
         let mut controller = Controller::attach(function, &options)?;
         controller.start()?;
+        watch_namespaces(address, &mut controller);
         let identity = Box::new(controller.identity().expect("a controller that was started has told who it is").clone());
         let count = wanted.min(usize::from(controller.io_queues())).max(1);
         let vectors = enable_vectors(address, &mut controller, count);
@@ -211,12 +213,54 @@ impl Disk {
     }
 
     /// A namespace has one volume.
-    pub(super) fn claim(&self, nsid: NamespaceId) -> bool {
-        lock(&self.claimed).insert(nsid)
+    pub(super) fn claim(&self, namespace: &Namespace) -> bool {
+        let mut claimed = lock(&self.claimed);
+        let free = !claimed.contains_key(&namespace.nsid());
+        if free {
+            claimed.insert(namespace.nsid(), namespace.clone());
+        }
+        free
     }
 
     pub(super) fn release(&self, nsid: NamespaceId) {
         lock(&self.claimed).remove(&nsid);
+    }
+
+    /// Asks how large the volumes' namespaces are. Takes long: not called on a shard.
+    pub(super) fn measure(&self) {
+        if let Some(controller) = lock(&self.control).as_mut() {
+            self.measure_by(controller);
+        }
+    }
+
+    fn measure_by(&self, controller: &mut Controller) {
+        for (nsid, known) in lock(&self.claimed).iter() {
+            let before = known.size();
+            match controller.namespace(*nsid) {
+                Ok(now) if !known.follow(&now) => {
+                    tracing::error!(address = %self.address, %nsid, "the namespace has other blocks: its volume fails until it is opened anew");
+                }
+                Ok(now) if now.size() == before => {}
+                Ok(now) => {
+                    let (before, blocks) = (before.0, now.size().0);
+                    tracing::warn!(address = %self.address, %nsid, before, blocks, "the namespace has changed its size");
+                }
+                Err(error) => {
+                    tracing::error!(address = %self.address, %nsid, "the namespace has changed: {}", chain(&error));
+                }
+            }
+        }
+    }
+
+    /// Follows what the controller tells of its namespaces.
+    fn follow_namespaces(&self, controller: &mut Controller) {
+        match controller.namespaces_changed() {
+            Ok(true) => self.measure_by(controller),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(address = %self.address, "the controller tells no more of its namespaces: {}", chain(&error));
+            }
+        }
     }
 
     /// Has the controller reset, some time soon. What is in flight is begun again.
@@ -252,6 +296,8 @@ impl Disk {
             // It may be that commands in the controller's own memory do not reach it.
             controller.forgo_controller_memory();
             self.reset(&mut control);
+        } else {
+            self.follow_namespaces(controller);
         }
         self.lanes.iter().for_each(Lane::nudge);
     }
@@ -275,6 +321,8 @@ impl Disk {
                 Ok(())
             }) else {
                 drop(pairs);
+                watch_namespaces(self.address, controller);
+                self.measure_by(controller);
                 self.state.store(UP, Ordering::Release);
                 tracing::warn!(address = %self.address, took = ?started.elapsed(), "the controller is up again");
                 return;
@@ -352,6 +400,12 @@ fn enable_vectors(address: PciAddress, controller: &mut Controller, lanes: usize
         Err(error) => tracing::warn!(%address, "the controller is polled, without interrupts: {}", chain(&error)),
     }
     0
+}
+
+fn watch_namespaces(address: PciAddress, controller: &mut Controller) {
+    if let Err(error) = controller.watch_namespaces() {
+        tracing::warn!(%address, "the controller does not tell of its namespaces: {}", chain(&error));
+    }
 }
 
 /// The interrupt of a lane.

@@ -17,7 +17,8 @@
 //!   becomes of the controller, who sleeps is woken: by the interrupt, by who takes its completion, or by the watch.
 //! * A controller that is gone fails its requests. Nothing of it is used then, and its device is closed.
 //!
-//! It formats nothing, and does not follow a namespace whose size changes.
+//! A namespace that changes its size keeps its volume's as it is: larger, the volume can be resized; smaller, what lies beyond it fails.
+//! It formats nothing.
 
 mod disk;
 mod lane;
@@ -133,7 +134,7 @@ impl NvmeVolume {
             return Err(VolumeError::BadSize { volume: name.to_owned(), size: bytes, why: "the namespace is smaller" });
         }
         let shape = Shape::new(block_size, blocks_in(name, bytes, block_size)?);
-        if !disk.claim(nsid) {
+        if !disk.claim(&namespace) {
             return Err(VolumeError::InUse { volume: name.to_owned(), path: format!("nvme:{place}").into() });
         }
         let (can, vwc) = (disk.identity.oncs, disk.identity.vwc);
@@ -160,6 +161,11 @@ impl NvmeVolume {
     /// Bytes that the controller has moved between itself and the requests' own memory, and those that went by way of buffers.
     pub fn moved(&self) -> (u64, u64) {
         self.disk.moved()
+    }
+
+    /// Blocks of the namespace, as the controller has told last.
+    pub fn present(&self) -> BlockCount {
+        self.namespace.size()
     }
 
     /// How requests to the controller have waited.
@@ -222,6 +228,7 @@ impl Volume for NvmeVolume {
         let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let (block_size, _) = self.shape.get();
         let bytes = bytes_in(&self.name, blocks, block_size)?;
+        self.disk.measure();
         if bytes > bytes_of(&self.namespace) {
             let why = "the namespace is smaller";
             return Err(VolumeError::BadSize { volume: self.name.clone(), size: bytes, why });

@@ -147,9 +147,15 @@ impl NvmeVolume {
         if fua && self.abilities.flush { self.flush(cx, request).await } else { Ok(()) }
     }
 
-    /// A command whose range is wrong is a bug of ours: `check` has seen the request.
+    /// A command whose range is wrong is a bug of ours, for `check` has seen the request, unless the namespace is smaller than it was.
     fn made(&self, operation: Operation, command: Result<Command, CommandError>) -> Result<Command, BlockError> {
         command.map_err(|error| {
+            if matches!(error, CommandError::OutOfRange { .. }) {
+                if let Some(withheld) = self.log_limit.admit() {
+                    tracing::error!(volume = self.name, withheld, "the volume's namespace has become too small: {error}");
+                }
+                return BlockError::OutOfRange;
+            }
             tracing::error!(volume = self.name, %error, "a command cannot be made");
             fault(operation, libc::EIO)
         })

@@ -102,3 +102,21 @@ fn protection_information_are_left_to_the_controller_or_moved() {
         assert!(matches!(error, CommandError::BufferLength { .. }));
     }
 }
+
+#[test]
+fn clones_follow_the_size_of_the_same_blocks() {
+    let ns = namespace();
+    let clone = ns.clone();
+    let later = |nsze, lbads| {
+        let mut identify = Box::new(IdentifyNamespace::new_zeroed());
+        identify.nsze = nsze;
+        identify.lbaf[0].lbads = lbads;
+        Namespace::new(NamespaceId(7), identify, 64 << 10).unwrap()
+    };
+    assert!(ns.follow(&later(1001, 9)));
+    assert!(clone.read(Lba(1000), data(512)).is_ok());
+    assert!(!ns.follow(&later(125, 12)), "other blocks");
+    assert!(matches!(clone.read(Lba(0), data(512)), Err(CommandError::OutOfRange { .. })));
+    assert!(ns.follow(&later(10, 9)));
+    assert!(matches!(clone.read(Lba(10), data(512)), Err(CommandError::OutOfRange { size: BlockCount(10), .. })));
+}
