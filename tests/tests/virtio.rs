@@ -52,20 +52,38 @@ fn filesystem_on_blocks_of_4096_bytes() {
     one(boot, &["--backend", "memory", "--size", "1G", "--block-size", "4096"], &["--queues", "1"], "num-queues=1");
 }
 
+/// The sizes are in MiB; it begins with 256.
+fn resized_under_load(daemon: &Daemon, stack: &str, sizes: [u64; 2]) {
+    let volume = ["--stack", stack, "--size", "256M"];
+    let socket = daemon.virtio_disk("disk", &volume, &["--queues", "4", "--serial", "MY-DISK"]);
+    let boot = Boot::scenario("virtio").processors(4).set("QUEUES", 4).set("SERIAL", "MY-DISK").set("RESIZES", 2);
+    let mut guest = boot.set("DISK", "vda").disk(&socket, "num-queues=4").start(&seats(1));
+    for mib in sizes {
+        guest.wait_mark("await resized");
+        daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M")]);
+        guest.send(&format!("resized {}", mib << 20));
+    }
+    guest.finish();
+}
+
 #[test]
 fn what_the_driver_sees_and_resizes() {
     with_daemon(|daemon| {
         let backend = file_backend(&daemon.path("disk.img"));
-        let volume = ["--backend", &backend, "--size", "256M"];
-        let socket = daemon.virtio_disk("disk", &volume, &["--queues", "4", "--serial", "MY-DISK"]);
-        let boot = Boot::scenario("virtio").processors(4).set("QUEUES", 4).set("SERIAL", "MY-DISK").set("RESIZES", 2);
-        let mut guest = boot.set("DISK", "vda").disk(&socket, "num-queues=4").start(&seats(1));
-        for mib in [512_u64, 128] {
-            guest.wait_mark("await resized");
-            daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M")]);
-            guest.send(&format!("resized {}", mib << 20));
-        }
-        guest.finish();
+        resized_under_load(daemon, &backend, [512, 128]);
+    });
+}
+
+#[test]
+fn an_enciphered_mirror_grows() {
+    with_daemon(|daemon| {
+        let key = daemon.path("disk.key");
+        std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+        let [a, b] = ["a", "b"].map(|leg| daemon.path(leg));
+        let stack = format!("crypt(key=file:{}) | mirror(file:{}, file:{})", key.display(), a.display(), b.display());
+        resized_under_load(daemon, &stack, [512, 1024]);
+        let length = |leg: &Path| std::fs::metadata(leg).expect("a leg").len();
+        assert!(length(&a) > 1 << 30 && length(&a) == length(&b));
     });
 }
 

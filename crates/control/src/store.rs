@@ -96,6 +96,9 @@ pub(crate) struct VolumeRecord {
     /// Its size follows from its legs: they are not told theirs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) own_size: bool,
+    /// The size that it is being given, larger than its own: it may have either.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) growing: Option<Size>,
     /// What the keeper knows its leaves in memory by, from left to right; empty: 0, 1, 2 and so on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) memory_leaves: Vec<u32>,

@@ -11,13 +11,14 @@ pub(super) struct Promises {
     pub(super) stores_data: bool,
     pub(super) starts_zeroed: bool,
     pub(super) resizes: bool,
+    pub(super) shrinks: bool,
     pub(super) formats: bool,
 }
 
 impl Promises {
     pub(super) fn of(subject: &Subject<'_>) -> Self {
-        let Subject { stores_data, starts_zeroed, resizes, formats, .. } = *subject;
-        Self { stores_data, starts_zeroed, resizes, formats }
+        let Subject { stores_data, starts_zeroed, resizes, shrinks, formats, .. } = *subject;
+        Self { stores_data, starts_zeroed, resizes, shrinks, formats }
     }
 }
 
@@ -111,11 +112,12 @@ fn ranges(bench: &mut Bench<'_>, _: &Promises) {
 }
 
 fn resize(bench: &mut Bench<'_>, promises: &Promises) {
-    let before = bench.volume.geometry();
     for blocks in [BLOCKS * 2, BLOCKS * 2, BLOCKS / 2, 1, BLOCKS] {
+        let before = bench.volume.geometry();
         let result = bench.volume.resize(BlockCount(blocks));
-        if !promises.resizes {
-            assert!(matches!(result, Err(VolumeError::Unsupported { .. })), "{result:?}");
+        if !promises.resizes || (!promises.shrinks && blocks < before.blocks.0) {
+            let refused = matches!(result, Err(VolumeError::Unsupported { .. } | VolumeError::Refused { .. }));
+            assert!(refused, "{result:?}");
             assert_eq!(bench.volume.geometry(), before);
             continue;
         }
@@ -156,7 +158,7 @@ fn format(bench: &mut Bench<'_>, promises: &Promises) {
         assert_eq!(bench.plain(Operation::Deallocate, last, 1), Ok(()));
         assert_eq!(bench.plain(Operation::Deallocate, last, 2), Err(BlockError::OutOfRange));
     }
-    if promises.formats && promises.resizes && before.block_size == BlockSize::B512 {
+    if promises.formats && promises.resizes && promises.shrinks && before.block_size == BlockSize::B512 {
         // What does not fill a larger block is left out.
         bench.volume.resize(BlockCount(15)).expect("resize");
         bench.volume.format(BlockSize::B4096).expect("format");

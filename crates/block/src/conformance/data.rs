@@ -273,17 +273,19 @@ pub(super) fn shrink_and_grow(bench: &mut Bench<'_>, promises: &Promises) {
     if !promises.resizes {
         return;
     }
-    let half = BLOCKS / 2;
+    let half = if promises.shrinks { BLOCKS / 2 } else { BLOCKS };
     let kept = bench.write_random(half - 100, 100);
-    bench.write_random(half, 100);
-    bench.write_random(BLOCKS - 1, 1);
-    bench.volume.resize(BlockCount(half)).expect("shrink");
-    bench.expect(half - 100, &kept);
+    if promises.shrinks {
+        bench.write_random(half, 100);
+        bench.write_random(BLOCKS - 1, 1);
+        bench.volume.resize(BlockCount(half)).expect("shrink");
+        bench.expect(half - 100, &kept);
+    }
     bench.volume.resize(BlockCount(BLOCKS * 3)).expect("grow");
     bench.expect(half - 100, &kept);
     if promises.starts_zeroed {
         bench.expect_zeroes(half, 1000);
-        bench.expect_zeroes(BLOCKS - 1, 1000);
+        bench.expect_zeroes(half.max(BLOCKS - 1), 1000);
         bench.expect_zeroes(BLOCKS * 3 - 1000, 1000);
     }
     let end = bench.write_random(BLOCKS * 3 - 7, 7);

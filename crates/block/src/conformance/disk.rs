@@ -250,15 +250,20 @@ impl Volume for CrashDisk {
         2 * future_bytes(Self::run) + size_of::<crate::Scratch>().next_multiple_of(8)
     }
 
+    /// It is durable at once. When the power goes in the middle of it, it was done or not.
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        let no_power = || VolumeError::Refused { volume: self.name.clone(), why: "the power is gone".to_owned() };
         let medium = &mut *self.medium();
         let bytes = blocks.0.saturating_mul(u64::from(medium.block_size.bytes()));
         if bytes == 0 || bytes > 1 << 30 {
             return Err(VolumeError::BadSize { volume: self.name.clone(), size: bytes, why: "not for this disk" });
         }
-        medium.durable.resize(bytes as usize, 0);
-        medium.volatile.retain(|lba, _| *lba < blocks.0);
-        Ok(())
+        let cut = self.power.pass().map_err(|_| no_power())?;
+        if !cut || self.power.below(2) == 0 {
+            medium.durable.resize(bytes as usize, 0);
+            medium.volatile.retain(|lba, _| *lba < blocks.0);
+        }
+        if cut { Err(no_power()) } else { Ok(()) }
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {

@@ -79,6 +79,8 @@ pub struct Subject<'a> {
     pub starts_zeroed: bool,
     /// It can be resized.
     pub resizes: bool,
+    /// It can be made smaller as well.
+    pub shrinks: bool,
     /// It can be formatted to either block size.
     pub formats: bool,
     /// Where everything random comes from.
@@ -94,7 +96,7 @@ impl fmt::Debug for Subject<'_> {
 impl<'a> Subject<'a> {
     /// A kind of volume that can do everything.
     pub fn new(seed: u64, make: &'a mut dyn FnMut(Wanted) -> Option<Arc<dyn Volume>>) -> Self {
-        Self { make, stores_data: true, starts_zeroed: true, resizes: true, formats: true, seed }
+        Self { make, stores_data: true, starts_zeroed: true, resizes: true, shrinks: true, formats: true, seed }
     }
 }
 

@@ -45,6 +45,7 @@ fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
         created_by: None,
         owns_file: false,
         own_size: false,
+        growing: None,
         memory_leaves: Vec::new(),
         history: Vec::new(),
     });

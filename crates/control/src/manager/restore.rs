@@ -297,7 +297,7 @@ impl Inner {
 
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
     fn restore_volume(&mut self, mut record: VolumeRecord) {
-        let made = self.reopen(&record).or_else(|error| self.reopen_old(&mut record, error));
+        let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
         let made = made.map_err(|error| {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
             error.to_string()

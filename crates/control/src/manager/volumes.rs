@@ -105,7 +105,8 @@ impl Manager {
         after.spec.size = Some(size);
         after.own_size = false;
         let put = |record| self.store.apply(&Changes { put_volumes: vec![record], ..Changes::default() });
-        // What is stored is never more than there is: a volume that came back too large would be enlarged without a word.
+        // What is stored is never more than there is: a volume that came back too large would be enlarged without a word. While it
+        // grows both sizes are stored, for its services may keep what they need at the new end from the first write on.
         if size < before.size() {
             put(&after)?;
             if let Err(error) = namespace.resize(blocks) {
@@ -116,12 +117,21 @@ impl Manager {
             }
         } else {
             let blocks_before = namespace.volume.geometry().blocks;
-            namespace.resize(blocks)?;
-            if let Err(error) = put(&after) {
-                if let Err(error) = namespace.resize(blocks_before) {
-                    tracing::error!(volume = name, %error, "the volume is larger than its stored size");
+            let both = VolumeRecord { growing: Some(size), ..before.clone() };
+            put(&both)?;
+            let done = namespace.resize(blocks).map_err(ControlError::from).and_then(|()| {
+                put(&after).map_err(|error| {
+                    if let Err(error) = namespace.resize(blocks_before) {
+                        tracing::error!(volume = name, %error, "the volume is larger than its stored size");
+                    }
+                    error.into()
+                })
+            });
+            if let Err(error) = done {
+                if let Err(error) = put(&before) {
+                    tracing::error!(volume = name, %error, "the volume is stored as one that grows");
                 }
-                return Err(error.into());
+                return Err(error);
             }
         }
         tracing::info!(volume = name, %size, "volume resized");
@@ -183,7 +193,9 @@ impl Inner {
         let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
         let history = vec![HistoryEntry::now(&spec.stack)];
         let memory_leaves = Vec::new();
-        let record = VolumeRecord { spec, formatted: None, uuid, created_by, owns_file, own_size, memory_leaves, history };
+        let (formatted, growing) = (None, None);
+        let record =
+            VolumeRecord { spec, formatted, uuid, created_by, owns_file, own_size, growing, memory_leaves, history };
         let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
         Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
     }
@@ -222,6 +234,28 @@ impl Inner {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Opens a stored volume, and settles which size it has when it was growing: the new one where all of it is there.
+    pub(super) fn reopen_any(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
+        let Some(size) = record.growing else { return self.reopen(record) };
+        // Either way its legs are told theirs: they may be longer.
+        let settled = |size| {
+            let mut settled = VolumeRecord { growing: None, own_size: false, ..record.clone() };
+            settled.spec.size = Some(size);
+            settled
+        };
+        let (grown, old) = (settled(size), settled(record.size()));
+        let (settled, live) = match self.reopen(&grown) {
+            Ok(live) => (grown, live),
+            Err(error) => {
+                tracing::warn!(volume = %record.spec.name, %error, "the volume did not get its new size, and keeps the old one");
+                let live = self.reopen(&old)?;
+                (old, live)
+            }
+        };
+        *record = settled;
+        Ok(live)
     }
 
     /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.

@@ -19,6 +19,7 @@ fn volume(name: &str) -> VolumeRecord {
         created_by: None,
         owns_file: false,
         own_size: false,
+        growing: None,
         memory_leaves: Vec::new(),
         history: Vec::new(),
     }

@@ -9,6 +9,7 @@ use millrace_block::BlockCount;
 
 use super::{
     Members, OnLegs, Rules,
+    grow::Placed,
     intent::{BYTES, Intent, Page, page_from},
     state::{Id, LegState, Member, Table, legs_of},
 };
@@ -73,7 +74,7 @@ pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut(
         }
         check_together(leg, table, *own, newest)?;
     }
-    if newest.bytes != wanted.bytes {
+    if newest.bytes != wanted.bytes && newest.growing != Some(wanted.bytes) {
         let what = format!("it is of a {service} of {} bytes, and this one has {}", newest.bytes, wanted.bytes);
         return Err(tables().next().map_or_else(|| ServiceError::Legs(what.clone()), |(leg, _)| wrong(leg, what.clone())));
     }
@@ -153,8 +154,16 @@ fn begin(
     let filling = members.iter().any(|member| member.state == LegState::Filling);
     let all_stale = filling || (wanted.rules.placed && !equal);
     let Wanted { bytes, region_shift, label, .. } = wanted;
-    let table =
-        Table { set: fresh(), event: 0, bytes, region_shift, label: label.to_owned(), members, form: wanted.rules.form };
+    let table = Table {
+        set: fresh(),
+        event: 0,
+        bytes,
+        region_shift,
+        label: label.to_owned(),
+        members,
+        form: wanted.rules.form,
+        growing: None,
+    };
     Ok(Decision { table, all_stale, notes: Vec::new() })
 }
 
@@ -227,7 +236,9 @@ fn go_on(
         };
         return Err(ServiceError::Legs(format!("{what}: {}", notes.join("; "))));
     }
-    Ok(Decision { table: Table { members, ..newest.clone() }, all_stale, notes })
+    // Who asks for the size before gives the growth up.
+    let growing = newest.growing.filter(|growing| *growing == wanted.bytes);
+    Ok(Decision { table: Table { members, growing, ..newest.clone() }, all_stale, notes })
 }
 
 fn fresh_id() -> Id {
@@ -237,7 +248,7 @@ fn fresh_id() -> Id {
 impl Members {
     /// Lengthens legs that have the data only.
     fn make_room(&self, mount: &Mount) -> Result<(), ServiceError> {
-        let needed = self.rules.leg_bytes(self.bytes);
+        let needed = self.rules.leg_bytes(self.bytes());
         for leg in &self.legs {
             let geometry = leg.geometry();
             if geometry.bytes() >= needed {
@@ -258,7 +269,14 @@ impl Members {
     /// Looks what the legs hold.
     fn look(&self, mount: &Mount) -> (Vec<Found>, Vec<Option<u64>>) {
         let one = |(at, leg): (usize, &Arc<dyn millrace_block::Volume>)| {
-            let (record, generation) = match self.rules.table_region(&**leg).load(leg) {
+            let origin = mount.legs.get(at).copied().unwrap_or(LegOrigin::New);
+            let found = self.find(leg).map(|Placed { area, record }| {
+                // A new one is told everything at its end.
+                let area = if origin == LegOrigin::Kept { area } else { self.rules.area_of(&**leg) };
+                self.areas[at].store(area, Ordering::Relaxed);
+                record
+            });
+            let (record, generation) = match found {
                 Ok(None) => (Ok(None), None),
                 Ok(Some(record)) => {
                     if let Some(damaged) = &record.damaged {
@@ -270,7 +288,6 @@ impl Members {
                 Err(ServiceError::Content { what, .. }) => (Err(what), None),
                 Err(error) => (Err(error.to_string()), None),
             };
-            let origin = mount.legs.get(at).copied().unwrap_or(LegOrigin::New);
             let found = Found { name: leg.name().to_owned(), origin, record, blank: leg.usage().allocated == 0 };
             (found, generation)
         };
@@ -281,7 +298,7 @@ impl Members {
     fn load_pages(&self, which: u8) -> (Page, u64) {
         let (mut union, mut newest, mut sure) = ([0; BYTES / 8], 0, false);
         for leg in legs_of(which) {
-            let Ok(Some(record)) = self.rules.page_region(&*self.legs[leg]).load(&self.legs[leg]) else { continue };
+            let Ok(Some(record)) = self.page_region(leg).load(&self.legs[leg]) else { continue };
             newest = newest.max(record.generation);
             // A damaged copy may be a newer one that was never finished, and may be one that rotted.
             sure |= record.damaged.is_none();
@@ -296,7 +313,7 @@ impl Members {
         self.make_room(mount)?;
         let (found, generations) = self.look(mount);
         let wanted = Wanted {
-            bytes: self.bytes,
+            bytes: self.bytes(),
             region_shift: self.region_shift,
             label: &self.label,
             reason: mount.reason,
@@ -311,13 +328,15 @@ impl Members {
         let (page, page_generation) = if known { self.load_pages(masks.readable) } else { ([0; BYTES / 8], 0) };
         let page = if all_stale { [u64::MAX; BYTES / 8] } else { page };
         let others = self.load_pages(masks.writable).1;
-        let intent = self.intent.get_or_init(|| Intent::new(self.bytes, table.region_shift));
+        let intent = self.intent.get_or_init(|| Intent::new(self.bytes(), table.region_shift));
         if intent.shift() != table.region_shift {
             return Err(ServiceError::NotNow(
                 "what is on its legs was made anew meanwhile: open the volume again".to_owned(),
             ));
         }
+        intent.cover(self.bytes());
         intent.start(&page);
+        self.note_growth(&table);
         let generation = generations.into_iter().flatten().max().unwrap_or(0);
         *self.on_legs() = Some(OnLegs { table, generation, page_generation: page_generation.max(others) });
         self.store_all(mount.reason == Reason::Open)?;

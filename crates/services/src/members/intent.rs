@@ -40,7 +40,7 @@ pub(crate) struct Intent {
     /// Power of two of the bytes of a region.
     shift: u32,
     /// Number of regions.
-    regions: u64,
+    regions: AtomicU64,
     /// Times that something became stale. 0: never, so that nobody need look.
     suspicions: AtomicU64,
     /// Stale regions now.
@@ -73,10 +73,18 @@ pub(crate) fn page_bytes(page: &Page) -> Vec<u8> {
 impl Intent {
     /// A bitmap in which nothing is set.
     pub(crate) fn new(bytes: u64, shift: u32) -> Self {
-        let regions = bytes.div_ceil(1 << shift);
-        assert!(regions <= REGIONS, "the region's size is checked");
         let words = (0..WORDS).map(|_| Word::default()).collect();
-        Self { words, shift, regions, suspicions: AtomicU64::new(0), stale: AtomicU64::new(0) }
+        let count = || AtomicU64::new(0);
+        let intent = Self { words, shift, regions: count(), suspicions: count(), stale: count() };
+        intent.cover(bytes);
+        intent
+    }
+
+    /// It is of so many bytes now.
+    pub(crate) fn cover(&self, bytes: u64) {
+        let regions = bytes.div_ceil(1 << self.shift);
+        assert!(regions <= REGIONS, "the region's size is checked");
+        self.regions.store(regions, Ordering::Relaxed);
     }
 
     /// Power of two of the bytes of a region.
@@ -86,7 +94,7 @@ impl Intent {
 
     /// Number of regions.
     pub(crate) fn regions(&self) -> u64 {
-        self.regions
+        self.regions.load(Ordering::Relaxed)
     }
 
     /// The regions that a range of bytes, which is not empty, touches.
@@ -118,8 +126,8 @@ impl Intent {
 
     /// Asks for marks on all regions.
     pub(crate) fn want_all(&self) {
-        if self.regions > 0 {
-            self.want(&(0..=self.regions - 1));
+        if let Some(last) = self.regions().checked_sub(1) {
+            self.want(&(0..=last));
         }
     }
 
@@ -169,7 +177,7 @@ impl Intent {
 
     /// The bits of a word that stand for regions.
     fn present(&self, word: usize) -> u64 {
-        match self.regions.saturating_sub(word as u64 * 64) {
+        match self.regions().saturating_sub(word as u64 * 64) {
             0 => 0,
             count @ 1..64 => u64::MAX >> (64 - count),
             _ => u64::MAX,
@@ -199,7 +207,7 @@ impl Intent {
 
     /// The legs may differ wherever a mark is.
     pub(crate) fn suspect_marked(&self) {
-        for region in 0..self.regions {
+        for region in 0..self.regions() {
             let (word, bit) = bit(region);
             if self.words[word].durable.load(Ordering::Relaxed) & bit != 0 {
                 self.suspect(&(region..=region));
@@ -235,7 +243,7 @@ impl Intent {
 
     /// The first stale region from this one on.
     pub(crate) fn next_stale(&self, from: u64) -> Option<u64> {
-        (from..self.regions).find(|region| {
+        (from..self.regions()).find(|region| {
             let (word, bit) = bit(*region);
             self.words[word].stale.load(Ordering::Acquire) & bit != 0
         })

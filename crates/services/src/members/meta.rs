@@ -19,6 +19,9 @@ impl Members {
     /// Stores what the bitmap is to say on all legs that are written, and drops those that refuse. The caller has the turn.
     pub(crate) async fn store_page(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
+        if self.moving.load(Ordering::Relaxed) {
+            self.move_areas(cx).await?;
+        }
         let page = intent.page();
         let failed = self.store_page_on(cx, &page, self.masks().writable).await?;
         self.drop_legs(cx, failed.legs, failed.why()).await?;
@@ -27,7 +30,7 @@ impl Members {
     }
 
     /// Stores a bitmap; the legs that refuse.
-    async fn store_page_on(&self, cx: TaskContext<'_>, page: &Page, on: u8) -> Result<Refusals, BlockError> {
+    pub(super) async fn store_page_on(&self, cx: TaskContext<'_>, page: &Page, on: u8) -> Result<Refusals, BlockError> {
         let generation = match &mut *self.on_legs() {
             Some(on_legs) => {
                 on_legs.page_generation += 1;
@@ -38,14 +41,14 @@ impl Members {
         let (bytes, mut failed) = (page_bytes(page), Refusals::default());
         for leg in legs_of(on) {
             let volume = &*self.legs[leg];
-            failed.note(leg, self.rules.page_region(volume).store_in(cx.deeper(), volume, generation, &bytes).await);
+            failed.note(leg, self.page_region(leg).store_in(cx.deeper(), volume, generation, &bytes).await);
         }
         Ok(failed)
     }
 
     /// Stores the members' table on these legs, on each in both copies, so that a damaged copy never brings an older state back;
     /// the legs that refuse.
-    async fn store_table(&self, cx: TaskContext<'_>, on: u8) -> Result<Refusals, BlockError> {
+    pub(super) async fn store_table(&self, cx: TaskContext<'_>, on: u8) -> Result<Refusals, BlockError> {
         let (table, generation) = match &mut *self.on_legs() {
             Some(on_legs) => {
                 on_legs.generation += 2;
@@ -56,9 +59,9 @@ impl Members {
         let mut failed = Refusals::default();
         for leg in legs_of(on) {
             let volume = &*self.legs[leg];
+            let region = self.table_region(leg, &table);
             for generation in [generation - 1, generation] {
-                let stored =
-                    self.rules.table_region(volume).store_in(cx.deeper(), volume, generation, &table.encode(leg)).await;
+                let stored = region.store_in(cx.deeper(), volume, generation, &table.encode(leg)).await;
                 failed.note(leg, stored);
                 if stored.is_err() {
                     break;
@@ -216,7 +219,7 @@ impl Members {
         drop(turn);
         self.drop_legs(cx, failed.legs, failed.why()).await?;
         // Writes that began without the leg have marked their regions; from now on all go to it.
-        self.ranges.quiesce(cx, 0..self.bytes).await;
+        self.ranges.quiesce(cx, 0..self.bytes()).await;
         intent.suspect_marked();
         self.resync_total.store(intent.stale(), Ordering::Relaxed);
         Ok(())
@@ -238,6 +241,9 @@ impl Members {
                     member.state = LegState::Good;
                 }
             }
+            // Nothing is left that would have to be moved.
+            on_legs.table.bytes = on_legs.table.growing.take().unwrap_or(on_legs.table.bytes);
+            self.note_growth(&on_legs.table);
         }
         if let Some(intent) = self.intent() {
             intent.start(&[0; super::intent::BYTES / 8]);
@@ -290,11 +296,11 @@ impl Members {
         // The bitmap on all legs before any table: a table may make a leg a member that is to be filled.
         for leg in legs_of(on) {
             let volume = &self.legs[leg];
-            note(leg, self.rules.page_region(&**volume).store(volume, on_legs.page_generation, &page));
+            note(leg, self.page_region(leg).store(volume, on_legs.page_generation, &page));
         }
         for leg in legs_of(on) {
             let volume = &self.legs[leg];
-            let (region, content) = (self.rules.table_region(&**volume), on_legs.table.encode(leg));
+            let (region, content) = (self.table_region(leg, &on_legs.table), on_legs.table.encode(leg));
             let both = [on_legs.generation - 1, on_legs.generation];
             note(leg, both.into_iter().try_for_each(|generation| region.store(volume, generation, &content)));
         }
@@ -318,8 +324,7 @@ impl Members {
             on_legs.page_generation
         });
         let page = page_bytes(&intent.page());
-        legs_of(masks.writable)
-            .try_for_each(|leg| self.rules.page_region(&*self.legs[leg]).store(&self.legs[leg], generation, &page))
+        legs_of(masks.writable).try_for_each(|leg| self.page_region(leg).store(&self.legs[leg], generation, &page))
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //!   a leg fails ─► masks change ─► the others are flushed, and say so durably ─► the write that missed it is acknowledged
 //!   mount ─► what does each leg say? ─► decide: good, to be filled, failed, or not to be put together at all
+//!   grow ─► all legs ─► a note at each new end ─► said on all ─► first use of what is new: the records move there
 //!
 //!   leg:      the service's own … │ members (two copies) │ bitmap (two copies) │ the service's own …
 //! ```
@@ -18,6 +19,7 @@
 //! It moves no data: what a leg lacks is filled by the service.
 
 pub(crate) mod decide;
+mod grow;
 pub(crate) mod intent;
 mod meta;
 pub(crate) mod state;
@@ -27,7 +29,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -35,7 +37,7 @@ use millrace_block::{BlockError, TaskContext, Volume};
 
 use self::{
     intent::{Intent, least_shift},
-    state::{LegState, Masks, Member, SharedMasks, Table},
+    state::{LegState, MOST_LEGS, Masks, Member, SharedMasks, Table},
     why::Why,
 };
 use crate::{
@@ -71,6 +73,8 @@ pub(crate) struct Rules {
     pub(crate) placed: bool,
     /// How the data lie on the legs, in numbers of the service's own; zeroes: nothing to be said.
     pub(crate) form: [u32; 4],
+    /// Its legs can grow ([`Members::grow`]): tells the notes at their new ends from others.
+    pub(crate) note_magic: Option<[u8; 8]>,
 }
 
 impl Rules {
@@ -84,14 +88,15 @@ impl Rules {
         (leg.geometry().bytes() >> 12 << 12).saturating_sub(self.area)
     }
 
-    /// The record of the members.
-    pub(crate) fn table_region(&self, leg: &dyn Volume) -> Region {
-        Region { magic: self.table_magic, version: 1, offset: self.area_of(leg), len: TABLES / 2 }
+    /// The record of the members in the area that begins there. While legs grow it is of a layout that older programs refuse.
+    pub(crate) fn table_region(&self, area: u64) -> Region {
+        let version = 1 + u32::from(self.note_magic.is_some());
+        Region { magic: self.table_magic, version, offset: area, len: TABLES / 2 }
     }
 
     /// The record of the write-intent bitmap.
-    pub(crate) fn page_region(&self, leg: &dyn Volume) -> Region {
-        Region { magic: self.page_magic, version: 1, offset: self.area_of(leg) + TABLES / 2, len: TABLES / 2 }
+    pub(crate) fn page_region(&self, area: u64) -> Region {
+        Region { magic: self.page_magic, version: 1, offset: area + TABLES / 2, len: TABLES / 2 }
     }
 }
 
@@ -114,7 +119,17 @@ pub(crate) struct Members {
     label: String,
     pub(crate) legs: Vec<Arc<dyn Volume>>,
     /// Bytes of data on each leg.
-    pub(crate) bytes: u64,
+    bytes: AtomicU64,
+    /// Those of them that may be used: the rest needs [`Self::open_up`] first.
+    ready: AtomicU64,
+    /// What is new reads as zeroes on all legs from here on.
+    erased_from: AtomicU64,
+    /// Where the area of each leg begins.
+    areas: [AtomicU64; MOST_LEGS],
+    /// The areas are on their way to the legs' new ends, where no table is yet.
+    moving: AtomicBool,
+    /// One size after the other: how long legs were before they grew.
+    resizing: Mutex<Vec<grow::Length>>,
     /// The region's size if all is new, as a power of two.
     region_shift: u32,
     masks: SharedMasks,
@@ -183,12 +198,18 @@ pub(crate) fn region_shift(set: Option<u32>, bytes: u64) -> Result<u32, SettingE
 impl Members {
     /// The members of what is to be built; nothing is known of them before [`Self::take_up`].
     pub(crate) fn new(rules: Rules, build: Build<'_>, bytes: u64, region_shift: u32) -> Arc<Self> {
+        let area = |at: usize| build.legs.get(at).map_or(0, |leg| rules.area_of(&**leg));
         Arc::new(Self {
+            areas: std::array::from_fn(|at| AtomicU64::new(area(at))),
+            moving: AtomicBool::new(false),
+            resizing: Mutex::default(),
             rules,
             name: build.name,
             label: build.volume.to_owned(),
             legs: build.legs,
-            bytes,
+            bytes: AtomicU64::new(bytes),
+            ready: AtomicU64::new(bytes),
+            erased_from: AtomicU64::new(bytes),
             region_shift,
             masks: SharedMasks::default(),
             ranges: Ranges::new(),
@@ -199,6 +220,27 @@ impl Members {
             dropped: AtomicU64::new(0),
             resync_total: AtomicU64::new(0),
         })
+    }
+
+    /// Bytes of data on each leg.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Where a leg's area begins.
+    fn area(&self, leg: usize) -> u64 {
+        self.areas[leg].load(Ordering::Relaxed)
+    }
+
+    /// Where this table is stored on a leg.
+    fn table_region(&self, leg: usize, table: &Table) -> Region {
+        Region { version: 1 + u32::from(table.growing.is_some()), ..self.rules.table_region(self.area(leg)) }
+    }
+
+    /// Where the bitmap is stored on a leg.
+    fn page_region(&self, leg: usize) -> Region {
+        self.rules.page_region(self.area(leg))
     }
 
     #[inline]
@@ -323,8 +365,9 @@ impl Members {
         let member = self.on_legs().as_ref().and_then(|on_legs| on_legs.table.members.get(leg).copied());
         let member = member.ok_or_else(|| ServiceError::NotNow(format!("the {} is not in force", self.rules.service)))?;
         let volume = &self.legs[leg];
-        let region = self.rules.table_region(&**volume);
-        let known = region.load(volume).ok().flatten().and_then(|record| Table::decode(&record.content));
+        let known = self.find(volume).ok().and_then(|found| found.record).and_then(|record| Table::decode(&record.content));
+        // What it is told from now on is at its end.
+        self.areas[leg].store(self.rules.area_of(&**volume), Ordering::Relaxed);
         // It has all that was written before it failed.
         let in_part = known.is_some_and(|(table, own)| {
             table.members.get(own).is_some_and(|own| own.id == member.id) && table.event + 1 >= member.failed_at

@@ -12,6 +12,8 @@ const MEMBERS: usize = 112;
 const MEMBER: usize = 32;
 /// Where the form is, if there is one.
 const FORM: usize = MEMBERS + MEMBER * MOST_LEGS;
+/// Where it is said what the legs grow to, while they do.
+const GROWING: usize = FORM + 16;
 
 /// What a leg is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub(crate) struct Table {
     pub(crate) members: Vec<Member>,
     /// How the data lie on the legs ([`Rules`](super::Rules)).
     pub(crate) form: [u32; 4],
+    /// Bytes of data that each leg is about to have: there is room for them, and nothing of them was used so far.
+    pub(crate) growing: Option<u64>,
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -103,9 +107,12 @@ impl Table {
             bytes.extend_from_slice(&[0; 4]);
             bytes.extend_from_slice(&member.failed_at.to_le_bytes());
         }
-        if self.form != [0; 4] {
+        if self.form != [0; 4] || self.growing.is_some() {
             bytes.resize(FORM, 0);
             self.form.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+        }
+        if let Some(growing) = self.growing {
+            bytes.extend_from_slice(&growing.to_le_bytes());
         }
         bytes
     }
@@ -132,6 +139,7 @@ impl Table {
             label: String::from_utf8_lossy(label).into_owned(),
             members: (0..count).map(member).collect::<Option<_>>()?,
             form,
+            growing: u64_at(bytes, GROWING).filter(|bytes| *bytes > 0),
         };
         Some((table, own))
     }
@@ -197,10 +205,11 @@ mod tests {
             Member { id, state, failed_at }
         });
         let members = proptest::collection::vec(member, 1..=MOST_LEGS);
-        (any::<Id>(), any::<u64>(), any::<u64>(), 0..64_u32, "[a-z]{0,64}", members, any::<[u8; 4]>()).prop_map(
-            |(set, event, bytes, region_shift, label, members, form)| {
+        let growing = proptest::option::of(1..u64::MAX);
+        (any::<Id>(), any::<u64>(), any::<u64>(), 0..64_u32, "[a-z]{0,64}", members, any::<[u8; 4]>(), growing).prop_map(
+            |(set, event, bytes, region_shift, label, members, form, growing)| {
                 let form = form.map(|number| u32::from(number >> 6));
-                Table { set, event, bytes, region_shift, label, members, form }
+                Table { set, event, bytes, region_shift, label, members, form, growing }
             },
         )
     }

@@ -64,7 +64,7 @@ impl Service for Mirror {
             }
         }
         if scrub.running {
-            status.progress.push(Progress { what: "scrub".to_owned(), done: scrub.at, total: self.bytes });
+            status.progress.push(Progress { what: "scrub".to_owned(), done: scrub.at, total: self.members.bytes() });
         }
         if let Some((done, total)) = self.members.resync_progress() {
             status.progress.push(Progress { what: "resync (regions)".to_owned(), done, total });

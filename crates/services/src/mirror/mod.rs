@@ -86,6 +86,7 @@ const RULES: Rules = Rules {
     least: 1,
     placed: false,
     form: [0; 4],
+    note_magic: Some(*b"MRMOVING"),
 };
 /// Bytes per second of resync and scrub where none are set.
 const USUAL_RATE: u64 = 256 << 20;
@@ -161,8 +162,6 @@ pub(crate) struct Mirror {
     members: Arc<Members>,
     legs: Vec<Arc<dyn Volume>>,
     plan: MirrorPlan,
-    /// Bytes of data.
-    bytes: u64,
     /// Block size and abilities.
     shape: AtomicU8,
     balance: Balance,
@@ -184,7 +183,6 @@ impl Mirror {
             legs: build.legs.clone(),
             members: Members::new(RULES, build, bytes, region_shift),
             plan,
-            bytes,
             shape: AtomicU8::new(pack(&geometry)),
             balance: Balance::new(plan.policy),
             counters: Counters::default(),
@@ -197,13 +195,13 @@ impl Mirror {
     fn shape(&self) -> Geometry {
         let shape = self.shape.load(Ordering::Relaxed);
         let block_size = if shape & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
-        let blocks = BlockCount(self.bytes >> block_size.shift());
+        let blocks = BlockCount(self.members.bytes() >> block_size.shift());
         Geometry { block_size, blocks, read_only: false, volatile_cache: shape & 2 != 0, deallocate: shape & 4 != 0 }
     }
 
     /// Asks the legs again what they can.
     fn look_again(&self, block_size: BlockSize) {
-        let blocks = BlockCount(self.bytes >> block_size.shift());
+        let blocks = BlockCount(self.members.bytes() >> block_size.shift());
         self.shape.store(pack(&common_geometry(&self.legs, block_size, blocks)), Ordering::Relaxed);
     }
 

@@ -13,7 +13,7 @@ use crate::{
     legs::{largest_scratch, wait_for_all},
     locks::Locked,
     members::{
-        is_fault,
+        is_fault, region_shift,
         state::{MOST_LEGS, legs_of},
     },
 };
@@ -232,7 +232,7 @@ impl Mirror {
         }
         if let (Some(intent), Some(range)) = (self.intent(), &writing.range) {
             let bytes = range.bytes();
-            intent.suspect(&intent.regions_of(bytes.start, bytes.end.min(self.bytes)));
+            intent.suspect(&intent.regions_of(bytes.start, bytes.end.min(self.members.bytes())));
         }
         Err(writing.refused.or(writing.error).unwrap_or(BlockError::WriteFault { errno: 0 }))
     }
@@ -284,6 +284,16 @@ impl Mirror {
             done += count.0;
         }
         Ok(())
+    }
+
+    /// A request that reaches into what the mirror grew by, and is the first.
+    async fn open_up(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let arena = cx.scratch.carve_rest();
+        // Once in a mirror's growth: on the heap, for all others would have to have the room for it.
+        Box::pin(self.members.open_up(cx.with_scratch(&arena))).await?;
+        drop(arena);
+        let arena = cx.scratch.carve_rest();
+        self.submit(cx.with_scratch(&arena), request).await
     }
 
     /// A flush of all legs.
@@ -403,13 +413,20 @@ impl Volume for Mirror {
     }
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        let (ByteOffset(_), bytes) = match check(&self.shape(), &request) {
+        let shape = self.shape();
+        let (ByteOffset(offset), bytes) = match check(&shape, &request) {
             Ok(range) => range,
             Err(error) => return Step::Done(Err(error)),
+        };
+        // No overflow: the ranges were checked.
+        let end = match request.operation {
+            Operation::Copy { source } => offset.max(source.0 << shape.block_size.shift()) + bytes,
+            _ => offset + bytes,
         };
         match request.operation {
             Operation::Flush => self.flush(cx, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
+            _ if !self.members.is_ready(end) => Step::Wait(cx.scratch.place_future(self.open_up(cx, request))),
             Operation::Read | Operation::Compare => self.read(cx, request),
             Operation::Write { .. } if bytes <= BUFFER_SIZE as u64 || !self.plan.stable => self.write(cx, request),
             Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Deallocate => {
@@ -421,11 +438,26 @@ impl Volume for Mirror {
 
     fn scratch_bytes(&self) -> usize {
         let long = future_bytes(Self::in_pieces).max(future_bytes(Self::copy));
-        long + size_of::<Scratch>().next_multiple_of(8) + self.piece_bytes()
+        let scratch = size_of::<Scratch>().next_multiple_of(8);
+        future_bytes(Self::open_up) + scratch + long + scratch + self.piece_bytes()
     }
 
-    fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {
-        Err(VolumeError::Unsupported { volume: self.name.clone(), what: "resizing" })
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        let geometry = self.shape();
+        let size = blocks.0.saturating_mul(u64::from(geometry.block_size.bytes()));
+        let (before, ready) = (geometry.bytes(), self.members.ready());
+        let smaller = || VolumeError::Unsupported { volume: self.name.clone(), what: "making it smaller" };
+        match size.cmp(&self.members.bytes()) {
+            _ if size == before => Ok(()),
+            _ if size == ready => self.members.take_back()?.then_some(()).ok_or_else(smaller),
+            std::cmp::Ordering::Greater => {
+                // It is opened with its setting again.
+                let fits = region_shift(self.plan.region_shift, size);
+                fits.map_err(|error| VolumeError::Refused { volume: self.name.clone(), why: error.to_string() })?;
+                self.members.grow(size)
+            }
+            _ => Err(smaller()),
+        }
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {

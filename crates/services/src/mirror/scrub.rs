@@ -48,7 +48,7 @@ impl Mirror {
                 if !scrub.running {
                     return;
                 }
-                if scrub.at >= self.bytes {
+                if scrub.at >= self.members.ready() {
                     (scrub.running, scrub.finished) = (false, scrub.finished + 1);
                     let (repaired, differing) = (scrub.repaired, scrub.differing);
                     tracing::info!(mirror = self.name, repaired, differing, "scrub finished");
@@ -56,7 +56,7 @@ impl Mirror {
                 }
                 scrub.at
             };
-            let len = PIECE.min(self.bytes - at);
+            let len = PIECE.min(self.members.ready().saturating_sub(at));
             self.scrub_piece(cx, pool, at, len).await;
             self.advance_scrub(at, len);
             pace.spend(cx, stop, len).await;

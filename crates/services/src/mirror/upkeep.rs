@@ -83,7 +83,8 @@ impl Mirror {
         region: u64,
     ) -> Result<(), BlockError> {
         let Some(shift) = self.intent().map(Intent::shift) else { return Ok(()) };
-        let end = ((region + 1) << shift).min(self.bytes);
+        // What it grew by and nobody used yet is equal on all legs.
+        let end = ((region + 1) << shift).min(self.members.ready());
         let mut at = region << shift;
         let mut result = Ok(());
         while at < end && !stop.is_set() {

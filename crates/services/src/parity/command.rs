@@ -66,7 +66,7 @@ impl Service for Parity {
             }
         }
         if scrub.running {
-            status.progress.push(Progress { what: "scrub".to_owned(), done: scrub.at, total: self.members.bytes });
+            status.progress.push(Progress { what: "scrub".to_owned(), done: scrub.at, total: self.members.bytes() });
         }
         if let Some((done, total)) = self.members.resync_progress() {
             let masks = self.members.masks();

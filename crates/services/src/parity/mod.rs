@@ -149,6 +149,7 @@ impl ParityPlan {
             least: layout.data(),
             placed: true,
             form: [layout.chunk as u32, layout.parity as u32, self.journal as u32, 1],
+            note_magic: None,
         }
     }
 }

@@ -19,7 +19,7 @@ impl Parity {
         self.journal.name(set);
         let in_use = || legs_of(self.members.masks().writable);
         let legs = in_use().map(|leg| (leg, Arc::clone(&self.legs[leg]), self.journal_of(leg)));
-        let entries = self.journal.load(legs, set, self.members.bytes, |leg, source| self.do_without(leg, source))?;
+        let entries = self.journal.load(legs, set, self.members.bytes(), |leg, source| self.do_without(leg, source))?;
         if !entries.is_empty() {
             tracing::info!(name = self.name, entries = entries.len(), "the journal is carried out again");
             self.counters.replayed.fetch_add(entries.len() as u64, Ordering::Relaxed);

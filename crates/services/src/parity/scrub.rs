@@ -37,7 +37,7 @@ impl Parity {
                 if !scrub.running {
                     return;
                 }
-                if scrub.at >= self.members.bytes {
+                if scrub.at >= self.members.bytes() {
                     (scrub.running, scrub.finished) = (false, scrub.finished + 1);
                     let Scrub { repaired, differing, unread, .. } = &*scrub;
                     tracing::info!(name = self.name, repaired, differing, unread, "scrub finished");
@@ -45,7 +45,7 @@ impl Parity {
                 }
                 scrub.at
             };
-            let Some(rows) = self.rows_in(at, self.members.bytes).next() else { return };
+            let Some(rows) = self.rows_in(at, self.members.bytes()).next() else { return };
             let looked = self.look_at(cx, pool, rows).await;
             let shift = self.shape().block_size.shift();
             {

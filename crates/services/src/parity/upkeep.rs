@@ -94,7 +94,7 @@ impl Parity {
         region: u64,
     ) -> Result<(), BlockError> {
         let Some(shift) = self.members.intent().map(Intent::shift) else { return Ok(()) };
-        let end = ((region + 1) << shift).min(self.members.bytes);
+        let end = ((region + 1) << shift).min(self.members.bytes());
         let mut result = Ok(());
         for rows in self.rows_in(region << shift, end) {
             if stop.is_set() {

@@ -27,6 +27,7 @@ fn volume(text: &str, stack: &str) -> VolumeRecord {
         created_by: None,
         owns_file: false,
         own_size: false,
+        growing: None,
         history: Vec::new(),
         memory_leaves: Vec::new(),
     }

@@ -6,7 +6,10 @@ use millrace_block::Lba;
 use millrace_driver::{Command, QueueOptions, spec::NamespaceId};
 
 use super::*;
-use crate::model::{ServiceCommand, VolumeChange};
+use crate::{
+    model::{ServiceCommand, VolumeChange},
+    store::Changes,
+};
 
 pub(super) fn spec(name: &str, size: Option<&str>, stack: &str) -> VolumeSpec {
     let size = size.map(|size| size.parse().unwrap());
@@ -49,6 +52,40 @@ fn a_stack_of_files_comes_back_as_it_was() {
     assert!(view.state == State::Failed && view.reason.as_ref().unwrap().contains("/b"), "{view:?}");
     assert!(!rig.path("b").exists(), "a leg that is gone is not made anew");
     assert_eq!(view.tree.over.len(), 2);
+}
+
+#[test]
+fn a_mirror_grows_and_comes_back_with_the_size_that_it_has() {
+    let mut rig = Rig::new();
+    let stack = rig.stack("throttle(iops=100K) | mirror(@a, @b)");
+    rig.create_volume(&spec("v", Some("1M"), &stack)).unwrap();
+    assert_eq!(rig.resize_volume("v", size("3M")).unwrap().size, size("3M"));
+    let length = |rig: &Rig, name| fs::metadata(rig.path(name)).unwrap().len();
+    assert_eq!((length(&rig, "a"), length(&rig, "b")), ((3 << 20) + (64 << 10), (3 << 20) + (64 << 10)));
+    let refused = |rig: &Rig, wanted: &str, why: &str| {
+        let error = rig.resize_volume("v", size(wanted)).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+        assert_eq!(rig.volume("v").unwrap().size, size("3M"));
+    };
+    refused(&rig, "2M", "making it smaller is not possible");
+    refused(&rig, "1T", "32256 regions of 4194304 bytes, which is enough for 135291469824 bytes");
+    rig.restart();
+    assert_eq!((rig.volume("v").unwrap().state, rig.volume("v").unwrap().size), (State::Ready, size("3M")));
+    // The power went while it grew: before any leg was longer, and when all was done but for the last word.
+    for (has, growing, comes_back) in [("3M", "5M", "3M"), ("1M", "3M", "3M")] {
+        rig.stop();
+        let store = Store::open(rig.directory.path()).unwrap();
+        let mut record = store.load().unwrap().0.remove(0);
+        (record.spec.size, record.growing) = (Some(size(has)), Some(size(growing)));
+        store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        drop(store);
+        rig.start();
+        let view = rig.volume("v").unwrap();
+        assert_eq!((view.state, view.size), (State::Ready, size(comes_back)), "{:?}", view.reason);
+    }
+    rig.resize_volume("v", size("5M")).unwrap();
+    rig.restart();
+    assert_eq!(rig.volume("v").unwrap().size, size("5M"));
 }
 
 #[test]

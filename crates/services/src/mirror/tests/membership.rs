@@ -50,7 +50,7 @@ fn nonsense_is_refused_by_name() {
 fn a_damaged_table_is_read_from_its_other_copy_and_a_newer_one_is_refused() {
     let legs = volumes(&faulty(2, 1024));
     drop(open("", &legs, Reason::Create));
-    let region = RULES.table_region(&*legs[0]);
+    let region = RULES.table_region(RULES.area_of(&*legs[0]));
     // Both copies say the same, whichever is lost.
     for copy in 0..2 {
         let at = region.offset + copy * region.len / 2;
@@ -72,12 +72,12 @@ fn a_damaged_table_is_read_from_its_other_copy_and_a_newer_one_is_refused() {
     assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("failed"), Some("good")));
     drop(graph);
     // A newer layout on the only leg.
-    let region = RULES.table_region(&*legs[1]);
-    let newer = crate::record::Region { version: 2, ..region };
+    let region = RULES.table_region(RULES.area_of(&*legs[1]));
+    let newer = crate::record::Region { version: 3, ..region };
     let found = region.load(&legs[1]).unwrap().unwrap();
     newer.store(&legs[1], found.generation + 1, &found.content).unwrap();
     let refused = fails("mirror(disk:0)", &legs[1..], Reason::Open);
-    assert!(refused.contains("layout 2"), "{refused}");
+    assert!(refused.contains("layout 3"), "{refused}");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_damaged_bitmap_makes_everything_stale_and_nothing_wrong() {
     on_bench(&graph, |bench| model = bench.write_random(0, 8192));
     drop(graph);
     for leg in &legs {
-        let region = RULES.page_region(&**leg);
+        let region = RULES.page_region(RULES.area_of(&**leg));
         for copy in 0..2 {
             crate::legs::write(leg, region.offset + copy * region.len / 2 + 512, vec![0xee; 512]).unwrap();
         }
@@ -115,7 +115,7 @@ fn legs_of_another_volume_and_legs_used_apart_are_refused() {
         }
         graph.root.service.as_ref().unwrap().command("fail", &arguments(&[("leg", "1")])).unwrap();
     }
-    let region = RULES.table_region(&*legs[1]);
+    let region = RULES.table_region(RULES.area_of(&*legs[1]));
     let found = region.load(&legs[1]).unwrap().unwrap();
     let (mut table, own) = Table::decode(&found.content).unwrap();
     table.event += 2;
@@ -173,8 +173,16 @@ fn no_history_makes_a_stale_leg_good() {
         let mut random = conformance::Random::new(seed);
         let legs = 2 + random.below(3) as usize;
         let members = (0..legs).map(|leg| Member { id: [leg as u8 + 1; 16], state: LegState::Good, failed_at: 0 }).collect();
-        let mut now =
-            Table { set: [9; 16], event: 1, bytes: 4096, region_shift: 22, label: "v".to_owned(), members, form: [0; 4] };
+        let mut now = Table {
+            set: [9; 16],
+            event: 1,
+            bytes: 4096,
+            region_shift: 22,
+            label: "v".to_owned(),
+            members,
+            form: [0; 4],
+            growing: None,
+        };
         let mut disks = vec![now.clone(); legs];
         let mut fresh = 100_u16;
         for _ in 0..12 {

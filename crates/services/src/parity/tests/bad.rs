@@ -68,7 +68,7 @@ fn damaged_tables_take_a_leg_out_and_newer_ones_too() {
     on_bench(&graph, |bench| data = bench.write_random(0, 1024));
     let rules = parity(&graph).members.rules;
     drop(graph);
-    let region = rules.table_region(&*legs[0]);
+    let region = rules.table_region(rules.area_of(&*legs[0]));
     for copy in 0..2 {
         let at = region.offset + copy * region.len / 2;
         let mut bad = crate::legs::read(&legs[0], at, 4096).unwrap();
@@ -87,7 +87,7 @@ fn damaged_tables_take_a_leg_out_and_newer_ones_too() {
             drop(graph);
         }
     }
-    let region = rules.table_region(&*legs[1]);
+    let region = rules.table_region(rules.area_of(&*legs[1]));
     let newer = crate::record::Region { version: 2, ..region };
     let found = region.load(&legs[1]).unwrap().unwrap();
     newer.store(&legs[1], found.generation + 1, &found.content).unwrap();
@@ -102,7 +102,7 @@ fn a_leg_that_was_used_apart_is_refused() {
     let rules = parity(&graph).members.rules;
     command(&graph, "fail", 1).unwrap();
     drop(graph);
-    let region = rules.table_region(&*legs[1]);
+    let region = rules.table_region(rules.area_of(&*legs[1]));
     let found = region.load(&legs[1]).unwrap().unwrap();
     let (mut table, own) = Table::decode(&found.content).unwrap();
     table.event += 2;

@@ -146,7 +146,7 @@ fn scrubbed(graph: &Graph) -> Scrub {
 /// By plain arithmetic: every row's parity is the sum of its data.
 fn parity_fits(graph: &Graph, legs: &[Arc<dyn Volume>]) {
     let parity = parity(graph);
-    let (layout, bytes) = (parity.layout, parity.members.bytes as usize);
+    let (layout, bytes) = (parity.layout, parity.members.bytes() as usize);
     let all: Vec<_> = legs.iter().map(|leg| crate::legs::read(leg, 0, bytes).unwrap()).collect();
     for (stripe, at) in (0..bytes).map(|at| (at as u64 / layout.chunk, at)) {
         let byte = |part: usize| all[layout.leg(stripe, part)][at];
