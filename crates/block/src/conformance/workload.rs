@@ -109,10 +109,11 @@ pub(super) fn random_work(bench: &mut Bench<'_>, promises: &Promises) {
     for step in 0..STEPS {
         work.step(step);
         if promises.resizes && step % 50 == 49 {
-            let blocks = match promises.shrinks {
-                true => SPAN + work.random.below(2 * SPAN),
+            let blocks = if promises.shrinks {
+                SPAN + work.random.below(2 * SPAN)
+            } else {
                 // Some grow by more than a little only.
-                false => work.bench.blocks() + SPAN + work.random.below(SPAN),
+                work.bench.blocks() + SPAN + work.random.below(SPAN)
             };
             work.bench.volume.resize(BlockCount(blocks)).expect("resize");
         }

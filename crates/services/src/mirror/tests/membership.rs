@@ -166,23 +166,20 @@ fn data_that_were_there_come_to_the_new_leg() {
     assert!(data_of(&all[0]) == data_of(&all[1]));
 }
 
+/// What the legs of a new mirror say.
+fn table_of(legs: usize) -> Table {
+    let members = (0..legs).map(|leg| Member { id: [leg as u8 + 1; 16], state: LegState::Good, failed_at: 0 }).collect();
+    let label = "v".to_owned();
+    Table { set: [9; 16], event: 1, bytes: 4096, region_shift: 22, label, members, form: [0; 4], growing: None }
+}
+
 /// A mirror's life on paper: legs fail, come back and miss stores of the table, and no stale leg is ever taken for good.
 #[test]
 fn no_history_makes_a_stale_leg_good() {
     for seed in 0..3000 {
         let mut random = conformance::Random::new(seed);
         let legs = 2 + random.below(3) as usize;
-        let members = (0..legs).map(|leg| Member { id: [leg as u8 + 1; 16], state: LegState::Good, failed_at: 0 }).collect();
-        let mut now = Table {
-            set: [9; 16],
-            event: 1,
-            bytes: 4096,
-            region_shift: 22,
-            label: "v".to_owned(),
-            members,
-            form: [0; 4],
-            growing: None,
-        };
+        let mut now = table_of(legs);
         let mut disks = vec![now.clone(); legs];
         let mut fresh = 100_u16;
         for _ in 0..12 {
