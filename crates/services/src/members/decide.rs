@@ -228,17 +228,21 @@ fn go_on(
         };
         members.push(member);
     }
-    let good = members.iter().filter(|member| member.state == LegState::Good).count();
-    if good < wanted.rules.least {
-        let what = match wanted.rules.least {
-            1 => "no leg has all data".to_owned(),
-            least => format!("{good} legs are good, and {least} are needed"),
-        };
-        return Err(ServiceError::Legs(format!("{what}: {}", notes.join("; "))));
-    }
+    are_enough(&members, wanted.rules.least, &notes)?;
     // Who asks for the size before gives the growth up.
     let growing = newest.growing.filter(|growing| *growing == wanted.bytes);
     Ok(Decision { table: Table { members, growing, ..newest.clone() }, all_stale, notes })
+}
+
+/// Whether as many members as are needed are good.
+fn are_enough(members: &[Member], least: usize, notes: &[String]) -> Result<(), ServiceError> {
+    let good = members.iter().filter(|member| member.state == LegState::Good).count();
+    let what = match least {
+        least if good >= least => return Ok(()),
+        1 => "no leg has all data".to_owned(),
+        least => format!("{good} legs are good, and {least} are needed"),
+    };
+    Err(ServiceError::Legs(format!("{what}: {}", notes.join("; "))))
 }
 
 fn fresh_id() -> Id {
