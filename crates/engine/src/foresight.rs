@@ -30,6 +30,8 @@ const FRESH: usize = 4;
 const SETTLE: Duration = Duration::from_micros(4);
 /// By how much pauses may differ and be alike, beside a quarter of their length.
 const SPREAD: Duration = Duration::from_micros(20);
+/// The longest that is looked for work that should come: a guest's timers are alike, too, in seconds and more or less.
+const WATCHED: Duration = Duration::from_micros(200);
 /// A sleep that is to be shorter is not begun, but for one of so many.
 const TRIED: u32 = 64;
 /// See `TRIED`.
@@ -86,7 +88,8 @@ impl Pauses {
         let soonest = self.ends.ranked(SHORT, |end| end.latest)?;
         let longest = self.ends.ranked(LONG, |end| end.earliest)?;
         let (earliest, latest) = (self.ends.ranked(SHORT, |end| end.earliest)?, self.ends.ranked(LONG, |end| end.latest)?);
-        (longest <= soonest + soonest / 4 + SPREAD).then_some(End { earliest, latest })
+        let alike = longest <= soonest + (soonest / 4).min(WATCHED) + SPREAD;
+        alike.then_some(End { earliest, latest: latest.min(earliest + WATCHED) })
     }
 }
 
@@ -284,6 +287,18 @@ mod tests {
             live(&mut foresight, (0..64).map(|_| pause), true);
             let outcome = live(&mut foresight, (0..100).map(|_| pause), true);
             assert!(outcome.awake > 85, "{pause}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn timers_of_seconds_cost_next_to_nothing() {
+        // 5 s, and up to 4 ms more.
+        let pauses = || (0..64).map(|turn| 5_000_000 + turn * 389 % 4000);
+        let mut foresight = Foresight::default();
+        for waiting in [false, true] {
+            let outcome = live(&mut foresight, pauses(), waiting);
+            let awake = outcome.all - outcome.asleep;
+            assert!(awake < 64 * 300, "{awake} µs awake of {}", outcome.all);
         }
     }
 
