@@ -1,7 +1,6 @@
 //! Services that see requests on their way to one leg, and let them through as they are.
 
-use std::sync::Arc;
-
+use crate::legs::Leg;
 use millrace_block::{
     BlockCount, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Request, Step, TaggedRequest, TaskContext,
     Usage, Volume, VolumeError,
@@ -16,13 +15,13 @@ pub trait Gate: Send + Sync + 'static {
 /// A leg behind a gate.
 pub struct Gated<G> {
     name: String,
-    leg: Arc<dyn Volume>,
+    leg: Leg,
     gate: G,
 }
 
 impl<G: Gate> Gated<G> {
     /// A gate before a leg.
-    pub fn new(name: String, leg: Arc<dyn Volume>, gate: G) -> Self {
+    pub fn new(name: String, leg: Leg, gate: G) -> Self {
         Self { name, leg, gate }
     }
 

@@ -2,11 +2,17 @@
 
 use std::{cell::RefCell, future::poll_fn, pin::Pin, rc::Rc, sync::Arc, task::Poll};
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Volume};
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Volume, trace::Tap,
+};
 use millrace_engine::{EngineError, Launch, Shard, ShardConfig};
 use millrace_memory::BUFFER_SIZE;
 
 use crate::{background::LocalFuture, service::ServiceError};
+
+/// What a service is over: a volume, behind the place where its requests can be watched. Of a known type, so that going past that place is
+/// a look at a word and not a call.
+pub type Leg = Arc<Tap>;
 
 /// Bytes that are erased with one request.
 const ERASED_AT_ONCE: u64 = 1 << 30;
@@ -15,7 +21,7 @@ const ERASED_AT_ONCE: u64 = 1 << 30;
 ///
 /// # Errors
 /// When they differ.
-pub fn common_block_size(legs: &[Arc<dyn Volume>]) -> Result<BlockSize, ServiceError> {
+pub fn common_block_size(legs: &[Leg]) -> Result<BlockSize, ServiceError> {
     let mut sizes = legs.iter().map(|leg| leg.geometry().block_size);
     let first = sizes.next().ok_or_else(|| ServiceError::Legs("there is no leg".to_owned()))?;
     match sizes.position(|size| size != first) {
@@ -30,7 +36,7 @@ pub fn common_block_size(legs: &[Arc<dyn Volume>]) -> Result<BlockSize, ServiceE
 }
 
 /// What legs can do together: what each of them can, and a volatile cache if any has one.
-pub fn common_geometry(legs: &[Arc<dyn Volume>], block_size: BlockSize, blocks: BlockCount) -> Geometry {
+pub fn common_geometry(legs: &[Leg], block_size: BlockSize, blocks: BlockCount) -> Geometry {
     let all = legs.iter().map(|leg| leg.geometry());
     let start = Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: true };
     all.fold(start, |sum, leg| Geometry {
@@ -42,7 +48,7 @@ pub fn common_geometry(legs: &[Arc<dyn Volume>], block_size: BlockSize, blocks: 
 }
 
 /// The largest scratch that a request to one of the legs needs.
-pub fn largest_scratch(legs: &[Arc<dyn Volume>]) -> usize {
+pub fn largest_scratch(legs: &[Leg]) -> usize {
     legs.iter().map(|leg| leg.scratch_bytes()).max().unwrap_or(0)
 }
 
@@ -87,7 +93,7 @@ pub fn block_on<T: 'static>(work: impl for<'a> FnOnce(TaskContext<'a>) -> LocalF
 /// Moves `len` bytes at a byte offset, both multiples of the block size.
 async fn transfer(
     cx: TaskContext<'_>,
-    leg: &dyn Volume,
+    leg: &(impl Volume + ?Sized),
     operation: Operation,
     offset: u64,
     data: &mut [u8],
@@ -113,25 +119,35 @@ async fn transfer(
 }
 
 /// Reads bytes of a leg into memory. For tasks and mounts; a data path moves segments.
-pub async fn read_bytes(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: usize) -> Result<Vec<u8>, BlockError> {
+pub async fn read_bytes(
+    cx: TaskContext<'_>,
+    leg: &(impl Volume + ?Sized),
+    offset: u64,
+    len: usize,
+) -> Result<Vec<u8>, BlockError> {
     let mut data = vec![0; len];
     transfer(cx, leg, Operation::Read, offset, &mut data).await?;
     Ok(data)
 }
 
 /// Writes bytes to a leg. They are durable after a flush, not before.
-pub async fn write_bytes(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, mut data: Vec<u8>) -> Result<(), BlockError> {
+pub async fn write_bytes(
+    cx: TaskContext<'_>,
+    leg: &(impl Volume + ?Sized),
+    offset: u64,
+    mut data: Vec<u8>,
+) -> Result<(), BlockError> {
     transfer(cx, leg, Operation::Write { fua: false }, offset, &mut data).await
 }
 
 /// Makes what was written to a leg durable.
-pub async fn flush(cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
+pub async fn flush(cx: TaskContext<'_>, leg: &(impl Volume + ?Sized)) -> Result<(), BlockError> {
     let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
     leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
 }
 
 /// Makes bytes of a leg read as zeroes, durably; both numbers are multiples of the block size.
-pub async fn erase(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: u64) -> Result<(), BlockError> {
+pub async fn erase(cx: TaskContext<'_>, leg: &(impl Volume + ?Sized), offset: u64, len: u64) -> Result<(), BlockError> {
     let mut done = 0;
     while done < len {
         let piece = (len - done).min(ERASED_AT_ONCE);
@@ -142,7 +158,12 @@ pub async fn erase(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: u64)
 }
 
 /// Makes bytes of a leg read as zeroes, with one request.
-pub(crate) async fn clear(cx: TaskContext<'_>, leg: &dyn Volume, offset: u64, len: u64) -> Result<(), BlockError> {
+pub(crate) async fn clear(
+    cx: TaskContext<'_>,
+    leg: &(impl Volume + ?Sized),
+    offset: u64,
+    len: u64,
+) -> Result<(), BlockError> {
     let shift = leg.geometry().block_size.shift();
     let operation = Operation::WriteZeroes { fua: false, deallocate: true };
     let (lba, count) = (Lba(offset >> shift), BlockCount(len >> shift));
@@ -173,7 +194,7 @@ pub(crate) async fn wait_for_all(steps: &mut [Option<Step<'_>>], mut note: impl 
 ///
 /// # Errors
 /// [`ServiceError::Leg`] with what the leg said.
-pub fn read(leg: &Arc<dyn Volume>, offset: u64, len: usize) -> Result<Vec<u8>, ServiceError> {
+pub fn read(leg: &Arc<impl Volume + ?Sized + 'static>, offset: u64, len: usize) -> Result<Vec<u8>, ServiceError> {
     let volume = Arc::clone(leg);
     let result = block_on(move |cx| Box::pin(async move { read_bytes(cx, &*volume, offset, len).await }))?;
     result.map_err(|source| ServiceError::Leg { what: "read", leg: leg.name().to_owned(), source })
@@ -183,7 +204,7 @@ pub fn read(leg: &Arc<dyn Volume>, offset: u64, len: usize) -> Result<Vec<u8>, S
 ///
 /// # Errors
 /// [`ServiceError::Leg`] with what the leg said.
-pub fn write(leg: &Arc<dyn Volume>, offset: u64, data: Vec<u8>) -> Result<(), ServiceError> {
+pub fn write(leg: &Arc<impl Volume + ?Sized + 'static>, offset: u64, data: Vec<u8>) -> Result<(), ServiceError> {
     let volume = Arc::clone(leg);
     let result = block_on(move |cx| {
         Box::pin(async move {

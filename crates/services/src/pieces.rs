@@ -7,10 +7,7 @@
 
 use std::{
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::atomic::{AtomicU8, Ordering},
 };
 
 use millrace_block::{
@@ -19,7 +16,7 @@ use millrace_block::{
 };
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
-use crate::legs::{block_on, common_geometry, largest_scratch};
+use crate::legs::{Leg, block_on, common_geometry, largest_scratch};
 
 /// Requests to legs that go on together for one request.
 const WIDTH: usize = 8;
@@ -51,13 +48,13 @@ pub trait Map: Send + Sync + 'static {
     fn set_blocks(&self, blocks: u64);
 
     /// How many blocks the legs have room for.
-    fn capacity(&self, legs: &[Arc<dyn Volume>]) -> u64;
+    fn capacity(&self, legs: &[Leg]) -> u64;
 
     /// Enlarges legs so that there is room for so many blocks; `name` is the volume's, for errors. On error nothing has changed.
-    fn enlarge(&self, name: &str, legs: &[Arc<dyn Volume>], blocks: u64) -> Result<(), VolumeError>;
+    fn enlarge(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError>;
 
     /// The legs have another block size now, and their old data are gone: takes the new shape.
-    fn formatted(&self, legs: &[Arc<dyn Volume>], block_size: BlockSize);
+    fn formatted(&self, legs: &[Leg], block_size: BlockSize);
 }
 
 /// The largest volume in bytes: what a file offset can name.
@@ -66,7 +63,7 @@ const MAX_BYTES: u64 = i64::MAX as u64;
 /// A volume whose blocks are those of its legs, in another order.
 pub struct Mapped<M: Map> {
     name: String,
-    legs: Vec<Arc<dyn Volume>>,
+    legs: Vec<Leg>,
     map: M,
     /// Block size and abilities, so that a request need not ask every leg.
     shape: AtomicU8,
@@ -130,13 +127,13 @@ impl Branch {
 
 impl<M: Map> Mapped<M> {
     /// A volume over these legs, which have one block size.
-    pub fn new(name: String, legs: Vec<Arc<dyn Volume>>, map: M, block_size: BlockSize) -> Self {
+    pub fn new(name: String, legs: Vec<Leg>, map: M, block_size: BlockSize) -> Self {
         let geometry = common_geometry(&legs, block_size, BlockCount(map.blocks()));
         Self { name, legs, map, shape: AtomicU8::new(pack(&geometry)) }
     }
 
     /// Its legs.
-    pub fn legs(&self) -> &[Arc<dyn Volume>] {
+    pub fn legs(&self) -> &[Leg] {
         &self.legs
     }
 

@@ -116,7 +116,7 @@ impl Region {
     ///
     /// # Errors
     /// [`ServiceError::Content`] when neither copy is good, or one is of a newer version.
-    pub fn load(&self, leg: &Arc<dyn Volume>) -> Result<Option<Found>, ServiceError> {
+    pub fn load(&self, leg: &Arc<impl Volume + ?Sized + 'static>) -> Result<Option<Found>, ServiceError> {
         let bytes = legs::read(leg, self.offset, self.len as usize)?;
         let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
         let (first, second) = bytes.split_at(self.half());
@@ -152,7 +152,12 @@ impl Region {
     ///
     /// # Panics
     /// When the content is longer than [`Self::room`].
-    pub fn store(&self, leg: &Arc<dyn Volume>, generation: u64, content: &[u8]) -> Result<(), ServiceError> {
+    pub fn store(
+        &self,
+        leg: &Arc<impl Volume + ?Sized + 'static>,
+        generation: u64,
+        content: &[u8],
+    ) -> Result<(), ServiceError> {
         let mut copy = self.encode(generation, content);
         assert!(copy.len() <= self.half(), "the caller keeps within the record's room");
         copy.resize(copy.len().next_multiple_of(4096).min(self.half()), 0);

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::{
     background::Task,
+    legs::Leg,
     settings::{SettingError, Settings},
     shared::SharedObjects,
 };
@@ -87,7 +88,7 @@ pub struct Build<'a> {
     /// The volume's name.
     pub volume: &'a str,
     /// Its legs.
-    pub legs: Vec<Arc<dyn Volume>>,
+    pub legs: Vec<Leg>,
     /// The size in bytes that it must have; `None`: all that its legs allow.
     pub size: Option<u64>,
     /// What services of several volumes share.
@@ -99,7 +100,7 @@ impl Build<'_> {
     ///
     /// # Panics
     /// When there are others: the table says how many there can be.
-    pub fn only_leg(&self) -> Arc<dyn Volume> {
+    pub fn only_leg(&self) -> Leg {
         assert_eq!(self.legs.len(), 1, "the table of services allows one leg");
         Arc::clone(&self.legs[0])
     }

@@ -90,6 +90,7 @@ pub(crate) fn submit_bytes() -> usize {
 }
 
 /// Has a volume do a request, and records that at `place`.
+#[cold]
 pub(crate) fn submit<'a>(place: u16, volume: &'a dyn Volume, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
     let span = Span::begin(place, request.operation, request.lba, request.count);
     let under = span.enter();

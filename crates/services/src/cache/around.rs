@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
 use millrace_memory::SegmentCursor;
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use millrace_block::TaskContext;
+use millrace_block::{TaskContext, Volume};
 
 use super::{Cache, KIND, Mode, SLOW, policy::Policy, table::Table};
 use crate::{

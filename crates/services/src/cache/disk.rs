@@ -201,7 +201,7 @@ impl Superblock {
     }
 
     /// Reads the superblock; `None` where there never was one.
-    pub(super) fn load(leg: &Arc<dyn Volume>) -> Result<Option<(Self, Found)>, ServiceError> {
+    pub(super) fn load(leg: &Arc<impl Volume + ?Sized + 'static>) -> Result<Option<(Self, Found)>, ServiceError> {
         let Some(found) = REGION.load(leg)? else { return Ok(None) };
         let superblock = Self::decode(&found.content, leg.geometry().bytes())
             .map_err(|what| ServiceError::Content { leg: leg.name().to_owned(), what })?;
@@ -209,7 +209,7 @@ impl Superblock {
     }
 
     /// Replaces both copies, so that none of an older state is left. Returns the new generation.
-    pub(super) fn store(&self, leg: &Arc<dyn Volume>, generation: u64) -> Result<u64, ServiceError> {
+    pub(super) fn store(&self, leg: &Arc<impl Volume + ?Sized + 'static>, generation: u64) -> Result<u64, ServiceError> {
         let content = self.encode();
         REGION.store(leg, generation + 1, &content)?;
         REGION.store(leg, generation + 2, &content)?;

@@ -50,7 +50,7 @@ use self::{
     table::Table,
 };
 use crate::{
-    legs::common_block_size,
+    legs::{Leg, common_block_size},
     locks::{Ranges, Turn},
     service::{Build, Kind, Layout, Plan, Service, ServiceError, Word},
     settings::{SettingError, Settings},
@@ -234,8 +234,8 @@ pub(crate) struct Cache {
     name: String,
     label: String,
     me: Weak<Cache>,
-    fast: Arc<dyn Volume>,
-    slow: Arc<dyn Volume>,
+    fast: Leg,
+    slow: Leg,
     plan: CachePlan,
     /// Bytes of data.
     bytes: u64,

@@ -2,7 +2,7 @@
 
 use std::sync::{PoisonError, atomic::Ordering};
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, VolumeError};
+use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
 
 use super::{
     Cache, Core, FAST, Mode, SLOW, USUAL_LINE, disk,

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, BufferPool};
 
 use super::{Cache, Core};

@@ -17,7 +17,7 @@ use millrace_block::{BlockCount, BlockSize, Volume, VolumeError};
 
 use crate::{
     background::Task,
-    legs::common_block_size,
+    legs::{Leg, common_block_size},
     pieces::{Map, Mapped, Place},
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status},
     settings::{SettingError, Settings},
@@ -80,14 +80,14 @@ pub(crate) struct ConcatMap {
 }
 
 impl ConcatMap {
-    fn new(legs: &[Arc<dyn Volume>]) -> Self {
+    fn new(legs: &[Leg]) -> Self {
         let map = Self { starts: legs.iter().map(|_| AtomicU64::new(0)).collect(), blocks: AtomicU64::new(0) };
         map.measure(legs);
         map
     }
 
     /// Looks where legs begin.
-    fn measure(&self, legs: &[Arc<dyn Volume>]) {
+    fn measure(&self, legs: &[Leg]) {
         let mut start = 0_u64;
         for (place, leg) in self.starts.iter().zip(legs) {
             place.store(start, Ordering::Relaxed);
@@ -118,16 +118,16 @@ impl Map for ConcatMap {
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
-    fn capacity(&self, legs: &[Arc<dyn Volume>]) -> u64 {
+    fn capacity(&self, legs: &[Leg]) -> u64 {
         legs.iter().fold(0, |sum: u64, leg| sum.saturating_add(leg.geometry().blocks.0))
     }
 
-    fn enlarge(&self, _: &str, legs: &[Arc<dyn Volume>], blocks: u64) -> Result<(), VolumeError> {
+    fn enlarge(&self, _: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
         let last = legs.len() - 1;
         legs[last].resize(BlockCount(blocks.saturating_sub(self.start(last).unwrap_or(0))))
     }
 
-    fn formatted(&self, legs: &[Arc<dyn Volume>], _: BlockSize) {
+    fn formatted(&self, legs: &[Leg], _: BlockSize) {
         self.measure(legs);
     }
 }

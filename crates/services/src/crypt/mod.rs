@@ -26,7 +26,7 @@ mod volume;
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_block::BlockSize;
+use millrace_block::{BlockSize, Volume};
 use millrace_cipher::KeySource;
 
 use self::volume::Crypt;

@@ -25,7 +25,11 @@ use super::{
     keys::{Keys, Next},
     volume::Crypt,
 };
-use crate::{background::Stop, legs, service::ServiceError};
+use crate::{
+    background::Stop,
+    legs::{self, Leg},
+    service::ServiceError,
+};
 
 /// How often it is looked whether requests have ended.
 const DRAIN_LOOK: Duration = Duration::from_micros(50);
@@ -223,7 +227,7 @@ fn change_keys(keys: (&Xts, &Xts), first: u64, unit: usize, home: &mut [u8], old
 /// After a crash in the middle of a re-keying: completes the chunks that the journal knows, and returns the first block that has
 /// the old key.
 pub(super) fn recover(
-    leg: &Arc<dyn Volume>,
+    leg: &Leg,
     id: &[u8; 16],
     block_size: BlockSize,
     current: &Xts,

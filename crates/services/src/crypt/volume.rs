@@ -1,11 +1,12 @@
 //! The path of a request.
 
 use std::sync::{
-    Arc, Mutex,
+    Mutex,
     atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
 };
 use std::time::Duration;
 
+use crate::legs::Leg;
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Epochs, Geometry, Held, IoOperation, Lba, Operation, Request, Step, TaskContext,
     TaskFuture, Usage, Visit, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes,
@@ -22,7 +23,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(100);
 /// The service.
 pub(super) struct Crypt {
     pub(super) name: String,
-    pub(super) leg: Arc<dyn Volume>,
+    pub(super) leg: Leg,
     /// Where the key-encryption key came from, and the key.
     pub(super) source: KeySource,
     pub(super) kek: Secret<32>,
@@ -52,7 +53,7 @@ fn keys<'v>(visit: &'v KeysVisit<'_>) -> Result<&'v Keys, BlockError> {
 }
 
 impl Crypt {
-    pub(super) fn new(name: String, leg: Arc<dyn Volume>, size: u64, plan: &CryptPlan, kek: Secret<32>) -> Self {
+    pub(super) fn new(name: String, leg: Leg, size: u64, plan: &CryptPlan, kek: Secret<32>) -> Self {
         let geometry = leg.geometry();
         Self {
             name,

@@ -35,7 +35,7 @@ mod volume;
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_block::BlockSize;
+use millrace_block::{BlockSize, Volume};
 
 use self::volume::Integrity;
 use crate::{

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, yield_now};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume, yield_now};
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
 
 use super::{

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     flushes::Flushes,
+    legs::Leg,
     locks::{Turn, until},
 };
 
@@ -34,7 +35,7 @@ pub(super) struct Integrity {
     /// For work of the control plane, which must own what it uses.
     pub(super) me: Weak<Self>,
     pub(super) name: String,
-    pub(super) leg: Arc<dyn Volume>,
+    pub(super) leg: Leg,
     pub(super) plan: IntegrityPlan,
     pub(super) blocks: AtomicU64,
     /// Block size and abilities, so that a request need not ask the leg.
@@ -72,7 +73,7 @@ impl Piece {
 }
 
 impl Integrity {
-    pub(super) fn new(name: String, leg: Arc<dyn Volume>, blocks: u64, plan: IntegrityPlan) -> Arc<Self> {
+    pub(super) fn new(name: String, leg: Leg, blocks: u64, plan: IntegrityPlan) -> Arc<Self> {
         let shape = AtomicU8::new(pack(&leg.geometry()));
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),

@@ -1,11 +1,9 @@
 //! Coming into force: what the legs hold, and what follows from it.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::BTreeSet, sync::atomic::Ordering};
 
-use millrace_block::BlockCount;
+use crate::legs::Leg;
+use millrace_block::{BlockCount, Volume};
 
 use super::{
     Members, OnLegs, Rules,
@@ -272,7 +270,7 @@ impl Members {
 
     /// Looks what the legs hold.
     fn look(&self, mount: &Mount) -> (Vec<Found>, Vec<Option<u64>>) {
-        let one = |(at, leg): (usize, &Arc<dyn millrace_block::Volume>)| {
+        let one = |(at, leg): (usize, &Leg)| {
             let origin = mount.legs.get(at).copied().unwrap_or(LegOrigin::New);
             let found = self.find(leg).map(|Placed { area, record }| {
                 // A new one is told everything at its end.

@@ -29,6 +29,7 @@ use super::{
 };
 use crate::{
     legs,
+    legs::Leg,
     record::{self, Region},
     service::ServiceError,
 };
@@ -76,7 +77,7 @@ impl Members {
     }
 
     /// Looks for a leg's area: at its end, or where a note there says.
-    pub(super) fn find(&self, leg: &Arc<dyn Volume>) -> Result<Placed, ServiceError> {
+    pub(super) fn find(&self, leg: &Leg) -> Result<Placed, ServiceError> {
         let area = self.rules.area_of(&**leg);
         let record = self.rules.table_region(area).load(leg);
         if matches!(record, Ok(Some(_))) {

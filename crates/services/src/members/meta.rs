@@ -13,7 +13,11 @@ use super::{
     state::{LegState, Masks, legs_of},
     why::{Refusals, Why},
 };
-use crate::{legs, locks::Taken, service::ServiceError};
+use crate::{
+    legs::{self, Leg},
+    locks::Taken,
+    service::ServiceError,
+};
 
 impl Members {
     /// Stores what the bitmap is to say on all legs that are written, and drops those that refuse. The caller has the turn.
@@ -329,7 +333,7 @@ impl Members {
 }
 
 /// Flushes a leg on the calling thread.
-fn flush_leg(leg: &Arc<dyn Volume>) -> Result<(), ServiceError> {
+fn flush_leg(leg: &Leg) -> Result<(), ServiceError> {
     let volume = Arc::clone(leg);
     legs::block_on(move |cx| Box::pin(async move { legs::flush(cx, &*volume).await }))?.map_err(|source| ServiceError::Leg {
         what: "flush",

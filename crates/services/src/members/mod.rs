@@ -42,7 +42,7 @@ use self::{
 };
 use crate::{
     background::LocalFuture,
-    legs::block_on,
+    legs::{Leg, block_on},
     locks::{Ranges, Turn, until},
     record::Region,
     service::{Build, ServiceError},
@@ -117,7 +117,7 @@ pub(crate) struct Members {
     pub(crate) name: String,
     /// The volume's name.
     label: String,
-    pub(crate) legs: Vec<Arc<dyn Volume>>,
+    pub(crate) legs: Vec<Leg>,
     /// Bytes of data on each leg.
     bytes: AtomicU64,
     /// Those of them that may be used: the rest needs [`Self::open_up`] first.
@@ -171,7 +171,7 @@ pub(crate) fn region_setting(settings: &Settings) -> Result<Option<u32>, Setting
 }
 
 /// Refuses legs that stand there twice, and legs that cannot be written.
-pub(crate) fn check_legs(legs: &[Arc<dyn Volume>]) -> Result<(), ServiceError> {
+pub(crate) fn check_legs(legs: &[Leg]) -> Result<(), ServiceError> {
     for (at, leg) in legs.iter().enumerate() {
         if legs[..at].iter().any(|other| Arc::ptr_eq(leg, other)) {
             return Err(ServiceError::Legs(format!("leg {at} ({}) stands there twice", leg.name())));
@@ -357,7 +357,7 @@ impl Members {
     pub(crate) fn rebuild_leg(
         self: &Arc<Self>,
         leg: usize,
-        prepare: impl FnOnce(&Arc<dyn Volume>) -> Result<(), ServiceError>,
+        prepare: impl FnOnce(&Leg) -> Result<(), ServiceError>,
     ) -> Result<String, ServiceError> {
         if self.masks().writable >> leg & 1 == 1 {
             return Err(ServiceError::NotNow(format!("leg {leg} is in use")));

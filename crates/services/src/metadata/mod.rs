@@ -30,7 +30,7 @@ mod volume;
 
 use std::sync::Arc;
 
-use millrace_block::{BlockSize, MetadataFormat};
+use millrace_block::{BlockSize, MetadataFormat, Volume};
 
 use self::volume::Tagged;
 use crate::{

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     flushes::Flushes,
+    legs::Leg,
     locks::until,
     pieces::{Map, Mapped, Place},
 };
@@ -55,15 +56,15 @@ impl Map for Groups {
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
-    fn capacity(&self, legs: &[Arc<dyn Volume>]) -> u64 {
+    fn capacity(&self, legs: &[Leg]) -> u64 {
         blocks_in(legs[0].geometry().bytes(), self.block_size())
     }
 
-    fn enlarge(&self, _: &str, legs: &[Arc<dyn Volume>], blocks: u64) -> Result<(), VolumeError> {
+    fn enlarge(&self, _: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
         legs[0].resize(BlockCount(block_start(blocks, self.block_size()) >> self.block_size().shift()))
     }
 
-    fn formatted(&self, _: &[Arc<dyn Volume>], block_size: BlockSize) {
+    fn formatted(&self, _: &[Leg], block_size: BlockSize) {
         self.block_size.store(block_size as u8, Ordering::Relaxed);
     }
 }
@@ -130,7 +131,7 @@ impl Piece {
 impl Tagged {
     pub(super) const HIDDEN: u8 = 0xff;
 
-    pub(super) fn new(name: String, leg: Arc<dyn Volume>, blocks: u64, plan: MetadataPlan) -> Arc<Self> {
+    pub(super) fn new(name: String, leg: Leg, blocks: u64, plan: MetadataPlan) -> Arc<Self> {
         let block_size = leg.geometry().block_size;
         let groups = Groups { blocks: AtomicU64::new(blocks), block_size: AtomicU8::new(block_size as u8) };
         Arc::new_cyclic(|me| Self {
@@ -146,7 +147,7 @@ impl Tagged {
         })
     }
 
-    pub(super) fn leg(&self) -> &Arc<dyn Volume> {
+    pub(super) fn leg(&self) -> &Leg {
         &self.mapped.legs()[0]
     }
 

@@ -8,6 +8,7 @@ use crate::{
     service::{self, Health, LegOrigin, Mount, Reason, Service, ServiceError, Status},
     settings::Settings,
 };
+use millrace_block::Volume;
 
 impl Move {
     /// Learns what the legs do not hold, or what it knew before another pace was set.

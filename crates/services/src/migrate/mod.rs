@@ -43,7 +43,7 @@ use millrace_block::{BlockError, BlockSize, Volume};
 
 use self::holes::Holes;
 use crate::{
-    legs::common_block_size,
+    legs::{Leg, common_block_size},
     locks::Ranges,
     service::{Build, Kind, Layout, Plan, Service, ServiceError, Word},
     settings::{SettingError, Settings},
@@ -177,8 +177,8 @@ struct Counters {
 /// See the module.
 pub(crate) struct Move {
     name: String,
-    old: Arc<dyn Volume>,
-    new: Arc<dyn Volume>,
+    old: Leg,
+    new: Leg,
     plan: MovePlan,
     /// Bytes of data.
     bytes: AtomicU64,
@@ -213,7 +213,7 @@ pub fn progress(service: &Arc<dyn Service>) -> Option<Progress> {
 }
 
 impl Move {
-    fn new(name: String, old: Arc<dyn Volume>, new: Arc<dyn Volume>, plan: MovePlan) -> Self {
+    fn new(name: String, old: Leg, new: Leg, plan: MovePlan) -> Self {
         let bytes = common_bytes(&*old, &*new);
         Self {
             name,

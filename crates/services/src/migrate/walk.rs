@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use millrace_block::TaskContext;
+use millrace_block::{TaskContext, Volume};
 use millrace_memory::BufferPool;
 
 use super::{Move, Phase, holes::Holes, path::ERASED_AT_ONCE};

@@ -38,7 +38,7 @@ use self::{
     scrub::Scrub,
 };
 use crate::{
-    legs::{common_block_size, common_geometry},
+    legs::{Leg, common_block_size, common_geometry},
     members::{
         Members, Rules, TABLES, check_legs,
         intent::Intent,
@@ -160,7 +160,7 @@ struct Counters {
 pub(crate) struct Mirror {
     name: String,
     members: Arc<Members>,
-    legs: Vec<Arc<dyn Volume>>,
+    legs: Vec<Leg>,
     plan: MirrorPlan,
     /// Block size and abilities.
     shape: AtomicU8,

@@ -19,10 +19,7 @@
 
 use std::{
     ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use crc_fast::{CrcAlgorithm, Digest};
@@ -30,7 +27,12 @@ use millrace_block::{BlockError, Volume};
 use millrace_memory::Segment;
 
 use super::Layout;
-use crate::{legs, members::state::Id, record::Region, service::ServiceError};
+use crate::{
+    legs::{self, Leg},
+    members::state::Id,
+    record::Region,
+    service::ServiceError,
+};
 
 /// Bytes of a slot.
 pub(super) const SLOT: u64 = 64 << 10;
@@ -382,7 +384,7 @@ impl Journal {
     }
 
     /// Tells a leg that comes back that everything it has is void.
-    pub(super) fn void_all(&self, leg: usize, volume: &Arc<dyn Volume>, journal: u64) -> Result<(), ServiceError> {
+    pub(super) fn void_all(&self, leg: usize, volume: &Leg, journal: u64) -> Result<(), ServiceError> {
         let region = Self::void_region(journal);
         let before = region.load(volume).ok().flatten().map_or(0, |found| found.generation);
         self.generations[leg].fetch_max(before, Ordering::Relaxed);
@@ -395,14 +397,7 @@ impl Journal {
     }
 
     /// Looks what a leg has.
-    fn look(
-        &self,
-        leg: usize,
-        volume: &Arc<dyn Volume>,
-        journal: u64,
-        set: Id,
-        bytes: u64,
-    ) -> Result<Vec<Found>, ServiceError> {
+    fn look(&self, leg: usize, volume: &Leg, journal: u64, set: Id, bytes: u64) -> Result<Vec<Found>, ServiceError> {
         let record = match Self::void_region(journal).load(volume) {
             Ok(record) => record,
             Err(ServiceError::Content { what, .. }) => {
@@ -444,7 +439,7 @@ impl Journal {
     /// `without` says whether it goes on without a leg that cannot be read.
     pub(super) fn load(
         &self,
-        legs: impl Iterator<Item = (usize, Arc<dyn Volume>, u64)>,
+        legs: impl Iterator<Item = (usize, Leg, u64)>,
         set: Id,
         bytes: u64,
         mut without: impl FnMut(usize, BlockError) -> Result<(), ServiceError>,

@@ -45,7 +45,7 @@ use self::{
     scrub::Scrub,
 };
 use crate::{
-    legs::{common_block_size, common_geometry},
+    legs::{Leg, common_block_size, common_geometry},
     locks::Turn,
     members::{Members, Rules, TABLES, check_legs, region_setting, region_shift, state::MOST_LEGS},
     pieces::{Map, Mapped, Place},
@@ -231,15 +231,15 @@ impl Map for ParityMap {
 
     fn set_blocks(&self, _: u64) {}
 
-    fn capacity(&self, _: &[Arc<dyn Volume>]) -> u64 {
+    fn capacity(&self, _: &[Leg]) -> u64 {
         self.blocks()
     }
 
-    fn enlarge(&self, name: &str, _: &[Arc<dyn Volume>], _: u64) -> Result<(), VolumeError> {
+    fn enlarge(&self, name: &str, _: &[Leg], _: u64) -> Result<(), VolumeError> {
         Err(VolumeError::Unsupported { volume: name.to_owned(), what: "resizing" })
     }
 
-    fn formatted(&self, _: &[Arc<dyn Volume>], block_size: BlockSize) {
+    fn formatted(&self, _: &[Leg], block_size: BlockSize) {
         self.shift.store(block_size.shift(), Ordering::Relaxed);
     }
 }
@@ -259,7 +259,7 @@ struct Counters {
 pub(crate) struct Parity {
     name: String,
     members: Arc<Members>,
-    legs: Vec<Arc<dyn Volume>>,
+    legs: Vec<Leg>,
     plan: ParityPlan,
     layout: Layout,
     /// Bytes of the volume.

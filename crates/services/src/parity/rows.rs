@@ -7,7 +7,7 @@
 
 use std::{ops::Range, sync::atomic::Ordering};
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext, Volume};
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
 
 use super::{

@@ -12,6 +12,7 @@ use millrace_block::{
 use super::{member::Minimum, space::Space};
 use crate::{
     background::Task,
+    legs::Leg,
     service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
     throttle::Weight,
@@ -101,7 +102,7 @@ fn text(bytes: u64) -> String {
 /// See the module.
 pub(super) struct Disk {
     name: String,
-    leg: Arc<dyn Volume>,
+    leg: Leg,
     extent: u64,
     depth: u64,
     /// What its leg can do, as far as that is known.

@@ -51,7 +51,7 @@ use self::{
 };
 use crate::{
     background::Task,
-    legs::block_on,
+    legs::{Leg, block_on},
     pieces::{Map, Mapped, Place},
     service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
@@ -203,22 +203,22 @@ impl Map for ShareMap {
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
-    fn capacity(&self, _: &[Arc<dyn Volume>]) -> u64 {
+    fn capacity(&self, _: &[Leg]) -> u64 {
         self.blocks()
     }
 
-    fn enlarge(&self, name: &str, _: &[Arc<dyn Volume>], _: u64) -> Result<(), VolumeError> {
+    fn enlarge(&self, name: &str, _: &[Leg], _: u64) -> Result<(), VolumeError> {
         Err(VolumeError::Unsupported { volume: name.to_owned(), what: "growing without the disk's table" })
     }
 
-    fn formatted(&self, _: &[Arc<dyn Volume>], _: BlockSize) {}
+    fn formatted(&self, _: &[Leg], _: BlockSize) {}
 }
 
 /// See the module.
 struct Share {
     /// The volume's name: the one it has in the disk's table.
     volume: String,
-    leg: Arc<dyn Volume>,
+    leg: Leg,
     space: Arc<Space>,
     member: Arc<Member>,
     terms: Terms,

@@ -18,7 +18,11 @@ use super::{
     line::Line,
     table::{Entry, LONGEST_NAME, Piece, Table},
 };
-use crate::{legs, record::Region, service::ServiceError};
+use crate::{
+    legs::{self, Leg},
+    record::Region,
+    service::ServiceError,
+};
 
 /// Tells the record of a disk's table from others.
 const MAGIC: [u8; 8] = *b"MRDISK\0\0";
@@ -49,7 +53,7 @@ struct State {
 }
 
 struct Open {
-    leg: Arc<dyn Volume>,
+    leg: Leg,
     region: Region,
     generation: u64,
     table: Table,
@@ -94,7 +98,7 @@ impl Space {
 
     /// Brings a disk into force: reads its table, or makes one where `new` allows it. `bytes` are those that it must have room for
     /// behind the table.
-    pub(super) fn open(&self, leg: &Arc<dyn Volume>, extent: u64, bytes: u64, new: bool) -> Result<(), ServiceError> {
+    pub(super) fn open(&self, leg: &Leg, extent: u64, bytes: u64, new: bool) -> Result<(), ServiceError> {
         let open = Open::load(leg, extent, bytes, new)?;
         self.state().open = Some(open);
         Ok(())
@@ -204,7 +208,7 @@ fn extents_in(bytes: u64, extent: u64) -> Result<u32, ServiceError> {
 }
 
 impl Open {
-    fn load(leg: &Arc<dyn Volume>, extent: u64, bytes: u64, new: bool) -> Result<Self, ServiceError> {
+    fn load(leg: &Leg, extent: u64, bytes: u64, new: bool) -> Result<Self, ServiceError> {
         let region = region(extent);
         let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
         let found = region.load(leg)?;

@@ -21,7 +21,7 @@ use millrace_block::{BlockCount, BlockSize, Volume, VolumeError};
 
 use crate::{
     background::Task,
-    legs::common_block_size,
+    legs::{Leg, common_block_size},
     pieces::{Map, Mapped, Place},
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
@@ -110,7 +110,7 @@ pub(crate) struct StripeMap {
 }
 
 impl StripeMap {
-    fn new(chunk: u64, legs: &[Arc<dyn Volume>], block_size: BlockSize) -> Self {
+    fn new(chunk: u64, legs: &[Leg], block_size: BlockSize) -> Self {
         let rows: Vec<u64> = legs.iter().map(|leg| leg.geometry().bytes() / chunk).collect();
         let shift = AtomicU32::new(chunk.trailing_zeros() - block_size.shift());
         Self { chunk, shift, blocks: AtomicU64::new(0), zones: zones(&rows) }
@@ -154,12 +154,12 @@ impl Map for StripeMap {
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
-    fn capacity(&self, legs: &[Arc<dyn Volume>]) -> u64 {
+    fn capacity(&self, legs: &[Leg]) -> u64 {
         let chunks = legs.iter().fold(0_u64, |sum, leg| sum.saturating_add(leg.geometry().bytes() / self.chunk));
         chunks.saturating_mul(1 << self.shift())
     }
 
-    fn enlarge(&self, name: &str, legs: &[Arc<dyn Volume>], blocks: u64) -> Result<(), VolumeError> {
+    fn enlarge(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
         if self.zones.len() > 1 {
             // The longer legs' last chunks would move.
             return Err(VolumeError::Unsupported { volume: name.to_owned(), what: "growing a stripe over unequal legs" });
@@ -180,7 +180,7 @@ impl Map for StripeMap {
         Ok(())
     }
 
-    fn formatted(&self, _: &[Arc<dyn Volume>], block_size: BlockSize) {
+    fn formatted(&self, _: &[Leg], block_size: BlockSize) {
         self.shift.store(self.chunk.trailing_zeros() - block_size.shift(), Ordering::Relaxed);
     }
 }

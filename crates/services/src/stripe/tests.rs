@@ -4,6 +4,7 @@ use millrace_backends::{MemoryVolume, fault::FaultVolume};
 use millrace_block::{
     BlockSize, Volume,
     conformance::{self, Bench, Subject, SyncHarness, Wanted},
+    trace::Tap,
 };
 
 use super::*;
@@ -56,7 +57,7 @@ fn unequal_legs_are_used_in_full_and_each_block_has_its_own_place() {
     let chunk = 8;
     let legs: Vec<_> = rows
         .iter()
-        .map(|rows| memory(Wanted { block_size: BlockSize::B512, blocks: rows * chunk, read_only: false }, 0))
+        .map(|rows| Tap::new(memory(Wanted { block_size: BlockSize::B512, blocks: rows * chunk, read_only: false }, 0)))
         .collect();
     let map = StripeMap::new(4096, &legs, BlockSize::B512);
     assert_eq!(map.capacity(&legs), 12 * chunk);

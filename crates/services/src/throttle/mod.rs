@@ -44,6 +44,7 @@ use self::{
 pub(crate) use self::{bucket::time_of, groups::DEEPEST};
 use crate::{
     background::Task,
+    legs::Leg,
     queue::Queue,
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
@@ -163,7 +164,7 @@ struct Waits {
 
 /// See the module.
 struct Throttle {
-    leg: Arc<dyn Volume>,
+    leg: Leg,
     /// Power of two of the leg's blocks.
     shift: AtomicU32,
     chain: Chain,

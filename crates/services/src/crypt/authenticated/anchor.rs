@@ -18,6 +18,7 @@ use millrace_block::{BlockError, TaskContext, Volume};
 use super::{header::Header, page::Uuid, volume::Authenticated};
 use crate::{
     legs,
+    legs::Leg,
     record::Region,
     service::{Mount, ServiceError},
 };
@@ -45,7 +46,7 @@ struct Stored {
 
 /// See the module.
 pub(super) struct Anchor {
-    leg: Arc<dyn Volume>,
+    leg: Leg,
     stored: Mutex<Stored>,
 }
 
@@ -134,7 +135,7 @@ pub(super) fn beyond(known: u64, rooted: u64) -> u64 {
 
 impl Anchor {
     /// A place on this leg, beside the volume's own.
-    pub(super) fn new(leg: &Arc<dyn Volume>, data: &Arc<dyn Volume>) -> Result<Self, ServiceError> {
+    pub(super) fn new(leg: &Leg, data: &Leg) -> Result<Self, ServiceError> {
         let (has, name) = (leg.geometry().bytes(), leg.name());
         if Arc::ptr_eq(leg, data) {
             return Err(ServiceError::Legs(format!(

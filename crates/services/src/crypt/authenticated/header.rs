@@ -190,7 +190,7 @@ impl Header {
     }
 
     /// Reads the header; `None` where there is none.
-    pub(super) fn load(leg: &Arc<dyn Volume>) -> Result<Option<(Self, Found)>, ServiceError> {
+    pub(super) fn load(leg: &Arc<impl Volume + ?Sized + 'static>) -> Result<Option<(Self, Found)>, ServiceError> {
         let Some(found) = REGION.load(leg)? else { return Ok(None) };
         let header =
             Self::decode(&found.content).map_err(|what| ServiceError::Content { leg: leg.name().to_owned(), what })?;
@@ -198,7 +198,12 @@ impl Header {
     }
 
     /// Replaces both copies of the header, so that nothing of the one before is left. Returns the new generation.
-    pub(super) fn store(&self, leg: &Arc<dyn Volume>, generation: u64, sealer: &Sealer) -> Result<u64, ServiceError> {
+    pub(super) fn store(
+        &self,
+        leg: &Arc<impl Volume + ?Sized + 'static>,
+        generation: u64,
+        sealer: &Sealer,
+    ) -> Result<u64, ServiceError> {
         let content = self.encode(sealer);
         REGION.store(leg, generation + 1, &content)?;
         REGION.store(leg, generation + 2, &content)?;

@@ -43,7 +43,7 @@ mod volume;
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_block::BlockSize;
+use millrace_block::{BlockSize, Volume};
 use millrace_cipher::{KeySource, Secret};
 
 use self::{anchor::Anchor, volume::Authenticated};

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
 use millrace_memory::Segment;
 
 use super::{

@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use crate::legs::Leg;
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Epochs, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext,
     TaskFuture, Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
@@ -95,7 +96,7 @@ pub(super) struct Authenticated {
     /// For work of the control plane, which must own what it uses.
     pub(super) me: Weak<Self>,
     pub(super) name: String,
-    pub(super) leg: Arc<dyn Volume>,
+    pub(super) leg: Leg,
     /// The operator's place for the root.
     pub(super) anchor: Option<Anchor>,
     pub(super) settled: Settled,
@@ -186,7 +187,7 @@ impl Authenticated {
     /// The service over a leg, with a place for its root or without.
     pub(super) fn new(
         name: String,
-        (leg, anchor): (Arc<dyn Volume>, Option<Anchor>),
+        (leg, anchor): (Leg, Option<Anchor>),
         blocks: u64,
         settled: Settled,
         kek: Secret<32>,

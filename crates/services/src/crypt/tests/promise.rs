@@ -10,6 +10,7 @@ use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When
 use millrace_block::{
     BlockError, BlockSize, Operation, Volume,
     conformance::{self, SyncHarness},
+    trace::Tap,
 };
 
 use super::{super::KIND, OFFSET, SEED, disk, open, stack};
@@ -186,8 +187,13 @@ fn take_over(disk: &Arc<dyn Volume>, key: &Path, previous: &Arc<dyn Service>) ->
     let mut settings = Settings::default();
     settings.add("key", &format!("file:{}", key.display()));
     let shared = SharedObjects::default();
-    let build =
-        Build { name: "crypt".to_owned(), volume: "test", legs: vec![Arc::clone(disk)], size: None, shared: &shared };
+    let build = Build {
+        name: "crypt".to_owned(),
+        volume: "test",
+        legs: vec![Tap::new(Arc::clone(disk))],
+        size: None,
+        shared: &shared,
+    };
     let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
     let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)) };
     previous.unmount().unwrap();

@@ -1,7 +1,7 @@
 //! Which legs make a mirror: what is on them, and what is put in by mistake.
 
 use millrace_backends::fault::Kind;
-use millrace_block::Operation;
+use millrace_block::{Operation, trace::Tap};
 
 use super::*;
 use crate::{
@@ -138,7 +138,7 @@ fn data_that_were_there_come_to_the_new_leg() {
     let build = Build {
         name: "new".to_owned(),
         volume: "test",
-        legs: all.to_vec(),
+        legs: all.iter().cloned().map(Tap::new).collect(),
         size: Some(8192 * 512),
         shared: &crate::SharedObjects::default(),
     };

@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockCount, BlockError, Lba, Operation};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, trace::Tap};
 
 use super::*;
 use crate::service::Health;
@@ -141,7 +141,13 @@ fn a_leg_is_replaced_in_the_running_volume() {
         graph.root.service.as_ref().unwrap().unmount().unwrap();
         legs[replaced] = volumes(&form.faulty(2048)).swap_remove(0);
         let shared = crate::SharedObjects::default();
-        let build = Build { name: "new".to_owned(), volume: "test", legs: legs.clone(), size: None, shared: &shared };
+        let build = Build {
+            name: "new".to_owned(),
+            volume: "test",
+            legs: legs.iter().cloned().map(Tap::new).collect(),
+            size: None,
+            shared: &shared,
+        };
         let service = form.plan().build(build).unwrap();
         let mut origins = vec![crate::LegOrigin::Kept; form.legs];
         origins[replaced] = crate::LegOrigin::New;

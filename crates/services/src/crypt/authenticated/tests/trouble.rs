@@ -6,6 +6,7 @@ use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
     conformance::{self, SyncHarness},
+    trace::Tap,
 };
 
 use super::{
@@ -340,8 +341,13 @@ pub(super) fn take_over(
     settings.add("key", &format!("file:{}", key.display()));
     settings.add("mode", "authenticated");
     let shared = SharedObjects::default();
-    let build =
-        Build { name: "crypt".to_owned(), volume: "test", legs: vec![Arc::clone(disk)], size: None, shared: &shared };
+    let build = Build {
+        name: "crypt".to_owned(),
+        volume: "test",
+        legs: vec![Tap::new(Arc::clone(disk))],
+        size: None,
+        shared: &shared,
+    };
     let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
     let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)) };
     previous.unmount().unwrap();
