@@ -71,10 +71,15 @@ impl<T> Retired<'_, T> {
         self.free.get()
     }
 
-    /// Waits until it is free. Blocks: not to be called on a shard.
+    /// Waits until it is free, and what its visitors copied is where it belongs. Blocks: not to be called on a shard.
     pub fn wait(self) {
         while !self.is_free() {
             std::thread::sleep(std::time::Duration::from_micros(20));
+        }
+        // Copies that are settled together ([`Volume::settles_late`](crate::Volume::settles_late)) may outlast the visit in which they were
+        // made; who gives the place to somebody else comes after this.
+        while barrier().is_err() {
+            std::thread::yield_now();
         }
     }
 }

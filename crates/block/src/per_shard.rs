@@ -100,6 +100,15 @@ impl<T> PerShard<T> {
         bump(counter(here), own, count);
     }
 
+    /// Adds to several of the calling thread's counters.
+    #[inline]
+    pub fn add_all<const N: usize>(&self, counters: impl FnOnce(&T) -> [&AtomicU64; N], counts: [u64; N]) {
+        let (here, own) = self.here();
+        for (counter, count) in counters(here).into_iter().zip(counts) {
+            bump(counter, own, count);
+        }
+    }
+
     /// The sum of a counter over all shards: each shard's part is right at some moment during the call.
     pub fn sum(&self, counter: impl Fn(&T) -> &AtomicU64) -> u64 {
         self.iter().fold(0, |sum, here| sum.wrapping_add(counter(here).load(Ordering::Relaxed)))

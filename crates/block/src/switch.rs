@@ -114,6 +114,17 @@ struct Visit<'a> {
     _inside: Inside<'a>,
 }
 
+impl<'a> Visit<'a> {
+    /// Leaves when a request has ended.
+    #[inline(never)]
+    fn leave_after(self, cx: TaskContext<'a>, step: Step<'a>) -> Step<'a> {
+        match step {
+            done @ Step::Done(_) => done,
+            step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(follow(self, step))),
+        }
+    }
+}
+
 impl Switch {
     /// A switch that leads to `root`.
     pub fn new(name: &str, root: Arc<dyn Volume>) -> Arc<Self> {
@@ -225,6 +236,17 @@ impl Switch {
         }
     }
 
+    /// A request that is recorded, or that came during a pause.
+    #[cold]
+    fn submit_watched<'a>(&'a self, visit: Visit<'a>, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if visit.inner.is_paused() {
+            drop(visit);
+            return Step::Wait(cx.scratch.place_future(self.submit_later(cx, request)));
+        }
+        let step = visit.inner.submit(cx, request);
+        visit.leave_after(cx, step)
+    }
+
     /// A request that came during a pause.
     async fn submit_later(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         loop {
@@ -273,20 +295,13 @@ impl Volume for Switch {
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let visit = self.visit();
-        let inner = visit.inner;
-        let step = match inner.state() {
-            0 => inner.root.submit(cx, request),
-            state if state & PAUSED == 0 => inner.submit(cx, request),
-            _ => {
-                drop(visit);
-                return Step::Wait(cx.scratch.place_future(self.submit_later(cx, request)));
-            }
-        };
-        match step {
-            // Nearly always. By itself, so that nothing but the tags is loaded: a load that is wider than the store before it waits for that.
-            Step::Done(Ok(())) => Step::Done(Ok(())),
-            done @ Step::Done(_) => done,
-            step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(follow(visit, step))),
+        if visit.inner.state() != 0 {
+            return self.submit_watched(visit, cx, request);
+        }
+        let step = visit.inner.root.submit(cx, request);
+        match step.at_once() {
+            Ok(done) => done,
+            Err(step) => visit.leave_after(cx, step),
         }
     }
 
@@ -309,10 +324,8 @@ impl Volume for Switch {
             drop(visit);
             return Step::Wait(cx.scratch.place_future(self.submit_tagged_later(cx, request)));
         }
-        match visit.inner.submit_tagged(cx, request) {
-            done @ Step::Done(_) => done,
-            step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(follow(visit, step))),
-        }
+        let step = visit.inner.submit_tagged(cx, request);
+        visit.leave_after(cx, step)
     }
 
     fn format_metadata(&self, format: Option<MetadataFormat>) -> Result<(), VolumeError> {

@@ -4,7 +4,7 @@
 //!   cargo bench -p millrace-frontends --bench path -- [rounds=N] [FILTER…]
 //! ```
 //!
-//! A filter is a part of a load's name. More rounds are for profilers. With `--features stages` it also says where the time goes;
+//! A filter is a part of a load's name: `stack-concat`, `4k-read`. More rounds are for profilers. With `--features stages` it also says where the time goes;
 //! the time between batches counts as the loop's (`other`) then.
 //!
 //! One thread is guest and daemon in turn. The guest's part costs nothing that is measured: its entries lie in the submission
@@ -21,9 +21,9 @@ use std::{
 };
 
 use millrace_backends::{FileOptions, FileVolume, MemoryVolume, NullVolume};
-use millrace_block::{BlockSize, Volume};
+use millrace_block::{BlockSize, Switch, Volume};
 use millrace_engine::{
-    Device, DeviceKey, Shard, ShardConfig, ShardContext,
+    Device, DeviceKey, EngineError, Shard, ShardConfig, ShardContext,
     stages::{self, Stage, StageTimes},
 };
 use millrace_frontends::nvme::{
@@ -35,6 +35,11 @@ use millrace_nvme_spec::{
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11},
     command::{CommandId, DataPointer, NamespaceId, QueueId},
     registers::offset,
+};
+use millrace_services::{
+    Node, Reason, SharedObjects,
+    background::{Running, Spawner, Stop, Task},
+    graph::{Graph, LeafError, LeafRequest, Leaves, Plan},
 };
 use millrace_vfio_user::{Client, Listener, Mapping as DmaMapping, pci};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -340,7 +345,45 @@ fn run_beside<R: Send + 'static>(shard: &mut Shard, work: impl FnOnce() -> R + S
     thread.join().expect("the guest is set up")
 }
 
+/// Opens the leaves of stacks.
+struct InMemory;
+
+impl Leaves for InMemory {
+    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
+        let size = request.size.expect("a leaf is told its size");
+        Ok(match &*request.leaf.spec {
+            "null" => NullVolume::create(&request.name, size, request.block_size)?,
+            "memory" => MemoryVolume::create(&request.name, size, request.block_size)?,
+            other => panic!("no leaf {other}"),
+        })
+    }
+}
+
+/// Nothing is done beside requests.
+struct Nowhere;
+
+impl Spawner for Nowhere {
+    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+/// A stack of services behind its switch, as in the daemon. Its graph is there for good.
+fn stack(text: &str, bytes: u64) -> Arc<dyn Volume> {
+    let node: Node = text.parse().expect("a stack");
+    let plan = Plan { volume: "path", stack: &node, size: Some(bytes), block_size: BlockSize::B4096 };
+    let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
+    let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
+    graph.mount(Reason::Create).expect("it mounts");
+    let switch = Switch::new("path", Arc::clone(graph.volume()));
+    std::mem::forget(graph);
+    switch
+}
+
 fn volume(kind: &str, bytes: u64) -> Arc<dyn Volume> {
+    if let Some(text) = kind.strip_prefix("stack:") {
+        return stack(text, bytes);
+    }
     match kind {
         "null" => NullVolume::create("null", bytes, BlockSize::B4096).expect("a volume"),
         "memory" => MemoryVolume::create("memory", bytes, BlockSize::B4096).expect("a volume"),
@@ -360,7 +403,7 @@ fn volume(kind: &str, bytes: u64) -> Arc<dyn Volume> {
 /// Name, volume, its bytes, interrupts, idle devices beside.
 type Case = (&'static str, &'static str, u64, bool, usize);
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 16] = [
     ("null", "null", 1 << 30, false, 0),
     ("null-interrupts", "null", 1 << 30, true, 0),
     ("null-beside-999", "null", 1 << 30, false, 999),
@@ -368,6 +411,15 @@ const CASES: [Case; 7] = [
     ("memory-8m", "memory", 8 << 20, false, 0),
     ("memory-1g", "memory", 1 << 30, false, 0),
     ("tmpfs-64m", "/dev/shm/millrace-path-bench", 64 << 20, false, 0),
+    ("stack-null", "stack:null", 1 << 30, false, 0),
+    ("stack-concat", "stack:concat(null(size=512M), null(size=512M))", 1 << 30, false, 0),
+    ("stack-stripe", "stack:stripe(null, null)", 1 << 30, false, 0),
+    ("stack-throttle", "stack:throttle(iops=1000M) | null", 1 << 30, false, 0),
+    ("stack-meter", "stack:meter(tenant=bench) | null", 1 << 30, false, 0),
+    ("stack-share-null", "stack:share | disk(extent=1M) | null(size=1100M)", 1 << 30, false, 0),
+    ("stack-memory", "stack:memory", 64 << 20, false, 0),
+    ("stack-share-memory", "stack:share | disk(extent=1M) | memory(size=80M)", 64 << 20, false, 0),
+    ("stack-mirror-memory", "stack:mirror(memory, memory)", 64 << 20, false, 0),
 ];
 
 /// Many devices take many descriptors.
@@ -396,7 +448,7 @@ fn main() {
             continue;
         }
         let mut rig = Rig::new(volume(kind, bytes), interrupts, idle);
-        if kind != "null" {
+        if !name.contains("null") && !kind.contains("null") {
             rig.fill(bytes);
         }
         for (name, load) in loads {

@@ -1,10 +1,13 @@
 //! Services that see requests on their way to one leg, and let them through as they are.
 
-use crate::legs::Leg;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
 use millrace_block::{
     BlockCount, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Request, Step, TaggedRequest, TaskContext,
     Usage, Volume, VolumeError,
 };
+
+use crate::legs::Leg;
 
 /// What sees every request.
 pub trait Gate: Send + Sync + 'static {
@@ -17,12 +20,45 @@ pub struct Gated<G> {
     name: String,
     leg: Leg,
     gate: G,
+    /// Blocks of the leg and the power of two of their bytes, when it was last asked: a request need not ask.
+    blocks: AtomicU64,
+    shift: AtomicU32,
 }
 
 impl<G: Gate> Gated<G> {
     /// A gate before a leg.
     pub fn new(name: String, leg: Leg, gate: G) -> Self {
-        Self { name, leg, gate }
+        let gated = Self { name, leg, gate, blocks: AtomicU64::new(0), shift: AtomicU32::new(0) };
+        gated.ask();
+        gated
+    }
+
+    /// Asks the leg for its shape.
+    fn ask(&self) {
+        let geometry = self.leg.geometry();
+        self.blocks.store(geometry.blocks.0, Ordering::Relaxed);
+        self.shift.store(geometry.block_size.shift(), Ordering::Relaxed);
+    }
+
+    /// Shows a request to the gate. A range that the leg will refuse is not seen: its length may be anything.
+    #[inline]
+    fn show(&self, request: &Request<'_>) {
+        if self.is_within(request) || self.is_within_now(request) {
+            self.gate.look(request, self.shift.load(Ordering::Relaxed));
+        }
+    }
+
+    #[inline]
+    fn is_within(&self, request: &Request<'_>) -> bool {
+        let end = request.lba.0.checked_add(request.count.0);
+        end.is_some_and(|end| end <= self.blocks.load(Ordering::Relaxed))
+    }
+
+    /// The leg may have grown by itself.
+    #[cold]
+    fn is_within_now(&self, request: &Request<'_>) -> bool {
+        self.ask();
+        self.is_within(request)
     }
 
     /// The gate.
@@ -43,11 +79,7 @@ impl<G: Gate> Volume for Gated<G> {
 
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        // A range that the leg will refuse is not seen: its length may be anything.
-        let geometry = self.leg.geometry();
-        if geometry.byte_range(request.lba, request.count).is_some() {
-            self.gate.look(&request, geometry.block_size.shift());
-        }
+        self.show(&request);
         self.leg.submit(cx, request)
     }
 
@@ -65,12 +97,7 @@ impl<G: Gate> Volume for Gated<G> {
 
     fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
         let TaggedRequest { operation, lba, count, data, .. } = request;
-        let geometry = self.leg.geometry();
-        let within = geometry.byte_range(lba, count).is_some();
-        let plain = Request { operation, lba, count, segments: &[data] };
-        if within {
-            self.gate.look(&plain, geometry.block_size.shift());
-        }
+        self.show(&Request { operation, lba, count, segments: &[data] });
         self.leg.submit_tagged(cx, request)
     }
 
@@ -83,11 +110,15 @@ impl<G: Gate> Volume for Gated<G> {
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.leg.resize(blocks)
+        let result = self.leg.resize(blocks);
+        self.ask();
+        result
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.leg.format(block_size)
+        let result = self.leg.format(block_size);
+        self.ask();
+        result
     }
 
     fn usage(&self) -> Usage {

@@ -160,6 +160,20 @@ impl<M: Map> Mapped<M> {
         self.take_shape(block_size);
     }
 
+    /// What is not data in one piece.
+    #[inline(never)]
+    fn submit_pieces<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if let Err(error) = check(&self.geometry(), &request) {
+            return Step::Done(Err(error));
+        }
+        match request.operation {
+            Operation::Flush => Step::Wait(cx.scratch.place_future(self.flush(cx, request))),
+            _ if request.count.0 == 0 => Step::Done(Ok(())),
+            Operation::Copy { .. } => Step::Wait(cx.scratch.place_future(copy_by_bounce(self, cx, request))),
+            _ => Step::Wait(cx.scratch.place_future(self.split(cx, request))),
+        }
+    }
+
     fn width(&self) -> usize {
         self.legs.len().min(WIDTH)
     }
@@ -351,21 +365,18 @@ impl<M: Map> Volume for Mapped<M> {
         unpack(self.shape.load(Ordering::Relaxed), self.map.blocks())
     }
 
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        if let Err(error) = check(&self.geometry(), &request) {
-            return Step::Done(Err(error));
+    #[inline]
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, mut request: Request<'a>) -> Step<'a> {
+        let end = request.lba.0.checked_add(request.count.0);
+        if request.operation.has_data() && request.count.0 > 0 && end.is_some_and(|end| end <= self.map.blocks()) {
+            let place = self.map.locate(request.lba.0);
+            if request.count.0 <= place.run {
+                // All else is the leg's to check: its blocks are as large, and so many.
+                request.lba = Lba(place.lba);
+                return self.legs[place.leg].submit(cx, request);
+            }
         }
-        match request.operation {
-            Operation::Flush => return Step::Wait(cx.scratch.place_future(self.flush(cx, request))),
-            _ if request.count.0 == 0 => return Step::Done(Ok(())),
-            Operation::Copy { .. } => return Step::Wait(cx.scratch.place_future(copy_by_bounce(self, cx, request))),
-            _ => {}
-        }
-        let place = self.map.locate(request.lba.0);
-        if request.count.0 <= place.run && request.operation.has_data() {
-            return self.legs[place.leg].submit(cx, Request { lba: Lba(place.lba), ..request });
-        }
-        Step::Wait(cx.scratch.place_future(self.split(cx, request)))
+        self.submit_pieces(cx, request)
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {

@@ -6,7 +6,6 @@ use std::sync::{
 };
 use std::time::Duration;
 
-use crate::legs::Leg;
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Epochs, Geometry, Held, IoOperation, Lba, Operation, Request, Step, TaskContext,
     TaskFuture, Usage, Visit, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes,
@@ -16,6 +15,7 @@ use millrace_cipher::{KeySource, Secret};
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
 
 use super::{CryptPlan, control::Control, header::OFFSET, keys::Keys};
+use crate::legs::Leg;
 
 /// How often a request looks whether its blocks are re-enciphered.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);

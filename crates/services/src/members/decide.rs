@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, sync::atomic::Ordering};
 
-use crate::legs::Leg;
 use millrace_block::{BlockCount, Volume};
 
 use super::{
@@ -11,7 +10,10 @@ use super::{
     intent::{BYTES, Intent, Page, page_from},
     state::{Id, LegState, Member, Table, legs_of},
 };
-use crate::service::{LegOrigin, Mount, Reason, ServiceError};
+use crate::{
+    legs::Leg,
+    service::{LegOrigin, Mount, Reason, ServiceError},
+};
 
 /// What a leg holds.
 #[derive(Clone, Debug)]

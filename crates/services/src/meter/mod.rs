@@ -125,12 +125,10 @@ impl Gate for Meter {
         let counters = &self.counters;
         match request.operation {
             Operation::Read | Operation::Compare => {
-                counters.add(|counters| &counters.reads, 1);
-                counters.add(|counters| &counters.read_bytes, bytes);
+                counters.add_all(|counters| [&counters.reads, &counters.read_bytes], [1, bytes]);
             }
             Operation::Write { .. } | Operation::Copy { .. } => {
-                counters.add(|counters| &counters.writes, 1);
-                counters.add(|counters| &counters.written_bytes, bytes);
+                counters.add_all(|counters| [&counters.writes, &counters.written_bytes], [1, bytes]);
             }
             Operation::Flush | Operation::WriteZeroes { .. } | Operation::Deallocate => {
                 counters.add(|counters| &counters.others, 1);

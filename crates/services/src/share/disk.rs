@@ -83,7 +83,8 @@ impl Plan for DiskPlan {
         }
         let space = build.shared.get(&space_key(&build.name), Space::default);
         let (name, depth, able, size) = (build.name, self.depth, self.able, AtomicU64::new(size));
-        Ok(Arc::new(Disk { name, leg, extent, depth, able, size, space }))
+        let shift = leg.geometry().block_size.shift();
+        Ok(Arc::new(Disk { name, leg, extent, depth, able, shift, size, space }))
     }
 }
 
@@ -107,6 +108,8 @@ pub(super) struct Disk {
     depth: u64,
     /// What its leg can do, as far as that is known.
     able: Minimum,
+    /// Power of two of the leg's blocks: it is not formatted while it is a disk's.
+    shift: u32,
     /// Bytes behind the table.
     size: AtomicU64,
     space: Arc<Space>,
@@ -114,8 +117,9 @@ pub(super) struct Disk {
 
 impl Disk {
     /// Blocks before what it shows.
-    fn offset(&self, block_size: BlockSize) -> u64 {
-        self.extent >> block_size.shift()
+    #[inline]
+    fn offset(&self) -> u64 {
+        self.extent >> self.shift
     }
 
     fn refused(&self, error: &ServiceError) -> VolumeError {
@@ -135,25 +139,30 @@ impl Volume for Disk {
     }
 
     #[inline]
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        let geometry = self.geometry();
-        let inside = |lba| geometry.byte_range(lba, request.count).is_some();
-        let offset = self.offset(geometry.block_size);
-        let operation = match request.operation {
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, mut request: Request<'a>) -> Step<'a> {
+        let (blocks, offset) = (self.size.load(Ordering::Relaxed) >> self.shift, self.offset());
+        let count = request.count.0;
+        let inside = |lba: Lba| lba.0.checked_add(count).is_some_and(|end| end <= blocks);
+        match &mut request.operation {
             Operation::Flush => return self.leg.submit(cx, request),
-            Operation::Copy { source } if inside(source) => Operation::Copy { source: Lba(source.0 + offset) },
+            Operation::Copy { source } if inside(*source) => source.0 += offset,
             Operation::Copy { .. } => return Step::Done(Err(BlockError::OutOfRange)),
-            other => other,
-        };
+            _ => {}
+        }
         if !inside(request.lba) {
             return Step::Done(Err(BlockError::OutOfRange));
         }
-        self.leg.submit(cx, Request { operation, lba: Lba(request.lba.0 + offset), ..request })
+        // In its place: see `Request`.
+        request.lba.0 += offset;
+        self.leg.submit(cx, request)
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
-        let offset = self.offset(self.leg.geometry().block_size);
-        lba.0.checked_add(offset).is_some_and(|lba| self.leg.prefetch(Lba(lba), count))
+        lba.0.checked_add(self.offset()).is_some_and(|lba| self.leg.prefetch(Lba(lba), count))
+    }
+
+    fn settles_late(&self) -> bool {
+        self.leg.settles_late()
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -161,13 +170,12 @@ impl Volume for Disk {
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        let shift = self.leg.geometry().block_size.shift();
-        let (size, before) = (blocks.0.saturating_mul(1 << shift), self.size.load(Ordering::Relaxed));
+        let (size, before) = (blocks.0.saturating_mul(1 << self.shift), self.size.load(Ordering::Relaxed));
         if size < self.extent {
             let why = "it has no room for one extent";
             return Err(VolumeError::BadSize { volume: self.name.clone(), size, why });
         }
-        let leg = BlockCount(blocks.0.saturating_add(self.extent >> shift));
+        let leg = BlockCount(blocks.0.saturating_add(self.offset()));
         if size < before {
             self.space.resize(size).map_err(|error| self.refused(&error))?;
             self.size.store(size, Ordering::Relaxed);

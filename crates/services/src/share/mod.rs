@@ -263,11 +263,12 @@ impl Share {
 
     /// To the disk, with the extents that are visited. `request` was checked.
     #[inline]
-    fn pass<'a>(&'a self, cx: TaskContext<'a>, extents: &Extents, request: Request<'a>) -> Step<'a> {
+    fn pass<'a>(&'a self, cx: TaskContext<'a>, extents: &Extents, mut request: Request<'a>) -> Step<'a> {
         if request.operation.has_data() && request.count.0 > 0 {
             let (lba, run) = extents.locate(request.lba.0, request.count.0);
             if request.count.0 <= run {
-                return self.leg.submit(cx, Request { lba: Lba(lba), ..request });
+                request.lba = Lba(lba);
+                return self.leg.submit(cx, request);
             }
         }
         self.mapped.submit(cx, request)
@@ -275,16 +276,16 @@ impl Share {
 
     /// Bytes that a request moves.
     #[inline]
-    fn bytes(&self, request: &Request<'_>) -> u64 {
-        match request.operation {
+    fn bytes(&self, operation: Operation, count: BlockCount) -> u64 {
+        match operation {
             Operation::WriteZeroes { .. } | Operation::Deallocate => 0,
-            _ => request.count.0 << self.shift(),
+            _ => count.0 << self.shift(),
         }
     }
 
     /// A request that waits for its turn.
     async fn queue(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let _flight = self.space.line.wait(&self.member, self.bytes(&request)).await;
+        let _flight = self.space.line.wait(&self.member, self.bytes(request.operation, request.count)).await;
         // The volume may have another size by now.
         let visit = self.extents().visit();
         check(&self.geometry_of(&visit), &request)?;
@@ -344,10 +345,12 @@ impl Volume for Share {
             drop(visit);
             return Step::Wait(cx.scratch.place_future(self.queue(cx, request)));
         }
-        match self.pass(cx, &visit, request.clone()) {
-            done @ Step::Done(_) => done,
-            step @ Step::Wait(_) => {
-                let flight = self.space.line.go(&self.member, self.bytes(&request));
+        let (operation, count) = (request.operation, request.count);
+        match self.pass(cx, &visit, request).at_once() {
+            Ok(done) => done,
+            Err(done @ Step::Done(_)) => done,
+            Err(step) => {
+                let flight = self.space.line.go(&self.member, self.bytes(operation, count));
                 Step::Wait(cx.scratch.place_future(follow(visit, flight, step)))
             }
         }
@@ -360,6 +363,11 @@ impl Volume for Share {
         }
         let (at, run) = visit.locate(lba.0, count.0);
         self.leg.prefetch(Lba(at), BlockCount(run.min(count.0)))
+    }
+
+    fn settles_late(&self) -> bool {
+        // A visit that ends says that extents may be given away. Who does that waits for copies that are not settled yet: `Retired::wait`.
+        self.leg.settles_late()
     }
 
     fn scratch_bytes(&self) -> usize {

@@ -9,7 +9,6 @@ use std::{
     },
 };
 
-use crate::legs::Leg;
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Epochs, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext,
     TaskFuture, Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
@@ -27,7 +26,10 @@ use super::{
     rekey::Rekeying,
     table::{Node, Table},
 };
-use crate::locks::{Turn, until};
+use crate::{
+    legs::Leg,
+    locks::{Turn, until},
+};
 
 /// Bytes of data in a buffer: behind them is room for a page of the log.
 pub(super) const DATA: usize = BUFFER_SIZE - PAGE;
