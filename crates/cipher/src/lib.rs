@@ -4,7 +4,7 @@
 //!   key source ("file:…", "keyring:…", "command:…") ─► Secret<32> ─┐ seals / opens
 //!   random ─► Secret<64> (volume key) ◄──────────── superblock ◄──┘ (AES-256-GCM-SIV)
 //!                 │
-//!                 ├─► Xts: segment ─► segment, one data unit per block (AES-256-XTS)      contexts: one per shard
+//!                 ├─► Xts: segment ─► segment, one data unit per block (AES-256-XTS)      by the processor, or the library
 //!                 ├─► Aead: segment + tag ─► segment (AES-256-GCM)
 //!                 └─► Sealer: segment + tag, in its place, and codes of pages (AES-256-GCM-SIV)
 //! ```
@@ -17,8 +17,9 @@
 //! * Data are taken from and put into [`Segment`](millrace_memory::Segment)s, whose bytes a guest may change at any time: the
 //!   cipher reads each byte once and makes nothing of it but other bytes.
 //!
-//! It does not know volumes, blocks on a medium or where a sealed key is kept: that is the crypt service's. It has no
-//! cryptography of its own.
+//! It does not know volumes, blocks on a medium or where a sealed key is kept: that is the crypt service's. It has one
+//! piece of cryptography of its own: `vaes.rs`, AES-256-XTS out of the processor's AES instructions, where there are wide ones. All else
+//! is the library's.
 
 mod aead;
 mod arena;
@@ -28,6 +29,8 @@ mod secret;
 mod source;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vaes;
 mod xts;
 
 pub use aead::{Aead, NONCE_BYTES, Sealer, TAG_BYTES, open, seal};

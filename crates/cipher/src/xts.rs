@@ -4,7 +4,7 @@ use std::{cell::UnsafeCell, ffi::c_int, fmt, ptr::null_mut};
 
 use aws_lc_sys::{EVP_CIPHER_CTX, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_new, EVP_Cipher, EVP_CipherInit_ex, EVP_aes_256_xts};
 use millrace_block::PerShard;
-use millrace_memory::Segment;
+use millrace_memory::{Reach, Segment, Target, streams_made};
 
 use crate::{error::CipherError, library, secret::Secret};
 
@@ -58,17 +58,60 @@ impl Drop for Context {
 #[derive(Default)]
 struct Place(UnsafeCell<[Option<Context>; 2]>);
 
-// SAFETY: `Xts::with` hands the contexts to one thread at a time; they have no ties to the thread that made them.
+// SAFETY: `Library::with` hands the contexts to one thread at a time; they have no ties to the thread that made them.
 unsafe impl Send for Place {}
 // SAFETY: as above.
 unsafe impl Sync for Place {}
 
-/// A volume's cipher.
-pub struct Xts {
-    key: Secret<64>,
+/// The C library's implementation, for processors without the instructions of ours.
+struct Library {
     places: PerShard<Place>,
     /// Taken by threads that share a place.
     shared: std::sync::Mutex<()>,
+}
+
+impl Library {
+    fn new(key: &Secret<64>) -> Result<Self, CipherError> {
+        // What can fail fails here and not under a request.
+        let (first, second) = (Context::new(key, Direction::Encrypt)?, Context::new(key, Direction::Decrypt)?);
+        let library = Self { places: PerShard::default(), shared: std::sync::Mutex::default() };
+        library.with(key, Direction::Encrypt, |context| *context = first);
+        library.with(key, Direction::Decrypt, |context| *context = second);
+        Ok(library)
+    }
+
+    fn with<R>(&self, key: &Secret<64>, direction: Direction, work: impl FnOnce(&mut Context) -> R) -> R {
+        let (place, own) = self.places.here();
+        let _turn = (!own).then(|| self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        // SAFETY: the place is this shard's own, or the lock is held; `work` only ciphers, and does not come here again.
+        let contexts = unsafe { &mut *place.0.get() };
+        let context = &mut contexts[direction as usize];
+        // Locked memory for one more context: a shard's first request to the volume.
+        let make = || Context::new(key, direction).expect("locked memory for a shard's cipher");
+        work(context.get_or_insert_with(make))
+    }
+}
+
+enum Engine {
+    #[cfg(target_arch = "x86_64")]
+    Vaes(crate::vaes::Schedule),
+    Library(Library),
+}
+
+impl Engine {
+    fn new(key: &Secret<64>) -> Result<Self, CipherError> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(schedule) = crate::vaes::Schedule::new(key)? {
+            return Ok(Self::Vaes(schedule));
+        }
+        Library::new(key).map(Self::Library)
+    }
+}
+
+/// A volume's cipher.
+pub struct Xts {
+    key: Secret<64>,
+    engine: Engine,
 }
 
 impl fmt::Debug for Xts {
@@ -77,18 +120,26 @@ impl fmt::Debug for Xts {
     }
 }
 
+/// Units are made of so many bytes.
+const GRAIN: usize = 512;
+
 impl Xts {
     /// The cipher of this key: 32 bytes for the data, 32 for the tweak.
     ///
     /// # Errors
     /// [`CipherError::WeakKey`] when the halves are equal, [`CipherError::Memory`].
     pub fn new(key: Secret<64>) -> Result<Self, CipherError> {
-        // What can fail fails here and not under a request.
-        let (first, second) = (Context::new(&key, Direction::Encrypt)?, Context::new(&key, Direction::Decrypt)?);
-        let xts = Self { key, places: PerShard::default(), shared: std::sync::Mutex::default() };
-        xts.with(Direction::Encrypt, |context| *context = first);
-        xts.with(Direction::Decrypt, |context| *context = second);
-        Ok(xts)
+        let (data, tweak) = key.bytes().split_at(32);
+        if data.iter().zip(tweak).fold(0, |sum, (one, other)| sum | one ^ other) == 0 {
+            return Err(CipherError::WeakKey);
+        }
+        Ok(Self { engine: Engine::new(&key)?, key })
+    }
+
+    /// The cipher as processors have it that lack what the fast one needs.
+    #[cfg(test)]
+    pub(crate) fn by_library(key: Secret<64>) -> Result<Self, CipherError> {
+        Ok(Self { engine: Engine::Library(Library::new(&key)?), key })
     }
 
     /// The key.
@@ -96,59 +147,80 @@ impl Xts {
         &self.key
     }
 
-    fn with<R>(&self, direction: Direction, work: impl FnOnce(&mut Context) -> R) -> R {
-        let (place, own) = self.places.here();
-        let _turn = (!own).then(|| self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        // SAFETY: the place is this shard's own, or the lock is held; `work` only ciphers, and does not come here again.
-        let contexts = unsafe { &mut *place.0.get() };
-        let context = &mut contexts[direction as usize];
-        // Locked memory for one more context: a shard's first request to the volume.
-        let make = || Context::new(&self.key, direction).expect("locked memory for a shard's cipher");
-        work(context.get_or_insert_with(make))
+    /// # Safety
+    /// `from` must be readable and `to` writable for `len` bytes, which are whole units; they are the same place or do not overlap.
+    unsafe fn units(
+        &self,
+        direction: Direction,
+        first: u64,
+        unit: usize,
+        (from, to): (*const u8, *mut u8),
+        len: usize,
+        past: bool,
+    ) {
+        match &self.engine {
+            // SAFETY: the caller's promise; units are whole groups, and what goes past the caches is aligned to lines.
+            #[cfg(target_arch = "x86_64")]
+            Engine::Vaes(schedule) => unsafe {
+                match direction {
+                    Direction::Encrypt => schedule.encrypt(first, unit, from, to, len, past),
+                    Direction::Decrypt => schedule.decrypt(first, unit, from, to, len),
+                }
+                if past {
+                    streams_made();
+                }
+            },
+            Engine::Library(library) => library.with(&self.key, direction, |context| {
+                for (number, at) in (first..).zip((0..len).step_by(unit)) {
+                    // SAFETY: the caller's promise, and `at + unit <= len`.
+                    unsafe { context.unit(number, from.add(at), to.add(at), unit) };
+                }
+            }),
+        }
     }
 
-    fn units(&self, direction: Direction, first: u64, unit: usize, from: Segment, to: Segment) {
-        assert_eq!(from.len(), to.len(), "a cipher keeps lengths");
-        assert!(unit >= 16 && from.len().is_multiple_of(unit), "whole data units");
-        let (from, to, len) = (from.as_ptr().cast_const(), to.as_ptr(), from.len());
-        self.with(direction, |context| {
-            for (number, at) in (first..).zip((0..len).step_by(unit)) {
-                // SAFETY: both segments are mapped memory of `len` bytes and `at + unit <= len`. They are the same place, or
-                // one is a buffer of ours. A guest that writes to its own at the same time spoils its own data only: no byte
-                // decides anything.
-                unsafe { context.unit(number, from.add(at), to.add(at), unit) };
-            }
-        });
+    fn segments(&self, direction: Direction, first: u64, unit: usize, from: Segment, to: Reach) {
+        assert_eq!(from.len(), to.segment.len(), "a cipher keeps lengths");
+        assert!(is_whole(unit, from.len()), "whole data units");
+        let places = (from.as_ptr().cast_const(), to.segment.as_ptr());
+        let past = to.target == Target::Far && places.1.addr().is_multiple_of(64);
+        // SAFETY: both segments are mapped memory of this length. They are the same place, or one is a buffer of ours. A guest that writes
+        // to its own at the same time spoils its own data only: no byte decides anything.
+        unsafe { self.units(direction, first, unit, places, from.len(), past) };
     }
 
-    /// Enciphers data units of `unit` bytes, numbered from `first` on. `to` is `from`, or another place.
+    /// Enciphers data units of `unit` bytes, numbered from `first` on. `to` is `from`, or another place; far places are written past the
+    /// caches.
     ///
     /// # Panics
-    /// When the lengths differ or are not whole units.
-    pub fn encrypt(&self, first: u64, unit: usize, from: Segment, to: Segment) {
-        self.units(Direction::Encrypt, first, unit, from, to);
+    /// When the lengths differ or are not whole units, or units are not multiples of 512 bytes.
+    pub fn encrypt(&self, first: u64, unit: usize, from: Segment, to: Reach) {
+        self.segments(Direction::Encrypt, first, unit, from, to);
+    }
+
+    /// Deciphers data units; otherwise as [`Self::encrypt`]. Who deciphers is about to use them: they are written as near ones.
+    ///
+    /// # Panics
+    /// As [`Self::encrypt`].
+    pub fn decrypt(&self, first: u64, unit: usize, from: Segment, to: Segment) {
+        self.segments(Direction::Decrypt, first, unit, from, Reach { segment: to, target: Target::Near });
     }
 
     /// Deciphers data units in memory of the caller's own, and enciphers them with another key.
     ///
     /// # Panics
-    /// When the length is not whole units.
+    /// As [`Self::encrypt`].
     pub fn change_key(&self, to: &Self, first: u64, unit: usize, data: &mut [u8]) {
-        assert!(unit >= 16 && data.len().is_multiple_of(unit), "whole data units");
-        for (number, block) in (first..).zip(data.chunks_mut(unit)) {
-            let place = block.as_mut_ptr();
-            // SAFETY: the block is ours alone, and ciphered in its place.
-            self.with(Direction::Decrypt, |context| unsafe { context.unit(number, place, place, unit) });
-            // SAFETY: as above.
-            to.with(Direction::Encrypt, |context| unsafe { context.unit(number, place, place, unit) });
+        assert!(is_whole(unit, data.len()), "whole data units");
+        let (place, len) = (data.as_mut_ptr(), data.len());
+        // SAFETY: the data are ours alone, and ciphered in their place.
+        unsafe {
+            self.units(Direction::Decrypt, first, unit, (place, place), len, false);
+            to.units(Direction::Encrypt, first, unit, (place, place), len, false);
         }
     }
+}
 
-    /// Deciphers data units; otherwise as [`Self::encrypt`].
-    ///
-    /// # Panics
-    /// When the lengths differ or are not whole units.
-    pub fn decrypt(&self, first: u64, unit: usize, from: Segment, to: Segment) {
-        self.units(Direction::Decrypt, first, unit, from, to);
-    }
+fn is_whole(unit: usize, len: usize) -> bool {
+    unit > 0 && unit.is_multiple_of(GRAIN) && len.is_multiple_of(unit)
 }

@@ -95,9 +95,10 @@ mod streams {
         pub(super) static STATE: Cell<State> = const { Cell::new(State::EachAlone) };
     }
 
-    /// Some were made.
+    /// Some were made, here or by somebody else who writes past the caches: they are settled at once, or with others by
+    /// [`Unsettled`](super::Unsettled).
     #[inline]
-    pub(crate) fn made() {
+    pub fn made() {
         if STATE.get() == State::EachAlone { fence() } else { STATE.set(State::Pending) }
     }
 
@@ -111,7 +112,7 @@ mod streams {
     }
 }
 
-pub(crate) use streams::made as streams_made;
+pub use streams::made as streams_made;
 
 /// While it is there, copies past the caches on this thread are settled together, by [`Self::settle`] or at its end: waiting for each
 /// costs as much as the copy. Whoever has one settles before anybody is told that data are there by an ordinary store; an operation with

@@ -34,7 +34,7 @@ mod tlb;
 mod written;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
-pub use copy::{Target, Unsettled};
+pub use copy::{Target, Unsettled, streams_made};
 pub use cursor::SegmentCursor;
 pub use file::FileMap;
 pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use millrace_block::BlockError;
 use millrace_cipher::Xts;
-use millrace_memory::{Segment, SegmentCursor};
+use millrace_memory::{Reach, Segment, SegmentCursor, Target};
+
+/// Bytes that are fetched before anything waits for one of them: the cipher fetches what comes after.
+const AHEAD: usize = 1024;
 
 /// A key that takes over from the first block on.
 #[derive(Debug)]
@@ -65,18 +68,24 @@ impl Keys {
     }
 
     /// Enciphers blocks from the guest's memory into `to`, which has room for them.
-    pub(super) fn encrypt(&self, mut lba: u64, from: &[Segment], to: Segment) {
+    pub(super) fn encrypt(&self, mut lba: u64, from: &[Segment], Reach { segment: to, target }: Reach) {
+        let encrypt = |cipher: &Xts, lba, from, segment| cipher.encrypt(lba, self.unit, from, Reach { segment, target });
         if from.iter().any(|segment| !segment.len().is_multiple_of(self.unit)) {
             SegmentCursor::new(from).copy_to(to);
-            return self.each(lba, to, to, |cipher, lba, from, to| cipher.encrypt(lba, self.unit, from, to));
+            return self.each(lba, to, to, encrypt);
         }
         let mut at = 0;
         for segment in from {
             let part = to.part(at, segment.len()).expect("the buffer holds the request");
-            self.each(lba, *segment, part, |cipher, lba, from, to| cipher.encrypt(lba, self.unit, from, to));
+            self.each(lba, *segment, part, encrypt);
             at += segment.len();
             lba += (segment.len() / self.unit) as u64;
         }
+    }
+
+    /// As [`Self::encrypt`], into a buffer that is used at once.
+    pub(super) fn encrypt_near(&self, lba: u64, from: &[Segment], to: Segment) {
+        self.encrypt(lba, from, Reach { segment: to, target: Target::Near });
     }
 
     /// Deciphers blocks to where they are, or to another place. A block of zeroes stays one: nothing was ever written there, or it was
@@ -86,6 +95,8 @@ impl Keys {
         let part = |of: Segment, at: usize, end: usize| {
             of.part(at * self.unit, (end - at) * self.unit).expect("blocks of the segment")
         };
+        // The looks at each block's beginning would wait for memory one after the other, and the cipher for them.
+        from.prefetch(0, from.len().min(AHEAD));
         let is_zero = |at: usize| is_zero(part(from, at, at + 1));
         let mut at = 0;
         while at < blocks {

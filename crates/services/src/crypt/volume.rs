@@ -147,7 +147,7 @@ impl Crypt {
         if let Some(keys) = keys.filter(whole) {
             let below = self.below(&request);
             if let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) {
-                keys.encrypt(request.lba.0, request.segments, reach.segment);
+                keys.encrypt(request.lba.0, request.segments, reach);
                 self.leg.reached(below.lba, below.count);
                 return Step::Done(Ok(()));
             }
@@ -158,7 +158,7 @@ impl Crypt {
             return wait(cx, self.write_slowly(cx, request));
         };
         let piece = buffer.segment(len);
-        keys.encrypt(request.lba.0, request.segments, piece);
+        keys.encrypt_near(request.lba.0, request.segments, piece);
         let held = submit_held(&*self.leg, cx.deeper(), &self.below(&request), &[piece]);
         match held.done() {
             Some(result) => Step::Done(result),
@@ -176,7 +176,7 @@ impl Crypt {
             let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
             let lba = Lba(request.lba.0 + at);
             cursor.copy_to(segments[0]);
-            keys.encrypt(lba.0, &segments, segments[0]);
+            keys.encrypt_near(lba.0, &segments, segments[0]);
             let piece = Request { operation: request.operation, lba, count, segments: &segments };
             self.leg.submit(cx.deeper(), self.below(&piece)).await?;
         }
@@ -225,7 +225,7 @@ impl Crypt {
             let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
             let lba = Lba(request.lba.0 + at);
             segments[0].fill(0);
-            keys.encrypt(lba.0, &segments, segments[0]);
+            keys.encrypt_near(lba.0, &segments, segments[0]);
             let piece = Request { operation: Operation::Write { fua }, lba, count, segments: &segments };
             self.leg.submit(cx.deeper(), self.below(&piece)).await?;
         }
