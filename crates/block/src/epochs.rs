@@ -63,23 +63,20 @@ pub struct Retired<'a, T> {
 }
 
 impl<T> Retired<'_, T> {
-    /// Whether nobody visits it any more.
+    /// Whether nobody visits it any more, and what its visitors copied is where it belongs.
     pub fn is_free(&self) -> bool {
         if !self.free.get() && self.epochs.presence[self.side].count() == 0 {
-            self.free.set(true);
+            // Copies that are settled together ([`Volume::settles_late`](crate::Volume::settles_late)) may outlast the visit in which they were
+            // made. Whoever made them runs the barrier as well, and whoever uses or gives away their place comes after it.
+            self.free.set(barrier().is_ok());
         }
         self.free.get()
     }
 
-    /// Waits until it is free, and what its visitors copied is where it belongs. Blocks: not to be called on a shard.
+    /// Waits until it is free. Blocks: not to be called on a shard.
     pub fn wait(self) {
         while !self.is_free() {
             std::thread::sleep(std::time::Duration::from_micros(20));
-        }
-        // Copies that are settled together ([`Volume::settles_late`](crate::Volume::settles_late)) may outlast the visit in which they were
-        // made; who gives the place to somebody else comes after this.
-        while barrier().is_err() {
-            std::thread::yield_now();
         }
     }
 }

@@ -303,6 +303,11 @@ impl Volume for Crypt {
         lba.0.checked_add(before).is_some_and(|lba| self.leg.prefetch(Lba(lba), count))
     }
 
+    fn settles_late(&self) -> bool {
+        // Who re-enciphers blocks waits until nobody uses the keys before, and until those who did have settled: `Retired::is_free`.
+        self.leg.settles_late()
+    }
+
     fn scratch_bytes(&self) -> usize {
         let slow = future_bytes(Self::read_slowly)
             .max(future_bytes(Self::write_slowly))

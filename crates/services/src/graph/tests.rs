@@ -238,8 +238,8 @@ fn copies_are_settled_late_only_where_nobody_else_could_look_before() {
         ("throttle(iops=1M, disk:0)", true),
         ("meter(tenant=test, disk:0)", true),
         ("share(disk(extent=64K, disk:0))", true),
-        // Their locks, keys and tables are passed on by ordinary stores, or their legs are worked on beside requests.
-        (&crypt, false),
+        (&crypt, true),
+        // Their locks and tables are passed on by ordinary stores, or their legs are worked on beside requests.
         ("mirror(disk:0, disk:1)", false),
         ("parity(chunk=4K, disk:0, disk:1, disk:2)", false),
         ("integrity(disk:0)", false),

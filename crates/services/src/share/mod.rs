@@ -366,7 +366,7 @@ impl Volume for Share {
     }
 
     fn settles_late(&self) -> bool {
-        // A visit that ends says that extents may be given away. Who does that waits for copies that are not settled yet: `Retired::wait`.
+        // A visit that ends says that extents may be given away. Who does that waits for copies that are not settled yet: `Retired::is_free`.
         self.leg.settles_late()
     }
 
