@@ -22,6 +22,7 @@
 //!
 //! It does no I/O itself, and knows no protocol and no executor.
 
+mod bias;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -43,6 +44,7 @@ pub mod trace;
 mod units;
 mod volume;
 
+pub use bias::{Bias, Favoured};
 pub use epochs::{Epochs, ReplaceError, Retired, Visit};
 pub use error::{BlockError, VolumeError};
 pub use geometry::{BlockSize, Geometry};

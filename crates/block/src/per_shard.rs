@@ -12,10 +12,16 @@ use std::{
 /// Places of a value.
 const SLOTS: usize = 64;
 /// The place of threads that have none of their own. Only there several threads write, so only there writes are atomic.
-const SHARED: usize = SLOTS - 1;
+pub(crate) const SHARED: usize = SLOTS - 1;
 
 thread_local! {
     static SLOT: Cell<usize> = const { Cell::new(SHARED) };
+}
+
+/// The calling thread's place.
+#[inline]
+pub(crate) fn own_slot() -> usize {
+    SLOT.get()
 }
 
 static TAKEN: Mutex<[bool; SHARED]> = Mutex::new([false; SHARED]);
@@ -84,6 +90,11 @@ impl<T> PerShard<T> {
     pub fn here(&self) -> (&T, bool) {
         let slot = SLOT.get() % SLOTS;
         (&self.0[slot].0, slot != SHARED)
+    }
+
+    /// The value in a place.
+    pub(crate) fn of(&self, slot: usize) -> &T {
+        &self.0[slot].0
     }
 
     /// All values, those of shards that do not exist as well.
