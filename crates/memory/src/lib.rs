@@ -39,7 +39,7 @@ pub use cursor::SegmentCursor;
 pub use file::FileMap;
 pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
 pub use mapping::Mapping;
-pub use once::{MOST_PLACES, Reach, copy_and_sum, copy_to_all};
+pub use once::{MOST_PLACES, Places, Reach, copy_and_sum, copy_to_all};
 pub use peer::PeerBytes;
 pub use segment::{Segment, copy_segments, total_len};
 pub use shared::Shared;

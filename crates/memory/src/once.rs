@@ -3,6 +3,8 @@
 //! A guest may change its memory at any time. What is read once is the same in every place, and in the sum, without a copy that nobody
 //! else can reach.
 
+use std::ptr::NonNull;
+
 use crate::{Segment, SegmentCursor, Target};
 
 /// Memory that holds what somebody asked for.
@@ -17,6 +19,38 @@ pub struct Reach {
 /// Places that data go to at most.
 pub const MOST_PLACES: usize = 8;
 
+/// Places that the same data go to. A part of [`Reach`] each, not the whole: what is loaded by more bytes at a time than it was stored waits
+/// until all that was stored before has left the processor, copies past the caches as well.
+#[derive(Debug)]
+pub struct Places {
+    starts: [*mut u8; MOST_PLACES],
+    count: usize,
+    /// Bytes of the shortest.
+    len: usize,
+    past_caches: bool,
+}
+
+impl Places {
+    /// None so far.
+    #[expect(clippy::new_without_default, reason = "there is no use for places that nothing is added to")]
+    #[inline]
+    pub fn new() -> Self {
+        Self { starts: [std::ptr::null_mut(); MOST_PLACES], count: 0, len: usize::MAX, past_caches: true }
+    }
+
+    /// One more.
+    ///
+    /// # Panics
+    /// When there are [`MOST_PLACES`].
+    #[inline]
+    pub fn add(&mut self, place: &Reach) {
+        self.starts[self.count] = place.segment.as_ptr();
+        self.count += 1;
+        self.len = self.len.min(place.segment.len());
+        self.past_caches &= place.target == Target::Far;
+    }
+}
+
 /// Bytes that go by way of a small place of our own where the processor has no wide registers.
 const STEP: usize = 512;
 #[cfg(target_arch = "x86_64")]
@@ -25,18 +59,23 @@ const LINE: usize = 64;
 /// Copies `from` to the beginning of each of `to`.
 ///
 /// # Panics
-/// When one of them is shorter, or there are more than [`MOST_PLACES`].
-pub fn copy_to_all(from: &[Segment], to: &[Reach]) {
-    assert!(to.len() <= MOST_PLACES, "{} places", to.len());
-    let mut cursor = SegmentCursor::new(from);
+/// When one of them is shorter.
+pub fn copy_to_all(from: &[Segment], to: &Places) {
+    let mut cursor = SegmentCursor::new(if to.count == 0 { &[] } else { from });
     let mut at = 0;
     while let Some(run) = cursor.next_run(usize::MAX) {
-        let place = |number: usize| to[number].segment.part(at, run.len()).expect("every place holds the data");
+        assert!(run.len() <= to.len - at, "every place holds the data");
+        let place = |number: usize| {
+            // SAFETY: a segment of at least `to.len` bytes begins there (`Places::add`), and these lie within it (above).
+            unsafe { Segment::new(NonNull::new_unchecked(to.starts[number].add(at)), run.len()) }
+        };
         #[cfg(target_arch = "x86_64")]
-        if let Some((parts, past)) = x86::aligned(to.iter().map(|reach| reach.target), to.len(), place) {
+        let mut parts = x86::NOWHERE;
+        #[cfg(target_arch = "x86_64")]
+        if x86::aligned(&mut parts[..to.count], place) {
             // SAFETY: `aligned` found that the processor has AVX-512 and that places begin at lines; run and places are mapped memory
             // of `run.len()` bytes (Segment's contract), and the places are no guest's, so that they do not overlap the run.
-            unsafe { x86::copy(run.as_ptr(), &parts[..to.len()], run.len(), past) };
+            unsafe { x86::copy(run.as_ptr(), &parts[..to.count], run.len(), to.past_caches) };
             at += run.len();
             continue;
         }
@@ -44,7 +83,7 @@ pub fn copy_to_all(from: &[Segment], to: &[Reach]) {
         for step in (0..run.len()).step_by(STEP) {
             let bytes = &mut bytes[..STEP.min(run.len() - step)];
             run.read_at(step, bytes);
-            (0..to.len()).for_each(|number| place(number).write_at(step, bytes));
+            (0..to.count).for_each(|number| place(number).write_at(step, bytes));
         }
         at += run.len();
     }
@@ -60,7 +99,10 @@ pub fn copy_and_sum(from: &[Segment], to: &[Reach]) {
     let alike = from.iter().all(|from| from.len() == len) && to.iter().all(|to| to.segment.len() == len);
     assert!(alike, "sums are of equal lengths");
     #[cfg(target_arch = "x86_64")]
-    if let Some((parts, past)) = x86::aligned(to.iter().map(|reach| reach.target), to.len(), |number| to[number].segment) {
+    let mut parts = x86::NOWHERE;
+    #[cfg(target_arch = "x86_64")]
+    if x86::aligned(&mut parts[..to.len()], |number| to[number].segment) {
+        let past = to.iter().all(|reach| reach.target == Target::Far);
         let sources: [*const u8; MOST_PLACES] = std::array::from_fn(|at| from[at.min(from.len() - 1)].as_ptr().cast_const());
         // SAFETY: as above, with every source of `len` bytes.
         return unsafe { x86::copy_and_sum(&sources[..from.len()], &parts[..to.len()], len, past) };
@@ -84,24 +126,21 @@ mod x86 {
         __m512i, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_store_si512, _mm512_stream_si512, _mm512_xor_si512,
     };
 
-    use super::{LINE, MOST_PLACES, Segment, Target};
+    use super::{LINE, MOST_PLACES, Segment};
 
-    /// Where the places are, and whether they are written past the caches; `None` when that is not for this module.
+    pub(super) const NOWHERE: [*mut u8; MOST_PLACES] = [std::ptr::null_mut(); MOST_PLACES];
+
+    /// Puts down where the places are; false when they are not for this module.
     #[inline]
-    pub(super) fn aligned(
-        mut targets: impl Iterator<Item = Target>,
-        count: usize,
-        place: impl Fn(usize) -> Segment,
-    ) -> Option<([*mut u8; MOST_PLACES], bool)> {
-        let mut parts = [std::ptr::null_mut(); MOST_PLACES];
-        for (number, part) in parts[..count].iter_mut().enumerate() {
+    pub(super) fn aligned(parts: &mut [*mut u8], place: impl Fn(usize) -> Segment) -> bool {
+        for (number, part) in parts.iter_mut().enumerate() {
             let place = place(number);
             *part = place.as_ptr();
             if !(*part as usize).is_multiple_of(LINE) || !place.len().is_multiple_of(LINE) {
-                return None;
+                return false;
             }
         }
-        is_x86_feature_detected!("avx512f").then(|| (parts, targets.all(|target| target == Target::Far)))
+        is_x86_feature_detected!("avx512f")
     }
 
     /// Stores a line, past the caches or not.
@@ -198,7 +237,11 @@ mod tests {
                 (0..places).map(|at| Reach { segment: piece(&mapping, 8 + at, odd, len), target }).collect()
             };
             let copies = to(whole.len());
-            copy_to_all(&from, &copies);
+            let mut all = Places::new();
+            for copy in &copies {
+                all.add(copy);
+            }
+            copy_to_all(&from, &all);
             for copy in &copies {
                 prop_assert_eq!(bytes(&copy.segment), &whole[..]);
             }

@@ -1,5 +1,6 @@
 //! What a mirror costs, and what integrity costs on its legs: 4 KiB at random places, on memory, one request after the other.
-//! `cargo bench -p millrace-services --bench mirror`
+//! `cargo bench -p millrace-services --bench mirror -- [FILTER…]`; a filter is a part of a stack. As front ends do, the thread has a shard's
+//! place, and settles what was copied once for so many requests as they take at once.
 
 #![allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 
@@ -11,10 +12,10 @@ use std::{
 
 use millrace_backends::MemoryVolume;
 use millrace_block::{
-    BlockCount, BlockSize, Lba, Operation, Request, Scratch, Step, TaskContext, Volume,
+    BlockCount, BlockSize, Lba, Operation, Request, Scratch, ShardSlot, Step, TaskContext, Volume,
     conformance::{Memory, Random, SyncIo},
 };
-use millrace_memory::BufferPool;
+use millrace_memory::{BufferPool, Unsettled};
 use millrace_services::{
     Node, Reason, SharedObjects,
     background::{Running, Spawner, Stop, Task},
@@ -60,6 +61,7 @@ fn measure(volume: &Arc<dyn Volume>, operation: Operation) -> f64 {
     let shift = volume.geometry().block_size.shift();
     let mut run = |requests: u64| {
         let start = Instant::now();
+        let unsettled = volume.settles_late().then(Unsettled::new);
         for number in 0..requests {
             let segments = [memory.segment((number % PAGES) as usize * 4096, 4096)];
             let lba = Lba(random.below(SIZE / 4096) << 12 >> shift);
@@ -69,7 +71,11 @@ fn measure(volume: &Arc<dyn Volume>, operation: Operation) -> f64 {
                 Step::Wait(_) => panic!("memory answers at once"),
             }
             scratch.reset();
+            if let Some(unsettled) = unsettled.as_ref().filter(|_| number % PAGES == PAGES - 1) {
+                unsettled.settle();
+            }
         }
+        drop(unsettled);
         start.elapsed()
     };
     let (mut best, mut requests) = (f64::MAX, 0);
@@ -107,12 +113,18 @@ fn main() {
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
+    let _place = ShardSlot::claim();
+    let filters: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let wanted = |stack: &str| filters.is_empty() || filters.iter().any(|filter| stack.contains(filter.as_str()));
     let mirrors =
         ["memory", "mirror(memory, memory)", "mirror(stable=false, memory, memory)", "mirror(memory, memory, memory)"];
     let integrity = ["memory", "integrity(memory)", "mirror(integrity(memory), integrity(memory))"];
     let of = |size: BlockSize| move |stack| (size, stack);
     let small = mirrors.into_iter().chain(integrity.into_iter().skip(1)).map(of(BlockSize::B512));
     for (block_size, stack) in small.chain(integrity.into_iter().map(of(BlockSize::B4096))) {
+        if !wanted(stack) {
+            continue;
+        }
         let graph = volume(stack, block_size);
         let volume = graph.volume();
         fill(volume);

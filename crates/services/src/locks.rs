@@ -8,14 +8,17 @@
 //! Two ranges 1 GiB apart share bits: then one waits for the other without need, which is slower and not wrong. Who does not get
 //! a range holds nothing while it waits, so no circle of waiting tasks can close. A shard that writes where no other shard writes
 //! touches words that no other shard touches.
+//!
+//! Where one shard does nearly all, its requests that end at once need not set bits, which costs two atomic operations and waits for what
+//! was copied past the caches: they only look at them ([`Ranges::try_hold`], [`Bias`]).
 
 use std::{
     ops::Range,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
     time::Duration,
 };
 
-use millrace_block::{IoOperation, TaskContext, yield_now};
+use millrace_block::{Bias, Favoured, IoOperation, TaskContext, yield_now};
 
 /// Power of two of the bytes of a unit.
 const UNIT_SHIFT: u32 = 12;
@@ -25,6 +28,9 @@ const WORDS: u64 = 4096;
 const TURNS: u32 = 16;
 /// How long it then sleeps before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
+/// After so many requests a shard that was alone need not set bits; if that does not last, after twice as many, up to the second number.
+/// Taking it back is a few system calls.
+const PATIENCE: (u64, u64) = (1 << 10, 1 << 20);
 
 /// Waits until `look` finds something that a task of another shard may bring about.
 pub(crate) async fn until<T>(cx: TaskContext<'_>, mut look: impl FnMut() -> Option<T>) -> T {
@@ -73,7 +79,10 @@ impl Drop for Taken<'_> {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Ranges(Box<[AtomicU64]>);
+pub(crate) struct Ranges {
+    words: Box<[AtomicU64]>,
+    bias: Bias,
+}
 
 /// A locked range; dropping it unlocks it.
 #[derive(Debug)]
@@ -102,7 +111,28 @@ fn spans(units: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
 impl Ranges {
     /// A table in which nothing is locked.
     pub(crate) fn new() -> Self {
-        Self((0..WORDS).map(|_| AtomicU64::new(0)).collect())
+        Self::with_patience(PATIENCE)
+    }
+
+    fn with_patience((least, most): (u64, u64)) -> Self {
+        Self { words: (0..WORDS).map(|_| AtomicU64::new(0)).collect(), bias: Bias::new(least, most) }
+    }
+
+    /// As [`Self::try_lock`], for a shard that nearly always is the only one, and for what ends at once. Ordinary stores: what was copied
+    /// may be settled later ([`Volume::settles_late`](millrace_block::Volume::settles_late)), for whoever locks next on another shard makes
+    /// every processor settle first. The same holds for [`Self::quiesce`].
+    #[inline]
+    pub(crate) fn try_hold(&self, bytes: &Range<u64>) -> Option<Favoured<'_>> {
+        let inside = self.bias.enter()?;
+        // SeqCst: see `Bias::enter`. These are this shard's own locks, and those from before it was favoured.
+        let free = spans(units(bytes)).all(|(word, bits)| self.words[word].load(Ordering::SeqCst) & bits == 0);
+        free.then_some(inside)
+    }
+
+    /// A range was locked for what ended at once, so that [`Self::try_hold`] would have done.
+    #[inline]
+    pub(crate) fn could_hold(&self) {
+        self.bias.count();
     }
 
     /// Locks a range of bytes if nothing in it is locked.
@@ -111,13 +141,22 @@ impl Ranges {
     /// range is locked ([`Self::quiesce`]). One of the two sees the other.
     #[inline]
     pub(crate) fn try_lock(&self, bytes: Range<u64>) -> Option<Locked<'_>> {
-        let units = units(&bytes);
+        if !self.bias.is_open() && !self.bias.withdraw() {
+            return None;
+        }
+        let locked = self.try_set(units(&bytes))?;
+        // After the bits: the favour may have been given meanwhile, to a shard that did not see them.
+        self.bias.is_open().then_some(locked)
+    }
+
+    #[inline]
+    fn try_set(&self, units: Range<u64>) -> Option<Locked<'_>> {
         for (at, (word, bits)) in spans(units.clone()).enumerate() {
-            let before = self.0[word].fetch_or(bits, Ordering::SeqCst);
+            let before = self.words[word].fetch_or(bits, Ordering::SeqCst);
             if before & bits != 0 {
-                self.0[word].fetch_and(!(bits & !before), Ordering::Release);
+                self.words[word].fetch_and(!(bits & !before), Ordering::Release);
                 for (word, bits) in spans(units).take(at) {
-                    self.0[word].fetch_and(!bits, Ordering::Release);
+                    self.words[word].fetch_and(!bits, Ordering::Release);
                 }
                 return None;
             }
@@ -132,11 +171,14 @@ impl Ranges {
 
     /// Waits until everything that was locked in the range when this was called has been unlocked.
     pub(crate) async fn quiesce(&self, cx: TaskContext<'_>, bytes: Range<u64>) {
+        // What the caller changed for those who come is before the look at who is there.
+        fence(Ordering::SeqCst);
+        until(cx, || (self.bias.is_open() || self.bias.withdraw()).then_some(())).await;
         for (word, bits) in spans(units(&bytes)) {
             // SeqCst: see `try_lock`.
-            let mut waiting = self.0[word].load(Ordering::SeqCst) & bits;
+            let mut waiting = self.words[word].load(Ordering::SeqCst) & bits;
             until(cx, || {
-                waiting &= self.0[word].load(Ordering::Acquire);
+                waiting &= self.words[word].load(Ordering::Acquire);
                 (waiting == 0).then_some(())
             })
             .await;
@@ -156,13 +198,18 @@ impl Drop for Locked<'_> {
     fn drop(&mut self) {
         for (word, bits) in spans(self.units.clone()) {
             // Release: what was done under the lock is seen by the next holder.
-            self.ranges.0[word].fetch_and(!bits, Ordering::Release);
+            self.ranges.words[word].fetch_and(!bits, Ordering::Release);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use millrace_backends::MemoryVolume;
+    use millrace_block::{BlockCount, BlockSize, Lba, ShardSlot, Volume, conformance::Memory};
+    use millrace_memory::{Access, Places, Unsettled, copy_to_all};
     use proptest::prelude::*;
 
     use super::*;
@@ -187,7 +234,7 @@ mod tests {
             prop_assert!(ranges.try_lock(first).is_none());
             prop_assert_eq!(ranges.try_lock(second.clone()).is_none(), meet);
             drop(held);
-            prop_assert!(ranges.0.iter().all(|word| word.load(Ordering::Relaxed) == 0), "nothing is left behind");
+            prop_assert!(ranges.words.iter().all(|word| word.load(Ordering::Relaxed) == 0), "nothing is left behind");
             prop_assert!(ranges.try_lock(second).is_some());
         }
     }
@@ -223,6 +270,88 @@ mod tests {
                     }
                 });
             }
+        });
+    }
+
+    /// What threads do with one range: hold it where they may, else lock it.
+    fn with_range(ranges: &Ranges, bytes: &Range<u64>, work: impl FnOnce()) -> bool {
+        if let Some(_held) = ranges.try_hold(bytes) {
+            work();
+            return true;
+        }
+        let Some(_locked) = ranges.try_lock(bytes.clone()) else { return false };
+        work();
+        ranges.could_hold();
+        true
+    }
+
+    /// Copies to two places past the caches, which it never settles, again and again; what others copied there must be in both.
+    fn copy_to_two(ranges: &Ranges, volume: &dyn Volume, inside: &AtomicBool) -> u64 {
+        let _place = ShardSlot::claim();
+        let _unsettled = Unsettled::new();
+        let reach = |lba| volume.reach(Lba(lba), BlockCount(8), Access::Write).expect("it is memory");
+        let (one, two, mut places) = (reach(0), reach(800), Places::new());
+        places.add(&one);
+        places.add(&two);
+        let memory = Memory::new(4096);
+        let own = memory.segment(0, 4096);
+        let (mut done, mut favoured) = (0_u32, 0);
+        while done < 20_000 {
+            own.fill((done % 251) as u8);
+            let worked = with_range(ranges, &(0..4096), || {
+                assert!(!inside.swap(true, Ordering::Relaxed));
+                assert!(one.segment.equals(&two.segment), "the last one's copies are there");
+                inside.store(false, Ordering::Relaxed);
+                copy_to_all(&[own], &places);
+            });
+            done += u32::from(worked);
+            favoured += u64::from(ranges.bias.enter().is_some());
+        }
+        favoured
+    }
+
+    #[test]
+    fn a_range_that_is_held_is_nobody_elses_and_what_was_copied_is_seen() {
+        let (ranges, inside) = (Ranges::with_patience((1, 1)), AtomicBool::new(false));
+        // Large enough to be in no cache.
+        let volume = MemoryVolume::create("test", 32 << 20, BlockSize::B512).unwrap();
+        let favoured: u64 = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| copy_to_two(&ranges, &*volume, &inside))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert!(favoured > 0);
+    }
+
+    #[test]
+    fn who_waits_for_those_who_hold_finds_none_that_saw_the_mark() {
+        let (ranges, taken_away) = (Arc::new(Ranges::with_patience((1, 1))), Arc::new(AtomicBool::new(false)));
+        let (marked, over) = (Arc::new(AtomicBool::new(true)), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _place = ShardSlot::claim();
+                while !over.load(Ordering::Relaxed) {
+                    with_range(&ranges, &(0..4096), || {
+                        if marked.load(Ordering::SeqCst) {
+                            (0..20).for_each(|_| assert!(!taken_away.load(Ordering::SeqCst), "it is still at work"));
+                        }
+                    });
+                }
+            });
+            for _ in 0..3000 {
+                let (ranges, marked, taken_away) = (Arc::clone(&ranges), Arc::clone(&marked), Arc::clone(&taken_away));
+                let work = crate::legs::block_on(move |cx| {
+                    Box::pin(async move {
+                        marked.store(false, Ordering::SeqCst);
+                        ranges.quiesce(cx, 0..4096).await;
+                        taken_away.store(true, Ordering::SeqCst);
+                        yield_now().await;
+                        taken_away.store(false, Ordering::SeqCst);
+                        marked.store(true, Ordering::SeqCst);
+                    })
+                });
+                work.unwrap();
+            }
+            over.store(true, Ordering::Relaxed);
         });
     }
 }

@@ -239,12 +239,13 @@ fn copies_are_settled_late_only_where_nobody_else_could_look_before() {
         ("meter(tenant=test, disk:0)", true),
         ("share(disk(extent=64K, disk:0))", true),
         (&crypt, true),
+        ("concat(disk:0, mirror(disk:1, disk:2))", true),
         // Their locks and tables are passed on by ordinary stores, or their legs are worked on beside requests.
-        ("mirror(disk:0, disk:1)", false),
         ("parity(chunk=4K, disk:0, disk:1, disk:2)", false),
         ("integrity(disk:0)", false),
         ("cache(mode=through, disk:0, disk:1)", false),
-        ("concat(disk:0, mirror(disk:1, disk:2))", false),
+        ("concat(disk:0, integrity(disk:1))", false),
+        ("mirror(disk:0, integrity(disk:1))", false),
     ];
     for (stack, late) in stacks {
         let made = mounted(stack, &memory(3, 32768), None, Reason::Create, &Arc::default());

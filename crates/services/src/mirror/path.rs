@@ -6,7 +6,7 @@ use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step,
     TaskContext, Usage, Volume, VolumeError, check, future_bytes,
 };
-use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Reach, Segment, SegmentCursor, Target, copy_to_all};
+use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Places, Segment, SegmentCursor, copy_to_all};
 
 use super::{Mirror, balance::Queued};
 use crate::{
@@ -116,25 +116,36 @@ impl Mirror {
     /// A write to legs that are memory: one pass's, so that they have the same whatever the guest does meanwhile. Whether it was done.
     #[inline]
     fn write_at_once(&self, writing: &mut Writing<'_>, request: &Request<'_>) -> bool {
-        let Some(data) = request.segments.first() else { return false };
-        let (mut places, mut count) = ([Reach { segment: *data, target: Target::Near }; MOST_LEGS], 0);
+        let mut places = Places::new();
         for leg in legs_of(writing.legs) {
-            let Some(reach) = self.legs[leg].reach(request.lba, request.count, Access::Write) else { return false };
-            places[count] = reach;
-            count += 1;
+            let Some(place) = self.legs[leg].reach(request.lba, request.count, Access::Write) else { return false };
+            places.add(&place);
         }
-        copy_to_all(request.segments, &places[..count]);
+        copy_to_all(request.segments, &places);
         legs_of(writing.legs).for_each(|leg| self.legs[leg].reached(request.lba, request.count));
         writing.done = writing.legs;
         // Else it is written once more, the long way.
         self.may_acknowledge(writing)
     }
 
+    /// A write that ends here and now, by a shard that is nearly always the only one to write. Whether it was done.
+    #[inline]
+    fn write_alone(&self, request: &Request<'_>) -> bool {
+        let bytes = self.bytes_of(request);
+        let Some(_held) = self.members.ranges.try_hold(&bytes) else { return false };
+        // After the lock: see `Ranges::try_lock`.
+        self.members.is_marked(&bytes) && self.write_at_once(&mut Writing::new(None, None, self.masks().writable), request)
+    }
+
     /// A write of at most one buffer's length.
     #[inline]
     fn write<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if self.write_alone(&request) {
+            return Step::Done(Ok(()));
+        }
         if let Some(mut writing) = self.begin(&request) {
             if self.write_at_once(&mut writing, &request) {
+                self.members.ranges.could_hold();
                 return Step::Done(Ok(()));
             }
             writing.done = 0;
@@ -434,6 +445,12 @@ impl Volume for Mirror {
             }
             Operation::Copy { .. } => Step::Wait(cx.scratch.place_future(self.copy(cx, request))),
         }
+    }
+
+    fn settles_late(&self) -> bool {
+        // A range is unlocked by an atomic operation, which settles, or was held by the only shard that writes: whoever else locks one, or
+        // waits until none is locked, makes every processor settle first (`Ranges::try_hold`).
+        self.legs.iter().all(|leg| leg.settles_late())
     }
 
     fn scratch_bytes(&self) -> usize {

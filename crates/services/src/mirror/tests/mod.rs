@@ -196,3 +196,59 @@ fn overlapping_writes_in_flight_leave_the_legs_equal() {
     let first = data_of(&volumes[0]);
     assert!(volumes.iter().all(|leg| data_of(leg) == first));
 }
+
+/// Writes of 4 KiB to the first 64 KiB, each of one byte throughout, settled now and then, as a shard makes them.
+fn write_as_a_shard(volume: &Arc<dyn Volume>, seed: u64, writes: u32) {
+    let _place = millrace_block::ShardSlot::claim();
+    let (io, buffers) = (conformance::SyncIo::new(seed, false), millrace_memory::BufferPool::new(2).unwrap());
+    let mut scratch = millrace_block::Scratch::new(volume.scratch_bytes());
+    let (memory, mut random) = (conformance::Memory::new(4096), conformance::Random::new(seed));
+    let unsettled = millrace_memory::Unsettled::new();
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    for number in 0..writes {
+        let segments = [memory.segment(0, 4096)];
+        segments[0].fill(random.below(256) as u8);
+        let (operation, lba) = (millrace_block::Operation::Write { fua: false }, millrace_block::Lba(random.below(120)));
+        let request = millrace_block::Request { operation, lba, count: BlockCount(8), segments: &segments };
+        let mut step = volume.submit(millrace_block::TaskContext::new(&scratch, &buffers, &io), request);
+        let result = loop {
+            if let std::task::Poll::Ready(result) = std::pin::Pin::new(&mut step).poll(&mut cx) {
+                break result;
+            }
+        };
+        result.unwrap();
+        drop(step);
+        scratch.reset();
+        if number % 8 == 7 {
+            unsettled.settle();
+        }
+    }
+}
+
+#[test]
+fn writes_that_are_settled_late_are_the_same_on_all_legs_for_whoever_locks() {
+    // Large enough to be written past the caches.
+    let wanted = Wanted { block_size: BlockSize::B512, blocks: leg_blocks(1 << 16, BlockSize::B512), read_only: false };
+    let legs: Vec<_> = (0..2).map(|leg| memory(wanted, leg)).collect();
+    let graph = open("", &legs, Reason::Create);
+    let (volume, mirror) = (graph.volume(), mirror(&graph));
+    std::thread::scope(|scope| {
+        // One after the other is alone for a while: long enough to be favoured.
+        let one = scope.spawn(|| write_as_a_shard(volume, SEED, 60_000));
+        while !one.is_finished() {
+            let (mirror, legs) = (Arc::clone(&mirror), legs.clone());
+            let equal = crate::legs::block_on(move |cx| {
+                Box::pin(async move {
+                    let _range = mirror.members.ranges.lock(cx, 0..1 << 16).await;
+                    let first = crate::legs::read_bytes(cx, &*legs[0], 0, 1 << 16).await.unwrap();
+                    first == crate::legs::read_bytes(cx, &*legs[1], 0, 1 << 16).await.unwrap()
+                })
+            });
+            assert!(equal.unwrap(), "a write was seen on one leg alone");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        scope.spawn(|| write_as_a_shard(volume, !SEED, 20_000));
+        scope.spawn(|| write_as_a_shard(volume, SEED + 1, 20_000));
+    });
+    assert!(data_of(&legs[0]) == data_of(&legs[1]));
+}
