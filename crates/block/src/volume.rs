@@ -27,7 +27,7 @@ pub enum Step<'a> {
     Wait(TaskFuture<'a>),
 }
 
-impl<'a> Step<'a> {
+impl Step<'_> {
     /// A step that has succeeded at once, or what it is otherwise. Of one that has, nothing but the tags is loaded (a load that is wider than
     /// the store before it waits for that), and nothing dropped.
     #[inline]

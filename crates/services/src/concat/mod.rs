@@ -73,15 +73,15 @@ impl Plan for ConcatPlan {
     }
 }
 
-/// Where each leg begins.
 pub(crate) struct ConcatMap {
+    /// Where each leg begins, and an end that no block is behind.
     starts: Box<[AtomicU64]>,
     blocks: AtomicU64,
 }
 
 impl ConcatMap {
     fn new(legs: &[Leg]) -> Self {
-        let map = Self { starts: legs.iter().map(|_| AtomicU64::new(0)).collect(), blocks: AtomicU64::new(0) };
+        let map = Self { starts: (0..=legs.len()).map(|_| AtomicU64::new(u64::MAX)).collect(), blocks: AtomicU64::new(0) };
         map.measure(legs);
         map
     }
@@ -95,8 +95,8 @@ impl ConcatMap {
         }
     }
 
-    fn start(&self, leg: usize) -> Option<u64> {
-        self.starts.get(leg).map(|start| start.load(Ordering::Relaxed))
+    fn start(&self, leg: usize) -> u64 {
+        self.starts[leg].load(Ordering::Relaxed)
     }
 }
 
@@ -107,10 +107,13 @@ impl Map for ConcatMap {
 
     #[inline]
     fn locate(&self, lba: u64) -> Place {
-        let last = self.starts.len() - 1;
-        let leg = (1..=last).find(|leg| self.start(*leg).is_some_and(|start| lba < start)).map_or(last, |next| next - 1);
-        let start = self.start(leg).unwrap_or(0);
-        let end = self.start(leg + 1).unwrap_or(u64::MAX);
+        // All are looked at, and there is an end behind the last: which leg it is cannot be foreseen, and a branch on it would be taken
+        // wrongly half of the time.
+        let mut leg = 0;
+        for start in &self.starts[1..self.starts.len() - 1] {
+            leg += usize::from(start.load(Ordering::Relaxed) <= lba);
+        }
+        let (start, end) = (self.start(leg), self.start(leg + 1));
         Place { leg, lba: lba.saturating_sub(start), run: end.saturating_sub(lba) }
     }
 
@@ -124,7 +127,7 @@ impl Map for ConcatMap {
 
     fn enlarge(&self, _: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
         let last = legs.len() - 1;
-        legs[last].resize(BlockCount(blocks.saturating_sub(self.start(last).unwrap_or(0))))
+        legs[last].resize(BlockCount(blocks.saturating_sub(self.start(last))))
     }
 
     fn formatted(&self, legs: &[Leg], _: BlockSize) {

@@ -347,8 +347,7 @@ impl Volume for Share {
         }
         let (operation, count) = (request.operation, request.count);
         match self.pass(cx, &visit, request).at_once() {
-            Ok(done) => done,
-            Err(done @ Step::Done(_)) => done,
+            Ok(done) | Err(done @ Step::Done(_)) => done,
             Err(step) => {
                 let flight = self.space.line.go(&self.member, self.bytes(operation, count));
                 Step::Wait(cx.scratch.place_future(follow(visit, flight, step)))

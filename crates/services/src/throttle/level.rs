@@ -306,12 +306,21 @@ impl Chain {
     /// Takes tokens that this shard has at hand.
     #[inline]
     pub(super) fn spend(&self, own: &Leases, cost: Cost) -> bool {
-        if !own.suffice(&self.own, cost) || !self.above.iter().all(|level| level.leases.here().0.suffice(level, cost)) {
+        if !own.suffice(&self.own, cost) || !(self.above.is_empty() || self.spend_above(cost)) {
             return false;
         }
         own.spend(cost);
-        self.above.iter().for_each(|level| level.leases.here().0.spend(cost));
         true
+    }
+
+    /// The same of the levels above.
+    #[inline(never)]
+    fn spend_above(&self, cost: Cost) -> bool {
+        let enough = self.above.iter().all(|level| level.leases.here().0.suffice(level, cost));
+        if enough {
+            self.above.iter().for_each(|level| level.leases.here().0.spend(cost));
+        }
+        enough
     }
 
     /// Takes what a request needs, or says how long that will not be possible. `front` is there when the request is the first of its

@@ -271,6 +271,11 @@ impl Throttle {
         !within || (self.chain.own.leases.here().0.is_free(cost) && self.chain.pass(cost, None, false).is_ok())
     }
 
+    #[cold]
+    fn hold_back<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        Step::Wait(cx.scratch.place_future(self.hold(cx, request)))
+    }
+
     /// A request that waits.
     async fn hold(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         self.turn(cx, &request).await;
@@ -333,11 +338,7 @@ impl Volume for Throttle {
 
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        if self.goes(&request) {
-            self.leg.submit(cx, request)
-        } else {
-            Step::Wait(cx.scratch.place_future(self.hold(cx, request)))
-        }
+        if self.goes(&request) { self.leg.submit(cx, request) } else { self.hold_back(cx, request) }
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
