@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Off, a front end pays one branch for each event on a field of its own, a [`Switch`](crate::Switch) nothing (it looks at the word that
-//! says whether it is paused in any case), and a [`Tap`] between two services one call and one branch on a plain load. Nothing is
+//! says whether it is paused in any case), and a [`Tap`] between two services one branch on a plain load. Nothing is
 //! written, and nothing is locked.
 //!
 //! Invariants:
