@@ -69,6 +69,9 @@ pub struct Mapped<M: Map> {
     shape: AtomicU8,
 }
 
+/// The bit of a shape that says that nothing is written.
+const READ_ONLY: u8 = 2;
+
 fn pack(geometry: &Geometry) -> u8 {
     let flags = [geometry.block_size == BlockSize::B4096, geometry.read_only, geometry.volatile_cache, geometry.deallocate];
     flags.iter().enumerate().fold(0, |sum, (bit, flag)| sum | u8::from(*flag) << bit)
@@ -78,7 +81,7 @@ fn unpack(shape: u8, blocks: u64) -> Geometry {
     Geometry {
         block_size: if shape & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 },
         blocks: BlockCount(blocks),
-        read_only: shape & 2 != 0,
+        read_only: shape & READ_ONLY != 0,
         volatile_cache: shape & 4 != 0,
         deallocate: shape & 8 != 0,
     }
@@ -368,7 +371,10 @@ impl<M: Map> Volume for Mapped<M> {
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, mut request: Request<'a>) -> Step<'a> {
         let end = request.lba.0.checked_add(request.count.0);
-        if request.operation.has_data() && request.count.0 > 0 && end.is_some_and(|end| end <= self.map.blocks()) {
+        let within = request.count.0 > 0 && end.is_some_and(|end| end <= self.map.blocks());
+        // The leg it goes to may be one that can be written.
+        let refused = request.operation.is_write() && self.shape.load(Ordering::Relaxed) & READ_ONLY != 0;
+        if request.operation.has_data() && within && !refused {
             let place = self.map.locate(request.lba.0);
             if request.count.0 <= place.run {
                 // All else is the leg's to check: its blocks are as large, and so many.

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
-use millrace_backends::{MemoryVolume, fault::FaultVolume};
+use millrace_backends::{FileOptions, FileVolume, MemoryVolume, fault::FaultVolume};
 use millrace_block::{
-    BlockSize, Volume,
+    BlockError, BlockSize, Volume,
     conformance::{self, Subject, SyncHarness, Wanted},
 };
 
@@ -52,6 +52,21 @@ fn sizes_are_those_of_the_legs() {
     assert_eq!(sizes(&[Some(4), Some(3)]), [Some(4), Some(6)], "the last leg is what the others leave");
     assert_eq!(sizes(&[None, None]), [None, None]);
     assert_eq!(sizes(&[Some(12), Some(3)]), [Some(12), Some(3)]);
+}
+
+#[test]
+fn a_volume_with_a_leg_that_is_only_read_is_only_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(64 * 512).unwrap();
+    let options = FileOptions { path: file.path().to_owned(), size: None, block_size: BlockSize::B512, read_only: true };
+    let writable = memory(Wanted { block_size: BlockSize::B512, blocks: 200, read_only: false }, 0);
+    let legs: Vec<Arc<dyn Volume>> = vec![writable, FileVolume::open("file", &options).unwrap()];
+    let graph = graph("concat(disk:0, disk:1)", &legs, None, Reason::Create, &Arc::default()).unwrap();
+    assert!(graph.volume().geometry().read_only);
+    // All of it lies on the leg that could be written.
+    let written = crate::legs::write(graph.volume(), 0, vec![1; 512]);
+    assert!(matches!(written, Err(ServiceError::Leg { source: BlockError::ReadOnly, .. })), "{written:?}");
+    assert_eq!(crate::legs::read(graph.volume(), 0, 512).unwrap(), [0; 512]);
 }
 
 #[test]
