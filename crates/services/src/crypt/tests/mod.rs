@@ -4,16 +4,17 @@ mod bad;
 pub(in crate::crypt) mod crashes;
 mod promise;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use millrace_backends::{MemoryVolume, fault::FaultVolume};
 use millrace_block::{
     BlockSize, Volume,
     conformance::{self, Subject, SyncHarness, Wanted},
+    trace::Tap,
 };
 
-use super::header::OFFSET;
-use crate::{Reason, graph::Graph, testing::subject};
+use super::{KIND, header::OFFSET};
+use crate::{Build, LegOrigin, Mount, Reason, Service, SharedObjects, graph::Graph, settings::Settings, testing::subject};
 
 const SEED: u64 = 0x6372_7970;
 
@@ -38,6 +39,27 @@ fn disk(blocks: u64, block_size: BlockSize) -> Arc<dyn Volume> {
 fn open(stack: &str, disk: &Arc<dyn Volume>, reason: Reason) -> Result<Graph, String> {
     crate::testing::graph(stack, std::slice::from_ref(disk), None, reason, &Arc::default())
         .map_err(|error| error.to_string())
+}
+
+/// A crypt of this key and mode in the place of `previous`, over the same leg.
+pub(in crate::crypt) fn take_over(
+    disk: &Arc<dyn Volume>,
+    key: &Path,
+    mode: Option<&str>,
+    previous: &Arc<dyn Service>,
+) -> Result<Arc<dyn Service>, String> {
+    let mut settings = Settings::default();
+    settings.add("key", &format!("file:{}", key.display()));
+    if let Some(mode) = mode {
+        settings.add("mode", mode);
+    }
+    let (name, legs, shared) = ("crypt".to_owned(), vec![Tap::new(Arc::clone(disk))], SharedObjects::default());
+    let build = Build { name, volume: "test", legs, size: None, shared: &shared };
+    let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
+    let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)) };
+    previous.unmount().unwrap();
+    service.mount(&mount).map_err(|error| error.to_string())?;
+    Ok(service)
 }
 
 #[test]

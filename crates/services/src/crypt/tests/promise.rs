@@ -1,7 +1,6 @@
 //! What it promises: nothing plain on the medium, keys that can be changed and forgotten.
 
 use std::{
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,12 +9,11 @@ use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When
 use millrace_block::{
     BlockError, BlockSize, Operation, Volume,
     conformance::{self, SyncHarness},
-    trace::Tap,
 };
 
-use super::{super::KIND, OFFSET, SEED, disk, open, stack};
+use super::{OFFSET, SEED, disk, open, stack, take_over};
 use crate::{
-    Build, LegOrigin, Mount, Node, Reason, Service, SharedObjects, legs,
+    Node, Reason, Service, legs,
     settings::Settings,
     testing::{Bench, Session},
 };
@@ -182,25 +180,6 @@ fn a_leg_that_fails_stops_a_re_keying_and_spoils_nothing() {
     }
 }
 
-/// A crypt of this key in the place of `previous`, over the same leg.
-fn take_over(disk: &Arc<dyn Volume>, key: &Path, previous: &Arc<dyn Service>) -> Result<Arc<dyn Service>, String> {
-    let mut settings = Settings::default();
-    settings.add("key", &format!("file:{}", key.display()));
-    let shared = SharedObjects::default();
-    let build = Build {
-        name: "crypt".to_owned(),
-        volume: "test",
-        legs: vec![Tap::new(Arc::clone(disk))],
-        size: None,
-        shared: &shared,
-    };
-    let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
-    let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)) };
-    previous.unmount().unwrap();
-    service.mount(&mount).map_err(|error| error.to_string())?;
-    Ok(service)
-}
-
 #[test]
 fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     let directory = tempfile::tempdir().unwrap();
@@ -211,7 +190,7 @@ fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     let mut harness = SyncHarness::new(SEED, false);
     let data = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(0, 64);
     rekey(&graph.services("crypt")[0].1);
-    let service = take_over(&disk, &key, &graph.services("crypt")[0].1).unwrap();
+    let service = take_over(&disk, &key, None, &graph.services("crypt")[0].1).unwrap();
     let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
     conformance::Bench::new(&mut harness, volume, SEED).expect(0, &data);
     service.unmount().unwrap();

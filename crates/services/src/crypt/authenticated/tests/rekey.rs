@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     Health, Reason,
-    crypt::tests::crashes::{Rekeyed, begin, is_rekeying},
+    crypt::tests::{
+        crashes::{Rekeyed, begin, is_rekeying},
+        take_over,
+    },
     graph::Graph,
     legs,
     testing::{Bench, Kept, Session},
@@ -285,7 +288,7 @@ fn the_key_encryption_key_is_exchanged_meanwhile() {
     let (disk, data) = prepared(BlockSize::B512);
     let graph = open(&disk, Reason::Open).unwrap();
     begin(&graph).unwrap();
-    let service = super::trouble::take_over(&disk, &key, &graph.services("crypt")[0].1).unwrap();
+    let service = take_over(&disk, &key, Some("authenticated"), &graph.services("crypt")[0].1).unwrap();
     service.unmount().unwrap();
     let refused = open(&disk, Reason::Open).err().unwrap();
     assert!(refused.contains("does not open it"), "{refused}");

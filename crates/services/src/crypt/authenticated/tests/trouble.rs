@@ -1,27 +1,25 @@
 //! Legs that fail, sizes that change, keys that are exchanged: no good block is called changed, and nothing is lost.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
     conformance::{self, SyncHarness},
-    trace::Tap,
 };
 
 use super::{
     super::{
-        super::KIND,
         header::Header,
         layout::{LOG_PAGES, OFFSET, block_start, page_start},
     },
     SEED, close, disk, kill, on_bench, open, open_stack, put_raw, raw, read, stack,
 };
 use crate::{
-    Build, LegOrigin, Mount, Reason, Service, SharedObjects,
+    Reason, Service,
+    crypt::tests::take_over,
     graph::Graph,
     legs,
-    settings::Settings,
     testing::{Bench, Kept, Session},
 };
 
@@ -331,30 +329,6 @@ fn nothing_plain_reaches_the_medium_and_equal_blocks_look_different() {
     }
 }
 
-/// A crypt of this key in the place of `previous`, over the same leg.
-pub(super) fn take_over(
-    disk: &Arc<dyn Volume>,
-    key: &Path,
-    previous: &Arc<dyn Service>,
-) -> Result<Arc<dyn Service>, String> {
-    let mut settings = Settings::default();
-    settings.add("key", &format!("file:{}", key.display()));
-    settings.add("mode", "authenticated");
-    let shared = SharedObjects::default();
-    let build = Build {
-        name: "crypt".to_owned(),
-        volume: "test",
-        legs: vec![Tap::new(Arc::clone(disk))],
-        size: None,
-        shared: &shared,
-    };
-    let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
-    let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)) };
-    previous.unmount().unwrap();
-    service.mount(&mount).map_err(|error| error.to_string())?;
-    Ok(service)
-}
-
 #[test]
 fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     let directory = tempfile::tempdir().unwrap();
@@ -364,7 +338,7 @@ fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     let graph = open(&disk, Reason::Create).unwrap();
     let mut data = Vec::new();
     on_bench(&graph, |bench| data = bench.write_random(0, 64));
-    let service = take_over(&disk, &key, &graph.services("crypt")[0].1).unwrap();
+    let service = take_over(&disk, &key, Some("authenticated"), &graph.services("crypt")[0].1).unwrap();
     let mut harness = SyncHarness::new(SEED, false);
     let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
     conformance::Bench::new(&mut harness, volume, SEED).expect(0, &data);
