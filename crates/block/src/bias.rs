@@ -219,6 +219,50 @@ mod tests {
         }
     }
 
+    /// One shard enters by favour at the moment when another thread withdraws that, over and over: never are both inside.
+    #[test]
+    fn who_withdraws_the_favour_is_alone() {
+        const ROUNDS: u64 = 20_000;
+        // Looks at the other: longer than a barrier takes, behind which it comes.
+        const STAY: usize = 20_000;
+        let bias = Bias::new(1, 1);
+        let (round, ready) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (inside, together) = ([const { AtomicU64::new(0) }; 2], AtomicU64::new(0));
+        let alone = |own: usize, number: u64| {
+            inside[own].store(number, Ordering::Relaxed);
+            let other = (0..STAY).all(|_| inside[1 - own].load(Ordering::Relaxed) != number);
+            inside[own].store(0, Ordering::Relaxed);
+            together.fetch_add(u64::from(!other), Ordering::Relaxed);
+        };
+        let wait = |counter: &AtomicU64, number| {
+            while counter.load(Ordering::Acquire) < number {
+                std::hint::spin_loop();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _place = ShardSlot::claim();
+                for number in 1..=ROUNDS {
+                    bias.count();
+                    ready.store(number, Ordering::Release);
+                    wait(&round, number);
+                    (0..number % 64).for_each(|_| std::hint::spin_loop());
+                    if let Some(_inside) = bias.enter() {
+                        alone(0, number);
+                    }
+                }
+            });
+            for number in 1..=ROUNDS {
+                wait(&ready, number);
+                round.store(number, Ordering::Release);
+                (0..number / 64 % 64).for_each(|_| std::hint::spin_loop());
+                while !bias.withdraw() {}
+                alone(1, number);
+            }
+        });
+        assert_eq!(together.into_inner(), 0, "rounds with both inside");
+    }
+
     #[test]
     fn threads_without_a_place_are_never_favoured() {
         let bias = Bias::new(1, 1);
