@@ -77,6 +77,8 @@ pub(crate) const SHARD: &[Call] = &[
     always(SYS_epoll_pwait2),
     always(SYS_epoll_ctl),
     always(SYS_futex),
+    // The standard library's channels, while whoever sends is off its processor in the middle of it.
+    always(SYS_sched_yield),
     always(SYS_clock_gettime),
     always(SYS_ppoll),
     // Guests: eventfds, messages with descriptors, the memory that they hand over.
@@ -173,7 +175,6 @@ pub(crate) const CONTROL: &[Call] = &[
     always(SYS_dup3),
     always(SYS_nanosleep),
     always(SYS_clock_nanosleep),
-    always(SYS_sched_yield),
     always(SYS_restart_syscall),
     // Threads: none of the newer call, whose flags no filter can see (it says that there is none such).
     when(SYS_clone, Bits(0, CLONE_THREAD, CLONE_THREAD)),

@@ -2,11 +2,14 @@
 
 use std::{
     ffi::{CStr, CString},
-    fs, io,
+    fs,
+    hint::black_box,
+    io,
     mem::zeroed,
     os::unix::fs::{DirBuilderExt, chown},
     path::Path,
     ptr::null_mut,
+    thread::{self, JoinHandle},
 };
 
 use rustix::{
@@ -135,6 +138,10 @@ pub(crate) fn keep_to_itself() -> io::Result<()> {
 /// Has the libraries find out what they find out once, by calls that nobody needs later.
 pub(crate) fn look_around() {
     let _ = (rustix::param::page_size(), rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime));
+    // glibc opens the system's setting for overcommitment when a heap shrinks for the first time. The first thread has none, and
+    // what is large lies in mappings of its own.
+    let pieces = || drop(black_box([(); 64].map(|()| Vec::<u8>::with_capacity(64 << 10))));
+    let _ = thread::Builder::new().spawn(pieces).map(JoinHandle::join);
 }
 
 /// As many open files as are asked for, or as may be had; not more later.

@@ -6,6 +6,7 @@
 
 use std::{
     ffi::CString,
+    hint::black_box,
     io,
     os::{fd::AsFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
@@ -63,6 +64,7 @@ fn attempts(paths: &Paths) -> Vec<(&'static str, i32)> {
     vec![
         // What any thread of a worker may do.
         ("map", map(readable)),
+        ("yield", plain(libc::SYS_sched_yield, 0, 0, 0)),
         // Files.
         ("open-inside", open(&paths.inside, libc::O_RDWR)),
         ("make-inside", open(&paths.new, libc::O_RDWR | libc::O_CREAT)),
@@ -114,6 +116,12 @@ fn print(thread: &str, outcomes: &[(&str, i32)]) {
     }
 }
 
+/// Memory as the allocator gives it to a thread, and takes it back: whether anything of that was refused.
+fn grow_and_shrink() -> i32 {
+    drop(black_box([(); 256].map(|()| vec![1_u8; 64 << 10])));
+    if refused().is_empty() { 0 } else { libc::EPERM }
+}
+
 /// A process of its own, made and gone: the C library's way, which asks for the newer call first.
 fn fork() -> i32 {
     // SAFETY: the child does nothing but end.
@@ -158,7 +166,10 @@ fn main() {
         if let Ok(filter) = filter.recv() {
             filter.apply().expect("the list of shards");
         }
-        done.send(attempts(&paths_of_shard)).expect("the outcomes");
+        // First, while nothing else was refused.
+        let mut outcomes = vec![("grow-and-shrink", grow_and_shrink())];
+        outcomes.extend(attempts(&paths_of_shard));
+        done.send(outcomes).expect("the outcomes");
     });
     if let Some(filter) = sandbox.close(vec![Grant::Use(first.clone())]).unwrap_or_else(|error| panic!("{error}")) {
         give.send(filter).expect("the shard waits");
