@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -179,6 +181,16 @@ impl Suite {
     /// A folder for one daemon of a section.
     pub(crate) fn folder(&self, name: &str) -> PathBuf {
         self.work.join(name)
+    }
+
+    /// A file with a key-encryption key.
+    pub(crate) fn key(&self) -> Result<PathBuf, Failure> {
+        let path = self.work.join("bench.key");
+        let failed = |source| Failure::Write { path: path.clone(), source };
+        fs::create_dir_all(&self.work).map_err(failed)?;
+        fs::write(&path, "5a".repeat(32)).map_err(failed)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        Ok(path)
     }
 
     /// Our daemon for a section.

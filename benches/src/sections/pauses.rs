@@ -32,15 +32,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How a worker ends; how long nobody served then, in microseconds.
 type End = fn(&Suite, &Ours) -> Result<u64, Failure>;
 
-/// Both, with one device and with many, in memory and in a file.
+/// Both, with one device and with many, in memory, in a file, and with a service that reads what was being written.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
-    let file = suite.folder("paused.img");
+    let file = |name: &str| format!("file:{}", suite.folder(name).display());
+    let sealed = format!("crypt(mode=authenticated, key=file:{}, {})", suite.key()?.display(), file("sealed.img"));
     let one = |backend: &str| Setup::default().disk("d0", backend, "64M");
     let many = (0..64).fold(Setup::default(), |setup, index| setup.disk(&format!("d{index}"), "memory", "64M"));
     let start = |name: &str, setup: &Setup| Ours::start(&suite.binary, &suite.folder(name), suite.target, "adaptive", setup);
     let places = [
         ("memory", start("memory", &one("memory"))?),
-        ("file", start("file", &one(&format!("file:{}", file.display())))?),
+        ("file", start("file", &one(&file("paused.img")))?),
+        ("file, authenticated", start("sealed", &one(&sealed))?),
         ("memory, 64 devices", start("many", &many)?),
     ];
     let began = Instant::now();

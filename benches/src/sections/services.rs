@@ -1,7 +1,5 @@
 //! Services: each beside the bare volume that it is put over, and beside what SPDK has of the kind.
 
-use std::{fs, os::unix::fs::PermissionsExt};
-
 use crate::{
     client::{Lean, Load},
     error::Failure,
@@ -187,11 +185,7 @@ const ROWS: &[Row] = &[
 
 /// Each alone, one load after the other.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
-    let key = suite.work.join("services.key");
-    let failed = |source| Failure::Write { path: key.clone(), source };
-    fs::create_dir_all(&suite.work).map_err(failed)?;
-    fs::write(&key, "5a".repeat(32)).map_err(failed)?;
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let key = suite.key()?;
     let pool = Setup::default().volume("pool", "disk | memory", "192M");
     let setup = ROWS.iter().fold(pool, |setup, row| {
         let stack = row.stack.replace("KEY", &key.display().to_string());

@@ -43,6 +43,8 @@ const PASSES_PER_LOOK: u32 = 16;
 const MESSAGES_PER_LOOK: usize = 64;
 /// How long a stopping shard waits for I/O in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// How long a thread without a loop looks again at once: about what a disk takes.
+const SPIN_FOR_OWN: Duration = Duration::from_micros(100);
 /// Key of the shard's own tasks.
 const OWN_KEY: DeviceKey = DeviceKey { index: u16::MAX, generation: u16::MAX };
 
@@ -221,6 +223,18 @@ impl Shard {
     /// threads that have a loop of their own.
     pub fn turn(&mut self) -> usize {
         self.pass(true)
+    }
+
+    /// One pass over everything; after a while with nothing to do, a sleep until there is. For threads without a loop, where something
+    /// is under way that they wait for.
+    pub fn turn_or_sleep(&mut self) {
+        if self.turn() > 0 {
+            self.last_work = self.core.now.get();
+        } else if self.idle() < SPIN_FOR_OWN {
+            std::hint::spin_loop();
+        } else {
+            self.sleep(SPIN_FOR_OWN, None);
+        }
     }
 
     /// One pass as [`Self::run`] makes them: mailbox and descriptors are looked at only when it is time. For benchmarks.

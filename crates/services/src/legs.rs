@@ -82,9 +82,7 @@ pub fn block_on<T: 'static>(work: impl for<'a> FnOnce(TaskContext<'a>) -> LocalF
         if let Some(value) = result.take() {
             break value;
         }
-        if shard.turn() == 0 {
-            std::thread::yield_now();
-        }
+        shard.turn_or_sleep();
     };
     OWN.set(Some(shard));
     Ok(value)

@@ -1,20 +1,24 @@
 //! After a process died, or the power went: of the records that the log has of a block, it has the one under which it opens.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering};
+use std::{collections::BTreeMap, iter, slice, sync::atomic::Ordering};
 
-use millrace_block::{BlockError, Operation, TaskContext, Volume as _, yield_now};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume, submit_together, yield_now};
 use millrace_cipher::Sealer;
-use millrace_memory::BUFFER_SIZE;
+use millrace_memory::{BUFFER_SIZE, Segment};
 
 use super::{
     layout::{FAN, LOG_PAGES, PAGE, block_start, log_start},
-    page::{Record, decode_log},
+    page::{Place, Record, decode_log},
+    table::Node,
     volume::Authenticated,
 };
 use crate::legs;
 
 /// Pages that are read at once.
 const AT_ONCE: u64 = (BUFFER_SIZE / PAGE) as u64;
+
+/// Blocks that are read at once, at most: each has scratch of its own.
+const BLOCKS_AT_ONCE: usize = 15;
 
 type Candidates = BTreeMap<u64, Vec<Record>>;
 
@@ -35,12 +39,12 @@ impl Authenticated {
             legs::flush(cx, &*self.leg).await?;
         }
         let blocks = self.blocks.load(Ordering::Relaxed);
+        let all: Vec<_> = candidates.range(..blocks).map(|(lba, records)| (*lba, records.as_slice())).collect();
+        let at_once = (BUFFER_SIZE / self.block_size().bytes() as usize - 1).clamp(1, BLOCKS_AT_ONCE);
         let mut foreign = 0_u64;
-        for (lba, records) in candidates.range(..blocks) {
-            foreign += u64::from(!self.recover_block(cx, *lba, records).await?);
-            if lba % 64 == 0 {
-                yield_now().await;
-            }
+        for some in all.chunks(at_once) {
+            foreign += self.recover_blocks(cx, some).await?;
+            yield_now().await;
         }
         let (volume, written) = (&self.name, candidates.len());
         tracing::info!(
@@ -90,28 +94,60 @@ impl Authenticated {
         Ok(end)
     }
 
-    /// Gives a block the record that it has; false when it has none of them.
-    async fn recover_block(&self, cx: TaskContext<'_>, lba: u64, records: &[Record]) -> Result<bool, BlockError> {
-        let node = self.ready(cx, lba).await?;
-        let at = (lba % FAN) as usize;
-        let known = node.record(at);
-        let mut all = vec![known];
-        all.extend(records.iter().filter(|record| **record != known));
+    /// Gives blocks the records that they have, and says how many have none of them.
+    async fn recover_blocks(&self, cx: TaskContext<'_>, blocks: &[(u64, &[Record])]) -> Result<u64, BlockError> {
+        for (lba, _) in blocks {
+            self.ready(cx, *lba).await?;
+        }
         let unit = self.block_size().bytes() as usize;
         let buffer = cx.buffers.take().await;
-        let both = buffer.segment(2 * unit);
-        let (data, work) = (both.part(0, unit).expect("half of it"), both.part(unit, unit).expect("half of it"));
-        match self.transfer(cx.deeper(), Operation::Read, block_start(lba, self.block_size()), data).await {
-            Ok(()) => {}
-            Err(BlockError::ReadFault { .. }) => {
-                // Whoever reads it is told; it may come back.
-                self.doubts().insert(lba, all);
-                node.doubt(at);
-                self.rekeying.go_back(lba);
-                return Ok(true);
+        let part = |at| buffer.segment(BUFFER_SIZE).part(at * unit, unit).expect("as many as there is room for");
+        let (data, work): (Vec<_>, _) = ((0..blocks.len()).map(part).collect(), part(blocks.len()));
+        let shift = self.block_size().shift();
+        let read = |at: usize| {
+            let lba = Lba(block_start(blocks[at].0, self.block_size()) >> shift);
+            let segments = slice::from_ref(&data[at]);
+            (&*self.leg as &dyn Volume, Request { operation: Operation::Read, lba, count: BlockCount(1), segments })
+        };
+        let all = submit_together(cx.deeper(), blocks.len(), self.leg.scratch_bytes(), read).await;
+        let mut foreign = 0;
+        for ((lba, records), data) in blocks.iter().zip(&data) {
+            if all.is_err() {
+                let start = block_start(*lba, self.block_size());
+                match self.transfer(cx.deeper(), Operation::Read, start, *data).await {
+                    Ok(()) => {}
+                    Err(BlockError::ReadFault { .. }) => {
+                        // Whoever reads it is told; it may come back.
+                        self.leave_in_doubt(*lba, records);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
             }
-            Err(error) => return Err(error),
+            foreign += u64::from(!self.recover_block(*lba, records, *data, work)?);
         }
+        Ok(foreign)
+    }
+
+    /// The record that the tree has of a block, whose page was read, and the others that it may have.
+    fn all_records(&self, lba: u64, records: &[Record]) -> (&Node, usize, Vec<Record>) {
+        let node = self.table.get(Place { level: 0, number: lba / FAN }).expect("its page was read");
+        let at = (lba % FAN) as usize;
+        let known = node.record(at);
+        (node, at, iter::once(known).chain(records.iter().copied().filter(|record| *record != known)).collect())
+    }
+
+    fn leave_in_doubt(&self, lba: u64, records: &[Record]) {
+        let (node, at, all) = self.all_records(lba, records);
+        self.doubts().insert(lba, all);
+        node.doubt(at);
+        self.rekeying.go_back(lba);
+    }
+
+    /// Gives a block the record that it has; false when it has none of them. `data` is what is there.
+    fn recover_block(&self, lba: u64, records: &[Record], data: Segment, work: Segment) -> Result<bool, BlockError> {
+        let (node, at, all) = self.all_records(lba, records);
+        let known = all[0];
         let newest = records.last().copied().unwrap_or(known);
         let (found, record) = {
             let visit = self.sealer.visit();
