@@ -8,7 +8,8 @@
 //!
 //! It is here for two things that the C library's calls do not have. The tweaks of eight units are made at once, where the library makes
 //! each in a call of its own, before which nothing else can start. And data pass memory as in a copy: they are fetched ahead, and written
-//! past the caches where a copy would be.
+//! past the caches where a copy would be. What will be deciphered next is sent for while the cipher works, four lines with each group:
+//! the caches can wait for some dozen lines at a time, and whoever asks for a whole block at once waits with them.
 //!
 //! Nothing here decides or looks up by a byte of key, tweak or data: all of it is AES instructions, shifts, products without carry and
 //! sums (exclusive or), so that time does not tell them. The tests compare it with the library and with another implementation.
@@ -17,13 +18,15 @@
 //! one with the tweak as well; the first sum then takes the first round key and the last together.
 
 use std::arch::x86_64::{
-    __m128i, __m512i, _MM_HINT_T0, _mm_aesimc_si128, _mm_aeskeygenassist_si128, _mm_loadu_si128, _mm_prefetch,
+    __m128i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_aesimc_si128, _mm_aeskeygenassist_si128, _mm_loadu_si128, _mm_prefetch,
     _mm_shuffle_epi32, _mm_slli_si128, _mm_storeu_si128, _mm_xor_si128, _mm512_aesdec_epi128, _mm512_aesdeclast_epi128,
     _mm512_aesenc_epi128, _mm512_aesenclast_epi128, _mm512_broadcast_i32x4, _mm512_bslli_epi128, _mm512_bsrli_epi128,
     _mm512_clmulepi64_epi128, _mm512_loadu_si512, _mm512_maskz_add_epi64, _mm512_set_epi64, _mm512_set1_epi64,
     _mm512_setzero_si512, _mm512_sllv_epi64, _mm512_srlv_epi64, _mm512_storeu_si512, _mm512_stream_si512,
     _mm512_ternarylogic_epi64, _mm512_xor_si512,
 };
+
+use std::{cell::Cell, ptr::null};
 
 use crate::{error::CipherError, secret::Secret};
 
@@ -36,6 +39,8 @@ const LINE: usize = 64;
 pub(crate) const GROUP: usize = 4 * LINE;
 /// Bytes that are fetched ahead. More at once than the first-level cache can wait for would hold up the cipher.
 const AHEAD: usize = 1024;
+/// Bytes that are sent for at once, at most, when there was no time to do it little by little.
+const AT_ONCE: usize = 8192;
 /// Units whose tweaks are made at once.
 const TWEAKS: usize = 8;
 /// x¹²⁸ in the field: x⁷ + x² + x + 1.
@@ -43,18 +48,44 @@ const POLYNOMIAL: i64 = 0x87;
 /// The sum of three, as a table.
 const SUM: i32 = 0x96;
 
+thread_local! {
+    /// What the thread will decipher soon and has not sent for: where it begins, and its bytes.
+    static SOON: Cell<(*const u8, usize)> = const { Cell::new((null(), 0)) };
+}
+
+/// Whether the processor has the instructions.
+pub(crate) fn is_possible() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("vaes")
+        && is_x86_feature_detected!("vpclmulqdq")
+        && is_x86_feature_detected!("aes")
+}
+
+/// Notes data that the thread will decipher soon, and sends for those before at once. Nothing is ever read there for that: the place may be
+/// gone by then.
+pub(crate) fn foresee(at: *const u8, len: usize) {
+    let (before, left) = SOON.replace((at, len));
+    for done in (0..left.min(AT_ONCE)).step_by(GROUP) {
+        prefetch::<_MM_HINT_T1>(before.wrapping_add(done));
+    }
+}
+
+/// Takes as much of that as can be sent for while `len` bytes are worked on.
+fn take_soon(len: usize) -> (*const u8, usize) {
+    let (at, left) = SOON.get();
+    let now = left.min(len);
+    SOON.set((at.wrapping_add(now), left - now));
+    (at, now)
+}
+
 /// The round keys: of the data's key for one way and the other, and of the tweak's.
 pub(crate) struct Schedule(Secret<{ 3 * KEYS }>);
 
 impl Schedule {
     /// `None` where the processor lacks the instructions.
     pub(crate) fn new(key: &Secret<64>) -> Result<Option<Self>, CipherError> {
-        let able = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("vaes")
-            && is_x86_feature_detected!("vpclmulqdq")
-            && is_x86_feature_detected!("aes");
-        if !able {
+        if !is_possible() {
             return Ok(None);
         }
         let mut keys = Secret::zeroed()?;
@@ -239,12 +270,12 @@ unsafe fn group<const ENCRYPT: bool, const PAST: bool>(
     }
 }
 
-/// Brings a group near that will be read soon.
+/// Brings a group near that will be read: into the first-level cache by [`_MM_HINT_T0`], into the second by [`_MM_HINT_T1`].
 #[inline]
-fn prefetch(at: *const u8) {
+fn prefetch<const HINT: i32>(at: *const u8) {
     for line in 0..4 {
         // SAFETY: a prefetch has no effect but on the cache, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line * LINE).cast()) };
+        unsafe { _mm_prefetch::<HINT>(at.wrapping_add(line * LINE).cast()) };
     }
 }
 
@@ -260,8 +291,9 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     to: *mut u8,
     len: usize,
 ) {
+    let (soon, soon_len) = take_soon(len);
     for at in (0..AHEAD.min(len)).step_by(GROUP) {
-        prefetch(from.wrapping_add(at));
+        prefetch::<_MM_HINT_T0>(from.wrapping_add(at));
     }
     // SAFETY: both have all rounds' keys; all places lie within `len`, which is whole units of whole groups.
     unsafe {
@@ -285,7 +317,10 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
             let end = at + unit;
             while at < end {
                 if at + AHEAD < len {
-                    prefetch(from.add(at + AHEAD));
+                    prefetch::<_MM_HINT_T0>(from.add(at + AHEAD));
+                }
+                if at < soon_len {
+                    prefetch::<_MM_HINT_T1>(soon.wrapping_add(at));
                 }
                 let (three, four) = (times_x8(one, mend), times_x8(two, mend));
                 group::<ENCRYPT, PAST>(&rounds, outer, [one, two, three, four], from.add(at), to.add(at));
@@ -294,5 +329,22 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
             }
             number += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_foreseen_is_sent_for_over_as_many_bytes_as_are_worked_on() {
+        let data = [0; 4096];
+        let at = |byte: usize| data.as_ptr().wrapping_add(byte);
+        foresee(at(0), 4096);
+        assert_eq!(take_soon(1024), (at(0), 1024));
+        assert_eq!(take_soon(2048), (at(1024), 2048));
+        foresee(at(512), 512);
+        assert_eq!(take_soon(4096), (at(512), 512), "the latest counts");
+        assert_eq!(take_soon(4096).1, 0, "and once");
     }
 }

@@ -221,6 +221,18 @@ impl Xts {
     }
 }
 
+/// Notes data that the calling thread will decipher soon: they are brought near little by little, while it enciphers or deciphers others.
+/// False where the processor has no instructions for that, and nothing is noted.
+pub fn foresee(data: Segment) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if crate::vaes::is_possible() {
+        crate::vaes::foresee(data.as_ptr(), data.len());
+        return true;
+    }
+    let _ = data;
+    false
+}
+
 fn is_whole(unit: usize, len: usize) -> bool {
     unit > 0 && unit.is_multiple_of(GRAIN) && len.is_multiple_of(unit)
 }

@@ -370,7 +370,9 @@ impl Spawner for Nowhere {
 
 /// A stack of services behind its switch, as in the daemon. Its graph is there for good.
 fn stack(text: &str, bytes: u64) -> Arc<dyn Volume> {
-    let node: Node = text.parse().expect("a stack");
+    let key = tempfile::NamedTempFile::new().expect("a file for a key");
+    std::fs::write(key.path(), "5a".repeat(32)).expect("room for a key");
+    let node: Node = text.replace("KEY", &key.path().display().to_string()).parse().expect("a stack");
     let plan = Plan { volume: "path", stack: &node, size: Some(bytes), block_size: BlockSize::B4096 };
     let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
     let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
@@ -403,7 +405,7 @@ fn volume(kind: &str, bytes: u64) -> Arc<dyn Volume> {
 /// Name, volume, its bytes, interrupts, idle devices beside.
 type Case = (&'static str, &'static str, u64, bool, usize);
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 17] = [
     ("null", "null", 1 << 30, false, 0),
     ("null-interrupts", "null", 1 << 30, true, 0),
     ("null-beside-999", "null", 1 << 30, false, 999),
@@ -419,6 +421,7 @@ const CASES: [Case; 16] = [
     ("stack-share-null", "stack:share | disk(extent=1M) | null(size=1100M)", 1 << 30, false, 0),
     ("stack-memory", "stack:memory", 64 << 20, false, 0),
     ("stack-share-memory", "stack:share | disk(extent=1M) | memory(size=80M)", 64 << 20, false, 0),
+    ("stack-crypt-memory", "stack:crypt(key=file:KEY) | memory", 64 << 20, false, 0),
     ("stack-mirror-memory", "stack:mirror(memory, memory)", 64 << 20, false, 0),
 ];
 

@@ -11,8 +11,8 @@ use millrace_block::{
     TaskFuture, Usage, Visit, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes,
     helpers_scratch_bytes, pieces, submit_held,
 };
-use millrace_cipher::{KeySource, Secret};
-use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
+use millrace_cipher::{KeySource, Secret, foresee};
+use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor, Target};
 
 use super::{CryptPlan, control::Control, header::OFFSET, keys::Keys};
 use crate::legs::Leg;
@@ -300,7 +300,11 @@ impl Volume for Crypt {
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         let before = OFFSET >> self.geometry().block_size.shift();
-        lba.0.checked_add(before).is_some_and(|lba| self.leg.prefetch(Lba(lba), count))
+        let Some(lba) = lba.0.checked_add(before).map(Lba) else { return false };
+        match self.leg.reach(lba, count, Access::Read) {
+            Some(reach) if reach.target == Target::Far && foresee(reach.segment) => true,
+            _ => self.leg.prefetch(lba, count),
+        }
     }
 
     fn settles_late(&self) -> bool {
