@@ -59,6 +59,6 @@ pub use parallel::{all, submit_together, together_bytes};
 pub use per_shard::{PerShard, ShardSlot};
 pub use request::{Operation, Request};
 pub use scratch::{Scratch, ScratchBox};
-pub use switch::{ChangeError, Switch};
+pub use switch::{ChangeError, Ledger, Switch};
 pub use units::{BlockCount, ByteOffset, Lba};
 pub use volume::{Extent, PlainFile, Step, TaskFuture, Usage, Volume};

@@ -59,6 +59,22 @@ pub enum ChangeError<E> {
     Refused(E),
 }
 
+/// Who keeps a volume's size and block size beyond the process. A volume may be given others by whoever it is a leg of, which asks nobody
+/// else: so the switch does.
+pub trait Ledger: Send + Sync {
+    /// Resizes what the switch leads to, and keeps its new size. What is kept is never more than there is.
+    ///
+    /// # Errors
+    /// The volume's, or that it could not be kept; then size and what is kept are as before.
+    fn resize(&self, root: &dyn Volume, blocks: BlockCount) -> Result<(), VolumeError>;
+
+    /// Formats what the switch leads to, and keeps its new block size.
+    ///
+    /// # Errors
+    /// The volume's, or that it could not be kept.
+    fn format(&self, root: &dyn Volume, block_size: BlockSize) -> Result<(), VolumeError>;
+}
+
 /// Requests wait outside.
 const PAUSED: u32 = 1 << 31;
 
@@ -106,6 +122,7 @@ pub struct Switch {
     next: AtomicU32,
     /// One change at a time.
     changing: Mutex<()>,
+    ledger: Option<Arc<dyn Ledger>>,
 }
 
 /// Somebody inside, with what is current for them.
@@ -126,8 +143,13 @@ impl<'a> Visit<'a> {
 }
 
 impl Switch {
-    /// A switch that leads to `root`.
+    /// A switch that leads to `root`, whose shape nobody keeps.
     pub fn new(name: &str, root: Arc<dyn Volume>) -> Arc<Self> {
+        Self::kept(name, root, None)
+    }
+
+    /// A switch that leads to `root`, whose size and block size are kept in a ledger.
+    pub fn kept(name: &str, root: Arc<dyn Volume>, ledger: Option<Arc<dyn Ledger>>) -> Arc<Self> {
         let inner = Box::into_raw(Box::new(Inner { root, state: AtomicU32::new(0) }));
         let current = AtomicPtr::new(inner);
         Arc::new(Self {
@@ -136,6 +158,7 @@ impl Switch {
             presence: Presence::default(),
             next: AtomicU32::new(SAME),
             changing: Mutex::default(),
+            ledger,
         })
     }
 
@@ -339,11 +362,13 @@ impl Volume for Switch {
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.root().resize(blocks)
+        let root = self.root();
+        self.ledger.as_ref().map_or_else(|| root.resize(blocks), |ledger| ledger.resize(&*root, blocks))
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.root().format(block_size)
+        let root = self.root();
+        self.ledger.as_ref().map_or_else(|| root.format(block_size), |ledger| ledger.format(&*root, block_size))
     }
 
     fn usage(&self) -> Usage {

@@ -260,6 +260,25 @@ impl Store {
         Ok((self.read_all(VOLUMES, "volume")?, self.read_all(DEVICES, "device")?))
     }
 
+    /// One volume.
+    pub(crate) fn volume(&self, name: &Name) -> Result<Option<VolumeRecord>, StoreError> {
+        let bytes = self.with_database(|database| {
+            let table = database.begin_read()?.open_table(VOLUMES)?;
+            Ok(table.get(name.as_str())?.map(|bytes| bytes.value().to_owned()))
+        })?;
+        bytes.map(|bytes| self.decode("volume", name.as_str(), &bytes)).transpose()
+    }
+
+    /// Where it is, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn decode<T: DeserializeOwned>(&self, kind: &'static str, name: &str, bytes: &[u8]) -> Result<T, StoreError> {
+        let wrong = |source| StoreError::Record { path: self.path.clone(), kind, name: name.to_owned(), source };
+        serde_json::from_slice(bytes).map_err(wrong)
+    }
+
     /// All copies that are stored.
     pub(crate) fn load_copies(&self) -> Result<Vec<CopyRecord>, StoreError> {
         self.read_all(COPIES, "copy")
@@ -283,11 +302,7 @@ impl Store {
             };
             table.iter()?.map(entry).collect::<Result<Vec<_>, redb::Error>>()
         })?;
-        let decode = |(name, bytes): (String, Vec<u8>)| {
-            let wrong = |source| StoreError::Record { path: self.path.clone(), kind, name, source };
-            serde_json::from_slice(&bytes).map_err(wrong)
-        };
-        stored.into_iter().map(decode).collect()
+        stored.into_iter().map(|(name, bytes)| self.decode(kind, &name, &bytes)).collect()
     }
 
     /// Stores changes as one: when it returns `Ok` they survive a power loss, otherwise nothing has changed.

@@ -4,7 +4,7 @@
 //!   guest ─► begin: checks, marks the volume, stores ─► thread: NewFormat::apply ─► finish: unmarks, or stores what was ─► guest
 //! ```
 //!
-//! While a volume is marked, it is neither resized nor attached nor deleted.
+//! While a volume is marked, and with it those that it is made of, it is neither resized nor attached nor deleted.
 
 use std::{
     sync::{Arc, Weak},
@@ -14,21 +14,21 @@ use std::{
 use millrace_block::{BlockSize, VolumeError};
 use millrace_frontends::nvme::{HostReply, Namespace, NewFormat, Status};
 
-use super::{Inner, Manager, host::status_of};
+use super::{Inner, Manager, host::status_of, shapes::formatted};
 use crate::{
-    Name, Size,
+    Name,
     error::ControlError,
-    model::LogicalBlock,
     store::{Changes, VolumeRecord},
 };
 
 /// Formats at once; a guest that asks for one more is told to ask again.
 const MOST: usize = 32;
 
-/// A format under way: what the volume was.
+/// A format under way.
 pub(super) struct Formatting {
     name: Name,
-    before: VolumeRecord,
+    /// It, and what it is made of.
+    marked: Vec<Name>,
 }
 
 impl Manager {
@@ -44,7 +44,7 @@ impl Manager {
             Ok(formatting) => formatting,
             Err(status) => return reply.send(Err(status)),
         };
-        let (manager, name) = (Arc::downgrade(self), formatting.name.clone());
+        let (manager, name, marked) = (Arc::downgrade(self), formatting.name.clone(), formatting.marked.clone());
         let work = move || {
             let result = format.apply(&*namespace.volume);
             reply.send(Weak::upgrade(&manager).map_or(Err(Status::INTERNAL_ERROR), |manager| {
@@ -55,8 +55,14 @@ impl Manager {
         if let Err(error) = thread::Builder::new().name("millrace-format".to_owned()).spawn(work) {
             // The reply went with the closure, which the guest is told as a failure.
             tracing::warn!(volume = %name, %error, "no thread for a guest's format");
-            self.peek().formatting.remove(&name);
+            self.unmark(&mut self.peek(), &marked, &name);
         }
+    }
+
+    /// The volumes can be changed again.
+    fn unmark(&self, inner: &mut Inner, marked: &[Name], name: &Name) {
+        inner.formatting.retain(|name| !marked.contains(name));
+        self.follow_shapes(inner, name.as_str());
     }
 
     /// Stores what the volume is going to be: a crash from now on leaves old data under a new block size, as a format that is
@@ -71,6 +77,7 @@ impl Manager {
         let before = inner.idle_volume(namespace.volume.name()).map_err(|error| status_of(&error))?.record.clone();
         inner.check_not_copied(&before.spec.name).map_err(|error| status_of(&error))?;
         let name = before.spec.name.clone();
+        inner.check_below_idle(name.as_str()).map_err(|error| status_of(&error))?;
         let users: Vec<_> = inner.users(name.as_str()).map(|(user, _)| user.record.spec.name.as_str()).collect();
         if users != [device] {
             // The operator has taken it away meanwhile; or the blocks would change their size under other guests' commands.
@@ -79,10 +86,7 @@ impl Manager {
         if inner.formatting.len() >= MOST {
             return Err(Status::NAMESPACE_NOT_READY);
         }
-        let mut after = before.clone();
-        after.formatted = (before.spec.block_size.0 != block_size).then_some(LogicalBlock(block_size));
-        let bytes = u64::from(block_size.bytes());
-        after.spec.size = Some(Size(namespace.volume.geometry().bytes() / bytes * bytes));
+        let after = formatted(&before, block_size, namespace.volume.geometry().bytes());
         if let Err(error) = self.put(&after) {
             tracing::warn!(volume = %name, %error, "a guest's format could not be stored");
             return Err(Status::INTERNAL_ERROR);
@@ -90,25 +94,17 @@ impl Manager {
         if let Some(volume) = inner.volumes.get_mut(&name) {
             volume.record = after;
         }
-        inner.formatting.insert(name.clone());
-        Ok(Formatting { name, before })
+        let marked: Vec<_> = inner.below(name.as_str()).into_iter().chain([name.clone()]).collect();
+        inner.formatting.extend(marked.iter().cloned());
+        Ok(Formatting { name, marked })
     }
 
     /// The volume has been erased, or not.
     pub(super) fn finish_format(&self, formatting: Formatting, result: Result<(), VolumeError>) -> Result<(), Status> {
-        let Formatting { name, before } = formatting;
-        let mut inner = self.peek();
-        inner.formatting.remove(&name);
+        let Formatting { name, marked } = formatting;
+        self.unmark(&mut self.peek(), &marked, &name);
         let Err(error) = result else { return Ok(()) };
         tracing::warn!(volume = %name, %error, "a guest's format failed");
-        if let Some(volume) = inner.volumes.get_mut(&name) {
-            // Whose it is may have changed meanwhile.
-            volume.record.formatted = before.formatted;
-            volume.record.spec.size = before.spec.size;
-            if let Err(error) = self.put(&volume.record) {
-                tracing::error!(volume = %name, %error, "the stored block size is not the volume's");
-            }
-        }
         Err(status_of(&error.into()))
     }
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use millrace_backends::{BackendSpec, FileOptions, FileVolume};
-use millrace_block::{BlockSize, Switch, Volume as Blocks, VolumeError};
+use millrace_block::{BlockSize, Ledger, Switch, Volume as Blocks, VolumeError};
 use millrace_engine::{ShardConfig, ShardHandle};
 use millrace_services::{
     Leaf, MAX_DEPTH, Node, Reason, Settings, SharedObjects, Status,
@@ -31,13 +31,14 @@ use uuid::Uuid;
 use super::{
     Inner, Manager, VolumeView,
     leaves::KeptLeaves,
+    shapes::Shapes,
     volumes::{FileChange, file_identity},
 };
 use crate::{
     Name, Size,
     error::ControlError,
     model::{ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec},
-    store::{Changes, VolumeRecord},
+    store::{Changes, Store, VolumeRecord},
     usage::{Metered, UsageQuestion, UsageRow},
 };
 
@@ -82,17 +83,23 @@ pub(crate) fn seconds_now() -> u64 {
 pub(super) struct Means {
     pub(super) shared: Arc<SharedObjects>,
     pub(super) spawner: Arc<dyn Spawner>,
+    /// Where their shapes are kept.
+    pub(super) store: Option<Arc<Store>>,
 }
 
 impl Means {
-    pub(super) fn new(shards: &[ShardHandle]) -> Self {
-        Self { shared: Arc::default(), spawner: Arc::new(OnShards::new(shards.to_vec())) }
+    pub(super) fn new(shards: &[ShardHandle], store: Option<&Arc<Store>>) -> Self {
+        Self { shared: Arc::default(), spawner: Arc::new(OnShards::new(shards.to_vec())), store: store.cloned() }
+    }
+
+    fn ledger(&self, name: &Name) -> Option<Arc<dyn Ledger>> {
+        self.store.as_ref().map(|store| Shapes::new(store, name) as _)
     }
 }
 
 impl Default for Means {
     fn default() -> Self {
-        Self::new(&[])
+        Self::new(&[], None)
     }
 }
 
@@ -255,7 +262,7 @@ impl Inner {
             tracing::debug!(volume = %name, has, size, "a stack's size is not its volume's");
             return Err(ControlError::BadSize { name: name.clone(), size: Size(size), why });
         }
-        let switch = Switch::new(name.as_str(), Arc::clone(graph.volume()));
+        let switch = Switch::kept(name.as_str(), Arc::clone(graph.volume()), self.means.ledger(name));
         check_scratch(name, switch.scratch_bytes())?;
         let reason = if existing { Reason::Open } else { Reason::Create };
         graph.mount(reason).map_err(|error| failed(name, error))?;
@@ -346,6 +353,22 @@ impl Inner {
             }
         }
         false
+    }
+
+    /// The volumes that this one is made of, wherever they stand, less disks: what volumes share has its size for itself.
+    pub(super) fn below(&self, name: &str) -> Vec<Name> {
+        let mut below: Vec<Name> = Vec::new();
+        let mut look = vec![name];
+        while let Some(stack) = look.pop().and_then(|name| self.volumes.get(name)).map(|volume| &volume.record.spec.stack) {
+            for name in stack.leaves().into_iter().filter_map(Leaf::volume) {
+                let Some((name, volume)) = self.volumes.get_key_value(name) else { continue };
+                if !volume.record.spec.stack.is_disk() && !below.contains(name) {
+                    below.push(name.clone());
+                    look.push(name.as_str());
+                }
+            }
+        }
+        below
     }
 
     /// Levels of a stack, those of its volumes counted.

@@ -22,6 +22,7 @@ mod migrations;
 mod moves;
 mod restore;
 mod sessions;
+mod shapes;
 mod shutdown;
 mod traces;
 mod upgrade;
@@ -95,7 +96,7 @@ pub(crate) struct Settings {
 pub struct Manager {
     settings: Settings,
     inner: Mutex<Inner>,
-    store: Store,
+    store: Arc<Store>,
     shards: Vec<ShardHandle>,
     /// Taken when the daemon stops.
     engine: Mutex<Option<Engine>>,
@@ -175,11 +176,12 @@ impl Manager {
     ) -> Result<Arc<Self>, RestoreError> {
         let (link, requests) = HostLink::new();
         let shards = engine.shards().to_vec();
+        let store = Arc::new(store);
         let manager = Arc::new_cyclic(|itself| Self {
             inner: Mutex::new(Inner {
                 stateless: settings.state_dir.is_none(),
                 keeper: settings.keeper.clone(),
-                means: Means::new(&shards),
+                means: Means::new(&shards, Some(&store)),
                 ..Inner::default()
             }),
             account: Account::new(settings.state_dir.as_deref()),

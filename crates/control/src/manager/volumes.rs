@@ -16,7 +16,7 @@ use millrace_keeper::Link;
 use millrace_services::Leaf;
 use uuid::Uuid;
 
-use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph};
+use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, shapes::told};
 use crate::{
     Name, Size,
     error::ControlError,
@@ -99,45 +99,14 @@ impl Manager {
         let volume = inner.idle_volume(name)?;
         inner.check_resizable(volume)?;
         inner.check_not_copied(&volume.record.spec.name)?;
+        inner.check_below_idle(name)?;
         let namespace = Arc::clone(volume.live()?);
-        let (before, blocks) = (volume.record.clone(), wanted_blocks(volume, &namespace, size)?);
-        let mut after = before.clone();
-        after.spec.size = Some(size);
-        after.own_size = false;
-        let put = |record| self.store.apply(&Changes { put_volumes: vec![record], ..Changes::default() });
-        // What is stored is never more than there is: a volume that came back too large would be enlarged without a word. While it
-        // grows both sizes are stored, for its services may keep what they need at the new end from the first write on.
-        if size < before.size() {
-            put(&after)?;
-            if let Err(error) = namespace.resize(blocks) {
-                if let Err(error) = put(&before) {
-                    tracing::error!(volume = name, %error, "the stored size is smaller than the volume");
-                }
-                return Err(error.into());
-            }
-        } else {
-            let blocks_before = namespace.volume.geometry().blocks;
-            let both = VolumeRecord { growing: Some(size), ..before.clone() };
-            put(&both)?;
-            let done = namespace.resize(blocks).map_err(ControlError::from).and_then(|()| {
-                put(&after).map_err(|error| {
-                    if let Err(error) = namespace.resize(blocks_before) {
-                        tracing::error!(volume = name, %error, "the volume is larger than its stored size");
-                    }
-                    error.into()
-                })
-            });
-            if let Err(error) = done {
-                if let Err(error) = put(&before) {
-                    tracing::error!(volume = name, %error, "the volume is stored as one that grows");
-                }
-                return Err(error);
-            }
-        }
+        let blocks = wanted_blocks(volume, &namespace, size)?;
+        // What is stored changes on the way ([`shapes`](super::shapes)).
+        let done = namespace.resize(blocks);
+        self.follow_shapes(&mut inner, name);
+        done.map_err(told)?;
         tracing::info!(volume = name, %size, "volume resized");
-        if let Some(volume) = inner.volumes.get_mut(name) {
-            volume.record = after;
-        }
         inner.notify(name);
         inner.volume_view(name)
     }

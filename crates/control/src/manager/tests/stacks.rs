@@ -146,6 +146,66 @@ fn volumes_are_made_of_volumes() {
     rig.delete_volume("x").unwrap();
 }
 
+#[test]
+fn volumes_below_keep_the_size_that_they_are_given() {
+    let mut rig = Rig::new();
+    for name in ["x", "y"] {
+        rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+    }
+    rig.create_volume(&spec("mid", None, "throttle(iops=1M) | volume:x")).unwrap();
+    rig.create_volume(&spec("top", None, "stripe(chunk=4K, volume:mid, volume:y)")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("top", None)).unwrap();
+    let sizes = |rig: &Rig| {
+        ["top", "mid", "x", "y"].map(|name| {
+            let view = rig.volume(name).unwrap();
+            assert_eq!(view.state, State::Ready, "{name}: {:?}", view.reason);
+            view.size.0 >> 10
+        })
+    };
+    for (wanted, all) in [("256K", [256, 128, 128, 128]), ("64K", [64, 128, 128, 128]), ("1M", [1024, 512, 512, 512])] {
+        rig.resize_volume("top", size(wanted)).unwrap();
+        assert_eq!(sizes(&rig), all);
+        rig.restart();
+        assert_eq!(sizes(&rig), all, "after a restart");
+    }
+    // The power went when those below had grown, but for the last word on the one above; and when one of them had.
+    for grown in [&["mid", "x", "y"][..], &["x"]] {
+        rig.stop();
+        let store = Store::open(rig.directory.path()).unwrap();
+        for mut record in store.load().unwrap().0 {
+            let name = record.spec.name.to_string();
+            let larger = Size(record.size().0 * 2);
+            if grown.contains(&name.as_str()) {
+                record.spec.size = Some(larger);
+            } else {
+                record.growing = Some(larger);
+            }
+            if let Some(file) = ["x", "y"].iter().find(|known| **known == name && grown.contains(known)) {
+                fs::File::options().write(true).open(rig.path(&format!("{file}.img"))).unwrap().set_len(larger.0).unwrap();
+            }
+            store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        }
+        drop(store);
+        rig.start();
+        assert_eq!(sizes(&rig)[0], 2048, "{grown:?}");
+    }
+    // What is in the way of one is in the way of all that it is made of.
+    let namespace = rig.peek().namespace_of(&"top".parse().unwrap()).unwrap();
+    let formatting = rig.begin_format("d", &namespace, BlockSize::B4096).unwrap();
+    assert!(matches!(rig.try_change("x", "memory", true), Err(ControlError::Formatting { .. })));
+    namespace.volume.format(BlockSize::B4096).unwrap();
+    rig.finish_format(formatting, Ok(())).unwrap();
+    drop(namespace);
+    for _ in 0..2 {
+        for name in ["top", "mid", "x", "y"] {
+            let view = rig.volume(name).unwrap();
+            assert_eq!((view.state, view.block_size.0), (State::Ready, BlockSize::B4096), "{name}: {:?}", view.reason);
+        }
+        rig.restart();
+    }
+}
+
 /// Writes and reads blocks of device `d` until told to stop; the number of rounds.
 fn load(socket: &Path, stop: &AtomicBool) -> u64 {
     let mut guest = Controller::connect(socket, &Options::default()).unwrap();

@@ -1,0 +1,234 @@
+//! What is stored of volumes' sizes and block sizes, while these change.
+//!
+//! ```text
+//!   resize, format ─► Switch of the volume ─► Shapes: store ─► its services ─► Switch of a volume below ─► Shapes …
+//! ```
+//!
+//! A volume changes its shape when somebody asks for it, and when a volume that it is a leg of does. Each stores its own, on the way
+//! down, before whoever is above can use what is new.
+
+use std::{io, sync::Arc};
+
+use millrace_block::{BlockCount, BlockSize, Ledger, Volume as Blocks, VolumeError};
+
+use super::{Inner, Manager};
+use crate::{
+    Name, Size,
+    error::ControlError,
+    model::LogicalBlock,
+    store::{Changes, Store, StoreError, VolumeRecord},
+};
+
+/// The stored shape of a volume.
+pub(super) struct Shapes {
+    store: Arc<Store>,
+    name: Name,
+}
+
+impl Shapes {
+    pub(super) fn new(store: &Arc<Store>, name: &Name) -> Arc<Self> {
+        Arc::new(Self { store: Arc::clone(store), name: name.clone() })
+    }
+
+    fn put(&self, record: &VolumeRecord) -> Result<(), VolumeError> {
+        let changes = Changes { put_volumes: vec![record], ..Changes::default() };
+        self.store.apply(&changes).map_err(|error| self.failed("store its shape in", error))
+    }
+
+    /// Puts back what was stored before a change that failed.
+    fn put_back(&self, record: &VolumeRecord) {
+        if let Err(error) = self.put(record) {
+            tracing::error!(volume = %self.name, %error, "what is stored is not the volume's size and block size");
+        }
+    }
+
+    /// What is stored; nothing of a volume that is just being made.
+    fn stored(&self) -> Result<Option<VolumeRecord>, VolumeError> {
+        self.store.volume(&self.name).map_err(|error| self.failed("look its shape up in", error))
+    }
+
+    fn failed(&self, action: &'static str, error: StoreError) -> VolumeError {
+        VolumeError::Io {
+            volume: self.name.to_string(),
+            action,
+            path: self.store.path().to_owned(),
+            source: io::Error::other(error),
+        }
+    }
+
+    /// While it grows both sizes are stored, for its services may keep what they need at the new end from the first write on.
+    fn grow(
+        &self,
+        root: &dyn Blocks,
+        blocks: BlockCount,
+        before: &VolumeRecord,
+        after: &VolumeRecord,
+    ) -> Result<(), VolumeError> {
+        let blocks_before = root.geometry().blocks;
+        self.put(&VolumeRecord { growing: after.spec.size, ..before.clone() })?;
+        let done = root.resize(blocks).and_then(|()| {
+            self.put(after).inspect_err(|_| {
+                if let Err(error) = root.resize(blocks_before) {
+                    tracing::error!(volume = %self.name, %error, "the volume is larger than its stored size");
+                }
+            })
+        });
+        done.inspect_err(|_| self.put_back(before))
+    }
+}
+
+impl Ledger for Shapes {
+    /// A volume that came back too large would be enlarged without a word.
+    fn resize(&self, root: &dyn Blocks, blocks: BlockCount) -> Result<(), VolumeError> {
+        let bytes = blocks.0.checked_mul(u64::from(root.geometry().block_size.bytes()));
+        // Impossible sizes are the volume's to refuse.
+        let (Some(bytes), Some(before)) = (bytes, self.stored()?) else { return root.resize(blocks) };
+        let mut after = VolumeRecord { own_size: false, growing: None, ..before.clone() };
+        after.spec.size = Some(Size(bytes));
+        if bytes >= before.size().0 {
+            return self.grow(root, blocks, &before, &after);
+        }
+        self.put(&after)?;
+        root.resize(blocks).inspect_err(|_| self.put_back(&before))
+    }
+
+    /// A crash before the end leaves old data under a new block size, as a format that is cut short may.
+    fn format(&self, root: &dyn Blocks, block_size: BlockSize) -> Result<(), VolumeError> {
+        let Some(before) = self.stored()? else { return root.format(block_size) };
+        self.put(&formatted(&before, block_size, root.geometry().bytes()))?;
+        root.format(block_size).inspect_err(|_| self.put_back(&before))
+    }
+}
+
+/// What is stored of a volume of so many bytes when it has these blocks.
+pub(super) fn formatted(record: &VolumeRecord, block_size: BlockSize, bytes: u64) -> VolumeRecord {
+    let mut record = record.clone();
+    record.formatted = (record.spec.block_size.0 != block_size).then_some(LogicalBlock(block_size));
+    let block = u64::from(block_size.bytes());
+    record.spec.size = Some(Size(bytes / block * block));
+    record
+}
+
+/// Why a volume has not changed its shape; that it could not be stored is told as such.
+pub(super) fn told(error: VolumeError) -> ControlError {
+    match error {
+        VolumeError::Io { volume, action, path, source } => match source.downcast::<StoreError>() {
+            Ok(error) => error.into(),
+            Err(source) => VolumeError::Io { volume, action, path, source }.into(),
+        },
+        error => error.into(),
+    }
+}
+
+impl Manager {
+    /// The shape of a volume has changed, or may have, and with it those of the volumes that it is made of: what is known and stored of
+    /// them is what they are now.
+    pub(super) fn follow_shapes(&self, inner: &mut Inner, name: &str) {
+        let below = inner.below(name);
+        for name in below.iter().map(Name::as_str).chain([name]) {
+            let Some(volume) = inner.volumes.get_mut(name) else { continue };
+            let Ok(namespace) = &volume.live else { continue };
+            namespace.measure();
+            let (before, geometry) = (&volume.record, namespace.volume.geometry());
+            let mut record = formatted(before, geometry.block_size, geometry.bytes());
+            record.own_size &= record.spec.size == before.spec.size;
+            // On the way down the same was stored; not so where something else of the record was stored meanwhile, or something failed.
+            let kept = self.store.volume(&record.spec.name).is_ok_and(|stored| stored.as_ref() == Some(&record));
+            let put = || self.store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() });
+            if !kept && let Err(error) = put() {
+                tracing::error!(volume = name, %error, "what is stored is not the volume's size and block size");
+            }
+            volume.record = record;
+        }
+    }
+}
+
+impl Inner {
+    /// Whether nothing happens to the volumes that this one is made of, so that their shapes may change with its own.
+    pub(super) fn check_below_idle(&self, name: &str) -> Result<(), ControlError> {
+        self.below(name).iter().try_for_each(|below| {
+            self.idle_volume(below.as_str())?;
+            self.check_not_copied(below)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_block::Switch;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{model::VolumeSpec, store::tests::FullDisk};
+
+    /// What is below: looks at what is stored when it is asked, and does it or refuses.
+    struct Below {
+        store: Arc<Store>,
+        seen: std::sync::Mutex<Vec<(u64, Option<u64>)>>,
+        disk: FullDisk,
+        refuses: bool,
+        /// The state cannot be stored any more afterwards.
+        fills: bool,
+    }
+
+    impl Ledger for Below {
+        fn resize(&self, root: &dyn Blocks, blocks: BlockCount) -> Result<(), VolumeError> {
+            // On the way back from what cannot be stored it cannot be asked.
+            if let Ok(Some(stored)) = self.store.volume(&"v".parse().unwrap()) {
+                self.seen.lock().unwrap().push((stored.size().0, stored.growing.map(|size| size.0)));
+            }
+            self.disk.set_full(self.fills);
+            if self.refuses {
+                return Err(VolumeError::Unsupported { volume: "v".to_owned(), what: "that" });
+            }
+            root.resize(blocks)
+        }
+
+        fn format(&self, root: &dyn Blocks, block_size: BlockSize) -> Result<(), VolumeError> {
+            root.format(block_size)
+        }
+    }
+
+    /// Resizes a volume of 64 KiB; the answer, its size then, what is stored then, and what was when it was asked.
+    fn resize(to: u64, refuses: bool, fills: bool) -> (bool, u64, u64, Vec<(u64, Option<u64>)>) {
+        let disk = FullDisk::default();
+        let store = Arc::new(disk.store());
+        let name: Name = "v".parse().unwrap();
+        let spec: VolumeSpec = serde_json::from_value(serde_json::json!({ "name": "v", "size": "64K", "stack": "memory" })).unwrap();
+        let record = VolumeRecord {
+            spec,
+            formatted: None,
+            uuid: Uuid::nil(),
+            created_by: None,
+            owns_file: false,
+            own_size: true,
+            growing: None,
+            memory_leaves: Vec::new(),
+            history: Vec::new(),
+        };
+        store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        let memory = millrace_backends::open(&millrace_backends::BackendSpec::Memory, "v", Some(64 << 10), BlockSize::B512);
+        let below = Below { store: Arc::clone(&store), seen: Default::default(), disk: disk.clone(), refuses, fills };
+        let below = Arc::new(below);
+        let inside = Switch::kept("inside", memory.unwrap(), Some(Arc::clone(&below) as _));
+        let outside = Switch::kept("v", inside, Some(Shapes::new(&store, &name)));
+        let done = outside.resize(BlockCount(to / 512)).is_ok();
+        disk.set_full(false);
+        let stored = store.volume(&name).unwrap().unwrap();
+        assert!(stored.own_size != done, "a size that was asked for is the volume's");
+        let seen = below.seen.lock().unwrap().clone();
+        (done, outside.geometry().bytes(), stored.size().0, seen)
+    }
+
+    #[test]
+    fn what_is_stored_is_never_more_than_there_is_and_says_what_is_coming() {
+        const K: u64 = 1 << 10;
+        assert_eq!(resize(128 * K, false, false), (true, 128 * K, 128 * K, vec![(64 * K, Some(128 * K))]));
+        assert_eq!(resize(32 * K, false, false), (true, 32 * K, 32 * K, vec![(32 * K, None)]));
+        assert_eq!(resize(128 * K, true, false), (false, 64 * K, 64 * K, vec![(64 * K, Some(128 * K))]));
+        assert_eq!(resize(32 * K, true, false), (false, 64 * K, 64 * K, vec![(32 * K, None)]));
+        // It grew, and that cannot be stored: it has its old size again.
+        let (done, has, stored, seen) = resize(128 * K, false, true);
+        assert_eq!((done, has, stored, seen[0]), (false, 64 * K, 64 * K, (64 * K, Some(128 * K))));
+    }
+}
