@@ -194,7 +194,8 @@ mod tests {
         let disk = FullDisk::default();
         let store = Arc::new(disk.store());
         let name: Name = "v".parse().unwrap();
-        let spec: VolumeSpec = serde_json::from_value(serde_json::json!({ "name": "v", "size": "64K", "stack": "memory" })).unwrap();
+        let spec: VolumeSpec =
+            serde_json::from_value(serde_json::json!({ "name": "v", "size": "64K", "stack": "memory" })).unwrap();
         let record = VolumeRecord {
             spec,
             formatted: None,
