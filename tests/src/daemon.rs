@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::{
     process::Usage,
@@ -411,18 +411,24 @@ impl Drop for Daemon {
 
 /// `millrace nvme`: one disk in the foreground.
 #[derive(Debug)]
-pub struct OneDisk(Child);
+pub struct OneDisk {
+    child: Child,
+    log: NamedTempFile,
+}
 
 impl OneDisk {
     /// Serves `volume`, in the form of the command line, at `socket`; waits until the socket is there.
-    pub fn start(socket: &Path, volume: &str) -> Self {
+    pub fn start(socket: &Path, volume: &str, options: &[&str]) -> Self {
+        let log = NamedTempFile::new().expect("a file for the log");
         let child = Command::new(Daemon::binary())
-            .args(["nvme", "--volume", volume, "--socket"])
+            .args(["nvme", "--log", "info", "--volume", volume, "--socket"])
             .arg(socket)
+            .args(options)
             .stdin(Stdio::null())
+            .stderr(log.reopen().expect("the log"))
             .spawn()
             .expect("starting millrace nvme");
-        let mut server = Self(child);
+        let mut server = Self { child, log };
         eventually("the socket of millrace nvme", || {
             server.expect_running();
             socket.exists().then_some(())
@@ -431,22 +437,33 @@ impl OneDisk {
     }
 
     fn expect_running(&mut self) {
-        let ended = self.0.try_wait().expect("the server's state");
-        assert!(ended.is_none(), "millrace nvme ended: {ended:?}");
+        let ended = self.child.try_wait().expect("the server's state");
+        assert!(ended.is_none(), "millrace nvme ended: {ended:?}\n{}", self.log());
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log.path()).expect("the log")
+    }
+
+    /// Ends it as Ctrl-C does. Nothing may have been refused to it.
     pub fn stop(&mut self) {
         self.expect_running();
-        signal(&self.0, Signal::INT);
-        let status = wait(&mut self.0);
-        assert!(status.is_some_and(|status| status.success()), "millrace nvme ended with {status:?}");
+        signal(&self.child, Signal::INT);
+        let (status, log) = (wait(&mut self.child), self.log());
+        assert!(status.is_some_and(|status| status.success()), "millrace nvme ended with {status:?}\n{log}");
+        assert!(!log.contains("a system call was refused"), "{log}");
     }
 }
 
 impl Drop for OneDisk {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

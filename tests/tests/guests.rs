@@ -407,7 +407,7 @@ fn one_disk_in_the_foreground() {
     let (image, socket) = (dir.path().join("disk.img"), dir.path().join("disk.sock"));
     std::fs::File::create(&image).and_then(|file| file.set_len(512 << 20)).expect("an image");
     let volume = file_backend(&image);
-    let mut server = OneDisk::start(&socket, &volume);
+    let mut server = OneDisk::start(&socket, &volume, &[]);
     Boot::scenario("boot").set("SIZE", 512 << 20).socket(&socket).run(&seats(1));
     // Again, for a guest that comes after the first.
     Boot::scenario("commands").socket(&socket).run(&seats(1));

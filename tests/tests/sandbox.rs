@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_tests::{Daemon, eventually, repository, within};
+use millrace_tests::{Daemon, OneDisk, eventually, repository, within};
 use rustix::process::{Signal, geteuid};
 
 const EPERM: i32 = 1;
@@ -184,8 +184,14 @@ fn a_worker_gives_up_everything_and_so_does_the_next() {
     let first = eventually("a worker", || daemon.worker());
     let second = daemon.kill_worker(Signal::KILL);
     assert_ne!(first, second);
+    expect_confined(second);
+    daemon.finish();
+}
+
+/// No thread of the process has any right that it could give up.
+fn expect_confined(pid: u32) {
     let all = |field: &str, expected: &str| {
-        let values = of_threads(second, field);
+        let values = of_threads(pid, field);
         assert!(values.len() >= 4, "{values:?}");
         for (thread, value) in values {
             assert_eq!(value, expected, "{field} of {thread}");
@@ -199,10 +205,10 @@ fn a_worker_gives_up_everything_and_so_does_the_next() {
     }
     all("NoNewPrivs", "1");
     all("Seccomp", "2");
-    let filters = of_threads(second, "Seccomp_filters");
+    let filters = of_threads(pid, "Seccomp_filters");
     let of = |name: &str| filters.iter().find(|(thread, _)| thread == name).map(|(_, count)| count.parse::<u32>().unwrap());
     assert!(of("millrace-0") > of("millrace") && of("millrace") >= Some(2), "{filters:?}");
-    let limits = fs::read_to_string(format!("/proc/{second}/limits")).expect("its limits");
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("its limits");
     let limit =
         |name: &str| limits.lines().find(|line| line.starts_with(name)).map(|line| line[name.len()..].split_whitespace());
     assert_eq!(limit("Max core file size").unwrap().next(), Some("0"));
@@ -210,7 +216,31 @@ fn a_worker_gives_up_everything_and_so_does_the_next() {
         let values: Vec<_> = limit(bounded).unwrap().take(2).collect();
         assert!(values[0] != "unlimited" && values[0] == values[1], "{bounded}: {values:?}");
     }
-    daemon.finish();
+}
+
+#[test]
+fn one_disk_without_a_daemon_gives_up_the_same() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let socket = place.path().join("d.sock");
+    for volume in ["memory,1M".to_owned(), format!("file:{},1M", place.path().join("disk.img").display())] {
+        let (backend, size) = volume.split_once(',').expect("both");
+        let mut server = OneDisk::start(&socket, backend, &["--size", size]);
+        expect_confined(server.pid());
+        // Nothing was allowed: it reaches what it was told to serve.
+        assert!(server.log().contains("only allowed paths"), "{}", server.log());
+        let mut bench = Command::new(Daemon::binary());
+        bench.args(["bench", "--verify", "--rw", "randrw", "--time", "1", "--socket"]).arg(&socket);
+        let output = bench.output().expect("running the client");
+        assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
+        server.stop();
+        assert!(!socket.exists(), "the socket stays behind");
+    }
+    if geteuid().is_root() {
+        let mut command = Command::new(Daemon::binary());
+        command.args(["nvme", "--sandbox", "on", "--volume", "memory", "--size", "1M", "--socket"]).arg(&socket);
+        let said = String::from_utf8_lossy(&command.output().expect("running it").stderr).into_owned();
+        assert!(said.contains("--user"), "{said}");
+    }
 }
 
 #[test]

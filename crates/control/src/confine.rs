@@ -10,7 +10,7 @@ use millrace_services::{Leaf, Node, run_key_commands_by};
 use crate::{
     config::Declared,
     daemon::DaemonError,
-    model::DeviceSpec,
+    model::{DeviceSpec, VolumeSpec},
     store::{Store, StoreError},
 };
 
@@ -26,6 +26,23 @@ pub(crate) fn close(
         run_key_commands_by(Box::new(move |line, output, errors| helper.run(line, &output, &errors)));
     }
     let grants = if sandbox.policy().is_strict() { grants(dirs, store, declared)? } else { Vec::new() };
+    close_to(sandbox, grants, engine)
+}
+
+/// Closes the sandbox around one disk.
+pub(crate) fn close_around(
+    sandbox: Sandbox,
+    volume: &VolumeSpec,
+    device: &DeviceSpec,
+    engine: &Engine,
+) -> Result<(), DaemonError> {
+    let mut grants = own(&[]);
+    of_stack(&volume.stack, true, &mut grants);
+    of_device(device, &mut grants);
+    close_to(sandbox, grants, engine)
+}
+
+fn close_to(mut sandbox: Sandbox, grants: Vec<Grant>, engine: &Engine) -> Result<(), DaemonError> {
     if let Some(filter) = sandbox.close(grants)? {
         for shard in engine.shards() {
             let filter = filter.clone();

@@ -306,7 +306,14 @@ fn log_predecessor(predecessor: Option<Predecessor>) {
 }
 
 /// Serves one disk until it is told to stop by SIGTERM or SIGINT. `ready` is called when its socket listens.
-pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Result<(), DaemonError> {
+pub fn foreground(disk: &ForegroundDisk, sandbox: Sandbox, ready: impl FnOnce(&DeviceView)) -> Result<(), DaemonError> {
+    let result = foreground_confined(disk, sandbox, ready);
+    // What was refused may be why.
+    confine::tell_refused();
+    result
+}
+
+fn foreground_confined(disk: &ForegroundDisk, sandbox: Sandbox, ready: impl FnOnce(&DeviceView)) -> Result<(), DaemonError> {
     raise_file_limit();
     let settings = Settings {
         run_dir: PathBuf::from("/"),
@@ -317,7 +324,8 @@ pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Res
         apps: Vec::new(),
         card: None,
     };
-    let engine = Engine::start(shard_configs("1", disk.polling)?)?;
+    let (runtime, engine) = (runtime()?, Engine::start(shard_configs("1", disk.polling)?)?);
+    confine::close_around(sandbox, &disk.volume, &disk.device, &engine)?;
     let manager = Manager::start(settings, Store::in_memory()?, engine, None)?;
     let result = (|| {
         let volume = manager.create_volume(&disk.volume)?;
@@ -325,7 +333,7 @@ pub fn foreground(disk: &ForegroundDisk, ready: impl FnOnce(&DeviceView)) -> Res
         let attach = AttachSpec { volume: volume.name, nsid: None, read_only: disk.read_only };
         manager.attach(device.name.as_str(), &attach)?;
         let device = manager.device(device.name.as_str())?;
-        run(runtime()?, async || {
+        run(runtime, async || {
             let told = signalled()?;
             ready(&device);
             told.await;

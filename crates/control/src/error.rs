@@ -599,7 +599,8 @@ impl ControlError {
                 "with a size (--size) the file is created; its directory must exist".to_owned()
             }
             Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                "the daemon's user must be allowed to, and so must its sandbox: serve --allow PATH (docs/sandbox.md)"
+                "who serves it must be allowed to (root, too: it has given up the right to open everything), and so must the \
+                 sandbox: serve --allow PATH (docs/sandbox.md)"
                     .to_owned()
             }
             Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),

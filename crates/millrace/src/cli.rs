@@ -2,6 +2,7 @@
 
 mod groups;
 mod migrations;
+mod sandbox;
 mod trace;
 mod usage;
 
@@ -11,15 +12,15 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use millrace_control::{
     Backend, DeviceKind, Doorbells, Functions, IsolationMode, LogicalBlock, Name, NvmeSpec, PlacementMode, PollingMode,
-    SandboxTable, Size, Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
+    Size, Uuid, VirtioBlkSpec, default_run_dir, default_state_dir,
 };
 use millrace_frontends::nvme::CardSpec;
-use millrace_sandbox::{Mode, Policy};
 use millrace_services::Node;
 
 pub(crate) use self::{
     groups::GroupCommand,
     migrations::VolumeMigrate,
+    sandbox::{ConfinedArgs, SandboxArgs},
     trace::{AnalyzeArgs, Export, TraceArgs},
     usage::UsageArgs,
 };
@@ -158,65 +159,6 @@ pub(crate) struct ServeArgs {
     pub(crate) sandbox: SandboxArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-}
-
-/// What the daemon gives up (docs/sandbox.md).
-#[derive(Debug, Args)]
-pub(crate) struct SandboxArgs {
-    /// How much of the sandbox there must be: what can be had, all of it, or nothing [default: auto]
-    #[arg(long = "sandbox", value_enum, value_name = "MODE")]
-    mode: Option<SandboxArg>,
-    /// A file or directory that volumes and keys may be in, beside what is configured; may be repeated. None: any
-    #[arg(long, value_name = "PATH")]
-    allow: Vec<PathBuf>,
-    /// A program that may be run for its key (key=command:…); may be repeated
-    #[arg(long, value_name = "PATH")]
-    key_command: Vec<PathBuf>,
-    /// Serve as this user, when started by root
-    #[arg(long, value_name = "NAME")]
-    user: Option<String>,
-    /// Private memory that the daemon may have: beyond, it ends and is started again [default: the machine's]
-    #[arg(long, value_name = "SIZE")]
-    memory_limit: Option<Size>,
-    /// Files that the daemon may have open [default: the system's limit]
-    #[arg(long, value_name = "COUNT")]
-    file_limit: Option<u64>,
-}
-
-impl SandboxArgs {
-    /// The policy, with the configuration file's settings below what is set here.
-    pub(crate) fn policy(&self, file: SandboxTable) -> std::io::Result<Policy> {
-        let absolute = |paths: &[PathBuf]| paths.iter().map(std::path::absolute).collect::<Result<_, _>>();
-        let line = Policy {
-            mode: Mode::default(),
-            allow: absolute(&self.allow)?,
-            key_commands: absolute(&self.key_command)?,
-            user: self.user.clone(),
-            memory: self.memory_limit.map(|size| size.0),
-            files: self.file_limit,
-        };
-        Ok(file.under(line, self.mode.map(Mode::from)))
-    }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SandboxArg {
-    /// What can be had; without --allow, files stay open
-    Auto,
-    /// All of it, or the daemon does not start
-    On,
-    /// Nothing
-    Off,
-}
-
-impl From<SandboxArg> for Mode {
-    fn from(arg: SandboxArg) -> Self {
-        match arg {
-            SandboxArg::Auto => Self::Auto,
-            SandboxArg::On => Self::On,
-            SandboxArg::Off => Self::Off,
-        }
-    }
 }
 
 impl ServeArgs {
@@ -750,6 +692,8 @@ pub(crate) struct NvmeCommand {
     /// What the poll thread does without work
     #[arg(long, value_enum, default_value_t = PollingArg::Adaptive)]
     pub(crate) polling: PollingArg,
+    #[command(flatten)]
+    pub(crate) sandbox: ConfinedArgs,
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }

@@ -84,7 +84,7 @@ fn enter(global: &Global, args: &ServeArgs) -> Result<Sandbox, Box<dyn Error>> {
         Some(programs) => helper.arg("--").args(programs),
         None => helper.arg("--any"),
     };
-    Ok(policy.enter(&[&global.run_dir(), &args.state_dir()], helper)?)
+    Ok(policy.enter(&[&global.run_dir(), &args.state_dir()], Some(helper))?)
 }
 
 /// Runs programs that print keys for the worker at standard input.
@@ -136,6 +136,8 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
 }
 
 pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {
+    // While there is one thread.
+    let sandbox = args.sandbox.policy().enter(&[], None)?;
     let _log = logging::start(&args.log)?;
     let base = std::env::current_dir()?;
     let kind = DeviceKind::Nvme(args.controller.spec()).resolved(&base);
@@ -164,7 +166,7 @@ pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Err
         });
         notify::ready();
     };
-    Ok(millrace_control::foreground(&disk, ready)?)
+    Ok(millrace_control::foreground(&disk, sandbox, ready)?)
 }
 
 /// Says that we are ready. Nobody may be reading, which is no reason to stop.

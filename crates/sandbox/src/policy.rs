@@ -56,6 +56,9 @@ pub struct Policy {
     pub memory: Option<u64>,
     /// Open files.
     pub files: Option<u64>,
+    /// Nothing but named paths, where none is named as well: for who will not be told of others later.
+    #[serde(skip)]
+    pub only_named: bool,
 }
 
 /// Why there is no sandbox, or not all of it.
@@ -97,7 +100,7 @@ pub enum SandboxError {
 impl Policy {
     /// Whether only named paths and programs can be used.
     pub fn is_strict(&self) -> bool {
-        self.mode == Mode::On || self.mode == Mode::Auto && !self.allow.is_empty()
+        self.mode == Mode::On || self.mode == Mode::Auto && (self.only_named || !self.allow.is_empty())
     }
 
     /// Programs that may be run for their keys; `None`: any.
@@ -105,11 +108,12 @@ impl Policy {
         (self.is_strict() || !self.key_commands.is_empty()).then_some(&self.key_commands)
     }
 
-    /// Gives up what a process with one thread can. `dirs` are made for the user if need be, `helper` runs key commands.
+    /// Gives up what a process with one thread can. `dirs` are made for the user if need be, `helper` runs key commands, if
+    /// there are any to be run.
     ///
     /// # Errors
     /// What cannot be had, if all must be.
-    pub fn enter(self, dirs: &[&Path], helper: Command) -> Result<Sandbox, SandboxError> {
+    pub fn enter(self, dirs: &[&Path], helper: Option<Command>) -> Result<Sandbox, SandboxError> {
         let mut sandbox = Sandbox { policy: self, missing: Vec::new(), done: Vec::new(), helper: None };
         if sandbox.policy.mode == Mode::Off {
             return Ok(sandbox);
@@ -119,8 +123,8 @@ impl Policy {
         sandbox.become_less(dirs)?;
         sandbox.need("keep its memory to itself", "no dumps", rights::keep_to_itself())?;
         sandbox.need("watch what is refused", "refused calls are told", refused::watch())?;
-        match Helper::start(helper) {
-            Ok(helper) => sandbox.helper = Some(helper),
+        match helper.map(Helper::start).transpose() {
+            Ok(helper) => sandbox.helper = helper,
             Err(error) => sandbox.need("start the helper for key commands", "", Err(error))?,
         }
         Ok(sandbox)
@@ -143,12 +147,6 @@ impl fmt::Display for Sandbox {
 }
 
 impl Sandbox {
-    /// None, for who serves one disk in the foreground, and tests.
-    pub fn none() -> Self {
-        let policy = Policy { mode: Mode::Off, ..Policy::default() };
-        Self { policy, missing: Vec::new(), done: Vec::new(), helper: None }
-    }
-
     /// What the operator wanted.
     pub fn policy(&self) -> &Policy {
         &self.policy

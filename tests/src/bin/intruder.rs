@@ -149,7 +149,7 @@ fn main() {
     let policy: Policy = serde_json::from_str(&policy).expect("a policy");
     let mut helper = Command::new("/proc/self/exe");
     helper.arg("help");
-    let mut sandbox = policy.enter(&[], helper).unwrap_or_else(|error| panic!("{error}"));
+    let mut sandbox = policy.enter(&[], Some(helper)).unwrap_or_else(|error| panic!("{error}"));
     let parent = rustix::process::getppid().expect("a parent").as_raw_pid();
     let parent = word(parent);
     let paths = || Paths {
