@@ -155,6 +155,8 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use millrace_block::Switch;
     use uuid::Uuid;
 
@@ -164,7 +166,7 @@ mod tests {
     /// What is below: looks at what is stored when it is asked, and does it or refuses.
     struct Below {
         store: Arc<Store>,
-        seen: std::sync::Mutex<Vec<(u64, Option<u64>)>>,
+        seen: Mutex<Vec<(u64, Option<u64>)>>,
         disk: FullDisk,
         refuses: bool,
         /// The state cannot be stored any more afterwards.
@@ -209,7 +211,7 @@ mod tests {
         };
         store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
         let memory = millrace_backends::open(&millrace_backends::BackendSpec::Memory, "v", Some(64 << 10), BlockSize::B512);
-        let below = Below { store: Arc::clone(&store), seen: Default::default(), disk: disk.clone(), refuses, fills };
+        let below = Below { store: Arc::clone(&store), seen: Mutex::default(), disk: disk.clone(), refuses, fills };
         let below = Arc::new(below);
         let inside = Switch::kept("inside", memory.unwrap(), Some(Arc::clone(&below) as _));
         let outside = Switch::kept("v", inside, Some(Shapes::new(&store, &name)));
