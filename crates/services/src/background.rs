@@ -1,5 +1,8 @@
 //! Work of services beside requests: resync, scrub, flush-back.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     cell::RefCell,
     fmt,
@@ -15,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{IoOperation, TaskContext};
+use millrace_block::{IoOperation, TaskContext, yield_now};
 use millrace_engine::{EngineError, Launch, ShardHandle};
 use millrace_memory::BufferPool;
 
@@ -116,8 +119,10 @@ impl Pace {
         Self { rate, start: Instant::now(), bytes: 0 }
     }
 
-    /// Waits until so many bytes more are allowed.
+    /// Waits until so many bytes more are allowed. In any case the shard does something else first: a leg in memory makes nobody wait, and
+    /// with a rate that it does not reach nobody else would have a turn.
     pub(crate) async fn spend(&mut self, cx: TaskContext<'_>, stop: &Stop, bytes: u64) {
+        yield_now().await;
         self.bytes += bytes;
         let due = Duration::from_nanos((u128::from(self.bytes) * 1_000_000_000 / u128::from(self.rate)) as u64);
         let ahead = due.saturating_sub(self.start.elapsed());

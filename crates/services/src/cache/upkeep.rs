@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume, yield_now};
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, BufferPool};
 
 use super::{Cache, Core};
@@ -19,6 +19,8 @@ const PERIODS: u32 = 50;
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// Lines that are sorted, so that the slow leg gets them in its own order.
 const SORTED: usize = 32;
+/// Lines that are looked at before the shard has another turn.
+const LOOKS: u32 = 4096;
 /// Passes over everything in which all that is dirty must become clean, while writes go through.
 const PASSES: usize = 5;
 /// Periods that a change may take between the call to leave and its end.
@@ -38,6 +40,8 @@ struct Pace {
 
 impl Pace {
     async fn spend(&mut self, cx: TaskContext<'_>, stop: &Stop, bytes: u64) {
+        // Legs in memory make nobody wait.
+        yield_now().await;
         self.owed += Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(self.rate)) as u64);
         if self.owed >= Duration::from_millis(1) {
             stop.sleep(cx, self.owed).await;
@@ -93,9 +97,10 @@ impl Cache {
         let mut result = Ok(());
         while left > 0 && result.is_ok() && !stop.is_set() {
             let mut chosen = [(0_u64, 0_u32); SORTED];
-            let mut used = 0;
-            while left > 0 && used < SORTED {
+            let (mut used, mut looks) = (0, 0);
+            while left > 0 && used < SORTED && looks < LOOKS {
                 let slot = *hand % slots;
+                looks += 1;
                 (*hand, left) = ((slot + 1) % slots, left - 1);
                 let place = core.table.slot(slot);
                 let recent = place.recent.swap(false, Ordering::Relaxed);
@@ -106,6 +111,9 @@ impl Cache {
                     chosen[used] = (line, slot);
                     used += 1;
                 }
+            }
+            if looks == LOOKS {
+                yield_now().await;
             }
             let chosen = &mut chosen[..used];
             chosen.sort_unstable();
@@ -129,7 +137,7 @@ impl Cache {
             if stop.is_set() {
                 return Ok(());
             }
-            if self.write_line_back(cx, core, slot, true).await? > 0 {
+            if self.clean_line(cx, core, slot).await? > 0 {
                 self.flushing.done.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -143,7 +151,7 @@ impl Cache {
         let core = self.core()?;
         for _ in 0..PASSES {
             for slot in 0..core.table.len() {
-                self.write_line_back(cx, core, slot, true).await?;
+                self.clean_line(cx, core, slot).await?;
             }
             self.commit(cx).await?;
             if self.dirty_lines() == 0 {
@@ -151,6 +159,15 @@ impl Cache {
             }
         }
         Ok(self.dirty_lines())
+    }
+
+    /// Writes the next of all lines back, and now and then lets the shard do something else: legs in memory make nobody wait.
+    async fn clean_line(&self, cx: TaskContext<'_>, core: &Core, slot: u32) -> Result<u64, BlockError> {
+        let bytes = self.write_line_back(cx, core, slot, true).await?;
+        if bytes > 0 || slot.is_multiple_of(LOOKS) {
+            yield_now().await;
+        }
+        Ok(bytes)
     }
 
     /// Writes a line's dirty blocks to the slow leg; how many bytes. A line that is in use is left alone, or waited for.

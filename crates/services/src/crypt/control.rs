@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{BlockCount, BlockSize, IoOperation, TaskContext, Volume, VolumeError};
+use millrace_block::{BlockCount, BlockSize, IoOperation, TaskContext, Volume, VolumeError, yield_now};
 use millrace_cipher::{CipherError, KeyError, Secret, Xts, random};
 
 use super::{
@@ -253,7 +253,8 @@ impl Crypt {
     async fn run(&self, cx: TaskContext<'_>, stop: Stop) {
         while !stop.is_set() {
             match self.rekey_chunk(cx, &stop).await {
-                Ok(true) => {}
+                // A leg in memory makes nobody wait.
+                Ok(true) => yield_now().await,
                 Ok(false) => {
                     cx.io(IoOperation::Sleep(IDLE)).await;
                 }

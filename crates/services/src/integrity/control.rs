@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_block::{BlockError, TaskContext, Volume as _, yield_now};
+use millrace_block::{BlockError, TaskContext, Volume as _};
 use millrace_cipher::random;
 
 use super::{
@@ -185,7 +185,6 @@ impl Integrity {
             };
             let past = if scrubbed > 0 {
                 pace.spend(cx, &stop, scrubbed).await;
-                yield_now().await;
                 Duration::from_nanos(scrubbed.saturating_mul(1_000_000_000) / self.plan.rate)
             } else {
                 let nap = rest.min(NAP);

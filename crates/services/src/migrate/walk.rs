@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use millrace_block::{TaskContext, Volume};
+use millrace_block::{TaskContext, Volume, yield_now};
 use millrace_memory::BufferPool;
 
 use super::{Move, Phase, holes::Holes, path::ERASED_AT_ONCE};
@@ -34,8 +34,10 @@ impl Move {
                     // First: who sees it flushed looks at the mark.
                     self.enter(Phase::Copying);
                     let len = self.step(cx, at).await;
-                    if let Some(pace) = &mut pace {
-                        pace.spend(cx, &stop, len).await;
+                    match &mut pace {
+                        Some(pace) => pace.spend(cx, &stop, len).await,
+                        // Places in memory make nobody wait.
+                        None => yield_now().await,
                     }
                 }
                 Phase::Flushed => stop.sleep(cx, LOOK).await,

@@ -165,11 +165,11 @@ impl Authenticated {
                 }
                 Ok(Some(blocks)) => {
                     self.control().rekey_failure = None;
-                    if rate > 0 {
-                        pace.spend(cx, &stop, blocks << self.block_size().shift()).await;
+                    match rate {
+                        // A leg in memory makes nobody wait.
+                        0 => yield_now().await,
+                        _ => pace.spend(cx, &stop, blocks << self.block_size().shift()).await,
                     }
-                    // A leg in memory makes nobody wait.
-                    yield_now().await;
                 }
                 Err(error) => {
                     let text = error.to_string();
