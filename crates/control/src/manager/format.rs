@@ -1,7 +1,7 @@
 //! Formats that guests ask for. Erasing a large device takes minutes: it is done beside everything else, in a thread of its own.
 //!
 //! ```text
-//!   guest ─► begin: checks, marks the volume, stores ─► thread: NewFormat::apply ─► finish: unmarks, or stores what was ─► guest
+//!   guest ─► begin: checks, marks the volume, stores ─► thread: NewFormat::apply ─► finish: unmarks, stores what is ─► guest
 //! ```
 //!
 //! While a volume is marked, and with it those that it is made of, it is neither resized nor attached nor deleted.
