@@ -10,8 +10,14 @@ use std::{
 use millrace_driver::{Pages, VirtioError, VirtioOptions, VirtioQueue};
 use millrace_tests::{Daemon, PATIENCE};
 
-const OPTIONS: VirtioOptions =
-    VirtioOptions { depth: 100, bytes: 12288, write: true, pages: Pages::Small, timeout: Duration::from_secs(10) };
+const OPTIONS: VirtioOptions = VirtioOptions {
+    depth: 100,
+    bytes: 12288,
+    write: true,
+    packed: false,
+    pages: Pages::Small,
+    timeout: Duration::from_secs(10),
+};
 
 /// Begins all requests at places of their own, shifted by `round`, and waits for them.
 fn go_round(queue: &mut VirtioQueue, round: usize) {
@@ -35,10 +41,16 @@ fn pattern(id: usize) -> Vec<u8> {
 
 #[test]
 fn bytes_arrive_where_they_belong() {
+    for packed in [false, true] {
+        bytes_arrive(&VirtioOptions { packed, ..OPTIONS });
+    }
+}
+
+fn bytes_arrive(options: &VirtioOptions) {
     let daemon = Daemon::start();
     let image = daemon.path("d.img");
     let socket = daemon.virtio_disk("d", &["--backend", &format!("file:{}", image.display()), "--size", "2M"], &[]);
-    let mut queue = VirtioQueue::connect(&socket, &OPTIONS).unwrap();
+    let mut queue = VirtioQueue::connect(&socket, options).unwrap();
     assert_eq!((queue.capacity(), queue.depth()), (4096, 100));
     (0..100).for_each(|id| queue.data().write_at(id * OPTIONS.bytes, &pattern(id)));
     // The ring goes round more than once, and the last one counts.
@@ -49,7 +61,7 @@ fn bytes_arrive_where_they_belong() {
         let found = &written[place * OPTIONS.bytes..][..OPTIONS.bytes];
         assert!(found == pattern((place + 100 - 6) % 100), "place {place}");
     }
-    let mut queue = VirtioQueue::connect(&socket, &VirtioOptions { write: false, ..OPTIONS }).unwrap();
+    let mut queue = VirtioQueue::connect(&socket, &VirtioOptions { write: false, ..*options }).unwrap();
     go_round(&mut queue, 50);
     for id in 0..100 {
         let found = queue.data().read_vec(id * OPTIONS.bytes, OPTIONS.bytes);
@@ -86,6 +98,11 @@ fn the_bench_drives_virtio_disks_and_says_what_it_cannot() {
         let said = bench(&socket, &["--rw", rw, "--qd", depth]).unwrap();
         let report: serde_json::Value = serde_json::from_str(&said).unwrap();
         assert_eq!((&report["model"], &report["rw"]), (&"virtio-blk".into(), &rw.into()));
+        assert!(report["total"]["commands"].as_u64().is_some_and(|commands| commands > 0), "{said}");
+    }
+    for depth in ["1", "4", "64", "256"] {
+        let said = bench(&socket, &["--packed", "--rw", "randread", "--qd", depth]).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&said).unwrap();
         assert!(report["total"]["commands"].as_u64().is_some_and(|commands| commands > 0), "{said}");
     }
     for (words, reason) in [

@@ -11,7 +11,7 @@ use crate::{
 /// SPDK's memory in MiB: its volume takes none.
 const SPDK_MEMORY: usize = 512;
 
-/// Our lean client, by one split queue with indirect descriptors, as a Linux guest would use.
+/// Our lean client, by one split queue with indirect descriptors, as a Linux guest would use; ours by a packed one, too.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let setup = Setup::default().volume("nothing", "null", "1G").virtio("disk", "nothing");
     let (mut subjects, mut client) = (vec![suite.start_ours("spin", &setup)?], "--virtio");
@@ -35,6 +35,9 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let mut cases = Vec::new();
     for &depth in depths {
         cases.extend(suite.on_each(&subjects, "lean", &Lean::with(client), &Load::randread(depth), &devices));
+        // QEMU's storage daemon has no packed rings.
+        let packed = Lean::with(&format!("{client} --packed"));
+        cases.extend(suite.on_each(&subjects[..1], "packed", &packed, &Load::randread(depth), &devices));
     }
     record.note("qsd: qemu-storage-daemon, vhost-user-blk over null-co, with an I/O thread on the target's core".into());
     suite.measure(record, &mut subjects, &cases)

@@ -114,6 +114,15 @@ impl<T: Copy> SharedRing<T> {
     }
 }
 
+impl SharedRing<u64> {
+    /// Stores a word with `Release`: whoever sees it sees everything written before it.
+    #[inline]
+    pub(crate) fn publish(&self, index: u32, word: u64) {
+        // SAFETY: `at` gives an aligned pointer into writable memory of ours, which is accessed word by word, atomically.
+        unsafe { AtomicU64::from_ptr(self.at(index)) }.store(word, Ordering::Release);
+    }
+}
+
 /// Has all that was stored before reach a device's memory before what is stored after.
 ///
 /// The race that it closes is between entries in the device's memory and the doorbell that tells of them: these stores are not of ordinary

@@ -4,8 +4,9 @@
 //!   begin(id, lba) … ring ──► available ring ──► back end ──► used ring ──► take(at least n): the requests that are free again
 //! ```
 //!
-//! One split queue (Virtio 1.2, 2.7). Every request has its indirect table, its header, its data and its status from the start, as a Linux guest
-//! would lay them out; one that begins costs its sector and a place in the available ring. Nobody interrupts, and the back end is notified only when it asks for it.
+//! One queue, split (Virtio 1.2, 2.7) or packed (2.8). Every request has its indirect table, its header, its data and its status from the start, as a Linux guest
+//! would lay them out; one that begins costs its sector and a place in the available ring, or a descriptor in the packed one. Nobody interrupts, and the back end is
+//! notified only when it asks for it.
 
 use std::{
     io,
@@ -34,6 +35,7 @@ pub const SECTOR: u64 = 512;
 const INDIRECT: u64 = 1 << 28;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
+const PACKED: u64 = 1 << 34;
 /// The protocol feature by which a disk tells its size.
 const CONFIG: u64 = 1 << 9;
 
@@ -41,8 +43,14 @@ const CONFIG: u64 = 1 << 9;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const TABLE: u16 = 4;
+/// Bytes of a request's table.
+const TABLE_BYTES: u64 = 48;
 const NO_NOTIFY: u32 = 1;
 const NO_INTERRUPT: u32 = 1;
+/// Flags of a packed ring's descriptor (2.8.1), and of an area that says what is to be told (2.8.14): nothing.
+const AVAILABLE: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+const NOTHING: u32 = 1 << 16;
 
 /// Where the memory begins, for the guest that we are and for its monitor.
 const BASE: u64 = 1 << 32;
@@ -104,31 +112,74 @@ pub struct VirtioOptions {
     pub bytes: usize,
     /// They write; otherwise they read.
     pub write: bool,
+    /// The queue is a packed one.
+    pub packed: bool,
     /// What their memory consists of.
     pub pages: Pages,
     /// Longest wait for an answer of the back end while it is set up.
     pub timeout: Duration,
 }
 
+/// A descriptor of a split ring, or of a packed one.
 #[derive(Clone, Copy, IntoBytes, Immutable)]
 #[repr(C)]
 struct Descriptor {
     address: u64,
     len: u32,
-    flags: u16,
-    next: u16,
+    /// Flags and the next one, or a name and flags.
+    more: [u16; 2],
+}
+
+impl Descriptor {
+    fn new(packed: bool, address: u64, len: u32, flags: u16, next: u16) -> Self {
+        Self { address, len, more: if packed { [0, flags] } else { [flags, next] } }
+    }
+}
+
+/// Where requests become known to the back end, and their ends to us.
+enum Ring {
+    Split {
+        /// Flags and index, as one word each.
+        available: SharedU32,
+        used: SharedU32,
+        /// The available ring with its flags and index before it; the used ring's elements.
+        heads: SharedRing<u16>,
+        elements: SharedRing<u64>,
+    },
+    Packed {
+        /// Two words a descriptor, of which the second has length, name and flags.
+        descriptors: SharedRing<u64>,
+        /// What the back end wants to be told.
+        wish: SharedU32,
+        /// Of request 0; those of the others follow.
+        tables: u64,
+    },
+}
+
+impl Ring {
+    /// Of so many entries, with descriptors at the beginning of `rings`; `tables` are those of a packed one.
+    fn new(rings: &DmaBuffer, (available, used): (usize, usize), entries: u16, tables: Option<u64>) -> Self {
+        let whole = "parts lie within the buffer that was allocated for them";
+        let Some(tables) = tables else {
+            return Self::Split {
+                available: rings.word(available).expect(whole),
+                used: rings.word(used).expect(whole),
+                heads: rings.ring_at(available, u32::from(entries) + 2).expect(whole),
+                // The used ring begins in the middle of a word, so that its elements are words.
+                elements: rings.ring_at(used + 4, u32::from(entries)).expect(whole),
+            };
+        };
+        rings.word(available).expect(whole).store(NOTHING);
+        let descriptors = rings.ring_at(0, u32::from(entries) * 2).expect(whole);
+        Self::Packed { descriptors, wish: rings.word(used).expect(whole), tables }
+    }
 }
 
 /// A disk with one queue, used by one thread.
 pub struct VirtioQueue {
     wire: VhostUser,
     kick: OwnedFd,
-    /// Flags and index, as one word each.
-    available: SharedU32,
-    used: SharedU32,
-    /// The available ring with its flags and index before it; the used ring's elements.
-    heads: SharedRing<u16>,
-    elements: SharedRing<u64>,
+    ring: Ring,
     /// Two words for each request, of which the second is the sector.
     headers: SharedRing<u64>,
     /// A word for each request, of which the first byte is the status.
@@ -171,29 +222,28 @@ impl VirtioQueue {
                 (statuses.iova() + id as u64 * 8, 1, WRITE),
             ];
             for ((address, len, flags), next) in table.into_iter().zip(1..) {
-                let descriptor = Descriptor { address, len: len as u32, flags, next };
+                let descriptor = Descriptor::new(options.packed, address, len as u32, flags, next);
                 tables.write_value(id * 48 + (usize::from(next) - 1) * 16, &descriptor);
             }
-            let head = Descriptor { address: tables.iova() + id as u64 * 48, len: 48, flags: TABLE, next: 0 };
-            rings.write_value(id * 16, &head);
+            if !options.packed {
+                let head = Descriptor::new(false, tables.iova() + id as u64 * TABLE_BYTES, TABLE_BYTES as u32, TABLE, 0);
+                rings.write_value(id * 16, &head);
+            }
             headers.write_value(id * 16, &[u32::from(options.write), 0]);
         }
         let (kick, call) = (event()?, event()?);
         let (available, used) = (PAGE_SIZE, 2 * PAGE_SIZE + 4);
         let mut wire = VhostUser::connect(path, options.timeout)?;
-        let capacity = negotiate(&mut wire, path)?;
+        let capacity = negotiate(&mut wire, path, options.packed)?;
         wire.share(BASE, BASE, memory.range().len as u64, memory.fd())?;
-        let addresses = [0, used, available].map(|at| rings.iova() + at as u64);
-        start(&mut wire, entries, addresses, &kick, &call)?;
         let whole = "parts lie within the buffers that were allocated for them";
+        let ring = Ring::new(&rings, (available, used), entries, options.packed.then(|| tables.iova()));
+        let addresses = [0, used, available].map(|at| rings.iova() + at as u64);
+        start(&mut wire, (entries, options.packed), addresses, &kick, &call)?;
         Ok(Self {
             wire,
             kick,
-            available: rings.word(available).expect(whole),
-            used: rings.word(used).expect(whole),
-            heads: rings.ring_at(available, u32::from(entries) + 2).expect(whole),
-            // The used ring begins in the middle of a word, so that its elements are words.
-            elements: rings.ring_at(used + 4, u32::from(entries)).expect(whole),
+            ring,
             headers: headers.ring(u32::from(depth) * 2).expect(whole),
             statuses: statuses.ring(u32::from(depth)).expect(whole),
             sectors: vec![0; depth.into()].into(),
@@ -230,7 +280,7 @@ impl VirtioQueue {
         self.in_flight
     }
 
-    /// Begins a request at this sector, without telling of it.
+    /// Begins a request at this sector, without telling of it. (In a packed ring, who looks finds it already.)
     ///
     /// # Panics
     /// When it is in flight.
@@ -248,9 +298,18 @@ impl VirtioQueue {
         // A queue has a power of two of entries, so that indexes may wrap (2.7.13).
         let slot = self.next_available & (self.entries - 1);
         let head = &mut self.slots[usize::from(slot)];
-        if *head != id {
-            *head = id;
-            self.heads.write(u32::from(slot) + 2, id);
+        let is_other = std::mem::replace(head, id) != id;
+        match &self.ring {
+            Ring::Split { heads, .. } if is_other => heads.write(u32::from(slot) + 2, id),
+            Ring::Split { .. } => {}
+            Ring::Packed { descriptors, tables, .. } => {
+                if is_other {
+                    descriptors.write(u32::from(slot) * 2, tables + u64::from(id) * TABLE_BYTES);
+                }
+                let flags = TABLE | if self.round(self.next_available) { AVAILABLE } else { USED };
+                // Length and name are the back end's from the last round.
+                descriptors.publish(u32::from(slot) * 2 + 1, TABLE_BYTES | u64::from(id) << 32 | u64::from(flags) << 48);
+            }
         }
         self.next_available = self.next_available.wrapping_add(1);
     }
@@ -261,12 +320,18 @@ impl VirtioQueue {
     /// [`VirtioError::Gone`] when the back end cannot be notified.
     #[inline]
     pub fn ring(&mut self) -> Result<(), VirtioError> {
-        // Release: who sees the index sees the heads and headers before it.
-        self.available.store(u32::from(self.next_available) << 16 | NO_INTERRUPT);
-        // Between our store of the index and our load of the flags: a back end that begins to want notifications stores that and then looks
-        // at the index once more, with a full fence between. Without both fences each could miss the other's store, and a request would lie unseen.
+        if let Ring::Split { available, .. } = &self.ring {
+            // Release: who sees the index sees the heads and headers before it.
+            available.store(u32::from(self.next_available) << 16 | NO_INTERRUPT);
+        }
+        // Between our store of the index (or of the last descriptor's flags) and our load of the wish: a back end that begins to want notifications stores
+        // that and then looks once more, with a full fence between. Without both fences each could miss the other's store, and a request would lie unseen.
         fence(Ordering::SeqCst);
-        if self.used.load() & NO_NOTIFY != 0 {
+        let unwanted = match &self.ring {
+            Ring::Split { used, .. } => used.load() & NO_NOTIFY != 0,
+            Ring::Packed { wish, .. } => wish.load() & NOTHING != 0,
+        };
+        if unwanted {
             return Ok(());
         }
         match rustix::io::write(&self.kick, &1_u64.to_ne_bytes()) {
@@ -283,14 +348,31 @@ impl VirtioQueue {
     #[inline]
     pub fn take(&mut self, at_least: usize, taken: &mut Vec<u16>) -> Result<(), VirtioError> {
         taken.clear();
-        // Acquire: the elements and statuses were written before the index.
-        let index = (self.used.load() >> 16) as u16;
-        let ended = usize::from(index.wrapping_sub(self.next_used));
-        if self.in_flight == 0 || ended < at_least.clamp(1, self.in_flight) {
+        if self.in_flight == 0 {
             return Ok(());
         }
-        while self.next_used != index {
-            let id = self.elements.load_word(u32::from(self.next_used & (self.entries - 1)), 0) as u32;
+        let at_least = at_least.clamp(1, self.in_flight);
+        let index = match &self.ring {
+            // Acquire: the elements and statuses were written before the index.
+            Ring::Split { used, .. } => Some((used.load() >> 16) as u16),
+            // The first of a batch is shown last.
+            Ring::Packed { .. } if at_least > 1 && self.used_at(self.next_used).is_none() => Some(self.next_used),
+            Ring::Packed { .. } => {
+                self.used_at(self.next_used.wrapping_add(at_least as u16 - 1)).is_none().then_some(self.next_used)
+            }
+        };
+        if index.is_some_and(|index| usize::from(index.wrapping_sub(self.next_used)) < at_least) {
+            return Ok(());
+        }
+        while index.is_none_or(|index| index != self.next_used) {
+            let id = match &self.ring {
+                Ring::Split { elements, .. } => elements.load_word(u32::from(self.next_used & (self.entries - 1)), 0) as u32,
+                Ring::Packed { .. } if self.in_flight == 0 => break,
+                Ring::Packed { .. } => match self.used_at(self.next_used) {
+                    Some(id) => id,
+                    None => break,
+                },
+            };
             match usize::try_from(id).ok().and_then(|id| self.busy.get_mut(id)) {
                 Some(busy) if *busy => *busy = false,
                 _ => return Err(VirtioError::NotInFlight { id }),
@@ -306,6 +388,23 @@ impl VirtioQueue {
         Ok(())
     }
 
+    /// The wrap counter of a packed ring's place: whether it is visited for an odd time.
+    #[inline]
+    fn round(&self, place: u16) -> bool {
+        place & self.entries == 0
+    }
+
+    /// Which request a place of a packed ring says has ended, if it says so.
+    #[inline]
+    fn used_at(&self, place: u16) -> Option<u32> {
+        let Ring::Packed { descriptors, .. } = &self.ring else { return None };
+        // Acquire: all else was written before the flags.
+        let word = descriptors.load_word(u32::from(place & (self.entries - 1)) * 2 + 1, 0);
+        let both = AVAILABLE | USED;
+        let ended = (word >> 48) as u16 & both == if self.round(place) { both } else { 0 };
+        ended.then_some((word >> 32) as u32 & 0xffff)
+    }
+
     /// Fails when the back end's process is gone: shared memory alone does not tell.
     pub fn check(&self) -> Result<(), VirtioError> {
         if self.wire.is_gone() { Err(VirtioError::Gone) } else { Ok(()) }
@@ -317,15 +416,17 @@ fn event() -> Result<OwnedFd, VirtioError> {
 }
 
 /// Agrees on features; the disk's size in sectors.
-fn negotiate(wire: &mut VhostUser, path: &Path) -> Result<u64, VirtioError> {
+fn negotiate(wire: &mut VhostUser, path: &Path, packed: bool) -> Result<u64, VirtioError> {
     let lacks = |what| VirtioError::NotOffered { path: path.to_owned(), what };
     let offered = wire.ask(code::GET_FEATURES)?;
+    let packed = if packed { PACKED } else { 0 };
     for (feature, what) in [
+        (packed, "packed rings (VIRTIO_F_RING_PACKED)"),
         (VERSION_1, "virtio 1 (VIRTIO_F_VERSION_1)"),
         (INDIRECT, "indirect descriptors (VIRTIO_F_INDIRECT_DESC)"),
         (PROTOCOL_FEATURES, "the protocol's own features (VHOST_USER_F_PROTOCOL_FEATURES)"),
     ] {
-        if offered & feature == 0 {
+        if offered & feature != feature {
             return Err(lacks(what));
         }
     }
@@ -334,20 +435,21 @@ fn negotiate(wire: &mut VhostUser, path: &Path) -> Result<u64, VirtioError> {
     }
     wire.tell(code::SET_PROTOCOL_FEATURES, &[CONFIG], None)?;
     wire.tell(code::SET_OWNER, &[], None)?;
-    wire.tell(code::SET_FEATURES, &[VERSION_1 | INDIRECT | PROTOCOL_FEATURES], None)?;
+    wire.tell(code::SET_FEATURES, &[VERSION_1 | INDIRECT | PROTOCOL_FEATURES | packed], None)?;
     Ok(wire.capacity()?)
 }
 
-/// Starts queue 0, with descriptors, used ring and available ring at these addresses.
+/// Starts queue 0, with descriptors, used ring and available ring (or the back end's and our areas of wishes) at these addresses.
 fn start(
     wire: &mut VhostUser,
-    entries: u16,
+    (entries, packed): (u16, bool),
     [descriptors, used, available]: [u64; 3],
     kick: &OwnedFd,
     call: &OwnedFd,
 ) -> Result<(), VhostUserError> {
     wire.tell(code::SET_VRING_NUM, &[u64::from(entries) << 32], None)?;
-    wire.tell(code::SET_VRING_BASE, &[0], None)?;
+    // A packed ring begins with both wrap counters at one.
+    wire.tell(code::SET_VRING_BASE, &[if packed { 0x8000_8000 << 32 } else { 0 }], None)?;
     wire.tell(code::SET_VRING_ADDR, &[0, descriptors, used, available, 0], None)?;
     wire.tell(code::SET_VRING_CALL, &[0], Some(call.as_fd()))?;
     wire.tell(code::SET_VRING_KICK, &[0], Some(kick.as_fd()))?;

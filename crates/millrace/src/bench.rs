@@ -133,7 +133,10 @@ struct LeanArgs {
     /// Sleep until an interrupt when nothing has completed, and count the interrupts
     #[arg(long, requires = "lean", conflicts_with = "rate")]
     interrupts: bool,
-    /// The sockets are virtio disks' (vhost-user-blk), each driven by one split queue with indirect descriptors
+    /// The queues of virtio disks are packed ones
+    #[arg(long, requires = "virtio")]
+    packed: bool,
+    /// The sockets are virtio disks' (vhost-user-blk), each driven by one queue with indirect descriptors
     #[arg(long, requires = "lean", conflicts_with_all = ["interrupts", "queues", "nsid", "doorbell_messages", "shadow_doorbells"])]
     virtio: bool,
 }

@@ -80,6 +80,7 @@ pub(super) fn connect_virtio(args: &BenchArgs, socket: &Path) -> Result<(VirtioQ
         depth: args.qd,
         bytes: usize::try_from(args.bs).unwrap_or(usize::MAX),
         write: matches!(args.rw, Rw::Randwrite | Rw::Write),
+        packed: args.lean.packed,
         pages: args.pages.into(),
         timeout: PATIENCE,
     };

@@ -36,6 +36,15 @@ pub(crate) struct Plain {
     pub(crate) writable: bool,
 }
 
+/// How the descriptors of an indirect table follow each other, and where their flags are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A split ring's: linked.
+    Linked,
+    /// A packed ring's: all of them, in order. What they are called, and other flags than these, is not looked at.
+    InOrder,
+}
+
 /// Where a request lay. A guest with few requests under way has the next one there as well: what is told apart only step by step, each
 /// from another of its lines, is asked for at once then.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +79,7 @@ fn fetch_table(table: &Segment) {
     table.prefetch(TABLE as usize - 1, 1);
 }
 
-/// A descriptor as two words, of which the second has length, flags and link.
+/// The second word of a split ring's descriptor: length, flags and link.
 const fn rest(len: u32, flags: u16, next: u16) -> u64 {
     len as u64 | (flags as u64) << 32 | (next as u64) << 48
 }
@@ -83,19 +92,16 @@ impl Plain {
         (kind as u32 == if self.writable { kind::IN } else { kind::OUT }).then_some(sector)
     }
 
-    /// The request that a linked table of three descriptors names; its header's and status's lines are fetched.
+    /// The request that a table of three descriptors names; its header's and status's lines are fetched.
     #[inline]
-    pub(super) fn of(memory: &MemoryTable, table: &Segment) -> Option<Self> {
+    pub(super) fn of(memory: &MemoryTable, table: &Segment, form: Form) -> Option<Self> {
         let [header, header_rest, data, data_rest, status, status_rest] = table.read_words(0);
-        let (len, flags) = (data_rest as u32, (data_rest >> 32) as u16);
-        let writable = flags == flag::NEXT | flag::WRITE;
-        let shape = header_rest == rest(HEADER as u32, flag::NEXT, 1)
-            && data_rest == rest(len, if writable { flags } else { flag::NEXT }, 2)
-            && len != 0
-            // What the last one would be linked to is not looked at.
-            && status_rest << 16 == rest(1, flag::WRITE, 0) << 16
-            && header.is_multiple_of(8);
-        if !shape {
+        let len = data_rest as u32;
+        let writable = match form {
+            Form::Linked => linked(header_rest, data_rest, status_rest),
+            Form::InOrder => in_order(header_rest, data_rest, status_rest),
+        }?;
+        if len == 0 || !header.is_multiple_of(8) {
             return None;
         }
         let access = if writable { Access::Write } else { Access::Read };
@@ -108,10 +114,38 @@ impl Plain {
     }
 }
 
+/// Whether the data are for us to write, where three descriptors are linked as a plain request's are.
+#[inline]
+fn linked(header: u64, data: u64, status: u64) -> Option<bool> {
+    let (len, flags) = (data as u32, (data >> 32) as u16);
+    let writable = flags == flag::NEXT | flag::WRITE;
+    let shape = header == rest(HEADER as u32, flag::NEXT, 1)
+        && data == rest(len, if writable { flags } else { flag::NEXT }, 2)
+        // What the last one would be linked to is not looked at.
+        && status << 16 == rest(1, flag::WRITE, 0) << 16;
+    shape.then_some(writable)
+}
+
+/// The same for three descriptors that follow each other.
+#[inline]
+fn in_order(header: u64, data: u64, status: u64) -> Option<bool> {
+    let direction = |word: u64| (word >> 48) as u16 & (flag::WRITE | flag::INDIRECT);
+    let shape = header as u32 == HEADER as u32
+        && direction(header) == 0
+        && matches!(direction(data), 0 | flag::WRITE)
+        && status as u32 == 1
+        && direction(status) == flag::WRITE;
+    shape.then_some(direction(data) == flag::WRITE)
+}
+
 /// The table that a ring's descriptor leads to, if it may be a plain request's; its lines are fetched.
 #[inline]
-pub(super) fn table(memory: &MemoryTable, [addr, word]: [u64; 2]) -> Option<Segment> {
-    if word << 16 != rest(TABLE, flag::INDIRECT, 0) << 16 || !addr.is_multiple_of(8) {
+pub(super) fn table(memory: &MemoryTable, [addr, word]: [u64; 2], form: Form) -> Option<Segment> {
+    let leads = match form {
+        Form::Linked => word << 16 == rest(TABLE, flag::INDIRECT, 0) << 16,
+        Form::InOrder => word as u32 == TABLE && (word >> 48) as u16 & (flag::INDIRECT | flag::NEXT) == flag::INDIRECT,
+    };
+    if !leads || !addr.is_multiple_of(8) {
         return None;
     }
     let table = memory.guest.translate(GuestAddress(addr), TABLE.into(), Access::Read).ok()?;

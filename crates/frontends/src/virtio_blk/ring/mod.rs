@@ -16,6 +16,8 @@ mod ahead;
 mod chain;
 mod packed;
 mod split;
+#[cfg(test)]
+mod tests;
 
 use std::num::NonZeroU16;
 
@@ -54,6 +56,8 @@ pub(crate) enum RingError {
     Twice(u16),
     #[error("a chain with a loop, or longer than its table")]
     Endless,
+    #[error("a descriptor changed after it was made available")]
+    Changed,
     #[error("an indirect table of {0} bytes")]
     IndirectSize(u32),
     #[error("an indirect table where none may be")]
@@ -171,7 +175,7 @@ impl Ring {
         ahead.clear();
         match self {
             Self::Split(ring) => ring.look_ahead(memory, ahead, most)?,
-            Self::Packed(_) => {}
+            Self::Packed(ring) => ring.look_ahead(memory, ahead, most),
         }
         Ok(ahead.len())
     }
@@ -181,7 +185,7 @@ impl Ring {
     pub(crate) fn take_plain(&mut self, head: u16) -> Result<(), RingError> {
         match self {
             Self::Split(ring) => ring.accept(head),
-            Self::Packed(_) => unreachable!("packed rings are not looked at ahead"),
+            Self::Packed(ring) => ring.accept(head),
         }
     }
 

@@ -18,7 +18,8 @@ use super::{
         memory::MemoryTable,
         message::VringAddr,
     },
-    Buffers, Done, Part, RingError, Setup,
+    Buffers, Done, Part, Plain, RingError, Setup,
+    ahead::{self, AHEAD, FEW, Form, Guess},
     chain::flag,
     feature, passes,
 };
@@ -131,6 +132,8 @@ pub(crate) struct PackedRing {
     counter: u64,
     record: PackedRecord,
     left_over: VecDeque<LeftOver>,
+    /// Where the last request lay, while there are few.
+    guess: Option<Guess>,
 }
 
 fn parts(memory: &MemoryTable, addr: &VringAddr, size: u16) -> Result<[Part; 3], RingError> {
@@ -166,11 +169,13 @@ impl PackedRing {
             counter: 0,
             record: PackedRecord::default(),
             left_over: VecDeque::new(),
+            guess: None,
         })
     }
 
     pub(super) fn relocate(&mut self, memory: &MemoryTable, addr: &VringAddr) -> Result<(), RingError> {
         [self.ring, self.driver, self.device] = parts(memory, addr, self.size)?;
+        self.guess = None;
         self.logged = addr.flags & VringAddr::LOG != 0;
         Ok(())
     }
@@ -282,11 +287,80 @@ impl PackedRing {
     #[inline]
     fn is_available(&self) -> bool {
         // A full ring shows descriptors of the last round, which look as if they were used or available again.
-        if self.fetched >= self.size {
-            return false;
+        self.fetched < self.size && self.is_available_at(self.next)
+    }
+
+    /// Whether a place that is not under way has a descriptor of this round.
+    #[inline]
+    fn is_available_at(&self, place: Position) -> bool {
+        let flags = self.ring.segment.load_u16(place.offset() + FLAGS_AT);
+        flags & (flag::AVAIL | flag::USED) == place.available()
+    }
+
+    /// See [`super::Ring::look_ahead`]; `ahead` is empty. Only what is plain is of one descriptor for sure: what comes after another
+    /// request cannot be told before that is taken. Requests go by the states that they will be fetched into.
+    #[inline]
+    pub(super) fn look_ahead(&mut self, memory: &MemoryTable, ahead: &mut Vec<(u16, Option<Plain>)>, most: usize) {
+        if !self.indirect || self.has_left_over() {
+            return;
         }
-        let flags = self.ring.segment.load_u16(self.next.offset() + FLAGS_AT);
-        flags & (flag::AVAIL | flag::USED) == self.next.available()
+        let most = (self.size - self.fetched).min(most.min(AHEAD) as u16);
+        let (mut count, mut place) = (0, self.next);
+        while count < most && self.is_available_at(place) {
+            count += 1;
+            place.advance(1, self.size);
+        }
+        if count == 0 {
+            return;
+        }
+        // Acquire, as in `take`: all flags were read before this, what they stand for is read after.
+        fence(Ordering::Acquire);
+        if let Some(guess) = self.guess.filter(|_| count <= FEW) {
+            guess.fetch();
+        }
+        let mut tables = [None; AHEAD];
+        let (mut place, mut token) = (self.next, self.free_head);
+        for table in tables.iter_mut().take(count.into()) {
+            *table = ahead::table(memory, self.ring.segment.read_words(place.offset()), Form::InOrder);
+            place.advance(1, self.size);
+        }
+        for table in tables.iter().map_while(Option::as_ref) {
+            let Some(plain) = Plain::of(memory, table, Form::InOrder) else { break };
+            if ahead.is_empty() && count <= FEW {
+                self.guess = Some(Guess::after(0, *table, &plain));
+            }
+            ahead.push((token, Some(plain)));
+            token = self.states[usize::from(token)].next;
+        }
+    }
+
+    /// Takes the request at the next position, which was looked at and has one descriptor.
+    #[inline]
+    pub(super) fn accept(&mut self, token: u16) -> Result<(), RingError> {
+        // One before it had another number of descriptors when it was taken than when it was looked at.
+        if token != self.free_head || self.fetched >= self.size {
+            return Err(RingError::Changed);
+        }
+        // For the record, and its name: where its data are was copied before.
+        let Descriptor { addr, len, id, flags } = self.ring.segment.read_value(self.next.offset());
+        self.record.fetched(token, addr, len, flags, id);
+        let mut after = self.next;
+        after.advance(1, self.size);
+        let free = self.states[usize::from(token)].next;
+        self.started((token, token), 1, id, (after, free));
+        Ok(())
+    }
+
+    /// A request of `num` descriptors is under way, from its first state to its last.
+    #[inline]
+    fn started(&mut self, (token, last): (u16, u16), num: u16, id: u16, (next, free): (Position, u16)) {
+        let first = &mut self.states[usize::from(token)];
+        *first = State { last, num, id, busy: true, ..*first };
+        self.record.taken(token, last, num, self.counter, free);
+        self.counter = self.counter.wrapping_add(1);
+        (self.next, self.free_head) = (next, free);
+        self.fetched += num;
+        self.in_flight += 1;
     }
 
     /// Takes the chain at the next position, which is available.
@@ -311,13 +385,7 @@ impl PackedRing {
                 break (id, last);
             }
         };
-        let first = &mut self.states[usize::from(token)];
-        *first = State { last, num, id, busy: true, ..*first };
-        self.record.taken(token, last, num, self.counter, free);
-        self.counter = self.counter.wrapping_add(1);
-        (self.next, self.free_head) = (at, free);
-        self.fetched += num;
-        self.in_flight += 1;
+        self.started((token, last), num, id, (at, free));
         Ok(token)
     }
 

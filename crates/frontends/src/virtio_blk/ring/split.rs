@@ -14,7 +14,7 @@ use super::{
         message::VringAddr,
     },
     Buffers, Done, Part, Plain, RingError, Setup,
-    ahead::{self, AHEAD, FEW, Guess},
+    ahead::{self, AHEAD, FEW, Form, Guess},
     chain::{Descriptor, flag},
     feature, passes,
 };
@@ -159,11 +159,12 @@ impl SplitRing {
             let head = self.head(self.next.wrapping_add(at));
             ahead.push((head, None));
             if head < self.size {
-                *table = ahead::table(memory, self.desc.segment.read_words(usize::from(head) * Descriptor::SIZE));
+                *table =
+                    ahead::table(memory, self.desc.segment.read_words(usize::from(head) * Descriptor::SIZE), Form::Linked);
             }
         }
         for ((_, plain), table) in ahead.iter_mut().zip(&tables) {
-            *plain = table.as_ref().and_then(|table| Plain::of(memory, table));
+            *plain = table.as_ref().and_then(|table| Plain::of(memory, table, Form::Linked));
         }
         if count <= FEW
             && let (Some((head, Some(plain))), Some(table)) = (ahead.first(), tables[0])

@@ -1,0 +1,167 @@
+//! What is found ahead of its turn in rings of both kinds.
+
+use std::os::fd::OwnedFd;
+
+use millrace_memory::{Access, GuestAddress, Segment};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::{super::message::Region, chain::flag, *};
+
+const GUEST: u64 = 0x10_0000;
+const SIZE: u64 = 1 << 16;
+const TABLES: u64 = GUEST + 0x4000;
+const HEADERS: u64 = GUEST + 0x8000;
+const DATA: u64 = GUEST + 0xa000;
+const ENTRIES: u32 = 8;
+
+struct Rig {
+    memory: MemoryTable,
+    ring: Ring,
+    packed: bool,
+}
+
+impl Rig {
+    fn new(packed: bool) -> Self {
+        let fd: OwnedFd = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, SIZE).unwrap();
+        let mut memory = MemoryTable::new();
+        memory.add(Region { guest: GUEST, size: SIZE, user: GUEST, offset: 0 }, fd).unwrap();
+        let addr = VringAddr { index: 0, flags: 0, desc: GUEST, avail: GUEST + 0x1000, used: GUEST + 0x2000, log: 0 };
+        let kind = if packed { feature::PACKED } else { 0 };
+        let base = if packed { 0x8000_8000 } else { 0 };
+        let setup = Setup { size: ENTRIES, addr, base, features: feature::INDIRECT | kind };
+        let ring = Ring::new(&memory, &setup).unwrap();
+        Self { memory, ring, packed }
+    }
+
+    fn at(&self, addr: u64, len: usize) -> Segment {
+        self.memory.guest.translate(GuestAddress(addr), len as u64, Access::Write).unwrap()
+    }
+
+    /// A descriptor with its name or link, as the ring's kind has them.
+    fn descriptor(&self, at: u64, addr: u64, len: u32, flags: u16, more: u16) {
+        let [third, fourth] = if self.packed { [more, flags] } else { [flags, more] };
+        let rest = u64::from(len) | u64::from(third) << 32 | u64::from(fourth) << 48;
+        self.at(at, 16).write_at(0, &[addr.to_le_bytes(), rest.to_le_bytes()].concat());
+    }
+
+    /// Request `number` is a read or write of `len` bytes, in an indirect table of its own.
+    fn request(&self, number: u64, kind: u32, len: u32) {
+        let table = TABLES + number * 64;
+        let (next, write) = if self.packed { (0, flag::WRITE) } else { (flag::NEXT, flag::WRITE) };
+        let data = if kind == 0 { write } else { 0 };
+        self.descriptor(table, HEADERS + number * 64, 16, next, u16::from(!self.packed));
+        self.descriptor(table + 16, DATA + number * 512, len, next | data, if self.packed { 0 } else { 2 });
+        self.descriptor(table + 32, HEADERS + number * 64 + 32, 1, write, 0);
+        self.at(HEADERS + number * 64, 16).write_at(0, &[u64::from(kind).to_le_bytes(), number.to_le_bytes()].concat());
+        self.available(number, table, 48, flag::INDIRECT);
+    }
+
+    /// Makes the descriptor of a request available in its place of the ring's first round.
+    fn available(&self, number: u64, addr: u64, len: u32, flags: u16) {
+        let flags = if self.packed { flags | flag::AVAIL } else { flags };
+        self.descriptor(GUEST + number * 16, addr, len, flags, number as u16);
+        if !self.packed {
+            let index = (number as u16 + 1).to_le_bytes();
+            self.at(GUEST + 0x1000 + 4 + number * 2, 2).write_at(0, &(number as u16).to_le_bytes());
+            self.at(GUEST + 0x1000 + 2, 2).write_at(0, &index);
+        }
+    }
+
+    fn look(&mut self, most: usize) -> Vec<(u16, Option<Plain>)> {
+        let mut ahead = Vec::new();
+        let count = self.ring.look_ahead(&self.memory, &mut ahead, most).unwrap();
+        assert_eq!(count, ahead.len());
+        ahead
+    }
+}
+
+#[test]
+fn plain_requests_are_found_ahead_and_taken_as_they_are_otherwise() {
+    for packed in [false, true] {
+        let (mut quick, mut slow) = (Rig::new(packed), Rig::new(packed));
+        for rig in [&quick, &slow] {
+            for number in 0..6 {
+                rig.request(number, (number % 2) as u32, 512);
+            }
+        }
+        let mut buffers = Buffers::new();
+        for (most, from) in [(4, 0), (16, 4)] {
+            let found = quick.look(most);
+            assert_eq!(found.len(), if from == 0 { 4 } else { 2 }, "packed: {packed}");
+            for (at, (token, plain)) in found.into_iter().enumerate() {
+                let number = (from + at) as u64;
+                let plain = plain.expect("it is plain");
+                assert_eq!((plain.sector(), plain.writable), (Some(number), number.is_multiple_of(2)));
+                assert_eq!(plain.data.as_ptr(), quick.at(DATA + number * 512, 512).as_ptr());
+                assert_eq!(plain.status.as_ptr(), quick.at(HEADERS + number * 64 + 32, 1).as_ptr());
+                quick.ring.take_plain(token).unwrap();
+                assert_eq!(slow.ring.take(&slow.memory, &mut buffers).unwrap(), Some(token), "under the same name");
+            }
+        }
+        assert!(quick.look(16).is_empty());
+        assert_eq!((quick.ring.base(), quick.ring.in_flight()), (slow.ring.base(), slow.ring.in_flight()));
+        // They are given back alike.
+        let batch: Vec<_> = [3, 0, 5].map(|token| Done { token, status: 0, len: 513 }).to_vec();
+        for rig in [&mut quick, &mut slow] {
+            rig.ring.give_back(&batch, None);
+        }
+        let picture = |rig: &Rig| [GUEST, GUEST + 0x2000].map(|at| rig.at(at, 128).read_words::<16>(0));
+        assert_eq!(picture(&quick), picture(&slow));
+    }
+}
+
+#[test]
+fn what_is_not_plain_is_left_for_its_turn() {
+    for packed in [false, true] {
+        let mut rig = Rig::new(packed);
+        rig.request(0, 0, 512);
+        // In the ring itself, a table of another length, data of no length.
+        rig.available(1, HEADERS + 64, 16, 0);
+        rig.request(2, 0, 512);
+        let found = rig.look(16);
+        assert!(found[0].1.is_some());
+        if packed {
+            // Where the next one begins is known when it is taken.
+            assert_eq!(found.len(), 1);
+        } else {
+            assert!(found[1].1.is_none() && found[2].1.is_some());
+        }
+        for (len, flags) in [(32, flag::INDIRECT), (48, flag::INDIRECT | flag::NEXT), (48, 0)] {
+            let mut rig = Rig::new(packed);
+            rig.request(0, 0, 512);
+            rig.available(0, TABLES, len, flags);
+            assert!(rig.look(16).iter().all(|(_, plain)| plain.is_none()), "{len} {flags:#x}");
+        }
+        let mut rig = Rig::new(packed);
+        rig.request(0, 0, 0);
+        assert!(rig.look(16).iter().all(|(_, plain)| plain.is_none()));
+    }
+}
+
+#[test]
+fn a_packed_descriptor_that_changes_after_it_was_looked_at_fails_its_ring() {
+    let mut rig = Rig::new(true);
+    for number in 0..3 {
+        rig.request(number, 0, 512);
+    }
+    let found = rig.look(16);
+    assert_eq!(found.len(), 3);
+    // The first is two now, which takes the place of the second.
+    rig.available(0, HEADERS, 16, flag::NEXT);
+    rig.available(1, HEADERS + 32, 1, flag::WRITE);
+    rig.ring.take(&rig.memory, &mut Buffers::new()).unwrap();
+    assert!(matches!(rig.ring.take_plain(found[1].0), Err(RingError::Changed)));
+    // More than there is room for.
+    let mut rig = Rig::new(true);
+    for number in 0..u64::from(ENTRIES) {
+        rig.request(number, 0, 512);
+    }
+    let found = rig.look(16);
+    assert_eq!(found.len(), ENTRIES as usize);
+    for (token, _) in &found {
+        rig.ring.take_plain(*token).unwrap();
+    }
+    assert!(rig.look(16).is_empty(), "a full ring shows what was taken, and nothing new");
+    assert!(matches!(rig.ring.take_plain(found[0].0), Err(RingError::Changed)));
+}
