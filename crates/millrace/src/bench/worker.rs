@@ -23,6 +23,10 @@ use super::{
 const ROUNDS_PER_CHECK: u32 = 64;
 /// Idle rounds after which the core is offered to others: the target may need it.
 const ROUNDS_BEFORE_YIELD: u32 = 512;
+/// Idle rounds after which it is slept: for milliseconds nothing has come, and what comes will not be measured wrong by so little. Who yields without end can
+/// keep some kernels' own threads from running, and then the disk's completions never come.
+const ROUNDS_BEFORE_SLEEP: u32 = 8192;
+const SLEEP: Duration = Duration::from_micros(50);
 /// How long nothing may complete.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// Longest latency that the histograms tell apart, in nanoseconds.
@@ -422,9 +426,10 @@ impl Watch {
             self.idle = 0;
         } else {
             self.idle = self.idle.saturating_add(1);
-            std::hint::spin_loop();
-            if self.idle > ROUNDS_BEFORE_YIELD {
-                std::thread::yield_now();
+            match self.idle {
+                idle if idle <= ROUNDS_BEFORE_YIELD => std::hint::spin_loop(),
+                idle if idle <= ROUNDS_BEFORE_SLEEP => std::thread::yield_now(),
+                _ => std::thread::sleep(SLEEP),
             }
         }
         self.rounds += 1;
