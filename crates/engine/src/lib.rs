@@ -43,7 +43,6 @@ mod error;
 mod foresight;
 mod mailbox;
 mod naps;
-mod pace;
 mod placement;
 mod poller;
 pub mod reaper;
