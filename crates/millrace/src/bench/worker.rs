@@ -23,8 +23,7 @@ use super::{
 const ROUNDS_PER_CHECK: u32 = 64;
 /// Idle rounds after which the core is offered to others: the target may need it.
 const ROUNDS_BEFORE_YIELD: u32 = 512;
-/// Idle rounds after which it is slept: for milliseconds nothing has come, and what comes will not be measured wrong by so little. Who yields without end can
-/// keep some kernels' own threads from running, and then the disk's completions never come.
+/// Idle rounds after which it is slept: for milliseconds nothing has come, and what comes will not be measured wrong by so little.
 const ROUNDS_BEFORE_SLEEP: u32 = 8192;
 const SLEEP: Duration = Duration::from_micros(50);
 /// How long nothing may complete.

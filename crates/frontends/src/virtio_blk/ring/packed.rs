@@ -175,7 +175,6 @@ impl PackedRing {
 
     pub(super) fn relocate(&mut self, memory: &MemoryTable, addr: &VringAddr) -> Result<(), RingError> {
         [self.ring, self.driver, self.device] = parts(memory, addr, self.size)?;
-        self.guess = None;
         self.logged = addr.flags & VringAddr::LOG != 0;
         Ok(())
     }
