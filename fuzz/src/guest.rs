@@ -261,7 +261,7 @@ impl Guest {
                 self.release();
             }
             if turn > 2000 {
-                std::thread::yield_now();
+                std::thread::sleep(std::time::Duration::from_micros(20));
             }
         }
         panic!("{what}: waited in vain for {PATIENCE} turns; {:?}", self.world.device(|device| device.status()));

@@ -268,7 +268,7 @@ pub fn check(sequence: &Sequence) -> Result<u64, Failure> {
         if left_over() == before {
             return Ok(completions);
         }
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_micros(20));
     }
     let message = format!("descriptors and mapped files: {before:?} before, {:?} after", left_over());
     Err(Failure { message, trace: Vec::new() })

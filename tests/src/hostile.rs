@@ -90,7 +90,7 @@ impl Session {
             if self.stop.load(Ordering::Relaxed) || start.elapsed() > Self::WAIT {
                 return false;
             }
-            thread::yield_now();
+            thread::sleep(Duration::from_micros(20));
         }
         true
     }

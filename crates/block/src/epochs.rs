@@ -147,7 +147,7 @@ impl<T> Epochs<T> {
         let old = self.current.swap(Box::into_raw(Box::new(value)), Ordering::AcqRel);
         let side = self.parity.fetch_xor(1, Ordering::Release) & 1;
         while barrier().is_err() {
-            std::thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_micros(20));
         }
         Ok(Retired { epochs: self, value: old, side, free: Cell::new(false) })
     }

@@ -255,7 +255,7 @@ impl Switch {
     /// Waits for those who only looked (at the geometry, at the pause): requests are paused.
     fn vacate(&self) {
         while barrier().is_err() || self.presence.count() > 0 {
-            thread::yield_now();
+            thread::sleep(DRAIN_LOOK);
         }
     }
 

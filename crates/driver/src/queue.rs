@@ -627,15 +627,12 @@ impl Backoff {
     /// Waits a little; true when it slept, so that something slower is worth looking at.
     fn pause(&mut self) -> bool {
         self.rounds = self.rounds.saturating_add(1);
-        match self.rounds {
-            0..200 => std::hint::spin_loop(),
-            200..1000 => std::thread::yield_now(),
-            _ => {
-                std::thread::sleep(Duration::from_micros(100));
-                return true;
-            }
+        if self.rounds < 1000 {
+            std::hint::spin_loop();
+            return false;
         }
-        false
+        std::thread::sleep(Duration::from_micros(100));
+        true
     }
 }
 

@@ -5,7 +5,7 @@ mod io;
 mod sleeping;
 mod tasks;
 
-use std::{cell::Cell, rc::Rc};
+use std::{cell::Cell, rc::Rc, time::Duration};
 
 use crate::{Device, Outcome, Polling, Readiness, Shard, ShardConfig, ShardContext};
 
@@ -21,7 +21,7 @@ fn shard() -> Shard {
 fn turn_until(shard: &mut Shard, mut done: impl FnMut() -> bool) {
     while !done() {
         shard.turn();
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_micros(20));
     }
 }
 

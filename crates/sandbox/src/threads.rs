@@ -88,7 +88,7 @@ fn visit_all(signal: libc::c_int) -> io::Result<()> {
                 }
                 break;
             }
-            thread::yield_now();
+            thread::sleep(Duration::from_micros(20));
         }
         match ERROR.load(Ordering::Relaxed) {
             0 => {}

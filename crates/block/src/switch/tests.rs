@@ -120,7 +120,7 @@ fn requests_in_flight_are_waited_for_and_new_ones_wait() {
     std::thread::scope(|scope| {
         let change = scope.spawn(|| switch.change(&new, Duration::from_secs(60), never));
         while !switch.visit().inner.is_paused() {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_micros(20));
         }
         let mut second = switch.submit(TaskContext::new(&scratches[1], &buffers, &io), FLUSH);
         for _ in 0..20 {
@@ -129,7 +129,7 @@ fn requests_in_flight_are_waited_for_and_new_ones_wait() {
         while Pin::new(&mut first).poll(&mut cx).is_pending() {}
         drop(first);
         while Pin::new(&mut second).poll(&mut cx).is_pending() {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_micros(20));
         }
         assert!(change.join().unwrap().is_ok());
     });

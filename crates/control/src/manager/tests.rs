@@ -83,7 +83,7 @@ impl Rig {
                 Ok(manager) => break drop(manager),
                 Err(shared) => manager = shared,
             }
-            thread::yield_now();
+            thread::sleep(Duration::from_micros(20));
         }
     }
 

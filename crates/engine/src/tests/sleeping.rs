@@ -225,7 +225,7 @@ fn one_napping_device_keeps_the_shard_looking() {
     add(&shard, || Readiness::Nap);
     let before = shard.stats();
     while shard.stats().sleeps < before.sleeps + 100 {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_micros(20));
     }
     engine.stop().unwrap();
 }
@@ -278,7 +278,7 @@ fn a_busy_device_keeps_the_shard_awake() {
     let sleeps = shard.call_wait(|shard| shard.core_for_tests().counters.sleeps.get()).unwrap();
     let before = shard.stats().turns;
     while shard.stats().turns < before + 10_000 {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_micros(20));
     }
     assert_eq!(shard.call_wait(|shard| shard.core_for_tests().counters.sleeps.get()).unwrap(), sleeps);
     engine.stop().unwrap();
@@ -371,7 +371,7 @@ fn load_is_visible() {
     let before = shard.stats();
     let key = shard.call_wait(add).unwrap();
     while shard.stats().busy < Duration::from_millis(5) {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_micros(20));
     }
     let after = shard.stats();
     assert!(after.commands >= 2 && after.turns > before.turns && after.devices == 1);

@@ -137,7 +137,7 @@ impl FakeGuest {
             }
             self.step();
             if turn > 1000 {
-                std::thread::yield_now();
+                std::thread::sleep(Duration::from_micros(20));
             }
         }
         panic!("waited in vain for {what}");

@@ -184,7 +184,7 @@ impl FakeDriver {
             }
             self.shard.turn();
             if turn > 1000 {
-                std::thread::yield_now();
+                std::thread::sleep(Duration::from_micros(20));
             }
         }
         panic!("waited in vain for {what}");

@@ -21,9 +21,7 @@ use super::{
 
 /// Rounds over all queues between looks at the clock.
 const ROUNDS_PER_CHECK: u32 = 64;
-/// Idle rounds after which the core is offered to others: the target may need it.
-const ROUNDS_BEFORE_YIELD: u32 = 512;
-/// Idle rounds after which it is slept: for milliseconds nothing has come, and what comes will not be measured wrong by so little.
+/// Idle rounds after which it is slept: the target may need the core, and what comes after so long will not be measured wrong by so little.
 const ROUNDS_BEFORE_SLEEP: u32 = 8192;
 const SLEEP: Duration = Duration::from_micros(50);
 /// How long nothing may complete.
@@ -425,10 +423,10 @@ impl Watch {
             self.idle = 0;
         } else {
             self.idle = self.idle.saturating_add(1);
-            match self.idle {
-                idle if idle <= ROUNDS_BEFORE_YIELD => std::hint::spin_loop(),
-                idle if idle <= ROUNDS_BEFORE_SLEEP => std::thread::yield_now(),
-                _ => std::thread::sleep(SLEEP),
+            if self.idle <= ROUNDS_BEFORE_SLEEP {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(SLEEP);
             }
         }
         self.rounds += 1;

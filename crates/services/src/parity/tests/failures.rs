@@ -115,7 +115,7 @@ fn a_write_that_began_without_a_leg_does_not_cost_it_again() {
             let (graph, leg) = (&graph, &legs[1]);
             scope.spawn(move || {
                 while leg.requests(Kind::Write) == before {
-                    thread::yield_now();
+                    thread::sleep(Duration::from_micros(20));
                 }
                 command(graph, "rebuild", 0).unwrap();
             });
