@@ -43,6 +43,7 @@ mod error;
 mod foresight;
 mod mailbox;
 mod naps;
+mod pace;
 mod placement;
 mod poller;
 pub mod reaper;

@@ -23,7 +23,7 @@ use millrace_memory::Segment;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::timers::Timers;
+use crate::{pace::Pace, timers::Timers};
 
 /// Marks a token as a timer's.
 const TIMER: u32 = 1 << 31;
@@ -44,6 +44,7 @@ struct Inner {
     free: Vec<u32>,
     /// Tasks that found no free entry.
     waiting: VecDeque<Waker>,
+    pace: Pace,
 }
 
 /// One shard's asynchronous I/O and timers.
@@ -67,6 +68,7 @@ impl Ring {
             ops: (0..count).map(|_| Op::Free).collect(),
             free: (0..count).rev().collect(),
             waiting: VecDeque::with_capacity(tasks),
+            pace: Pace::default(),
         };
         Ok(Self { inner: RefCell::new(inner), timers: RefCell::new(Timers::new(tasks)), bell, capacity: tasks })
     }
@@ -112,15 +114,26 @@ impl Ring {
         inner.ops.len() - inner.free.len()
     }
 
+    /// Submissions that had to wait for a disk.
+    pub(crate) fn held_up(&self) -> u64 {
+        self.inner.borrow().pace.held_up
+    }
+
     /// Hands collected operations to the kernel, and lets it run completions if it wants to.
     pub(crate) fn submit(&self) -> io::Result<()> {
-        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *self.inner.borrow_mut();
         let queue = inner.uring.submission();
         if queue.is_empty() && !queue.taskrun() {
             return Ok(());
         }
         drop(queue);
-        match inner.uring.submit() {
+        inner.pace.begin(sleeps);
+        let began = Instant::now();
+        let result = inner.uring.submit();
+        if inner.pace.end(began, Instant::now(), inner.ops.len() - inner.free.len(), sleeps) {
+            tracing::debug!("a disk's queue is full: requests go to it by way of the kernel's threads");
+        }
+        match result {
             Ok(_) => Ok(()),
             // The kernel is short of memory or was interrupted: the entries stay queued, the next turn tries again.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)) => Ok(()),
@@ -216,9 +229,21 @@ pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>) -> io::Result<IoUring>
     if let Some(bell) = bell {
         uring.submitter().register_eventfd(bell.as_raw_fd())?;
     }
-    uring.submitter().register_restrictions(&mut allowed.map(Restriction::sqe_op))?;
+    let mut restrictions: Vec<_> = allowed.map(Restriction::sqe_op).into();
+    restrictions.push(Restriction::sqe_flags_allowed(squeue::Flags::ASYNC.bits()));
+    uring.submitter().register_restrictions(&mut restrictions)?;
     uring.submitter().register_enable_rings()?;
     Ok(uring)
+}
+
+/// How often the calling thread has given up its processor to wait for something.
+fn sleeps() -> u64 {
+    // SAFETY: an all-zero answer is a valid value, and the system writes one to the place given.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage.ru_nvcsw.unsigned_abs()
+    }
 }
 
 fn entry(operation: &IoOperation<'_>) -> squeue::Entry {
@@ -280,7 +305,10 @@ unsafe impl ShardIo for Ring {
             Self::wait_for_entry(inner, self.capacity, cx.waker());
             return Poll::Pending;
         };
-        let entry = entry(operation).user_data(u64::from(token));
+        let mut entry = entry(operation).user_data(u64::from(token));
+        if inner.pace.is_aside() {
+            entry = entry.flags(squeue::Flags::ASYNC);
+        }
         inner.free.pop();
         // SAFETY: the caller keeps descriptor, segments and memory valid until completion.
         let pushed = unsafe { inner.uring.submission().push(&entry) };

@@ -355,7 +355,8 @@ impl Shard {
 
     fn publish(&self) {
         let slots = &self.core.slots;
-        self.stats.publish(&self.core.counters, slots.started(), slots.waiting(), self.devices().count());
+        let (held_up, tasks) = (self.core.ring.held_up(), (slots.started(), slots.waiting()));
+        self.stats.publish(&self.core.counters, held_up, tasks, self.devices().count());
     }
 
     /// Fences the devices of tasks that panicked.

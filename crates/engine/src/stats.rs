@@ -51,6 +51,7 @@ pub(crate) struct ShardStats {
     idle_ns: AtomicU64,
     sleeps: AtomicU64,
     commands: AtomicU64,
+    held_up: AtomicU64,
     tasks_started: AtomicU64,
     tasks_waiting: AtomicU64,
     devices: AtomicU64,
@@ -58,12 +59,19 @@ pub(crate) struct ShardStats {
 }
 
 impl ShardStats {
-    pub(crate) fn publish(&self, counters: &Counters, tasks_started: u64, tasks_waiting: usize, devices: usize) {
+    pub(crate) fn publish(
+        &self,
+        counters: &Counters,
+        held_up: u64,
+        (tasks_started, tasks_waiting): (u64, usize),
+        devices: usize,
+    ) {
         self.turns.store(counters.turns.get(), Relaxed);
         self.busy_ns.store(counters.busy_ns.get(), Relaxed);
         self.idle_ns.store(counters.idle_ns.get(), Relaxed);
         self.sleeps.store(counters.sleeps.get(), Relaxed);
         self.commands.store(counters.commands.get(), Relaxed);
+        self.held_up.store(held_up, Relaxed);
         self.tasks_started.store(tasks_started, Relaxed);
         self.tasks_waiting.store(tasks_waiting as u64, Relaxed);
         self.devices.store(devices as u64, Relaxed);
@@ -82,6 +90,7 @@ impl ShardStats {
             idle: Duration::from_nanos(self.idle_ns.load(Relaxed)),
             sleeps: self.sleeps.load(Relaxed),
             commands: self.commands.load(Relaxed),
+            held_up: self.held_up.load(Relaxed),
             tasks_started: self.tasks_started.load(Relaxed),
             tasks_waiting: self.tasks_waiting.load(Relaxed),
             devices: self.devices.load(Relaxed),
@@ -106,6 +115,8 @@ pub struct StatsSnapshot {
     pub sleeps: u64,
     /// Commands its devices say they finished.
     pub commands: u64,
+    /// Submissions that had to wait for a disk whose queue was full.
+    pub held_up: u64,
     /// Tasks that had to wait; commands that finished at once are not among them.
     pub tasks_started: u64,
     /// Tasks that wait now.

@@ -81,6 +81,8 @@ pub(crate) const SHARD: &[Call] = &[
     always(SYS_sched_yield),
     always(SYS_clock_gettime),
     always(SYS_ppoll),
+    // Whether a submission that took long has slept for a disk.
+    when(SYS_getrusage, Among(0, &[RUSAGE_THREAD.cast_unsigned()])),
     // Guests: eventfds, messages with descriptors, the memory that they hand over.
     always(SYS_read),
     always(SYS_write),
@@ -193,7 +195,6 @@ pub(crate) const CONTROL: &[Call] = &[
     always(SYS_geteuid),
     always(SYS_getgid),
     always(SYS_getegid),
-    always(SYS_getrusage),
     always(SYS_clock_getres),
     always(SYS_uname),
     always(SYS_sysinfo),

@@ -207,7 +207,7 @@ fn throttles(registry: &mut Registry, throttles: &[ThrottleView], groups: &[Grou
 
 fn shards(registry: &mut Registry, workers: &[WorkerView]) {
     let [busy, idle] = [(); 2].map(|()| Seconds::<Shard>::default());
-    let [turns, sleeps, commands] = [(); 3].map(|()| Family::<Shard, Counter>::default());
+    let [turns, sleeps, held_up, commands] = [(); 4].map(|()| Family::<Shard, Counter>::default());
     let [devices, waiting] = [(); 2].map(|()| Family::<Shard, Gauge>::default());
     let [ticks, entries] = [(); 2].map(|()| Family::<Shard, Counter>::default());
     for (worker, view) in workers.iter().flat_map(|worker| worker.shards.iter().map(move |view| (worker, view))) {
@@ -219,6 +219,7 @@ fn shards(registry: &mut Registry, workers: &[WorkerView]) {
         idle.get_or_create(&shard).inc_by(seconds(view.idle_ns));
         turns.get_or_create(&shard).inc_by(view.turns);
         sleeps.get_or_create(&shard).inc_by(view.sleeps);
+        held_up.get_or_create(&shard).inc_by(view.held_up);
         commands.get_or_create(&shard).inc_by(view.commands);
         devices.get_or_create(&shard).set(saturate(view.devices));
         waiting.get_or_create(&shard).set(saturate(view.tasks_waiting));
@@ -233,6 +234,7 @@ fn shards(registry: &mut Registry, workers: &[WorkerView]) {
     registry.register_with_unit("shard_idle", "Time looking in vain, and asleep", Unit::Seconds, idle);
     registry.register("shard_turns", "Passes of the shard's loop", turns);
     registry.register("shard_sleeps", "Times the shard slept", sleeps);
+    registry.register("shard_held_up", "Submissions that waited for a disk whose queue was full", held_up);
     registry.register("shard_commands", "Commands finished on the shard", commands);
     registry.register("shard_devices", "Devices on the shard", devices);
     registry.register("shard_tasks_waiting", "Requests that wait", waiting);

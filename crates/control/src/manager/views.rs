@@ -292,6 +292,9 @@ pub struct ShardView {
     pub turns: u64,
     /// Times it slept.
     pub sleeps: u64,
+    /// Submissions to a disk that had to wait because its queue was full.
+    #[serde(default)]
+    pub held_up: u64,
     /// Commands finished.
     pub commands: u64,
     /// Tasks that wait now.
@@ -417,6 +420,7 @@ impl Manager {
                 idle_ns: nanos(stats.idle),
                 turns: stats.turns,
                 sleeps: stats.sleeps,
+                held_up: stats.held_up,
                 commands: stats.commands,
                 tasks_waiting: stats.tasks_waiting,
                 stages: stages(&stats.stages),
