@@ -2,8 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    os::unix::{fs::PermissionsExt, net::UnixStream},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     thread::sleep,
     time::Duration,
@@ -484,19 +483,6 @@ fn a_configuration_file_is_spread_as_well() {
     fs::write(&file, text("two")).expect("a file");
     daemon.start_again();
     is_right(&daemon);
-    daemon.finish();
-}
-
-/// Programs are served by the daemon's own worker: what is elsewhere they are told.
-#[test]
-fn programs_are_told_where_a_volume_is() {
-    let daemon = Daemon::start_with(&BY_DEVICE);
-    file_disk(&daemon, "a", &[]);
-    let mut door = UnixStream::connect(daemon.run_dir().join("apps.sock")).expect("the door");
-    door.write_all(b"{\"volume\": \"a\"}\n").expect("a request");
-    let mut answer = String::new();
-    door.read_to_string(&mut answer).expect("an answer");
-    assert!(answer.contains("other-worker") && answer.contains("worker a"), "{answer}");
     daemon.finish();
 }
 

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   application ── {"volume": …} ──► RUN_DIR/apps.sock ── uid, from the kernel ──► Manager::open_session
-//!               ◄── {"device": …} and a connection to that device, as a descriptor ──┘
+//!               ◄── {"device": …} and a connection to that device, as a descriptor ──┴── Cells::open_session, where another worker has it
 //! ```
 //!
 //! Who may reach the socket is the run directory's to say, who may have which volume the configuration's ([`AppUser`]).
 
 use std::{
     fs,
-    io::{self, BufRead, BufReader, IoSlice, Read},
+    io::{self, IoSlice, Read},
     mem::MaybeUninit,
     os::{
         fd::AsFd,
@@ -17,30 +17,31 @@ use std::{
     },
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use axum::http::StatusCode;
 use rustix::{
     io::Errno,
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 use serde::{Deserialize, Serialize};
-use tokio::{net::UnixListener, sync::Semaphore};
+use tokio::{net::UnixListener, runtime::Handle, sync::Semaphore};
 
 use crate::{
     Name,
     api::Problem,
     cells::Cells,
     dirs::{DirError, failed},
-    error::{Class, ControlError},
-    manager::{Asker, Manager, SESSIONS, SessionSpec},
+    error::{ControlError, TOO_MANY_SESSIONS},
+    manager::{Asker, Elsewhere, Manager, SESSIONS, SessionSpec},
 };
 
 /// The door's socket in the run directory.
 pub const APPS_SOCKET: &str = "apps.sock";
 
 /// Longest request in bytes.
-const REQUEST: u64 = 4096;
+const REQUEST: usize = 4096;
 
 /// How long an application may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -125,9 +126,8 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: 
             let answered = stream.peer_cred().and_then(|peer| {
                 let stream = stream.into_std()?;
                 stream.set_nonblocking(false)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
                 stream.set_write_timeout(Some(PATIENCE))?;
-                answer(&manager, cells.as_deref(), Asker { uid: peer.uid() }, &stream)
+                answer(&manager, cells.as_ref(), Asker { uid: peer.uid() }, &stream)
             });
             if let Err(error) = answered {
                 tracing::debug!(%error, "an application left before its answer");
@@ -137,49 +137,65 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: 
     }
 }
 
-fn answer(manager: &Manager, cells: Option<&Cells>, asker: Asker, stream: &UnixStream) -> io::Result<()> {
+fn answer(manager: &Manager, cells: Option<&Arc<Cells>>, asker: Asker, stream: &UnixStream) -> io::Result<()> {
     let result = match request(stream)? {
-        Ok(wanted) => {
-            let spec = SessionSpec { volume: wanted.volume, read_only: wanted.read_only };
-            manager.open_session(asker, &spec).map_err(|error| refusal(&in_cell(error, cells)))
-        }
-        Err(error) => {
-            Err(Answer::Error { errno: Errno::INVAL.raw_os_error(), problem: Problem::bad_session(&error.to_string()) })
-        }
+        Ok(wanted) => open(manager, cells, asker, &SessionSpec { volume: wanted.volume, read_only: wanted.read_only }),
+        Err(error) => Err(Problem::bad_session(&error.to_string())),
     };
     match result {
         Ok((device, connection)) => send(stream, &Answer::Device(device), Some(&connection)),
-        Err(refused) => send(stream, &refused, None),
+        Err(problem) => send(stream, &refusal(problem), None),
     }
 }
 
-/// Reads the request's line.
-fn request(stream: &UnixStream) -> io::Result<Result<Wanted, serde_json::Error>> {
-    let mut line = Vec::new();
-    BufReader::new(stream.take(REQUEST)).read_until(b'\n', &mut line)?;
+/// A session of this worker, or of the one that has the volume. Who may not have it does not learn where it is.
+fn open(
+    manager: &Manager,
+    cells: Option<&Arc<Cells>>,
+    asker: Asker,
+    spec: &SessionSpec,
+) -> Result<(Name, UnixStream), Problem> {
+    let here = |elsewhere: &dyn Fn() -> Elsewhere| manager.open_session(asker, spec, elsewhere);
+    let Some(cells) = cells else { return here(&Elsewhere::new).map_err(|error| Problem::from(&error)) };
+    let runtime = Handle::current();
+    runtime.block_on(cells.hear_of_sessions(asker));
+    match here(&|| cells.sessions()) {
+        Err(error @ ControlError::NoVolume { .. }) => {
+            runtime.block_on(cells.open_session(asker, spec))?.ok_or_else(|| Problem::from(&error))
+        }
+        made => made.map_err(|error| Problem::from(&error)),
+    }
+}
+
+/// Reads the request's line. The time is for all of it: who sends byte after byte keeps others from the door no longer.
+fn request(mut stream: &UnixStream) -> io::Result<Result<Wanted, serde_json::Error>> {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut line, mut room) = (Vec::new(), [0; 512]);
+    while !line.ends_with(b"\n") && line.len() < REQUEST {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut room)? {
+            0 => break,
+            count => line.extend_from_slice(&room[..count]),
+        }
+    }
     Ok(serde_json::from_slice(&line))
 }
 
-/// What this worker does not have, another one may. Who may not have it does not learn that.
-fn in_cell(error: ControlError, cells: Option<&Cells>) -> ControlError {
-    let ControlError::NoVolume { name } = &error else { return error };
-    match cells.and_then(|cells| cells.worker_of(name)) {
-        Some(worker) => ControlError::InCell { volume: name.clone(), worker },
-        None => error,
-    }
-}
-
-fn refusal(error: &ControlError) -> Answer {
-    let errno = match (error, error.class()) {
-        (ControlError::NotAllowed { .. }, _) => Errno::ACCESS,
-        (ControlError::TooManySessions { .. }, _) => Errno::DQUOT,
-        (_, Class::Missing) => Errno::NOENT,
-        (_, Class::Invalid) => Errno::INVAL,
-        (_, Class::Conflict | Class::Unavailable) => Errno::BUSY,
-        (_, Class::Denied) => Errno::ACCESS,
-        (_, Class::Failed) => Errno::IO,
+/// Problems may come from another worker, where errors have become text: the status is what is left of them.
+fn refusal(problem: Problem) -> Answer {
+    let errno = match (problem.code.as_str(), StatusCode::from_u16(problem.status)) {
+        (TOO_MANY_SESSIONS, _) => Errno::DQUOT,
+        (_, Ok(StatusCode::NOT_FOUND)) => Errno::NOENT,
+        (_, Ok(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)) => Errno::INVAL,
+        (_, Ok(StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE)) => Errno::BUSY,
+        (_, Ok(StatusCode::FORBIDDEN)) => Errno::ACCESS,
+        _ => Errno::IO,
     };
-    Answer::Error { errno: errno.raw_os_error(), problem: Problem::from(error) }
+    Answer::Error { errno: errno.raw_os_error(), problem }
 }
 
 /// Sends the answer in one piece: it is short, and the socket's buffer is empty.

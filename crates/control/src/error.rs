@@ -17,6 +17,9 @@ use thiserror::Error;
 
 use crate::{Name, Size, store::StoreError};
 
+/// What programs are told who have as many sessions as they may have.
+pub(crate) const TOO_MANY_SESSIONS: &str = "too-many-sessions";
+
 /// A failed request: what, about which object, and why. Whatever it is, the state is as it was before.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -388,14 +391,6 @@ pub enum ControlError {
         /// Who needs it there.
         why: String,
     },
-    /// Another worker has the volume, and applications are served by the first.
-    #[error("volume {volume} is served by worker {worker}, and programs are served by the daemon's own only")]
-    InCell {
-        /// The volume.
-        volume: String,
-        /// The worker.
-        worker: String,
-    },
     /// The daemon is on its way out.
     #[error("the daemon is stopping")]
     Stopping,
@@ -467,7 +462,6 @@ impl ControlError {
             | Self::OtherKind { .. }
             | Self::Upgrading
             | Self::NotMovable { .. }
-            | Self::InCell { .. }
             | Self::Disk(virtio_blk::DeviceError::OtherKind { .. })
             | Self::Volume(VolumeError::InUse { .. })
             | Self::Socket { source: ListenerError::InUse { .. } | ListenerError::NotASocket { .. }, .. } => Class::Conflict,
@@ -513,7 +507,7 @@ impl ControlError {
             Self::GroupExists { .. } => "group-exists",
             Self::GroupInUse { .. } => "group-in-use",
             Self::NotAllowed { .. } => "not-allowed",
-            Self::TooManySessions { .. } => "too-many-sessions",
+            Self::TooManySessions { .. } => TOO_MANY_SESSIONS,
             Self::SessionLost { .. } => "session-lost",
             Self::VolumeExists { .. } => "volume-exists",
             Self::DeviceExists { .. } => "device-exists",
@@ -550,7 +544,6 @@ impl ControlError {
             Self::NoUpgrade => "no-upgrade",
             Self::SavedState { .. } => "saved-state",
             Self::NotMovable { .. } => "not-movable",
-            Self::InCell { .. } => "other-worker",
             Self::Stopping => "stopping",
         }
     }
@@ -610,7 +603,6 @@ impl ControlError {
                 "devices that share volumes need one worker: one tenant under \"serve --isolation tenant\", or \"--isolation shared\""
                     .to_owned()
             }
-            Self::InCell { .. } => "detach it and delete its device, or serve with --isolation shared".to_owned(),
             _ => return None,
         })
     }

@@ -2,7 +2,9 @@
 
 use std::{
     fs,
-    sync::atomic::{AtomicU64, Ordering},
+    io::Write,
+    os::unix::net::UnixStream,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -229,4 +231,89 @@ fn a_worker_that_dies_is_replaced_unnoticed_and_a_daemon_that_stops_is_noticed()
     assert!(devices(&daemon).is_empty());
     let again = FastPath::open("f", &options(&daemon)).unwrap();
     again.read(0, &mut [0; 512]).unwrap();
+}
+
+/// The sessions that there are, and the workers that serve them.
+fn sessions(daemon: &Daemon) -> Vec<(String, String)> {
+    let listed = daemon.json(&["device", "list"]);
+    let sessions = listed.as_array().expect("a list").iter().filter(|device| device["session_of_uid"].is_number());
+    let text = |value: &serde_json::Value| value.as_str().expect("text").to_owned();
+    sessions.map(|device| (text(&device["name"]), text(&device["worker"]["name"]))).collect()
+}
+
+fn pid_of(daemon: &Daemon, device: &str) -> u32 {
+    let pid = daemon.json(&["device", "show", device])["worker"]["pid"].as_u64().expect("a process");
+    pid.try_into().expect("a process")
+}
+
+#[test]
+fn volumes_of_other_workers_are_reached_and_their_spaces_are_counted_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("millrace.toml");
+    let uid = rustix::process::geteuid().as_raw();
+    fs::write(&config, format!("[[app]]\nuid = {uid}\nvolumes = [\"*\"]\nsessions = 2\n")).unwrap();
+    let daemon = Daemon::start_with(&["--isolation", "device", "--config", config.to_str().unwrap()]);
+    volume(&daemon, "a", &["--size", "16M", "--backend", &format!("file:{}", daemon.path("a.img").display())]);
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    daemon.run(&["device", "create", "vm", "--nvme", "--volume", "a"]);
+    let there = FastPath::open("a", &options(&daemon)).unwrap();
+    let here = FastPath::open("m", &options(&daemon)).unwrap();
+    let listed = sessions(&daemon);
+    assert!(listed.len() == 2 && listed[0].0 != listed[1].0, "{listed:?}");
+    assert!(["vm", "main"].iter().all(|worker| listed.iter().any(|(_, is)| is == worker)), "{listed:?}");
+    for name in ["a", "m"] {
+        let refused = FastPath::open(name, &options(&daemon)).err().expect("two are as many as there may be");
+        assert_eq!(refused.errno(), rustix::io::Errno::DQUOT.raw_os_error(), "{refused}");
+    }
+    assert_eq!(FastPath::open("none", &options(&daemon)).err().unwrap().errno(), 122, "who has too many learns nothing");
+    drop(here);
+    eventually("another one may be opened", || FastPath::open("m", &options(&daemon)).ok());
+
+    // The other worker's death is a pause.
+    let bytes = pattern(0, 128 << 10, 7);
+    there.write(0, &bytes, true).unwrap();
+    let old = pid_of(&daemon, "vm");
+    rustix::process::kill_process(rustix::process::Pid::from_raw(old.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    let mut back = vec![0; bytes.len()];
+    there.read(0, &mut back).unwrap();
+    assert!(back == bytes);
+    let new = pid_of(&daemon, "vm");
+    assert_ne!(old, new);
+
+    // When the guest's disk goes, the volume stays there for the space's sake; with the space's end all of it comes back.
+    daemon.run(&["device", "delete", "vm"]);
+    there.read(0, &mut back).unwrap();
+    assert_eq!(sessions(&daemon).iter().filter(|(_, worker)| worker == "vm").count(), 1);
+    drop(there);
+    eventually("the worker that has nothing left ends", || (!fs::exists(format!("/proc/{new}")).unwrap()).then_some(()));
+    let again = FastPath::open("a", &options(&daemon)).unwrap();
+    again.read(0, &mut back).unwrap();
+    assert!(back == bytes);
+    assert!(sessions(&daemon).iter().all(|(_, worker)| worker == "main"));
+    daemon.finish();
+}
+
+#[test]
+fn the_door_is_not_closed_by_those_who_never_finish_their_words() {
+    let daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    let door = daemon.run_dir().join("apps.sock");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            let mut stream = UnixStream::connect(&door).unwrap();
+            let is_over = &is_over;
+            scope.spawn(move || {
+                // Until it is shown the door.
+                while !is_over.load(Ordering::Relaxed) && stream.write_all(b" ").is_ok() {
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        let opened = FastPath::open("m", &Options { timeout: Duration::from_secs(30), ..options(&daemon) });
+        is_over.store(true, Ordering::Relaxed);
+        opened.unwrap().read(0, &mut [0; 512]).unwrap();
+    });
+    daemon.finish();
 }

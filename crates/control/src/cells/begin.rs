@@ -79,6 +79,7 @@ impl Cells {
         for cell in self.names() {
             self.retire(&cell).await;
         }
+        self.watch_all();
     }
 
     /// While this worker's new binary is on trial, the cells' are as well; then they go on.

@@ -15,11 +15,12 @@ use crate::{
     api::{Body, Problem, blocking},
     config::Declared,
     error::ControlError,
-    manager::{Manager, RestoreError, Step},
+    manager::{Granted, Manager, RestoreError, Step},
     store::VolumeRecord,
 };
 
 pub(super) const MOVE: &str = "/cell/move";
+pub(super) const SESSION: &str = "/cell/session";
 pub(super) const DECLARE: &str = "/cell/declare";
 pub(super) const UPGRADE: &str = "/cell/upgrade";
 pub(super) const SETTLE: &str = "/cell/settle";
@@ -45,6 +46,7 @@ struct Door {
 pub(crate) fn door(manager: &Arc<Manager>, config: Option<PathBuf>) -> Router {
     Router::new()
         .route(MOVE, post(take_step).layer(DefaultBodyLimit::max(MOVE_LIMIT)))
+        .route(SESSION, post(make_session))
         .route(DECLARE, post(declare))
         .route(UPGRADE, delete(call_off))
         .route(SETTLE, post(settle))
@@ -53,6 +55,10 @@ pub(crate) fn door(manager: &Arc<Manager>, config: Option<PathBuf>) -> Router {
 
 async fn take_step(State(door): State<Door>, Body(step): Body<Step>) -> Result<Json<Vec<VolumeRecord>>, Problem> {
     blocking(door.manager, move |manager| manager.step(&step)).await.map(Json)
+}
+
+async fn make_session(State(door): State<Door>, Body(granted): Body<Granted>) -> Result<Json<PathBuf>, Problem> {
+    blocking(door.manager, move |manager| manager.receive_session(&granted)).await.map(Json)
 }
 
 async fn declare(State(door): State<Door>, Body(part): Body<Part>) -> Result<StatusCode, Problem> {

@@ -240,19 +240,7 @@ impl Cells {
         if !answer.status().is_success() {
             return answer;
         }
-        self.refresh(cell).await;
-        let left: Vec<String> = {
-            let known = self.known();
-            let cell = known.get(cell).filter(|known| known.devices.is_empty());
-            cell.map(|known| known.volumes.keys().cloned().collect()).unwrap_or_default()
-        };
-        for volume in left {
-            // Nobody is served there any more; what cannot go keeps its worker.
-            if let Err(problem) = self.move_volume(&volume, &place, &Place::Main).await {
-                tracing::debug!(volume, worker = %cell, "the volume stays: {}", problem.detail);
-            }
-        }
-        self.retire(cell).await;
+        self.clear(cell).await;
         answer
     }
 

@@ -18,6 +18,7 @@ mod client;
 mod door;
 mod front;
 mod merge;
+mod sessions;
 mod upgrade;
 
 use std::{
@@ -144,6 +145,8 @@ pub(crate) struct Cells {
     keeper: Arc<Link>,
     manager: Arc<Manager>,
     known: Mutex<BTreeMap<Name, Known>>,
+    /// Cells whose sessions are looked after.
+    watched: Mutex<BTreeSet<Name>>,
     change: tokio::sync::Mutex<()>,
 }
 
@@ -164,6 +167,7 @@ impl Cells {
             keeper,
             manager,
             known: Mutex::new(known),
+            watched: Mutex::default(),
             change: tokio::sync::Mutex::new(()),
         })
     }
@@ -232,15 +236,20 @@ impl Cells {
         known.iter().find(|(_, known)| known.of(kind).contains_key(name)).map(|(cell, _)| Place::Cell(cell.clone()))
     }
 
-    /// Where something of this name is.
-    async fn place(self: &Arc<Self>, kind: Kind, name: &str) -> Option<Place> {
+    /// Whether this worker has something of this name.
+    async fn is_here(&self, kind: Kind, name: &str) -> bool {
         let (manager, wanted) = (Arc::clone(&self.manager), name.to_owned());
         let here = tokio::task::spawn_blocking(move || match kind {
             Kind::Volumes => manager.has_volume(&wanted),
             Kind::Devices => manager.has_device(&wanted),
             Kind::Copies => manager.copy(&wanted).is_ok(),
         });
-        if here.await.unwrap_or(false) {
+        here.await.unwrap_or(false)
+    }
+
+    /// Where something of this name is.
+    async fn place(self: &Arc<Self>, kind: Kind, name: &str) -> Option<Place> {
+        if self.is_here(kind, name).await {
             return Some(Place::Main);
         }
         if let Some(place) = self.known_place(kind, name) {
@@ -249,11 +258,6 @@ impl Cells {
         // A guest may have made it.
         self.refresh_all().await;
         self.known_place(kind, name)
-    }
-
-    /// The worker that has a volume, as far as it was heard of.
-    pub(crate) fn worker_of(&self, volume: &str) -> Option<String> {
-        self.known_place(Kind::Volumes, volume).map(|place| place.name().to_owned())
     }
 
     /// Has a cell run, and waits until it answers.
@@ -275,6 +279,23 @@ impl Cells {
                 Err(_) => tokio::time::sleep(LOOK).await,
             }
         }
+    }
+
+    /// A cell has lost something: volumes that nobody is shown there come back, and one that has nothing left ends.
+    async fn clear(&self, cell: &Name) {
+        self.refresh(cell).await;
+        let left: Vec<String> = {
+            let known = self.known();
+            let cell = known.get(cell).filter(|known| known.devices.is_empty());
+            cell.map(|known| known.volumes.keys().cloned().collect()).unwrap_or_default()
+        };
+        for volume in left {
+            // Nobody is served there any more; what cannot go keeps its worker.
+            if let Err(problem) = self.move_volume(&volume, &Place::Cell(cell.clone()), &Place::Main).await {
+                tracing::debug!(volume, worker = %cell, "the volume stays: {}", problem.detail);
+            }
+        }
+        self.retire(cell).await;
     }
 
     /// Ends a cell that has nothing.

@@ -63,7 +63,7 @@ pub use groups::GroupView;
 pub(crate) use groups::ThrottleView;
 pub(crate) use moves::{RECEIVED, Step};
 pub use restore::RestoreError;
-pub(crate) use sessions::{Asker, SESSIONS, SessionSpec};
+pub(crate) use sessions::{Asker, Elsewhere, Granted, SESSIONS, SessionSpec};
 pub(crate) use traces::{Ending, Target};
 pub use views::{
     CopyView, DeviceCounters, DeviceView, MigrationView, NamespaceView, ShardView, State, Status, UserView, VolumeView,

@@ -1,9 +1,13 @@
 //! Sessions: controllers that belong to an application, not to a guest. Each shows one volume to one process, and goes with its connection.
 
 use std::{
+    collections::BTreeMap,
     os::unix::net::UnixStream,
+    path::PathBuf,
     time::{Duration, Instant},
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::{Device, Inner, Manager};
 use crate::{
@@ -31,6 +35,23 @@ pub(crate) struct SessionSpec {
     pub(crate) read_only: bool,
 }
 
+/// A session that is granted, and only has to be made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Granted {
+    /// The name that its device will have: no worker has one of that name.
+    pub(crate) name: Name,
+    /// Whose it is.
+    pub(crate) uid: u32,
+    /// The volume's name.
+    pub(crate) volume: String,
+    /// It will not write.
+    pub(crate) read_only: bool,
+}
+
+/// The sessions that other workers have, by name: whose each is.
+pub(crate) type Elsewhere = BTreeMap<String, u32>;
+
 /// Who asks, as the kernel says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asker {
@@ -38,54 +59,94 @@ pub(crate) struct Asker {
     pub(crate) uid: u32,
 }
 
+impl Asker {
+    /// The name of one of the user's sessions.
+    pub(crate) fn session_name(self, number: u16) -> Name {
+        format!("app-{}-{number}", self.uid).parse().expect("numbers make a name")
+    }
+}
+
 impl Manager {
     /// Makes a controller that shows the volume, and connects to it in the application's place.
-    pub(crate) fn open_session(&self, asker: Asker, spec: &SessionSpec) -> Result<(Name, UnixStream), ControlError> {
+    ///
+    /// `elsewhere` is asked while nothing else is made here: so no name is given twice.
+    pub(crate) fn open_session(
+        &self,
+        asker: Asker,
+        spec: &SessionSpec,
+        elsewhere: &dyn Fn() -> Elsewhere,
+    ) -> Result<(Name, UnixStream), ControlError> {
         let mut inner = self.lock()?;
-        let volume = self.may_open(&inner, asker, spec)?;
-        let name = inner.session_name(asker).ok_or(ControlError::TooManySessions { uid: asker.uid, limit: usize::MAX })?;
-        let nvme = NvmeSpec { queues: QUEUES, namespaces: 1, ..NvmeSpec::default() };
-        let device =
-            DeviceSpec { name: name.clone(), kind: DeviceKind::Nvme(nvme), socket: None, shard: None, tenant: None };
-        let disk = inner.disk(&volume);
-        let mut device = self.make_device(&inner, &device, disk)?;
-        device.record.session = Some(SessionRecord { uid: asker.uid });
-        let socket = self.socket(&device.record.spec);
-        inner.devices.insert(name.clone(), device);
-        let attach = AttachSpec { volume, nsid: None, read_only: spec.read_only };
-        let made = inner.make_attachment(name.as_str(), &attach).and_then(|_| {
-            let record = &inner.device(name.as_str())?.record;
-            // Stored first: the worker that comes after a crash must know whose device it is.
-            self.store.apply(&Changes { put_devices: vec![record], ..Changes::default() })?;
-            UnixStream::connect(&socket).map_err(|source| ControlError::SessionLost { device: name.clone(), source })
-        });
-        match made {
-            Ok(stream) => {
-                tracing::info!(device = %name, volume = %attach.volume, uid = asker.uid, "session opened");
-                Ok((name, stream))
-            }
-            Err(error) => {
-                inner.forget_session(self, &name);
-                Err(error)
+        let elsewhere = elsewhere();
+        self.may_open(&inner, asker, spec, &elsewhere)?;
+        let is_free = |name: &Name| !inner.devices.contains_key(name) && !elsewhere.contains_key(name.as_str());
+        let name = (1..=u16::MAX).map(|number| asker.session_name(number)).find(is_free);
+        let name = name.ok_or(ControlError::TooManySessions { uid: asker.uid, limit: usize::from(u16::MAX) })?;
+        let granted = Granted { name, uid: asker.uid, volume: spec.volume.clone(), read_only: spec.read_only };
+        let socket = self.make_session(&mut inner, &granted)?;
+        match UnixStream::connect(&socket) {
+            Ok(stream) => Ok((granted.name, stream)),
+            Err(source) => {
+                inner.forget_session(self, &granted.name);
+                Err(ControlError::SessionLost { device: granted.name, source })
             }
         }
     }
 
-    /// Whether the user may have the session; the volume's name.
-    fn may_open(&self, inner: &Inner, asker: Asker, spec: &SessionSpec) -> Result<Name, ControlError> {
+    /// Whether the user may have such a session, wherever the volume is.
+    pub(crate) fn admit_session(&self, asker: Asker, spec: &SessionSpec, elsewhere: &Elsewhere) -> Result<(), ControlError> {
+        let inner = self.lock()?;
+        self.may_open(&inner, asker, spec, elsewhere)
+    }
+
+    /// Makes a session that the daemon's own worker has granted; the socket on which it waits to be connected to.
+    pub(crate) fn receive_session(&self, granted: &Granted) -> Result<PathBuf, ControlError> {
+        self.make_session(&mut *self.lock()?, granted)
+    }
+
+    fn make_session(&self, inner: &mut Inner, granted: &Granted) -> Result<PathBuf, ControlError> {
+        let name = &granted.name;
+        if inner.devices.contains_key(name) {
+            return Err(ControlError::DeviceExists { name: name.clone() });
+        }
+        let volume = inner.volume(&granted.volume)?.record.spec.name.clone();
+        let nvme = NvmeSpec { queues: QUEUES, namespaces: 1, ..NvmeSpec::default() };
+        let device =
+            DeviceSpec { name: name.clone(), kind: DeviceKind::Nvme(nvme), socket: None, shard: None, tenant: None };
+        let disk = inner.disk(&volume);
+        let mut device = self.make_device(inner, &device, disk)?;
+        device.record.session = Some(SessionRecord { uid: granted.uid });
+        let socket = self.socket(&device.record.spec);
+        inner.devices.insert(name.clone(), device);
+        let attach = AttachSpec { volume, nsid: None, read_only: granted.read_only };
+        let made = inner.make_attachment(name.as_str(), &attach).and_then(|_| {
+            let record = &inner.device(name.as_str())?.record;
+            // Stored first: the worker that comes after a crash must know whose device it is.
+            Ok(self.store.apply(&Changes { put_devices: vec![record], ..Changes::default() })?)
+        });
+        if let Err(error) = made {
+            inner.forget_session(self, name);
+            return Err(error);
+        }
+        tracing::info!(device = %name, volume = %attach.volume, uid = granted.uid, "session opened");
+        Ok(socket)
+    }
+
+    /// Whether the user may have the session.
+    fn may_open(&self, inner: &Inner, asker: Asker, spec: &SessionSpec, elsewhere: &Elsewhere) -> Result<(), ControlError> {
         let own = asker.uid == 0 || asker.uid == rustix::process::geteuid().as_raw();
         let entry = self.settings.apps.iter().find(|app| app.uid == asker.uid);
-        let denied = || ControlError::NotAllowed { uid: asker.uid, volume: spec.volume.clone() };
         // A stranger does not learn which volumes there are.
         if !own && !entry.is_some_and(|app| app.allows(&spec.volume, spec.read_only)) {
-            return Err(denied());
+            return Err(ControlError::NotAllowed { uid: asker.uid, volume: spec.volume.clone() });
         }
         let limit = entry.map_or(SESSIONS, |app| app.sessions);
         let of = |device: &&Device| device.record.session.as_ref().is_some_and(|session| session.uid == asker.uid);
-        if inner.devices.values().filter(of).count() >= limit {
+        let there = elsewhere.values().filter(|uid| **uid == asker.uid).count();
+        if inner.devices.values().filter(of).count() + there >= limit {
             return Err(ControlError::TooManySessions { uid: asker.uid, limit });
         }
-        Ok(inner.volume(&spec.volume)?.record.spec.name.clone())
+        Ok(())
     }
 
     /// Deletes the devices of applications that are gone.
@@ -115,12 +176,6 @@ impl Manager {
 }
 
 impl Inner {
-    /// A free name for a user's session.
-    fn session_name(&self, asker: Asker) -> Option<Name> {
-        let name = |number: u32| format!("app-{}-{number}", asker.uid).parse().ok();
-        (1..=u32::from(u16::MAX)).filter_map(name).find(|name: &Name| !self.devices.contains_key(name))
-    }
-
     fn forget_session(&mut self, manager: &Manager, name: &Name) {
         if let Err(error) = manager.store.apply(&Changes { remove_devices: vec![name], ..Changes::default() }) {
             // A start forgets the sessions of daemons before it.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     apps::AppUser,
-    manager::{Asker, SESSIONS, SessionSpec},
+    manager::{Asker, Elsewhere, SESSIONS, SessionSpec},
 };
 
 const STRANGER: Asker = Asker { uid: 4_000_000 };
@@ -42,7 +42,7 @@ fn rig() -> Rig {
 #[test]
 fn users_get_what_they_may_have_and_no_more() {
     let rig = rig();
-    let refused = |asker, wanted| rig.open_session(asker, &wanted).unwrap_err();
+    let refused = |asker, wanted| rig.open_session(asker, &wanted, &Elsewhere::new).unwrap_err();
     for (asker, wanted) in
         [(STRANGER, spec("a", true)), (STRANGER, spec("none", true)), (KNOWN, spec("a", false)), (KNOWN, spec("b", true))]
     {
@@ -51,14 +51,14 @@ fn users_get_what_they_may_have_and_no_more() {
     }
     assert!(matches!(refused(KNOWN, spec("none", true)), ControlError::NoVolume { .. }));
     assert!(matches!(refused(own(), spec("../a", true)), ControlError::NoVolume { .. }));
-    let first = rig.open_session(KNOWN, &spec("a", true)).unwrap();
-    let second = rig.open_session(KNOWN, &spec("a", true)).unwrap();
+    let first = rig.open_session(KNOWN, &spec("a", true), &Elsewhere::new).unwrap();
+    let second = rig.open_session(KNOWN, &spec("a", true), &Elsewhere::new).unwrap();
     assert_ne!(first.0, second.0);
     assert!(matches!(refused(KNOWN, spec("a", true)), ControlError::TooManySessions { limit: 2, .. }));
     let view = rig.device(first.0.as_str()).unwrap();
     assert_eq!((view.session_of_uid, view.namespaces.len(), view.namespaces[0].read_only), (Some(KNOWN.uid), 1, true));
     assert!(matches!(rig.delete_volume("a"), Err(ControlError::VolumeAttached { .. })));
-    let many: Vec<_> = (0..SESSIONS).map(|_| rig.open_session(own(), &spec("b", false)).unwrap()).collect();
+    let many: Vec<_> = (0..SESSIONS).map(|_| rig.open_session(own(), &spec("b", false), &Elsewhere::new).unwrap()).collect();
     assert!(matches!(refused(own(), spec("b", false)), ControlError::TooManySessions { .. }));
     drop(many);
 }
@@ -66,7 +66,7 @@ fn users_get_what_they_may_have_and_no_more() {
 #[test]
 fn a_session_lives_as_long_as_its_connection() {
     let mut rig = rig();
-    let (name, connection) = rig.open_session(own(), &spec("a", false)).unwrap();
+    let (name, connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
     let transport = millrace_driver::VfioUser::from_stream(connection, Duration::from_secs(30)).unwrap();
     let mut guest = Controller::attach(transport, &Options::default()).unwrap();
     guest.start().unwrap();
@@ -80,7 +80,7 @@ fn a_session_lives_as_long_as_its_connection() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // One that nobody looked at while it lasted goes as soon as it is looked for.
-    let (name, connection) = rig.open_session(own(), &spec("a", false)).unwrap();
+    let (name, connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
     let transport = millrace_driver::VfioUser::from_stream(connection, Duration::from_secs(30)).unwrap();
     drop(Controller::attach(transport, &Options::default()).unwrap());
     while rig.device(name.as_str()).is_ok_and(|device| device.connected) {
@@ -89,7 +89,7 @@ fn a_session_lives_as_long_as_its_connection() {
     rig.end_sessions();
     assert!(rig.device(name.as_str()).is_err(), "its application has been there");
     // One that is there when the daemon stops is not there when it starts again.
-    let (name, _connection) = rig.open_session(own(), &spec("a", false)).unwrap();
+    let (name, _connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
     rig.stop();
     rig.start();
     assert!(rig.device(name.as_str()).is_err());

@@ -1,0 +1,148 @@
+//! Programs' sessions on volumes that cells have. Granted here, made there, and connected to from here: requests go from the program to the cell.
+
+use std::{collections::BTreeSet, os::unix::net::UnixStream, path::PathBuf, sync::Arc, time::Duration};
+
+use axum::http::Method;
+use serde_json::{Value, json};
+
+use super::{CHANGE_LIMIT, Cells, Kind, Known, Place, door};
+use crate::{
+    Name,
+    api::Problem,
+    error::ControlError,
+    manager::{Asker, Elsewhere, Granted, SessionSpec},
+};
+
+/// How often is looked whether a cell's sessions have ended: it may have nothing else to go on for.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Whose session a device is.
+fn session_of(view: &Value) -> Option<u32> {
+    view["session_of_uid"].as_u64().and_then(|uid| uid.try_into().ok())
+}
+
+impl Known {
+    fn has_sessions(&self) -> bool {
+        self.devices.values().any(|view| session_of(view).is_some())
+    }
+}
+
+impl Cells {
+    /// The sessions that cells have, and those that they are about to have.
+    pub(crate) fn sessions(&self) -> Elsewhere {
+        let known = self.known();
+        let devices = known.values().flat_map(|known| &known.devices);
+        devices.filter_map(|(name, view)| Some((name.clone(), session_of(view)?))).collect()
+    }
+
+    /// Asks those that have sessions of this user whether they still do.
+    pub(crate) async fn hear_of_sessions(&self, asker: Asker) {
+        let is_theirs = |known: &Known| known.devices.values().any(|view| session_of(view) == Some(asker.uid));
+        let cells: Vec<Name> =
+            self.known().iter().filter(|(_, known)| is_theirs(known)).map(|(cell, _)| cell.clone()).collect();
+        for cell in cells {
+            self.refresh(&cell).await;
+        }
+    }
+
+    /// A session where the volume is; `None` where no cell has it.
+    pub(crate) async fn open_session(
+        self: &Arc<Self>,
+        asker: Asker,
+        spec: &SessionSpec,
+    ) -> Result<Option<(Name, UnixStream)>, Problem> {
+        let _change = self.change.lock().await;
+        let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await else { return Ok(None) };
+        let name = self.reserve(&cell, asker).await;
+        let made = self.make_session(&cell, &name, asker, spec).await;
+        // What is said now takes the reservation's place.
+        self.refresh(&cell).await;
+        if made.is_err() {
+            self.known().entry(cell).and_modify(|known| drop(known.devices.remove(name.as_str())));
+        } else {
+            self.watch(cell);
+        }
+        made.map(|stream| Some((name, stream)))
+    }
+
+    /// A name for the user's next session, that nobody gives to another one meanwhile.
+    async fn reserve(&self, cell: &Name, asker: Asker) -> Name {
+        let mut number = 0;
+        loop {
+            number += 1;
+            let name = asker.session_name(number);
+            let is_known = |known: &Known| known.devices.contains_key(name.as_str());
+            {
+                let mut known = self.known();
+                if known.values().any(is_known) {
+                    continue;
+                }
+                let view = json!({ "name": name, "session_of_uid": asker.uid });
+                known.entry(cell.clone()).or_default().devices.insert(name.to_string(), view);
+            }
+            // This worker's own sessions are named while it looks at what is reserved: who comes second sees the first.
+            if !self.is_here(Kind::Devices, name.as_str()).await {
+                return name;
+            }
+            self.known().entry(cell.clone()).and_modify(|known| drop(known.devices.remove(name.as_str())));
+        }
+    }
+
+    async fn make_session(&self, cell: &Name, name: &Name, asker: Asker, spec: &SessionSpec) -> Result<UnixStream, Problem> {
+        let mut others = self.sessions();
+        others.remove(name.as_str());
+        let (manager, wanted) = (Arc::clone(&self.manager), spec.clone());
+        let admitted = tokio::task::spawn_blocking(move || manager.admit_session(asker, &wanted, &others)).await;
+        admitted.map_err(|_| Problem::panicked())?.map_err(|error| Problem::from(&error))?;
+        let SessionSpec { volume, read_only } = spec.clone();
+        let granted = Granted { name: name.clone(), uid: asker.uid, volume, read_only };
+        let body = serde_json::to_vec(&granted).expect("names and numbers are text");
+        let answer = self.ask(cell, (Method::POST, door::SESSION), body.into(), CHANGE_LIMIT).await;
+        let socket: PathBuf = answer.and_then(|answer| answer.json()).map_err(|error| error.problem(cell))?;
+        // Nobody is waited for: it listens. A session that nobody connects to ends by itself.
+        let lost = |source| Problem::from(&ControlError::SessionLost { device: name.clone(), source });
+        UnixStream::connect(socket).map_err(lost)
+    }
+
+    /// Looks after a cell until its sessions have ended: then it may have nothing left.
+    pub(super) fn watch(self: &Arc<Self>, cell: Name) {
+        if !self.watched().insert(cell.clone()) {
+            return;
+        }
+        let cells = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                cells.refresh(&cell).await;
+                if cells.has_sessions(&cell) {
+                    continue;
+                }
+                let _change = cells.change.lock().await;
+                // One may have come before the lock.
+                cells.refresh(&cell).await;
+                if !cells.has_sessions(&cell) {
+                    cells.watched().remove(&cell);
+                    cells.clear(&cell).await;
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Those of the worker before this one are looked after, too.
+    pub(super) fn watch_all(self: &Arc<Self>) {
+        for cell in self.names() {
+            if self.has_sessions(&cell) {
+                self.watch(cell);
+            }
+        }
+    }
+
+    fn has_sessions(&self, cell: &Name) -> bool {
+        self.known().get(cell).is_some_and(Known::has_sessions)
+    }
+
+    fn watched(&self) -> std::sync::MutexGuard<'_, BTreeSet<Name>> {
+        self.watched.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
