@@ -53,6 +53,8 @@ impl Manager {
             .map(|volume| volume.record.clone())
             .collect();
         for record in &mut orphans {
+            // What is being changed is stored as it was, with its owner.
+            inner.idle_volume(record.spec.name.as_str())?;
             record.created_by = None;
         }
         let (put_volumes, remove_devices) = (orphans.iter().collect(), vec![&name]);
@@ -111,6 +113,9 @@ impl Manager {
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
         let orphan = inner.volumes.get(&namespace.volume).filter(|volume| volume.record.created_by.is_some());
+        if orphan.is_some() {
+            inner.idle_volume(namespace.volume.as_str())?;
+        }
         let orphan = orphan.map(|volume| super::VolumeRecord { created_by: None, ..volume.record.clone() });
         let (put_volumes, put_devices) = (orphan.iter().collect(), vec![&record]);
         self.store.apply(&Changes { put_volumes, put_devices, ..Changes::default() })?;

@@ -117,9 +117,9 @@ impl Inner {
     /// A volume, for a change that it cannot take while it is being formatted, or changed, or copied to.
     pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {
         let volume = self.volume(name)?;
-        match (self.formatting.get(name), self.changing.get(name), self.copy_to(name)) {
+        match (self.formatting.get(name), self.changing.get_key_value(name), self.copy_to(name)) {
             (Some(name), _, _) => Err(ControlError::Formatting { name: name.clone() }),
-            (_, Some(name), _) => Err(ControlError::Changing { name: name.clone() }),
+            (_, Some((name, _)), _) => Err(ControlError::Changing { name: name.clone() }),
             (_, _, Some(copy)) => Err(ControlError::Copying { name: volume.record.spec.name.clone(), copy: copy.clone() }),
             (None, None, None) => Ok(volume),
         }

@@ -326,20 +326,27 @@ impl Inner {
         }
     }
 
-    /// Volumes that have a volume for a leaf, and whether their service there shares it.
+    /// Volumes that have a volume for a leaf, or will have it when their change is done, and whether their service there shares it.
     pub(super) fn volumes_over<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a Name, bool)> {
-        self.volumes.values().flat_map(move |other| {
-            let leaves = volume_leaves(&other.record.spec.stack, None).into_iter();
+        self.stacks().flat_map(move |(over, stack)| {
+            let leaves = volume_leaves(stack, None).into_iter();
             let here = leaves.filter(move |(_, leaf)| leaf.volume() == Some(name));
-            here.map(|(above, _)| (&other.record.spec.name, above.and_then(find).is_some_and(|kind| kind.shares_legs)))
+            here.map(move |(above, _)| (over, above.and_then(find).is_some_and(|kind| kind.shares_legs)))
         })
+    }
+
+    /// The stacks of all volumes; of those that are being changed both.
+    fn stacks(&self) -> impl Iterator<Item = (&Name, &Node)> {
+        let present = self.volumes.values().map(|volume| (&volume.record.spec.name, &volume.record.spec.stack));
+        present.chain(&self.changing)
     }
 
     /// Whether `volume` is `other`, or has it somewhere below.
     pub(super) fn is_over(&self, volume: &str, other: &str) -> bool {
         let below = |name: &str| {
-            let stack = self.volumes.get(name).map(|volume| &volume.record.spec.stack);
-            stack.map(|stack| stack.leaves().into_iter().filter_map(Leaf::volume).map(str::to_owned).collect::<Vec<_>>())
+            let stacks = self.stacks().filter(|(volume, _)| volume.as_str() == name);
+            let leaves = stacks.flat_map(|(_, stack)| stack.leaves());
+            leaves.filter_map(Leaf::volume).map(str::to_owned).collect::<Vec<_>>()
         };
         let mut look = vec![volume.to_owned()];
         let mut seen: Vec<String> = Vec::new();
@@ -348,7 +355,7 @@ impl Inner {
                 return true;
             }
             if !seen.contains(&name) {
-                look.extend(below(&name).unwrap_or_default());
+                look.extend(below(&name));
                 seen.push(name);
             }
         }
@@ -485,7 +492,7 @@ impl Manager {
         inner.check_leaves(&after.spec)?;
         let missing = || ControlError::VolumeFailed { name: before.spec.name.clone(), reason: "it has no graph".to_owned() };
         let live = inner.volumes.get_mut(name).and_then(|volume| volume.graph.take()).ok_or_else(missing)?;
-        inner.changing.insert(before.spec.name.clone());
+        inner.changing.insert(before.spec.name.clone(), after.spec.stack.clone());
         Ok((live, before, after))
     }
 

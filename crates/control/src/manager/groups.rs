@@ -119,7 +119,7 @@ impl Manager {
             let GroupView { name, volumes, groups, .. } = view;
             return Err(ControlError::GroupInUse { name, volumes, groups });
         }
-        if let Some(volume) = inner.changing.first() {
+        if let Some(volume) = inner.changing.keys().next() {
             // Its new stack may name the group.
             return Err(ControlError::Changing { name: volume.clone() });
         }

@@ -209,6 +209,7 @@ impl Manager {
             // What the operator attached is not the guest's to destroy.
             return Err(Status::OPERATION_DENIED.do_not_retry());
         }
+        inner.idle_volume(name.as_str()).map_err(|error| status_of(&error))?;
         inner.check_not_copied(&name).map_err(|error| status_of(&error))?;
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);

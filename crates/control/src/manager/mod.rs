@@ -123,8 +123,8 @@ struct Inner {
     devices: BTreeMap<Name, Device>,
     /// Volumes that are being formatted.
     formatting: BTreeSet<Name>,
-    /// Volumes whose stack is being changed.
-    changing: BTreeSet<Name>,
+    /// Volumes whose stack is being changed, with the stack that they get.
+    changing: BTreeMap<Name, millrace_services::Node>,
     copies: BTreeMap<Name, Copy>,
     /// Volumes being migrated that a thread looks after.
     attended: BTreeSet<Name>,

@@ -76,22 +76,28 @@ impl Manager {
             inner.check_movable(name)?;
         }
         self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?;
-        let mut left: Vec<_> = names.iter().filter(|name| inner.volumes.contains_key(*name)).collect();
-        while !left.is_empty() {
-            // What is made of others goes before them.
-            let at = left.iter().position(|name| inner.volumes_over(name.as_str()).next().is_none()).unwrap_or(0);
-            let name = left.remove(at);
-            if let Some(mut volume) = inner.volumes.remove(name) {
-                volume.close();
-                inner.forget_kept(name, volume.record.uuid);
-                tracing::info!(volume = %name, "the volume goes to another worker");
-            }
-        }
+        inner.close_all(names.to_vec(), |inner, volume| {
+            let name = &volume.record.spec.name;
+            inner.forget_kept(name, volume.record.uuid);
+            tracing::info!(volume = %name, "the volume goes to another worker");
+        });
         Ok(Vec::new())
     }
 }
 
 impl Inner {
+    /// Takes volumes out of force, those that are made of others before them: services write to their legs until they are closed.
+    pub(super) fn close_all(&mut self, mut names: Vec<Name>, closed: impl Fn(&mut Self, &Volume)) {
+        names.retain(|name| self.volumes.contains_key(name));
+        while !names.is_empty() {
+            let at = names.iter().position(|name| self.volumes_over(name.as_str()).next().is_none()).unwrap_or(0);
+            if let Some(mut volume) = self.volumes.remove(&names.remove(at)) {
+                volume.close();
+                closed(self, &volume);
+            }
+        }
+    }
+
     /// A volume, what it is made of, and what is made of that.
     fn family(&self, name: &str) -> Result<Vec<VolumeRecord>, ControlError> {
         let mut look = vec![self.volume(name)?.record.spec.name.clone()];

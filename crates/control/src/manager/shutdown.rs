@@ -10,7 +10,7 @@ use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Step, Volu
 use millrace_engine::{Launch, ShardHandle};
 use thiserror::Error;
 
-use super::{Manager, devices::stop};
+use super::{Inner, Manager, devices::stop};
 
 /// How long all flushes together may take before the daemon leaves without them.
 const FLUSH_LIMIT: Duration = Duration::from_secs(30);
@@ -51,11 +51,10 @@ impl Manager {
         }
         self.keep_account();
         // Services leave a clean mark; their tasks need the shards for that.
-        let mut closing: Vec<_> = std::mem::take(&mut self.peek().volumes).into_values().collect();
-        for volume in &mut closing {
-            volume.close();
-        }
-        drop(closing);
+        let mut last = Inner { volumes: std::mem::take(&mut self.peek().volumes), ..Inner::default() };
+        let names = last.volumes.keys().cloned().collect();
+        last.close_all(names, |_, _| ());
+        drop(last);
         if let Err(error) = engine.stop() {
             tracing::error!(%error, "while the shards were stopped");
         }

@@ -142,3 +142,23 @@ fn volumes_of_a_disk_change_while_guests_write() {
     assert!(stop.load(Ordering::Relaxed));
     assert_eq!(rig.of_disk("volume v").as_deref(), Some("131072 bytes"));
 }
+
+/// Services above a disk write to it when they are closed: what is below them is still in force then, whatever its name.
+#[test]
+fn what_stands_on_a_disk_is_closed_before_it() {
+    for disk in ["pool", "zpool"] {
+        let mut rig = Rig::new();
+        let stack = rig.stack("disk(extent=64K) | cache(mode=back, @fast.img(size=8M)) | @slow.img");
+        rig.create_volume(&spec(disk, Some("16M"), &stack)).unwrap();
+        rig.create_volume(&spec("vm", Some("1M"), &format!("integrity | share | volume:{disk}"))).unwrap();
+        rig.create_device(&device("d", "{}")).unwrap();
+        rig.attach("d", &attach("vm", None)).unwrap();
+        under_load(&rig, || thread::sleep(Duration::from_millis(50)));
+        rig.restart();
+        for name in [disk, "vm"] {
+            let view = rig.volume(name).unwrap();
+            assert_eq!(view.state, State::Ready, "{name} on {disk}: {:?}", view.reason);
+        }
+        under_load(&rig, || ());
+    }
+}

@@ -338,3 +338,49 @@ fn services_are_told_by_name() {
     );
     assert!(command("stripe.1 (concat)").contains("no command of concat"));
 }
+
+#[test]
+fn what_a_change_will_have_is_taken() {
+    let rig = Rig::new();
+    for name in ["v", "l", "w"] {
+        rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+    }
+    rig.create_device(&device("d", "{}")).unwrap();
+    // A change of v is under way: nobody has its lock, and nothing of it is stored.
+    let coming = rig.stack("mirror(@v.img, volume:l)").parse().unwrap();
+    rig.peek().changing.insert("v".parse().unwrap(), coming);
+    let refused = |result: Result<(), ControlError>| {
+        let error = result.expect_err("it is to be v's");
+        assert!(error.class() == Class::Conflict || error.class() == Class::Invalid, "{error}");
+        assert!(error.to_string().contains("volume v"), "{error}");
+    };
+    refused(rig.attach("d", &attach("l", None)).map(drop));
+    refused(rig.delete_volume("l"));
+    refused(rig.create_volume(&spec("over", None, "throttle(iops=1000) | volume:l")).map(drop));
+    refused(rig.try_change("w", "mirror(@w.img, volume:l)", true).map(drop));
+    refused(rig.try_change("l", "throttle(iops=1000) | volume:v", true).map(drop));
+    let copy = serde_json::from_str(r#"{"source":"w","target":"l"}"#).unwrap();
+    refused(rig.create_copy(&copy).map(drop));
+    rig.peek().changing.clear();
+    rig.attach("d", &attach("l", None)).unwrap();
+}
+
+#[test]
+fn a_guests_own_volume_that_is_being_changed_keeps_its_owner() {
+    let rig = Rig::new();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.create_volume(&rig.file_volume("own", "64K")).unwrap();
+    rig.attach("d", &attach("own", None)).unwrap();
+    let stack = {
+        let mut inner = rig.peek();
+        let record = &mut inner.volumes.get_mut("own").unwrap().record;
+        record.created_by = Some("d".parse().unwrap());
+        record.spec.stack.clone()
+    };
+    rig.peek().changing.insert("own".parse().unwrap(), stack);
+    for refused in [rig.detach("d", 1), rig.delete_device("d")] {
+        assert!(matches!(refused, Err(ControlError::Changing { .. })), "{refused:?}");
+    }
+    rig.peek().changing.clear();
+    rig.delete_device("d").unwrap();
+}
