@@ -126,6 +126,29 @@ fn every_leaf_in_memory_outlives_the_worker() {
     daemon.finish();
 }
 
+/// A volume in memory was on its way to a file that nobody finds any more: it is where it was, and has what it had.
+#[test]
+fn memory_outlives_a_migration_that_cannot_go_on() {
+    let daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "64M"], &[]);
+    let mut load = Load::start(&socket, &Work { range: "32m", ..Work::default() });
+    load.wait_until_busy();
+    let folder = daemon.path("elsewhere");
+    std::fs::create_dir(&folder).expect("a folder");
+    let new = format!("file:{}", folder.join("new.img").display());
+    daemon.run(&["volume", "migrate", "disk", "--to", &new, "--rate", "1M"]);
+    std::fs::remove_dir_all(&folder).expect("the folder is gone");
+    for _ in 0..2 {
+        daemon.kill_worker(Signal::KILL);
+        load.expect_running();
+    }
+    assert_eq!(daemon.json(&["volume", "show", "disk"])["stack"], "memory");
+    let commands = load.finish();
+    println!("  {commands} commands, every byte right");
+    eventually("the keeper holds one memory file", || (daemon.held("/memfd:millrace-volume") == 1).then_some(()));
+    daemon.finish();
+}
+
 /// However a worker ends: by a fault of its own every other time, since two in a row are too many.
 #[test]
 fn a_worker_may_end_in_any_way() {

@@ -255,6 +255,14 @@ impl Link {
         self.held().remove(&key)
     }
 
+    /// Another descriptor of what was held under a key, which may be asked for again.
+    ///
+    /// # Errors
+    /// The process has as many descriptors as it may have.
+    pub fn copy(&self, key: Key) -> io::Result<Option<OwnedFd>> {
+        self.held().get(&key).map(|held| held.fd.try_clone()).transpose()
+    }
+
     /// Takes all of a kind, by slot.
     pub fn take_all(&self, owner: [u8; 16], kind: Kind) -> Vec<(u32, Held)> {
         let mut held = self.held();
@@ -263,9 +271,11 @@ impl Link {
         keys.into_iter().filter_map(|key| Some((key.slot, held.remove(&key)?))).collect()
     }
 
-    /// Lets go of what nobody took: devices and volumes that are no more. Returns how many descriptors that were.
-    pub fn drop_untaken(&self) -> Result<usize, LinkError> {
-        let untaken = std::mem::take(&mut *self.held());
+    /// Lets go of what nobody took: devices and volumes that are no more. What is needed the keeper goes on holding. Returns how many
+    /// descriptors were given up.
+    pub fn drop_untaken(&self, is_needed: impl Fn(Key) -> bool) -> Result<usize, LinkError> {
+        let mut untaken = std::mem::take(&mut *self.held());
+        untaken.retain(|key, _| !is_needed(*key));
         for key in untaken.keys() {
             self.drop_one(*key)?;
         }
@@ -283,6 +293,7 @@ impl Link {
 
     /// Has the keeper let go of one descriptor.
     pub fn drop_one(&self, key: Key) -> Result<(), LinkError> {
+        self.held().remove(&key);
         self.say(Message::new(What::DROP_ONE, key), &[&[]; 3], &[])
     }
 

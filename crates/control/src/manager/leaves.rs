@@ -29,6 +29,12 @@ fn key(owner: Uuid, leaf: u32, file: u32) -> Key {
 }
 
 impl VolumeRecord {
+    /// Whether what is kept under a key is a file of one of its leaves.
+    pub(super) fn has_leaf_of(&self, key: Key) -> bool {
+        let is_own = key.owner == self.uuid.into_bytes() && key.kind == Kind::BLOCKS;
+        is_own && self.leaf_numbers().contains(&(key.slot / FILES))
+    }
+
     /// The numbers of its leaves in memory, from left to right.
     pub(super) fn leaf_numbers(&self) -> Vec<u32> {
         if self.memory_leaves.is_empty() {
@@ -94,7 +100,15 @@ impl KeptLeaves {
             // A leaf that had the number once may have left something, if nobody had the time to clear it away.
             self.forget(number);
         }
-        let files: Vec<_> = (0..FILES).map_while(|file| keeper.take(key(owner, number, file))).map(|held| held.fd).collect();
+        // Copies: a graph that does not come to be because of another leaf is followed by a second try.
+        let files: Result<Vec<_>, _> =
+            (0..FILES).map_while(|file| keeper.copy(key(owner, number, file)).transpose()).collect();
+        let files = files.map_err(|source| VolumeError::Io {
+            volume: name.to_owned(),
+            action: "take over",
+            path: "memory".into(),
+            source,
+        })?;
         let put = move |file, fd: BorrowedFd<'_>| keeper.put(key(owner, number, file), fd).map_err(io::Error::other);
         Ok(MemoryVolume::in_files(name, size, block_size, &files, Box::new(put))?)
     }

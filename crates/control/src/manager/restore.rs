@@ -8,6 +8,7 @@ use std::{
 };
 
 use millrace_block::Switch;
+use millrace_keeper::Key;
 use millrace_services::Leaf;
 use thiserror::Error;
 
@@ -128,14 +129,21 @@ impl Manager {
         }
         // The binary before this one may know what is strange to this one.
         if !self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {
-            self.drop_untaken();
+            self.drop_untaken(inner);
         }
     }
 
-    /// Lets go of what is kept and nobody needs.
-    pub(super) fn drop_untaken(&self) {
+    /// Lets go of what is kept and nobody needs: not the leaves of volumes, and nothing of one that failed, which may come up next time.
+    pub(super) fn drop_untaken(&self, inner: &Inner) {
         let Some(keeper) = &self.settings.keeper else { return };
-        match keeper.drop_untaken() {
+        let is_needed = |key: Key| {
+            let has_it = |volume: &Volume| {
+                let is_its = key.owner == volume.record.uuid.into_bytes();
+                volume.record.has_leaf_of(key) || (is_its && volume.live.is_err())
+            };
+            inner.volumes.values().any(has_it)
+        };
+        match keeper.drop_untaken(is_needed) {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "descriptors that nobody needs any more are closed"),
             Err(error) => tracing::error!(%error, "the keeper could not be told what is not needed"),

@@ -146,8 +146,7 @@ impl Manager {
                 tracing::warn!(device = %name, %error, "its state keeps the layout of the binary before");
             }
         }
-        drop(inner);
-        self.drop_untaken();
+        self.drop_untaken(&inner);
     }
 }
 
