@@ -212,6 +212,12 @@ impl Shard {
         &self.core
     }
 
+    /// What its loop does when it has found nothing for a while.
+    #[cfg(test)]
+    pub(crate) fn rest_for_tests(&mut self) {
+        self.sleep(Duration::ZERO, None);
+    }
+
     /// One device may use all slots; several leave each other a quarter.
     fn share_slots(&mut self) {
         let slots = self.core.slots.len();
@@ -458,8 +464,9 @@ impl Shard {
         self.devices.disarm(&core);
         let events = self.dispatch();
         self.look_at_clock(false);
-        (self.last_look, self.due) = (core.now.get(), false);
+        // Only who has slept has heard what there was: a device that is busy keeps the shard from it, and may do nothing all the same.
         if slept {
+            (self.last_look, self.due) = (core.now.get(), false);
             self.foresight.slept(began, self.idle(), events > 0);
         }
         if events > 0 {

@@ -5,7 +5,11 @@ use std::{
     io::Write,
     os::fd::AsFd,
     rc::Rc,
-    sync::mpsc::{Sender, channel},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Sender, channel},
+    },
     time::{Duration, Instant},
 };
 
@@ -282,6 +286,25 @@ fn a_busy_device_keeps_the_shard_awake() {
     }
     assert_eq!(shard.call_wait(|shard| shard.core_for_tests().counters.sleeps.get()).unwrap(), sleeps);
     engine.stop().unwrap();
+}
+
+/// A guest that waits for a slow disk has work that cannot be begun: its device is busy, and does nothing.
+#[test]
+fn a_busy_device_that_does_nothing_does_not_keep_the_shard_from_hearing() {
+    let mut shard = Shard::new(&sleepy()).unwrap();
+    shard.add_device(Box::new(Gadget { arm: Box::new(|_| Readiness::Busy), ..Gadget::default() }));
+    let heard = Arc::new(AtomicU64::new(0));
+    for call in 1..=50 {
+        let counter = Arc::clone(&heard);
+        shard.handle().call(move |_| _ = counter.fetch_add(1, Ordering::Relaxed)).unwrap();
+        // As the loop of a shard does that has found nothing: some passes, and a rest.
+        let turns = (0..2000).find(|_| {
+            (0..16).for_each(|_| _ = shard.poll());
+            shard.rest_for_tests();
+            heard.load(Ordering::Relaxed) == call
+        });
+        assert!(turns.is_some(), "call {call} is not heard while the device is busy");
+    }
 }
 
 #[test]
