@@ -194,6 +194,11 @@ impl CopyRecord {
             skipped: 0,
         }
     }
+
+    /// Nothing of it is on the target, as far as anybody can tell.
+    pub(crate) fn forget_progress(&mut self) {
+        (self.done, self.moved, self.offloaded, self.skipped) = (0, 0, 0, 0);
+    }
 }
 
 /// Several changes, stored together or not at all.

@@ -158,7 +158,14 @@ impl Manager {
         match record.state {
             CopyState::Running => return inner.copy(name).map(Copy::view),
             CopyState::Done => return Err(ControlError::invalid("copy", &record.name, "it is done: begin another one")),
-            CopyState::Failed => inner.check_copy(&record.source, &record.target)?,
+            CopyState::Failed => {
+                inner.check_copy(&record.source, &record.target)?;
+                let (source, target) = inner.switches(&record.source, &record.target)?;
+                let wrong = |source| ControlError::Copy { copy: record.name.clone(), source };
+                record.bytes = copy::check(&*source, &*target).map_err(wrong)?;
+                // Nothing was kept from its volumes meanwhile: they may be others of the same name.
+                record.forget_progress();
+            }
             CopyState::Paused => {}
         }
         (record.state, record.reason) = (CopyState::Running, None);
@@ -235,7 +242,7 @@ impl Manager {
             let name = record.name.clone();
             let in_memory = |volume: &Name| inner.is_in_memory(volume);
             if record.state != CopyState::Done && in_memory(&record.target) {
-                record.done = 0;
+                record.forget_progress();
             }
             if matches!(record.state, CopyState::Running | CopyState::Paused) && !outlived && in_memory(&record.source) {
                 let why = format!("volume {} is in memory, and what it held went with the daemon", record.source);

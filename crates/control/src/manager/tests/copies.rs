@@ -196,6 +196,25 @@ fn a_copy_that_fails_says_why_and_can_be_tried_again() {
 }
 
 #[test]
+fn a_copy_that_failed_does_not_go_on_into_another_volume_of_that_name() {
+    let mut rig = Rig::new();
+    let data = rig.two_files();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.begun("job");
+    rig.stop();
+    fs::remove_file(rig.path("b.img")).unwrap();
+    rig.start();
+    let view = rig.copy("job").unwrap();
+    assert!(view.state == CopyState::Failed && view.done > 0, "{view:?}");
+    rig.delete_volume("b").unwrap();
+    let other = format!("file:{}", rig.path("other.img").display());
+    rig.create_volume(&volume("b", "1M", &other)).unwrap();
+    rig.change_copy("job", &CopyChange { state: Some(CopyState::Running), rate: Some(Size(0)) }).unwrap();
+    assert_eq!(rig.copied("job").state, CopyState::Done);
+    assert!(rig.has("other.img", &data), "all of it is there");
+}
+
+#[test]
 fn what_is_in_memory_is_not_taken_for_what_it_was() {
     let mut rig = Rig::new();
     rig.two_files();
