@@ -7,11 +7,12 @@
 //! A crash loses what was counted since the last line: a few seconds. A line that was cut short by it is skipped.
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, PoisonError, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -54,6 +55,8 @@ pub(crate) struct Line {
 /// What a meter says now.
 pub(crate) struct Metered {
     pub(crate) volume: Name,
+    /// What it counts with: another one of the same volume counts anew.
+    pub(crate) meter: Weak<dyn Any + Send + Sync>,
     pub(crate) device: Option<Name>,
     pub(crate) reading: Reading,
     pub(crate) provisioned: u64,
@@ -113,8 +116,16 @@ pub struct UsageRow {
 #[derive(Default)]
 struct State {
     file: Option<File>,
-    last: BTreeMap<Name, (Reading, Instant)>,
+    last: BTreeMap<Name, Known>,
     next: Option<Instant>,
+}
+
+/// What was written last of a meter.
+struct Known {
+    meter: Weak<dyn Any + Send + Sync>,
+    reading: Reading,
+    /// The end of the time that was written.
+    when: Instant,
 }
 
 /// The account of a daemon.
@@ -170,21 +181,25 @@ impl Account {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let mut text = String::new();
         let mut written = Vec::new();
+        // A meter that is missing may be in the middle of a change. One that is gone will not come back: if its volume does, by the same name,
+        // out of another worker or with a meter again, the time between is nobody's.
+        state.last.retain(|_, known| known.meter.strong_count() > 0);
         for one in metered {
-            let known = state.last.get(&one.volume);
-            let counted = since(&one.reading, known.map_or(&Reading::default(), |(last, _)| last));
+            let known = state.last.get(&one.volume).filter(|known| known.meter.ptr_eq(&one.meter));
+            let counted = since(&one.reading, known.map_or(&Reading::default(), |known| &known.reading));
             let idle = counted == Reading { tenant: counted.tenant.clone(), ..Reading::default() };
-            let past = known.map_or(Duration::ZERO, |(_, when)| now.duration_since(*when));
+            let past = known.map_or(Duration::ZERO, |known| now.duration_since(known.when));
             if idle && known.is_some() && past < IDLE {
                 continue;
             }
-            let Metered { volume, device, reading, provisioned, used } = one;
+            let Metered { volume, meter, device, reading, provisioned, used } = one;
             let (volume, device, seconds) = (volume.clone(), device.clone(), past.as_secs());
+            // Parts of a second count with the next line.
+            let when = known.map_or(now, |known| known.when + Duration::from_secs(seconds));
             let line =
                 Line { time, seconds, volume: volume.clone(), device, counted, provisioned: *provisioned, used: *used };
             text.push_str(&encode(&line));
-            // Parts of a second count with the next line.
-            written.push((volume, reading.clone(), known.map_or(now, |(_, when)| *when + Duration::from_secs(seconds))));
+            written.push((volume, Known { meter: meter.clone(), reading: reading.clone(), when }));
         }
         if text.is_empty() {
             return;
@@ -195,9 +210,7 @@ impl Account {
             state.file = None;
             return;
         }
-        for (volume, reading, when) in written {
-            state.last.insert(volume, (reading, when));
-        }
+        state.last.extend(written);
     }
 
     /// Sums up a part of the account.
@@ -271,6 +284,11 @@ fn append(slot: &mut Option<File>, path: &Path, text: &str) -> io::Result<()> {
         }
         slot.insert(file)
     };
-    file.write_all(text.as_bytes())?;
-    file.sync_data()
+    let before = file.metadata()?.len();
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
+    if written.is_err() {
+        // It will be tried again: whole lines of it that are there already would count twice.
+        let _ = file.set_len(before);
+    }
+    written
 }

@@ -591,11 +591,13 @@ impl Manager {
         let metered = |volume: &super::Volume| {
             let (live, namespace) = (volume.graph.as_ref()?, volume.live.as_ref().ok()?);
             let (_, meter) = live.graph.services("meter").into_iter().next()?;
+            let (reading, meter) = millrace_services::meter::read(&meter)?;
             let name = &volume.record.spec.name;
             Some(Metered {
                 volume: name.clone(),
+                meter,
                 device: inner.users(name.as_str()).next().map(|(device, _)| device.record.spec.name.clone()),
-                reading: millrace_services::meter::read(&meter)?,
+                reading,
                 provisioned: volume.record.size().0,
                 used: namespace.volume.usage().allocated,
             })

@@ -1,9 +1,21 @@
+use std::sync::{Arc, LazyLock};
+
 use super::*;
 
+/// A meter that is there all the time.
+static METER: LazyLock<Meter> = LazyLock::new(|| Arc::new(()));
+
+type Meter = Arc<dyn Any + Send + Sync>;
+
 fn metered(volume: &str, tenant: &str, reads: u64) -> Metered {
+    metered_by(&METER, volume, tenant, reads)
+}
+
+fn metered_by(meter: &Meter, volume: &str, tenant: &str, reads: u64) -> Metered {
     let reading = Reading { tenant: tenant.to_owned(), reads, read_bytes: reads * 512, ..Reading::default() };
     Metered {
         volume: volume.parse().unwrap(),
+        meter: Arc::downgrade(meter),
         device: Some("d".parse().unwrap()),
         reading,
         provisioned: 1 << 20,
@@ -60,4 +72,32 @@ fn a_line_cut_short_costs_itself_only() {
     std::fs::write(&path, b"nonsense\n{}\t00000000\n\xff\xfe\n").unwrap();
     assert!(reads(&Account::new(Some(directory.path())), UsageBy::Volume).is_empty());
     assert!(Account::new(None).sums(&UsageQuestion::default()).unwrap().is_empty());
+}
+
+#[test]
+fn time_without_the_volume_is_nobodys() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let passes = |time: Duration| {
+        for known in account.state.lock().unwrap().last.values_mut() {
+            known.when -= time;
+        }
+    };
+    let sums = || account.sums(&UsageQuestion::default()).unwrap().pop().map(|row| (row.seconds, row.reads)).unwrap();
+    let meter: Meter = Arc::new(());
+    account.write(&[metered_by(&meter, "a", "x", 5)]);
+    passes(Duration::from_secs(100));
+    // It is being changed, and misses a round.
+    account.write(&[]);
+    account.write(&[metered_by(&meter, "a", "x", 6)]);
+    assert_eq!(sums(), (100, 6));
+    // It is deleted; hours later there is one of the same name, which has done more already.
+    drop(meter);
+    passes(Duration::from_secs(36_000));
+    let meter: Meter = Arc::new(());
+    account.write(&[metered_by(&meter, "a", "y", 50)]);
+    assert_eq!(sums(), (100, 56));
+    passes(Duration::from_secs(10));
+    account.write(&[metered_by(&meter, "a", "y", 51)]);
+    assert_eq!(sums(), (110, 57));
 }

@@ -8,7 +8,7 @@ mod tests;
 
 use std::{
     any::Any,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, Weak, atomic::AtomicU64},
 };
 
 use millrace_block::{BlockSize, Operation, PerShard, Request};
@@ -98,10 +98,13 @@ pub struct Reading {
     pub written_bytes: u64,
 }
 
-/// Reads a meter; `None` when the service is none.
-pub fn read(service: &Arc<dyn Service>) -> Option<Reading> {
+/// Reads a meter; `None` when the service is none. With what it says comes what it counts with, which the meter that follows it in a change
+/// has from it: with others, counting has begun anew.
+pub fn read(service: &Arc<dyn Service>) -> Option<(Reading, Weak<dyn Any + Send + Sync>)> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
-    Some(any.downcast::<Gated<Meter>>().ok()?.gate().read())
+    let meter = any.downcast::<Gated<Meter>>().ok()?;
+    let counters: Weak<PerShard<Counters>> = Arc::downgrade(&meter.gate().counters);
+    Some((meter.gate().read(), counters))
 }
 
 impl Meter {

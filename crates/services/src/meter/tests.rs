@@ -43,7 +43,7 @@ fn everything_is_counted_once() {
         bench.job(Job::new(operation, 5, 2)).unwrap();
     }
     assert!(bench.job(Job::new(Operation::Deallocate, 64, 1)).is_err());
-    let found = read(&service).unwrap();
+    let (found, _) = read(&service).unwrap();
     let expected =
         Reading { tenant: "Ä & Co".to_owned(), reads: 2, writes: 1, others: 3, read_bytes: 3072, written_bytes: 1536 };
     assert_eq!(found, expected, "a request beyond the end is none");
