@@ -341,10 +341,8 @@ mod packed {
     const VERSION_AT: usize = 8;
     const FREE_HEAD: usize = 12;
     const OLD_FREE_HEAD: usize = 14;
-    const USED_IDX: usize = 16;
-    const OLD_USED_IDX: usize = 18;
-    const USED_WRAP: usize = 20;
-    const OLD_USED_WRAP: usize = 21;
+    /// Both used positions: one aligned word, so that one store moves them.
+    const USED: usize = 16;
     const NEXT: usize = 2;
     const LAST: usize = 4;
     const NUM: usize = 6;
@@ -353,6 +351,11 @@ mod packed {
 
     fn state(index: u16) -> usize {
         HEADER + usize::from(index) * STATE
+    }
+
+    /// The word at [`USED`]: positions are an index and a wrap counter.
+    fn used_word(used: (u16, bool), old: (u16, bool)) -> u64 {
+        u64::from(used.0) | u64::from(old.0) << 16 | u64::from(used.1) << 32 | u64::from(old.1) << 40
     }
 
     /// The file's view of a packed ring; without a file nothing is kept.
@@ -434,13 +437,12 @@ mod packed {
             record.store_u16(FREE_HEAD, head);
         }
 
-        /// Where the used position will be once the batch is visible.
+        /// Where the used position will be once the batch is visible, and where it is.
         #[inline]
-        pub(crate) fn moving(&self, used_idx: u16, used_wrap: bool) {
+        pub(crate) fn moving(&self, used: (u16, bool), old: (u16, bool)) {
             let Some(record) = &self.0 else { return };
             commit();
-            record.store_u8(USED_WRAP, used_wrap.into());
-            record.store_u16(USED_IDX, used_idx);
+            record.store_u64(USED, used_word(used, old));
             commit();
         }
 
@@ -454,13 +456,12 @@ mod packed {
 
         /// All of the batch is crossed off.
         #[inline]
-        pub(crate) fn batch_ends(&self, free_head: u16, used_idx: u16, used_wrap: bool) {
+        pub(crate) fn batch_ends(&self, free_head: u16, used: (u16, bool)) {
             let Some(record) = &self.0 else { return };
             commit();
             record.store_u16(OLD_FREE_HEAD, free_head);
-            record.store_u8(OLD_USED_WRAP, used_wrap.into());
             commit();
-            record.store_u16(OLD_USED_IDX, used_idx);
+            record.store_u64(USED, used_word(used, used));
             commit();
         }
 
@@ -469,11 +470,9 @@ mod packed {
             let Some(record) = &self.0 else { return };
             record.store_u16(FREE_HEAD, header.free_head);
             record.store_u16(OLD_FREE_HEAD, header.free_head);
-            record.store_u8(USED_WRAP, header.used_wrap);
-            record.store_u8(OLD_USED_WRAP, header.used_wrap);
-            record.store_u16(USED_IDX, header.used_idx);
             commit();
-            record.store_u16(OLD_USED_IDX, header.used_idx);
+            let used = (header.used_idx, header.used_wrap != 0);
+            record.store_u64(USED, used_word(used, used));
             commit();
         }
     }

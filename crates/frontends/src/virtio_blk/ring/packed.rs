@@ -75,6 +75,11 @@ impl Position {
         self.wrap ^= wraps;
     }
 
+    /// As the record has it.
+    fn pair(self) -> (u16, bool) {
+        (self.index, self.wrap)
+    }
+
     fn offset(self) -> usize {
         usize::from(self.index) * SIZE
     }
@@ -180,7 +185,7 @@ impl PackedRing {
     }
 
     pub(super) fn recover(&mut self, record: Record) -> Result<(), RingError> {
-        let (record, header) = PackedRecord::join(record, self.size, (self.used.index, self.used.wrap))?;
+        let (record, header) = PackedRecord::join(record, self.size, self.used.pair())?;
         self.states = free_list(record.room().unwrap_or(self.size));
         self.record = record;
         let Some(header) = header else { return Ok(()) };
@@ -203,7 +208,8 @@ impl PackedRing {
         let old = Position { index: header.old_used_idx, wrap: header.old_used_wrap != 0 };
         let new = Position { index: header.used_idx, wrap: header.used_wrap != 0 };
         let flags = self.ring.segment.load_u16(old.offset() + FLAGS_AT);
-        let visible = old != new && flags & (flag::AVAIL | flag::USED) == old.used();
+        // Not "is it used": the guest may have taken the batch since, and offered that place again.
+        let visible = old != new && flags & (flag::AVAIL | flag::USED) != old.available();
         let mut header = header;
         if !visible {
             // Parts of the batch may have been written behind its first, which alone makes them visible: they must not look used
@@ -423,7 +429,7 @@ impl PackedRing {
             self.since += u32::from(num);
             self.fetched -= num;
         }
-        self.record.moving(self.used.index, self.used.wrap);
+        self.record.moving(self.used.pair(), first.pair());
         // Release, on our side of the race for used descriptors: data, and the whole batch but this word, are written before it. The
         // guest's side reads the flags of the first, then the rest; it comes to no other one of the batch before.
         fence(Ordering::Release);
@@ -432,7 +438,7 @@ impl PackedRing {
         for done in batch {
             self.record.given_back(done.token);
         }
-        self.record.batch_ends(self.free_head, self.used.index, self.used.wrap);
+        self.record.batch_ends(self.free_head, self.used.pair());
         self.in_flight -= batch.len() as u16;
     }
 

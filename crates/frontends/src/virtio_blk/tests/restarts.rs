@@ -224,6 +224,57 @@ fn a_packed_batch_is_completed_or_taken_back() {
     }
 }
 
+/// Killed after a batch was visible and before the record says so; the guest takes it, and offers its places again where `reused`.
+/// Where `torn`, the batch goes over the ring's end and the record's old position has a new wrap counter and an old index.
+#[test]
+fn a_packed_batch_that_the_guest_has_taken_stays_completed() {
+    for (reused, torn) in [(true, false), (false, true)] {
+        let mut driver = FakeDriver::new(Setup::packed());
+        driver.connect();
+        if torn {
+            (0..3).for_each(|sector| assert_eq!(driver.request(kind::OUT, sector, &[1; 512], 0).0, 0));
+        }
+        let submit = |driver: &mut FakeDriver, sector: u64| {
+            let (pieces, ..) = driver.prepare(kind::OUT, sector, &[2; 512], 0);
+            driver.submit(0, &pieces)
+        };
+        driver.volume.hold(true);
+        (0..3).for_each(|sector| _ = submit(&mut driver, sector));
+        driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 3);
+        let record = record(&driver);
+        let before: [u8; 32] = record.read_value(0);
+        driver.volume.hold(false);
+        driver.until("the end of all", |driver| driver.device(|device, _| device.status().in_flight) == 0);
+        // As it was right after the first descriptor's flags.
+        for head in 0..3 {
+            record.store_u8(32 + head * 3 * PACKED_STATE, 1);
+        }
+        record.store_u16(14, u16::from_le_bytes([before[14], before[15]]));
+        record.store_u16(18, u16::from_le_bytes([before[18], before[19]]));
+        record.store_u8(21, before[21] ^ u8::from(torn));
+        (0..3).for_each(|_| assert!(driver.next_used(0).is_some(), "the guest sees the batch"));
+        // 7 places are left: the third goes over the end, to the batch's first place.
+        let mut names: Vec<u16> = Vec::new();
+        if reused {
+            names.extend((4..7).map(|sector| submit(&mut driver, sector)));
+        }
+        let ring: Vec<u8> = driver.read(driver.queues[0].base, 16 * usize::from(QUEUE));
+        driver.volume.take_seen();
+        driver.restart_daemon();
+        driver.volume.hold(true);
+        driver.connect();
+        driver.settle();
+        assert_eq!(driver.read(driver.queues[0].base, ring.len()), ring, "the guest's descriptors are as they were");
+        let seen: Vec<u64> = driver.volume.take_seen().into_iter().map(|seen| seen.1).collect();
+        assert_eq!(seen, if reused { vec![4, 5, 6] } else { vec![] }, "nothing is done again, reused: {reused}");
+        driver.volume.hold(false);
+        assert_eq!(names.iter().map(|_| driver.wait_used(0).0).collect::<Vec<_>>(), names);
+        driver.settle();
+        assert_eq!(driver.next_used(0), None);
+        assert_eq!(driver.request(kind::IN, 0, &[], 512), (0, vec![2; 512]));
+    }
+}
+
 /// Whatever a front end writes into the record: the queue is refused, or works on nonsense of its own memory; nothing panics.
 #[test]
 fn a_garbled_record_costs_the_queue_only() {
