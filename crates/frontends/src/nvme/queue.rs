@@ -14,6 +14,9 @@ use super::{
     status::Completion,
 };
 
+/// Offset of a completion entry's status and phase tag.
+const STATUS_AT: usize = 14;
+
 /// What is remembered about queues beside their state: recomputable at any time.
 #[derive(Debug)]
 pub(crate) struct QueueCaches {
@@ -105,6 +108,11 @@ impl Controller {
         cq.users.set(0);
         cq.vector.set(vector.unwrap_or(0));
         cq.interrupts.set(u16::from(vector.is_some()));
+        // What an earlier queue left in the memory may have this one's phase tag, and a guest may clear it only after this: who takes
+        // over meanwhile must not find it posted here.
+        if let Ok(first) = self.memory.translate(GuestAddress(base), Cqe::SIZE as u64, Access::Write) {
+            first.store_u16(STATUS_AT, 0);
+        }
         state::commit();
         cq.entries.set(entries);
         self.caches.cq[usize::from(cqid)] = None;

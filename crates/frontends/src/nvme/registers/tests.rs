@@ -521,3 +521,31 @@ fn queue_memory_that_is_unmapped_in_use_is_fatal_for_the_controller() {
     guest.settle();
     assert_eq!(csts(&guest), RDY | CFS);
 }
+
+/// Linux clears its queues' memory only once the controller knows them: what an earlier life had posted there is none of this one's.
+#[test]
+fn a_takeover_after_an_enable_finds_no_completions_of_an_earlier_life() {
+    let mut guest = FakeGuest::boot();
+    let pair = guest.queues[&0].clone();
+    for _ in 0..5 {
+        guest.admin(sqe(AdminOpcode::GET_LOG_PAGE.0, 0));
+    }
+    guest.disable();
+    guest.write32(offset::CC, ENABLE);
+    assert_eq!(guest.controller.phase, Phase::Ready);
+    let io = guest.new_pair(16);
+    guest.write(io.cq_base, &guest.read(pair.cq_base, 5 * 16));
+    guest.controller.create_cq(1, io.cq_base, 16, None);
+    guest.controller.create_sq(1, io.sq_base, 16, 1, 0);
+    // The worker dies, and the next one takes over.
+    guest.controller.resume();
+    for qid in [0, 1] {
+        assert_eq!((guest.controller.cq(qid).tail(), guest.controller.sq(qid).head.get()), (0, 0), "queue {qid}");
+    }
+    guest.write(pair.cq_base, &[0; 64 * 16]);
+    guest.queues.insert(0, pair);
+    let cid = guest.submit(0, sqe(AdminOpcode::IDENTIFY.0, 0));
+    assert_eq!(guest.wait(0).cid.0, cid);
+    guest.settle();
+    assert!(guest.poll(0).is_none(), "nothing else was carried out");
+}
