@@ -7,6 +7,7 @@
 //!   a write:  enter ─► submit ─► leave              its shard's own counter, once for a batch, while there are no pairs
 //!   a pair:   lock range ─► drain ─► compare ─► write ─► unlock
 //!                           └ no new writes enter until those inside have left; then only those outside the range do
+//!   a change: drain, which waits for the pairs inside too: nothing of before it is under way any more
 //! ```
 //!
 //! Each shard counts its writes in a lane of its own, so that no cache line is written by several shards while there is neither
@@ -150,17 +151,18 @@ impl WriteGate {
             pause(cx, &mut tries).await;
         }
         let lock = PairLock { gate: self, range };
-        self.drained(cx).await;
+        self.drained(cx, |_| true).await;
         lock
     }
 
-    /// Waits until every write that is inside now has left.
+    /// Waits until every write and every pair that is inside now has left.
     pub(super) async fn drain(&self, cx: TaskContext<'_>) {
         let mut tries = 0;
         while !self.begin(None) {
             pause(cx, &mut tries).await;
         }
-        self.drained(cx).await;
+        // No pair begins meanwhile, and one that runs needs nothing of the gate.
+        self.drained(cx, |state| state == DRAIN).await;
     }
 
     /// Closes the gate for a drain; false when it must be tried again.
@@ -176,11 +178,11 @@ impl WriteGate {
         true
     }
 
-    /// Waits for the writes inside, then opens the gate.
-    async fn drained(&self, cx: TaskContext<'_>) {
+    /// Waits for the writes inside, and for a state that will do; then opens the gate.
+    async fn drained(&self, cx: TaskContext<'_>, will_do: fn(u64) -> bool) {
         let _open = Opener(self);
         let mut tries = 0;
-        while !self.is_empty() {
+        while !self.is_empty() || !will_do(self.state.load(Ordering::Acquire)) {
             pause(cx, &mut tries).await;
         }
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A pair on `slba`: compare with `old`, write `new`. Returns their identifiers; not rung.
-fn push_pair(guest: &mut FakeGuest, slba: u64, old: &[u8], new: &[u8]) -> [u16; 2] {
+pub(super) fn push_pair(guest: &mut FakeGuest, slba: u64, old: &[u8], new: &[u8]) -> [u16; 2] {
     let halves = [(NvmOpcode::COMPARE, Fuse::FIRST, old), (NvmOpcode::WRITE, Fuse::SECOND, new)];
     halves.map(|(opcode, fuse, data)| {
         let half = half(guest, opcode, fuse, slba, data);

@@ -101,6 +101,26 @@ fn a_reservation_shuts_the_other_guest_out() {
 
 #[test]
 fn who_preempts_shuts_out_what_is_under_way() {
+    preempts_while_under_way(Kind::Write, |one| {
+        let buffer = one.alloc_pages(1);
+        one.write(buffer, &[1; 512]);
+        let mut slow = command(NvmOpcode::WRITE, 0, 1);
+        slow.dptr = one.prps(buffer, 512);
+        vec![one.submit(1, slow)]
+    });
+}
+
+#[test]
+fn who_preempts_shuts_out_a_pair_that_still_compares() {
+    preempts_while_under_way(Kind::Compare, |one| {
+        let pair = super::pairs::push_pair(one, 0, &[0; 512], &[1; 512]);
+        one.ring(1);
+        pair.to_vec()
+    });
+}
+
+/// Host 1 has a command under way that is slow in its request of this kind, and host 2 preempts.
+fn preempts_while_under_way(kind: Kind, begin: impl FnOnce(&mut FakeGuest) -> Vec<u16>) {
     let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
     let fault = FaultVolume::new(volume, 1);
     let namespace = Namespace::new(Arc::clone(&fault) as Arc<dyn millrace_block::Volume>, identity(1), true);
@@ -113,13 +133,9 @@ fn who_preempts_shuts_out_what_is_under_way() {
         guest
     });
     succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 1, 0));
-    fault.add(Rule::new(Kind::Write, When::Nth(1), Effect::Delay(Duration::from_millis(10))));
-    let buffer = one.alloc_pages(1);
-    one.write(buffer, &[1; 512]);
-    let mut slow = command(NvmOpcode::WRITE, 0, 1);
-    slow.dptr = one.prps(buffer, 512);
-    let slow = one.submit(1, slow);
-    one.step_until("the write to be under way", |_| fault.requests(Kind::Write) == 1);
+    fault.add(Rule::new(kind, When::Nth(1), Effect::Delay(Duration::from_millis(10))));
+    let slow = begin(&mut one);
+    one.step_until("it to be under way", |_| fault.requests(kind) == 1);
     // Host 2 preempts; it is told so only when host 1's write has ended.
     let mut sqe = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
     let acquire = AcquireCdw10::new().with_racqa(AcquireAction::PREEMPT_AND_ABORT).with_rtype(Type::WRITE_EXCLUSIVE);
@@ -132,7 +148,9 @@ fn who_preempts_shuts_out_what_is_under_way() {
         two.step();
         assert!(two.poll(1).is_none(), "the write of host 1 is still under way");
     }
-    succeeds(one.wait_for(1, slow));
+    for slow in slow {
+        succeeds(one.wait_for(1, slow));
+    }
     succeeds(two.wait_for(1, preempt));
     succeeds(write(&mut two, 0, &[2; 512]));
     fails(write(&mut one, 0, &[1; 512]), Status::RESERVATION_CONFLICT);
