@@ -187,7 +187,11 @@ impl Controller {
             })),
             Work::Delete { nsids } => {
                 let &nsid = nsids.last()?;
-                Some(jobs.launch(cx, number, Answer::Done, |reply| host.delete_namespace(device, nsid, reply)))
+                Some(jobs.launch(cx, number, Answer::Done, |reply| {
+                    // Not before: a reset, or a death in it, takes back what nobody was asked for.
+                    self.note_attached(nsid, false);
+                    host.delete_namespace(device, nsid, reply);
+                }))
             }
             Work::Format { attached, format } => {
                 let namespace = Arc::clone(&attached.namespace);
@@ -215,6 +219,13 @@ impl Controller {
             (Work::Format { attached, .. }, Answer::Done(result)) => {
                 formatted(&attached, result);
                 result.map(|()| 0)
+            }
+            (Work::Delete { nsids }, Answer::Done(Err(status))) => {
+                // Those whose turn never comes stay detached.
+                for nsid in nsids {
+                    self.note_attached(nsid, false);
+                }
+                Err(status)
             }
             (_, Answer::Done(result)) => result.map(|()| 0),
             (_, Answer::Created(_)) => unreachable!("only a creation is answered with a namespace"),

@@ -119,9 +119,6 @@ impl Controller {
             return Err(Status::OPERATION_DENIED);
         }
         let drain: Vec<Rc<Attached>> = nsids.iter().filter_map(|&nsid| self.namespaces.detach(nsid)).collect();
-        for attached in &drain {
-            self.note_attached(attached.nsid, false);
-        }
         self.admin.jobs.push(token, Work::Delete { nsids }, drain);
         Ok(Outcome::Held)
     }

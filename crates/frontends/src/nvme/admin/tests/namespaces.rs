@@ -370,6 +370,7 @@ fn a_reset_takes_back_what_nobody_was_asked_for() {
         let allocated = Allocated { namespace, read_only: false, by_guest: true };
         guest.controller.namespaces.allocate(nsid, allocated).expect("a free identifier");
         guest.controller.namespaces.attach(nsid).expect("an attachment");
+        guest.controller.note_attached(nsid, true);
         volume
     });
     guest.make_queues(1, 16);
@@ -397,7 +398,9 @@ fn a_reset_takes_back_what_nobody_was_asked_for() {
     }
     assert_eq!(guest.host.take_calls(), []);
     assert_eq!(volumes[0].geometry().block_size, BlockSize::B512);
+    assert!(guest.controller.was_attached(2), "a successor finds it attached too");
     // Both can be had again.
     expect(&mut guest, format(1, 1), Status::SUCCESS);
     expect(&mut guest, delete(2), Status::SUCCESS);
+    assert!(!guest.controller.was_attached(2));
 }
