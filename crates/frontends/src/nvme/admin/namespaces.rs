@@ -85,13 +85,13 @@ impl Controller {
         }
         let data: NamespaceManagementData = self.fetch(sqe)?;
         let (block_size, bytes) = check_creation(&data)?;
-        if bytes.is_none_or(|bytes| bytes > self.quota_left()) {
-            return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
-        }
         let made = u32::from(self.records.noted(token.record));
         if self.repeats && self.namespaces.allocation(made).is_some_and(|allocated| allocated.by_guest) {
-            // It was made, and the worker that made it had no time to say so.
+            // It was made, and the worker that made it had no time to say so. The quota counts it already.
             return Ok(done(made));
+        }
+        if bytes.is_none_or(|bytes| bytes > self.quota_left()) {
+            return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
         }
         let nsid = self.namespaces.reserve().ok_or(Status::NAMESPACE_ID_UNAVAILABLE)?;
         self.records.note(token.record, nsid as u16);

@@ -155,6 +155,26 @@ fn the_quota_holds_for_creations_under_way() {
     assert_eq!(code(&create(&mut guest, &data(8, 0))), Status::NAMESPACE_ID_UNAVAILABLE);
 }
 
+/// The worker that made it had no time to say so: what it made counts in the quota.
+#[test]
+fn a_creation_that_is_carried_out_again_finds_what_it_made() {
+    let mut guest = boot_with_all();
+    let volume = MemoryVolume::create("made", 10 * MEBIBYTE, BlockSize::B512).expect("a volume");
+    let allocated = Allocated { namespace: Namespace::new(volume, identity(1), false), read_only: false, by_guest: true };
+    guest.controller.namespaces.allocate(1, allocated).expect("a free identifier");
+    let page = guest.alloc_pages(1);
+    guest.write_value(page, &data(10 * 2048, 0));
+    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
+    (sqe.dptr.prp1, sqe.cid.0) = (page, 77);
+    let record = guest.controller.records.take(&sqe, 0, 0).expect("a free record");
+    guest.controller.records.accept(record);
+    guest.controller.records.note(record, 1);
+    guest.controller.recover_records();
+    let cqe = guest.wait_for(0, 77);
+    assert_eq!((code(&cqe), cqe.dw0), (Status::SUCCESS, 1));
+    assert_eq!(guest.host.take_calls(), []);
+}
+
 #[test]
 fn a_creation_outlives_a_reset() {
     let mut guest = boot_with_all();
