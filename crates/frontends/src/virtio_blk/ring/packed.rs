@@ -268,6 +268,10 @@ impl PackedRing {
             self.counter = head.counter.wrapping_add(1);
             self.left_over.push_back(LeftOver { token, descriptors });
         }
+        if known.contains(&false) {
+            // There would be none for a request that the ring has room for.
+            return Err(InflightError::Garbled("states are missing").into());
+        }
         Ok(())
     }
 

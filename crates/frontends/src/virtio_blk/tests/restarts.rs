@@ -298,6 +298,13 @@ fn a_garbled_record_costs_the_queue_only() {
         driver.restart_daemon();
         driver.volume.hold(false);
         let record = record(&driver);
+        if round == 1 {
+            // Nothing under way, and nothing free.
+            (0..3).for_each(|head| record.store_u8(32 + head * 3 * PACKED_STATE, 0));
+            for at in [12, 14] {
+                record.store_u16(at, u16::MAX);
+            }
+        }
         for _ in 0..=random() % 4 {
             let at = random() as usize % record.len();
             record.store_u8(at, random() as u8);
@@ -308,6 +315,13 @@ fn a_garbled_record_costs_the_queue_only() {
         let request = super::super::message::code::SET_INFLIGHT_FD;
         assert_eq!(driver.tell(request, what.as_bytes(), &[file.as_fd()]), Some(true));
         driver.try_start_queue(0);
+        for _ in 0..50 {
+            driver.shard.turn();
+        }
+        // A new one meets what was made of the record, where the queue was not refused.
+        let (pieces, ..) = driver.prepare(kind::OUT, 3, &[2; 512], 0);
+        driver.submit(0, &pieces);
+        driver.kick(0);
         for _ in 0..50 {
             driver.shard.turn();
         }
