@@ -21,6 +21,8 @@ use super::{
 
 /// Requests taken from one queue before the next queue has its turn.
 const BURST: usize = 128;
+/// Bytes after which a turn takes no more: a volume may move them all before anybody else on the shard has its turn.
+const BURST_BYTES: u64 = 8 << 20;
 
 /// Why a disk has failed: a guest's or a front end's fault.
 #[derive(Debug, Error)]
@@ -54,6 +56,13 @@ pub(crate) struct Counters {
     pub(crate) interrupts: u64,
 }
 
+impl Counters {
+    #[inline]
+    fn bytes(&self) -> u64 {
+        self.bytes_read + self.bytes_written
+    }
+}
+
 /// What requests of all queues share.
 pub(crate) struct Core {
     pub(crate) config: Config,
@@ -69,6 +78,8 @@ pub(crate) struct Core {
     /// Where changes of memory are logged, while they are.
     pub(crate) log: Option<Rc<DirtyLog>>,
     pub(crate) counters: Counters,
+    /// No more is taken in this turn once so many bytes are counted.
+    until: u64,
     /// Requests that wait for the volume.
     pub(crate) in_flight: u32,
     /// Whether requests are recorded.
@@ -81,7 +92,7 @@ impl Core {
         self.features & feature != 0
     }
 
-    /// Takes what is there of a queue, up to a burst, and starts it; counts it in `taken`.
+    /// Takes what is there of a queue, up to a burst or the turn's bytes, and starts it; counts it in `taken`.
     #[inline]
     fn take(&mut self, cx: &ShardContext<'_>, queue: &mut Queue, number: u16, taken: &mut usize) -> Result<(), Fault> {
         let Some(ring) = &mut queue.ring else { return Ok(()) };
@@ -95,6 +106,9 @@ impl Core {
             let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(BURST - *taken) };
             let found = ring.look_ahead(&self.memory, &mut self.ahead, room).map_err(of_ring)?;
             for at in 0..found.max(1) {
+                if self.counters.bytes() >= self.until {
+                    return Ok(());
+                }
                 let Some(free) = slot.take().or_else(|| cx.reserve()) else { return Ok(()) };
                 let (done, free) = if let Some((head, plain, sector)) = self.transfer_ahead(at) {
                     ring.take_plain(head).map_err(of_ring)?;
@@ -197,6 +211,7 @@ impl Disk {
                 write_cache: true,
                 log: None,
                 counters: Counters::default(),
+                until: 0,
                 in_flight: 0,
                 trace: Site::default(),
             },
@@ -220,7 +235,7 @@ impl Disk {
     /// Shows a volume from now on.
     pub(crate) fn attach(&mut self, volume: Arc<dyn Volume>, read_only: bool) {
         self.detach();
-        self.core.attached = Some(Rc::new(Attached { volume, read_only, sink: Rc::clone(&self.sink) }));
+        self.core.attached = Some(Rc::new(Attached::new(volume, read_only, &self.sink)));
     }
 
     /// Shows the volume no more; requests in flight on it finish. Whether there was one.
@@ -257,6 +272,7 @@ impl Disk {
             self.lost = true;
             return Err(Fault::Poisoned);
         }
+        self.core.until = self.core.counters.bytes() + BURST_BYTES;
         let count = self.queues.len();
         let mut outcome = Ok(());
         for at in 0..count {

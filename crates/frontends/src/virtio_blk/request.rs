@@ -7,7 +7,12 @@
 //!
 //! Where the pieces begin and end means nothing; only their order does.
 
-use std::{cell::RefCell, future::Future, rc::Rc, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    rc::Rc,
+    sync::Arc,
+};
 
 use millrace_block::{
     BlockCount, BlockError, Geometry, Lba, Operation, Request, Step, TaskContext, Volume,
@@ -25,6 +30,8 @@ use super::{
     ring::{Buffers, Done, Plain},
 };
 use crate::transfer::Transfer;
+
+mod long;
 
 /// Request types.
 pub(crate) mod kind {
@@ -107,6 +114,14 @@ pub(crate) struct Attached {
     /// The operator attached it read-only.
     pub(crate) read_only: bool,
     pub(crate) sink: Rc<Sink>,
+    /// A piece of a long request was moved in this turn.
+    moved: Cell<bool>,
+}
+
+impl Attached {
+    pub(crate) fn new(volume: Arc<dyn Volume>, read_only: bool, sink: &Rc<Sink>) -> Self {
+        Self { volume, read_only, sink: Rc::clone(sink), moved: Cell::new(false) }
+    }
 }
 
 /// A request that waited and has ended.
@@ -352,9 +367,10 @@ impl Core {
         slot: TaskSlot<'s>,
         ending: Ending,
         transfer: Transfer,
-        &Data { sector, bytes, pieces, changed }: &Data<'_>,
+        data: &Data<'_>,
         geometry: Option<&Geometry>,
     ) -> Outcome<'s, Result<(), BlockError>> {
+        let &Data { sector, bytes, pieces, changed } = data;
         let Some(attached) = &self.attached else { return Outcome::Done(Err(BlockError::NotReady), slot) };
         if transfer.is_write() && attached.read_only {
             return Outcome::Done(Err(BlockError::ReadOnly), slot);
@@ -366,6 +382,9 @@ impl Core {
         };
         if bytes == 0 {
             return Outcome::Done(Ok(()), slot);
+        }
+        if bytes > long::AT_ONCE {
+            return long::launch(slot, attached, ending, transfer, data);
         }
         slot.run_with(attached, |cx, attached| {
             let segments = match pieces {

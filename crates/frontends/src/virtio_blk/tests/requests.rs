@@ -171,6 +171,97 @@ fn an_indirect_table_is_one_request() {
     }
 }
 
+/// However long a guest's requests are, nobody else on the shard waits long for its turn.
+#[test]
+fn a_turn_moves_so_much_and_no_more() {
+    const MIB: u32 = 1 << 20;
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        // The same memory many times: 15 requests of 48 MiB, and then some that go ahead by themselves.
+        let header = driver.prepare(kind::IN, 0, &[], 0).0[0];
+        let (data, status, table) = (driver.alloc(u64::from(MIB)), driver.alloc(1), driver.alloc(50 * 16));
+        let long = [vec![header], vec![(data, MIB, true); 48], vec![(status, 1, true)]].concat();
+        let short = [vec![header], vec![(data, MIB, true); 3], vec![(status, 1, true)]].concat();
+        for entries in [long, short] {
+            driver.write_table(table, &entries);
+            (0..QUEUE - 1).for_each(|_| _ = driver.submit_indirect(0, table, entries.len() as u32 * 16));
+            let mut ended = 0;
+            while ended < QUEUE - 1 {
+                driver.shard.turn();
+                let moved: u64 = driver.volume.take_seen().iter().map(|seen| seen.2 * 512).sum();
+                assert!(moved <= 16 * u64::from(MIB), "{moved} bytes in a turn");
+                while let Some((_, len)) = driver.next_used(0) {
+                    assert_eq!((len, driver.read(status, 1)[0]), ((entries.len() as u32 - 2) * MIB + 1, OK));
+                    ended += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Where the volume waits, long requests do not wait for each other.
+#[test]
+fn long_requests_wait_beside_each_other() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    driver.volume.hold(true);
+    let (pieces, ..) = driver.prepare(kind::IN, 0, &[], 6 << 20);
+    let names = [driver.submit(0, &pieces), driver.submit(0, &pieces)];
+    driver.until("both", |driver| driver.volume.seen.lock().expect("no test panicked").len() == 2);
+    driver.volume.hold(false);
+    let mut ended = [driver.wait_used(0), driver.wait_used(0)];
+    ended.sort_unstable();
+    let mut expected = names.map(|name| (name, (6 << 20) + 1));
+    expected.sort_unstable();
+    assert_eq!(ended, expected);
+    assert_eq!(driver.volume.take_seen().len(), 4);
+}
+
+/// Pieces of a long request end within those of its memory.
+#[test]
+fn a_long_request_is_whole() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let (sector, bytes) = (24, (5 << 20) + 512);
+    let data = pattern(4, bytes);
+    let memory = driver.alloc(bytes as u64 * 2 + 64);
+    for (kind, first) in [(kind::OUT, [1000, 3 << 20, 7]), (kind::IN, [(4 << 20) - 1, 2, 100])] {
+        let header = driver.prepare(kind, sector, &[], 0).0[0];
+        let status = driver.alloc(1);
+        let mut pieces = vec![header];
+        let (mut at, mut done) = (memory, 0);
+        for len in first.into_iter().chain([bytes - first.iter().sum::<usize>()]) {
+            if kind == kind::OUT {
+                driver.write(at, &data[done..done + len]);
+            } else {
+                driver.write(at, &vec![0; len]);
+            }
+            pieces.push((at, len as u32, kind == kind::IN));
+            (at, done) = (at + len as u64 + 3, done + len);
+        }
+        pieces.push((status, 1, true));
+        driver.submit(0, &pieces);
+        driver.wait_used(0);
+        assert_eq!(driver.read(status, 1), [OK]);
+        let seen: Vec<_> = driver.volume.take_seen().into_iter().map(|(_, lba, count, _)| (lba, count)).collect();
+        assert_eq!(seen, [(24, 8192), (24 + 8192, 2049)]);
+        if kind == kind::IN {
+            let mut back = Vec::new();
+            for (addr, len, _) in &pieces[1..5] {
+                back.extend(driver.read(*addr, *len as usize));
+            }
+            assert!(back == data);
+        }
+    }
+    // One that ends beyond the disk does nothing.
+    let header = driver.prepare(kind::OUT, (64 << 11) - 10000, &[], 0).0[0];
+    let status = driver.alloc(1);
+    driver.submit(0, &[header, (memory, bytes as u32, false), (status, 1, true)]);
+    driver.wait_used(0);
+    assert_eq!((driver.read(status, 1), driver.volume.take_seen()), (vec![IO_ERROR], vec![]));
+}
+
 /// Requests that came together are looked at together: those of the usual shape, and others between them.
 #[test]
 fn all_shapes_may_come_in_one_batch() {
