@@ -96,7 +96,8 @@ pub struct Waits {
 /// A command from its begin until its task has seen its end: longer than the controller has it, and its identifier is taken.
 #[derive(Debug, Default)]
 struct Slot {
-    busy: bool,
+    /// When it began; `None`: there is none.
+    begun: Option<Instant>,
     waker: Option<Waker>,
     status: Option<Status>,
 }
@@ -144,6 +145,12 @@ pub(super) struct Lane {
     buffers: Vec<DmaBuffer>,
     /// All its tasks are of one thread, so that they can wake each other. On the common lane everybody looks for himself.
     exclusive: bool,
+}
+
+/// How long the oldest command that has not completed has taken.
+fn longest(slots: &[Slot]) -> Option<Duration> {
+    let open = slots.iter().filter(|slot| slot.status.is_none());
+    open.filter_map(|slot| slot.begun).min().map(|begun| begun.elapsed())
 }
 
 impl Lane {
@@ -206,10 +213,9 @@ impl Lane {
         }
     }
 
-    /// Commands in flight, and how long nothing has completed.
+    /// How long the controller has had the oldest command in flight, whatever others come and go meanwhile.
     pub(super) fn stalled(&self) -> Option<Duration> {
-        let state = self.state();
-        state.slots.iter().any(|slot| slot.busy && slot.status.is_none()).then(|| state.progress.elapsed())
+        longest(&self.state().slots)
     }
 
     /// Takes the queue away: nothing is placed any more. What is in flight is still the device's.
@@ -282,7 +288,7 @@ impl Lane {
 
     /// Has the task called when there is room.
     fn wait(&self, state: &mut State, cx: &mut Context<'_>) {
-        if self.exclusive && state.slots.iter().any(|slot| slot.busy) {
+        if self.exclusive && state.slots.iter().any(|slot| slot.begun.is_some()) {
             state.waiting.push_back(cx.waker().clone());
         } else {
             cx.waker().wake_by_ref();
@@ -321,9 +327,9 @@ impl Lane {
             Err(error) => return Poll::Ready(Begun::Refused(error)),
         };
         let slot = state.free_slots.pop().expect("a slot was free");
-        state.slots[usize::from(slot)].busy = true;
-        state.owners[usize::from(cid.0)] = slot;
         state.progress = Instant::now();
+        state.slots[usize::from(slot)].begun = Some(state.progress);
+        state.owners[usize::from(cid.0)] = slot;
         Poll::Ready(Begun::Flight(Ticket { slot, generation: state.generation }))
     }
 
@@ -569,6 +575,20 @@ mod tests {
         }
         let Reach { len, sgl } = survey.reach(512);
         (len, sgl)
+    }
+
+    #[test]
+    fn a_command_that_never_ends_is_noticed_among_others_that_do() {
+        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+        let mut slots: Vec<Slot> = (0..4).map(|_| Slot::default()).collect();
+        assert_eq!(longest(&slots), None);
+        slots[2].begun = ago(40);
+        // Others come and go; one has completed and was not seen yet.
+        (slots[0].begun, slots[1].begun, slots[1].status) = (ago(0), ago(50), Some(Status::SUCCESS));
+        slots[3] = Slot::default();
+        assert!(longest(&slots).is_some_and(|time| (40..45).contains(&time.as_secs())));
+        slots[2] = Slot::default();
+        assert!(longest(&slots).is_some_and(|time| time.as_secs() < 5));
     }
 
     #[test]
