@@ -75,7 +75,10 @@ pub trait Transport: Send {
     fn set_vectors(&mut self, fds: &[BorrowedFd<'_>]) -> Result<(), TransportError>;
     /// Forgets the event fds of all vectors.
     fn disable_vectors(&mut self) -> Result<(), TransportError>;
-    /// Resets the function.
+    /// Resets the function: it touches no memory any more on return.
+    ///
+    /// # Errors
+    /// Also when it has no reset.
     fn reset(&mut self) -> Result<(), TransportError>;
     /// Fails when the function is gone. Does not block.
     fn check(&mut self) -> Result<(), TransportError>;

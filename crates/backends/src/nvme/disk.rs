@@ -311,8 +311,13 @@ impl Disk {
         let started = Instant::now();
         for attempt in 0..RESETS {
             // Once one of the two has succeeded, the device touches no memory until it is enabled again.
-            let stopped = if attempt == 0 { controller.disable() } else { controller.reset() };
-            let Err(error) = stopped.or_else(|_| controller.reset()).and_then(|()| {
+            let stopped = if attempt == 0 {
+                controller.disable().or_else(|_| controller.reset())
+            } else {
+                // Not every function has a reset.
+                controller.reset().or_else(|_| controller.disable())
+            };
+            let Err(error) = stopped.and_then(|()| {
                 self.lanes.iter().for_each(Lane::lose);
                 controller.start()?;
                 let fresh = (0..self.lanes.len()).map(|at| new_pair(controller, vector(self.vectors, at)));

@@ -54,6 +54,9 @@ pub enum VfioError {
         /// The other functions and their drivers.
         others: String,
     },
+    /// The kernel knows no way to reset it alone.
+    #[error("PCI function {0} has no reset of its own")]
+    NoReset(PciAddress),
     /// Somebody else has its group.
     #[error("PCI function {address} is in use: another process, or another volume of this one, has {}", path.display())]
     InUse {

@@ -222,8 +222,8 @@ impl Transport for VfioPci {
 
     fn reset(&mut self) -> Result<(), TransportError> {
         if !self.resets {
-            // Disabling the controller is what is left.
-            return Ok(());
+            // Not a success: whoever asks relies on it that the device touches no memory any more.
+            return Err(VfioError::NoReset(self.address).into());
         }
         Ok(sys::plain(&self.device, sys::DEVICE_RESET, 0).map(drop).map_err(self.failed("reset it"))?)
     }
