@@ -83,6 +83,9 @@ impl Controller {
         }
         self.send_log(sqe, rest, log_page_bytes(cdw10, cdw11))?;
         if !cdw10.rae() {
+            // Before the completion: were it after, and this process ended in between, the guest would never hear of such events again.
+            // The other way round it hears of them once too often.
+            self.clear_events(lid);
             self.admin.log_read = Some(lid);
         }
         Ok(done(0))
@@ -92,7 +95,6 @@ impl Controller {
     /// between.
     pub(crate) fn after_log_page(&mut self) {
         if let Some(lid) = self.admin.log_read.take() {
-            self.clear_events(lid);
             self.consume(lid);
         }
     }

@@ -151,6 +151,23 @@ fn a_changed_namespace_is_reported_once_until_the_log_is_read() {
     assert_eq!(ids(reading(&mut guest, changed)), [64]);
 }
 
+/// The process may end when the guest has the completion of its read: then nobody would lift the mask.
+#[test]
+fn a_read_log_page_is_reported_again_before_its_completion() {
+    let mut guest = FakeGuest::boot();
+    expect(&mut guest, set_feature(FeatureId::ASYNC_EVENT_CONFIGURATION, NOTICES), Status::SUCCESS);
+    guest.controller.namespace_changed(5);
+    guest.admin(event_request());
+    assert_ne!(guest.controller.state.events.masked.get(), 0);
+    let mut read = log_page(LogId::CHANGED_NAMESPACES, 4096);
+    read.dptr.prp1 = guest.alloc_pages(1);
+    assert!(guest.controller.get_log_page(&read).is_ok());
+    assert_eq!(guest.controller.state.events.masked.get(), 0);
+    assert_ne!(guest.controller.state.logs.changed_namespaces[0].get(), 0, "its contents go when the guest has them");
+    guest.controller.after_log_page();
+    assert_eq!(guest.controller.state.logs.changed_namespaces[0].get(), 0);
+}
+
 #[test]
 fn events_wait_for_a_request() {
     let mut guest = FakeGuest::boot();
