@@ -662,7 +662,7 @@ impl NvmeDevice {
 
     fn is_busy(&self) -> bool {
         let more = matches!(&self.link, Link::Connected(client) if client.more);
-        more || self.controller.sink.has_results()
+        more || self.controller.sink.has_results() || self.controller.has_answers()
     }
 }
 
@@ -722,9 +722,13 @@ impl millrace_engine::Device for NvmeDevice {
                 return Readiness::Busy;
             }
             if shared {
-                self.has_alarm = self.alarm().is_some();
+                self.has_alarm = self.alarm().is_some() || self.controller.waits_for_turns();
                 return Readiness::Nap;
             }
+        }
+        if self.controller.waits_for_turns() {
+            self.has_alarm = true;
+            return Readiness::Nap;
         }
         self.alarm().map_or(Readiness::Block, Readiness::Until)
     }

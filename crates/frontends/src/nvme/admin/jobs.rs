@@ -81,6 +81,16 @@ impl Jobs {
         self.list.is_empty()
     }
 
+    /// Whether an answer is there that no turn has seen.
+    pub(super) fn has_answers(&self) -> bool {
+        !self.inbox.borrow().is_empty()
+    }
+
+    /// Whether there are jobs for which the host was not asked yet.
+    pub(super) fn has_unasked(&self) -> bool {
+        self.list.iter().any(|job| !job.asked)
+    }
+
     /// The controller was reset: nobody waits any more. Returns the jobs that nobody was asked for, and never will be.
     fn reset(&mut self) -> Vec<Job> {
         self.list.iter_mut().for_each(|job| job.token = None);

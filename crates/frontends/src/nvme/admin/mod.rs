@@ -153,6 +153,16 @@ impl Controller {
         !self.admin.jobs.is_empty() || !self.admin.deletions.is_empty()
     }
 
+    /// Whether a job's answer is there, of which nobody else tells.
+    pub(crate) fn has_answers(&self) -> bool {
+        self.admin.jobs.has_answers()
+    }
+
+    /// Whether something waits for turns to find that it can go on.
+    pub(crate) fn waits_for_turns(&self) -> bool {
+        !self.again.is_empty() || self.admin.jobs.has_unasked()
+    }
+
     /// Commands that wait without touching guest memory and without a task of theirs that does.
     pub(crate) fn admin_parked(&self) -> u32 {
         self.state.events.outstanding.get() + (self.admin.deletions.len() + self.admin.jobs.tokens().count()) as u32

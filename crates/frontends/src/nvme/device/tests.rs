@@ -652,6 +652,32 @@ fn a_device_sleeps_as_deeply_as_its_guest_allows() {
     wait_readable(&wire);
 }
 
+/// A job on a namespace that waits for commands, or for a task slot, may have nothing that wakes its device.
+#[test]
+fn a_device_with_a_job_that_waits_is_looked_at() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Messages));
+    let volume = daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    volume.hold();
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    daemon.until(key, "the flush", |status| status.in_flight == 1);
+    guest.submit(0, sqe(AdminOpcode::FORMAT_NVM.0, 1));
+    daemon.until(key, "the format", |status| status.in_flight == 2);
+    let readiness = daemon.with(key, |device, cx| {
+        let readiness = device.arm(cx);
+        let looks = device.may_have_work();
+        device.disarm();
+        (readiness, looks)
+    });
+    assert_eq!(readiness, (Readiness::Nap, true));
+    volume.release();
+    assert!(guest.wait(1).status().is_success());
+    assert!(guest.wait(0).status().is_success());
+}
+
 /// A device that is looked at in turn with others: what a look says before and after every doorbell.
 #[test]
 fn a_look_at_an_armed_device_finds_every_doorbell() {
