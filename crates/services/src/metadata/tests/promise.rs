@@ -241,6 +241,20 @@ fn what_a_volume_grows_by_has_no_metadata() {
 }
 
 #[test]
+fn what_was_cut_off_from_blocks_that_were_not_looked_at_has_no_metadata() {
+    let disk = disk(500, SIZE);
+    let mut graph = open(&disk, Reason::Create).unwrap();
+    Probe::over(graph.volume()).write(170, 1, 1).unwrap();
+    graph.unmount();
+    let graph = open(&disk, Reason::Open).unwrap();
+    graph.volume().resize(BlockCount(169)).unwrap();
+    graph.volume().resize(BlockCount(500)).unwrap();
+    kill(graph);
+    let graph = open(&disk, Reason::Open).unwrap();
+    assert_eq!(Probe::over(graph.volume()).read(170), Ok((0, 0xff)));
+}
+
+#[test]
 fn the_form_of_metadata_is_remembered_and_a_format_erases_them() {
     let disk = disk(700, SIZE);
     let mut graph = open(&disk, Reason::Create).unwrap();
