@@ -37,6 +37,8 @@ pub(super) struct Control {
     pub(super) damaged: Option<String>,
     /// Why re-keying does not go on.
     pub(super) failure: Option<String>,
+    /// A header that ends the re-keying may be on the leg.
+    pub(super) ending: bool,
 }
 
 /// Whoever has it may change header and keys.
@@ -85,6 +87,16 @@ impl Crypt {
                 None => std::thread::sleep(Duration::from_micros(50)),
             }
         }
+    }
+
+    /// Claims header and keys while the volume gets another size; refused when what it grew by would have no key that lasts.
+    pub(super) fn claim_for_size(&self, blocks: BlockCount) -> Result<Claim<'_>, VolumeError> {
+        let refused = |error: ServiceError| VolumeError::Refused { volume: self.name.clone(), why: error.to_string() };
+        let claim = self.claim().map_err(refused)?;
+        if self.control().ending && blocks > self.geometry().blocks {
+            return Err(refused(ServiceError::NotNow("its re-keying could not be ended yet: see its status".to_owned())));
+        }
+        Ok(claim)
     }
 
     fn wrong(&self, what: impl Into<String>) -> ServiceError {
@@ -145,11 +157,11 @@ impl Crypt {
             None => None,
             Some(rekeying) => {
                 let cipher = self.open(header.open_next(&self.kek, rekeying))?;
-                let done = rekey::recover(&self.leg, &rekeying.id, header.block_size, &current, &cipher)?;
-                Some(Next { cipher, done, end: done, failed: false })
+                let (done, slot) = rekey::recover(&self.leg, &rekeying.id, header.block_size, &current, &cipher)?;
+                Some(Next::at(cipher, done, slot))
             }
         };
-        let mut control = Control { header: None, generation, damaged, failure: None };
+        let mut control = Control { generation, damaged, ..Control::default() };
         if let Some(damaged) = &control.damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
             if !self.geometry().read_only {
@@ -242,7 +254,7 @@ impl Crypt {
         let current = self.keys.visit().as_ref().map(|keys| Arc::clone(&keys.current));
         let current = current.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         let (header, key) = header.begin_rekeying(&self.kek).map_err(|error| cipher_error(&error))?;
-        let next = Some(Next { cipher: make(key)?, done: 0, end: 0, failed: false });
+        let next = Some(Next::at(make(key)?, 0, 0));
         let generation = header.store(&self.leg, generation)?;
         *self.control() = Control { header: Some(header), generation, ..Control::default() };
         self.put(Some(Keys { current, next, unit: self.unit() }))?;

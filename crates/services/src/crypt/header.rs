@@ -224,12 +224,6 @@ pub(super) fn crc(bytes: &[u8]) -> u32 {
 }
 
 impl JournalPage {
-    /// Where the slot of the chunk that begins with this block is.
-    pub(super) fn slot(start: u64, block_size: BlockSize) -> u64 {
-        let chunk = start / (CHUNK as u64 >> block_size.shift());
-        JOURNAL + (chunk % 2) * SLOT as u64
-    }
-
     pub(super) fn encode(&self) -> [u8; PAGE] {
         let mut page = [0; PAGE];
         let head = [&JOURNAL_MAGIC[..], &1_u32.to_le_bytes(), &self.len.to_le_bytes(), &self.id, &self.start.to_le_bytes()];

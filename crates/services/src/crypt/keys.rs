@@ -17,8 +17,25 @@ pub(super) struct Next {
     pub(super) done: u64,
     /// Blocks from `done` to this one are being re-enciphered: requests wait.
     pub(super) end: u64,
-    /// That failed half way, so that it is not known which of them have which key: requests fail until it is done.
-    pub(super) failed: bool,
+    /// Where that failed.
+    pub(super) failed: Failed,
+    /// The journal's slot for the next chunk: the one that the last chunk does not use.
+    pub(super) slot: u64,
+}
+
+impl Next {
+    /// Blocks before `done` have the new key, and nothing else is under way.
+    pub(super) fn at(cipher: Arc<Xts>, done: u64, slot: u64) -> Self {
+        Self { cipher, done, end: done, failed: Failed::No, slot }
+    }
+}
+
+/// What failed of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failed {
+    No,
+    /// It is not known which of its blocks have which key: requests to them fail.
+    Home,
 }
 
 /// The keys in force. They do not change; others come in their place.
@@ -34,13 +51,10 @@ impl Keys {
     /// Whether a request must wait for blocks that are being re-enciphered; an error when it would wait for long.
     pub(super) fn is_blocked(&self, lba: u64, count: u64) -> Result<bool, BlockError> {
         match &self.next {
-            Some(next) if next.done < next.end && lba < next.end && next.done < lba + count => {
-                if next.failed {
-                    Err(BlockError::NotReady)
-                } else {
-                    Ok(true)
-                }
-            }
+            Some(next) if next.done < next.end && lba < next.end && next.done < lba + count => match next.failed {
+                Failed::No => Ok(true),
+                Failed::Home => Err(BlockError::NotReady),
+            },
             _ => Ok(false),
         }
     }

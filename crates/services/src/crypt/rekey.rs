@@ -8,7 +8,8 @@
 //! The journal holds the chunk as it was, under the old key. After a crash both slots are looked at: a block that is still equal
 //! to what the journal says has the old key, and is re-enciphered; any other has the new one, whether it was re-enciphered or
 //! written since. (An enciphered block under one key does not by chance equal one under another.) The flush of chunk k+1 makes
-//! chunk k durable before its slot is used again, by chunk k+2.
+//! chunk k durable before its slot is used again, by chunk k+2. Chunks are counted from the start: one that the end of the volume cut short
+//! is followed by another when the volume grows.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +23,7 @@ use thiserror::Error;
 use super::{
     control::Control,
     header::{CHUNK, Header, JOURNAL, JournalPage, OFFSET, PAGE, SLOT, crc},
-    keys::{Keys, Next},
+    keys::{Failed, Keys, Next},
     volume::Crypt,
 };
 use crate::{
@@ -67,7 +68,7 @@ impl Crypt {
             return Ok(false);
         }
         let buffer = deepest_buffer(cx).await;
-        let Some(_claim) = self.try_claim() else { return Ok(false) };
+        let Some(claim) = self.try_claim() else { return Ok(false) };
         let Some(work) = self.keys.visit().as_ref().and_then(|keys| Work::of(keys, self.geometry().blocks.0)) else {
             return Ok(false);
         };
@@ -80,11 +81,11 @@ impl Crypt {
             let page = self.read_slot(cx, &buffer, &work).await?;
             (page, self.read_home(cx, &buffer, &work).await?)
         } else {
-            self.exchange(cx, work.keys(done, end, false)).await?;
+            self.exchange(cx, work.keys(done, end, Failed::No)).await?;
             match self.write_journal(cx, &buffer, &work).await {
                 Ok(home) => (home.clone(), home),
                 Err(error) => {
-                    self.exchange(cx, work.keys(done, done, false)).await?;
+                    self.exchange(cx, work.keys(done, done, Failed::No)).await?;
                     return Err(error.into());
                 }
             }
@@ -93,11 +94,12 @@ impl Crypt {
         change_keys((&work.current, &work.next), done, work.unit, &mut new, &old);
         if let Err(error) = self.move_home(cx, &buffer, &work, Operation::Write { fua: false }, &new).await {
             // Part of the chunk may have the new key: nobody can use it until it is all there.
-            self.exchange(cx, work.keys(done, end, true)).await?;
+            self.exchange(cx, work.keys(done, end, Failed::Home)).await?;
             return Err(error.into());
         }
-        self.exchange(cx, work.keys(end, end, false)).await?;
+        self.exchange(cx, work.keys_after()).await?;
         self.control().failure = None;
+        drop(claim);
         if let Some(micros) = (new.len() as u64).saturating_mul(1_000_000).checked_div(self.rekey_rate) {
             drop(buffer);
             stop.sleep(cx, Duration::from_micros(micros)).await;
@@ -114,8 +116,7 @@ impl Crypt {
         let slot = buffer.segment(PAGE + home.len());
         slot.write_at(0, &page.encode());
         slot.write_at(PAGE, &home);
-        let at = JournalPage::slot(work.done, work.block_size());
-        self.transfer(cx, Operation::Write { fua: false }, at, slot).await?;
+        self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), slot).await?;
         legs::flush(cx, &*self.leg).await?;
         Ok(home)
     }
@@ -123,7 +124,7 @@ impl Crypt {
     /// The chunk as the journal has it.
     async fn read_slot(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Vec<u8>, BlockError> {
         let slot = buffer.segment(SLOT);
-        self.transfer(cx, Operation::Read, JournalPage::slot(work.done, work.block_size()), slot).await?;
+        self.transfer(cx, Operation::Read, work.slot_start(), slot).await?;
         let mut bytes = vec![0; SLOT];
         slot.read_at(0, &mut bytes);
         let id = self.control().header.as_ref().and_then(|header| Some(header.rekeying.as_ref()?.id));
@@ -169,6 +170,7 @@ impl Crypt {
             (control.header.as_ref().map(Header::end_rekeying), control.generation)
         };
         let header = header.ok_or(BlockError::NotReady)?;
+        self.control().ending = true;
         let generation = header.store_in(cx, &*self.leg, generation).await?;
         *self.control() = Control { header: Some(header), generation, ..Control::default() };
         self.exchange(cx, Keys { current: Arc::clone(&work.next), next: None, unit: work.unit }).await?;
@@ -186,6 +188,7 @@ struct Work {
     end: u64,
     /// Part of it may have the new key already.
     half: bool,
+    slot: u64,
 }
 
 impl Work {
@@ -194,16 +197,26 @@ impl Work {
         let next = keys.next.as_ref()?;
         let end = blocks.min(next.done.saturating_add((CHUNK / keys.unit) as u64));
         let (current, cipher) = (Arc::clone(&keys.current), Arc::clone(&next.cipher));
-        Some(Self { current, next: cipher, unit: keys.unit, done: next.done, end, half: next.failed })
+        let half = next.failed == Failed::Home;
+        // The journal has no more of a chunk that failed than it had then.
+        let end = if next.failed == Failed::No { end } else { end.min(next.end) };
+        Some(Self { current, next: cipher, unit: keys.unit, done: next.done, end, half, slot: next.slot })
     }
 
-    fn keys(&self, done: u64, end: u64, failed: bool) -> Keys {
-        let next = Next { cipher: Arc::clone(&self.next), done, end, failed };
+    fn keys(&self, done: u64, end: u64, failed: Failed) -> Keys {
+        let next = Next { cipher: Arc::clone(&self.next), done, end, failed, slot: self.slot };
         Keys { current: Arc::clone(&self.current), next: Some(next), unit: self.unit }
     }
 
-    fn block_size(&self) -> BlockSize {
-        if self.unit == 512 { BlockSize::B512 } else { BlockSize::B4096 }
+    /// The keys after the chunk.
+    fn keys_after(&self) -> Keys {
+        let next = Next::at(Arc::clone(&self.next), self.end, 1 - self.slot);
+        Keys { current: Arc::clone(&self.current), next: Some(next), unit: self.unit }
+    }
+
+    /// The first byte of the journal's slot on the leg.
+    fn slot_start(&self) -> u64 {
+        JOURNAL + self.slot * SLOT as u64
     }
 
     /// Its first byte on the leg.
@@ -225,16 +238,16 @@ fn change_keys(keys: (&Xts, &Xts), first: u64, unit: usize, home: &mut [u8], old
 }
 
 /// After a crash in the middle of a re-keying: completes the chunks that the journal knows, and returns the first block that has
-/// the old key.
+/// the old key, and the slot for its chunk.
 pub(super) fn recover(
     leg: &Leg,
     id: &[u8; 16],
     block_size: BlockSize,
     current: &Xts,
     next: &Xts,
-) -> Result<u64, ServiceError> {
+) -> Result<(u64, u64), ServiceError> {
     let unit = block_size.bytes() as usize;
-    let mut done = 0;
+    let (mut done, mut next_slot) = (0, 0);
     for slot in 0..2 {
         let bytes = legs::read(leg, JOURNAL + slot * SLOT as u64, SLOT)?;
         let Some((page, old)) = JournalPage::decode(&bytes, id) else { continue };
@@ -249,7 +262,9 @@ pub(super) fn recover(
                 legs::write(leg, at, home)?;
             }
         }
-        done = done.max(end);
+        if end > done {
+            (done, next_slot) = (end, 1 - slot);
+        }
     }
-    Ok(done)
+    Ok((done, next_slot))
 }

@@ -330,7 +330,10 @@ impl Volume for Crypt {
             return Err(bad("a volume has at least one block"));
         }
         let whole = blocks.0.checked_add(OFFSET >> shift).filter(|whole| whole.leading_zeros() > shift);
-        self.leg.resize(BlockCount(whole.ok_or_else(|| bad("it is too large"))?))?;
+        let whole = BlockCount(whole.ok_or_else(|| bad("it is too large"))?);
+        // No re-keying ends meanwhile: what it grows by would have the key that is forgotten then.
+        let _claim = self.claim_for_size(blocks)?;
+        self.leg.resize(whole)?;
         self.blocks.store(blocks.0, Ordering::Relaxed);
         Ok(())
     }

@@ -7,13 +7,15 @@ use std::{
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
-    BlockError, BlockSize, Operation, Volume,
+    BlockCount, BlockError, BlockSize, Operation, Volume,
     conformance::{self, SyncHarness},
 };
 
 use super::{OFFSET, SEED, disk, open, stack, take_over};
 use crate::{
-    Node, Reason, Service, legs,
+    Node, Reason, Service,
+    graph::Graph,
+    legs,
     settings::Settings,
     testing::{Bench, Session},
 };
@@ -177,6 +179,75 @@ fn a_leg_that_fails_stops_a_re_keying_and_spoils_nothing() {
             assert!(service.status().progress.is_empty() && faulty.faults() > 0, "{kind:?} {nth}: {:?}", service.status());
             conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).expect(0, &data);
         }
+    }
+}
+
+/// Re-keys a volume over a disk that is slow to flush until every block has the new key and it has not ended, lets it go on for so many
+/// turns, and makes the volume larger.
+fn grow_at_the_end(turns: usize, then: impl FnOnce(&mut Session<'_>, &Graph, Vec<u8>)) -> Arc<FaultVolume> {
+    let faulty = FaultVolume::new(disk(300, BlockSize::B512), SEED);
+    faulty.hold_writes();
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let kept = Arc::default();
+    let mut graph = crate::testing::graph(&stack(""), &[leg], None, Reason::Create, &kept).unwrap();
+    let service = Arc::clone(&graph.services("crypt")[0].1);
+    let tasks = Bench::new(SEED + turns as u64);
+    let mut session = Session::new(&tasks, &kept, SEED);
+    let mut bench = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED);
+    let data = bench.write_random(0, 300);
+    bench.plain(Operation::Flush, 0, 0).unwrap();
+    rekey(&service);
+    while service.status().progress[0].done < 300 {
+        session.settle(1);
+    }
+    faulty.add(Rule::new(Requests::Flush, When::Always, Effect::Delay(Duration::from_millis(1))));
+    session.settle(turns);
+    let volume = Arc::clone(graph.volume());
+    let growing = std::thread::spawn(move || volume.resize(BlockCount(500)));
+    while !growing.is_finished() {
+        session.settle(1);
+    }
+    growing.join().unwrap().unwrap();
+    then(&mut session, &graph, data);
+    // The process dies.
+    drop(session);
+    graph.tasks.clear();
+    faulty
+}
+
+#[test]
+fn what_a_volume_grows_by_while_a_re_keying_ends_keeps_its_data() {
+    for turns in 0..40 {
+        let mut all = Vec::new();
+        let disk = grow_at_the_end(turns, |session, graph, data| {
+            all = data;
+            let mut bench = conformance::Bench::new(session, Arc::clone(graph.volume()), SEED);
+            all.extend(bench.write_random(300, 200));
+            let end = Instant::now() + Duration::from_secs(60);
+            while !graph.services("crypt")[0].1.status().progress.is_empty() && Instant::now() < end {
+                session.settle(10);
+            }
+            assert!(graph.services("crypt")[0].1.status().progress.is_empty());
+            conformance::Bench::new(session, Arc::clone(graph.volume()), SEED).expect(0, &all);
+        });
+        let leg: Arc<dyn Volume> = disk;
+        let graph = open(&stack(""), &leg, Reason::Open).unwrap();
+        conformance::Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED).expect(0, &all);
+    }
+}
+
+#[test]
+fn a_volume_that_grew_while_it_was_re_keyed_survives_a_power_cut() {
+    for turns in 0..40 {
+        let mut all = Vec::new();
+        let disk = grow_at_the_end(0, |session, _, data| {
+            all = data;
+            session.settle(turns);
+        });
+        disk.power_loss();
+        let leg: Arc<dyn Volume> = disk;
+        let graph = open(&stack(""), &leg, Reason::Open).unwrap();
+        conformance::Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED).expect(0, &all);
     }
 }
 
