@@ -34,6 +34,8 @@ impl Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failed {
     No,
+    /// Its journal may or may not be durable, and could not be taken back: its blocks have the old key, and who writes them fails.
+    Journal,
     /// It is not known which of its blocks have which key: requests to them fail.
     Home,
 }
@@ -49,11 +51,12 @@ pub(super) struct Keys {
 
 impl Keys {
     /// Whether a request must wait for blocks that are being re-enciphered; an error when it would wait for long.
-    pub(super) fn is_blocked(&self, lba: u64, count: u64) -> Result<bool, BlockError> {
+    pub(super) fn is_blocked(&self, lba: u64, count: u64, reads: bool) -> Result<bool, BlockError> {
         match &self.next {
             Some(next) if next.done < next.end && lba < next.end && next.done < lba + count => match next.failed {
                 Failed::No => Ok(true),
-                Failed::Home => Err(BlockError::NotReady),
+                Failed::Journal if reads => Ok(false),
+                Failed::Journal | Failed::Home => Err(BlockError::NotReady),
             },
             _ => Ok(false),
         }

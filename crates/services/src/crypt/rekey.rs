@@ -3,6 +3,7 @@
 //! ```text
 //!   chunk k:  requests to it wait, those under way end
 //!             read old ─► journal slot k % 2 ◄─ as it was ─► flush ─► re-encipher ─► write ─► chunk k+1
+//!                               └─ failed ─► slot made void, flush ─► requests go on, and it is tried again
 //! ```
 //!
 //! The journal holds the chunk as it was, under the old key. After a crash both slots are looked at: a block that is still equal
@@ -85,7 +86,11 @@ impl Crypt {
             match self.write_journal(cx, &buffer, &work).await {
                 Ok(home) => (home.clone(), home),
                 Err(error) => {
-                    self.exchange(cx, work.keys(done, done, Failed::No)).await?;
+                    // What is written from now on has the old key, which a journal would call the new one.
+                    let void = self.void_slot(cx, &buffer, &work).await;
+                    let keys =
+                        if void.is_ok() { work.keys(done, done, Failed::No) } else { work.keys(done, end, Failed::Journal) };
+                    self.exchange(cx, keys).await?;
                     return Err(error.into());
                 }
             }
@@ -119,6 +124,14 @@ impl Crypt {
         self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), slot).await?;
         legs::flush(cx, &*self.leg).await?;
         Ok(home)
+    }
+
+    /// The slot says nothing, durably.
+    async fn void_slot(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<(), BlockError> {
+        let page = buffer.segment(PAGE);
+        page.fill(0);
+        self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), page).await?;
+        legs::flush(cx, &*self.leg).await
     }
 
     /// The chunk as the journal has it.

@@ -85,7 +85,7 @@ impl Crypt {
     async fn enter<'a>(&'a self, cx: TaskContext<'_>, request: &Request<'_>) -> Result<KeysVisit<'a>, BlockError> {
         loop {
             let visit = self.keys.visit();
-            if !keys(&visit)?.is_blocked(request.lba.0, request.count.0)? {
+            if !keys(&visit)?.is_blocked(request.lba.0, request.count.0, request.operation == Operation::Read)? {
                 return Ok(visit);
             }
             drop(visit);

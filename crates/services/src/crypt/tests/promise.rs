@@ -13,7 +13,7 @@ use millrace_block::{
 
 use super::{OFFSET, SEED, disk, open, stack, take_over};
 use crate::{
-    Node, Reason, Service,
+    Health, Node, Reason, Service,
     graph::Graph,
     legs,
     settings::Settings,
@@ -179,6 +179,44 @@ fn a_leg_that_fails_stops_a_re_keying_and_spoils_nothing() {
             assert!(service.status().progress.is_empty() && faulty.faults() > 0, "{kind:?} {nth}: {:?}", service.status());
             conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).expect(0, &data);
         }
+    }
+}
+
+#[test]
+fn what_is_written_after_a_failed_journal_is_there_after_a_restart() {
+    // The journal's flush fails; the second time what takes it back fails, too.
+    for failures in [1, 2] {
+        let memory = disk(300, BlockSize::B512);
+        let faulty = FaultVolume::new(Arc::clone(&memory), SEED);
+        let disk: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+        let kept = Arc::default();
+        let mut graph = crate::testing::graph(&stack(""), &[disk], None, Reason::Create, &kept).unwrap();
+        let services = graph.services("crypt");
+        let service = &services[0].1;
+        let tasks = Bench::new(SEED);
+        let mut session = Session::new(&tasks, &kept, SEED);
+        let mut data = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).write_random(0, 300);
+        rekey(service);
+        for nth in 1..=failures {
+            faulty.add(Rule::new(Requests::Flush, When::Nth(nth), Effect::Fail(BlockError::WriteFault { errno: 5 })));
+        }
+        while service.status().health == Health::Good {
+            session.settle(1);
+        }
+        let mut bench = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED);
+        let new = bench.memory.segment(0, 512);
+        new.fill(0x17);
+        match bench.moving(Operation::Write { fua: false }, 7, &[new]) {
+            Ok(()) => data[7 * 512..][..512].fill(0x17),
+            Err(error) => assert_eq!((error, failures), (BlockError::NotReady, 2)),
+        }
+        bench.expect(0, &data);
+        // The process dies.
+        drop(session);
+        graph.tasks.clear();
+        drop(graph);
+        let graph = open(&stack(""), &memory, Reason::Open).unwrap();
+        conformance::Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED).expect(0, &data);
     }
 }
 
