@@ -265,9 +265,9 @@ pub(super) fn recover(
         let bytes = legs::read(leg, JOURNAL + slot * SLOT as u64, SLOT)?;
         let Some((page, old)) = JournalPage::decode(&bytes, id) else { continue };
         let blocks = (leg.geometry().bytes().saturating_sub(OFFSET)) >> block_size.shift();
-        // What lies past the end was cut off since.
-        let end = page.start.saturating_add((old.len() / unit) as u64).min(blocks);
-        let count = end.saturating_sub(page.start) as usize;
+        let end = page.start.saturating_add((old.len() / unit) as u64);
+        // What lies past the end was cut off since. If it comes back it has the new key, as the journal says.
+        let count = end.min(blocks).saturating_sub(page.start) as usize;
         if count > 0 {
             let at = OFFSET + (page.start << block_size.shift());
             let mut home = legs::read(leg, at, count * unit)?;

@@ -290,6 +290,33 @@ fn a_volume_that_grew_while_it_was_re_keyed_survives_a_power_cut() {
 }
 
 #[test]
+fn blocks_that_come_back_after_a_crash_have_the_key_that_the_journal_says() {
+    let memory = disk(240, BlockSize::B512);
+    let kept = Arc::default();
+    let mut graph = crate::testing::graph(&stack(""), std::slice::from_ref(&memory), None, Reason::Create, &kept).unwrap();
+    let tasks = Bench::new(SEED);
+    let mut session = Session::new(&tasks, &kept, SEED);
+    let service = Arc::clone(&graph.services("crypt")[0].1);
+    conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).write_random(0, 240);
+    rekey(&service);
+    while service.status().progress[0].done < 240 {
+        session.settle(1);
+    }
+    drop(session);
+    graph.tasks.clear();
+    graph.volume().resize(BlockCount(100)).unwrap();
+    drop((service, graph));
+    // The journal still knows blocks that are gone. They come back, are written, and the process dies again.
+    let graph = open(&stack(""), &memory, Reason::Open).unwrap();
+    graph.volume().resize(BlockCount(240)).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let data = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(100, 140);
+    drop(graph);
+    let graph = open(&stack(""), &memory, Reason::Open).unwrap();
+    conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).expect(100, &data);
+}
+
+#[test]
 fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     let directory = tempfile::tempdir().unwrap();
     let key = directory.path().join("new-key");
