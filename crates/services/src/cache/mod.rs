@@ -243,6 +243,8 @@ pub(crate) struct Cache {
     shape: AtomicU8,
     core: OnceLock<Core>,
     commits: Commits,
+    /// Whoever moves dirty lines to the slow leg, or commits that, has it for one of them; a format has it throughout.
+    moving: Turn,
     counters: PerShard<Counters>,
     /// The slow or the fast leg was written since its last flush.
     slow_unflushed: AtomicBool,
@@ -320,6 +322,7 @@ impl Cache {
                 shape: AtomicU8::new(0),
                 core: OnceLock::new(),
                 commits: Commits::default(),
+                moving: Turn::default(),
                 counters: PerShard::default(),
                 slow_unflushed: AtomicBool::new(true),
                 fast_unflushed: AtomicBool::new(false),

@@ -1,6 +1,9 @@
 //! Coming and going: what the fast leg holds, and what follows from it.
 
-use std::sync::{PoisonError, atomic::Ordering};
+use std::{
+    sync::{PoisonError, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
 
@@ -11,6 +14,7 @@ use super::{
 };
 use crate::{
     legs,
+    locks::Taken,
     record::Found,
     service::{LegOrigin, Mount, Reason, ServiceError},
     settings::SettingError,
@@ -22,6 +26,8 @@ const CHUNK: usize = 1 << 20;
 const SAMPLES: u32 = 16;
 /// Bytes that are erased at once.
 const ERASED_AT_ONCE: u64 = 16 << 20;
+/// How long a format waits for a line that is being written back.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Cache {
     /// Comes into force.
@@ -365,6 +371,20 @@ impl Cache {
         legs::flush(cx, &*self.fast).await
     }
 
+    /// Waits until nobody writes dirty lines back. Not to be called on a shard.
+    fn stop_moving(&self) -> Result<Taken<'_>, ServiceError> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.moving.try_take() {
+                Some(turn) => return Ok(turn),
+                None if Instant::now() > end => {
+                    return Err(ServiceError::NotNow("dirty lines are being written back, slowly: try again".to_owned()));
+                }
+                None => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+    }
+
     /// Erases both legs and gives them a block size. No request is in flight, and the calling thread may wait.
     pub(super) fn format_legs(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         let bad = |why| VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why };
@@ -381,6 +401,7 @@ impl Cache {
         if self.bytes >> block_size.shift() == 0 {
             return Err(bad("the volume is smaller than one block"));
         }
+        let _turn = self.stop_moving().map_err(failed)?;
         let before = self.shape().block_size;
         self.slow.format(block_size)?;
         if let Err(error) = self.fast.format(block_size) {

@@ -128,7 +128,7 @@ impl Cache {
             }
         }
         // Now lines that were written back can go.
-        if cleaned > 0 { result.and(self.commit(cx).await) } else { result }
+        if cleaned > 0 { result.and(self.commit_moved(cx).await) } else { result }
     }
 
     /// What the command asks for.
@@ -141,7 +141,7 @@ impl Cache {
                 self.flushing.done.fetch_add(1, Ordering::Relaxed);
             }
         }
-        self.commit(cx).await?;
+        self.commit_moved(cx).await?;
         self.flushing.wanted.store(false, Ordering::Release);
         Ok(())
     }
@@ -153,12 +153,18 @@ impl Cache {
             for slot in 0..core.table.len() {
                 self.clean_line(cx, core, slot).await?;
             }
-            self.commit(cx).await?;
+            self.commit_moved(cx).await?;
             if self.dirty_lines() == 0 {
                 break;
             }
         }
         Ok(self.dirty_lines())
+    }
+
+    /// Makes durable what was written back.
+    async fn commit_moved(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let _turn = self.moving.take(cx).await;
+        self.commit(cx).await
     }
 
     /// Writes the next of all lines back, and now and then lets the shard do something else: legs in memory make nobody wait.
@@ -175,6 +181,7 @@ impl Cache {
         let place = core.table.slot(slot);
         let Some(line) = place.line().filter(|_| place.dirty.load(Ordering::SeqCst) != 0) else { return Ok(0) };
         let buffer = deepest_buffer(cx).await;
+        let _turn = self.moving.take(cx).await;
         let bytes = core.line_bytes(line);
         let range =
             if patient { Some(core.ranges.lock(cx, bytes.clone()).await) } else { core.ranges.try_lock(bytes.clone()) };

@@ -264,6 +264,50 @@ fn format_erases_both_legs() {
 }
 
 #[test]
+fn a_format_waits_for_what_is_being_written_back() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    use std::time::Duration;
+    for block_size in [BlockSize::B512, BlockSize::B4096] {
+        let legs = faulty(100);
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+        on_bench(&graph, |bench| drop(bench.write_random(0, 100)));
+        for leg in &legs {
+            leg.add(Rule::new(Kind::Read, When::Always, Effect::Delay(Duration::from_millis(50))));
+            leg.add(Rule::new(Kind::Write, When::Always, Effect::Delay(Duration::from_millis(50))));
+        }
+        let before = legs[0].requests(Kind::Read);
+        let beside = cache(&graph);
+        let drain = std::thread::spawn(move || beside.drain_now());
+        while legs[0].requests(Kind::Read) == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if block_size == BlockSize::B512 {
+            // It is on its way to the slow leg.
+            std::thread::sleep(Duration::from_millis(70));
+        }
+        graph.volume().format(block_size).unwrap();
+        drain.join().unwrap().unwrap();
+        for leg in &legs {
+            leg.clear();
+        }
+        let blocks = graph.volume().geometry().blocks.0;
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| {
+            bench.expect_zeroes(0, blocks);
+            data = bench.write_random(200, 9);
+        });
+        cache(&graph).drain_now().unwrap();
+        assert_eq!(slow_data(&volumes(&legs), 200, 9), data);
+        drop(graph);
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
+        on_bench(&graph, |bench| {
+            bench.expect_zeroes(0, 200);
+            bench.expect(200, &data);
+        });
+    }
+}
+
+#[test]
 fn overlapping_writes_and_reads_of_one_line_never_mix_lines_up() {
     // Far more lines than slots, so that lines come and go while they are read.
     let legs = faulty(12);
