@@ -55,6 +55,11 @@ impl Cache {
     /// Makes everything durable that was written before. Requests that come together share one commit.
     pub(super) async fn commit(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let core = self.core()?;
+        self.commit_of(cx, core).await
+    }
+
+    /// [`Self::commit`] of a cache that takes no requests any more, too.
+    pub(super) async fn commit_of(&self, cx: TaskContext<'_>, core: &Core) -> Result<(), BlockError> {
         // A commit that starts from now on has what was written so far.
         let ticket = self.commits.started.load(Ordering::SeqCst);
         let done = || self.commits.finished.load(Ordering::SeqCst) > ticket;
@@ -71,6 +76,7 @@ impl Cache {
     }
 
     async fn commit_pages(&self, cx: TaskContext<'_>, core: &Core, staging: Segment) -> Result<(), BlockError> {
+        let mark = self.mark()?;
         let bytes = self.shape().block_size.bytes() as usize;
         let most = (BUFFER_SIZE / bytes).min(TOGETHER);
         let mut from = 0;
@@ -87,7 +93,7 @@ impl Cache {
                 batch.numbers[batch.used] = page;
                 batch.used += 1;
             }
-            self.copy_pages(core, &batch, staging);
+            self.copy_pages(core, mark, &batch, staging);
             let stored = self.store_batch(cx, &batch, staging).await;
             if stored.is_err() {
                 // They are as they were, or not: the next commit stores them.
@@ -101,11 +107,15 @@ impl Cache {
         }
     }
 
+    /// What its pages carry; an error when no superblock names them.
+    pub(super) fn mark(&self) -> Result<u64, BlockError> {
+        self.superblock().as_ref().map(|(superblock, _)| superblock.mark()).ok_or(BlockError::NotReady)
+    }
+
     /// Copies what the pages are to say.
-    pub(super) fn copy_page(&self, core: &Core, number: u32, to: Segment) {
+    pub(super) fn copy_page(core: &Core, mark: u64, number: u32, to: Segment) {
         let mut page = [0; LARGEST_PAGE];
         let page = &mut page[..to.len()];
-        let mark = self.superblock().as_ref().map_or(0, |(superblock, _)| superblock.mark());
         let last = core.table.len();
         encode_page(page, number, mark, |slot| {
             if slot < last { core.table.snapshot(slot) } else { super::table::Entry::default() }
@@ -113,10 +123,10 @@ impl Cache {
         to.write_at(0, page);
     }
 
-    fn copy_pages(&self, core: &Core, batch: &Batch, staging: Segment) {
+    fn copy_pages(&self, core: &Core, mark: u64, batch: &Batch, staging: Segment) {
         let bytes = self.shape().block_size.bytes() as usize;
         for (at, number) in batch.pages().iter().enumerate() {
-            self.copy_page(core, *number, staging.part(at * bytes, bytes).expect("a batch fits a buffer"));
+            Self::copy_page(core, mark, *number, staging.part(at * bytes, bytes).expect("a batch fits a buffer"));
         }
     }
 

@@ -242,6 +242,8 @@ pub(crate) struct Cache {
     /// Block size and abilities.
     shape: AtomicU8,
     core: OnceLock<Core>,
+    /// The superblock on the fast leg says so, too.
+    in_force: AtomicBool,
     commits: Commits,
     /// Whoever moves dirty lines to the slow leg, or commits that, has it for one of them; a format has it throughout.
     moving: Turn,
@@ -321,6 +323,7 @@ impl Cache {
                 bytes,
                 shape: AtomicU8::new(0),
                 core: OnceLock::new(),
+                in_force: AtomicBool::new(false),
                 commits: Commits::default(),
                 moving: Turn::default(),
                 counters: PerShard::default(),
@@ -354,10 +357,10 @@ impl Cache {
         self.shape.store(pack(&Geometry { volatile_cache, ..geometry }), Ordering::Relaxed);
     }
 
-    /// What there is once it was mounted.
+    /// What there is while it is in force.
     #[inline]
     fn core(&self) -> Result<&Core, BlockError> {
-        self.core.get().ok_or(BlockError::NotReady)
+        self.core.get().filter(|_| self.in_force.load(Ordering::Relaxed)).ok_or(BlockError::NotReady)
     }
 
     /// Whether writes go to the fast leg only.

@@ -211,6 +211,7 @@ impl Cache {
         self.slow_unflushed.store(true, Ordering::Relaxed);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.look_again();
+        self.in_force.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -309,25 +310,34 @@ impl Cache {
         for (slot, entry) in clean.into_iter().step_by(step) {
             let block = u64::from((entry.valid & !entry.dirty).trailing_zeros());
             let (at, len) = (block << shift, 1 << shift);
-            let cached = legs::read(&self.fast, superblock.plan.data(*slot) + at, len)?;
-            let slow = legs::read(&self.slow, ((entry.line - 1) << superblock.plan.line_shift) + at, len)?;
-            if cached != slow {
+            let cached = legs::read(&self.fast, superblock.plan.data(*slot) + at, len);
+            let slow = legs::read(&self.slow, ((entry.line - 1) << superblock.plan.line_shift) + at, len);
+            // A bad sector tells nothing.
+            let is_bad =
+                |read: &Result<_, _>| matches!(read, Err(ServiceError::Leg { source: BlockError::ReadFault { .. }, .. }));
+            if !is_bad(&cached) && !is_bad(&slow) && cached? != slow? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Goes out of force: what is in memory goes to the table, so that the next mount finds it.
+    /// Goes out of force: what is in memory goes to the table, so that the next mount finds it. It stays in force when that fails.
     pub(super) fn put_away(&self) -> Result<(), ServiceError> {
-        let Some(core) = self.core.get() else { return Ok(()) };
+        let Ok(core) = self.core() else { return Ok(()) };
         let leaving = self.leaving.load(Ordering::Relaxed);
         if leaving && self.may_be_dirty.load(Ordering::Relaxed) {
             // Writes that were in flight when all was written back.
             self.drain_now()?;
         }
-        let left = self.wait_for(|me, cx| Box::pin(async move { me.store_everything(cx).await }))?;
-        left.map_err(|source| self.leg_error("store the table on", source))?;
+        // Nothing changes any more that is stored now.
+        self.in_force.store(false, Ordering::Relaxed);
+        let left = self.wait_for(|me, cx| Box::pin(async move { me.store_everything(cx).await }));
+        let left = left.and_then(|left| left.map_err(|source| self.leg_error("store the table on", source)));
+        if left.is_err() {
+            self.in_force.store(true, Ordering::Relaxed);
+            return left;
+        }
         if self.is_broken() {
             // What is on it cannot be vouched for: the next mount takes it for a crash.
             return Ok(());
@@ -343,14 +353,14 @@ impl Cache {
 
     /// Makes all data durable and then stores the whole table.
     async fn store_everything(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
-        let core = self.core()?;
+        let core = self.core.get().ok_or(BlockError::NotReady)?;
         self.slow_unflushed.store(true, Ordering::SeqCst);
         self.fast_unflushed.store(true, Ordering::SeqCst);
-        self.commit(cx).await?;
+        self.commit_of(cx, core).await?;
         if self.is_broken() {
             return Ok(());
         }
-        let block_size = self.shape().block_size;
+        let (block_size, mark) = (self.shape().block_size, self.mark()?);
         let bytes = block_size.bytes() as usize;
         let pages = core.plan.pages(block_size);
         let together = (millrace_memory::BUFFER_SIZE / bytes) as u32;
@@ -361,7 +371,7 @@ impl Cache {
             let segments = [buffer.segment(count as usize * bytes)];
             for at in 0..count {
                 let page = segments[0].part(at as usize * bytes, bytes).expect("a part of the buffer");
-                self.copy_page(core, first + at, page);
+                Self::copy_page(core, mark, first + at, page);
             }
             let lba = Lba((disk::TABLE >> block_size.shift()) + u64::from(first));
             let operation = Operation::Write { fua: false };
@@ -411,6 +421,7 @@ impl Cache {
             return Err(error);
         }
         self.look_again();
+        self.in_force.store(false, Ordering::Relaxed);
         let generation = self.superblock().take().map_or(0, |(_, generation)| generation);
         self.prepare(generation).map_err(failed)
     }

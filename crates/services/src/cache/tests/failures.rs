@@ -123,6 +123,44 @@ fn a_write_that_failed_on_the_slow_leg_is_not_in_the_cache() {
 }
 
 #[test]
+fn a_bad_sector_does_not_keep_a_volume_from_being_opened() {
+    for leg in [FAST, SLOW] {
+        let legs = faulty(50);
+        let mut graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, 8));
+        cache(&graph).drain_now().unwrap();
+        let place = cache(&graph).core().unwrap().plan.data(0) >> 9;
+        graph.unmount();
+        let range = if leg == FAST { (Lba(place), BlockCount(1 << 20)) } else { (Lba(0), BlockCount(8)) };
+        legs[leg].add(Rule { range: Some(range), ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT)) });
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
+        on_bench(&graph, |bench| bench.expect(0, &data));
+    }
+}
+
+#[test]
+fn a_cache_that_was_closed_takes_no_requests() {
+    for mode in ["through", "back"] {
+        let legs = faulty(50);
+        let settings = format!("mode={mode}, line=4K");
+        let mut graph = open(&settings, &volumes(&legs), Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, 40));
+        graph.unmount();
+        on_bench(&graph, |bench| {
+            assert_eq!(bench.write(0, &[9; 512]), Err(BlockError::NotReady));
+            assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::NotReady));
+            let segment = bench.memory.segment(0, 512);
+            assert_eq!(bench.moving(Operation::Read, 0, &[segment]), Err(BlockError::NotReady));
+        });
+        drop(graph);
+        let graph = open(&settings, &volumes(&legs), Reason::Open);
+        on_bench(&graph, |bench| bench.expect(0, &data));
+    }
+}
+
+#[test]
 fn what_cannot_be_written_back_stays_dirty_and_is_tried_again() {
     let legs = faulty(50);
     let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
