@@ -48,8 +48,8 @@ impl Cache {
             return Ok(());
         }
         let committed = self.commit(cx).await;
-        // Without forced unit access the data need only be there. A leg that failed is told of by the status and by the next flush.
-        if fua { committed } else { Ok(()) }
+        // Without forced unit access the data need only be there. A fast leg that failed is told of by the status and by the next flush.
+        if fua || !self.is_broken() { committed } else { Ok(()) }
     }
 
     /// Makes everything durable that was written before. Requests that come together share one commit.

@@ -357,10 +357,15 @@ impl Cache {
         self.shape.store(pack(&Geometry { volatile_cache, ..geometry }), Ordering::Relaxed);
     }
 
+    #[inline]
+    fn is_in_force(&self) -> bool {
+        self.in_force.load(Ordering::Relaxed)
+    }
+
     /// What there is while it is in force.
     #[inline]
     fn core(&self) -> Result<&Core, BlockError> {
-        self.core.get().filter(|_| self.in_force.load(Ordering::Relaxed)).ok_or(BlockError::NotReady)
+        self.core.get().filter(|_| self.is_in_force()).ok_or(BlockError::NotReady)
     }
 
     /// Whether writes go to the fast leg only.

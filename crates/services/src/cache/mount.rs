@@ -32,6 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 impl Cache {
     /// Comes into force.
     pub(super) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if self.is_in_force() {
+            // It could not be put away, and memory has more than the table on the fast leg.
+            return Ok(());
+        }
         self.look_again();
         let previous = mount.previous::<Self>();
         let origin = |leg: usize| mount.legs.get(leg).copied().unwrap_or(LegOrigin::New);
@@ -48,6 +52,11 @@ impl Cache {
                 previous.dirty_lines(),
                 previous.fast.name()
             )));
+        }
+        if fast_is_ours && previous.is_some_and(|previous| previous.is_in_force()) {
+            return Err(ServiceError::NotNow(
+                "what the cache has in memory could not be stored: the log says why; it goes on as before".to_owned(),
+            ));
         }
         match Superblock::load(&self.fast)? {
             None if mount.reason == Reason::Open => Err(self.wrong(

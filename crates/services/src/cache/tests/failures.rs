@@ -123,6 +123,23 @@ fn a_write_that_failed_on_the_slow_leg_is_not_in_the_cache() {
 }
 
 #[test]
+fn a_write_is_not_acknowledged_while_the_slow_leg_keeps_it_from_the_table() {
+    let legs = faulty(50);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| {
+        // Beside the cache, so that the slow leg has something to flush.
+        bench.write_random(1000, 600);
+        legs[1].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        assert_eq!(bench.write(0, &[9; 512]), Err(WRITE_FAULT));
+        data = bench.write_random(0, 8);
+    });
+    drop(graph);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &data));
+}
+
+#[test]
 fn a_bad_sector_does_not_keep_a_volume_from_being_opened() {
     for leg in [FAST, SLOW] {
         let legs = faulty(50);

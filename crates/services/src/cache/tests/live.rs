@@ -107,6 +107,29 @@ fn it_does_not_go_while_something_is_only_on_its_fast_leg() {
 }
 
 #[test]
+fn a_change_waits_until_what_is_in_memory_can_be_stored() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    let legs = faulty(50);
+    let disks = volumes(&legs);
+    let graph = graph(&stack("mode=back, ack=fast, line=4K"), &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(graph.volume()));
+    let mut running = Running { disks, graph, switch };
+    let mut data = Vec::new();
+    running.guest(|bench| data = bench.write_random(0, 100));
+    legs[1].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    let other = stack("mode=back, ack=fast, line=4K, rate=1M");
+    let refused = running.change(&other).unwrap_err().to_string();
+    assert!(refused.contains("could not be stored"), "{refused}");
+    running.guest(|bench| {
+        bench.expect(0, &data);
+        let new = bench.write_random(20, 30);
+        data[20 * 512..50 * 512].copy_from_slice(&new);
+    });
+    running.change(&other).unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+}
+
+#[test]
 fn its_settings_and_its_fast_leg_are_changed() {
     let mut running = Running::new("cache(mode=back, line=4K, disk:0) | disk:1");
     running.disks[2] = memory("other", 1 << 20, BlockSize::B512);
