@@ -2,7 +2,10 @@
 
 use std::{
     fmt::Display,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
@@ -128,12 +131,18 @@ impl Members {
         }
     }
 
+    /// Whether legs in use lack nothing.
+    fn is_filled(&self) -> bool {
+        // In this order: what is stale is known before the leg counts as taken in. Acquire: pairs with the end of the admission.
+        !self.admitting.load(Ordering::Acquire) && self.intent().is_some_and(|intent| intent.stale() == 0)
+    }
+
     /// Lets legs that are filled be read.
     pub(crate) async fn promote(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let turn = self.table_turn.take(cx).await;
         let masks = self.masks();
         let filled = masks.writable & !masks.readable;
-        if filled == 0 {
+        if filled == 0 || !self.is_filled() {
             return Ok(());
         }
         let set = |state| {
@@ -175,9 +184,13 @@ impl Members {
     pub(crate) async fn take_marks_away(&self, cx: TaskContext<'_>) {
         let Some(intent) = self.intent() else { return };
         let turn = self.page_turn.take(cx).await;
-        let idle = intent.idle();
         let masks = self.masks();
-        if masks.writable.count_ones() as usize != self.legs.len() || idle.iter().all(|word| *word == 0) {
+        // Acquire: what a leg missed that is in use again is stale, and so not idle.
+        if masks.writable.count_ones() as usize != self.legs.len() || self.admitting.load(Ordering::Acquire) {
+            return;
+        }
+        let idle = intent.idle();
+        if idle.iter().all(|word| *word == 0) {
             return;
         }
         intent.unmark(&idle);
@@ -219,14 +232,16 @@ impl Members {
             return Err(failed.why().error());
         }
         let recorded = masks.recorded & !(1 << leg);
+        let admission = Admission::begin(&self.admitting);
         self.masks.set(Masks { writable: masks.writable | 1 << leg, recorded, ..masks });
         drop(turn);
-        self.drop_legs(cx, failed.legs, failed.why()).await?;
+        let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
         // Writes that began without the leg have marked their regions; from now on all go to it.
         self.ranges.quiesce(cx, 0..self.bytes()).await;
         intent.suspect_marked();
+        drop(admission);
         self.resync_total.store(intent.stale(), Ordering::Relaxed);
-        Ok(())
+        dropped
     }
 
     /// Erases all legs and gives them a block size. No request is in flight, and the calling thread may wait.
@@ -329,6 +344,24 @@ impl Members {
         });
         let page = page_bytes(&intent.page());
         legs_of(masks.writable).try_for_each(|leg| self.page_region(leg).store(&self.legs[leg], generation, &page))
+    }
+}
+
+/// A leg is written again, and what it missed is not stale yet: until this is dropped it cannot be promoted, and no mark goes.
+struct Admission<'a>(&'a AtomicBool);
+
+impl<'a> Admission<'a> {
+    /// Before the leg is among those that are written.
+    fn begin(admitting: &'a AtomicBool) -> Self {
+        admitting.store(true, Ordering::Release);
+        Self(admitting)
+    }
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the acquire of whoever looks next at what is stale.
+        self.0.store(false, Ordering::Release);
     }
 }
 

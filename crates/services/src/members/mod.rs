@@ -141,6 +141,10 @@ pub(crate) struct Members {
     table_turn: Turn,
     /// The turn to store the bitmap.
     pub(crate) page_turn: Turn,
+    /// One leg after the other is taken into use again.
+    rebuilding: Mutex<()>,
+    /// A leg is written again, and what it missed is not stale yet.
+    admitting: AtomicBool,
     on_legs: Mutex<Option<OnLegs>>,
     /// Legs that failed.
     pub(crate) dropped: AtomicU64,
@@ -216,6 +220,8 @@ impl Members {
             intent: OnceLock::new(),
             table_turn: Turn::default(),
             page_turn: Turn::default(),
+            rebuilding: Mutex::default(),
+            admitting: AtomicBool::new(false),
             on_legs: Mutex::new(None),
             dropped: AtomicU64::new(0),
             resync_total: AtomicU64::new(0),
@@ -359,6 +365,7 @@ impl Members {
         leg: usize,
         prepare: impl FnOnce(&Leg) -> Result<(), ServiceError>,
     ) -> Result<String, ServiceError> {
+        let _alone = self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner);
         if self.masks().writable >> leg & 1 == 1 {
             return Err(ServiceError::NotNow(format!("leg {leg} is in use")));
         }

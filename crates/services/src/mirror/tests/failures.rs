@@ -6,11 +6,11 @@ use millrace_block::{BlockCount, BlockError, Lba, Operation};
 use super::*;
 use crate::service::Health;
 
-const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
+pub(super) const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
 const READ_FAULT: BlockError = BlockError::ReadFault { errno: 5 };
 
 /// Everything on this leg fails from now on.
-fn pull(leg: &FaultVolume) {
+pub(super) fn pull(leg: &FaultVolume) {
     leg.add(Rule { kinds: vec![], ..Rule::new(Kind::Read, When::Always, Effect::Fail(BlockError::NotReady)) });
 }
 

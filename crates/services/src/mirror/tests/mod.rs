@@ -4,6 +4,7 @@ mod crashes;
 mod failures;
 mod growth;
 mod membership;
+mod rebuild;
 
 use std::sync::Arc;
 

@@ -9,14 +9,14 @@ use super::*;
 use crate::service::Health;
 
 const READ_FAULT: BlockError = BlockError::ReadFault { errno: 5 };
-const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
+pub(super) const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
 
 /// Everything on this leg fails from now on.
-fn pull(leg: &FaultVolume) {
+pub(super) fn pull(leg: &FaultVolume) {
     leg.add(Rule { kinds: vec![], ..Rule::new(Kind::Read, When::Always, Effect::Fail(BlockError::NotReady)) });
 }
 
-fn state(graph: &Graph, leg: usize) -> String {
+pub(super) fn state(graph: &Graph, leg: usize) -> String {
     fact(graph, &format!("leg {leg}")).unwrap()
 }
 

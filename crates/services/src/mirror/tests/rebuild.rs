@@ -1,0 +1,75 @@
+//! Legs that come back, whatever happens meanwhile.
+
+use std::{thread, time::Duration};
+
+use millrace_backends::fault::{Effect, Kind, Rule, When};
+use millrace_block::{BlockCount, Lba};
+
+use super::*;
+
+fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
+    graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))
+}
+
+fn state(graph: &Graph, leg: usize) -> String {
+    fact(graph, &format!("leg {leg}")).unwrap()
+}
+
+/// Upkeep looks whether marks can go.
+fn look_at_marks(graph: &Graph) {
+    let mirror = mirror(graph);
+    crate::legs::block_on(move |cx| Box::pin(async move { mirror.members.take_marks_away(cx).await })).unwrap();
+}
+
+/// A leg is taken in again while a write that began without it is on its way, and something else is done then.
+fn rebuild_beside(upkeep: impl Fn(&Graph) + Sync) {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, ", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        command(&graph, "fail", 0).unwrap();
+        // What it missed is here, and in the write that is slow.
+        model[512 * 512..520 * 512].copy_from_slice(&bench.write_random(512, 8));
+        let slow = Effect::Delay(Duration::from_millis(300));
+        legs[1].add(Rule { range: Some((Lba(0), BlockCount(1024))), ..Rule::new(Kind::Write, When::Always, slow) });
+        let data = bench.random.bytes(8 * 512);
+        thread::scope(|scope| {
+            let before = legs[1].requests(Kind::Write);
+            let (graph, leg, upkeep) = (&graph, &legs[1], &upkeep);
+            let rebuild = scope.spawn(move || {
+                while leg.requests(Kind::Write) == before {
+                    thread::sleep(Duration::from_micros(20));
+                }
+                command(graph, "rebuild", 0).unwrap();
+            });
+            scope.spawn(move || {
+                while mirror(graph).masks().writable != 3 {
+                    thread::sleep(Duration::from_micros(20));
+                }
+                assert!(!rebuild.is_finished(), "it waits for the write");
+                upkeep(graph);
+            });
+            assert_eq!(bench.write(0, &data), Ok(()));
+        });
+        model[..data.len()].copy_from_slice(&data);
+    });
+    legs[1].clear();
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 0), "good");
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
+}
+
+#[test]
+fn upkeep_beside_a_rebuild_takes_no_unfilled_leg_for_a_good_one() {
+    rebuild_beside(|graph| {
+        resync(graph);
+        assert_eq!(state(graph, 0), "being filled");
+    });
+}
+
+#[test]
+fn upkeep_beside_a_rebuild_does_not_forget_what_the_leg_missed() {
+    rebuild_beside(|graph| (0..2).for_each(|_| look_at_marks(graph)));
+}
