@@ -81,7 +81,11 @@ impl Service for Parity {
             "fail" => self.members.fail_leg(self.members.leg_argument(arguments)?),
             "rebuild" => {
                 let leg = self.members.leg_argument(arguments)?;
-                self.members.rebuild_leg(leg, |volume| self.journal.void_all(leg, volume, self.journal_of(leg)))
+                let journal = self.journal_of(leg);
+                self.members.rebuild_leg(leg, |volume| {
+                    self.journal.clear(volume, journal)?;
+                    self.journal.void_all(leg, volume, journal)
+                })
             }
             "scrub" => {
                 self.start_scrub();

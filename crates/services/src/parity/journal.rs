@@ -19,7 +19,10 @@
 
 use std::{
     ops::Range,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crc_fast::{CrcAlgorithm, Digest};
@@ -383,7 +386,16 @@ impl Journal {
         (Self::void_region(journal), generation, self.void_content(leg, |ring| before[ring]))
     }
 
-    /// Tells a leg that comes back that everything it has is void.
+    /// Makes a leg that comes back forget all its entries. Numbers do not tell them from new ones: a ring that no leg was read of
+    /// begins anew.
+    pub(super) fn clear(&self, volume: &Leg, journal: u64) -> Result<(), ServiceError> {
+        let (leg, len) = (Arc::clone(volume), self.layout.parity as u64 * self.slots * SLOT);
+        let erased =
+            legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, journal + VOID_RECORD, len).await }));
+        erased?.map_err(|source| ServiceError::Leg { what: "erase the journal of", leg: volume.name().to_owned(), source })
+    }
+
+    /// Tells a leg that everything it has is void.
     pub(super) fn void_all(&self, leg: usize, volume: &Leg, journal: u64) -> Result<(), ServiceError> {
         let region = Self::void_region(journal);
         let before = region.load(volume).ok().flatten().map_or(0, |found| found.generation);

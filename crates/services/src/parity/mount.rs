@@ -17,13 +17,20 @@ impl Parity {
         self.members.take_up(mount)?;
         let set = self.members.on_legs().as_ref().map(|on_legs| on_legs.table.set).unwrap_or_default();
         self.journal.name(set);
-        let in_use = || legs_of(self.members.masks().writable);
-        let legs = in_use().map(|leg| (leg, Arc::clone(&self.legs[leg]), self.journal_of(leg)));
+        let masks = self.members.masks();
+        // A leg that is to be filled was out of use for a while: what it has may be older than what the others have.
+        let legs = legs_of(masks.readable).map(|leg| (leg, Arc::clone(&self.legs[leg]), self.journal_of(leg)));
         let entries = self.journal.load(legs, set, self.members.bytes(), |leg, source| self.do_without(leg, source))?;
         if !entries.is_empty() {
             tracing::info!(name = self.name, entries = entries.len(), "the journal is carried out again");
             self.counters.replayed.fetch_add(entries.len() as u64, Ordering::Relaxed);
             self.carry_out(&entries)?;
+        }
+        for leg in legs_of(masks.writable & !masks.readable) {
+            match self.journal.clear(&self.legs[leg], self.journal_of(leg)) {
+                Err(ServiceError::Leg { source, .. }) => self.do_without(leg, source)?,
+                result => result?,
+            }
         }
         self.void_journal()?;
         self.look_again(self.shape().block_size);

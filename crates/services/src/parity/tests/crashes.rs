@@ -66,6 +66,16 @@ fn nothing_answers() -> Rule {
     Rule { kinds: vec![], ..Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NotReady)) }
 }
 
+/// Ends the tasks, and unmounts.
+fn close(mut volume: Graph, mut session: Session<'_>) {
+    for (_, tasks) in &volume.tasks {
+        tasks.tell();
+    }
+    session.settle(usize::MAX);
+    drop(session);
+    volume.unmount();
+}
+
 /// Legs are lost and the power goes; they come back. Write boundaries that were passed.
 fn lose(case: &Case, seed: u64, cut: u64) -> u64 {
     let Case { form, blocks, lost, count, strict } = *case;
@@ -108,7 +118,7 @@ fn lose(case: &Case, seed: u64, cut: u64) -> u64 {
         oracle.forgive();
     }
     rig.restart();
-    let mut volume = open(Reason::Open);
+    let volume = open(Reason::Open);
     let mut session = Session::new(&means, &rig.kept, seed);
     oracle.check(&mut session, volume.volume());
     session.settle(500);
@@ -127,12 +137,13 @@ fn lose(case: &Case, seed: u64, cut: u64) -> u64 {
     session.settle(6000);
     oracle.check(&mut session, volume.volume());
     all_is_well(&volume, &rig.disks);
-    for (_, tasks) in &volume.tasks {
-        tasks.tell();
-    }
-    session.settle(usize::MAX);
-    drop(session);
-    volume.unmount();
+    close(volume, session);
+    // What was put away is there, and nothing comes on top of it.
+    let volume = open(Reason::Open);
+    let mut session = Session::new(&means, &rig.kept, seed);
+    oracle.check(&mut session, volume.volume());
+    all_is_well(&volume, &rig.disks);
+    close(volume, session);
     boundaries
 }
 

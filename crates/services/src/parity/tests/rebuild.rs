@@ -3,9 +3,12 @@
 use std::{thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockCount, Lba};
+use millrace_block::{BlockCount, Lba, trace::Tap};
 
-use super::{failures::state, *};
+use super::{
+    failures::{pull, state},
+    *,
+};
 
 #[test]
 fn upkeep_beside_a_rebuild_takes_no_unfilled_leg_for_a_good_one() {
@@ -50,5 +53,53 @@ fn upkeep_beside_a_rebuild_takes_no_unfilled_leg_for_a_good_one() {
         assert_eq!(state(&graph, back), "good");
         parity_fits(&graph, &volumes);
         on_bench(&graph, |bench| bench.expect(0, &model));
+    }
+}
+
+/// Puts the volume together with another leg in one place.
+fn replace(form: Form, legs: &[Arc<dyn Volume>], replaced: usize) {
+    let shared = crate::SharedObjects::default();
+    let legs = legs.iter().cloned().map(Tap::new).collect();
+    let build = Build { name: "new".to_owned(), volume: "test", legs, size: None, shared: &shared };
+    let service = form.plan().build(build).unwrap();
+    let mut origins = vec![crate::LegOrigin::Kept; form.legs];
+    origins[replaced] = crate::LegOrigin::New;
+    service.mount(&crate::Mount { reason: Reason::Change, legs: origins, previous: None }).unwrap();
+    service.unmount().unwrap();
+}
+
+#[test]
+fn what_the_journal_of_a_replaced_leg_says_is_not_carried_out_when_it_comes_back() {
+    let form = SMALL;
+    let (mut faults, other) = (form.faulty(1024), form.faulty(1024).swap_remove(0));
+    let legs = volumes(&faults);
+    let graph = form.open(&legs, Reason::Create);
+    let layout = parity(&graph).layout;
+    let stripe = (0..16).find(|stripe| layout.leg(*stripe, layout.data()) == 1).unwrap();
+    let lba = stripe * layout.width() / 512;
+    let mut model = Vec::new();
+    let write = |graph: &Graph, content: u8| {
+        on_bench(graph, |bench| bench.write(lba, &[content; 512]).unwrap());
+    };
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    write(&graph, 1);
+    pull(&faults[1]);
+    write(&graph, 2);
+    assert_eq!(state(&graph, 1), "failed");
+    graph.root.service.as_ref().unwrap().unmount().unwrap();
+    drop(graph);
+    let first = std::mem::replace(&mut faults[1], other);
+    for _ in 0..2 {
+        let legs = volumes(&faults);
+        replace(form, &legs, 1);
+        let graph = form.open(&legs, Reason::Open);
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, 1), "good");
+        model[lba as usize * 512..][..512].fill(2);
+        on_bench(&graph, |bench| bench.expect(0, &model));
+        parity_fits(&graph, &legs);
+        graph.root.service.as_ref().unwrap().unmount().unwrap();
+        first.clear();
+        faults[1] = Arc::clone(&first);
     }
 }
