@@ -163,6 +163,17 @@ impl Intent {
         }
     }
 
+    /// Takes [`Self::unmark`] back: what is still on the legs as it was is `durable`; else only the next store says so. Only for
+    /// whoever has the turn to store, since the marks were taken away.
+    pub(crate) fn mark_again(&self, page: &Page, durable: bool) {
+        for (word, bits) in self.words.iter().zip(page) {
+            word.wanted.fetch_or(*bits, Ordering::Relaxed);
+            if durable {
+                word.durable.fetch_or(*bits, Ordering::SeqCst);
+            }
+        }
+    }
+
     /// Starts with what is on the legs.
     pub(crate) fn start(&self, page: &Page) {
         for (at, word) in self.words.iter().enumerate() {
@@ -280,6 +291,10 @@ mod tests {
         let idle = intent.idle();
         intent.unmark(&idle);
         assert_eq!((intent.marked(), intent.is_marked(&(5..=5)), intent.is_marked(&(6..=6))), (1, true, false));
+        intent.mark_again(&idle, false);
+        assert_eq!((intent.marked(), intent.page()), (1, page));
+        intent.mark_again(&idle, true);
+        assert_eq!((intent.marked(), intent.is_marked(&(3..=70))), (68, true));
     }
 
     #[test]

@@ -200,9 +200,12 @@ impl Members {
         // What was written there must be durable on all legs before the mark is gone.
         let failed = self.flush_legs(cx, masks.writable).await;
         let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
-        if dropped.is_err() || failed.legs != 0 || self.store_page(cx, &turn).await.is_err() {
-            // The legs still have the marks; requests ask for them again.
+        if dropped.is_err() || self.masks().writable != masks.writable {
+            // A leg that failed may have lost what it had not made durable: the marks tell where. They are still on the legs.
+            intent.mark_again(&idle, true);
             tracing::debug!(name = self.name, "marks stay");
+        } else if self.store_page(cx, &turn).await.is_err() {
+            intent.mark_again(&idle, false);
         }
     }
 

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, Lba};
 
-use super::*;
+use super::{failures::WRITE_FAULT, *};
 
 fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
     graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))
@@ -72,4 +72,27 @@ fn upkeep_beside_a_rebuild_takes_no_unfilled_leg_for_a_good_one() {
 #[test]
 fn upkeep_beside_a_rebuild_does_not_forget_what_the_leg_missed() {
     rebuild_beside(|graph| (0..2).for_each(|_| look_at_marks(graph)));
+}
+
+#[test]
+fn marks_stay_when_a_leg_cannot_make_durable_what_they_stand_for() {
+    for seed in 0..8 {
+        let wanted = Wanted { block_size: BlockSize::B512, blocks: leg_blocks(1024, BlockSize::B512), read_only: false };
+        let legs: Vec<_> = (0..2).map(|leg| FaultVolume::new(memory(wanted, leg), seed)).collect();
+        let volumes = volumes(&legs);
+        let graph = open("region=64K, ", &volumes, Reason::Create);
+        legs[1].hold_writes();
+        let mut model = vec![0; 1024 * 512];
+        on_bench(&graph, |bench| model[..100 * 512].copy_from_slice(&bench.write_random(0, 100)));
+        look_at_marks(&graph);
+        legs[1].add(Rule::new(Kind::Flush, When::Always, Effect::Fail(WRITE_FAULT)));
+        assert!(legs[1].power_loss() > 0);
+        look_at_marks(&graph);
+        assert_eq!(state(&graph, 1), "failed");
+        legs[1].clear();
+        assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, 1), "good");
+        assert!(volumes.iter().all(|leg| data_of(leg) == model), "seed {seed}");
+    }
 }

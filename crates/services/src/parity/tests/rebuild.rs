@@ -6,9 +6,15 @@ use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, Lba, trace::Tap};
 
 use super::{
-    failures::{pull, state},
+    failures::{WRITE_FAULT, pull, state},
     *,
 };
+
+/// Upkeep looks whether marks can go.
+fn look_at_marks(graph: &Graph) {
+    let parity = parity(graph);
+    crate::legs::block_on(move |cx| Box::pin(async move { parity.members.take_marks_away(cx).await })).unwrap();
+}
 
 #[test]
 fn upkeep_beside_a_rebuild_takes_no_unfilled_leg_for_a_good_one() {
@@ -101,5 +107,28 @@ fn what_the_journal_of_a_replaced_leg_says_is_not_carried_out_when_it_comes_back
         graph.root.service.as_ref().unwrap().unmount().unwrap();
         first.clear();
         faults[1] = Arc::clone(&first);
+    }
+}
+
+#[test]
+fn marks_stay_when_a_leg_cannot_make_durable_what_they_stand_for() {
+    for leg in [0, 1, 2, 0, 1, 2] {
+        let legs = SMALL.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = SMALL.open(&volumes, Reason::Create);
+        legs[leg].hold_writes();
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| model = bench.write_random(0, 400));
+        look_at_marks(&graph);
+        legs[leg].add(Rule::new(Kind::Flush, When::Always, Effect::Fail(WRITE_FAULT)));
+        assert!(legs[leg].power_loss() > 0);
+        look_at_marks(&graph);
+        assert_eq!(state(&graph, leg), "failed");
+        legs[leg].clear();
+        assert!(command(&graph, "rebuild", leg).unwrap().ends_with("with what it missed"));
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, leg), "good");
+        parity_fits(&graph, &volumes);
+        on_bench(&graph, |bench| bench.expect(0, &model));
     }
 }
