@@ -258,10 +258,14 @@ impl Members {
             }
         }
         if let Some(on_legs) = &mut *self.on_legs() {
-            for leg in legs_of(formatted) {
-                if let Some(member) = on_legs.table.members.get_mut(leg) {
-                    member.state = LegState::Good;
-                }
+            let table = &mut on_legs.table;
+            table.event += 1;
+            for (leg, member) in table.members.iter_mut().enumerate() {
+                (member.state, member.failed_at) = match formatted >> leg & 1 {
+                    1 => (LegState::Good, member.failed_at),
+                    // No bitmap says what is to be copied over what it has from before: what it says is too old for that.
+                    _ => (LegState::Failed, table.event),
+                };
             }
             // Nothing is left that would have to be moved.
             on_legs.table.bytes = on_legs.table.growing.take().unwrap_or(on_legs.table.bytes);

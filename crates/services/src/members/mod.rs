@@ -373,12 +373,18 @@ impl Members {
         let member = member.ok_or_else(|| ServiceError::NotNow(format!("the {} is not in force", self.rules.service)))?;
         let volume = &self.legs[leg];
         let known = self.find(volume).ok().and_then(|found| found.record).and_then(|record| Table::decode(&record.content));
-        // What it is told from now on is at its end.
-        self.areas[leg].store(self.rules.area_of(&**volume), Ordering::Relaxed);
         // It has all that was written before it failed.
         let in_part = known.is_some_and(|(table, own)| {
             table.members.get(own).is_some_and(|own| own.id == member.id) && table.event + 1 >= member.failed_at
         });
+        let good = self.masks().readable.trailing_zeros() as usize;
+        let block_size = self.legs.get(good).map_or(volume.geometry().block_size, |leg| leg.geometry().block_size);
+        if !in_part && volume.geometry().block_size != block_size {
+            // The others were formatted without it.
+            volume.format(block_size)?;
+        }
+        // What it is told from now on is at its end.
+        self.areas[leg].store(self.rules.area_of(&**volume), Ordering::Relaxed);
         prepare(volume)?;
         let done = self.wait_for(move |me, cx| Box::pin(async move { me.readmit(cx, leg, !in_part).await }))?;
         done.map_err(|source| ServiceError::Leg { what: "take into use", leg: volume.name().to_owned(), source })?;

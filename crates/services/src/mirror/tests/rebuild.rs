@@ -96,3 +96,24 @@ fn marks_stay_when_a_leg_cannot_make_durable_what_they_stand_for() {
         assert!(volumes.iter().all(|leg| data_of(leg) == model), "seed {seed}");
     }
 }
+
+#[test]
+fn a_leg_that_was_out_of_use_during_a_format_comes_back_empty() {
+    for block_size in [BlockSize::B512, BlockSize::B4096] {
+        let legs = faulty(3, 1024);
+        let volumes = volumes(&legs);
+        let graph = open("", &volumes, Reason::Create);
+        on_bench(&graph, |bench| _ = bench.write_random(0, 100));
+        command(&graph, "fail", 2).unwrap();
+        graph.volume().format(block_size).unwrap();
+        assert_eq!(state(&graph, 2), "failed");
+        assert!(command(&graph, "rebuild", 2).unwrap().ends_with("with everything"));
+        on_bench(&graph, |bench| bench.expect_zeroes(0, bench.blocks()));
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, 2), "good");
+        assert!(volumes.iter().all(|leg| data_of(leg).iter().all(|byte| *byte == 0)));
+        drop(graph);
+        let graph = open("", &volumes, Reason::Open);
+        assert_eq!(state(&graph, 2), "good");
+    }
+}

@@ -132,3 +132,23 @@ fn marks_stay_when_a_leg_cannot_make_durable_what_they_stand_for() {
         on_bench(&graph, |bench| bench.expect(0, &model));
     }
 }
+
+#[test]
+fn a_leg_that_was_out_of_use_during_a_format_comes_back_empty() {
+    for (form, block_size) in [(SMALL, BlockSize::B512), (WIDE, BlockSize::B512), (TWO, BlockSize::B4096)] {
+        let legs = volumes(&form.faulty(1024));
+        let graph = form.open(&legs, Reason::Create);
+        on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
+        command(&graph, "fail", 1).unwrap();
+        graph.volume().format(block_size).unwrap();
+        assert_eq!(state(&graph, 1), "failed");
+        assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with everything"));
+        on_bench(&graph, |bench| {
+            bench.expect_zeroes(0, bench.blocks());
+            _ = bench.write_random(3, 1);
+        });
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, 1), "good");
+        parity_fits(&graph, &legs);
+    }
+}
