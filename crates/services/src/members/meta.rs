@@ -212,11 +212,19 @@ impl Members {
     /// Takes a leg that failed into use again, to be filled. `full`: all of it, else what was marked since it failed.
     pub(crate) async fn readmit(&self, cx: TaskContext<'_>, leg: usize, full: bool) -> Result<(), BlockError> {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
+        let page_turn = self.page_turn.take(cx).await;
         if full {
             // On the good legs first: should the power go, nobody may think that little is missing.
-            let turn = self.page_turn.take(cx).await;
             intent.want_all();
-            self.store_page(cx, &turn).await?;
+            self.store_page(cx, &page_turn).await?;
+        }
+        // It may be the last one some day, and then knows what the others miss: what is marked now is not stored again. In both
+        // copies, for it may have newer numbers than the others.
+        for _ in 0..2 {
+            let failed = self.store_page_on(cx, &intent.page(), 1 << leg).await?;
+            if failed.legs != 0 {
+                return Err(failed.why().error());
+            }
         }
         let turn = self.table_turn.take(cx).await;
         let masks = self.masks();
@@ -237,7 +245,7 @@ impl Members {
         let recorded = masks.recorded & !(1 << leg);
         let admission = Admission::begin(&self.admitting);
         self.masks.set(Masks { writable: masks.writable | 1 << leg, recorded, ..masks });
-        drop(turn);
+        drop((turn, page_turn));
         let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
         // Writes that began without the leg have marked their regions; from now on all go to it.
         self.ranges.quiesce(cx, 0..self.bytes()).await;

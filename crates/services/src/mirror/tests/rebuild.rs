@@ -117,3 +117,24 @@ fn a_leg_that_was_out_of_use_during_a_format_comes_back_empty() {
         assert_eq!(state(&graph, 2), "good");
     }
 }
+
+#[test]
+fn a_leg_that_was_filled_knows_what_others_miss_when_it_is_the_last_one() {
+    let legs = volumes(&faulty(2, 1024));
+    let graph = open("region=64K, ", &legs, Reason::Create);
+    let write = |graph: &Graph, content: u8| {
+        on_bench(graph, |bench| bench.write(200, &[content; 512]).unwrap());
+    };
+    command(&graph, "fail", 0).unwrap();
+    write(&graph, 1);
+    assert!(command(&graph, "rebuild", 0).unwrap().ends_with("with what it missed"));
+    assert!(resync(&graph));
+    command(&graph, "fail", 1).unwrap();
+    write(&graph, 2);
+    drop(graph);
+    let graph = open("region=64K, ", &legs, Reason::Open);
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 1), "good");
+    assert!(legs.iter().all(|leg| data_of(leg)[200 * 512..201 * 512] == [2; 512]));
+}
