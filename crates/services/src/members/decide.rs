@@ -86,9 +86,12 @@ pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut(
 
 /// Fails when the leg and the newest table's legs were each used without the other.
 fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Result<(), ServiceError> {
-    let id = table.members.get(own).map(|member| member.id);
+    let own = table.members.get(own);
+    let id = own.map(|member| member.id);
     let failed_at = newest.members.iter().find(|member| Some(member.id) == id && member.state == LegState::Failed);
-    let went_on = failed_at.is_some_and(|member| table.event >= member.failed_at);
+    // One that is not good by itself, as after a rebuild that it refused, cannot have gone on.
+    let is_good = own.is_some_and(|member| member.state == LegState::Good);
+    let went_on = is_good && failed_at.is_some_and(|member| table.event >= member.failed_at);
     let differs = table.event == newest.event && table.members != newest.members;
     if went_on || differs {
         return Err(wrong(

@@ -13,7 +13,7 @@ use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request,
 use super::{
     Members,
     intent::{Page, page_bytes},
-    state::{LegState, Masks, legs_of},
+    state::{LegState, Masks, Member, legs_of},
     why::{Refusals, Why},
 };
 use crate::{
@@ -228,18 +228,14 @@ impl Members {
         }
         let turn = self.table_turn.take(cx).await;
         let masks = self.masks();
-        if let Some(member) = self.on_legs().as_mut().and_then(|on_legs| {
-            on_legs.table.event += 1;
-            on_legs.table.members.get_mut(leg)
-        }) {
-            (member.state, member.failed_at) = (LegState::Filling, 0);
-        }
+        let Some(before) = self.change_member(leg, LegState::Filling, 0) else { return Err(BlockError::NotReady) };
         let failed = self.store_table(cx, masks.writable | 1 << leg).await?;
         if failed.legs >> leg & 1 == 1 {
-            if let Some(member) = self.on_legs().as_mut().and_then(|on_legs| on_legs.table.members.get_mut(leg)) {
-                (member.state, member.failed_at) = (LegState::Failed, 1);
-            }
-            self.store_table(cx, masks.writable).await?;
+            // It may have the table that takes it in: the others say something newer.
+            self.change_member(leg, before.state, before.failed_at);
+            let failed = failed.or(self.store_table(cx, masks.writable).await?);
+            drop((turn, page_turn));
+            self.drop_legs(cx, failed.legs & masks.writable, failed.why()).await?;
             return Err(failed.why().error());
         }
         let recorded = masks.recorded & !(1 << leg);
@@ -253,6 +249,15 @@ impl Members {
         drop(admission);
         self.resync_total.store(intent.stale(), Ordering::Relaxed);
         dropped
+    }
+
+    /// Says in the table, as a new event, what a leg is; what it was. The caller has the turn.
+    fn change_member(&self, leg: usize, state: LegState, failed_at: u64) -> Option<Member> {
+        let mut on_legs = self.on_legs();
+        let table = &mut on_legs.as_mut()?.table;
+        let member = table.members.get_mut(leg)?;
+        table.event += 1;
+        Some(std::mem::replace(member, Member { state, failed_at, ..*member }))
     }
 
     /// Erases all legs and gives them a block size. No request is in flight, and the calling thread may wait.

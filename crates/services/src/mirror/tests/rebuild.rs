@@ -5,7 +5,10 @@ use std::{thread, time::Duration};
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, Lba};
 
-use super::{failures::WRITE_FAULT, *};
+use super::{
+    failures::{WRITE_FAULT, pull},
+    *,
+};
 
 fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
     graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))
@@ -137,4 +140,34 @@ fn a_leg_that_was_filled_knows_what_others_miss_when_it_is_the_last_one() {
     assert!(resync(&graph));
     assert_eq!(state(&graph, 1), "good");
     assert!(legs.iter().all(|leg| data_of(leg)[200 * 512..201 * 512] == [2; 512]));
+}
+
+#[test]
+fn a_rebuild_that_the_leg_refuses_changes_nothing() {
+    // It refuses everything, or only the second copy of its table.
+    for all in [true, false] {
+        let legs = faulty(2, 1024);
+        let volumes = volumes(&legs);
+        let graph = open("region=64K, ", &volumes, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| {
+            model = bench.write_random(0, 1024);
+            pull(&legs[1]);
+            model[..512].copy_from_slice(&bench.write_random(0, 1));
+        });
+        if !all {
+            legs[1].clear();
+            let range = Some((Lba(1024), BlockCount(64)));
+            legs[1].add(Rule { range, ..Rule::new(Kind::Write, When::Nth(2), Effect::Fail(WRITE_FAULT)) });
+        }
+        assert!(command(&graph, "rebuild", 1).is_err());
+        assert_eq!(state(&graph, 1), "failed");
+        drop(graph);
+        legs[1].clear();
+        let graph = open("region=64K, ", &volumes, Reason::Open);
+        assert_eq!(state(&graph, 1), "failed");
+        assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+        assert!(resync(&graph));
+        assert!(volumes.iter().all(|leg| data_of(leg) == model));
+    }
 }

@@ -152,3 +152,34 @@ fn a_leg_that_was_out_of_use_during_a_format_comes_back_empty() {
         parity_fits(&graph, &legs);
     }
 }
+
+#[test]
+fn a_rebuild_that_the_leg_refuses_changes_nothing() {
+    // It refuses everything, or only the second copy of its table.
+    for all in [true, false] {
+        let legs = SMALL.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = SMALL.open(&volumes, Reason::Create);
+        let area = Lba(parity(&graph).members.rules.area_of(&*volumes[1]) / 512);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| {
+            model = bench.write_random(0, 1024);
+            pull(&legs[1]);
+            model[..64 * 512].copy_from_slice(&bench.write_random(0, 64));
+        });
+        if !all {
+            legs[1].clear();
+            let range = Some((area, BlockCount(64)));
+            legs[1].add(Rule { range, ..Rule::new(Kind::Write, When::Nth(2), Effect::Fail(WRITE_FAULT)) });
+        }
+        assert!(command(&graph, "rebuild", 1).is_err());
+        drop(graph);
+        legs[1].clear();
+        let graph = SMALL.open(&volumes, Reason::Open);
+        assert_eq!(state(&graph, 1), "failed");
+        assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+        assert!(resync(&graph));
+        parity_fits(&graph, &volumes);
+        on_bench(&graph, |bench| bench.expect(0, &model));
+    }
+}
