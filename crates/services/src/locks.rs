@@ -68,6 +68,16 @@ impl Turn {
     pub(crate) async fn take(&self, cx: TaskContext<'_>) -> Taken<'_> {
         until(cx, || self.try_take()).await
     }
+
+    /// Takes the turn on a thread that may sleep meanwhile.
+    pub(crate) fn take_and_wait(&self) -> Taken<'_> {
+        loop {
+            if let Some(taken) = self.try_take() {
+                return taken;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
 }
 
 impl Drop for Taken<'_> {

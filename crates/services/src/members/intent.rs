@@ -235,7 +235,8 @@ impl Intent {
     pub(crate) fn cleared(&self, region: u64, suspicions: u64) {
         let (word, bit) = bit(region);
         if self.words[word].stale.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
-            self.stale.fetch_sub(1, Ordering::AcqRel);
+            // Nothing is left to be taken away when all began anew meanwhile.
+            let _ = self.stale.fetch_update(Ordering::AcqRel, Ordering::Acquire, |stale| stale.checked_sub(1));
         }
         if self.suspicions() != suspicions {
             self.suspect(&(region..=region));

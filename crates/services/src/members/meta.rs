@@ -3,9 +3,11 @@
 use std::{
     fmt::Display,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
@@ -18,9 +20,12 @@ use super::{
 };
 use crate::{
     legs::{self, Leg},
-    locks::Taken,
+    locks::{Locked, Taken},
     service::ServiceError,
 };
+
+/// How long a format sleeps before it looks again whether all is quiet.
+const HOLD_AGAIN: Duration = Duration::from_micros(100);
 
 impl Members {
     /// Stores what the bitmap is to say on all legs that are written, and drops those that refuse. The caller has the turn.
@@ -260,8 +265,25 @@ impl Members {
         Some(std::mem::replace(member, Member { state, failed_at, ..*member }))
     }
 
-    /// Erases all legs and gives them a block size. No request is in flight, and the calling thread may wait.
-    pub(crate) fn format_legs(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+    /// Waits until nothing is done beside requests, and keeps it so. Sleeps meanwhile.
+    fn hold_upkeep(&self) -> (Taken<'_>, Taken<'_>, Locked<'_>) {
+        loop {
+            // All or none: who has one of them may wait for another one.
+            if let Some((page, table)) = self.page_turn.try_take().zip(self.table_turn.try_take())
+                && let Some(range) = self.ranges.try_lock(0..self.bytes())
+            {
+                return (page, table, range);
+            }
+            thread::sleep(HOLD_AGAIN);
+        }
+    }
+
+    /// Erases all legs and gives them a block size, and then has the service look at them again. No request is in flight, and the
+    /// calling thread may wait.
+    pub(crate) fn format_legs(&self, block_size: BlockSize, look_again: impl FnOnce()) -> Result<(), VolumeError> {
+        let _alone = self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner);
+        // What was read before a leg is formatted must not be written to one that has been.
+        let _held = self.hold_upkeep();
         let mut formatted = 0_u8;
         for leg in legs_of(self.masks().writable) {
             match self.legs[leg].format(block_size) {
@@ -270,6 +292,7 @@ impl Members {
                 Err(error) => self.note_failed(1 << leg, &error),
             }
         }
+        look_again();
         if let Some(on_legs) = &mut *self.on_legs() {
             let table = &mut on_legs.table;
             table.event += 1;

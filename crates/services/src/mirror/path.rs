@@ -478,9 +478,7 @@ impl Volume for Mirror {
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.members.format_legs(block_size)?;
-        self.look_again(block_size);
-        Ok(())
+        self.members.format_legs(block_size, || self.look_again(block_size))
     }
 
     fn usage(&self) -> Usage {

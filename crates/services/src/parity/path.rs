@@ -621,15 +621,15 @@ impl Volume for Parity {
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.members.format_legs(block_size)?;
+        // Nobody stores what is void meanwhile.
+        let _turn = self.flush_turn.take_and_wait();
+        self.members.format_legs(block_size, || self.look_again(block_size))?;
         self.void_journal().map_err(|error| VolumeError::Io {
             volume: self.name.clone(),
             action: "write the journal's record of",
             path: "its legs".into(),
             source: std::io::Error::other(error.to_string()),
-        })?;
-        self.look_again(block_size);
-        Ok(())
+        })
     }
 
     fn usage(&self) -> Usage {

@@ -171,3 +171,30 @@ fn a_rebuild_that_the_leg_refuses_changes_nothing() {
         assert!(volumes.iter().all(|leg| data_of(leg) == model));
     }
 }
+
+#[test]
+fn a_format_beside_a_resync_leaves_nothing_of_what_was_there() {
+    for block_size in [BlockSize::B512, BlockSize::B4096] {
+        let legs = faulty(2, 1024);
+        let volumes = volumes(&legs);
+        let graph = open("region=64K, ", &volumes, Reason::Create);
+        on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
+        // The first piece is to be made equal, which takes a while.
+        crate::legs::write(&volumes[1], 4096, vec![0xee; 4096]).unwrap();
+        mirror(&graph).intent().unwrap().suspect(&(0..=7));
+        let slow = Effect::Delay(Duration::from_millis(200));
+        legs[1].add(Rule { range: Some((Lba(0), BlockCount(16))), ..Rule::new(Kind::Write, When::Nth(1), slow) });
+        thread::scope(|scope| {
+            let before = legs[1].requests(Kind::Write);
+            let resync = scope.spawn(|| resync(&graph));
+            while legs[1].requests(Kind::Write) == before {
+                thread::sleep(Duration::from_micros(20));
+            }
+            graph.volume().format(block_size).unwrap();
+            assert!(resync.join().unwrap());
+        });
+        assert_eq!((state(&graph, 0).as_str(), state(&graph, 1).as_str()), ("good", "good"));
+        assert!(volumes.iter().all(|leg| data_of(leg).iter().all(|byte| *byte == 0)));
+        on_bench(&graph, |bench| bench.expect_zeroes(0, bench.blocks()));
+    }
+}

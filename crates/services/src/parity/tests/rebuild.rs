@@ -183,3 +183,32 @@ fn a_rebuild_that_the_leg_refuses_changes_nothing() {
         on_bench(&graph, |bench| bench.expect(0, &model));
     }
 }
+
+#[test]
+fn a_format_beside_a_resync_leaves_nothing_of_what_was_there() {
+    for block_size in [BlockSize::B512, BlockSize::B4096] {
+        let legs = SMALL.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = SMALL.open(&volumes, Reason::Create);
+        on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
+        // The first parity does not fit, and is slow to write.
+        let parity = parity(&graph);
+        let leg = parity.layout.leg(0, parity.layout.data());
+        crate::legs::write(&volumes[leg], 0, vec![0xee; 512]).unwrap();
+        parity.members.intent().unwrap().suspect(&(0..=3));
+        let slow = Effect::Delay(Duration::from_millis(200));
+        legs[leg].add(Rule { range: Some((Lba(0), BlockCount(8))), ..Rule::new(Kind::Write, When::Nth(1), slow) });
+        thread::scope(|scope| {
+            let before = legs[leg].requests(Kind::Write);
+            let resync = scope.spawn(|| resync(&graph));
+            while legs[leg].requests(Kind::Write) == before {
+                thread::sleep(Duration::from_micros(20));
+            }
+            graph.volume().format(block_size).unwrap();
+            assert!(resync.join().unwrap());
+        });
+        assert!((0..3).all(|leg| state(&graph, leg) == "good"));
+        parity_fits(&graph, &volumes);
+        on_bench(&graph, |bench| bench.expect_zeroes(0, bench.blocks()));
+    }
+}
