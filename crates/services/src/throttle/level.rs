@@ -251,11 +251,13 @@ impl Level {
     }
 
     /// A request of so many tokens has come: leases that leave no room beside it are void.
-    fn note(&self, cap: &mut Cap, tokens: u64) {
+    fn note(&self, cap: &mut Cap, now: u64, tokens: u64) {
         let Some(rate) = cap.rate.filter(|_| tokens > cap.largest) else { return };
-        let before = cap.division(rate).lease;
+        let before = cap.division(rate);
         (cap.largest, cap.division) = (tokens.checked_next_power_of_two().unwrap_or(u64::MAX), None);
-        if cap.division(rate).lease < before {
+        if cap.division(rate).lease < before.lease {
+            // It gets room for what was at hand, and that may just have been spent: it holds no more than it did without.
+            cap.filled = cap.filled.max(now.saturating_sub(before.rest.burst_ns));
             self.generation.fetch_add(1, Ordering::Release);
         }
     }
@@ -363,7 +365,7 @@ impl Chain {
     fn lacking(&self, open: &mut Open<'_>, now: u64, cost: Cost, front: Option<Front>) -> Option<(usize, usize, u64)> {
         for (at, (level, open)) in self.levels().zip(open).enumerate() {
             let Some(state) = open else { continue };
-            cost.of_caps().into_iter().for_each(|(cap, tokens)| level.note(&mut state.caps[cap], tokens));
+            cost.of_caps().into_iter().for_each(|(cap, tokens)| level.note(&mut state.caps[cap], now, tokens));
             let (leases, own) = level.leases.here();
             for (cap, tokens) in cost.of_caps() {
                 let at_hand = if own { leases.at_hand(level, cap) } else { 0 };
