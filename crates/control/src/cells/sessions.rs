@@ -1,6 +1,12 @@
 //! Programs' sessions on volumes that cells have. Granted here, made there, and connected to from here: requests go from the program to the cell.
 
-use std::{collections::BTreeSet, os::unix::net::UnixStream, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use axum::http::Method;
 use serde_json::{Value, json};
@@ -53,12 +59,12 @@ impl Cells {
     ) -> Result<Option<(Name, UnixStream)>, Problem> {
         let _change = self.change.lock().await;
         let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await else { return Ok(None) };
-        let name = self.reserve(&cell, asker).await;
+        let name = self.reserve(&cell, asker).await?;
         let made = self.make_session(&cell, &name, asker, spec).await;
         // What is said now takes the reservation's place.
         self.refresh(&cell).await;
         if made.is_err() {
-            self.known().entry(cell).and_modify(|known| drop(known.devices.remove(name.as_str())));
+            self.forget_session(&cell, &name);
         } else {
             self.watch(cell);
         }
@@ -66,11 +72,8 @@ impl Cells {
     }
 
     /// A name for the user's next session, that nobody gives to another one meanwhile.
-    async fn reserve(&self, cell: &Name, asker: Asker) -> Name {
-        let mut number = 0;
-        loop {
-            number += 1;
-            let name = asker.session_name(number);
+    async fn reserve(&self, cell: &Name, asker: Asker) -> Result<Name, Problem> {
+        for name in asker.session_names() {
             let is_known = |known: &Known| known.devices.contains_key(name.as_str());
             {
                 let mut known = self.known();
@@ -82,9 +85,16 @@ impl Cells {
             }
             // This worker's own sessions are named while it looks at what is reserved: who comes second sees the first.
             if !self.is_here(Kind::Devices, name.as_str()).await {
-                return name;
+                return Ok(name);
             }
-            self.known().entry(cell.clone()).and_modify(|known| drop(known.devices.remove(name.as_str())));
+            self.forget_session(cell, &name);
+        }
+        Err(Problem::from(&asker.has_too_many()))
+    }
+
+    fn forget_session(&self, cell: &Name, name: &Name) {
+        if let Some(known) = self.known().get_mut(cell) {
+            known.devices.remove(name.as_str());
         }
     }
 
@@ -142,7 +152,7 @@ impl Cells {
         self.known().get(cell).is_some_and(Known::has_sessions)
     }
 
-    fn watched(&self) -> std::sync::MutexGuard<'_, BTreeSet<Name>> {
-        self.watched.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn watched(&self) -> MutexGuard<'_, BTreeSet<Name>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -29,10 +29,9 @@ fn key(owner: Uuid, leaf: u32, file: u32) -> Key {
 }
 
 impl VolumeRecord {
-    /// Whether what is kept under a key is a file of one of its leaves.
+    /// Whether what is kept under a key of its own is a file of one of its leaves.
     pub(super) fn has_leaf_of(&self, key: Key) -> bool {
-        let is_own = key.owner == self.uuid.into_bytes() && key.kind == Kind::BLOCKS;
-        is_own && self.leaf_numbers().contains(&(key.slot / FILES))
+        key.kind == Kind::BLOCKS && self.leaf_numbers().contains(&(key.slot / FILES))
     }
 
     /// The numbers of its leaves in memory, from left to right.

@@ -136,12 +136,11 @@ impl Manager {
     /// Lets go of what is kept and nobody needs: not the leaves of volumes, and nothing of one that failed, which may come up next time.
     pub(super) fn drop_untaken(&self, inner: &Inner) {
         let Some(keeper) = &self.settings.keeper else { return };
+        let owners: BTreeMap<_, _> =
+            inner.volumes.values().map(|volume| (volume.record.uuid.into_bytes(), volume)).collect();
         let is_needed = |key: Key| {
-            let has_it = |volume: &Volume| {
-                let is_its = key.owner == volume.record.uuid.into_bytes();
-                volume.record.has_leaf_of(key) || (is_its && volume.live.is_err())
-            };
-            inner.volumes.values().any(has_it)
+            let owner = owners.get(&key.owner);
+            owner.is_some_and(|volume| volume.live.is_err() || volume.record.has_leaf_of(key))
         };
         match keeper.drop_untaken(is_needed) {
             Ok(0) => {}

@@ -60,9 +60,14 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// The name of one of the user's sessions.
-    pub(crate) fn session_name(self, number: u16) -> Name {
-        format!("app-{}-{number}", self.uid).parse().expect("numbers make a name")
+    /// The names that the user's sessions may have.
+    pub(crate) fn session_names(self) -> impl Iterator<Item = Name> {
+        (1..=u16::MAX).map(move |number| format!("app-{}-{number}", self.uid).parse().expect("numbers make a name"))
+    }
+
+    /// There is no such name left.
+    pub(crate) fn has_too_many(self) -> ControlError {
+        ControlError::TooManySessions { uid: self.uid, limit: usize::from(u16::MAX) }
     }
 }
 
@@ -80,8 +85,7 @@ impl Manager {
         let elsewhere = elsewhere();
         self.may_open(&inner, asker, spec, &elsewhere)?;
         let is_free = |name: &Name| !inner.devices.contains_key(name) && !elsewhere.contains_key(name.as_str());
-        let name = (1..=u16::MAX).map(|number| asker.session_name(number)).find(is_free);
-        let name = name.ok_or(ControlError::TooManySessions { uid: asker.uid, limit: usize::from(u16::MAX) })?;
+        let name = asker.session_names().find(is_free).ok_or_else(|| asker.has_too_many())?;
         let granted = Granted { name, uid: asker.uid, volume: spec.volume.clone(), read_only: spec.read_only };
         let socket = self.make_session(&mut inner, &granted)?;
         match UnixStream::connect(&socket) {

@@ -473,10 +473,10 @@ fn what_was_never_mapped_so_cannot_be_unmapped() {
     assert_eq!(daemon.status(key).memory_regions, 0);
 }
 
-#[test]
-fn a_clients_reset_is_answered_when_nothing_is_in_flight() {
+/// A device whose guest has a flush in flight that the volume holds.
+fn with_a_flush_in_flight(mode: DoorbellMode) -> (Daemon, DeviceKey, Arc<HeldVolume>, Guest) {
     let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let key = daemon.add(config("disk", mode));
     let volume = daemon.attach_held(key);
     let mut guest = Guest::connect(&daemon.path("disk"));
     guest.enable();
@@ -484,6 +484,12 @@ fn a_clients_reset_is_answered_when_nothing_is_in_flight() {
     volume.hold();
     guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
     daemon.until(key, "the flush", |_| volume.waiting() == 1);
+    (daemon, key, volume, guest)
+}
+
+#[test]
+fn a_clients_reset_is_answered_when_nothing_is_in_flight() {
+    let (daemon, key, volume, mut guest) = with_a_flush_in_flight(DoorbellMode::Shared);
     thread::scope(|scope| {
         scope.spawn(|| {
             let status = daemon.until(key, "the reset", |status| status.phase == DevicePhase::Resetting);
@@ -500,15 +506,7 @@ fn a_clients_reset_is_answered_when_nothing_is_in_flight() {
 
 #[test]
 fn a_killed_guests_commands_drain_before_the_next_guest_is_served() {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Shared));
-    let volume = daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
-    volume.hold();
-    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
-    daemon.until(key, "the flush", |_| volume.waiting() == 1);
+    let (daemon, key, volume, guest) = with_a_flush_in_flight(DoorbellMode::Shared);
     drop(guest);
     let status = daemon.until(key, "the disconnect", |status| !status.connected);
     assert_eq!((status.phase, status.memory_regions), (DevicePhase::Resetting, 0));
@@ -655,15 +653,7 @@ fn a_device_sleeps_as_deeply_as_its_guest_allows() {
 /// A job on a namespace that waits for commands, or for a task slot, may have nothing that wakes its device.
 #[test]
 fn a_device_with_a_job_that_waits_is_looked_at() {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Messages));
-    let volume = daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
-    volume.hold();
-    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
-    daemon.until(key, "the flush", |status| status.in_flight == 1);
+    let (daemon, key, volume, mut guest) = with_a_flush_in_flight(DoorbellMode::Messages);
     guest.submit(0, sqe(AdminOpcode::FORMAT_NVM.0, 1));
     daemon.until(key, "the format", |status| status.in_flight == 2);
     let readiness = daemon.with(key, |device, cx| {
@@ -726,15 +716,7 @@ fn a_look_at_an_armed_device_finds_every_doorbell() {
 
 #[test]
 fn a_closed_device_lets_nobody_in_and_can_be_removed_when_idle() {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Shared));
-    let volume = daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
-    volume.hold();
-    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
-    daemon.until(key, "the flush", |_| volume.waiting() == 1);
+    let (daemon, key, volume, mut guest) = with_a_flush_in_flight(DoorbellMode::Shared);
     daemon.with(key, NvmeDevice::close);
     assert!(!daemon.with(key, |device, _| device.is_idle()));
     assert!(guest.client.device_info().is_err(), "the client was let go");

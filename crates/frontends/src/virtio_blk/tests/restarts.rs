@@ -171,6 +171,16 @@ fn a_batch_that_the_guest_may_have_seen_is_not_done_again() {
     assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
 }
 
+/// A packed record of before a batch of three requests was crossed off, each a state of 3 from 0 on; where `torn`, with the wrap counter of after it.
+fn rewind(record: &PeerBytes, before: &[u8; 32], torn: bool) {
+    for head in 0..3 {
+        record.store_u8(32 + head * 3 * PACKED_STATE, 1);
+    }
+    record.store_u16(14, u16::from_le_bytes([before[14], before[15]]));
+    record.store_u16(18, u16::from_le_bytes([before[18], before[19]]));
+    record.store_u8(21, before[21] ^ u8::from(torn));
+}
+
 /// The same of a packed ring: visible, the batch is completed; not visible, it is taken back and done again, and what was written of
 /// it behind its first descriptor is not taken for used when the guest comes there.
 #[test]
@@ -190,13 +200,8 @@ fn a_packed_batch_is_completed_or_taken_back() {
         let first: u16 = driver.read_value(driver.queues[0].base + 14);
         driver.volume.hold(false);
         driver.until("the end of all", |driver| driver.device(|device, _| device.status().in_flight) == 0);
-        // As it was before the first descriptor's flags, or right after them: each request is a state of 3 from 0 on.
-        for head in 0..3 {
-            record.store_u8(32 + head * 3 * PACKED_STATE, 1);
-        }
-        record.store_u16(14, u16::from_le_bytes([before[14], before[15]]));
-        record.store_u16(18, u16::from_le_bytes([before[18], before[19]]));
-        record.store_u8(21, before[21]);
+        // As it was before the first descriptor's flags, or right after them.
+        rewind(&record, &before, false);
         if !visible {
             driver.write_value(driver.queues[0].base + 14, &first);
         }
@@ -246,12 +251,7 @@ fn a_packed_batch_that_the_guest_has_taken_stays_completed() {
         driver.volume.hold(false);
         driver.until("the end of all", |driver| driver.device(|device, _| device.status().in_flight) == 0);
         // As it was right after the first descriptor's flags.
-        for head in 0..3 {
-            record.store_u8(32 + head * 3 * PACKED_STATE, 1);
-        }
-        record.store_u16(14, u16::from_le_bytes([before[14], before[15]]));
-        record.store_u16(18, u16::from_le_bytes([before[18], before[19]]));
-        record.store_u8(21, before[21] ^ u8::from(torn));
+        rewind(&record, &before, torn);
         (0..3).for_each(|_| assert!(driver.next_used(0).is_some(), "the guest sees the batch"));
         // 7 places are left: the third goes over the end, to the batch's first place.
         let mut names: Vec<u16> = Vec::new();
