@@ -16,13 +16,15 @@ use crate::{Seats, guest_root, repository, wait::PATIENCE};
 /// The longest that a guest may say nothing: a heavy scenario of fio under emulation takes a minute between two lines.
 const SILENCE: Duration = Duration::from_secs(300);
 
-/// One of the stock kernels of the guest root.
+/// One of the stock kernels of the guest root, or our own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// Linux 6.12.
     Stable,
     /// The newest of the backports.
     Newer,
+    /// Built from Debian's source for what its kernels are without (`scripts/guest-kernel`).
+    Own,
 }
 
 /// How to boot a guest; the options are those of `scripts/guest`.
@@ -89,6 +91,7 @@ impl Boot {
         let name = match kernel {
             Kernel::Stable => "stable",
             Kernel::Newer => "newer",
+            Kernel::Own => "own",
         };
         self.with("--kernel", name)
     }

@@ -3,7 +3,7 @@
 
 use std::{fs::File, path::PathBuf};
 
-use millrace_tests::{Boot, Daemon, Monitor, Programs, seats};
+use millrace_tests::{Boot, Daemon, Kernel, Monitor, Programs, seats};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -66,7 +66,33 @@ fn a_physical_controller_passes_the_suite() {
     for check in ["refused", "driver", "conform"] {
         assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
     }
-    assert!(said.contains(&"driver: submission queues out of the controller".to_owned()), "{}", said.join("\n"));
+    for line in ["driver: by group", "driver: submission queues out of the controller"] {
+        assert!(said.contains(&line.to_owned()), "{line} is missing in\n{}", said.join("\n"));
+    }
+}
+
+#[test]
+fn a_controller_is_opened_by_itself_where_the_kernel_has_iommufd() {
+    let machine = Machine::new();
+    let boot = machine.boot("refused bind driver conform direct shards reset unplug", "").kernel(Kernel::Own);
+    let mut guest = boot.start(&seats(1));
+    guest.wait_mark("busy");
+    let mut monitor = Monitor::open(&machine.path("qmp"));
+    monitor.execute("device_del", &json!({ "id": "physical" }));
+    let said = guest.finish();
+    for check in ["refused", "driver", "conform", "direct", "shards", "reset", "unplug"] {
+        assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
+    }
+    assert!(said.contains(&"driver: by iommufd".to_owned()), "{}", said.join("\n"));
+}
+
+#[test]
+fn a_daemon_in_its_sandbox_has_iommufd() {
+    let machine = Machine::slow(1000);
+    let boot = machine.boot("bind daemon", "").kernel(Kernel::Own);
+    let said = boot.set("SECONDS_OF_LOAD", 10).set("KILLS", 1).run(&seats(1));
+    assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
+    assert!(said.iter().any(|line| line.contains("by=\"iommufd\"")), "{}", said.join("\n"));
 }
 
 #[test]

@@ -87,6 +87,7 @@ fn driver(place: &NvmePlace) {
     let function = VfioPci::open(place.address).unwrap_or_else(|error| panic!("{error}"));
     let second = VfioPci::open(place.address).err().expect("a function has one owner").to_string();
     assert!(second.contains("in use"), "{second}");
+    println!("driver: by {}", function.iommu().interface());
     let mut controller = Controller::attach(function, &Options::default()).expect("its registers");
     controller.start().expect("it comes up");
     let identity = controller.identity().expect("who it is");

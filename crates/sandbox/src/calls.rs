@@ -43,13 +43,15 @@ const BLKSSZGET: u32 = 0x1268;
 const BLKGETSIZE64: u32 = 0x8008_1272;
 /// Linux's VFIO: a physical controller that is ours, as the driver uses it (`_IO(';', 100)` and on).
 const VFIO: u32 = 0x3b64;
+/// Linux's iommufd: that controller's addresses (`_IO(';', 0x80)` and on).
+const IOMMUFD: u32 = 0x3b80;
 const IOCTLS: &[u32] = &[
     FIONBIO,
     FIOCLEX,
     BLKSSZGET,
     BLKGETSIZE64,
     // API version, extension, IOMMU, group status, container; device of a group, its description, regions, interrupts (twice), reset;
-    // IOMMU's description, map, unmap.
+    // IOMMU's description, map, unmap; a device's binding to iommufd and its address space.
     VFIO,
     VFIO + 1,
     VFIO + 2,
@@ -64,6 +66,13 @@ const IOCTLS: &[u32] = &[
     VFIO + 12,
     VFIO + 13,
     VFIO + 14,
+    VFIO + 18,
+    VFIO + 19,
+    // An address space, what of it may be used, map, unmap.
+    IOMMUFD + 1,
+    IOMMUFD + 4,
+    IOMMUFD + 5,
+    IOMMUFD + 6,
 ];
 const KEYCTL_READ: u32 = 11;
 

@@ -16,7 +16,9 @@ bind() {
     echo vfio-pci >"/sys/bus/pci/devices/$address/driver_override"
     echo "$address" >"/sys/bus/pci/devices/$address/driver/unbind"
     echo "$address" >/sys/bus/pci/drivers_probe
-    [ -e "/dev/vfio/$(basename "$(readlink "/sys/bus/pci/devices/$address/iommu_group")")" ] || die "vfio-pci did not take $address"
+    group=$(basename "$(readlink "/sys/bus/pci/devices/$address/iommu_group")")
+    # Kernels with iommufd may have no groups.
+    [ -e "/dev/vfio/$group" ] || [ -d "/sys/bus/pci/devices/$address/vfio-dev" ] || die "vfio-pci did not take $address"
 }
 
 # Waits until workers have taken the controller so many times.
@@ -59,7 +61,7 @@ daemon() {
     if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
 }
 
-load_modules irqbypass vfio vfio_iommu_type1 vfio-pci-core vfio-pci
+[ -d /sys/module/vfio_pci ] || load_modules irqbypass vfio vfio_iommu_type1 vfio-pci-core vfio-pci
 [ -d /sys/module/vfio_pci ] || die "there is no module vfio-pci: run scripts/guest-root on the host again"
 mount_programs
 address=$(find_controller)

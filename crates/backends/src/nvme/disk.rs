@@ -115,6 +115,7 @@ impl Disk {
 
     fn bring_up(address: PciAddress, function: VfioPci) -> Result<Arc<Self>, DriverError> {
         let iommu = function.iommu();
+        let by = iommu.interface();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let wanted = cores.min(MOST_LANES) + 1;
         let options = Options {
@@ -143,7 +144,7 @@ impl Disk {
         guard::watch(Arc::downgrade(&seen));
         let max_transfer = controller.max_transfer() as usize;
         let (queues, interrupts) = (lanes.len(), vectors.saturating_sub(1));
-        tracing::info!(%address, queues, interrupts, in_controller, max_transfer, "an NVMe controller is ours");
+        tracing::info!(%address, by, queues, interrupts, in_controller, max_transfer, "an NVMe controller is ours");
         let disk = Arc::new(Self {
             address,
             control: Mutex::new(Some(controller)),

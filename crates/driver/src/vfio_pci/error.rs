@@ -57,16 +57,16 @@ pub enum VfioError {
     /// The kernel knows no way to reset it alone.
     #[error("PCI function {0} has no reset of its own")]
     NoReset(PciAddress),
-    /// Somebody else has its group.
+    /// Somebody else has it, or its group.
     #[error("PCI function {address} is in use: another process, or another volume of this one, has {}", path.display())]
     InUse {
         /// Where it is.
         address: PciAddress,
-        /// The group's file.
+        /// The file that it was to be had by.
         path: PathBuf,
     },
     /// The kernel's VFIO is not the one that we know.
-    #[error("the kernel's VFIO lacks {0}: load the modules vfio-pci and vfio_iommu_type1")]
+    #[error("the kernel's VFIO lacks {0}: load the modules vfio-pci and vfio_iommu_type1, or iommufd")]
     Unknown(&'static str),
     /// A file of the system could not be opened or read.
     #[error("cannot {action} {}{}", path.display(), advice(source))]
@@ -122,7 +122,9 @@ pub enum VfioError {
 
 fn advice(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
-        Some(libc::EACCES | libc::EPERM) => ": give this user /dev/vfio/vfio and the group's file in /dev/vfio",
+        Some(libc::EACCES | libc::EPERM) => {
+            ": give this user the group's file in /dev/vfio and /dev/vfio/vfio, or the function's in /dev/vfio/devices and /dev/iommu"
+        }
         Some(libc::ENOMEM) => ": too much memory is locked already; raise the limit (LimitMEMLOCK, ulimit -l)",
         _ => "",
     }

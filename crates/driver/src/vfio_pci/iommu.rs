@@ -3,13 +3,17 @@
 use std::{
     collections::BTreeMap,
     fs::File,
+    os::fd::AsFd,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use millrace_memory::{Mapping, guard::Region};
 
-use super::{PciAddress, VfioError, open, sys};
+use super::{
+    PciAddress, VfioError, sys,
+    take::{CONTAINER, open},
+};
 use crate::dma::DmaRange;
 
 /// Smallest unit of a mapping.
@@ -19,12 +23,20 @@ const FIRST: u64 = 1 << 36;
 /// Memory lies at the same place within such a piece for the device as for us, so that the IOMMU can use large pages.
 const LARGE: u64 = 2 << 20;
 
-/// A container with one group in it. Dropping it, when the device is closed as well, takes all mappings away.
+/// Who of the kernel keeps the mappings.
+#[derive(Debug)]
+enum Keeper {
+    /// A container, with the device's group in it.
+    Container(File),
+    /// An address space of iommufd's.
+    Space { iommufd: File, ioas: u32 },
+}
+
+/// The device's addresses. Dropping them, when the device is closed as well, takes all mappings away.
 #[derive(Debug)]
 pub struct Iommu {
     address: PciAddress,
-    group: File,
-    container: File,
+    keeper: Keeper,
     /// Addresses that may be used, first to last.
     usable: Vec<(u64, u64)>,
     /// Sizes, by first device address.
@@ -32,8 +44,9 @@ pub struct Iommu {
 }
 
 impl Iommu {
-    pub(super) fn new(address: PciAddress, group: File) -> Result<Self, VfioError> {
-        let container = open(Path::new("/dev/vfio/vfio"))?;
+    /// Those of a device that is opened through its group.
+    pub(super) fn of_group(address: PciAddress, group: &File) -> Result<Self, VfioError> {
+        let container = open(Path::new(CONTAINER))?;
         let kernel = |action| move |source| VfioError::Kernel { address, action, source };
         let version = sys::plain(&container, sys::GET_API_VERSION, 0).map_err(kernel("ask for VFIO's version"))?;
         if version != sys::API_VERSION {
@@ -43,17 +56,33 @@ impl Iommu {
         if type1 == 0 {
             return Err(VfioError::Unknown("the type 1 IOMMU"));
         }
-        sys::set_container(&group, &container).map_err(kernel("open its group"))?;
+        sys::set_container(group, &container).map_err(kernel("open its group"))?;
         sys::plain(&container, sys::SET_IOMMU, sys::TYPE1V2_IOMMU).map_err(kernel("set its IOMMU up"))?;
         let (info, more) = sys::exchange(&container, sys::IOMMU_GET_INFO, sys::IommuInfo::default())
             .map_err(kernel("describe its IOMMU"))?;
         // Kernels before 5.4 do not tell; 39 bits is the least that translates.
         let usable = more.pairs(info.cap_offset, sys::CAP_IOVA_RANGE).unwrap_or_else(|| vec![(0, (1 << 39) - 1)]);
-        Ok(Self { address, group, container, usable, taken: Mutex::default() })
+        Ok(Self { address, keeper: Keeper::Container(container), usable, taken: Mutex::default() })
     }
 
-    pub(super) fn group(&self) -> &File {
-        &self.group
+    /// Those of a device that is opened by itself, and bound to this iommufd.
+    pub(super) fn of_device(address: PciAddress, device: impl AsFd, iommufd: File) -> Result<Self, VfioError> {
+        let kernel = |action| move |source| VfioError::Kernel { address, action, source };
+        let made = sys::exact(&iommufd, sys::IOAS_ALLOC, sys::IoasAlloc::default());
+        let ioas = made.map_err(kernel("make an address space for it"))?.ioas;
+        let attach = sys::AttachIommufd { table: ioas, ..Default::default() };
+        sys::exact(device, sys::DEVICE_ATTACH_IOMMUFD, attach).map_err(kernel("set its IOMMU up"))?;
+        // Only now are those left out that the device's place in the machine does not allow.
+        let usable = sys::iova_ranges(&iommufd, ioas).map_err(kernel("describe its IOMMU"))?;
+        Ok(Self { address, keeper: Keeper::Space { iommufd, ioas }, usable, taken: Mutex::default() })
+    }
+
+    /// The interface of the kernel's that keeps the mappings.
+    pub fn interface(&self) -> &'static str {
+        match self.keeper {
+            Keeper::Container(_) => "group",
+            Keeper::Space { .. } => "iommufd",
+        }
     }
 
     fn taken(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
@@ -102,19 +131,39 @@ impl Iommu {
     }
 
     fn map(&self, iova: u64, address: u64, size: u64) -> Result<(), VfioError> {
-        let map = sys::DmaMap { flags: sys::MAP_READ | sys::MAP_WRITE, address, iova, size, argsz: 0 };
         // The kernel checks that the memory is there and may be written, and keeps its pages.
-        let mapped = sys::exact(&self.container, sys::IOMMU_MAP_DMA, map);
-        mapped.map(drop).map_err(|source| VfioError::Kernel { address: self.address, action: "map memory for it", source })
+        let mapped = match &self.keeper {
+            Keeper::Container(container) => {
+                let map = sys::DmaMap { flags: sys::MAP_READ | sys::MAP_WRITE, address, iova, size, argsz: 0 };
+                sys::exact(container, sys::IOMMU_MAP_DMA, map).map(drop)
+            }
+            Keeper::Space { iommufd, ioas } => {
+                let flags = sys::IOAS_MAP_FIXED | sys::IOAS_MAP_READ | sys::IOAS_MAP_WRITE;
+                sys::exact(
+                    iommufd,
+                    sys::IOAS_MAP,
+                    sys::IoasMap { flags, ioas: *ioas, address, size, iova, ..Default::default() },
+                )
+                .map(drop)
+            }
+        };
+        mapped.map_err(|source| VfioError::Kernel { address: self.address, action: "map memory for it", source })
     }
 
     /// Takes memory away: the device does not reach it any more on return.
     pub fn unmap(&self, range: DmaRange) -> Result<(), VfioError> {
         let mut taken = self.taken();
-        let unmap = sys::DmaUnmap { iova: range.iova, size: range.len as u64, ..Default::default() };
-        let unmapped = sys::exact(&self.container, sys::IOMMU_UNMAP_DMA, unmap);
+        let (iova, size) = (range.iova, range.len as u64);
+        let unmapped = match &self.keeper {
+            Keeper::Container(container) => {
+                sys::exact(container, sys::IOMMU_UNMAP_DMA, sys::DmaUnmap { iova, size, ..Default::default() }).map(drop)
+            }
+            Keeper::Space { iommufd, ioas } => {
+                sys::exact(iommufd, sys::IOAS_UNMAP, sys::IoasUnmap { ioas: *ioas, iova, size, argsz: 0 }).map(drop)
+            }
+        };
         unmapped.map_err(|source| VfioError::Kernel { address: self.address, action: "unmap memory of it", source })?;
-        taken.remove(&range.iova);
+        taken.remove(&iova);
         Ok(())
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   /sys/bus/pci/devices/ADDRESS ── class, driver, IOMMU group: is it ours? what to do if not
-//!   /dev/vfio/GROUP ──► container /dev/vfio/vfio ──► Iommu: device addresses ◄── memory (pinned while mapped)
+//!   /dev/vfio/devices/vfioN, /dev/iommu ─────┐ where the kernel has both
+//!   /dev/vfio/GROUP, container /dev/vfio/vfio ┴──► Iommu: device addresses ◄── memory (pinned while mapped)
 //!        └──► device fd: regions (BAR 0 mapped), configuration, MSI-X and error event fds, reset
 //! ```
 //!
@@ -15,22 +16,22 @@
 //!
 //! # What it does not do
 //!
-//! Bind drivers: that is root's. iommufd, and devices of one group in several processes.
+//! Bind drivers: that is root's. Devices of one group in several processes: a group is one owner's.
 
 mod address;
 mod error;
 mod iommu;
 mod sys;
+mod take;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::{self, Read},
+    fs::File,
+    io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
         unix::fs::FileExt,
     },
-    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -40,23 +41,16 @@ use rustix::event::{EventfdFlags, eventfd};
 pub use address::{ParseAddressError, PciAddress};
 pub use error::VfioError;
 pub use iommu::Iommu;
+pub use take::device_files;
 
 use crate::{
     dma::DmaRange,
     transport::{MappedArea, Transport, TransportError},
 };
 
-/// The class of NVMe controllers: mass storage, non-volatile memory, NVM Express.
-const NVME_CLASS: &str = "0x010802";
 const IRQ_MSIX: u32 = 2;
 const IRQ_ERROR: u32 = 3;
 const IRQ_REQUEST: u32 = 4;
-
-/// The files of the system that using this function takes: for who is given few.
-pub fn device_files(address: PciAddress) -> Vec<PathBuf> {
-    let group = group_of(address).map(|group| PathBuf::from(format!("/dev/vfio/{group}")));
-    [PathBuf::from("/dev/vfio/vfio")].into_iter().chain(group.ok()).collect()
-}
 
 /// A physical function.
 pub struct VfioPci {
@@ -79,22 +73,8 @@ impl VfioPci {
     /// # Errors
     /// With what to do when it is not bound to vfio-pci, has no IOMMU, or is in use.
     pub fn open(address: PciAddress) -> Result<Self, VfioError> {
-        look(address)?;
-        let group_number = group_of(address)?;
-        let path = PathBuf::from(format!("/dev/vfio/{group_number}"));
-        let group = match open(&path) {
-            Err(VfioError::File { source, .. }) if source.raw_os_error() == Some(libc::EBUSY) => {
-                return Err(VfioError::InUse { address, path });
-            }
-            other => other?,
-        };
+        let (device, iommu) = take::take(address)?;
         let kernel = |action| move |source| VfioError::Kernel { address, action, source };
-        let status = sys::exact(&group, sys::GROUP_GET_STATUS, sys::GroupStatus::default());
-        if status.map_err(kernel("ask for its group"))?.flags & sys::GROUP_VIABLE == 0 {
-            return Err(VfioError::NotViable { address, group: group_number, others: others_of(group_number, address) });
-        }
-        let iommu = Iommu::new(address, group)?;
-        let device = sys::device_fd(iommu.group(), &address.to_string()).map_err(kernel("open it"))?;
         let (info, _) =
             sys::exchange(&device, sys::DEVICE_GET_INFO, sys::DeviceInfo::default()).map_err(kernel("describe it"))?;
         if info.flags & sys::DEVICE_PCI == 0 {
@@ -110,7 +90,7 @@ impl VfioPci {
         let [error, request] = [IRQ_ERROR, IRQ_REQUEST].map(|index| signal(&device, index, info.irqs));
         Ok(Self {
             address,
-            device: device.into(),
+            device: File::from(device),
             iommu: Arc::new(iommu),
             regions,
             resets,
@@ -264,54 +244,4 @@ fn signal(device: &OwnedFd, index: u32, irqs: u32) -> Option<OwnedFd> {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?;
     sys::set_irqs(device, index, &[fd.as_raw_fd()]).ok()?;
     Some(fd)
-}
-
-fn folder(address: PciAddress) -> PathBuf {
-    Path::new("/sys/bus/pci/devices").join(address.to_string())
-}
-
-fn open(path: &Path) -> Result<File, VfioError> {
-    let opened = File::options().read(true).write(true).open(path);
-    opened.map_err(|source| VfioError::File { action: "open", path: path.to_owned(), source })
-}
-
-/// The last part of what a link leads to.
-fn linked(path: &Path) -> Option<String> {
-    Some(fs::read_link(path).ok()?.file_name()?.to_string_lossy().into_owned())
-}
-
-/// Whether the function is an NVMe controller that the kernel would give us.
-fn look(address: PciAddress) -> Result<(), VfioError> {
-    let folder = folder(address);
-    let path = folder.join("class");
-    let mut class = String::new();
-    match File::open(&path).and_then(|mut file| file.read_to_string(&mut class)) {
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(VfioError::NoFunction(address)),
-        Err(source) => return Err(VfioError::File { action: "read", path, source }),
-    }
-    if class.trim() != NVME_CLASS {
-        return Err(VfioError::NotNvme { address, class: class.trim().to_owned() });
-    }
-    group_of(address)?;
-    match linked(&folder.join("driver")) {
-        Some(driver) if driver == "vfio-pci" => Ok(()),
-        driver => Err(VfioError::NotBound { address, driver }),
-    }
-}
-
-fn group_of(address: PciAddress) -> Result<u32, VfioError> {
-    let group = linked(&folder(address).join("iommu_group")).and_then(|group| group.parse().ok());
-    group.ok_or(VfioError::NoIommu(address))
-}
-
-/// The other functions of a group and who drives them.
-fn others_of(group: u32, address: PciAddress) -> String {
-    let Ok(entries) = fs::read_dir(format!("/sys/kernel/iommu_groups/{group}/devices")) else { return "?".to_owned() };
-    let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
-    let others = names.filter(|name| *name != address.to_string()).map(|name| {
-        let driver = linked(&Path::new("/sys/bus/pci/devices").join(&name).join("driver"));
-        format!("{name} ({})", driver.as_deref().unwrap_or("no driver"))
-    });
-    others.collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! Linux's VFIO interface (`linux/vfio.h`): numbers, structures, and the one place that calls `ioctl`.
+//! Linux's VFIO and iommufd interfaces (`linux/vfio.h`, `linux/iommufd.h`): numbers, structures, and the one place that calls `ioctl`.
 
 use std::{
     io,
@@ -20,6 +20,13 @@ pub(super) const DEVICE_RESET: u64 = BASE + 11;
 pub(super) const IOMMU_GET_INFO: u64 = BASE + 12;
 pub(super) const IOMMU_MAP_DMA: u64 = BASE + 13;
 pub(super) const IOMMU_UNMAP_DMA: u64 = BASE + 14;
+pub(super) const DEVICE_BIND_IOMMUFD: u64 = BASE + 18;
+pub(super) const DEVICE_ATTACH_IOMMUFD: u64 = BASE + 19;
+const IOMMUFD: u64 = 0x3b80; // _IO(';', 0x80)
+pub(super) const IOAS_ALLOC: u64 = IOMMUFD + 1;
+const IOAS_IOVA_RANGES: u64 = IOMMUFD + 4;
+pub(super) const IOAS_MAP: u64 = IOMMUFD + 5;
+pub(super) const IOAS_UNMAP: u64 = IOMMUFD + 6;
 
 pub(super) const API_VERSION: i32 = 0;
 pub(super) const TYPE1V2_IOMMU: u64 = 3;
@@ -33,6 +40,9 @@ pub(super) const SET_EVENTFD: u32 = 4;
 pub(super) const SET_TRIGGER: u32 = 32;
 pub(super) const MAP_READ: u32 = 1;
 pub(super) const MAP_WRITE: u32 = 2;
+pub(super) const IOAS_MAP_FIXED: u32 = 1;
+pub(super) const IOAS_MAP_WRITE: u32 = 2;
+pub(super) const IOAS_MAP_READ: u32 = 4;
 /// Capability of a region: the parts that may be mapped.
 pub(super) const CAP_SPARSE_MMAP: u16 = 1;
 /// Capability of an IOMMU: the addresses that may be used.
@@ -54,7 +64,6 @@ macro_rules! structure {
         #[repr(C)]
         pub(super) struct $name {
             pub(super) argsz: u32,
-            pub(super) flags: u32,
             $(pub(super) $field: $type,)*
         }
 
@@ -63,13 +72,19 @@ macro_rules! structure {
     };
 }
 
-structure! { GroupStatus {} }
-structure! { DeviceInfo { regions: u32, irqs: u32, cap_offset: u32, pad: u32 } }
-structure! { RegionInfo { index: u32, cap_offset: u32, size: u64, offset: u64 } }
-structure! { IrqInfo { index: u32, count: u32 } }
-structure! { IommuInfo { page_sizes: u64, cap_offset: u32, pad: u32 } }
-structure! { DmaMap { address: u64, iova: u64, size: u64 } }
-structure! { DmaUnmap { iova: u64, size: u64 } }
+structure! { GroupStatus { flags: u32 } }
+structure! { DeviceInfo { flags: u32, regions: u32, irqs: u32, cap_offset: u32, pad: u32 } }
+structure! { RegionInfo { flags: u32, index: u32, cap_offset: u32, size: u64, offset: u64 } }
+structure! { IrqInfo { flags: u32, index: u32, count: u32 } }
+structure! { IommuInfo { flags: u32, page_sizes: u64, cap_offset: u32, pad: u32 } }
+structure! { DmaMap { flags: u32, address: u64, iova: u64, size: u64 } }
+structure! { DmaUnmap { flags: u32, iova: u64, size: u64 } }
+structure! { BindIommufd { flags: u32, iommufd: i32, device: u32 } }
+structure! { AttachIommufd { flags: u32, table: u32 } }
+structure! { IoasAlloc { flags: u32, ioas: u32 } }
+structure! { IoasRanges { ioas: u32, count: u32, reserved: u32, ranges: u64, alignment: u64 } }
+structure! { IoasMap { flags: u32, ioas: u32, reserved: u32, address: u64, size: u64, iova: u64 } }
+structure! { IoasUnmap { ioas: u32, iova: u64, size: u64 } }
 
 /// An `ioctl` whose argument is a number, or nothing.
 pub(super) fn plain(fd: impl AsFd, request: u64, argument: u64) -> io::Result<i32> {
@@ -119,6 +134,21 @@ pub(super) fn set_container(group: impl AsFd, container: impl AsFd) -> io::Resul
     let fd: RawFd = container.as_fd().as_raw_fd();
     // SAFETY: the kernel reads one number.
     check(unsafe { libc::ioctl(group.as_fd().as_raw_fd(), GROUP_SET_CONTAINER, &raw const fd) }).map(drop)
+}
+
+/// The addresses that may be used in an address space of iommufd's, first to last.
+pub(super) fn iova_ranges(iommufd: impl AsFd, ioas: u32) -> io::Result<Vec<(u64, u64)>> {
+    let mut ranges = [[0_u64; 2]; ROOM / 16];
+    let mut asked = IoasRanges {
+        argsz: size_of::<IoasRanges>() as u32,
+        ioas,
+        count: ranges.len() as u32,
+        ranges: ranges.as_mut_ptr() as u64,
+        ..Default::default()
+    };
+    // SAFETY: the kernel reads and writes the structure, whose size it is told, and at most `count` pairs of numbers at `ranges`.
+    check(unsafe { libc::ioctl(iommufd.as_fd().as_raw_fd(), IOAS_IOVA_RANGES, &raw mut asked) })?;
+    Ok(ranges.iter().take(asked.count as usize).map(|&[first, last]| (first, last)).collect())
 }
 
 /// Has interrupts `0..fds.len()` of an index signalled through event fds; none: forgets them all.
@@ -192,6 +222,12 @@ mod tests {
         assert_eq!(size_of::<DmaMap>(), 32);
         assert_eq!(size_of::<DmaUnmap>(), 24);
         assert_eq!(size_of::<IommuInfo>(), 24);
+        assert_eq!(size_of::<BindIommufd>(), 16);
+        assert_eq!(size_of::<AttachIommufd>(), 12);
+        assert_eq!(size_of::<IoasAlloc>(), 12);
+        assert_eq!(size_of::<IoasRanges>(), 32);
+        assert_eq!(size_of::<IoasMap>(), 40);
+        assert_eq!(size_of::<IoasUnmap>(), 24);
     }
 
     #[test]
