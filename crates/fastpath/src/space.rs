@@ -296,8 +296,10 @@ impl Space {
 
     /// Makes commands of requests while there is room, in order, and rings.
     fn pump(&mut self) {
+        // An engine has as many places as it has, however few the space was opened for; identifiers of `n` commands are below `n`.
+        let room = self.way.capacity().min(self.in_flight.len());
         while let Some(&place) = self.waiting.front() {
-            while !self.table.look(place).is_issued() && self.way.in_flight() < self.way.capacity() && !self.gone {
+            while !self.table.look(place).is_issued() && self.way.in_flight() < room && !self.gone {
                 if let Err(error) = self.issue(place) {
                     self.table.get(place).errno = error.errno();
                 }
