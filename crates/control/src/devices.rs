@@ -88,7 +88,8 @@ impl LiveDevice {
         let mut listener =
             listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
         let place_of_socket = listener.take_place();
-        let config = Config { card, ..record.spec.controller_config(record.cntlid, record.uuid) };
+        let session = record.session.is_some();
+        let config = Config { card, session, ..record.spec.controller_config(record.cntlid, record.uuid) };
         let place = kept.clone().map(|(link, owner)| Kept::new(link, owner));
         let key = shard.call_wait(move |shard| {
             shard.add_device_with(|cx| {

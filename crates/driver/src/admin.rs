@@ -12,16 +12,18 @@ use millrace_nvme_spec::{
     pci::{self, CapabilityId, PciExpressCapability},
     to_zeros_based,
 };
+use millrace_vfio_user::ClientError;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     command::Command,
-    controller::Controller,
-    dma::PAGE_SIZE,
+    controller::{Controller, Late},
+    dma::{DmaBuffer, PAGE_SIZE},
     doorbell::Shadow,
     error::{DriverError, during},
     namespace::Namespace,
     queue::{QueueError, QueuePair},
+    transport::TransportError,
 };
 
 /// Region index of PCI configuration space.
@@ -41,26 +43,60 @@ impl Controller {
     /// # Errors
     /// [`QueueError::Failed`] with the controller's status when it is not success.
     pub fn admin(&mut self, command: &Command) -> Result<Cqe, QueueError> {
-        self.admin_queue().execute(command)
+        Ok(self.execute_admin(command, None)?.0)
+    }
+
+    /// Runs an admin command, whose data are in `buffer` if it has any. A command that is still in flight keeps it: the controller may
+    /// read or write there yet.
+    fn execute_admin(
+        &mut self,
+        command: &Command,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<(Cqe, Option<DmaBuffer>), QueueError> {
+        self.settle_late()?;
+        let done = self.admin_queue().execute(command);
+        let cid = match &done {
+            Ok(_)
+            | Err(QueueError::Failed { .. } | QueueError::Full { .. } | QueueError::Prp { .. } | QueueError::Sgl { .. }) => {
+                return done.map(|cqe| (cqe, buffer));
+            }
+            Err(QueueError::Timeout { cid, .. }) => Some(*cid),
+            Err(_) => None,
+        };
+        self.late.push(Late { cid, _buffer: buffer });
+        done.map(|cqe| (cqe, None))
+    }
+
+    /// Lets go of commands that were waited for in vain and have completed since: their identifiers are about to be used again.
+    fn settle_late(&mut self) -> Result<(), QueueError> {
+        let mut at = 0;
+        while let Some(cid) = self.late.get(at).map(|late| late.cid) {
+            match cid {
+                Some(cid) if self.admin_queue().take(cid)? => drop(self.late.swap_remove(at)),
+                _ => at += 1,
+            }
+        }
+        Ok(())
     }
 
     /// Runs any admin command and gives the completion whatever its status is. Only the command identifier is ours.
     pub fn admin_raw(&mut self, sqe: Sqe) -> Result<Cqe, QueueError> {
+        self.settle_late()?;
         self.admin_queue().execute_any(&Command::from(sqe))
     }
 
     /// Runs an admin command that gives `len` bytes of data.
     pub fn admin_read(&mut self, command: &Command, len: usize) -> Result<Vec<u8>, DriverError> {
         let buffer = self.memory.alloc(len)?;
-        self.admin(&command.with_data(buffer.slice(0, len)))?;
-        Ok(buffer.read_vec(0, len))
+        let (_, buffer) = self.execute_admin(&command.with_data(buffer.slice(0, len)), Some(buffer))?;
+        Ok(buffer.expect("the command has ended").read_vec(0, len))
     }
 
     /// Runs an admin command that takes data.
     pub fn admin_write(&mut self, command: &Command, data: &[u8]) -> Result<Cqe, DriverError> {
         let buffer = self.memory.alloc(data.len())?;
         buffer.write_at(0, data);
-        Ok(self.admin(&command.with_data(buffer.slice(0, data.len())))?)
+        Ok(self.execute_admin(&command.with_data(buffer.slice(0, data.len())), Some(buffer))?.0)
     }
 
     /// Identify (Base 5.1.13): any data structure of 4096 bytes.
@@ -127,6 +163,7 @@ impl Controller {
 
     /// Places an Asynchronous Event Request (Base 5.1.2). Its completion comes through [`poll_event`](Self::poll_event).
     pub fn request_event(&mut self) -> Result<(), QueueError> {
+        self.settle_late()?;
         let admin = self.admin_queue();
         admin.submit(&Command::admin(AdminOpcode::ASYNC_EVENT_REQUEST))?;
         admin.ring()
@@ -134,10 +171,16 @@ impl Controller {
 
     /// An asynchronous event, if one has come.
     pub fn poll_event(&mut self) -> Result<Option<Cqe>, QueueError> {
-        let admin = self.admin_queue();
-        let event = admin.next_completion()?;
-        admin.ring()?;
-        Ok(event)
+        loop {
+            let admin = self.admin_queue();
+            let event = admin.next_completion()?;
+            admin.ring()?;
+            let Some(at) = event.and_then(|cqe| self.late.iter().position(|late| late.cid == Some(cqe.cid))) else {
+                return Ok(event);
+            };
+            // No event: a command that was waited for in vain.
+            self.late.swap_remove(at);
+        }
     }
 
     /// Has the controller tell of namespaces that change, if it can: [`namespaces_changed`](Self::namespaces_changed).
@@ -274,6 +317,17 @@ impl Controller {
 }
 
 impl DriverError {
+    /// Whether it only was not there in time: the controller, its answer to a message, or the end of a command.
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::NotReady { .. } | Self::Queue(QueueError::Timeout { .. }) => true,
+            Self::Connect { source, .. } | Self::Transport { source, .. } => {
+                matches!(source, TransportError::VfioUser(ClientError::Timeout { .. }))
+            }
+            _ => false,
+        }
+    }
+
     /// The status, when it was the controller that refused.
     pub fn status(&self) -> Option<Status> {
         match self {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_nvme_spec::{
-    Cqe, QueueId, Sqe, Version,
+    CommandId, Cqe, QueueId, Sqe, Version,
     identify::{IdentifyController, SglSupport},
     registers::{
         AdminQueueAttributes, Capabilities, CommandSetSelected, Configuration, ControllerStatus, Doorbell, DoorbellLayout,
@@ -18,7 +18,7 @@ use millrace_nvme_spec::{
 
 use crate::{
     cmb::ControllerMemory,
-    dma::{DmaMemory, PAGE_SIZE, Pages},
+    dma::{DmaBuffer, DmaMemory, PAGE_SIZE, Pages},
     doorbell::{BAR0, Doorbells},
     error::{DriverError, during},
     queue::{Lists, QueueMemory, QueuePair, QueueParts},
@@ -100,9 +100,19 @@ pub struct Controller {
     version: Version,
     /// What enabling made; gone when disabled.
     pub(crate) enabled: Option<Enabled>,
+    /// Admin commands that were waited for in vain.
+    pub(crate) late: Vec<Late>,
     pub(crate) vectors: Vec<OwnedFd>,
     /// Where these can be masked, if they can.
     pub(crate) vector_table: Option<VectorTable>,
+}
+
+/// An admin command that nobody waits for any more, and that has not completed.
+pub(crate) struct Late {
+    /// Its identifier in the admin queue; `None`: its completion cannot come any more, or not be known.
+    pub(crate) cid: Option<CommandId>,
+    /// Where the controller may still read or write.
+    pub(crate) _buffer: Option<DmaBuffer>,
 }
 
 /// State of an enabled controller.
@@ -156,6 +166,7 @@ impl Controller {
             capabilities,
             version: Version::from_bits(u32::from_le_bytes(vs)),
             enabled: None,
+            late: Vec::new(),
             vectors: Vec::new(),
             vector_table: None,
         })
@@ -281,7 +292,9 @@ impl Controller {
         if cc.en() {
             self.write32(offset::CC, cc.with_en(false).with_shn(ShutdownNotification::NONE).into_bits())?;
         }
-        self.wait_status("disabled", |csts| !csts.rdy())
+        self.wait_status("disabled", |csts| !csts.rdy())?;
+        self.late.clear();
+        Ok(())
     }
 
     /// Gives the controller fresh admin queues, sets CC.EN and waits until CSTS.RDY is set.
@@ -313,6 +326,8 @@ impl Controller {
             .with_en(true);
         self.write32(offset::CC, cc.into_bits())?;
         self.wait_status("ready", |csts| csts.rdy())?;
+        // Their identifiers are another queue's.
+        self.late.iter_mut().for_each(|late| late.cid = None);
         self.enabled = Some(Enabled { admin, identify: None, granted: 0, used: vec![false] });
         Ok(())
     }
@@ -328,7 +343,9 @@ impl Controller {
     pub fn reset(&mut self) -> Result<(), DriverError> {
         self.enabled = None;
         self.doorbells.shadow = None;
-        self.transport.get().reset().map_err(during("resetting the function"))
+        self.transport.get().reset().map_err(during("resetting the function"))?;
+        self.late.clear();
+        Ok(())
     }
 
     fn wait_status(&self, state: &'static str, reached: impl Fn(ControllerStatus) -> bool) -> Result<(), DriverError> {
@@ -442,6 +459,7 @@ mod tests {
     use super::*;
     use crate::{
         dma::DmaRange,
+        queue::QueueError,
         transport::{MappedArea, TransportError},
     };
 
@@ -483,6 +501,90 @@ mod tests {
         fn check(&mut self) -> Result<(), TransportError> {
             Ok(())
         }
+    }
+
+    /// A controller that comes up, and completes nothing by itself.
+    #[derive(Default)]
+    struct Deaf {
+        cc: u32,
+    }
+
+    impl Transport for Deaf {
+        fn region_read(&mut self, _: u32, at: u64, buf: &mut [u8]) -> Result<(), TransportError> {
+            let value = match at {
+                offset::CAP => Capabilities::new().with_mqes_z(63).with_to(1).with_css_nvm(true).into_bits(),
+                offset::CC => self.cc.into(),
+                offset::CSTS => u64::from(self.cc & 1),
+                _ => 0,
+            };
+            buf.copy_from_slice(&value.to_le_bytes()[..buf.len()]);
+            Ok(())
+        }
+        fn region_write(&mut self, _: u32, at: u64, data: &[u8]) -> Result<(), TransportError> {
+            if at == offset::CC {
+                self.cc = u32::from(data[0]);
+            }
+            Ok(())
+        }
+        fn region_write_posted(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn map_region(&mut self, _: u32) -> Result<Vec<MappedArea>, TransportError> {
+            Ok(Vec::new())
+        }
+        fn dma_map(&mut self, _: DmaRange, _: BorrowedFd<'_>, _: u64) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn dma_unmap(&mut self, _: DmaRange) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn vectors(&mut self) -> Result<u32, TransportError> {
+            Ok(0)
+        }
+        fn set_vectors(&mut self, _: &[BorrowedFd<'_>]) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn disable_vectors(&mut self) -> Result<(), TransportError> {
+            Ok(())
+        }
+        fn reset(&mut self) -> Result<(), TransportError> {
+            self.cc = 0;
+            Ok(())
+        }
+        fn check(&mut self) -> Result<(), TransportError> {
+            Ok(())
+        }
+    }
+
+    /// What the controller completes late: command `cid`, by entry `at` of the admin completion queue.
+    fn complete(controller: &mut Controller, at: usize, cid: u16) {
+        let (_, completions) = controller.admin_queue().buffers();
+        let cqe = u128::from(cid) << 96 | 1 << 112;
+        completions.write_at(at * Cqe::SIZE, &cqe.to_le_bytes());
+    }
+
+    #[test]
+    fn memory_of_a_command_that_is_late_is_nobody_elses_until_it_has_completed() {
+        let options = Options { timeout: Duration::from_millis(20), memory_size: 1 << 20, ..Options::default() };
+        let mut controller = Controller::attach(Deaf::default(), &options).unwrap();
+        controller.enable().unwrap();
+        // Every page that is free, and where the next identify would go: the first of them.
+        let next = |controller: &Controller| controller.memory().alloc(PAGE_SIZE).unwrap().iova();
+        let first = next(&controller);
+        for _ in 0..2 {
+            let late = controller.identify_controller().unwrap_err();
+            assert!(matches!(late, DriverError::Queue(QueueError::Timeout { .. })), "{late}");
+        }
+        assert_eq!((next(&controller), controller.late.len()), (first + 2 * PAGE_SIZE as u64, 2));
+        // The first completes: that is no event, and no answer to the next command, which has its identifier.
+        complete(&mut controller, 0, 0);
+        assert!(controller.poll_event().unwrap().is_none());
+        assert_eq!((next(&controller), controller.late.len()), (first, 1));
+        complete(&mut controller, 1, 1);
+        assert!(controller.identify_controller().is_err());
+        assert_eq!((next(&controller), controller.late.len()), (first + PAGE_SIZE as u64, 1));
+        controller.disable().unwrap();
+        assert_eq!(controller.late.len(), 0);
     }
 
     #[test]

@@ -277,6 +277,13 @@ impl Namespace {
         Ok(command)
     }
 
+    /// As [`write_zeroes`](Self::write_zeroes), with Force Unit Access: durable when it completes.
+    pub fn write_zeroes_fua(&self, lba: Lba, count: BlockCount, deallocate: bool) -> Result<Command, CommandError> {
+        let mut command = self.write_zeroes(lba, count, deallocate)?;
+        command.sqe.cdw12 = WriteZeroesCdw12::from_bits(command.sqe.cdw12).with_fua(true).into_bits();
+        Ok(command)
+    }
+
     /// Verify (NVM 3.3.5).
     pub fn verify(&self, lba: Lba, count: BlockCount) -> Result<Command, CommandError> {
         self.ranged(NvmOpcode::VERIFY, lba, count)

@@ -559,6 +559,16 @@ impl QueuePair {
         }
     }
 
+    /// Takes the completion of one command if it has come; those of others are kept. Does not wait.
+    pub(crate) fn take(&mut self, cid: CommandId) -> Result<bool, QueueError> {
+        while let Some(cqe) = self.poll_ring()? {
+            self.stash.push_back(cqe);
+        }
+        self.ring()?;
+        let at = self.stash.iter().position(|cqe| cqe.cid == cid);
+        Ok(at.and_then(|at| self.stash.remove(at)).is_some())
+    }
+
     fn pause(&self, backoff: &mut Backoff) -> Result<(), QueueError> {
         if backoff.pause() {
             self.check()?;

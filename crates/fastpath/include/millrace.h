@@ -15,7 +15,9 @@
  *   -ENOSPC     no room below the volume
  *   -EIO        its medium failed
  *   -ENODEV     the daemon has stopped, or has taken the volume back: free the space and open another
- *   -ETIMEDOUT  a request that was waited for took longer than the space's timeout; what it did is unknown
+ *   -ETIMEDOUT  a request that was waited for took longer than the space's timeout, and is not told of again; what it did, or may do yet, is
+ *               unknown. Memory of an FP_DIRECT request stays the daemon's until fastpath_polling() says that none is in progress; other
+ *               memory is not touched any more. Of fastpath_open: the daemon did not answer in time
  *   -ENOENT     no such volume, or no daemon with this run directory
  *   -EACCES     this user may not open the volume, or not in this way
  *   -EDQUOT     this user has as many spaces as it may have
@@ -38,7 +40,7 @@ typedef struct fastpath fastpath_t;
 /* Flags of requests. */
 #define FP_DIRECT 1u   /* the memory is in the space's buffer: the daemon moves the bytes there, nobody copies */
 #define FP_BLOCKING 2u /* return when the request has ended */
-#define FP_DURABLE 4u  /* of a write: when it has ended, it outlives a loss of power */
+#define FP_DURABLE 4u  /* of a write, and of zeroes: when it has ended, it outlives a loss of power; not of a deallocation (-EINVAL) */
 
 /* Flags of spaces. */
 #define FP_READ_ONLY 1u  /* nothing will be written */
@@ -81,9 +83,9 @@ unsigned int fastpath_block_size(const fastpath_t *fp);
 int64_t fastpath_volume_size(const fastpath_t *fp);
 
 /*
- * Read and write at the space's position, which moves on by `size` when the request is accepted. With FP_BLOCKING: bytes moved, always
- * `size`. Without: `size`, as soon as the request is accepted, and fastpath_polling() tells of its end. The memory must be left alone
- * until then.
+ * Read and write at the space's position, which moves on by `size` when the request is accepted, and only then: threads that share it leave
+ * nothing out; one that fails later has moved it. With FP_BLOCKING: bytes moved, always `size`. Without: `size`, as soon as the request is
+ * accepted, and fastpath_polling() tells of its end. The memory must be left alone until then.
  *
  * The memory of an FP_DIRECT request lies in the space's buffer at a multiple of 4 bytes; other memory is copied. A request of any length
  * is made into as many commands as it takes, and ends when the last one has; there is no order between requests that are in progress.
@@ -109,7 +111,7 @@ int fastpath_write_zeroes(fastpath_t *fp, uint64_t offset, uint64_t size, unsign
 
 /*
  * Goes on with what is in progress, without waiting. How many requests of the calls above are in progress still, or, once, the error of the
- * first that failed since the last call.
+ * first that failed since the last call. Those that were waited for too long (-ETIMEDOUT) count as well; their errors are not told again.
  */
 int fastpath_polling(fastpath_t *fp);
 
@@ -144,10 +146,20 @@ int fastpath_submit(fastpath_t *fp, const struct fastpath_request *request);
 int fastpath_reap(fastpath_t *fp, struct fastpath_completion *completions, unsigned int max, int timeout_ms);
 
 /*
- * Of a space with FP_EVENTS: a descriptor for poll(2) that becomes readable when something has finished. Read its 8 bytes, then poll the
- * space until nothing comes. It is the space's: do not close it.
+ * Of a space with FP_EVENTS: a descriptor for poll(2) that becomes readable when something has finished, and now and then when nothing has.
+ * Read its 8 bytes, then poll the space until nothing comes. It is the space's: do not close it.
+ *
+ * A daemon that has ended signals nothing: the space sees that when it is polled. Who only sleeps watches fastpath_connection() as well, or
+ * polls the space by a timer.
  */
 int fastpath_eventfd(const fastpath_t *fp);
+
+/*
+ * A descriptor for poll(2) that hangs up (POLLHUP, which needs no asking for; POLLRDHUP) when the daemon has stopped or taken the volume
+ * back: what is in progress then ends with -ENODEV when the space is polled, a hundredth of a second later at most; of a space without
+ * FP_EVENTS, after some thousands of polls in vain. It is the space's: do not read, write or close it.
+ */
+int fastpath_connection(const fastpath_t *fp);
 
 struct fastpath_latencies {
     uint64_t requests, errors, bytes;

@@ -10,6 +10,7 @@ held while the library works.
 
 import ctypes
 import os
+import threading
 
 READ, WRITE, FLUSH, DEALLOCATE, WRITE_ZEROES = range(5)
 _DIRECT, _BLOCKING, _DURABLE = 1, 2, 4
@@ -64,6 +65,7 @@ _write_zeroes = _function("fastpath_write_zeroes", ctypes.c_int, _space, _u64, _
 _submit = _function("fastpath_submit", ctypes.c_int, _space, ctypes.POINTER(_Request))
 _reap = _function("fastpath_reap", ctypes.c_int, _space, ctypes.POINTER(_Completion), _u32, ctypes.c_int)
 _eventfd = _function("fastpath_eventfd", ctypes.c_int, _space)
+_connection = _function("fastpath_connection", ctypes.c_int, _space)
 _statistics = _function("fastpath_statistics", ctypes.c_int, _space, ctypes.POINTER(_Statistics), ctypes.c_int)
 _error = _function("fastpath_error", _text)
 _error_number = _function("fastpath_error_number", ctypes.c_int)
@@ -77,6 +79,44 @@ def _check(result):
     return result
 
 
+class _Handle:
+    """A space of the library's, which is freed when it is closed, or nothing refers to it, and no call on it is under way."""
+
+    def __init__(self, space):
+        self._lock, self._space, self._calls, self._closed = threading.Lock(), space, 0, False
+
+    def call(self, function, *arguments):
+        with self._lock:
+            if self._closed:
+                raise ValueError("the space is closed")
+            self._calls += 1
+        try:
+            return function(self._space, *arguments)
+        finally:
+            with self._lock:
+                self._calls -= 1
+                space = self._last()
+            if space:
+                _free(space)
+
+    def _last(self):
+        """The space, once, if it is to be freed now."""
+        if not self._closed or self._calls:
+            return None
+        space, self._space = self._space, None
+        return space
+
+    def close(self):
+        with self._lock:
+            self._closed = True
+            space = self._last()
+        if space:
+            _free(space)
+
+    def __del__(self):
+        self.close()
+
+
 class Space:
     """A volume, open. `buffer` is the memory that it shares with the daemon: a writable memoryview, gone when the space is closed."""
 
@@ -86,19 +126,22 @@ class Space:
         flags = (_READ_ONLY if read_only else 0) | (_EVENTS if events else 0) | (_STATISTICS if statistics else 0)
         flags |= _ENGINE if engine else 0
         options = _Options(ctypes.sizeof(_Options), None if run_dir is None else os.fsencode(run_dir), depth, flags, 0)
-        self._space = _open(volume.encode(), buffer, options)
-        if not self._space:
+        space = _open(volume.encode(), buffer, options)
+        if not space:
             raise OSError(_error_number(), _error().decode())
-        self._address, size = _buffer(self._space), _buffer_size(self._space)
-        self.buffer = memoryview((ctypes.c_ubyte * size).from_address(self._address)).cast("B")
-        self.block_size = _block_size(self._space)
+        self._handle = _Handle(space)
+        self._address, size = self._handle.call(_buffer), self._handle.call(_buffer_size)
+        memory = (ctypes.c_ubyte * size).from_address(self._address)
+        # Whoever has a part of the buffer keeps it there.
+        memory.handle = self._handle
+        self.buffer = memoryview(memory).cast("B")
+        self.block_size = self._handle.call(_block_size)
 
     def close(self):
-        """Gives everything back. A memoryview of the buffer that was sliced off must not be used any more."""
-        if self._space:
-            self.buffer.release()
-            space, self._space = self._space, None
-            _free(space)
+        """Gives everything back, once calls of other threads have returned. A memoryview of the buffer that was sliced off must not be
+        used any more."""
+        self.buffer.release()
+        self._handle.close()
 
     def __enter__(self):
         return self
@@ -109,7 +152,7 @@ class Space:
     @property
     def size(self):
         """The volume's size in bytes, as it is now."""
-        return _check(_volume_size(self._space))
+        return _check(self._handle.call(_volume_size))
 
     def read(self, offset, size):
         """`size` bytes from `offset` on."""
@@ -119,25 +162,26 @@ class Space:
 
     def read_into(self, offset, data):
         """Fills `data`, anything writable, from `offset` on."""
-        view = (ctypes.c_ubyte * len(data)).from_buffer(data)
-        _check(_pread(self._space, view, len(data), offset, _BLOCKING))
+        size = memoryview(data).nbytes
+        view = (ctypes.c_ubyte * size).from_buffer(data)
+        _check(self._handle.call(_pread, view, size, offset, _BLOCKING))
 
     def write(self, offset, data, *, durable=False):
         """Writes `data` at `offset`; durable when it returns, if so."""
         data = bytes(data)
-        _check(_pwrite(self._space, data, len(data), offset, _BLOCKING | (_DURABLE if durable else 0)))
+        _check(self._handle.call(_pwrite, data, len(data), offset, _BLOCKING | (_DURABLE if durable else 0)))
 
     def flush(self):
         """Makes durable what was written."""
-        _check(_flush(self._space, _BLOCKING))
+        _check(self._handle.call(_flush, _BLOCKING))
 
     def deallocate(self, offset, size):
         """These bytes are not needed any more."""
-        _check(_deallocate(self._space, offset, size, _BLOCKING))
+        _check(self._handle.call(_deallocate, offset, size, _BLOCKING))
 
-    def write_zeroes(self, offset, size):
-        """These bytes read as zeroes from now on."""
-        _check(_write_zeroes(self._space, offset, size, _BLOCKING))
+    def write_zeroes(self, offset, size, *, durable=False):
+        """These bytes read as zeroes from now on; durably when it returns, if so."""
+        _check(self._handle.call(_write_zeroes, offset, size, _BLOCKING | (_DURABLE if durable else 0)))
 
     def submit(self, operation, tag, offset=0, size=0, at=0, *, durable=False):
         """Begins a request on `size` bytes of the buffer from `at` on. Raises BlockingIOError when no more can be in progress."""
@@ -145,22 +189,28 @@ class Space:
             raise ValueError("not within the buffer")
         flags = _DIRECT | (_DURABLE if durable else 0)
         request = _Request(operation, flags, offset, size, self._address + at, None, 0, tag)
-        _check(_submit(self._space, request))
+        _check(self._handle.call(_submit, request))
 
     def reap(self, most=64, timeout=0.0):
         """What has ended, as (tag, bytes or None, None or an OSError, nanoseconds). Waits up to `timeout` seconds; None: for ever."""
         done = (_Completion * most)()
-        count = _check(_reap(self._space, done, most, -1 if timeout is None else int(timeout * 1000)))
+        count = _check(self._handle.call(_reap, done, most, -1 if timeout is None else int(timeout * 1000)))
         return [(c.tag, *((c.result, None) if c.result >= 0 else (None, OSError(-c.result, _strerror(c.result).decode()))),
                  c.time_ns) for c in done[:count]]
 
     def fileno(self):
-        """The event fd of a space with events, for select and asyncio: read its 8 bytes, then reap until nothing comes."""
-        return _check(_eventfd(self._space))
+        """The event fd of a space with events, for select and asyncio: read its 8 bytes, then reap until nothing comes. Watch connection()
+        beside it."""
+        return _check(self._handle.call(_eventfd))
+
+    def connection(self):
+        """A descriptor that becomes readable, and hangs up, when the daemon has ended: what is in progress then ends with ENODEV at the next
+        reap. Read nothing from it."""
+        return _check(self._handle.call(_connection))
 
     def statistics(self, clear=False):
         """Latencies of reads, writes and others, of a space that measures."""
         found = _Statistics()
-        _check(_statistics(self._space, found, int(clear)))
+        _check(self._handle.call(_statistics, found, int(clear)))
         return {kind: {name: getattr(getattr(found, kind), name) for name, _ in _Latencies._fields_}
                 for kind, _ in _Statistics._fields_}

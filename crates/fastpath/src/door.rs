@@ -6,16 +6,25 @@ use std::{
     mem::MaybeUninit,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::{
+    io::Errno,
+    net::{
+        self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
+        recvmsg, socket_with,
+    },
+};
 use serde_json::{Value, json};
 
 use crate::error::Error;
 
 /// The door's socket in the daemon's run directory.
 const SOCKET: &str = "apps.sock";
+
+/// How soon it is tried again to connect.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// Longest answer.
 const ANSWER: usize = 64 << 10;
@@ -37,12 +46,17 @@ pub fn default_run_dir() -> PathBuf {
 pub(crate) fn ask(run_dir: &Path, volume: &str, read_only: bool, timeout: Duration) -> Result<UnixStream, Error> {
     let path = run_dir.join(SOCKET);
     let failed = |source: io::Error| Error::Door { path: path.clone(), source };
-    let mut stream = UnixStream::connect(&path).map_err(failed)?;
+    let mut stream = connect(&path, timeout).map_err(failed)?;
     stream.set_read_timeout(Some(timeout)).map_err(failed)?;
     stream.set_write_timeout(Some(timeout)).map_err(failed)?;
     let request = format!("{}\n", json!({ "volume": volume, "read_only": read_only }));
-    stream.write_all(request.as_bytes()).map_err(failed)?;
-    let (line, connection) = receive(&stream).map_err(failed)?;
+    // The socket's own word for a time that is over is another's for "try again".
+    let late = |source: io::Error| match source.kind() {
+        io::ErrorKind::WouldBlock => failed(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer")),
+        _ => failed(source),
+    };
+    stream.write_all(request.as_bytes()).map_err(late)?;
+    let (line, connection) = receive(&stream, timeout).map_err(late)?;
     let odd = || failed(io::Error::new(io::ErrorKind::InvalidData, "the answer is none that is known"));
     let answer: Value = serde_json::from_slice(&line).map_err(|_| odd())?;
     if let Some(refused) = answer.get("error") {
@@ -56,14 +70,39 @@ pub(crate) fn ask(run_dir: &Path, volume: &str, read_only: bool, timeout: Durati
     connection.map(UnixStream::from).ok_or_else(odd)
 }
 
+/// A connection to the door. The system would wait for ever where nobody takes connections and too many wait.
+fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    let since = Instant::now();
+    loop {
+        match net::connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if since.elapsed() < timeout => std::thread::sleep(AGAIN),
+            Err(Errno::AGAIN) => return Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon takes no connections")),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
 /// The answer's line, and the descriptor that came with it.
-fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
-    let (mut line, mut fd) = (Vec::new(), None);
+fn receive(stream: &UnixStream, timeout: Duration) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    let (mut line, mut fd, since) = (Vec::new(), None, Instant::now());
     loop {
         let mut room = [0; 4096];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = recvmsg(stream, &mut [IoSliceMut::new(&mut room)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut rooms = [IoSliceMut::new(&mut room)];
+        // A socket with a time limit is interrupted whatever the handler of a signal asks for.
+        let received = match recvmsg(stream, &mut rooms, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) if since.elapsed() < timeout => continue,
+            Err(Errno::INTR) => return Err(io::ErrorKind::WouldBlock.into()),
+            received => received?,
+        };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
                 fd = rights.into_iter().next().or(fd);

@@ -38,6 +38,9 @@ pub enum Error {
     /// The engine's own front was asked for.
     #[error("the daemon cannot take requests for its engine: {0}")]
     NoEngine(&'static str),
+    /// The connection could not be held a second time.
+    #[error("no second descriptor for the daemon's connection: {0}")]
+    Descriptor(#[source] io::Error),
     /// The controller could not be brought up.
     #[error("bringing up the volume's controller: {0}")]
     Driver(#[from] DriverError),
@@ -103,10 +106,14 @@ impl Error {
     /// The error as a number of errno.h.
     pub fn errno(&self) -> i32 {
         let errno = match self {
-            Self::Door { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Self::Door { source, .. } if source.kind() == io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+            Self::Door { source, .. } | Self::Descriptor(source) => {
+                return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+            }
             Self::Refused { errno, .. } | Self::Failed { errno } => return *errno,
+            Self::Driver(error) if error.is_timeout() => Errno::TIMEDOUT,
+            Self::Memory(_) | Self::Driver(DriverError::Memory(_)) => Errno::NOMEM,
             Self::Driver(_) | Self::Queue(_) | Self::Gone => Errno::NODEV,
-            Self::Memory(_) => Errno::NOMEM,
             Self::Full => Errno::AGAIN,
             Self::PastEnd { .. } => Errno::NXIO,
             Self::Status { status } => errno_of(*status),

@@ -47,7 +47,7 @@ thread_local! {
 /// `fastpath_t`.
 struct Handle {
     path: FastPath,
-    /// Where `fastpath_read` and `fastpath_write` go on.
+    /// Where `fastpath_read` and `fastpath_write` go on. Changed with the space's lock held.
     position: AtomicU64,
     buffer: *mut u8,
 }
@@ -250,11 +250,25 @@ unsafe extern "C" fn fastpath_eventfd(handle: *const Handle) -> c_int {
     fd.map_or_else(|error| fail(&error), |fd| fd.as_raw_fd())
 }
 
+/// # Safety
+/// As of `at`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fastpath_connection(handle: *const Handle) -> c_int {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { at(handle) };
+    handle.map_or_else(|error| fail(&error), |handle| handle.path.connection().as_raw_fd())
+}
+
 /// Begins what is wanted, and waits for it if it is to block.
 ///
 /// # Safety
 /// As of `at`; the memory is as the header wants it.
-unsafe fn run(handle: *const Handle, wanted: Submission<'_>, flags: c_uint) -> Result<u64, Error> {
+unsafe fn run(
+    handle: *const Handle,
+    wanted: Submission<'_>,
+    position: Option<&AtomicU64>,
+    flags: c_uint,
+) -> Result<u64, Error> {
     if flags & !(FP_DIRECT | FP_BLOCKING | FP_DURABLE) != 0 {
         return Err(Error::Invalid("unknown flags"));
     }
@@ -265,12 +279,12 @@ unsafe fn run(handle: *const Handle, wanted: Submission<'_>, flags: c_uint) -> R
     if flags & FP_BLOCKING == 0 {
         let wanted = Submission { direct, durable, ..wanted };
         // SAFETY: the caller's promise.
-        unsafe { handle.path.lock().submit(&wanted) }?;
+        unsafe { handle.path.submit(&wanted, position) }?;
         return Ok(all());
     }
     let wanted = Submission { direct, durable, teller: Teller::Waited, ..wanted };
     // SAFETY: the caller's promise.
-    let done = unsafe { handle.path.submit_and_wait(&wanted) }?;
+    let done = unsafe { handle.path.submit_and_wait(&wanted, position) }?;
     match done.errno {
         0 => Ok(done.bytes),
         errno => Err(Error::Failed { errno }),
@@ -284,11 +298,18 @@ fn wanted(operation: Operation, offset: u64, len: u64, pieces: &[Piece]) -> Subm
 /// # Safety
 /// As of `run`.
 unsafe fn transfer(handle: *const Handle, operation: Operation, offset: u64, pieces: &[Piece], flags: c_uint) -> i64 {
-    if pieces.iter().any(|piece| piece.start.is_null() && piece.len > 0) {
+    // SAFETY: the caller's promise.
+    unsafe { transfer_at(handle, wanted(operation, offset, 0, pieces), None, flags) }
+}
+
+/// # Safety
+/// As of `run`.
+unsafe fn transfer_at(handle: *const Handle, wanted: Submission<'_>, position: Option<&AtomicU64>, flags: c_uint) -> i64 {
+    if wanted.pieces.iter().any(|piece| piece.start.is_null() && piece.len > 0) {
         return i64::from(fail(&Error::Invalid("the buffer is null")));
     }
     // SAFETY: the caller's promise.
-    let result = unsafe { run(handle, wanted(operation, offset, 0, pieces), flags) };
+    let result = unsafe { run(handle, wanted, position, flags) };
     result.map_or_else(|error| i64::from(fail(&error)), count)
 }
 
@@ -386,14 +407,9 @@ unsafe fn go_on(handle: *const Handle, operation: Operation, buffer: *mut u8, si
         Ok(handle) => &handle.position,
         Err(error) => return i64::from(fail(&error)),
     };
-    let offset = position.fetch_add(size as u64, Ordering::Relaxed);
+    let pieces = [Piece { start: buffer, len: size }];
     // SAFETY: the caller's promise.
-    let result = unsafe { transfer(handle, operation, offset, &[Piece { start: buffer, len: size }], flags) };
-    if result < 0 {
-        // Where it stood, unless another thread has moved it since.
-        let _ = position.compare_exchange(offset.wrapping_add(size as u64), offset, Ordering::Relaxed, Ordering::Relaxed);
-    }
-    result
+    unsafe { transfer_at(handle, wanted(operation, 0, 0, &pieces), Some(position), flags) }
 }
 
 /// # Safety
@@ -419,6 +435,7 @@ unsafe extern "C" fn fastpath_seek(handle: *const Handle, offset: u64) -> c_int 
     // SAFETY: the caller's promise.
     match unsafe { at(handle) } {
         Ok(handle) => {
+            let _space = handle.path.lock();
             handle.position.store(offset, Ordering::Relaxed);
             0
         }
@@ -430,7 +447,7 @@ unsafe extern "C" fn fastpath_seek(handle: *const Handle, offset: u64) -> c_int 
 /// As of `at`.
 unsafe fn without_memory(handle: *const Handle, operation: Operation, offset: u64, size: u64, flags: c_uint) -> c_int {
     // SAFETY: the caller's promise; there is no memory.
-    match unsafe { run(handle, wanted(operation, offset, size, &[]), flags) } {
+    match unsafe { run(handle, wanted(operation, offset, size, &[]), None, flags) } {
         Ok(_) => 0,
         Err(error) => fail(&error),
     }

@@ -41,6 +41,8 @@ pub(crate) enum Teller {
     Counted,
     /// Somebody looks at its place.
     Waited,
+    /// Somebody did, and was told that it took too long: it counts, and its error is no news.
+    Abandoned,
 }
 
 /// A request's place in the table.

@@ -3,7 +3,10 @@
 use std::{
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,6 +33,7 @@ const DOZE: Duration = Duration::from_millis(10);
 pub struct FastPath {
     space: Mutex<Space>,
     events: Option<OwnedFd>,
+    connection: OwnedFd,
     timeout: Duration,
     block_size: u32,
     /// Address and length of the buffer.
@@ -39,12 +43,12 @@ pub struct FastPath {
 impl FastPath {
     /// Asks the daemon for the volume, and for a controller that shows it to us.
     pub fn open(volume: &str, options: &Options) -> Result<Self, Error> {
-        let space = Space::open(volume, options)?;
+        let (space, connection) = Space::open(volume, options)?;
         let events = space.way().interrupt().map(|fd| fd.try_clone_to_owned()).transpose();
         let events = events.map_err(millrace_driver::DriverError::EventFd)?;
         let buffer = (space.buffer().as_ptr() as usize, space.buffer().len());
         let (timeout, block_size) = (options.timeout, space.block_size());
-        Ok(Self { space: Mutex::new(space), events, timeout, block_size, buffer })
+        Ok(Self { space: Mutex::new(space), events, connection, timeout, block_size, buffer })
     }
 
     /// A panic elsewhere leaves a space whole enough: what it owes is shared memory, and answers that are checked.
@@ -156,33 +160,35 @@ impl FastPath {
 
     /// Goes on with what is in progress, without waiting, and takes tagged completions; how many.
     pub fn poll(&self, completions: &mut [Completion]) -> usize {
-        let mut space = self.lock();
-        space.poll();
-        let mut taken = 0;
-        for room in completions {
-            let Some(completion) = space.completion() else { break };
-            *room = completion;
-            taken += 1;
-        }
-        taken
+        take(&mut self.lock(), completions)
     }
 
     /// As [`poll`](Self::poll), but waits until there is at least one, nothing is in progress, or `timeout` has passed.
     pub fn wait(&self, completions: &mut [Completion], timeout: Duration) -> usize {
-        let mut pause = Pause::new();
+        let mut pause = Pause::new(self);
         loop {
-            let taken = self.poll(completions);
-            if taken > 0 || completions.is_empty() || self.lock().in_progress() == 0 || pause.exceeds(timeout) {
+            let mut space = self.lock();
+            let taken = take(&mut space, completions);
+            // Under the lock of the look: what has ended since would be a completion that this says is not there.
+            if taken > 0 || completions.is_empty() || space.in_progress() == 0 || pause.exceeds(timeout) {
                 return taken;
             }
+            drop(space);
             self.pause(&mut pause);
         }
     }
 
     /// Readable when something has finished since it was last read: an event fd, if the space was opened with events. Read it, then
-    /// [`poll`](Self::poll) until nothing comes.
+    /// [`poll`](Self::poll) until nothing comes. It may be readable when nothing has. That the daemon has ended it tells only after a look
+    /// at the space: see [`connection`](Self::connection).
     pub fn events(&self) -> Option<BorrowedFd<'_>> {
         self.events.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Hangs up (`POLLHUP`, `POLLRDHUP`) when the daemon has ended or taken the volume back: to be watched, and nothing else, by those who
+    /// wait for [`events`](Self::events) alone. [`poll`](Self::poll) then ends what is in progress with `ENODEV`.
+    pub fn connection(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
     }
 
     /// What requests took so far, if the space measures.
@@ -204,22 +210,43 @@ impl FastPath {
     unsafe fn run(&self, operation: Operation, offset: u64, len: u64, pieces: &[Piece], durable: bool) -> Result<(), Error> {
         let submission = Submission { operation, offset, len, pieces, direct: false, durable, teller: Teller::Waited };
         // SAFETY: the caller's promise; `finish` returns when the request has ended or has let go of the memory.
-        let completion = unsafe { self.submit_and_wait(&submission) }?;
+        let completion = unsafe { self.submit_and_wait(&submission, None) }?;
         match completion.errno {
             0 => Ok(()),
             errno => Err(Error::Failed { errno }),
         }
     }
 
+    /// As [`Space::submit`]; with a position, there instead of at the submission's offset. It moves on behind what is accepted, and only then:
+    /// so threads leave nothing out.
+    ///
+    /// # Safety
+    /// The pieces are as [`Space::submit`] wants them.
+    pub(crate) unsafe fn submit(&self, submission: &Submission<'_>, position: Option<&AtomicU64>) -> Result<Place, Error> {
+        let mut space = self.lock();
+        let offset = position.map_or(submission.offset, |position| position.load(Ordering::Relaxed));
+        // SAFETY: the caller's promise.
+        let place = unsafe { space.submit(&Submission { offset, ..*submission }) }?;
+        if let Some(position) = position {
+            // Under the lock, as all that move it. It lies within the volume, or the request had been refused.
+            position.store(offset + submission.pieces.iter().map(|piece| piece.len as u64).sum::<u64>(), Ordering::Relaxed);
+        }
+        Ok(place)
+    }
+
     /// As `run`, for any submission whose teller is [`Teller::Waited`]. Waits for room as well.
     ///
     /// # Safety
     /// The pieces are as [`Space::submit`] wants them until this returns.
-    pub(crate) unsafe fn submit_and_wait(&self, submission: &Submission<'_>) -> Result<Completion, Error> {
-        let mut pause = Pause::new();
+    pub(crate) unsafe fn submit_and_wait(
+        &self,
+        submission: &Submission<'_>,
+        position: Option<&AtomicU64>,
+    ) -> Result<Completion, Error> {
+        let mut pause = Pause::new(self);
         loop {
             // SAFETY: the caller's promise.
-            match unsafe { self.lock().submit(submission) } {
+            match unsafe { self.submit(submission, position) } {
                 Ok(place) => return self.finish(place),
                 Err(Error::Full) if !pause.exceeds(self.timeout) => {
                     self.lock().poll();
@@ -231,7 +258,7 @@ impl FastPath {
     }
 
     fn finish(&self, place: Place) -> Result<Completion, Error> {
-        let mut pause = Pause::new();
+        let mut pause = Pause::new(self);
         loop {
             let mut space = self.lock();
             space.poll();
@@ -248,7 +275,7 @@ impl FastPath {
     }
 
     /// Waits a little, the longer it has waited the more.
-    fn pause(&self, pause: &mut Pause) {
+    fn pause(&self, pause: &mut Pause<'_>) {
         pause.rounds = pause.rounds.saturating_add(1);
         match (pause.rounds, &self.events) {
             (0..SPINS, _) => std::hint::spin_loop(),
@@ -260,7 +287,7 @@ impl FastPath {
                 let doze = Timespec::try_from(DOZE).ok();
                 if poll(&mut [PollFd::new(events, PollFlags::IN)], doze.as_ref()).unwrap_or(0) > 0 {
                     // Nothing to read: another thread has, and looks too.
-                    let _ = rustix::io::read(events, &mut [0; 8]);
+                    pause.has_read |= rustix::io::read(events, &mut [0; 8]).is_ok();
                 } else {
                     pause.look(self);
                 }
@@ -269,15 +296,30 @@ impl FastPath {
     }
 }
 
-/// How long somebody has waited.
-struct Pause {
-    rounds: u32,
-    since: Option<Instant>,
+/// Goes on with what is in progress, and takes tagged completions; how many.
+fn take(space: &mut Space, completions: &mut [Completion]) -> usize {
+    space.poll();
+    let mut taken = 0;
+    for room in completions {
+        let Some(completion) = space.completion() else { break };
+        *room = completion;
+        taken += 1;
+    }
+    taken
 }
 
-impl Pause {
-    fn new() -> Self {
-        Self { rounds: 0, since: None }
+/// How long somebody has waited.
+struct Pause<'a> {
+    rounds: u32,
+    since: Option<Instant>,
+    events: Option<&'a OwnedFd>,
+    /// The event fd was read.
+    has_read: bool,
+}
+
+impl<'a> Pause<'a> {
+    fn new(path: &'a FastPath) -> Self {
+        Self { rounds: 0, since: None, events: path.events.as_ref(), has_read: false }
     }
 
     /// Whether it is longer than `timeout`. Short waits do not ask the clock.
@@ -292,6 +334,17 @@ impl Pause {
     fn look(&self, path: &FastPath) {
         if self.rounds.is_multiple_of(100) {
             path.lock().look_after();
+        }
+    }
+}
+
+impl Drop for Pause<'_> {
+    /// What was read may have told of something else that ended, for which another thread sleeps, or the program itself: they look once
+    /// more, perhaps in vain.
+    fn drop(&mut self) {
+        if let Some(events) = self.events.filter(|_| self.has_read) {
+            // It is full: then it is readable already.
+            let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
         }
     }
 }

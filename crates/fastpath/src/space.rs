@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     ops::Range,
+    os::fd::OwnedFd,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -33,6 +34,8 @@ const UNNAMED: u64 = (1 << 16) - 1;
 const IOVA: u64 = 2 << 20;
 /// Looks in vain after which the connection is looked at.
 const LOOKS: u32 = 1 << 14;
+/// The same by the clock, where a program sleeps between them.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How a space is to be.
 #[derive(Clone, Debug)]
@@ -127,11 +130,14 @@ pub(crate) struct Space {
     counted: usize,
     statistics: Option<Statistics>,
     vain: u32,
+    /// When the connection was looked at, of a space with events.
+    looked: Option<Instant>,
     gone: bool,
 }
 
 impl Space {
-    pub(crate) fn open(volume: &str, options: &Options) -> Result<Self, Error> {
+    /// The space, and its connection once more, to be watched: it ends when the daemon does.
+    pub(crate) fn open(volume: &str, options: &Options) -> Result<(Self, OwnedFd), Error> {
         if !(1..=1023).contains(&options.depth) {
             return Err(Error::Options("the depth is 1 to 1023"));
         }
@@ -142,6 +148,7 @@ impl Space {
         let buffer = buffer.ok_or(Error::Options("the buffer is larger than 1 TiB"))?;
         let run_dir = options.run_dir.clone().unwrap_or_else(door::default_run_dir);
         let stream = door::ask(&run_dir, volume, options.read_only, options.timeout)?;
+        let connection = stream.try_clone().map_err(Error::Descriptor)?.into();
         let transport = VfioUser::from_stream(stream, options.timeout).map_err(|source| {
             millrace_driver::DriverError::Transport { what: "greeting the volume's controller", source }
         })?;
@@ -165,7 +172,7 @@ impl Space {
         let way = Way::open(&mut controller, options)?;
         let namespace = namespace(&mut controller, &way)?;
         let buffer = controller.memory().alloc(buffer)?;
-        Ok(Self {
+        let space = Self {
             way,
             controller,
             namespace,
@@ -179,8 +186,10 @@ impl Space {
             counted: 0,
             statistics: options.statistics.then(Statistics::default),
             vain: 0,
+            looked: options.events.then(Instant::now),
             gone: false,
-        })
+        };
+        Ok((space, connection))
     }
 
     pub(crate) fn buffer(&self) -> &DmaBuffer {
@@ -243,8 +252,14 @@ impl Space {
                 len = u64::checked_add(len, bytes).ok_or(Error::Invalid("the pieces' lengths overflow"))?;
             }
         }
-        if wanted.operation == Operation::Flush {
-            return Ok(0);
+        match wanted.operation {
+            Operation::Flush => return Ok(0),
+            Operation::Deallocate if wanted.durable => {
+                return Err(Error::Invalid(
+                    "what is not needed any more cannot be durable: FP_DURABLE is for writes and zeroes",
+                ));
+            }
+            _ => {}
         }
         let (offset, size, unit) = (wanted.offset, self.size(), u64::from(block_size));
         if len == 0 || !len.is_multiple_of(unit) || !offset.is_multiple_of(unit) {
@@ -296,8 +311,10 @@ impl Space {
 
     /// Makes commands of requests while there is room, in order, and rings.
     fn pump(&mut self) {
+        // An engine has as many places as it has, however few the space was opened for; identifiers of `n` commands are below `n`.
+        let room = self.way.capacity().min(self.in_flight.len());
         while let Some(&place) = self.waiting.front() {
-            while !self.table.look(place).is_issued() && self.way.in_flight() < self.way.capacity() && !self.gone {
+            while !self.table.look(place).is_issued() && self.way.in_flight() < room && !self.gone {
                 if let Err(error) = self.issue(place) {
                     self.table.get(place).errno = error.errno();
                 }
@@ -325,7 +342,12 @@ impl Space {
             Operation::Flush => (self.namespace.flush(), 0, None),
             Operation::WriteZeroes => {
                 let count = BlockCount((left / u64::from(self.namespace.block_size())).min(UNNAMED));
-                (self.namespace.write_zeroes(lba, count, false)?, self.bytes(count), None)
+                let command = if durable {
+                    self.namespace.write_zeroes_fua(lba, count, false)?
+                } else {
+                    self.namespace.write_zeroes(lba, count, false)?
+                };
+                (command, self.bytes(count), None)
             }
             Operation::Deallocate => {
                 let count = BlockCount((left / u64::from(self.namespace.block_size())).min(UNNAMED));
@@ -428,7 +450,7 @@ impl Space {
             self.pump();
         } else {
             self.vain += 1;
-            if self.vain >= LOOKS {
+            if self.vain >= LOOKS || self.looked.is_some_and(|looked| looked.elapsed() >= LOOK_AGAIN) {
                 self.look_after();
             }
         }
@@ -438,6 +460,7 @@ impl Space {
     /// Looks whether the daemon is still there: shared memory alone does not tell.
     pub(crate) fn look_after(&mut self) {
         self.vain = 0;
+        self.looked = self.looked.map(|_| Instant::now());
         // An engine ends with the worker that it was in, and the controller says so to who asks.
         let has_failed = |space: &Self| match space.way {
             Way::Queue(_) => false,
@@ -501,6 +524,7 @@ impl Space {
                     self.counted_errno = errno;
                 }
             }
+            Teller::Abandoned => self.counted -= 1,
             Teller::Waited => return,
         }
         self.table.give_back(place);
@@ -526,6 +550,10 @@ impl Space {
         while let Some(place) = self.waiting.pop_front() {
             self.end_if_over(place);
         }
+        if let Some(events) = self.way.interrupt() {
+            // Whoever waits there is told as of any end. It is full: then it is readable already.
+            let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
+        }
     }
 
     /// A waited request's result, once it has ended; its place is free then.
@@ -539,11 +567,13 @@ impl Space {
         Some(Completion { tag: 0, errno, bytes, nanos: 0 })
     }
 
-    /// Nobody waits for the request any more: its memory is not touched from now on, no more commands are made of it, and it ends by itself.
+    /// Nobody waits for the request any more, and who did was told so: no more commands are made of it, and it ends by itself. Memory of the
+    /// program's own is not touched from now on; the space's buffer is, by commands of a direct request that are in flight, until it is
+    /// no longer counted.
     pub(crate) fn abandon(&mut self, place: Place) {
         self.counted += 1;
         let request = self.table.get(place);
-        request.teller = Teller::Counted;
+        request.teller = Teller::Abandoned;
         request.pieces.set(&[]);
         request.errno = Errno::TIMEDOUT.raw_os_error();
     }

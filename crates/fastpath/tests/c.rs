@@ -2,10 +2,11 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
-    os::unix::fs::PermissionsExt,
+    io::{BufRead, BufReader, Write},
+    os::unix::{fs::PermissionsExt, net::UnixListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use millrace_tests::{Daemon, eventually, repository};
@@ -81,6 +82,43 @@ fn a_program_in_c_reads_what_it_wrote() {
     assert_eq!(error.status.code(), Some(22));
     assert!(String::from_utf8_lossy(&error.stderr).contains("MILLRACE_VOLUME"));
     daemon.expect_well();
+}
+
+#[test]
+fn what_is_not_waited_for_any_longer_is_told_of_once() {
+    let mut daemon = Daemon::start();
+    let program = daemon.path("client");
+    compile(&program, false);
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--stack", "throttle(iops=2) | memory"]);
+    must_succeed(client(&daemon, &program, &["late"]));
+    daemon.expect_well();
+}
+
+#[test]
+fn threads_that_share_a_position_leave_nothing_out() {
+    let mut daemon = Daemon::start();
+    let program = daemon.path("client");
+    compile(&program, false);
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", "memory"]);
+    must_succeed(client(&daemon, &program, &["append"]));
+    daemon.expect_well();
+}
+
+/// A door whose answer takes its time, and a program with a timer.
+#[test]
+fn signals_do_not_end_the_wait_for_the_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("client");
+    compile(&program, false);
+    let door = UnixListener::bind(dir.path().join("apps.sock")).unwrap();
+    let mut command = Command::new(&program);
+    command.args(["open", "with signals"]).env("MILLRACE_RUN_DIR", dir.path()).env("MILLRACE_VOLUME", "v");
+    let child = command.stderr(Stdio::piped()).spawn().expect("starting the client");
+    let (mut stream, _) = door.accept().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    stream.write_all(b"{\"error\": {\"errno\": 42, \"problem\": {\"detail\": \"asked in vain\"}}}\n").unwrap();
+    let output = child.wait_with_output().expect("its end");
+    assert_eq!(output.status.code(), Some(42), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

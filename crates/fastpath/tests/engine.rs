@@ -134,6 +134,25 @@ fn full_spaces_go_round() {
     daemon.finish();
 }
 
+/// Requests of more commands than the space was opened for.
+#[test]
+fn a_space_may_hold_fewer_than_the_engine() {
+    let daemon = start(&[]);
+    for depth in [1, 4, 31, 1023] {
+        let space = eventually("a free space", || FastPath::open("v", &Options { depth, ..on(&daemon) }).ok());
+        let bytes = pattern(0, 6 * MIB, depth.into());
+        space.write(0, &bytes, false).unwrap();
+        space.fill(0, &bytes[..4 * MIB]);
+        space.begin_write(5, 8 << 20, 0..4 * MIB, false).unwrap();
+        let mut done = [Completion::default()];
+        assert_eq!((space.wait(&mut done, PATIENCE), done[0].errno), (1, 0), "depth {depth}");
+        let mut back = vec![0; bytes.len()];
+        space.read(0, &mut back).unwrap();
+        assert!(back == bytes, "depth {depth}");
+    }
+    daemon.finish();
+}
+
 /// A program that ends with requests in progress leaves nothing behind; neither does one whose worker ends.
 #[test]
 fn spaces_come_back() {

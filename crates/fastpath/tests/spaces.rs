@@ -2,15 +2,24 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{IoSliceMut, Write},
+    mem::MaybeUninit,
     os::unix::net::UnixStream,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
 
 use millrace::{Completion, FastPath, Options};
+use millrace_driver::{
+    Command, Controller, QueueError, QueueOptions, QueuePair, VfioUser,
+    spec::{NamespaceId, NvmOpcode, Status},
+};
 use millrace_tests::{Daemon, eventually};
-use rustix::process::Signal;
+use rustix::{
+    io::Errno,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    process::Signal,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -316,4 +325,62 @@ fn the_door_is_not_closed_by_those_who_never_finish_their_words() {
         opened.unwrap().read(0, &mut [0; 512]).unwrap();
     });
     daemon.finish();
+}
+
+/// A program that speaks to its controller itself.
+fn raw(daemon: &Daemon, read_only: bool) -> (Controller, QueuePair) {
+    let mut stream = UnixStream::connect(daemon.run_dir().join("apps.sock")).unwrap();
+    stream.write_all(format!("{{\"volume\": \"m\", \"read_only\": {read_only}}}\n").as_bytes()).unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    recvmsg(&stream, &mut [IoSliceMut::new(&mut [0; 4096])], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let rights = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+        _ => None,
+    });
+    let timeout = Duration::from_secs(30);
+    let transport = VfioUser::from_stream(rights.expect("a connection").into(), timeout).unwrap();
+    let mut controller = Controller::attach(transport, &millrace_driver::Options { timeout, ..Default::default() }).unwrap();
+    controller.start().unwrap();
+    let queue = controller.create_queue_pair(&QueueOptions::default()).unwrap();
+    (controller, queue)
+}
+
+/// Registers with the key 7, then holds the volume with nobody beside it.
+fn shut_others_out((controller, queue): &mut (Controller, QueuePair)) -> Result<(), QueueError> {
+    let buffer = controller.memory().alloc(4096).unwrap();
+    for (opcode, cdw10, data) in
+        [(NvmOpcode::RESERVATION_REGISTER, 0, [0_u64, 7]), (NvmOpcode::RESERVATION_ACQUIRE, 2 << 8, [7, 0])]
+    {
+        buffer.write_at(0, &data.map(u64::to_le_bytes).concat());
+        let mut command = Command::nvm(opcode).with_data(buffer.slice(0, 16));
+        (command.sqe.nsid, command.sqe.cdw10) = (NamespaceId(1), cdw10);
+        queue.execute(&command)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_program_keeps_others_out_for_no_longer_than_it_is_there() {
+    let mut daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    let space = FastPath::open("m", &options(&daemon)).unwrap();
+    let busy = |space: &FastPath| space.read(0, &mut [0; 512]).err().map(|error| error.errno());
+    let mut reader = raw(&daemon, true);
+    let refused = shut_others_out(&mut reader).expect_err("it only reads").status().map(Status::code);
+    assert_eq!(refused, Some(Status::NAMESPACE_WRITE_PROTECTED));
+    for kills in [false, true] {
+        let mut writer = raw(&daemon, false);
+        shut_others_out(&mut writer).unwrap();
+        assert_eq!(busy(&space), Some(Errno::BUSY.raw_os_error()));
+        if kills {
+            daemon.kill_worker(Signal::KILL);
+            assert_eq!(busy(&space), Some(Errno::BUSY.raw_os_error()), "it is there yet");
+        }
+        drop(writer);
+        eventually("the volume is everybody's again", || busy(&space).is_none().then_some(()));
+    }
+    drop((space, reader));
+    eventually_no_device(&daemon);
+    daemon.expect_well();
 }

@@ -160,12 +160,55 @@ impl Trace {
 /// Where an open visit is: of a request that is not finished, or of the background.
 type Place = (Option<Key>, usize);
 
+/// When the requests that wait in a queue were seen: runs of one moment, so that an event adds one entry, however many it tells of.
+#[derive(Default)]
+struct Waiting {
+    /// Each with how many.
+    runs: VecDeque<(u64, u32)>,
+    /// Of all runs.
+    count: u32,
+}
+
+impl Waiting {
+    /// There are so many now.
+    fn seen(&mut self, count: u32, time: u64) {
+        // Those that were taken since without a record are of others.
+        let mut gone = self.count.saturating_sub(count);
+        while gone > 0
+            && let Some((_, run)) = self.runs.front_mut()
+        {
+            let part = gone.min(*run);
+            (*run, gone, self.count) = (*run - part, gone - part, self.count - part);
+            if *run == 0 {
+                self.runs.pop_front();
+            }
+        }
+        // More than a queue can have is nonsense.
+        let new = count.min(1 << 16).saturating_sub(self.count);
+        if new > 0 {
+            self.runs.push_back((time, new));
+            self.count += new;
+        }
+    }
+
+    /// One is fetched: when it was seen.
+    fn take(&mut self) -> Option<u64> {
+        let (time, run) = self.runs.front_mut()?;
+        let seen = *time;
+        (*run, self.count) = (*run - 1, self.count - 1);
+        if *run == 0 {
+            self.runs.pop_front();
+        }
+        Some(seen)
+    }
+}
+
 #[derive(Default)]
 struct Assembly {
     trace: Trace,
     open: HashMap<Key, Request>,
     /// Per queue: when the requests that are yet to be fetched were seen.
-    waiting: HashMap<(u16, u16), VecDeque<u64>>,
+    waiting: HashMap<(u16, u16), Waiting>,
     /// Per device and vector: requests that are completed and not interrupted for.
     quiet: HashMap<(u16, u16), Vec<usize>>,
     in_flight: HashMap<u16, u32>,
@@ -187,12 +230,7 @@ impl Assembly {
         }
         match event.kind {
             EventKind::Seen => {
-                let waiting = self.waiting.entry((event.key.device, event.key.queue)).or_default();
-                // Those that were taken since without a record are of others.
-                let gone = waiting.len().saturating_sub(event.count as usize);
-                waiting.drain(..gone);
-                // More than a queue can have is nonsense.
-                waiting.resize(event.count.min(1 << 16) as usize, event.time);
+                self.waiting.entry((event.key.device, event.key.queue)).or_default().seen(event.count, event.time);
             }
             EventKind::Fetched => self.fetched(event),
             EventKind::Entered => self.entered(ring, event),
@@ -213,7 +251,7 @@ impl Assembly {
             // Its end is not there.
             self.abandon(lost);
         }
-        let seen = self.waiting.get_mut(&(key.device, key.queue)).and_then(VecDeque::pop_front);
+        let seen = self.waiting.get_mut(&(key.device, key.queue)).and_then(Waiting::take);
         let depth = self.in_flight.entry(key.device).or_default();
         *depth += 1;
         let request = Request {
@@ -295,8 +333,62 @@ impl Assembly {
         }
         self.trace.unfinished.sort_by_key(|request| request.fetched);
         self.trace.requests.sort_by_key(|request| request.fetched);
-        self.trace.dropped = self.dropped.values().sum();
+        self.trace.dropped = self.dropped.values().fold(0, |sum, dropped| sum.saturating_add(*dropped));
         self.trace.damage = damage;
         self.trace
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Writer;
+
+    fn seen(queue: u16, count: u32, time: u64) -> Event {
+        let key = Key { device: 1, queue, command: 0 };
+        Event { time, count, key, kind: EventKind::Seen, ..Event::default() }
+    }
+
+    #[test]
+    fn an_event_takes_no_more_room_than_itself_whatever_it_says() {
+        let mut assembly = Assembly::default();
+        for number in 0..1000_u16 {
+            assembly.add(0, &seen(number, u32::MAX, 1));
+            assembly.add(0, &seen(7, u32::from(number % 2) * 9, 1));
+        }
+        let entries: usize = assembly.waiting.values().map(|waiting| waiting.runs.len()).sum();
+        assert!(entries <= 1000, "{entries} entries of 2000 events");
+    }
+
+    #[test]
+    fn those_that_wait_were_seen_when_they_came() {
+        let mut waiting = Waiting::default();
+        waiting.seen(3, 10);
+        waiting.seen(5, 20);
+        assert_eq!(waiting.take(), Some(10));
+        // Two were taken without a record.
+        waiting.seen(2, 30);
+        waiting.seen(4, 40);
+        let mut times = std::iter::from_fn(|| waiting.take());
+        assert_eq!([(); 5].map(|()| times.next()), [Some(20), Some(20), Some(40), Some(40), None]);
+        waiting.seen(u32::MAX, 50);
+        assert_eq!((waiting.count, waiting.runs.len()), (1 << 16, 1));
+        waiting.seen(0, 60);
+        assert_eq!((waiting.count, waiting.take()), (0, None));
+    }
+
+    #[test]
+    fn numbers_of_nonsense_do_not_overflow() {
+        let mut writer = Writer::default();
+        let file = [
+            writer.begin(&Begin::default()),
+            writer.events(0, u64::MAX, []),
+            writer.events(1, u64::MAX, []),
+            writer.numbered(u64::MAX - 1).events(2, 1, []),
+            writer.numbered(1).events(2, 1, []),
+            writer.numbered(u64::MAX - 1).events(2, 1, []),
+        ];
+        let trace = Trace::read(&file.concat()[..]).expect("a trace");
+        assert_eq!((trace.dropped, trace.damage.blocks), (u64::MAX, u64::MAX));
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     disks::{Live, ONLY},
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceSpec},
-    store::{Changes, DeviceRecord, NamespaceRecord},
+    store::{Changes, DeviceRecord, NamespaceRecord, SessionRecord},
 };
 
 /// Largest controller identifier (Base 5.1.13.2.1: FFF0h to FFFFh are reserved).
@@ -32,7 +32,7 @@ impl Manager {
     /// Creates a device with its socket.
     pub fn create_device(&self, spec: &DeviceSpec) -> Result<DeviceView, ControlError> {
         let mut inner = self.lock()?;
-        let device = self.make_device(&inner, spec, None)?;
+        let device = self.make_device(&inner, spec, None, None)?;
         if let Err(error) = self.store.apply(&Changes { put_devices: vec![&device.record], ..Changes::default() }) {
             inner.retire(device);
             return Err(error.into());
@@ -135,6 +135,7 @@ impl Manager {
         &self,
         inner: &Inner,
         spec: &DeviceSpec,
+        session: Option<SessionRecord>,
         disk: Option<DiskKey>,
     ) -> Result<Device, ControlError> {
         spec.validate(self.shards.len())?;
@@ -164,7 +165,7 @@ impl Manager {
                 DeviceKind::VirtioBlk(disk) => disk.serial = disk.serial.take().or_else(serial),
             }
         }
-        let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session: None };
+        let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session };
         let live = Ok(self.start_device(inner, &record, disk)?);
         Ok(Device { record, live, failed: BTreeMap::new(), since: Instant::now() })
     }

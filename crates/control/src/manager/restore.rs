@@ -223,7 +223,7 @@ impl Manager {
         let is_new = !inner.devices.contains_key(&spec.name);
         if is_new {
             let disk = device.value.attach.first().and_then(|attach| inner.disk(&attach.volume));
-            let made = self.make_device(inner, spec, disk).map_err(|error| declared.failed(device.line, error))?;
+            let made = self.make_device(inner, spec, None, disk).map_err(|error| declared.failed(device.line, error))?;
             created.devices.push(spec.name.clone());
             inner.devices.insert(spec.name.clone(), made);
         }

@@ -118,8 +118,7 @@ impl Manager {
         let device =
             DeviceSpec { name: name.clone(), kind: DeviceKind::Nvme(nvme), socket: None, shard: None, tenant: None };
         let disk = inner.disk(&volume);
-        let mut device = self.make_device(inner, &device, disk)?;
-        device.record.session = Some(SessionRecord { uid: granted.uid });
+        let device = self.make_device(inner, &device, Some(SessionRecord { uid: granted.uid }), disk)?;
         let socket = self.socket(&device.record.spec);
         inner.devices.insert(name.clone(), device);
         let attach = AttachSpec { volume, nsid: None, read_only: granted.read_only };

@@ -254,7 +254,8 @@ impl Manager {
         let running = Arc::new(Running::new(target, self.shards.len()));
         let (out, blocks) = mpsc::channel(WAITING);
         let begun = self.install_rings(Some(&running.rings)).and_then(|()| inner.trace_on(&running)).and_then(|()| {
-            let deadline = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+            // Longer than the clock goes on is without end.
+            let deadline = seconds.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
             let drain = Drain { manager: self.itself.clone(), running: Arc::clone(&running), out, deadline, events: 0 };
             let begin = begin(target, seconds);
             let spawned = thread::Builder::new().name("millrace-trace".to_owned()).spawn(move || drain.run(&begin));

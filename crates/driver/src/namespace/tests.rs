@@ -24,6 +24,8 @@ fn a_read_carries_its_range() {
     assert_eq!(fua.sqe.cdw12, 1 << 30);
     let zeroes = namespace().write_zeroes(Lba(1), BlockCount(2), true).unwrap();
     assert_eq!((zeroes.sqe.cdw10_11(), zeroes.sqe.cdw12), (1, 1 | 1 << 25));
+    let durable = namespace().write_zeroes_fua(Lba(1), BlockCount(2), false).unwrap();
+    assert_eq!(durable.sqe.cdw12, 1 | 1 << 30);
 }
 
 #[test]

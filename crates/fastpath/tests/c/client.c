@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #define CHECK(condition)                                                                                              \
@@ -25,7 +27,7 @@ void *const all[] = {
     (void *)fastpath_write, (void *)fastpath_seek, (void *)fastpath_pread, (void *)fastpath_pwrite,
     (void *)fastpath_preadv, (void *)fastpath_pwritev, (void *)fastpath_flush, (void *)fastpath_deallocate,
     (void *)fastpath_write_zeroes, (void *)fastpath_polling, (void *)fastpath_submit, (void *)fastpath_reap,
-    (void *)fastpath_eventfd, (void *)fastpath_statistics, (void *)fastpath_error, (void *)fastpath_error_number,
+    (void *)fastpath_eventfd, (void *)fastpath_connection, (void *)fastpath_statistics, (void *)fastpath_error, (void *)fastpath_error_number,
     (void *)fastpath_strerror, (void *)fastpath_version,
 };
 
@@ -279,6 +281,84 @@ static void load(int noise)
     }
 }
 
+/* A volume that takes one request a second: what is not waited for any longer goes on, and is not told of twice. */
+static void late(void)
+{
+    struct fastpath_options options = { .size = sizeof options, .timeout_ms = 100 };
+    fastpath_t *fp = fastpath_open(NULL, 8192, &options);
+    CHECK(fp);
+    char *buffer = fastpath_buffer(fp), mine[512];
+    for (int round = 0; round < 2; round++)
+        CHECK(fastpath_pread(fp, mine, 512, 0, 0) == 512);
+    CHECK(fastpath_pread(fp, buffer, 512, 0, FP_DIRECT | FP_BLOCKING) == -ETIMEDOUT);
+    CHECK(fastpath_pread(fp, mine, 512, 0, FP_BLOCKING) == -ETIMEDOUT);
+    int left = fastpath_polling(fp);
+    CHECK(left > 0);
+    /* Until then the buffer is the daemon's. */
+    while ((left = fastpath_polling(fp)) > 0)
+        usleep(1000);
+    CHECK(left == 0);
+    CHECK(fastpath_deallocate(fp, 0, 512, FP_BLOCKING | FP_DURABLE) == -EINVAL);
+    struct fastpath_request request = { .operation = FP_DEALLOCATE, .flags = FP_DURABLE, .size = 512 };
+    CHECK(fastpath_submit(fp, &request) == -EINVAL);
+    CHECK(fastpath_write_zeroes(fp, 0, 512, FP_DURABLE) == 0);
+    while ((left = fastpath_polling(fp)) > 0)
+        usleep(1000);
+    CHECK(left == 0);
+    fastpath_free(fp);
+}
+
+/* Two threads write what comes next, and try again when there is no room: every block has its turn, and none is left out. */
+enum { APPENDED = 4000 };
+
+static void *appender(void *unused)
+{
+    static unsigned char ones[512] = { 1 };
+    (void)unused;
+    for (int block = 0; block < APPENDED / 2; block++) {
+        int64_t result;
+        while ((result = fastpath_write(shared, ones, 512, 0)) == -EAGAIN)
+            CHECK(fastpath_polling(shared) >= 0);
+        CHECK(result == 512);
+    }
+    return NULL;
+}
+
+static void append(void)
+{
+    struct fastpath_options options = { .size = sizeof options, .depth = 2 };
+    pthread_t both[2];
+    unsigned char block[512];
+    shared = fastpath_open(NULL, 4096, &options);
+    CHECK(shared);
+    CHECK(fastpath_write_zeroes(shared, 0, APPENDED * 512 + 512, FP_BLOCKING) == 0);
+    for (int number = 0; number < 2; number++)
+        CHECK(!pthread_create(&both[number], NULL, appender, NULL));
+    for (int number = 0; number < 2; number++)
+        pthread_join(both[number], NULL);
+    while (fastpath_polling(shared) > 0)
+        ;
+    for (uint64_t at = 0; at < APPENDED; at++) {
+        CHECK(fastpath_pread(shared, block, 512, at * 512, FP_BLOCKING) == 512);
+        CHECK(block[0] == 1);
+    }
+    CHECK(fastpath_read(shared, block, 512, FP_BLOCKING) == 512 && block[0] == 0);
+    fastpath_free(shared);
+}
+
+static void ring(int signal)
+{
+    (void)signal;
+}
+
+/* Signals all the time, whose handlers have calls of the system go on. */
+static void ringing(void)
+{
+    struct sigaction action = { .sa_handler = ring, .sa_flags = SA_RESTART };
+    struct itimerval often = { { 0, 2000 }, { 0, 2000 } };
+    CHECK(!sigaction(SIGALRM, &action, NULL) && !setitimer(ITIMER_REAL, &often, NULL));
+}
+
 int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "";
@@ -290,10 +370,16 @@ int main(int argc, char **argv)
         load(0);
     else if (!strcmp(command, "noise"))
         load(1);
+    else if (!strcmp(command, "late"))
+        late();
+    else if (!strcmp(command, "append"))
+        append();
     else if (!strcmp(command, "open")) {
+        if (argc > 2 && !strcmp(argv[2], "with signals"))
+            ringing();
         fastpath_t *fp = fastpath_alloc(4096);
         fprintf(stderr, "%s\n", fastpath_error());
-        if (fp && argc > 2)
+        if (fp && argc > 2 && !strcmp(argv[2], "and stay"))
             sleep(600);
         return fp ? 0 : fastpath_error_number();
     } else

@@ -1,7 +1,10 @@
 """The binding on $MILLRACE_VOLUME: everything that it has, once."""
+import array
 import errno
+import gc
 import os
 import select
+import threading
 
 import millrace
 
@@ -13,8 +16,14 @@ with millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16, depth=8, events=True
     into = bytearray(block)
     space.read_into(2 * block, into)
     assert bytes(into) == data[block:2 * block]
+    # Of whatever elements it consists.
+    words = array.array("I", bytes(2 * block))
+    space.read_into(block, words)
+    assert words.tobytes() == data[:2 * block]
+    space.read_into(block, memoryview(words).cast("B")[block:])
+    assert words.tobytes() == 2 * data[:block]
     space.flush()
-    space.write_zeroes(block, block)
+    space.write_zeroes(block, block, durable=True)
     space.deallocate(2 * block, block)
     assert space.read(block, 2 * block) == bytes(2 * block)
     for tag in range(8):
@@ -44,6 +53,36 @@ with millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16, depth=8, events=True
             raise AssertionError("it cannot be")
         except OSError as error:
             assert error.errno == number, error
+# Closed while others are in calls: they end as they would have, or are told.
+for _ in range(20):
+    space = millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16)
+    told = []
+
+    def read_on():
+        try:
+            while True:
+                assert space.read(0, block) is not None
+        except ValueError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=read_on) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    space.read(0, block)
+    space.close()
+    space.close()
+    for thread in threads:
+        thread.join()
+    assert told == 3 * ["the space is closed"], told
+# Nobody closes them; a part of the buffer outlives its space.
+descriptors = len(os.listdir("/proc/self/fd"))
+parts = [millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16).buffer[:16] for _ in range(3)]
+gc.collect()
+for part in parts:
+    part[:] = bytes(16)
+del part, parts
+gc.collect()
+assert len(os.listdir("/proc/self/fd")) == descriptors
 try:
     millrace.Space(os.environ["MILLRACE_VOLUME"], engine=True)
     raise AssertionError("the daemon has no engine")

@@ -53,6 +53,8 @@ pub struct Config {
     pub card: Option<CardSpec>,
     /// What the card does for this device.
     pub functions: StorageFunctions,
+    /// The client is a program with one connection, not a guest: its reservations end with it.
+    pub session: bool,
 }
 
 impl Config {
@@ -84,6 +86,7 @@ impl Config {
             migration: false,
             card: None,
             functions: StorageFunctions::default(),
+            session: false,
         }
     }
 

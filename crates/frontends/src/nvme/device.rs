@@ -353,9 +353,10 @@ impl NvmeDevice {
         if self.controller.remove_replica(nsid) {
             return Ok(());
         }
-        if self.controller.namespaces.allocation(nsid).is_none() {
+        let Some(allocated) = self.controller.namespaces.allocation(nsid) else {
             return Err(DeviceError::Missing { device: self.name().to_owned(), nsid });
-        }
+        };
+        let namespace = Arc::clone(&allocated.namespace);
         if let Some(attached) = self.controller.namespaces.detach(nsid) {
             self.controller.detach_from_card(&attached);
             self.leaving.push(attached);
@@ -363,6 +364,7 @@ impl NvmeDevice {
             self.controller.namespace_changed(nsid);
         }
         self.controller.namespaces.release(nsid);
+        self.controller.end_registrations(&namespace);
         Ok(())
     }
 
@@ -412,6 +414,8 @@ impl NvmeDevice {
         if matches!(self.link, Link::Connected(_)) {
             self.disconnect(cx);
         }
+        // Whatever the worker before this one left.
+        self.controller.end_all_registrations();
         self.unwatch(cx, LISTENER);
         // Commands may take their time to finish; a device that comes in this one's place need not wait for them.
         self.listener.withdraw();
@@ -549,6 +553,8 @@ impl NvmeDevice {
         // Clients that come now wait in the backlog.
         self.unwatch(cx, LISTENER);
         self.link = Link::Draining;
+        // While the client is on record: otherwise a worker that ends here would leave them for ever.
+        self.controller.end_all_registrations();
         if let Some(kept) = self.controller.kept.as_ref().filter(|_| self.controller.client.take().is_some()) {
             kept.drop_client();
         }

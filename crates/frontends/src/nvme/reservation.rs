@@ -77,6 +77,8 @@ struct Registrant {
     /// The controller it registered through.
     cntlid: u16,
     key: u64,
+    /// That controller is a session's: it registers for no longer than it is there.
+    session: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -137,6 +139,34 @@ impl Reservations {
         Ok(notices)
     }
 
+    /// As [`Self::register`], through a session's controller: who is new then goes with [`Self::end_session`].
+    pub(crate) fn register_for_session(
+        &mut self,
+        host: HostKey,
+        cntlid: u16,
+        action: RegisterAction,
+        ignore_key: bool,
+        data: &RegisterData,
+    ) -> Result<Notices, Status> {
+        let known = self.find(&host).is_some();
+        let notices = self.register(host, cntlid, action, ignore_key, data)?;
+        if !known && let Some(new) = self.registrants.iter_mut().find(|r| r.host == host) {
+            new.session = true;
+        }
+        Ok(notices)
+    }
+
+    /// A session's controller goes: so does all that was registered through it, under whichever identifier. `None`: nothing was.
+    pub(crate) fn end_session(&mut self, cntlid: u16) -> Option<Notices> {
+        let of = |r: &Registrant| r.session && r.cntlid == cntlid;
+        let hosts: Vec<HostKey> = self.registrants.iter().filter(|r| of(r)).map(|r| r.host).collect();
+        if hosts.is_empty() {
+            return None;
+        }
+        self.generation = self.generation.wrapping_add(1);
+        Some(hosts.iter().flat_map(|host| self.unregister(host)).collect())
+    }
+
     fn add(&mut self, host: HostKey, cntlid: u16, key: u64) -> Result<(), Status> {
         if let Some(known) = self.find(&host) {
             return if known.key == key { Ok(()) } else { Err(Status::RESERVATION_CONFLICT) };
@@ -147,7 +177,7 @@ impl Reservations {
         if self.registrants.len() >= MOST {
             return Err(Status::NOT_ENOUGH_RESOURCES);
         }
-        self.registrants.push(Registrant { host, cntlid, key });
+        self.registrants.push(Registrant { host, cntlid, key, session: false });
         Ok(())
     }
 

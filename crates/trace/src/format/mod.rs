@@ -206,6 +206,13 @@ impl Writer {
         encode(kind, number, ring, content)
     }
 
+    /// The same, its next block having this number.
+    #[cfg(test)]
+    pub(crate) fn numbered(&mut self, next: u64) -> &mut Self {
+        self.next = next;
+        self
+    }
+
     /// The first block.
     pub fn begin(&mut self, begin: &Begin) -> Vec<u8> {
         self.block(BEGIN, 0, &json(begin))

@@ -155,7 +155,7 @@ impl<R: Read> Reader<R> {
             self.good = self.passed;
             // A number that goes back is of a file that something was appended to.
             let missing = self.next.map_or(number, |next| number.saturating_sub(next));
-            self.damage.blocks += missing;
+            self.damage.blocks = self.damage.blocks.saturating_add(missing);
             self.next = Some(number.saturating_add(1));
             match block {
                 Some(block) => {

@@ -254,7 +254,7 @@ fn classes<K: Ord>(trace: &Trace, of: impl Fn(&Request) -> Option<(K, String)>) 
     for request in &trace.requests {
         let Some((class, latency)) = of(request).zip(request.latency()) else { continue };
         let entry = found.entry(class).or_default();
-        entry.0 += trace.range(request).1;
+        entry.0 = entry.0.saturating_add(trace.range(request).1);
         entry.1.push(latency);
     }
     let class = |((_, name), (bytes, latencies))| Class { name, bytes, latency: Latency::of(latencies) };
@@ -293,8 +293,10 @@ fn moments(trace: &Trace, first: u64, last: u64) -> Vec<Moment> {
         let at = (request.fetched.saturating_sub(first) / part) as usize;
         let (Some(moment), bytes) = (moments.get_mut(at), trace.range(request).1) else { continue };
         match direction(request) {
-            Some(false) => (moment.reads, moment.read_bytes) = (moment.reads + 1, moment.read_bytes + bytes),
-            Some(true) => (moment.writes, moment.written_bytes) = (moment.writes + 1, moment.written_bytes + bytes),
+            Some(false) => (moment.reads, moment.read_bytes) = (moment.reads + 1, moment.read_bytes.saturating_add(bytes)),
+            Some(true) => {
+                (moment.writes, moment.written_bytes) = (moment.writes + 1, moment.written_bytes.saturating_add(bytes));
+            }
             None => moment.others += 1,
         }
         sums[at] += u128::from(request.latency().unwrap_or_default());
@@ -307,27 +309,44 @@ fn moments(trace: &Trace, first: u64, last: u64) -> Vec<Moment> {
     moments
 }
 
-fn hot(trace: &Trace) -> Vec<Hot> {
-    let mut pieces: BTreeMap<(&str, u64), [u64; 2]> = BTreeMap::new();
+/// Where requests begin and end, in pieces, with the reads and writes that there are more from there on: two entries a request, however long
+/// it is.
+fn edges(trace: &Trace) -> BTreeMap<(&str, u64), [i64; 2]> {
+    let mut edges: BTreeMap<(&str, u64), [i64; 2]> = BTreeMap::new();
     for request in &trace.requests {
         let ((offset, bytes), Some(writes)) = (trace.range(request), direction(request)) else { continue };
         let Some(namespace) = trace.namespace(request).filter(|_| bytes > 0) else { continue };
-        // A range of nonsense is not walked through.
-        let last = (offset.saturating_add(bytes - 1) / PIECE).min(offset / PIECE + 4096);
-        for piece in offset / PIECE..=last {
-            pieces.entry((&namespace.volume, piece)).or_default()[usize::from(writes)] += 1;
+        let end = offset.saturating_add(bytes - 1) / PIECE + 1;
+        for (piece, more) in [(offset / PIECE, 1), (end, -1)] {
+            edges.entry((&namespace.volume, piece)).or_default()[usize::from(writes)] += more;
         }
     }
-    let hot = |((volume, piece), [reads, writes]): ((&str, u64), [u64; 2])| Hot {
-        volume: volume.to_owned(),
-        offset: piece * PIECE,
-        reads,
-        writes,
-    };
-    let mut all: Vec<_> = pieces.into_iter().map(hot).collect();
-    all.sort_by_key(|hot| std::cmp::Reverse(hot.reads + hot.writes));
-    all.truncate(HOT);
-    all
+    edges
+}
+
+fn hot(trace: &Trace) -> Vec<Hot> {
+    let edges = edges(trace);
+    let mut most: Vec<Hot> = Vec::with_capacity(HOT + 1);
+    let mut counts = [0_i64; 2];
+    // The last edge of a volume ends its last request: nothing is between it and the next volume.
+    let ends = edges.keys().skip(1).map(|(_, piece)| *piece).chain([0]);
+    for (((volume, from), more), until) in edges.iter().zip(ends) {
+        counts = [counts[0] + more[0], counts[1] + more[1]];
+        let [reads, writes] = counts.map(|count| u64::try_from(count).unwrap_or_default());
+        if reads + writes == 0 {
+            continue;
+        }
+        for piece in (*from..until).take(HOT) {
+            // Behind those that are used as much and lie before it.
+            let at = most.partition_point(|hot| hot.reads + hot.writes >= reads + writes);
+            if at >= HOT {
+                break;
+            }
+            most.insert(at, Hot { volume: (*volume).to_owned(), offset: piece * PIECE, reads, writes });
+            most.truncate(HOT);
+        }
+    }
+    most
 }
 
 fn background(trace: &Trace) -> Vec<Background> {

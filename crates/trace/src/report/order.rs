@@ -49,11 +49,11 @@ pub(super) fn orders(trace: &Trace) -> Vec<Order> {
             Runs { order: Order { name, ..Order::default() }, ..Runs::default() }
         });
         runs.order.requests += 1;
-        runs.bytes += bytes;
+        runs.bytes = runs.bytes.saturating_add(bytes);
         let before = runs.ends.iter().position(|(end, _)| *end == offset).and_then(|at| runs.ends.remove(at));
         runs.order.sequential += u64::from(before.is_some());
         runs.count += u64::from(before.is_none());
-        let run = before.map_or(0, |(_, run)| run) + bytes;
+        let run = before.map_or(0, |(_, run)| run).saturating_add(bytes);
         runs.order.longest_run = runs.order.longest_run.max(run);
         runs.ends.push_back((offset.saturating_add(bytes), run));
         if runs.ends.len() > LOOK_BACK {

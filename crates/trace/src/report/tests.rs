@@ -182,3 +182,17 @@ fn the_text_says_it_all() {
         assert!(text.contains(words), "{words} is not in\n{text}");
     }
 }
+
+#[test]
+fn what_is_used_most_is_found_under_requests_of_nonsense() {
+    let job = |operation, lba, count, at| Job { queue: 1, command: 1, operation, lba, count, at };
+    // All that there can be, and one piece far within.
+    let far = 5000 * 128;
+    let mut jobs: Vec<_> = (0..40).map(|n| job(EventOperation::WRITE, 0, u32::MAX, 1000 + n * 10_000)).collect();
+    jobs.push(job(EventOperation::READ, far, 8, 900_000));
+    jobs.push(job(EventOperation::READ, u64::MAX / 512, 8, 950_000));
+    let report = Report::of(&trace(&jobs), None);
+    let hot = |piece: u64, reads, writes| Hot { volume: "data".to_owned(), offset: piece << 16, reads, writes };
+    assert_eq!(report.hot[..3], [hot(5000, 1, 40), hot(0, 0, 40), hot(1, 0, 40)]);
+    assert_eq!(report.hot.len(), HOT);
+}

@@ -144,7 +144,7 @@ fn rest(out: &mut String, report: &Report) {
         let _ = writeln!(out, "\nover time");
         let rows = report.moments.iter().map(|moment| {
             let all = moment.reads + moment.writes + moment.others;
-            let moved = size(moment.read_bytes + moment.written_bytes);
+            let moved = size(moment.read_bytes.saturating_add(moment.written_bytes));
             let share = percent(moment.reads, all);
             vec![time(moment.at), all.to_string(), share, moved, time(moment.mean)]
         });

@@ -1,6 +1,6 @@
 //! The reservation commands (Base 7.5 to 7.8) over the state machine in `reservation.rs`.
 
-use std::rc::Rc;
+use std::{rc::Rc, sync::Arc};
 
 use millrace_engine::TaskSlot;
 use millrace_memory::Access;
@@ -17,7 +17,7 @@ use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
         data,
-        namespace::Attached,
+        namespace::{Attached, Namespace},
         reservation::{Notices, Reservations},
         status::Completion,
     },
@@ -32,16 +32,17 @@ impl Controller {
         token: CommandToken,
         sqe: &Sqe,
     ) -> Result<Outcome, Status> {
-        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let attached = self.reservable(sqe)?;
         let fields = RegisterCdw10::from_bits(sqe.cdw10);
         // Persistence through power loss is not supported: it can be cleared, not set.
         if !matches!(fields.cptpl(), ChangePersistence::NO_CHANGE | ChangePersistence::CLEAR) {
             return Err(self.invalid(10, 30));
         }
         let data: RegisterData = self.reservation_data(sqe)?;
-        let (host, cntlid) = (self.host_key(), self.config.cntlid);
+        let (host, cntlid, session) = (self.host_key(), self.config.cntlid, self.config.session);
         self.change_reservations(slot, token, attached, |reservations| {
-            reservations.register(host, cntlid, fields.rrega(), fields.iekey(), &data)
+            let register = if session { Reservations::register_for_session } else { Reservations::register };
+            register(reservations, host, cntlid, fields.rrega(), fields.iekey(), &data)
         })
     }
 
@@ -52,7 +53,7 @@ impl Controller {
         token: CommandToken,
         sqe: &Sqe,
     ) -> Result<Outcome, Status> {
-        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let attached = self.reservable(sqe)?;
         let fields = AcquireCdw10::from_bits(sqe.cdw10);
         if fields.iekey() {
             return Err(self.invalid(10, 3));
@@ -71,7 +72,7 @@ impl Controller {
         token: CommandToken,
         sqe: &Sqe,
     ) -> Result<Outcome, Status> {
-        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let attached = self.reservable(sqe)?;
         let fields = ReleaseCdw10::from_bits(sqe.cdw10);
         if fields.iekey() {
             return Err(self.invalid(10, 3));
@@ -99,6 +100,37 @@ impl Controller {
         report.resize(bytes as usize, 0);
         data::copy_out(&self.segments, &report);
         Ok(Outcome::Done(Completion::SUCCESS))
+    }
+
+    /// The namespace of a command that changes its reservations. A guest may change them where it only reads (Base 8.1.16: write protection
+    /// does not concern them); a session that only reads is a program that is to keep nobody from anything.
+    fn reservable(&self, sqe: &Sqe) -> Result<Rc<Attached>, Status> {
+        let attached = self.namespace(sqe.nsid)?;
+        if self.config.session && attached.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
+        }
+        Ok(Rc::clone(attached))
+    }
+
+    /// A session's client is gone, or a namespace is taken from it: whoever registered there through this controller is no registrant
+    /// any more, and holds nothing. A guest's registrations stay, as the specification wants it.
+    pub(crate) fn end_registrations(&self, namespace: &Arc<Namespace>) {
+        if !self.config.session {
+            return;
+        }
+        let ended = namespace.reservations().end_session(self.config.cntlid);
+        let Some(notices) = ended else { return };
+        namespace.reservations_changed();
+        if let Some(notices) = namespace.notices.add(&notices) {
+            self.host.reservation_notice(namespace, &notices);
+        }
+    }
+
+    /// As [`Self::end_registrations`], of all namespaces.
+    pub(crate) fn end_all_registrations(&self) {
+        for (_, allocated) in self.namespaces.allocated() {
+            self.end_registrations(&allocated.namespace);
+        }
     }
 
     fn reservation_data<T: FromBytes + IntoBytes>(&mut self, sqe: &Sqe) -> Result<T, Status> {

@@ -47,7 +47,8 @@ struct RegistrantState {
     key: Cell<u64>,
     extended: Cell<u16>,
     cntlid: Cell<u16>,
-    reserved: Cell<u32>,
+    /// 1: registered through a session's controller.
+    session: Cell<u32>,
 }
 
 impl RegistrantState {
@@ -81,6 +82,7 @@ impl ReservationState {
             to.set_host(&from.host);
             to.key.set(from.key);
             to.cntlid.set(from.cntlid);
+            to.session.set(u32::from(from.session));
         }
         self.counted.set(counts.len() as u64);
         for ([controller, count], from) in self.counts.iter().zip(counts) {
@@ -90,8 +92,12 @@ impl ReservationState {
     }
 
     fn load(&self) -> (Reservations, Vec<(u64, u64)>) {
-        let registrant =
-            |from: &RegistrantState| Registrant { host: from.host(), cntlid: from.cntlid.get(), key: from.key.get() };
+        let registrant = |from: &RegistrantState| Registrant {
+            host: from.host(),
+            cntlid: from.cntlid.get(),
+            key: from.key.get(),
+            session: from.session.get() != 0,
+        };
         let registrants = self.list.iter().take(usize::from(self.registrants.get())).map(registrant).collect();
         let kind = ReservationType(self.kind.get());
         let held = (kind != ReservationType::NONE).then(|| Held { kind, holder: self.holder.host() });
@@ -131,6 +137,14 @@ impl Ledger {
         let Self { reservations, counts, lasting } = self;
         lasting.replace(|state| state.store(reservations, counts));
         Ok(notices)
+    }
+
+    /// A session's controller goes, and what was registered through it. It is no command's change, and can be made twice: none is counted.
+    pub(crate) fn end_session(&mut self, cntlid: u16) -> Option<Notices> {
+        let notices = self.reservations.end_session(cntlid)?;
+        let Self { reservations, counts, lasting } = self;
+        lasting.replace(|state| state.store(reservations, counts));
+        Some(notices)
     }
 
     /// Whether a controller has made its change of this number.

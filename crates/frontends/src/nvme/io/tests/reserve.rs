@@ -10,7 +10,11 @@ use millrace_nvme_spec::{
 };
 use zerocopy::FromBytes;
 
-use super::super::super::fixture::{HostCall, identity};
+use super::super::super::{
+    Config,
+    fixture::{HostCall, identity, test_config},
+    namespace::Allocated,
+};
 use super::*;
 
 /// Two guests, hosts 1 and 2, with one namespace.
@@ -206,4 +210,74 @@ fn reports_are_cut_and_filled_to_the_length_asked_for() {
     sqe.cdw11 = 0;
     sqe.cdw10 = u32::MAX;
     fails(one.command(1, sqe), Status::INVALID_FIELD);
+}
+
+/// A program's controller.
+fn session(cntlid: u16, namespace: &Arc<Namespace>, read_only: bool) -> FakeGuest {
+    let mut guest = FakeGuest::new(Config { cntlid, session: true, ..test_config() });
+    guest.enable();
+    let allocated = Allocated { namespace: Arc::clone(namespace), read_only, by_guest: false };
+    guest.controller.namespaces.allocate(1, allocated).expect("a free identifier");
+    guest.controller.namespaces.attach(1).expect("an attachment");
+    guest.make_queues(1, 64);
+    guest
+}
+
+fn report(guest: &mut FakeGuest) -> (u16, Type) {
+    let mut sqe = sqe(NvmOpcode::RESERVATION_REPORT.0, 1);
+    sqe.cdw10 = 4096 / 4 - 1;
+    let (cqe, report) = guest.command_reading(1, sqe, 4096);
+    succeeds(cqe);
+    let (status, _) = ReservationStatus::read_from_prefix(&report).expect("a header");
+    (status.registrants.get(), status.rtype)
+}
+
+#[test]
+fn a_session_that_only_reads_changes_no_reservation_and_a_guest_that_only_reads_may() {
+    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
+    let namespace = Namespace::new(volume, identity(1), true);
+    let mut reader = session(2, &namespace, true);
+    let refused = Status::NAMESPACE_WRITE_PROTECTED;
+    fails(register(&mut reader, RegisterAction::REGISTER, false, 0, 11), refused);
+    fails(acquire(&mut reader, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, 11, 0), refused);
+    fails(release(&mut reader, ReleaseAction::CLEAR, Type::EXCLUSIVE_ACCESS, 11), refused);
+    assert_eq!(report(&mut reader), (0, Type::NONE));
+    let mut guest = FakeGuest::boot();
+    let allocated = Allocated { namespace: Arc::clone(&namespace), read_only: true, by_guest: false };
+    guest.controller.namespaces.allocate(1, allocated).expect("a free identifier");
+    guest.controller.namespaces.attach(1).expect("an attachment");
+    guest.make_queues(1, 64);
+    succeeds(register(&mut guest, RegisterAction::REGISTER, false, 0, 11));
+    assert_eq!(report(&mut reader), (1, Type::NONE));
+}
+
+#[test]
+fn what_a_session_registered_ends_with_it_and_nothing_else_does() {
+    let [mut one, mut two] = pair();
+    succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 1));
+    let namespace = Arc::clone(&one.controller.namespaces.get(1).expect("attached").namespace);
+    let (mut program, mut other) = (session(1, &namespace, false), session(2, &namespace, false));
+    // Its own number, then two identifiers of which one is host 1's.
+    for (host, key) in [(None, 11), (Some(9), 12), (Some(1), 1)] {
+        if let Some(host) = host {
+            set_host(&mut program, host);
+        }
+        succeeds(register(&mut program, RegisterAction::REGISTER, false, 0, key));
+    }
+    succeeds(register(&mut other, RegisterAction::REGISTER, false, 0, 22));
+    set_host(&mut program, 9);
+    succeeds(acquire(&mut program, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE_REGISTRANTS_ONLY, 12, 0));
+    assert_eq!(report(&mut two), (4, Type::WRITE_EXCLUSIVE_REGISTRANTS_ONLY));
+    fails(write(&mut two, 0, &[1; 512]), Status::RESERVATION_CONFLICT);
+    program.host.take_calls();
+    program.controller.end_all_registrations();
+    assert_eq!(report(&mut two), (2, Type::NONE), "host 1 and the other session are left");
+    succeeds(write(&mut two, 0, &[1; 512]));
+    let mut first = [0; 16];
+    first[0] = 1;
+    let told = HostCall::ReservationNotice { uuid: identity(1).uuid, notify: vec![(first, Notice::RESERVATION_RELEASED.0)] };
+    assert_eq!(program.host.take_calls(), [told]);
+    // A guest's stay.
+    one.controller.end_all_registrations();
+    assert_eq!(report(&mut two), (2, Type::NONE));
 }

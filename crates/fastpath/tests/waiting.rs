@@ -1,0 +1,127 @@
+//! Waits: for a slow volume, for a daemon that ends, and for one that does not answer.
+
+use std::{
+    os::{fd::AsFd, unix::net::UnixListener},
+    time::{Duration, Instant},
+};
+
+use millrace::{Completion, FastPath, Options};
+use millrace_tests::Daemon;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options(daemon: &Daemon) -> Options {
+    Options { run_dir: Some(daemon.run_dir()), events: true, timeout: PATIENCE, ..Options::default() }
+}
+
+/// What a descriptor tells now, or within a time.
+fn told(fd: impl AsFd, flags: PollFlags, within: Duration) -> PollFlags {
+    let mut fds = [PollFd::new(&fd, flags)];
+    rustix::event::poll(&mut fds, Some(&Timespec::try_from(within).unwrap())).unwrap();
+    fds[0].revents()
+}
+
+/// A volume that takes four requests a second, of which the first have been made.
+fn slow(daemon: &Daemon) -> FastPath {
+    daemon.run(&["volume", "create", "slow", "--size", "1M", "--stack", "throttle(iops=4) | memory"]);
+    let space = FastPath::open("slow", &options(daemon)).unwrap();
+    for tag in 0..4 {
+        space.begin_read(tag, 0, 0..512).unwrap();
+    }
+    let mut done = [Completion::default(); 4];
+    let mut ended = 0;
+    while ended < 4 {
+        ended += space.wait(&mut done, PATIENCE);
+    }
+    space
+}
+
+/// Reads until nothing is there.
+fn empty(space: &FastPath) {
+    let _ = rustix::io::read(space.events().unwrap(), &mut [0; 8]);
+}
+
+#[test]
+fn a_wait_leaves_the_event_of_what_ended_beside_it() {
+    let daemon = Daemon::start();
+    let space = slow(&daemon);
+    for round in 0..3 {
+        empty(&space);
+        space.begin_read(7, 0, 0..512).unwrap();
+        // It ends later than the one before, which nobody has taken.
+        space.read(0, &mut [0; 512]).unwrap();
+        assert_eq!(told(space.events().unwrap(), PollFlags::IN, Duration::ZERO), PollFlags::IN, "round {round}");
+        let mut done = [Completion::default(); 2];
+        assert_eq!((space.poll(&mut done), done[0].tag), (1, 7));
+        // As many as there is room for, and one is left.
+        empty(&space);
+        space.begin_read(8, 0, 0..512).unwrap();
+        space.begin_read(9, 0, 0..512).unwrap();
+        let mut one = [Completion::default()];
+        assert_eq!(space.wait(&mut one, PATIENCE), 1);
+        while told(space.events().unwrap(), PollFlags::IN, PATIENCE) == PollFlags::IN && space.poll(&mut one) == 0 {
+            empty(&space);
+        }
+    }
+    drop(space);
+    daemon.finish();
+}
+
+#[test]
+fn who_only_looks_now_and_then_learns_that_the_daemon_has_ended() {
+    let mut daemon = Daemon::start();
+    let space = slow(&daemon);
+    for tag in 0..100 {
+        space.begin_read(tag, 0, 0..512).unwrap();
+    }
+    daemon.stop();
+    let (mut done, mut ended, begun) = ([Completion::default(); 16], Vec::new(), Instant::now());
+    while ended.len() < 100 {
+        assert!(begun.elapsed() < PATIENCE, "{} of 100 have ended", ended.len());
+        told(space.events().unwrap(), PollFlags::IN, Duration::from_millis(20));
+        empty(&space);
+        let taken = space.poll(&mut done);
+        ended.extend_from_slice(&done[..taken]);
+    }
+    assert_eq!(ended.last().unwrap().errno, Errno::NODEV.raw_os_error());
+}
+
+#[test]
+fn who_only_sleeps_learns_it_too() {
+    let mut daemon = Daemon::start();
+    let space = slow(&daemon);
+    for tag in 0..100 {
+        space.begin_read(tag, 0, 0..512).unwrap();
+    }
+    assert_eq!(told(space.connection(), PollFlags::RDHUP, Duration::ZERO), PollFlags::empty());
+    // A worker's death is none of its business.
+    daemon.kill_worker(rustix::process::Signal::KILL);
+    space.read(0, &mut [0; 512]).unwrap();
+    assert_eq!(told(space.connection(), PollFlags::RDHUP, Duration::ZERO), PollFlags::empty());
+    daemon.stop();
+    assert!(told(space.connection(), PollFlags::RDHUP, PATIENCE).contains(PollFlags::HUP));
+    let (mut done, mut ended, begun) = ([Completion::default(); 100], 0, Instant::now());
+    while ended < 100 {
+        assert!(begun.elapsed() < PATIENCE, "{ended} of 100 have ended");
+        ended += space.poll(&mut done);
+    }
+    assert_eq!(space.read(0, &mut [0; 512]).unwrap_err().errno(), Errno::NODEV.raw_os_error());
+}
+
+/// A door behind which nobody answers.
+#[test]
+fn a_daemon_that_says_nothing_is_not_waited_for_longer_than_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(dir.path().join("apps.sock")).unwrap();
+    let options = Options { run_dir: Some(dir.path().into()), timeout: Duration::from_millis(200), ..Options::default() };
+    let silent = FastPath::open("v", &options).err().expect("nobody answers");
+    assert_eq!(silent.errno(), Errno::TIMEDOUT.raw_os_error(), "{silent}");
+    // Nor where nobody takes connections, and there is no room for more that wait.
+    rustix::net::listen(&listener, 0).unwrap();
+    let full = (0..3).map(|_| FastPath::open("v", &options).err().expect("nobody answers").errno());
+    assert_eq!(full.collect::<Vec<_>>(), [Errno::TIMEDOUT.raw_os_error(); 3]);
+}
