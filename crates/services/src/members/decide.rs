@@ -126,9 +126,10 @@ fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Res
     let at_unknown = failed.is_some_and(|member| member.failed_at == Member::UNKNOWN_EVENT);
     // One that is not good by itself, as after a rebuild that it refused, cannot have gone on.
     let went_on = is(LegState::Good)
-        && match at_unknown {
-            true => table.event >= newest.event || !knows_one_of(table, newest),
-            false => failed.is_some_and(|member| table.event >= member.failed_at),
+        && if at_unknown {
+            table.event >= newest.event || !knows_one_of(table, newest)
+        } else {
+            failed.is_some_and(|member| table.event >= member.failed_at)
         };
     let was_to_be_filled = at_unknown && is(LegState::Filling);
     let differs = table.event == newest.event && table.members != newest.members && !was_to_be_filled;
@@ -298,7 +299,7 @@ fn go_on(
     // Who asks for the size before gives the growth up.
     let growing = newest.growing.filter(|growing| *growing == wanted.bytes);
     let bytes = if wanted.is_rest_of(newest) { wanted.bytes } else { newest.bytes };
-    Ok(Decision { table: Table { members, growing, bytes, ..newest.clone() }, all_stale, notes })
+    Ok(Decision { table: Table { bytes, members, growing, ..newest.clone() }, all_stale, notes })
 }
 
 /// Whether as many members as are needed are good.

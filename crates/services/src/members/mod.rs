@@ -35,7 +35,7 @@ use std::{
     },
 };
 
-use millrace_block::{BlockError, TaskContext, Volume};
+use millrace_block::{BlockError, BlockSize, TaskContext, Volume};
 
 use self::{
     intent::{Intent, least_shift},
@@ -328,9 +328,9 @@ impl Members {
         let has = |leg: usize| self.legs.get(leg).map(|leg| leg.geometry().block_size);
         let ours = has(readable.trailing_zeros() as usize);
         let others = (0..self.legs.len()).filter(move |leg| ours.is_some() && has(*leg) != ours);
-        let size = move |leg| has(leg).map_or(0, |size| size.bytes());
+        let size = move |leg| has(leg).map_or(0, BlockSize::bytes);
         others.map(move |leg| {
-            let ours = ours.map_or(0, |size| size.bytes());
+            let ours = ours.map_or(0, BlockSize::bytes);
             let what = format!("{} bytes, and the others of {ours}: \"rebuild\" formats it and fills it", size(leg));
             (format!("leg {leg} has blocks of"), what)
         })

@@ -256,7 +256,9 @@ fn a_format_that_the_legs_cannot_note_changes_nothing() {
     assert!(graph.volume().format(BlockSize::B512).is_err());
     on_bench(&graph, |bench| bench.expect(0, &model));
     drop(graph);
-    legs.iter().for_each(|leg| leg.clear());
+    for leg in &legs {
+        leg.clear();
+    }
     let graph = open_with(&volumes, BlockSize::B512, 1024 * 512, Reason::Open);
     assert_eq!(state(&graph, 1), "failed");
     on_bench(&graph, |bench| bench.expect(0, &model));
