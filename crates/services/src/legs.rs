@@ -3,7 +3,7 @@
 use std::{cell::RefCell, future::poll_fn, pin::Pin, rc::Rc, sync::Arc, task::Poll};
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Volume, trace::Tap,
+    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Volume, VolumeError, trace::Tap,
 };
 use millrace_engine::{EngineError, Launch, Shard, ShardConfig};
 use millrace_memory::BUFFER_SIZE;
@@ -32,6 +32,18 @@ pub fn common_block_size(legs: &[Leg]) -> Result<BlockSize, ServiceError> {
             at + 1,
             legs[at + 1].geometry().block_size.bytes()
         ))),
+    }
+}
+
+/// How many of a volume's bytes are whole blocks of this size.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn whole_blocks(volume: &str, bytes: u64, block_size: BlockSize) -> Result<u64, VolumeError> {
+    let (volume, why) = (volume.to_owned(), "the volume is smaller than one block");
+    match bytes >> block_size.shift() << block_size.shift() {
+        0 => Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why }),
+        bytes => Ok(bytes),
     }
 }
 

@@ -77,6 +77,12 @@ pub trait Plan: fmt::Debug {
     /// (`size=` at a leaf); `None` leaves it to the leg (an existing file's own length).
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>>;
 
+    /// Whether a stored volume's leg may have other blocks than the volume: the service goes without it, because it was out of use when
+    /// the others were formatted.
+    fn goes_without_others(&self) -> bool {
+        false
+    }
+
     /// Makes the service. It may look at its legs' shapes and must not touch what they hold: that is for [`Service::mount`].
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError>;
 }
@@ -91,6 +97,8 @@ pub struct Build<'a> {
     pub legs: Vec<Leg>,
     /// The size in bytes that it must have; `None`: all that its legs allow.
     pub size: Option<u64>,
+    /// The volume's block size.
+    pub block_size: BlockSize,
     /// What services of several volumes share.
     pub shared: &'a SharedObjects,
 }

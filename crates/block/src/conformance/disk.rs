@@ -119,6 +119,13 @@ impl CrashDisk {
         lost
     }
 
+    /// Is opened with blocks of this size from now on, as a file is: what lies on the medium stays. All of it must be durable.
+    pub fn open_with(&self, block_size: BlockSize) {
+        let medium = &mut *self.medium();
+        assert!(medium.volatile.is_empty(), "the disk came back before");
+        medium.block_size = block_size;
+    }
+
     /// Everything that is durable, as it lies on the medium.
     pub fn durable(&self) -> Vec<u8> {
         self.medium().durable.clone()
@@ -266,12 +273,26 @@ impl Volume for CrashDisk {
         if cut { Err(no_power()) } else { Ok(()) }
     }
 
+    /// It is durable at once. When the power goes in the middle of it, some blocks are erased, and they have the old size or the new one.
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        let medium = &mut *self.medium();
-        let bytes = medium.durable.len() >> block_size.shift() << block_size.shift();
+        let bytes = self.medium().durable.len() >> block_size.shift() << block_size.shift();
         if bytes == 0 {
             let why = "the volume is smaller than one block";
             return Err(VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why });
+        }
+        let no_power = || VolumeError::Refused { volume: self.name.clone(), why: "the power is gone".to_owned() };
+        let cut = self.power.pass().map_err(|_| no_power())?;
+        if cut {
+            self.restart();
+        }
+        let medium = &mut *self.medium();
+        if cut {
+            medium.durable.chunks_mut(512).filter(|_| self.power.below(2) == 0).for_each(|sector| sector.fill(0));
+            if self.power.below(2) == 0 {
+                medium.durable.truncate(bytes);
+                medium.block_size = block_size;
+            }
+            return Err(no_power());
         }
         medium.durable = vec![0; bytes];
         medium.volatile.clear();

@@ -169,6 +169,8 @@ struct Builder<'a> {
     used: Vec<(String, String)>,
     /// Leaves that look alike and are yet to come, in order, with their sizes.
     later: VecDeque<Option<u64>>,
+    /// There is no old graph: what is opened may have been out of use when the volume was formatted.
+    is_first: bool,
 }
 
 /// Whether every leaf with this specification is another one, with data of its own.
@@ -188,11 +190,12 @@ impl Graph {
         spawner: &Arc<dyn Spawner>,
         old: Option<&Graph>,
     ) -> Result<Self, GraphError> {
+        let is_first = old.is_none();
         let old = old.map(Graph::nodes).unwrap_or_default();
         let taps = old.iter().map(|node| Arc::clone(&node.tap)).collect();
-        let mut builder = Builder { plan, leaves, shared, old, taps, used: Vec::new(), later: VecDeque::new() };
+        let mut builder = Builder { plan, leaves, shared, old, taps, used: Vec::new(), later: VecDeque::new(), is_first };
         builder.foresee(plan.stack, plan.size);
-        let root = builder.build(plan.stack, plan.volume, plan.stack.word(), plan.size)?;
+        let root = builder.build(plan.stack, plan.volume, plan.stack.word(), plan.size, false)?;
         Ok(Self { root, tasks: Vec::new(), spawner: Arc::clone(spawner) })
     }
 
@@ -395,17 +398,26 @@ impl Builder<'_> {
         tap
     }
 
-    fn build(&mut self, node: &Node, path: &str, name: &str, size: Option<u64>) -> Result<Arc<Built>, GraphError> {
+    /// `spared`: a service above goes without it when its blocks are others than the volume's.
+    fn build(
+        &mut self,
+        node: &Node,
+        path: &str,
+        name: &str,
+        size: Option<u64>,
+        spared: bool,
+    ) -> Result<Arc<Built>, GraphError> {
         if let Node::Leaf(leaf) = node {
-            return self.leaf(node, leaf, path, name, size);
+            return self.leaf(node, leaf, path, name, size, spared);
         }
         let Node::Service(service) = node else { unreachable!("a node is a leaf or a service") };
         let failed = |source: ServiceError| GraphError::Service { node: name.to_owned(), source };
         let (plan, sizes) = self.plan_of(service, size).map_err(|error| failed(error.into()))?;
+        let spared = spared || (self.is_first && plan.goes_without_others());
         let mut legs = Vec::new();
         for (at, (leg, size)) in service.legs.iter().zip(sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
-            legs.push(self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size)?);
+            legs.push(self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size, spared)?);
         }
         if let Some(kept) = self.keep(node, &legs) {
             return Ok(kept);
@@ -415,6 +427,7 @@ impl Builder<'_> {
             volume: self.plan.volume,
             legs: legs.iter().map(|leg| Arc::<Tap>::clone(&leg.tap) as _).collect(),
             size,
+            block_size: self.plan.block_size,
             shared: self.shared,
         };
         let service = plan.build(build).map_err(failed)?;
@@ -478,6 +491,7 @@ impl Builder<'_> {
         path: &str,
         name: &str,
         size: Option<u64>,
+        spared: bool,
     ) -> Result<Arc<Built>, GraphError> {
         let failed = |source| GraphError::Leaf { node: name.to_owned(), source };
         if leaf.spec.contains(':') {
@@ -504,7 +518,7 @@ impl Builder<'_> {
         let request = LeafRequest { leaf, name: name_of, size, block_size: self.plan.block_size };
         let volume = self.leaves.open(&request).map_err(failed)?;
         let has = volume.geometry().block_size;
-        if has != self.plan.block_size {
+        if has != self.plan.block_size && !spared {
             let why = format!("it has blocks of {} bytes and the volume of {}", has.bytes(), self.plan.block_size.bytes());
             return Err(failed(LeafError::Refused(why)));
         }

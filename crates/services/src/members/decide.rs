@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::atomic::Ordering};
 
-use millrace_block::{BlockCount, Volume};
+use millrace_block::{BlockCount, BlockSize, Volume};
 
 use super::{
     Members, OnLegs, Rules,
@@ -24,6 +24,8 @@ pub(crate) struct Found {
     pub(crate) record: Result<Option<(Table, usize)>, String>,
     /// Nothing was ever written there: it reads as zeroes.
     pub(crate) blank: bool,
+    /// Its block size.
+    pub(crate) block_size: BlockSize,
 }
 
 /// What follows.
@@ -44,6 +46,22 @@ pub(crate) struct Wanted<'a> {
     pub(crate) label: &'a str,
     pub(crate) reason: Reason,
     pub(crate) rules: Rules,
+    pub(crate) shape: Shape,
+}
+
+/// What the service's blocks are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) block_size: BlockSize,
+    /// The legs may say so many bytes more: the volume was formatted to larger blocks, its size was stored, and then the power went.
+    pub(crate) more: u64,
+}
+
+impl Wanted<'_> {
+    /// Whether it is what the legs say, but for what a format left out.
+    fn is_rest_of(&self, table: &Table) -> bool {
+        table.bytes.checked_sub(self.bytes).is_some_and(|more| (1..=self.shape.more).contains(&more))
+    }
 }
 
 fn wrong(leg: &Found, what: impl Into<String>) -> ServiceError {
@@ -53,13 +71,19 @@ fn wrong(leg: &Found, what: impl Into<String>) -> ServiceError {
 /// Decides what the legs are. `fresh` makes new identifiers.
 pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut() -> Id) -> Result<Decision, ServiceError> {
     let service = wanted.rules.service;
+    if wanted.reason == Reason::Create {
+        check_blocks(found, wanted)?;
+    }
     let of_set = |leg: &&Found| leg.origin == LegOrigin::Kept && matches!(leg.record, Ok(Some(_)));
     let whole = found.iter().position(|leg| leg.origin == LegOrigin::Data && !wanted.rules.placed);
     if whole.is_some() || !found.iter().any(|leg| of_set(&leg)) {
         return begin(found, wanted, whole, fresh);
     }
     let tables = || found.iter().filter(of_set).filter_map(|leg| Some((leg, leg.record.as_ref().ok()?.as_ref()?)));
-    let Some((_, (newest, _))) = tables().max_by_key(|(_, (table, _))| table.event) else {
+    // Of two that say the same event, one that was to be taken in, and refused that, knows less.
+    let is_good = |table: &Table, own: usize| table.members.get(own).is_some_and(|own| own.state == LegState::Good);
+    let age = |(_, (table, own)): &(_, &(Table, usize))| (table.event, is_good(table, *own));
+    let Some((_, (newest, _))) = tables().max_by_key(age) else {
         return begin(found, wanted, whole, fresh);
     };
     for (leg, (table, own)) in tables() {
@@ -74,7 +98,7 @@ pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut(
         }
         check_together(leg, table, *own, newest)?;
     }
-    if newest.bytes != wanted.bytes && newest.growing != Some(wanted.bytes) {
+    if newest.bytes != wanted.bytes && newest.growing != Some(wanted.bytes) && !wanted.is_rest_of(newest) {
         let what = format!("it is of a {service} of {} bytes, and this one has {}", newest.bytes, wanted.bytes);
         return Err(tables().next().map_or_else(|| ServiceError::Legs(what.clone()), |(leg, _)| wrong(leg, what.clone())));
     }
@@ -84,15 +108,31 @@ pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut(
     go_on(found, newest, wanted, fresh)
 }
 
+/// Fails when a leg has other blocks than the volume.
+fn check_blocks(found: &[Found], wanted: Wanted<'_>) -> Result<(), ServiceError> {
+    let volume = wanted.shape.block_size;
+    found.iter().find(|leg| leg.block_size != volume).map_or(Ok(()), |leg| {
+        let (has, volume) = (leg.block_size.bytes(), volume.bytes());
+        Err(wrong(leg, format!("it has blocks of {has} bytes and the volume of {volume}: they must be alike")))
+    })
+}
+
 /// Fails when the leg and the newest table's legs were each used without the other.
 fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Result<(), ServiceError> {
     let own = table.members.get(own);
-    let id = own.map(|member| member.id);
-    let failed_at = newest.members.iter().find(|member| Some(member.id) == id && member.state == LegState::Failed);
+    let is = |state| own.is_some_and(|member| member.state == state);
+    let failed = newest.members.iter().find(|member| own.is_some_and(|own| own.id == member.id));
+    let failed = failed.filter(|member| member.state == LegState::Failed);
+    let at_unknown = failed.is_some_and(|member| member.failed_at == Member::UNKNOWN_EVENT);
     // One that is not good by itself, as after a rebuild that it refused, cannot have gone on.
-    let is_good = own.is_some_and(|member| member.state == LegState::Good);
-    let went_on = is_good && failed_at.is_some_and(|member| table.event >= member.failed_at);
-    let differs = table.event == newest.event && table.members != newest.members;
+    let went_on = is(LegState::Good)
+        && if at_unknown {
+            table.event >= newest.event || !knows_one_of(table, newest)
+        } else {
+            failed.is_some_and(|member| table.event >= member.failed_at)
+        };
+    let was_to_be_filled = at_unknown && is(LegState::Filling);
+    let differs = table.event == newest.event && table.members != newest.members && !was_to_be_filled;
     if went_on || differs {
         return Err(wrong(
             leg,
@@ -101,6 +141,12 @@ fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Res
         ));
     }
     Ok(())
+}
+
+/// Whether one of those that are good is not failed by what this table says. A leg that goes on by itself first says that the others failed.
+fn knows_one_of(table: &Table, newest: &Table) -> bool {
+    let is_in_use = |id| table.members.iter().any(|member| member.id == id && member.state != LegState::Failed);
+    newest.members.iter().any(|good| good.state == LegState::Good && is_in_use(good.id))
 }
 
 /// Fails when legs are not where they belong, or the data lie in another way on them.
@@ -136,6 +182,7 @@ fn begin(
     whole: Option<usize>,
     fresh: &mut dyn FnMut() -> Id,
 ) -> Result<Decision, ServiceError> {
+    check_blocks(found, wanted)?;
     for leg in found {
         match &leg.record {
             Ok(Some((table, _))) if table.label != wanted.label => {
@@ -166,8 +213,31 @@ fn begin(
         members,
         form: wanted.rules.form,
         growing: None,
+        formatting: false,
     };
     Ok(Decision { table, all_stale, notes: Vec::new() })
+}
+
+/// The member of the newest table that a leg is, and what the leg says. `seen` are the legs before it.
+fn member_of<'a>(
+    leg: &'a Found,
+    newest: &'a Table,
+    wanted: Wanted<'_>,
+    seen: &mut BTreeSet<Id>,
+) -> Result<Option<(&'a Member, &'a Table)>, ServiceError> {
+    let Ok(Some((table, own))) = &leg.record else { return Ok(None) };
+    if table.set != newest.set {
+        if table.label != wanted.label {
+            let what = format!("it is a leg of a {} of volume {:?}", wanted.rules.service, table.label);
+            return Err(wrong(leg, what));
+        }
+        return Ok(None);
+    }
+    let id = table.members.get(*own).map_or([0; 16], |member| member.id);
+    if !seen.insert(id) {
+        return Err(wrong(leg, "it is a copy of another leg, or the same one twice"));
+    }
+    Ok(newest.members.iter().find(|member| member.id == id).map(|member| (member, table)))
 }
 
 /// A set of legs that was there.
@@ -180,61 +250,56 @@ fn go_on(
     let (mut members, mut all_stale, mut notes) = (Vec::new(), false, Vec::new());
     let mut seen = BTreeSet::new();
     for (at, leg) in found.iter().enumerate() {
+        let known = member_of(leg, newest, wanted, &mut seen)?;
         let mut note = |what: String| notes.push(format!("leg {at} ({}): {what}", leg.name));
+        let added_again = wanted.reason == Reason::Change && leg.origin == LegOrigin::New;
+        let failed = |id| Member { id, state: LegState::Failed, failed_at: newest.event + 1 };
         let mut fill_all = || {
             all_stale = true;
             Member { id: fresh(), state: LegState::Filling, failed_at: 0 }
         };
-        let member = match &leg.record {
-            Err(what) => {
-                note(format!("{what}; it is out of use"));
-                Member { id: fresh(), state: LegState::Failed, failed_at: newest.event + 1 }
+        let member = match (&leg.record, known) {
+            _ if leg.block_size != wanted.shape.block_size && !newest.formatting => {
+                let (has, volume) = (leg.block_size.bytes(), wanted.shape.block_size.bytes());
+                note(format!(
+                    "it has blocks of {has} bytes and the volume of {volume}, which was formatted without it; it is out of use until \
+                     \"rebuild\" formats and fills it, or \"volume replace\" puts another one in its place"
+                ));
+                let is_known = known.filter(|(member, _)| member.state == LegState::Failed);
+                is_known
+                    .map_or_else(|| failed(known.map_or_else(&mut *fresh, |(member, _)| member.id)), |(member, _)| *member)
             }
-            Ok(None) => {
-                if leg.origin == LegOrigin::Kept {
+            (Err(what), _) => {
+                note(format!("{what}; it is out of use"));
+                failed(fresh())
+            }
+            (Ok(None), _) => {
+                if leg.origin == LegOrigin::Kept && !newest.formatting {
                     note(format!("it holds no {}: it was replaced, and is filled", wanted.rules.service));
                 }
                 fill_all()
             }
-            Ok(Some((table, _))) if table.set != newest.set => {
-                if table.label != wanted.label {
-                    let what = format!("it is a leg of a {} of volume {:?}", wanted.rules.service, table.label);
-                    return Err(wrong(leg, what));
-                }
+            (_, None) => fill_all(),
+            (_, Some((member, table))) if member.state == LegState::Failed => match added_again {
+                false => *member,
+                true if member.lacks_marked_only(table) => Member { state: LegState::Filling, failed_at: 0, ..*member },
+                true => fill_all(),
+            },
+            // One behind: the power went while the table was being stored. Before a format is done it makes no difference.
+            (_, Some((member, table))) if table.event + 1 >= newest.event || newest.formatting => *member,
+            (_, Some((_, table))) => {
+                note(format!("it is {} events behind and is filled again", newest.event - table.event));
                 fill_all()
             }
-            Ok(Some((table, own))) => {
-                let id = table.members.get(*own).map_or([0; 16], |member| member.id);
-                if !seen.insert(id) {
-                    return Err(wrong(leg, "it is a copy of another leg, or the same one twice"));
-                }
-                match newest.members.iter().find(|member| member.id == id) {
-                    None => fill_all(),
-                    Some(member) if member.state == LegState::Failed => {
-                        let added_again = wanted.reason == Reason::Change && leg.origin == LegOrigin::New;
-                        match added_again {
-                            false => *member,
-                            true if table.event + 1 >= member.failed_at => {
-                                Member { state: LegState::Filling, failed_at: 0, ..*member }
-                            }
-                            true => fill_all(),
-                        }
-                    }
-                    // One behind: the power went while the table was being stored.
-                    Some(member) if table.event + 1 >= newest.event => *member,
-                    Some(_) => {
-                        note(format!("it is {} events behind and is filled again", newest.event - table.event));
-                        fill_all()
-                    }
-                }
-            }
         };
-        members.push(member);
+        let is_erased = newest.formatting && member.state != LegState::Failed;
+        members.push(if is_erased { Member { state: LegState::Good, ..member } } else { member });
     }
     are_enough(&members, wanted.rules.least, &notes)?;
     // Who asks for the size before gives the growth up.
     let growing = newest.growing.filter(|growing| *growing == wanted.bytes);
-    Ok(Decision { table: Table { members, growing, ..newest.clone() }, all_stale, notes })
+    let bytes = if wanted.is_rest_of(newest) { wanted.bytes } else { newest.bytes };
+    Ok(Decision { table: Table { bytes, members, growing, ..newest.clone() }, all_stale, notes })
 }
 
 /// Whether as many members as are needed are good.
@@ -295,7 +360,8 @@ impl Members {
                 Err(ServiceError::Content { what, .. }) => (Err(what), None),
                 Err(error) => (Err(error.to_string()), None),
             };
-            let found = Found { name: leg.name().to_owned(), origin, record, blank: leg.usage().allocated == 0 };
+            let block_size = leg.geometry().block_size;
+            let found = Found { name: leg.name().to_owned(), origin, record, blank: leg.usage().allocated == 0, block_size };
             (found, generation)
         };
         self.legs.iter().enumerate().map(one).unzip()
@@ -316,7 +382,7 @@ impl Members {
     }
 
     /// Comes into force.
-    pub(crate) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
+    pub(crate) fn take_up(&self, mount: &Mount, shape: Shape) -> Result<(), ServiceError> {
         self.make_room(mount)?;
         let (found, generations) = self.look(mount);
         let wanted = Wanted {
@@ -325,6 +391,7 @@ impl Members {
             label: &self.label,
             reason: mount.reason,
             rules: self.rules,
+            shape,
         };
         let Decision { table, all_stale, notes } = decide(&found, wanted, &mut fresh_id)?;
         for note in notes {
@@ -344,9 +411,13 @@ impl Members {
         intent.cover(self.bytes());
         intent.start(&page);
         self.note_growth(&table);
+        let formatting = table.formatting;
         let generation = generations.into_iter().flatten().max().unwrap_or(0);
         *self.on_legs() = Some(OnLegs { table, generation, page_generation: page_generation.max(others) });
         self.store_all(mount.reason == Reason::Open)?;
+        if formatting {
+            self.format_again(shape.block_size)?;
+        }
         if masks.writable.count_ones() > 1 {
             intent.suspect_marked();
         }

@@ -174,7 +174,7 @@ impl Members {
     }
 
     /// This is its size.
-    fn show(&self, bytes: u64) {
+    pub(super) fn show(&self, bytes: u64) {
         if let Some(intent) = self.intent() {
             intent.cover(bytes);
         }

@@ -216,6 +216,13 @@ impl Intent {
         self.suspicions.fetch_add(1, Ordering::Release);
     }
 
+    /// The legs may differ anywhere.
+    pub(crate) fn suspect_all(&self) {
+        if let Some(last) = self.regions().checked_sub(1) {
+            self.suspect(&(0..=last));
+        }
+    }
+
     /// The legs may differ wherever a mark is.
     pub(crate) fn suspect_marked(&self) {
         for region in 0..self.regions() {

@@ -3,14 +3,12 @@
 use std::{
     fmt::Display,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
-    time::Duration,
 };
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
 
 use super::{
     Members,
@@ -20,12 +18,9 @@ use super::{
 };
 use crate::{
     legs::{self, Leg},
-    locks::{Locked, Taken},
+    locks::Taken,
     service::ServiceError,
 };
-
-/// How long a format sleeps before it looks again whether all is quiet.
-const HOLD_AGAIN: Duration = Duration::from_micros(100);
 
 impl Members {
     /// Stores what the bitmap is to say on all legs that are written, and drops those that refuse. The caller has the turn.
@@ -116,7 +111,7 @@ impl Members {
     }
 
     /// Changes the table for legs that fail now.
-    fn note_failed(&self, legs: u8, why: &dyn Display) {
+    pub(super) fn note_failed(&self, legs: u8, why: &dyn Display) {
         let mut on_legs = self.on_legs();
         let Some(table) = on_legs.as_mut().map(|on_legs| &mut on_legs.table) else { return };
         table.event += 1;
@@ -265,70 +260,14 @@ impl Members {
         Some(std::mem::replace(member, Member { state, failed_at, ..*member }))
     }
 
-    /// Waits until nothing is done beside requests, and keeps it so. Sleeps meanwhile.
-    fn hold_upkeep(&self) -> (Taken<'_>, Taken<'_>, Locked<'_>) {
-        loop {
-            // All or none: who has one of them may wait for another one.
-            if let Some((page, table)) = self.page_turn.try_take().zip(self.table_turn.try_take())
-                && let Some(range) = self.ranges.try_lock(0..self.bytes())
-            {
-                return (page, table, range);
-            }
-            thread::sleep(HOLD_AGAIN);
-        }
-    }
-
-    /// Erases all legs and gives them a block size, and then has the service look at them again. No request is in flight, and the
-    /// calling thread may wait.
-    pub(crate) fn format_legs(&self, block_size: BlockSize, look_again: impl FnOnce()) -> Result<(), VolumeError> {
-        let _alone = self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner);
-        // What was read before a leg is formatted must not be written to one that has been.
-        let _held = self.hold_upkeep();
-        let mut formatted = 0_u8;
-        for leg in legs_of(self.masks().writable) {
-            match self.legs[leg].format(block_size) {
-                Ok(()) => formatted |= 1 << leg,
-                Err(error) if formatted == 0 => return Err(error),
-                Err(error) => self.note_failed(1 << leg, &error),
-            }
-        }
-        look_again();
-        if let Some(on_legs) = &mut *self.on_legs() {
-            let table = &mut on_legs.table;
-            table.event += 1;
-            for (leg, member) in table.members.iter_mut().enumerate() {
-                (member.state, member.failed_at) = match formatted >> leg & 1 {
-                    1 => (LegState::Good, member.failed_at),
-                    // No bitmap says what is to be copied over what it has from before: what it says is too old for that.
-                    _ => (LegState::Failed, table.event),
-                };
-            }
-            // Nothing is left that would have to be moved.
-            on_legs.table.bytes = on_legs.table.growing.take().unwrap_or(on_legs.table.bytes);
-            self.note_growth(&on_legs.table);
-        }
-        if let Some(intent) = self.intent() {
-            intent.start(&[0; super::intent::BYTES / 8]);
-        }
-        self.store_all(true).map_err(|error| VolumeError::Io {
-            volume: self.name.clone(),
-            action: "write the tables of",
-            path: "its legs".into(),
-            source: std::io::Error::other(error.to_string()),
-        })
-    }
-
     /// Stores bitmap and table on the calling thread, on the legs in use, and lets requests come. A leg that refuses is dropped,
     /// unless that must not be.
     pub(crate) fn store_all(&self, may_drop: bool) -> Result<(), ServiceError> {
+        let not_now = || ServiceError::NotNow(format!("the {} is not in force", self.rules.service));
+        self.on_legs().as_mut().ok_or_else(not_now)?.table.event += 1;
         loop {
-            let masks = match self.on_legs().as_mut() {
-                Some(on_legs) => {
-                    on_legs.table.event += 1;
-                    on_legs.table.masks()
-                }
-                None => return Err(ServiceError::NotNow(format!("the {} is not in force", self.rules.service))),
-            };
+            // A leg that fails is the next event, and no other one comes between: one behind is not too far for those who wait.
+            let masks = self.on_legs().as_ref().ok_or_else(not_now)?.table.masks();
             let (failed, error) = self.try_store_all(masks.writable);
             let Some(error) = error else {
                 self.masks.set(masks);

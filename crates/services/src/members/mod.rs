@@ -8,6 +8,7 @@
 //!   a leg fails ─► masks change ─► the others are flushed, and say so durably ─► the write that missed it is acknowledged
 //!   mount ─► what does each leg say? ─► decide: good, to be filled, failed, or not to be put together at all
 //!   grow ─► all legs ─► a note at each new end ─► said on all ─► first use of what is new: the records move there
+//!   format ─► said on all ─► each leg is erased ─► said on all that it is done; a mount that finds one under way does it again
 //!
 //!   leg:      the service's own … │ members (two copies) │ bitmap (two copies) │ the service's own …
 //! ```
@@ -19,6 +20,7 @@
 //! It moves no data: what a leg lacks is filled by the service.
 
 pub(crate) mod decide;
+mod format;
 mod grow;
 pub(crate) mod intent;
 mod meta;
@@ -33,11 +35,11 @@ use std::{
     },
 };
 
-use millrace_block::{BlockError, TaskContext, Volume};
+use millrace_block::{BlockError, BlockSize, TaskContext, Volume};
 
 use self::{
     intent::{Intent, least_shift},
-    state::{LegState, MOST_LEGS, Masks, Member, SharedMasks, Table},
+    state::{LegState, MOST_LEGS, Masks, Member, NEWEST, SharedMasks, Table, legs_of},
     why::Why,
 };
 use crate::{
@@ -88,10 +90,9 @@ impl Rules {
         (leg.geometry().bytes() >> 12 << 12).saturating_sub(self.area)
     }
 
-    /// The record of the members in the area that begins there. While legs grow it is of a layout that older programs refuse.
+    /// The record of the members in the area that begins there.
     pub(crate) fn table_region(&self, area: u64) -> Region {
-        let version = 1 + u32::from(self.note_magic.is_some());
-        Region { magic: self.table_magic, version, offset: area, len: TABLES / 2 }
+        Region { magic: self.table_magic, version: NEWEST, offset: area, len: TABLES / 2 }
     }
 
     /// The record of the write-intent bitmap.
@@ -241,7 +242,7 @@ impl Members {
 
     /// Where this table is stored on a leg.
     fn table_region(&self, leg: usize, table: &Table) -> Region {
-        Region { version: 1 + u32::from(table.growing.is_some()), ..self.rules.table_region(self.area(leg)) }
+        Region { version: table.version(), ..self.rules.table_region(self.area(leg)) }
     }
 
     /// Where the bitmap is stored on a leg.
@@ -318,7 +319,21 @@ impl Members {
             };
             (format!("leg {at}"), state.to_owned())
         };
-        members.map(fact).collect()
+        members.map(fact).chain(self.other_blocks()).collect()
+    }
+
+    /// Of failed legs that have other blocks than those in use: what they have, and what to do.
+    fn other_blocks(&self) -> impl Iterator<Item = (String, String)> {
+        let readable = self.masks().readable;
+        let has = |leg: usize| self.legs.get(leg).map(|leg| leg.geometry().block_size);
+        let ours = has(readable.trailing_zeros() as usize);
+        let others = (0..self.legs.len()).filter(move |leg| ours.is_some() && has(*leg) != ours);
+        let size = move |leg| has(leg).map_or(0, BlockSize::bytes);
+        others.map(move |leg| {
+            let ours = ours.map_or(0, BlockSize::bytes);
+            let what = format!("{} bytes, and the others of {ours}: \"rebuild\" formats it and fills it", size(leg));
+            (format!("leg {leg} has blocks of"), what)
+        })
     }
 
     /// The argument `leg` of a command.
@@ -366,20 +381,25 @@ impl Members {
         prepare: impl FnOnce(&Leg) -> Result<(), ServiceError>,
     ) -> Result<String, ServiceError> {
         let _alone = self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.masks().writable >> leg & 1 == 1 {
+        let masks = self.masks();
+        if masks.writable >> leg & 1 == 1 {
             return Err(ServiceError::NotNow(format!("leg {leg} is in use")));
+        }
+        if (masks.readable.count_ones() as usize) < self.rules.least {
+            return Err(ServiceError::NotNow("there are too few good legs to fill it from".to_owned()));
         }
         let member = self.on_legs().as_ref().and_then(|on_legs| on_legs.table.members.get(leg).copied());
         let member = member.ok_or_else(|| ServiceError::NotNow(format!("the {} is not in force", self.rules.service)))?;
         let volume = &self.legs[leg];
         let known = self.find(volume).ok().and_then(|found| found.record).and_then(|record| Table::decode(&record.content));
-        // It has all that was written before it failed.
-        let in_part = known.is_some_and(|(table, own)| {
-            table.members.get(own).is_some_and(|own| own.id == member.id) && table.event + 1 >= member.failed_at
-        });
-        let good = self.masks().readable.trailing_zeros() as usize;
-        let block_size = self.legs.get(good).map_or(volume.geometry().block_size, |leg| leg.geometry().block_size);
-        if !in_part && volume.geometry().block_size != block_size {
+        let good = legs_of(masks.readable).next().unwrap_or(leg);
+        let block_size = self.legs[good].geometry().block_size;
+        let other_blocks = volume.geometry().block_size != block_size;
+        let in_part = !other_blocks
+            && known.is_some_and(|(table, own)| {
+                table.members.get(own).is_some_and(|own| own.id == member.id) && member.lacks_marked_only(&table)
+            });
+        if other_blocks {
             // The others were formatted without it.
             volume.format(block_size)?;
         }

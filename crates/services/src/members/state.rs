@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// The newest layout of the table's record.
+pub(crate) const NEWEST: u32 = 3;
 /// Legs at most.
 pub(crate) const MOST_LEGS: usize = 8;
 /// Bytes of the label at most.
@@ -14,6 +16,8 @@ const MEMBER: usize = 32;
 const FORM: usize = MEMBERS + MEMBER * MOST_LEGS;
 /// Where it is said what the legs grow to, while they do.
 const GROWING: usize = FORM + 16;
+/// Where it is said that the legs are being erased, while they are.
+const FORMATTING: usize = GROWING + 8;
 
 /// What a leg is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,17 @@ pub(crate) struct Member {
     pub(crate) failed_at: u64,
 }
 
+impl Member {
+    /// Older programs said this of a leg that refused a rebuild, whenever it had failed: none fails at the first event.
+    pub(crate) const UNKNOWN_EVENT: u64 = 1;
+
+    /// Whether the leg has all that was written before it failed, if it says this, so that the bitmap tells all that it lacks.
+    pub(crate) fn lacks_marked_only(&self, said: &Table) -> bool {
+        // A format takes all marks away.
+        !said.formatting && self.failed_at > Self::UNKNOWN_EVENT && said.event + 1 >= self.failed_at
+    }
+}
+
 /// The members of a service, and what happened to them so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
@@ -58,6 +73,8 @@ pub(crate) struct Table {
     pub(crate) form: [u32; 4],
     /// Bytes of data that each leg is about to have: there is room for them, and nothing of them was used so far.
     pub(crate) growing: Option<u64>,
+    /// The legs are being erased: each has what it had, or nothing, or some of it.
+    pub(crate) formatting: bool,
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -107,14 +124,26 @@ impl Table {
             bytes.extend_from_slice(&[0; 4]);
             bytes.extend_from_slice(&member.failed_at.to_le_bytes());
         }
-        if self.form != [0; 4] || self.growing.is_some() {
+        if self.form != [0; 4] || self.version() > 1 {
             bytes.resize(FORM, 0);
             self.form.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
         }
-        if let Some(growing) = self.growing {
-            bytes.extend_from_slice(&growing.to_le_bytes());
+        if self.version() > 1 {
+            bytes.extend_from_slice(&self.growing.unwrap_or(0).to_le_bytes());
+        }
+        if self.formatting {
+            bytes.extend_from_slice(&1_u32.to_le_bytes());
         }
         bytes
+    }
+
+    /// The layout of the record: programs that do not know what is under way must leave it alone.
+    pub(crate) fn version(&self) -> u32 {
+        match (self.formatting, self.growing) {
+            (true, _) => NEWEST,
+            (false, Some(_)) => 2,
+            (false, None) => 1,
+        }
     }
 
     /// A table and which of its members the leg is; `None` when it cannot be one.
@@ -140,6 +169,7 @@ impl Table {
             members: (0..count).map(member).collect::<Option<_>>()?,
             form,
             growing: u64_at(bytes, GROWING).filter(|bytes| *bytes > 0),
+            formatting: u32_at(bytes, FORMATTING) == Some(1),
         };
         Some((table, own))
     }
@@ -205,11 +235,11 @@ mod tests {
             Member { id, state, failed_at }
         });
         let members = proptest::collection::vec(member, 1..=MOST_LEGS);
-        let growing = proptest::option::of(1..u64::MAX);
-        (any::<Id>(), any::<u64>(), any::<u64>(), 0..64_u32, "[a-z]{0,64}", members, any::<[u8; 4]>(), growing).prop_map(
-            |(set, event, bytes, region_shift, label, members, form, growing)| {
+        let under_way = (proptest::option::of(1..u64::MAX), any::<bool>());
+        (any::<Id>(), any::<u64>(), any::<u64>(), 0..64_u32, "[a-z]{0,64}", members, any::<[u8; 4]>(), under_way).prop_map(
+            |(set, event, bytes, region_shift, label, members, form, (growing, formatting))| {
                 let form = form.map(|number| u32::from(number >> 6));
-                Table { set, event, bytes, region_shift, label, members, form, growing }
+                Table { set, event, bytes, region_shift, label, members, form, growing, formatting }
             },
         )
     }

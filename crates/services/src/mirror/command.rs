@@ -2,17 +2,22 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use millrace_block::BlockSize;
+
 use super::{KIND, Mirror};
 use crate::{
     background::Task,
+    members::decide::Shape,
     service::{Health, Mount, Progress, Service, ServiceError, Status},
     settings::Settings,
 };
 
 impl Service for Mirror {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
-        self.members.take_up(mount)?;
-        self.look_again(self.shape().block_size);
+        let block_size = self.shape().block_size;
+        let more = if block_size == BlockSize::B4096 { 4095 } else { 0 };
+        self.members.take_up(mount, Shape { block_size, more })?;
+        self.look_again(block_size);
         Ok(())
     }
 

@@ -38,7 +38,7 @@ use self::{
     scrub::Scrub,
 };
 use crate::{
-    legs::{Leg, common_block_size, common_geometry},
+    legs::{Leg, common_geometry},
     members::{
         Members, Rules, TABLES, check_legs,
         intent::Intent,
@@ -128,8 +128,12 @@ impl Plan for MirrorPlan {
         stated.iter().map(|stated| Some(stated.unwrap_or(0).max(RULES.leg_bytes(size)))).collect()
     }
 
+    fn goes_without_others(&self) -> bool {
+        true
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
-        let block_size = common_block_size(&build.legs)?;
+        let block_size = build.block_size;
         check_legs(&build.legs)?;
         if let Policy::Prefer(leg) = self.policy
             && leg >= build.legs.len()

@@ -10,7 +10,7 @@ use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Places, Segment, Segmen
 
 use super::{Mirror, balance::Queued};
 use crate::{
-    legs::{largest_scratch, wait_for_all},
+    legs::{largest_scratch, wait_for_all, whole_blocks},
     locks::Locked,
     members::{
         is_fault, region_shift,
@@ -478,7 +478,8 @@ impl Volume for Mirror {
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.members.format_legs(block_size, || self.look_again(block_size))
+        let bytes = whole_blocks(&self.name, self.members.bytes(), block_size)?;
+        self.members.format_legs(block_size, bytes, || self.look_again(block_size))
     }
 
     fn usage(&self) -> Usage {

@@ -45,7 +45,7 @@ use self::{
     scrub::Scrub,
 };
 use crate::{
-    legs::{Leg, common_block_size, common_geometry},
+    legs::{Leg, common_geometry},
     locks::Turn,
     members::{Members, Rules, TABLES, check_legs, region_setting, region_shift, state::MOST_LEGS},
     pieces::{Map, Mapped, Place},
@@ -165,8 +165,12 @@ impl Plan for ParityPlan {
         stated.iter().map(|stated| Some(stated.unwrap_or(0).max(each))).collect()
     }
 
+    fn goes_without_others(&self) -> bool {
+        true
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
-        let block_size = common_block_size(&build.legs)?;
+        let block_size = build.block_size;
         check_legs(&build.legs)?;
         let least = self.redundancy + 2;
         if build.legs.len() < least {
@@ -189,14 +193,14 @@ impl Plan for ParityPlan {
         let (name, legs) = (build.name.clone(), build.legs.clone());
         let geometry = common_geometry(&legs, block_size, BlockCount(bytes >> block_size.shift()));
         let shift = AtomicU32::new(block_size.shift());
-        let reader = Mapped::new(name.clone(), legs.clone(), ParityMap { layout, bytes, shift }, block_size);
+        let reader =
+            Mapped::new(name.clone(), legs.clone(), ParityMap { layout, bytes: AtomicU64::new(bytes), shift }, block_size);
         Ok(Arc::new(Parity {
             name,
             members: Members::new(rules, build, on_each, region_shift),
             legs,
             plan: *self,
             layout,
-            bytes,
             shape: AtomicU8::new(pack(&geometry)),
             reader,
             journal: Journal::new(layout, self.journal),
@@ -211,14 +215,14 @@ impl Plan for ParityPlan {
 struct ParityMap {
     layout: Layout,
     /// Of the volume.
-    bytes: u64,
+    bytes: AtomicU64,
     /// Power of two of the bytes of a block.
     shift: AtomicU32,
 }
 
 impl Map for ParityMap {
     fn blocks(&self) -> u64 {
-        self.bytes >> self.shift.load(Ordering::Relaxed)
+        self.bytes.load(Ordering::Relaxed) >> self.shift.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -241,6 +245,9 @@ impl Map for ParityMap {
 
     fn formatted(&self, _: &[Leg], block_size: BlockSize) {
         self.shift.store(block_size.shift(), Ordering::Relaxed);
+        // What does not fill a larger block is not shown again.
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        self.bytes.store(bytes >> block_size.shift() << block_size.shift(), Ordering::Relaxed);
     }
 }
 
@@ -262,8 +269,6 @@ pub(crate) struct Parity {
     legs: Vec<Leg>,
     plan: ParityPlan,
     layout: Layout,
-    /// Bytes of the volume.
-    bytes: u64,
     /// Block size and abilities.
     shape: AtomicU8,
     /// The way of reads while nothing is missing.
@@ -282,20 +287,26 @@ fn pack(geometry: &Geometry) -> u8 {
 }
 
 impl Parity {
+    /// Bytes of the volume.
+    #[inline]
+    fn bytes(&self) -> u64 {
+        self.reader.map().bytes.load(Ordering::Relaxed)
+    }
+
     /// Its shape now.
     #[inline]
     fn shape(&self) -> Geometry {
         let shape = self.shape.load(Ordering::Relaxed);
         let block_size = if shape & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
-        let blocks = BlockCount(self.bytes >> block_size.shift());
+        let blocks = BlockCount(self.bytes() >> block_size.shift());
         Geometry { block_size, blocks, read_only: false, volatile_cache: shape & 2 != 0, deallocate: shape & 4 != 0 }
     }
 
     /// Asks the legs again what they can.
     fn look_again(&self, block_size: BlockSize) {
-        let blocks = BlockCount(self.bytes >> block_size.shift());
-        self.shape.store(pack(&common_geometry(&self.legs, block_size, blocks)), Ordering::Relaxed);
         self.reader.look_anew(block_size);
+        let blocks = BlockCount(self.bytes() >> block_size.shift());
+        self.shape.store(pack(&common_geometry(&self.legs, block_size, blocks)), Ordering::Relaxed);
     }
 
     fn scrub(&self) -> MutexGuard<'_, Scrub> {

@@ -2,19 +2,23 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use millrace_block::BlockError;
+use millrace_block::{BlockError, BlockSize};
 
 use super::{Parity, journal::Entry};
 use crate::{
     legs,
-    members::state::legs_of,
+    members::{decide::Shape, state::legs_of},
     service::{Mount, ServiceError},
 };
 
 impl Parity {
     /// Comes into force.
     pub(super) fn take_up(&self, mount: &Mount) -> Result<(), ServiceError> {
-        self.members.take_up(mount)?;
+        let block_size = self.shape().block_size;
+        // What did not fill a larger block may have been a stripe of its own.
+        let is_cut = block_size == BlockSize::B4096 && self.bytes().is_multiple_of(self.layout.width());
+        let more = if is_cut { self.layout.chunk } else { 0 };
+        self.members.take_up(mount, Shape { block_size, more })?;
         let set = self.members.on_legs().as_ref().map(|on_legs| on_legs.table.set).unwrap_or_default();
         self.journal.name(set);
         let masks = self.members.masks();
@@ -33,7 +37,7 @@ impl Parity {
             }
         }
         self.void_journal()?;
-        self.look_again(self.shape().block_size);
+        self.look_again(block_size);
         Ok(())
     }
 

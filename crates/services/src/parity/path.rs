@@ -16,7 +16,7 @@ use super::{
     rows::{Image, Outcome, Rows, header_room},
 };
 use crate::{
-    legs::{largest_scratch, wait_for_all},
+    legs::{largest_scratch, wait_for_all, whole_blocks},
     locks::{Locked, until},
     members::{is_fault, state::Masks},
     pieces::Map,
@@ -623,7 +623,8 @@ impl Volume for Parity {
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         // Nobody stores what is void meanwhile.
         let _turn = self.flush_turn.take_and_wait();
-        self.members.format_legs(block_size, || self.look_again(block_size))?;
+        let bytes = whole_blocks(&self.name, self.bytes(), block_size)?;
+        self.members.format_legs(block_size, self.layout.leg_bytes(bytes), || self.look_again(block_size))?;
         self.void_journal().map_err(|error| VolumeError::Io {
             volume: self.name.clone(),
             action: "write the journal's record of",

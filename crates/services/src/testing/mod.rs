@@ -7,6 +7,7 @@
 //! ```
 
 mod crash;
+mod formats;
 mod oracle;
 mod random;
 mod timed;
@@ -28,6 +29,7 @@ use millrace_memory::BufferPool;
 
 pub use self::{
     crash::{CrashTest, crash_test},
+    formats::FormatCut,
     oracle::Oracle,
     random::{RandomStacks, random_stacks},
     timed::{Load, drive},
@@ -85,8 +87,23 @@ pub fn graph(
     reason: Reason,
     spawner: &Arc<Kept>,
 ) -> Result<Graph, GraphError> {
-    let node: Node = stack.parse().expect("a stack");
     let block_size = disks.first().map_or(BlockSize::B512, |disk| disk.geometry().block_size);
+    graph_of_blocks(block_size, stack, disks, size, reason, spawner)
+}
+
+/// [`graph`] of a volume whose blocks have this size, whatever the disks' have.
+///
+/// # Panics
+/// When the expression is no stack.
+pub fn graph_of_blocks(
+    block_size: BlockSize,
+    stack: &str,
+    disks: &[Arc<dyn Volume>],
+    size: Option<u64>,
+    reason: Reason,
+    spawner: &Arc<Kept>,
+) -> Result<Graph, GraphError> {
+    let node: Node = stack.parse().expect("a stack");
     let plan = Plan { volume: "test", stack: &node, size, block_size };
     let spawner: Arc<dyn Spawner> = Arc::<Kept>::clone(spawner);
     let mut graph = Graph::build(&plan, &Disks(disks.to_vec()), &SharedObjects::default(), &spawner, None)?;

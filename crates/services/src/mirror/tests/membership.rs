@@ -6,7 +6,7 @@ use millrace_block::{Operation, trace::Tap};
 use super::*;
 use crate::{
     members::{
-        decide::{Decision, Found, Wanted as Asked, decide},
+        decide::{Decision, Found, Shape, Wanted as Asked, decide},
         state::{LegState, Member, Table},
     },
     service::{Health, LegOrigin, Mount},
@@ -73,11 +73,11 @@ fn a_damaged_table_is_read_from_its_other_copy_and_a_newer_one_is_refused() {
     drop(graph);
     // A newer layout on the only leg.
     let region = RULES.table_region(RULES.area_of(&*legs[1]));
-    let newer = crate::record::Region { version: 3, ..region };
+    let newer = crate::record::Region { version: 4, ..region };
     let found = region.load(&legs[1]).unwrap().unwrap();
     newer.store(&legs[1], found.generation + 1, &found.content).unwrap();
     let refused = fails("mirror(disk:0)", &legs[1..], Reason::Open);
-    assert!(refused.contains("layout 3"), "{refused}");
+    assert!(refused.contains("layout 4"), "{refused}");
 }
 
 #[test]
@@ -127,6 +127,68 @@ fn legs_of_another_volume_and_legs_used_apart_are_refused() {
     assert_eq!(fact(&graph, "leg 0").as_deref(), Some("good"));
 }
 
+/// What a leg says, changed.
+fn change_record(leg: &Arc<dyn Volume>, change: impl FnOnce(&mut Table, &mut usize)) {
+    let region = RULES.table_region(RULES.area_of(&**leg));
+    let found = region.load(leg).unwrap().unwrap();
+    let (mut table, mut own) = Table::decode(&found.content).unwrap();
+    change(&mut table, &mut own);
+    let stored = crate::record::Region { version: 1, ..region };
+    (1..=2).for_each(|more| stored.store(leg, found.generation + more, &table.encode(own)).unwrap());
+}
+
+#[test]
+fn what_an_older_program_wrote_after_a_refused_rebuild_is_understood() {
+    for (failed, taken_in) in [(0, false), (1, false), (0, true), (1, true)] {
+        let legs = volumes(&faulty(2, 1024));
+        let good = 1 - failed;
+        let graph = open("region=64K, ", &legs, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+        let command = |graph: &Graph, command: &str| {
+            let service = graph.root.service.as_ref().unwrap();
+            service.command(command, &arguments(&[("leg", &failed.to_string())])).unwrap()
+        };
+        command(&graph, "fail");
+        on_bench(&graph, |bench| model[..512].copy_from_slice(&bench.write_random(0, 1)));
+        drop(graph);
+        // It was said to have failed at the first event.
+        let mut said = None;
+        change_record(&legs[good], |table, _| {
+            table.event += 1;
+            table.members[failed].failed_at = 1;
+            said = Some(table.clone());
+        });
+        if taken_in {
+            // One copy of what takes it in was stored there, of the same event.
+            change_record(&legs[failed], |table, _| {
+                *table = said.unwrap();
+                (table.members[failed].state, table.members[failed].failed_at) = (LegState::Filling, 0);
+            });
+        }
+        let graph = open("region=64K, ", &legs, Reason::Open);
+        assert_eq!(fact(&graph, &format!("leg {failed}")).as_deref(), Some("failed"));
+        on_bench(&graph, |bench| bench.expect(0, &model));
+        // When it failed is not known.
+        assert!(command(&graph, "rebuild").ends_with("with everything"));
+        assert!(resync(&graph));
+        assert!(legs.iter().all(|leg| data_of(leg) == model));
+    }
+}
+
+#[test]
+fn a_leg_that_went_on_apart_is_told_from_one_that_failed_at_an_unknown_event() {
+    let legs = volumes(&faulty(2, 1024));
+    drop(open("", &legs, Reason::Create));
+    for (leg, other) in [(0, 1), (1, 0)] {
+        change_record(&legs[leg], |table, _| {
+            table.event += 2 + other as u64;
+            (table.members[other].state, table.members[other].failed_at) = (LegState::Failed, 1);
+        });
+    }
+    assert!(fails("mirror(disk:0, disk:1)", &legs, Reason::Open).contains("used apart from each other"));
+}
+
 #[test]
 fn data_that_were_there_come_to_the_new_leg() {
     let legs = faulty(2, 8192);
@@ -140,6 +202,7 @@ fn data_that_were_there_come_to_the_new_leg() {
         volume: "test",
         legs: all.iter().cloned().map(Tap::new).collect(),
         size: Some(8192 * 512),
+        block_size: BlockSize::B512,
         shared: &crate::SharedObjects::default(),
     };
     let service = plan(&Settings::default()).unwrap().build(build).unwrap();
@@ -170,7 +233,17 @@ fn data_that_were_there_come_to_the_new_leg() {
 fn table_of(legs: usize) -> Table {
     let members = (0..legs).map(|leg| Member { id: [leg as u8 + 1; 16], state: LegState::Good, failed_at: 0 }).collect();
     let label = "v".to_owned();
-    Table { set: [9; 16], event: 1, bytes: 4096, region_shift: 22, label, members, form: [0; 4], growing: None }
+    Table {
+        set: [9; 16],
+        event: 1,
+        bytes: 4096,
+        region_shift: 22,
+        label,
+        members,
+        form: [0; 4],
+        growing: None,
+        formatting: false,
+    }
 }
 
 /// A mirror's life on paper: legs fail, come back and miss stores of the table, and no stale leg is ever taken for good.
@@ -213,9 +286,11 @@ fn no_history_makes_a_stale_leg_good() {
                     origin: LegOrigin::Kept,
                     record: Ok(Some((disks[leg].clone(), leg))),
                     blank: false,
+                    block_size: BlockSize::B512,
                 })
                 .collect();
-            let asked = Asked { bytes: 4096, region_shift: 22, label: "v", reason: Reason::Open, rules: RULES };
+            let shape = Shape { block_size: BlockSize::B512, more: 0 };
+            let asked = Asked { bytes: 4096, region_shift: 22, label: "v", reason: Reason::Open, rules: RULES, shape };
             let mut make = || {
                 fresh += 1;
                 let mut id = [0; 16];

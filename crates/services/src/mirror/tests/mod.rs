@@ -2,6 +2,7 @@
 
 mod crashes;
 mod failures;
+mod format;
 mod growth;
 mod membership;
 mod rebuild;

@@ -146,6 +146,7 @@ fn a_leg_is_replaced_in_the_running_volume() {
             volume: "test",
             legs: legs.iter().cloned().map(Tap::new).collect(),
             size: None,
+            block_size: BlockSize::B512,
             shared: &shared,
         };
         let service = form.plan().build(build).unwrap();

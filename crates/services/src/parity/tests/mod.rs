@@ -3,6 +3,7 @@
 mod bad;
 mod crashes;
 mod failures;
+mod format;
 mod rebuild;
 
 use std::sync::Arc;
