@@ -378,6 +378,31 @@ fn moves_survive_the_worker() {
     daemon.finish();
 }
 
+/// A worker hangs while its tenant gets another device: the device is refused, and the worker's guests have lost nothing.
+#[test]
+fn a_worker_that_hangs_is_not_given_up_for_another_device() {
+    let daemon = Daemon::start_with(&BY_TENANT);
+    let socket = file_disk(&daemon, "a", &["--tenant", "x"]);
+    let mut host = OneHost::connect(&socket);
+    host.write(1);
+    let worker = worker_of(&daemon, "a");
+    // The second time nobody has heard from it since the daemon's own worker began.
+    for again in [false, true] {
+        signal(worker, Signal::STOP);
+        if again {
+            daemon.kill_worker(Signal::KILL);
+        }
+        let refused = daemon.try_run(&["device", "create", "b", "--nvme", "--tenant", "x"]).unwrap_err();
+        assert!(refused.contains("worker x"), "{refused}");
+        signal(worker, Signal::CONT);
+        assert_eq!(host.read(), 1, "its guest goes on");
+        assert_eq!(worker_of(&daemon, "a"), worker);
+    }
+    file_disk(&daemon, "b", &["--tenant", "x"]);
+    assert_eq!(worker_of(&daemon, "b"), worker);
+    daemon.finish();
+}
+
 fn odd_worker(place: &Path, fault: &str) -> PathBuf {
     let path = place.join(fault);
     fs::copy(env!("CARGO_BIN_EXE_odd-worker"), &path).expect("a program");

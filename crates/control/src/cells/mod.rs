@@ -263,7 +263,7 @@ impl Cells {
     /// Has a cell run, and waits until it answers.
     async fn start(&self, cell: &Name) -> Result<(), Problem> {
         let failed = |why: String| {
-            let detail = format!("worker {cell} does not start: {why}");
+            let detail = format!("worker {cell} does not start, or does not answer: {why}");
             Problem::of_cell("worker-failed", detail, Some("the log says more".to_owned()))
         };
         self.known().entry(cell.clone()).or_default();
