@@ -403,6 +403,32 @@ fn a_worker_that_hangs_is_not_given_up_for_another_device() {
     daemon.finish();
 }
 
+/// Somebody has put away what a worker makes in the run directory: the next one says so, and its guests go on.
+#[test]
+fn a_run_directory_in_disorder_costs_no_guest() {
+    let daemon = Daemon::start();
+    let mut host = OneHost::connect(&file_disk(&daemon, "a", &[]));
+    host.write(1);
+    let (api, hidden) = (daemon.run_dir().join("api.sock"), daemon.run_dir().join("api.hidden"));
+    fs::rename(&api, &hidden).expect("the socket's other name");
+    let in_the_way = daemon.run_dir().join("apps.new");
+    fs::create_dir(&in_the_way).expect("a folder where a socket is to be");
+    let worker = daemon.worker().expect("a worker");
+    signal(worker, Signal::KILL);
+    eventually("another worker", || daemon.worker().filter(|new| *new != worker && is_alive(*new)));
+    for _ in 0..3 {
+        assert_eq!(host.read(), 1, "the guest goes on");
+        sleep(Duration::from_millis(300));
+    }
+    let next = daemon.worker().expect("a worker");
+    fs::rename(&hidden, &api).expect("the socket's name");
+    assert_eq!(worker_of(&daemon, "a"), next);
+    fs::remove_dir(&in_the_way).expect("nothing in the way");
+    eventually("programs are heard again", || std::os::unix::net::UnixStream::connect(daemon.run_dir().join("apps.sock")).ok());
+    assert_eq!(daemon.worker(), Some(next), "the same worker all the time");
+    daemon.finish();
+}
+
 fn odd_worker(place: &Path, fault: &str) -> PathBuf {
     let path = place.join(fault);
     fs::copy(env!("CARGO_BIN_EXE_odd-worker"), &path).expect("a program");
