@@ -359,7 +359,8 @@ impl Link {
     pub fn listen(&self) -> Result<Word, LinkError> {
         let mut buffer = [0; wire::SIZE + MAX_LAYOUTS];
         loop {
-            let received = wire::receive(self.socket.as_fd(), &mut buffer, RecvFlags::empty()).map_err(failed("receiving"))?;
+            let received =
+                wire::receive(self.socket.as_fd(), &mut buffer, RecvFlags::empty()).map_err(failed("receiving"))?;
             let Some(received) = received else { return Ok(Word::Stop) };
             let Some(message) = received.message else { continue };
             match message.what {

@@ -163,7 +163,7 @@ impl Cells {
 
     async fn attach(self: &Arc<Self>, device: &str, call: Call) -> Response {
         let _change = self.change.lock().await;
-        if self.has_unfinished() {
+        if self.has_unfinished().await {
             self.finish_moves().await;
         }
         let there = self.place(Kind::Devices, device).await;

@@ -119,6 +119,8 @@ struct Known {
     volumes: BTreeMap<String, Value>,
     devices: BTreeMap<String, Value>,
     copies: BTreeMap<String, Value>,
+    /// It has answered since this worker began.
+    is_heard: bool,
     /// Why it does not answer.
     silent: Option<String>,
 }
@@ -134,6 +136,11 @@ impl Known {
 
     fn is_empty(&self) -> bool {
         self.silent.is_none() && self.volumes.is_empty() && self.devices.is_empty()
+    }
+
+    /// Whether a volume of this identity may be there, as far as can be told of a cell that does not answer.
+    fn may_have(&self, uuid: &str) -> bool {
+        self.silent.is_some() && (!self.is_heard || self.volumes.values().any(|view| view["uuid"] == uuid))
     }
 }
 
@@ -193,7 +200,7 @@ impl Cells {
 
     /// What a cell has, in its own words.
     async fn list(&self, cell: &Name) -> Result<Known, CellError> {
-        let mut known = Known::default();
+        let mut known = Known { is_heard: true, ..Known::default() };
         let Known { volumes, devices, copies, .. } = &mut known;
         for (kind, list) in [(Kind::Volumes, volumes), (Kind::Devices, devices), (Kind::Copies, copies)] {
             let answer = self.ask(cell, (Method::GET, kind.path()), Bytes::new(), LIST_LIMIT).await?;
@@ -282,7 +289,7 @@ impl Cells {
     }
 
     /// A cell has lost something: volumes that nobody is shown there come back, and one that has nothing left ends.
-    async fn clear(&self, cell: &Name) {
+    async fn clear(self: &Arc<Self>, cell: &Name) {
         self.refresh(cell).await;
         let left: Vec<String> = {
             let known = self.known();
@@ -321,36 +328,64 @@ impl Cells {
         tracing::info!(worker = %cell, "the worker had nothing left, and has ended");
     }
 
-    async fn step(&self, place: &Place, step: Step) -> Result<Vec<VolumeRecord>, Problem> {
+    async fn step(&self, place: &Place, step: Step) -> Result<Vec<VolumeRecord>, StepError> {
         match place {
             Place::Main => {
                 let manager = Arc::clone(&self.manager);
                 let done = tokio::task::spawn_blocking(move || manager.step(&step)).await;
-                done.map_err(|_| Problem::panicked())?.map_err(|error| Problem::from(&error))
+                let done = done.map_err(|_| StepError::Unheard(Problem::panicked()))?;
+                done.map_err(|error| StepError::Refused(Problem::from(&error)))
             }
             Place::Cell(cell) => {
                 let body = serde_json::to_vec(&step).expect("steps have text for keys and nothing that JSON lacks");
                 let answer = self.ask(cell, (Method::POST, door::MOVE), body.into(), CHANGE_LIMIT).await;
-                answer.and_then(|answer| answer.json()).map_err(|error| error.problem(cell))
+                answer.and_then(|answer| answer.json()).map_err(|error| match error {
+                    CellError::Refused(problem) => StepError::Refused(problem),
+                    error => StepError::Unheard(error.problem(cell)),
+                })
             }
         }
     }
 
     /// Takes a volume that nobody uses, and what goes with it, to another place.
-    async fn move_volume(&self, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
+    async fn move_volume(self: &Arc<Self>, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
         let records = self.step(from, Step::Look { volume: volume.to_owned() }).await?;
         let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
         self.step(to, Step::Receive { records }).await?;
-        if let Err(problem) = self.step(from, Step::Release { volumes: volumes.clone() }).await {
-            self.step(to, Step::Release { volumes }).await?;
-            return Err(problem);
+        match self.step(from, Step::release(&volumes, CHANGE_LIMIT)).await {
+            Ok(_) => {}
+            Err(StepError::Refused(problem)) => {
+                self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await?;
+                return Err(problem);
+            }
+            Err(StepError::Unheard(problem)) => {
+                // It may have let go: what was received stays until it says, now or later.
+                self.finish_moves().await;
+                return Err(problem);
+            }
         }
         let opened = self.step(to, Step::Open { volumes }).await;
         for place in [from, to] {
             self.heard(place).await;
         }
         tracing::info!(volume, from = from.name(), to = to.name(), "volume moved");
-        opened.map(|_| ())
+        Ok(opened.map(|_| ())?)
+    }
+}
+
+/// Why a part of a move was not done.
+enum StepError {
+    /// Nothing was done.
+    Refused(Problem),
+    /// It may have been done: nobody has said.
+    Unheard(Problem),
+}
+
+impl From<StepError> for Problem {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Refused(problem) | StepError::Unheard(problem) => problem,
+        }
     }
 }
 
