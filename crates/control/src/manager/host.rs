@@ -266,8 +266,9 @@ impl Manager {
 impl Inner {
     /// A free name for the volume behind a guest's own namespace.
     fn name_for(&self, device: &Name, nsid: u32) -> Option<Name> {
-        // Room for the rest within a name's 64 characters.
-        let stem: String = device.as_str().chars().take(40).collect();
+        let uuid = self.devices.get(device)?.record.uuid.simple().to_string();
+        // Room for the rest within a name's 64 characters. Other workers, which are not asked, choose other names.
+        let stem = format!("{:.36}-{uuid:.8}", device.as_str());
         (0..NAMES).find_map(|attempt| {
             let text = match attempt {
                 0 => format!("{stem}-ns{nsid}"),
