@@ -41,6 +41,7 @@ use std::{
 use millrace_engine::{Engine, Placement, ShardHandle, StatsSnapshot};
 use millrace_frontends::nvme::{CardSpec, Host, Namespace};
 use millrace_keeper::Link;
+use uuid::Uuid;
 
 use self::{
     copies::Copy,
@@ -132,8 +133,8 @@ struct Inner {
     given_up: Vec<Name>,
     /// What volumes are made with.
     means: Means,
-    /// Deleted devices whose commands have not finished.
-    retiring: Vec<Live>,
+    /// Deleted devices whose commands have not finished, with their identities, under which the keeper holds what they need.
+    retiring: Vec<(Uuid, Name, Live)>,
     stopping: bool,
     /// Without a state, a volume's identity comes from its file, so that guests know it again.
     stateless: bool,

@@ -353,6 +353,23 @@ fn devices_are_checked() {
 }
 
 #[test]
+fn the_uuid_of_a_device_whose_commands_go_on_is_taken() {
+    let rig = Rig::new();
+    let uuid = "1234abcd-0000-4000-8000-000000000000";
+    rig.create_device(&device("d", &format!(r#"{{"uuid":"{uuid}"}}"#))).unwrap();
+    let mut inner = rig.peek();
+    let old = inner.devices.remove("d").unwrap();
+    let (uuid, name) = (old.record.uuid, old.record.spec.name.clone());
+    assert_eq!(inner.check_unused("device", &name, uuid).ok(), Some(()));
+    // As if a command of it had not finished.
+    inner.retiring.push((uuid, name.clone(), old.live.unwrap()));
+    let refused = inner.check_unused("device", &name, uuid).unwrap_err().to_string();
+    assert!(refused.contains("device d, which is deleted") && refused.contains("not finished"), "{refused}");
+    inner.bury();
+    assert_eq!(inner.check_unused("device", &name, uuid).ok(), Some(()));
+}
+
+#[test]
 fn read_only_volumes_share_a_file_and_keep_their_size() {
     let rig = Rig::new();
     fs::write(rig.path("f.img"), vec![7; 8192]).unwrap();

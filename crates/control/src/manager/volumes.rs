@@ -171,6 +171,13 @@ impl Inner {
 
     /// Nothing else is known by a UUID that is asked for.
     pub(super) fn check_unused(&self, kind: &'static str, name: &Name, uuid: Uuid) -> Result<(), ControlError> {
+        if let Some((_, old, _)) = self.retiring.iter().find(|(theirs, ..)| *theirs == uuid) {
+            // Its burial would take what the keeper holds for the new one.
+            let why = format!(
+                "device {old}, which is deleted, had the UUID {uuid}, and its commands have not finished; try again then"
+            );
+            return Err(ControlError::invalid(kind, name, why));
+        }
         let volumes = self.volumes.values().map(|volume| (volume.record.uuid, &volume.record.spec.name));
         let devices = self.devices.values().map(|device| (device.record.uuid, &device.record.spec.name));
         match volumes.chain(devices).find(|(theirs, _)| *theirs == uuid) {

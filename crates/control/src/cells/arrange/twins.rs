@@ -40,7 +40,9 @@ fn rename_one(states: &mut [Stored], old: &Name, uuid: Uuid) -> Result<(), Store
     let text = format!("{:.51}-{:.12}", old.as_str(), uuid.simple().to_string());
     let Ok(new) = text.parse::<Name>() else { return Ok(()) };
     let mut volumes = states.iter().flat_map(|state| &state.volumes);
-    let is_leaf = |record: &VolumeRecord| record.spec.stack.leaves().into_iter().filter_map(Leaf::volume).any(|leaf| leaf == old.as_str());
+    let is_leaf = |record: &VolumeRecord| {
+        record.spec.stack.leaves().into_iter().filter_map(Leaf::volume).any(|leaf| leaf == old.as_str())
+    };
     // Those are the operator's to put right: the start says so.
     if volumes.any(|record| record.spec.name == new || is_leaf(record)) {
         return Ok(());
@@ -50,7 +52,8 @@ fn rename_one(states: &mut [Stored], old: &Name, uuid: Uuid) -> Result<(), Store
             continue;
         };
         volume.spec.name = new.clone();
-        let shown = state.devices.iter_mut().flat_map(|device| &mut device.namespaces).map(|namespace| &mut namespace.volume);
+        let shown =
+            state.devices.iter_mut().flat_map(|device| &mut device.namespaces).map(|namespace| &mut namespace.volume);
         let copied = state.copies.iter_mut().flat_map(|copy| [&mut copy.source, &mut copy.target]);
         shown.chain(copied).filter(|name| **name == *old).for_each(|name| *name = new.clone());
         let changes = Changes {
