@@ -199,7 +199,8 @@ impl Manager {
             traced: Mutex::default(),
             waits: Mutex::default(),
         });
-        if let Err(error) = manager.restore(declared) {
+        let restored = manager.settle_files().map_err(RestoreError::from).and_then(|()| manager.restore(declared));
+        if let Err(error) = restored {
             if manager.settings.keeper.is_some() {
                 // What is kept is another worker's to go on with: nothing of it may be put away in order.
                 std::mem::forget(Arc::clone(&manager));

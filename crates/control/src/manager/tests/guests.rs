@@ -11,6 +11,7 @@ use millrace_driver::{
 use millrace_frontends::nvme::{HostReply, NewFormat, Status};
 
 use super::*;
+use crate::store::Changes;
 
 fn blocks(guest: &mut Controller, nsid: u32) -> u64 {
     guest.namespace(NamespaceId(nsid)).unwrap().size().0
@@ -165,6 +166,27 @@ fn a_guest_has_namespaces_of_its_own() {
     assert!(!rig.path("d-1234abcd-ns4.img").exists(), "its file goes with it");
     rig.restart();
     assert!(rig.volumes().is_empty());
+}
+
+/// A worker that ends between a file and its record, or the other way round, leaves nothing in the way of the guest's next request.
+#[test]
+fn a_file_without_a_namespace_is_in_nobodys_way() {
+    let mut rig = Rig::new();
+    guests_device(&rig);
+    create(&rig, "d", 1, 4096).map(drop).unwrap();
+    let [has, none] = [1, 2].map(|nsid| rig.path(&format!("d-1234abcd-ns{nsid}.img")));
+    assert!(rig.store.load_files().unwrap().is_empty());
+    let path = rig.path("d-1234abcd-ns3.img");
+    fs::write(&path, "the operator's").unwrap();
+    assert!(create(&rig, "d", 3, 4096).is_err());
+    assert!(rig.store.load_files().unwrap().is_empty(), "it is no file of ours");
+    fs::write(&none, "nobody's").unwrap();
+    rig.store.apply(&Changes { put_files: vec![&has, &none], ..Changes::default() }).unwrap();
+    rig.restart();
+    assert!(has.exists() && path.exists() && !none.exists());
+    create(&rig, "d", 2, 4096).map(drop).unwrap();
+    ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
+    assert!(!has.exists() && rig.store.load_files().unwrap().is_empty());
 }
 
 #[test]
