@@ -47,7 +47,7 @@ use crate::{
     api::Problem,
     config::IsolationMode,
     dirs::is_locked,
-    manager::{Manager, Step},
+    manager::{Manager, State, Step},
     store::{self, VolumeRecord},
 };
 
@@ -351,7 +351,8 @@ impl Cells {
     async fn move_volume(self: &Arc<Self>, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
         let records = self.step(from, Step::Look { volume: volume.to_owned() }).await?;
         let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
-        self.step(to, Step::Receive { records }).await?;
+        let was_open = !self.has_failed(volume, from).await;
+        self.step(to, Step::Receive { records: records.clone() }).await?;
         match self.step(from, Step::release(&volumes, CHANGE_LIMIT)).await {
             Ok(_) => {}
             Err(StepError::Refused(problem)) => {
@@ -364,12 +365,55 @@ impl Cells {
                 return Err(problem);
             }
         }
-        let opened = self.step(to, Step::Open { volumes }).await;
+        let mut opened = self.step(to, Step::Open { volumes: volumes.clone() }).await;
+        if was_open && let Err(StepError::Refused(problem)) = opened {
+            // Where it was, it can be used.
+            let back = self.move_back(records, volumes, from, to).await;
+            if let Err(error) = back {
+                tracing::error!(volume, worker = to.name(), "the volume does not go back: {}", Problem::from(error).detail);
+            }
+            opened = Err(StepError::Refused(problem));
+        }
         for place in [from, to] {
             self.heard(place).await;
         }
+        opened?;
         tracing::info!(volume, from = from.name(), to = to.name(), "volume moved");
-        Ok(opened.map(|_| ())?)
+        Ok(())
+    }
+
+    async fn has_failed(&self, volume: &str, place: &Place) -> bool {
+        match place {
+            Place::Cell(cell) => self
+                .known()
+                .get(cell)
+                .is_some_and(|known| known.volumes.get(volume).is_some_and(|view| view["state"] == "failed")),
+            Place::Main => {
+                let (manager, volume) = (Arc::clone(&self.manager), volume.to_owned());
+                let view = tokio::task::spawn_blocking(move || manager.volume(&volume)).await;
+                matches!(view, Ok(Ok(view)) if view.state == State::Failed)
+            }
+        }
+    }
+
+    /// Undoes a move of what does not open where it went.
+    async fn move_back(
+        &self,
+        records: Vec<VolumeRecord>,
+        volumes: Vec<Name>,
+        from: &Place,
+        to: &Place,
+    ) -> Result<(), StepError> {
+        self.step(from, Step::Receive { records }).await?;
+        match self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await {
+            Err(StepError::Refused(problem)) => {
+                self.step(from, Step::release(&volumes, CHANGE_LIMIT)).await?;
+                return Err(StepError::Refused(problem));
+            }
+            released => released?,
+        };
+        self.step(from, Step::Open { volumes }).await?;
+        Ok(())
     }
 }
 

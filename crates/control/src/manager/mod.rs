@@ -135,6 +135,8 @@ struct Inner {
     means: Means,
     /// Deleted devices whose commands have not finished, with their identities, under which the keeper holds what they need.
     retiring: Vec<(Uuid, Name, Live)>,
+    /// Volumes that came from another worker and were never open here.
+    received: BTreeSet<Uuid>,
     stopping: bool,
     /// Without a state, a volume's identity comes from its file, so that guests know it again.
     stateless: bool,

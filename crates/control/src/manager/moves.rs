@@ -89,6 +89,7 @@ impl Manager {
         let new: Vec<_> = records.iter().filter(new).collect();
         self.store.apply(&Changes { put_volumes: new.clone(), ..Changes::default() })?;
         for record in new {
+            inner.received.insert(record.uuid);
             let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None };
             inner.volumes.insert(record.spec.name.clone(), volume);
         }
@@ -106,6 +107,7 @@ impl Manager {
         self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?;
         inner.close_all(names.to_vec(), |inner, volume| {
             let name = &volume.record.spec.name;
+            inner.received.remove(&volume.record.uuid);
             inner.forget_kept(name, volume.record.uuid);
             tracing::info!(volume = %name, "the volume goes to another worker");
         });
@@ -166,7 +168,9 @@ impl Inner {
         if let Some(group) = groups_of(&volume.record.spec.stack).first() {
             return refused(format!("it is in group {group}, which is in this worker"));
         }
-        if in_memory(&volume.record.spec.stack) > 0 && volume.allocated().is_some_and(|bytes| bytes > 0) {
+        // Of one that has failed, the keeper may have blocks that nobody sees; one that has come has none.
+        let may_have_blocks = volume.allocated().map_or(!self.received.contains(&volume.record.uuid), |bytes| bytes > 0);
+        if in_memory(&volume.record.spec.stack) > 0 && may_have_blocks {
             return refused("its blocks are in the memory of that worker".to_owned());
         }
         Ok(())
@@ -178,7 +182,9 @@ impl Inner {
         let records = closed.iter().filter_map(|name| self.volumes.remove(name)).map(|volume| volume.record).collect();
         self.restore_volumes(records);
         for name in names {
-            self.volume(name.as_str())?.live()?;
+            let volume = self.volume(name.as_str())?;
+            let uuid = volume.live().map(|_| volume.record.uuid)?;
+            self.received.remove(&uuid);
         }
         Ok(Vec::new())
     }
