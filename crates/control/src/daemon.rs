@@ -528,7 +528,10 @@ fn hear(keeper: &Link, manager: &Arc<Manager>, cells: Option<&(Arc<Cells>, runti
                 Some((cells, runtime)) => drop(runtime.spawn(Arc::clone(cells).note_upgraded(upgraded))),
                 None => manager.note_upgraded(&upgraded),
             },
-            Ok(Word::Settled) => manager.end_trial(),
+            Ok(Word::Settled) => {
+                cells.iter().for_each(|(cells, _)| cells.note_settled());
+                manager.end_trial();
+            }
             Ok(Word::LetGo(theirs)) => match manager.let_go(&theirs) {
                 Ok(()) => return End::LetGo,
                 Err(error) => {

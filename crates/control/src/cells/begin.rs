@@ -81,10 +81,19 @@ impl Cells {
         self.watch_all();
     }
 
+    /// The keeper's word that this worker's trial is over.
+    pub(crate) fn note_settled(&self) {
+        self.settled.notify_one();
+    }
+
     /// While this worker's new binary is on trial, the cells' are as well; then they go on.
     async fn stand_trial(&self) {
         while self.keeper.is_on_trial() {
-            tokio::time::sleep(TRIAL_LOOK).await;
+            tokio::select! {
+                () = tokio::time::sleep(TRIAL_LOOK) => {}
+                // At once: a worker that ended before it had told them would find them on trial, and call them off.
+                () = self.settled.notified() => break,
+            }
             if let Some(cell) = self.failed_cell().await {
                 tracing::error!(worker = %cell, "the new binary failed there; the upgrade is called off");
                 std::process::exit(1);

@@ -155,6 +155,8 @@ pub(crate) struct Cells {
     /// Cells whose sessions are looked after.
     watched: Mutex<BTreeSet<Name>>,
     change: tokio::sync::Mutex<()>,
+    /// This worker's trial is over.
+    settled: tokio::sync::Notify,
 }
 
 impl Cells {
@@ -176,6 +178,7 @@ impl Cells {
             known: Mutex::new(known),
             watched: Mutex::default(),
             change: tokio::sync::Mutex::new(()),
+            settled: tokio::sync::Notify::new(),
         })
     }
 
