@@ -348,13 +348,23 @@ fn volumes_follow_their_devices() {
 /// The daemon's own worker ends in the middle of moves: a volume is always somewhere, and open in the end.
 #[test]
 fn moves_survive_the_worker() {
+    moves_survive(|daemon, _| daemon.worker());
+}
+
+/// So it is when the one ends that has the volume: whether it had let go before its answer was lost, it says afterwards.
+#[test]
+fn moves_survive_the_worker_that_lets_go() {
+    moves_survive(|daemon, at| Some(worker_of(daemon, at)));
+}
+
+fn moves_survive(victim: impl Fn(&Daemon, &str) -> Option<u32>) {
     let daemon = Daemon::start_with(&BY_TENANT);
     file_disk(&daemon, "a", &["--tenant", "x"]);
     daemon.run(&["device", "create", "b", "--nvme", "--tenant", "y"]);
     let mut at = "a";
     for round in 0..unless_heavy(12, 200) {
         let to = if at == "a" { "b" } else { "a" };
-        let worker = daemon.worker().expect("a worker");
+        let worker = victim(&daemon, at).expect("a worker");
         daemon.run(&["device", "detach", at, "1"]);
         let killer = std::thread::spawn(move || {
             sleep(Duration::from_micros(round * 7919 % 60_000));
@@ -362,7 +372,7 @@ fn moves_survive_the_worker() {
         });
         let attached = daemon.try_run(&["device", "attach", to, "a"]);
         killer.join().expect("the killer");
-        eventually("another worker", || daemon.worker().filter(|new| *new != worker));
+        eventually("another worker", || victim(&daemon, at).filter(|new| *new != worker && is_alive(*new)));
         if attached.is_err() {
             eventually("it can be attached", || {
                 let shown = device(&daemon, to)["namespaces"] != Value::Array(Vec::new());
@@ -375,6 +385,59 @@ fn moves_survive_the_worker() {
         assert!(round == 0 || host.read() == round, "what was written before the move");
         host.write(round + 1);
     }
+    daemon.finish();
+}
+
+/// A worker hangs while its tenant gets another device: the device is refused, and the worker's guests have lost nothing.
+#[test]
+fn a_worker_that_hangs_is_not_given_up_for_another_device() {
+    let daemon = Daemon::start_with(&BY_TENANT);
+    let socket = file_disk(&daemon, "a", &["--tenant", "x"]);
+    let mut host = OneHost::connect(&socket);
+    host.write(1);
+    let worker = worker_of(&daemon, "a");
+    // The second time nobody has heard from it since the daemon's own worker began.
+    for again in [false, true] {
+        signal(worker, Signal::STOP);
+        if again {
+            daemon.kill_worker(Signal::KILL);
+        }
+        let refused = daemon.try_run(&["device", "create", "b", "--nvme", "--tenant", "x"]).unwrap_err();
+        assert!(refused.contains("worker x"), "{refused}");
+        signal(worker, Signal::CONT);
+        assert_eq!(host.read(), 1, "its guest goes on");
+        assert_eq!(worker_of(&daemon, "a"), worker);
+    }
+    file_disk(&daemon, "b", &["--tenant", "x"]);
+    assert_eq!(worker_of(&daemon, "b"), worker);
+    daemon.finish();
+}
+
+/// Somebody has put away what a worker makes in the run directory: the next one says so, and its guests go on.
+#[test]
+fn a_run_directory_in_disorder_costs_no_guest() {
+    let daemon = Daemon::start();
+    let mut host = OneHost::connect(&file_disk(&daemon, "a", &[]));
+    host.write(1);
+    let (api, hidden) = (daemon.run_dir().join("api.sock"), daemon.run_dir().join("api.hidden"));
+    fs::rename(&api, &hidden).expect("the socket's other name");
+    let in_the_way = daemon.run_dir().join("apps.new");
+    fs::create_dir(&in_the_way).expect("a folder where a socket is to be");
+    let worker = daemon.worker().expect("a worker");
+    signal(worker, Signal::KILL);
+    eventually("another worker", || daemon.worker().filter(|new| *new != worker && is_alive(*new)));
+    for _ in 0..3 {
+        assert_eq!(host.read(), 1, "the guest goes on");
+        sleep(Duration::from_millis(300));
+    }
+    let next = daemon.worker().expect("a worker");
+    fs::rename(&hidden, &api).expect("the socket's name");
+    assert_eq!(worker_of(&daemon, "a"), next);
+    fs::remove_dir(&in_the_way).expect("nothing in the way");
+    eventually("programs are heard again", || {
+        std::os::unix::net::UnixStream::connect(daemon.run_dir().join("apps.sock")).ok()
+    });
+    assert_eq!(daemon.worker(), Some(next), "the same worker all the time");
     daemon.finish();
 }
 

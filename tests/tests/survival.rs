@@ -7,7 +7,7 @@ use millrace_driver::{
     spec::{NamespaceId, NvmOpcode, Status},
 };
 use millrace_tests::{Boot, Cage, Daemon, Load, Work, eventually, seats, unless_heavy};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 /// How often a guest's worker dies in a run. `MILLRACE_WORKER_KILLS` says another number.
 fn kills() -> usize {
@@ -287,5 +287,27 @@ fn reservations_and_marks_outlive_the_worker() {
     assert_eq!(second.page.read_value::<[u64; 2]>(0), [3, 3]);
     assert_eq!(second.run(NvmOpcode::WRITE, 1, [1, 1]), Status::SUCCESS);
     drop((first, second));
+    daemon.finish();
+}
+
+/// While no process can be started, nobody is served; then the guest goes on.
+#[test]
+fn a_keeper_that_cannot_start_a_worker_tries_again() {
+    let daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "64M"], &[]);
+    let mut load = Load::start(&socket, &Work { range: "32m", ..Work::default() });
+    load.wait_until_busy();
+    let pid = |number: u32| Pid::from_raw(i32::try_from(number).expect("a process id")).expect("not 0");
+    let (keeper, worker) = (pid(daemon.pid()), daemon.worker().expect("a worker"));
+    // No descriptor is free, as when the system is short of something.
+    let none = Rlimit { current: Some(4), maximum: getrlimit(Resource::Nofile).maximum };
+    let given = prlimit(Some(keeper), Resource::Nofile, none).expect("the keeper's limit");
+    kill_process(pid(worker), Signal::KILL).expect("a signal");
+    sleep(Duration::from_secs(1));
+    assert_eq!(daemon.worker(), None, "nobody is there");
+    prlimit(Some(keeper), Resource::Nofile, given).expect("the keeper's limit");
+    eventually("another worker", || daemon.worker().filter(|new| *new != worker));
+    load.expect_running();
+    load.finish();
     daemon.finish();
 }

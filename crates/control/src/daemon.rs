@@ -41,6 +41,8 @@ use crate::{
 
 /// How long requests in progress may still take when the daemon stops.
 const GRACE: Duration = Duration::from_secs(3);
+/// How often the applications' socket is tried again, where guests do not wait for it.
+const APPS_AGAIN: Duration = Duration::from_secs(1);
 
 /// What `millrace serve` was asked for. What is `None` comes from the configuration file, or is the default.
 #[derive(Clone, Debug)]
@@ -142,6 +144,9 @@ pub enum DaemonError {
     /// The keeper cannot be worked with.
     #[error(transparent)]
     Keeper(#[from] LinkError),
+    /// The thread that hears it has ended.
+    #[error("the keeper's word is not heard any more; the log says why")]
+    Deaf,
     /// The daemon cannot be confined.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
@@ -173,6 +178,18 @@ enum End {
     Stop,
     /// Everything is left to another worker: the process is to end without putting anything away.
     LetGo,
+    /// The same, because what the keeper says is not heard any more.
+    Deaf,
+}
+
+/// Whether guests are another worker's to go on with after this one's end: nothing of theirs may be put away then. Until the first worker
+/// serves, there are none.
+fn is_left(result: &Result<End, DaemonError>, predecessor: Option<Predecessor>) -> bool {
+    match result {
+        Ok(end) => *end != End::Stop,
+        Err(DaemonError::Keeper(LinkError::Gone)) => false,
+        Err(_) => predecessor.is_some(),
+    }
 }
 
 /// Runs the daemon until its keeper, at the other end of `link`, tells it to stop or to let go.
@@ -228,11 +245,11 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
             Some(held) => taken_listener(held.fd)?,
             None => bind(&socket, &keeper)?,
         };
-        Door::open(&socket, &operators)?;
+        open_to_operators(&socket, &operators, predecessor)?;
         let listener = Door::new(listener, operators);
         let apps = match &options.cell {
             Some(_) => None,
-            None => Some(tokio::spawn(apps::serve(apps::bind(&options.run_dir)?, Arc::clone(&manager), cells.clone()))),
+            None => Some(open_to_apps(&options.run_dir, predecessor, (&manager, cells.as_ref()))?),
         };
         match &cells {
             Some(cells) if predecessor.is_none() => cells.begin(&arranged).await?,
@@ -243,15 +260,49 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         apps.inspect(tokio::task::JoinHandle::abort);
         result
     });
-    if matches!(result, Ok(End::LetGo)) {
+    if is_left(&result, predecessor) {
         // Nothing of it is dropped: sockets stay in their places, and devices where they are.
         std::mem::forget(manager);
-        return Ok(());
+    } else {
+        manager.shutdown();
+        put_away(&socket);
+        put_away(&run_path.join(apps::APPS_SOCKET));
     }
-    manager.shutdown();
-    put_away(&socket);
-    put_away(&run_path.join(apps::APPS_SOCKET));
-    result.map(|_| ())
+    if result? == End::Deaf { Err(DaemonError::Deaf) } else { Ok(()) }
+}
+
+/// Lets operators reach the API's socket. Guests that are served already do not wait for that.
+fn open_to_operators(socket: &Path, operators: &[Operator], predecessor: Option<Predecessor>) -> Result<(), DirError> {
+    match Door::open(socket, operators) {
+        Err(error) if predecessor.is_some() => {
+            tracing::error!(%error, "the API may not be reached by all who may use it");
+            Ok(())
+        }
+        opened => opened,
+    }
+}
+
+/// Hears applications from now on; after a worker's end, as soon as their socket can be made.
+fn open_to_apps(
+    run_dir: &Path,
+    predecessor: Option<Predecessor>,
+    (manager, cells): (&Arc<Manager>, Option<&Arc<Cells>>),
+) -> Result<tokio::task::JoinHandle<()>, DirError> {
+    let mut door = match apps::bind(run_dir) {
+        Err(error) if predecessor.is_none() => return Err(error),
+        door => door.inspect_err(|error| tracing::error!(%error, "applications are not heard for now")),
+    };
+    let (run_dir, manager, cells) = (run_dir.to_owned(), Arc::clone(manager), cells.cloned());
+    Ok(tokio::spawn(async move {
+        let listener = loop {
+            match door {
+                Ok(listener) => break listener,
+                Err(_) => tokio::time::sleep(APPS_AGAIN).await,
+            }
+            door = apps::bind(&run_dir);
+        };
+        apps::serve(listener, manager, cells).await;
+    }))
 }
 
 /// The configuration file, if there is one. What it once declared is stored; guests do not wait for a file that is being edited.
@@ -344,7 +395,7 @@ fn foreground_confined(disk: &ForegroundDisk, sandbox: Sandbox, ready: impl FnOn
     result.map(|_| ())
 }
 
-fn monotonic_micros() -> u64 {
+pub(crate) fn monotonic_micros() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000
 }
@@ -376,10 +427,10 @@ fn run<F: Future<Output = Result<End, DaemonError>>>(
 ) -> Result<End, DaemonError> {
     let result = runtime.block_on(async { future().await });
     match result {
-        // Requests that wait are the next worker's to answer, or nobody's.
-        Ok(End::LetGo) => runtime.shutdown_background(),
         // A request that hangs does not keep the daemon.
-        _ => runtime.shutdown_timeout(GRACE),
+        Ok(End::Stop) => runtime.shutdown_timeout(GRACE),
+        // Requests that wait are the next worker's to answer, or nobody's.
+        _ => runtime.shutdown_background(),
     }
     result
 }
@@ -406,8 +457,9 @@ async fn api_until_told(
     });
     let serving = tokio::spawn(async move { server.await });
     keeper.ready()?;
-    if told.await == End::LetGo {
-        return Ok(End::LetGo);
+    let end = told.await;
+    if end != End::Stop {
+        return Ok(end);
     }
     tracing::info!("stopping");
     manager.end_trace(Ending::Stopping);
@@ -459,26 +511,34 @@ fn told_to_end(
     };
     let spawned = std::thread::Builder::new().name("millrace-stop".to_owned()).spawn(wait);
     spawned.map_err(|source| DaemonError::Io { what: "no thread for the keeper's word", source })?;
-    // The sender gone means the same as its word to stop.
-    Ok(async { told.await.unwrap_or(End::Stop) })
+    // Its thread gone is a fault of ours, and no word of the keeper's.
+    Ok(async { told.await.unwrap_or(End::Deaf) })
 }
 
 /// Does what the keeper says, until it says to end.
 fn hear(keeper: &Link, manager: &Arc<Manager>, cells: Option<&(Arc<Cells>, runtime::Handle)>) -> End {
     loop {
         match keeper.listen() {
-            Word::Stop => return End::Stop,
-            Word::Upgraded(upgraded) => match cells {
+            Ok(Word::Stop) | Err(LinkError::Gone) => return End::Stop,
+            Err(error) => {
+                tracing::error!(%error, "the keeper's word is not heard");
+                return End::Deaf;
+            }
+            Ok(Word::Upgraded(upgraded)) => match cells {
                 Some((cells, runtime)) => drop(runtime.spawn(Arc::clone(cells).note_upgraded(upgraded))),
                 None => manager.note_upgraded(&upgraded),
             },
-            Word::Settled => manager.end_trial(),
-            Word::LetGo(theirs) => match manager.let_go(&theirs) {
+            Ok(Word::Settled) => {
+                cells.iter().for_each(|(cells, _)| cells.note_settled());
+                manager.end_trial();
+            }
+            Ok(Word::LetGo(theirs)) => match manager.let_go(&theirs) {
                 Ok(()) => return End::LetGo,
                 Err(error) => {
                     tracing::warn!(%error, "the new binary cannot take over");
-                    if keeper.refuse().is_err() {
-                        return End::Stop;
+                    // A keeper that is gone is heard of next.
+                    if let Err(error) = keeper.refuse() {
+                        tracing::error!(%error, "the keeper was not told so");
                     }
                 }
             },

@@ -1,6 +1,8 @@
 //! The declared state on disk: `state.redb` in the state directory (format: docs/formats/state.md).
 
 use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -30,6 +32,8 @@ const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes"
 const DEVICES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("devices");
 const COPIES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("copies");
 const GROUPS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("groups");
+/// Keys are paths, as bytes.
+const FILES: TableDefinition<'_, &[u8], ()> = TableDefinition::new("files");
 const VERSION: &str = "layout_version";
 
 /// Why the state could not be read or written.
@@ -212,6 +216,9 @@ pub(crate) struct Changes<'a> {
     pub(crate) remove_copies: Vec<&'a Name>,
     pub(crate) put_groups: Vec<&'a GroupSpec>,
     pub(crate) remove_groups: Vec<&'a Name>,
+    /// Files that are about to be made or removed.
+    pub(crate) put_files: Vec<&'a Path>,
+    pub(crate) remove_files: Vec<&'a Path>,
 }
 
 /// How the database is opened.
@@ -254,6 +261,7 @@ impl Store {
                 transaction.open_table(COPIES)?;
                 // States of earlier programs have no such table.
                 transaction.open_table(GROUPS)?;
+                transaction.open_table(FILES)?;
             }
             Ok(found.unwrap_or(LAYOUT_VERSION))
         })?;
@@ -292,6 +300,17 @@ impl Store {
     /// The groups that are stored.
     pub(crate) fn load_groups(&self) -> Result<Vec<GroupSpec>, StoreError> {
         self.read_all(GROUPS, "group")
+    }
+
+    /// Files that were about to be made or removed.
+    pub(crate) fn load_files(&self) -> Result<Vec<PathBuf>, StoreError> {
+        self.with_database(|database| {
+            let table = database.begin_read()?.open_table(FILES)?;
+            let path = |entry: Result<(AccessGuard<'_, &[u8]>, AccessGuard<'_, ()>), StorageError>| {
+                Ok(PathBuf::from(OsStr::from_bytes(entry?.0.value())))
+            };
+            table.iter()?.map(path).collect()
+        })
     }
 
     fn read_all<T: DeserializeOwned>(
@@ -340,6 +359,13 @@ impl Store {
             }
             for spec in &changes.put_groups {
                 groups.insert(spec.name.as_str(), encode(spec).as_slice())?;
+            }
+            let mut files = transaction.open_table(FILES)?;
+            for path in &changes.remove_files {
+                files.remove(path.as_os_str().as_bytes())?;
+            }
+            for path in &changes.put_files {
+                files.insert(path.as_os_str().as_bytes(), ())?;
             }
             Ok(())
         })

@@ -50,5 +50,7 @@ pub const MAX_REPLY: usize = 32 * 1024;
 pub const MAX_LAYOUTS: usize = 1024;
 /// Descriptors that one owner may have here: a device's regions of memory, its vectors, and a few more.
 pub const MAX_HELD_BY_OWNER: usize = 6000;
-/// Descriptors that are held at most, of all owners.
+/// Descriptors that the keeper has at most, where the system allows it so many; all but [`SPARE`] of them are held.
 pub const MAX_HELD: usize = 200_000;
+/// Those that are not for holding: the keeper's own, and what starting a worker takes.
+pub const SPARE: usize = 64;

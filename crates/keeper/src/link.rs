@@ -353,23 +353,26 @@ impl Link {
     }
 
     /// Waits for the keeper's next word.
-    pub fn listen(&self) -> Word {
+    ///
+    /// # Errors
+    /// The system does not let it be heard, which says nothing of what it wants.
+    pub fn listen(&self) -> Result<Word, LinkError> {
         let mut buffer = [0; wire::SIZE + MAX_LAYOUTS];
         loop {
-            let Ok(Some(received)) = wire::receive(self.socket.as_fd(), &mut buffer, RecvFlags::empty()) else {
-                return Word::Stop;
-            };
+            let received =
+                wire::receive(self.socket.as_fd(), &mut buffer, RecvFlags::empty()).map_err(failed("receiving"))?;
+            let Some(received) = received else { return Ok(Word::Stop) };
             let Some(message) = received.message else { continue };
             match message.what {
-                What::STOP => return Word::Stop,
-                What::LET_GO => return Word::LetGo(Layouts::decode(received.data)),
+                What::STOP => return Ok(Word::Stop),
+                What::LET_GO => return Ok(Word::LetGo(Layouts::decode(received.data))),
                 What::UPGRADED => {
                     let result = UpgradeResult::decode(message.key.slot, message.number);
-                    return Word::Upgraded(Upgraded { id: message.key.owner, result });
+                    return Ok(Word::Upgraded(Upgraded { id: message.key.owner, result }));
                 }
                 What::SETTLED => {
                     self.on_trial.store(false, Ordering::Release);
-                    return Word::Settled;
+                    return Ok(Word::Settled);
                 }
                 _ => {}
             }

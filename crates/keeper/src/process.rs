@@ -23,7 +23,7 @@ use rustix::{
 use thiserror::Error;
 
 use crate::{
-    Key, Kind, MAX_HELD, MAX_HELD_BY_OWNER, MAX_REPLY, UpgradeResult,
+    Key, Kind, MAX_HELD, MAX_HELD_BY_OWNER, MAX_REPLY, SPARE, UpgradeResult,
     cells::Cell,
     link::{BEGIN_AGAIN, Held, ON_TRIAL},
     score,
@@ -177,19 +177,19 @@ impl<'a> Keeper<'a> {
                 return Ok(if self.stopping && status.success() { Outcome::Stopped } else { failed });
             }
             self.note_end(&current, status);
-            let next = self.successor(&current, status);
-            // A restart is put off when the last ones failed.
-            let due = Instant::now() + pause(self.failures);
-            while next.is_none() && Instant::now() < due {
-                if self.wait(None, Some(due))? {
-                    return Ok(Outcome::Failed(status.code()));
+            let mut next = self.successor(&current, status);
+            while next.is_none() {
+                // It is put off when the last ones failed, as they do while memory is short: what is held does not go for that.
+                let due = Instant::now() + pause(self.failures);
+                while Instant::now() < due {
+                    if self.wait(None, Some(due))? {
+                        return Ok(Outcome::Failed(status.code()));
+                    }
+                    self.keep_cells();
                 }
-                self.keep_cells();
+                next = self.start(&self.binary).inspect_err(|_| self.failures += 1).ok();
             }
-            current = match next {
-                Some(next) => next,
-                None => self.start(&self.binary).map_err(failed("start a worker"))?,
-            };
+            next.into_iter().for_each(|next| current = next);
         }
     }
 
@@ -287,7 +287,7 @@ impl<'a> Keeper<'a> {
         while let Some(received) = worker.hear(buffer) {
             let Some(message) = received.message else { continue };
             match message.what {
-                What::PUT => self.put(message.key, received.fds),
+                What::PUT => received.fds.into_iter().for_each(|fd| self.put(message.key, fd)),
                 What::DROP => self.drop_kinds(message),
                 What::DROP_ONE => drop(self.held.remove(&message.key)),
                 What::REPLY => self.reply(message.key, received.data, &received.fds),
@@ -317,20 +317,22 @@ impl<'a> Keeper<'a> {
         from.take_while(move |key| key.owner == owner && key.kind <= last)
     }
 
-    fn put(&mut self, key: Key, mut fds: Vec<OwnedFd>) {
-        let Some(fd) = fds.pop() else { return };
+    fn put(&mut self, key: Key, fd: OwnedFd) {
         let own = self.keys(key.owner, Kind(0), Kind(u32::MAX)).count();
-        if self.held.len() < MAX_HELD && own < MAX_HELD_BY_OWNER || self.held.contains_key(&key) {
+        // What starting a worker takes is left.
+        let most = getrlimit(Resource::Nofile).current.map_or(MAX_HELD, |limit| MAX_HELD.min(limit as usize));
+        if self.held.len() + SPARE < most && own < MAX_HELD_BY_OWNER || self.held.contains_key(&key) {
             self.held.insert(key, Held { fd, replies: 0 });
+        } else if key.kind == Kind::CONNECTION {
+            // Its replies would go nowhere: a client that is cut off knows, one that waits does not.
+            let _ = rustix::net::shutdown(&fd, Shutdown::Both);
         }
     }
 
     fn drop_kinds(&mut self, message: Message) {
         let last = Kind(u32::try_from(message.number).unwrap_or(u32::MAX));
         let keys: Vec<_> = self.keys(message.key.owner, message.key.kind, last).collect();
-        for key in keys {
-            self.held.remove(&key);
-        }
+        keys.iter().for_each(|key| drop(self.held.remove(key)));
     }
 
     /// Sends bytes to a client, all or nothing. One that does not take them, though it asked, is cut off: nothing waits here.

@@ -22,7 +22,7 @@ use crate::codec::{FrameError, HEADER_SIZE, Header, MAX_FDS};
 
 /// A payload grows by at most this many bytes ahead of what was received: a claimed size alone costs no memory.
 const GROWTH: usize = 64 * 1024;
-/// Bytes that are looked at or taken with one call, where a connection outlives its server.
+/// Bytes that are looked at first, where a connection outlives its server.
 const PEEK: usize = 512;
 /// A buffer larger than this is not kept for the next message.
 const KEEP: usize = 64 * 1024;
@@ -116,6 +116,8 @@ struct Kept {
     keep: Rc<dyn Keep>,
     /// Bytes of the request that was peeked and is still in the socket.
     peeked: usize,
+    /// Where they go when they are taken out.
+    room: Vec<u8>,
 }
 
 pub(crate) struct Transport {
@@ -144,7 +146,7 @@ impl Transport {
         do_not_block(&stream).map_err(|errno| TransportError::Io { operation: "fcntl", errno })?;
         Ok(Self {
             stream,
-            kept: keep.map(|keep| Kept { keep, peeked: 0 }),
+            kept: keep.map(|keep| Kept { keep, peeked: 0, room: vec![0; PEEK] }),
             input: Input::default(),
             output: VecDeque::new(),
             output_bytes: 0,
@@ -230,18 +232,21 @@ impl Transport {
     }
 
     /// Takes the request that was peeked out of the socket: it was answered.
+    ///
+    /// With one call, which no signal cuts in two, as all of it is there: whoever goes on after us must not find a part.
     pub(crate) fn consume(&mut self) -> Result<(), TransportError> {
         let Some(kept) = &mut self.kept else { return Ok(()) };
-        let mut left = std::mem::take(&mut kept.peeked);
-        let mut room = [0; PEEK];
-        while left > 0 {
-            let (room, _) = room.split_at_mut(left.min(PEEK));
-            match receive_some(&self.stream, room, &mut Vec::new(), RecvFlags::empty())? {
-                None | Some(0) => return Err(TransportError::Truncated { received: left }),
-                Some(count) => left -= count,
-            }
+        let size = std::mem::take(&mut kept.peeked);
+        if size == 0 {
+            return Ok(());
         }
-        Ok(())
+        // Bounded by KEPT_MESSAGE.
+        kept.room.resize(size.max(kept.room.len()), 0);
+        let (room, _) = kept.room.split_at_mut(size);
+        match receive_some(&self.stream, room, &mut Vec::new(), RecvFlags::empty())? {
+            Some(count) if count == size => Ok(()),
+            count => Err(TransportError::Truncated { received: count.unwrap_or(0) }),
+        }
     }
 
     /// The next whole message, or `None` when the rest of it is not there yet.

@@ -3,6 +3,8 @@
 //! Cells and the daemon have a state each, of the same format. No worker runs yet: what has to go elsewhere, because isolation was
 //! set otherwise before or a move was not finished, is put there first, and removed where it was then. So nothing is ever in no state.
 
+mod twins;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -130,6 +132,7 @@ pub(crate) fn arrange(
     for cell in &cells {
         states.push(load(Some(cell.clone()), open(&folder(state_dir, cell))?)?);
     }
+    twins::rename(&mut states)?;
     let mut families = Families::default();
     families.note_all(&states, mode, declared)?;
     let arranged = families.arranged(&states, mode, declared);

@@ -74,7 +74,6 @@ impl Cells {
             self.call_off().await;
         }
         let _change = self.change.lock().await;
-        self.refresh_all().await;
         self.finish_moves().await;
         for cell in self.names() {
             self.retire(&cell).await;
@@ -82,10 +81,19 @@ impl Cells {
         self.watch_all();
     }
 
+    /// The keeper's word that this worker's trial is over.
+    pub(crate) fn note_settled(&self) {
+        self.settled.notify_one();
+    }
+
     /// While this worker's new binary is on trial, the cells' are as well; then they go on.
     async fn stand_trial(&self) {
         while self.keeper.is_on_trial() {
-            tokio::time::sleep(TRIAL_LOOK).await;
+            tokio::select! {
+                () = tokio::time::sleep(TRIAL_LOOK) => {}
+                // At once: a worker that ended before it had told them would find them on trial, and call them off.
+                () = self.settled.notified() => break,
+            }
             if let Some(cell) = self.failed_cell().await {
                 tracing::error!(worker = %cell, "the new binary failed there; the upgrade is called off");
                 std::process::exit(1);
@@ -95,13 +103,19 @@ impl Cells {
     }
 
     /// Whether a volume is known to be on its way, though nothing moves it.
-    pub(super) fn has_unfinished(&self) -> bool {
+    pub(super) async fn has_unfinished(&self) -> bool {
         let waits = |view: &Value| view["reason"].as_str() == Some(RECEIVED);
-        self.known().values().any(|known| known.volumes.values().any(waits))
+        if self.known().values().any(|known| known.volumes.values().any(waits)) {
+            return true;
+        }
+        let manager = Arc::clone(&self.manager);
+        tokio::task::spawn_blocking(move || manager.has_received()).await.unwrap_or(false)
     }
 
-    /// Volumes that were on their way when the worker before this one ended.
+    /// Volumes that were on their way when a worker ended or was not heard. One that may also be in a cell that does not answer now stays
+    /// as it is: whether that has it open, only that can say.
     pub(super) async fn finish_moves(self: &Arc<Self>) {
+        self.refresh_all().await;
         let manager = Arc::clone(&self.manager);
         let here = tokio::task::spawn_blocking(move || manager.volumes()).await.unwrap_or_default();
         let mut places: BTreeMap<String, Vec<(Place, String, bool)>> = BTreeMap::new();
@@ -117,7 +131,12 @@ impl Cells {
             known.of(Kind::Volumes).values().for_each(|view| note(Place::Cell(cell.clone()), view));
         }
         let mut to_do: BTreeMap<(Place, bool), Vec<Name>> = BTreeMap::new();
-        for (_, mut places) in places {
+        for (uuid, mut places) in places {
+            let is_moving = places.len() > 1 || places.iter().any(|(_, _, waits)| *waits);
+            if is_moving && self.known().values().any(|known| known.may_have(&uuid)) {
+                tracing::warn!(uuid, "a move is not finished: a worker that may have the volume does not answer");
+                continue;
+            }
             // The one that is open comes first, and stays.
             places.sort_by_key(|(_, _, waits)| *waits);
             for (at, (place, name, waits)) in places.into_iter().enumerate() {
@@ -129,9 +148,9 @@ impl Cells {
         }
         let places: BTreeSet<Place> = to_do.keys().map(|(place, _)| place.clone()).collect();
         for ((place, opens), volumes) in to_do {
-            let step = if opens { Step::Open { volumes } } else { Step::Release { volumes } };
-            if let Err(problem) = self.step(&place, step).await {
-                tracing::error!(worker = place.name(), "a move is not finished: {}", problem.detail);
+            let step = if opens { Step::Open { volumes } } else { Step::release(&volumes, CHANGE_LIMIT) };
+            if let Err(error) = self.step(&place, step).await {
+                tracing::error!(worker = place.name(), "a move is not finished: {}", Problem::from(error).detail);
             }
         }
         for place in &places {

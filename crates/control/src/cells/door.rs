@@ -76,6 +76,9 @@ async fn declare(State(door): State<Door>, Body(part): Body<Part>) -> Result<Sta
 
 /// The binary before this one is to serve again, if it may still be asked to: its keeper starts it when this one ends.
 async fn call_off(State(door): State<Door>) -> StatusCode {
+    if door.manager.call_off_upgrade() {
+        return StatusCode::ACCEPTED;
+    }
     if !door.manager.is_on_trial() {
         return StatusCode::NO_CONTENT;
     }

@@ -144,9 +144,13 @@ impl Cells {
         if let Err(error) = check_cell(&cell, &spec).and_then(|()| spec.validate(usize::MAX)) {
             return Problem::from(&error).into_response();
         }
+        let is_new = !self.known().contains_key(&cell);
         if let Err(problem) = self.start(&cell).await {
-            let _ = self.keeper.stop_cell(cell.as_str());
-            self.known().remove(&cell);
+            // One that was there before has guests, which wait for it.
+            if is_new {
+                let _ = self.keeper.stop_cell(cell.as_str());
+                self.known().remove(&cell);
+            }
             return problem.into_response();
         }
         let answer = call.at(self, &Place::Cell(cell.clone())).await;
@@ -159,7 +163,7 @@ impl Cells {
 
     async fn attach(self: &Arc<Self>, device: &str, call: Call) -> Response {
         let _change = self.change.lock().await;
-        if self.has_unfinished() {
+        if self.has_unfinished().await {
             self.finish_moves().await;
         }
         let there = self.place(Kind::Devices, device).await;

@@ -47,7 +47,7 @@ use crate::{
     api::Problem,
     config::IsolationMode,
     dirs::is_locked,
-    manager::{Manager, Step},
+    manager::{Manager, State, Step},
     store::{self, VolumeRecord},
 };
 
@@ -119,6 +119,8 @@ struct Known {
     volumes: BTreeMap<String, Value>,
     devices: BTreeMap<String, Value>,
     copies: BTreeMap<String, Value>,
+    /// It has answered since this worker began.
+    is_heard: bool,
     /// Why it does not answer.
     silent: Option<String>,
 }
@@ -135,6 +137,11 @@ impl Known {
     fn is_empty(&self) -> bool {
         self.silent.is_none() && self.volumes.is_empty() && self.devices.is_empty()
     }
+
+    /// Whether a volume of this identity may be there, as far as can be told of a cell that does not answer.
+    fn may_have(&self, uuid: &str) -> bool {
+        self.silent.is_some() && (!self.is_heard || self.volumes.values().any(|view| view["uuid"] == uuid))
+    }
 }
 
 /// The cells of a daemon, for its own worker.
@@ -148,6 +155,8 @@ pub(crate) struct Cells {
     /// Cells whose sessions are looked after.
     watched: Mutex<BTreeSet<Name>>,
     change: tokio::sync::Mutex<()>,
+    /// This worker's trial is over.
+    settled: tokio::sync::Notify,
 }
 
 impl Cells {
@@ -169,6 +178,7 @@ impl Cells {
             known: Mutex::new(known),
             watched: Mutex::default(),
             change: tokio::sync::Mutex::new(()),
+            settled: tokio::sync::Notify::new(),
         })
     }
 
@@ -193,7 +203,7 @@ impl Cells {
 
     /// What a cell has, in its own words.
     async fn list(&self, cell: &Name) -> Result<Known, CellError> {
-        let mut known = Known::default();
+        let mut known = Known { is_heard: true, ..Known::default() };
         let Known { volumes, devices, copies, .. } = &mut known;
         for (kind, list) in [(Kind::Volumes, volumes), (Kind::Devices, devices), (Kind::Copies, copies)] {
             let answer = self.ask(cell, (Method::GET, kind.path()), Bytes::new(), LIST_LIMIT).await?;
@@ -263,7 +273,7 @@ impl Cells {
     /// Has a cell run, and waits until it answers.
     async fn start(&self, cell: &Name) -> Result<(), Problem> {
         let failed = |why: String| {
-            let detail = format!("worker {cell} does not start: {why}");
+            let detail = format!("worker {cell} does not start, or does not answer: {why}");
             Problem::of_cell("worker-failed", detail, Some("the log says more".to_owned()))
         };
         self.known().entry(cell.clone()).or_default();
@@ -282,7 +292,7 @@ impl Cells {
     }
 
     /// A cell has lost something: volumes that nobody is shown there come back, and one that has nothing left ends.
-    async fn clear(&self, cell: &Name) {
+    async fn clear(self: &Arc<Self>, cell: &Name) {
         self.refresh(cell).await;
         let left: Vec<String> = {
             let known = self.known();
@@ -321,36 +331,108 @@ impl Cells {
         tracing::info!(worker = %cell, "the worker had nothing left, and has ended");
     }
 
-    async fn step(&self, place: &Place, step: Step) -> Result<Vec<VolumeRecord>, Problem> {
+    async fn step(&self, place: &Place, step: Step) -> Result<Vec<VolumeRecord>, StepError> {
         match place {
             Place::Main => {
                 let manager = Arc::clone(&self.manager);
                 let done = tokio::task::spawn_blocking(move || manager.step(&step)).await;
-                done.map_err(|_| Problem::panicked())?.map_err(|error| Problem::from(&error))
+                let done = done.map_err(|_| StepError::Unheard(Problem::panicked()))?;
+                done.map_err(|error| StepError::Refused(Problem::from(&error)))
             }
             Place::Cell(cell) => {
                 let body = serde_json::to_vec(&step).expect("steps have text for keys and nothing that JSON lacks");
                 let answer = self.ask(cell, (Method::POST, door::MOVE), body.into(), CHANGE_LIMIT).await;
-                answer.and_then(|answer| answer.json()).map_err(|error| error.problem(cell))
+                answer.and_then(|answer| answer.json()).map_err(|error| match error {
+                    CellError::Refused(problem) => StepError::Refused(problem),
+                    error => StepError::Unheard(error.problem(cell)),
+                })
             }
         }
     }
 
     /// Takes a volume that nobody uses, and what goes with it, to another place.
-    async fn move_volume(&self, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
+    async fn move_volume(self: &Arc<Self>, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
         let records = self.step(from, Step::Look { volume: volume.to_owned() }).await?;
         let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
-        self.step(to, Step::Receive { records }).await?;
-        if let Err(problem) = self.step(from, Step::Release { volumes: volumes.clone() }).await {
-            self.step(to, Step::Release { volumes }).await?;
-            return Err(problem);
+        let was_open = !self.has_failed(volume, from).await;
+        self.step(to, Step::Receive { records: records.clone() }).await?;
+        match self.step(from, Step::release(&volumes, CHANGE_LIMIT)).await {
+            Ok(_) => {}
+            Err(StepError::Refused(problem)) => {
+                self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await?;
+                return Err(problem);
+            }
+            Err(StepError::Unheard(problem)) => {
+                // It may have let go: what was received stays until it says, now or later.
+                self.finish_moves().await;
+                return Err(problem);
+            }
         }
-        let opened = self.step(to, Step::Open { volumes }).await;
+        let mut opened = self.step(to, Step::Open { volumes: volumes.clone() }).await;
+        if was_open && let Err(StepError::Refused(problem)) = opened {
+            // Where it was, it can be used.
+            let back = self.move_back(records, volumes, from, to).await;
+            if let Err(error) = back {
+                tracing::error!(volume, worker = to.name(), "the volume does not go back: {}", Problem::from(error).detail);
+            }
+            opened = Err(StepError::Refused(problem));
+        }
         for place in [from, to] {
             self.heard(place).await;
         }
+        opened?;
         tracing::info!(volume, from = from.name(), to = to.name(), "volume moved");
-        opened.map(|_| ())
+        Ok(())
+    }
+
+    async fn has_failed(&self, volume: &str, place: &Place) -> bool {
+        match place {
+            Place::Cell(cell) => self
+                .known()
+                .get(cell)
+                .is_some_and(|known| known.volumes.get(volume).is_some_and(|view| view["state"] == "failed")),
+            Place::Main => {
+                let (manager, volume) = (Arc::clone(&self.manager), volume.to_owned());
+                let view = tokio::task::spawn_blocking(move || manager.volume(&volume)).await;
+                matches!(view, Ok(Ok(view)) if view.state == State::Failed)
+            }
+        }
+    }
+
+    /// Undoes a move of what does not open where it went.
+    async fn move_back(
+        &self,
+        records: Vec<VolumeRecord>,
+        volumes: Vec<Name>,
+        from: &Place,
+        to: &Place,
+    ) -> Result<(), StepError> {
+        self.step(from, Step::Receive { records }).await?;
+        match self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await {
+            Err(StepError::Refused(problem)) => {
+                self.step(from, Step::release(&volumes, CHANGE_LIMIT)).await?;
+                return Err(StepError::Refused(problem));
+            }
+            released => released?,
+        };
+        self.step(from, Step::Open { volumes }).await?;
+        Ok(())
+    }
+}
+
+/// Why a part of a move was not done.
+enum StepError {
+    /// Nothing was done.
+    Refused(Problem),
+    /// It may have been done: nobody has said.
+    Unheard(Problem),
+}
+
+impl From<StepError> for Problem {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Refused(problem) | StepError::Unheard(problem) => problem,
+        }
     }
 }
 

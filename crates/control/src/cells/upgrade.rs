@@ -3,7 +3,10 @@
 //! Each keeper does for its own worker what an upgrade is (docs/adr/0010-upgrade.md). The cells stay on trial until this worker's is over,
 //! and go back when it fails: this worker's old binary, which begins then, calls theirs off.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Json,
@@ -23,6 +26,9 @@ use crate::{
 
 /// How long a cell's trial lasts unless this worker ends it: longer than anybody's.
 const CELL_TRIAL_SECONDS: u64 = 24 * 3600;
+
+/// How long a cell may take to go back to its old binary.
+const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
 
 const PATH: &str = "/v1/upgrade";
 
@@ -94,11 +100,23 @@ impl Cells {
         self.manager.note_upgraded(&upgraded);
     }
 
-    /// Cells that are on trial go back to the binary before.
+    /// Cells that are on trial go back to the binary before, and those whose new binary is starting stay with theirs.
     pub(super) async fn call_off(&self) {
         for cell in self.names() {
-            if let Err(error) = self.ask(&cell, (Method::DELETE, door::UPGRADE), Bytes::new(), LIST_LIMIT).await {
-                tracing::warn!(worker = %cell, %error, "the worker was not told that its upgrade is called off");
+            let deadline = Instant::now() + CALL_OFF_LIMIT;
+            loop {
+                match self.ask(&cell, (Method::DELETE, door::UPGRADE), Bytes::new(), LIST_LIMIT).await {
+                    Ok(answer) if answer.status != StatusCode::ACCEPTED => break,
+                    // It is about to end, or ended meanwhile: whoever follows may be the new binary, and is asked as well.
+                    Ok(_) | Err(CellError::Http(_) | CellError::Connect(_)) if Instant::now() < deadline => {
+                        tokio::time::sleep(LOOK).await;
+                    }
+                    answer => {
+                        let error = answer.err().map(|error| error.to_string());
+                        tracing::warn!(worker = %cell, error, "whether its upgrade is called off the worker does not say");
+                        break;
+                    }
+                }
             }
         }
     }

@@ -281,17 +281,18 @@ impl Inner {
 
     /// A device goes, at once or when its commands have finished.
     pub(super) fn retire(&mut self, device: Device) {
-        self.retiring.extend(stop(device));
+        let (uuid, name) = (device.record.uuid, device.record.spec.name.clone());
+        self.retiring.extend(stop(device).map(|live| (uuid, name, live)));
     }
 
     /// Lets go of devices whose commands have finished by now.
     pub(super) fn bury(&mut self) {
-        for live in std::mem::take(&mut self.retiring) {
+        for (uuid, name, live) in std::mem::take(&mut self.retiring) {
             match live.is_idle() {
-                Ok(false) => self.retiring.push(live),
+                Ok(false) => self.retiring.push((uuid, name, live)),
                 idle => {
                     if let Err(error) = idle.and_then(|_| live.remove()) {
-                        tracing::error!(%error, "a device could not be taken off its shard");
+                        tracing::error!(device = %name, %error, "a device could not be taken off its shard");
                     }
                 }
             }

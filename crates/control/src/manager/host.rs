@@ -3,6 +3,7 @@
 //! Controllers ask from their shards and must not wait, so that a thread of its own does the work.
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -15,13 +16,13 @@ use millrace_block::{BlockError, BlockSize, VolumeError};
 use millrace_frontends::nvme::{Host, HostReply, Namespace, NewFormat, Status};
 use millrace_services::Leaf;
 
-use super::{Inner, Manager, Volume, WeakManager, volumes::remove_own_file};
+use super::{Inner, Manager, Volume, WeakManager};
 use crate::{
     Name, Size,
     confine::tell_refused,
     error::ControlError,
     model::{Backend, LogicalBlock, VolumeSpec},
-    store::{Changes, NamespaceRecord},
+    store::{Changes, NamespaceRecord, StoreError},
 };
 
 /// How often the shards' load is measured.
@@ -179,19 +180,27 @@ impl Manager {
         let mut record = entry.record.clone();
         record.namespaces.push(NamespaceRecord { nsid, volume: name.clone(), read_only: false, attached: false });
         record.namespaces.sort_by_key(|namespace| namespace.nsid);
-        if spec.stack.as_leaf().and_then(Leaf::file).is_some_and(std::path::Path::exists) {
+        let file = spec.stack.as_leaf().and_then(Leaf::file);
+        if file.is_some_and(Path::exists) {
             tracing::warn!(device, volume = %name, "a file of that name exists already; the guest's request is refused");
             return Err(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry());
         }
+        let not_stored = |error: StoreError| {
+            tracing::warn!(device, volume = %name, %error, "a guest's namespace could not be stored");
+            Status::INTERNAL_ERROR
+        };
+        self.store.apply(&Changes { put_files: file.into_iter().collect(), ..Changes::default() }).map_err(not_stored)?;
         let new = inner.make_volume(&spec, Some(owner)).map_err(|error| {
             tracing::warn!(device, volume = %name, %error, "a guest's namespace could not be created");
+            self.is_done_with(file);
             status_of(&error)
         })?;
         let (put_volumes, put_devices) = (vec![&new.volume.record], vec![&record]);
-        if let Err(error) = self.store.apply(&Changes { put_volumes, put_devices, ..Changes::default() }) {
-            tracing::warn!(device, volume = %name, %error, "a guest's namespace could not be stored");
+        let remove_files = file.into_iter().collect();
+        if let Err(error) = self.store.apply(&Changes { put_volumes, put_devices, remove_files, ..Changes::default() }) {
             new.undo(&inner);
-            return Err(Status::INTERNAL_ERROR);
+            self.is_done_with(file);
+            return Err(not_stored(error));
         }
         let namespace = new.volume.live().map(Arc::clone).map_err(|error| status_of(&error))?;
         inner.volumes.insert(name, new.volume);
@@ -213,15 +222,16 @@ impl Manager {
         inner.check_not_copied(&name).map_err(|error| status_of(&error))?;
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
-        let (put_devices, remove_volumes) = (vec![&record], vec![&name]);
-        if let Err(error) = self.store.apply(&Changes { put_devices, remove_volumes, ..Changes::default() }) {
+        let file = inner.volumes.get(&name).and_then(|volume| volume.record.own_file()).map(Path::to_owned);
+        let (put_devices, remove_volumes, put_files) = (vec![&record], vec![&name], file.as_deref().into_iter().collect());
+        if let Err(error) = self.store.apply(&Changes { put_devices, remove_volumes, put_files, ..Changes::default() }) {
             tracing::warn!(device, volume = %name, %error, "the deletion of a guest's namespace could not be stored");
             return Err(Status::INTERNAL_ERROR);
         }
         if let Some(mut volume) = inner.volumes.remove(&name) {
             volume.close();
             inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
-            remove_own_file(&volume.record);
+            self.remove_own_file(&volume.record);
         }
         inner.set_record(device, record);
         Ok(())
@@ -266,8 +276,9 @@ impl Manager {
 impl Inner {
     /// A free name for the volume behind a guest's own namespace.
     fn name_for(&self, device: &Name, nsid: u32) -> Option<Name> {
-        // Room for the rest within a name's 64 characters.
-        let stem: String = device.as_str().chars().take(40).collect();
+        let uuid = self.devices.get(device)?.record.uuid.simple().to_string();
+        // Room for the rest within a name's 64 characters. Other workers, which are not asked, choose other names.
+        let stem = format!("{:.36}-{uuid:.8}", device.as_str());
         (0..NAMES).find_map(|attempt| {
             let text = match attempt {
                 0 => format!("{stem}-ns{nsid}"),

@@ -41,6 +41,7 @@ use std::{
 use millrace_engine::{Engine, Placement, ShardHandle, StatsSnapshot};
 use millrace_frontends::nvme::{CardSpec, Host, Namespace};
 use millrace_keeper::Link;
+use uuid::Uuid;
 
 use self::{
     copies::Copy,
@@ -132,8 +133,10 @@ struct Inner {
     given_up: Vec<Name>,
     /// What volumes are made with.
     means: Means,
-    /// Deleted devices whose commands have not finished.
-    retiring: Vec<Live>,
+    /// Deleted devices whose commands have not finished, with their identities, under which the keeper holds what they need.
+    retiring: Vec<(Uuid, Name, Live)>,
+    /// Volumes that came from another worker and were never open here.
+    received: BTreeSet<Uuid>,
     stopping: bool,
     /// Without a state, a volume's identity comes from its file, so that guests know it again.
     stateless: bool,
@@ -198,7 +201,8 @@ impl Manager {
             traced: Mutex::default(),
             waits: Mutex::default(),
         });
-        if let Err(error) = manager.restore(declared) {
+        let restored = manager.settle_files().map_err(RestoreError::from).and_then(|()| manager.restore(declared));
+        if let Err(error) = restored {
             if manager.settings.keeper.is_some() {
                 // What is kept is another worker's to go on with: nothing of it may be put away in order.
                 std::mem::forget(Arc::clone(&manager));

@@ -6,7 +6,7 @@
 //!
 //! Whatever ends between two of the steps, the declaration is stored somewhere; where it is stored twice, the one that is not open goes.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use millrace_services::{Leaf, throttle::groups_of};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{Inner, Manager, Volume, leaves::in_memory};
 use crate::{
     Name,
+    daemon::monotonic_micros,
     error::ControlError,
     store::{Changes, VolumeRecord},
 };
@@ -29,20 +30,43 @@ pub(crate) enum Step {
     Look { volume: String },
     /// Store these.
     Receive { records: Vec<VolumeRecord> },
-    /// Close these and forget them. Their files stay.
-    Release { volumes: Vec<Name> },
+    /// Close these and forget them. Their files stay. Not after `before`, by the system's clock in microseconds: then nobody waits for it
+    /// any more, and who has them may be settled otherwise.
+    Release {
+        volumes: Vec<Name>,
+        #[serde(default = "never")]
+        before: u64,
+    },
     /// Open what was received.
     Open { volumes: Vec<Name> },
 }
 
+/// The end of a release of a worker that says none.
+fn never() -> u64 {
+    u64::MAX
+}
+
+impl Step {
+    /// A release that is waited for this long.
+    pub(crate) fn release(volumes: &[Name], limit: Duration) -> Self {
+        let limit = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
+        Self::Release { volumes: volumes.to_vec(), before: monotonic_micros().saturating_add(limit) }
+    }
+}
+
 impl Manager {
+    /// Whether there is a volume that has come and was not opened.
+    pub(crate) fn has_received(&self) -> bool {
+        self.peek().volumes.values().any(Volume::is_received)
+    }
+
     /// Does a part of a move; what it is about.
     pub(crate) fn step(&self, step: &Step) -> Result<Vec<VolumeRecord>, ControlError> {
         let mut inner = self.lock()?;
         match step {
             Step::Look { volume } => inner.family(volume),
             Step::Receive { records } => self.receive(&mut inner, records),
-            Step::Release { volumes } => self.release(&mut inner, volumes),
+            Step::Release { volumes, before } => self.release(&mut inner, volumes, *before),
             Step::Open { volumes } => {
                 let opened = inner.open_received(volumes);
                 self.attend_migrations(&mut inner);
@@ -65,19 +89,25 @@ impl Manager {
         let new: Vec<_> = records.iter().filter(new).collect();
         self.store.apply(&Changes { put_volumes: new.clone(), ..Changes::default() })?;
         for record in new {
+            inner.received.insert(record.uuid);
             let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None };
             inner.volumes.insert(record.spec.name.clone(), volume);
         }
         Ok(Vec::new())
     }
 
-    fn release(&self, inner: &mut Inner, names: &[Name]) -> Result<Vec<VolumeRecord>, ControlError> {
+    fn release(&self, inner: &mut Inner, names: &[Name], before: u64) -> Result<Vec<VolumeRecord>, ControlError> {
+        if let Some(name) = names.first().filter(|_| monotonic_micros() >= before) {
+            let why = "this worker came to it too late".to_owned();
+            return Err(ControlError::NotMovable { volume: name.clone(), why });
+        }
         for name in names.iter().filter(|name| inner.volumes.contains_key(*name)) {
             inner.check_movable(name)?;
         }
         self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?;
         inner.close_all(names.to_vec(), |inner, volume| {
             let name = &volume.record.spec.name;
+            inner.received.remove(&volume.record.uuid);
             inner.forget_kept(name, volume.record.uuid);
             tracing::info!(volume = %name, "the volume goes to another worker");
         });
@@ -112,8 +142,16 @@ impl Inner {
             look.extend(below.filter(|below: &Name| self.volumes.contains_key(below)));
             family.insert(name);
         }
-        family.iter().try_for_each(|name| self.check_movable(name))?;
+        family.iter().try_for_each(|name| self.check_movable(name).and_then(|()| self.check_here(name)))?;
         Ok(family.iter().filter_map(|name| Some(self.volumes.get(name)?.record.clone())).collect())
+    }
+
+    /// Whether a volume is not on its way already: another worker may have it open.
+    fn check_here(&self, name: &Name) -> Result<(), ControlError> {
+        if !self.volumes.get(name).is_some_and(Volume::is_received) {
+            return Ok(());
+        }
+        Err(ControlError::NotMovable { volume: name.clone(), why: format!("{RECEIVED}, and that is not finished") })
     }
 
     /// Whether nobody needs a volume where it is.
@@ -130,7 +168,9 @@ impl Inner {
         if let Some(group) = groups_of(&volume.record.spec.stack).first() {
             return refused(format!("it is in group {group}, which is in this worker"));
         }
-        if in_memory(&volume.record.spec.stack) > 0 && volume.allocated().is_some_and(|bytes| bytes > 0) {
+        // Of one that has failed, the keeper may have blocks that nobody sees; one that has come has none.
+        let may_have_blocks = volume.allocated().map_or(!self.received.contains(&volume.record.uuid), |bytes| bytes > 0);
+        if in_memory(&volume.record.spec.stack) > 0 && may_have_blocks {
             return refused("its blocks are in the memory of that worker".to_owned());
         }
         Ok(())
@@ -142,8 +182,17 @@ impl Inner {
         let records = closed.iter().filter_map(|name| self.volumes.remove(name)).map(|volume| volume.record).collect();
         self.restore_volumes(records);
         for name in names {
-            self.volume(name.as_str())?.live()?;
+            let volume = self.volume(name.as_str())?;
+            let uuid = volume.live().map(|_| volume.record.uuid)?;
+            self.received.remove(&uuid);
         }
         Ok(Vec::new())
+    }
+}
+
+impl Volume {
+    /// It has come from another worker, and was not opened.
+    fn is_received(&self) -> bool {
+        self.live.as_ref().is_err_and(|reason| reason == RECEIVED)
     }
 }

@@ -369,6 +369,47 @@ fn devices_are_checked() {
 }
 
 #[test]
+fn the_uuid_of_a_device_whose_commands_go_on_is_taken() {
+    let rig = Rig::new();
+    let uuid = "1234abcd-0000-4000-8000-000000000000";
+    rig.create_device(&device("d", &format!(r#"{{"uuid":"{uuid}"}}"#))).unwrap();
+    let mut inner = rig.peek();
+    let old = inner.devices.remove("d").unwrap();
+    let (uuid, name) = (old.record.uuid, old.record.spec.name.clone());
+    assert_eq!(inner.check_unused("device", &name, uuid).ok(), Some(()));
+    // As if a command of it had not finished.
+    inner.retiring.push((uuid, name.clone(), old.live.unwrap()));
+    let refused = inner.check_unused("device", &name, uuid).unwrap_err().to_string();
+    assert!(refused.contains("device d, which is deleted") && refused.contains("not finished"), "{refused}");
+    inner.bury();
+    assert_eq!(inner.check_unused("device", &name, uuid).ok(), Some(()));
+}
+
+#[test]
+fn memory_that_nobody_sees_goes_nowhere() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    let (look, limit) = (Step::Look { volume: "m".to_owned() }, Duration::from_secs(600));
+    rig.create_volume(&volume("m", "1M", "memory")).unwrap();
+    let records = rig.step(&look).unwrap();
+    let names: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
+    rig.peek().volumes.get_mut("m").unwrap().live = Err("no descriptors are left".to_owned());
+    for step in [&look, &Step::release(&names, limit)] {
+        let refused = rig.step(step).unwrap_err().to_string();
+        assert!(refused.contains("in the memory of that worker"), "{refused}");
+    }
+    assert!(rig.has_volume("m"));
+    // What has come holds nothing, and goes nowhere else before it is settled who has it.
+    other.step(&Step::Receive { records }).unwrap();
+    assert!(other.has_received());
+    let refused = other.step(&look).unwrap_err().to_string();
+    assert!(refused.contains("not finished"), "{refused}");
+    let late = other.step(&Step::Release { volumes: names.clone(), before: 0 }).unwrap_err().to_string();
+    assert!(late.contains("too late") && other.has_volume("m"), "{late}");
+    other.step(&Step::release(&names, limit)).unwrap();
+    assert!(!other.has_volume("m"));
+}
+
+#[test]
 fn read_only_volumes_share_a_file_and_keep_their_size() {
     let rig = Rig::new();
     fs::write(rig.path("f.img"), vec![7; 8192]).unwrap();

@@ -75,6 +75,19 @@ impl Manager {
         self.last().view = Some(UpgradeView::failed(id, reason));
     }
 
+    /// Has the new binary not get its turn, if one is starting beside this worker: whether one is.
+    pub(crate) fn call_off_upgrade(&self) -> bool {
+        let mut last = self.last();
+        let is_running = last.view.as_ref().is_some_and(|view| view.state == UpgradeState::Running);
+        let Some(keeper) = self.settings.keeper.as_ref().filter(|_| is_running) else { return false };
+        tracing::warn!("the upgrade is called off while the new binary starts");
+        last.refusal = Some("the upgrade of all workers was called off".to_owned());
+        if let Err(error) = keeper.refuse() {
+            tracing::error!(%error, "the keeper was not told that the upgrade is called off");
+        }
+        true
+    }
+
     /// Whether the binary before this one takes over again if this one fails.
     pub(crate) fn is_on_trial(&self) -> bool {
         self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial())

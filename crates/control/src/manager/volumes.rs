@@ -21,7 +21,7 @@ use crate::{
     Name, Size,
     error::ControlError,
     model::VolumeSpec,
-    store::{Changes, VolumeRecord},
+    store::{Changes, StoreError, VolumeRecord},
 };
 
 /// A volume that was just made and is not known to anyone yet.
@@ -123,11 +123,13 @@ impl Manager {
         if !users.is_empty() {
             return Err(ControlError::VolumeAttached { name, users });
         }
-        self.store.apply(&Changes { remove_volumes: vec![&name], ..Changes::default() })?;
+        let file = volume.record.own_file().map(Path::to_owned);
+        let put_files = file.as_deref().into_iter().collect();
+        self.store.apply(&Changes { remove_volumes: vec![&name], put_files, ..Changes::default() })?;
         if let Some(mut volume) = inner.volumes.remove(&name) {
             volume.close_for_good(true);
             inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
-            remove_own_file(&volume.record);
+            self.remove_own_file(&volume.record);
         }
         tracing::info!(volume = %name, "volume deleted");
         Ok(())
@@ -171,6 +173,13 @@ impl Inner {
 
     /// Nothing else is known by a UUID that is asked for.
     pub(super) fn check_unused(&self, kind: &'static str, name: &Name, uuid: Uuid) -> Result<(), ControlError> {
+        if let Some((_, old, _)) = self.retiring.iter().find(|(theirs, ..)| *theirs == uuid) {
+            // Its burial would take what the keeper holds for the new one.
+            let why = format!(
+                "device {old}, which is deleted, had the UUID {uuid}, and its commands have not finished; try again then"
+            );
+            return Err(ControlError::invalid(kind, name, why));
+        }
         let volumes = self.volumes.values().map(|volume| (volume.record.uuid, &volume.record.spec.name));
         let devices = self.devices.values().map(|device| (device.record.uuid, &device.record.spec.name));
         match volumes.chain(devices).find(|(theirs, _)| *theirs == uuid) {
@@ -275,13 +284,6 @@ pub(super) fn namespace(
 }
 
 /// Removes the file of a guest's own namespace.
-pub(super) fn remove_own_file(record: &VolumeRecord) {
-    let Some(path) = record.spec.stack.as_leaf().and_then(Leaf::file).filter(|_| record.owns_file) else { return };
-    if let Err(error) = fs::remove_file(path) {
-        tracing::warn!(volume = %record.spec.name, path = %path.display(), %error, "its file stays behind");
-    }
-}
-
 /// What tells one file or device from another.
 pub(super) fn file_identity(path: &Path) -> Option<(u64, u64)> {
     let found = fs::metadata(path).ok()?;
@@ -307,7 +309,53 @@ fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size) -> Result<B
     Ok(BlockCount(size.0 / block))
 }
 
+impl Manager {
+    /// Removes the file of a volume that is deleted, as the store has been told.
+    pub(super) fn remove_own_file(&self, record: &VolumeRecord) {
+        let Some(path) = record.own_file() else { return };
+        if let Err(error) = fs::remove_file(path) {
+            tracing::warn!(volume = %record.spec.name, path = %path.display(), %error, "its file stays behind");
+        }
+        self.is_done_with(Some(path));
+    }
+
+    /// What was to be done with a guest's file is done, or will not be.
+    pub(super) fn is_done_with(&self, file: Option<&Path>) {
+        let Some(path) = file else { return };
+        if let Err(error) = self.store.apply(&Changes { remove_files: vec![path], ..Changes::default() }) {
+            tracing::warn!(path = %path.display(), %error, "it is not stored that the file is settled; the next start looks after it");
+        }
+    }
+
+    /// Removes files of guests' namespaces that were not there yet, or not any more, when the worker before this one ended: they would
+    /// be in the way of others.
+    pub(super) fn settle_files(&self) -> Result<(), StoreError> {
+        let (files, (volumes, _)) = (self.store.load_files()?, self.store.load()?);
+        for path in &files {
+            if !volumes
+                .iter()
+                .any(|record| record.spec.stack.leaves().into_iter().filter_map(Leaf::file).any(|file| file == path))
+            {
+                match fs::remove_file(path) {
+                    Ok(()) => {
+                        tracing::info!(path = %path.display(), "the file of a guest's namespace that is none is removed")
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => tracing::warn!(path = %path.display(), %error, "a file of no namespace stays behind"),
+                }
+            }
+            self.is_done_with(Some(path));
+        }
+        Ok(())
+    }
+}
+
 impl VolumeRecord {
+    /// The file that goes with it.
+    pub(super) fn own_file(&self) -> Option<&Path> {
+        self.spec.stack.as_leaf().and_then(Leaf::file).filter(|_| self.owns_file)
+    }
+
     /// The size it has now.
     pub(crate) fn size(&self) -> Size {
         self.spec.size.unwrap_or_default()

@@ -119,6 +119,37 @@ fn what_cannot_be_is_said() {
     assert!(matches!(error, ArrangeError::Twice { kind: "volume", .. }), "{error}");
 }
 
+#[test]
+fn names_that_guests_did_not_choose_keep_nobody_from_starting() {
+    let state = TempDir::new().unwrap();
+    let state = state.path();
+    let made = |by: &str| VolumeRecord { uuid: Uuid::new_v4(), created_by: Some(name(by)), ..volume("same-ns1", "memory") };
+    let taken_over = VolumeRecord { created_by: None, owns_file: true, ..made("z") };
+    let own = VolumeRecord { uuid: Uuid::new_v4(), ..volume("same-ns1", "memory") };
+    put(state, std::slice::from_ref(&taken_over), &[]);
+    let devices = ["x", "y", "z"].map(|at| device(at, Some(at), &["same-ns1"]));
+    let records = [made("x"), made("y"), own];
+    for (record, device) in records.iter().zip(&devices) {
+        put(&folder(state, &device.spec.name), std::slice::from_ref(record), std::slice::from_ref(device));
+    }
+    for _ in 0..2 {
+        arranged(state, IsolationMode::Tenant).unwrap();
+        let mut names = BTreeSet::new();
+        for (record, device) in records.iter().zip(&devices) {
+            let (volumes, found) = Store::open(&folder(state, &device.spec.name)).unwrap().load().unwrap();
+            assert_eq!(volumes.iter().map(|volume| volume.uuid).collect::<Vec<_>>(), [record.uuid]);
+            assert_eq!(found[0].namespaces[0].volume, volumes[0].spec.name, "the device shows what it showed");
+            names.insert(volumes[0].spec.name.to_string());
+        }
+        let (volumes, _) = Store::open(state).unwrap().load().unwrap();
+        assert_eq!(volumes.iter().map(|volume| volume.uuid).collect::<Vec<_>>(), [taken_over.uuid]);
+        names.insert(volumes[0].spec.name.to_string());
+        assert!(names.len() == 4 && names.contains("same-ns1"), "{names:?}");
+        let (volumes, _) = Store::open(&folder(state, &name("z"))).unwrap().load().unwrap();
+        assert_eq!(volumes[0].spec.name, name("same-ns1"), "the operator's name stays");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

@@ -11,6 +11,7 @@ use millrace_driver::{
 use millrace_frontends::nvme::{HostReply, NewFormat, Status};
 
 use super::*;
+use crate::store::Changes;
 
 fn blocks(guest: &mut Controller, nsid: u32) -> u64 {
     guest.namespace(NamespaceId(nsid)).unwrap().size().0
@@ -127,7 +128,8 @@ fn settle(rig: &Rig) {
 }
 
 fn guests_device(rig: &Rig) {
-    let backend = format!(r#"{{"ns_quota":"1M","ns_backend":"file:{}"}}"#, rig.directory.path().display());
+    let (uuid, place) = ("1234abcd-0000-4000-8000-000000000000", rig.directory.path().display());
+    let backend = format!(r#"{{"uuid":"{uuid}","ns_quota":"1M","ns_backend":"file:{place}"}}"#);
     rig.create_device(&device("d", &backend)).unwrap();
 }
 
@@ -136,14 +138,14 @@ fn a_guest_has_namespaces_of_its_own() {
     let mut rig = Rig::new();
     guests_device(&rig);
     let namespace = create(&rig, "d", 4, 256 << 10).unwrap();
-    assert!(!namespace.is_shared() && namespace.volume.name() == "d-ns4");
+    assert!(!namespace.is_shared() && namespace.volume.name() == "d-1234abcd-ns4");
     drop(namespace);
-    let view = rig.volume("d-ns4").unwrap();
+    let view = rig.volume("d-1234abcd-ns4").unwrap();
     assert_eq!(
         (view.created_by.unwrap().to_string(), view.block_size.0, view.size),
         ("d".to_owned(), BlockSize::B4096, Size(256 << 10))
     );
-    assert!(rig.path("d-ns4.img").exists());
+    assert!(rig.path("d-1234abcd-ns4.img").exists());
     let shown = rig.device("d").unwrap().namespaces[0].clone();
     assert!(shown.created_by_guest && !shown.attached && shown.nsid == 4);
     rig.host.attachment_changed("d", 4, true);
@@ -154,16 +156,37 @@ fn a_guest_has_namespaces_of_its_own() {
     assert_eq!(nsids(&mut guest(&rig, "d")), [4]);
     // The operator cannot give it to others, and the quota is one.
     rig.create_device(&device("e", "{}")).unwrap();
-    assert!(rig.attach("e", &attach("d-ns4", None)).unwrap_err().to_string().contains("for itself"));
+    assert!(rig.attach("e", &attach("d-1234abcd-ns4", None)).unwrap_err().to_string().contains("for itself"));
     let status = create(&rig, "d", 5, 1 << 20).err().unwrap();
     assert_eq!(status.code(), Status::NAMESPACE_INSUFFICIENT_CAPACITY.code());
     let status = create(&rig, "d", 4, 4096).err().unwrap();
     assert_eq!(status.code(), Status::NAMESPACE_ID_UNAVAILABLE.code());
     ask(&rig, |host, reply| host.delete_namespace("d", 4, reply)).unwrap();
     assert!(rig.volumes().is_empty() && rig.device("d").unwrap().namespaces.is_empty());
-    assert!(!rig.path("d-ns4.img").exists(), "its file goes with it");
+    assert!(!rig.path("d-1234abcd-ns4.img").exists(), "its file goes with it");
     rig.restart();
     assert!(rig.volumes().is_empty());
+}
+
+/// A worker that ends between a file and its record, or the other way round, leaves nothing in the way of the guest's next request.
+#[test]
+fn a_file_without_a_namespace_is_in_nobodys_way() {
+    let mut rig = Rig::new();
+    guests_device(&rig);
+    create(&rig, "d", 1, 4096).map(drop).unwrap();
+    let [has, none] = [1, 2].map(|nsid| rig.path(&format!("d-1234abcd-ns{nsid}.img")));
+    assert!(rig.store.load_files().unwrap().is_empty());
+    let path = rig.path("d-1234abcd-ns3.img");
+    fs::write(&path, "the operator's").unwrap();
+    assert!(create(&rig, "d", 3, 4096).is_err());
+    assert!(rig.store.load_files().unwrap().is_empty(), "it is no file of ours");
+    fs::write(&none, "nobody's").unwrap();
+    rig.store.apply(&Changes { put_files: vec![&has, &none], ..Changes::default() }).unwrap();
+    rig.restart();
+    assert!(has.exists() && path.exists() && !none.exists());
+    create(&rig, "d", 2, 4096).map(drop).unwrap();
+    ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
+    assert!(!has.exists() && rig.store.load_files().unwrap().is_empty());
 }
 
 #[test]
@@ -186,9 +209,9 @@ fn a_guest_destroys_only_what_it_made() {
     assert!(ask(&rig, |host, reply| host.delete_namespace("d", 2, reply)).is_err());
     assert_eq!(rig.volumes().len(), 1);
     // A file that is in the way is not taken over.
-    fs::write(rig.path("d-ns2.img"), "precious").unwrap();
+    fs::write(rig.path("d-1234abcd-ns2.img"), "precious").unwrap();
     assert!(create(&rig, "d", 2, 4096).is_err());
-    assert_eq!(fs::read(rig.path("d-ns2.img")).unwrap(), b"precious");
+    assert_eq!(fs::read(rig.path("d-1234abcd-ns2.img")).unwrap(), b"precious");
 }
 
 #[test]
@@ -198,13 +221,13 @@ fn what_a_guest_made_stays_when_its_device_goes() {
     create(&rig, "d", 1, 64 << 10).map(drop).unwrap();
     create(&rig, "d", 2, 64 << 10).map(drop).unwrap();
     rig.detach("d", 2).unwrap();
-    assert!(rig.volume("d-ns2").unwrap().created_by.is_none(), "the operator took it over");
+    assert!(rig.volume("d-1234abcd-ns2").unwrap().created_by.is_none(), "the operator took it over");
     rig.delete_device("d").unwrap();
     rig.restart();
     rig.create_device(&device("e", "{}")).unwrap();
-    rig.attach("e", &attach("d-ns1", None)).unwrap();
+    rig.attach("e", &attach("d-1234abcd-ns1", None)).unwrap();
     rig.detach("e", 1).unwrap();
-    for name in ["d-ns1", "d-ns2"] {
+    for name in ["d-1234abcd-ns1", "d-1234abcd-ns2"] {
         rig.delete_volume(name).unwrap();
         assert!(!rig.path(&format!("{name}.img")).exists());
     }

@@ -3,7 +3,11 @@
 use std::{
     cell::{Cell, RefCell},
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
 };
+
+use rustix::net::{RecvFlags, recv};
 
 use super::*;
 
@@ -216,4 +220,65 @@ fn a_part_of_a_message_is_left_alone_and_a_huge_one_refused() {
     house.client.write_all(&request(2, Command::RegionWrite, &vec![0; 100_000])).unwrap();
     let refused = house.server().serve(&mut house.toy, 1);
     assert!(matches!(refused, Err(ConnectionError::Transport(TransportError::TooLong { .. }))), "{refused:?}");
+}
+
+/// So many writes with one request, which is longer than what is looked at first.
+fn many_writes(id: u16, count: u64) -> Vec<u8> {
+    let one = |at| wire::SingleWrite { offset: 0x40 + at, region: 0, count: 1, data: [at as u8; 8] };
+    let mut payload = wire::WriteMulti { count }.as_bytes().to_vec();
+    (0..count).for_each(|at| payload.extend_from_slice(one(at).as_bytes()));
+    request(id, Command::RegionWriteMulti, &payload)
+}
+
+const GREETING: &[u8] = b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":16,\"write_multiple\":true}}\0";
+
+#[test]
+fn a_long_request_is_answered_once_wherever_the_server_ends() {
+    let written: Vec<u8> = (0..30).collect();
+    for first in 0.. {
+        let mut house = House::new();
+        house.client.write_all(&[request(1, Command::Version, GREETING), many_writes(2, 30)].concat()).unwrap();
+        house.memory.steps.set(Some(first));
+        let lived = house.serve();
+        house.memory.steps.set(None);
+        assert!(house.serve(), "nothing strange is in the socket");
+        let replies = house.replies();
+        assert_eq!(replies.len(), 2, "cut at {first}");
+        assert_eq!((replies[1].0, replies[1].1, &replies[1].2[..]), (2, None, &30_u64.to_ne_bytes()[..]));
+        assert_eq!(house.toy.bar[0x40..0x40 + 30], written);
+        if lived {
+            break;
+        }
+    }
+}
+
+/// Whoever looks into the socket at any moment finds a request's beginning, or nothing: a server may be killed at that moment.
+#[test]
+fn a_long_request_goes_as_a_whole() {
+    let mut house = House::new();
+    house.client.write_all(&request(1, Command::Version, GREETING)).unwrap();
+    assert!(house.serve());
+    let (asked, seen, over) = (many_writes(2, 30), AtomicU32::new(0), AtomicBool::new(false));
+    let (socket, head) = (house.memory.socket.try_clone().unwrap(), &asked[..HEADER_SIZE]);
+    thread::scope(|threads| {
+        let looks = threads.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let mut room = [0; HEADER_SIZE];
+                if recv(&socket, &mut room[..], RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, count)| count > 0) {
+                    assert_eq!(room, head, "a request's beginning");
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        let mut server = house.server();
+        while !looks.is_finished() && seen.load(Ordering::Relaxed) < 5000 {
+            house.client.write_all(&asked).unwrap();
+            assert_eq!(server.serve(&mut house.toy, 1).unwrap(), Progress::More);
+            let mut reply = [0; HEADER_SIZE + 8];
+            house.client.read_exact(&mut reply).unwrap();
+            house.toy.calls.clear();
+        }
+        over.store(true, Ordering::Relaxed);
+        looks.join().unwrap();
+    });
 }
