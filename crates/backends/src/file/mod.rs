@@ -41,7 +41,7 @@ pub use self::open::FileOptions;
 use self::open::{Alignment, Context, Kind, length};
 use crate::{
     log::LogLimit,
-    shape::{Shape, blocks_after_format, blocks_in, bytes_in},
+    shape::{Shape, blocks_after_format, bytes_in},
 };
 
 /// See the module.
@@ -85,7 +85,7 @@ impl FileVolume {
             fd: opened.fd,
             kind: opened.kind,
             read_only: options.read_only,
-            shape: Shape::new(options.block_size, blocks_in(name, opened.bytes, options.block_size)?),
+            shape: Shape::new(options.block_size, opened.bytes),
             alignment: opened.alignment,
             direct: AtomicBool::new(false),
             can_punch: AtomicBool::new(opened.can_punch),
@@ -250,6 +250,7 @@ impl Volume for FileVolume {
                 return Err(VolumeError::BadSize { volume: self.name.clone(), size: after, why });
             }
             self.shape.set(block_size, blocks);
+            self.shape.settle();
             return Ok(());
         }
         if after < before {
@@ -261,19 +262,22 @@ impl Volume for FileVolume {
             return Err(self.context().failed("resize")(errno));
         }
         self.shape.set(block_size, blocks);
+        self.shape.settle();
         Ok(())
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         self.refuse_if_read_only("formatting while read-only")?;
         let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = self.shape.bytes();
-        let blocks = blocks_after_format(&self.name, bytes, block_size)?;
+        let room = self.shape.room();
+        let blocks = blocks_after_format(&self.name, room, block_size)?;
         let device_block = self.alignment.filter(|_| self.kind == Kind::Device).map_or(0, |alignment| alignment.offset);
         if device_block > block_size.bytes() as usize {
             let (volume, why) = (self.name.clone(), "the device's own blocks are larger");
             return Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why });
         }
+        // A device erases whole blocks of its own.
+        let bytes = room - room % (device_block as u64).max(1);
         self.erase_all(bytes).map_err(self.context().failed("erase"))?;
         self.choose_mode(block_size)?;
         self.shape.set(block_size, blocks);
