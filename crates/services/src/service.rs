@@ -74,7 +74,7 @@ pub trait Plan: fmt::Debug {
     fn layout(&self, legs: usize) -> Layout;
 
     /// The size in bytes that each leg is to have so that the volume has `size`. `stated` are the sizes that stand in the stack
-    /// (`size=` at a leaf); `None` leaves it to the leg (an existing file's own length).
+    /// (`size=` at a leaf): a leg that has grown with the volume is told more. `None` leaves it to the leg (an existing file's own length).
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>>;
 
     /// Makes the service. It may look at its legs' shapes and must not touch what they hold: that is for [`Service::mount`].
