@@ -6,7 +6,7 @@ use millrace_block::{BlockCount, BlockError, BlockSize, TaskContext, Volume as _
 
 use super::{
     control::Phase,
-    page::{BLOCKS, Candidate, NO_TAG, OFFSET, checksum_of, leg_bytes},
+    page::{BLOCKS, Candidate, NO_TAG, OFFSET, block_start, checksum_of, group_start, leg_bytes},
     table::MOST_BLOCKS,
     volume::{Means, Tagged},
 };
@@ -85,12 +85,24 @@ impl Tagged {
             self.mapped.map().set_blocks(before);
             return Err(error);
         }
+        if blocks.0 > before {
+            self.clear_groups(before, needed).map_err(|error| self.failed("lengthen", &error))?;
+        }
         self.mapped.map().set_blocks(blocks.0);
         Ok(())
     }
 
+    /// Makes zeroes of what the leg has got beyond the volume's end. A device keeps what was there, and what looks like pages would count.
+    fn clear_groups(&self, end: u64, leg: BlockCount) -> Result<(), ServiceError> {
+        let block_size = self.block_size();
+        let from =
+            if end.is_multiple_of(BLOCKS) { group_start(end / BLOCKS, block_size) } else { block_start(end, block_size) };
+        let len = (leg.0 << block_size.shift()).saturating_sub(from);
+        self.block_on("erase", move |volume, cx| Box::pin(async move { legs::erase(cx, &**volume.leg(), from, len).await }))
+    }
+
     /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes without
-    /// metadata. Groups beyond the end have no pages any more: the leg was cut off with them.
+    /// metadata. Groups beyond the end get new pages: `clear_groups`.
     fn forget_beyond(&self, end: u64) -> Result<(), ServiceError> {
         self.block_on("lengthen", move |volume, cx| {
             Box::pin(async move {

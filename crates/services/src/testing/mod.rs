@@ -7,6 +7,7 @@
 //! ```
 
 mod crash;
+mod device;
 mod oracle;
 mod random;
 mod timed;
@@ -28,6 +29,7 @@ use millrace_memory::BufferPool;
 
 pub use self::{
     crash::{CrashTest, crash_test},
+    device::Device,
     oracle::Oracle,
     random::{RandomStacks, random_stacks},
     timed::{Load, drive},
