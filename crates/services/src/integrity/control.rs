@@ -38,7 +38,7 @@ const NAP: Duration = Duration::from_millis(100);
 pub(super) struct Control {
     /// Tells this volume's pages from those of others.
     pub(super) uuid: [u8; 16],
-    generation: u64,
+    pub(super) generation: u64,
     damaged: Option<String>,
     pub(super) scrub: Option<Scrub>,
     /// What the last scrub found.
@@ -199,6 +199,7 @@ impl Integrity {
 impl Service for Integrity {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.forget_all();
+        self.closed.store(false, Ordering::Relaxed);
         if self.blocks.load(Ordering::Relaxed) > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
@@ -221,7 +222,7 @@ impl Service for Integrity {
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        if self.geometry().read_only {
+        if self.geometry().read_only || self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.block_on("write checksums to", |volume, cx| {
@@ -262,6 +263,11 @@ impl Service for Integrity {
         if mismatches > 0 {
             status.health = Health::Degraded;
         }
+        if self.closed.load(Ordering::Relaxed) {
+            status.health = Health::Failed;
+            let what = "a format or an erasure ended half-way: format the volume, or open it again";
+            status.facts.push(("closed".to_owned(), what.to_owned()));
+        }
         status
     }
 
@@ -271,6 +277,9 @@ impl Service for Integrity {
         }
         let mut control = self.control();
         match command {
+            "scrub" if self.closed.load(Ordering::Relaxed) => {
+                Err(ServiceError::NotNow("a format or an erasure of it ended half-way: format it first".to_owned()))
+            }
             "scrub" if control.scrub.is_some() => Err(ServiceError::NotNow("it is being scrubbed already".to_owned())),
             "scrub" => {
                 control.scrub = Some(Scrub::default());

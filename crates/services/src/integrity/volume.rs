@@ -44,6 +44,8 @@ pub(super) struct Integrity {
     pub(super) flushes: Flushes,
     /// Nothing was written since the leg was prepared or erased: all blocks are zeroes.
     pub(super) blank: AtomicBool,
+    /// A format or an erasure ended half-way: no request is answered.
+    pub(super) closed: AtomicBool,
     /// Work on all of the volume at once: the background task's, or the operator's.
     pub(super) turn: Turn,
     pub(super) control: Mutex<Control>,
@@ -85,6 +87,7 @@ impl Integrity {
             table: Table::default(),
             flushes: Flushes::default(),
             blank: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             turn: Turn::default(),
             control: Mutex::default(),
             mismatches: AtomicU64::new(0),
@@ -409,6 +412,9 @@ impl Volume for Integrity {
         let geometry = self.geometry();
         if let Err(error) = check(&geometry, &request) {
             return Step::Done(Err(error));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Step::Done(Err(BlockError::NotReady));
         }
         match request.operation {
             Operation::Flush => self.leg.submit(cx, request),

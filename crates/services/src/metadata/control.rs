@@ -31,7 +31,7 @@ const HIDDEN: u32 = 0xff;
 pub(super) struct Control {
     /// Tells this volume's pages from those of others.
     pub(super) uuid: [u8; 16],
-    generation: u64,
+    pub(super) generation: u64,
     damaged: Option<String>,
 }
 
@@ -172,6 +172,7 @@ impl Tagged {
 impl Service for Tagged {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.forget_all();
+        self.closed.store(false, Ordering::Relaxed);
         if self.blocks() > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
@@ -190,7 +191,7 @@ impl Service for Tagged {
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        if self.geometry().read_only {
+        if self.geometry().read_only || self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.block_on("write metadata to", |volume, cx| Box::pin(volume.close_all(cx)))
@@ -214,6 +215,11 @@ impl Service for Tagged {
         }
         if let Some(damaged) = &self.control().damaged {
             status.facts.push(("header repaired".to_owned(), damaged.clone()));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            status.health = Health::Failed;
+            let what = "a format or an erasure ended half-way: format the volume, or open it again";
+            status.facts.push(("closed".to_owned(), what.to_owned()));
         }
         status
     }

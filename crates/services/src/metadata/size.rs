@@ -6,7 +6,7 @@ use millrace_block::{BlockCount, BlockError, BlockSize, TaskContext, Volume as _
 
 use super::{
     control::Phase,
-    page::{BLOCKS, Candidate, NO_TAG, OFFSET, block_start, checksum_of, group_start, leg_bytes},
+    page::{BLOCKS, Candidate, NO_TAG, OFFSET, REGION, block_start, checksum_of, group_start, leg_bytes},
     table::MOST_BLOCKS,
     volume::{Means, Tagged},
 };
@@ -39,16 +39,41 @@ impl Tagged {
         if has.bytes() < needed {
             self.leg().resize(BlockCount(needed.next_multiple_of(4096) >> has.block_size.shift()))?;
         }
-        // The leg forgets everything, the header too.
-        self.leg().format(block_size)?;
-        self.forget_all();
-        self.mapped.look_anew(block_size);
-        self.mapped.map().set_blocks(blocks);
-        self.store(Phase::InUse).map_err(|error| self.failed("format", &error))
+        self.close_until_whole(|| {
+            // The leg forgets everything, the header too.
+            self.leg().format(block_size)?;
+            self.forget_all();
+            self.mapped.look_anew(block_size);
+            self.mapped.map().set_blocks(blocks);
+            self.store(Phase::InUse).map_err(|error| self.failed("format", &error))
+        })
+    }
+
+    /// Does what may end half-way: then no request is answered until this, or a mount, succeeds. What was written meanwhile would be erased
+    /// when the volume is opened.
+    fn close_until_whole<E: std::fmt::Display>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.closed.store(true, Ordering::Relaxed);
+        let generation = self.control().generation;
+        let done = work();
+        // A leg that refuses a block size has done nothing yet, or has begun where the header was.
+        let untouched = || matches!(REGION.load(self.leg()), Ok(Some(found)) if found.generation == generation);
+        if let Err(error) = &done
+            && !untouched()
+        {
+            let (volume, leg) = (self.name(), self.leg().name());
+            tracing::error!(volume, leg, %error, "a format or an erasure ended half-way: no request is answered until one succeeds");
+        } else {
+            self.closed.store(false, Ordering::Relaxed);
+        }
+        done
     }
 
     /// Makes all blocks zeroes without metadata, with a header that says so until it is done.
     pub(super) fn erase_blocks(&self) -> Result<(), ServiceError> {
+        self.close_until_whole(|| self.erase_marked())
+    }
+
+    fn erase_marked(&self) -> Result<(), ServiceError> {
         self.store(Phase::Erasing)?;
         let leg = Arc::clone(self.leg());
         let len = leg.geometry().bytes().saturating_sub(OFFSET);

@@ -335,3 +335,35 @@ fn what_lay_on_a_device_beyond_the_end_is_not_seen_when_the_volume_grows() {
     graph.unmount();
     drop(graph);
 }
+
+#[test]
+fn after_a_format_that_failed_nothing_is_acknowledged_that_the_next_opening_erases() {
+    let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let graph = open(&leg, Reason::Create).unwrap();
+    let service = Arc::clone(&graph.services("metadata")[0].1);
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.write_random(0, 1100);
+    faulty.add(Rule::new(Requests::WriteZeroes, When::Nth(1), Effect::Fail(FAULT)));
+    assert!(graph.volume().format(SIZE).is_err());
+    let closed = Err(BlockError::NotReady);
+    assert_eq!(bench.write(3, &[7; 512]), closed, "it would be erased");
+    let segment = [bench.memory.segment(0, 512)];
+    assert_eq!(bench.moving(Operation::Read, 3, &segment), closed);
+    assert_eq!(bench.plain(Operation::Flush, 0, 0), closed);
+    assert_eq!(service.status().health, crate::Health::Failed);
+    faulty.clear();
+    graph.volume().format(SIZE).unwrap();
+    bench.write(3, &[8; 512]).unwrap();
+    bench.expect_zeroes(0, 3);
+    assert_eq!(service.status().health, crate::Health::Good);
+    drop(service);
+    let mut graph = graph;
+    graph.unmount();
+    drop(graph);
+    let graph = open(&leg, Reason::Open).unwrap();
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.expect(3, &[8; 512]);
+    bench.expect_zeroes(4, 1096);
+}
