@@ -161,14 +161,19 @@ impl FileVolume {
         }
     }
 
-    fn resize_file(&self, before: u64, after: u64) -> rustix::io::Result<()> {
+    /// Makes durable what was done beside the data path. The system tells of what it has lost once, and here as in a flush.
+    fn sync_beside(&self) -> rustix::io::Result<()> {
+        rustix::fs::fdatasync(&self.fd).inspect_err(|errno| self.lost.store(errno.raw_os_error(), Ordering::Relaxed))
+    }
+
+    /// Moves the file's end, not yet durably.
+    fn move_end(&self, before: u64, after: u64) -> rustix::io::Result<()> {
         self.forget(before.min(after), u64::MAX);
         if after > before {
             // What lies past the old end is not the volume's: a write in flight during an earlier shrink may have put it there.
             rustix::fs::ftruncate(&self.fd, before)?;
         }
-        rustix::fs::ftruncate(&self.fd, after)?;
-        rustix::fs::fdatasync(&self.fd)
+        rustix::fs::ftruncate(&self.fd, after)
     }
 
     fn erase_all(&self, bytes: u64) -> rustix::io::Result<()> {
@@ -180,7 +185,7 @@ impl FileVolume {
                 Kind::Device => Err(errno),
             }
         })?;
-        rustix::fs::fdatasync(&self.fd)
+        self.sync_beside()
     }
 
     fn refuse_if_read_only(&self, what: &'static str) -> Result<(), VolumeError> {
@@ -257,13 +262,14 @@ impl Volume for FileVolume {
             // First no new request comes beyond the end, then the end moves.
             self.shape.set(block_size, blocks);
         }
-        if let Err(errno) = self.resize_file(before, after) {
+        if let Err(errno) = self.move_end(before, after) {
             self.shape.set(block_size, blocks_before);
             return Err(self.context().failed("resize")(errno));
         }
+        // From here on it has the new size, durably or not: what was cut off does not come back.
         self.shape.set(block_size, blocks);
         self.shape.settle();
-        Ok(())
+        self.sync_beside().map_err(self.context().failed("make durable the new size of"))
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
