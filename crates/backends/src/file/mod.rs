@@ -15,9 +15,10 @@
 //! refuses I/O all the same, the volume falls back to the page cache for good.
 //!
 //! A flush that has failed has lost data: the system tells of an error once and forgets the pages that it could not write. So
-//! every later flush of the volume fails as well, until it is opened anew.
+//! every later flush of the volume fails as well, until it is opened anew; and flushes go to the system one at a time (`flushes.rs`).
 
 mod beside;
+mod flushes;
 mod open;
 mod transfer;
 
@@ -38,7 +39,10 @@ use millrace_memory::{FileMap, PAGE_SIZE, Segment};
 use rustix::fs::{FallocateFlags, OFlags};
 
 pub use self::open::FileOptions;
-use self::open::{Alignment, Context, Kind, length};
+use self::{
+    flushes::Flushes,
+    open::{Alignment, Context, Kind, length},
+};
 use crate::{
     log::LogLimit,
     shape::{Shape, blocks_after_format, bytes_in},
@@ -64,6 +68,7 @@ pub struct FileVolume {
     map: Option<FileMap>,
     /// The errno of the first flush that failed, or 0.
     lost: AtomicI32,
+    flushes: Flushes,
     log_limit: LogLimit,
     /// Held while the shape changes, never on the data path.
     changing: Mutex<()>,
@@ -92,6 +97,7 @@ impl FileVolume {
             can_zero_range: AtomicBool::new(true),
             map,
             lost: AtomicI32::new(0),
+            flushes: Flushes::default(),
             log_limit: LogLimit::default(),
             changing: Mutex::new(()),
         };

@@ -9,7 +9,7 @@ use std::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Operation, Volume as _, VolumeError,
-    conformance::{Bench, SyncHarness},
+    conformance::{Bench, Job, SyncHarness},
 };
 
 use super::{SEED, in_memory, on_disk, options, patiently};
@@ -369,4 +369,23 @@ fn a_format_to_larger_blocks_and_back_keeps_what_the_file_has() {
             fs::remove_file(&path).unwrap();
         }
     }
+}
+
+#[test]
+fn flushes_at_once_go_to_the_system_one_after_the_other_and_share_its_answer() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    let (mut asked, jobs) = (0, [0; 4].map(|_| Job::new(Operation::Flush, 0, 0)));
+    for seed in 0..40 {
+        let volume = open(&path, Some(MIB)).unwrap();
+        let mut harness = SyncHarness::new(seed, false);
+        let before = harness.io().durable();
+        assert_eq!(Bench::new(&mut harness, volume.clone(), seed).jobs(&jobs), [Ok(()); 4]);
+        asked += harness.io().durable() - before;
+        harness.io().foretell(-libc::EIO);
+        let lost = Err(BlockError::WriteFault { errno: libc::EIO });
+        let results = Bench::new(&mut harness, volume, seed).jobs(&jobs);
+        assert_eq!(results, [lost; 4], "seed {seed}: the system tells of an error once");
+    }
+    assert!((40..=40 * 3).contains(&asked), "{asked} for {} flushes", 40 * 4);
 }
