@@ -136,6 +136,8 @@ pub struct Mount {
     pub legs: Vec<LegOrigin>,
     /// The service whose place it takes, of the same kind, with other settings or legs. It was unmounted just before.
     pub previous: Option<Arc<dyn Service>>,
+    /// The operator has said that the volume's data may go, and so what legs hold.
+    pub reformat: bool,
 }
 
 impl Mount {

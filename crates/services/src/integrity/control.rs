@@ -203,7 +203,14 @@ impl Service for Integrity {
         if self.blocks.load(Ordering::Relaxed) > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
+        // Nothing of the kind was over this leg.
+        let is_new = mount.reason == Reason::Change && mount.previous.is_none();
         match REGION.load(&self.leg)? {
+            Some(found) if is_new && mount.reformat => {
+                // What the old header says counts no more, also if this is cut short.
+                self.control().generation = found.generation;
+                self.prepare(true)
+            }
             Some(found) => {
                 self.open_header(&found)?;
                 if self.geometry().read_only {
@@ -213,7 +220,7 @@ impl Service for Integrity {
                 self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &*volume.leg).await }))
             }
             None if mount.reason == Reason::Create => self.prepare(false),
-            None if mount.reason == Reason::Change && mount.previous.is_none() => self.prepare(true),
+            None if is_new => self.prepare(true),
             None => Err(self.wrong(
                 "it has no integrity header: it is not what the volume was made on, or was erased (if a format to another block \
                  size was cut short, create the volume again)",

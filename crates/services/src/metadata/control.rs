@@ -178,11 +178,18 @@ impl Service for Tagged {
         }
         // Another form of metadata, by the operator's wish, and what they were can go.
         let other = mount.previous::<Self>().is_some_and(|previous| previous.plan.format != self.plan.format);
+        // Nothing of the kind was over this leg.
+        let is_new = mount.reason == Reason::Change && mount.previous.is_none();
         match REGION.load(self.leg())? {
+            Some(found) if other || is_new && mount.reformat => {
+                // What the old header says counts no more, also if this is cut short.
+                self.control().generation = found.generation;
+                self.prepare(true)
+            }
             _ if other => self.prepare(true),
             Some(found) => self.open_header(&found),
             None if mount.reason == Reason::Create => self.prepare(false),
-            None if mount.reason == Reason::Change && mount.previous.is_none() => self.prepare(true),
+            None if is_new => self.prepare(true),
             None => Err(self.wrong(
                 "it has no metadata header: it is not what the volume was made on, or was erased (if a format to another block \
                  size was cut short, create the volume again)",

@@ -14,7 +14,7 @@ use super::{
     SEED, close, disk, open,
     promise::{ROTTEN, read, rot},
 };
-use crate::{Health, Reason, graph::Graph, legs, testing::Device};
+use crate::{Health, LegOrigin, Mount, Reason, graph::Graph, legs, testing::Device};
 
 const FAULT: BlockError = BlockError::ReadFault { errno: 5 };
 const SIZE: BlockSize = BlockSize::B512;
@@ -327,4 +327,30 @@ fn after_a_format_that_failed_nothing_is_acknowledged_that_the_next_opening_eras
     let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
     bench.expect(3, &[8; 512]);
     bench.expect_zeroes(4, 1096);
+}
+
+#[test]
+fn a_leg_with_an_old_header_is_erased_when_it_may_be() {
+    let leg = disk(1100, SIZE);
+    let graph = open(&leg, Reason::Create).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let old = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(0, 1100);
+    close(graph);
+    // It comes anew into a stack, as it was, and as one whose data may go.
+    let graph = open(&leg, Reason::Open).unwrap();
+    let service = Arc::clone(&graph.services("integrity")[0].1);
+    for reformat in [false, true] {
+        service.unmount().unwrap();
+        let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::New], previous: None, reformat };
+        service.mount(&mount).unwrap();
+        let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        if reformat { bench.expect_zeroes(0, 1100) } else { bench.expect(0, &old) }
+    }
+    let data = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(100, 900);
+    drop(service);
+    close(graph);
+    let graph = open(&leg, Reason::Open).unwrap();
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.expect_zeroes(0, 100);
+    bench.expect(100, &data);
 }

@@ -14,7 +14,7 @@ use super::{
     super::page::{PAGE, block_start, group_start},
     SEED, Woven, disk, job, open, tag_of,
 };
-use crate::{Reason, graph::Graph, legs, testing::Device};
+use crate::{LegOrigin, Mount, Reason, graph::Graph, legs, testing::Device};
 
 const SIZE: BlockSize = BlockSize::B512;
 const FAULT: BlockError = BlockError::WriteFault { errno: 5 };
@@ -366,4 +366,32 @@ fn after_a_format_that_failed_nothing_is_acknowledged_that_the_next_opening_eras
     let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
     bench.expect(3, &[8; 512]);
     bench.expect_zeroes(4, 1096);
+}
+
+#[test]
+fn a_leg_with_an_old_header_is_erased_when_it_may_be() {
+    let leg = disk(1100, SIZE);
+    let mut graph = open(&leg, Reason::Create).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let old = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(0, 1100);
+    graph.unmount();
+    drop(graph);
+    // It comes anew into a stack, as it was, and as one whose data may go.
+    let mut graph = open(&leg, Reason::Open).unwrap();
+    let service = Arc::clone(&graph.services("metadata")[0].1);
+    for reformat in [false, true] {
+        service.unmount().unwrap();
+        let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::New], previous: None, reformat };
+        service.mount(&mount).unwrap();
+        let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        if reformat { bench.expect_zeroes(0, 1100) } else { bench.expect(0, &old) }
+    }
+    let data = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(100, 900);
+    drop(service);
+    graph.unmount();
+    drop(graph);
+    let graph = open(&leg, Reason::Open).unwrap();
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.expect_zeroes(0, 100);
+    bench.expect(100, &data);
 }
