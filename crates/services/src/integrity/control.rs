@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_block::{BlockError, TaskContext, Volume as _};
+use millrace_block::{BlockError, TaskContext, Volume as _, clock};
 use millrace_cipher::random;
 
 use super::{
@@ -167,6 +167,7 @@ impl Integrity {
         let (mut failing, mut seen, mut pace) = (false, None, Pace::new(self.plan.rate));
         let mut rest = self.plan.close_after;
         while !stop.is_set() {
+            let began = clock::now();
             let scrubbed = {
                 let buffer = cx.buffers.take().await;
                 let _turn = self.turn.take(cx).await;
@@ -191,7 +192,8 @@ impl Integrity {
                 stop.sleep(cx, nap).await;
                 nap
             };
-            rest = rest.saturating_sub(past);
+            // A leg that is slow takes longer than it is meant to.
+            rest = rest.saturating_sub(past.max(Duration::from_nanos(clock::now().saturating_sub(began))));
         }
     }
 }

@@ -189,13 +189,18 @@ impl Integrity {
                 out.copy_from(segments[0]);
                 return Ok(());
             };
-            // Once more, alone: it may have been written meanwhile, or come over badly.
+            // Once more, alone: it may have been written meanwhile, or come over badly. Nobody writes it now: an entry may be the same
+            // before a write and after an erasure.
             let (one, segments) = (Piece { lba, count: 1 }, [buffer.segment(1 << shift)]);
-            let known = group.entry(one.at());
-            self.read_leg(cx.deeper(), one, &segments).await?;
-            let is_wrong = self.look_at(group, one, &segments).is_err();
-            // The generation is part of an entry, so that it does not come back.
-            if is_wrong && known & LOCKED == 0 && group.entry(one.at()) == known {
+            if group.lock(one.at(), 1) == 0 {
+                continue;
+            }
+            let known = group.entry(one.at()) & !LOCKED;
+            let result = self.read_leg(cx.deeper(), one, &segments).await;
+            let is_wrong = result.is_ok() && !is_good(known, lba, segments[0]);
+            group.unlock(one.at(), 1);
+            result?;
+            if is_wrong {
                 self.report(lba, known);
                 return Err(BlockError::ReadFault { errno: 0 });
             }
@@ -350,6 +355,14 @@ impl Integrity {
         let group = self.ready(cx, piece.lba / BLOCKS).await?;
         Ok((0..piece.count).all(|at| group.entry(piece.at() + at) == ZERO))
     }
+}
+
+/// Whether a block in memory of ours is what an entry that is not locked says.
+fn is_good(known: u64, lba: u64, data: Segment) -> bool {
+    let mut block = [0; BLOCK];
+    let block = &mut block[..data.len()];
+    data.read_at(0, block);
+    entry::matches(known, lba, block)
 }
 
 /// Waits until nobody writes these blocks.
