@@ -15,7 +15,7 @@ use crate::{background::LocalFuture, service::ServiceError};
 pub type Leg = Arc<Tap>;
 
 /// Bytes that are erased with one request.
-const ERASED_AT_ONCE: u64 = 1 << 30;
+pub(crate) const ERASED_AT_ONCE: u64 = 1 << 30;
 
 /// The block size that all legs have.
 ///

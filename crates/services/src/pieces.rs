@@ -440,6 +440,8 @@ impl<M: Map> Volume for Mapped<M> {
             let (volume, why) = (self.name.clone(), "the volume is smaller than one block");
             return Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why });
         }
+        // What has all that its legs have, has it afterwards: it is opened like that, and who is above counts on it.
+        let has_all = self.map.blocks() == self.map.capacity(&self.legs);
         for (at, leg) in self.legs.iter().enumerate() {
             if let Err(error) = leg.format(block_size) {
                 for done in &self.legs[..at] {
@@ -451,7 +453,8 @@ impl<M: Map> Volume for Mapped<M> {
             }
         }
         self.map.formatted(&self.legs, block_size);
-        self.map.set_blocks((bytes >> block_size.shift()).min(self.map.capacity(&self.legs)));
+        let room = self.map.capacity(&self.legs);
+        self.map.set_blocks(if has_all { room } else { (bytes >> block_size.shift()).min(room) });
         self.take_shape(block_size);
         Ok(())
     }

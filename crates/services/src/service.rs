@@ -74,7 +74,7 @@ pub trait Plan: fmt::Debug {
     fn layout(&self, legs: usize) -> Layout;
 
     /// The size in bytes that each leg is to have so that the volume has `size`. `stated` are the sizes that stand in the stack
-    /// (`size=` at a leaf); `None` leaves it to the leg (an existing file's own length).
+    /// (`size=` at a leaf): a leg that has grown with the volume is told more. `None` leaves it to the leg (an existing file's own length).
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>>;
 
     /// Whether a stored volume's leg may have other blocks than the volume: the service goes without it, because it was out of use when
@@ -144,6 +144,8 @@ pub struct Mount {
     pub legs: Vec<LegOrigin>,
     /// The service whose place it takes, of the same kind, with other settings or legs. It was unmounted just before.
     pub previous: Option<Arc<dyn Service>>,
+    /// The operator has said that the volume's data may go, and so what legs hold.
+    pub reformat: bool,
 }
 
 impl Mount {

@@ -15,9 +15,10 @@
 //! refuses I/O all the same, the volume falls back to the page cache for good.
 //!
 //! A flush that has failed has lost data: the system tells of an error once and forgets the pages that it could not write. So
-//! every later flush of the volume fails as well, until it is opened anew.
+//! every later flush of the volume fails as well, until it is opened anew; and flushes go to the system one at a time (`flushes.rs`).
 
 mod beside;
+mod flushes;
 mod open;
 mod transfer;
 
@@ -38,10 +39,13 @@ use millrace_memory::{FileMap, PAGE_SIZE, Segment};
 use rustix::fs::{FallocateFlags, OFlags};
 
 pub use self::open::FileOptions;
-use self::open::{Alignment, Context, Kind, length};
+use self::{
+    flushes::Flushes,
+    open::{Alignment, Context, Kind, length},
+};
 use crate::{
     log::LogLimit,
-    shape::{Shape, blocks_after_format, blocks_in, bytes_in},
+    shape::{Shape, blocks_after_format, bytes_in},
 };
 
 /// See the module.
@@ -64,6 +68,7 @@ pub struct FileVolume {
     map: Option<FileMap>,
     /// The errno of the first flush that failed, or 0.
     lost: AtomicI32,
+    flushes: Flushes,
     log_limit: LogLimit,
     /// Held while the shape changes, never on the data path.
     changing: Mutex<()>,
@@ -85,13 +90,14 @@ impl FileVolume {
             fd: opened.fd,
             kind: opened.kind,
             read_only: options.read_only,
-            shape: Shape::new(options.block_size, blocks_in(name, opened.bytes, options.block_size)?),
+            shape: Shape::new(options.block_size, opened.bytes),
             alignment: opened.alignment,
             direct: AtomicBool::new(false),
             can_punch: AtomicBool::new(opened.can_punch),
             can_zero_range: AtomicBool::new(true),
             map,
             lost: AtomicI32::new(0),
+            flushes: Flushes::default(),
             log_limit: LogLimit::default(),
             changing: Mutex::new(()),
         };
@@ -161,14 +167,19 @@ impl FileVolume {
         }
     }
 
-    fn resize_file(&self, before: u64, after: u64) -> rustix::io::Result<()> {
+    /// Makes durable what was done beside the data path. The system tells of what it has lost once, and here as in a flush.
+    fn sync_beside(&self) -> rustix::io::Result<()> {
+        rustix::fs::fdatasync(&self.fd).inspect_err(|errno| self.lost.store(errno.raw_os_error(), Ordering::Relaxed))
+    }
+
+    /// Moves the file's end, not yet durably.
+    fn move_end(&self, before: u64, after: u64) -> rustix::io::Result<()> {
         self.forget(before.min(after), u64::MAX);
         if after > before {
             // What lies past the old end is not the volume's: a write in flight during an earlier shrink may have put it there.
             rustix::fs::ftruncate(&self.fd, before)?;
         }
-        rustix::fs::ftruncate(&self.fd, after)?;
-        rustix::fs::fdatasync(&self.fd)
+        rustix::fs::ftruncate(&self.fd, after)
     }
 
     fn erase_all(&self, bytes: u64) -> rustix::io::Result<()> {
@@ -180,7 +191,7 @@ impl FileVolume {
                 Kind::Device => Err(errno),
             }
         })?;
-        rustix::fs::fdatasync(&self.fd)
+        self.sync_beside()
     }
 
     fn refuse_if_read_only(&self, what: &'static str) -> Result<(), VolumeError> {
@@ -250,30 +261,35 @@ impl Volume for FileVolume {
                 return Err(VolumeError::BadSize { volume: self.name.clone(), size: after, why });
             }
             self.shape.set(block_size, blocks);
+            self.shape.settle();
             return Ok(());
         }
         if after < before {
             // First no new request comes beyond the end, then the end moves.
             self.shape.set(block_size, blocks);
         }
-        if let Err(errno) = self.resize_file(before, after) {
+        if let Err(errno) = self.move_end(before, after) {
             self.shape.set(block_size, blocks_before);
             return Err(self.context().failed("resize")(errno));
         }
+        // From here on it has the new size, durably or not: what was cut off does not come back.
         self.shape.set(block_size, blocks);
-        Ok(())
+        self.shape.settle();
+        self.sync_beside().map_err(self.context().failed("make durable the new size of"))
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         self.refuse_if_read_only("formatting while read-only")?;
         let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = self.shape.bytes();
-        let blocks = blocks_after_format(&self.name, bytes, block_size)?;
+        let room = self.shape.room();
+        let blocks = blocks_after_format(&self.name, room, block_size)?;
         let device_block = self.alignment.filter(|_| self.kind == Kind::Device).map_or(0, |alignment| alignment.offset);
         if device_block > block_size.bytes() as usize {
             let (volume, why) = (self.name.clone(), "the device's own blocks are larger");
             return Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why });
         }
+        // A device erases whole blocks of its own.
+        let bytes = room - room % (device_block as u64).max(1);
         self.erase_all(bytes).map_err(self.context().failed("erase"))?;
         self.choose_mode(block_size)?;
         self.shape.set(block_size, blocks);

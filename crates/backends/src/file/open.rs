@@ -18,7 +18,7 @@ pub struct FileOptions {
     /// A regular file or a block device.
     pub path: PathBuf,
     /// The volume's size in bytes. A file that is missing is created with it, a shorter one is lengthened, and of a longer
-    /// one or a larger device only the first part is used. `None`: all of a file that exists.
+    /// one or a larger device only the first part is used. `None`: all of a file that exists. Either way as many blocks as fit.
     pub size: Option<u64>,
     /// The volume's block size.
     pub block_size: BlockSize,
@@ -47,6 +47,7 @@ pub(super) struct Alignment {
 pub(super) struct Opened {
     pub(super) fd: OwnedFd,
     pub(super) kind: Kind,
+    /// Those that make no whole block counted.
     pub(super) bytes: u64,
     /// `None`: direct I/O is impossible here.
     pub(super) alignment: Option<Alignment>,
@@ -137,13 +138,12 @@ fn examine(context: &Context<'_>, options: &FileOptions, fd: OwnedFd) -> Result<
     Ok(Opened { fd, kind, bytes, alignment, can_punch })
 }
 
-/// The volume's size; lengthens a file that is too short.
+/// The volume's size, and what makes no whole block; lengthens a file that is too short.
 fn settle_size(context: &Context<'_>, options: &FileOptions, fd: &OwnedFd, kind: Kind) -> Result<u64, VolumeError> {
     let present = length(fd).map_err(context.failed("measure"))?;
     let block = u64::from(options.block_size.bytes());
     let Some(size) = options.size else {
-        let whole = present - present % block;
-        return if whole == 0 { Err(context.bad_size(present, "the file holds no whole block")) } else { Ok(whole) };
+        return if present < block { Err(context.bad_size(present, "the file holds no whole block")) } else { Ok(present) };
     };
     crate::shape::blocks_in(context.volume, size, options.block_size)?;
     match kind {

@@ -5,7 +5,7 @@ use std::{slice, sync::atomic::Ordering, time::Duration};
 use millrace_block::{BlockError, ByteOffset, IoOperation, Operation, Request, TaskContext};
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
-use super::{FileVolume, Kind};
+use super::{FileVolume, Kind, flushes::Turn};
 
 /// Segments the system takes at once (`UIO_MAXIOV`).
 const MAX_SEGMENTS: usize = 1024;
@@ -166,14 +166,19 @@ impl FileVolume {
     /// A flush.
     pub(super) async fn sync(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
         let mut retries = Retries(0);
+        let turn = self.flushes.wait(cx).await;
         loop {
-            let result = cx.io(IoOperation::DataSync { fd: self.raw_fd() }).await;
-            // After the system's answer: a flush beside this one may have been told of the loss in this one's place.
+            let result = match &turn {
+                Some(_) => cx.io(IoOperation::DataSync { fd: self.raw_fd() }).await,
+                None => 0,
+            };
+            // After the system's answer: a write beside this flush may have been told of the loss in its place.
             let lost = self.lost.load(Ordering::Relaxed);
             if lost != 0 {
                 return Err(self.failed("flush, as an earlier one has failed", 0, lost, BlockError::from_write_errno(lost)));
             }
             if result >= 0 {
+                turn.iter().for_each(Turn::done);
                 return Ok(());
             }
             if !retries.again(cx, -result).await {

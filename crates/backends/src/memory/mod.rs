@@ -33,12 +33,12 @@ impl MemoryVolume {
     /// A volume of `bytes` zeroes. Memory is taken as blocks are written, so that a volume may be larger than the machine's.
     ///
     /// # Errors
-    /// [`VolumeError::BadSize`] for a size of 0, beyond 2^63, or not a multiple of the block size; [`VolumeError::Io`] when
+    /// [`VolumeError::BadSize`] for a size of 0, beyond 2^63, or not a multiple of 512; [`VolumeError::Io`] when
     /// the system has no address space for it.
     pub fn create(name: &str, bytes: u64, block_size: BlockSize) -> Result<Arc<Self>, VolumeError> {
-        let blocks = blocks_in(name, bytes, block_size)?;
+        blocks_in(name, bytes, block_size)?;
         let store = ByteStore::new(bytes).map_err(|source| no_room(name, source))?;
-        Ok(Self::over(name, store, Shape::new(block_size, blocks)))
+        Ok(Self::over(name, store, Shape::new(block_size, bytes)))
     }
 
     /// As [`Self::create`], in memory files that may outlive this process: `files` are those that an earlier one was told of by
@@ -53,9 +53,9 @@ impl MemoryVolume {
         files: &[OwnedFd],
         on_file: OnFile,
     ) -> Result<Arc<Self>, VolumeError> {
-        let blocks = blocks_in(name, bytes, block_size)?;
+        blocks_in(name, bytes, block_size)?;
         let store = ByteStore::in_files(bytes, files, on_file).map_err(|source| no_room(name, source))?;
-        Ok(Self::over(name, store, Shape::new(block_size, blocks)))
+        Ok(Self::over(name, store, Shape::new(block_size, bytes)))
     }
 
     fn over(name: &str, store: ByteStore, shape: Shape) -> Arc<Self> {
@@ -181,12 +181,13 @@ impl Volume for MemoryVolume {
             self.store.discard(before, after - before);
             self.shape.set(block_size, blocks);
         }
+        self.shape.settle();
         Ok(())
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         let _one_at_a_time = self.change();
-        let bytes = self.shape.bytes();
+        let bytes = self.shape.room();
         let blocks = blocks_after_format(&self.name, bytes, block_size)?;
         self.store.discard(0, bytes);
         self.shape.set(block_size, blocks);

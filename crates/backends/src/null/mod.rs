@@ -21,10 +21,10 @@ impl NullVolume {
     /// A volume of `bytes` bytes that holds none of them.
     ///
     /// # Errors
-    /// [`VolumeError::BadSize`] for a size of 0, beyond 2^63, or not a multiple of the block size.
+    /// [`VolumeError::BadSize`] for a size of 0, beyond 2^63, or not a multiple of 512.
     pub fn create(name: &str, bytes: u64, block_size: BlockSize) -> Result<Arc<Self>, VolumeError> {
-        let blocks = blocks_in(name, bytes, block_size)?;
-        Ok(Arc::new(Self { name: name.to_owned(), shape: Shape::new(block_size, blocks) }))
+        blocks_in(name, bytes, block_size)?;
+        Ok(Arc::new(Self { name: name.to_owned(), shape: Shape::new(block_size, bytes) }))
     }
 }
 
@@ -53,11 +53,12 @@ impl Volume for NullVolume {
         let (block_size, _) = self.shape.get();
         bytes_in(&self.name, blocks, block_size)?;
         self.shape.set(block_size, blocks);
+        self.shape.settle();
         Ok(())
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        let blocks = blocks_after_format(&self.name, self.shape.bytes(), block_size)?;
+        let blocks = blocks_after_format(&self.name, self.shape.room(), block_size)?;
         self.shape.set(block_size, blocks);
         Ok(())
     }

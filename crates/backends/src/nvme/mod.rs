@@ -133,7 +133,8 @@ impl NvmeVolume {
         if bytes > present {
             return Err(VolumeError::BadSize { volume: name.to_owned(), size: bytes, why: "the namespace is smaller" });
         }
-        let shape = Shape::new(block_size, blocks_in(name, bytes, block_size)?);
+        blocks_in(name, bytes, block_size)?;
+        let shape = Shape::new(block_size, bytes);
         if !disk.claim(&namespace) {
             return Err(VolumeError::InUse { volume: name.to_owned(), path: format!("nvme:{place}").into() });
         }

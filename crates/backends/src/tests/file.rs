@@ -9,7 +9,7 @@ use std::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Operation, Volume as _, VolumeError,
-    conformance::{Bench, SyncHarness},
+    conformance::{Bench, Job, SyncHarness},
 };
 
 use super::{SEED, in_memory, on_disk, options, patiently};
@@ -339,4 +339,53 @@ fn what_must_be_durable_is_made_so() {
         }
         assert_eq!(harness.io().durable() - before, expected, "{operation:?}");
     }
+}
+
+#[test]
+fn a_format_to_larger_blocks_and_back_keeps_what_the_file_has() {
+    for directory in [on_disk(), in_memory()] {
+        // A size of its own, and one that was told.
+        for size in [None, Some(5120)] {
+            let path = directory.path().join("a.img");
+            fs::write(&path, [7; 5300]).unwrap();
+            let volume = open(&path, size).unwrap();
+            for (block_size, blocks) in [(BlockSize::B4096, 1), (BlockSize::B512, 10), (BlockSize::B4096, 1)] {
+                volume.format(block_size).unwrap();
+                assert_eq!(volume.geometry().blocks, BlockCount(blocks), "{size:?}");
+            }
+            drop(volume);
+            let volume = patiently("disk", &options(&path, size, BlockSize::B4096)).unwrap();
+            assert_eq!(volume.geometry().blocks, BlockCount(1));
+            volume.format(BlockSize::B512).unwrap();
+            let mut harness = SyncHarness::new(SEED, false);
+            let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+            bench.expect_zeroes(0, 10);
+            let data = bench.write_random(0, 10);
+            volume.resize(BlockCount(9)).unwrap();
+            volume.format(BlockSize::B4096).unwrap();
+            volume.format(BlockSize::B512).unwrap();
+            assert_eq!((volume.geometry().blocks, data.len()), (BlockCount(9), 5120), "a resize says how long it is");
+            drop(volume);
+            fs::remove_file(&path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn flushes_at_once_go_to_the_system_one_after_the_other_and_share_its_answer() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    let (mut asked, jobs) = (0, [0; 4].map(|_| Job::new(Operation::Flush, 0, 0)));
+    for seed in 0..40 {
+        let volume = open(&path, Some(MIB)).unwrap();
+        let mut harness = SyncHarness::new(seed, false);
+        let before = harness.io().durable();
+        assert_eq!(Bench::new(&mut harness, volume.clone(), seed).jobs(&jobs), [Ok(()); 4]);
+        asked += harness.io().durable() - before;
+        harness.io().foretell(-libc::EIO);
+        let lost = Err(BlockError::WriteFault { errno: libc::EIO });
+        let results = Bench::new(&mut harness, volume, seed).jobs(&jobs);
+        assert_eq!(results, [lost; 4], "seed {seed}: the system tells of an error once");
+    }
+    assert!((40..=40 * 3).contains(&asked), "{asked} for {} flushes", 40 * 4);
 }

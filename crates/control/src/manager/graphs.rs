@@ -295,6 +295,19 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether a disk may be told to release what it has under a name: the volume of that name may be closed, as one that failed is.
+    fn check_not_declared(&self, disk: &Name, command: &ServiceCommand) -> Result<(), ControlError> {
+        let Some(name) = command.arguments.get("name") else { return Ok(()) };
+        let has_failed = self.volumes.get(name.as_str()).is_some_and(|volume| volume.live.is_err());
+        if has_failed && self.volumes_over(disk.as_str()).any(|(over, sharing)| sharing && over.as_str() == name) {
+            let why = format!(
+                "volume {name} is over it, though it could not be opened: its data would go; delete the volume for that"
+            );
+            return Err(ControlError::invalid("volume", disk, why));
+        }
+        Ok(())
+    }
+
     fn check_volume_leaf(&self, spec: &VolumeSpec, above: Option<&str>, leaf: &Leaf) -> Result<(), String> {
         let Some(name) = leaf.volume() else { return Ok(()) };
         let Some(volume) = self.volumes.get(name) else { return Err(format!("there is no volume {name}")) };
@@ -556,13 +569,16 @@ impl Manager {
         Ok(self.peek().volume(name)?.record.history.clone())
     }
 
-    /// Gives a command to a service of a volume.
+    /// Gives a command to a service of a volume. A disk does not give up what a volume has that is there but could not be opened.
     pub fn command_service(&self, name: &str, command: &ServiceCommand) -> Result<ServiceAnswer, ControlError> {
         let (volume, service) = {
             let inner = self.lock()?;
             let volume = inner.idle_volume(name)?;
             volume.live()?;
             let name = volume.record.spec.name.clone();
+            if command.command == "release" {
+                inner.check_not_declared(&name, command)?;
+            }
             let services = volume.graph.as_ref().map(|live| live.graph.services(&command.service)).unwrap_or_default();
             let [(_, service)] = &services[..] else {
                 let nodes: Vec<_> = services.iter().map(|(node, _)| format!("{node:?}")).collect();

@@ -95,8 +95,13 @@ impl Ledger for Shapes {
     /// A crash before the end leaves old data under a new block size, as a format that is cut short may.
     fn format(&self, root: &dyn Blocks, block_size: BlockSize) -> Result<(), VolumeError> {
         let Some(before) = self.stored()? else { return root.format(block_size) };
-        self.put(&formatted(&before, block_size, root.geometry().bytes()))?;
-        root.format(block_size).inspect_err(|_| self.put_back(&before))
+        let foreseen = formatted(&before, block_size, root.geometry().bytes());
+        self.put(&foreseen)?;
+        root.format(block_size).inspect_err(|_| self.put_back(&before))?;
+        // Legs whose lengths make no whole blocks have room for less, or again for what they had before.
+        let mut after = formatted(&before, block_size, root.geometry().bytes());
+        after.own_size &= after.spec.size == before.spec.size;
+        if after == foreseen { Ok(()) } else { self.put(&after) }
     }
 }
 
@@ -191,14 +196,10 @@ mod tests {
         }
     }
 
-    /// Resizes a volume of 64 KiB; the answer, its size then, what is stored then, and what was when it was asked.
-    fn resize(to: u64, refuses: bool, fills: bool) -> (bool, u64, u64, Vec<(u64, Option<u64>)>) {
-        let disk = FullDisk::default();
-        let store = Arc::new(disk.store());
-        let name: Name = "v".parse().unwrap();
+    fn record(size: &str) -> VolumeRecord {
         let spec: VolumeSpec =
-            serde_json::from_value(serde_json::json!({ "name": "v", "size": "64K", "stack": "memory" })).unwrap();
-        let record = VolumeRecord {
+            serde_json::from_value(serde_json::json!({ "name": "v", "size": size, "stack": "memory" })).unwrap();
+        VolumeRecord {
             spec,
             formatted: None,
             uuid: Uuid::nil(),
@@ -208,7 +209,15 @@ mod tests {
             growing: None,
             memory_leaves: Vec::new(),
             history: Vec::new(),
-        };
+        }
+    }
+
+    /// Resizes a volume of 64 KiB; the answer, its size then, what is stored then, and what was when it was asked.
+    fn resize(to: u64, refuses: bool, fills: bool) -> (bool, u64, u64, Vec<(u64, Option<u64>)>) {
+        let disk = FullDisk::default();
+        let store = Arc::new(disk.store());
+        let record = record("64K");
+        let name = record.spec.name.clone();
         store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
         let memory = millrace_backends::open(&millrace_backends::BackendSpec::Memory, "v", Some(64 << 10), BlockSize::B512);
         let below = Below { store: Arc::clone(&store), seen: Mutex::default(), disk: disk.clone(), refuses, fills };
@@ -221,6 +230,20 @@ mod tests {
         assert!(stored.own_size != done, "a size that was asked for is the volume's");
         let seen = below.seen.lock().unwrap().clone();
         (done, outside.geometry().bytes(), stored.size().0, seen)
+    }
+
+    #[test]
+    fn what_a_format_leaves_is_stored_before_it_is_used() {
+        let store = Arc::new(FullDisk::default().store());
+        let record = record("5K");
+        store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        let memory = millrace_backends::open(&millrace_backends::BackendSpec::Memory, "v", Some(5 << 10), BlockSize::B512);
+        let volume = Switch::kept("v", memory.unwrap(), Some(Shapes::new(&store, &record.spec.name)));
+        for (block_size, bytes) in [(BlockSize::B4096, 4 << 10), (BlockSize::B512, 5 << 10)] {
+            volume.format(block_size).unwrap();
+            let stored = store.volume(&record.spec.name).unwrap().unwrap();
+            assert_eq!((volume.geometry().bytes(), stored.size().0, stored.block_size().0), (bytes, bytes, block_size));
+        }
     }
 
     #[test]

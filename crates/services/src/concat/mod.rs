@@ -49,11 +49,12 @@ impl Plan for ConcatPlan {
         Layout::Own("concat".to_owned())
     }
 
-    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
+    fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>> {
         // The last leg has what the others leave: it is the one that grows.
         let mut sizes = stated.to_vec();
+        let whole = |size: u64| size >> block_size.shift() << block_size.shift();
         if let Some((last, others)) = sizes.split_last_mut() {
-            let sum = others.iter().try_fold(0_u64, |sum, size| sum.checked_add((*size)?));
+            let sum = others.iter().try_fold(0_u64, |sum, size| sum.checked_add(whole((*size)?)));
             *last = sum.and_then(|sum| size.checked_sub(sum)).filter(|rest| *rest > 0).or(*last);
         }
         sizes

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use millrace_backends::{FileOptions, FileVolume, MemoryVolume, fault::FaultVolume};
 use millrace_block::{
     BlockError, BlockSize, Volume,
-    conformance::{self, Subject, SyncHarness, Wanted},
+    conformance::{self, Bench, Subject, SyncHarness, Wanted},
 };
 
 use super::*;
@@ -47,11 +47,17 @@ fn sizes_are_those_of_the_legs() {
     let error = make(Some(151 * 512)).err().unwrap();
     assert_eq!(error.to_string(), "concat: its legs have 76800 bytes together; 77312 are asked for");
     let plan = (KIND.plan)(&Settings::default()).unwrap();
-    let sizes = |stated: &[Option<u64>]| plan.leg_sizes(10, stated, BlockSize::B512);
+    let sizes = |stated: &[Option<u64>]| plan.leg_sizes(10 << 9, stated, BlockSize::B512);
+    let sizes = |stated: &[Option<u64>]| {
+        let stated: Vec<_> = stated.iter().map(|size| size.map(|size| size << 9)).collect();
+        sizes(&stated).into_iter().map(|size| size.map(|size| size >> 9)).collect::<Vec<_>>()
+    };
     assert_eq!(sizes(&[Some(4), None]), [Some(4), Some(6)]);
     assert_eq!(sizes(&[Some(4), Some(3)]), [Some(4), Some(6)], "the last leg is what the others leave");
     assert_eq!(sizes(&[None, None]), [None, None]);
     assert_eq!(sizes(&[Some(12), Some(3)]), [Some(12), Some(3)]);
+    let sizes = |stated: &[Option<u64>]| plan.leg_sizes(8192, stated, BlockSize::B4096);
+    assert_eq!(sizes(&[Some(5120), None]), [Some(5120), Some(4096)], "of the others whole blocks are used");
 }
 
 #[test]
@@ -72,4 +78,43 @@ fn a_volume_with_a_leg_that_is_only_read_is_only_read() {
 #[test]
 fn flushed_data_survive_power_cuts() {
     crash_test(&CrashTest::new("concat(disk:0, disk:1)", 2));
+}
+
+#[test]
+fn blocks_stay_in_their_places_when_legs_are_no_multiple_of_the_larger_blocks() {
+    // A leg's own length, a stated one, and a volume of two legs below.
+    for (stack, stated) in [("concat(disk:0, disk:1)", None), ("concat(disk:0(size=5120), disk:1)", Some(5120))]
+        .into_iter()
+        .chain([("concat(concat(disk:0, disk:1), disk:2)", None)])
+    {
+        let files = [5120 + 600, 9 << 9, 16 << 10].map(|len| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(len).unwrap();
+            file
+        });
+        let open = |size: Option<u64>, block_size: BlockSize, reason| {
+            let legs: Vec<Arc<dyn Volume>> = files
+                .iter()
+                .enumerate()
+                .map(|(at, file)| {
+                    let size = stated.filter(|_| at == 0);
+                    let options = FileOptions { path: file.path().to_owned(), size, block_size, read_only: false };
+                    FileVolume::open("leg", &options).unwrap() as _
+                })
+                .collect();
+            graph(stack, &legs, size, reason, &Arc::default()).unwrap_or_else(|error| panic!("{stack}: {error}"))
+        };
+        let opened = open(None, BlockSize::B512, Reason::Create);
+        opened.volume().format(BlockSize::B4096).unwrap();
+        let size = opened.volume().geometry().bytes();
+        drop(opened);
+        let opened = open(Some(size), BlockSize::B4096, Reason::Open);
+        opened.volume().format(BlockSize::B512).unwrap();
+        let geometry = opened.volume().geometry();
+        let mut harness = SyncHarness::new(SEED, false);
+        let data = Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).write_random(0, geometry.blocks.0);
+        drop(opened);
+        let opened = open(Some(geometry.bytes()), BlockSize::B512, Reason::Open);
+        Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).expect(0, &data);
+    }
 }

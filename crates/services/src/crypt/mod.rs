@@ -143,7 +143,7 @@ impl Plan for CryptPlan {
         };
         let data = stated.len().saturating_sub(1);
         let told = |leg| if leg == data { needed } else { Some(authenticated::PLACE_BYTES) };
-        stated.iter().enumerate().map(|(leg, stated)| stated.or(told(leg))).collect()
+        stated.iter().enumerate().map(|(leg, stated)| (*stated).max(told(leg))).collect()
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {

@@ -82,7 +82,7 @@ fn below_new_legs(fresh: &[Arc<Built>]) -> Vec<Arc<Built>> {
 }
 
 impl Difference {
-    fn between(old: &Graph, new: &Graph) -> Self {
+    fn between(old: &Graph, new: &Graph, reformat: bool) -> Self {
         let (gone, fresh) = (services_without(old, new), services_without(new, old));
         let old_nodes = old.nodes();
         let shown = view::of_built(&old.root);
@@ -90,7 +90,12 @@ impl Difference {
         let mut free: Vec<_> = gone.clone();
         let mount = |node: &Arc<Built>| {
             if fresh_legs.iter().any(|below| Arc::ptr_eq(below, node)) {
-                return Mount { reason: Reason::Create, legs: vec![LegOrigin::Kept; node.legs.len()], previous: None };
+                return Mount {
+                    reason: Reason::Create,
+                    legs: vec![LegOrigin::Kept; node.legs.len()],
+                    previous: None,
+                    reformat,
+                };
             }
             let same = |gone: &Arc<Built>| gone.node.word() == node.node.word() && related(gone, node);
             let previous = free.iter().position(same).map(|at| free.remove(at));
@@ -106,7 +111,8 @@ impl Difference {
                 }
             });
             let legs = legs.collect();
-            Mount { reason: Reason::Change, legs, previous: previous.and_then(|previous| previous.service.clone()) }
+            let previous = previous.and_then(|previous| previous.service.clone());
+            Mount { reason: Reason::Change, legs, previous, reformat }
         };
         let mut mount = mount;
         let mounts = fresh.iter().map(&mut mount).collect();
@@ -140,7 +146,8 @@ impl Difference {
     /// Mounts again what was about to go.
     fn bring_back(&self) {
         for node in self.gone.iter().rev() {
-            let mount = Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept; node.legs.len()], previous: None };
+            let legs = vec![LegOrigin::Kept; node.legs.len()];
+            let mount = Mount { reason: Reason::Open, legs, previous: None, reformat: false };
             if let Err(error) = node.mount(&mount) {
                 tracing::error!(%error, "a change failed, and so did the way back: the service does not work");
             }
@@ -195,7 +202,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     if needed > scratch {
         return Err(ChangeFailed::TooDeep { needed, room: scratch });
     }
-    let difference = Difference::between(old, new);
+    let difference = Difference::between(old, new, reformat);
     if !reformat {
         check_data(old, new, &|node| difference.leaves(node))?;
     }
@@ -208,7 +215,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
         // Now it is known which legs hold everything.
         check_data(old, new, &|_| false)?;
     }
-    let difference = Difference::between(old, new);
+    let difference = Difference::between(old, new, reformat);
     let stopped = old.stop(&difference.gone);
     if let Err(error) = stopped {
         let nodes = old.nodes();

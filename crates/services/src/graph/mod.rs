@@ -240,7 +240,8 @@ impl Graph {
         let nodes = self.nodes();
         let services: Vec<_> = nodes.iter().rev().filter(|node| node.service.is_some()).collect();
         for (at, node) in services.iter().enumerate() {
-            let mount = Mount { reason, legs: vec![LegOrigin::Kept; node.legs.len()], previous: None };
+            let legs = vec![LegOrigin::Kept; node.legs.len()];
+            let mount = Mount { reason, legs, previous: None, reformat: false };
             if let Err(error) = node.mount(&mount) {
                 for done in services[..at].iter().rev() {
                     done.unmount();

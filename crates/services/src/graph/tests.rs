@@ -253,3 +253,32 @@ fn copies_are_settled_late_only_where_nobody_else_could_look_before() {
         assert_eq!(Switch::new("test", Arc::clone(graph.volume())).settles_late(), late, "{stack}");
     }
 }
+
+#[test]
+fn a_leg_with_a_stated_size_has_what_a_volume_that_has_grown_needs() {
+    let key = format!("key=\"file:{}/src/crypt/tests/test.key\"", env!("CARGO_MANIFEST_DIR"));
+    for stack in [
+        "integrity(memory(size=128K))",
+        "metadata(memory(size=128K))",
+        "disk(extent=16K, memory(size=64K))",
+        &format!("crypt({key}, memory(size=128K))"),
+        &format!("crypt({key}, mode=authenticated, memory(size=64M))"),
+        "stripe(chunk=4K, memory(size=64K), memory(size=64K))",
+        "stripe(chunk=64K, memory(size=64K), memory(size=65K))",
+        "mirror(memory(size=64K), memory(size=64K))",
+        "concat(memory(size=64K), memory(size=64K))",
+    ] {
+        let node: Node = stack.parse().unwrap_or_else(|error| panic!("{stack}: {error}"));
+        let plan = Plan { volume: "test", stack: &node, size: Some(128 << 20), block_size: BlockSize::B512 };
+        let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+        let built = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None);
+        let graph = built.unwrap_or_else(|error| panic!("{stack}: {error}"));
+        assert_eq!(graph.volume().geometry().bytes(), 128 << 20, "{stack}");
+    }
+    // Legs of a stripe that are unequal on purpose stay what they are: their chunks would move.
+    let node: Node = "stripe(chunk=4K, memory(size=64K), memory(size=32K))".parse().unwrap();
+    let plan = Plan { volume: "test", stack: &node, size: Some(1 << 20), block_size: BlockSize::B512 };
+    let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+    let refused = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).err().unwrap().to_string();
+    assert_eq!(refused, "stripe: its legs have 98304 bytes together; 1048576 are asked for");
+}

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_block::{BlockError, TaskContext, Volume as _};
+use millrace_block::{BlockError, TaskContext, Volume as _, clock};
 use millrace_cipher::random;
 
 use super::{
@@ -38,7 +38,7 @@ const NAP: Duration = Duration::from_millis(100);
 pub(super) struct Control {
     /// Tells this volume's pages from those of others.
     pub(super) uuid: [u8; 16],
-    generation: u64,
+    pub(super) generation: u64,
     damaged: Option<String>,
     pub(super) scrub: Option<Scrub>,
     /// What the last scrub found.
@@ -167,6 +167,7 @@ impl Integrity {
         let (mut failing, mut seen, mut pace) = (false, None, Pace::new(self.plan.rate));
         let mut rest = self.plan.close_after;
         while !stop.is_set() {
+            let began = clock::now();
             let scrubbed = {
                 let buffer = cx.buffers.take().await;
                 let _turn = self.turn.take(cx).await;
@@ -191,7 +192,8 @@ impl Integrity {
                 stop.sleep(cx, nap).await;
                 nap
             };
-            rest = rest.saturating_sub(past);
+            // A leg that is slow takes longer than it is meant to.
+            rest = rest.saturating_sub(past.max(Duration::from_nanos(clock::now().saturating_sub(began))));
         }
     }
 }
@@ -199,10 +201,18 @@ impl Integrity {
 impl Service for Integrity {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.forget_all();
+        self.closed.store(false, Ordering::Relaxed);
         if self.blocks.load(Ordering::Relaxed) > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
+        // Nothing of the kind was over this leg.
+        let is_new = mount.reason == Reason::Change && mount.previous.is_none();
         match REGION.load(&self.leg)? {
+            Some(found) if is_new && mount.reformat => {
+                // What the old header says counts no more, also if this is cut short.
+                self.control().generation = found.generation;
+                self.prepare(true)
+            }
             Some(found) => {
                 self.open_header(&found)?;
                 if self.geometry().read_only {
@@ -212,7 +222,7 @@ impl Service for Integrity {
                 self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &*volume.leg).await }))
             }
             None if mount.reason == Reason::Create => self.prepare(false),
-            None if mount.reason == Reason::Change && mount.previous.is_none() => self.prepare(true),
+            None if is_new => self.prepare(true),
             None => Err(self.wrong(
                 "it has no integrity header: it is not what the volume was made on, or was erased (if a format to another block \
                  size was cut short, create the volume again)",
@@ -221,7 +231,7 @@ impl Service for Integrity {
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        if self.geometry().read_only {
+        if self.geometry().read_only || self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.block_on("write checksums to", |volume, cx| {
@@ -262,6 +272,11 @@ impl Service for Integrity {
         if mismatches > 0 {
             status.health = Health::Degraded;
         }
+        if self.closed.load(Ordering::Relaxed) {
+            status.health = Health::Failed;
+            let what = "a format or an erasure ended half-way: format the volume, or open it again";
+            status.facts.push(("closed".to_owned(), what.to_owned()));
+        }
         status
     }
 
@@ -271,6 +286,9 @@ impl Service for Integrity {
         }
         let mut control = self.control();
         match command {
+            "scrub" if self.closed.load(Ordering::Relaxed) => {
+                Err(ServiceError::NotNow("a format or an erasure of it ended half-way: format it first".to_owned()))
+            }
             "scrub" if control.scrub.is_some() => Err(ServiceError::NotNow("it is being scrubbed already".to_owned())),
             "scrub" => {
                 control.scrub = Some(Scrub::default());

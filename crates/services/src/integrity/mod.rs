@@ -89,7 +89,7 @@ impl Plan for IntegrityPlan {
 
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>> {
         let needed = page::leg_bytes(size >> block_size.shift(), block_size);
-        stated.iter().map(|stated| stated.or(needed)).collect()
+        stated.iter().map(|stated| (*stated).max(needed)).collect()
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {

@@ -44,6 +44,8 @@ pub(super) struct Integrity {
     pub(super) flushes: Flushes,
     /// Nothing was written since the leg was prepared or erased: all blocks are zeroes.
     pub(super) blank: AtomicBool,
+    /// A format or an erasure ended half-way: no request is answered.
+    pub(super) closed: AtomicBool,
     /// Work on all of the volume at once: the background task's, or the operator's.
     pub(super) turn: Turn,
     pub(super) control: Mutex<Control>,
@@ -85,6 +87,7 @@ impl Integrity {
             table: Table::default(),
             flushes: Flushes::default(),
             blank: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             turn: Turn::default(),
             control: Mutex::default(),
             mismatches: AtomicU64::new(0),
@@ -186,13 +189,18 @@ impl Integrity {
                 out.copy_from(segments[0]);
                 return Ok(());
             };
-            // Once more, alone: it may have been written meanwhile, or come over badly.
+            // Once more, alone: it may have been written meanwhile, or come over badly. Nobody writes it now: an entry may be the same
+            // before a write and after an erasure.
             let (one, segments) = (Piece { lba, count: 1 }, [buffer.segment(1 << shift)]);
-            let known = group.entry(one.at());
-            self.read_leg(cx.deeper(), one, &segments).await?;
-            let is_wrong = self.look_at(group, one, &segments).is_err();
-            // The generation is part of an entry, so that it does not come back.
-            if is_wrong && known & LOCKED == 0 && group.entry(one.at()) == known {
+            if group.lock(one.at(), 1) == 0 {
+                continue;
+            }
+            let known = group.entry(one.at()) & !LOCKED;
+            let result = self.read_leg(cx.deeper(), one, &segments).await;
+            let is_wrong = result.is_ok() && !is_good(known, lba, segments[0]);
+            group.unlock(one.at(), 1);
+            result?;
+            if is_wrong {
                 self.report(lba, known);
                 return Err(BlockError::ReadFault { errno: 0 });
             }
@@ -349,6 +357,14 @@ impl Integrity {
     }
 }
 
+/// Whether a block in memory of ours is what an entry that is not locked says.
+fn is_good(known: u64, lba: u64, data: Segment) -> bool {
+    let mut block = [0; BLOCK];
+    let block = &mut block[..data.len()];
+    data.read_at(0, block);
+    entry::matches(known, lba, block)
+}
+
 /// Waits until nobody writes these blocks.
 async fn writers_gone(cx: TaskContext<'_>, group: &Group, piece: Piece) {
     until(cx, || (!group.is_locked(piece.at(), piece.count)).then_some(())).await;
@@ -409,6 +425,9 @@ impl Volume for Integrity {
         let geometry = self.geometry();
         if let Err(error) = check(&geometry, &request) {
             return Step::Done(Err(error));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Step::Done(Err(BlockError::NotReady));
         }
         match request.operation {
             Operation::Flush => self.leg.submit(cx, request),

@@ -31,7 +31,7 @@ const HIDDEN: u32 = 0xff;
 pub(super) struct Control {
     /// Tells this volume's pages from those of others.
     pub(super) uuid: [u8; 16],
-    generation: u64,
+    pub(super) generation: u64,
     damaged: Option<String>,
 }
 
@@ -172,16 +172,24 @@ impl Tagged {
 impl Service for Tagged {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.forget_all();
+        self.closed.store(false, Ordering::Relaxed);
         if self.blocks() > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
         // Another form of metadata, by the operator's wish, and what they were can go.
         let other = mount.previous::<Self>().is_some_and(|previous| previous.plan.format != self.plan.format);
+        // Nothing of the kind was over this leg.
+        let is_new = mount.reason == Reason::Change && mount.previous.is_none();
         match REGION.load(self.leg())? {
+            Some(found) if other || is_new && mount.reformat => {
+                // What the old header says counts no more, also if this is cut short.
+                self.control().generation = found.generation;
+                self.prepare(true)
+            }
             _ if other => self.prepare(true),
             Some(found) => self.open_header(&found),
             None if mount.reason == Reason::Create => self.prepare(false),
-            None if mount.reason == Reason::Change && mount.previous.is_none() => self.prepare(true),
+            None if is_new => self.prepare(true),
             None => Err(self.wrong(
                 "it has no metadata header: it is not what the volume was made on, or was erased (if a format to another block \
                  size was cut short, create the volume again)",
@@ -190,7 +198,7 @@ impl Service for Tagged {
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        if self.geometry().read_only {
+        if self.geometry().read_only || self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.block_on("write metadata to", |volume, cx| Box::pin(volume.close_all(cx)))
@@ -214,6 +222,11 @@ impl Service for Tagged {
         }
         if let Some(damaged) = &self.control().damaged {
             status.facts.push(("header repaired".to_owned(), damaged.clone()));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            status.health = Health::Failed;
+            let what = "a format or an erasure ended half-way: format the volume, or open it again";
+            status.facts.push(("closed".to_owned(), what.to_owned()));
         }
         status
     }

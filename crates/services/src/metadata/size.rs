@@ -6,7 +6,7 @@ use millrace_block::{BlockCount, BlockError, BlockSize, TaskContext, Volume as _
 
 use super::{
     control::Phase,
-    page::{BLOCKS, Candidate, NO_TAG, OFFSET, checksum_of, leg_bytes},
+    page::{BLOCKS, Candidate, NO_TAG, OFFSET, REGION, block_start, checksum_of, group_start, leg_bytes},
     table::MOST_BLOCKS,
     volume::{Means, Tagged},
 };
@@ -39,16 +39,41 @@ impl Tagged {
         if has.bytes() < needed {
             self.leg().resize(BlockCount(needed.next_multiple_of(4096) >> has.block_size.shift()))?;
         }
-        // The leg forgets everything, the header too.
-        self.leg().format(block_size)?;
-        self.forget_all();
-        self.mapped.look_anew(block_size);
-        self.mapped.map().set_blocks(blocks);
-        self.store(Phase::InUse).map_err(|error| self.failed("format", &error))
+        self.close_until_whole(|| {
+            // The leg forgets everything, the header too.
+            self.leg().format(block_size)?;
+            self.forget_all();
+            self.mapped.look_anew(block_size);
+            self.mapped.map().set_blocks(blocks);
+            self.store(Phase::InUse).map_err(|error| self.failed("format", &error))
+        })
+    }
+
+    /// Does what may end half-way: then no request is answered until this, or a mount, succeeds. What was written meanwhile would be erased
+    /// when the volume is opened.
+    fn close_until_whole<E: std::fmt::Display>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        self.closed.store(true, Ordering::Relaxed);
+        let generation = self.control().generation;
+        let done = work();
+        // A leg that refuses a block size has done nothing yet, or has begun where the header was.
+        let untouched = || matches!(REGION.load(self.leg()), Ok(Some(found)) if found.generation == generation);
+        if let Err(error) = &done
+            && !untouched()
+        {
+            let (volume, leg) = (self.name(), self.leg().name());
+            tracing::error!(volume, leg, %error, "a format or an erasure ended half-way: no request is answered until one succeeds");
+        } else {
+            self.closed.store(false, Ordering::Relaxed);
+        }
+        done
     }
 
     /// Makes all blocks zeroes without metadata, with a header that says so until it is done.
     pub(super) fn erase_blocks(&self) -> Result<(), ServiceError> {
+        self.close_until_whole(|| self.erase_marked())
+    }
+
+    fn erase_marked(&self) -> Result<(), ServiceError> {
         self.store(Phase::Erasing)?;
         let leg = Arc::clone(self.leg());
         let len = leg.geometry().bytes().saturating_sub(OFFSET);
@@ -85,12 +110,24 @@ impl Tagged {
             self.mapped.map().set_blocks(before);
             return Err(error);
         }
+        if blocks.0 > before {
+            self.clear_groups(before, needed).map_err(|error| self.failed("lengthen", &error))?;
+        }
         self.mapped.map().set_blocks(blocks.0);
         Ok(())
     }
 
+    /// Makes zeroes of what the leg has got beyond the volume's end. A device keeps what was there, and what looks like pages would count.
+    fn clear_groups(&self, end: u64, leg: BlockCount) -> Result<(), ServiceError> {
+        let block_size = self.block_size();
+        let from =
+            if end.is_multiple_of(BLOCKS) { group_start(end / BLOCKS, block_size) } else { block_start(end, block_size) };
+        let len = (leg.0 << block_size.shift()).saturating_sub(from);
+        self.block_on("erase", move |volume, cx| Box::pin(async move { legs::erase(cx, &**volume.leg(), from, len).await }))
+    }
+
     /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes without
-    /// metadata. Groups beyond the end have no pages any more: the leg was cut off with them.
+    /// metadata. Groups beyond the end get new pages: `clear_groups`.
     fn forget_beyond(&self, end: u64) -> Result<(), ServiceError> {
         self.block_on("lengthen", move |volume, cx| {
             Box::pin(async move {

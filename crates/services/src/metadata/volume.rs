@@ -80,6 +80,8 @@ pub(super) struct Tagged {
     pub(super) flushes: Flushes,
     /// Nothing was written since the leg was prepared or erased.
     pub(super) blank: AtomicBool,
+    /// A format or an erasure ended half-way: no request is answered.
+    pub(super) closed: AtomicBool,
     /// How metadata are shown ([`MetadataFormat::bits`]), or [`Self::HIDDEN`].
     pub(super) shown: AtomicU8,
     pub(super) control: Mutex<Control>,
@@ -141,6 +143,7 @@ impl Tagged {
             table: Table::default(),
             flushes: Flushes::default(),
             blank: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             shown: AtomicU8::new(plan.format.bits()),
             control: Mutex::default(),
             lost: AtomicU64::new(0),
@@ -406,6 +409,9 @@ impl Volume for Tagged {
         if let Err(error) = check(&geometry, &request) {
             return Step::Done(Err(error));
         }
+        if self.closed.load(Ordering::Relaxed) {
+            return Step::Done(Err(BlockError::NotReady));
+        }
         match request.operation {
             Operation::Flush => self.leg().submit(cx, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
@@ -428,6 +434,9 @@ impl Volume for Tagged {
     fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
         if let Err(error) = check_tagged(&self.geometry(), &request) {
             return Step::Done(Err(error));
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            return Step::Done(Err(BlockError::NotReady));
         }
         if request.operation.is_write() {
             wait(cx, self.write_tagged(cx, request))

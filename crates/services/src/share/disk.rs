@@ -67,7 +67,7 @@ impl Plan for DiskPlan {
     }
 
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
-        stated.iter().map(|stated| stated.or(Some(size.saturating_add(self.extent)))).collect()
+        stated.iter().map(|stated| (*stated).max(Some(size.saturating_add(self.extent)))).collect()
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {

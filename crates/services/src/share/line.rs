@@ -26,7 +26,7 @@ use std::{
     future::poll_fn,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
     task::{Poll, Waker},
 };
@@ -54,7 +54,7 @@ pub(super) struct Line {
     depth: AtomicU64,
     /// A shard's even part of it.
     even: AtomicU64,
-    /// Shards that have ever had a request on the disk.
+    /// Shards that have ever had a request here.
     shards: AtomicU64,
     /// Requests that wait.
     waiting: AtomicU64,
@@ -221,14 +221,22 @@ impl Line {
             || (self.shards.load(Ordering::Relaxed) > 1 && self.in_flight() < self.depth.load(Ordering::Relaxed))
     }
 
-    /// A request of so many bytes is on the disk from now on.
+    /// Counts this shard, before anything of it is to be seen here.
     #[inline]
-    pub(super) fn go<'a>(&'a self, member: &'a Member, bytes: u64) -> Flight<'a> {
+    fn know_shard(&self) {
         let (here, _) = self.here.here();
         if !here.known.load(Ordering::Relaxed) && !here.known.swap(true, Ordering::Relaxed) {
             self.shards.fetch_add(1, Ordering::Relaxed);
+            // Pairs with the fence in `Place::is_alone`: who sees a request of this shard, waiting or on the disk, sees the shard.
+            fence(Ordering::Release);
             self.divide();
         }
+    }
+
+    /// A request of so many bytes is on the disk from now on.
+    #[inline]
+    pub(super) fn go<'a>(&'a self, member: &'a Member, bytes: u64) -> Flight<'a> {
+        self.know_shard();
         self.here.add(|here| &here.in_flight, 1);
         member.begins();
         if self.guarantees.load(Ordering::Relaxed) && !member.minimum().is_none() {
@@ -342,6 +350,7 @@ impl Present {
 
 impl<'a> Place<'a> {
     fn take(line: &'a Line, member: &'a Member) -> Self {
+        line.know_shard();
         let number = member.enter();
         line.waiting.fetch_add(1, Ordering::Relaxed);
         Self { line, member, number }
@@ -359,7 +368,7 @@ impl<'a> Place<'a> {
         if is_front && let Some(flight) = self.line.try_go(self.member, bytes) {
             return Poll::Ready(flight);
         }
-        let alone = own && self.line.shards.load(Ordering::Relaxed) <= 1;
+        let alone = own && self.is_alone();
         if !own || (is_front && !alone) {
             waker.wake_by_ref();
         }
@@ -368,6 +377,13 @@ impl<'a> Place<'a> {
             self.line.wake_next();
         }
         Poll::Pending
+    }
+
+    /// Whether everything that this request may wait for ends on this shard, and so wakes it.
+    fn is_alone(&self) -> bool {
+        // Pairs with the fence in `Line::know_shard`: a refusal because of another shard's request is not followed by sleep.
+        fence(Ordering::Acquire);
+        self.line.shards.load(Ordering::Relaxed) <= 1
     }
 }
 

@@ -51,7 +51,7 @@ use self::{
 };
 use crate::{
     background::Task,
-    legs::{Leg, block_on},
+    legs::{self, ERASED_AT_ONCE, Leg, block_on},
     pieces::{Map, Mapped, Place},
     service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
@@ -386,7 +386,7 @@ impl Volume for Share {
         }
     }
 
-    /// Erases what the volume has. The block size is the disk's.
+    /// Erases what the volume has, durably. The block size is the disk's.
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         let geometry = self.geometry();
         if block_size != geometry.block_size {
@@ -394,18 +394,17 @@ impl Volume for Share {
             return Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why });
         }
         let (leg, extents, blocks) = (Arc::clone(&self.leg), self.extents().visit().clone(), geometry.blocks.0);
+        let shift = self.shift();
         let erased = block_on(move |cx| {
             Box::pin(async move {
-                let operation = Operation::WriteZeroes { fua: false, deallocate: true };
                 let mut at = 0;
                 while at < blocks {
                     let (lba, run) = extents.locate(at, (MERGED as u64) << extents.shift);
-                    let count = BlockCount(run.min(blocks - at));
-                    let request = Request { operation, lba: Lba(lba), count, segments: &[] };
-                    leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
-                    at += count.0;
+                    let count = run.min(blocks - at).min(ERASED_AT_ONCE >> shift);
+                    legs::clear(cx, &*leg, lba << shift, count << shift).await?;
+                    at += count;
                 }
-                Ok::<_, BlockError>(())
+                legs::flush(cx, &*leg).await
             })
         });
         let failed = |why: String| VolumeError::Refused { volume: self.volume.clone(), why };

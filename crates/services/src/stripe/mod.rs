@@ -69,8 +69,12 @@ impl Plan for StripePlan {
 
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
         let equal = share(size, stated.len() as u64, self.chunk);
-        // Legs whose sizes are stated are unequal on purpose.
-        if stated.iter().any(Option::is_some) { stated.to_vec() } else { vec![Some(equal); stated.len()] }
+        let rows = |stated: &Option<u64>| stated.map(|size| size / self.chunk);
+        if stated.windows(2).any(|two| rows(&two[0]) != rows(&two[1])) {
+            // Legs of stated sizes that are unequal are so on purpose, and do not grow.
+            return stated.to_vec();
+        }
+        stated.iter().map(|stated| (*stated).max(Some(equal))).collect()
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {

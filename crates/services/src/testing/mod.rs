@@ -7,6 +7,7 @@
 //! ```
 
 mod crash;
+mod device;
 mod formats;
 mod oracle;
 mod random;
@@ -29,6 +30,7 @@ use millrace_memory::BufferPool;
 
 pub use self::{
     crash::{CrashTest, crash_test},
+    device::Device,
     formats::FormatCut,
     oracle::Oracle,
     random::{RandomStacks, random_stacks},

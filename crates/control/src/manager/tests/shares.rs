@@ -119,6 +119,22 @@ fn what_cannot_be_stored_leaves_nothing_on_the_disk() {
 }
 
 #[test]
+fn what_a_volume_that_does_not_open_has_is_not_released() {
+    let mut rig = Rig::with_disk();
+    rig.create_volume(&spec("v", Some("128K"), &rig.stack("stripe(chunk=4K, share | volume:pool, @b.img)"))).unwrap();
+    let held = rig.of_disk("volume v").unwrap();
+    std::fs::remove_file(rig.path("b.img")).unwrap();
+    rig.restart();
+    let release = ServiceCommand {
+        service: "disk".to_owned(),
+        command: "release".to_owned(),
+        arguments: [("name".to_owned(), "v".to_owned())].into(),
+    };
+    refused(rig.command_service("pool", &release), "volume v is over it, though it could not be opened");
+    assert!(rig.of_disk("volume v").unwrap().starts_with(&held));
+}
+
+#[test]
 fn volumes_of_a_disk_change_while_guests_write() {
     let rig = Rig::with_disk();
     rig.resize_volume("pool", size("4M")).unwrap();

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
-    BlockError, BlockSize, Operation, Volume,
-    conformance::{self, SyncHarness},
+    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    conformance::{self, Job, SyncHarness},
+    future_bytes, yield_now,
 };
 
 use super::{
@@ -184,4 +185,76 @@ fn damaged_pages_are_found_and_the_other_one_is_used() {
     let new = bench.write_random(504, 3);
     bench.expect(504, &new);
     assert_eq!(read(&mut bench, 507), ROTTEN);
+}
+
+/// A disk that takes its time before it reads, and before it hands over what it has read.
+struct Late(Arc<dyn Volume>);
+
+impl Late {
+    async fn read(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        for _ in 0..4 {
+            yield_now().await;
+        }
+        let result = self.0.submit(cx, request).await;
+        for _ in 0..4 {
+            yield_now().await;
+        }
+        result
+    }
+}
+
+impl Volume for Late {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        match request.operation {
+            Operation::Read => Step::Wait(cx.scratch.place_future(self.read(cx, request))),
+            _ => self.0.submit(cx, request),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::read) + self.0.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.0.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.0.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+}
+
+#[test]
+fn a_block_that_is_written_and_erased_while_it_is_read_is_not_called_rotten() {
+    for seed in 0..200 {
+        let volume: Arc<dyn Volume> = Arc::new(Late(disk(600, BlockSize::B512)));
+        let graph = open(&volume, Reason::Create).unwrap();
+        let mut harness = SyncHarness::new(seed, false);
+        let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), seed);
+        bench.write_random(0, 8);
+        let erase = Operation::WriteZeroes { fua: false, deallocate: false };
+        bench.plain(erase, 0, 8).unwrap();
+        let segment = |at: usize| vec![bench.memory.segment(at * 512, 512)];
+        segment(0)[0].fill(5);
+        let job = |at: usize| match at % 3 {
+            0 => Job { segments: segment(1 + at), ..Job::new(Operation::Read, 3, 1) },
+            1 => Job { segments: segment(0), ..Job::new(Operation::Write { fua: false }, 3, 1) },
+            _ => Job::new(erase, 3, 1),
+        };
+        let jobs: Vec<_> = (0..30).map(job).collect();
+        let results = bench.jobs(&jobs);
+        assert!(results.iter().all(Result::is_ok), "seed {seed}: {results:?}");
+    }
 }

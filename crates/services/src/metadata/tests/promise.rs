@@ -14,9 +14,10 @@ use super::{
     super::page::{PAGE, block_start, group_start},
     SEED, Woven, disk, job, open, tag_of,
 };
-use crate::{Reason, graph::Graph, legs};
+use crate::{LegOrigin, Mount, Reason, graph::Graph, legs, testing::Device};
 
 const SIZE: BlockSize = BlockSize::B512;
+const FAULT: BlockError = BlockError::WriteFault { errno: 5 };
 
 /// Writes and reads single blocks, each of one byte, with metadata of another one.
 struct Probe(Arc<dyn Volume>);
@@ -302,4 +303,95 @@ fn writes_that_meet_leave_one_of_them() {
         }
     });
     assert_ne!(tag_of(&[1; 512]), tag_of(&[2; 512]));
+}
+
+#[test]
+fn what_lay_on_a_device_beyond_the_end_is_not_seen_when_the_volume_grows() {
+    let all = disk(3000, SIZE);
+    let blocks = super::leg_blocks(500, SIZE);
+    // Something else was there.
+    legs::write(&all, blocks << 9, vec![0xaa; (all.geometry().bytes() - (blocks << 9)) as usize]).unwrap();
+    let device = Device::over(Arc::clone(&all), blocks);
+    let graph = open(&device, Reason::Create).unwrap();
+    let bench = |test: &dyn Fn(&mut Bench<'_>)| {
+        test(&mut Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED));
+    };
+    bench(&|bench| bench.write(0, &vec![1; 500 * 512]).unwrap());
+    graph.volume().resize(BlockCount(2500)).unwrap();
+    bench(&|bench| {
+        bench.expect_zeroes(500, 2000);
+        bench.write(400, &vec![2; 1700 * 512]).unwrap();
+    });
+    // What it had there itself.
+    graph.volume().resize(BlockCount(450)).unwrap();
+    graph.volume().resize(BlockCount(2500)).unwrap();
+    bench(&|bench| {
+        bench.expect(0, &[vec![1; 400 * 512], vec![2; 50 * 512]].concat());
+        bench.expect_zeroes(450, 2050);
+        bench.write(2400, &[3; 512]).unwrap();
+        bench.expect(2400, &[3; 512]);
+    });
+    let mut graph = graph;
+    graph.unmount();
+    drop(graph);
+}
+
+#[test]
+fn after_a_format_that_failed_nothing_is_acknowledged_that_the_next_opening_erases() {
+    let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let graph = open(&leg, Reason::Create).unwrap();
+    let service = Arc::clone(&graph.services("metadata")[0].1);
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.write_random(0, 1100);
+    faulty.add(Rule::new(Requests::WriteZeroes, When::Nth(1), Effect::Fail(FAULT)));
+    assert!(graph.volume().format(SIZE).is_err());
+    let closed = Err(BlockError::NotReady);
+    assert_eq!(bench.write(3, &[7; 512]), closed, "it would be erased");
+    let segment = [bench.memory.segment(0, 512)];
+    assert_eq!(bench.moving(Operation::Read, 3, &segment), closed);
+    assert_eq!(bench.plain(Operation::Flush, 0, 0), closed);
+    assert_eq!(service.status().health, crate::Health::Failed);
+    faulty.clear();
+    graph.volume().format(SIZE).unwrap();
+    bench.write(3, &[8; 512]).unwrap();
+    bench.expect_zeroes(0, 3);
+    assert_eq!(service.status().health, crate::Health::Good);
+    drop(service);
+    let mut graph = graph;
+    graph.unmount();
+    drop(graph);
+    let graph = open(&leg, Reason::Open).unwrap();
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.expect(3, &[8; 512]);
+    bench.expect_zeroes(4, 1096);
+}
+
+#[test]
+fn a_leg_with_an_old_header_is_erased_when_it_may_be() {
+    let leg = disk(1100, SIZE);
+    let mut graph = open(&leg, Reason::Create).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let old = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(0, 1100);
+    graph.unmount();
+    drop(graph);
+    // It comes anew into a stack, as it was, and as one whose data may go.
+    let mut graph = open(&leg, Reason::Open).unwrap();
+    let service = Arc::clone(&graph.services("metadata")[0].1);
+    for reformat in [false, true] {
+        service.unmount().unwrap();
+        let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::New], previous: None, reformat };
+        service.mount(&mount).unwrap();
+        let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        if reformat { bench.expect_zeroes(0, 1100) } else { bench.expect(0, &old) }
+    }
+    let data = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(100, 900);
+    drop(service);
+    graph.unmount();
+    drop(graph);
+    let graph = open(&leg, Reason::Open).unwrap();
+    let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.expect_zeroes(0, 100);
+    bench.expect(100, &data);
 }

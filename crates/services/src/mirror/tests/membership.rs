@@ -206,7 +206,8 @@ fn data_that_were_there_come_to_the_new_leg() {
         shared: &crate::SharedObjects::default(),
     };
     let service = plan(&Settings::default()).unwrap().build(build).unwrap();
-    let mount = Mount { reason: Reason::Change, legs: vec![LegOrigin::Data, LegOrigin::New], previous: None };
+    let mount =
+        Mount { reason: Reason::Change, legs: vec![LegOrigin::Data, LegOrigin::New], previous: None, reformat: false };
     service.mount(&mount).unwrap();
     assert!(service.leg_is_whole(0) && !service.leg_is_whole(1));
     assert_eq!(plain.geometry().bytes(), RULES.leg_bytes(8192 * 512), "it was lengthened");

@@ -152,7 +152,7 @@ fn a_leg_is_replaced_in_the_running_volume() {
         let service = form.plan().build(build).unwrap();
         let mut origins = vec![crate::LegOrigin::Kept; form.legs];
         origins[replaced] = crate::LegOrigin::New;
-        let mount = crate::Mount { reason: Reason::Change, legs: origins, previous: None };
+        let mount = crate::Mount { reason: Reason::Change, legs: origins, previous: None, reformat: false };
         service.mount(&mount).unwrap();
         assert!(!service.leg_is_whole(replaced) && service.leg_is_whole(0));
         service.unmount().unwrap();

@@ -71,7 +71,7 @@ pub(super) fn replace(form: Form, legs: &[Arc<dyn Volume>], replaced: usize) {
     let service = form.plan().build(build).unwrap();
     let mut origins = vec![crate::LegOrigin::Kept; form.legs];
     origins[replaced] = crate::LegOrigin::New;
-    service.mount(&crate::Mount { reason: Reason::Change, legs: origins, previous: None }).unwrap();
+    service.mount(&crate::Mount { reason: Reason::Change, legs: origins, previous: None, reformat: false }).unwrap();
     service.unmount().unwrap();
 }
 

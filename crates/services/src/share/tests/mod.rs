@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use millrace_backends::{MemoryVolume, fault::FaultVolume};
 use millrace_block::{
-    BlockSize, Volume,
+    BlockSize, Operation, Volume,
     conformance::{self, Bench, Subject, SyncHarness, Wanted},
 };
 
@@ -18,7 +18,7 @@ use crate::{
     Node, Reason, Settings, SharedObjects,
     background::Spawner,
     graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan},
-    testing::{CrashTest, Kept, crash_test, subject},
+    testing::{CrashTest, Kept, Rig, crash_test, subject},
 };
 
 const SEED: u64 = 0x7368_6172;
@@ -205,4 +205,24 @@ fn a_disk_grows_and_shrinks_with_its_volumes_in_use() {
     assert_eq!(a.volume().geometry().bytes(), 4 * EXTENT);
     on_bench(&a, |bench| bench.expect(0, &in_a));
     assert_eq!(pool.fact("volume b").unwrap(), "163840 bytes, not in use");
+}
+
+#[test]
+fn a_format_is_durable_when_it_is_done() {
+    let rig = Rig::new(SEED, 1, 9 * (EXTENT >> 9), BlockSize::B512);
+    let leg = rig.volumes().remove(0);
+    let pool = Pool::open(&leg, "disk(extent=16K)", Reason::Create).unwrap();
+    let a = pool.create("a", 3 * EXTENT);
+    on_bench(&a, |bench| {
+        bench.write_random(0, 96);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    a.volume().format(BlockSize::B512).unwrap();
+    rig.power.cut_at(0);
+    on_bench(&a, |bench| assert!(bench.plain(Operation::Flush, 0, 0).is_err(), "the power is gone"));
+    drop((a, pool));
+    rig.restart();
+    let pool = Pool::open(&leg, "disk(extent=16K)", Reason::Open).unwrap();
+    let a = pool.volume("a", "share", None, Reason::Open).unwrap();
+    on_bench(&a, |bench| bench.expect_zeroes(0, 96));
 }

@@ -3,12 +3,12 @@
 use std::{
     collections::VecDeque,
     future::{Future, poll_fn},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
-        Arc, Mutex,
+        Arc, Barrier, Mutex,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
@@ -25,6 +25,7 @@ use millrace_memory::BufferPool;
 use super::*;
 use crate::{
     background::{Background, OnShards, Task},
+    share::{line::Line, member::Member},
     throttle::{Caps, Group},
 };
 
@@ -325,4 +326,42 @@ fn on_one_shard_and_on_several_nobody_is_forgotten() {
         let waited = volumes.iter().map(|volume| volume.tree().status.unwrap().facts.pop().unwrap().1);
         assert!(waited.into_iter().all(|waited| waited != "0 requests"), "the disk was saturated");
     }
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Wakes(AtomicU64);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn who_waits_on_a_shard_without_requests_for_ones_on_another_shard_is_not_forgotten() {
+    let (line, member) = (Line::default(), Arc::<Member>::default());
+    line.set_depth(64);
+    line.change(|members| members.push(Arc::clone(&member))).unwrap();
+    let own = ShardSlot::claim();
+    let flight = line.go(&member, 4096);
+    assert!(member.adjust(Some(1), 64) && member.limit() == Some(1), "it has all that it may have on the disk");
+    let (waits, ended) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _own = ShardSlot::claim();
+            let wakes = Arc::<Wakes>::default();
+            let (waker, mut next) = (Waker::from(Arc::clone(&wakes)), pin!(line.wait(&member, 4096)));
+            let mut cx = Context::from_waker(&waker);
+            assert!(next.as_mut().poll(&mut cx).is_pending());
+            waits.wait();
+            ended.wait();
+            let woken = wakes.0.load(Ordering::Relaxed) > 0;
+            assert!(woken && next.as_mut().poll(&mut cx).is_ready(), "woken: {woken}");
+        });
+        waits.wait();
+        drop(flight);
+        ended.wait();
+    });
+    drop(own);
 }
