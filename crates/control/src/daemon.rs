@@ -529,7 +529,9 @@ fn hear(keeper: &Link, manager: &Arc<Manager>, cells: Option<&(Arc<Cells>, runti
                 None => manager.note_upgraded(&upgraded),
             },
             Ok(Word::Settled) => {
-                cells.iter().for_each(|(cells, _)| cells.note_settled());
+                if let Some((cells, _)) = &cells {
+                    cells.note_settled();
+                }
                 manager.end_trial();
             }
             Ok(Word::LetGo(theirs)) => match manager.let_go(&theirs) {

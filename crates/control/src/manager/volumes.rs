@@ -338,7 +338,7 @@ impl Manager {
             {
                 match fs::remove_file(path) {
                     Ok(()) => {
-                        tracing::info!(path = %path.display(), "the file of a guest's namespace that is none is removed")
+                        tracing::info!(path = %path.display(), "the file of a guest's namespace that is none is removed");
                     }
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => tracing::warn!(path = %path.display(), %error, "a file of no namespace stays behind"),
