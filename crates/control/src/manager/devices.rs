@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::{Device, DeviceView, Inner, Manager, NamespaceView};
 use crate::{
     Name,
+    devices::forget,
     disks::{Live, ONLY},
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceSpec},
@@ -280,6 +281,11 @@ impl Inner {
 
     /// A device goes, at once or when its commands have finished.
     pub(super) fn retire(&mut self, device: Device) {
+        if device.live.is_err() {
+            // Its guest was kept for a worker that brings it back.
+            let kept = self.keeper.clone().map(|keeper| (keeper, device.record.uuid.into_bytes()));
+            forget(&device.record.spec.name, kept);
+        }
         self.retiring.extend(stop(device));
     }
 
