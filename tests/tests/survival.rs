@@ -311,3 +311,38 @@ fn a_keeper_that_cannot_start_a_worker_tries_again() {
     load.finish();
     daemon.finish();
 }
+
+/// A device that a worker cannot bring back keeps its guest, until one can, or the device is deleted.
+#[test]
+fn a_device_that_does_not_come_up_at_once_keeps_its_guest() {
+    let place = tempfile::tempdir().unwrap();
+    let [folder, elsewhere, config] = ["folder", "elsewhere", "m.toml"].map(|name| place.path().join(name));
+    let socket = folder.join("disk.sock");
+    fs::create_dir(&folder).unwrap();
+    let volume = "[[volume]]\nname = \"disk\"\nsize = \"64M\"\nbackend = \"memory\"\n";
+    let device = "[[device]]\nname = \"disk\"\nnvme = {}\nsocket = \"folder/disk.sock\"\nattach = [{ volume = \"disk\" }]\n";
+    fs::write(&config, format!("{volume}{device}")).unwrap();
+    let daemon = Daemon::start_with(&["--config", config.to_str().unwrap()]);
+    let mut host = OneHost::connect(&socket);
+    assert_eq!(host.run(NvmOpcode::WRITE, 1, [4, 4]), Status::SUCCESS);
+    let held = || fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    let before = held();
+    let fail = || {
+        // Neither is its socket there, nor can another one be.
+        fs::rename(&folder, &elsewhere).unwrap();
+        for _ in 0..2 {
+            daemon.kill_worker(Signal::KILL);
+            assert_eq!(daemon.json(&["device", "show", "disk"])["state"], "failed");
+        }
+        fs::rename(&elsewhere, &folder).unwrap();
+    };
+    fail();
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(host.run(NvmOpcode::READ, 1, [0, 0]), Status::SUCCESS);
+    assert_eq!(host.page.read_value::<[u64; 2]>(0), [4, 4]);
+    fail();
+    daemon.run(&["device", "delete", "disk"]);
+    eventually("what was its is let go", || (held() + 5 < before).then_some(()));
+    drop(host);
+    daemon.finish();
+}

@@ -150,6 +150,14 @@ pub enum ControlError {
         /// The volume.
         name: Name,
     },
+    /// It, or a volume that it is made of or that is made of it, is being resized.
+    #[error("volume {name}: volume {by} is being resized")]
+    Resizing {
+        /// The volume.
+        name: Name,
+        /// The one that is being resized.
+        by: Name,
+    },
     /// Another volume is made of it.
     #[error("volume {name} is part of volume {by}")]
     VolumeInStack {
@@ -445,6 +453,7 @@ impl ControlError {
             | Self::VolumeAttached { .. }
             | Self::Formatting { .. }
             | Self::Changing { .. }
+            | Self::Resizing { .. }
             | Self::CopyExists { .. }
             | Self::TooManyCopies
             | Self::Tracing { .. }
@@ -514,6 +523,7 @@ impl ControlError {
             Self::VolumeAttached { .. } => "volume-attached",
             Self::Formatting { .. } => "formatting",
             Self::Changing { .. } => "changing",
+            Self::Resizing { .. } => "resizing",
             Self::VolumeInStack { .. } => "volume-in-stack",
             Self::Graph { .. } => "stack",
             Self::Change { .. } => "change",
@@ -569,7 +579,7 @@ impl ControlError {
                 format!("detach it first: {}", list(users, command))
             }
             Self::Formatting { .. } => "a guest does that; try again when it is done".to_owned(),
-            Self::Changing { .. } => "try again when that is done".to_owned(),
+            Self::Changing { .. } | Self::Resizing { .. } => "try again when that is done".to_owned(),
             Self::VolumeInStack { by, .. } => format!("change or delete that one first (\"millrace volume show {by}\")"),
             Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
             Self::VolumeFailed { .. } => "put that right and restart the daemon, or delete the volume".to_owned(),

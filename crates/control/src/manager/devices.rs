@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::{Device, DeviceView, Inner, Manager, NamespaceView};
 use crate::{
     Name,
+    devices::forget,
     disks::{Live, ONLY},
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceSpec},
@@ -282,6 +283,11 @@ impl Inner {
     /// A device goes, at once or when its commands have finished.
     pub(super) fn retire(&mut self, device: Device) {
         let (uuid, name) = (device.record.uuid, device.record.spec.name.clone());
+        if device.live.is_err() {
+            // Its guest was kept for a worker that brings it back.
+            let kept = self.keeper.clone().map(|keeper| (keeper, uuid.into_bytes()));
+            forget(&name, kept);
+        }
         self.retiring.extend(stop(device).map(|live| (uuid, name, live)));
     }
 

@@ -114,14 +114,21 @@ impl Manager {
 }
 
 impl Inner {
-    /// A volume, for a change that it cannot take while it is being formatted, or changed, or copied to.
+    /// A volume, for a change that it cannot take while it is being formatted, or changed, or copied to, or while it, or what it is made
+    /// of, or what is made of it, is being resized.
     pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {
         let volume = self.volume(name)?;
         match (self.formatting.get(name), self.changing.get_key_value(name), self.copy_to(name)) {
             (Some(name), _, _) => Err(ControlError::Formatting { name: name.clone() }),
             (_, Some((name, _)), _) => Err(ControlError::Changing { name: name.clone() }),
             (_, _, Some(copy)) => Err(ControlError::Copying { name: volume.record.spec.name.clone(), copy: copy.clone() }),
-            (None, None, None) => Ok(volume),
+            (None, None, None) => {
+                let concerns = |by: &&Name| self.is_over(by.as_str(), name) || self.is_over(name, by.as_str());
+                match self.resizing.iter().find(concerns) {
+                    Some(by) => Err(ControlError::Resizing { name: volume.record.spec.name.clone(), by: by.clone() }),
+                    None => Ok(volume),
+                }
+            }
         }
     }
 }

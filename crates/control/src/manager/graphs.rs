@@ -323,6 +323,9 @@ impl Inner {
         if let Some(copy) = self.copy_to(name) {
             return Err(format!("copy {copy} writes to volume {name}"));
         }
+        if self.resizing.contains(name) {
+            return Err(format!("volume {name} is being resized: try again when that is done"));
+        }
         let shares = above.and_then(find).is_some_and(|kind| kind.shares_legs);
         match (shares, volume.record.spec.stack.is_disk()) {
             (true, true) | (false, false) => {}

@@ -35,7 +35,7 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use millrace_engine::{Engine, Placement, ShardHandle, StatsSnapshot};
@@ -73,6 +73,9 @@ pub use views::{
 
 #[cfg(test)]
 pub(crate) mod tests;
+
+/// How often is looked whether volumes are still being resized.
+const REST_LOOK: Duration = Duration::from_millis(5);
 
 /// What the manager must know besides the state.
 #[derive(Clone, Debug)]
@@ -126,6 +129,8 @@ struct Inner {
     formatting: BTreeSet<Name>,
     /// Volumes whose stack is being changed, with the stack that they get.
     changing: BTreeMap<Name, millrace_services::Node>,
+    /// Volumes that are being resized.
+    resizing: BTreeSet<Name>,
     copies: BTreeMap<Name, Copy>,
     /// Volumes being migrated that a thread looks after.
     attended: BTreeSet<Name>,
@@ -232,6 +237,18 @@ impl Manager {
     /// What exists, to look at. A panic elsewhere leaves it whole: it is changed only after all that can fail.
     fn peek(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What exists while no volume is being resized: nothing may end in the middle of that.
+    fn at_rest(&self) -> MutexGuard<'_, Inner> {
+        loop {
+            let inner = self.peek();
+            if inner.resizing.is_empty() {
+                return inner;
+            }
+            drop(inner);
+            thread::sleep(REST_LOOK);
+        }
     }
 
     /// Measures how busy the shards are; called once a second.

@@ -133,14 +133,21 @@ impl Manager {
         }
     }
 
-    /// Lets go of what is kept and nobody needs: not the leaves of volumes, and nothing of one that failed, which may come up next time.
+    /// Lets go of what is kept and nobody needs: not the leaves of volumes, and nothing of a volume or device that failed, which may come up
+    /// next time.
     pub(super) fn drop_untaken(&self, inner: &Inner) {
         let Some(keeper) = &self.settings.keeper else { return };
         let owners: BTreeMap<_, _> =
             inner.volumes.values().map(|volume| (volume.record.uuid.into_bytes(), volume)).collect();
+        let failed: BTreeSet<_> = inner
+            .devices
+            .values()
+            .filter(|device| device.live.is_err())
+            .map(|device| device.record.uuid.into_bytes())
+            .collect();
         let is_needed = |key: Key| {
             let owner = owners.get(&key.owner);
-            owner.is_some_and(|volume| volume.live.is_err() || volume.record.has_leaf_of(key))
+            failed.contains(&key.owner) || owner.is_some_and(|volume| volume.live.is_err() || volume.record.has_leaf_of(key))
         };
         match keeper.drop_untaken(is_needed) {
             Ok(0) => {}

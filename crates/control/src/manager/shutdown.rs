@@ -27,9 +27,9 @@ impl Manager {
     /// Stops all devices (their sockets go), flushes all volumes, stops the shards. Nothing is changed after it; a second
     /// call does nothing.
     pub fn shutdown(&self) {
+        self.peek().stopping = true;
         let (devices, volumes) = {
-            let mut inner = self.peek();
-            inner.stopping = true;
+            let mut inner = self.at_rest();
             let volumes: Vec<_> = inner.volumes.values().filter_map(|volume| volume.live.clone().ok()).collect();
             (std::mem::take(&mut inner.devices), volumes)
         };

@@ -27,6 +27,7 @@ mod groups;
 mod guests;
 mod migrations;
 mod protection;
+mod resizes;
 mod restarts;
 mod sessions;
 mod shares;

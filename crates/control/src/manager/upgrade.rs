@@ -128,7 +128,8 @@ impl Manager {
         // The state region's comes first (`nvme::LAYOUTS`).
         let state_version = common.first().copied().unwrap_or_default();
         self.end_trace_now(Ending::Upgrade);
-        for live in self.peek().lives() {
+        // What a resize stores on its way is not left half done.
+        for live in self.at_rest().lives() {
             // One that does not answer has failed, and is left as it is.
             let _ = live.hold();
         }
@@ -136,7 +137,7 @@ impl Manager {
         while Instant::now() < deadline && !self.is_held() {
             thread::sleep(LOOK);
         }
-        let inner = self.peek();
+        let inner = self.at_rest();
         for live in inner.lives() {
             let _ = live.leave(state_version);
         }

@@ -41,6 +41,20 @@ impl NewVolume {
     }
 }
 
+/// A volume that is being resized: it is marked as long as this lives, and what exists is not locked when this goes.
+struct Resizing<'a> {
+    manager: &'a Manager,
+    name: Name,
+    namespace: Arc<Namespace>,
+    blocks: BlockCount,
+}
+
+impl Drop for Resizing<'_> {
+    fn drop(&mut self) {
+        self.manager.peek().resizing.remove(&self.name);
+    }
+}
+
 /// What the making of a volume does to its file.
 pub(super) enum FileChange {
     None,
@@ -95,6 +109,19 @@ impl Manager {
 
     /// Grows or shrinks a volume, and tells the guests that see it.
     pub fn resize_volume(&self, name: &str, size: Size) -> Result<VolumeView, ControlError> {
+        let resizing = self.begin_resize(name, size)?;
+        // The lock is free: what a volume grows by may have to be written. What is stored changes on the way ([`shapes`](super::shapes)).
+        let done = resizing.namespace.resize(resizing.blocks);
+        let mut inner = self.peek();
+        self.follow_shapes(&mut inner, name);
+        done.map_err(told)?;
+        tracing::info!(volume = name, %size, "volume resized");
+        inner.notify(name);
+        inner.volume_view(name)
+    }
+
+    /// Marks a volume: nobody else changes it, nor what it is made of, nor what is made of it.
+    fn begin_resize(&self, name: &str, size: Size) -> Result<Resizing<'_>, ControlError> {
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
         inner.check_resizable(volume)?;
@@ -102,13 +129,9 @@ impl Manager {
         inner.check_below_idle(name)?;
         let namespace = Arc::clone(volume.live()?);
         let blocks = wanted_blocks(volume, &namespace, size)?;
-        // What is stored changes on the way ([`shapes`](super::shapes)).
-        let done = namespace.resize(blocks);
-        self.follow_shapes(&mut inner, name);
-        done.map_err(told)?;
-        tracing::info!(volume = name, %size, "volume resized");
-        inner.notify(name);
-        inner.volume_view(name)
+        let name = volume.record.spec.name.clone();
+        inner.resizing.insert(name.clone());
+        Ok(Resizing { manager: self, name, namespace, blocks })
     }
 
     /// Deletes a volume that no device has. Its file stays, unless it was made for a guest's own namespace.

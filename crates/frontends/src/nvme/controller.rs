@@ -41,6 +41,8 @@ use super::{
 
 /// Commands taken from one submission queue before the next queue has its turn.
 pub(crate) const BURST: u32 = 64;
+/// Bytes after which a turn takes no more: a volume may move them all before anybody else on the shard has its turn.
+const TURN_BYTES: u64 = 8 << 20;
 
 /// The doorbell page's name in /proc.
 const DOORBELLS: &str = "millrace-doorbells";
@@ -188,6 +190,8 @@ pub(crate) struct Controller {
     pub(crate) metadata: Vec<Segment>,
     /// Whether its requests are recorded; never those of the admin queue.
     pub(crate) trace: Site,
+    /// Bytes that commands may still move in this turn.
+    pub(crate) turn_bytes: u64,
     /// Where the round over the queues goes on.
     next_queue: usize,
     /// Results taken from the sink; its capacity is reused.
@@ -233,6 +237,7 @@ impl Controller {
             lifecycle: Lifecycle::default(),
             in_flight: 0,
             trace: Site::default(),
+            turn_bytes: TURN_BYTES,
             next_queue: 0,
             config,
             state,
@@ -256,6 +261,7 @@ impl Controller {
 
     /// One turn: completions of tasks, then new commands of every queue, then interrupts. Returns the work done.
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        self.turn_bytes = TURN_BYTES;
         let mut work = if self.sink.has_results() { self.reap() } else { 0 };
         if self.port.is_some() {
             work += self.card_turn(cx);
@@ -309,7 +315,8 @@ impl Controller {
             }
             let Some(&Active { sqid, seen }) = self.caches.active().get(at) else { break };
             let tail = self.doorbell(usize::from(sqid) * 2, sqid);
-            if tail != seen {
+            // The round begins with another queue each time, so that none waits for long; what administers moves nothing.
+            if tail != seen && (self.turn_bytes > 0 || QueueId(sqid).is_admin()) {
                 work += self.take_from(cx, sqid, tail);
                 // What came since is seen by its other tail: the queue is not so large that the guest could go round it to this one.
                 let empty = self.sq(sqid).head.get() == tail || self.pending_up_to(sqid, tail).is_none();
@@ -327,7 +334,7 @@ impl Controller {
         work
     }
 
-    /// Takes up to [`BURST`] commands from one queue, of those before `tail`. The doorbell itself is not looked at again: the guest
+    /// Takes up to [`BURST`] commands and the turn's bytes from one queue, of those before `tail`. The doorbell itself is not looked at again: the guest
     /// rings meanwhile, and to be seen the caller must know which tail was the last one.
     pub(crate) fn take_from(&mut self, cx: &mut ShardContext<'_>, sqid: u16, tail: u32) -> usize {
         let Some(pending) = self.pending_up_to(sqid, tail) else { return 0 };
@@ -338,7 +345,7 @@ impl Controller {
         while taken < budget && self.phase == Phase::Ready {
             if !QueueId(sqid).is_admin() {
                 taken += self.run_batch(cx, sqid, pending - taken, budget - taken);
-                if taken == budget {
+                if taken == budget || self.turn_bytes == 0 {
                     break;
                 }
             }
@@ -373,6 +380,12 @@ impl Controller {
     #[inline]
     pub(crate) fn traces(&self, sqid: u16) -> Site {
         if QueueId(sqid).is_admin() { Site::default() } else { self.trace }
+    }
+
+    /// Has the turn end once it has moved enough.
+    #[inline]
+    pub(crate) fn count_moved(&mut self, bytes: u64) {
+        self.turn_bytes = self.turn_bytes.saturating_sub(bytes);
     }
 
     /// Posts a command's completion, or drops it when the controller was reset since.

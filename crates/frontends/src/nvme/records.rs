@@ -365,10 +365,10 @@ impl Controller {
         self.in_flight = self.state.events.outstanding.get() + self.again.len() as u32;
     }
 
-    /// Carries out again what was in flight, as far as there are task slots. Returns work done.
+    /// Carries out again what was in flight, as far as there are task slots and the turn's bytes go. Returns work done.
     pub(crate) fn redo(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let mut work = 0;
-        while let Some(&at) = self.again.front() {
+        while let Some(&at) = self.again.front().filter(|_| self.turn_bytes > 0) {
             if !matches!(self.phase, Phase::Ready | Phase::ShuttingDown) {
                 self.forget_again();
                 break;

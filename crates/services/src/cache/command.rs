@@ -58,6 +58,10 @@ impl Cache {
     }
 
     fn resume(&self) -> Result<String, ServiceError> {
+        if self.is_void() {
+            self.resume_empty()?;
+            return Ok("the fast leg is used again, and begins empty".to_owned());
+        }
         if !self.broken.swap(false, Ordering::Relaxed) {
             return Err(ServiceError::NotNow("the fast leg is in use".to_owned()));
         }
@@ -139,7 +143,10 @@ impl Service for Cache {
     fn status(&self) -> Status {
         let mut status = Status::good([]);
         self.facts(&mut status);
-        if self.is_broken() {
+        if self.is_void() && !self.is_in_force() {
+            status.health = Health::Failed;
+            status.facts.push(("format".to_owned(), "ended half way: format once more, or resume".to_owned()));
+        } else if self.is_broken() {
             let dirty = self.dirty_lines();
             status.health = if dirty == 0 { Health::Degraded } else { Health::Failed };
             let what = match dirty {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Files: `table` where lines are · `policy` which goes (S3-FIFO) · `path` requests · `around` what passes the cache by · `commit` what makes
-//! dirty data durable · `upkeep` writing back · `disk` the format · `mount` coming and going · `command` the operator's side.
+//! dirty data durable · `upkeep` writing back · `disk` the format · `mount` coming and going · `format` erasing all · `command` the operator's side.
 //!
 //! Invariants:
 //! * The slow leg has the volume's blocks at their own places. What it lacks is dirty in the table, and the fast leg has it.
@@ -29,6 +29,7 @@ mod around;
 mod command;
 mod commit;
 mod disk;
+mod format;
 mod mount;
 mod path;
 mod policy;
@@ -255,6 +256,8 @@ pub(crate) struct Cache {
     may_be_dirty: AtomicBool,
     /// The fast leg failed: of what it has only dirty blocks are used.
     broken: AtomicBool,
+    /// A format erased the slow leg, and the fast one does not say so: see `format`.
+    void: AtomicBool,
     /// It is about to be taken out: writes go through.
     leaving: AtomicBool,
     flushing: Flushing,
@@ -331,6 +334,7 @@ impl Cache {
                 fast_unflushed: AtomicBool::new(false),
                 may_be_dirty: AtomicBool::new(plan.mode == Mode::Back),
                 broken: AtomicBool::new(false),
+                void: AtomicBool::new(false),
                 leaving: AtomicBool::new(false),
                 flushing: Flushing::default(),
                 superblock: Mutex::new(None),
@@ -397,7 +401,7 @@ impl Cache {
     }
 
     /// The fast leg failed: from now on it is not used, but for what only it has.
-    fn fast_failed(&self, what: &str, error: BlockError) {
+    fn fast_failed(&self, what: &str, error: impl std::fmt::Display) {
         let text = format!("{what}: {error}");
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
         if self.broken.swap(true, Ordering::Relaxed) {

@@ -1,11 +1,8 @@
 //! Coming and going: what the fast leg holds, and what follows from it.
 
-use std::{
-    sync::{PoisonError, atomic::Ordering},
-    time::{Duration, Instant},
-};
+use std::sync::{PoisonError, atomic::Ordering};
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume, VolumeError};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
 
 use super::{
     Cache, Core, FAST, Mode, SLOW, USUAL_LINE, disk,
@@ -14,7 +11,6 @@ use super::{
 };
 use crate::{
     legs,
-    locks::Taken,
     record::Found,
     service::{LegOrigin, Mount, Reason, ServiceError},
     settings::SettingError,
@@ -26,8 +22,6 @@ const CHUNK: usize = 1 << 20;
 const SAMPLES: u32 = 16;
 /// Bytes that are erased at once.
 const ERASED_AT_ONCE: u64 = 16 << 20;
-/// How long a format waits for a line that is being written back.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Cache {
     /// Comes into force.
@@ -162,7 +156,7 @@ impl Cache {
     }
 
     /// An empty cache comes into force.
-    fn prepare(&self, generation: u64) -> Result<(), ServiceError> {
+    pub(super) fn prepare(&self, generation: u64) -> Result<(), ServiceError> {
         let line_shift = self.plan.line_shift.unwrap_or(USUAL_LINE);
         let too_small = || {
             let (name, line) = (self.fast.name(), (1_u64 << line_shift) >> 10);
@@ -170,15 +164,7 @@ impl Cache {
         };
         let plan = disk::Plan::for_leg(self.fast.geometry().bytes(), line_shift).ok_or_else(too_small)?;
         let core = self.core.get_or_init(|| Core::new(plan));
-        let superblock = Superblock {
-            id: *uuid::Uuid::new_v4().as_bytes(),
-            bytes: self.bytes,
-            block_size: self.shape().block_size,
-            plan: core.plan,
-            state: State::Left,
-            may_be_dirty: false,
-            label: self.label.clone(),
-        };
+        let superblock = self.empty(core);
         // While the table is made, no superblock names it.
         let generation = superblock.store(&self.fast, generation)?;
         let erased = self.wait_for({
@@ -188,6 +174,19 @@ impl Cache {
         erased.map_err(|source| self.leg_error("erase", source))?;
         self.fill_table(core, &[], false)?;
         self.begin(superblock, generation, false)
+    }
+
+    /// What says of the fast leg that it holds nothing.
+    pub(super) fn empty(&self, core: &Core) -> Superblock {
+        Superblock {
+            id: *uuid::Uuid::new_v4().as_bytes(),
+            bytes: self.bytes,
+            block_size: self.shape().block_size,
+            plan: core.plan,
+            state: State::Left,
+            may_be_dirty: false,
+            label: self.label.clone(),
+        }
     }
 
     fn leg_error(&self, what: &'static str, source: BlockError) -> ServiceError {
@@ -214,7 +213,7 @@ impl Cache {
         let superblock = Superblock { state: State::InForce, may_be_dirty, ..superblock };
         let generation = superblock.store(&self.fast, generation)?;
         *self.superblock() = Some((superblock, generation));
-        for flag in [&self.broken, &self.leaving, &self.fast_unflushed, &self.flushing.wanted] {
+        for flag in [&self.void, &self.broken, &self.leaving, &self.fast_unflushed, &self.flushing.wanted] {
             flag.store(false, Ordering::Relaxed);
         }
         self.slow_unflushed.store(true, Ordering::Relaxed);
@@ -278,7 +277,7 @@ impl Cache {
     }
 
     /// Puts lines into the table; whether any of them is dirty.
-    fn fill_table(&self, core: &Core, entries: &[(u32, Entry)], keep_clean: bool) -> Result<bool, ServiceError> {
+    pub(super) fn fill_table(&self, core: &Core, entries: &[(u32, Entry)], keep_clean: bool) -> Result<bool, ServiceError> {
         core.table.clear();
         let mut dirty_lines = 0;
         for (slot, entry) in entries {
@@ -347,6 +346,13 @@ impl Cache {
             self.in_force.store(true, Ordering::Relaxed);
             return left;
         }
+        if self.is_void() {
+            // Without it the next mount would look for what was formatted away.
+            if let Err(error) = self.wait_for(|me, cx| Box::pin(async move { me.say_void(cx).await }))? {
+                tracing::error!(cache = self.name, leg = self.fast.name(), %error, "the fast leg cannot be told that it holds nothing");
+            }
+            return Ok(());
+        }
         if self.is_broken() {
             // What is on it cannot be vouched for: the next mount takes it for a crash.
             return Ok(());
@@ -388,50 +394,5 @@ impl Cache {
             self.fast.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await?;
         }
         legs::flush(cx, &*self.fast).await
-    }
-
-    /// Waits until nobody writes dirty lines back. Not to be called on a shard.
-    fn stop_moving(&self) -> Result<Taken<'_>, ServiceError> {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            match self.moving.try_take() {
-                Some(turn) => return Ok(turn),
-                None if Instant::now() > end => {
-                    return Err(ServiceError::NotNow("dirty lines are being written back, slowly: try again".to_owned()));
-                }
-                None => std::thread::sleep(Duration::from_micros(50)),
-            }
-        }
-    }
-
-    /// Erases both legs and gives them a block size. No request is in flight, and the calling thread may wait.
-    pub(super) fn format_legs(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        let bad = |why| VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why };
-        let failed = |error: ServiceError| VolumeError::Io {
-            volume: self.name.clone(),
-            action: "format",
-            path: self.fast.name().into(),
-            source: std::io::Error::other(error.to_string()),
-        };
-        let core = self.core.get().ok_or_else(|| failed(ServiceError::NotNow("it is not in force".to_owned())))?;
-        if core.plan.line_shift > block_size.shift() + 6 {
-            return Err(bad("a line of the cache would have more than 64 blocks"));
-        }
-        if self.bytes >> block_size.shift() == 0 {
-            return Err(bad("the volume is smaller than one block"));
-        }
-        let _turn = self.stop_moving().map_err(failed)?;
-        let before = self.shape().block_size;
-        self.slow.format(block_size)?;
-        if let Err(error) = self.fast.format(block_size) {
-            if let Err(error) = self.slow.format(before) {
-                tracing::error!(cache = self.name, leg = self.slow.name(), %error, "its block size is not what it was");
-            }
-            return Err(error);
-        }
-        self.look_again();
-        self.in_force.store(false, Ordering::Relaxed);
-        let generation = self.superblock().take().map_or(0, |(_, generation)| generation);
-        self.prepare(generation).map_err(failed)
     }
 }

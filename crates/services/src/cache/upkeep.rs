@@ -63,15 +63,20 @@ impl Cache {
             }
         };
         let cx = cx.with_buffers(&pool);
-        let (mut hand, mut leaving) = (0, 0);
+        let (mut hand, mut leaving, mut told) = (0, 0, false);
         while !stop.is_set() {
             let result = if self.flushing.wanted.load(Ordering::Acquire) {
                 self.flush_everything(cx, &stop, core).await
+            } else if self.is_void() && self.is_in_force() && !told {
+                let result = self.say_void(cx).await;
+                told = result.is_ok();
+                result
             } else if self.dirty_lines() > 0 {
                 self.round(cx, &stop, core, &mut hand).await
             } else {
                 Ok(())
             };
+            told &= self.is_void();
             // A change that was called off in between does not say so.
             leaving = if self.leaving.load(Ordering::Relaxed) { leaving + 1 } else { 0 };
             if leaving > LEAVE_PERIODS {

@@ -167,7 +167,7 @@ struct NotPlain;
 
 impl Controller {
     /// Takes up to `budget` of the `pending` commands, for all of which there is room in the completion queue. Returns how many
-    /// it took; fewer when the next is to go the long way.
+    /// it took; fewer when the next is to go the long way, or the turn has moved enough.
     pub(crate) fn run_batch(&mut self, cx: &mut ShardContext<'_>, sqid: u16, pending: u32, budget: u32) -> u32 {
         if self.io.fused.any() {
             return 0;
@@ -175,7 +175,7 @@ impl Controller {
         let Some(mut batch) = Batch::begin(self, sqid, pending) else { return 0 };
         let Some(mut slot) = cx.reserve() else { return 0 };
         let mut taken = 0;
-        while taken < budget {
+        while taken < budget && self.turn_bytes > 0 {
             let Ok(plain) = batch.next(self) else { break };
             taken += 1;
             self.trace.fetched(sqid, plain.cid, || batch.fetched(&plain));
@@ -404,7 +404,7 @@ impl Batch {
 
     /// Posts what is done; see the module for the order of stores.
     fn settle(&mut self, c: &mut Controller) {
-        self.moved = 0;
+        c.count_moved(std::mem::take(&mut self.moved));
         let count = std::mem::take(&mut self.count);
         if count == 0 {
             return;

@@ -184,6 +184,8 @@ impl Controller {
         self.counters.write_commands += 1;
         let operation = Operation::WriteZeroes { fua, deallocate: fields.deac() };
         if blocks.bytes <= PIECE {
+            // A volume may write them all at once.
+            self.count_moved(blocks.bytes);
             self.segments.clear();
             return Ok(self.submit_write(slot, token, attached, operation, blocks));
         }

@@ -18,14 +18,15 @@ use millrace_block::{BlockError, BlockSize};
 use millrace_nvme_spec::{
     command::{CommandFlags, Cqe, Fuse, Psdt, Sqe},
     nvm::ReadWriteCdw12,
-    opcode::NvmOpcode,
+    opcode::{AdminOpcode, NvmOpcode},
     sgl::SglDescriptor,
     status::Status,
 };
 use zerocopy::IntoBytes;
 
 use super::super::{
-    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, PAGE, sqe},
+    Config,
+    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, PAGE, sqe, test_config},
     namespace::{Allocated, Namespace},
 };
 
@@ -225,4 +226,58 @@ fn counters_count() {
     let counters = guest.controller.counters;
     assert_eq!((counters.write_commands, counters.bytes_written), (1, 4096));
     assert_eq!((counters.read_commands, counters.bytes_read, counters.other_commands), (1, 1024, 1));
+}
+
+/// However much a guest asks for at once, nobody else on the shard waits long for its turn.
+#[test]
+fn a_turn_moves_so_much_and_no_more() {
+    const MIB: u64 = 1 << 20;
+    let cases = [
+        (NvmOpcode::READ, 2, false),
+        (NvmOpcode::WRITE, 2, false),
+        // What goes the long way: by its kind, or because of its namespace.
+        (NvmOpcode::COMPARE, 2, false),
+        (NvmOpcode::READ, 2, true),
+        (NvmOpcode::WRITE_ZEROES, 1, false),
+    ];
+    for (opcode, mib, marked) in cases {
+        let mut guest = FakeGuest::new(Config { mdts: Config::MAX_MDTS, ..test_config() });
+        guest.enable();
+        guest.add_memory_volume(1, SIZE, BlockSize::B512);
+        if marked {
+            guest.make_queues(3, 4);
+            succeeds(guest.command(3, command(NvmOpcode::WRITE_UNCORRECTABLE, SIZE / 512 - 1, 1)));
+        }
+        let buffer = guest.alloc_pages(mib * MIB / PAGE);
+        let data = guest.prps(buffer, mib * MIB);
+        for queue in 1..=2 {
+            guest.make_queues(queue, 64);
+            for _ in 0..63 {
+                let mut sqe = command(opcode, 0, mib * MIB / 512);
+                if opcode != NvmOpcode::WRITE_ZEROES {
+                    sqe.dptr = data;
+                }
+                guest.push(queue, sqe);
+            }
+            guest.ring(queue);
+        }
+        let mut ended = [0; 2];
+        let mut turns = 0;
+        while ended.iter().sum::<u64>() < 2 * 63 {
+            let asked = guest.submit(0, sqe(AdminOpcode::GET_LOG_PAGE.0, 0));
+            guest.controller.turn(&mut guest.shard.context());
+            turns += 1;
+            assert!(guest.poll(0).is_some_and(|cqe| cqe.cid.0 == asked), "administration has every turn");
+            let before: u64 = ended.iter().sum();
+            for (queue, ended) in (1..).zip(&mut ended) {
+                while let Some(cqe) = guest.poll(queue) {
+                    succeeds(cqe);
+                    *ended += 1;
+                }
+            }
+            let moved = (ended.iter().sum::<u64>() - before) * mib;
+            assert!((1..=16).contains(&moved), "{opcode:?} moved {moved} MiB in a turn");
+            assert!(turns < 4 || ended.iter().all(|ended| *ended > 0), "each queue has its turn: {ended:?}");
+        }
+    }
 }

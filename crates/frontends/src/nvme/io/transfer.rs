@@ -65,6 +65,7 @@ impl Controller {
     }
 
     pub(super) fn count_transfer(&mut self, operation: Operation, bytes: u64) {
+        self.count_moved(bytes);
         if operation.is_write() {
             self.counters.write_commands += 1;
             self.counters.bytes_written += bytes;

@@ -3,6 +3,7 @@
 mod bad;
 mod crashes;
 mod failures;
+mod formats;
 mod live;
 
 use std::sync::Arc;

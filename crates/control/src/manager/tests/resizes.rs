@@ -1,0 +1,159 @@
+//! Resizes that take long: who waits for them, and who is told so.
+
+use std::{
+    sync::mpsc::{Sender, channel},
+    thread::JoinHandle,
+};
+
+use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume as Blocks, VolumeError};
+use millrace_frontends::nvme::Identity;
+
+use super::{stacks::spec, *};
+
+/// How long a resize waits at most, so that a test of who waits for it ends.
+const LONG: Duration = Duration::from_secs(10);
+
+/// A volume that says when it is resized, and waits until it is told to go on.
+struct Slow {
+    inner: Arc<dyn Blocks>,
+    begun: Sender<()>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl Blocks for Slow {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        self.inner.submit(cx, request)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.begun.send(()).unwrap();
+        let told = self.go_on.lock().unwrap().recv_timeout(LONG);
+        told.map_err(|_| VolumeError::Unsupported { volume: self.name().to_owned(), what: "waiting any longer" })?;
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+impl Rig {
+    /// Resizes a volume, which takes until it is told to go on.
+    fn resize_slowly(&self, name: &str, to: &str) -> (Sender<()>, JoinHandle<Result<VolumeView, ControlError>>) {
+        let ((begun, has_begun), (tell, go_on)) = (channel(), channel());
+        {
+            let mut inner = self.peek();
+            let volume = inner.volumes.get_mut(name).unwrap();
+            let fast = volume.live().unwrap();
+            let (identity, inner) = (Identity { ..fast.identity }, Arc::clone(&fast.volume));
+            let slow = Arc::new(Slow { inner, begun, go_on: Mutex::new(go_on) });
+            volume.live = Ok(Namespace::new(slow, identity, true));
+        }
+        let (manager, name, to) = (Arc::clone(self.manager.as_ref().unwrap()), name.to_owned(), size(to));
+        let resizing = thread::spawn(move || manager.resize_volume(&name, to));
+        has_begun.recv().unwrap();
+        (tell, resizing)
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_resize_and_whom_it_concerns_is_told() {
+    let mut rig = Rig::new();
+    for name in ["l", "other"] {
+        rig.create_volume(&rig.file_volume(name, "1M")).unwrap();
+    }
+    rig.create_volume(&spec("v", None, "throttle(iops=100K) | volume:l")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    let (tell, resizing) = rig.resize_slowly("v", "2M");
+    // All others go on.
+    rig.create_volume(&rig.file_volume("new", "64K")).unwrap();
+    assert_eq!(rig.resize_volume("other", size("3M")).unwrap().size, size("3M"));
+    rig.attach("d", &attach("other", None)).unwrap();
+    assert_eq!(rig.volume("v").unwrap().size, size("1M"));
+    for name in ["v", "l"] {
+        let refused = |result: Result<(), ControlError>| {
+            let error = result.expect_err("it is being resized");
+            assert!(matches!(&error, ControlError::Resizing { by, .. } if by.as_str() == "v"), "{error}");
+            assert_eq!((error.class(), error.code()), (Class::Conflict, "resizing"));
+        };
+        refused(rig.resize_volume(name, size("4M")).map(drop));
+        refused(rig.try_change(name, "throttle(iops=1000) | volume:other", true).map(drop));
+        refused(rig.delete_volume(name));
+        refused(rig.attach("d", &attach(name, None)).map(drop));
+        let to = serde_json::from_str(&format!(r#"{{"to":"file:{}"}}"#, rig.path("to").display())).unwrap();
+        refused(rig.migrate_volume(name, &to).map(drop));
+        let copy = serde_json::from_str(&format!(r#"{{"source":"new","target":"{name}"}}"#)).unwrap();
+        refused(rig.create_copy(&copy).map(drop));
+    }
+    let over = rig.create_volume(&spec("over", None, "throttle(iops=1000) | volume:v")).unwrap_err().to_string();
+    assert!(over.contains("volume v is being resized"), "{over}");
+    assert!(!resizing.is_finished(), "the resize was not waited for");
+    tell.send(()).unwrap();
+    assert_eq!(resizing.join().unwrap().unwrap().size, size("2M"));
+    assert_eq!((rig.volume("v").unwrap().size, rig.volume("l").unwrap().size), (size("2M"), size("2M")));
+    assert!(rig.peek().resizing.is_empty());
+    rig.restart();
+    for (name, has) in [("v", "2M"), ("l", "2M"), ("other", "3M")] {
+        let view = rig.volume(name).unwrap();
+        assert_eq!((view.state, view.size), (State::Ready, size(has)), "{:?}", view.reason);
+    }
+}
+
+#[test]
+fn a_resize_that_fails_leaves_its_volume_as_it_was() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("v", "1M")).unwrap();
+    let (tell, resizing) = rig.resize_slowly("v", "2M");
+    drop(tell);
+    assert!(resizing.join().unwrap().is_err());
+    assert_eq!(rig.volume("v").unwrap().size, size("1M"));
+    rig.try_change("v", "throttle(iops=1000) | @v.img", false).unwrap();
+}
+
+#[test]
+fn what_shares_a_disk_waits_while_that_is_resized() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("pool", Some("512K"), &rig.stack("disk(extent=64K) | @disk.img"))).unwrap();
+    rig.create_volume(&spec("s", Some("128K"), "share | volume:pool")).unwrap();
+    let (tell, resizing) = rig.resize_slowly("pool", "1M");
+    assert!(matches!(rig.resize_volume("s", size("256K")), Err(ControlError::Resizing { .. })));
+    assert!(matches!(rig.delete_volume("s"), Err(ControlError::Resizing { .. })));
+    tell.send(()).unwrap();
+    resizing.join().unwrap().unwrap();
+    rig.resize_volume("s", size("256K")).unwrap();
+}
+
+#[test]
+fn the_daemon_ends_after_a_resize() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("v", "1M")).unwrap();
+    let (tell, resizing) = rig.resize_slowly("v", "2M");
+    let manager = Arc::clone(rig.manager.as_ref().unwrap());
+    let ending = thread::spawn(move || manager.shutdown());
+    while !rig.peek().stopping {
+        thread::sleep(Duration::from_micros(50));
+    }
+    assert!(matches!(rig.resize_volume("v", size("3M")), Err(ControlError::Stopping)));
+    assert!(!ending.is_finished() && rig.has_volume("v"), "it is not closed in the middle of it");
+    tell.send(()).unwrap();
+    assert_eq!(resizing.join().unwrap().unwrap().size, size("2M"));
+    ending.join().unwrap();
+    rig.restart();
+    assert_eq!(rig.volume("v").unwrap().size, size("2M"));
+}
