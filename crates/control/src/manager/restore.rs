@@ -76,14 +76,15 @@ impl Manager {
         for record in devices {
             self.restore_device(&mut inner, record);
         }
+        // Before anything is declared: their targets are not free.
+        self.take_up_copies(&mut inner, copies, go_on);
         if let Some(declared) = declared {
             self.apply(&mut inner, declared)?;
         }
         self.stand_trial(&inner)?;
         self.resume(&inner);
         self.attend_migrations(&mut inner);
-        drop(inner);
-        self.resume_copies(copies, go_on);
+        self.launch_copies(&mut inner);
         Ok(())
     }
 
