@@ -481,6 +481,7 @@ impl Manager {
         let before = volume.record.clone();
         let mut after = before.clone();
         after.spec.stack = next(&before)?;
+        after.keep_own_file(&before);
         after.spec.validate()?;
         if before.spec.read_only {
             return Err(ControlError::ReadOnly { name: before.spec.name });

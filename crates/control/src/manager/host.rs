@@ -15,7 +15,10 @@ use millrace_block::{BlockError, BlockSize, VolumeError};
 use millrace_frontends::nvme::{Host, HostReply, Namespace, NewFormat, Status};
 use millrace_services::Leaf;
 
-use super::{Inner, Manager, Volume, WeakManager, volumes::remove_own_file};
+use super::{
+    Inner, Manager, Volume, WeakManager,
+    volumes::{own_file_name, remove_own_file},
+};
 use crate::{
     Name, Size,
     confine::tell_refused,
@@ -166,7 +169,7 @@ impl Manager {
         }
         let name = inner.name_for(&owner, nsid).ok_or(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry())?;
         let backend = match &nvme.ns_backend.0 {
-            BackendSpec::File(directory) => BackendSpec::File(directory.join(format!("{name}.img"))),
+            BackendSpec::File(directory) => BackendSpec::File(directory.join(own_file_name(&name))),
             other => other.clone(),
         };
         let spec = VolumeSpec {
@@ -220,7 +223,7 @@ impl Manager {
             return Err(Status::INTERNAL_ERROR);
         }
         if let Some(mut volume) = inner.volumes.remove(&name) {
-            volume.close();
+            volume.close_for_good(true);
             inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
             remove_own_file(&volume.record);
         }

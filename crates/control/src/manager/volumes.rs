@@ -276,10 +276,15 @@ pub(super) fn namespace(
 
 /// Removes the file of a guest's own namespace.
 pub(super) fn remove_own_file(record: &VolumeRecord) {
-    let Some(path) = record.spec.stack.as_leaf().and_then(Leaf::file).filter(|_| record.owns_file) else { return };
+    let Some(path) = record.own_file() else { return };
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!(volume = %record.spec.name, path = %path.display(), %error, "its file stays behind");
     }
+}
+
+/// The name of the file that is made for a guest's namespace.
+pub(super) fn own_file_name(volume: &Name) -> String {
+    format!("{volume}.img")
 }
 
 /// What tells one file or device from another.
@@ -311,5 +316,21 @@ impl VolumeRecord {
     /// The size it has now.
     pub(crate) fn size(&self) -> Size {
         self.spec.size.unwrap_or_default()
+    }
+
+    /// The file that was made for a guest's namespace, wherever it is in the stack. Where several could be it, none is: a file that stays
+    /// behind costs less than one that goes.
+    fn own_file(&self) -> Option<&Path> {
+        let own = own_file_name(&self.spec.name);
+        let is_own = |path: &&Path| path.file_name().is_some_and(|name| *name == *own);
+        let mut found = self.spec.stack.leaves().into_iter().filter_map(Leaf::file).filter(is_own);
+        let path = found.next().filter(|_| self.owns_file)?;
+        found.next().is_none().then_some(path)
+    }
+
+    /// After a change of its stack: a file that is no longer part of it does not go with it.
+    pub(super) fn keep_own_file(&mut self, before: &Self) {
+        let stays = |own: &Path| self.spec.stack.leaves().into_iter().filter_map(Leaf::file).any(|path| path == own);
+        self.owns_file = before.own_file().is_some_and(stays);
     }
 }

@@ -22,7 +22,7 @@ impl Rig {
         self.create_volume(&spec(name, Some(size), SHARE))
     }
 
-    fn of_disk(&self, name: &str) -> Option<String> {
+    pub(super) fn of_disk(&self, name: &str) -> Option<String> {
         let facts = self.volume("pool").unwrap().tree.status.expect("the disk is in force").facts;
         facts.into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
     }
