@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use millrace_block::BlockSize;
 use millrace_sandbox::{Mode, Policy};
 use millrace_services::migrate::stacks::{self, Stays};
 use serde::Deserialize;
@@ -464,12 +465,21 @@ fn volume_difference(declared: &VolumeSpec, stored: &VolumeSpec) -> Option<Strin
     let is_on_its_way = stacks::migration(&stored.stack).is_some()
         && [Stays::Old, Stays::New].into_iter().any(|stays| stacks::without(&stored.stack, stays) == declared.stack);
     (if is_on_its_way { None } else { differ("stack", declared.stack.to_string(), stored.stack.to_string()) })
-        .or_else(|| size.and_then(|(here, there)| differ("size", here.to_string(), there.to_string())))
+        .or_else(|| {
+            let size = size.filter(|(here, there)| *there != after_formats(*here));
+            size.and_then(|(here, there)| differ("size", here.to_string(), there.to_string()))
+        })
         .or_else(|| {
             let (here, there) = (declared.block_size.0.bytes(), stored.block_size.0.bytes());
             differ("block_size", here.to_string(), there.to_string())
         })
         .or_else(|| differ("read_only", declared.read_only.to_string(), stored.read_only.to_string()))
+}
+
+/// What guests leave of a size when they format it: whole blocks of the largest size.
+fn after_formats(size: Size) -> Size {
+    let block = u64::from(BlockSize::B4096.bytes());
+    Size(size.0 / block * block)
 }
 
 fn device_difference(declared: &DeclaredDevice, record: &DeviceRecord) -> Option<String> {
