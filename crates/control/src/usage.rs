@@ -80,9 +80,9 @@ pub enum UsageBy {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct UsageQuestion {
-    /// From this second since 1970 on.
+    /// What was written after this second since 1970.
     pub from: Option<u64>,
-    /// Up to this one.
+    /// What was written up to this one.
     pub to: Option<u64>,
     /// What is summed up.
     pub by: UsageBy,
@@ -241,7 +241,8 @@ fn add_file(rows: &mut BTreeMap<String, UsageRow>, file: File, question: &UsageQ
         let line = std::str::from_utf8(&bytes).ok().and_then(decode);
         bytes.clear();
         let Some(line) = line else { continue };
-        if question.from.is_some_and(|from| line.time < from) || question.to.is_some_and(|to| line.time > to) {
+        // Its time is the end of what it is about: of two periods that meet, it is in the earlier one.
+        if question.from.is_some_and(|from| line.time <= from) || question.to.is_some_and(|to| line.time > to) {
             continue;
         }
         let name = match question.by {
