@@ -252,8 +252,12 @@ impl Created {
                 inner.retire(device);
             }
         }
-        for volume in self.volumes {
-            inner.volumes.remove(&volume);
+        // Those that are made of others come after them.
+        for name in self.volumes.into_iter().rev() {
+            if let Some(mut volume) = inner.volumes.remove(&name) {
+                volume.close_for_good(false);
+                inner.forget_kept(&name, volume.record.uuid);
+            }
         }
         for group in self.groups {
             inner.groups.remove(&group);

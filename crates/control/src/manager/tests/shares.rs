@@ -119,6 +119,19 @@ fn what_cannot_be_stored_leaves_nothing_on_the_disk() {
 }
 
 #[test]
+fn a_configuration_that_fails_leaves_nothing_on_the_disk() {
+    let mut rig = Rig::with_disk();
+    rig.stop();
+    let config = "[[volume]]\nname = \"v\"\nsize = \"128K\"\nstack = \"share | volume:pool\"\n\
+                  [[volume]]\nname = \"over\"\nsize = \"128K\"\nstack = \"concat(volume:v)\"\n\
+                  [[volume]]\nname = \"late\"\nbackend = \"file:missing.img\"\n";
+    rig.try_start(Some(config)).unwrap_err();
+    rig.start();
+    assert_eq!(rig.of_disk("volume v"), None);
+    rig.share("v", "128K").unwrap();
+}
+
+#[test]
 fn volumes_of_a_disk_change_while_guests_write() {
     let rig = Rig::with_disk();
     rig.resize_volume("pool", size("4M")).unwrap();
