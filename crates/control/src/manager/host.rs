@@ -217,6 +217,7 @@ impl Manager {
         inner.check_not_copied(&name).map_err(|error| status_of(&error))?;
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
+        self.close_account(&inner, [&name]);
         let (put_devices, remove_volumes) = (vec![&record], vec![&name]);
         if let Err(error) = self.store.apply(&Changes { put_devices, remove_volumes, ..Changes::default() }) {
             tracing::warn!(device, volume = %name, %error, "the deletion of a guest's namespace could not be stored");

@@ -123,6 +123,7 @@ impl Manager {
         if !users.is_empty() {
             return Err(ControlError::VolumeAttached { name, users });
         }
+        self.close_account(&inner, [&name]);
         self.store.apply(&Changes { remove_volumes: vec![&name], ..Changes::default() })?;
         if let Some(mut volume) = inner.volumes.remove(&name) {
             volume.close_for_good(true);

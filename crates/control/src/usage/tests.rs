@@ -105,3 +105,20 @@ fn time_without_the_volume_is_nobodys() {
     account.write(&[metered_by(&meter, "a", "y", 51)]);
     assert_eq!(sums(), (110, 57));
 }
+
+#[test]
+fn what_goes_has_a_last_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let seconds = || account.sums(&UsageQuestion::default()).unwrap().pop().unwrap().seconds;
+    account.write(&[metered("a", "x", 5)]);
+    for known in account.state.lock().unwrap().last.values_mut() {
+        known.when -= Duration::from_secs(30);
+    }
+    account.write(&[metered("a", "x", 5)]);
+    assert_eq!(seconds(), 0, "it is idle");
+    for durable in [true, false] {
+        account.close(&[metered("a", "x", 5)], durable);
+        assert_eq!(seconds(), 30);
+    }
+}
