@@ -91,6 +91,15 @@ pub struct UsageQuestion {
     pub by: UsageBy,
 }
 
+/// Of a number that may be larger than 64 bits hold.
+fn large() -> utoipa::openapi::schema::Object {
+    utoipa::openapi::ObjectBuilder::new()
+        .schema_type(utoipa::openapi::schema::Type::Integer)
+        .minimum(Some(0))
+        .description(Some("A whole number, which may be larger than 64 bits hold"))
+        .build()
+}
+
 /// A sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UsageRow {
@@ -109,10 +118,10 @@ pub struct UsageRow {
     /// Bytes written.
     pub written_bytes: u64,
     /// Bytes of its volumes' sizes, times seconds.
-    #[schema(value_type = u64)]
+    #[schema(schema_with = large)]
     pub provisioned_byte_seconds: u128,
     /// Bytes that its volumes' media held, times seconds.
-    #[schema(value_type = u64)]
+    #[schema(schema_with = large)]
     pub used_byte_seconds: u128,
 }
 
