@@ -181,7 +181,7 @@ struct Timely {
 impl Read for Timely {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut [PollFd::from_borrowed_fd(self.from.as_fd(), PollFlags::IN)], Some(&left)) {
             Ok(0) => Err(io::ErrorKind::TimedOut.into()),
             Ok(_) => self.from.read(to),

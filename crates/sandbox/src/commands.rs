@@ -147,7 +147,7 @@ fn wait(child: &mut Child, answer: BorrowedFd<'_>) -> io::Result<ExitStatus> {
 fn is_ready(fd: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut [PollFd::from_borrowed_fd(fd, events)], Some(&left)) {
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}

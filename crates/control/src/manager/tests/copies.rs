@@ -328,7 +328,7 @@ fn a_copy_does_not_go_on_over_what_somebody_uses() {
         let why = view.reason.unwrap_or_default();
         assert!(view.state == CopyState::Failed && why.contains("volume b is attached to d"), "{:?}: {why}", view.state);
         assert_eq!(rig.stored_copy("job").state, CopyState::Failed);
-        assert!(rig.has("b.img", &[0; 1 << 20]));
+        assert!(rig.has("b.img", &vec![0; 1 << 20]));
     }
 }
 

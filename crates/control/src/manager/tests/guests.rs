@@ -224,7 +224,7 @@ fn a_file_that_was_not_made_for_the_guest_stays() {
     ] {
         create(&rig, "d", 1, 64 << 10).map(drop).unwrap();
         assert_eq!(rig.volume("d-ns1").unwrap().stack.to_string(), own);
-        fs::write(rig.path("other.img"), [7; 64 << 10]).unwrap();
+        fs::write(rig.path("other.img"), vec![7; 64 << 10]).unwrap();
         for stack in &stacks {
             rig.change_stack("d-ns1", &rig.stack(stack).parse().unwrap(), true).unwrap();
         }
