@@ -1,6 +1,6 @@
 //! What can go wrong with keys and ciphers: told to the operator.
 
-use std::io;
+use std::{io, time::Duration};
 
 use thiserror::Error;
 
@@ -50,6 +50,14 @@ pub enum KeyError {
         status: String,
         /// The beginning of what it wrote to its standard error.
         said: String,
+    },
+    /// The command took too long.
+    #[error("the key command {command} was killed: it has not ended within {} s", limit.as_secs())]
+    Slow {
+        /// The command.
+        command: String,
+        /// How long it may take.
+        limit: Duration,
     },
     /// What came is no key.
     #[error("{from} gave {bytes} bytes that are no key: 32 bytes, or 64 hexadecimal digits, are one")]

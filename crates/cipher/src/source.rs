@@ -5,11 +5,22 @@ use std::{
     fmt,
     fs::File,
     io::{self, Read},
-    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    },
     path::PathBuf,
-    process::{Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     str::FromStr,
     sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Pid, Signal, kill_process_group},
 };
 
 use crate::{error::KeyError, secret::Secret};
@@ -17,8 +28,13 @@ use crate::{error::KeyError, secret::Secret};
 /// Bytes that a source may give: 64 digits and a line end, with room to tell that there are too many.
 const MOST: usize = 80;
 
-/// Waits for a key command's end.
-pub type Running = Box<dyn FnOnce() -> io::Result<ExitStatus> + Send>;
+/// How long a key command may take: whoever opens a volume waits for it.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How often is looked whether one has ended.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Waits for a key command's end, until then; `None`: it has not ended. Dropped, it kills the command.
+pub type Running = Box<dyn FnOnce(Instant) -> io::Result<Option<ExitStatus>> + Send>;
 
 /// Starts a key command: its words, where its output goes, and where its errors go.
 pub type Runner = Box<dyn Fn(&str, OwnedFd, OwnedFd) -> io::Result<Running> + Send + Sync>;
@@ -30,11 +46,44 @@ pub fn run_commands_by(runner: Runner) {
     let _ = RUNNER.set(runner);
 }
 
+/// A command of our own, which goes with it: it, and what it has started.
+struct Own {
+    child: Child,
+    has_ended: bool,
+}
+
+impl Own {
+    fn wait(&mut self, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+        loop {
+            match self.child.try_wait()? {
+                None if Instant::now() < deadline => thread::sleep(LOOK),
+                ended => {
+                    self.has_ended = ended.is_some();
+                    return Ok(ended);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
 fn run_here(line: &str, output: OwnedFd, errors: OwnedFd) -> io::Result<Running> {
     let mut words = line.split(' ').filter(|word| !word.is_empty());
     let mut command = Command::new(words.next().unwrap_or_default());
-    let mut child = command.args(words).stdin(Stdio::null()).stdout(output).stderr(errors).spawn()?;
-    Ok(Box::new(move || child.wait()))
+    command.args(words).stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
+    let mut own = Own { child: command.spawn()?, has_ended: false };
+    Ok(Box::new(move |deadline| own.wait(deadline)))
 }
 
 /// Names a key without holding it: this is what configuration and logs see.
@@ -89,28 +138,56 @@ impl KeySource {
                 read_some(&mut file, raw.bytes_mut()).map_err(failed)?
             }
             Self::Keyring(name) => keyring(name, raw.bytes_mut()).map_err(failed)?,
-            Self::Command(line) => self.run(line, raw.bytes_mut())?,
+            Self::Command(line) => self.run(line, raw.bytes_mut(), LIMIT)?,
         };
         decode(&raw, len)?.ok_or_else(|| KeyError::NoKey { from: self.to_string(), bytes: len })
     }
 
-    fn run(&self, line: &str, key: &mut [u8]) -> Result<usize, KeyError> {
+    pub(crate) fn run(&self, line: &str, key: &mut [u8], limit: Duration) -> Result<usize, KeyError> {
         let failed = |source| KeyError::Io { from: self.to_string(), source };
+        let deadline = Instant::now() + limit;
         // The ends that the command gets are closed here when it has started: its own are the last, and their end is its end.
-        let ((mut output, theirs), (errors, their_errors)) = (io::pipe().map_err(failed)?, io::pipe().map_err(failed)?);
+        let ((output, theirs), (errors, their_errors)) = (io::pipe().map_err(failed)?, io::pipe().map_err(failed)?);
         let run = RUNNER.get().map_or(&run_here as &dyn Fn(&str, OwnedFd, OwnedFd) -> _, |runner| runner);
         let wait = run(line, theirs.into(), their_errors.into()).map_err(failed)?;
-        let len = read_some(&mut output, key).map_err(failed)?;
+        let mut output = Timely { from: output, deadline };
+        let len = match read_some(&mut output, key) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(self.too_slow(limit)),
+            result => result.map_err(failed)?,
+        };
         // A command that says more than a key is ended by the closed pipe.
         drop(output);
         let mut said = String::new();
-        let _ = errors.take(500).read_to_string(&mut said);
-        let status = wait().map_err(failed)?;
+        let _ = Timely { from: errors, deadline }.take(500).read_to_string(&mut said);
+        let Some(status) = wait(deadline).map_err(failed)? else { return Err(self.too_slow(limit)) };
         if status.success() {
             return Ok(len);
         }
         let (command, said) = (self.to_string(), said.trim().replace(char::is_control, " "));
         Err(KeyError::Command { command, status: status.to_string(), said })
+    }
+
+    fn too_slow(&self, limit: Duration) -> KeyError {
+        KeyError::Slow { command: self.to_string(), limit }
+    }
+}
+
+/// A pipe that is read until the deadline.
+struct Timely {
+    from: io::PipeReader,
+    deadline: Instant,
+}
+
+impl Read for Timely {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::from_borrowed_fd(self.from.as_fd(), PollFlags::IN)], Some(&left)) {
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => self.from.read(to),
+            Err(Errno::INTR) => Err(io::ErrorKind::Interrupted.into()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

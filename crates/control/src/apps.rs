@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const HEARD: usize = 16;
 
 /// A user whose applications may open volumes, beside the daemon's own user and root, who may open all.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppUser {
     /// The user's number.

@@ -10,9 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use millrace_block::BlockSize;
 use millrace_sandbox::{Mode, Policy};
 use millrace_services::migrate::stacks::{self, Stays};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use toml::Spanned;
 
@@ -164,7 +165,7 @@ impl DeclaredDevice {
 }
 
 /// What shards do while there is no work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PollingMode {
     /// They spin for a while, then sleep, until shortly before work is expected where that can be told.
@@ -177,7 +178,7 @@ pub enum PollingMode {
 }
 
 /// How devices are spread over shards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlacementMode {
     /// Each device to the least loaded shard.
@@ -188,7 +189,7 @@ pub enum PlacementMode {
 }
 
 /// Which devices have a worker of their own (docs/isolation.md).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IsolationMode {
     /// None: one worker serves all.
@@ -233,6 +234,35 @@ impl SandboxTable {
         line.memory = line.memory.or(self.memory.map(|size| size.0));
         line.files = line.files.or(self.files);
         line
+    }
+}
+
+/// What a configuration file sets of the daemon itself. It holds as long as the daemon runs, whatever becomes of the file and of workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FileSettings {
+    pub(crate) shards: Option<String>,
+    pub(crate) polling: Option<PollingMode>,
+    pub(crate) placement: Option<PlacementMode>,
+    pub(crate) isolation: Option<IsolationMode>,
+    pub(crate) worker_shards: Option<String>,
+    pub(crate) apps: Vec<AppUser>,
+    pub(crate) operators: Vec<Operator>,
+}
+
+impl FileSettings {
+    /// What is otherwise in another file, by the keys' names.
+    pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let same = [
+            ("shards", self.shards == other.shards),
+            ("polling", self.polling == other.polling),
+            ("placement", self.placement == other.placement),
+            ("isolation", self.isolation == other.isolation),
+            ("worker_shards", self.worker_shards == other.worker_shards),
+            ("app", self.apps == other.apps),
+            ("operator", self.operators == other.operators),
+        ];
+        same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
     }
 }
 
@@ -295,6 +325,19 @@ impl Declared {
         let text = std::fs::read_to_string(path).map_err(failed)?;
         let absolute = std::path::absolute(path).map_err(failed)?;
         Self::parse(&text, path, absolute.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// What it sets of the daemon itself.
+    pub fn settings(&self) -> FileSettings {
+        FileSettings {
+            shards: self.shards.clone(),
+            polling: self.polling,
+            placement: self.placement,
+            isolation: self.isolation,
+            worker_shards: self.worker_shards.clone(),
+            apps: self.apps.clone(),
+            operators: self.operators.clone(),
+        }
     }
 
     fn parse(text: &str, path: &Path, base: &Path) -> Result<Self, ConfigError> {
@@ -464,12 +507,21 @@ fn volume_difference(declared: &VolumeSpec, stored: &VolumeSpec) -> Option<Strin
     let is_on_its_way = stacks::migration(&stored.stack).is_some()
         && [Stays::Old, Stays::New].into_iter().any(|stays| stacks::without(&stored.stack, stays) == declared.stack);
     (if is_on_its_way { None } else { differ("stack", declared.stack.to_string(), stored.stack.to_string()) })
-        .or_else(|| size.and_then(|(here, there)| differ("size", here.to_string(), there.to_string())))
+        .or_else(|| {
+            let size = size.filter(|(here, there)| *there != after_formats(*here));
+            size.and_then(|(here, there)| differ("size", here.to_string(), there.to_string()))
+        })
         .or_else(|| {
             let (here, there) = (declared.block_size.0.bytes(), stored.block_size.0.bytes());
             differ("block_size", here.to_string(), there.to_string())
         })
         .or_else(|| differ("read_only", declared.read_only.to_string(), stored.read_only.to_string()))
+}
+
+/// What guests leave of a size when they format it: whole blocks of the largest size.
+fn after_formats(size: Size) -> Size {
+    let block = u64::from(BlockSize::B4096.bytes());
+    Size(size.0 / block * block)
 }
 
 fn device_difference(declared: &DeclaredDevice, record: &DeviceRecord) -> Option<String> {

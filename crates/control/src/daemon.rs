@@ -29,7 +29,7 @@ use crate::{
     api::{self, Door, Operator},
     apps,
     cells::{self, ArrangeError, Arranged, BeginError, Cells},
-    config::{ConfigError, Declared, IsolationMode, PlacementMode, PollingMode},
+    config::{ConfigError, Declared, FileSettings, IsolationMode, PlacementMode, PollingMode},
     confine,
     dirs::{DirError, RunDir, failed, make_private},
     error::ControlError,
@@ -67,6 +67,8 @@ pub struct ServeOptions {
     pub cell: Option<Name>,
     /// The engine that takes controllers' I/O queues; `None`: this program does it all.
     pub card: Option<CardSpec>,
+    /// The configuration file's settings when the daemon was started; `None`: those that it has now.
+    pub held: Option<FileSettings>,
 }
 
 impl ServeOptions {
@@ -75,22 +77,34 @@ impl ServeOptions {
         self.cell.as_ref().map_or_else(|| base.to_owned(), |cell| cells::folder(base, cell))
     }
 
-    fn shards(&self, file: Option<&Declared>) -> Result<Vec<ShardConfig>, ShardsError> {
+    /// The file's settings that count: a worker that follows another one serves as that did, whatever has become of the file.
+    fn settings(&self, file: Option<&Declared>) -> FileSettings {
+        let now = file.map(Declared::settings);
+        let Some(held) = &self.held else { return now.unwrap_or_default() };
+        let changed = now.map(|now| held.differences(&now)).unwrap_or_default();
+        if !changed.is_empty() {
+            let settings = changed.join(", ");
+            tracing::warn!(%settings, "the configuration file has other settings; they are left aside until the daemon is started anew");
+        }
+        held.clone()
+    }
+
+    fn shards(&self, file: &FileSettings) -> Result<Vec<ShardConfig>, ShardsError> {
         let (own, files) = match &self.cell {
-            None => (&self.shards, file.and_then(|file| file.shards.as_deref())),
-            Some(_) => (&self.worker_shards, file.and_then(|file| file.worker_shards.as_deref())),
+            None => (&self.shards, &file.shards),
+            Some(_) => (&self.worker_shards, &file.worker_shards),
         };
-        let polling = self.polling.or_else(|| file.and_then(|file| file.polling)).unwrap_or_default();
-        shard_configs(own.as_deref().or(files).unwrap_or("1"), polling)
+        let polling = self.polling.or(file.polling).unwrap_or_default();
+        shard_configs(own.as_deref().or(files.as_deref()).unwrap_or("1"), polling)
     }
 
     /// Who may use the API: of a cell's, only the daemon's own worker.
-    fn operators(&self, file: Option<&Declared>) -> Vec<Operator> {
-        file.filter(|_| self.cell.is_none()).map(|file| file.operators.clone()).unwrap_or_default()
+    fn operators(&self, file: &FileSettings) -> Vec<Operator> {
+        if self.cell.is_some() { Vec::new() } else { file.operators.clone() }
     }
 
-    fn placement(&self, file: Option<&Declared>) -> Placement {
-        match self.placement.or_else(|| file.and_then(|file| file.placement)).unwrap_or_default() {
+    fn placement(&self, file: &FileSettings) -> Placement {
+        match self.placement.or(file.placement).unwrap_or_default() {
             PlacementMode::Device => Placement::Device,
             PlacementMode::Disk => Placement::Disk,
         }
@@ -203,11 +217,10 @@ pub fn serve(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Result<
 fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Result<(), DaemonError> {
     // Everything that can be wrong without touching anything comes first, and what takes time: in an upgrade, guests do not wait for it.
     let declared = options.config.as_deref().map(Declared::read).transpose();
-    let from_file = declared.as_ref().ok().and_then(Option::as_ref);
-    let isolation = options.isolation.or_else(|| from_file.and_then(|declared| declared.isolation)).unwrap_or_default();
-    let (placement, shards) = (options.placement(from_file), options.shards(from_file)?);
-    let apps = from_file.map(|declared| declared.apps.clone()).unwrap_or_default();
-    let operators = options.operators(from_file);
+    let file = options.settings(declared.as_ref().ok().and_then(Option::as_ref));
+    let isolation = options.isolation.or(file.isolation).unwrap_or_default();
+    let (placement, shards) = (options.placement(&file), options.shards(&file)?);
+    let (operators, apps) = (options.operators(&file), file.apps);
     raise_file_limit();
     let (runtime, engine) = (runtime()?, Engine::start(shards)?);
     let keeper = Arc::new(Link::begin(link, &layouts())?);

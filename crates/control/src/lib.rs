@@ -39,7 +39,7 @@ mod usage;
 
 pub use api::{Operator, Problem, openapi};
 pub use apps::{APPS_SOCKET, AppUser};
-pub use config::{ConfigError, Declared, IsolationMode, PlacementMode, PollingMode, SandboxTable};
+pub use config::{ConfigError, Declared, FileSettings, IsolationMode, PlacementMode, PollingMode, SandboxTable};
 pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
 pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
 pub use error::{Class, ControlError};

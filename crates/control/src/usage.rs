@@ -4,7 +4,8 @@
 //!   meters in volumes' stacks ── every 5 s, by the host thread ──► STATE_DIR/usage.log ──► sums by volume, tenant or device
 //! ```
 //!
-//! A crash loses what was counted since the last line: a few seconds. A line that was cut short by it is skipped.
+//! A crash loses what was counted since the last line: a few seconds of requests, and up to a minute of an idle volume's size. What goes in
+//! order — a volume, a meter, the worker — has a last line before. A line that was cut short by a crash is skipped.
 
 use std::{
     any::Any,
@@ -30,6 +31,8 @@ mod tests;
 const EVERY: Duration = Duration::from_secs(5);
 /// How often a volume that does nothing has a line: its capacity is on the account as well.
 const IDLE: Duration = Duration::from_secs(60);
+/// The shortest time that a line is about.
+const SHORTEST: Duration = Duration::from_secs(1);
 /// The file's name in the state directory.
 const FILE: &str = "usage.log";
 
@@ -80,12 +83,21 @@ pub enum UsageBy {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct UsageQuestion {
-    /// From this second since 1970 on.
+    /// What was written after this second since 1970.
     pub from: Option<u64>,
-    /// Up to this one.
+    /// What was written up to this one.
     pub to: Option<u64>,
     /// What is summed up.
     pub by: UsageBy,
+}
+
+/// Of a number that may be larger than 64 bits hold.
+fn large() -> utoipa::openapi::schema::Object {
+    utoipa::openapi::ObjectBuilder::new()
+        .schema_type(utoipa::openapi::schema::Type::Integer)
+        .minimum(Some(0))
+        .description(Some("A whole number, which may be larger than 64 bits hold"))
+        .build()
 }
 
 /// A sum.
@@ -106,10 +118,10 @@ pub struct UsageRow {
     /// Bytes written.
     pub written_bytes: u64,
     /// Bytes of its volumes' sizes, times seconds.
-    #[schema(value_type = u64)]
+    #[schema(schema_with = large)]
     pub provisioned_byte_seconds: u128,
     /// Bytes that its volumes' media held, times seconds.
-    #[schema(value_type = u64)]
+    #[schema(schema_with = large)]
     pub used_byte_seconds: u128,
 }
 
@@ -174,10 +186,20 @@ impl Account {
 
     /// Writes what meters have counted since the last time.
     pub(crate) fn write(&self, metered: &[Metered]) {
+        self.put(metered, IDLE, true);
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).next = Some(Instant::now() + EVERY);
+    }
+
+    /// Writes what some have counted to the last, for they go. What is not made durable outlives the process, not the system.
+    pub(crate) fn close(&self, metered: &[Metered], durable: bool) {
+        self.put(metered, SHORTEST, durable);
+    }
+
+    /// Volumes that do nothing have a line when so much time has passed.
+    fn put(&self, metered: &[Metered], idle_line: Duration, durable: bool) {
         let Some(path) = &self.path else { return };
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        state.next = Some(now + EVERY);
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let mut text = String::new();
         let mut written = Vec::new();
@@ -189,7 +211,7 @@ impl Account {
             let counted = since(&one.reading, known.map_or(&Reading::default(), |known| &known.reading));
             let idle = counted == Reading { tenant: counted.tenant.clone(), ..Reading::default() };
             let past = known.map_or(Duration::ZERO, |known| now.duration_since(known.when));
-            if idle && known.is_some() && past < IDLE {
+            if idle && known.is_some() && past < idle_line {
                 continue;
             }
             let Metered { volume, meter, device, reading, provisioned, used } = one;
@@ -204,7 +226,7 @@ impl Account {
         if text.is_empty() {
             return;
         }
-        if let Err(error) = append(&mut state.file, path, &text) {
+        if let Err(error) = append(&mut state.file, path, &text, durable) {
             // What was counted stays in the meters, and is tried again.
             tracing::error!(path = %path.display(), %error, "the account could not be written");
             state.file = None;
@@ -241,7 +263,8 @@ fn add_file(rows: &mut BTreeMap<String, UsageRow>, file: File, question: &UsageQ
         let line = std::str::from_utf8(&bytes).ok().and_then(decode);
         bytes.clear();
         let Some(line) = line else { continue };
-        if question.from.is_some_and(|from| line.time < from) || question.to.is_some_and(|to| line.time > to) {
+        // Its time is the end of what it is about: of two periods that meet, it is in the earlier one.
+        if question.from.is_some_and(|from| line.time <= from) || question.to.is_some_and(|to| line.time > to) {
             continue;
         }
         let name = match question.by {
@@ -273,7 +296,7 @@ impl UsageRow {
     }
 }
 
-fn append(slot: &mut Option<File>, path: &Path, text: &str) -> io::Result<()> {
+fn append(slot: &mut Option<File>, path: &Path, text: &str, durable: bool) -> io::Result<()> {
     let file = if let Some(file) = slot {
         file
     } else {
@@ -285,7 +308,7 @@ fn append(slot: &mut Option<File>, path: &Path, text: &str) -> io::Result<()> {
         slot.insert(file)
     };
     let before = file.metadata()?.len();
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
+    let written = file.write_all(text.as_bytes()).and_then(|()| if durable { file.sync_data() } else { Ok(()) });
     if written.is_err() {
         // It will be tried again: whole lines of it that are there already would count twice.
         let _ = file.set_len(before);

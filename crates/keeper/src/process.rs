@@ -178,10 +178,7 @@ impl<'a> Keeper<'a> {
             }
             self.note_end(&current, status);
             let mut next = self.successor(&current, status);
-            current = loop {
-                if let Some(next) = next {
-                    break next;
-                }
+            while next.is_none() {
                 // It is put off when the last ones failed, as they do while memory is short: what is held does not go for that.
                 let due = Instant::now() + pause(self.failures);
                 while Instant::now() < due {
@@ -191,7 +188,8 @@ impl<'a> Keeper<'a> {
                     self.keep_cells();
                 }
                 next = self.start(&self.binary).inspect_err(|_| self.failures += 1).ok();
-            };
+            }
+            current = next.unwrap_or(current);
         }
     }
 
@@ -334,9 +332,7 @@ impl<'a> Keeper<'a> {
     fn drop_kinds(&mut self, message: Message) {
         let last = Kind(u32::try_from(message.number).unwrap_or(u32::MAX));
         let keys: Vec<_> = self.keys(message.key.owner, message.key.kind, last).collect();
-        for key in keys {
-            self.held.remove(&key);
-        }
+        keys.iter().map(|key| self.held.remove(key)).for_each(drop);
     }
 
     /// Sends bytes to a client, all or nothing. One that does not take them, though it asked, is cut off: nothing waits here.

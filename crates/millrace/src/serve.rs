@@ -20,6 +20,8 @@ use crate::{
 
 /// In the environment of workers: what they give up.
 const POLICY: &str = "MILLRACE_SANDBOX";
+/// In the environment of workers, and of cells' keepers: the settings of the configuration file when the daemon was started.
+const SETTINGS: &str = "MILLRACE_SETTINGS";
 
 /// The keeper: runs a worker, and runs another when it dies (docs/survival.md).
 pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Error>> {
@@ -27,12 +29,17 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     let place = |path: &PathBuf| path.canonicalize().map_err(|error| format!("--upgrade-from {}: {error}", path.display()));
     let places = args.upgrade_from.iter().map(place).collect::<Result<_, _>>()?;
     let (words, run_dir) = (worker_words(std::env::args_os()), global.run_dir());
-    let policy = policy(args)?;
+    let declared = declared(args);
+    let policy = policy(args, declared.as_ref())?;
     let policy_text = serde_json::to_string(&policy)?;
+    let settings = settings(args, declared.as_ref())?;
     harden_keeper(policy.mode)?;
     let command = |binary: &Path, cell: Option<&OsStr>| {
         let mut command = std::process::Command::new(binary);
-        command.arg0("millrace").env_remove("NOTIFY_SOCKET");
+        command.arg0("millrace").env_remove("NOTIFY_SOCKET").env_remove(SETTINGS);
+        if let Some(settings) = &settings {
+            command.env(SETTINGS, settings);
+        }
         let Some(name) = cell else {
             command.args(&words).env(POLICY, &policy_text);
             return command;
@@ -61,11 +68,23 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     }
 }
 
+/// The configuration file as it is when the daemon starts. That it is wrong is the worker's to say.
+fn declared(args: &ServeArgs) -> Option<Declared> {
+    args.config.as_deref().and_then(|path| Declared::read(path).ok())
+}
+
+/// The file's settings of the daemon, for all its workers: a file that is being edited changes nothing of it. Cells have the daemon's.
+fn settings(args: &ServeArgs, file: Option<&Declared>) -> Result<Option<String>, Box<dyn Error>> {
+    match std::env::var(SETTINGS) {
+        Ok(settings) if args.cell.is_some() => Ok(Some(settings)),
+        _ => Ok(file.map(|file| serde_json::to_string(&file.settings())).transpose()?),
+    }
+}
+
 /// What all workers give up, from the command line and the configuration file as they are when the daemon starts: a file that is being
-/// edited must not open the sandbox of the next worker. That the file is wrong is the worker's to say.
-fn policy(args: &ServeArgs) -> Result<Policy, Box<dyn Error>> {
-    let file = args.config.as_deref().and_then(|path| Declared::read(path).ok());
-    let policy = args.sandbox.policy(file.map(|declared| declared.sandbox).unwrap_or_default())?;
+/// edited must not open the sandbox of the next worker.
+fn policy(args: &ServeArgs, file: Option<&Declared>) -> Result<Policy, Box<dyn Error>> {
+    let policy = args.sandbox.policy(file.map(|declared| declared.sandbox.clone()).unwrap_or_default())?;
     if let Some(path) = policy.allow.iter().find(|path| !path.exists()) {
         return Err(format!("--allow {}: there is no such file or directory", path.display()).into());
     }
@@ -76,7 +95,7 @@ fn policy(args: &ServeArgs) -> Result<Policy, Box<dyn Error>> {
 fn enter(global: &Global, args: &ServeArgs) -> Result<Sandbox, Box<dyn Error>> {
     let policy = match std::env::var(POLICY) {
         Ok(text) => serde_json::from_str(&text)?,
-        Err(_) => policy(args)?,
+        Err(_) => policy(args, declared(args).as_ref())?,
     };
     let mut helper = std::process::Command::new("/proc/self/exe");
     helper.arg0("millrace").arg("key-helper");
@@ -131,6 +150,7 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
         worker_shards: args.worker_shards.clone(),
         cell: args.cell.clone(),
         card: args.engine,
+        held: std::env::var(SETTINGS).ok().map(|text| serde_json::from_str(&text)).transpose()?,
     };
     Ok(millrace_control::serve(&options, socket, sandbox)?)
 }

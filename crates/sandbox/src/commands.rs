@@ -3,6 +3,7 @@
 //! ```text
 //!   worker ── line, output, errors, answer (descriptors) ──► helper ── runs it ──► output ──► worker
 //!          ◄── how it ended ─────────────────────────────────┘
+//!              closed: nobody waits any more ──────────────► kills it
 //! ```
 //!
 //! The key goes from the program's output into the worker's locked memory; the helper does not see it. It is the worker's user without
@@ -15,19 +16,22 @@ use std::{
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::process::ExitStatusExt,
+        unix::process::{CommandExt, ExitStatusExt},
     },
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
         SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
     },
+    process::{Pid, Signal, kill_process_group},
 };
 
 /// Longest command line in bytes.
@@ -35,6 +39,11 @@ const LINE: usize = 4096;
 /// How it ended: 0 and the exit status, or 1 and why it did not begin.
 const ENDED: i32 = 0;
 const FAILED: i32 = 1;
+/// How often is looked whether a program has ended.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Waits for a program's end, until then; `None`: it has not ended. Dropped, it has the program killed.
+type Running = Box<dyn FnOnce(Instant) -> io::Result<Option<ExitStatus>> + Send>;
 
 /// The worker's end. The helper ends with it.
 #[derive(Debug)]
@@ -49,16 +58,11 @@ impl Helper {
         Ok(Self(ours))
     }
 
-    /// Has a program run: its words are separated by spaces. What is returned waits for its end. The caller closes its own ends.
+    /// Has a program run: its words are separated by spaces. The caller closes its own ends.
     ///
     /// # Errors
     /// The helper is gone, or the line is too long.
-    pub fn run(
-        &self,
-        line: &str,
-        output: &OwnedFd,
-        errors: &OwnedFd,
-    ) -> io::Result<Box<dyn FnOnce() -> io::Result<ExitStatus> + Send>> {
+    pub fn run(&self, line: &str, output: &OwnedFd, errors: &OwnedFd) -> io::Result<Running> {
         if line.is_empty() || line.len() > LINE {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -69,11 +73,14 @@ impl Helper {
         let fits = control.push(SendAncillaryMessage::ScmRights(&fds));
         assert!(fits, "the control buffer holds three descriptors");
         sendmsg(&self.0, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
-        Ok(Box::new(move || {
+        Ok(Box::new(move |deadline| {
+            if !is_ready(answer.as_fd(), PollFlags::IN, deadline)? {
+                return Ok(None);
+            }
             let mut bytes = [0; 8];
             answer.read_exact(&mut bytes)?;
             let [kind, value] = [0, 4].map(|at| i32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte])));
-            if kind == ENDED { Ok(ExitStatus::from_raw(value)) } else { Err(io::Error::from_raw_os_error(value)) }
+            if kind == ENDED { Ok(Some(ExitStatus::from_raw(value))) } else { Err(io::Error::from_raw_os_error(value)) }
         }))
     }
 }
@@ -101,22 +108,50 @@ pub fn help(socket: BorrowedFd<'_>, allowed: Option<&[PathBuf]>) -> io::Result<(
         let is_allowed = |program: &Path| allowed.is_none_or(|allowed| allowed.iter().any(|path| path == program));
         let spawned = match words.split_first() {
             Some((program, words)) if is_allowed(Path::new(program)) => {
-                Command::new(program).args(words).stdin(Stdio::null()).stdout(output).stderr(errors).spawn()
+                Command::new(program).args(words).stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0).spawn()
             }
             _ => Err(Errno::ACCESS.into()),
         };
         let mut answer = File::from(answer);
-        let mut say = move |kind: i32, value: i32| {
+        let say = |answer: &mut File, kind: i32, value: i32| {
             let bytes: Vec<u8> = [kind, value].iter().flat_map(|number| number.to_le_bytes()).collect();
             // A worker that is gone does not ask any more.
             let _ = answer.write_all(&bytes);
         };
         match spawned {
-            Ok(mut child) => drop(thread::spawn(move || match child.wait() {
-                Ok(status) => say(ENDED, status.into_raw()),
-                Err(error) => say(FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+            Ok(mut child) => drop(thread::spawn(move || match wait(&mut child, answer.as_fd()) {
+                Ok(status) => say(&mut answer, ENDED, status.into_raw()),
+                Err(error) => say(&mut answer, FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
             })),
-            Err(error) => say(FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+            Err(error) => say(&mut answer, FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+}
+
+/// Waits for a program's end. When nobody hears the answer any more it is killed, with what it has started.
+fn wait(child: &mut Child, answer: BorrowedFd<'_>) -> io::Result<ExitStatus> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if is_ready(answer, PollFlags::empty(), Instant::now() + LOOK)? {
+            if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+                kill_process_group(group, Signal::KILL)?;
+            }
+            return child.wait();
+        }
+    }
+}
+
+/// Waits until there is something to read, or the other end is closed; whether that came before the deadline.
+fn is_ready(fd: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::from_borrowed_fd(fd, events)], Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -136,7 +171,8 @@ mod tests {
         let wait = helper.run(line, &theirs.into(), &their_errors.into())?;
         let mut said = String::new();
         output.read_to_string(&mut said)?;
-        Ok((said, wait()?))
+        let status = wait(Instant::now() + Duration::from_secs(60))?;
+        Ok((said, status.expect("it ends")))
     }
 
     fn helper(allowed: Option<Vec<PathBuf>>) -> Helper {
@@ -144,6 +180,16 @@ mod tests {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair of sockets");
         thread::spawn(move || help(theirs.as_fd(), allowed.as_deref()));
         Helper(ours)
+    }
+
+    #[test]
+    fn a_program_that_nobody_waits_for_is_killed() {
+        let helper = helper(None);
+        let ((mut output, theirs), (_errors, their_errors)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let wait = helper.run("/bin/sleep 1000", &theirs.into(), &their_errors.into()).unwrap();
+        assert!(wait(Instant::now()).unwrap().is_none());
+        // Its end of the pipe is closed with it.
+        assert_eq!(output.read_to_string(&mut String::new()).unwrap(), 0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where keys come from.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use crate::{KeyError, KeySource, Secret};
 
@@ -39,6 +39,24 @@ fn commands_print_keys() {
     assert!(matches!(failed, KeyError::Command { .. }) && failed.to_string().contains("No such file"), "{failed}");
     assert!(matches!(load("command:/nonexistent/program").unwrap_err(), KeyError::Io { .. }));
     assert!(matches!(load("command:/bin/cat /dev/zero").unwrap_err(), KeyError::Command { .. } | KeyError::NoKey { .. }));
+}
+
+#[test]
+fn a_command_that_hangs_is_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    let script = |text: &str| {
+        let path = directory.path().join("hangs");
+        fs::write(&path, text).unwrap();
+        path
+    };
+    // By itself; by what it has started; with its output closed; with one that it leaves behind.
+    for text in ["sleep 1000", "sleep 1000 | cat", "exec >&- 2>&-; sleep 1000", "sleep 1000 & exit 0"] {
+        let line = format!("/bin/sh {}", script(text).display());
+        let source: KeySource = format!("command:{line}").parse().unwrap();
+        let error = source.run(&line, &mut [0; 80], Duration::from_secs(1)).unwrap_err();
+        let expected = format!("the key command {source} was killed: it has not ended within 1 s");
+        assert_eq!(error.to_string(), expected, "{text}");
+    }
 }
 
 /// Puts a key into this process's own keyring.

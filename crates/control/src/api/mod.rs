@@ -442,8 +442,8 @@ async fn restore_device(
 #[utoipa::path(
     get, path = "/v1/usage",
     params(
-        ("from" = Option<u64>, Query, description = "From this second since 1970 on"),
-        ("to" = Option<u64>, Query, description = "Up to this one"),
+        ("from" = Option<u64>, Query, description = "What was written after this second since 1970"),
+        ("to" = Option<u64>, Query, description = "What was written up to this one"),
         ("by" = Option<String>, Query, description = "What is summed up: volume (when left out), tenant or device")
     ),
     responses(

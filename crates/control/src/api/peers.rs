@@ -9,7 +9,7 @@ use std::{
 
 use axum::{http::StatusCode, serve::Listener};
 use millrace_sandbox::groups_of_peer;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::{
     net::{UnixListener, UnixStream, unix::SocketAddr},
     sync::Semaphore,
@@ -26,8 +26,8 @@ const TOLD: usize = 8;
 const HEARD: usize = 64 << 10;
 
 /// Somebody beside root and the daemon's own user who may use the API: a user, or a group.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Form")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Form", into = "Form")]
 pub enum Operator {
     /// The user of this number.
     Uid(u32),
@@ -35,11 +35,20 @@ pub enum Operator {
     Gid(u32),
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Form {
     uid: Option<u32>,
     gid: Option<u32>,
+}
+
+impl From<Operator> for Form {
+    fn from(operator: Operator) -> Self {
+        match operator {
+            Operator::Uid(uid) => Self { uid: Some(uid), gid: None },
+            Operator::Gid(gid) => Self { uid: None, gid: Some(gid) },
+        }
+    }
 }
 
 impl TryFrom<Form> for Operator {

@@ -203,3 +203,32 @@ fn a_device_shows_what_exists() {
     let known = stored("[[volume]]\nname = \"gone\"\nsize = 512\nbackend = \"memory\"\n").0;
     parse(text).unwrap().compare(&[], &known, &[]).unwrap();
 }
+
+#[test]
+fn a_format_of_a_guest_is_no_difference() {
+    let text = "[[volume]]\nname = \"v\"\nsize = 66048\nbackend = \"memory\"\n";
+    let (mut volumes, devices) = stored(text);
+    let compare =
+        |volumes: &[VolumeRecord]| parse(text).unwrap().compare(&[], volumes, &devices).map_err(|error| error.to_string());
+    volumes[0].formatted = Some(crate::LogicalBlock(millrace_block::BlockSize::B4096));
+    volumes[0].spec.size = Some(Size(65536));
+    assert_eq!(compare(&volumes), Ok(()));
+    // Formatted back, it keeps the size.
+    volumes[0].formatted = None;
+    assert_eq!(compare(&volumes), Ok(()));
+    volumes[0].spec.size = Some(Size(65024));
+    assert!(compare(&volumes).unwrap_err().contains("size is 66048 in the file and 65024 in the state"));
+}
+
+#[test]
+fn settings_are_handed_on_as_they_are() {
+    let text = "shards = \"0,2\"\npolling = \"spin\"\nplacement = \"disk\"\nisolation = \"tenant\"\nworker_shards = \"2\"\n\
+                [[app]]\nuid = 7\nvolumes = [\"*\"]\n[[operator]]\nuid = 8\n[[operator]]\ngid = 9\n";
+    let settings = parse(text).unwrap().settings();
+    let handed: FileSettings = serde_json::from_str(&serde_json::to_string(&settings).unwrap()).unwrap();
+    assert_eq!(handed, settings);
+    assert!(settings.differences(&handed).is_empty());
+    let empty = parse("").unwrap().settings();
+    let all = ["shards", "polling", "placement", "isolation", "worker_shards", "app", "operator"];
+    assert_eq!((settings.differences(&empty), empty), (all.to_vec(), FileSettings::default()));
+}

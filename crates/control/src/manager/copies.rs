@@ -8,6 +8,7 @@
 //! Invariants:
 //! * What is stored of a copy's progress was durable on the target before. Nothing that does not outlive a process counts.
 //! * While a copy runs or is paused, nobody else writes its target, and its source neither goes nor changes its size.
+//! * A copy has ended when that is stored, not before: what is stored as running goes on at the next start.
 
 mod pump;
 
@@ -42,6 +43,8 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(super) struct Copy {
     pub(super) record: CopyRecord,
     thread: Option<Running>,
+    /// Why it has failed, while that could not be stored.
+    failing: Option<String>,
 }
 
 struct Running {
@@ -50,6 +53,10 @@ struct Running {
 }
 
 impl Copy {
+    fn new(record: CopyRecord) -> Self {
+        Self { record, thread: None, failing: None }
+    }
+
     pub(super) fn view(&self) -> CopyView {
         let mut record = self.record.clone();
         if let Some(running) = &self.thread
@@ -57,6 +64,7 @@ impl Copy {
         {
             running.live.progress().apply(&mut record);
         }
+        record.reason = record.reason.or_else(|| self.failing.clone());
         CopyView::of(&record)
     }
 
@@ -96,7 +104,7 @@ impl Manager {
         let remove_copies = forgotten.iter().collect();
         self.store.apply(&Changes { put_copies: vec![&record], remove_copies, ..Changes::default() })?;
         inner.copies.retain(|name, _| !forgotten.contains(name));
-        inner.copies.insert(name.clone(), Copy { record, thread: None });
+        inner.copies.insert(name.clone(), Copy::new(record));
         tracing::info!(copy = %name, source = %spec.source, target = %spec.target, bytes, "copy begins");
         self.launch(&mut inner, &name);
         inner.copy(name.as_str()).map(Copy::view)
@@ -171,7 +179,7 @@ impl Manager {
         (record.state, record.reason) = (CopyState::Running, None);
         self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
         if let Some(copy) = inner.copies.get_mut(name) {
-            copy.record = record.clone();
+            (copy.record, copy.failing) = (record.clone(), None);
         }
         self.launch(&mut inner, &record.name);
         inner.copy(name).map(Copy::view)
@@ -206,7 +214,7 @@ impl Manager {
     }
 
     /// Starts the thread of a copy that runs; one that cannot run has failed.
-    fn launch(&self, inner: &mut Inner, name: &Name) {
+    pub(super) fn launch(&self, inner: &mut Inner, name: &Name) {
         let Some(copy) = inner.copies.get(name) else { return };
         let record = copy.record.clone();
         let made = inner.switches(&record.source, &record.target).and_then(|(source, target)| {
@@ -224,35 +232,68 @@ impl Manager {
         });
         let Some(copy) = inner.copies.get_mut(name) else { return };
         match made {
-            Ok(running) => copy.thread = Some(running),
+            Ok(running) => (copy.thread, copy.failing) = (Some(running), None),
+            Err(error) => self.fail_copy(copy, error.to_string()),
+        }
+    }
+
+    /// A copy without a thread has failed. While that cannot be stored it is as it was, and has its target.
+    fn fail_copy(&self, copy: &mut Copy, reason: String) {
+        let name = &copy.record.name;
+        if copy.failing.is_none() {
+            tracing::error!(copy = %name, %reason, "the copy does not go on");
+        }
+        let failed = CopyRecord { state: CopyState::Failed, reason: Some(reason.clone()), ..copy.record.clone() };
+        match self.store.apply(&Changes { put_copies: vec![&failed], ..Changes::default() }) {
+            Ok(()) => (copy.record, copy.failing) = (failed, None),
             Err(error) => {
-                tracing::error!(copy = %name, %error, "the copy does not go on");
-                (copy.record.state, copy.record.reason) = (CopyState::Failed, Some(error.to_string()));
-                if let Err(error) = self.store.apply(&Changes { put_copies: vec![&copy.record], ..Changes::default() }) {
-                    tracing::warn!(copy = %name, %error, "a copy's failure could not be stored");
+                if copy.failing.replace(reason).is_none() {
+                    tracing::warn!(copy = %name, %error, "a copy's failure could not be stored yet; its target is not free");
                 }
             }
         }
     }
 
-    /// Has copies go on after a start. `outlived`: another process was served here just before.
-    pub(super) fn resume_copies(&self, records: Vec<CopyRecord>, outlived: bool) {
-        let mut inner = self.peek();
+    /// Tries again to store which copies have failed.
+    pub(super) fn settle_copies(&self) {
+        let Ok(mut inner) = self.lock() else { return };
+        for copy in inner.copies.values_mut() {
+            if let Some(reason) = copy.failing.clone() {
+                self.fail_copy(copy, reason);
+            }
+        }
+    }
+
+    /// Takes copies up after a start: from now on they have their targets. `outlived`: another process was served here just before.
+    pub(super) fn take_up_copies(&self, inner: &mut Inner, records: Vec<CopyRecord>, outlived: bool) {
         for mut record in records {
-            let name = record.name.clone();
+            let is_open = matches!(record.state, CopyState::Running | CopyState::Paused);
             let in_memory = |volume: &Name| inner.is_in_memory(volume);
             if record.state != CopyState::Done && in_memory(&record.target) {
                 record.forget_progress();
             }
-            if matches!(record.state, CopyState::Running | CopyState::Paused) && !outlived && in_memory(&record.source) {
-                let why = format!("volume {} is in memory, and what it held went with the daemon", record.source);
-                (record.state, record.reason) = (CopyState::Failed, Some(why));
+            let fault = if is_open && !outlived && in_memory(&record.source) {
+                Some(format!("volume {} is in memory, and what it held went with the daemon", record.source))
+            } else if is_open {
+                // Whatever is stored: what somebody uses is not written over.
+                inner.check_copy(&record.source, &record.target).err().map(|error| error.to_string())
+            } else {
+                None
+            };
+            let mut copy = Copy::new(record);
+            if let Some(reason) = fault {
+                self.fail_copy(&mut copy, reason);
             }
-            let runs = record.state == CopyState::Running;
-            inner.copies.insert(name.clone(), Copy { record, thread: None });
-            if runs {
-                self.launch(&mut inner, &name);
-            }
+            inner.copies.insert(copy.record.name.clone(), copy);
+        }
+    }
+
+    /// Has the copies that run go on.
+    pub(super) fn launch_copies(&self, inner: &mut Inner) {
+        let runs = |copy: &&Copy| copy.record.state == CopyState::Running && copy.failing.is_none();
+        let names: Vec<_> = inner.copies.values().filter(runs).map(|copy| copy.record.name.clone()).collect();
+        for name in names {
+            self.launch(inner, &name);
         }
     }
 
@@ -372,12 +413,20 @@ impl Inner {
         stack.is_some_and(|stack| stack.leaves().into_iter().any(below))
     }
 
-    /// What a copy's thread tells while it runs, and at its end.
-    fn note_copy(&mut self, manager: &Manager, name: &Name, change: impl FnOnce(&mut CopyRecord)) {
-        let Some(copy) = self.copies.get_mut(name) else { return };
-        change(&mut copy.record);
-        if let Err(error) = manager.store.apply(&Changes { put_copies: vec![&copy.record], ..Changes::default() }) {
-            tracing::warn!(copy = %name, %error, "a copy's progress could not be stored; after a crash it is made again");
+    /// What a copy's thread tells while it runs, and at its end. Only what is stored is so; whether it is.
+    fn note_copy(&mut self, manager: &Manager, name: &Name, change: impl FnOnce(&mut CopyRecord)) -> bool {
+        let Some(copy) = self.copies.get_mut(name) else { return true };
+        let mut record = copy.record.clone();
+        change(&mut record);
+        match manager.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() }) {
+            Ok(()) => {
+                copy.record = record;
+                true
+            }
+            Err(error) => {
+                tracing::warn!(copy = %name, %error, "a copy's progress could not be stored; after a crash it is made again");
+                false
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use millrace_backends::{BackendSpec, FileOptions, FileVolume};
 use millrace_block::{BlockSize, Ledger, Switch, Volume as Blocks, VolumeError};
 use millrace_engine::{ShardConfig, ShardHandle};
 use millrace_services::{
-    Leaf, MAX_DEPTH, Node, Reason, Settings, SharedObjects, Status,
+    Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
     find,
     graph::{self, Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Terms, Tree},
@@ -461,9 +461,11 @@ impl Manager {
     ) -> Result<VolumeView, ControlError> {
         let (mut live, before, mut after) = self.begin_change(name, next)?;
         after.history.push(HistoryEntry { note, ..HistoryEntry::now(&after.spec.stack) });
+        let meter = meter_of(&live);
         // The lock is free: services may take their time to leave.
         let result = self.exchange(&mut live, &before, &after, reformat);
         let mut inner = self.peek();
+        self.close_meter(&inner, name, meter.as_ref(), &live);
         inner.changing.remove(name);
         match inner.volumes.get_mut(name) {
             Some(volume) => {
@@ -497,6 +499,7 @@ impl Manager {
         let before = volume.record.clone();
         let mut after = before.clone();
         after.spec.stack = next(&before)?;
+        after.keep_own_file(&before);
         after.spec.validate()?;
         if before.spec.read_only {
             return Err(ControlError::ReadOnly { name: before.spec.name });
@@ -603,27 +606,60 @@ impl Manager {
     }
 }
 
+/// What counts for the account.
+fn meter_of(live: &LiveGraph) -> Option<Arc<dyn Service>> {
+    live.graph.services("meter").into_iter().next().map(|(_, meter)| meter)
+}
+
+impl Inner {
+    fn metered(&self, volume: &super::Volume, meter: &Arc<dyn Service>) -> Option<Metered> {
+        let (reading, meter) = millrace_services::meter::read(meter)?;
+        let name = &volume.record.spec.name;
+        Some(Metered {
+            volume: name.clone(),
+            meter,
+            device: self.users(name.as_str()).next().map(|(device, _)| device.record.spec.name.clone()),
+            reading,
+            provisioned: volume.record.size().0,
+            used: volume.live.as_ref().ok()?.volume.usage().allocated,
+        })
+    }
+
+    fn all_metered<'a>(&self, volumes: impl IntoIterator<Item = &'a super::Volume>) -> Vec<Metered> {
+        let metered = |volume: &super::Volume| self.metered(volume, &meter_of(volume.graph.as_ref()?)?);
+        volumes.into_iter().filter_map(metered).collect()
+    }
+}
+
 impl Manager {
     /// Writes what meters have counted since the last time.
     pub(super) fn keep_account(&self) {
         let inner = self.peek();
-        let metered = |volume: &super::Volume| {
-            let (live, namespace) = (volume.graph.as_ref()?, volume.live.as_ref().ok()?);
-            let (_, meter) = live.graph.services("meter").into_iter().next()?;
-            let (reading, meter) = millrace_services::meter::read(&meter)?;
-            let name = &volume.record.spec.name;
-            Some(Metered {
-                volume: name.clone(),
-                meter,
-                device: inner.users(name.as_str()).next().map(|(device, _)| device.record.spec.name.clone()),
-                reading,
-                provisioned: volume.record.size().0,
-                used: namespace.volume.usage().allocated,
-            })
-        };
-        let metered: Vec<_> = inner.volumes.values().filter_map(metered).collect();
+        let metered = inner.all_metered(inner.volumes.values());
         drop(inner);
         self.account.write(&metered);
+    }
+
+    /// Writes what the meters of some volumes have counted to the last: they go.
+    pub(super) fn close_account<'a>(&self, inner: &Inner, names: impl IntoIterator<Item = &'a Name>) {
+        let volumes = names.into_iter().filter_map(|name| inner.volumes.get(name));
+        self.account.close(&inner.all_metered(volumes), true);
+    }
+
+    /// The same for all volumes, of a process that ends at once.
+    pub(super) fn leave_account(&self, inner: &Inner) {
+        self.account.close(&inner.all_metered(inner.volumes.values()), false);
+    }
+
+    /// The same for a meter that a change has taken out, or has made another's.
+    fn close_meter(&self, inner: &Inner, name: &str, before: Option<&Arc<dyn Service>>, after: &LiveGraph) {
+        let Some(volume) = inner.volumes.get(name) else { return };
+        let Some(before) = before.and_then(|meter| inner.metered(volume, meter)) else { return };
+        let after = meter_of(after).and_then(|meter| inner.metered(volume, &meter));
+        let goes_on = |after: Metered| after.meter.ptr_eq(&before.meter) && after.reading.tenant == before.reading.tenant;
+        if !after.is_some_and(goes_on) {
+            self.account.close(&[before], true);
+        }
     }
 
     /// Sums up a part of the account.

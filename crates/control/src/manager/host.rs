@@ -16,7 +16,7 @@ use millrace_block::{BlockError, BlockSize, VolumeError};
 use millrace_frontends::nvme::{Host, HostReply, Namespace, NewFormat, Status};
 use millrace_services::Leaf;
 
-use super::{Inner, Manager, Volume, WeakManager};
+use super::{Inner, Manager, Volume, WeakManager, volumes::own_file_name};
 use crate::{
     Name, Size,
     confine::tell_refused,
@@ -109,6 +109,7 @@ impl HostThread {
                     manager.measure_volumes();
                     manager.end_sessions();
                     manager.watch_volumes();
+                    manager.settle_copies();
                     if manager.account.is_due() {
                         manager.keep_account();
                     }
@@ -166,7 +167,7 @@ impl Manager {
         }
         let name = inner.name_for(&owner, nsid).ok_or(Status::NAMESPACE_ID_UNAVAILABLE.do_not_retry())?;
         let backend = match &nvme.ns_backend.0 {
-            BackendSpec::File(directory) => BackendSpec::File(directory.join(format!("{name}.img"))),
+            BackendSpec::File(directory) => BackendSpec::File(directory.join(own_file_name(&name))),
             other => other.clone(),
         };
         let spec = VolumeSpec {
@@ -222,6 +223,7 @@ impl Manager {
         inner.check_not_copied(&name).map_err(|error| status_of(&error))?;
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
+        self.close_account(&inner, [&name]);
         let file = inner.volumes.get(&name).and_then(|volume| volume.record.own_file()).map(Path::to_owned);
         let (put_devices, remove_volumes, put_files) = (vec![&record], vec![&name], file.as_deref().into_iter().collect());
         if let Err(error) = self.store.apply(&Changes { put_devices, remove_volumes, put_files, ..Changes::default() }) {
@@ -229,7 +231,7 @@ impl Manager {
             return Err(Status::INTERNAL_ERROR);
         }
         if let Some(mut volume) = inner.volumes.remove(&name) {
-            volume.close();
+            volume.close_for_good(true);
             inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
             self.remove_own_file(&volume.record);
         }

@@ -70,6 +70,7 @@ pub use views::{
     CopyView, DeviceCounters, DeviceView, MigrationView, NamespaceView, ShardView, State, Status, UserView, VolumeView,
     WorkerName, WorkerView,
 };
+pub(crate) use volumes::twin_name;
 
 #[cfg(test)]
 pub(crate) mod tests;

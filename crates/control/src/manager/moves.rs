@@ -104,6 +104,7 @@ impl Manager {
         for name in names.iter().filter(|name| inner.volumes.contains_key(*name)) {
             inner.check_movable(name)?;
         }
+        self.close_account(inner, names);
         self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?;
         inner.close_all(names.to_vec(), |inner, volume| {
             let name = &volume.record.spec.name;

@@ -76,14 +76,15 @@ impl Manager {
         for record in devices {
             self.restore_device(&mut inner, record);
         }
+        // Before anything is declared: their targets are not free.
+        self.take_up_copies(&mut inner, copies, go_on);
         if let Some(declared) = declared {
             self.apply(&mut inner, declared)?;
         }
         self.stand_trial(&inner)?;
         self.resume(&inner);
         self.attend_migrations(&mut inner);
-        drop(inner);
-        self.resume_copies(copies, go_on);
+        self.launch_copies(&mut inner);
         Ok(())
     }
 
@@ -258,8 +259,12 @@ impl Created {
                 inner.retire(device);
             }
         }
-        for volume in self.volumes {
-            inner.volumes.remove(&volume);
+        // Those that are made of others come after them.
+        for name in self.volumes.into_iter().rev() {
+            if let Some(mut volume) = inner.volumes.remove(&name) {
+                volume.close_for_good(false);
+                inner.forget_kept(&name, volume.record.uuid);
+            }
         }
         for group in self.groups {
             inner.groups.remove(&group);

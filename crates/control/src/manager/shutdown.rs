@@ -49,7 +49,10 @@ impl Manager {
                 tracing::error!(volume = volume.name(), %error, "the volume could not be flushed");
             }
         }
-        self.keep_account();
+        {
+            let inner = self.peek();
+            self.close_account(&inner, inner.volumes.keys());
+        }
         // Services leave a clean mark; their tasks need the shards for that.
         let mut last = Inner { volumes: std::mem::take(&mut self.peek().volumes), ..Inner::default() };
         let names = last.volumes.keys().cloned().collect();

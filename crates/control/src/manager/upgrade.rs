@@ -126,8 +126,14 @@ impl Manager {
             self.last().refusal = Some(error.to_string());
         })?;
         // The state region's comes first (`nvme::LAYOUTS`).
-        let state_version = common.first().copied().unwrap_or_default();
+        self.leave_all(common.first().copied().unwrap_or_default());
+        Ok(())
+    }
+
+    pub(super) fn leave_all(&self, state_version: u16) {
         self.end_trace_now(Ending::Upgrade);
+        // Most of it while guests do not wait.
+        self.keep_account();
         // What a resize stores on its way is not left half done.
         for live in self.at_rest().lives() {
             // One that does not answer has failed, and is left as it is.
@@ -141,9 +147,9 @@ impl Manager {
         for live in inner.lives() {
             let _ = live.leave(state_version);
         }
+        self.leave_account(&inner);
         // Whoever wants to change something waits, for the next worker.
         std::mem::forget(inner);
-        Ok(())
     }
 
     /// Whether all that was taken is completed. A device that does not answer keeps nobody waiting.

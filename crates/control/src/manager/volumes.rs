@@ -147,6 +147,7 @@ impl Manager {
             return Err(ControlError::VolumeAttached { name, users });
         }
         let file = volume.record.own_file().map(Path::to_owned);
+        self.close_account(&inner, [&name]);
         let put_files = file.as_deref().into_iter().collect();
         self.store.apply(&Changes { remove_volumes: vec![&name], put_files, ..Changes::default() })?;
         if let Some(mut volume) = inner.volumes.remove(&name) {
@@ -306,7 +307,16 @@ pub(super) fn namespace(
     }
 }
 
-/// Removes the file of a guest's own namespace.
+/// The name of the file that is made for a guest's namespace.
+pub(super) fn own_file_name(volume: &Name) -> String {
+    format!("{volume}.img")
+}
+
+/// The name of a volume that a guest made and whose name another worker's volume has.
+pub(crate) fn twin_name(old: &str, uuid: Uuid) -> String {
+    format!("{old:.51}-{:.12}", uuid.simple().to_string())
+}
+
 /// What tells one file or device from another.
 pub(super) fn file_identity(path: &Path) -> Option<(u64, u64)> {
     let found = fs::metadata(path).ok()?;
@@ -374,13 +384,29 @@ impl Manager {
 }
 
 impl VolumeRecord {
-    /// The file that goes with it.
-    pub(super) fn own_file(&self) -> Option<&Path> {
-        self.spec.stack.as_leaf().and_then(Leaf::file).filter(|_| self.owns_file)
-    }
-
     /// The size it has now.
     pub(crate) fn size(&self) -> Size {
         self.spec.size.unwrap_or_default()
+    }
+
+    /// The file that was made for a guest's namespace, wherever it is in the stack. Where several could be it, none is: a file that stays
+    /// behind costs less than one that goes.
+    pub(super) fn own_file(&self) -> Option<&Path> {
+        let own = own_file_name(&self.spec.name);
+        let is_own = |path: &&Path| {
+            path.file_name().is_some_and(|name| *name == *own)
+                || path
+                    .file_stem()
+                    .is_some_and(|stem| twin_name(&stem.to_string_lossy(), self.uuid) == self.spec.name.as_str())
+        };
+        let mut found = self.spec.stack.leaves().into_iter().filter_map(Leaf::file).filter(is_own);
+        let path = found.next().filter(|_| self.owns_file)?;
+        found.next().is_none().then_some(path)
+    }
+
+    /// After a change of its stack: a file that is no longer part of it does not go with it.
+    pub(super) fn keep_own_file(&mut self, before: &Self) {
+        let stays = |own: &Path| self.spec.stack.leaves().into_iter().filter_map(Leaf::file).any(|path| path == own);
+        self.owns_file = before.own_file().is_some_and(stays);
     }
 }

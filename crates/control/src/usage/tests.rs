@@ -48,7 +48,11 @@ fn what_is_counted_is_on_the_account_once() {
     let lines = std::fs::read_to_string(directory.path().join(FILE)).unwrap();
     let times: Vec<u64> = lines.lines().filter_map(|line| Some(decode(line)?.time)).collect();
     let asked = |from, to| account.sums(&UsageQuestion { from, to, by: UsageBy::Device }).unwrap().len();
-    assert_eq!((asked(Some(times[0]), None), asked(Some(times[5] + 1), None), asked(None, Some(times[0] - 1))), (1, 0, 0));
+    assert_eq!((asked(Some(times[0] - 1), None), asked(Some(times[5]), None), asked(None, Some(times[0] - 1))), (1, 0, 0));
+    // A line is in one of two periods that meet.
+    let reads =
+        |from, to| account.sums(&UsageQuestion { from, to, by: UsageBy::Device }).unwrap().pop().map_or(0, |row| row.reads);
+    assert_eq!(reads(None, Some(times[0])) + reads(Some(times[0]), None), reads(None, None));
 }
 
 #[test]
@@ -100,4 +104,21 @@ fn time_without_the_volume_is_nobodys() {
     passes(Duration::from_secs(10));
     account.write(&[metered_by(&meter, "a", "y", 51)]);
     assert_eq!(sums(), (110, 57));
+}
+
+#[test]
+fn what_goes_has_a_last_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let seconds = || account.sums(&UsageQuestion::default()).unwrap().pop().unwrap().seconds;
+    account.write(&[metered("a", "x", 5)]);
+    for known in account.state.lock().unwrap().last.values_mut() {
+        known.when -= Duration::from_secs(30);
+    }
+    account.write(&[metered("a", "x", 5)]);
+    assert_eq!(seconds(), 0, "it is idle");
+    for durable in [true, false] {
+        account.close(&[metered("a", "x", 5)], durable);
+        assert_eq!(seconds(), 30);
+    }
 }

@@ -48,7 +48,8 @@ pub(crate) fn copy(global: &Global, args: CopyArgs) -> Done {
 
 fn begin(global: &Global, client: &Client, spec: &CopySpec, wait: bool) -> Done {
     let mut view: CopyView = client.post("/v1/copies", spec)?;
-    while wait && view.state == CopyState::Running {
+    // One that is paused is not there yet: somebody may have it go on.
+    while wait && matches!(view.state, CopyState::Running | CopyState::Paused) {
         thread::sleep(LOOK);
         view = client.get(&path(view.name.as_str()))?;
     }

@@ -3,8 +3,7 @@
 use std::{error::Error, path::Path};
 
 use millrace_control::{Size, UsageBy, UsageRow};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{Done, client};
 use crate::{
@@ -22,14 +21,29 @@ const MONTH: f64 = 30.0 * 86_400.0;
 struct Prices {
     /// Its name.
     currency: String,
+    #[serde(deserialize_with = "price")]
     million_reads: f64,
+    #[serde(deserialize_with = "price")]
     million_writes: f64,
+    #[serde(deserialize_with = "price")]
     gib_read: f64,
+    #[serde(deserialize_with = "price")]
     gib_written: f64,
     /// A GiB of volume size for 30 days.
+    #[serde(deserialize_with = "price")]
     gib_month_provisioned: f64,
     /// A GiB on the medium for 30 days.
+    #[serde(deserialize_with = "price")]
     gib_month_used: f64,
+}
+
+/// TOML has "nan" and "inf" for numbers.
+fn price<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let price = f64::deserialize(deserializer)?;
+    if price.is_finite() && price >= 0.0 {
+        return Ok(price);
+    }
+    Err(D::Error::custom(format!("{price} is no price: it must be 0 or more")))
 }
 
 impl Prices {
@@ -49,6 +63,20 @@ impl Prices {
     }
 }
 
+/// A row with its bill. Written as it is, for sums of bytes and seconds may be larger than a JSON value in memory holds.
+#[derive(Serialize)]
+struct Billed<'a> {
+    usage: &'a UsageRow,
+    bill: f64,
+    currency: &'a str,
+}
+
+impl<'a> Billed<'a> {
+    fn of(row: &'a UsageRow, prices: &'a Prices) -> Self {
+        Self { usage: row, bill: prices.of(row), currency: &prices.currency }
+    }
+}
+
 /// A time: seconds since 1970, a date, or a date with a time of day (UTC).
 fn time(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no time; write seconds since 1970, 2026-11-21 or 2026-11-21T10:00:00Z");
@@ -61,7 +89,7 @@ fn time(text: &str) -> Result<u64, String> {
         numbers.try_into().ok()
     };
     let ([year, month, day], [hour, minute, second]) = numbers(date, '-').zip(numbers(clock, ':')).ok_or_else(wrong)?;
-    let good = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    let good = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=days_of(year, month)).contains(&day);
     if !good || hour > 23 || minute > 59 || second > 59 {
         return Err(wrong());
     }
@@ -69,6 +97,16 @@ fn time(text: &str) -> Result<u64, String> {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     Ok((days - 719_468) * 86_400 + hour * 3600 + minute * 60 + second)
+}
+
+fn days_of(year: u64, month: u64) -> u64 {
+    let is_leap = year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    match month {
+        2 if is_leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
 }
 
 /// Shows a part of the account.
@@ -87,11 +125,10 @@ pub(crate) fn usage(global: &Global, args: &UsageArgs) -> Done {
     let prices = args.prices.as_deref().map(Prices::read).transpose()?;
     let rows: Vec<UsageRow> = client(global)?.get(&path)?;
     if global.json {
-        let with_bill = |row: &UsageRow| match &prices {
-            Some(prices) => json!({ "usage": row, "bill": prices.of(row), "currency": prices.currency }),
-            None => json!(row),
+        return match &prices {
+            Some(prices) => output::json(&rows.iter().map(|row| Billed::of(row, prices)).collect::<Vec<_>>()),
+            None => output::json(&rows),
         };
-        return output::json(&rows.iter().map(with_bill).collect::<Vec<_>>());
     }
     output::line(&if args.csv { csv(by, &rows, prices.as_ref()) } else { table(by, &rows, prices.as_ref()) })
 }
@@ -147,7 +184,19 @@ mod tests {
         assert_eq!(time("951827696"), Ok(951_827_696));
         assert_eq!(time("2000-02-29T12:34:56Z"), Ok(951_827_696));
         assert_eq!(time("1970-01-01"), Ok(0));
-        for wrong in ["yesterday", "2026-13-01", "2026-11-21T25:00:00Z", "2026-11", "-1", ""] {
+        for wrong in [
+            "yesterday",
+            "2026-13-01",
+            "2026-11-21T25:00:00Z",
+            "2026-11",
+            "-1",
+            "",
+            "2026-02-31",
+            "2026-02-29",
+            "2100-02-29",
+            "2026-04-31",
+            "2026-01-00",
+        ] {
             assert!(time(wrong).is_err(), "{wrong}");
         }
     }
@@ -171,5 +220,20 @@ mod tests {
             (4_u64 << 30) * 1_296_000
         )));
         assert!(toml::from_str::<Prices>("milion_reads = 1").is_err());
+        for wrong in ["nan", "inf", "-0.1"] {
+            let error = toml::from_str::<Prices>(&format!("gib_read = {wrong}")).unwrap_err().to_string();
+            assert!(error.contains("is no price"), "{error}");
+        }
+        assert_eq!(time("2028-02-29"), time("2028-03-01").map(|next| next - 86_400));
+    }
+
+    #[test]
+    fn sums_beyond_64_bits_are_shown() {
+        // 8 TiB for 30 days.
+        let row = UsageRow { provisioned_byte_seconds: (8 << 40) * 86_400 * 30, ..UsageRow::default() };
+        let prices = Prices::default();
+        let text = serde_json::to_string_pretty(&[Billed::of(&row, &prices)]).unwrap();
+        assert!(text.contains("22799473113563136000"), "{text}");
+        assert_eq!(serde_json::from_str::<UsageRow>(&serde_json::to_string(&row).unwrap()).unwrap(), row);
     }
 }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::Stored;
 use crate::{
     Name,
+    manager::twin_name,
     store::{Changes, StoreError, VolumeRecord},
 };
 
@@ -37,8 +38,7 @@ fn is_guests(record: &VolumeRecord) -> bool {
 }
 
 fn rename_one(states: &mut [Stored], old: &Name, uuid: Uuid) -> Result<(), StoreError> {
-    let text = format!("{:.51}-{:.12}", old.as_str(), uuid.simple().to_string());
-    let Ok(new) = text.parse::<Name>() else { return Ok(()) };
+    let Ok(new) = twin_name(old.as_str(), uuid).parse::<Name>() else { return Ok(()) };
     let mut volumes = states.iter().flat_map(|state| &state.volumes);
     let is_leaf = |record: &VolumeRecord| {
         record.spec.stack.leaves().into_iter().filter_map(Leaf::volume).any(|leaf| leaf == old.as_str())

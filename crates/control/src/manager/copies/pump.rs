@@ -21,6 +21,8 @@ const STEPS: u64 = 8;
 const LEAST: u64 = 64 << 10;
 /// How often progress is made durable and stored.
 const STORED_EVERY: Duration = Duration::from_secs(1);
+/// How long what could not be stored is left alone.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// Longest sleep of a copy that keeps to a rate, before it looks whether it must end.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -116,12 +118,12 @@ impl Pump {
         match end {
             Ok(End::Done) => {
                 tracing::info!(copy = %self.name, "copy done");
-                self.keep(|record| record.state = CopyState::Done);
+                self.end(|record| record.state = CopyState::Done);
             }
             // What the last steps did is not durable, and does not count.
             Ok(End::Told(Wish::Cancel)) => {}
             Ok(End::Told(_)) => match self.copier.flush() {
-                Ok(()) => self.keep(|_| ()),
+                Ok(()) => drop(self.keep(|_| ())),
                 Err(error) => self.fail(&error),
             },
             Err(error) => self.fail(&error),
@@ -145,7 +147,7 @@ impl Pump {
             self.keep_to(rate, moved, begun);
             if stored.elapsed() >= STORED_EVERY {
                 self.copier.flush()?;
-                self.keep(|_| ());
+                let _ = self.keep(|_| ());
                 stored = Instant::now();
             }
         }
@@ -178,21 +180,40 @@ impl Pump {
         Progress { done: self.at, copied }
     }
 
-    /// Stores how far it came, which must be durable.
-    fn keep(&self, change: impl FnOnce(&mut CopyRecord)) {
-        let Some(manager) = self.manager.upgrade() else { return };
+    /// Stores how far it came, which must be durable; whether that could be.
+    fn keep(&self, change: impl FnOnce(&mut CopyRecord)) -> bool {
         let progress = self.progress();
-        manager.peek().note_copy(&manager, &self.name, |record| {
+        self.note(|record| {
             progress.apply(record);
             change(record);
-        });
+        })
+    }
+
+    fn note(&self, change: impl FnOnce(&mut CopyRecord)) -> bool {
+        let Some(manager) = self.manager.upgrade() else { return true };
+        manager.peek().note_copy(&manager, &self.name, change)
+    }
+
+    /// Stores that it is done. Until then it has its target: a start of the daemon would have it go on.
+    fn end(&self, change: impl Fn(&mut CopyRecord)) {
+        self.insist(|| self.keep(&change));
     }
 
     fn fail(&self, error: &CopyError) {
         tracing::error!(copy = %self.name, %error, "the copy has failed");
-        let Some(manager) = self.manager.upgrade() else { return };
-        manager.peek().note_copy(&manager, &self.name, |record| {
-            (record.state, record.reason) = (CopyState::Failed, Some(error.to_string()));
-        });
+        self.insist(|| self.note(|record| (record.state, record.reason) = (CopyState::Failed, Some(error.to_string()))));
+    }
+
+    /// Tries until it is stored, or the thread is to end.
+    fn insist(&self, stored: impl Fn() -> bool) {
+        while !stored() {
+            let again = Instant::now() + TRY_AGAIN;
+            while Instant::now() < again {
+                if self.live.wish() != Wish::GoOn {
+                    return;
+                }
+                thread::sleep(LOOK);
+            }
+        }
     }
 }

@@ -1,7 +1,10 @@
 //! Copies of volumes, as jobs that outlive the daemon.
 
 use super::{stacks::under_load, *};
-use crate::model::{CopyChange, CopySpec, CopyState, VolumeChange};
+use crate::{
+    model::{CopyChange, CopySpec, CopyState, VolumeChange},
+    store::{Changes, CopyRecord},
+};
 
 /// So slow that nothing of the kind ends within a test: a step of 64 KiB takes 16 seconds.
 const SLOW: &str = "4K";
@@ -49,6 +52,17 @@ impl Rig {
         while self.copy(name).unwrap().done == 0 {
             thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    fn stored_copy(&self, name: &str) -> CopyRecord {
+        self.store.load_copies().unwrap().into_iter().find(|record| record.name.as_str() == name).unwrap()
+    }
+
+    /// As the end of a start does.
+    fn relaunch(&self, name: &str) {
+        let mut inner = self.peek();
+        inner.copies.get_mut(name).unwrap().record.state = CopyState::Running;
+        self.launch(&mut inner, &name.parse().unwrap());
     }
 
     fn copied(&self, name: &str) -> CopyView {
@@ -227,6 +241,7 @@ fn what_is_in_memory_is_not_taken_for_what_it_was() {
     let view = rig.copy("from").unwrap();
     let why = view.reason.unwrap();
     assert!(view.state == CopyState::Failed && why.contains("volume m is in memory, and what it held went"), "{why}");
+    assert_eq!(rig.stored_copy("from").state, CopyState::Failed, "nor at the next start");
     rig.create_copy(&spec(Some("into"), "a", "m", Some(SLOW))).unwrap();
     rig.begun("into");
     rig.change_copy("into", &to(CopyState::Paused)).unwrap();
@@ -297,4 +312,80 @@ fn a_copy_that_cannot_be_stored_is_none() {
     rig.change_copy("job", &to(CopyState::Running)).unwrap();
     assert_eq!(rig.copied("job").state, CopyState::Done);
     assert!(rig.has("b.img", &data));
+}
+
+#[test]
+fn a_copy_does_not_go_on_over_what_somebody_uses() {
+    for state in [CopyState::Running, CopyState::Paused] {
+        let mut rig = Rig::new();
+        rig.two_files();
+        rig.create_device(&device("d", "{}")).unwrap();
+        rig.attach("d", &attach("b", None)).unwrap();
+        let record = CopyRecord::new("job".parse().unwrap(), &spec(None, "a", "b", None), 1 << 20);
+        rig.store.apply(&Changes { put_copies: vec![&CopyRecord { state, ..record }], ..Changes::default() }).unwrap();
+        rig.restart();
+        let view = rig.copied("job");
+        let why = view.reason.unwrap_or_default();
+        assert!(view.state == CopyState::Failed && why.contains("volume b is attached to d"), "{:?}: {why}", view.state);
+        assert_eq!(rig.stored_copy("job").state, CopyState::Failed);
+        assert!(rig.has("b.img", &vec![0; 1 << 20]));
+    }
+}
+
+#[test]
+fn a_configuration_cannot_use_the_target_of_a_copy() {
+    let mut rig = Rig::new();
+    rig.two_files();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    for config in [
+        "[[device]]\nname = \"d\"\nnvme = {}\nattach = [{ volume = \"b\" }]\n",
+        "[[volume]]\nname = \"over\"\nstack = \"concat(volume:b)\"\n",
+    ] {
+        rig.stop();
+        let error = rig.try_start(Some(config)).expect_err("the volume is being written").to_string();
+        assert!(error.contains("job"), "{error}");
+        rig.start();
+        assert_eq!(rig.copy("job").unwrap().state, CopyState::Running);
+    }
+}
+
+#[test]
+fn a_copy_whose_end_is_not_stored_keeps_its_target() {
+    let disk = FullDisk::default();
+    let rig = Rig::on(&disk);
+    let data = rig.two_files();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some("1M"))).unwrap();
+    disk.set_full(true);
+    while rig.copy("job").unwrap().done < 1 << 20 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    for _ in 0..100 {
+        let error = rig.attach("d", &attach("b", None)).unwrap_err();
+        assert!(matches!(error, ControlError::Copying { .. }), "{error}");
+        thread::sleep(Duration::from_millis(1));
+    }
+    disk.set_full(false);
+    assert_eq!(rig.copied("job").state, CopyState::Done);
+    assert_eq!(rig.stored_copy("job").state, CopyState::Done);
+    assert!(rig.has("b.img", &data));
+    rig.attach("d", &attach("b", None)).unwrap();
+}
+
+#[test]
+fn a_copy_that_does_not_begin_and_whose_failure_is_not_stored_keeps_its_target() {
+    let disk = FullDisk::default();
+    let rig = Rig::on(&disk);
+    rig.two_files();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.change_copy("job", &to(CopyState::Paused)).unwrap();
+    rig.peek().volumes.get_mut("b").unwrap().live = Err("it is gone".to_owned());
+    disk.set_full(true);
+    rig.relaunch("job");
+    assert!(matches!(rig.delete_volume("b"), Err(ControlError::Copying { .. })));
+    disk.set_full(false);
+    // The thread that answers guests tries again.
+    assert_eq!(rig.copied("job").state, CopyState::Failed);
+    assert_eq!(rig.stored_copy("job").state, CopyState::Failed);
+    rig.delete_volume("b").unwrap();
 }

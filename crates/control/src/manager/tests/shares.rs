@@ -22,7 +22,7 @@ impl Rig {
         self.create_volume(&spec(name, Some(size), SHARE))
     }
 
-    fn of_disk(&self, name: &str) -> Option<String> {
+    pub(super) fn of_disk(&self, name: &str) -> Option<String> {
         let facts = self.volume("pool").unwrap().tree.status.expect("the disk is in force").facts;
         facts.into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
     }
@@ -132,6 +132,19 @@ fn what_a_volume_that_does_not_open_has_is_not_released() {
     };
     refused(rig.command_service("pool", &release), "volume v is over it, though it could not be opened");
     assert!(rig.of_disk("volume v").unwrap().starts_with(&held));
+}
+
+#[test]
+fn a_configuration_that_fails_leaves_nothing_on_the_disk() {
+    let mut rig = Rig::with_disk();
+    rig.stop();
+    let config = "[[volume]]\nname = \"v\"\nsize = \"128K\"\nstack = \"share | volume:pool\"\n\
+                  [[volume]]\nname = \"over\"\nsize = \"128K\"\nstack = \"concat(volume:v)\"\n\
+                  [[volume]]\nname = \"late\"\nbackend = \"file:missing.img\"\n";
+    rig.try_start(Some(config)).unwrap_err();
+    rig.start();
+    assert_eq!(rig.of_disk("volume v"), None);
+    rig.share("v", "128K").unwrap();
 }
 
 #[test]

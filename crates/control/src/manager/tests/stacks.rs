@@ -9,6 +9,7 @@ use super::*;
 use crate::{
     model::{ServiceCommand, VolumeChange},
     store::Changes,
+    usage::{UsageBy, UsageQuestion},
 };
 
 pub(super) fn spec(name: &str, size: Option<&str>, stack: &str) -> VolumeSpec {
@@ -383,4 +384,42 @@ fn a_guests_own_volume_that_is_being_changed_keeps_its_owner() {
     }
     rig.peek().changing.clear();
     rig.delete_device("d").unwrap();
+}
+
+#[test]
+fn what_was_done_is_on_the_account_before_its_meter_goes() {
+    type Goes = fn(&Rig);
+    let ways: [Goes; 5] = [
+        |rig| {
+            rig.detach("d", 1).unwrap();
+            rig.delete_volume("v").unwrap();
+        },
+        |rig| drop(rig.try_change("v", "memory", true).unwrap()),
+        |rig| drop(rig.try_change("v", "meter(tenant=y) | memory", false).unwrap()),
+        |rig| rig.shutdown(),
+        |rig| rig.leave_all(1),
+    ];
+    for (way, goes) in ways.into_iter().enumerate() {
+        let mut rig = Rig::new();
+        rig.create_volume(&spec("v", Some("256K"), "meter(tenant=x) | memory")).unwrap();
+        rig.create_device(&device("d", "{}")).unwrap();
+        rig.attach("d", &attach("v", None)).unwrap();
+        // From the first line on there is time for others.
+        while rig.usage(&UsageQuestion::default()).unwrap().is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        under_load(&rig, || ());
+        let counted = {
+            let inner = rig.peek();
+            let (_, meter) = inner.volumes["v"].graph.as_ref().unwrap().graph.services("meter").remove(0);
+            millrace_services::meter::read(&meter).unwrap().0
+        };
+        goes(&rig);
+        let rows = rig.usage(&UsageQuestion { by: UsageBy::Tenant, ..UsageQuestion::default() }).unwrap();
+        assert_eq!((rows[0].reads, rows[0].writes), (counted.reads, counted.writes), "way {way}");
+        if way == 4 {
+            // Nothing of it answers any more.
+            std::mem::forget(rig.manager.take());
+        }
+    }
 }
