@@ -73,11 +73,17 @@ fn declared(args: &ServeArgs) -> Option<Declared> {
     args.config.as_deref().and_then(|path| Declared::read(path).ok())
 }
 
+/// The system passes on no string of 128 KiB; with more settings than this, workers read the file.
+const MOST_SETTINGS: usize = 100 << 10;
+
 /// The file's settings of the daemon, for all its workers: a file that is being edited changes nothing of it. Cells have the daemon's.
 fn settings(args: &ServeArgs, file: Option<&Declared>) -> Result<Option<String>, Box<dyn Error>> {
     match std::env::var(SETTINGS) {
         Ok(settings) if args.cell.is_some() => Ok(Some(settings)),
-        _ => Ok(file.map(|file| serde_json::to_string(&file.settings())).transpose()?),
+        _ => Ok(file
+            .map(|file| serde_json::to_string(&file.settings()))
+            .transpose()?
+            .filter(|text| text.len() < MOST_SETTINGS)),
     }
 }
 

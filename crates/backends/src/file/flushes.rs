@@ -12,8 +12,9 @@ use millrace_block::{IoOperation, TaskContext, yield_now};
 
 /// How often a shard looks whether the flush before it has ended, before it sleeps between looks.
 const TURNS: u32 = 8;
-/// How long it sleeps then.
+/// How long it sleeps then, at first; twice as long each time, up to 32 times: many who wait for a slow disk must not cost a core.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
+const DOUBLINGS: u32 = 5;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -36,7 +37,7 @@ impl Flushes {
     pub(super) async fn wait(&self, cx: TaskContext<'_>) -> Option<Turn<'_>> {
         // SeqCst: whoever flushes loads `wanted` after it has the turn, and flushes for everybody who had come by then.
         let mine = self.wanted.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut turns = 0;
+        let mut turns = 0_u32;
         loop {
             if self.done.load(Ordering::SeqCst) >= mine {
                 return None;
@@ -46,11 +47,11 @@ impl Flushes {
                 return Some(Turn { flushes: self, all: self.wanted.load(Ordering::SeqCst) });
             }
             if turns < TURNS {
-                turns += 1;
                 yield_now().await;
             } else {
-                cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
+                cx.io(IoOperation::Sleep(LOOK_AGAIN * (1 << (turns - TURNS).min(DOUBLINGS)))).await;
             }
+            turns = turns.saturating_add(1);
         }
     }
 }

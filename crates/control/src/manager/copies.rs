@@ -265,7 +265,9 @@ impl Manager {
     }
 
     /// Takes copies up after a start: from now on they have their targets. `outlived`: another process was served here just before.
-    pub(super) fn take_up_copies(&self, inner: &mut Inner, records: Vec<CopyRecord>, outlived: bool) {
+    pub(super) fn take_up_copies(&self, inner: &mut Inner, mut records: Vec<CopyRecord>, outlived: bool) {
+        // As they were begun: a later one may write what an earlier one reads, and not the other way round.
+        records.sort_by_key(|record| record.begun);
         for mut record in records {
             let is_open = matches!(record.state, CopyState::Running | CopyState::Paused);
             let in_memory = |volume: &Name| inner.is_in_memory(volume);

@@ -132,8 +132,8 @@ impl Manager {
 
     pub(super) fn leave_all(&self, state_version: u16) {
         self.end_trace_now(Ending::Upgrade);
-        // Most of it while guests do not wait.
-        self.keep_account();
+        // Most of it while guests do not wait, and not durably: a slow disk must not use up the time that the keeper gives.
+        self.leave_account(&self.peek());
         // What a resize stores on its way is not left half done.
         for live in self.at_rest().lives() {
             // One that does not answer has failed, and is left as it is.

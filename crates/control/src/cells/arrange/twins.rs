@@ -44,7 +44,8 @@ fn rename_one(states: &mut [Stored], old: &Name, uuid: Uuid) -> Result<(), Store
         record.spec.stack.leaves().into_iter().filter_map(Leaf::volume).any(|leaf| leaf == old.as_str())
     };
     // Those are the operator's to put right: the start says so.
-    if volumes.any(|record| record.spec.name == new || is_leaf(record)) {
+    // Of itself, one state may have had it renamed before a crash.
+    if volumes.any(|record| (record.spec.name == new && record.uuid != uuid) || is_leaf(record)) {
         return Ok(());
     }
     for state in states {

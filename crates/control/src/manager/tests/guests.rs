@@ -237,24 +237,24 @@ fn what_a_guest_made_stays_when_its_device_goes() {
 fn a_file_that_was_not_made_for_the_guest_stays() {
     let rig = Rig::new();
     guests_device(&rig);
-    let own = rig.stack("@d-ns1.img");
+    let own = rig.stack("@d-1234abcd-ns1.img");
     for (stacks, goes) in [
         (vec!["@other.img"], false),
-        (vec!["throttle(iops=1M) | @d-ns1.img"], true),
-        (vec!["throttle(iops=1M) | @d-ns1.img", "@other.img"], false),
-        (vec!["throttle(iops=1M) | @d-ns1.img", "@d-ns1.img"], true),
-        (vec!["@other.img", "@d-ns1.img"], false),
+        (vec!["throttle(iops=1M) | @d-1234abcd-ns1.img"], true),
+        (vec!["throttle(iops=1M) | @d-1234abcd-ns1.img", "@other.img"], false),
+        (vec!["throttle(iops=1M) | @d-1234abcd-ns1.img", "@d-1234abcd-ns1.img"], true),
+        (vec!["@other.img", "@d-1234abcd-ns1.img"], false),
     ] {
         create(&rig, "d", 1, 64 << 10).map(drop).unwrap();
-        assert_eq!(rig.volume("d-ns1").unwrap().stack.to_string(), own);
+        assert_eq!(rig.volume("d-1234abcd-ns1").unwrap().stack.to_string(), own);
         fs::write(rig.path("other.img"), vec![7; 64 << 10]).unwrap();
         for stack in &stacks {
-            rig.change_stack("d-ns1", &rig.stack(stack).parse().unwrap(), true).unwrap();
+            rig.change_stack("d-1234abcd-ns1", &rig.stack(stack).parse().unwrap(), true).unwrap();
         }
         ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
         assert!(rig.path("other.img").exists(), "{stacks:?}");
-        assert_eq!(!rig.path("d-ns1.img").exists(), goes, "{stacks:?}");
-        let _ = fs::remove_file(rig.path("d-ns1.img"));
+        assert_eq!(!rig.path("d-1234abcd-ns1.img").exists(), goes, "{stacks:?}");
+        let _ = fs::remove_file(rig.path("d-1234abcd-ns1.img"));
     }
 }
 
@@ -265,10 +265,10 @@ fn what_a_guest_had_of_a_disk_is_free_when_it_deletes_its_namespace() {
     rig.create_volume(&VolumeSpec { block_size: crate::LogicalBlock(BlockSize::B4096), ..pool }).unwrap();
     guests_device(&rig);
     create(&rig, "d", 1, 128 << 10).map(drop).unwrap();
-    rig.change_stack("d-ns1", &"share | volume:pool".parse().unwrap(), true).unwrap();
-    assert_eq!(rig.of_disk("volume d-ns1").as_deref(), Some("131072 bytes"));
+    rig.change_stack("d-1234abcd-ns1", &"share | volume:pool".parse().unwrap(), true).unwrap();
+    assert_eq!(rig.of_disk("volume d-1234abcd-ns1").as_deref(), Some("131072 bytes"));
     ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
-    assert_eq!(rig.of_disk("volume d-ns1"), None);
+    assert_eq!(rig.of_disk("volume d-1234abcd-ns1"), None);
 }
 
 #[test]
