@@ -46,8 +46,8 @@ setup: ## the packages and the Rust that building needs
 build: setup
 	@scripts/build $(if $(findstring fvm-sim,$(ENGINE)),--sim)
 
-clean-guests: ## remove the private root and the guests' images
-	@rm -rf target/guest target/guest-root
+clean-guests: ## remove the private root, the guests' images and the kernel that was built
+	@rm -rf target/guest target/guest-root target/guest-kernel
 
 clean: ## remove everything that was built
 	@rm -rf target

@@ -463,55 +463,17 @@ mod tests {
         transport::{MappedArea, TransportError},
     };
 
-    /// What is left of a function that was pulled out: reads are ones, writes go nowhere.
-    struct Pulled;
-
-    impl Transport for Pulled {
-        fn region_read(&mut self, _: u32, _: u64, buf: &mut [u8]) -> Result<(), TransportError> {
-            buf.fill(0xff);
-            Ok(())
-        }
-        fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), TransportError> {
-            Ok(())
-        }
-        fn region_write_posted(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), TransportError> {
-            Ok(())
-        }
-        fn map_region(&mut self, _: u32) -> Result<Vec<MappedArea>, TransportError> {
-            Ok(Vec::new())
-        }
-        fn dma_map(&mut self, _: DmaRange, _: BorrowedFd<'_>, _: u64) -> Result<(), TransportError> {
-            Ok(())
-        }
-        fn dma_unmap(&mut self, _: DmaRange) -> Result<(), TransportError> {
-            Ok(())
-        }
-        fn vectors(&mut self) -> Result<u32, TransportError> {
-            Ok(0)
-        }
-        fn set_vectors(&mut self, _: &[BorrowedFd<'_>]) -> Result<(), TransportError> {
-            Ok(())
-        }
-        fn disable_vectors(&mut self) -> Result<(), TransportError> {
-            Ok(())
-        }
-        fn reset(&mut self) -> Result<(), TransportError> {
-            Ok(())
-        }
-        fn check(&mut self) -> Result<(), TransportError> {
-            Ok(())
-        }
-    }
-
-    /// A controller that comes up, and completes nothing by itself.
+    /// A controller that comes up, and completes nothing by itself; or what is left of one that was pulled out: reads are ones.
     #[derive(Default)]
     struct Deaf {
         cc: u32,
+        gone: bool,
     }
 
     impl Transport for Deaf {
         fn region_read(&mut self, _: u32, at: u64, buf: &mut [u8]) -> Result<(), TransportError> {
             let value = match at {
+                _ if self.gone => u64::MAX,
                 offset::CAP => Capabilities::new().with_mqes_z(63).with_to(1).with_css_nvm(true).into_bits(),
                 offset::CC => self.cc.into(),
                 offset::CSTS => u64::from(self.cc & 1),
@@ -589,7 +551,7 @@ mod tests {
 
     #[test]
     fn a_controller_that_reads_as_ones_is_gone_at_once() {
-        let mut controller = Controller::attach(Pulled, &Options::default()).unwrap();
+        let mut controller = Controller::attach(Deaf { gone: true, cc: 0 }, &Options::default()).unwrap();
         assert!(matches!(controller.start(), Err(DriverError::Gone)));
         assert!(matches!(controller.disable(), Err(DriverError::Gone)));
         assert!(matches!(controller.shutdown(), Err(DriverError::Gone)));

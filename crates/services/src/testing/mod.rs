@@ -30,7 +30,7 @@ use millrace_memory::BufferPool;
 
 pub use self::{
     crash::{CrashTest, crash_test},
-    device::Device,
+    device::grow_over_what_was_there,
     formats::FormatCut,
     oracle::Oracle,
     random::{RandomStacks, random_stacks},

@@ -14,7 +14,7 @@ use super::{
     SEED, close, disk, open,
     promise::{ROTTEN, read, rot},
 };
-use crate::{Health, LegOrigin, Mount, Reason, graph::Graph, legs, testing::Device};
+use crate::{Health, LegOrigin, Mount, Reason, graph::Graph, legs, testing::grow_over_what_was_there};
 
 const FAULT: BlockError = BlockError::ReadFault { errno: 5 };
 const SIZE: BlockSize = BlockSize::B512;
@@ -272,30 +272,8 @@ fn a_mirror_above_scrubs_what_nobody_reads() {
 
 #[test]
 fn what_lay_on_a_device_beyond_the_end_is_not_seen_when_the_volume_grows() {
-    let all = disk(3000, SIZE);
     let blocks = super::leg_blocks(500, SIZE);
-    // Something else was there.
-    legs::write(&all, blocks << 9, vec![0xaa; (all.geometry().bytes() - (blocks << 9)) as usize]).unwrap();
-    let device = Device::over(Arc::clone(&all), blocks);
-    let graph = open(&device, Reason::Create).unwrap();
-    let bench = |test: &dyn Fn(&mut Bench<'_>)| {
-        test(&mut Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED));
-    };
-    bench(&|bench| bench.write(0, &vec![1; 500 * 512]).unwrap());
-    graph.volume().resize(BlockCount(2500)).unwrap();
-    bench(&|bench| {
-        bench.expect_zeroes(500, 2000);
-        bench.write(400, &vec![2; 1700 * 512]).unwrap();
-    });
-    // What it had there itself.
-    graph.volume().resize(BlockCount(450)).unwrap();
-    graph.volume().resize(BlockCount(2500)).unwrap();
-    bench(&|bench| {
-        bench.expect(0, &[vec![1; 400 * 512], vec![2; 50 * 512]].concat());
-        bench.expect_zeroes(450, 2050);
-        bench.write(2400, &[3; 512]).unwrap();
-        bench.expect(2400, &[3; 512]);
-    });
+    let graph = grow_over_what_was_there(&disk(3000, SIZE), blocks, SEED, |leg| open(leg, Reason::Create).unwrap());
     close(graph);
 }
 
