@@ -47,7 +47,7 @@ fn a_guest_does_not_notice_what_becomes_of_its_services() {
     assert_eq!(health(&daemon, "mirror"), "degraded");
     alive(&mut guest);
     daemon.run(&["volume", "replace", "disk", &a, &c]);
-    for round in 0..unless_heavy(20, 200) {
+    for round in 0..unless_heavy(45, 200) {
         sleep(Duration::from_millis(100 + round * 79 % 400));
         daemon.kill_worker(Signal::KILL);
     }
@@ -77,7 +77,7 @@ fn a_guest_does_not_notice_that_the_worker_of_an_authenticated_disk_dies() {
     let mut guest = Boot::scenario("load").socket(&socket).start(&seats(1));
     guest.wait_mark("loaded");
     alive(&mut guest);
-    for round in 0..unless_heavy(20, 200) {
+    for round in 0..unless_heavy(45, 200) {
         sleep(Duration::from_millis(100 + round * 79 % 400));
         daemon.kill_worker(Signal::KILL);
     }

@@ -1,6 +1,6 @@
 //! Stock Linux guests on virtio disks: QEMU's vhost-user-blk-pci in front, the daemon behind.
 
-use std::{path::Path, process::Command};
+use std::{path::Path, process::Command, thread::sleep, time::Duration};
 
 use rustix::process::Signal;
 
@@ -138,9 +138,12 @@ fn killed_under_load(options: &str, kernel: Kernel) {
         match round % 4 {
             // One that is told to end is no different.
             0 => daemon.restart(),
-            // The worker alone: the keeper starts another.
+            // The worker alone, and the next ones: the keeper starts another each time.
             1 => {
-                daemon.kill_worker(Signal::KILL);
+                for kill in 0..7 {
+                    daemon.kill_worker(Signal::KILL);
+                    sleep(Duration::from_millis(50 + kill * 79 % 400));
+                }
             }
             _ => daemon.crash_and_restart(),
         }
@@ -153,12 +156,12 @@ fn killed_under_load(options: &str, kernel: Kernel) {
 }
 
 #[test]
-fn killed_20_times_under_load_on_split_rings() {
+fn killed_50_times_under_load_on_split_rings() {
     killed_under_load("num-queues=2", Kernel::Stable);
 }
 
 #[test]
-fn killed_20_times_under_load_on_packed_rings() {
+fn killed_50_times_under_load_on_packed_rings() {
     killed_under_load("num-queues=2,packed=on", Kernel::Newer);
 }
 

@@ -4,15 +4,19 @@ use std::path::{Path, PathBuf};
 
 use millrace_backends::BackendSpec;
 use millrace_engine::Engine;
-use millrace_sandbox::{Grant, Sandbox, refused};
+use millrace_sandbox::{Grant, Sandbox, refused, this_is_a_shard};
 use millrace_services::{Leaf, Node, run_key_commands_by};
 
 use crate::{
     config::Declared,
     daemon::DaemonError,
+    itself::look_at_itself,
     model::{DeviceSpec, VolumeSpec},
     store::{Store, StoreError},
 };
+
+/// In the run directory: held by the worker's broker until nothing is done any more of what it was asked for.
+pub(crate) const LOCK: &str = "broker.lock";
 
 /// Closes the sandbox: what is stored and declared stays within reach, and `dirs`.
 pub(crate) fn close(
@@ -43,13 +47,11 @@ pub(crate) fn close_around(
 }
 
 fn close_to(mut sandbox: Sandbox, grants: Vec<Grant>, engine: &Engine) -> Result<(), DaemonError> {
-    if let Some(filter) = sandbox.close(grants)? {
-        for shard in engine.shards() {
-            let filter = filter.clone();
-            let applied = shard.call_wait(move |_| filter.apply())?;
-            sandbox.shard_closed(applied)?;
-        }
+    for shard in engine.shards() {
+        shard.call_wait(|_| this_is_a_shard())?;
     }
+    look_at_itself();
+    sandbox.close(grants)?;
     tracing::info!(%sandbox, "confined");
     for what in sandbox.missing() {
         tracing::warn!("{what}");

@@ -231,6 +231,7 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
     let (run_path, state_path) = (options.folder(&options.run_dir), options.folder(&options.state_dir));
     let run_dir = RunDir::take(&run_path, Some(&keeper))?;
     make_private(&state_path)?;
+    sandbox.wait_for_turn(&run_path.join(confine::LOCK))?;
     let (store, arranged) = open_state(options, isolation, Store::open(&state_path)?, predecessor, declared.as_ref())?;
     let declared = declared.map(|declared| arranged.own_part(&declared));
     for cell in &arranged.cells {

@@ -29,6 +29,7 @@ mod devices;
 mod dirs;
 mod disks;
 mod error;
+mod itself;
 mod manager;
 mod model;
 mod name;

@@ -61,6 +61,9 @@ pub(crate) enum Command {
     /// What `serve` runs, and runs again when it dies
     #[command(hide = true)]
     Worker(ServeArgs),
+    /// What `worker` and `nvme` have make the system calls that they gave up
+    #[command(hide = true)]
+    Broker,
     /// What `worker` has run the commands that print keys
     #[command(hide = true)]
     KeyHelper {

@@ -47,6 +47,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Serve(options) => serve::serve(&global, &options),
         Command::Worker(options) => serve::worker(&global, &options),
+        Command::Broker => serve::broker(),
         Command::KeyHelper { allowed, any } => serve::key_helper(&allowed, any),
         Command::Nvme(options) => serve::nvme(&global, *options),
         Command::Volume { command } => commands::volume(&global, command),

@@ -103,13 +103,26 @@ fn enter(global: &Global, args: &ServeArgs) -> Result<Sandbox, Box<dyn Error>> {
         Ok(text) => serde_json::from_str(&text)?,
         Err(_) => policy(args, declared(args).as_ref())?,
     };
-    let mut helper = std::process::Command::new("/proc/self/exe");
-    helper.arg0("millrace").arg("key-helper");
+    let mut helper = own("key-helper");
     match policy.programs() {
         Some(programs) => helper.arg("--").args(programs),
         None => helper.arg("--any"),
     };
-    Ok(policy.enter(&[&global.run_dir(), &args.state_dir()], Some(helper))?)
+    Ok(policy.enter(&[&global.run_dir(), &args.state_dir()], own("broker"), Some(helper))?)
+}
+
+/// This program as another process, which serves this one.
+fn own(word: &str) -> std::process::Command {
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg0("millrace").arg(word);
+    command
+}
+
+/// Makes system calls for the worker at standard input.
+pub(crate) fn broker() -> Result<(), Box<dyn Error>> {
+    // It was started by a descriptor's name.
+    rustix::thread::set_name(c"millrace-broker")?;
+    Ok(millrace_sandbox::broker(std::io::stdin().as_fd())?)
 }
 
 /// Runs programs that print keys for the worker at standard input.
@@ -163,7 +176,7 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
 
 pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {
     // While there is one thread.
-    let sandbox = args.sandbox.policy().enter(&[], None)?;
+    let sandbox = args.sandbox.policy().enter(&[], own("broker"), None)?;
     let _log = logging::start(&args.log)?;
     let base = std::env::current_dir()?;
     let kind = DeviceKind::Nvme(args.controller.spec()).resolved(&base);

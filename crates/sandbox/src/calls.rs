@@ -1,11 +1,13 @@
-//! Which system calls threads have. What is not here fails.
+//! Which system calls a worker's threads have. What is not here does not reach the kernel: it is made in another form
+//! ([`instead`](crate::instead)), by the broker ([`forms`](crate::forms)), or fails.
 //!
-//! Every call has a reason to be here: it is made by the code that runs on such threads, by the standard library for it, or by the C
-//! library for those two. A call is added when [`refused`](crate::refused) shows that it is missing, and taken out with what needed it.
+//! Here is what nobody else can do for a thread — its memory, its waiting, its signals, its rings —, and what is done so often that asking
+//! somebody else would be felt. A call comes in when [`refused`](crate::refused) shows that it is missing, and only in another one's place:
+//! the list has its end at [`MOST_CALLS`](crate::MOST_CALLS).
 
 #![allow(clippy::wildcard_imports, reason = "nearly all of it is the system's names")]
 
-use When::{Among, Bits, Null, OwnProcess};
+use When::{Among, Bits, OwnProcess};
 use libc::*;
 
 /// A call, and when it is allowed.
@@ -25,6 +27,8 @@ pub(crate) enum When {
     Among(u8, &'static [u32]),
     /// An argument is no pointer.
     Null(u8),
+    /// The second argument names a socket's own options, and the third is one of these.
+    Option(&'static [u32]),
     /// An argument is this process.
     OwnProcess(u8),
 }
@@ -38,7 +42,6 @@ const fn when(number: c_long, when: When) -> Call {
 }
 
 const FIONBIO: u32 = 0x5421;
-const FIOCLEX: u32 = 0x5451;
 const BLKSSZGET: u32 = 0x1268;
 const BLKGETSIZE64: u32 = 0x8008_1272;
 /// Linux's VFIO: a physical controller that is ours, as the driver uses it (`_IO(';', 100)` and on).
@@ -47,7 +50,6 @@ const VFIO: u32 = 0x3b64;
 const IOMMUFD: u32 = 0x3b80;
 const IOCTLS: &[u32] = &[
     FIONBIO,
-    FIOCLEX,
     BLKSSZGET,
     BLKGETSIZE64,
     // API version, extension, IOMMU, group status, container; device of a group, its description, regions, interrupts (twice), reset;
@@ -75,6 +77,19 @@ const IOCTLS: &[u32] = &[
     IOMMUFD + 6,
 ];
 const KEYCTL_READ: u32 = 11;
+/// What may be asked and set of a descriptor: not who gets signals from it, and no lock that is waited for.
+const FCNTLS: &[u32] = &[
+    F_DUPFD as u32,
+    F_DUPFD_CLOEXEC as u32,
+    F_GETFD as u32,
+    F_SETFD as u32,
+    F_GETFL as u32,
+    F_SETFL as u32,
+    F_ADD_SEALS as u32,
+    F_GET_SEALS as u32,
+    F_OFD_GETLK as u32,
+    F_OFD_SETLK as u32,
+];
 
 /// Memory is never made executable.
 const NO_EXEC: When = Bits(2, PROT_EXEC, 0);
@@ -86,10 +101,9 @@ pub(crate) const SHARD: &[Call] = &[
     always(SYS_epoll_pwait2),
     always(SYS_epoll_ctl),
     always(SYS_futex),
-    // The standard library's channels, while whoever sends is off its processor in the middle of it.
-    always(SYS_sched_yield),
-    always(SYS_clock_gettime),
     always(SYS_ppoll),
+    // Where the kernel's own page does not tell the time.
+    always(SYS_clock_gettime),
     // Whether a submission that took long has slept for a disk.
     when(SYS_getrusage, Among(0, &[RUSAGE_THREAD.cast_unsigned()])),
     // Guests: eventfds, messages with descriptors, the memory that they hand over.
@@ -97,23 +111,15 @@ pub(crate) const SHARD: &[Call] = &[
     always(SYS_write),
     always(SYS_recvmsg),
     always(SYS_sendmsg),
-    always(SYS_accept4),
     always(SYS_close),
-    always(SYS_fcntl),
+    when(SYS_fcntl, Among(1, FCNTLS)),
     always(SYS_fstat),
-    always(SYS_fstatfs),
-    always(SYS_lseek),
-    always(SYS_readlinkat),
-    always(SYS_memfd_create),
-    always(SYS_ftruncate),
     // Memory.
     when(SYS_mmap, NO_EXEC),
     when(SYS_mprotect, NO_EXEC),
     always(SYS_munmap),
-    always(SYS_mremap),
     always(SYS_madvise),
     always(SYS_brk),
-    always(SYS_memfd_secret),
     always(SYS_mlock),
     always(SYS_membarrier),
     always(SYS_getrandom),
@@ -122,117 +128,65 @@ pub(crate) const SHARD: &[Call] = &[
     always(SYS_rt_sigprocmask),
     always(SYS_rt_sigreturn),
     always(SYS_sigaltstack),
-    always(SYS_getpid),
     always(SYS_gettid),
     when(SYS_tgkill, OwnProcess(0)),
     always(SYS_exit),
 ];
 
-/// What all threads but shards have, beside what shards have.
+/// What the other threads have beside that.
 pub(crate) const CONTROL: &[Call] = &[
-    // Files: Landlock says which.
-    always(SYS_openat),
-    always(SYS_newfstatat),
-    always(SYS_statx),
-    always(SYS_statfs),
-    always(SYS_faccessat),
-    always(SYS_getdents64),
-    always(SYS_getcwd),
-    always(SYS_pread64),
-    always(SYS_pwrite64),
-    always(SYS_readv),
-    always(SYS_writev),
-    always(SYS_preadv),
-    always(SYS_pwritev),
+    // Files and sockets that are open: reading and writing, in the two forms that all others can be made of.
     always(SYS_preadv2),
     always(SYS_pwritev2),
-    always(SYS_fsync),
-    always(SYS_fdatasync),
-    always(SYS_fallocate),
-    always(SYS_copy_file_range),
-    always(SYS_fadvise64),
-    always(SYS_flock),
-    always(SYS_unlinkat),
-    always(SYS_mkdirat),
-    always(SYS_renameat),
-    always(SYS_renameat2),
-    always(SYS_fchmod),
-    always(SYS_fchmodat),
+    // Disks' sizes, and physical disks, whose maps are the process's own memory.
     when(SYS_ioctl, Among(1, IOCTLS)),
-    // What of a volume's memory is there, for huge pages.
-    always(SYS_mincore),
-    // Sockets of this machine.
-    when(SYS_socket, Among(0, &[AF_UNIX as u32])),
-    when(SYS_socketpair, Among(0, &[AF_UNIX as u32])),
-    always(SYS_sendto),
-    always(SYS_recvfrom),
-    always(SYS_shutdown),
-    always(SYS_bind),
-    always(SYS_listen),
-    always(SYS_connect),
-    always(SYS_getsockname),
-    always(SYS_getpeername),
-    always(SYS_getsockopt),
-    always(SYS_setsockopt),
     // Disks, where control itself reads and writes: what a service mounts is read by a ring of the thread's own.
     always(SYS_io_uring_setup),
     always(SYS_io_uring_register),
-    // Waiting.
-    always(SYS_epoll_create1),
-    always(SYS_epoll_pwait),
-    always(SYS_eventfd2),
-    always(SYS_pipe2),
-    always(SYS_dup),
-    always(SYS_dup3),
-    always(SYS_nanosleep),
-    always(SYS_clock_nanosleep),
-    always(SYS_restart_syscall),
-    // Threads: none of the newer call, whose flags no filter can see (it says that there is none such).
+    // What of a volume's memory is there, for huge pages.
+    always(SYS_mincore),
+    // Threads.
     when(SYS_clone, Bits(0, CLONE_THREAD, CLONE_THREAD)),
-    always(SYS_clone3),
-    always(SYS_set_robust_list),
     always(SYS_rseq),
-    when(SYS_prctl, Among(0, &[PR_SET_NAME as u32, PR_SET_TIMERSLACK as u32, PR_SET_NO_NEW_PRIVS as u32])),
-    // A list can only be made shorter; a flag could have others ask for our calls.
-    when(SYS_seccomp, Among(1, &[0])),
-    always(SYS_sched_getaffinity),
-    always(SYS_getcpu),
-    always(SYS_exit_group),
-    // Questions.
-    always(SYS_getppid),
-    always(SYS_getuid),
-    always(SYS_geteuid),
-    always(SYS_getgid),
-    always(SYS_getegid),
-    always(SYS_clock_getres),
-    always(SYS_uname),
-    always(SYS_sysinfo),
-    when(SYS_prlimit64, Null(2)),
-    // Keys.
-    always(SYS_munlock),
-    always(SYS_request_key),
+    when(SYS_prctl, Among(0, &[PR_SET_NAME as u32, PR_SET_TIMERSLACK as u32])),
+    // Keys: into locked memory, without anybody between.
     when(SYS_keyctl, Among(0, &[KEYCTL_READ])),
+    always(SYS_exit_group),
 ];
 
-/// Older names for the same, which only this kind of machine has.
-#[cfg(target_arch = "x86_64")]
-pub(crate) const OLDER: &[Call] = &[
-    always(SYS_open),
-    always(SYS_stat),
-    always(SYS_lstat),
-    always(SYS_access),
-    always(SYS_readlink),
-    always(SYS_unlink),
-    always(SYS_mkdir),
-    always(SYS_rmdir),
-    always(SYS_rename),
-    always(SYS_chmod),
-    always(SYS_poll),
-    always(SYS_epoll_wait),
-    always(SYS_time),
+/// What there is none of, says the kernel itself: the C library asks for these with all signals held back, and does without.
+///
+/// `clone3` has its flags in memory, where no filter sees them; `clone` does. `set_robust_list` is for locks between processes.
+pub(crate) const ABSENT: &[Call] = &[always(SYS_clone3), always(SYS_set_robust_list)];
+
+/// What the broker has beside the calls that it makes for others: its lanes, its threads, its memory.
+pub(crate) const BROKER: &[Call] = &[
+    always(SYS_recvmsg),
+    always(SYS_sendmsg),
+    always(SYS_write),
+    always(SYS_close),
+    always(SYS_fstat),
+    always(SYS_futex),
+    when(SYS_mmap, NO_EXEC),
+    when(SYS_mprotect, NO_EXEC),
+    always(SYS_munmap),
+    always(SYS_mremap),
+    always(SYS_madvise),
+    always(SYS_brk),
+    always(SYS_getrandom),
+    when(SYS_clone, Bits(0, CLONE_THREAD, CLONE_THREAD)),
+    always(SYS_rseq),
+    when(SYS_prctl, Among(0, &[PR_SET_NAME as u32])),
+    always(SYS_rt_sigaction),
+    always(SYS_rt_sigprocmask),
+    always(SYS_rt_sigreturn),
+    always(SYS_sigaltstack),
+    always(SYS_getpid),
+    always(SYS_gettid),
+    when(SYS_tgkill, OwnProcess(0)),
+    always(SYS_exit),
+    always(SYS_exit_group),
 ];
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) const OLDER: &[Call] = &[];
 
 /// What operators may have heard of and ask for: names for messages.
 const NAMES: &[(c_long, &str)] = &[
@@ -274,23 +228,24 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::MOST_SHARD_CALLS;
+    use crate::{MOST_CALLS, forms::FORMS};
 
     fn numbers(calls: &[Call]) -> BTreeSet<c_long> {
         calls.iter().map(|call| call.number).collect()
     }
 
     #[test]
-    fn shards_have_few_calls_and_no_call_is_listed_twice() {
-        assert!(SHARD.len() <= MOST_SHARD_CALLS, "{} calls", SHARD.len());
-        let (shard, control, older) = (numbers(SHARD), numbers(CONTROL), numbers(OLDER));
-        assert_eq!(shard.len() + control.len() + older.len(), SHARD.len() + CONTROL.len() + OLDER.len());
-        assert!(shard.is_disjoint(&control) && shard.is_disjoint(&older) && control.is_disjoint(&older));
+    fn the_list_is_short_and_no_call_is_listed_twice() {
+        assert!(SHARD.len() + CONTROL.len() <= MOST_CALLS, "{} calls", SHARD.len() + CONTROL.len());
+        let (shard, control) = (numbers(SHARD), numbers(CONTROL));
+        assert_eq!(shard.len() + control.len(), SHARD.len() + CONTROL.len());
+        assert!(shard.is_disjoint(&control) && numbers(ABSENT).is_disjoint(&shard) && numbers(ABSENT).is_disjoint(&control));
     }
 
     #[test]
     fn nobody_may_start_programs_look_into_processes_or_change_who_he_is() {
-        let all: BTreeSet<_> = [SHARD, CONTROL, OLDER].into_iter().flat_map(numbers).collect();
+        let brokered = FORMS.iter().map(|form| form.number);
+        let all: BTreeSet<_> = [SHARD, CONTROL].into_iter().flat_map(numbers).chain(brokered).collect();
         let never = [
             SYS_execve,
             SYS_execveat,
@@ -311,6 +266,11 @@ mod tests {
             SYS_pidfd_send_signal,
             SYS_add_key,
             SYS_open_by_handle_at,
+            SYS_linkat,
+            SYS_symlinkat,
+            SYS_mknodat,
+            SYS_landlock_restrict_self,
+            SYS_seccomp,
         ];
         for number in never {
             assert!(!all.contains(&number), "call {number}");
@@ -318,20 +278,22 @@ mod tests {
     }
 
     #[test]
-    fn shards_open_nothing() {
-        let shard = numbers(SHARD);
+    fn a_worker_opens_nothing() {
+        let all: BTreeSet<_> = [SHARD, CONTROL].into_iter().flat_map(numbers).collect();
         for number in [
             SYS_openat,
             SYS_openat2,
             SYS_socket,
             SYS_connect,
             SYS_bind,
-            SYS_clone,
-            SYS_clone3,
             SYS_unlinkat,
-            SYS_io_uring_setup,
+            SYS_renameat2,
+            SYS_mkdirat,
+            SYS_newfstatat,
+            SYS_statx,
         ] {
-            assert!(!shard.contains(&number), "call {number}");
+            assert!(!all.contains(&number), "call {number}");
         }
+        assert!(SHARD.iter().all(|call| ![SYS_clone, SYS_io_uring_setup, SYS_ioctl].contains(&call.number)));
     }
 }

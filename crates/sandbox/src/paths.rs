@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -12,8 +12,6 @@ use landlock::{
 };
 
 use rustix::fs::FileType;
-
-use crate::threads::restrict_all;
 
 /// The newest rights that are asked for; the system gives what it knows of them.
 const NEWEST: ABI = ABI::V6;
@@ -32,7 +30,7 @@ pub enum Grant {
 }
 
 impl Grant {
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Use(path) | Self::Read(path) | Self::Sockets(path) => path,
         }
@@ -59,21 +57,42 @@ fn version() -> i32 {
     i32::try_from(version).unwrap_or(0).max(0)
 }
 
-/// Puts every thread of the process under the grants. `None`: files stay open as they are, only running programs and what is not a
-/// file is refused. What the system cannot do of it is returned.
-pub(crate) fn close(grants: Option<&[Grant]>) -> io::Result<Option<String>> {
+/// Whether the system knows it.
+///
+/// # Errors
+/// It does not, in words.
+pub(crate) fn look() -> io::Result<()> {
+    if version() > 0 {
+        return Ok(());
+    }
+    Err(io::Error::other("the system has no Landlock (Linux 5.13, and \"landlock\" among its security modules)"))
+}
+
+/// The rules of the grants, for [`restrict_all`](crate::threads::restrict_all). `None`: files stay open as they are, only running programs and
+/// what is not a file is refused.
+pub(crate) fn rules(grants: Option<&[Grant]>) -> io::Result<Option<OwnedFd>> {
+    look()?;
+    ruleset(grants).map_err(io::Error::other)
+}
+
+/// What the system cannot do of what was granted and no more, in words.
+pub(crate) fn less(grants: Option<&[Grant]>) -> Option<String> {
     let version = version();
-    if version == 0 {
-        return Err(io::Error::other(
-            "the system has no Landlock (Linux 5.13, and \"landlock\" among its security modules)",
-        ));
+    let less = grants.is_some() && (1..LEAST).contains(&version);
+    less.then(|| format!("Landlock of version {version} does not keep files from being cut (version {LEAST}, Linux 6.2)"))
+}
+
+/// Puts the only thread of a process under the grants, if the system can.
+pub(crate) fn restrict_this_thread(grants: Option<&[Grant]>) -> io::Result<()> {
+    if look().is_ok()
+        && let Some(rules) = rules(grants)?
+    {
+        // SAFETY: numbers only; the descriptor is open.
+        if unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
     }
-    if let Some(ruleset) = ruleset(grants).map_err(io::Error::other)? {
-        restrict_all(ruleset.as_fd())?;
-    }
-    let less = grants.is_some() && version < LEAST;
-    Ok(less
-        .then(|| format!("Landlock of version {version} does not keep files from being cut (version {LEAST}, Linux 6.2)")))
+    Ok(())
 }
 
 fn ruleset(grants: Option<&[Grant]>) -> Result<Option<OwnedFd>, RulesetError> {

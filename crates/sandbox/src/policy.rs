@@ -2,6 +2,7 @@
 
 use std::{
     fmt, io,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -11,11 +12,13 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
+    broker::Broker,
     commands::Helper,
-    filter::{self, ShardFilter},
+    filter::{self, Programs},
     paths::{self, Grant},
-    refused, rights,
-    rights::User,
+    rights::{self, User},
+    threads::restrict_all,
+    trap,
 };
 
 /// What a keeper that is root goes on with: it starts workers, which become another user, and ends them.
@@ -74,6 +77,15 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
+    /// A part of it has failed that the system has. The keeper starts another worker.
+    #[error("the sandbox cannot {part}: {source}")]
+    Broken {
+        /// What was tried, as a verb.
+        part: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
     /// Root without capabilities still owns root's files.
     #[error("\"--sandbox on\" does not serve as root: start it as another user, or name one with --user")]
     Root,
@@ -108,13 +120,13 @@ impl Policy {
         (self.is_strict() || !self.key_commands.is_empty()).then_some(&self.key_commands)
     }
 
-    /// Gives up what a process with one thread can. `dirs` are made for the user if need be, `helper` runs key commands, if
-    /// there are any to be run.
+    /// Gives up what a process with one thread can. `dirs` are made for the user if need be, `broker` makes calls for the process once it
+    /// is closed, `helper` runs key commands, if there are any to be run.
     ///
     /// # Errors
-    /// What cannot be had, if all must be.
-    pub fn enter(self, dirs: &[&Path], helper: Option<Command>) -> Result<Sandbox, SandboxError> {
-        let mut sandbox = Sandbox { policy: self, missing: Vec::new(), done: Vec::new(), helper: None };
+    /// What cannot be had, if all must be; and a broker that does not start.
+    pub fn enter(self, dirs: &[&Path], broker: Command, helper: Option<Command>) -> Result<Sandbox, SandboxError> {
+        let mut sandbox = Sandbox { policy: self, missing: Vec::new(), done: Vec::new(), broker: None, helper: None };
         if sandbox.policy.mode == Mode::Off {
             return Ok(sandbox);
         }
@@ -122,7 +134,10 @@ impl Policy {
         sandbox.limit()?;
         sandbox.become_less(dirs)?;
         sandbox.need("keep its memory to itself", "no dumps", rights::keep_to_itself())?;
-        sandbox.need("watch what is refused", "refused calls are told", refused::watch())?;
+        if filter::is_possible() {
+            trap::watch().map_err(broken("watch its system calls"))?;
+            sandbox.broker = Some(Broker::start(broker).map_err(broken("start its broker"))?);
+        }
         match helper.map(Helper::start).transpose() {
             Ok(helper) => sandbox.helper = helper,
             Err(error) => sandbox.need("start the helper for key commands", "", Err(error))?,
@@ -131,12 +146,18 @@ impl Policy {
     }
 }
 
+/// A part that can be had, and has failed: half of it would be worse than none.
+fn broken(part: &'static str) -> impl Fn(io::Error) -> SandboxError {
+    move |source| SandboxError::Broken { part, source }
+}
+
 /// A process on its way into the sandbox.
 #[derive(Debug)]
 pub struct Sandbox {
     policy: Policy,
     missing: Vec<String>,
     done: Vec<&'static str>,
+    broker: Option<Broker>,
     helper: Option<Helper>,
 }
 
@@ -200,39 +221,47 @@ impl Sandbox {
         self.need("give up its capabilities", "no capabilities", rights::drop_all())
     }
 
-    /// Closes what is still open, on every thread there is: paths but `grants` and the allowed ones, and calls that control does not
-    /// make. What is returned is for the shards.
+    /// Waits until nothing is done any more of what the process before this one has asked its own broker for. They know each other by a
+    /// lock file.
     ///
     /// # Errors
-    /// What cannot be had, if all must be.
-    pub fn close(&mut self, mut grants: Vec<Grant>) -> Result<Option<ShardFilter>, SandboxError> {
-        if self.policy.mode == Mode::Off {
-            return Ok(None);
-        }
-        grants.extend(self.policy.allow.iter().cloned().map(Grant::Use));
-        let strict = self.policy.is_strict();
-        let (done, result) = match paths::close(strict.then_some(&grants)) {
-            Ok(None) if strict => ("only allowed paths", Ok(())),
-            Ok(None) => ("no programs, all paths", Ok(())),
-            Ok(Some(less)) => ("", Err(io::Error::other(less))),
-            Err(error) => ("", Err(error)),
-        };
-        self.need("restrict paths", done, result)?;
-        let closed = filter::close().and_then(|()| ShardFilter::new());
-        let (filter, result) = match closed {
-            Ok(filter) => (Some(filter), Ok(())),
-            Err(error) => (None, Err(io::Error::other(error))),
-        };
-        self.need("restrict system calls", "system calls listed", result)?;
-        Ok(filter)
+    /// The lock cannot be had.
+    pub fn wait_for_turn(&self, lock: &Path) -> Result<(), SandboxError> {
+        let waited = self.broker.as_ref().map_or(Ok(()), |broker| broker.wait_for_turn(lock));
+        waited.map_err(broken("wait for the last one's broker"))
     }
 
-    /// Notes how it went with one of the shards.
+    /// Closes what is still open, on every thread there is. The broker reaches `grants` and the allowed paths, and the process itself
+    /// none; calls that are on no list are the broker's. Shards have said by now what they are.
     ///
     /// # Errors
-    /// As [`Self::close`].
-    pub fn shard_closed(&mut self, result: Result<(), String>) -> Result<(), SandboxError> {
-        self.need("restrict a shard's system calls", "a shard's listed", result.map_err(io::Error::other))
+    /// What cannot be had, if all must be; and what has failed half-way.
+    pub fn close(&mut self, mut grants: Vec<Grant>) -> Result<(), SandboxError> {
+        if self.policy.mode == Mode::Off {
+            return Ok(());
+        }
+        grants.extend(self.policy.allow.iter().cloned().map(Grant::Use));
+        let grants = self.policy.is_strict().then_some(&grants[..]);
+        // What the system says of itself can't be asked any more afterwards.
+        let (landlock, less) = (paths::look(), paths::less(grants));
+        let (ruleset, programs) = match self.broker.take() {
+            Some(broker) => {
+                broker.open(grants).map_err(broken("confine its broker"))?;
+                (landlock.is_ok().then(|| paths::rules(Some(&[]))), Some(Programs::new().map_err(io::Error::other)))
+            }
+            None => (landlock.is_ok().then(|| paths::rules(grants)), None),
+        };
+        let calls = programs.is_some();
+        let (ruleset, programs) = ruleset
+            .transpose()
+            .and_then(|rules| Ok((rules.flatten(), programs.transpose()?)))
+            .map_err(broken("make its rules"))?;
+        restrict_all(ruleset.as_ref().map(AsFd::as_fd), programs).map_err(broken("restrict a thread"))?;
+        let done = if grants.is_some() { "only allowed paths" } else { "no programs, all paths" };
+        let less = less.map_or(Ok(()), |less| Err(io::Error::other(less)));
+        self.need("restrict paths", done, landlock.and(less))?;
+        let calls = if calls { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) };
+        self.need("restrict system calls", "system calls listed", calls)
     }
 }
 

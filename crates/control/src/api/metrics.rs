@@ -16,6 +16,7 @@ use axum::{
 use crate::{
     CopyState,
     cells::is_main,
+    itself,
     manager::{CopyView, DeviceView, GroupView, State, Status, ThrottleView, VolumeView, WorkerView},
 };
 
@@ -101,31 +102,18 @@ fn render(
 
 /// What every program tells, under the names that every program uses.
 fn process(registry: &mut Registry) {
-    let Some((cpu_seconds, resident)) = process_usage() else { return };
+    let Some((cpu_seconds, resident)) = itself::usage() else { return };
     let cpu: Counter<f64, std::sync::atomic::AtomicU64> = Counter::default();
     cpu.inc_by(cpu_seconds);
     let memory: Gauge = Gauge::default();
     memory.set(saturate(resident));
     registry.register_with_unit("process_cpu", "Time on processors, user and system", Unit::Seconds, cpu);
     registry.register_with_unit("process_resident_memory", "Memory that is resident", Unit::Bytes, memory);
-    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+    if let Some(open) = itself::open_fds() {
         let fds: Gauge = Gauge::default();
-        fds.set(i64::try_from(open.count()).unwrap_or(i64::MAX));
+        fds.set(i64::try_from(open).unwrap_or(i64::MAX));
         registry.register("process_open_fds", "Open file descriptors", fds);
     }
-}
-
-/// Processor time in seconds and resident memory in bytes (proc_pid_stat(5)).
-#[expect(clippy::cast_precision_loss, reason = "ticks of centuries are exact")]
-fn process_usage() -> Option<(f64, u64)> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name in parentheses, which may hold anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let user: u64 = fields.nth(11)?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    let pages: u64 = fields.nth(8)?.parse().ok()?;
-    let ticks = rustix::param::clock_ticks_per_second() as f64;
-    Some(((user + system) as f64 / ticks, pages * rustix::param::page_size() as u64))
 }
 
 fn devices(registry: &mut Registry, devices: &[DeviceView]) {
