@@ -227,7 +227,20 @@ fn confine(grants: Option<&[Grant]>, lanes: Vec<OwnedFd>) -> io::Result<()> {
 fn start(shared: &Arc<Shared>, lane: usize) -> io::Result<()> {
     let shared = Arc::clone(shared);
     let thread = thread::Builder::new().name(format!("broker-{lane}")).stack_size(STACK);
-    thread.spawn(move || serve(&shared, lane)).map(drop)
+    let serve = move || {
+        let _all_or_none = EndsAll;
+        serve(&shared, lane);
+    };
+    thread.spawn(serve).map(drop)
+}
+
+/// A thread that ends leaves a lane that nobody hears, and who uses it would wait forever. Another worker gets another broker.
+struct EndsAll;
+
+impl Drop for EndsAll {
+    fn drop(&mut self) {
+        exit(1);
+    }
 }
 
 /// Makes the calls of one lane.
@@ -240,10 +253,12 @@ fn serve(shared: &Arc<Shared>, lane: usize) {
         // The worker is gone, or is none any more.
         let Ok(Some((len, fds))) = receive::<MOST_FDS>(socket, &mut buffer) else { exit(0) };
         if next.take().is_some_and(|next| start(shared, next).is_err()) {
-            // A lane that nobody hears would keep who uses it forever. Another worker gets another broker.
+            // As when one ends.
             exit(1);
         }
         let reply = make(&buffer[..len], &fds, shared.folders.as_deref()).unwrap_or_else(Reply::refused);
+        // Before the worker hears of it: what it closes then is closed, with its locks.
+        drop(fds);
         let fds: Vec<_> = reply.fds.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
