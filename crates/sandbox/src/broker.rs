@@ -5,7 +5,7 @@
 //!   worker, one thread:  Broker::start ─► process
 //!                        Broker::wait_for_turn ─► it takes a lock file: what the last worker's broker was asked for is done
 //!                        Broker::open ─► grants, lanes ─► it confines itself, answers, and hears the lanes
-//!   worker, all threads: lanes ◄─► one thread for each lane that was ever needed
+//!   worker, all threads: lanes ◄─► one thread for each
 //! ```
 //!
 //! It believes nothing that comes over a lane: the table of [`forms`] says what a call's arguments are, lengths are checked against what came, numbers of
@@ -36,7 +36,7 @@ use rustix::{
 use crate::{
     filter,
     forms::{self, ARGS, Arg, Form, Gives, MOST, TEXT},
-    lanes::{self, Head, LANES, MOST_FDS, NOTHING, OWN, OWN_FDS, SHARD_LANES, as_fd},
+    lanes::{self, Head, LANES, MOST_FDS, NOTHING, OWN, OWN_FDS, as_fd},
     paths::{self, Grant},
     rights,
 };
@@ -155,6 +155,7 @@ fn receive<const FDS: usize>(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Re
 /// What the system refused before there were lanes. Then the worker has heard of it, if it still listens.
 pub fn broker(socket: BorrowedFd<'_>) -> io::Result<()> {
     heed_the_worker_alone()?;
+    rights::end_with_parent()?;
     rights::keep_to_itself()?;
     let (mut grants, mut buffer, mut _lock) = (Vec::new(), [0; TEXT], None);
     let answer = |result: io::Result<()>| -> io::Result<()> {
@@ -177,12 +178,15 @@ pub fn broker(socket: BorrowedFd<'_>) -> io::Result<()> {
                 if failed {
                     return Ok(());
                 }
+                // Nothing more is taken from here: it says when the worker is gone, and whatever else it says, the worker is none any more.
+                let _ = receive::<LANES>(socket, &mut buffer);
+                exit(0)
             }
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
     }
-    // It is gone: so is what it asks for, as soon as the kernel is through with it.
-    exit(0)
+    // It is gone before it began.
+    Ok(())
 }
 
 /// Signals that a terminal or a service manager sends to all processes are the keeper's to understand: the worker may still need us.
@@ -221,7 +225,7 @@ fn confine(grants: Option<&[Grant]>, lanes: Vec<OwnedFd>) -> io::Result<()> {
     paths::restrict_this_thread(grants)?;
     filter::confine_broker().map_err(io::Error::other)?;
     let shared = Arc::new(Shared { lanes, folders });
-    (0..=SHARD_LANES).try_for_each(|lane| start(&shared, lane))
+    (0..LANES).try_for_each(|lane| start(&shared, lane))
 }
 
 fn start(shared: &Arc<Shared>, lane: usize) -> io::Result<()> {
@@ -244,18 +248,12 @@ impl Drop for EndsAll {
 }
 
 /// Makes the calls of one lane.
-fn serve(shared: &Arc<Shared>, lane: usize) {
-    // The worker takes the first lane that is free, so that the next one is needed only when this one has been.
-    let mut next = (lane >= SHARD_LANES && lane + 1 < LANES).then_some(lane + 1);
+fn serve(shared: &Shared, lane: usize) {
     let socket = shared.lanes[lane].as_fd();
     let mut buffer = vec![0; REQUEST];
     loop {
         // The worker is gone, or is none any more.
         let Ok(Some((len, fds))) = receive::<MOST_FDS>(socket, &mut buffer) else { exit(0) };
-        if next.take().is_some_and(|next| start(shared, next).is_err()) {
-            // As when one ends.
-            exit(1);
-        }
         let reply = make(&buffer[..len], &fds, shared.folders.as_deref()).unwrap_or_else(Reply::refused);
         // Before the worker hears of it: what it closes then is closed, with its locks.
         drop(fds);
@@ -398,7 +396,11 @@ fn make(request: &[u8], fds: &[OwnedFd], folders: Option<&[PathBuf]>) -> Result<
     // SAFETY: so many bytes are there, and any are a value of this type.
     let head = unsafe { head.as_ptr().cast::<Head>().read_unaligned() };
     let form = forms::of(head.number).ok_or(Errno::NOSYS)?;
-    let arguments = Arguments::of(form, &head, bytes, fds)?;
+    let mut arguments = Arguments::of(form, &head, bytes, fds)?;
+    if form.number == libc::SYS_openat {
+        // A mode that no filter looks at, for it matters only where a file is made.
+        arguments.values[3] &= u64::from(!forms::MODES.cast_unsigned());
+    }
     let result = match form.number {
         libc::SYS_fchmod => fds.first().ok_or(Errno::BADF).and_then(|fd| change_mode(fd, arguments.values[1], None)),
         libc::SYS_fchmodat => change_mode_of(&arguments, folders),

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Lanes there are: calls that may be under way at once.
-pub(crate) const LANES: usize = 32;
+pub(crate) const LANES: usize = 16;
 /// Of them, the first ones are the shards'.
 pub(crate) const SHARD_LANES: usize = 2;
 /// In place of a length: the argument leads nowhere, or is no descriptor of the worker's.
@@ -61,9 +61,9 @@ pub(crate) fn open(lanes: [OwnedFd; LANES]) {
     for (place, lane) in SOCKETS.iter().zip(lanes) {
         place.store(lane.into_raw_fd(), Ordering::Relaxed);
     }
-    let shards = (1 << SHARD_LANES) - 1;
+    let (all, shards) = ((1 << LANES) - 1, (1 << SHARD_LANES) - 1);
     FREE[0].store(shards, Ordering::Release);
-    FREE[1].store(!shards, Ordering::Release);
+    FREE[1].store(all & !shards, Ordering::Release);
 }
 
 /// Makes a system call; the result as the kernel gives it, with errors as negative numbers.
@@ -267,7 +267,9 @@ fn send(lane: &Lane, parts: &mut Parts) -> Result<(), c_int> {
         match c_int::try_from(-sent).unwrap_or(0) {
             libc::EINTR => {}
             // What the call itself would have been told.
-            errno @ (libc::EBADF | libc::EFAULT | libc::ENOMEM | libc::ENOBUFS) => return Err(errno),
+            errno @ (libc::EBADF | libc::EFAULT | libc::EINVAL | libc::EMSGSIZE | libc::ENOMEM | libc::ENOBUFS) => {
+                return Err(errno);
+            }
             libc::ETOOMANYREFS => return Err(libc::EMFILE),
             _ if sent >= 0 => return Ok(()),
             _ => die(),
@@ -288,6 +290,8 @@ fn receive(lane: &Lane, form: &Form, parts: &mut Parts, args: [u64; ARGS]) -> i6
         match received {
             received if received >= 8 => break,
             received if received == -i64::from(libc::EINTR) => {}
+            // A place that cannot be written: the answer is gone, and the lane is free.
+            received if received == -i64::from(libc::EFAULT) => return received,
             _ => die(),
         }
     }

@@ -13,7 +13,10 @@ use std::{
 };
 
 use rustix::{
-    process::{DumpableBehavior, Gid, Resource, Rlimit, Uid, geteuid, getrlimit, set_dumpable_behavior, setrlimit},
+    process::{
+        DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid, geteuid, getrlimit, set_dumpable_behavior,
+        set_parent_process_death_signal, setrlimit,
+    },
     thread::{
         CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, remove_capability_from_bounding_set,
         set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
@@ -133,6 +136,11 @@ pub(crate) fn hand_nothing_down() -> io::Result<()> {
 pub(crate) fn keep_to_itself() -> io::Result<()> {
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// The process ends with the one that started it, whatever that one has given away of itself.
+pub(crate) fn end_with_parent() -> io::Result<()> {
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 /// Has the libraries find out what they find out once, by calls that nobody needs later.

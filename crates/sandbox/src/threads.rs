@@ -96,10 +96,13 @@ fn visit_all(signal: libc::c_int) -> io::Result<()> {
     let (mut visited, own) = (Vec::new(), rustix::thread::gettid().as_raw_pid());
     ERROR.store(0, Ordering::Relaxed);
     loop {
-        let left: Vec<_> = own_threads()?.into_iter().filter(|thread| !visited.contains(thread)).collect();
-        // This one last: it may not list its threads after it.
-        let Some(thread) = left.iter().copied().find(|thread| *thread != own).or_else(|| left.first().copied()) else {
-            return Ok(());
+        let other = || -> io::Result<_> {
+            Ok(own_threads()?.into_iter().find(|thread| *thread != own && !visited.contains(thread)))
+        };
+        // A list that is made while a thread ends may lack another one: twice. This one last: it may not list its threads after it.
+        let thread = match other()? {
+            Some(thread) => thread,
+            None => other()?.unwrap_or(own),
         };
         visited.push(thread);
         let done = DONE.load(Ordering::Acquire);
