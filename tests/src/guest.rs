@@ -215,8 +215,8 @@ pub struct Guest {
     started: Instant,
 }
 
-/// A kernel changes its own code while it starts; a processor that QEMU emulates now and then runs what was there in between, on two cores
-/// that are busy once in some hundreds of starts.
+/// A kernel changes its own code while it starts, and a processor that QEMU emulates may run what was there in between. Rare, and seen on
+/// two cores that were busy.
 const EMULATED_BADLY: &str = "Oops: int3";
 /// How often a guest is started again for that.
 const AGAIN: u32 = 2;

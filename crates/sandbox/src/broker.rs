@@ -294,9 +294,9 @@ impl Reply {
 
 /// What an argument leads to, in this process. Whole words, so that every structure of the kernel's lies right, and one more of zeroes.
 #[derive(Default)]
-struct Copy(Vec<u64>);
+struct Place(Vec<u64>);
 
-impl Copy {
+impl Place {
     fn of(bytes: &[u8]) -> Self {
         let mut copy = Self::with_room(bytes.len());
         copy.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
@@ -324,7 +324,7 @@ impl Copy {
 #[derive(Default)]
 struct Arguments {
     values: [u64; ARGS],
-    copies: [Copy; ARGS],
+    copies: [Place; ARGS],
 }
 
 impl Arguments {
@@ -353,17 +353,14 @@ impl Arguments {
                     continue;
                 }
                 _ if is_missing => continue,
-                Arg::Text if head.lens[at] == OWN => Copy::of(&[OWN_FDS, descriptor()?.to_string().as_bytes()].concat()),
-                Arg::Text if (1..=TEXT).contains(&len) => Copy::of(came(len)?),
-                Arg::In(of) if len <= MOST && said(of) => Copy::of(came(len)?),
-                Arg::Both(room) if len == room as usize => Copy::of(came(len)?),
-                Arg::Out(room) if len == room as usize => Copy::with_room(len),
+                Arg::Text if head.lens[at] == OWN => Place::of(&[OWN_FDS, descriptor()?.to_string().as_bytes()].concat()),
+                Arg::Text if (1..=TEXT).contains(&len) => Place::of(came(len)?),
+                Arg::In(of) if len <= MOST && said(of) => Place::of(came(len)?),
+                Arg::Both(room) if len == room as usize => Place::of(came(len)?),
+                Arg::Out(room) if len == room as usize => Place::with_room(len),
                 // The call may do less than it was asked for: as much as there is room.
-                Arg::OutOf(of) if len <= MOST && len as u64 <= head.args[of as usize] => {
-                    arguments.values[of as usize] = len as u64;
-                    Copy::with_room(len)
-                }
-                Arg::OutUpTo(_) if len <= MOST => Copy::with_room(len),
+                Arg::OutOf(of) if len <= MOST && len as u64 <= head.args[of as usize] => Place::with_room(len),
+                Arg::OutUpTo(_) if len <= MOST => Place::with_room(len),
                 _ => return Err(Errno::INVAL),
             };
             arguments.copies[at] = copy;
@@ -402,7 +399,7 @@ fn make(request: &[u8], fds: &[OwnedFd], folders: Option<&[PathBuf]>) -> Result<
         arguments.values[3] &= u64::from(!forms::MODES.cast_unsigned());
     }
     let result = match form.number {
-        libc::SYS_fchmod => fds.first().ok_or(Errno::BADF).and_then(|fd| change_mode(fd, arguments.values[1], None)),
+        libc::SYS_fchmod => fds.first().ok_or(Errno::BADF).and_then(|fd| change_mode(fd, arguments.values[1], folders)),
         libc::SYS_fchmodat => change_mode_of(&arguments, folders),
         // SAFETY: numbers, descriptors of ours, and places that are as long as the table says and live through the call.
         _ => unsafe { call(form.number, arguments.values) },

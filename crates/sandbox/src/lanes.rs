@@ -170,11 +170,7 @@ impl Parts {
                     None => self.reads(at, value, len)?,
                 }
             }
-            Arg::In(of) => {
-                let len = args[of as usize] as usize;
-                self.head.args[of as usize] = len as u64;
-                self.reads(at, value, len)?;
-            }
+            Arg::In(of) => self.reads(at, value, args[of as usize] as usize)?,
             Arg::Both(len) => {
                 self.reads(at, value, len as usize)?;
                 self.writes(at, value, len as usize);

@@ -71,7 +71,6 @@ pub(crate) fn look() -> io::Result<()> {
 /// The rules of the grants, for [`restrict_all`](crate::threads::restrict_all). `None`: files stay open as they are, only running programs and
 /// what is not a file is refused.
 pub(crate) fn rules(grants: Option<&[Grant]>) -> io::Result<Option<OwnedFd>> {
-    look()?;
     ruleset(grants).map_err(io::Error::other)
 }
 

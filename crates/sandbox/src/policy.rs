@@ -244,18 +244,18 @@ impl Sandbox {
         let grants = self.policy.is_strict().then_some(&grants[..]);
         // What the system says of itself can't be asked any more afterwards.
         let (landlock, less) = (paths::look(), paths::less(grants));
-        let (ruleset, programs) = match self.broker.take() {
+        let broker = self.broker.take();
+        let calls = broker.is_some();
+        let programs = match broker {
             Some(broker) => {
                 broker.open(grants).map_err(broken("confine its broker"))?;
-                (landlock.is_ok().then(|| paths::rules(Some(&[]))), Some(Programs::new().map_err(io::Error::other)))
+                Some(Programs::new().map_err(io::Error::other).map_err(broken("make its lists of calls"))?)
             }
-            None => (landlock.is_ok().then(|| paths::rules(grants)), None),
+            None => None,
         };
-        let calls = programs.is_some();
-        let (ruleset, programs) = ruleset
-            .transpose()
-            .and_then(|rules| Ok((rules.flatten(), programs.transpose()?)))
-            .map_err(broken("make its rules"))?;
+        // Where a broker reaches paths, nobody else does.
+        let reached = if calls { Some(&[][..]) } else { grants };
+        let ruleset = if landlock.is_ok() { paths::rules(reached).map_err(broken("make its rules"))? } else { None };
         restrict_all(ruleset.as_ref().map(AsFd::as_fd), programs).map_err(broken("restrict a thread"))?;
         let done = if grants.is_some() { "only allowed paths" } else { "no programs, all paths" };
         let less = less.map_or(Ok(()), |less| Err(io::Error::other(less)));

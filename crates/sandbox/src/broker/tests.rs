@@ -100,6 +100,13 @@ fn modes_are_changed_of_sockets_only_and_in_the_folders() {
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o7777, 0o666);
     assert_eq!(change(&socket, 0o600, Some(&elsewhere)), Err(NOT_ALLOWED));
     assert_eq!(change(&socket, 0o4755, None), Err(NOT_ALLOWED));
+    // A descriptor that only names it is no way around.
+    let fd: OwnedFd = rustix::fs::open(&socket, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let head = Head { number: libc::SYS_fchmod, args: [0, 0o600, 0, 0, 0, 0], lens: [NOTHING; ARGS] };
+    // SAFETY: as in `ask`.
+    let raw = unsafe { std::slice::from_raw_parts((&raw const head).cast::<u8>(), size_of::<Head>()) };
+    assert_eq!(make(raw, std::slice::from_ref(&fd), Some(&elsewhere)).unwrap_err(), NOT_ALLOWED);
+    assert_eq!(make(raw, std::slice::from_ref(&fd), Some(&folders)).unwrap().result, 0);
     for path in [&file, &link] {
         assert_eq!(change(path, 0o600, None), Err(NOT_ALLOWED));
     }
