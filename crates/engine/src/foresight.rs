@@ -14,6 +14,9 @@
 //! Of each of the last 16 pauses is known when it ended, or between which two looks. A few are disturbed: what counts is when the fourth
 //! shortest ended. Pauses are alike unless several certainly ended much later; where that is not known, looking will tell. Those in which
 //! completions are waited for are compared with such, and those in which only a guest can bring something with theirs.
+//!
+//! What is foreseen may be wrong: a guest that wrote once in five seconds may read at any time. Where nothing would end a sleep before its time
+//! the shard sleeps in parts, which are naps.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -98,7 +101,7 @@ impl Pauses {
 pub(crate) enum Rest {
     /// Looks again.
     Look,
-    /// Sleeps so long, for work should come soon afterwards.
+    /// Sleeps so long, for work should come soon afterwards; or less, and asks again.
     Until(Duration),
     /// Sleeps as it sees fit.
     AtWill,
@@ -108,6 +111,11 @@ pub(crate) enum Rest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Settle,
+    /// Until the pause has this length, and then watches until it has that one.
+    Sleep {
+        until: Duration,
+        watch: Duration,
+    },
     /// Until the pause has this length.
     Watch(Duration),
     /// Nothing is foreseen any more.
@@ -152,6 +160,13 @@ impl Foresight {
                     return rest;
                 }
             }
+            Stage::Sleep { until, .. } if idle + LEAST <= until => return Rest::Until(until - idle),
+            Stage::Sleep { watch, .. } => {
+                self.stage = Stage::Watch(watch);
+                if idle < watch {
+                    return Rest::Look;
+                }
+            }
             Stage::Watch(end) if idle < end => return Rest::Look,
             Stage::Watch(_) | Stage::Open => {}
         }
@@ -161,16 +176,21 @@ impl Foresight {
 
     fn foresee(&mut self, idle: Duration) -> Option<Rest> {
         let End { earliest, latest } = self.pauses[self.kind].common?;
-        self.stage = Stage::Watch(latest + SPREAD);
+        let watch = latest + SPREAD;
         // The next one may be longer than all of them.
         let excess = self.excess();
-        let sleep = earliest.saturating_sub(idle + excess + excess / 4);
-        if sleep >= LEAST {
-            return Some(Rest::Until(sleep));
+        let mut sleep = earliest.saturating_sub(idle + excess + excess / 4);
+        if sleep < LEAST {
+            // Without sleeps nobody would notice that waking up has become faster.
+            self.skipped = (self.skipped + 1) % TRIED;
+            if self.skipped > 0 {
+                self.stage = Stage::Watch(watch);
+                return Some(Rest::Look);
+            }
+            sleep = LEAST;
         }
-        // Without sleeps nobody would notice that waking up has become faster.
-        self.skipped = (self.skipped + 1) % TRIED;
-        Some(if self.skipped == 0 { Rest::Until(LEAST) } else { Rest::Look })
+        self.stage = Stage::Sleep { until: idle + sleep, watch };
+        Some(Rest::Until(sleep))
     }
 
     fn excess(&self) -> Duration {
@@ -181,9 +201,10 @@ impl Foresight {
     pub(crate) fn slept(&mut self, began: Duration, ended: Duration, event: bool) {
         let uncertain = match self.stage {
             // Probably it came just now; when that happens again and again, sooner.
-            Stage::Watch(_) => self.excess().max(ended / (16 >> self.late.min(3))),
-            Stage::Settle | Stage::Open if event => self.excess(),
-            Stage::Settle | Stage::Open => ended,
+            Stage::Sleep { until, .. } if ended >= until => self.excess().max(ended / (16 >> self.late.min(3))),
+            Stage::Sleep { .. } => ended,
+            Stage::Settle | Stage::Watch(_) | Stage::Open if event => self.excess(),
+            Stage::Settle | Stage::Watch(_) | Stage::Open => ended,
         };
         self.woke = Some(End { earliest: ended.saturating_sub(uncertain).max(began), latest: ended });
     }
@@ -222,12 +243,15 @@ mod tests {
     /// What waking up takes, at least and at most.
     const WAKING: [u64; 2] = [14, 19];
     const NAP: u64 = 45;
+    const LONGEST_NAP: u64 = 400;
 
     /// What became of pauses of given lengths, in microseconds.
     #[derive(Debug, Default)]
     struct Outcome {
         /// Pauses whose end was met awake.
         awake: usize,
+        /// How late the last one's was seen.
+        late: u64,
         /// Time spent asleep, and in all.
         asleep: u64,
         all: u64,
@@ -236,8 +260,8 @@ mod tests {
     /// A shard through pauses that are so long, looking every microsecond. What ends a pause of `waiting` wakes it, too.
     fn live(foresight: &mut Foresight, pauses: impl Iterator<Item = u64>, waiting: bool) -> Outcome {
         let mut outcome = Outcome::default();
-        for (index, pause) in pauses.enumerate() {
-            let waking = WAKING[index % 2];
+        let mut sleeps = 0;
+        for pause in pauses {
             let (mut idle, mut slept) = (0, false);
             while idle < pause {
                 slept = true;
@@ -247,9 +271,13 @@ mod tests {
                         (idle, slept) = (idle + 1, false);
                         continue;
                     }
-                    Rest::Until(sleep) => sleep.as_micros() as u64,
+                    // Nothing would end the sleep before its time, but for what wakes it.
+                    Rest::Until(sleep) if waiting => sleep.as_micros() as u64,
+                    Rest::Until(sleep) => (sleep.as_micros() as u64).min(LONGEST_NAP),
                     Rest::AtWill => NAP,
                 };
+                sleeps += 1;
+                let waking = WAKING[sleeps % 2];
                 let event = waiting && idle + asked > pause;
                 let end = if event { pause } else { idle + asked } + waking;
                 outcome.asleep += end.min(pause) - idle;
@@ -261,6 +289,7 @@ mod tests {
             }
             outcome.awake += usize::from(!slept);
             outcome.all += pause;
+            outcome.late = idle - pause;
             foresight.work(Duration::from_micros(idle));
         }
         outcome
@@ -277,6 +306,18 @@ mod tests {
             assert!(outcome.awake > 900, "{pause}: {outcome:?}");
             let (asleep, all) = (outcome.asleep * 100 / outcome.all, pause - 20);
             assert!(asleep >= all * 60 / pause, "{pause}: {asleep} % of the time asleep");
+        }
+    }
+
+    #[test]
+    fn who_comes_sooner_than_ever_before_waits_for_a_nap_at_most() {
+        for pause in [1000, 20_000, 5_000_000] {
+            let mut foresight = Foresight::default();
+            live(&mut foresight, (0..64).map(|_| pause), false);
+            for early in [pause / 2, 30, 500, 30, 30, 30, 30, 30] {
+                let Outcome { late, .. } = live(&mut foresight, std::iter::once(early), false);
+                assert!(late <= LONGEST_NAP + WAKING[1], "{late} µs late after {early} µs instead of {pause}");
+            }
         }
     }
 

@@ -287,7 +287,9 @@ impl Shard {
             match rest {
                 Rest::Look => {}
                 Rest::Until(sleep) => {
-                    self.sleep(sleep, Some(sleep));
+                    // Devices that nothing but a look serves are looked at as often as without foresight.
+                    let longest = self.naps.longest(nap, idle_nap, budget);
+                    self.sleep(sleep.min(longest), Some(sleep));
                     // What follows is no nap.
                     return self.naps.interrupt();
                 }

@@ -234,6 +234,39 @@ fn one_napping_device_keeps_the_shard_looking() {
     engine.stop().unwrap();
 }
 
+/// A guest that came once in ten milliseconds may come at any time: nothing but a look tells.
+#[test]
+fn a_device_that_only_a_look_serves_is_looked_at_while_nothing_is_foreseen_for_long() {
+    const PACE: Duration = Duration::from_millis(10);
+    let engine = Engine::start(vec![config()]).unwrap();
+    let looks = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&looks);
+    let add = move |shard: &mut Shard| {
+        let mut due = Instant::now();
+        let poll = move |_: &mut crate::ShardContext<'_>| {
+            let now = Instant::now();
+            if now < due {
+                return 0;
+            }
+            due = now + PACE;
+            1
+        };
+        let arm = move |_: &mut crate::ShardContext<'_>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Readiness::Nap
+        };
+        shard.add_device(Box::new(Gadget { poll: Box::new(poll), arm: Box::new(arm), ..Gadget::default() }));
+    };
+    engine.shards()[0].call_wait(add).unwrap();
+    // Until the pace is known.
+    std::thread::sleep(PACE * 60);
+    let before = looks.load(Ordering::Relaxed);
+    std::thread::sleep(PACE * 40);
+    let looks = looks.load(Ordering::Relaxed) - before;
+    assert!(looks > 40 * 4, "{looks} looks in some 40 pauses");
+    engine.stop().unwrap();
+}
+
 #[test]
 fn a_cold_device_is_asked_before_it_is_polled() {
     let (asked, polled, answer) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
