@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ahead;
 #[cfg(any(test, feature = "fault"))]
 pub mod fault;
 mod file;

@@ -328,6 +328,12 @@ impl Volume for Switch {
         }
     }
 
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let visit = self.visit();
+        // Those that are recorded, or that wait for the end of a pause, do so one by one.
+        if visit.inner.state() == 0 { visit.inner.root.submit_many(requests) } else { 0 }
+    }
+
     #[inline]
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.visit().inner.root.prefetch(lba, count)

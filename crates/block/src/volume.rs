@@ -93,6 +93,15 @@ pub trait Volume: Send + Sync {
     /// segments' length is the caller's promise ([`Request::assert_lengths`]).
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a>;
 
+    /// Does reads and writes, each as [`Self::submit`] would, from the first on and as long as they end at once and well; returns how many.
+    /// Those after them were not begun, and whoever asked submits the next of them alone. What lies on the way is paid once for all of them.
+    ///
+    /// All of them move data. A service that passes them on may change where they lie ([`Request::lba`]): afterwards the caller's
+    /// are of no use but for their operations and counts. Who says nothing does none.
+    fn submit_many(&self, _requests: &mut [Request<'_>]) -> usize {
+        0
+    }
+
     /// A read of this range will be submitted soon: a volume whose data lie in memory brings them near. It is a hint; the range
     /// is not checked. Returns whether it is any use: who gets `false` need not ask again for a while. A service that passes
     /// reads on may pass this on as well.

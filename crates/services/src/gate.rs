@@ -13,6 +13,9 @@ use crate::legs::Leg;
 pub trait Gate: Send + Sync + 'static {
     /// Looks at a request before the leg does, on any shard; its range lies within the leg.
     fn look(&self, request: &Request<'_>, shift: u32);
+
+    /// Looks at reads and writes that the leg has done.
+    fn look_at_all(&self, requests: &[Request<'_>], shift: u32);
 }
 
 /// A leg behind a gate.
@@ -81,6 +84,12 @@ impl<G: Gate> Volume for Gated<G> {
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.show(&request);
         self.leg.submit(cx, request)
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let done = self.leg.submit_many(requests);
+        self.gate.look_at_all(&requests[..done], self.shift.load(Ordering::Relaxed));
+        done
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {

@@ -22,6 +22,8 @@ use crate::legs::{Leg, block_on, common_geometry, largest_scratch};
 const WIDTH: usize = 8;
 /// Segments that each of them can have.
 const SEGMENTS: usize = 32;
+/// Requests whose legs are found before any is submitted.
+const TOGETHER: usize = 16;
 /// Pieces of a round at most, so that a huge erasure does not keep the shard.
 const PIECES: usize = 1024;
 
@@ -161,6 +163,32 @@ impl<M: Map> Mapped<M> {
     pub(crate) fn look_anew(&self, block_size: BlockSize) {
         self.map.formatted(&self.legs, block_size);
         self.take_shape(block_size);
+    }
+
+    /// Where a request's blocks are, if they are data in one piece.
+    #[inline]
+    fn place(&self, request: &Request<'_>) -> Option<Place> {
+        let end = request.lba.0.checked_add(request.count.0);
+        let within = request.count.0 > 0 && end.is_some_and(|end| end <= self.map.blocks());
+        // The leg it goes to may be one that can be written.
+        let refused = request.operation.is_write() && self.shape.load(Ordering::Relaxed) & READ_ONLY != 0;
+        if !request.operation.has_data() || !within || refused {
+            return None;
+        }
+        let place = self.map.locate(request.lba.0);
+        (request.count.0 <= place.run).then_some(place)
+    }
+
+    /// Requests to these legs. All go together, or each alone: where one leg ends and another begins cannot be foreseen, and a branch on it
+    /// would be taken wrongly half of the time.
+    #[inline]
+    fn submit_placed(&self, requests: &mut [Request<'_>], legs: &[usize]) -> usize {
+        let Some(&first) = legs.first() else { return 0 };
+        if legs.iter().fold(0, |differ, leg| differ | (leg ^ first)) == 0 {
+            return self.legs[first].submit_many(requests);
+        }
+        let each = legs.iter().zip(requests.chunks_mut(1));
+        each.map(|(leg, request)| self.legs[*leg].submit_many(request)).take_while(|done| *done == 1).count()
     }
 
     /// What is not data in one piece.
@@ -370,19 +398,32 @@ impl<M: Map> Volume for Mapped<M> {
 
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, mut request: Request<'a>) -> Step<'a> {
-        let end = request.lba.0.checked_add(request.count.0);
-        let within = request.count.0 > 0 && end.is_some_and(|end| end <= self.map.blocks());
-        // The leg it goes to may be one that can be written.
-        let refused = request.operation.is_write() && self.shape.load(Ordering::Relaxed) & READ_ONLY != 0;
-        if request.operation.has_data() && within && !refused {
-            let place = self.map.locate(request.lba.0);
-            if request.count.0 <= place.run {
+        match self.place(&request) {
+            Some(place) => {
                 // All else is the leg's to check: its blocks are as large, and so many.
                 request.lba = Lba(place.lba);
-                return self.legs[place.leg].submit(cx, request);
+                self.legs[place.leg].submit(cx, request)
+            }
+            None => self.submit_pieces(cx, request),
+        }
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let mut done = 0;
+        for some in requests.chunks_mut(TOGETHER) {
+            let (mut legs, mut count) = ([0; TOGETHER], 0);
+            for (request, leg) in some.iter_mut().zip(&mut legs) {
+                let Some(place) = self.place(request) else { break };
+                (request.lba, *leg) = (Lba(place.lba), place.leg);
+                count += 1;
+            }
+            let here = self.submit_placed(&mut some[..count], &legs[..count]);
+            done += here;
+            if here < some.len() {
+                break;
             }
         }
-        self.submit_pieces(cx, request)
+        done
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {

@@ -44,6 +44,7 @@ use self::{
     open::{Alignment, Context, Kind, length},
 };
 use crate::{
+    ahead::prefetch_ahead,
     log::LogLimit,
     shape::{Shape, blocks_after_format, bytes_in},
 };
@@ -233,6 +234,21 @@ impl Volume for FileVolume {
             Operation::Compare => cx.scratch.place_future(compare_by_reading(self, cx, request)),
             Operation::Copy { .. } => cx.scratch.place_future(copy_by_bounce(self, cx, request)),
         })
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        if self.map.is_none() {
+            return 0;
+        }
+        let geometry = self.geometry();
+        let mut far = true;
+        for (at, request) in requests.iter().enumerate() {
+            far = far && prefetch_ahead(self, requests, at);
+            if check(&geometry, request).is_err() || request.count.0 == 0 || !self.is_moved_in_memory(request) {
+                return at;
+            }
+        }
+        requests.len()
     }
 
     #[inline]

@@ -14,7 +14,10 @@ use millrace_block::{
 };
 use millrace_memory::{Access, ByteStore, OnFile, Reach};
 
-use crate::shape::{Shape, blocks_after_format, blocks_in, bytes_in};
+use crate::{
+    ahead::prefetch_ahead,
+    shape::{Shape, blocks_after_format, blocks_in, bytes_in},
+};
 
 /// Bytes erased or copied without a break.
 const AT_ONCE: u64 = 4 << 20;
@@ -137,6 +140,21 @@ impl Volume for MemoryVolume {
             }
         }
         Step::Done(Ok(()))
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let geometry = self.geometry();
+        let mut far = true;
+        for (at, request) in requests.iter().enumerate() {
+            let Ok((ByteOffset(offset), _)) = check(&geometry, request) else { return at };
+            far = far && prefetch_ahead(self, requests, at);
+            match request.operation {
+                Operation::Read => self.store.read(offset, request.segments),
+                Operation::Write { .. } => self.store.write(offset, request.segments),
+                _ => return at,
+            }
+        }
+        requests.len()
     }
 
     #[inline]

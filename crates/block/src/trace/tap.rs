@@ -154,6 +154,12 @@ impl Volume for Tap {
         }
     }
 
+    #[inline]
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        // Requests are recorded one by one.
+        if self.place.load(Ordering::Relaxed) == 0 { self.volume.submit_many(requests) } else { 0 }
+    }
+
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.volume.prefetch(lba, count)
     }

@@ -224,6 +224,8 @@ pub(crate) struct Attached {
     pub(crate) finished: Cell<u64>,
     /// It is being formatted: no command but those in flight reaches it.
     pub(crate) formatting: Cell<bool>,
+    /// Batches for which commands are submitted one by one, for the volume did none of those that it was given together.
+    pub(crate) apart: Cell<u32>,
 }
 
 impl Attached {
@@ -355,6 +357,7 @@ impl NamespaceTable {
             in_flight: Cell::new(0),
             finished: Cell::new(0),
             formatting: Cell::new(false),
+            apart: Cell::new(0),
         }));
         Ok(())
     }

@@ -58,7 +58,7 @@ pub(crate) struct Counters {
 
 impl Counters {
     #[inline]
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes_read + self.bytes_written
     }
 }
@@ -79,7 +79,7 @@ pub(crate) struct Core {
     pub(crate) log: Option<Rc<DirtyLog>>,
     pub(crate) counters: Counters,
     /// No more is taken in this turn once so many bytes are counted.
-    until: u64,
+    pub(crate) until: u64,
     /// Requests that wait for the volume.
     pub(crate) in_flight: u32,
     /// Whether requests are recorded.
@@ -105,7 +105,18 @@ impl Core {
             // Where what changes is logged, every request goes the long way.
             let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(BURST - *taken) };
             let found = ring.look_ahead(&self.memory, &mut self.ahead, room).map_err(of_ring)?;
-            for at in 0..found.max(1) {
+            let mut done = 0;
+            if found > 1 {
+                let geometry = geometry.get_or_insert_with(|| self.begin(&mut unsettled));
+                done = self.do_together(geometry);
+            }
+            for at in 0..done {
+                let Some((head, Some(plain))) = self.ahead.get(at).copied() else { break };
+                ring.take_plain(head).map_err(of_ring)?;
+                *taken += 1;
+                queue.done.push(self.end_plain(number, head, &plain));
+            }
+            for at in done..found.max(1) {
                 if self.counters.bytes() >= self.until {
                     return Ok(());
                 }
@@ -113,11 +124,7 @@ impl Core {
                 let (done, free) = if let Some((head, plain, sector)) = self.transfer_ahead(at) {
                     ring.take_plain(head).map_err(of_ring)?;
                     *taken += 1;
-                    let geometry = geometry.get_or_insert_with(|| {
-                        let late = self.attached.as_ref().is_some_and(|attached| attached.volume.settles_late());
-                        unsettled = late.then(Unsettled::new);
-                        self.geometry()
-                    });
+                    let geometry = geometry.get_or_insert_with(|| self.begin(&mut unsettled));
                     self.start_plain(free, number, head, &plain, sector, geometry)
                 } else {
                     let Some(token) = ring.take(&self.memory, &mut self.buffers).map_err(of_ring)? else { return Ok(()) };
@@ -134,9 +141,16 @@ impl Core {
         Ok(())
     }
 
+    /// Before the first request of a turn that was looked at ahead: what is copied may be settled later, if the volume allows that. Its shape.
+    fn begin(&self, unsettled: &mut Option<Unsettled>) -> Geometry {
+        let late = self.attached.as_ref().is_some_and(|attached| attached.volume.settles_late());
+        *unsettled = late.then(Unsettled::new);
+        self.geometry()
+    }
+
     /// What was found ahead at a place, if it is a read or write: its head, and the sector where it begins.
     #[inline]
-    fn transfer_ahead(&self, at: usize) -> Option<(u16, Plain, u64)> {
+    pub(crate) fn transfer_ahead(&self, at: usize) -> Option<(u16, Plain, u64)> {
         let (head, plain) = *self.ahead.get(at)?;
         let plain = plain?;
         Some((head, plain, plain.sector()?))

@@ -16,7 +16,7 @@ use std::{
     },
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -659,11 +659,16 @@ pub(crate) struct Watched {
     inner: Arc<dyn Volume>,
     pub(crate) seen: Mutex<Vec<Seen>>,
     held: AtomicBool,
+    /// Requests that it does together at most.
+    pub(crate) together: AtomicUsize,
+    /// Requests that it did so.
+    pub(crate) did: AtomicUsize,
 }
 
 impl Watched {
     pub(crate) fn over(inner: Arc<dyn Volume>) -> Arc<Self> {
-        Arc::new(Self { inner, seen: Mutex::default(), held: AtomicBool::new(false) })
+        let (seen, held) = (Mutex::default(), AtomicBool::new(false));
+        Arc::new(Self { inner, seen, held, together: AtomicUsize::new(0), did: AtomicUsize::new(0) })
     }
 
     /// From now on requests wait, or no longer.
@@ -699,6 +704,13 @@ impl Volume for Watched {
             }
             self.inner.submit(cx, request).await
         }))
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let most = self.together.load(Ordering::SeqCst).min(requests.len());
+        let done = self.inner.submit_many(&mut requests[..most]);
+        self.did.fetch_add(done, Ordering::SeqCst);
+        done
     }
 
     fn scratch_bytes(&self) -> usize {

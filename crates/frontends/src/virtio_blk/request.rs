@@ -32,6 +32,7 @@ use super::{
 use crate::transfer::Transfer;
 
 mod long;
+mod together;
 
 /// Request types.
 pub(crate) mod kind {
@@ -116,11 +117,13 @@ pub(crate) struct Attached {
     pub(crate) sink: Rc<Sink>,
     /// A piece of a long request was moved in this turn.
     moved: Cell<bool>,
+    /// Looks ahead for which requests are submitted one by one.
+    apart: Cell<u32>,
 }
 
 impl Attached {
     pub(crate) fn new(volume: Arc<dyn Volume>, read_only: bool, sink: &Rc<Sink>) -> Self {
-        Self { volume, read_only, sink: Rc::clone(sink), moved: Cell::new(false) }
+        Self { volume, read_only, sink: Rc::clone(sink), moved: Cell::new(false), apart: Cell::new(0) }
     }
 }
 
@@ -271,17 +274,8 @@ impl Core {
         geometry: &Geometry,
     ) -> (Option<Done>, Option<TaskSlot<'s>>) {
         let bytes = plain.data.len() as u64;
-        let mut ending = Ending { queue, token, status: plain.status, written: 0 };
-        let transfer = if plain.writable {
-            self.counters.read_commands += 1;
-            self.counters.bytes_read += bytes;
-            ending.written = bytes as u32;
-            Transfer::Read
-        } else {
-            self.counters.write_commands += 1;
-            self.counters.bytes_written += bytes;
-            Transfer::Write { fua: !self.write_back() }
-        };
+        let ending = self.begin_plain(queue, token, plain);
+        let transfer = if plain.writable { Transfer::Read } else { Transfer::Write { fua: !self.write_back() } };
         let fetched = || Fetched { nsid: ONLY, operation: transfer.into(), lba: Lba(sector), count: bytes / SECTOR };
         self.trace.fetched(queue, token, fetched);
         let _under = self.trace.under(ONLY, queue, token);

@@ -93,6 +93,33 @@ impl Crypt {
         }
     }
 
+    /// Does the first of these where the leg is memory; whether it did.
+    #[inline]
+    fn do_at_once(&self, keys: &Keys, geometry: &Geometry, requests: &[Request<'_>]) -> bool {
+        let request = &requests[0];
+        let whole = request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit));
+        if check(geometry, request).is_err() || !whole {
+            return false;
+        }
+        let below = self.below(request);
+        match request.operation {
+            Operation::Read => {
+                let Some(reach) = self.leg.reach(below.lba, below.count, Access::Read) else { return false };
+                if let Some(next) = requests.get(1).filter(|next| next.operation == Operation::Read) {
+                    self.prefetch(next.lba, next.count);
+                }
+                decrypt(keys, request, |at, len| reach.segment.part(at, len));
+            }
+            Operation::Write { .. } => {
+                let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) else { return false };
+                keys.encrypt(request.lba.0, request.segments, reach);
+                self.leg.reached(below.lba, below.count);
+            }
+            _ => return false,
+        }
+        true
+    }
+
     fn read<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let visit = self.keys.visit();
         let whole = |keys: &&Keys| request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit));
@@ -296,6 +323,14 @@ impl Volume for Crypt {
             Operation::Compare => wait(cx, compare_by_reading(self, cx, request)),
             Operation::Copy { .. } => wait(cx, copy_by_bounce(self, cx, request)),
         }
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let visit = self.keys.visit();
+        let Some(keys) = visit.as_ref().filter(|keys| keys.next.is_none()) else { return 0 };
+        let geometry = self.geometry();
+        let done = (0..requests.len()).take_while(|at| self.do_at_once(keys, &geometry, &requests[*at..]));
+        done.count()
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {

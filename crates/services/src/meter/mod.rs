@@ -138,6 +138,19 @@ impl Gate for Meter {
             }
         }
     }
+
+    #[inline]
+    fn look_at_all(&self, requests: &[Request<'_>], shift: u32) {
+        let sum = |writes: bool| {
+            let alike = requests.iter().filter(|request| request.operation.is_write() == writes);
+            alike.fold([0, 0], |[count, blocks], request| [count + 1, blocks + request.count.0])
+        };
+        let ([reads, read], [writes, written]) = (sum(false), sum(true));
+        self.counters.add_all(
+            |counters| [&counters.reads, &counters.read_bytes, &counters.writes, &counters.written_bytes],
+            [reads, read << shift, writes, written << shift],
+        );
+    }
 }
 
 impl Service for Gated<Meter> {

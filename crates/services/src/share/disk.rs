@@ -157,6 +157,17 @@ impl Volume for Disk {
         self.leg.submit(cx, request)
     }
 
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let (blocks, offset) = (self.size.load(Ordering::Relaxed) >> self.shift, self.offset());
+        let inside = |request: &Request<'_>| request.lba.0.checked_add(request.count.0).is_some_and(|end| end <= blocks);
+        let mut end = 0;
+        while let Some(request) = requests.get_mut(end).filter(|request| inside(request)) {
+            request.lba.0 += offset;
+            end += 1;
+        }
+        self.leg.submit_many(&mut requests[..end])
+    }
+
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         lba.0.checked_add(self.offset()).is_some_and(|lba| self.leg.prefetch(Lba(lba), count))
     }

@@ -355,6 +355,24 @@ impl Volume for Share {
         }
     }
 
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let visit = self.extents().visit();
+        if !self.space.line.is_open(&self.member) {
+            return 0;
+        }
+        let geometry = self.geometry_of(&visit);
+        let mut end = 0;
+        while let Some(request) = requests.get_mut(end).filter(|request| check(&geometry, request).is_ok()) {
+            let (lba, run) = visit.locate(request.lba.0, request.count.0);
+            if request.count.0 > run {
+                break;
+            }
+            request.lba = Lba(lba);
+            end += 1;
+        }
+        self.leg.submit_many(&mut requests[..end])
+    }
+
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         let visit = self.extents().visit();
         if lba.0 >= visit.blocks {

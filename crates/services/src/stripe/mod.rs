@@ -150,8 +150,14 @@ impl Map for StripeMap {
             zones => zones.iter().rev().find(|zone| chunk >= zone.first).unwrap_or(&zones[0]),
         };
         let (number, legs) = (chunk - zone.first, zone.legs.len() as u64);
-        let leg = zone.legs[(number % legs) as usize];
-        Place { leg, lba: (zone.row + number / legs) << shift | within, run: (1 << shift) - within }
+        // A division takes as long as all the rest.
+        let (row, at) = if legs.is_power_of_two() {
+            (number >> legs.trailing_zeros(), number & (legs - 1))
+        } else {
+            (number / legs, number % legs)
+        };
+        let leg = zone.legs[at as usize];
+        Place { leg, lba: (zone.row + row) << shift | within, run: (1 << shift) - within }
     }
 
     fn set_blocks(&self, blocks: u64) {

@@ -67,6 +67,29 @@ impl Cost {
     }
 }
 
+/// What several requests take of all caps together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sum {
+    /// Of reads, and of writes.
+    requests: [u64; 2],
+    bytes: [u64; 2],
+}
+
+impl Sum {
+    #[inline]
+    pub(super) fn add(&mut self, cost: Cost) {
+        let kind = usize::from(cost.writes);
+        self.requests[kind] += 1;
+        self.bytes[kind] = self.bytes[kind].saturating_add(cost.bytes);
+    }
+
+    #[inline]
+    fn of_caps(&self) -> [u64; 6] {
+        let ([reads, writes], [read, written]) = (self.requests, self.bytes);
+        [reads + writes, reads, writes, read.saturating_add(written), read, written]
+    }
+}
+
 /// Caps with their bucket.
 pub(super) type Rates = [Option<Rate>; 6];
 
@@ -203,6 +226,27 @@ impl Leases {
         }
     }
 
+    /// The same for several requests.
+    #[inline]
+    fn suffice_for(&self, level: &Level, sum: &Sum) -> bool {
+        let tokens = self.tokens.iter().zip(sum.of_caps());
+        let enough = tokens.fold(true, |all, (has, tokens)| all & (has.load(Ordering::Relaxed) >= tokens));
+        enough & (self.generation.load(Ordering::Relaxed) == level.generation.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn spend_for(&self, sum: &Sum) {
+        for (has, tokens) in self.tokens.iter().zip(sum.of_caps()) {
+            has.store(has.load(Ordering::Relaxed) - tokens, Ordering::Relaxed);
+        }
+    }
+
+    fn give_back(&self, sum: &Sum) {
+        for (has, tokens) in self.tokens.iter().zip(sum.of_caps()) {
+            has.store(has.load(Ordering::Relaxed) + tokens, Ordering::Relaxed);
+        }
+    }
+
     /// Tokens of a cap; none of caps that are not in force any more.
     fn at_hand(&self, level: &Level, cap: usize) -> u64 {
         let valid = self.generation.load(Ordering::Relaxed) == level.generation.load(Ordering::Relaxed);
@@ -323,6 +367,29 @@ impl Chain {
             self.above.iter().for_each(|level| level.leases.here().0.spend(cost));
         }
         enough
+    }
+
+    /// Takes tokens for several requests that this shard has at hand, if nobody waits here.
+    #[inline]
+    pub(super) fn all_at_once(&self, sum: &Sum) -> bool {
+        let (leases, own) = self.own.leases.here();
+        let free = leases.waiting.iter().all(|waiting| waiting.load(Ordering::Relaxed) == 0);
+        if !own || !free || !leases.suffice_for(&self.own, sum) {
+            return false;
+        }
+        if !self.above.iter().all(|level| level.leases.here().0.suffice_for(level, sum)) {
+            return false;
+        }
+        self.above.iter().for_each(|level| level.leases.here().0.spend_for(sum));
+        leases.spend_for(sum);
+        true
+    }
+
+    /// Gives back what was taken [at once](Self::all_at_once) for requests that did not go. Nobody else on this shard has taken a lease
+    /// anew meanwhile; if caps have changed, leases are void with what is in them.
+    #[cold]
+    pub(super) fn give_back(&self, sum: &Sum) {
+        self.levels().for_each(|level| level.leases.here().0.give_back(sum));
     }
 
     /// Takes what a request needs, or says how long that will not be possible. `front` is there when the request is the first of its

@@ -39,7 +39,7 @@ use millrace_block::{
 pub use self::groups::{Group, Weight, groups_of};
 use self::{
     bucket::Rate,
-    level::{CAPS, Chain, Cost, Front, Level, Rates, counts_bytes},
+    level::{CAPS, Chain, Cost, Front, Level, Rates, Sum, counts_bytes},
 };
 pub(crate) use self::{bucket::time_of, groups::DEEPEST};
 use crate::{
@@ -258,6 +258,14 @@ impl Throttle {
         Some(Cost { writes, bytes })
     }
 
+    /// What requests take together.
+    #[inline]
+    fn sum(&self, requests: &[Request<'_>]) -> Sum {
+        let mut sum = Sum::default();
+        requests.iter().filter_map(|request| self.cost(request)).for_each(|cost| sum.add(cost));
+        sum
+    }
+
     #[inline]
     fn goes(&self, request: &Request<'_>) -> bool {
         self.cost(request).is_none_or(|cost| self.chain.at_once(cost) || self.may_go(request, cost))
@@ -339,6 +347,18 @@ impl Volume for Throttle {
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         if self.goes(&request) { self.leg.submit(cx, request) } else { self.hold_back(cx, request) }
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let sum = self.sum(requests);
+        if !self.chain.all_at_once(&sum) {
+            return 0;
+        }
+        let done = self.leg.submit_many(requests);
+        if done < requests.len() {
+            self.chain.give_back(&self.sum(&requests[done..]));
+        }
+        done
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {

@@ -4,6 +4,7 @@
 //!   SQ: h ─► fetch, check, resolve ─► Volume::submit ─┬─ done: its completion waits in the batch ─► settle
 //!          (one by one; what is not plain               └─ waits: settle, then it is accepted like any other
 //!           ends the batch before it is taken)
+//!    or: h, h + 1 … h + n ─► Volume::submit_many ─► so many are done; the next is submitted alone, those after it are looked at again
 //! ```
 //!
 //! A batch only handles success. Whatever else an entry asks for — another opcode, a fused pair, metadata, a range outside the
@@ -55,6 +56,12 @@ use crate::transfer::Transfer;
 const AHEAD: u32 = 12;
 /// Commands whose data are brought near ahead.
 const LOOK_AHEAD: u32 = 2;
+/// Commands that a volume is given together, at most.
+const TOGETHER: usize = 16;
+/// The same when the first is a write: what is found next is found while stores past the caches are under way, of which there are some 4 KiB.
+const WRITTEN_TOGETHER: usize = 4;
+/// Batches in which that is not tried again after a volume has done none.
+const APART: u32 = 64;
 /// Where in an entry Command Dwords 10 to 13 lie.
 const SLBA: usize = std::mem::offset_of!(Sqe, cdw10);
 /// Bytes of data after which completions are posted at once.
@@ -75,6 +82,8 @@ struct View {
     inside: bool,
     /// Whether the volume wants to know what will be read.
     prefetch: bool,
+    /// Whether it is given several commands together: it brings near itself what the later ones read.
+    together: bool,
     geometry: Geometry,
     /// What was copied is settled before completions are posted.
     unsettled: Option<Unsettled>,
@@ -98,6 +107,13 @@ impl View {
         if NvmOpcode(opcode) == NvmOpcode::READ && nsid == self.nsid as u8 {
             let count = BlockCount(u64::from(ReadWriteCdw12::from_bits(cdw12 as u32).nlb_z()) + 1);
             self.prefetch = self.attached.namespace.volume.prefetch(Lba(lba), count);
+        }
+    }
+
+    /// Has the volume bring near what a command reads that was checked.
+    fn prefetch_for(&mut self, plain: &Plain) {
+        if !plain.transfer.is_write() {
+            self.prefetch = self.attached.namespace.volume.prefetch(plain.lba, plain.count);
         }
     }
 
@@ -128,6 +144,7 @@ impl Drop for View {
 }
 
 /// A command that was found in order; its data are in the controller's segments.
+#[derive(Clone, Copy)]
 struct Plain {
     cid: u16,
     transfer: Transfer,
@@ -176,7 +193,17 @@ impl Controller {
         let Some(mut slot) = cx.reserve() else { return 0 };
         let mut taken = 0;
         while taken < budget && self.turn_bytes > 0 {
-            let Ok(plain) = batch.next(self) else { break };
+            let Ok(mut plain) = batch.next(self, 0) else { break };
+            if batch.may_go_together(self) && budget - taken > 1 {
+                let (done, alone) = if plain.transfer.is_write() {
+                    self.launch_together::<WRITTEN_TOGETHER>(&mut batch, plain, budget - taken)
+                } else {
+                    self.launch_together::<TOGETHER>(&mut batch, plain, budget - taken)
+                };
+                taken += done;
+                let Some(next) = alone else { continue };
+                plain = next;
+            }
             taken += 1;
             self.trace.fetched(sqid, plain.cid, || batch.fetched(&plain));
             stages::enter(Stage::Volume);
@@ -206,6 +233,42 @@ impl Controller {
         batch.count_transfers(self);
         stages::enter(Stage::Doorbells);
         taken
+    }
+
+    /// Hands the command that was found to its volume together with those after it that are like it. Returns how many are done, and the one
+    /// that is to be launched alone.
+    fn launch_together<const MOST: usize>(&mut self, batch: &mut Batch, first: Plain, budget: u32) -> (u32, Option<Plain>) {
+        let &[segment] = self.segments.as_slice() else { return (0, Some(first)) };
+        let (mut plains, mut segments) = ([first; MOST], [segment; MOST]);
+        let (mut count, mut bytes) = (1, first.bytes);
+        while count < MOST.min(budget as usize) && bytes < POST_AFTER {
+            let Ok(plain) = batch.next(self, count as u32) else { break };
+            let &[segment] = self.segments.as_slice() else { break };
+            (plains[count], segments[count]) = (plain, segment);
+            bytes += plain.bytes;
+            count += 1;
+        }
+        let mut done = 0;
+        if count > 1 {
+            stages::enter(Stage::Volume);
+            let mut requests: [_; MOST] = std::array::from_fn(|at| {
+                let Plain { transfer, lba, count, .. } = plains[at];
+                Request { operation: transfer.into(), lba, count, segments: std::slice::from_ref(&segments[at]) }
+            });
+            let view = batch.view.as_mut().expect("a plain command has a namespace");
+            done = view.attached.namespace.volume.submit_many(&mut requests[..count]);
+            if done == 0 {
+                view.together = false;
+                view.attached.apart.set(APART);
+            }
+        }
+        plains[..done].iter().for_each(|plain| batch.finish(self, plain));
+        let next = plains[..count].get(done).copied();
+        if next.is_some() {
+            self.segments.clear();
+            self.segments.push(segments[done]);
+        }
+        (done as u32, next)
     }
 
     /// Hands a command to its volume.
@@ -265,6 +328,7 @@ impl Controller {
             writable: None,
             inside: false,
             prefetch: true,
+            together: attached.apart.replace(attached.apart.get().saturating_sub(1)) == 0,
             unsettled: attached.namespace.volume.settles_late().then(Unsettled::new),
             attached: Rc::clone(attached),
             geometry,
@@ -300,20 +364,31 @@ impl Batch {
         Some(batch)
     }
 
+    /// Whether the volume is to be asked to do the next command together with others.
+    #[inline]
+    fn may_go_together(&self, c: &Controller) -> bool {
+        self.pending > 1 && self.view.as_ref().is_some_and(|view| view.together) && !c.trace.is_on()
+    }
+
     fn prefetch(&self, ahead: u32) {
         let index = self.head + ahead;
         let index = if index >= self.entries { index - self.entries } else { index };
         self.sq.prefetch(index as usize * Sqe::SIZE, Sqe::SIZE);
     }
 
-    /// Copies the next entry out, checks it and resolves its data.
-    #[inline]
-    fn next(&mut self, c: &mut Controller) -> Result<Plain, NotPlain> {
+    /// Copies an entry out, checks it and resolves its data: the next one, or one of those `after` it, which has the same namespace then.
+    #[inline(always)]
+    fn next(&mut self, c: &mut Controller, after: u32) -> Result<Plain, NotPlain> {
         stages::enter(Stage::Fetch);
-        if self.pending > AHEAD {
-            self.prefetch(AHEAD);
+        if self.pending <= after {
+            return Err(NotPlain);
         }
-        let sqe: Sqe = zerocopy::transmute!(self.sq.read_words::<{ Sqe::SIZE / 8 }>(self.head as usize * Sqe::SIZE));
+        if self.pending > after + AHEAD {
+            self.prefetch(after + AHEAD);
+        }
+        let index = self.head + after;
+        let index = if index >= self.entries { index - self.entries } else { index };
+        let sqe: Sqe = zerocopy::transmute!(self.sq.read_words::<{ Sqe::SIZE / 8 }>(index as usize * Sqe::SIZE));
         stages::enter(Stage::Check);
         let cdw12 = ReadWriteCdw12::from_bits(sqe.cdw12);
         let transfer = match sqe.nvm_opcode() {
@@ -329,6 +404,9 @@ impl Batch {
             return Err(NotPlain);
         }
         let is_first = self.view.as_ref().is_none_or(|view| view.nsid != sqe.nsid.0);
+        if is_first && after > 0 {
+            return Err(NotPlain);
+        }
         if is_first {
             // The old one leaves its gate before the new one enters.
             self.view = None;
@@ -343,7 +421,13 @@ impl Batch {
         if !allowed {
             return Err(NotPlain);
         }
-        if view.prefetch {
+        let bytes = count << view.shift;
+        let plain = Plain { cid, transfer, lba: Lba(lba), count: BlockCount(count), bytes };
+        if view.prefetch && view.together {
+            if after < LOOK_AHEAD && self.pending > 1 {
+                view.prefetch_for(&plain);
+            }
+        } else if view.prefetch {
             // What lies between this one and the farthest was looked at by those before.
             let nearest = if is_first { 1 } else { LOOK_AHEAD };
             for ahead in (nearest..=LOOK_AHEAD).take_while(|ahead| self.pending > *ahead) {
@@ -353,11 +437,10 @@ impl Batch {
                 }
             }
         }
-        let bytes = count << view.shift;
         let access = if transfer.is_write() { Access::Read } else { Access::Write };
         stages::enter(Stage::Pointer);
         resolve(&c.memory, self.page_size, &sqe, bytes, access, &mut c.segments)?;
-        Ok(Plain { cid, transfer, lba: Lba(lba), count: BlockCount(count), bytes })
+        Ok(plain)
     }
 
     /// The command at the head, as the trace has it.

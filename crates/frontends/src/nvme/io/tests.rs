@@ -7,6 +7,7 @@ mod oracle;
 mod pairs;
 mod protection;
 mod reserve;
+mod together;
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,7 @@
 //! What requests do, on rings of either kind.
 
+use std::sync::atomic::Ordering;
+
 use millrace_block::{BlockSize, Operation, Volume};
 
 use super::super::{
@@ -168,6 +170,50 @@ fn an_indirect_table_is_one_request() {
         assert_eq!(driver.read(status, 1), [OK], "packed: {}", setup.packed);
         assert_eq!(driver.volume.take_seen(), [(Operation::Write { fua: false }, 8, 40, 40)]);
         assert_eq!(driver.request(kind::IN, 8, &[], 40 * 512), (OK, data));
+    }
+}
+
+/// Several that are found together go to the volume together, as far as it does them at once; the others wait, or fail, each for itself.
+#[test]
+fn requests_that_are_found_together_all_end() {
+    for (setup, most) in
+        [Setup::default(), Setup::packed()].into_iter().flat_map(|setup| [1, 3, 16].map(|most| (setup, most)))
+    {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.volume.together.store(most, Ordering::SeqCst);
+        for round in 0..20_u64 {
+            driver.free_all();
+            // Every fifth is behind the end, and what is left over after some were done together waits in every second round.
+            driver.volume.hold(round % 2 == 1);
+            let sector = |at: u64| if at % 5 == 4 { u64::MAX / 1024 } else { (round * 7 + at) * 8 };
+            let requests: Vec<_> = (0..QUEUE as u64 - 1)
+                .map(|at| {
+                    let data = pattern((round + at) as usize, 4096);
+                    let (pieces, _, status) = driver.prepare(kind::OUT, sector(at), &data, 0);
+                    let table = driver.alloc(3 * 16);
+                    driver.write_table(table, &pieces);
+                    driver.submit_indirect(0, table, 3 * 16);
+                    (at, data, status)
+                })
+                .collect();
+            driver.shard.turn();
+            driver.volume.hold(false);
+            for _ in &requests {
+                driver.wait_used(0);
+            }
+            for (at, _, status) in &requests {
+                let expected = if at % 5 == 4 { IO_ERROR } else { OK };
+                assert_eq!(driver.read(*status, 1), [expected], "request {at} of round {round}, {most} together");
+            }
+            for (at, data, _) in requests.into_iter().filter(|(at, ..)| at % 5 != 4) {
+                assert!(driver.request(kind::IN, sector(at), &[], 4096) == (OK, data), "request {at} of round {round}");
+            }
+        }
+        let did = driver.volume.did.load(Ordering::SeqCst);
+        assert!(did >= 20, "{did} were done together, {most} at a time");
+        let counters = driver.device(|device, _| device.status().counters);
+        assert_eq!(counters.write_commands, 20 * u64::from(QUEUE - 1));
     }
 }
 

@@ -1,0 +1,133 @@
+//! Commands that are found together go to the volume together, as far as it does them at once.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError, yield_now};
+
+use millrace_nvme_spec::command::CommandId;
+
+use super::*;
+
+/// A volume that does so many together at most, and lets every third one wait that comes alone.
+struct Few {
+    inner: Arc<dyn Volume>,
+    most: usize,
+    together: AtomicUsize,
+    alone: AtomicUsize,
+}
+
+impl Volume for Few {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if !self.alone.fetch_add(1, Ordering::Relaxed).is_multiple_of(3) {
+            return self.inner.submit(cx, request);
+        }
+        Step::Wait(cx.scratch.place_future(async move {
+            yield_now().await;
+            self.inner.submit(cx, request).await
+        }))
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let most = self.most.min(requests.len());
+        let done = self.inner.submit_many(&mut requests[..most]);
+        self.together.fetch_add(done, Ordering::Relaxed);
+        done
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        1024 + self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+fn few(most: usize) -> (FakeGuest, Arc<Few>) {
+    let mut guest = FakeGuest::boot();
+    let inner = MemoryVolume::create("inner", SIZE, BlockSize::B512).expect("a volume");
+    let few = Arc::new(Few { inner, most, together: AtomicUsize::new(0), alone: AtomicUsize::new(0) });
+    guest.add_volume(1, Arc::clone(&few) as Arc<dyn Volume>);
+    guest.make_queues(1, 64);
+    (guest, few)
+}
+
+/// Pushes a write of a buffer at some address: two pages that lie apart, one page, or a range behind the end.
+fn push(guest: &mut FakeGuest, at: u64, seed: u8) -> (u16, Option<Vec<u8>>) {
+    let (blocks, outside) = (if at % 7 == 3 { 16 } else { 8 }, at % 11 == 5);
+    let slba = if outside { SIZE / 512 - 1 } else { at * 16 };
+    let data = pattern(blocks as usize * 512, seed ^ at as u8);
+    let first = guest.alloc_pages(1);
+    guest.alloc_pages(1);
+    let second = guest.alloc_pages(1);
+    guest.write(first, &data[..4096]);
+    guest.write(second, &data[4096..]);
+    let mut sqe = command(NvmOpcode::WRITE, slba, blocks);
+    (sqe.dptr.prp1, sqe.dptr.prp2) = (first, second);
+    (guest.push(1, sqe), (!outside).then_some(data))
+}
+
+#[test]
+fn all_of_them_end_whatever_the_volume_does_at_once() {
+    for most in [1, 2, 5, 16] {
+        let (mut guest, few) = few(most);
+        for seed in 0..12 {
+            let expected: BTreeMap<_, _> = (0..60).map(|at| push(&mut guest, at, seed)).collect();
+            let first = *expected.keys().next().expect("the first of sixty");
+            guest.ring(1);
+            let mut ended = BTreeMap::new();
+            while ended.len() < expected.len() {
+                let cqe = guest.wait(1);
+                assert!(ended.insert(cqe.cid.0, cqe.status()).is_none(), "command {} ended twice", cqe.cid.0);
+            }
+            for (cid, data) in &expected {
+                let status = ended[cid];
+                assert_eq!(status.is_success(), data.is_some(), "command {cid}: {status}");
+                if let Some(data) = data {
+                    assert!(read(&mut guest, u64::from(cid - first) * 16, data.len()) == *data, "command {cid}");
+                }
+            }
+        }
+        assert_eq!((in_flight(&guest), guest.controller.in_flight), (0, 0));
+        let together = few.together.load(Ordering::Relaxed);
+        assert!(together >= 12 * most.min(3), "{together} were done together, {most} at a time");
+    }
+}
+
+#[test]
+fn an_identifier_that_is_in_use_is_refused_in_the_middle_of_others() {
+    let (mut guest, _few) = few(2);
+    let buffer = guest.alloc_pages(1);
+    let commands: Vec<_> = (0..12).map(|at| (at, if at == 4 { 2 } else { at })).collect();
+    for (at, cid) in &commands {
+        let mut sqe = command(NvmOpcode::READ, u64::from(*at) * 8, 8);
+        sqe.dptr.prp1 = buffer;
+        sqe.cid = CommandId(*cid);
+        guest.push_as_is(1, &sqe);
+    }
+    guest.ring(1);
+    let statuses: Vec<_> = commands.iter().map(|_| guest.wait(1)).map(|cqe| (cqe.cid.0, cqe.status())).collect();
+    let refused = statuses.iter().filter(|(_, status)| !status.is_success()).count();
+    // The third waits, alone, so its number is in use when the fifth comes.
+    assert_eq!(refused, 1, "{statuses:?}");
+    assert!(statuses.iter().filter(|(cid, _)| *cid == 2).count() == 2, "{statuses:?}");
+}

@@ -1,0 +1,99 @@
+//! Reads and writes that were looked at ahead, done by the volume with one call.
+//!
+//! They are taken from the ring when they are done: a successor that finds them there does them again, and nobody is told of them twice.
+
+use std::slice;
+
+use millrace_block::{BlockCount, Geometry, Lba, Request};
+use millrace_memory::Segment;
+
+use super::{
+    super::{
+        disk::Core,
+        ring::{AHEAD, Done, Plain},
+    },
+    Ending, Status, blocks, long,
+};
+use crate::transfer::Transfer;
+
+/// Looks ahead in which none of them is done together after a volume has done none.
+const APART: u32 = 64;
+
+/// A read or write of whole blocks.
+#[derive(Clone, Copy)]
+struct Found {
+    transfer: Transfer,
+    lba: Lba,
+    count: BlockCount,
+    data: Segment,
+}
+
+impl Core {
+    /// Has the volume do what was looked at ahead, from the first on. Returns how many are done: each is to be taken from the ring, and
+    /// [ended](Self::end_plain).
+    pub(crate) fn do_together(&mut self, geometry: &Geometry) -> usize {
+        let Some(attached) = self.attached.as_ref().filter(|_| !self.trace.is_on()) else { return 0 };
+        if attached.apart.get() > 0 {
+            attached.apart.set(attached.apart.get() - 1);
+            return 0;
+        }
+        let Some(first) = self.found(0, geometry) else { return 0 };
+        let (mut found, mut count, mut bytes) = ([first; AHEAD], 1, first.data.len() as u64);
+        let room = self.until.saturating_sub(self.counters.bytes());
+        if room == 0 {
+            return 0;
+        }
+        while let Some(next) = self.found(count, geometry).filter(|_| bytes < room) {
+            found[count] = next;
+            bytes += next.data.len() as u64;
+            count += 1;
+        }
+        if count == 1 {
+            return 0;
+        }
+        let mut requests: [_; AHEAD] = std::array::from_fn(|at| {
+            let Found { transfer, lba, count, ref data } = found[at];
+            Request { operation: transfer.into(), lba, count, segments: slice::from_ref(data) }
+        });
+        let done = attached.volume.submit_many(&mut requests[..count]);
+        if done == 0 {
+            attached.apart.set(APART);
+        }
+        done
+    }
+
+    /// The read or write of whole blocks that was looked at ahead at a place, if it is one that the volume may be given as it is.
+    #[inline]
+    fn found(&self, at: usize, geometry: &Geometry) -> Option<Found> {
+        let (_, plain, sector) = self.transfer_ahead(at)?;
+        let Plain { data, writable, .. } = plain;
+        let transfer = if writable { Transfer::Read } else { Transfer::Write { fua: !self.write_back() } };
+        let refused = !writable && self.attached.as_ref().is_none_or(|attached| attached.read_only);
+        let bytes = data.len() as u64;
+        let (lba, count) = blocks(geometry, sector, bytes).filter(|_| !refused && bytes <= long::AT_ONCE)?;
+        Some(Found { transfer, lba, count, data })
+    }
+
+    /// Ends a request that was looked at ahead, and is done.
+    #[inline]
+    pub(crate) fn end_plain(&mut self, queue: u16, token: u16, plain: &Plain) -> Done {
+        let ending = self.begin_plain(queue, token, plain);
+        ending.end(self.log.as_deref(), &[], Status::Ok)
+    }
+
+    /// Counts a request that was looked at ahead.
+    #[inline]
+    pub(super) fn begin_plain(&mut self, queue: u16, token: u16, plain: &Plain) -> Ending {
+        let bytes = plain.data.len() as u64;
+        let mut ending = Ending { queue, token, status: plain.status, written: 0 };
+        if plain.writable {
+            self.counters.read_commands += 1;
+            self.counters.bytes_read += bytes;
+            ending.written = bytes as u32;
+        } else {
+            self.counters.write_commands += 1;
+            self.counters.bytes_written += bytes;
+        }
+        ending
+    }
+}
