@@ -160,8 +160,11 @@ impl Foresight {
                     return rest;
                 }
             }
-            Stage::Sleep { until, .. } if idle + LEAST <= until => return Rest::Until(until - idle),
-            Stage::Sleep { watch, .. } => {
+            Stage::Sleep { until, watch } => {
+                let left = until.saturating_sub(idle);
+                if left >= LEAST {
+                    return Rest::Until(left);
+                }
                 self.stage = Stage::Watch(watch);
                 if idle < watch {
                     return Rest::Look;
@@ -202,9 +205,8 @@ impl Foresight {
         let uncertain = match self.stage {
             // Probably it came just now; when that happens again and again, sooner.
             Stage::Sleep { until, .. } if ended >= until => self.excess().max(ended / (16 >> self.late.min(3))),
-            Stage::Sleep { .. } => ended,
-            Stage::Settle | Stage::Watch(_) | Stage::Open if event => self.excess(),
-            Stage::Settle | Stage::Watch(_) | Stage::Open => ended,
+            _ if event => self.excess(),
+            _ => ended,
         };
         self.woke = Some(End { earliest: ended.saturating_sub(uncertain).max(began), latest: ended });
     }

@@ -71,18 +71,11 @@ impl Cost {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sum {
     /// Of reads, and of writes.
-    requests: [u64; 2],
-    bytes: [u64; 2],
+    pub requests: [u64; 2],
+    pub bytes: [u64; 2],
 }
 
 impl Sum {
-    #[inline]
-    pub(super) fn add(&mut self, cost: Cost) {
-        let kind = usize::from(cost.writes);
-        self.requests[kind] += 1;
-        self.bytes[kind] = self.bytes[kind].saturating_add(cost.bytes);
-    }
-
     #[inline]
     fn of_caps(&self) -> [u64; 6] {
         let ([reads, writes], [read, written]) = (self.requests, self.bytes);

@@ -258,12 +258,17 @@ impl Throttle {
         Some(Cost { writes, bytes })
     }
 
-    /// What requests take together.
+    /// What reads and writes take together.
     #[inline]
     fn sum(&self, requests: &[Request<'_>]) -> Sum {
-        let mut sum = Sum::default();
-        requests.iter().filter_map(|request| self.cost(request)).for_each(|cost| sum.add(cost));
-        sum
+        let (mut count, mut blocks) = ([0; 2], [0_u64; 2]);
+        for request in requests {
+            let kind = usize::from(request.operation.is_write());
+            count[kind] += 1;
+            blocks[kind] = blocks[kind].saturating_add(request.count.0);
+        }
+        let block = 1 << self.shift.load(Ordering::Relaxed);
+        Sum { requests: count, bytes: blocks.map(|blocks| blocks.saturating_mul(block)) }
     }
 
     #[inline]

@@ -56,6 +56,8 @@ use crate::transfer::Transfer;
 const AHEAD: u32 = 12;
 /// Commands whose data are brought near ahead.
 const LOOK_AHEAD: u32 = 2;
+/// With fewer commands to take, what is made for several costs more than it saves.
+const FEW: u32 = 3;
 /// Commands that a volume is given together, at most.
 const TOGETHER: usize = 16;
 /// The same when the first is a write: what is found next is found while stores past the caches are under way, of which there are some 4 KiB.
@@ -367,7 +369,7 @@ impl Batch {
     /// Whether the volume is to be asked to do the next command together with others.
     #[inline]
     fn may_go_together(&self, c: &Controller) -> bool {
-        self.pending > 1 && self.view.as_ref().is_some_and(|view| view.together) && !c.trace.is_on()
+        self.pending > FEW && self.view.as_ref().is_some_and(|view| view.together) && !c.trace.is_on()
     }
 
     fn prefetch(&self, ahead: u32) {
@@ -377,6 +379,7 @@ impl Batch {
     }
 
     /// Copies an entry out, checks it and resolves its data: the next one, or one of those `after` it, which has the same namespace then.
+    #[expect(clippy::inline_always, reason = "with two callers it would be a call, and what it finds go through memory")]
     #[inline(always)]
     fn next(&mut self, c: &mut Controller, after: u32) -> Result<Plain, NotPlain> {
         stages::enter(Stage::Fetch);
@@ -423,8 +426,8 @@ impl Batch {
         }
         let bytes = count << view.shift;
         let plain = Plain { cid, transfer, lba: Lba(lba), count: BlockCount(count), bytes };
-        if view.prefetch && view.together {
-            if after < LOOK_AHEAD && self.pending > 1 {
+        if view.prefetch && view.together && self.pending > FEW {
+            if after < LOOK_AHEAD {
                 view.prefetch_for(&plain);
             }
         } else if view.prefetch {
