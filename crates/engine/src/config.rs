@@ -26,6 +26,9 @@ pub struct ShardConfig {
     pub buffers: usize,
     /// What the shard does when there is no work.
     pub polling: Polling,
+    /// Whether its thread turns it all the time. A thread that does so only while it waits for something is interrupted by the kernel
+    /// instead: what the kernel still holds of requests that have ended (their files) is let go then, not at the thread's next turn.
+    pub turns: bool,
 }
 
 impl ShardConfig {
@@ -37,7 +40,14 @@ impl ShardConfig {
     pub fn new(index: usize, core: Option<usize>) -> Self {
         // And an NVMe front end's at its default transfer size (a task and the segments of 1 MiB in 4 KiB pages, 5.6 KiB).
         let scratch_bytes = Self::VOLUME_SCRATCH + 8192;
-        Self { index, core, tasks: 1024, scratch_bytes, ring_entries: 256, buffers: 32, polling: Polling::default() }
+        let polling = Polling::default();
+        Self { index, core, tasks: 1024, scratch_bytes, ring_entries: 256, buffers: 32, polling, turns: true }
+    }
+
+    /// A small shard for a thread without a loop, which turns it while it waits for something.
+    #[must_use]
+    pub fn of_thread() -> Self {
+        Self { tasks: 4, buffers: 4, turns: false, ..Self::new(usize::MAX, None) }
     }
 }
 

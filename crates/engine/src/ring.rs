@@ -1,7 +1,8 @@
 //! The shard's io_uring.
 //!
 //! Operations are collected and submitted once a turn. The kernel runs completions only when the shard asks for them
-//! (deferred task work), and says in the ring's shared flags when it should ask: a turn without I/O makes no system call.
+//! (deferred task work), and says in the ring's shared flags when it should ask: a turn without I/O makes no system call. A thread that
+//! does not turn all the time is interrupted instead, or it would keep the files of requests that have ended for good.
 //!
 //! A sleeping shard is woken by an eventfd: the ring's own descriptor does not wake an epoll for work that is deferred. While
 //! the shard is awake the eventfd is switched off in the shared flags. No wake-up is lost: the shard switches it on, then looks for
@@ -57,9 +58,10 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub(crate) fn new(entries: u32, tasks: usize) -> io::Result<Self> {
+    /// `turns`: see [`ShardConfig::turns`](crate::ShardConfig::turns).
+    pub(crate) fn new(entries: u32, tasks: usize, turns: bool) -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let mut uring = build(entries, Some(&bell))?;
+        let mut uring = build(entries, Some(&bell), turns)?;
         uring.completion().disable_eventfd();
         // As many tokens as submission entries: a push never fails; completion entries are twice that, so none overflows.
         let count = uring.params().sq_entries();
@@ -202,21 +204,23 @@ impl Ring {
 }
 
 /// Builds the ring and gives up every operation it will not need: a seccomp filter does not see what a ring does.
-pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>) -> io::Result<IoUring> {
-    let deferred = IoUring::builder()
-        .setup_r_disabled()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .setup_submit_all()
-        .dontfork()
-        .build(entries);
-    let uring = match deferred {
+pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>, turns: bool) -> io::Result<IoUring> {
+    let interrupted = || IoUring::builder().setup_r_disabled().dontfork().build(entries);
+    let deferred = || {
+        IoUring::builder()
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .dontfork()
+            .build(entries)
+    };
+    let uring = match turns.then(deferred) {
+        Some(Ok(uring)) => uring,
         // Before Linux 6.1 the kernel interrupts the thread for each completion instead.
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            IoUring::builder().setup_r_disabled().dontfork().build(entries)?
-        }
-        other => other?,
+        Some(Err(e)) if e.raw_os_error() != Some(libc::EINVAL) => return Err(e),
+        _ => interrupted()?,
     };
     let allowed = [
         opcode::Read::CODE,

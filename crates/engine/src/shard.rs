@@ -82,7 +82,8 @@ impl Shard {
         if let Some(core) = config.core {
             pin(core).map_err(|source| EngineError::Pin { shard, core, source })?;
         }
-        let ring = Ring::new(config.ring_entries, config.tasks).map_err(|source| EngineError::Ring { shard, source })?;
+        let ring = Ring::new(config.ring_entries, config.tasks, config.turns)
+            .map_err(|source| EngineError::Ring { shard, source })?;
         let stats = Arc::new(ShardStats::default());
         let (handle, mail) = ShardHandle::new(shard, Arc::clone(&stats)).map_err(setup("no eventfd for the mailbox"))?;
         let poller = Poller::new().map_err(setup("no epoll set"))?;
@@ -324,6 +325,10 @@ impl Shard {
             submit(core);
             work += core.ring.reap();
             work += core.ring.fire_timers(core.now.get());
+        } else if on_time {
+            // The kernel may still hold the file of a request that has ended: where a thread of its own was the last to have the request,
+            // letting go is deferred work as well.
+            submit(core);
         }
         work += core.slots.run_ready();
         work += self.fence_faulty();

@@ -77,7 +77,7 @@ pub fn block_on<T: 'static>(work: impl for<'a> FnOnce(TaskContext<'a>) -> LocalF
     // Taken out, so that work which itself blocks gets another one.
     let mut shard = match OWN.take() {
         Some(shard) => shard,
-        None => Shard::new(&ShardConfig { tasks: 4, buffers: 4, ..ShardConfig::new(usize::MAX, None) })?,
+        None => Shard::new(&ShardConfig::of_thread())?,
     };
     let result = Rc::new(RefCell::new(None));
     let out = Rc::clone(&result);

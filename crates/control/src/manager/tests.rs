@@ -19,7 +19,7 @@ use super::*;
 use crate::{
     Class, Size,
     model::{AttachSpec, DeviceSpec, VolumeSpec},
-    store::tests::FullDisk,
+    store::{StoreError, tests::FullDisk},
 };
 
 mod copies;
@@ -66,7 +66,7 @@ impl Rig {
             fs::write(&path, text).unwrap();
             Declared::read(&path).unwrap()
         });
-        let store = Store::open(self.directory.path()).unwrap();
+        let store = open_store(self.directory.path());
         self.manager = Some(start(self.directory.path(), store, 1, Placement::Device, declared.as_ref())?);
         Ok(())
     }
@@ -115,6 +115,17 @@ impl Drop for Rig {
     fn drop(&mut self) {
         if let Some(manager) = &self.manager {
             manager.shutdown();
+        }
+    }
+}
+
+/// The state of the manager before this one: a program that another test starts has all descriptors for a moment, locks included.
+fn open_store(directory: &Path) -> Store {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        match Store::open(directory) {
+            Err(StoreError::InUse { .. }) if Instant::now() < deadline => thread::sleep(Duration::from_millis(1)),
+            result => break result.unwrap(),
         }
     }
 }

@@ -3,6 +3,7 @@ use std::{
     io::Write,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     rc::Rc,
+    time::{Duration, Instant},
 };
 
 use millrace_block::{ByteOffset, IoOperation, TaskContext};
@@ -199,7 +200,7 @@ fn a_stopping_shard_waits_for_the_kernel() {
 
 #[test]
 fn the_ring_does_only_what_it_was_made_for() {
-    let mut uring = crate::ring::build(4, None).unwrap();
+    let mut uring = crate::ring::build(4, None, true).unwrap();
     let nop = io_uring::opcode::Nop::new().build();
     // SAFETY: a no-op touches no memory.
     unsafe { uring.submission().push(&nop) }.unwrap();
@@ -252,7 +253,7 @@ fn descriptors_wake_their_device_and_only_while_registered() {
 #[test]
 fn a_ring_does_what_disks_need_and_nothing_else() {
     use io_uring::{opcode, types::Fd};
-    let mut ring = crate::ring::build(8, None).unwrap();
+    let mut ring = crate::ring::build(8, None, true).unwrap();
     let mut run = |entry: io_uring::squeue::Entry| {
         // SAFETY: what the entries point to is constant, or null.
         unsafe { ring.submission().push(&entry) }.unwrap();
@@ -278,4 +279,44 @@ fn a_ring_does_what_disks_need_and_nothing_else() {
     }
     let refused = ring.submitter().register_files(&[0]).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+}
+
+/// The kernel may tell of a request's end before it is done with the file. A thread that has nothing more to do by then must not keep it.
+fn files_are_free_when_their_requests_have_ended(mut shard: Shard, mut between: impl FnMut(&mut Shard)) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, [1; 4096]).unwrap();
+    let (mapping, all) = memory(1);
+    for round in 0..3000 {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while file.try_lock().is_err() {
+            assert!(Instant::now() < deadline, "the file is still locked by round {}", round - 1);
+            std::thread::sleep(Duration::from_micros(50));
+            between(&mut shard);
+        }
+        let fd = file.as_raw_fd();
+        // Flushes go by way of the kernel's threads.
+        let result = launch(&mut shard, async move |tcx| {
+            let write = IoOperation::Write { fd, offset: ByteOffset(0), segments: &[all], fua: false };
+            tcx.io(write).await.min(tcx.io(IoOperation::DataSync { fd }).await)
+        });
+        // Not a moment later: the kernel is not to be done with the file first.
+        while result.get().is_none() {
+            shard.turn();
+        }
+        assert_eq!(result.get(), Some(0));
+    }
+    drop(mapping);
+}
+
+#[test]
+fn a_thread_without_a_loop_leaves_no_file_with_the_kernel() {
+    let shard = Shard::new(&ShardConfig { ring_entries: 16, ..ShardConfig::of_thread() }).unwrap();
+    files_are_free_when_their_requests_have_ended(shard, |_| {});
+}
+
+#[test]
+fn a_shard_that_turns_leaves_no_file_with_the_kernel() {
+    files_are_free_when_their_requests_have_ended(shard(), |shard| _ = shard.poll());
 }
