@@ -136,6 +136,7 @@ const TAIL: Cell = cell("tail", "randread 4k null", 1, "lean", "p99.9");
 const POLL: Cell = Cell { subject: "adaptive", ..cell("polling", "randread 4k null, 5 K/s", 32, "lean", "p50") };
 const CORE: Cell = Cell { metric: "core", ..POLL };
 const OFTEN: &str = "randread 4k null, 20 K/s";
+const STAYS: Cell = Cell { client: "still", ..VIRTIO };
 const WOKEN: &str = "randread 4k virtio, null, 5 K/s";
 const IN_TURN: &str = "randread 4k file on disk, one after the other";
 const DISK: &str = "randwrite 4k file on disk, 5 K/s";
@@ -201,6 +202,16 @@ const GOALS: &[Goal] = &[
         VIRTIO.at(32),
         NEAR,
         Rule::Times(VIRTIO.at(32).by("qsd"), 6.0),
+    ),
+    goal("virtio, depth 32, headers that stay: 1.5 times SPDK", STAYS.at(32), NEAR, spdk(STAYS.at(32), 1.5)),
+    goal("virtio, depth 32, headers that stay: 2 times SPDK", STAYS.at(32), FAR, spdk(STAYS.at(32), 2.0)),
+    goal("virtio, depth 128, headers that stay: 1.5 times SPDK", STAYS.at(128), NEAR, spdk(STAYS.at(128), 1.5)),
+    goal("virtio, depth 128, headers that stay: 2 times SPDK", STAYS.at(128), FAR, spdk(STAYS.at(128), 2.0)),
+    goal(
+        "virtio, depth 32, headers that stay: 6 times QEMU's storage daemon",
+        STAYS.at(32),
+        NEAR,
+        Rule::Times(STAYS.at(32).by("qsd"), 6.0),
     ),
     goal("FastPath, tmpfs, reads at depth 32: 5 times io_uring", PROGRAM, None, Rule::Times(PROGRAM.by("fio io_uring"), 5.0)),
     goal("FastPath, tmpfs, reads at depth 32: 5 times libaio", PROGRAM, None, Rule::Times(PROGRAM.by("fio libaio"), 5.0)),

@@ -11,7 +11,8 @@ use crate::{
 /// SPDK's memory in MiB: its volume takes none.
 const SPDK_MEMORY: usize = 512;
 
-/// Our lean client, by one split queue with indirect descriptors, as a Linux guest would use; ours by a packed one, too.
+/// Our lean client, by one split queue with indirect descriptors, as a Linux guest would use, with new addresses and with headers that stay
+/// (the client then writes little but indexes); ours by a packed one, too.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let setup = Setup::default().volume("nothing", "null", "1G").virtio("disk", "nothing");
     let (mut subjects, mut client) = (vec![suite.start_ours("spin", &setup)?], "--virtio");
@@ -35,6 +36,8 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let mut cases = Vec::new();
     for &depth in depths {
         cases.extend(suite.on_each(&subjects, "lean", &Lean::with(client), &Load::randread(depth), &devices));
+        let still = Lean::with(&format!("{client} --still"));
+        cases.extend(suite.on_each(&subjects, "still", &still, &Load::randread(depth), &devices));
         // QEMU's storage daemon has no packed rings.
         let packed = Lean::with(&format!("{client} --packed"));
         cases.extend(suite.on_each(&subjects[..1], "packed", &packed, &Load::randread(depth), &devices));
