@@ -11,19 +11,26 @@
 //! past the caches where a copy would be. What will be deciphered next is sent for while the cipher works, four lines with each group:
 //! the caches can wait for some dozen lines at a time, and whoever asks for a whole block at once waits with them.
 //!
+//! Rounds and tweaks are woven by hand, in [`woven`]: a compiler puts the tweaks of the next group between two groups, where they keep the
+//! AES units waiting. One other instruction after every two rounds costs nothing, as long as it is no product without carry (those are
+//! the AES units' work as well): what leaves a tweak at its upper end is folded back by shifts, for two registers at once.
+//!
 //! Nothing here decides or looks up by a byte of key, tweak or data: all of it is AES instructions, shifts, products without carry and
 //! sums (exclusive or), so that time does not tell them. The tests compare it with the library and with another implementation.
 //!
 //! Whitening: `aesenclast` ends with the sum with its round key. A tweak is kept as its sum with the last round key, which makes that the
 //! one with the tweak as well; the first sum then takes the first round key and the last together.
 
-use std::arch::x86_64::{
-    __m128i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_aesimc_si128, _mm_aeskeygenassist_si128, _mm_loadu_si128, _mm_prefetch,
-    _mm_shuffle_epi32, _mm_slli_si128, _mm_storeu_si128, _mm_xor_si128, _mm512_aesdec_epi128, _mm512_aesdeclast_epi128,
-    _mm512_aesenc_epi128, _mm512_aesenclast_epi128, _mm512_broadcast_i32x4, _mm512_bslli_epi128, _mm512_bsrli_epi128,
-    _mm512_clmulepi64_epi128, _mm512_loadu_si512, _mm512_maskz_add_epi64, _mm512_set_epi64, _mm512_set1_epi64,
-    _mm512_setzero_si512, _mm512_sllv_epi64, _mm512_srlv_epi64, _mm512_storeu_si512, _mm512_stream_si512,
-    _mm512_ternarylogic_epi64, _mm512_xor_si512,
+use std::arch::{
+    asm,
+    x86_64::{
+        __m128i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_aesimc_si128, _mm_aeskeygenassist_si128, _mm_loadu_si128,
+        _mm_prefetch, _mm_shuffle_epi32, _mm_slli_si128, _mm_storeu_si128, _mm_xor_si128, _mm512_aesdeclast_epi128,
+        _mm512_aesenc_epi128, _mm512_aesenclast_epi128, _mm512_broadcast_i32x4, _mm512_bslli_epi128, _mm512_bsrli_epi128,
+        _mm512_clmulepi64_epi128, _mm512_loadu_si512, _mm512_maskz_add_epi64, _mm512_set_epi64, _mm512_set1_epi64,
+        _mm512_setzero_si512, _mm512_sllv_epi64, _mm512_srlv_epi64, _mm512_storeu_si512, _mm512_stream_si512,
+        _mm512_ternarylogic_epi64, _mm512_xor_si512,
+    },
 };
 
 use std::{cell::Cell, ptr::null};
@@ -214,15 +221,25 @@ unsafe fn tweaks(keys: *const u8, first: u64) -> [__m512i; 2] {
     }
 }
 
+/// By how much a tweak is shifted to the left for x to the power of `power` and the three powers after it, and what leaves each of its
+/// halves to the right. (A shift by 64 leaves nothing.)
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn shifts(power: i64) -> (__m512i, __m512i) {
+    let [a, b, c, d] = [power, power + 1, power + 2, power + 3];
+    let right = _mm512_set_epi64(64 - d, 64 - d, 64 - c, 64 - c, 64 - b, 64 - b, 64 - a, 64 - a);
+    (_mm512_set_epi64(d, d, c, c, b, b, a, a), right)
+}
+
 /// A unit's tweak times x to the power of `power` and the three powers after it, and the sum of that with `more`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn powers(tweak: __m512i, power: i64, more: __m512i) -> __m512i {
-    let [a, b, c, d] = [power, power + 1, power + 2, power + 3];
-    // What leaves each half goes into the other: from the lower as it is, from the upper times x¹²⁸. (A shift by 64 leaves nothing.)
-    let over = _mm512_srlv_epi64(tweak, _mm512_set_epi64(64 - d, 64 - d, 64 - c, 64 - c, 64 - b, 64 - b, 64 - a, 64 - a));
+    let (left, right) = shifts(power);
+    // What leaves each half goes into the other: from the lower as it is, from the upper times x¹²⁸.
+    let over = _mm512_srlv_epi64(tweak, right);
     let folded = _mm512_clmulepi64_epi128::<0x01>(over, _mm512_set1_epi64(POLYNOMIAL));
-    let shifted = _mm512_sllv_epi64(tweak, _mm512_set_epi64(d, d, c, c, b, b, a, a));
+    let shifted = _mm512_sllv_epi64(tweak, left);
     _mm512_xor_si512(_mm512_ternarylogic_epi64::<SUM>(shifted, _mm512_bslli_epi128::<8>(over), folded), more)
 }
 
@@ -235,39 +252,190 @@ fn times_x8(tweaks: __m512i, more: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<SUM>(_mm512_bslli_epi128::<1>(tweaks), folded, more)
 }
 
-/// One [`GROUP`] of data; the tweaks are sums with the last round key, `outer` is the sum of the first with it.
+/// What is the same for all groups: in registers, so nothing may point to it.
+struct Means {
+    rounds: [__m512i; ROUNDS - 1],
+    /// The sum of the first round key with the last.
+    outer: __m512i,
+    /// What turns (t + last)·x⁸ into t·x⁸ + last.
+    mend: __m512i,
+}
+
+/// What the first tweaks of a unit are made with, at places that [`woven`] knows.
+#[repr(C)]
+struct UnitMeans {
+    /// See [`shifts`]: of powers 0 and 4.
+    shifts: [(__m512i, __m512i); 2],
+    polynomial: __m512i,
+    /// The last round key.
+    last: __m512i,
+}
+
+impl Means {
+    /// # Safety
+    /// `keys` has [`KEYS`] bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
+    unsafe fn new(keys: *const u8) -> Self {
+        // SAFETY: the caller's promise.
+        let key = |round: usize| unsafe { four_times(keys.add(round * 16)) };
+        let mut rounds = [_mm512_setzero_si512(); ROUNDS - 1];
+        for (at, round) in rounds.iter_mut().enumerate() {
+            *round = key(at + 1);
+        }
+        let last = key(ROUNDS);
+        Self { rounds, outer: _mm512_xor_si512(key(0), last), mend: times_x8(last, last) }
+    }
+}
+
+impl UnitMeans {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn new(last: __m512i) -> Self {
+        Self { shifts: [shifts(0), shifts(4)], polynomial: _mm512_set1_epi64(POLYNOMIAL), last }
+    }
+}
+
+/// All rounds but the last of four registers of data, `d0` to `d3`, with an instruction for the next group's tweaks, `n0` to `n3`, after every
+/// two. The first thirteen of these make `n0` and `n1`; the others `n2` and `n3`, which are those times x⁸.
+macro_rules! woven {
+    ($aes:literal: $o0:literal $o1:literal $o2:literal $o3:literal $o4:literal $o5:literal $o6:literal $o7:literal $o8:literal $o9:literal
+     $o10:literal $o11:literal $o12:literal) => {
+        concat!(
+            woven!($aes, "0", $o0, $o1),
+            woven!($aes, "1", $o2, $o3),
+            woven!($aes, "2", $o4, $o5),
+            woven!($aes, "3", $o6, $o7),
+            woven!($aes, "4", $o8, $o9),
+            woven!($aes, "5", $o10, $o11),
+            woven!($aes, "6", $o12, "vpunpckhqdq {f}, {n0}, {n1}"),
+            woven!($aes, "7", "vpsrlq {f}, {f}, 56", "vpslldq {n2}, {n0}, 1"),
+            woven!($aes, "8", "vpsllq {g}, {f}, 1", "vpsllq {h}, {f}, 2"),
+            woven!($aes, "9", "vpslldq {n3}, {n1}, 1", "vpternlogq {h}, {f}, {g}, 0x96"),
+            woven!($aes, "10", "vpsllq {f}, {f}, 7", "vpxorq {f}, {f}, {h}"),
+            woven!($aes, "11", "vmovdqa64 {g}{{{low}}}{{z}}, {f}", "vpsrldq {f}, {f}, 8"),
+            woven!($aes, "12", "vpternlogq {n2}, {g}, {mend}, 0x96", "vpternlogq {n3}, {f}, {mend}, 0x96"),
+        )
+    };
+    ($aes:literal, $round:literal, $one:literal, $two:literal) => {
+        concat!(
+            $aes,
+            " {d0}, {d0}, {k",
+            $round,
+            "}\n",
+            $aes,
+            " {d1}, {d1}, {k",
+            $round,
+            "}\n",
+            $one,
+            "\n",
+            $aes,
+            " {d2}, {d2}, {k",
+            $round,
+            "}\n",
+            $aes,
+            " {d3}, {d3}, {k",
+            $round,
+            "}\n",
+            $two,
+            "\n",
+        )
+    };
+}
+
+/// The unit goes on: from its last two registers of tweaks.
+macro_rules! same_unit {
+    ($aes:literal) => {
+        woven!($aes:
+            "vpunpckhqdq {f}, {t2}, {t3}" "vpsrlq {f}, {f}, 56" "vpslldq {n0}, {t2}, 1" "vpsllq {g}, {f}, 1" "vpsllq {h}, {f}, 2"
+            "vpslldq {n1}, {t3}, 1" "vpternlogq {h}, {f}, {g}, 0x96" "vpsllq {f}, {f}, 7" "vpxorq {f}, {f}, {h}"
+            "vmovdqa64 {g}{{{low}}}{{z}}, {f}" "vpsrldq {f}, {f}, 8" "vpternlogq {n0}, {g}, {mend}, 0x96"
+            "vpternlogq {n1}, {f}, {mend}, 0x96"
+        )
+    };
+}
+
+/// The next unit begins: as [`powers`] of its tweak.
+macro_rules! next_unit {
+    ($aes:literal) => {
+        woven!($aes:
+            "vbroadcasti32x4 {h}, [{next}]" "vpsrlvq {f}, {h}, [{unit} + 64]" "vpsllvq {n0}, {h}, [{unit}]"
+            "vpclmulqdq {g}, {f}, [{unit} + 256], 1" "vpslldq {f}, {f}, 8" "vpsllvq {n1}, {h}, [{unit} + 128]"
+            "vpternlogq {n0}, {f}, {g}, 0x96" "vpsrlvq {f}, {h}, [{unit} + 192]" "vpxorq {n0}, {n0}, [{unit} + 320]"
+            "vpclmulqdq {g}, {f}, [{unit} + 256], 1" "vpslldq {f}, {f}, 8" "vpternlogq {n1}, {f}, {g}, 0x96"
+            "vpxorq {n1}, {n1}, [{unit} + 320]"
+        )
+    };
+}
+
+/// One [`GROUP`] of data, whose tweaks are sums with the last round key; and the tweaks of the next. `next`: where the tweak of the unit
+/// lies that begins with it; `None`: the unit goes on.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for so many bytes, which are the same place or do not overlap.
+/// `from` must be readable and `to` writable for so many bytes, which are the same place or do not overlap; what goes past the caches is
+/// aligned to lines. `next` has 16 bytes.
 #[inline]
-#[target_feature(enable = "avx512f,vaes")]
+#[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq")]
 unsafe fn group<const ENCRYPT: bool, const PAST: bool>(
-    rounds: &[__m512i; ROUNDS - 1],
-    outer: __m512i,
+    means: &Means,
+    unit: &UnitMeans,
     tweaks: [__m512i; 4],
+    next: Option<*const u8>,
     from: *const u8,
     to: *mut u8,
-) {
+) -> [__m512i; 4] {
     let mut data = tweaks;
     for line in 0..4 {
         // SAFETY: the line lies within the group.
         let plain = unsafe { _mm512_loadu_si512(from.add(line * LINE).cast()) };
-        data[line] = _mm512_ternarylogic_epi64::<SUM>(plain, tweaks[line], outer);
+        data[line] = _mm512_ternarylogic_epi64::<SUM>(plain, tweaks[line], means.outer);
     }
-    for key in rounds {
-        for line in &mut data {
-            *line = if ENCRYPT { _mm512_aesenc_epi128(*line, *key) } else { _mm512_aesdec_epi128(*line, *key) };
+    let ([mut d0, mut d1, mut d2, mut d3], [_, _, t2, t3]) = (data, tweaks);
+    let (n0, n1, n2, n3): (__m512i, __m512i, __m512i, __m512i);
+    macro_rules! run {
+        ($template:expr, $($operands:tt)*) => {
+            asm!(
+                $template,
+                d0 = inout(zmm_reg) d0, d1 = inout(zmm_reg) d1, d2 = inout(zmm_reg) d2, d3 = inout(zmm_reg) d3,
+                n0 = out(zmm_reg) n0, n1 = out(zmm_reg) n1, n2 = out(zmm_reg) n2, n3 = out(zmm_reg) n3,
+                f = out(zmm_reg) _, g = out(zmm_reg) _, h = out(zmm_reg) _,
+                k0 = in(zmm_reg) means.rounds[0], k1 = in(zmm_reg) means.rounds[1], k2 = in(zmm_reg) means.rounds[2],
+                k3 = in(zmm_reg) means.rounds[3], k4 = in(zmm_reg) means.rounds[4], k5 = in(zmm_reg) means.rounds[5],
+                k6 = in(zmm_reg) means.rounds[6], k7 = in(zmm_reg) means.rounds[7], k8 = in(zmm_reg) means.rounds[8],
+                k9 = in(zmm_reg) means.rounds[9], k10 = in(zmm_reg) means.rounds[10], k11 = in(zmm_reg) means.rounds[11],
+                k12 = in(zmm_reg) means.rounds[12],
+                mend = in(zmm_reg) means.mend, low = in(kreg) 0x55_u8,
+                $($operands)*
+            )
+        };
+    }
+    // SAFETY: the instructions change registers that they say they change, and read from memory the next unit's tweak, which the caller
+    // promises, and what units begin with, laid out as `UnitMeans` says: 64 bytes each, the polynomial after two pairs, the key after it.
+    unsafe {
+        match (next, ENCRYPT) {
+            (None, true) => {
+                run!(same_unit!("vaesenc"), t2 = in(zmm_reg) t2, t3 = in(zmm_reg) t3, options(pure, nomem, nostack, preserves_flags));
+            }
+            (None, false) => {
+                run!(same_unit!("vaesdec"), t2 = in(zmm_reg) t2, t3 = in(zmm_reg) t3, options(pure, nomem, nostack, preserves_flags));
+            }
+            (Some(next), true) => {
+                run!(next_unit!("vaesenc"), next = in(reg) next, unit = in(reg) &raw const *unit, options(pure, readonly, nostack, preserves_flags));
+            }
+            (Some(next), false) => {
+                run!(next_unit!("vaesdec"), next = in(reg) next, unit = in(reg) &raw const *unit, options(pure, readonly, nostack, preserves_flags));
+            }
         }
     }
-    for line in 0..4 {
-        let (data, last) = (data[line], tweaks[line]);
+    for (line, (data, last)) in [d0, d1, d2, d3].into_iter().zip(tweaks).enumerate() {
         let result = if ENCRYPT { _mm512_aesenclast_epi128(data, last) } else { _mm512_aesdeclast_epi128(data, last) };
-        // SAFETY: as above; what goes past the caches is aligned.
+        // SAFETY: as above.
         unsafe {
             let to = to.add(line * LINE);
             if PAST { _mm512_stream_si512(to.cast(), result) } else { _mm512_storeu_si512(to.cast(), result) }
         }
     }
+    [n0, n1, n2, n3]
 }
 
 /// Brings a group near that will be read: into the first-level cache by [`_MM_HINT_T0`], into the second by [`_MM_HINT_T1`].
@@ -297,24 +465,22 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     }
     // SAFETY: both have all rounds' keys; all places lie within `len`, which is whole units of whole groups.
     unsafe {
-        let key = |round: usize| four_times(data_keys.add(round * 16));
-        let mut rounds = [_mm512_setzero_si512(); ROUNDS - 1];
-        for (at, round) in rounds.iter_mut().enumerate() {
-            *round = key(at + 1);
-        }
-        let last = key(ROUNDS);
-        let outer = _mm512_xor_si512(key(0), last);
-        // What turns (t + last)·x⁸ into t·x⁸ + last.
-        let mend = times_x8(last, last);
-        let mut ready = [last; TWEAKS / 4];
+        let last = four_times(data_keys.add(ROUNDS * 16));
+        let (means, unit_means) = (Means::new(data_keys), UnitMeans::new(last));
+        // Of two times eight units, those of the present eight and of the next. Behind the last unit it does not matter what there is.
+        let mut ready = [[last; TWEAKS / 4]; 2];
+        let place = |ready: &[_; 2], number: usize| (&raw const *ready).cast::<u8>().add(number % (2 * TWEAKS) * 16);
+        ready[0] = tweaks(tweak_keys, first);
+        let tweak = four_times(place(&ready, 0));
+        let (one, two) = (powers(tweak, 0, last), powers(tweak, 4, last));
+        let mut now = [one, two, times_x8(one, means.mend), times_x8(two, means.mend)];
         let (mut at, mut number) = (0, 0);
         while at < len {
-            if number % TWEAKS == 0 {
-                ready = tweaks(tweak_keys, first.wrapping_add(number as u64));
-            }
-            let tweak = four_times((&raw const ready).cast::<u8>().add(number % TWEAKS * 16));
-            let (mut one, mut two) = (powers(tweak, 0, last), powers(tweak, 4, last));
+            number += 1;
             let end = at + unit;
+            if number % TWEAKS == 0 && end < len {
+                ready[number / TWEAKS % 2] = tweaks(tweak_keys, first.wrapping_add(number as u64));
+            }
             while at < end {
                 if at + AHEAD < len {
                     prefetch::<_MM_HINT_T0>(from.add(at + AHEAD));
@@ -322,12 +488,10 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
                 if at < soon_len {
                     prefetch::<_MM_HINT_T1>(soon.wrapping_add(at));
                 }
-                let (three, four) = (times_x8(one, mend), times_x8(two, mend));
-                group::<ENCRYPT, PAST>(&rounds, outer, [one, two, three, four], from.add(at), to.add(at));
-                (one, two) = (times_x8(three, mend), times_x8(four, mend));
+                let next = (at + GROUP == end).then(|| place(&ready, number));
+                now = group::<ENCRYPT, PAST>(&means, &unit_means, now, next, from.add(at), to.add(at));
                 at += GROUP;
             }
-            number += 1;
         }
     }
 }
