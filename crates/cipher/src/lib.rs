@@ -37,4 +37,4 @@ pub use aead::{Aead, NONCE_BYTES, Sealer, TAG_BYTES, open, seal};
 pub use error::{CipherError, KeyError};
 pub use secret::{Secret, random};
 pub use source::{KeySource, Runner, Running, run_commands_by};
-pub use xts::{Xts, foresee};
+pub use xts::{Run, Xts, foresee};

@@ -35,7 +35,7 @@ use std::arch::{
 
 use std::{cell::Cell, ptr::null};
 
-use crate::{error::CipherError, secret::Secret};
+use crate::{error::CipherError, secret::Secret, xts::Order};
 
 const ROUNDS: usize = 14;
 /// Bytes of one key's round keys.
@@ -86,6 +86,10 @@ fn take_soon(len: usize) -> (*const u8, usize) {
     (at, now)
 }
 
+/// Tweaks of the first [`TWEAKS`] units of data that come next, made while those before were worked on: the number of the first, and they.
+#[derive(Default)]
+pub(crate) struct Known(Option<(u64, [__m512i; TWEAKS / 4])>);
+
 /// The round keys: of the data's key for one way and the other, and of the tweak's.
 pub(crate) struct Schedule(Secret<{ 3 * KEYS }>);
 
@@ -106,19 +110,27 @@ impl Schedule {
         Ok(Some(Self(keys)))
     }
 
-    /// Enciphers data units, numbered from `first` on.
+    /// Enciphers data units.
     ///
     /// # Safety
     /// `from` must be readable and `to` writable for `len` bytes, which are whole units of whole [`GROUP`]s; they are the same place or do
-    /// not overlap. To be written past the caches `to` must be aligned to lines.
-    pub(crate) unsafe fn encrypt(&self, first: u64, unit: usize, from: *const u8, to: *mut u8, len: usize, past: bool) {
+    /// not overlap. To be written past the caches `to` must be aligned to lines. `known` is of this schedule.
+    pub(crate) unsafe fn encrypt(
+        &self,
+        order: Order,
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+        past: bool,
+        known: &mut Known,
+    ) {
         let keys = self.0.bytes().as_ptr();
         // SAFETY: the caller's promise; a schedule exists only where the instructions do.
         unsafe {
             if past {
-                units::<true, true>(keys, keys.add(2 * KEYS), first, unit, from, to, len);
+                units::<true, true>(keys, keys.add(2 * KEYS), order, from, to, len, known);
             } else {
-                units::<true, false>(keys, keys.add(2 * KEYS), first, unit, from, to, len);
+                units::<true, false>(keys, keys.add(2 * KEYS), order, from, to, len, known);
             }
         }
     }
@@ -127,10 +139,10 @@ impl Schedule {
     ///
     /// # Safety
     /// As of [`Self::encrypt`].
-    pub(crate) unsafe fn decrypt(&self, first: u64, unit: usize, from: *const u8, to: *mut u8, len: usize) {
+    pub(crate) unsafe fn decrypt(&self, order: Order, from: *const u8, to: *mut u8, len: usize, known: &mut Known) {
         let keys = self.0.bytes().as_ptr();
         // SAFETY: as in `encrypt`.
-        unsafe { units::<false, false>(keys.add(KEYS), keys.add(2 * KEYS), first, unit, from, to, len) }
+        unsafe { units::<false, false>(keys.add(KEYS), keys.add(2 * KEYS), order, from, to, len, known) }
     }
 }
 
@@ -453,11 +465,11 @@ fn prefetch<const HINT: i32>(at: *const u8) {
 unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     data_keys: *const u8,
     tweak_keys: *const u8,
-    first: u64,
-    unit: usize,
+    Order { first, unit, next: then }: Order,
     from: *const u8,
     to: *mut u8,
     len: usize,
+    known: &mut Known,
 ) {
     let (soon, soon_len) = take_soon(len);
     for at in (0..AHEAD.min(len)).step_by(GROUP) {
@@ -470,7 +482,10 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
         // Of two times eight units, those of the present eight and of the next. Behind the last unit it does not matter what there is.
         let mut ready = [[last; TWEAKS / 4]; 2];
         let place = |ready: &[_; 2], number: usize| (&raw const *ready).cast::<u8>().add(number % (2 * TWEAKS) * 16);
-        ready[0] = tweaks(tweak_keys, first);
+        ready[0] = match known.0.take() {
+            Some((number, tweaks)) if number == first => tweaks,
+            _ => tweaks(tweak_keys, first),
+        };
         let tweak = four_times(place(&ready, 0));
         let (one, two) = (powers(tweak, 0, last), powers(tweak, 4, last));
         let mut now = [one, two, times_x8(one, means.mend), times_x8(two, means.mend)];
@@ -480,6 +495,9 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
             let end = at + unit;
             if number % TWEAKS == 0 && end < len {
                 ready[number / TWEAKS % 2] = tweaks(tweak_keys, first.wrapping_add(number as u64));
+            }
+            if let Some(then) = then.filter(|_| end == len) {
+                known.0 = Some((then, tweaks(tweak_keys, then)));
             }
             while at < end {
                 if at + AHEAD < len {

@@ -108,6 +108,30 @@ impl Engine {
     }
 }
 
+/// Which data units, and what comes after them.
+#[derive(Clone, Copy)]
+pub(crate) struct Order {
+    /// The first one's number.
+    pub(crate) first: u64,
+    /// Bytes of each.
+    pub(crate) unit: usize,
+    /// The number of the first one that will be worked on after these, where that is known.
+    pub(crate) next: Option<u64>,
+}
+
+#[cfg(target_arch = "x86_64")]
+use crate::vaes::Known;
+/// What the next units need and is known already: nothing.
+#[cfg(not(target_arch = "x86_64"))]
+#[derive(Default)]
+struct Known;
+
+/// Several pieces of data with one cipher, one after the other: who tells what comes next has it begun meanwhile.
+pub struct Run<'a> {
+    xts: &'a Xts,
+    known: Known,
+}
+
 /// A volume's cipher.
 pub struct Xts {
     key: Secret<64>,
@@ -152,41 +176,41 @@ impl Xts {
     unsafe fn units(
         &self,
         direction: Direction,
-        first: u64,
-        unit: usize,
+        order: Order,
         (from, to): (*const u8, *mut u8),
         len: usize,
         past: bool,
+        known: &mut Known,
     ) {
         match &self.engine {
             // SAFETY: the caller's promise; units are whole groups, and what goes past the caches is aligned to lines.
             #[cfg(target_arch = "x86_64")]
             Engine::Vaes(schedule) => unsafe {
                 match direction {
-                    Direction::Encrypt => schedule.encrypt(first, unit, from, to, len, past),
-                    Direction::Decrypt => schedule.decrypt(first, unit, from, to, len),
+                    Direction::Encrypt => schedule.encrypt(order, from, to, len, past, known),
+                    Direction::Decrypt => schedule.decrypt(order, from, to, len, known),
                 }
                 if past {
                     streams_made();
                 }
             },
             Engine::Library(library) => library.with(&self.key, direction, |context| {
-                for (number, at) in (first..).zip((0..len).step_by(unit)) {
+                for (number, at) in (order.first..).zip((0..len).step_by(order.unit)) {
                     // SAFETY: the caller's promise, and `at + unit <= len`.
-                    unsafe { context.unit(number, from.add(at), to.add(at), unit) };
+                    unsafe { context.unit(number, from.add(at), to.add(at), order.unit) };
                 }
             }),
         }
     }
 
-    fn segments(&self, direction: Direction, first: u64, unit: usize, from: Segment, to: Reach) {
+    fn segments(&self, direction: Direction, order: Order, from: Segment, to: Reach, known: &mut Known) {
         assert_eq!(from.len(), to.segment.len(), "a cipher keeps lengths");
-        assert!(is_whole(unit, from.len()), "whole data units");
+        assert!(is_whole(order.unit, from.len()), "whole data units");
         let places = (from.as_ptr().cast_const(), to.segment.as_ptr());
         let past = to.target == Target::Far && places.1.addr().is_multiple_of(64);
         // SAFETY: both segments are mapped memory of this length. They are the same place, or one is a buffer of ours. A guest that writes
         // to its own at the same time spoils its own data only: no byte decides anything.
-        unsafe { self.units(direction, first, unit, places, from.len(), past) };
+        unsafe { self.units(direction, order, places, from.len(), past, known) };
     }
 
     /// Enciphers data units of `unit` bytes, numbered from `first` on. `to` is `from`, or another place; far places are written past the
@@ -195,7 +219,12 @@ impl Xts {
     /// # Panics
     /// When the lengths differ or are not whole units, or units are not multiples of 512 bytes.
     pub fn encrypt(&self, first: u64, unit: usize, from: Segment, to: Reach) {
-        self.segments(Direction::Encrypt, first, unit, from, to);
+        self.run().encrypt(first, unit, from, to, None);
+    }
+
+    /// Several pieces of data, one after the other.
+    pub fn run(&self) -> Run<'_> {
+        Run { xts: self, known: Known::default() }
     }
 
     /// Deciphers data units; otherwise as [`Self::encrypt`]. Who deciphers is about to use them: they are written as near ones.
@@ -203,7 +232,8 @@ impl Xts {
     /// # Panics
     /// As [`Self::encrypt`].
     pub fn decrypt(&self, first: u64, unit: usize, from: Segment, to: Segment) {
-        self.segments(Direction::Decrypt, first, unit, from, Reach { segment: to, target: Target::Near });
+        let order = Order { first, unit, next: None };
+        self.segments(Direction::Decrypt, order, from, Reach { segment: to, target: Target::Near }, &mut Known::default());
     }
 
     /// Deciphers data units in memory of the caller's own, and enciphers them with another key.
@@ -215,9 +245,20 @@ impl Xts {
         let (place, len) = (data.as_mut_ptr(), data.len());
         // SAFETY: the data are ours alone, and ciphered in their place.
         unsafe {
-            self.units(Direction::Decrypt, first, unit, (place, place), len, false);
-            to.units(Direction::Encrypt, first, unit, (place, place), len, false);
+            let (order, known) = (Order { first, unit, next: None }, Known::default);
+            self.units(Direction::Decrypt, order, (place, place), len, false, &mut known());
+            to.units(Direction::Encrypt, order, (place, place), len, false, &mut known());
         }
+    }
+}
+
+impl Run<'_> {
+    /// As [`Xts::encrypt`]; `next`: the number of the first unit that will be enciphered after these. Nothing depends on it but speed.
+    ///
+    /// # Panics
+    /// As [`Xts::encrypt`].
+    pub fn encrypt(&mut self, first: u64, unit: usize, from: Segment, to: Reach, next: Option<u64>) {
+        self.xts.segments(Direction::Encrypt, Order { first, unit, next }, from, to, &mut self.known);
     }
 }
 

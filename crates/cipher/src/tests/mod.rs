@@ -88,6 +88,13 @@ fn xts_is_the_librarys_at_every_size_and_place() {
         ours.encrypt(first, unit, from.part(off, len), Reach { segment: two, target: Target::Far });
         library.encrypt(first, unit, from.part(off, len), near(three));
         assert!(one.equals(&three) && two.equals(&three), "{units} units of {unit} bytes, {off} bytes behind a line");
+        // One after the other: what comes next is told, and is not what was told.
+        let mut run = ours.run();
+        for (number, next) in [(5, Some(first)), (first, Some(first ^ 1)), (first, None)] {
+            two.fill(0);
+            run.encrypt(number, unit, from.part(off, len), near(two), next);
+            assert_eq!(two.equals(&three), number == first, "{units} units of {unit} bytes in a run");
+        }
         assert!(!one.equals(&from.part(off, len)));
         let written = to.each_ref().map(|to| to.bytes().iter().rposition(|byte| *byte != 0).unwrap());
         assert!(written[1] < len && written[0] < off * 9 % 64 + len, "nothing behind the last unit");

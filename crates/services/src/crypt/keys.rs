@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millrace_block::BlockError;
-use millrace_cipher::Xts;
+use millrace_cipher::{Run, Xts};
 use millrace_memory::{Reach, Segment, SegmentCursor, Target};
 
 /// Bytes that are fetched before anything waits for one of them: the cipher fetches what comes after.
@@ -97,6 +97,26 @@ impl Keys {
             self.each(lba, *segment, part, encrypt);
             at += segment.len();
             lba += (segment.len() / self.unit) as u64;
+        }
+    }
+
+    /// As [`Self::encrypt`], of segments of whole blocks while no other key takes over; `next` is the block that the run goes on with.
+    pub(super) fn encrypt_in(
+        &self,
+        run: &mut Run<'_>,
+        mut lba: u64,
+        from: &[Segment],
+        Reach { segment: to, target }: Reach,
+        next: Option<u64>,
+    ) {
+        let mut at = 0;
+        for segment in from {
+            let part = to.part(at, segment.len()).expect("the place holds the request");
+            at += segment.len();
+            let behind = lba + (segment.len() / self.unit) as u64;
+            let next = if at < to.len() { Some(behind) } else { next };
+            run.encrypt(lba, self.unit, *segment, Reach { segment: part, target }, next);
+            lba = behind;
         }
     }
 

@@ -11,7 +11,7 @@ use millrace_block::{
     TaskFuture, Usage, Visit, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes,
     helpers_scratch_bytes, pieces, submit_held,
 };
-use millrace_cipher::{KeySource, Secret, foresee};
+use millrace_cipher::{KeySource, Run, Secret, foresee};
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor, Target};
 
 use super::{CryptPlan, control::Control, header::OFFSET, keys::Keys};
@@ -95,7 +95,7 @@ impl Crypt {
 
     /// Does the first of these where the leg is memory; whether it did.
     #[inline]
-    fn do_at_once(&self, keys: &Keys, geometry: &Geometry, requests: &[Request<'_>]) -> bool {
+    fn do_at_once(&self, keys: &Keys, run: &mut Run<'_>, geometry: &Geometry, requests: &[Request<'_>]) -> bool {
         let request = &requests[0];
         let whole = request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit));
         if check(geometry, request).is_err() || !whole {
@@ -112,7 +112,8 @@ impl Crypt {
             }
             Operation::Write { .. } => {
                 let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) else { return false };
-                keys.encrypt(request.lba.0, request.segments, reach);
+                let next = requests.get(1).filter(|next| next.operation.is_write()).map(|next| next.lba.0);
+                keys.encrypt_in(run, request.lba.0, request.segments, reach, next);
                 self.leg.reached(below.lba, below.count);
             }
             _ => return false,
@@ -328,8 +329,8 @@ impl Volume for Crypt {
     fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
         let visit = self.keys.visit();
         let Some(keys) = visit.as_ref().filter(|keys| keys.next.is_none()) else { return 0 };
-        let geometry = self.geometry();
-        let done = (0..requests.len()).take_while(|at| self.do_at_once(keys, &geometry, &requests[*at..]));
+        let (geometry, mut run) = (self.geometry(), keys.current.run());
+        let done = (0..requests.len()).take_while(|at| self.do_at_once(keys, &mut run, &geometry, &requests[*at..]));
         done.count()
     }
 
