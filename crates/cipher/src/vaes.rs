@@ -33,7 +33,7 @@ use std::arch::{
     },
 };
 
-use std::{cell::Cell, ptr::null};
+use std::{cell::Cell, mem::offset_of, ptr::null};
 
 use crate::{error::CipherError, secret::Secret, xts::Order};
 
@@ -237,17 +237,17 @@ unsafe fn tweaks(keys: *const u8, first: u64) -> [__m512i; 2] {
 /// halves to the right. (A shift by 64 leaves nothing.)
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn shifts(power: i64) -> (__m512i, __m512i) {
+fn shifts(power: i64) -> [__m512i; 2] {
     let [a, b, c, d] = [power, power + 1, power + 2, power + 3];
     let right = _mm512_set_epi64(64 - d, 64 - d, 64 - c, 64 - c, 64 - b, 64 - b, 64 - a, 64 - a);
-    (_mm512_set_epi64(d, d, c, c, b, b, a, a), right)
+    [_mm512_set_epi64(d, d, c, c, b, b, a, a), right]
 }
 
 /// A unit's tweak times x to the power of `power` and the three powers after it, and the sum of that with `more`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn powers(tweak: __m512i, power: i64, more: __m512i) -> __m512i {
-    let (left, right) = shifts(power);
+    let [left, right] = shifts(power);
     // What leaves each half goes into the other: from the lower as it is, from the upper times x¹²⁸.
     let over = _mm512_srlv_epi64(tweak, right);
     let folded = _mm512_clmulepi64_epi128::<0x01>(over, _mm512_set1_epi64(POLYNOMIAL));
@@ -277,7 +277,7 @@ struct Means {
 #[repr(C)]
 struct UnitMeans {
     /// See [`shifts`]: of powers 0 and 4.
-    shifts: [(__m512i, __m512i); 2],
+    shifts: [[__m512i; 2]; 2],
     polynomial: __m512i,
     /// The last round key.
     last: __m512i,
@@ -304,6 +304,7 @@ impl UnitMeans {
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn new(last: __m512i) -> Self {
+        const { assert!(offset_of!(Self, polynomial) == 256 && offset_of!(Self, last) == 320) }
         Self { shifts: [shifts(0), shifts(4)], polynomial: _mm512_set1_epi64(POLYNOMIAL), last }
     }
 }
