@@ -11,7 +11,7 @@
 //! past the caches where a copy would be. What will be deciphered next is sent for while the cipher works, four lines with each group:
 //! the caches can wait for some dozen lines at a time, and whoever asks for a whole block at once waits with them.
 //!
-//! Rounds and tweaks are woven by hand, in [`woven`]: a compiler puts the tweaks of the next group between two groups, where they keep the
+//! Rounds and tweaks are woven by hand, in `woven!`: a compiler puts the tweaks of the next group between two groups, where they keep the
 //! AES units waiting. One other instruction after every two rounds costs nothing, as long as it is no product without carry (those are
 //! the AES units' work as well): what leaves a tweak at its upper end is folded back by shifts, for two registers at once.
 //!
@@ -273,7 +273,7 @@ struct Means {
     mend: __m512i,
 }
 
-/// What the first tweaks of a unit are made with, at places that [`woven`] knows.
+/// What the first tweaks of a unit are made with, at places that `woven!` knows.
 #[repr(C)]
 struct UnitMeans {
     /// See [`shifts`]: of powers 0 and 4.
