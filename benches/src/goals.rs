@@ -156,6 +156,10 @@ const fn spdk(cell: Cell, times: f64) -> Rule {
     Rule::Times(cell.by("spdk"), times)
 }
 
+const fn qsd(cell: Cell, times: f64) -> Rule {
+    Rule::Times(cell.by("qsd"), times)
+}
+
 const fn fio(cell: Cell) -> Rule {
     Rule::Times(cell.by("fio io_uring"), 0.95)
 }
@@ -197,22 +201,12 @@ const GOALS: &[Goal] = &[
     goal("virtio, depth 1: 2 times SPDK", VIRTIO, FAR, spdk(VIRTIO, 2.0)),
     goal("virtio, depth 32: 2 times SPDK", VIRTIO.at(32), FAR, spdk(VIRTIO.at(32), 2.0)),
     goal("virtio, depth 128: 2 times SPDK", VIRTIO.at(128), FAR, spdk(VIRTIO.at(128), 2.0)),
-    goal(
-        "virtio, depth 32: 6 times QEMU's storage daemon",
-        VIRTIO.at(32),
-        NEAR,
-        Rule::Times(VIRTIO.at(32).by("qsd"), 6.0),
-    ),
+    goal("virtio, depth 32: 6 times QEMU's storage daemon", VIRTIO.at(32), NEAR, qsd(VIRTIO.at(32), 6.0)),
     goal("virtio, depth 32, headers that stay: 1.5 times SPDK", STAYS.at(32), NEAR, spdk(STAYS.at(32), 1.5)),
     goal("virtio, depth 32, headers that stay: 2 times SPDK", STAYS.at(32), FAR, spdk(STAYS.at(32), 2.0)),
     goal("virtio, depth 128, headers that stay: 1.5 times SPDK", STAYS.at(128), NEAR, spdk(STAYS.at(128), 1.5)),
     goal("virtio, depth 128, headers that stay: 2 times SPDK", STAYS.at(128), FAR, spdk(STAYS.at(128), 2.0)),
-    goal(
-        "virtio, depth 32, headers that stay: 6 times QEMU's storage daemon",
-        STAYS.at(32),
-        NEAR,
-        Rule::Times(STAYS.at(32).by("qsd"), 6.0),
-    ),
+    goal("virtio, depth 32, headers that stay: 6 times QEMU's storage daemon", STAYS.at(32), NEAR, qsd(STAYS.at(32), 6.0)),
     goal("FastPath, tmpfs, reads at depth 32: 5 times io_uring", PROGRAM, None, Rule::Times(PROGRAM.by("fio io_uring"), 5.0)),
     goal("FastPath, tmpfs, reads at depth 32: 5 times libaio", PROGRAM, None, Rule::Times(PROGRAM.by("fio libaio"), 5.0)),
     goal("FastPath, tmpfs, reads at depth 1: 71 % less latency than io_uring", WAITED, None, Rule::Within(WAITED.by("fio io_uring"), 0.29)),
