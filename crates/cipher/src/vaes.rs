@@ -1,7 +1,7 @@
 //! AES-256-XTS by the processor's wide AES instructions (VAES with AVX-512): four cipher blocks in a register, four registers at a time.
 //!
 //! ```text
-//!   numbers of 8 units ──AES, second key──► 8 tweaks ─┐ times 1, x … x³ and x⁴ … x⁷, then each times x⁸, again and again
+//!   numbers of 8 units ──AES, second key──► 8 tweaks ─┐ times 1, x … x¹⁵, then each times x¹⁶, again and again
 //!                                                      ▼
 //!   line of data ──xor──► 14 rounds, first key ──xor──► line of the result
 //! ```
@@ -13,7 +13,8 @@
 //!
 //! Rounds and tweaks are woven by hand, in `woven!`: a compiler puts the tweaks of the next group between two groups, where they keep the
 //! AES units waiting. One other instruction after every two rounds costs nothing, as long as it is no product without carry (those are
-//! the AES units' work as well): what leaves a tweak at its upper end is folded back by shifts, for two registers at once.
+//! the AES units' work as well): what leaves a tweak at its upper end is folded back by shifts, for four registers at once. With the last
+//! group of some data come the tweaks of the first group of those that come next, where they are known.
 //!
 //! Nothing here decides or looks up by a byte of key, tweak or data: all of it is AES instructions, shifts, products without carry and
 //! sums (exclusive or), so that time does not tell them. The tests compare it with the library and with another implementation.
@@ -24,16 +25,17 @@
 use std::arch::{
     asm,
     x86_64::{
-        __m128i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_aesimc_si128, _mm_aeskeygenassist_si128, _mm_loadu_si128,
-        _mm_prefetch, _mm_shuffle_epi32, _mm_slli_si128, _mm_storeu_si128, _mm_xor_si128, _mm512_aesdeclast_epi128,
-        _mm512_aesenc_epi128, _mm512_aesenclast_epi128, _mm512_broadcast_i32x4, _mm512_bslli_epi128, _mm512_bsrli_epi128,
+        __m128i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_aesenc_si128, _mm_aesenclast_si128, _mm_aesimc_si128,
+        _mm_aeskeygenassist_si128, _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x, _mm_shuffle_epi32, _mm_slli_si128,
+        _mm_storeu_si128, _mm_xor_si128, _mm512_aesdeclast_epi128, _mm512_aesenc_epi128, _mm512_aesenclast_epi128,
+        _mm512_broadcast_i32x4, _mm512_bslli_epi128, _mm512_bsrli_epi128, _mm512_castsi128_si512, _mm512_castsi512_si128,
         _mm512_clmulepi64_epi128, _mm512_loadu_si512, _mm512_maskz_add_epi64, _mm512_set_epi64, _mm512_set1_epi64,
         _mm512_setzero_si512, _mm512_sllv_epi64, _mm512_srlv_epi64, _mm512_storeu_si512, _mm512_stream_si512,
         _mm512_ternarylogic_epi64, _mm512_xor_si512,
     },
 };
 
-use std::{cell::Cell, mem::offset_of, ptr::null};
+use std::{cell::Cell, mem::zeroed, ptr::null};
 
 use crate::{error::CipherError, secret::Secret, xts::Order};
 
@@ -86,9 +88,33 @@ fn take_soon(len: usize) -> (*const u8, usize) {
     (at, now)
 }
 
-/// Tweaks of the first [`TWEAKS`] units of data that come next, made while those before were worked on: the number of the first, and they.
-#[derive(Default)]
-pub(crate) struct Known(Option<(u64, [__m512i; TWEAKS / 4])>);
+/// Work that is carried from some data to those that come next, whose first tweaks are made meanwhile.
+pub(crate) struct Known {
+    /// Of which data that is; `None`: nothing is known.
+    of: Option<Of>,
+    /// Tweaks of two times [`TWEAKS`] units, those of the present ones and of the next.
+    ready: [[__m512i; TWEAKS / 4]; 2],
+    /// Those of the first group.
+    group: [__m512i; 4],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Of {
+    /// The number of the first unit.
+    first: u64,
+    /// Whether they are enciphered: a group's tweaks are sums with that way's last round key.
+    encrypt: bool,
+    /// Whether it is one unit, so that no other unit's tweak is ready.
+    alone: bool,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        // SAFETY: any bytes are a value of these.
+        let (ready, group) = unsafe { (zeroed(), zeroed()) };
+        Self { of: None, ready, group }
+    }
+}
 
 /// The round keys: of the data's key for one way and the other, and of the tweak's.
 pub(crate) struct Schedule(Secret<{ 3 * KEYS }>);
@@ -209,6 +235,22 @@ unsafe fn four_times(bytes: *const u8) -> __m512i {
     unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.cast())) }
 }
 
+/// The tweak of one unit.
+///
+/// # Safety
+/// `keys` has [`KEYS`] bytes.
+#[inline]
+#[target_feature(enable = "avx512f,aes")]
+unsafe fn tweak(keys: *const u8, number: u64) -> __m512i {
+    // SAFETY: the caller's promise.
+    let key = |round: usize| unsafe { _mm_loadu_si128(keys.add(round * 16).cast()) };
+    let mut tweak = _mm_xor_si128(_mm_set_epi64x(0, number.cast_signed()), key(0));
+    for round in 1..ROUNDS {
+        tweak = _mm_aesenc_si128(tweak, key(round));
+    }
+    _mm512_castsi128_si512(_mm_aesenclast_si128(tweak, key(ROUNDS)))
+}
+
 /// The tweaks of [`TWEAKS`] units. The second four take no time of their own: the first wait for each of their rounds.
 ///
 /// # Safety
@@ -233,21 +275,29 @@ unsafe fn tweaks(keys: *const u8, first: u64) -> [__m512i; 2] {
     }
 }
 
-/// By how much a tweak is shifted to the left for x to the power of `power` and the three powers after it, and what leaves each of its
-/// halves to the right. (A shift by 64 leaves nothing.)
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn shifts(power: i64) -> [__m512i; 2] {
-    let [a, b, c, d] = [power, power + 1, power + 2, power + 3];
-    let right = _mm512_set_epi64(64 - d, 64 - d, 64 - c, 64 - c, 64 - b, 64 - b, 64 - a, 64 - a);
-    [_mm512_set_epi64(d, d, c, c, b, b, a, a), right]
-}
+/// By how much the halves of a unit's tweak are shifted to the left for its products with x⁰ … x¹⁵, four in a register, and then what
+/// leaves each half to the right. (A shift by 64 leaves nothing.) At places that `next_unit!` knows.
+#[repr(C, align(64))]
+struct Shifts([[[u64; 8]; 4]; 2]);
 
-/// A unit's tweak times x to the power of `power` and the three powers after it, and the sum of that with `more`.
+static SHIFTS: Shifts = {
+    let mut shifts = [[[0; 8]; 4]; 2];
+    let mut at = 0;
+    while at < 32 {
+        let power = at as u64 / 2;
+        shifts[0][at / 8][at % 8] = power;
+        shifts[1][at / 8][at % 8] = 64 - power;
+        at += 1;
+    }
+    Shifts(shifts)
+};
+
+/// A unit's tweak times x to the power of four times `register` and the three powers after it, and the sum of that with `more`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
-fn powers(tweak: __m512i, power: i64, more: __m512i) -> __m512i {
-    let [left, right] = shifts(power);
+fn powers(tweak: __m512i, register: usize, more: __m512i) -> __m512i {
+    // SAFETY: eight numbers of 64 bits.
+    let [left, right] = [0, 1].map(|way| unsafe { _mm512_loadu_si512(SHIFTS.0[way][register].as_ptr().cast()) });
     // What leaves each half goes into the other: from the lower as it is, from the upper times x¹²⁸.
     let over = _mm512_srlv_epi64(tweak, right);
     let folded = _mm512_clmulepi64_epi128::<0x01>(over, _mm512_set1_epi64(POLYNOMIAL));
@@ -255,115 +305,75 @@ fn powers(tweak: __m512i, power: i64, more: __m512i) -> __m512i {
     _mm512_xor_si512(_mm512_ternarylogic_epi64::<SUM>(shifted, _mm512_bslli_epi128::<8>(over), folded), more)
 }
 
-/// Tweaks times x⁸, and the sum of that with `more`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
-fn times_x8(tweaks: __m512i, more: __m512i) -> __m512i {
-    let over = _mm512_bsrli_epi128::<15>(tweaks);
-    let folded = _mm512_clmulepi64_epi128::<0x00>(over, _mm512_set1_epi64(POLYNOMIAL));
-    _mm512_ternarylogic_epi64::<SUM>(_mm512_bslli_epi128::<1>(tweaks), folded, more)
-}
-
 /// What is the same for all groups: in registers, so nothing may point to it.
 struct Means {
     rounds: [__m512i; ROUNDS - 1],
     /// The sum of the first round key with the last.
     outer: __m512i,
-    /// What turns (t + last)·x⁸ into t·x⁸ + last.
-    mend: __m512i,
 }
 
-/// What the first tweaks of a unit are made with, at places that `woven!` knows.
+/// What the next group's tweaks are summed with, at places that `woven!` knows.
 #[repr(C)]
-struct UnitMeans {
-    /// See [`shifts`]: of powers 0 and 4.
-    shifts: [[__m512i; 2]; 2],
-    polynomial: __m512i,
-    /// The last round key.
+struct Ends {
+    /// The last round key, in a unit's first group.
     last: __m512i,
+    /// What turns (t + last)·x¹⁶ into t·x¹⁶ + last, in the others.
+    mend: __m512i,
 }
 
 impl Means {
     /// # Safety
     /// `keys` has [`KEYS`] bytes.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
-    unsafe fn new(keys: *const u8) -> Self {
+    #[target_feature(enable = "avx512f")]
+    unsafe fn new(keys: *const u8, last: __m512i) -> Self {
         // SAFETY: the caller's promise.
         let key = |round: usize| unsafe { four_times(keys.add(round * 16)) };
         let mut rounds = [_mm512_setzero_si512(); ROUNDS - 1];
         for (at, round) in rounds.iter_mut().enumerate() {
             *round = key(at + 1);
         }
-        let last = key(ROUNDS);
-        Self { rounds, outer: _mm512_xor_si512(key(0), last), mend: times_x8(last, last) }
+        Self { rounds, outer: _mm512_xor_si512(key(0), last) }
     }
 }
 
-impl UnitMeans {
+impl Ends {
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
     fn new(last: __m512i) -> Self {
-        const { assert!(offset_of!(Self, polynomial) == 256 && offset_of!(Self, last) == 320) }
-        Self { shifts: [shifts(0), shifts(4)], polynomial: _mm512_set1_epi64(POLYNOMIAL), last }
+        let over = _mm512_bsrli_epi128::<14>(last);
+        let folded = _mm512_clmulepi64_epi128::<0x00>(over, _mm512_set1_epi64(POLYNOMIAL));
+        Self { last, mend: _mm512_ternarylogic_epi64::<SUM>(_mm512_bslli_epi128::<2>(last), folded, last) }
     }
 }
 
-/// All rounds but the last of four registers of data, `d0` to `d3`, with an instruction for the next group's tweaks, `n0` to `n3`, after every
-/// two. The first thirteen of these make `n0` and `n1`; the others `n2` and `n3`, which are those times x⁸.
+/// All rounds but the last of four registers of data, `d0` to `d3`, with instructions for the next group's tweaks, `n0` to `n3`, in pairs.
 macro_rules! woven {
-    ($aes:literal: $o0:literal $o1:literal $o2:literal $o3:literal $o4:literal $o5:literal $o6:literal $o7:literal $o8:literal $o9:literal
-     $o10:literal $o11:literal $o12:literal) => {
-        concat!(
-            woven!($aes, "0", $o0, $o1),
-            woven!($aes, "1", $o2, $o3),
-            woven!($aes, "2", $o4, $o5),
-            woven!($aes, "3", $o6, $o7),
-            woven!($aes, "4", $o8, $o9),
-            woven!($aes, "5", $o10, $o11),
-            woven!($aes, "6", $o12, "vpunpckhqdq {f}, {n0}, {n1}"),
-            woven!($aes, "7", "vpsrlq {f}, {f}, 56", "vpslldq {n2}, {n0}, 1"),
-            woven!($aes, "8", "vpsllq {g}, {f}, 1", "vpsllq {h}, {f}, 2"),
-            woven!($aes, "9", "vpslldq {n3}, {n1}, 1", "vpternlogq {h}, {f}, {g}, 0x96"),
-            woven!($aes, "10", "vpsllq {f}, {f}, 7", "vpxorq {f}, {f}, {h}"),
-            woven!($aes, "11", "vmovdqa64 {g}{{{low}}}{{z}}, {f}", "vpsrldq {f}, {f}, 8"),
-            woven!($aes, "12", "vpternlogq {n2}, {g}, {mend}, 0x96", "vpternlogq {n3}, {f}, {mend}, 0x96"),
-        )
-    };
-    ($aes:literal, $round:literal, $one:literal, $two:literal) => {
-        concat!(
-            $aes,
-            " {d0}, {d0}, {k",
-            $round,
-            "}\n",
-            $aes,
-            " {d1}, {d1}, {k",
-            $round,
-            "}\n",
-            $one,
-            "\n",
-            $aes,
-            " {d2}, {d2}, {k",
-            $round,
-            "}\n",
-            $aes,
-            " {d3}, {d3}, {k",
-            $round,
-            "}\n",
-            $two,
-            "\n",
-        )
+    ($aes:literal: $($round:literal $one:literal $two:literal)*) => {
+        concat!($(
+            $aes, " {d0}, {d0}, {k", $round, "}\n", $aes, " {d1}, {d1}, {k", $round, "}\n", $one, "\n",
+            $aes, " {d2}, {d2}, {k", $round, "}\n", $aes, " {d3}, {d3}, {k", $round, "}\n", $two, "\n",
+        )*)
     };
 }
 
-/// The unit goes on: from its last two registers of tweaks.
+/// The unit goes on: its tweaks times x¹⁶. What leaves their upper ends is gathered from all four, folded, and brought to each.
 macro_rules! same_unit {
     ($aes:literal) => {
         woven!($aes:
-            "vpunpckhqdq {f}, {t2}, {t3}" "vpsrlq {f}, {f}, 56" "vpslldq {n0}, {t2}, 1" "vpsllq {g}, {f}, 1" "vpsllq {h}, {f}, 2"
-            "vpslldq {n1}, {t3}, 1" "vpternlogq {h}, {f}, {g}, 0x96" "vpsllq {f}, {f}, 7" "vpxorq {f}, {f}, {h}"
-            "vmovdqa64 {g}{{{low}}}{{z}}, {f}" "vpsrldq {f}, {f}, 8" "vpternlogq {n0}, {g}, {mend}, 0x96"
-            "vpternlogq {n1}, {f}, {mend}, 0x96"
+            "0" "vpunpckhdq {f}, {t0}, {t1}" "vpunpckhdq {g}, {t2}, {t3}"
+            "1" "vpunpckhqdq {f}, {f}, {g}" "vpslldq {n0}, {t0}, 2"
+            "2" "vpsrld {f}, {f}, 16" "vpslldq {n1}, {t1}, 2"
+            "3" "vpslld {g}, {f}, 1" "vpslld {h}, {f}, 2"
+            "4" "vpslldq {n2}, {t2}, 2" "vpternlogd {h}, {f}, {g}, 0x96"
+            "5" "vpslldq {n3}, {t3}, 2" "vpslld {f}, {f}, 7"
+            "6" "vpxorq {f}, {f}, {h}" ""
+            "7" "vmovdqa32 {g}{{{first}}}{{z}}, {f}" ""
+            "8" "vpshufd {h}{{{first}}}{{z}}, {f}, 1" "vpternlogq {n0}, {g}, [{ends} + 64], 0x96"
+            "9" "vpshufd {g}{{{first}}}{{z}}, {f}, 2" ""
+            "10" "vpternlogq {n1}, {h}, [{ends} + 64], 0x96" "vpshufd {h}{{{first}}}{{z}}, {f}, 3"
+            "11" "vpternlogq {n2}, {g}, [{ends} + 64], 0x96" ""
+            "12" "vpternlogq {n3}, {h}, [{ends} + 64], 0x96" ""
         )
     };
 }
@@ -372,11 +382,19 @@ macro_rules! same_unit {
 macro_rules! next_unit {
     ($aes:literal) => {
         woven!($aes:
-            "vbroadcasti32x4 {h}, [{next}]" "vpsrlvq {f}, {h}, [{unit} + 64]" "vpsllvq {n0}, {h}, [{unit}]"
-            "vpclmulqdq {g}, {f}, [{unit} + 256], 1" "vpslldq {f}, {f}, 8" "vpsllvq {n1}, {h}, [{unit} + 128]"
-            "vpternlogq {n0}, {f}, {g}, 0x96" "vpsrlvq {f}, {h}, [{unit} + 192]" "vpxorq {n0}, {n0}, [{unit} + 320]"
-            "vpclmulqdq {g}, {f}, [{unit} + 256], 1" "vpslldq {f}, {f}, 8" "vpternlogq {n1}, {f}, {g}, 0x96"
-            "vpxorq {n1}, {n1}, [{unit} + 320]"
+            "0" "vbroadcasti32x4 {h}, [{next}]" "vpsrlvq {g0}, {h}, [{shifts} + 256]"
+            "1" "vpsrlvq {g1}, {h}, [{shifts} + 320]" "vpsrlvq {g2}, {h}, [{shifts} + 384]"
+            "2" "vpsrlvq {g3}, {h}, [{shifts} + 448]" "vpunpckhdq {n0}, {g0}, {g1}"
+            "3" "vpunpckhdq {n1}, {g2}, {g3}" "vpunpcklqdq {f}, {n0}, {n1}"
+            "4" "vpslld {n0}, {f}, 1" "vpslld {n1}, {f}, 2"
+            "5" "vpternlogd {n1}, {f}, {n0}, 0x96" "vpslld {f}, {f}, 7"
+            "6" "vpxorq {f}, {f}, {n1}" "vpsllvq {n0}, {h}, [{shifts}]"
+            "7" "vshufps {g0}{{{others}}}{{z}}, {f}, {g0}, 0x40" "vpsllvq {n1}, {h}, [{shifts} + 64]"
+            "8" "vshufps {g1}{{{others}}}{{z}}, {f}, {g1}, 0x41" "vpternlogq {n0}, {g0}, [{ends}], 0x96"
+            "9" "vpsllvq {n2}, {h}, [{shifts} + 128]" "vpternlogq {n1}, {g1}, [{ends}], 0x96"
+            "10" "vshufps {g2}{{{others}}}{{z}}, {f}, {g2}, 0x42" "vpsllvq {n3}, {h}, [{shifts} + 192]"
+            "11" "vshufps {g3}{{{others}}}{{z}}, {f}, {g3}, 0x43" "vpternlogq {n2}, {g2}, [{ends}], 0x96"
+            "12" "vpternlogq {n3}, {g3}, [{ends}], 0x96" ""
         )
     };
 }
@@ -391,7 +409,7 @@ macro_rules! next_unit {
 #[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq")]
 unsafe fn group<const ENCRYPT: bool, const PAST: bool>(
     means: &Means,
-    unit: &UnitMeans,
+    ends: &Ends,
     tweaks: [__m512i; 4],
     next: Option<*const u8>,
     from: *const u8,
@@ -403,7 +421,7 @@ unsafe fn group<const ENCRYPT: bool, const PAST: bool>(
         let plain = unsafe { _mm512_loadu_si512(from.add(line * LINE).cast()) };
         data[line] = _mm512_ternarylogic_epi64::<SUM>(plain, tweaks[line], means.outer);
     }
-    let ([mut d0, mut d1, mut d2, mut d3], [_, _, t2, t3]) = (data, tweaks);
+    let ([mut d0, mut d1, mut d2, mut d3], [t0, t1, t2, t3]) = (data, tweaks);
     let (n0, n1, n2, n3): (__m512i, __m512i, __m512i, __m512i);
     macro_rules! run {
         ($template:expr, $($operands:tt)*) => {
@@ -411,33 +429,42 @@ unsafe fn group<const ENCRYPT: bool, const PAST: bool>(
                 $template,
                 d0 = inout(zmm_reg) d0, d1 = inout(zmm_reg) d1, d2 = inout(zmm_reg) d2, d3 = inout(zmm_reg) d3,
                 n0 = out(zmm_reg) n0, n1 = out(zmm_reg) n1, n2 = out(zmm_reg) n2, n3 = out(zmm_reg) n3,
-                f = out(zmm_reg) _, g = out(zmm_reg) _, h = out(zmm_reg) _,
+                f = out(zmm_reg) _, h = out(zmm_reg) _,
                 k0 = in(zmm_reg) means.rounds[0], k1 = in(zmm_reg) means.rounds[1], k2 = in(zmm_reg) means.rounds[2],
                 k3 = in(zmm_reg) means.rounds[3], k4 = in(zmm_reg) means.rounds[4], k5 = in(zmm_reg) means.rounds[5],
                 k6 = in(zmm_reg) means.rounds[6], k7 = in(zmm_reg) means.rounds[7], k8 = in(zmm_reg) means.rounds[8],
                 k9 = in(zmm_reg) means.rounds[9], k10 = in(zmm_reg) means.rounds[10], k11 = in(zmm_reg) means.rounds[11],
                 k12 = in(zmm_reg) means.rounds[12],
-                mend = in(zmm_reg) means.mend, low = in(kreg) 0x55_u8,
-                $($operands)*
+                ends = in(reg) &raw const *ends,
+                $($operands)*,
+                options(pure, readonly, nostack, preserves_flags)
+            )
+        };
+    }
+    macro_rules! same {
+        ($aes:literal) => {
+            run!(
+                same_unit!($aes), g = out(zmm_reg) _, first = in(kreg) 0x1111_u16,
+                t0 = in(zmm_reg) t0, t1 = in(zmm_reg) t1, t2 = in(zmm_reg) t2, t3 = in(zmm_reg) t3
+            )
+        };
+    }
+    macro_rules! next {
+        ($aes:literal, $next:expr) => {
+            run!(
+                next_unit!($aes), others = in(kreg) 0xdddd_u16, next = in(reg) $next, shifts = in(reg) &raw const SHIFTS,
+                g0 = out(zmm_reg) _, g1 = out(zmm_reg) _, g2 = out(zmm_reg) _, g3 = out(zmm_reg) _
             )
         };
     }
     // SAFETY: the instructions change registers that they say they change, and read from memory the next unit's tweak, which the caller
-    // promises, and what units begin with, laid out as `UnitMeans` says: 64 bytes each, the polynomial after two pairs, the key after it.
+    // promises, and what tweaks are made with, laid out as `Shifts` and `Ends` say: registers' 64 bytes, one after the other.
     unsafe {
         match (next, ENCRYPT) {
-            (None, true) => {
-                run!(same_unit!("vaesenc"), t2 = in(zmm_reg) t2, t3 = in(zmm_reg) t3, options(pure, nomem, nostack, preserves_flags));
-            }
-            (None, false) => {
-                run!(same_unit!("vaesdec"), t2 = in(zmm_reg) t2, t3 = in(zmm_reg) t3, options(pure, nomem, nostack, preserves_flags));
-            }
-            (Some(next), true) => {
-                run!(next_unit!("vaesenc"), next = in(reg) next, unit = in(reg) &raw const *unit, options(pure, readonly, nostack, preserves_flags));
-            }
-            (Some(next), false) => {
-                run!(next_unit!("vaesdec"), next = in(reg) next, unit = in(reg) &raw const *unit, options(pure, readonly, nostack, preserves_flags));
-            }
+            (None, true) => same!("vaesenc"),
+            (None, false) => same!("vaesdec"),
+            (Some(next), true) => next!("vaesenc", next),
+            (Some(next), false) => next!("vaesdec", next),
         }
     }
     for (line, (data, last)) in [d0, d1, d2, d3].into_iter().zip(tweaks).enumerate() {
@@ -462,7 +489,7 @@ fn prefetch<const HINT: i32>(at: *const u8) {
 
 /// # Safety
 /// As of [`Schedule::encrypt`], and both keys have [`KEYS`] bytes; the processor must have what [`Schedule::new`] asks for.
-#[target_feature(enable = "avx512f,avx512bw,vaes,vpclmulqdq")]
+#[target_feature(enable = "avx512f,avx512bw,vaes,aes,vpclmulqdq")]
 unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     data_keys: *const u8,
     tweak_keys: *const u8,
@@ -472,6 +499,9 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     len: usize,
     known: &mut Known,
 ) {
+    if len == 0 {
+        return;
+    }
     let (soon, soon_len) = take_soon(len);
     for at in (0..AHEAD.min(len)).step_by(GROUP) {
         prefetch::<_MM_HINT_T0>(from.wrapping_add(at));
@@ -479,27 +509,27 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     // SAFETY: both have all rounds' keys; all places lie within `len`, which is whole units of whole groups.
     unsafe {
         let last = four_times(data_keys.add(ROUNDS * 16));
-        let (means, unit_means) = (Means::new(data_keys), UnitMeans::new(last));
-        // Of two times eight units, those of the present eight and of the next. Behind the last unit it does not matter what there is.
-        let mut ready = [[last; TWEAKS / 4]; 2];
-        let place = |ready: &[_; 2], number: usize| (&raw const *ready).cast::<u8>().add(number % (2 * TWEAKS) * 16);
-        ready[0] = match known.0.take() {
-            Some((number, tweaks)) if number == first => tweaks,
-            _ => tweaks(tweak_keys, first),
-        };
-        let tweak = four_times(place(&ready, 0));
-        let (one, two) = (powers(tweak, 0, last), powers(tweak, 4, last));
-        let mut now = [one, two, times_x8(one, means.mend), times_x8(two, means.mend)];
-        let (mut at, mut number) = (0, 0);
+        let (means, ends) = (Means::new(data_keys, last), Ends::new(last));
+        let alone = len == unit;
+        if known.of != Some(Of { first, encrypt: ENCRYPT, alone }) {
+            known.ready[0] = if alone { [tweak(tweak_keys, first), last] } else { tweaks(tweak_keys, first) };
+            let tweak = _mm512_broadcast_i32x4(_mm512_castsi512_si128(known.ready[0][0]));
+            known.group = [0, 1, 2, 3].map(|register| powers(tweak, register, last));
+        }
+        let (mut now, mut at, mut number) = (known.group, 0, 0);
         while at < len {
             number += 1;
             let end = at + unit;
-            if number % TWEAKS == 0 && end < len {
-                ready[number / TWEAKS % 2] = tweaks(tweak_keys, first.wrapping_add(number as u64));
+            if end < len {
+                if number % TWEAKS == 0 {
+                    known.ready[number / TWEAKS % 2] = tweaks(tweak_keys, first.wrapping_add(number as u64));
+                }
+            } else if let Some(then) = then {
+                number = 0;
+                known.ready[0] = if alone { [tweak(tweak_keys, then), last] } else { tweaks(tweak_keys, then) };
             }
-            if let Some(then) = then.filter(|_| end == len) {
-                known.0 = Some((then, tweaks(tweak_keys, then)));
-            }
+            // Behind the last unit it does not matter what there is, unless something comes next.
+            let next = (&raw const known.ready).cast::<u8>().add(number % (2 * TWEAKS) * 16);
             while at < end {
                 if at + AHEAD < len {
                     prefetch::<_MM_HINT_T0>(from.add(at + AHEAD));
@@ -507,11 +537,13 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
                 if at < soon_len {
                     prefetch::<_MM_HINT_T1>(soon.wrapping_add(at));
                 }
-                let next = (at + GROUP == end).then(|| place(&ready, number));
-                now = group::<ENCRYPT, PAST>(&means, &unit_means, now, next, from.add(at), to.add(at));
+                let next = (at + GROUP == end).then_some(next);
+                now = group::<ENCRYPT, PAST>(&means, &ends, now, next, from.add(at), to.add(at));
                 at += GROUP;
             }
         }
+        known.of = then.map(|first| Of { first, encrypt: ENCRYPT, alone });
+        known.group = now;
     }
 }
 

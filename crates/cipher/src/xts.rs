@@ -232,8 +232,7 @@ impl Xts {
     /// # Panics
     /// As [`Self::encrypt`].
     pub fn decrypt(&self, first: u64, unit: usize, from: Segment, to: Segment) {
-        let order = Order { first, unit, next: None };
-        self.segments(Direction::Decrypt, order, from, Reach { segment: to, target: Target::Near }, &mut Known::default());
+        self.run().decrypt(first, unit, from, to, None);
     }
 
     /// Deciphers data units in memory of the caller's own, and enciphers them with another key.
@@ -259,6 +258,15 @@ impl Run<'_> {
     /// As [`Xts::encrypt`].
     pub fn encrypt(&mut self, first: u64, unit: usize, from: Segment, to: Reach, next: Option<u64>) {
         self.xts.segments(Direction::Encrypt, Order { first, unit, next }, from, to, &mut self.known);
+    }
+
+    /// As [`Xts::decrypt`]; `next`: the number of the first unit that will be deciphered after these. Nothing depends on it but speed.
+    ///
+    /// # Panics
+    /// As [`Xts::encrypt`].
+    pub fn decrypt(&mut self, first: u64, unit: usize, from: Segment, to: Segment, next: Option<u64>) {
+        let to = Reach { segment: to, target: Target::Near };
+        self.xts.segments(Direction::Decrypt, Order { first, unit, next }, from, to, &mut self.known);
     }
 }
 

@@ -98,6 +98,19 @@ fn xts_is_the_librarys_at_every_size_and_place() {
         assert!(!one.equals(&from.part(off, len)));
         let written = to.each_ref().map(|to| to.bytes().iter().rposition(|byte| *byte != 0).unwrap());
         assert!(written[1] < len && written[0] < off * 9 % 64 + len, "nothing behind the last unit");
+        // The other way as well; what was made for the one way is not taken for the other.
+        run.encrypt(5, unit, from.part(off, len), near(two), Some(first));
+        for (number, next) in [(first, Some(first)), (first, Some(first ^ 1)), (first, None)] {
+            two.fill(0);
+            run.decrypt(number, unit, one, two, next);
+            assert!(two.equals(&from.part(off, len)), "{units} units of {unit} bytes back in a run");
+        }
+        // Longer than what was told of.
+        two.fill(0);
+        run.decrypt(first, unit, one.part(0, unit).unwrap(), two.part(0, unit).unwrap(), Some(first));
+        run.decrypt(first, unit, one, two, None);
+        assert!(two.equals(&from.part(off, len)), "{units} units of {unit} bytes after one");
+        two.fill(0);
         ours.decrypt(first, unit, one, two);
         library.decrypt(first, unit, one, three);
         ours.decrypt(first, unit, one, one);

@@ -128,6 +128,27 @@ impl Keys {
     /// Deciphers blocks to where they are, or to another place. A block of zeroes stays one: nothing was ever written there, or it was
     /// given back.
     pub(super) fn decrypt(&self, lba: u64, from: Segment, to: Segment) {
+        let decrypt = |cipher: &Xts, lba, from, to| cipher.decrypt(lba, self.unit, from, to);
+        self.each_written(from, to, |at, from, to| self.each(lba + at, from, to, decrypt));
+    }
+
+    /// As [`Self::decrypt`], to segments of whole blocks while no other key takes over; `next` is the block that the run goes on with.
+    pub(super) fn decrypt_in(&self, run: &mut Run<'_>, mut lba: u64, from: Segment, to: &[Segment], next: Option<u64>) {
+        let mut at = 0;
+        for segment in to {
+            let part = from.part(at, segment.len()).expect("the place holds the request");
+            at += segment.len();
+            let behind = lba + (segment.len() / self.unit) as u64;
+            let next = if at < from.len() { Some(behind) } else { next };
+            self.each_written(part, *segment, |at, from, to| run.decrypt(lba + at, self.unit, from, to, next));
+            lba = behind;
+        }
+    }
+
+    /// Calls `work` for each run of blocks in `from` that are not zeroes: which block is the first, and the parts of both segments.
+    /// Zeroes are written for the others.
+    #[inline]
+    fn each_written(&self, from: Segment, to: Segment, mut work: impl FnMut(u64, Segment, Segment)) {
         let blocks = from.len() / self.unit;
         let part = |of: Segment, at: usize, end: usize| {
             of.part(at * self.unit, (end - at) * self.unit).expect("blocks of the segment")
@@ -143,8 +164,7 @@ impl Keys {
                 continue;
             }
             let end = (at + 1..blocks).find(|at| is_zero(*at)).unwrap_or(blocks);
-            let decrypt = |cipher: &Xts, lba, from, to| cipher.decrypt(lba, self.unit, from, to);
-            self.each(lba + at as u64, part(from, at, end), part(to, at, end), decrypt);
+            work(at as u64, part(from, at, end), part(to, at, end));
             at = end;
         }
     }

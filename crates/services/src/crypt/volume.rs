@@ -12,7 +12,7 @@ use millrace_block::{
     helpers_scratch_bytes, pieces, submit_held,
 };
 use millrace_cipher::{KeySource, Run, Secret, foresee};
-use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor, Target};
+use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, SegmentCursor, Target};
 
 use super::{CryptPlan, control::Control, header::OFFSET, keys::Keys};
 use crate::legs::Leg;
@@ -105,10 +105,11 @@ impl Crypt {
         match request.operation {
             Operation::Read => {
                 let Some(reach) = self.leg.reach(below.lba, below.count, Access::Read) else { return false };
-                if let Some(next) = requests.get(1).filter(|next| next.operation == Operation::Read) {
+                let next = requests.get(1).filter(|next| next.operation == Operation::Read);
+                if let Some(next) = next {
                     self.prefetch(next.lba, next.count);
                 }
-                decrypt(keys, request, |at, len| reach.segment.part(at, len));
+                keys.decrypt_in(run, request.lba.0, reach.segment, request.segments, next.map(|next| next.lba.0));
             }
             Operation::Write { .. } => {
                 let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) else { return false };
@@ -130,7 +131,7 @@ impl Crypt {
         };
         let below = self.below(&request);
         if let Some(reach) = self.leg.reach(below.lba, below.count, Access::Read) {
-            decrypt(keys, &request, |at, len| reach.segment.part(at, len));
+            keys.decrypt_in(&mut keys.current.run(), request.lba.0, reach.segment, request.segments, None);
             return Step::Done(Ok(()));
         }
         match self.leg.submit(cx, below) {
@@ -175,7 +176,7 @@ impl Crypt {
         if let Some(keys) = keys.filter(whole) {
             let below = self.below(&request);
             if let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) {
-                keys.encrypt(request.lba.0, request.segments, reach);
+                keys.encrypt_in(&mut keys.current.run(), request.lba.0, request.segments, reach, None);
                 self.leg.reached(below.lba, below.count);
                 return Step::Done(Ok(()));
             }
@@ -264,16 +265,6 @@ impl Crypt {
 fn wait<'a>(cx: TaskContext<'a>, future: impl Future<Output = Result<(), BlockError>> + 'a) -> Step<'a> {
     let future: TaskFuture<'a> = cx.scratch.place_future(future);
     Step::Wait(future)
-}
-
-/// Deciphers blocks into the guest's memory, which is whole blocks; `from` tells where those from an offset on are.
-fn decrypt(keys: &Keys, request: &Request<'_>, from: impl Fn(usize, usize) -> Option<Segment>) {
-    let mut at = 0;
-    for segment in request.segments {
-        let from = from(at, segment.len()).expect("the leg's memory is that of the request");
-        keys.decrypt(request.lba.0 + (at / keys.unit) as u64, from, *segment);
-        at += segment.len();
-    }
 }
 
 fn decrypt_in_place(keys: &Keys, request: &Request<'_>) {
