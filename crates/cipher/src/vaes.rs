@@ -35,7 +35,7 @@ use std::arch::{
     },
 };
 
-use std::{cell::Cell, mem::zeroed, ptr::null};
+use std::{cell::Cell, mem::MaybeUninit, ptr::null};
 
 use crate::{error::CipherError, secret::Secret, xts::Order};
 
@@ -92,10 +92,10 @@ fn take_soon(len: usize) -> (*const u8, usize) {
 pub(crate) struct Known {
     /// Of which data that is; `None`: nothing is known.
     of: Option<Of>,
-    /// Tweaks of two times [`TWEAKS`] units, those of the present ones and of the next.
-    ready: [[__m512i; TWEAKS / 4]; 2],
-    /// Those of the first group.
-    group: [__m512i; 4],
+    /// Tweaks of two times [`TWEAKS`] units, those of the present ones and of the next. Written before they are used.
+    ready: [MaybeUninit<[__m512i; TWEAKS / 4]>; 2],
+    /// Those of the first group, where something is known.
+    group: MaybeUninit<[__m512i; 4]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -110,9 +110,7 @@ struct Of {
 
 impl Default for Known {
     fn default() -> Self {
-        // SAFETY: any bytes are a value of these.
-        let (ready, group) = unsafe { (zeroed(), zeroed()) };
-        Self { of: None, ready, group }
+        Self { of: None, ready: [MaybeUninit::uninit(); 2], group: MaybeUninit::uninit() }
     }
 }
 
@@ -506,29 +504,33 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     for at in (0..AHEAD.min(len)).step_by(GROUP) {
         prefetch::<_MM_HINT_T0>(from.wrapping_add(at));
     }
-    // SAFETY: both have all rounds' keys; all places lie within `len`, which is whole units of whole groups.
+    // SAFETY: both have all rounds' keys; all places lie within `len`, which is whole units of whole groups. Where something is known of the
+    // data, their first tweaks were written; the others are before a unit needs them.
     unsafe {
         let last = four_times(data_keys.add(ROUNDS * 16));
         let (means, ends) = (Means::new(data_keys, last), Ends::new(last));
         let alone = len == unit;
-        if known.of != Some(Of { first, encrypt: ENCRYPT, alone }) {
-            known.ready[0] = if alone { [tweak(tweak_keys, first), last] } else { tweaks(tweak_keys, first) };
-            let tweak = _mm512_broadcast_i32x4(_mm512_castsi512_si128(known.ready[0][0]));
-            known.group = [0, 1, 2, 3].map(|register| powers(tweak, register, last));
-        }
-        let (mut now, mut at, mut number) = (known.group, 0, 0);
+        let mut now = if known.of == Some(Of { first, encrypt: ENCRYPT, alone }) {
+            known.group.assume_init()
+        } else {
+            let [one, _] =
+                *known.ready[0].write(if alone { [tweak(tweak_keys, first), last] } else { tweaks(tweak_keys, first) });
+            let tweak = _mm512_broadcast_i32x4(_mm512_castsi512_si128(one));
+            [0, 1, 2, 3].map(|register| powers(tweak, register, last))
+        };
+        let (mut at, mut number) = (0, 0);
         while at < len {
             number += 1;
             let end = at + unit;
             if end < len {
                 if number % TWEAKS == 0 {
-                    known.ready[number / TWEAKS % 2] = tweaks(tweak_keys, first.wrapping_add(number as u64));
+                    known.ready[number / TWEAKS % 2].write(tweaks(tweak_keys, first.wrapping_add(number as u64)));
                 }
             } else if let Some(then) = then {
                 number = 0;
-                known.ready[0] = if alone { [tweak(tweak_keys, then), last] } else { tweaks(tweak_keys, then) };
+                known.ready[0].write(if alone { [tweak(tweak_keys, then), last] } else { tweaks(tweak_keys, then) });
             }
-            // Behind the last unit it does not matter what there is, unless something comes next.
+            let goes_on = end < len || then.is_some();
             let next = (&raw const known.ready).cast::<u8>().add(number % (2 * TWEAKS) * 16);
             while at < end {
                 if at + AHEAD < len {
@@ -537,13 +539,13 @@ unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
                 if at < soon_len {
                     prefetch::<_MM_HINT_T1>(soon.wrapping_add(at));
                 }
-                let next = (at + GROUP == end).then_some(next);
+                let next = (goes_on && at + GROUP == end).then_some(next);
                 now = group::<ENCRYPT, PAST>(&means, &ends, now, next, from.add(at), to.add(at));
                 at += GROUP;
             }
         }
         known.of = then.map(|first| Of { first, encrypt: ENCRYPT, alone });
-        known.group = now;
+        known.group.write(now);
     }
 }
 

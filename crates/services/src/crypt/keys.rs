@@ -45,7 +45,7 @@ pub(super) enum Failed {
 pub(super) struct Keys {
     pub(super) current: Arc<Xts>,
     pub(super) next: Option<Next>,
-    /// Bytes of a block.
+    /// Bytes of a block: a power of two.
     pub(super) unit: usize,
 }
 
@@ -62,6 +62,16 @@ impl Keys {
         }
     }
 
+    /// Blocks in so many bytes, without a division.
+    fn blocks(&self, bytes: usize) -> usize {
+        bytes >> self.unit.trailing_zeros()
+    }
+
+    /// Whether each segment is whole blocks.
+    pub(super) fn are_whole(&self, segments: &[Segment]) -> bool {
+        segments.iter().all(|segment| segment.len() & (self.unit - 1) == 0)
+    }
+
     /// The key of a block, and the first block after it that may have another.
     fn of(&self, lba: u64) -> (&Xts, u64) {
         match &self.next {
@@ -75,7 +85,7 @@ impl Keys {
         let mut at = 0;
         while at < from.len() {
             let (cipher, end) = self.of(lba);
-            let blocks = ((from.len() - at) / self.unit).min(usize::try_from(end - lba).unwrap_or(usize::MAX));
+            let blocks = self.blocks(from.len() - at).min(usize::try_from(end - lba).unwrap_or(usize::MAX));
             let len = blocks * self.unit;
             let part = |segment: Segment| segment.part(at, len).expect("a part within the segment");
             work(cipher, lba, part(from), part(to));
@@ -87,7 +97,7 @@ impl Keys {
     /// Enciphers blocks from the guest's memory into `to`, which has room for them.
     pub(super) fn encrypt(&self, mut lba: u64, from: &[Segment], Reach { segment: to, target }: Reach) {
         let encrypt = |cipher: &Xts, lba, from, segment| cipher.encrypt(lba, self.unit, from, Reach { segment, target });
-        if from.iter().any(|segment| !segment.len().is_multiple_of(self.unit)) {
+        if !self.are_whole(from) {
             SegmentCursor::new(from).copy_to(to);
             return self.each(lba, to, to, encrypt);
         }
@@ -96,7 +106,7 @@ impl Keys {
             let part = to.part(at, segment.len()).expect("the buffer holds the request");
             self.each(lba, *segment, part, encrypt);
             at += segment.len();
-            lba += (segment.len() / self.unit) as u64;
+            lba += self.blocks(segment.len()) as u64;
         }
     }
 
@@ -113,7 +123,7 @@ impl Keys {
         for segment in from {
             let part = to.part(at, segment.len()).expect("the place holds the request");
             at += segment.len();
-            let behind = lba + (segment.len() / self.unit) as u64;
+            let behind = lba + self.blocks(segment.len()) as u64;
             let next = if at < to.len() { Some(behind) } else { next };
             run.encrypt(lba, self.unit, *segment, Reach { segment: part, target }, next);
             lba = behind;
@@ -138,7 +148,7 @@ impl Keys {
         for segment in to {
             let part = from.part(at, segment.len()).expect("the place holds the request");
             at += segment.len();
-            let behind = lba + (segment.len() / self.unit) as u64;
+            let behind = lba + self.blocks(segment.len()) as u64;
             let next = if at < from.len() { Some(behind) } else { next };
             self.each_written(part, *segment, |at, from, to| run.decrypt(lba + at, self.unit, from, to, next));
             lba = behind;
@@ -149,7 +159,7 @@ impl Keys {
     /// Zeroes are written for the others.
     #[inline]
     fn each_written(&self, from: Segment, to: Segment, mut work: impl FnMut(u64, Segment, Segment)) {
-        let blocks = from.len() / self.unit;
+        let blocks = self.blocks(from.len());
         let part = |of: Segment, at: usize, end: usize| {
             of.part(at * self.unit, (end - at) * self.unit).expect("blocks of the segment")
         };

@@ -97,8 +97,7 @@ impl Crypt {
     #[inline]
     fn do_at_once(&self, keys: &Keys, run: &mut Run<'_>, geometry: &Geometry, requests: &[Request<'_>]) -> bool {
         let request = &requests[0];
-        let whole = request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit));
-        if check(geometry, request).is_err() || !whole {
+        if check(geometry, request).is_err() || !keys.are_whole(request.segments) {
             return false;
         }
         let below = self.below(request);
@@ -124,7 +123,7 @@ impl Crypt {
 
     fn read<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let visit = self.keys.visit();
-        let whole = |keys: &&Keys| request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit));
+        let whole = |keys: &&Keys| keys.are_whole(request.segments);
         let Some(keys) = visit.as_ref().filter(|keys| keys.next.is_none()).filter(whole) else {
             drop(visit);
             return wait(cx, self.read_slowly(cx, request));
@@ -148,7 +147,7 @@ impl Crypt {
     async fn read_slowly(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let visit = self.enter(cx, &request).await?;
         let keys = keys(&visit)?;
-        if request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit)) {
+        if keys.are_whole(request.segments) {
             self.leg.submit(cx, self.below(&request)).await?;
             decrypt_in_place(keys, &request);
             return Ok(());
@@ -172,7 +171,7 @@ impl Crypt {
         let visit = self.keys.visit();
         let keys = visit.as_ref().filter(|keys| keys.next.is_none());
         // By way of a buffer nothing plain reaches the leg; what is not whole blocks would.
-        let whole = |keys: &&Keys| request.segments.iter().all(|segment| segment.len().is_multiple_of(keys.unit));
+        let whole = |keys: &&Keys| keys.are_whole(request.segments);
         if let Some(keys) = keys.filter(whole) {
             let below = self.below(&request);
             if let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) {
