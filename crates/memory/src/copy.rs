@@ -133,10 +133,16 @@ impl Unsettled {
         Self(std::marker::PhantomData)
     }
 
+    /// Whether something waits to be settled.
+    #[inline]
+    pub fn is_pending(&self) -> bool {
+        streams::STATE.get() == streams::State::Pending
+    }
+
     /// From here on everybody finds what was copied before.
     #[inline]
     pub fn settle(&self) {
-        if streams::STATE.get() == streams::State::Pending {
+        if self.is_pending() {
             streams::fence();
             streams::STATE.set(streams::State::Together);
         }

@@ -21,6 +21,9 @@ use super::{
 
 /// Requests taken from one queue before the next queue has its turn.
 const BURST: usize = 128;
+/// Requests that are given back before more are taken: the guest makes new ones of these meanwhile. With all of a turn's given back at its
+/// end, guest and device would wait for each other by turns.
+const GIVE_BACK: usize = AHEAD;
 /// Bytes after which a turn takes no more: a volume may move them all before anybody else on the shard has its turn.
 const BURST_BYTES: u64 = 8 << 20;
 
@@ -92,18 +95,25 @@ impl Core {
         self.features & feature != 0
     }
 
-    /// Takes what is there of a queue, up to a burst or the turn's bytes, and starts it; counts it in `taken`.
+    /// Takes what is there of a queue, until `most` are taken or the turn's bytes are moved, and starts it; counts it in `taken`.
     #[inline]
-    fn take(&mut self, cx: &ShardContext<'_>, queue: &mut Queue, number: u16, taken: &mut usize) -> Result<(), Fault> {
+    fn take(
+        &mut self,
+        cx: &ShardContext<'_>,
+        queue: &mut Queue,
+        number: u16,
+        taken: &mut usize,
+        most: usize,
+    ) -> Result<(), Fault> {
         let Some(ring) = &mut queue.ring else { return Ok(()) };
         let of_ring = |source| Fault::Ring { queue: number, source };
         let mut slot: Option<TaskSlot<'_>> = None;
         let mut geometry = None;
         // Before anything is given back, everything is settled: at the end of this.
         let mut unsettled: Option<Unsettled> = None;
-        while *taken < BURST && (!queue.stopping || ring.has_left_over()) {
+        while *taken < most && (!queue.stopping || ring.has_left_over()) {
             // Where what changes is logged, every request goes the long way.
-            let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(BURST - *taken) };
+            let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(most - *taken) };
             let found = ring.look_ahead(&self.memory, &mut self.ahead, room).map_err(of_ring)?;
             let mut done = 0;
             if found > 1 {
@@ -331,7 +341,7 @@ impl Disk {
         work
     }
 
-    /// One queue: takes requests, gives back what has ended, tells the guest once.
+    /// One queue: takes requests, gives back what has ended, some at a time, tells the guest once.
     #[inline]
     fn serve(&mut self, cx: &ShardContext<'_>, index: usize) -> Result<usize, Fault> {
         let (queue, core) = (&mut self.queues[index], &mut self.core);
@@ -340,16 +350,23 @@ impl Disk {
             return Ok(0);
         }
         let number = index as u16;
-        let mut taken = 0;
-        let mut outcome = Ok(());
-        if queue.enabled && !self.paused && !self.held && !self.failed {
-            outcome = core.take(cx, queue, number, &mut taken);
+        let (mut taken, mut ended, mut outcome) = (0, 0, Ok(()));
+        let is_open = queue.enabled && !self.paused && !self.held && !self.failed;
+        // A trace tells of each request whether its guest was interrupted for it, which is known at the end.
+        let mut most = if core.trace.is_on() { BURST } else { GIVE_BACK };
+        loop {
+            if is_open {
+                outcome = core.take(cx, queue, number, &mut taken, most);
+            }
+            ended += queue.give_back(core.log.as_deref());
+            if taken < most || most == BURST || outcome.is_err() {
+                break;
+            }
+            queue.done.clear();
+            most = BURST.min(most + GIVE_BACK);
         }
-        let Some(ring) = &mut queue.ring else { return outcome.map(|()| taken) };
-        let ended = queue.done.len();
         if ended > 0 {
-            ring.give_back(&queue.done, core.log.as_deref());
-            let calls = ring.wants_call();
+            let calls = queue.ring.as_mut().is_some_and(Ring::wants_call);
             if core.trace.is_on() {
                 core.trace_ends(number, &queue.done, calls);
             }

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use super::{
+    dirty::DirtyLog,
     inflight::InflightRegion,
     memory::MemoryTable,
     message::VringAddr,
@@ -58,6 +59,15 @@ impl Queue {
         // An earlier process may have given requests back without a word.
         self.call();
         Ok(())
+    }
+
+    /// Gives back what has ended, and leaves it in the list. Returns how many.
+    #[inline]
+    pub(crate) fn give_back(&mut self, log: Option<&DirtyLog>) -> usize {
+        if let Some(ring) = self.ring.as_mut().filter(|_| !self.done.is_empty()) {
+            ring.give_back(&self.done, log);
+        }
+        self.done.len()
     }
 
     /// Whether nothing is under way.

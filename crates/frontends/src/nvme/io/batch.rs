@@ -69,6 +69,10 @@ const SLBA: usize = std::mem::offset_of!(Sqe, cdw10);
 /// Bytes of data after which completions are posted at once.
 const POST_AFTER: u64 = 128 << 10;
 
+/// Completions after which they are posted, where nothing was copied past the caches: the guest makes new commands of these meanwhile. With
+/// all of a batch's posted at its end, guest and device would wait for each other by turns.
+const POST: usize = 16;
+
 /// A namespace, with what holds for a batch.
 struct View {
     nsid: u32,
@@ -483,9 +487,16 @@ impl Batch {
         let [head, sqid, cid] = [self.head as u16, self.sqid, plain.cid].map(u64::from);
         self.done[self.count] = head | sqid << 16 | cid << 32;
         self.count += 1;
-        if self.count == self.done.len() || self.moved >= POST_AFTER {
+        let is_long = self.count == self.done.len() || self.moved >= POST_AFTER;
+        if is_long || self.count >= POST && !self.is_unsettled() {
             self.settle(c);
         }
+    }
+
+    /// Whether something was copied past the caches that is to be settled before completions are posted.
+    #[inline]
+    fn is_unsettled(&self) -> bool {
+        self.view.as_ref().and_then(|view| view.unsettled.as_ref()).is_some_and(Unsettled::is_pending)
     }
 
     /// Posts what is done; see the module for the order of stores.
