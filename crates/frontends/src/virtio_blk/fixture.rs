@@ -51,7 +51,7 @@ pub(crate) const USER_BASE: u64 = 0x7f00_0000_0000;
 /// Bytes of the guest's memory.
 pub(crate) const MEMORY: u64 = 16 << 20;
 /// Entries of each queue.
-pub(crate) const QUEUE: u16 = 16;
+pub(crate) const QUEUE: u16 = 64;
 /// Bytes set aside for each queue's parts.
 const QUEUE_BYTES: u64 = 0x4000;
 /// Turns after which a test gives up waiting: far more than anything takes.
@@ -663,12 +663,17 @@ pub(crate) struct Watched {
     pub(crate) together: AtomicUsize,
     /// Requests that it did so.
     pub(crate) did: AtomicUsize,
+    /// Done with every request that comes alone.
+    pub(crate) look: Mutex<Option<Look>>,
 }
+
+type Look = Box<dyn FnMut() + Send>;
 
 impl Watched {
     pub(crate) fn over(inner: Arc<dyn Volume>) -> Arc<Self> {
         let (seen, held) = (Mutex::default(), AtomicBool::new(false));
-        Arc::new(Self { inner, seen, held, together: AtomicUsize::new(0), did: AtomicUsize::new(0) })
+        let (together, did, look) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::default());
+        Arc::new(Self { inner, seen, held, together, did, look })
     }
 
     /// From now on requests wait, or no longer.
@@ -694,6 +699,9 @@ impl Volume for Watched {
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let seen = (request.operation, request.lba.0, request.count.0, request.segments.len());
         self.seen.lock().expect("no test panicked").push(seen);
+        if let Some(look) = &mut *self.look.lock().expect("no test panicked") {
+            look();
+        }
         if !self.held.load(Ordering::SeqCst) {
             return self.inner.submit(cx, request);
         }
