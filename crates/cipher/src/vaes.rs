@@ -35,7 +35,11 @@ use std::arch::{
     },
 };
 
-use std::{cell::Cell, mem::MaybeUninit, ptr::null};
+use std::{
+    cell::Cell,
+    mem::{MaybeUninit, offset_of},
+    ptr::null,
+};
 
 use crate::{error::CipherError, secret::Secret, xts::Order};
 
@@ -339,6 +343,7 @@ impl Ends {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
     fn new(last: __m512i) -> Self {
+        const { assert!(offset_of!(Self, last) == 0 && offset_of!(Self, mend) == LINE) }
         let over = _mm512_bsrli_epi128::<14>(last);
         let folded = _mm512_clmulepi64_epi128::<0x00>(over, _mm512_set1_epi64(POLYNOMIAL));
         Self { last, mend: _mm512_ternarylogic_epi64::<SUM>(_mm512_bslli_epi128::<2>(last), folded, last) }

@@ -94,40 +94,49 @@ impl Keys {
         }
     }
 
+    /// Calls `work` for each segment of whole blocks, which lie one after the other in `place`: its first block, it, its part of the place, and
+    /// the block that is worked on after it, which is `next` behind the last.
+    #[inline]
+    fn each_segment(
+        &self,
+        mut lba: u64,
+        segments: &[Segment],
+        place: Segment,
+        next: Option<u64>,
+        mut work: impl FnMut(u64, Segment, Segment, Option<u64>),
+    ) {
+        let mut at = 0;
+        for segment in segments {
+            let part = place.part(at, segment.len()).expect("the place holds the request");
+            at += segment.len();
+            let behind = lba + self.blocks(segment.len()) as u64;
+            work(lba, *segment, part, if at < place.len() { Some(behind) } else { next });
+            lba = behind;
+        }
+    }
+
     /// Enciphers blocks from the guest's memory into `to`, which has room for them.
-    pub(super) fn encrypt(&self, mut lba: u64, from: &[Segment], Reach { segment: to, target }: Reach) {
+    pub(super) fn encrypt(&self, lba: u64, from: &[Segment], Reach { segment: to, target }: Reach) {
         let encrypt = |cipher: &Xts, lba, from, segment| cipher.encrypt(lba, self.unit, from, Reach { segment, target });
         if !self.are_whole(from) {
             SegmentCursor::new(from).copy_to(to);
             return self.each(lba, to, to, encrypt);
         }
-        let mut at = 0;
-        for segment in from {
-            let part = to.part(at, segment.len()).expect("the buffer holds the request");
-            self.each(lba, *segment, part, encrypt);
-            at += segment.len();
-            lba += self.blocks(segment.len()) as u64;
-        }
+        self.each_segment(lba, from, to, None, |lba, from, to, _| self.each(lba, from, to, encrypt));
     }
 
     /// As [`Self::encrypt`], of segments of whole blocks while no other key takes over; `next` is the block that the run goes on with.
     pub(super) fn encrypt_in(
         &self,
         run: &mut Run<'_>,
-        mut lba: u64,
+        lba: u64,
         from: &[Segment],
         Reach { segment: to, target }: Reach,
         next: Option<u64>,
     ) {
-        let mut at = 0;
-        for segment in from {
-            let part = to.part(at, segment.len()).expect("the place holds the request");
-            at += segment.len();
-            let behind = lba + self.blocks(segment.len()) as u64;
-            let next = if at < to.len() { Some(behind) } else { next };
-            run.encrypt(lba, self.unit, *segment, Reach { segment: part, target }, next);
-            lba = behind;
-        }
+        self.each_segment(lba, from, to, next, |lba, from, segment, next| {
+            run.encrypt(lba, self.unit, from, Reach { segment, target }, next);
+        });
     }
 
     /// As [`Self::encrypt`], into a buffer that is used at once.
@@ -143,16 +152,10 @@ impl Keys {
     }
 
     /// As [`Self::decrypt`], to segments of whole blocks while no other key takes over; `next` is the block that the run goes on with.
-    pub(super) fn decrypt_in(&self, run: &mut Run<'_>, mut lba: u64, from: Segment, to: &[Segment], next: Option<u64>) {
-        let mut at = 0;
-        for segment in to {
-            let part = from.part(at, segment.len()).expect("the place holds the request");
-            at += segment.len();
-            let behind = lba + self.blocks(segment.len()) as u64;
-            let next = if at < from.len() { Some(behind) } else { next };
-            self.each_written(part, *segment, |at, from, to| run.decrypt(lba + at, self.unit, from, to, next));
-            lba = behind;
-        }
+    pub(super) fn decrypt_in(&self, run: &mut Run<'_>, lba: u64, from: Segment, to: &[Segment], next: Option<u64>) {
+        self.each_segment(lba, to, from, next, |lba, to, from, next| {
+            self.each_written(from, to, |at, from, to| run.decrypt(lba + at, self.unit, from, to, next));
+        });
     }
 
     /// Calls `work` for each run of blocks in `from` that are not zeroes: which block is the first, and the parts of both segments.

@@ -2,7 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicUsize, Ordering},
+    os::unix::fs::FileExt as _,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError, yield_now};
@@ -11,13 +15,16 @@ use millrace_nvme_spec::command::CommandId;
 
 use super::*;
 
-/// A volume that does so many together at most, and lets every third one wait that comes alone.
+/// A volume that does so many together at most, and lets every third one wait that comes alone, unless it only looks at something then.
 struct Few {
     inner: Arc<dyn Volume>,
     most: usize,
+    look: Option<Look>,
     together: AtomicUsize,
     alone: AtomicUsize,
 }
+
+type Look = Box<dyn Fn() + Send + Sync>;
 
 impl Volume for Few {
     fn name(&self) -> &str {
@@ -29,6 +36,10 @@ impl Volume for Few {
     }
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if let Some(look) = &self.look {
+            look();
+            return self.inner.submit(cx, request);
+        }
         if !self.alone.fetch_add(1, Ordering::Relaxed).is_multiple_of(3) {
             return self.inner.submit(cx, request);
         }
@@ -63,9 +74,12 @@ impl Volume for Few {
 }
 
 fn few(most: usize) -> (FakeGuest, Arc<Few>) {
-    let mut guest = FakeGuest::boot();
+    few_in(FakeGuest::boot(), most, None)
+}
+
+fn few_in(mut guest: FakeGuest, most: usize, look: Option<Look>) -> (FakeGuest, Arc<Few>) {
     let inner = MemoryVolume::create("inner", SIZE, BlockSize::B512).expect("a volume");
-    let few = Arc::new(Few { inner, most, together: AtomicUsize::new(0), alone: AtomicUsize::new(0) });
+    let few = Arc::new(Few { inner, most, look, together: AtomicUsize::new(0), alone: AtomicUsize::new(0) });
     guest.add_volume(1, Arc::clone(&few) as Arc<dyn Volume>);
     guest.make_queues(1, 64);
     (guest, few)
@@ -130,4 +144,31 @@ fn an_identifier_that_is_in_use_is_refused_in_the_middle_of_others() {
     // The third waits, alone, so its number is in use when the fifth comes.
     assert_eq!(refused, 1, "{statuses:?}");
     assert!(statuses.iter().filter(|(cid, _)| *cid == 2).count() == 2, "{statuses:?}");
+}
+
+/// The guest can go on with the first of many while the others are worked on.
+#[test]
+fn the_first_of_many_are_posted_while_others_are_worked_on() {
+    let guest = FakeGuest::boot();
+    let memory = guest.memory.try_clone().expect("another handle");
+    // Where the completion queue is, once it is made; and how many entries had been posted at each request.
+    let (place, seen) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let (at, posted) = (Arc::clone(&place), Arc::clone(&seen));
+    let look = move || {
+        let mut entries = [0; 64 * Cqe::SIZE];
+        memory.read_exact_at(&mut entries, at.load(Ordering::Relaxed)).expect("guest memory");
+        let count = entries.chunks(Cqe::SIZE).filter(|entry| entry[14] & 1 == 1).count();
+        posted.lock().expect("no test panicked").push(count);
+    };
+    let (mut guest, _few) = few_in(guest, 0, Some(Box::new(look)));
+    place.store(guest.queues[&1].cq_base - MEMORY_BASE, Ordering::Relaxed);
+    let buffer = guest.alloc_pages(1);
+    for at in 0..40 {
+        let mut sqe = command(NvmOpcode::READ, at * 8, 8);
+        sqe.dptr.prp1 = buffer;
+        guest.push(1, sqe);
+    }
+    guest.ring(1);
+    (0..40).for_each(|_| assert!(guest.wait(1).status().is_success()));
+    assert_eq!(*seen.lock().expect("no test panicked"), [[0; 16].as_slice(), &[16; 16], &[32; 8]].concat());
 }
