@@ -69,9 +69,10 @@ const SLBA: usize = std::mem::offset_of!(Sqe, cdw10);
 /// Bytes of data after which completions are posted at once.
 const POST_AFTER: u64 = 128 << 10;
 
-/// Completions after which they are posted, where nothing was copied past the caches: the guest makes new commands of these meanwhile. With
-/// all of a batch's posted at its end, guest and device would wait for each other by turns.
-const POST: usize = 16;
+/// Completions after which they are posted, where nothing was copied past the caches: half of those to be taken, within these limits. The
+/// guest makes new commands of the first half while the second is worked on: with all posted at the end, guest and device would wait for
+/// each other by turns. In parts any smaller, both would touch the line between them too often.
+const POST: std::ops::RangeInclusive<usize> = 16..=32;
 
 /// A namespace, with what holds for a batch.
 struct View {
@@ -179,6 +180,8 @@ struct Batch {
     /// Second halves of the completion entries, without phase.
     done: [u64; BURST as usize],
     count: usize,
+    /// See [`POST`].
+    post: usize,
     /// Bytes moved since the last settlement.
     moved: u64,
     reads: [u64; 2],
@@ -247,7 +250,9 @@ impl Controller {
         let &[segment] = self.segments.as_slice() else { return (0, Some(first)) };
         let (mut plains, mut segments) = ([first; MOST], [segment; MOST]);
         let (mut count, mut bytes) = (1, first.bytes);
-        while count < MOST.min(budget as usize) && bytes < POST_AFTER {
+        // No more than are posted at once: what is found next delays those before it.
+        let most = MOST.min(budget as usize).min(batch.post);
+        while count < most && bytes < POST_AFTER {
             let Ok(plain) = batch.next(self, count as u32) else { break };
             let &[segment] = self.segments.as_slice() else { break };
             (plains[count], segments[count]) = (plain, segment);
@@ -362,6 +367,7 @@ impl Batch {
             view: None,
             done: [0; BURST as usize],
             count: 0,
+            post: (pending as usize / 2).clamp(*POST.start(), *POST.end()),
             moved: 0,
             reads: [0; 2],
             writes: [0; 2],
@@ -488,7 +494,7 @@ impl Batch {
         self.done[self.count] = head | sqid << 16 | cid << 32;
         self.count += 1;
         let is_long = self.count == self.done.len() || self.moved >= POST_AFTER;
-        if is_long || self.count >= POST && !self.is_unsettled() {
+        if is_long || self.count >= self.post && !self.is_unsettled() {
             self.settle(c);
         }
     }

@@ -146,12 +146,21 @@ fn an_identifier_that_is_in_use_is_refused_in_the_middle_of_others() {
     assert!(statuses.iter().filter(|(cid, _)| *cid == 2).count() == 2, "{statuses:?}");
 }
 
-/// The guest can go on with the first of many while the others are worked on.
+/// The guest can go on with the first half of what it asked for while the other is worked on.
 #[test]
 fn the_first_of_many_are_posted_while_others_are_worked_on() {
+    assert_eq!(posted_at_each_of(16), [0; 16]);
+    assert_eq!(posted_at_each_of(20), [[0; 16].as_slice(), &[16; 4]].concat());
+    // In turns of 32 at most, so that other queues get theirs.
+    assert_eq!(posted_at_each_of(40), [[0; 20].as_slice(), &[20; 12], &[32; 8]].concat());
+    assert_eq!(posted_at_each_of(63), [[0; 31].as_slice(), &[31; 1], &[32; 16], &[48; 15]].concat());
+}
+
+/// How many completions had been posted when each of so many requests came to the volume.
+fn posted_at_each_of(requests: u64) -> Vec<usize> {
     let guest = FakeGuest::boot();
     let memory = guest.memory.try_clone().expect("another handle");
-    // Where the completion queue is, once it is made; and how many entries had been posted at each request.
+    // Where the completion queue is, once it is made.
     let (place, seen) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (at, posted) = (Arc::clone(&place), Arc::clone(&seen));
     let look = move || {
@@ -163,12 +172,12 @@ fn the_first_of_many_are_posted_while_others_are_worked_on() {
     let (mut guest, _few) = few_in(guest, 0, Some(Box::new(look)));
     place.store(guest.queues[&1].cq_base - MEMORY_BASE, Ordering::Relaxed);
     let buffer = guest.alloc_pages(1);
-    for at in 0..40 {
+    for at in 0..requests {
         let mut sqe = command(NvmOpcode::READ, at * 8, 8);
         sqe.dptr.prp1 = buffer;
         guest.push(1, sqe);
     }
     guest.ring(1);
-    (0..40).for_each(|_| assert!(guest.wait(1).status().is_success()));
-    assert_eq!(*seen.lock().expect("no test panicked"), [[0; 16].as_slice(), &[16; 16], &[32; 8]].concat());
+    (0..requests).for_each(|_| assert!(guest.wait(1).status().is_success()));
+    std::mem::take(&mut *seen.lock().expect("no test panicked"))
 }
