@@ -71,7 +71,7 @@ const POST_AFTER: u64 = 128 << 10;
 
 /// Completions after which they are posted, where nothing was copied past the caches: half of those to be taken, within these limits. The
 /// guest makes new commands of the first half while the second is worked on: with all posted at the end, guest and device would wait for
-/// each other by turns. In parts any smaller, both would touch the line between them too often.
+/// each other by turns.
 const POST: std::ops::RangeInclusive<usize> = 16..=32;
 
 /// A namespace, with what holds for a batch.
@@ -250,9 +250,7 @@ impl Controller {
         let &[segment] = self.segments.as_slice() else { return (0, Some(first)) };
         let (mut plains, mut segments) = ([first; MOST], [segment; MOST]);
         let (mut count, mut bytes) = (1, first.bytes);
-        // No more than are posted at once: what is found next delays those before it.
-        let most = MOST.min(budget as usize).min(batch.post);
-        while count < most && bytes < POST_AFTER {
+        while count < MOST.min(budget as usize) && bytes < POST_AFTER {
             let Ok(plain) = batch.next(self, count as u32) else { break };
             let &[segment] = self.segments.as_slice() else { break };
             (plains[count], segments[count]) = (plain, segment);
