@@ -1,4 +1,5 @@
-//! AES-256-XTS by the processor's wide AES instructions (VAES with AVX-512): four cipher blocks in a register, four registers at a time.
+//! AES-256-XTS by the processor's wide AES instructions (VAES): with AVX-512 four cipher blocks in a register, four registers at a time, which
+//! is what this file has; without it as in [`narrow`].
 //!
 //! ```text
 //!   numbers of 8 units ──AES, second key──► 8 tweaks ─┐ times 1, x … x¹⁵, then each times x¹⁶, again and again
@@ -43,6 +44,8 @@ use std::{
 
 use crate::{error::CipherError, secret::Secret, xts::Order};
 
+mod narrow;
+
 const ROUNDS: usize = 14;
 /// Bytes of one key's round keys.
 const KEYS: usize = (ROUNDS + 1) * 16;
@@ -66,13 +69,35 @@ thread_local! {
     static SOON: Cell<(*const u8, usize)> = const { Cell::new((null(), 0)) };
 }
 
-/// Whether the processor has the instructions.
-pub(crate) fn is_possible() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("vaes")
-        && is_x86_feature_detected!("vpclmulqdq")
-        && is_x86_feature_detected!("aes")
+/// How many cipher blocks a register has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Width {
+    Two,
+    Four,
+}
+
+impl Width {
+    /// The widest first.
+    pub(crate) const ALL: [Self; 2] = [Self::Four, Self::Two];
+
+    /// Whether the processor has the instructions.
+    pub(crate) fn is_possible(self) -> bool {
+        is_x86_feature_detected!("vaes")
+            && is_x86_feature_detected!("aes")
+            && match self {
+                Self::Two => is_x86_feature_detected!("avx2"),
+                Self::Four => {
+                    is_x86_feature_detected!("avx512f")
+                        && is_x86_feature_detected!("avx512bw")
+                        && is_x86_feature_detected!("vpclmulqdq")
+                }
+            }
+    }
+
+    /// The widest that the processor has.
+    pub(crate) fn best() -> Option<Self> {
+        Self::ALL.into_iter().find(|width| width.is_possible())
+    }
 }
 
 /// Notes data that the thread will decipher soon, and sends for those before at once. Nothing is ever read there for that: the place may be
@@ -119,14 +144,15 @@ impl Default for Known {
 }
 
 /// The round keys: of the data's key for one way and the other, and of the tweak's.
-pub(crate) struct Schedule(Secret<{ 3 * KEYS }>);
+pub(crate) struct Schedule {
+    keys: Secret<{ 3 * KEYS }>,
+    width: Width,
+}
 
 impl Schedule {
-    /// `None` where the processor lacks the instructions.
-    pub(crate) fn new(key: &Secret<64>) -> Result<Option<Self>, CipherError> {
-        if !is_possible() {
-            return Ok(None);
-        }
+    /// For registers of a width that is possible.
+    pub(crate) fn new(key: &Secret<64>, width: Width) -> Result<Self, CipherError> {
+        assert!(width.is_possible(), "the processor has instructions for {width:?}");
         let mut keys = Secret::zeroed()?;
         // SAFETY: the processor has the instructions; there are 64 bytes of keys, and room for three schedules.
         unsafe {
@@ -135,7 +161,7 @@ impl Schedule {
             invert(to, to.add(KEYS));
             expand(key.add(32), to.add(2 * KEYS));
         }
-        Ok(Some(Self(keys)))
+        Ok(Self { keys, width })
     }
 
     /// Enciphers data units.
@@ -152,13 +178,12 @@ impl Schedule {
         past: bool,
         known: &mut Known,
     ) {
-        let keys = self.0.bytes().as_ptr();
-        // SAFETY: the caller's promise; a schedule exists only where the instructions do.
+        // SAFETY: the caller's promise.
         unsafe {
             if past {
-                units::<true, true>(keys, keys.add(2 * KEYS), order, from, to, len, known);
+                self.units::<true, true>(order, from, to, len, known);
             } else {
-                units::<true, false>(keys, keys.add(2 * KEYS), order, from, to, len, known);
+                self.units::<true, false>(order, from, to, len, known);
             }
         }
     }
@@ -168,9 +193,30 @@ impl Schedule {
     /// # Safety
     /// As of [`Self::encrypt`].
     pub(crate) unsafe fn decrypt(&self, order: Order, from: *const u8, to: *mut u8, len: usize, known: &mut Known) {
-        let keys = self.0.bytes().as_ptr();
-        // SAFETY: as in `encrypt`.
-        unsafe { units::<false, false>(keys.add(KEYS), keys.add(2 * KEYS), order, from, to, len, known) }
+        // SAFETY: the caller's promise.
+        unsafe { self.units::<false, false>(order, from, to, len, known) }
+    }
+
+    /// # Safety
+    /// As of [`Self::encrypt`].
+    #[inline]
+    unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
+        &self,
+        order: Order,
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+        known: &mut Known,
+    ) {
+        let keys = self.keys.bytes().as_ptr();
+        // SAFETY: the caller's promise; a schedule of a width exists only where its instructions do, and has three keys' rounds.
+        unsafe {
+            let (data, tweak) = (if ENCRYPT { keys } else { keys.add(KEYS) }, keys.add(2 * KEYS));
+            match self.width {
+                Width::Two => narrow::units::<ENCRYPT, PAST>(data, tweak, order, from, to, len, known),
+                Width::Four => units::<ENCRYPT, PAST>(data, tweak, order, from, to, len, known),
+            }
+        }
     }
 }
 
@@ -491,7 +537,7 @@ fn prefetch<const HINT: i32>(at: *const u8) {
 }
 
 /// # Safety
-/// As of [`Schedule::encrypt`], and both keys have [`KEYS`] bytes; the processor must have what [`Schedule::new`] asks for.
+/// As of [`Schedule::encrypt`], and both keys have [`KEYS`] bytes; [`Width::Four`] must be possible.
 #[target_feature(enable = "avx512f,avx512bw,vaes,aes,vpclmulqdq")]
 unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     data_keys: *const u8,

@@ -101,8 +101,8 @@ enum Engine {
 impl Engine {
     fn new(key: &Secret<64>) -> Result<Self, CipherError> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(schedule) = crate::vaes::Schedule::new(key)? {
-            return Ok(Self::Vaes(schedule));
+        if let Some(width) = crate::vaes::Width::best() {
+            return crate::vaes::Schedule::new(key, width).map(Self::Vaes);
         }
         Library::new(key).map(Self::Library)
     }
@@ -160,10 +160,15 @@ impl Xts {
         Ok(Self { engine: Engine::new(&key)?, key })
     }
 
-    /// The cipher as processors have it that lack what the fast one needs.
+    /// Every cipher of this key that the processor has: the library's, which is the first, and with registers of each width.
     #[cfg(test)]
-    pub(crate) fn by_library(key: Secret<64>) -> Result<Self, CipherError> {
-        Ok(Self { engine: Engine::Library(Library::new(&key)?), key })
+    pub(crate) fn all(key: &Secret<64>) -> Result<Vec<Self>, CipherError> {
+        let mut engines = vec![Engine::Library(Library::new(key)?)];
+        #[cfg(target_arch = "x86_64")]
+        for width in crate::vaes::Width::ALL.into_iter().filter(|width| width.is_possible()) {
+            engines.push(Engine::Vaes(crate::vaes::Schedule::new(key, width)?));
+        }
+        engines.into_iter().map(|engine| Ok(Self { engine, key: key.again()? })).collect()
     }
 
     /// The key.
@@ -274,7 +279,7 @@ impl Run<'_> {
 /// False where the processor has no instructions for that, and nothing is noted.
 pub fn foresee(data: Segment) -> bool {
     #[cfg(target_arch = "x86_64")]
-    if crate::vaes::is_possible() {
+    if crate::vaes::Width::best().is_some() {
         crate::vaes::foresee(data.as_ptr(), data.len());
         return true;
     }
