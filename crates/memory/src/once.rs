@@ -73,7 +73,7 @@ pub fn copy_to_all(from: &[Segment], to: &Places) {
         let mut parts = x86::NOWHERE;
         #[cfg(target_arch = "x86_64")]
         if x86::aligned(&mut parts[..to.count], place) {
-            // SAFETY: `aligned` found that the processor has AVX-512 and that places begin at lines; run and places are mapped memory
+            // SAFETY: `aligned` found that the processor has AVX2 and that places begin at lines; run and places are mapped memory
             // of `run.len()` bytes (Segment's contract), and the places are no guest's, so that they do not overlap the run.
             unsafe { x86::copy(run.as_ptr(), &parts[..to.count], run.len(), to.past_caches) };
             at += run.len();
@@ -123,7 +123,9 @@ pub fn copy_and_sum(from: &[Segment], to: &[Reach]) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m512i, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_store_si512, _mm512_stream_si512, _mm512_xor_si512,
+        __m256i, __m512i, _mm256_loadu_si256, _mm256_setzero_si256, _mm256_store_si256, _mm256_stream_si256,
+        _mm256_xor_si256, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_store_si512, _mm512_stream_si512,
+        _mm512_xor_si512,
     };
 
     use super::{LINE, MOST_PLACES, Segment};
@@ -140,57 +142,115 @@ mod x86 {
                 return false;
             }
         }
-        is_x86_feature_detected!("avx512f")
+        is_x86_feature_detected!("avx2")
     }
 
-    /// Stores a line, past the caches or not.
-    ///
     /// # Safety
-    /// The line must be writable and aligned, and the processor have AVX-512.
+    /// `from` must be readable and each of `to` writable for `len` bytes, which is whole lines; places do not overlap the source;
+    /// [`aligned`] said so.
     #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn store(to: *mut u8, line: __m512i, past_caches: bool) {
-        // SAFETY: the caller's promise.
-        unsafe { if past_caches { _mm512_stream_si512(to.cast(), line) } else { _mm512_store_si512(to.cast(), line) } }
-    }
-
-    /// # Safety
-    /// `from` must be readable and each of `to` writable for `len` bytes, which is whole lines; places are aligned to lines and do not
-    /// overlap the source; the processor has AVX-512.
-    #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn copy(from: *const u8, to: &[*mut u8], len: usize, past_caches: bool) {
-        // Four lines to each place in turn, from registers.
-        for at in (0..len).step_by(4 * LINE) {
-            let count = (len - at).min(4 * LINE) / LINE;
-            // SAFETY: these lines lie within all of them.
-            unsafe {
-                let lines: [__m512i; 4] =
-                    std::array::from_fn(|line| _mm512_loadu_si512(from.add(at + line.min(count - 1) * LINE).cast()));
-                for to in to {
-                    (0..count).for_each(|line| store(to.add(at + line * LINE), lines[line], past_caches));
-                }
+        // SAFETY: the caller's promise; the processor has the instructions, AVX2 because `aligned` asks for it.
+        unsafe {
+            if is_x86_feature_detected!("avx512f") {
+                avx512::copy(from, to, len, past_caches);
+            } else {
+                avx2::copy(from, to, len, past_caches);
             }
         }
-        settle(past_caches);
     }
 
     /// # Safety
     /// As of [`copy`], for every source.
-    #[target_feature(enable = "avx512f")]
+    #[inline]
     pub(super) unsafe fn copy_and_sum(from: &[*const u8], to: &[*mut u8], len: usize, past_caches: bool) {
-        for at in (0..len).step_by(LINE) {
-            let mut sum = _mm512_setzero_si512();
-            // SAFETY: the line lies within all of them.
-            unsafe {
-                for (from, to) in from.iter().zip(to) {
-                    let line = _mm512_loadu_si512(from.add(at).cast());
-                    store(to.add(at), line, past_caches);
-                    sum = _mm512_xor_si512(sum, line);
-                }
-                store(to[from.len()].add(at), sum, past_caches);
+        // SAFETY: as in `copy`.
+        unsafe {
+            if is_x86_feature_detected!("avx512f") {
+                avx512::copy_and_sum(from, to, len, past_caches);
+            } else {
+                avx2::copy_and_sum(from, to, len, past_caches);
             }
         }
-        settle(past_caches);
+    }
+
+    /// Both, with registers of one kind: a line is one of them, or several.
+    macro_rules! with_registers {
+        ($name:ident, $feature:literal, $register:ty, $zero:ident, $load:ident, $store:ident, $stream:ident, $xor:ident) => {
+            pub(super) mod $name {
+                use super::*;
+
+                const REGISTER: usize = size_of::<$register>();
+                const IN_LINE: usize = LINE / REGISTER;
+
+                /// Stores a register, past the caches or not.
+                ///
+                /// # Safety
+                /// The place must be writable and aligned, and the processor have the instructions.
+                #[inline]
+                #[target_feature(enable = $feature)]
+                unsafe fn store(to: *mut u8, data: $register, past_caches: bool) {
+                    // SAFETY: the caller's promise.
+                    unsafe { if past_caches { $stream(to.cast(), data) } else { $store(to.cast(), data) } }
+                }
+
+                /// # Safety
+                /// As of [`super::copy`], and the processor has the instructions.
+                #[target_feature(enable = $feature)]
+                pub(in crate::once) unsafe fn copy(from: *const u8, to: &[*mut u8], len: usize, past_caches: bool) {
+                    // Four lines to each place in turn, from registers.
+                    for at in (0..len).step_by(4 * LINE) {
+                        let count = (len - at).min(4 * LINE) / REGISTER;
+                        // SAFETY: these parts of lines lie within all of them.
+                        unsafe {
+                            let data: [$register; 4 * IN_LINE] =
+                                std::array::from_fn(|part| $load(from.add(at + part.min(count - 1) * REGISTER).cast()));
+                            for to in to {
+                                (0..count).for_each(|part| store(to.add(at + part * REGISTER), data[part], past_caches));
+                            }
+                        }
+                    }
+                    settle(past_caches);
+                }
+
+                /// # Safety
+                /// As of [`super::copy_and_sum`], and the processor has the instructions.
+                #[target_feature(enable = $feature)]
+                pub(in crate::once) unsafe fn copy_and_sum(
+                    from: &[*const u8],
+                    to: &[*mut u8],
+                    len: usize,
+                    past_caches: bool,
+                ) {
+                    for at in (0..len).step_by(LINE) {
+                        let mut sum = [$zero(); IN_LINE];
+                        for (from, to) in from.iter().zip(to) {
+                            for (part, sum) in sum.iter_mut().enumerate() {
+                                let at = at + part * REGISTER;
+                                // SAFETY: the line lies within all of them.
+                                unsafe {
+                                    let data = $load(from.add(at).cast());
+                                    store(to.add(at), data, past_caches);
+                                    *sum = $xor(*sum, data);
+                                }
+                            }
+                        }
+                        for (part, sum) in sum.into_iter().enumerate() {
+                            // SAFETY: as above.
+                            unsafe { store(to[from.len()].add(at + part * REGISTER), sum, past_caches) };
+                        }
+                    }
+                    settle(past_caches);
+                }
+            }
+        };
+    }
+
+    with_registers! {
+        avx512, "avx512f", __m512i, _mm512_setzero_si512, _mm512_loadu_si512, _mm512_store_si512, _mm512_stream_si512, _mm512_xor_si512
+    }
+    with_registers! {
+        avx2, "avx2", __m256i, _mm256_setzero_si256, _mm256_loadu_si256, _mm256_store_si256, _mm256_stream_si256, _mm256_xor_si256
     }
 
     fn settle(past_caches: bool) {
@@ -256,6 +316,43 @@ mod tests {
                     sum.iter_mut().zip(bytes(from)).for_each(|(sum, byte)| *sum ^= byte);
                 }
                 prop_assert_eq!(bytes(&to[places - 1].segment), sum);
+            }
+        }
+    }
+
+    /// Where the processor has both kinds, the others are tested above.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn registers_of_half_a_line_do_the_same() {
+        if !is_x86_feature_detected!("avx2") {
+            return;
+        }
+        let mapping = Mapping::anonymous(20 * 32768).unwrap();
+        for lines in (1..=9).chain([64]) {
+            let data = |number: usize| {
+                (0..lines * LINE).map(move |byte| ((byte * 31) ^ (byte >> 8) ^ number) as u8).collect::<Vec<_>>()
+            };
+            let from: Vec<_> = (0..2).map(|at| piece(&mapping, at, at, lines * LINE)).collect();
+            from.iter().enumerate().for_each(|(number, from)| from.write_at(0, &data(number)));
+            let from: Vec<_> = from.iter().map(|from| from.as_ptr().cast_const()).collect();
+            for past_caches in [false, true] {
+                let places: Vec<_> = (8..11).map(|at| piece(&mapping, at, 0, lines * LINE + LINE)).collect();
+                for place in &places {
+                    place.fill(0x5a);
+                }
+                let to: Vec<_> = places.iter().map(Segment::as_ptr).collect();
+                let behind = |at: usize| bytes(&places[at])[lines * LINE..].iter().all(|byte| *byte == 0x5a);
+                let held = |at: usize| bytes(&places[at])[..lines * LINE].to_vec();
+                // SAFETY: all are mapped for so many bytes, places begin at lines and are others than the sources; the processor has AVX2.
+                unsafe { x86::avx2::copy(from[0], &to, lines * LINE, past_caches) };
+                assert!((0..3).all(|at| held(at) == data(0) && behind(at)), "{lines} lines");
+                // SAFETY: as above.
+                unsafe { x86::avx2::copy_and_sum(&from, &to, lines * LINE, past_caches) };
+                let sum: Vec<_> = data(0).iter().zip(data(1)).map(|(one, other)| one ^ other).collect();
+                assert!(
+                    [data(0), data(1), sum].iter().enumerate().all(|(at, data)| held(at) == *data && behind(at)),
+                    "{lines} lines"
+                );
             }
         }
     }

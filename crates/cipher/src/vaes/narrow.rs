@@ -15,7 +15,7 @@ use std::arch::{
     },
 };
 
-use super::{AHEAD, GROUP, KEYS, Known, Of, ROUNDS, TWEAKS, prefetch, take_soon};
+use super::{AHEAD, GROUP, Known, Of, ROUNDS, TWEAKS, prefetch, take_soon};
 use crate::xts::Order;
 
 /// Bytes of a register.
@@ -37,7 +37,7 @@ unsafe fn twice(bytes: *const u8) -> __m256i {
 /// Writes the tweak of one unit.
 ///
 /// # Safety
-/// `keys` has [`KEYS`] bytes, `to` sixteen.
+/// `keys` has [`super::KEYS`] bytes, `to` sixteen.
 #[inline]
 #[target_feature(enable = "avx2,aes")]
 unsafe fn tweak(keys: *const u8, number: u64, to: *mut u8) {
@@ -55,7 +55,7 @@ unsafe fn tweak(keys: *const u8, number: u64, to: *mut u8) {
 /// Writes the tweaks of [`TWEAKS`] units.
 ///
 /// # Safety
-/// `keys` has [`KEYS`] bytes, `to` sixteen for each unit.
+/// `keys` has [`super::KEYS`] bytes, `to` sixteen for each unit.
 #[inline]
 #[target_feature(enable = "avx2,vaes")]
 unsafe fn tweaks(keys: *const u8, first: u64, to: *mut u8) {
@@ -80,7 +80,7 @@ unsafe fn tweaks(keys: *const u8, first: u64, to: *mut u8) {
 /// A group's tweaks, which are sums with the last round key.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-pub(super) struct Tweaks([__m256i; REGISTERS]);
+struct Tweaks([__m256i; REGISTERS]);
 
 /// By how much the halves of a unit's tweak are shifted to the left for its products with x⁰ … x¹⁵, two in a register, and then what
 /// leaves each half to the right. (A shift by 64 leaves nothing.)
@@ -180,7 +180,7 @@ fn folded(over: __m256i) -> __m256i {
 
 impl Means {
     /// # Safety
-    /// `keys` has [`KEYS`] bytes.
+    /// `keys` has [`super::KEYS`] bytes.
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn new(keys: *const u8) -> Self {
@@ -281,7 +281,7 @@ impl Means {
 }
 
 /// # Safety
-/// As of `Schedule::encrypt`, and both keys have [`KEYS`] bytes; [`super::Width::Two`] must be possible.
+/// As of `Schedule::encrypt`, and both keys have [`super::KEYS`] bytes; [`super::Width::Two`] must be possible.
 #[target_feature(enable = "avx2,vaes,aes")]
 pub(super) unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     data_keys: *const u8,
@@ -299,6 +299,7 @@ pub(super) unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
     for at in (0..AHEAD.min(len)).step_by(GROUP) {
         prefetch::<_MM_HINT_T0>(from.wrapping_add(at));
     }
+    const { assert!(size_of::<Tweaks>() == GROUP && size_of::<Known>() >= 2 * TWEAKS * 16 + GROUP) }
     let ready: *mut u8 = (&raw mut known.ready).cast();
     let kept: *mut Tweaks = (&raw mut known.group).cast();
     // SAFETY: both have all rounds' keys; all places lie within `len`, which is whole units of whole groups. Where something is known of the
@@ -339,7 +340,7 @@ pub(super) unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
                     prefetch::<_MM_HINT_T1>(soon.wrapping_add(at));
                 }
                 let [one, other] = &mut both;
-                let (now, after) = if at / GROUP % 2 == 0 { (one, other) } else { (other, one) };
+                let (now, after) = if (at / GROUP).is_multiple_of(2) { (one, other) } else { (other, one) };
                 if at + GROUP < end {
                     means.group::<ENCRYPT, PAST>(now, Some(after), from.add(at), to.add(at));
                 } else {
