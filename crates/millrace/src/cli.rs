@@ -733,13 +733,4 @@ fn backend(text: &str) -> Result<Backend, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::CommandFactory;
-
-    use super::*;
-
-    #[test]
-    fn the_definition_is_sound() {
-        Cli::command().debug_assert();
-    }
-}
+mod tests;
