@@ -121,12 +121,16 @@ fn check_blocks(found: &[Found], wanted: Wanted<'_>) -> Result<(), ServiceError>
 fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Result<(), ServiceError> {
     let own = table.members.get(own);
     let is = |state| own.is_some_and(|member| member.state == state);
+    // Its record could not be read once, and the others went on with another name for it.
+    let is_unknown = newest.members.iter().all(|member| own.is_none_or(|own| own.id != member.id));
     let failed = newest.members.iter().find(|member| own.is_some_and(|own| own.id == member.id));
     let failed = failed.filter(|member| member.state == LegState::Failed);
     let at_unknown = failed.is_some_and(|member| member.failed_at == Member::UNKNOWN_EVENT);
     // One that is not good by itself, as after a rebuild that it refused, cannot have gone on.
     let went_on = is(LegState::Good)
-        && if at_unknown {
+        && if is_unknown {
+            !knows_one_of(table, newest)
+        } else if at_unknown {
             table.event >= newest.event || !knows_one_of(table, newest)
         } else {
             failed.is_some_and(|member| table.event >= member.failed_at)

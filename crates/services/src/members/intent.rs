@@ -206,14 +206,17 @@ impl Intent {
     }
 
     /// The legs may differ in these regions. Release: whoever reads there after this was called knows.
+    ///
+    /// Counted first. [`Self::cleared`] takes a bit away and then looks at the count: if it took one that was set here, it finds the
+    /// count that was before. The other way round it could look between the two, and the region would count as settled.
     pub(crate) fn suspect(&self, regions: &RangeInclusive<u64>) {
+        self.suspicions.fetch_add(1, Ordering::Release);
         for region in regions.clone() {
             let (word, bit) = bit(region);
             if self.words[word].stale.fetch_or(bit, Ordering::Release) & bit == 0 {
                 self.stale.fetch_add(1, Ordering::Release);
             }
         }
-        self.suspicions.fetch_add(1, Ordering::Release);
     }
 
     /// The legs may differ anywhere.
@@ -322,6 +325,28 @@ mod tests {
         intent.suspect(&(8..=8));
         intent.cleared(8, before);
         assert_eq!(intent.stale(), 1);
+    }
+
+    #[test]
+    fn a_suspicion_that_comes_up_at_the_same_time_is_kept() {
+        let (intent, together) = (Intent::new(100 << 20, 20), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    together.wait();
+                    intent.suspect(&(7..=7));
+                    together.wait();
+                }
+            });
+            intent.suspect(&(7..=7));
+            for _ in 0..20_000 {
+                let before = intent.suspicions();
+                together.wait();
+                intent.cleared(7, before);
+                together.wait();
+                assert!(!intent.is_settled(7 << 20, 8 << 20));
+            }
+        });
     }
 
     proptest! {

@@ -353,7 +353,11 @@ impl Mirror {
         };
         drop(queued);
         self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
-        for other in legs_of(self.masks().readable & !(1 << leg)) {
+        let bytes = self.bytes_of(&request);
+        // Where legs may differ, another one counts for blocks that the first cannot read, and for no others.
+        let settled = self.intent().is_some_and(|intent| intent.is_settled(bytes.start, bytes.end));
+        let whole = if settled || request.count.0 == 1 { self.masks().readable & !(1 << leg) } else { 0 };
+        for other in legs_of(whole) {
             let arena = cx.scratch.carve(self.legs[other].scratch_bytes());
             let result = self.legs[other].submit(cx.with_scratch(&arena), request.clone()).await;
             drop(arena);

@@ -1,5 +1,5 @@
-//! What one leg cannot read is read elsewhere, and that leg is given it again: whole pieces, or block by block where no leg has all
-//! of a piece.
+//! What one leg cannot read is read elsewhere, and that leg is given it again: the blocks that it cannot read, and no others. Those beside
+//! them may be right on that leg alone.
 
 use std::sync::atomic::Ordering;
 
@@ -75,8 +75,8 @@ impl Mirror {
         result
     }
 
-    /// Gives `leg` a piece again from other good legs, and reads it there: all of it, or those blocks that it cannot read. Returns how
-    /// many times something was written. The range is locked. Nothing to repair it with is not the leg's fault.
+    /// Gives `leg` again from other good legs what it cannot read of a piece. Returns how many blocks that were. The range is locked.
+    /// Nothing to repair it with is not the leg's fault.
     pub(super) async fn repair(
         &self,
         cx: TaskContext<'_>,
@@ -85,16 +85,13 @@ impl Mirror {
         segment: Segment,
     ) -> Result<u64, BlockError> {
         let others = self.masks().readable & !(1 << leg);
-        if self.read_any(cx, others, at, segment).await.is_ok() {
-            self.give(cx, leg, at, segment).await?;
-            return Ok(1);
-        }
         let block = self.shape().block_size.bytes() as usize;
         let mut given = 0;
         for offset in (0..segment.len()).step_by(block) {
             let part = segment.part(offset, block).expect("a block of the piece");
             let place = at + offset as u64;
-            let is_there = self.transfer(cx, leg, Operation::Read, place, part).await.is_ok();
+            // Of a block alone it is known.
+            let is_there = segment.len() > block && self.transfer(cx, leg, Operation::Read, place, part).await.is_ok();
             if !is_there && self.read_any(cx, others, place, part).await.is_ok() {
                 self.give(cx, leg, place, part).await?;
                 given += 1;
@@ -103,9 +100,9 @@ impl Mirror {
         Ok(given)
     }
 
-    /// Writes a piece to a leg, and reads it there.
+    /// Writes a piece to a leg, and reads it there. Durably: what was found must not come back with a power cut.
     async fn give(&self, cx: TaskContext<'_>, leg: usize, at: u64, segment: Segment) -> Result<(), BlockError> {
-        self.transfer(cx, leg, Operation::Write { fua: false }, at, segment).await?;
+        self.transfer(cx, leg, Operation::Write { fua: true }, at, segment).await?;
         self.transfer(cx, leg, Operation::Read, at, segment).await?;
         let count = self.counters.repaired.fetch_add(1, Ordering::Relaxed) + 1;
         // All are counted; the log tells of the first ones, and of every power of two.

@@ -71,24 +71,45 @@ impl Mirror {
             return;
         }
         let readable = self.masks().readable;
-        let (mut buffers, mut good, mut bad): ([Option<BounceBuffer>; MOST_LEGS], _, _) = (Default::default(), 0_u8, 0_u8);
+        let (mut buffers, mut good): ([Option<BounceBuffer>; MOST_LEGS], _) = (Default::default(), 0_u8);
         for leg in legs_of(readable) {
             let buffer = pool.take().await;
-            match self.transfer(cx, leg, Operation::Read, at, buffer.segment(len as usize)).await {
-                Ok(()) => good |= 1 << leg,
-                Err(error) => {
-                    bad |= 1 << leg;
-                    tracing::warn!(mirror = self.name, leg, at, %error, "a scrub could not read a leg");
-                }
-            }
+            good |= u8::from(self.look_at(cx, leg, at, buffer.segment(len as usize)).await) << leg;
             buffers[leg] = Some(buffer);
         }
         let segment = |leg: usize| buffers[leg].as_ref().expect("a buffer was taken for each").segment(len as usize);
-        self.vote(cx, good, at, len, &segment).await;
-        for leg in legs_of(bad) {
+        let same = |first| legs_of(good).all(|leg| segment(first).equals(&segment(leg)));
+        if good == readable && legs_of(good).next().is_none_or(same) {
+            return;
+        }
+        let block = self.shape().block_size.bytes() as usize;
+        for offset in (0..len as usize).step_by(block) {
+            let part = |leg: usize| segment(leg).part(offset, block).expect("a block of the piece");
+            let (place, mut have) = (at + offset as u64, good);
+            // What it can read of the piece counts.
+            for leg in legs_of(readable & !good) {
+                have |= u8::from(self.look_at(cx, leg, place, part(leg)).await) << leg;
+            }
+            if self.vote(cx, have, place, &part).await {
+                self.heal(cx, readable & !have, place, &part).await;
+            }
+        }
+    }
+
+    async fn look_at(&self, cx: TaskContext<'_>, leg: usize, at: u64, segment: Segment) -> bool {
+        let read = self.transfer(cx, leg, Operation::Read, at, segment).await;
+        if let Err(error) = read {
             self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
-            match self.repair(cx, leg, at, segment(leg)).await {
-                Ok(count) => self.note_repaired(count),
+            tracing::warn!(mirror = self.name, leg, at, %error, "a scrub could not read a leg");
+        }
+        read.is_ok()
+    }
+
+    /// Gives a block to the legs that cannot read it.
+    async fn heal(&self, cx: TaskContext<'_>, legs: u8, at: u64, part: &impl Fn(usize) -> Segment) {
+        for leg in legs_of(legs) {
+            match self.repair(cx, leg, at, part(leg)).await {
+                Ok(count) => self.scrub().repaired += count,
                 Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
             }
         }
@@ -102,46 +123,35 @@ impl Mirror {
         }
     }
 
-    fn note_repaired(&self, count: u64) {
-        self.scrub().repaired += count;
-    }
-
-    /// Compares what was read from these legs, block by block.
-    async fn vote(&self, cx: TaskContext<'_>, legs: u8, at: u64, len: u64, segment: &impl Fn(usize) -> Segment) {
-        let Some(first) = legs_of(legs).next() else { return };
-        if legs_of(legs).skip(1).all(|leg| segment(first).equals(&segment(leg))) {
-            return;
+    /// Compares what was read of a block from these legs; false when nothing tells which of them is right.
+    async fn vote(&self, cx: TaskContext<'_>, legs: u8, at: u64, part: &impl Fn(usize) -> Segment) -> bool {
+        let like = |leg: usize| legs_of(legs).find(|other| part(*other).equals(&part(leg))).unwrap_or(leg);
+        let (mut values, mut count) = ([0; MOST_LEGS], 0);
+        for leg in legs_of(legs) {
+            values[count] = like(leg);
+            count += 1;
         }
-        let block = self.shape().block_size.bytes() as usize;
-        for offset in (0..len as usize).step_by(block) {
-            let part = |leg: usize| segment(leg).part(offset, block).expect("a block of the piece");
-            let like = |leg: usize| legs_of(legs).find(|other| part(*other).equals(&part(leg))).unwrap_or(leg);
-            let (mut values, mut count) = ([0; MOST_LEGS], 0);
-            for leg in legs_of(legs) {
-                values[count] = like(leg);
-                count += 1;
-            }
-            let values = &values[..count];
-            if values.iter().all(|value| *value == values[0]) {
-                continue;
-            }
-            let lba = (at + offset as u64) / block as u64;
-            let Some(right) = majority(values) else {
-                self.note_differing(lba);
-                continue;
-            };
-            for (leg, _) in legs_of(legs).zip(values).filter(|(_, value)| **value != right) {
-                let place = at + offset as u64;
-                match self.transfer(cx, leg, Operation::Write { fua: false }, place, part(right)).await {
-                    Ok(()) => {
-                        tracing::warn!(mirror = self.name, leg, lba, "a block differed from the majority and was rewritten");
-                        self.counters.repaired.fetch_add(1, Ordering::Relaxed);
-                        self.note_repaired(1);
-                    }
-                    Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
+        let values = &values[..count];
+        if values.iter().all(|value| *value == values[0]) {
+            return true;
+        }
+        let lba = at >> self.shape().block_size.shift();
+        let Some(right) = majority(values) else {
+            self.note_differing(lba);
+            return false;
+        };
+        for (leg, _) in legs_of(legs).zip(values).filter(|(_, value)| **value != right) {
+            // Durably: what was found must not come back with a power cut.
+            match self.transfer(cx, leg, Operation::Write { fua: true }, at, part(right)).await {
+                Ok(()) => {
+                    tracing::warn!(mirror = self.name, leg, lba, "a block differed from the majority and was rewritten");
+                    self.counters.repaired.fetch_add(1, Ordering::Relaxed);
+                    self.scrub().repaired += 1;
                 }
+                Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
             }
         }
+        true
     }
 
     fn note_differing(&self, lba: u64) {

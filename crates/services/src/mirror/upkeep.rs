@@ -96,33 +96,41 @@ impl Mirror {
         result
     }
 
-    /// Gives all legs what the first good one has. Where no leg can read all of a piece, it goes block by block: what no leg can read
-    /// is left, and told.
+    /// Gives all legs what the first good one has. Where that one cannot read all of a piece, it goes block by block, so that another one's
+    /// count for those blocks alone: reads before came from the first. What no leg can read is left, and told.
     async fn sync_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) -> Result<(), BlockError> {
         let (ours, theirs) = (pool.take().await, pool.take().await);
         let (ours, theirs) = (ours.segment(len as usize), theirs.segment(len as usize));
         let _range = self.members.ranges.lock(cx, at..at + len).await;
-        let found = self.sync_part(cx, at, ours, theirs).await;
+        let readable = self.masks().readable;
+        let found = self.sync_part(cx, readable & readable.wrapping_neg(), at, ours, theirs).await;
         let block = self.shape().block_size.bytes() as usize;
-        if found.is_ok() || ours.len() <= block || self.masks().readable.count_ones() < 2 {
+        if found.is_ok() || readable.count_ones() < 2 {
             return found;
         }
         let mut result = Ok(());
         for offset in (0..ours.len()).step_by(block) {
             let part = |whole: Segment| whole.part(offset, block).expect("a block of the piece");
-            result = result.and(self.sync_part(cx, at + offset as u64, part(ours), part(theirs)).await);
+            let (at, readable) = (at + offset as u64, self.masks().readable);
+            result = result.and(self.sync_part(cx, readable, at, part(ours), part(theirs)).await);
         }
         result
     }
 
-    /// Gives all legs what the first of the good ones that can be read has.
-    async fn sync_part(&self, cx: TaskContext<'_>, at: u64, ours: Segment, theirs: Segment) -> Result<(), BlockError> {
-        let masks = self.masks();
+    /// Gives all legs what the first of these that can be read has.
+    async fn sync_part(
+        &self,
+        cx: TaskContext<'_>,
+        sources: u8,
+        at: u64,
+        ours: Segment,
+        theirs: Segment,
+    ) -> Result<(), BlockError> {
         let mut found = Err(BlockError::NotReady);
-        for source in legs_of(masks.readable) {
+        for source in legs_of(sources) {
             found = self.transfer(cx, source, Operation::Read, at, ours).await;
             if found.is_ok() {
-                for leg in legs_of(masks.writable & !(1 << source)) {
+                for leg in legs_of(self.masks().writable & !(1 << source)) {
                     self.make_equal(cx, leg, at, ours, theirs).await?;
                 }
                 break;

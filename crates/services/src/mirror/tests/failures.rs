@@ -14,6 +14,29 @@ pub(super) fn pull(leg: &FaultVolume) {
     leg.add(Rule { kinds: vec![], ..Rule::new(Kind::Read, When::Always, Effect::Fail(BlockError::NotReady)) });
 }
 
+/// The leg cannot read this block so many times.
+fn fails_to_read(leg: &FaultVolume, block: u64, times: u64) {
+    for time in 1..=times {
+        let range = Some((Lba(block), BlockCount(1)));
+        leg.add(Rule { range, ..Rule::new(Kind::Read, When::Nth(time), Effect::Fail(READ_FAULT)) });
+    }
+}
+
+fn scrub(graph: &Graph) -> crate::mirror::scrub::Scrub {
+    let mirror = mirror(graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move { mirror.scrub_all(cx, &millrace_memory::BufferPool::new(MOST_LEGS).unwrap()).await })
+    })
+    .unwrap()
+}
+
+/// Rot below the mirror: one byte of a block.
+fn rot(leg: &Arc<dyn Volume>, model: &[u8], block: usize) {
+    let mut spoiled = model[block * 512..(block + 1) * 512].to_vec();
+    spoiled[17] ^= 4;
+    crate::legs::write(leg, block as u64 * 512, spoiled).unwrap();
+}
+
 #[test]
 fn a_pulled_leg_is_no_error_and_what_it_missed_is_copied_when_it_comes_back() {
     let legs = faulty(2, 8192);
@@ -102,7 +125,7 @@ fn what_one_leg_cannot_read_is_read_elsewhere_and_rewritten() {
     let graph = open("read=0, ", &volumes(&legs), Reason::Create);
     on_bench(&graph, |bench| {
         let data = bench.write_random(0, 1024);
-        legs[0].add(Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT)));
+        fails_to_read(&legs[0], 0, 2);
         let before = legs[0].requests(Kind::Write);
         bench.expect(0, &data);
         assert!(legs[0].requests(Kind::Write) > before, "it is given the data again");
@@ -127,38 +150,68 @@ fn what_one_leg_cannot_read_is_read_elsewhere_and_rewritten() {
 
 #[test]
 fn a_scrub_repairs_by_majority_and_never_by_guess() {
-    for count in [2, 3] {
+    // The block that the first leg cannot read lies elsewhere, and beside the rotten one.
+    for (count, unreadable) in [(2, 3), (3, 3), (2, 701), (3, 701)] {
         let legs = faulty(count, 1024);
         let volumes = volumes(&legs);
         let graph = open("", &volumes, Reason::Create);
         let mut model = Vec::new();
         on_bench(&graph, |bench| model = bench.write_random(0, 1024));
-        // Rot below the mirror: one byte of block 700 of one leg.
-        let mut spoiled = model[700 * 512..701 * 512].to_vec();
-        spoiled[17] ^= 4;
-        crate::legs::write(&volumes[1], 700 * 512, spoiled).unwrap();
-        // And a block that the first leg cannot read once.
-        legs[0].add(Rule {
-            range: Some((Lba(3), BlockCount(1))),
-            ..Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT))
-        });
-        let scrubbed = mirror(&graph);
-        let found = crate::legs::block_on(move |cx| {
-            Box::pin(async move {
-                let pool = millrace_memory::BufferPool::new(MOST_LEGS).unwrap();
-                scrubbed.scrub_all(cx, &pool).await
-            })
-        })
-        .unwrap();
+        rot(&volumes[1], &model, 700);
+        fails_to_read(&legs[0], unreadable, 2);
+        let (found, again) = (scrub(&graph), scrub(&graph));
+        assert_eq!(
+            fact(&graph, "repaired").as_deref(),
+            Some(if count == 3 { "2" } else { "1" }),
+            "it cannot be read, and is"
+        );
         if count == 3 {
             assert_eq!((found.differing, found.repaired, found.listed), (0, 2, vec![]));
+            assert_eq!((again.differing, again.repaired), (0, 0));
             assert!(volumes.iter().all(|leg| data_of(leg) == model));
         } else {
             assert_eq!((found.differing, found.repaired, found.listed), (1, 1, vec![700]));
+            assert_eq!(again.differing, 1);
             assert!(data_of(&volumes[0]) == model && data_of(&volumes[1]) != model, "neither leg was changed");
             assert_eq!(fact(&graph, "differing blocks").as_deref(), Some("700"));
         }
     }
+}
+
+#[test]
+fn what_is_undecided_is_given_to_no_leg() {
+    let legs = faulty(3, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    rot(&volumes[1], &model, 700);
+    fails_to_read(&legs[0], 700, 2);
+    assert_eq!((scrub(&graph).listed, data_of(&volumes[0]) == model), (vec![700], true));
+    // When it can be read again there is a majority.
+    assert_eq!(scrub(&graph).repaired, 1);
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
+}
+
+#[test]
+fn where_legs_may_differ_a_block_that_cannot_be_read_takes_no_other_with_it() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    // As a power cut leaves them: the last write is on one leg.
+    rot(&volumes[1], &model, 1);
+    mirror(&graph).intent().unwrap().suspect_all();
+    on_bench(&graph, |bench| {
+        bench.expect(1, &model[512..1024]);
+        fails_to_read(&legs[0], 2, 3);
+        bench.expect(0, &model[..4096]);
+    });
+    fails_to_read(&legs[0], 3, 3);
+    assert!(resync(&graph));
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
 }
 
 #[test]

@@ -190,6 +190,35 @@ fn a_leg_that_went_on_apart_is_told_from_one_that_failed_at_an_unknown_event() {
 }
 
 #[test]
+fn a_leg_that_went_on_while_the_other_one_could_not_be_read_is_told_from_one_that_is_new() {
+    for [one, other] in [[1, 2], [2, 1], [1, 3]] {
+        let legs = volumes(&faulty(2, 1024));
+        drop(open("", &legs, Reason::Create));
+        change_record(&legs[0], |table, _| {
+            (table.members[1].state, table.members[1].failed_at) = (LegState::Failed, table.event + 1);
+            table.event += one;
+        });
+        // It could not read what the first one says, and gave it another name.
+        change_record(&legs[1], |table, _| {
+            table.event += other;
+            table.members[0] = Member { id: [9; 16], state: LegState::Failed, failed_at: table.event };
+        });
+        assert!(fails("mirror(disk:0, disk:1)", &legs, Reason::Open).contains("used apart from each other"));
+    }
+    // Which did not go on: it is filled again.
+    let legs = volumes(&faulty(2, 1024));
+    drop(open("", &legs, Reason::Create));
+    change_record(&legs[1], |table, _| {
+        table.event += 1;
+        table.members[0] = Member { id: [9; 16], state: LegState::Failed, failed_at: table.event };
+    });
+    let graph = open("", &legs, Reason::Open);
+    assert_eq!(fact(&graph, "leg 1").as_deref(), Some("good"));
+    assert!(resync(&graph));
+    assert_eq!(fact(&graph, "leg 0").as_deref(), Some("good"));
+}
+
+#[test]
 fn data_that_were_there_come_to_the_new_leg() {
     let legs = faulty(2, 8192);
     let volumes = volumes(&legs);
