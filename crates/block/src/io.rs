@@ -61,8 +61,8 @@ pub enum IoOperation<'a> {
 /// An implementation must keep every started operation's `segments` in use only until it reports the completion, and must
 /// report each exactly once.
 pub unsafe trait ShardIo {
-    /// Starts an operation; its token is passed to `poll_completion` until that returns `Ready`. Waits (`Pending`) while the
-    /// ring is full, and wakes the task when there is room.
+    /// Starts an operation; its token is passed to `poll_completion` until that returns `Ready`. Whoever cannot take it yet says
+    /// `Pending`, and wakes the task when there is room; a shard's ring takes all, and carries them out in the order of their starts.
     ///
     /// # Safety
     /// The file descriptor, the segments array and the memory behind it must stay valid until completion.

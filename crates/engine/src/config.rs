@@ -20,7 +20,7 @@ pub struct ShardConfig {
     /// Scratch bytes of each slot: the largest [`scratch_bytes`](millrace_block::Volume::scratch_bytes) of its volumes, and
     /// what the front end itself places. Too small is slow, never wrong.
     pub scratch_bytes: usize,
-    /// Operations in flight on the ring at most (rounded up to a power of two).
+    /// Operations in flight on the ring at most (rounded up to a power of two). Others wait, first come, first served.
     pub ring_entries: u32,
     /// Bounce buffers of [`BUFFER_SIZE`](millrace_memory::BUFFER_SIZE) bytes.
     pub buffers: usize,

@@ -4,6 +4,10 @@
 //! (deferred task work), and says in the ring's shared flags when it should ask: a turn without I/O makes no system call. A thread that
 //! does not turn all the time is interrupted instead, or it would keep the files of requests that have ended for good.
 //!
+//! An operation that finds the ring full is kept, and goes to the kernel when those that were started before it have gone and one has
+//! completed. So it has its place from the start, whoever comes later and however many they are: no task is woken for an entry that
+//! another could take first, and none has to come back for it.
+//!
 //! A sleeping shard is woken by an eventfd: the ring's own descriptor does not wake an epoll for work that is deferred. While
 //! the shard is awake the eventfd is switched off in the shared flags. No wake-up is lost: the shard switches it on, then looks for
 //! completions and deferred work; the kernel announces work, then looks at the switch. See [`Ring::arm`].
@@ -34,18 +38,62 @@ pub const MAX_SEGMENTS: usize = 1024;
 
 enum Op {
     Free,
-    /// The kernel has it (or will, at the turn's end).
+    /// The kernel has it (or will, at the turn's end), or it waits for its turn.
     Flight(Option<Waker>),
     Done(i32),
 }
 
 struct Inner {
     uring: IoUring,
-    ops: Box<[Op]>,
+    /// All whose results were not fetched, by token. They may be more than the ring has entries.
+    ops: Vec<Op>,
     free: Vec<u32>,
-    /// Tasks that found no free entry.
-    waiting: VecDeque<Waker>,
+    /// Operations that the kernel has, or will at the turn's end.
+    in_flight: usize,
+    /// As many are at most: entries of the submission queue. Completion entries are twice that, so none overflows.
+    entries: usize,
+    /// Operations that wait for an entry, in the order of their starts. While there are any the ring is full.
+    waiting: VecDeque<squeue::Entry>,
     pace: Pace,
+}
+
+impl Inner {
+    /// Starts an operation, at once if the ring has room.
+    fn start(&mut self, entry: squeue::Entry) -> u32 {
+        let token = self.free.pop().unwrap_or_else(|| {
+            self.ops.push(Op::Free);
+            self.ops.len() as u32 - 1
+        });
+        self.ops[token as usize] = Op::Flight(None);
+        let entry = entry.user_data(u64::from(token));
+        if self.in_flight < self.entries {
+            self.push(entry);
+        } else {
+            self.waiting.push_back(entry);
+        }
+        token
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        let entry = if self.pace.is_aside() { entry.flags(squeue::Flags::ASYNC) } else { entry };
+        // SAFETY: who started the operation keeps descriptor, segments and memory valid until its completion, and it was not pushed before.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "there are as many submission entries as operations in flight at most");
+        self.in_flight += 1;
+    }
+
+    /// An operation is over, and what has waited longest goes in its place. Returns whom to wake.
+    fn complete(&mut self, token: u64, result: i32) -> Option<Waker> {
+        let waker = match std::mem::replace(&mut self.ops[token as usize], Op::Done(result)) {
+            Op::Flight(waker) => waker,
+            Op::Free | Op::Done(_) => panic!("the ring completed an operation twice"),
+        };
+        self.in_flight -= 1;
+        if let Some(next) = self.waiting.pop_front() {
+            self.push(next);
+        }
+        waker
+    }
 }
 
 /// One shard's asynchronous I/O and timers.
@@ -54,7 +102,6 @@ pub(crate) struct Ring {
     timers: RefCell<Timers>,
     /// The eventfd that ends a sleep.
     bell: OwnedFd,
-    capacity: usize,
 }
 
 impl Ring {
@@ -63,16 +110,18 @@ impl Ring {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mut uring = build(entries, Some(&bell), turns)?;
         uring.completion().disable_eventfd();
-        // As many tokens as submission entries: a push never fails; completion entries are twice that, so none overflows.
-        let count = uring.params().sq_entries();
+        // A task has one operation under way as a rule. Where more have several, the lists grow, once.
+        let entries = uring.params().sq_entries() as usize;
         let inner = Inner {
             uring,
-            ops: (0..count).map(|_| Op::Free).collect(),
-            free: (0..count).rev().collect(),
-            waiting: VecDeque::with_capacity(tasks),
+            ops: Vec::with_capacity(tasks),
+            free: Vec::with_capacity(tasks),
+            in_flight: 0,
+            entries,
+            waiting: VecDeque::with_capacity(tasks.saturating_sub(entries)),
             pace: Pace::default(),
         };
-        Ok(Self { inner: RefCell::new(inner), timers: RefCell::new(Timers::new(tasks)), bell, capacity: tasks })
+        Ok(Self { inner: RefCell::new(inner), timers: RefCell::new(Timers::new(tasks)), bell })
     }
 
     /// Readable when completions came while the ring was armed.
@@ -106,14 +155,12 @@ impl Ring {
     /// Whether there is neither an operation nor a timer: nothing to submit, reap or fire.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        let inner = self.inner.borrow();
-        inner.free.len() == inner.ops.len() && inner.waiting.is_empty() && self.timers.borrow().next().is_none()
+        self.in_flight() == 0 && self.timers.borrow().next().is_none()
     }
 
-    /// Operations the kernel has, or whose result nobody has fetched.
+    /// Operations the kernel has. While it has none, none waits either.
     pub(crate) fn in_flight(&self) -> usize {
-        let inner = self.inner.borrow();
-        inner.ops.len() - inner.free.len()
+        self.inner.borrow().in_flight
     }
 
     /// Submissions that had to wait for a disk.
@@ -132,7 +179,7 @@ impl Ring {
         inner.pace.begin(sleeps);
         let began = Instant::now();
         let result = inner.uring.submit();
-        if inner.pace.end(began, Instant::now(), inner.ops.len() - inner.free.len(), sleeps) {
+        if inner.pace.end(began, Instant::now(), inner.in_flight, sleeps) {
             tracing::debug!("a disk's queue is full: requests go to it by way of the kernel's threads");
         }
         match result {
@@ -148,33 +195,14 @@ impl Ring {
         let mut reaped = 0;
         loop {
             let mut inner = self.inner.borrow_mut();
-            let Some(entry) = inner.uring.completion().next() else { break };
-            let op = &mut inner.ops[entry.user_data() as usize];
-            let waker = match std::mem::replace(op, Op::Done(entry.result())) {
-                Op::Flight(waker) => waker,
-                Op::Free | Op::Done(_) => panic!("the ring completed an operation twice"),
-            };
+            let Some(entry) = inner.uring.completion().next() else { return reaped };
+            let waker = inner.complete(entry.user_data(), entry.result());
             // A waker may do anything: no borrow is held meanwhile.
             drop(inner);
             reaped += 1;
             if let Some(waker) = waker {
                 waker.wake();
             }
-        }
-        self.wake_waiting();
-        reaped
-    }
-
-    /// Wakes as many tasks that wait for an entry as there are entries. Done on every turn: should a woken task not want its
-    /// entry any more, the next turn offers it to another.
-    fn wake_waiting(&self) {
-        let mut inner = self.inner.borrow_mut();
-        let count = inner.free.len().min(inner.waiting.len());
-        for _ in 0..count {
-            let Some(waker) = inner.waiting.pop_front() else { break };
-            drop(inner);
-            waker.wake();
-            inner = self.inner.borrow_mut();
         }
     }
 
@@ -193,13 +221,6 @@ impl Ring {
     /// The first timer's deadline.
     pub(crate) fn next_timer(&self) -> Option<Instant> {
         self.timers.borrow().next()
-    }
-
-    fn wait_for_entry(inner: &mut Inner, capacity: usize, waker: &Waker) {
-        // A task that is polled for another reason meanwhile would be listed twice. Harmless, but it must not add up.
-        if inner.waiting.len() < capacity || !inner.waiting.iter().any(|known| known.will_wake(waker)) {
-            inner.waiting.push_back(waker.clone());
-        }
     }
 }
 
@@ -304,21 +325,8 @@ unsafe impl ShardIo for Ring {
             let deadline = Instant::now() + (*duration).min(Duration::from_secs(365 * 24 * 3600));
             return Poll::Ready(self.timers.borrow_mut().start(deadline, cx.waker()) | TIMER);
         }
-        let inner = &mut *self.inner.borrow_mut();
-        let Some(&token) = inner.free.last() else {
-            Self::wait_for_entry(inner, self.capacity, cx.waker());
-            return Poll::Pending;
-        };
-        let mut entry = entry(operation).user_data(u64::from(token));
-        if inner.pace.is_aside() {
-            entry = entry.flags(squeue::Flags::ASYNC);
-        }
-        inner.free.pop();
-        // SAFETY: the caller keeps descriptor, segments and memory valid until completion.
-        let pushed = unsafe { inner.uring.submission().push(&entry) };
-        assert!(pushed.is_ok(), "a free token means a free submission entry");
-        inner.ops[token as usize] = Op::Flight(None);
-        Poll::Ready(token)
+        let entry = entry(operation);
+        Poll::Ready(self.inner.borrow_mut().start(entry))
     }
 
     fn poll_completion(&self, token: u32, cx: &mut Context<'_>) -> Poll<i32> {

@@ -1,7 +1,12 @@
 //! One hardware queue pair as a shard uses it: commands in flight, who waits for them, and buffers for what cannot go directly.
+//!
+//! Places in the queue and buffers are waited for in a [line](Line) each, and who comes later stands at its end, also when something is free that one
+//! in the line was called for and has not fetched yet. A turn is a matter of where one stands, not of having been woken: no wake-up can be
+//! used up by a task that it does not help, or by one that is no more. Whoever makes room, and whoever leaves the line with empty hands,
+//! calls those whose turn it has become. While there is no queue all have their turn: each is told so.
 
 use std::{
-    collections::VecDeque,
+    future::poll_fn,
     os::fd::{AsRawFd, OwnedFd},
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
@@ -14,7 +19,10 @@ use millrace_driver::{
 };
 use millrace_memory::{Segment, SegmentCursor};
 
-use super::table::{Entries, Table};
+use super::{
+    line::Line,
+    table::{Entries, Table},
+};
 
 /// Entries of each queue.
 pub(super) const ENTRIES: u32 = 128;
@@ -126,8 +134,9 @@ struct State {
     /// Sleeps since the last interrupt at whose end something was there.
     unheard: u32,
     waits: Waits,
-    /// Tasks that wait for a place in the queue or for a buffer.
-    waiting: VecDeque<Waker>,
+    /// Tasks that wait for a place in the queue, and for a buffer.
+    place_line: Line,
+    buffer_line: Line,
     /// Free buffers.
     free: Vec<usize>,
     /// When something last completed, or began.
@@ -181,7 +190,8 @@ impl Lane {
             nudged: false,
             unheard: 0,
             waits: Waits::default(),
-            waiting: VecDeque::with_capacity(capacity),
+            place_line: Line::with_capacity(capacity),
+            buffer_line: Line::with_capacity(capacity),
             free: (0..buffers.len()).rev().collect(),
             progress: Instant::now(),
             entries: Entries::default(),
@@ -277,33 +287,56 @@ impl Lane {
     }
 
     /// Takes a buffer, when one is free.
-    pub(super) fn poll_buffer(&self, cx: &mut Context<'_>) -> Poll<Bounce<'_>> {
-        let mut state = self.state();
-        if let Some(index) = state.free.pop() {
-            return Poll::Ready(Bounce { lane: self, index });
+    pub(super) async fn buffer(&self) -> Bounce<'_> {
+        let mut standing = Standing { lane: self, number: None, line: State::for_buffer };
+        poll_fn(|cx| self.poll_buffer(&mut standing.number, cx)).await
+    }
+
+    fn poll_buffer(&self, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Bounce<'_>> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let (line, free) = state.for_buffer();
+        if !line.may_take(*number, free) {
+            return self.wait(line, number, cx);
         }
-        self.wait(&mut state, cx);
+        line.leave(number);
+        let index = state.free.pop().expect("a buffer was free");
+        Poll::Ready(Bounce { lane: self, index })
+    }
+
+    /// Stands in a line.
+    fn wait<T>(&self, line: &mut Line, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<T> {
+        line.stand(number, self.exclusive.then(|| cx.waker().clone()));
+        if !self.exclusive {
+            cx.waker().wake_by_ref();
+        }
         Poll::Pending
     }
 
-    /// Has the task called when there is room.
-    fn wait(&self, state: &mut State, cx: &mut Context<'_>) {
-        if self.exclusive && state.slots.iter().any(|slot| slot.begun.is_some()) {
-            state.waiting.push_back(cx.waker().clone());
-        } else {
-            cx.waker().wake_by_ref();
-        }
+    /// Places a command, when there is room, and tells the controller.
+    pub(super) async fn begin(&self, command: &Command, data: &Data<'_>) -> Begun {
+        let mut standing = Standing { lane: self, number: None, line: State::for_place };
+        poll_fn(|cx| self.poll_begin(command, data, &mut standing.number, cx)).await
     }
 
-    /// Places a command and tells the controller.
-    pub(super) fn poll_begin(&self, command: &Command, data: &Data<'_>, cx: &mut Context<'_>) -> Poll<Begun> {
+    fn poll_begin(&self, command: &Command, data: &Data<'_>, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Begun> {
         let mut guard = self.state();
         let state = &mut *guard;
-        let Some(pair) = &mut state.pair else { return Poll::Ready(Begun::Down) };
-        if pair.in_flight() == pair.capacity() || state.free_slots.is_empty() {
-            self.wait(state, cx);
-            return Poll::Pending;
+        let (line, places) = state.for_place();
+        if !line.may_take(*number, places) {
+            return self.wait(line, number, cx);
         }
+        line.leave(number);
+        let begun = self.place(state, command, data);
+        if !matches!(begun, Begun::Flight(_)) {
+            state.call_for_places();
+        }
+        Poll::Ready(begun)
+    }
+
+    /// Places a command for which there is room, if there is a queue.
+    fn place(&self, state: &mut State, command: &Command, data: &Data<'_>) -> Begun {
+        let Some(pair) = &mut state.pair else { return Begun::Down };
         let began = match data {
             Data::None => pair.submit_without_data(command),
             Data::Bounce(bounce, len) => {
@@ -324,13 +357,13 @@ impl Lane {
         };
         let cid = match began.and_then(|cid| pair.ring().map(|()| cid)) {
             Ok(cid) => cid,
-            Err(error) => return Poll::Ready(Begun::Refused(error)),
+            Err(error) => return Begun::Refused(error),
         };
         let slot = state.free_slots.pop().expect("a slot was free");
         state.progress = Instant::now();
         state.slots[usize::from(slot)].begun = Some(state.progress);
         state.owners[usize::from(cid.0)] = slot;
-        Poll::Ready(Begun::Flight(Ticket { slot, generation: state.generation }))
+        Begun::Flight(Ticket { slot, generation: state.generation })
     }
 
     /// Looks for the end of a command.
@@ -338,7 +371,8 @@ impl Lane {
         let mut guard = self.state();
         let state = &mut *guard;
         if ticket.generation != state.generation {
-            state.stale.drain(..).chain(state.waiting.drain(..)).for_each(Waker::wake);
+            state.stale.drain(..).for_each(Waker::wake);
+            state.call_for_places();
             // A task of the new queue may rely on us, if we slept.
             state.pass_on();
             return Poll::Ready(Turn::Done(Outcome::Lost));
@@ -522,9 +556,23 @@ impl State {
             self.poller = None;
         }
         self.pass_on();
-        if let Some(waker) = self.waiting.pop_front() {
-            waker.wake();
-        }
+        self.call_for_places();
+    }
+
+    /// Who waits for a place, and how many there are. Where there is no queue as many as like find that out at once.
+    fn for_place(&mut self) -> (&mut Line, usize) {
+        let places = |pair: &QueuePair| (pair.capacity() - pair.in_flight()).min(self.free_slots.len());
+        (&mut self.place_line, self.pair.as_ref().map_or(usize::MAX, places))
+    }
+
+    /// Who waits for a buffer, and how many there are.
+    fn for_buffer(&mut self) -> (&mut Line, usize) {
+        (&mut self.buffer_line, self.free.len())
+    }
+
+    fn call_for_places(&mut self) {
+        let (line, places) = self.for_place();
+        line.call(places);
     }
 
     /// Somebody looks at the queue, if anybody waits.
@@ -553,75 +601,31 @@ impl Drop for Bounce<'_> {
     fn drop(&mut self) {
         let mut state = self.lane.state();
         state.free.push(self.index);
-        if let Some(waker) = state.waiting.pop_front() {
-            waker.wake();
+        let (line, free) = state.for_buffer();
+        line.call(free);
+    }
+}
+
+/// A task's place in a line of the lane's; given up when dropped.
+struct Standing<'a> {
+    lane: &'a Lane,
+    /// `Some` while it stands there.
+    number: Option<u64>,
+    /// The line, and how many of what it is for are free.
+    line: fn(&mut State) -> (&mut Line, usize),
+}
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        if self.number.is_some() {
+            // A task that is torn down: its turn is the next one's.
+            let mut state = self.lane.state();
+            let (line, free) = (self.line)(&mut state);
+            line.leave(&mut self.number);
+            line.call(free);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BYTES: Option<SglLimits> = Some(SglLimits { granularity: 1, pieces: 3 });
-    const DWORDS: Option<SglLimits> = Some(SglLimits { granularity: 4, pieces: 3 });
-
-    fn reach(limits: Option<SglLimits>, pieces: &[(u64, usize)]) -> (usize, bool) {
-        let mut survey = Survey::new(limits);
-        for (iova, len) in pieces {
-            if !survey.add(DmaRange { iova: *iova, len: *len }) {
-                break;
-            }
-        }
-        let Reach { len, sgl } = survey.reach(512);
-        (len, sgl)
-    }
-
-    #[test]
-    fn a_command_that_never_ends_is_noticed_among_others_that_do() {
-        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
-        let mut slots: Vec<Slot> = (0..4).map(|_| Slot::default()).collect();
-        assert_eq!(longest(&slots), None);
-        slots[2].begun = ago(40);
-        // Others come and go; one has completed and was not seen yet.
-        (slots[0].begun, slots[1].begun, slots[1].status) = (ago(0), ago(50), Some(Status::SUCCESS));
-        slots[3] = Slot::default();
-        assert!(longest(&slots).is_some_and(|time| (40..45).contains(&time.as_secs())));
-        slots[2] = Slot::default();
-        assert!(longest(&slots).is_some_and(|time| time.as_secs() < 5));
-    }
-
-    #[test]
-    fn prps_are_used_where_they_say_as_much() {
-        for limits in [None, BYTES, DWORDS] {
-            assert_eq!(reach(limits, &[]), (0, false));
-            assert_eq!(reach(limits, &[(0x1004, 8192)]), (8192, false));
-            let pages = [(0x1e00, 512), (0x8000, 4096), (0x2000, 4096), (0x6000, 4096), (0x9000, 512)];
-            assert_eq!(reach(limits, &pages), (13312, false));
-        }
-    }
-
-    #[test]
-    fn an_sgl_says_what_prps_cannot() {
-        let holes = [(0x1000, 512), (0x2000, 512), (0x3000, 1024)];
-        assert_eq!(reach(None, &holes), (512, false));
-        assert_eq!(reach(DWORDS, &holes), (2048, true));
-        let odd = [(0x1001, 700), (0x2003, 324)];
-        assert_eq!(reach(None, &odd), (0, false));
-        assert_eq!(reach(DWORDS, &odd), (0, false));
-        assert_eq!(reach(BYTES, &odd), (1024, true));
-        // 512 bytes of them PRPs can say too.
-        assert_eq!(reach(BYTES, &[(0x1000, 600), (0x2001, 423)]), (512, false));
-    }
-
-    #[test]
-    fn pieces_are_counted_and_neighbours_are_one() {
-        let apart: Vec<(u64, usize)> = (0..5).map(|i| (i * 4096, 512)).collect();
-        assert_eq!(reach(BYTES, &apart), (1536, true));
-        let adjoin: Vec<(u64, usize)> = (0..5).map(|i| (i * 512 + 2, 512)).collect();
-        assert_eq!(reach(BYTES, &adjoin), (2560, true));
-        // What PRPs go on to say beyond them is theirs.
-        let pages: Vec<(u64, usize)> = (0..5).map(|i| (i * 8192, 4096)).collect();
-        assert_eq!(reach(BYTES, &pages), (5 * 4096, false));
-    }
-}
+mod tests;

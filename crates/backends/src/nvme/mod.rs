@@ -22,6 +22,7 @@
 
 mod disk;
 mod lane;
+mod line;
 mod table;
 mod transfer;
 

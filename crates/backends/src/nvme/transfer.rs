@@ -67,7 +67,7 @@ impl NvmeVolume {
                 direct.len
             } else {
                 let len = left.min(BOUNCE).min(self.disk.max_transfer);
-                let bounce = poll_fn(|task| lane.poll_buffer(task)).await;
+                let bounce = lane.buffer().await;
                 if request.operation != Operation::Read {
                     bounce.buffer().fill_from(&mut place.clone(), len);
                 }
@@ -135,7 +135,7 @@ impl NvmeVolume {
                 let command = self.made(request.operation, command)?;
                 self.carry_out(cx, lane, request.operation, &command, Data::None).await?;
             } else {
-                let bounce = poll_fn(|task| lane.poll_buffer(task)).await;
+                let bounce = lane.buffer().await;
                 bounce.buffer().fill(0);
                 let data = Data::Bounce(&bounce, (count * block) as usize);
                 self.piece(cx, lane, Operation::Write { fua: false }, Lba(lba), data).await?;
@@ -193,7 +193,7 @@ impl NvmeVolume {
     /// Begins a command and waits for its end.
     async fn run(&self, cx: TaskContext<'_>, lane: &Lane, command: &Command, data: &Data<'_>) -> Result<(), Failure> {
         let ticket = loop {
-            match poll_fn(|task| lane.poll_begin(command, data, task)).await {
+            match lane.begin(command, data).await {
                 Begun::Flight(ticket) => break ticket,
                 Begun::Refused(error) => return Err(Failure::Refused(error)),
                 Begun::Down if self.disk.is_gone() => return Err(Failure::Gone),

@@ -9,8 +9,8 @@ use std::{
 use millrace_block::{ByteOffset, IoOperation, TaskContext};
 use millrace_memory::{Mapping, Segment};
 
-use super::{config, shard, turn_until, waits};
-use crate::{Launch, MAX_SEGMENTS, Outcome, Shard, ShardConfig};
+use super::{Gadget, config, shard, turn_until, waits};
+use crate::{Launch, MAX_SEGMENTS, Outcome, Shard, ShardConfig, ShardContext};
 
 /// Starts a task that keeps `T` and gives its result to a cell.
 fn launch<F>(shard: &mut Shard, work: F) -> Rc<Cell<Option<i32>>>
@@ -121,6 +121,48 @@ fn more_operations_than_the_ring_has_entries_wait_their_turn() {
     drop(mapping);
 }
 
+/// A device that always has more requests than the ring has entries, and comes before tasks in each turn.
+#[test]
+fn who_waits_for_an_entry_gets_one_before_newcomers() {
+    let mut shard = Shard::new(&ShardConfig { ring_entries: 4, tasks: 8, ..config() }).unwrap();
+    let zero = std::fs::File::open("/dev/zero").unwrap();
+    let fd = zero.as_raw_fd();
+    let (mapping, all) = memory(1);
+    let (started, ended): (Rc<Cell<usize>>, Rc<RefCell<Vec<usize>>>) = <_>::default();
+    let log = Rc::clone(&ended);
+    let flood = move |cx: &mut ShardContext<'_>| {
+        let mut count = 0;
+        while let Some(slot) = cx.reserve() {
+            let (number, log) = (started.replace(started.get() + 1), Rc::clone(&log));
+            let outcome: Outcome<'_, ()> = slot.run(|tcx| {
+                Launch::Wait(tcx.scratch.place_future(async move {
+                    let segments = [all];
+                    let read = IoOperation::Read { fd, offset: ByteOffset(0), segments: &segments };
+                    assert_eq!(tcx.io(read).await, 4096);
+                    log.borrow_mut().push(number);
+                }))
+            });
+            waits(outcome);
+            count += 1;
+        }
+        count
+    };
+    let key = shard.add_device(Box::new(Gadget { poll: Box::new(flood), ..Gadget::default() }));
+    for _ in 0..20 {
+        shard.turn();
+        assert!(shard.core_for_tests().ring.in_flight() <= 4);
+    }
+    let first: Vec<usize> = ended.borrow().iter().copied().filter(|number| *number < 8).collect();
+    assert_eq!(first.len(), 8, "of the first eight these have ended: {first:?}");
+    assert!(ended.borrow().len() >= 40, "{} have ended", ended.borrow().len());
+    shard.remove_device(key);
+    while shard.context().waiting_tasks() > 0 || shard.core_for_tests().slots.waiting() > 0 {
+        shard.turn();
+    }
+    assert_eq!(shard.core_for_tests().ring.in_flight(), 0);
+    drop(mapping);
+}
+
 #[test]
 fn one_task_may_have_several_operations_in_flight() {
     let mut shard = shard();
@@ -211,7 +253,6 @@ fn the_ring_does_only_what_it_was_made_for() {
 
 #[test]
 fn descriptors_wake_their_device_and_only_while_registered() {
-    use super::Gadget;
     let mut shard = shard();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let events: Rc<RefCell<Vec<u32>>> = Rc::default();

@@ -1,0 +1,393 @@
+use std::{
+    cell::Cell,
+    collections::VecDeque,
+    fs::File,
+    future::{Future, poll_fn},
+    os::{fd::BorrowedFd, unix::fs::FileExt},
+    pin::Pin,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Wake,
+};
+
+use millrace_driver::{
+    Controller, MappedArea, Options, QueueOptions, Transport, TransportError,
+    spec::{
+        NvmOpcode,
+        registers::{Capabilities, offset},
+    },
+};
+
+use super::*;
+
+const BYTES: Option<SglLimits> = Some(SglLimits { granularity: 1, pieces: 3 });
+const DWORDS: Option<SglLimits> = Some(SglLimits { granularity: 4, pieces: 3 });
+
+fn reach(limits: Option<SglLimits>, pieces: &[(u64, usize)]) -> (usize, bool) {
+    let mut survey = Survey::new(limits);
+    for (iova, len) in pieces {
+        if !survey.add(DmaRange { iova: *iova, len: *len }) {
+            break;
+        }
+    }
+    let Reach { len, sgl } = survey.reach(512);
+    (len, sgl)
+}
+
+#[test]
+fn a_command_that_never_ends_is_noticed_among_others_that_do() {
+    let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+    let mut slots: Vec<Slot> = (0..4).map(|_| Slot::default()).collect();
+    assert_eq!(longest(&slots), None);
+    slots[2].begun = ago(40);
+    // Others come and go; one has completed and was not seen yet.
+    (slots[0].begun, slots[1].begun, slots[1].status) = (ago(0), ago(50), Some(Status::SUCCESS));
+    slots[3] = Slot::default();
+    assert!(longest(&slots).is_some_and(|time| (40..45).contains(&time.as_secs())));
+    slots[2] = Slot::default();
+    assert!(longest(&slots).is_some_and(|time| time.as_secs() < 5));
+}
+
+#[test]
+fn prps_are_used_where_they_say_as_much() {
+    for limits in [None, BYTES, DWORDS] {
+        assert_eq!(reach(limits, &[]), (0, false));
+        assert_eq!(reach(limits, &[(0x1004, 8192)]), (8192, false));
+        let pages = [(0x1e00, 512), (0x8000, 4096), (0x2000, 4096), (0x6000, 4096), (0x9000, 512)];
+        assert_eq!(reach(limits, &pages), (13312, false));
+    }
+}
+
+#[test]
+fn an_sgl_says_what_prps_cannot() {
+    let holes = [(0x1000, 512), (0x2000, 512), (0x3000, 1024)];
+    assert_eq!(reach(None, &holes), (512, false));
+    assert_eq!(reach(DWORDS, &holes), (2048, true));
+    let odd = [(0x1001, 700), (0x2003, 324)];
+    assert_eq!(reach(None, &odd), (0, false));
+    assert_eq!(reach(DWORDS, &odd), (0, false));
+    assert_eq!(reach(BYTES, &odd), (1024, true));
+    // 512 bytes of them PRPs can say too.
+    assert_eq!(reach(BYTES, &[(0x1000, 600), (0x2001, 423)]), (512, false));
+}
+
+#[test]
+fn pieces_are_counted_and_neighbours_are_one() {
+    let apart: Vec<(u64, usize)> = (0..5).map(|i| (i * 4096, 512)).collect();
+    assert_eq!(reach(BYTES, &apart), (1536, true));
+    let adjoin: Vec<(u64, usize)> = (0..5).map(|i| (i * 512 + 2, 512)).collect();
+    assert_eq!(reach(BYTES, &adjoin), (2560, true));
+    // What PRPs go on to say beyond them is theirs.
+    let pages: Vec<(u64, usize)> = (0..5).map(|i| (i * 8192, 4096)).collect();
+    assert_eq!(reach(BYTES, &pages), (5 * 4096, false));
+}
+
+/// A controller that says yes to each admin command, with zeroes for data, and completes nothing else by itself.
+#[derive(Default)]
+struct Nods {
+    /// What it was told of memory, and where that starts.
+    memory: Option<(File, u64)>,
+    cc: u32,
+    /// Its admin queues.
+    queues: [u64; 2],
+    done: u32,
+}
+
+impl Nods {
+    /// Completes the admin commands before `tail`. They are fewer than the queue has entries.
+    fn nod(&mut self, tail: u32) {
+        let (memory, start) = self.memory.as_ref().unwrap();
+        for at in u64::from(self.done)..u64::from(tail) {
+            let mut cid = [0; 2];
+            memory.read_exact_at(&mut cid, self.queues[0] - start + at * 64 + 2).unwrap();
+            let cqe = u128::from(u16::from_le_bytes(cid)) << 96 | u128::from(at + 1) << 64 | 1 << 112;
+            memory.write_all_at(&cqe.to_le_bytes(), self.queues[1] - start + at * 16).unwrap();
+        }
+        self.done = tail;
+    }
+}
+
+impl Transport for Nods {
+    fn region_read(&mut self, _: u32, at: u64, buf: &mut [u8]) -> Result<(), TransportError> {
+        let value = match at {
+            offset::CAP => Capabilities::new().with_mqes_z(63).with_to(1).with_css_nvm(true).into_bits(),
+            offset::CC => self.cc.into(),
+            offset::CSTS => u64::from(self.cc & 1),
+            _ => 0,
+        };
+        buf.copy_from_slice(&value.to_le_bytes()[..buf.len()]);
+        Ok(())
+    }
+    fn region_write(&mut self, _: u32, at: u64, data: &[u8]) -> Result<(), TransportError> {
+        match at {
+            offset::CC => self.cc = u32::from(data[0]),
+            offset::ASQ => self.queues[0] = u64::from_le_bytes(data.try_into().unwrap()),
+            offset::ACQ => self.queues[1] = u64::from_le_bytes(data.try_into().unwrap()),
+            _ => {}
+        }
+        Ok(())
+    }
+    fn region_write_posted(&mut self, _: u32, at: u64, data: &[u8]) -> Result<(), TransportError> {
+        if at == offset::DOORBELLS {
+            self.nod(u32::from_le_bytes(data.try_into().unwrap()));
+        }
+        Ok(())
+    }
+    fn map_region(&mut self, _: u32) -> Result<Vec<MappedArea>, TransportError> {
+        Ok(Vec::new())
+    }
+    fn dma_map(&mut self, range: DmaRange, fd: BorrowedFd<'_>, _: u64) -> Result<(), TransportError> {
+        self.memory = Some((fd.try_clone_to_owned().unwrap().into(), range.iova));
+        Ok(())
+    }
+    fn dma_unmap(&mut self, _: DmaRange) -> Result<(), TransportError> {
+        Ok(())
+    }
+    fn vectors(&mut self) -> Result<u32, TransportError> {
+        Ok(0)
+    }
+    fn set_vectors(&mut self, _: &[BorrowedFd<'_>]) -> Result<(), TransportError> {
+        Ok(())
+    }
+    fn disable_vectors(&mut self) -> Result<(), TransportError> {
+        Ok(())
+    }
+    fn reset(&mut self) -> Result<(), TransportError> {
+        Ok(())
+    }
+    fn check(&mut self) -> Result<(), TransportError> {
+        Ok(())
+    }
+}
+
+/// A queue with room for one command, and memory.
+fn pair() -> (QueuePair, Controller) {
+    let options = Options { memory_size: 1 << 20, ..Options::default() };
+    let mut controller = Controller::attach(Nods::default(), &options).unwrap();
+    controller.start().unwrap();
+    (controller.create_queue_pair(&QueueOptions { entries: 2, ..QueueOptions::default() }).unwrap(), controller)
+}
+
+/// A lane with room for one command, and one buffer.
+fn lane() -> Lane {
+    let (pair, controller) = pair();
+    Lane::new(pair, vec![controller.memory().alloc(BOUNCE).unwrap()], true).unwrap()
+}
+
+/// Completes the command in flight; `nth`: how many have completed on this queue before.
+fn complete(lane: &Lane, nth: usize) {
+    let state = lane.state();
+    let pair = state.pair.as_ref().unwrap();
+    assert_eq!(pair.in_flight(), 1);
+    let phase = u128::from(nth % 4 < 2);
+    let cqe = u128::from(pair.id().0) << 80 | phase << 112;
+    pair.buffers().1.write_at(nth % 2 * 16, &cqe.to_le_bytes());
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    New,
+    HasBuffer,
+    Placed,
+    Done,
+    Down,
+}
+use Stage::{Done, Down, HasBuffer, New, Placed};
+
+/// A request as a task that is polled by hand.
+struct Task<'a> {
+    future: Option<Pin<Box<dyn Future<Output = ()> + 'a>>>,
+    stage: Rc<Cell<Stage>>,
+    woken: Arc<Woken>,
+}
+
+impl<'a> Task<'a> {
+    fn new(lane: &'a Lane, bounces: bool) -> Self {
+        let (stage, woken) = (Rc::new(Cell::new(New)), Arc::<Woken>::default());
+        Self { future: Some(Box::pin(request(lane, bounces, Rc::clone(&stage)))), stage, woken }
+    }
+
+    fn direct(lane: &'a Lane) -> Self {
+        Self::new(lane, false)
+    }
+
+    fn bouncing(lane: &'a Lane) -> Self {
+        Self::new(lane, true)
+    }
+
+    /// Polls it, whether it was woken or not.
+    fn poll(&mut self) -> Stage {
+        self.woken.0.store(false, Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&self.woken));
+        if let Some(future) = &mut self.future
+            && future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
+        {
+            self.future = None;
+        }
+        self.stage.get()
+    }
+
+    fn is_woken(&self) -> bool {
+        self.woken.0.load(Ordering::Relaxed)
+    }
+
+    /// Polls it if it was woken.
+    fn run(&mut self) -> Stage {
+        if self.is_woken() { self.poll() } else { self.stage.get() }
+    }
+}
+
+async fn request(lane: &Lane, bounces: bool, stage: Rc<Cell<Stage>>) {
+    let command = Command::nvm(NvmOpcode::READ);
+    let bounce = if bounces { Some(lane.buffer().await) } else { None };
+    stage.set(HasBuffer);
+    let data = bounce.as_ref().map_or(Data::None, |bounce| Data::Bounce(bounce, 512));
+    let Begun::Flight(ticket) = lane.begin(&command, &data).await else { return stage.set(Down) };
+    stage.set(Placed);
+    while !matches!(poll_fn(|cx| lane.poll_end(ticket, cx)).await, Turn::Done(_)) {
+        let mut again = false;
+        poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            if std::mem::replace(&mut again, true) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+    stage.set(Done);
+}
+
+#[test]
+fn who_has_a_buffer_and_who_wants_one_do_not_stand_in_each_others_way() {
+    let lane = lane();
+    let [mut first, mut second] = [(); 2].map(|()| Task::direct(&lane));
+    let [mut has, mut wants] = [(); 2].map(|()| Task::bouncing(&lane));
+    assert_eq!((first.poll(), has.poll(), wants.poll()), (Placed, HasBuffer, New));
+    complete(&lane, 0);
+    // The place is promised to who has waited, and here comes somebody else.
+    assert_eq!((first.poll(), has.is_woken()), (Done, true));
+    second.poll();
+    let mut completed = 1;
+    for _ in 0..12 {
+        for task in [&mut has, &mut wants, &mut second] {
+            task.run();
+        }
+        if lane.state().pair.as_ref().unwrap().in_flight() == 1 {
+            complete(&lane, completed);
+            completed += 1;
+        }
+    }
+    assert_eq!((has.run(), wants.run(), second.run(), completed), (Done, Done, Done, 4));
+}
+
+#[test]
+fn newcomers_come_after_those_who_wait() {
+    let lane = lane();
+    let mut tasks = VecDeque::from([Task::direct(&lane)]);
+    assert_eq!(tasks[0].poll(), Placed);
+    for nth in 0..10 {
+        // Two more for each that ends, and the newest is polled first.
+        tasks.extend([Task::direct(&lane), Task::direct(&lane)]);
+        let newest = tasks.len() - 2;
+        assert_eq!((tasks[newest].poll(), tasks[newest + 1].poll()), (HasBuffer, HasBuffer));
+        complete(&lane, nth);
+        assert_eq!(tasks.pop_front().unwrap().poll(), Done);
+        let mut other = Task::direct(&lane);
+        assert_eq!((other.poll(), tasks[0].is_woken(), tasks[1].is_woken()), (HasBuffer, true, false));
+        // A task may be polled for another reason.
+        assert_eq!((tasks[1].poll(), tasks[0].poll()), (HasBuffer, Placed));
+        tasks.push_back(other);
+    }
+    complete(&lane, 10);
+    for nth in 11.. {
+        let Some(mut task) = tasks.pop_front() else { break };
+        assert_eq!(task.run(), Done);
+        if let Some(next) = tasks.front_mut() {
+            assert_eq!(next.run(), Placed);
+            complete(&lane, nth);
+        }
+    }
+}
+
+#[test]
+fn what_a_task_was_promised_that_is_no_more_is_the_next_ones() {
+    let lane = lane();
+    let mut holder = Task::bouncing(&lane);
+    let [mut one, mut two] = [(); 2].map(|()| Task::direct(&lane));
+    let [mut three, mut four, mut five] = [(); 3].map(|()| Task::bouncing(&lane));
+    assert_eq!((holder.poll(), one.poll(), two.poll()), (Placed, HasBuffer, HasBuffer));
+    assert_eq!((three.poll(), four.poll(), five.poll()), (New, New, New));
+    // One that nobody has called yet.
+    drop(four);
+    complete(&lane, 0);
+    assert_eq!((holder.poll(), one.is_woken(), two.is_woken()), (Done, true, false));
+    assert_eq!((three.is_woken(), five.is_woken()), (true, false));
+    drop((one, three));
+    assert_eq!((two.run(), five.run()), (Placed, HasBuffer));
+    complete(&lane, 1);
+    assert_eq!((two.run(), five.run()), (Done, Placed));
+    complete(&lane, 2);
+    assert_eq!(five.run(), Done);
+}
+
+#[test]
+fn who_waits_hears_that_the_queue_is_gone_or_another() {
+    let lane = lane();
+    let start = || [(); 4].map(|()| Task::direct(&lane));
+    // Gone while one is in flight.
+    let mut tasks = start();
+    assert_eq!(tasks.each_mut().map(Task::poll), [Placed, HasBuffer, HasBuffer, HasBuffer]);
+    drop(lane.take_pair());
+    lane.lose();
+    assert_eq!(tasks.each_mut().map(Task::run), [Done, Down, Down, Down]);
+    // Gone between a promise and the task's turn.
+    lane.put_pair(pair().0);
+    let mut tasks = start();
+    assert_eq!(tasks.each_mut().map(Task::poll), [Placed, HasBuffer, HasBuffer, HasBuffer]);
+    complete(&lane, 0);
+    assert_eq!((tasks[0].run(), tasks[2].is_woken()), (Done, false));
+    drop(lane.take_pair());
+    lane.lose();
+    assert_eq!(tasks.each_mut().map(Task::run), [Done, Down, Down, Down]);
+    // Another: in the same order.
+    lane.put_pair(pair().0);
+    let mut tasks = start();
+    assert_eq!(tasks.each_mut().map(Task::poll), [Placed, HasBuffer, HasBuffer, HasBuffer]);
+    drop(lane.take_pair());
+    lane.lose();
+    lane.put_pair(pair().0);
+    assert_eq!(tasks.each_mut().map(Task::run), [Done, Placed, HasBuffer, HasBuffer]);
+    complete(&lane, 0);
+    assert_eq!(tasks.each_mut().map(Task::run), [Done, Done, Placed, HasBuffer]);
+    complete(&lane, 1);
+    assert_eq!(tasks.each_mut().map(Task::run), [Done, Done, Done, Placed]);
+    complete(&lane, 2);
+    assert_eq!(tasks[3].run(), Done);
+}
+
+/// Its tasks are of several threads: each looks for itself, and they go in their order all the same.
+#[test]
+fn on_the_common_lane_everybody_looks_for_himself() {
+    let lane = Lane { exclusive: false, ..lane() };
+    let mut tasks = [(); 3].map(|()| Task::direct(&lane));
+    assert_eq!(tasks.each_mut().map(Task::poll), [Placed, HasBuffer, HasBuffer]);
+    assert!(tasks.iter().all(Task::is_woken));
+    complete(&lane, 0);
+    assert_eq!(tasks[2].run(), HasBuffer);
+    assert_eq!((tasks[0].run(), tasks[2].run(), tasks[1].run(), tasks[2].run()), (Done, HasBuffer, Placed, HasBuffer));
+    complete(&lane, 1);
+    assert_eq!((tasks[1].run(), tasks[2].run()), (Done, Placed));
+    complete(&lane, 2);
+    assert_eq!(tasks[2].run(), Done);
+}
