@@ -38,6 +38,11 @@ fn it_conforms_over_the_fault_volume() {
 }
 
 #[test]
+fn errors_of_legs_are_the_guests() {
+    crate::testing::each_leg_fails_in_turn("concat(disk:0, disk:1, disk:2)", 3, 64, None);
+}
+
+#[test]
 fn sizes_are_those_of_the_legs() {
     let legs: Vec<Arc<dyn Volume>> =
         [100, 50].iter().map(|blocks| MemoryVolume::create("leg", blocks * 512, BlockSize::B512).unwrap() as _).collect();

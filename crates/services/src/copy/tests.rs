@@ -120,8 +120,8 @@ fn holes_of_files_are_skipped_and_the_system_copies_the_rest() {
     }
     assert!(legs::read(&target, 2 << 30, 1 << 20).unwrap() == vec![0; 1 << 20], "a hole of the source is one of the target");
     let Copied { moved, offloaded, skipped } = copier.copied();
-    assert_eq!(moved + offloaded + skipped, bytes);
-    assert!(skipped > bytes - (4 << 20), "{:?}", copier.copied());
+    assert_eq!((moved, offloaded + skipped), (0, bytes), "no byte comes through here");
+    assert!(skipped > bytes - (4 << 20) && offloaded > 0, "{:?}", copier.copied());
     assert!(target.usage().allocated < 4 << 20, "{:?}", target.usage());
 }
 

@@ -30,6 +30,11 @@ fn it_conforms() {
 }
 
 #[test]
+fn errors_of_the_leg_are_the_guests() {
+    crate::testing::each_leg_fails_in_turn("meter(tenant=a) | disk:0", 1, 256, None);
+}
+
+#[test]
 fn everything_is_counted_once() {
     let leg = memory(Wanted { block_size: BlockSize::B512, blocks: 64, read_only: false }, 0);
     let graph = graph("meter(tenant=\"Ä & Co\") | disk:0", &[leg], None, Reason::Create, &Arc::default()).unwrap();

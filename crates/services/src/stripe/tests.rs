@@ -52,6 +52,11 @@ fn it_conforms_over_the_fault_volume_and_wide() {
 }
 
 #[test]
+fn errors_of_legs_are_the_guests() {
+    crate::testing::each_leg_fails_in_turn("stripe(chunk=4K, disk:0, disk:1, disk:2)", 3, 64, None);
+}
+
+#[test]
 fn unequal_legs_are_used_in_full_and_each_block_has_its_own_place() {
     let rows = [3, 1, 2, 6];
     let chunk = 8;

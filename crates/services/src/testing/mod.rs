@@ -3,11 +3,13 @@
 //! ```text
 //!   Rig: disks on one Power ─► Graph of an expression over disk:0, disk:1 … ─► Session: requests and background tasks, interleaved
 //!   crash_test: workload ─ cut at every write boundary ─► restart ─► mount ─► Oracle: every block is one it may be
-//!   random_stacks: a random stack over failing disks behaves like a plain disk
+//!   random_stacks: a random stack over disks that lose power behaves like a plain disk
+//!   each_leg_fails_in_turn: a leg's errors are the guest's
 //! ```
 
 mod crash;
 mod device;
+mod errors;
 mod formats;
 mod oracle;
 mod random;
@@ -31,6 +33,7 @@ use millrace_memory::BufferPool;
 pub use self::{
     crash::{CrashTest, crash_test},
     device::grow_over_what_was_there,
+    errors::each_leg_fails_in_turn,
     formats::FormatCut,
     oracle::Oracle,
     random::{RandomStacks, random_stacks},

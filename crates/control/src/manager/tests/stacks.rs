@@ -274,6 +274,28 @@ fn a_stack_is_changed_while_a_guest_writes() {
 }
 
 #[test]
+fn services_change_places_while_a_guest_writes() {
+    let mut rig = Rig::new();
+    let stacks = ["meter(tenant=t) | throttle(iops=900000) | @a", "throttle(iops=900000) | meter(tenant=t) | @a"];
+    rig.create_volume(&spec("v", Some("64K"), &rig.stack(stacks[0]))).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    let services = |rig: &Rig| {
+        let tree = rig.volume("v").unwrap().tree;
+        [tree.node.clone(), tree.over[0].node.clone()]
+    };
+    assert_eq!(services(&rig), ["meter", "throttle"]);
+    under_load(&rig, || {
+        for round in 1..20 {
+            rig.try_change("v", stacks[round % 2], false).unwrap();
+        }
+    });
+    assert_eq!((services(&rig), stack_of(&rig, "v")), (["throttle".to_owned(), "meter".to_owned()], rig.stack(stacks[1])));
+    rig.restart();
+    assert_eq!(stack_of(&rig, "v"), rig.stack(stacks[1]));
+}
+
+#[test]
 fn a_leg_with_parity_fails_and_is_replaced_while_a_guest_writes() {
     let mut rig = Rig::new();
     let stack = |legs: &str| format!("parity(chunk=16K, journal=128K, {legs})");

@@ -131,6 +131,12 @@ fn it_conforms_over_a_saturated_disk_that_holds_writes() {
     }
 }
 
+/// And each gives its turn back: the disk takes one at a time.
+#[test]
+fn errors_of_the_disk_are_the_guests() {
+    crate::testing::each_leg_fails_in_turn("share | disk(extent=16K, depth=1) | disk:0", 1, 1024, Some(128 << 10));
+}
+
 #[test]
 fn flushed_data_survive_power_cuts() {
     let test = CrashTest::new("share | disk(extent=16K, depth=2) | disk:0", 1);

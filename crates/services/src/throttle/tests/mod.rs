@@ -22,6 +22,11 @@ fn memory(wanted: Wanted, _: usize) -> Arc<dyn Volume> {
 }
 
 #[test]
+fn errors_of_the_leg_are_the_guests() {
+    crate::testing::each_leg_fails_in_turn("throttle(iops=1000000, bandwidth=10G) | disk:0", 1, 256, None);
+}
+
+#[test]
 fn it_conforms() {
     for stack in ["throttle(iops=100M) | disk:0", "throttle(iops=20K, bandwidth=4G, burst=1ms) | disk:0"] {
         let mut make = subject(stack, 1, |blocks, _| blocks, memory);
