@@ -86,18 +86,17 @@ impl Authenticated {
         let needed = leg_bytes(blocks.0, block_size).filter(|_| blocks.0 <= MOST_BLOCKS);
         let needed = BlockCount(needed.ok_or_else(|| bad("it is too large"))? >> block_size.shift());
         let before = self.blocks.load(Ordering::Relaxed);
-        if blocks.0 < before {
-            // Requests to what goes fail from now on.
-            self.blocks.store(blocks.0, Ordering::Relaxed);
-        } else {
+        if blocks.0 >= before {
             self.forget_beyond(before).map_err(|error| self.failed("lengthen", &error))?;
+            self.leg.resize(needed)?;
+            self.blocks.store(blocks.0, Ordering::Relaxed);
+            return Ok(());
         }
-        if let Err(error) = self.leg.resize(needed) {
-            self.blocks.store(before, Ordering::Relaxed);
-            return Err(error);
-        }
+        // A save leaves out what lies beyond the end: none takes it for what it is before that is sure.
+        let _saving = self.take_saving();
+        // Requests to what goes fail from now on.
         self.blocks.store(blocks.0, Ordering::Relaxed);
-        Ok(())
+        self.leg.resize(needed).inspect_err(|_| self.blocks.store(before, Ordering::Relaxed))
     }
 
     /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes, durably.
@@ -113,7 +112,6 @@ impl Authenticated {
     }
 
     async fn cut(&self, cx: TaskContext<'_>, end: u64) -> Result<(), BlockError> {
-        self.doubts().retain(|lba, _| *lba < end);
         if !end.is_multiple_of(FAN) {
             let node = self.ready(cx, end).await?;
             let beyond = (end % FAN) as usize..node.len();
@@ -142,6 +140,8 @@ impl Authenticated {
                 }
             }
         }
+        // Those of writers from before, too: they have ended.
+        self.doubts().retain(|lba, _| *lba < end);
         Ok(())
     }
 }
