@@ -172,7 +172,7 @@ impl Authenticated {
     }
 
     pub(super) async fn store_root(&self, cx: TaskContext<'_>, root: Root) -> Result<(), BlockError> {
-        let (generation, content) = {
+        let (mut generation, content) = {
             let visit = self.sealer.visit();
             let force = visit.as_ref().ok_or(BlockError::NotReady)?;
             let mut control = self.control();
@@ -181,7 +181,9 @@ impl Authenticated {
             control.unfinished = Some(root.clone());
             (control.generation, content)
         };
-        Header::store_in(cx, &*self.leg, generation, &content).await?;
+        let stored = Header::store_in(cx, &*self.leg, &mut generation, &content).await;
+        self.note_store(generation, stored.is_ok());
+        stored?;
         if let Some(anchor) = &self.anchor {
             // Behind the header: one that it does not know yet is opened, one of before is not.
             let uuid = self.sealer.visit().as_ref().map(|force| force.uuid).ok_or(BlockError::NotReady)?;
@@ -195,10 +197,9 @@ impl Authenticated {
         }
         self.table.root.take_dirty();
         let mut control = self.control();
-        control.generation = generation + 2;
         control.unfinished = None;
         if let Some(header) = &mut control.header {
-            header.epoch = root.epoch;
+            *header = root.of(header);
         }
         self.rooted.store(root.epoch, Ordering::SeqCst);
         Ok(())

@@ -2,6 +2,7 @@
 
 mod bad;
 pub(in crate::crypt) mod crashes;
+mod exchange;
 mod promise;
 
 use std::{path::Path, sync::Arc};

@@ -382,11 +382,11 @@ fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
     conformance::Bench::new(&mut harness, volume, SEED).expect(0, &data);
     service.unmount().unwrap();
-    // The old key opens it no more, the new one does.
-    let refused = open(&disk, Reason::Open).err().unwrap();
-    assert!(refused.contains("does not open it"), "{refused}");
+    // The new key opens it, and the old one does no more.
     let with_new = format!("crypt(mode=authenticated, key=\"file:{}\", disk:0)", key.display());
     let graph = open_stack(&with_new, &disk, Reason::Open).unwrap();
     on_bench(&graph, |bench| bench.expect(0, &data));
     close(graph);
+    let refused = open(&disk, Reason::Open).err().unwrap();
+    assert!(refused.contains("does not open it"), "{refused}");
 }
