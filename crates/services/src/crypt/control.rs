@@ -278,16 +278,19 @@ impl Crypt {
             return Err(VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why });
         }
         let _claim = self.claim().map_err(|error| self.format_error(&error))?;
-        self.forget_key(geometry.block_size).map_err(|error| self.format_error(&error))?;
+        let forget = |block_size| {
+            self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(|error| self.format_error(&error))
+        };
+        forget(geometry.block_size)?;
         if block_size == geometry.block_size {
             self.give_back(geometry.blocks).map_err(|error| self.format_error(&error))?;
             return Ok(());
         }
         // The leg forgets everything, the header too.
-        self.leg.format(block_size)?;
+        self.leg.format(block_size).inspect_err(|_| self.keep_header())?;
         self.look_again();
         self.blocks.store(bytes >> block_size.shift(), Ordering::Relaxed);
-        self.forget_key(block_size).map_err(|error| self.format_error(&error))
+        forget(block_size)
     }
 
     fn format_error(&self, error: &ServiceError) -> VolumeError {
@@ -305,6 +308,24 @@ impl Crypt {
         self.put(Some(Keys { current: cipher, next: None, unit: block_size.bytes() as usize }))?;
         self.note_header(header);
         Ok(())
+    }
+
+    /// A format failed, and which header the leg has now is not known: stores the one in force once more. Where that cannot be, no key
+    /// is in force any more, so that nobody writes what nobody could read later. Another format helps.
+    fn keep_header(&self) {
+        let header = self.control().header.clone();
+        let has = self.leg.geometry().block_size;
+        let Some(header) = header.filter(|_| self.keys.visit().is_some()) else { return };
+        if header.block_size == has && self.store_header(&header).is_ok() {
+            return;
+        }
+        let closed = self.put(None);
+        tracing::error!(
+            volume = self.name,
+            leg = self.leg.name(),
+            ?closed,
+            "a format failed, and its header is not as it was: format the volume again"
+        );
     }
 
     /// Makes all blocks read as zeroes.
@@ -407,6 +428,10 @@ impl Service for Crypt {
             let what = if control.uneven { "the header's other copy" } else { "re-keying" };
             status.facts.push((what.to_owned(), failure.clone()));
             status.health = Health::Degraded;
+        }
+        if control.header.is_some() && self.keys.visit().is_none() {
+            status.facts.push(("no key".to_owned(), "a format failed half way: format the volume again".to_owned()));
+            status.health = Health::Failed;
         }
         if let Some(next) = self.keys.visit().as_ref().and_then(|keys| keys.next.as_ref()) {
             let total = self.blocks.load(Ordering::Relaxed);

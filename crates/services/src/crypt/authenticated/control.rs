@@ -166,6 +166,28 @@ impl Authenticated {
         self.begin(uuid, block_size, self.log.epoch().0 + 1)
     }
 
+    /// A format failed, and which header the leg has now is not known: stores the one in force once more. Where that cannot be, no key
+    /// is in force any more, so that nobody writes what nobody could read later. Another format helps.
+    pub(super) fn keep_header(&self) {
+        let (header, unfinished) = {
+            let control = self.control();
+            (control.header.clone(), control.unfinished.clone())
+        };
+        let sealer = self.sealer.visit().as_ref().map(|force| Arc::clone(&force.sealer));
+        let (Some(mut header), Some(sealer)) = (header, sealer) else { return };
+        // The operator's place may know that root already.
+        header = unfinished.map_or(header.clone(), |root| root.of(&header));
+        if header.block_size == self.leg.geometry().block_size && self.store_header(&header, &sealer).is_ok() {
+            return;
+        }
+        // The one that failed may be there, and the next one has another epoch.
+        header.epoch = self.log.epoch().0 + 1;
+        let closed = self.enforce(Some(&header), None);
+        self.note_header(header);
+        let (volume, leg) = (&self.name, self.leg.name());
+        tracing::error!(volume, leg, ?closed, "a format failed, and its header is not as it was: format the volume again");
+    }
+
     /// The copy of the header that counts, and what opens it: the newest copy under our key-encryption key, or under that of the service
     /// before. The other one has the same keys under ours, if somebody began to exchange it and that did not come into force; that the
     /// newest one is of the same key and time is known by its code.
@@ -370,6 +392,10 @@ impl Service for Authenticated {
         }
         if mismatches > 0 || pages > 0 || control.failure.is_some() || control.rekey_failure.is_some() {
             status.health = Health::Degraded;
+        }
+        if control.header.is_some() && self.sealer.visit().is_none() {
+            status.facts.push(("no key".to_owned(), "a format failed half way: format the volume again".to_owned()));
+            status.health = Health::Failed;
         }
         status
     }

@@ -52,7 +52,10 @@ impl Authenticated {
         let needed = leg_bytes(blocks, block_size).ok_or_else(|| bad("the volume is too large"))?;
         let _pause = self.pause_rekeying();
         let _saving = self.take_saving();
-        self.forget_key(geometry.block_size).map_err(|error| self.failed("format", &error))?;
+        let forget = |block_size| {
+            self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(|error| self.failed("format", &error))
+        };
+        forget(geometry.block_size)?;
         if block_size == geometry.block_size {
             return self.give_back().map_err(|error| self.failed("format", &error));
         }
@@ -62,10 +65,10 @@ impl Authenticated {
             self.leg.resize(BlockCount(needed.next_multiple_of(4096) >> has.block_size.shift()))?;
         }
         // The leg forgets everything, the header too.
-        self.leg.format(block_size)?;
+        self.leg.format(block_size).inspect_err(|_| self.keep_header())?;
         self.look_again();
         self.blocks.store(blocks, Ordering::Relaxed);
-        self.forget_key(block_size).map_err(|error| self.failed("format", &error))
+        forget(block_size)
     }
 
     /// Makes the blocks zeroes on the leg: nobody could read them any more.
