@@ -42,6 +42,21 @@ pub struct Found {
     pub content: Vec<u8>,
     /// What is wrong with the other copy, if it was there once and is damaged.
     pub damaged: Option<String>,
+    /// Generation and content of the other copy, if it is good.
+    other: Option<(u64, Vec<u8>)>,
+}
+
+impl Found {
+    /// Whether both copies are good and say the same.
+    pub fn is_even(&self) -> bool {
+        self.other.as_ref().is_some_and(|(_, content)| *content == self.content)
+    }
+
+    /// What the record said before its last store.
+    pub fn before(&self) -> Option<&[u8]> {
+        let (generation, content) = self.other.as_ref()?;
+        (self.generation.checked_sub(1) == Some(*generation)).then_some(content)
+    }
 }
 
 /// One copy, as found.
@@ -132,9 +147,12 @@ impl Region {
                 }
                 Copy::Damaged(what) => damage = Some(format!("copy {number} of its record is damaged: {what}")),
                 Copy::Good { generation, version, content } => {
-                    if best.as_ref().is_none_or(|best| generation > best.generation) {
-                        best = Some(Found { generation, version, content, damaged: None });
-                    }
+                    let copy = Found { generation, version, content, damaged: None, other: None };
+                    let (newer, older) = match best.take() {
+                        Some(best) if best.generation >= generation => (best, Some(copy)),
+                        best => (copy, best),
+                    };
+                    best = Some(Found { other: older.map(|older| (older.generation, older.content)), ..newer });
                 }
             }
         }

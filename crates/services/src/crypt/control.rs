@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{BlockCount, BlockSize, IoOperation, TaskContext, Volume, VolumeError, yield_now};
+use millrace_block::{BlockCount, BlockError, BlockSize, IoOperation, TaskContext, Volume, VolumeError, yield_now};
 use millrace_cipher::{CipherError, KeyError, Secret, Xts, random};
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
 use crate::{
     background::{Stop, Task},
     legs,
+    record::Found,
     service::{Health, Mount, Progress, Reason, Service, ServiceError, Status},
     settings::Settings,
 };
@@ -32,13 +33,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Control {
     /// `None` while the service is not in force.
     pub(super) header: Option<Header>,
-    pub(super) generation: u64,
+    /// Of the last copy that is durable.
+    generation: u64,
     /// What was wrong with a copy of the header, and was put right.
-    pub(super) damaged: Option<String>,
+    damaged: Option<String>,
     /// Why re-keying does not go on.
     pub(super) failure: Option<String>,
     /// A header that ends the re-keying may be on the leg.
     pub(super) ending: bool,
+    /// One of the header's copies is of before, and is to be replaced: when a change to another key-encryption key is in force, not
+    /// earlier.
+    uneven: bool,
 }
 
 /// Whoever has it may change header and keys.
@@ -140,53 +145,125 @@ impl Crypt {
         let (header, key) =
             Header::create(&self.kek, uuid, self.geometry().block_size).map_err(|error| cipher_error(&error))?;
         let cipher = make(key)?;
-        let generation = header.store(&self.leg, 0)?;
-        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        *self.control() = Control::default();
+        self.store_header(&header)?;
+        self.note_header(header);
         self.put(Some(Keys { current: cipher, next: None, unit: self.unit() }))
     }
 
+    /// Stores a header in the place of both copies.
+    fn store_header(&self, header: &Header) -> Result<(), ServiceError> {
+        let mut generation = self.control().generation;
+        let stored = header.store(&self.leg, &mut generation);
+        self.note_store(generation, stored.is_ok());
+        stored
+    }
+
+    /// [`Self::store_header`] within a task.
+    pub(super) async fn store_header_in(&self, cx: TaskContext<'_>, header: &Header) -> Result<(), BlockError> {
+        let mut generation = self.control().generation;
+        let stored = header.store_in(cx, &*self.leg, &mut generation).await;
+        self.note_store(generation, stored.is_ok());
+        stored
+    }
+
+    fn note_store(&self, generation: u64, is_done: bool) {
+        let mut control = self.control();
+        control.generation = generation;
+        control.uneven &= !is_done;
+    }
+
+    /// This header is on the leg, and in force.
+    pub(super) fn note_header(&self, header: Header) {
+        let mut control = self.control();
+        *control = Control { header: Some(header), generation: control.generation, ..Control::default() };
+    }
+
+    /// The copy of the header that counts, and the key-encryption key that opens it: the newest copy under ours, or under that of the
+    /// service before. The other one has the same keys under ours, if somebody began to exchange it and that did not come into force.
+    fn choose<'a>(
+        &'a self,
+        previous: Option<&'a Self>,
+        newest: Header,
+        found: &Found,
+    ) -> Result<(Header, &'a Secret<32>), ServiceError> {
+        for kek in [Some(&self.kek), previous.map(|previous| &previous.kek)].into_iter().flatten() {
+            match newest.open_current(kek) {
+                Ok(_) => return Ok((newest, kek)),
+                Err(CipherError::Authentication) => {}
+                Err(error) => return Err(cipher_error(&error)),
+            }
+        }
+        let other = found.before().and_then(|content| Header::decode(content).ok());
+        let other = other.filter(|other| other.is_alike(&newest) && other.open_current(&self.kek).is_ok());
+        Ok((other.ok_or_else(|| self.wrong_key())?, &self.kek))
+    }
+
     /// Opens what the leg holds.
-    fn open_header(&self, header: Header, generation: u64, damaged: Option<String>) -> Result<(), ServiceError> {
-        let (has, wanted) = (header.block_size, self.geometry().block_size);
+    fn open_header(&self, previous: Option<&Self>, newest: Header, found: Found) -> Result<(), ServiceError> {
+        let (has, wanted) = (newest.block_size, self.geometry().block_size);
         if has != wanted {
             let (has, wanted) = (has.bytes(), wanted.bytes());
             return Err(self.wrong(format!("it has blocks of {has} bytes, and the volume of {wanted}")));
         }
-        let current = self.open(header.open_current(&self.kek))?;
+        let (header, kek) = self.choose(previous, newest.clone(), &found)?;
+        let current = self.open(header.open_current(kek))?;
         let next = match &header.rekeying {
             None => None,
             Some(rekeying) => {
-                let cipher = self.open(header.open_next(&self.kek, rekeying))?;
+                let cipher = self.open(header.open_next(kek, rekeying))?;
                 let (done, slot) = rekey::recover(&self.leg, &rekeying.id, header.block_size, &current, &cipher)?;
                 Some(Next::at(cipher, done, slot))
             }
         };
-        let mut control = Control { generation, damaged, ..Control::default() };
-        if let Some(damaged) = &control.damaged {
+        // A newest copy that does not count is overwritten first.
+        let generation = found.generation + u64::from(header != newest);
+        let is_even = found.is_even();
+        if let Some(damaged) = &found.damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
-            if !self.geometry().read_only {
-                control.generation = header.store(&self.leg, generation)?;
-            }
         }
-        control.header = Some(header);
-        *self.control() = control;
+        *self.control() = Control { generation, damaged: found.damaged, ..Control::default() };
+        if !is_even
+            && !self.geometry().read_only
+            && let Err(error) = self.store_header(&header)
+        {
+            tracing::warn!(volume = self.name, %error, "a copy of its header cannot be replaced; it is tried again");
+            self.control().uneven = true;
+        }
+        self.control().header = Some(header.clone());
+        if !std::ptr::eq(kek, &self.kek) {
+            self.reseal(kek, &header)?;
+        }
         self.put(Some(Keys { current, next, unit: self.unit() }))
     }
 
-    /// The key-encryption key was replaced while the volume was in force: seals the keys, which the service before knows, under
-    /// the new one.
-    fn reseal(&self, previous: &Self, header: &Header, generation: u64) -> Result<(Header, u64), ServiceError> {
-        let opened = header.open_current(&previous.kek).and_then(|current| {
-            let next = header.rekeying.as_ref().map(|rekeying| header.open_next(&previous.kek, rekeying)).transpose()?;
+    /// The key-encryption key was replaced while the volume was in force: seals the keys under the new one, in one copy of the header.
+    /// Until the change is in force it may be taken back, and the other copy stays as it is.
+    fn reseal(&self, before: &Secret<32>, header: &Header) -> Result<(), ServiceError> {
+        let sealed = header.open_current(before).and_then(|current| {
+            let next = header.rekeying.as_ref().map(|rekeying| header.open_next(before, rekeying)).transpose()?;
             header.reseal(&self.kek, &current, next.as_ref())
         });
-        let sealed = match opened {
-            Err(CipherError::Authentication) => return Err(self.wrong_key()),
-            other => other.map_err(|error| cipher_error(&error))?,
-        };
-        let generation = sealed.store(&self.leg, generation)?;
+        let sealed = sealed.map_err(|error| cipher_error(&error))?;
+        let mut generation = self.control().generation;
+        sealed.store_once(&self.leg, &mut generation)?;
+        let mut control = self.control();
+        (control.header, control.generation, control.uneven) = (Some(sealed), generation, true);
         tracing::info!(volume = self.name, key = %self.source, "its keys are sealed under another key-encryption key now");
-        Ok((sealed, generation))
+        Ok(())
+    }
+
+    /// Replaces the copy of the header that is of before: an exchanged key-encryption key opens nothing any more.
+    async fn even_out(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        if !self.control().uneven {
+            return Ok(());
+        }
+        let Some(_claim) = self.try_claim() else { return Ok(()) };
+        let header = self.control().header.clone();
+        let Some(header) = header else { return Ok(()) };
+        self.store_header_in(cx, &header).await?;
+        self.control().failure = None;
+        Ok(())
     }
 
     /// Erases all data: first of all by forgetting the key.
@@ -201,16 +278,19 @@ impl Crypt {
             return Err(VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why });
         }
         let _claim = self.claim().map_err(|error| self.format_error(&error))?;
-        self.forget_key(geometry.block_size).map_err(|error| self.format_error(&error))?;
+        let forget = |block_size| {
+            self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(|error| self.format_error(&error))
+        };
+        forget(geometry.block_size)?;
         if block_size == geometry.block_size {
             self.give_back(geometry.blocks).map_err(|error| self.format_error(&error))?;
             return Ok(());
         }
         // The leg forgets everything, the header too.
-        self.leg.format(block_size)?;
+        self.leg.format(block_size).inspect_err(|_| self.keep_header())?;
         self.look_again();
         self.blocks.store(bytes >> block_size.shift(), Ordering::Relaxed);
-        self.forget_key(block_size).map_err(|error| self.format_error(&error))
+        forget(block_size)
     }
 
     fn format_error(&self, error: &ServiceError) -> VolumeError {
@@ -220,16 +300,32 @@ impl Crypt {
 
     /// Puts a new key in the place of the one in force: what was enciphered with that is gone.
     fn forget_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
-        let (uuid, generation) = {
-            let control = self.control();
-            let header = control.header.as_ref().ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
-            (header.uuid, control.generation)
-        };
+        let uuid = self.control().header.as_ref().map(|header| header.uuid);
+        let uuid = uuid.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         let (header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
         let cipher = make(key)?;
-        let generation = header.store(&self.leg, generation)?;
-        *self.control() = Control { header: Some(header), generation, ..Control::default() };
-        self.put(Some(Keys { current: cipher, next: None, unit: block_size.bytes() as usize }))
+        self.store_header(&header)?;
+        self.put(Some(Keys { current: cipher, next: None, unit: block_size.bytes() as usize }))?;
+        self.note_header(header);
+        Ok(())
+    }
+
+    /// A format failed, and which header the leg has now is not known: stores the one in force once more. Where that cannot be, no key
+    /// is in force any more, so that nobody writes what nobody could read later. Another format helps.
+    fn keep_header(&self) {
+        let header = self.control().header.clone();
+        let has = self.leg.geometry().block_size;
+        let Some(header) = header.filter(|_| self.keys.visit().is_some()) else { return };
+        if header.block_size == has && self.store_header(&header).is_ok() {
+            return;
+        }
+        let closed = self.put(None);
+        tracing::error!(
+            volume = self.name,
+            leg = self.leg.name(),
+            ?closed,
+            "a format failed, and its header is not as it was: format the volume again"
+        );
     }
 
     /// Makes all blocks read as zeroes.
@@ -243,11 +339,8 @@ impl Crypt {
     /// Begins a re-keying.
     fn begin_rekeying(&self) -> Result<String, ServiceError> {
         let _claim = self.try_claim().ok_or_else(busy)?;
-        let (header, generation) = {
-            let control = self.control();
-            let header = control.header.clone().ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
-            (header, control.generation)
-        };
+        let header = self.control().header.clone();
+        let header = header.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         if header.rekeying.is_some() {
             return Err(ServiceError::NotNow("it is being re-keyed already".to_owned()));
         }
@@ -255,8 +348,8 @@ impl Crypt {
         let current = current.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         let (header, key) = header.begin_rekeying(&self.kek).map_err(|error| cipher_error(&error))?;
         let next = Some(Next::at(make(key)?, 0, 0));
-        let generation = header.store(&self.leg, generation)?;
-        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        self.store_header(&header)?;
+        self.note_header(header);
         self.put(Some(Keys { current, next, unit: self.unit() }))?;
         tracing::info!(volume = self.name, "re-keying has begun");
         Ok("re-keying has begun; volume show tells how far it is".to_owned())
@@ -264,7 +357,11 @@ impl Crypt {
 
     async fn run(&self, cx: TaskContext<'_>, stop: Stop) {
         while !stop.is_set() {
-            match self.rekey_chunk(cx, &stop).await {
+            let worked = match self.even_out(cx).await {
+                Ok(()) => self.rekey_chunk(cx, &stop).await,
+                Err(error) => Err(error.into()),
+            };
+            match worked {
                 // A leg in memory makes nobody wait.
                 Ok(true) => yield_now().await,
                 Ok(false) => {
@@ -274,7 +371,7 @@ impl Crypt {
                     let text = error.to_string();
                     let before = self.control().failure.replace(text.clone());
                     if before.is_none_or(|before| before != text) {
-                        tracing::error!(volume = self.name, leg = self.leg.name(), %error, "re-keying does not go on; it is tried again");
+                        tracing::error!(volume = self.name, leg = self.leg.name(), %error, "work on its keys does not go on; it is tried again");
                     }
                     stop.sleep(cx, Duration::from_secs(1)).await;
                 }
@@ -300,13 +397,7 @@ impl Service for Crypt {
                 )),
             };
         };
-        let (mut header, mut generation) = (header, found.generation);
-        if let Some(previous) = mount.previous::<Self>()
-            && matches!(header.open_current(&self.kek), Err(CipherError::Authentication))
-        {
-            (header, generation) = self.reseal(&previous, &header, generation)?;
-        }
-        self.open_header(header, generation, found.damaged)
+        self.open_header(mount.previous::<Self>().as_deref(), header, found)
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
@@ -334,8 +425,13 @@ impl Service for Crypt {
             status.facts.push(("header repaired".to_owned(), damaged.clone()));
         }
         if let Some(failure) = &control.failure {
-            status.facts.push(("re-keying".to_owned(), failure.clone()));
+            let what = if control.uneven { "the header's other copy" } else { "re-keying" };
+            status.facts.push((what.to_owned(), failure.clone()));
             status.health = Health::Degraded;
+        }
+        if control.header.is_some() && self.keys.visit().is_none() {
+            status.facts.push(("no key".to_owned(), "a format failed half way: format the volume again".to_owned()));
+            status.health = Health::Failed;
         }
         if let Some(next) = self.keys.visit().as_ref().and_then(|keys| keys.next.as_ref()) {
             let total = self.blocks.load(Ordering::Relaxed);

@@ -151,8 +151,14 @@ impl Header {
         out
     }
 
+    /// Whether both are the same but for what their keys are sealed under.
+    pub(super) fn is_alike(&self, other: &Self) -> bool {
+        let id = |header: &Self| header.rekeying.as_ref().map(|rekeying| rekeying.id);
+        (self.uuid, self.block_size, id(self)) == (other.uuid, other.block_size, id(other))
+    }
+
     /// What the content says, or what is wrong with it.
-    fn decode(content: &[u8]) -> Result<Self, String> {
+    pub(super) fn decode(content: &[u8]) -> Result<Self, String> {
         let numbers = [16, 20, 24].map(|at| word(content, at));
         let ([Some(cipher), Some(block_size), Some(state)], CONTENT) = (numbers, content.len()) else {
             return Err(format!("its header has {} bytes and not {CONTENT}", content.len()));
@@ -185,12 +191,22 @@ impl Header {
         Ok(Some((header, found)))
     }
 
-    /// Replaces both copies of the header, so that nothing of the one before is left. Returns the new generation.
-    pub(super) fn store(&self, leg: &Arc<impl Volume + ?Sized + 'static>, generation: u64) -> Result<u64, ServiceError> {
-        let content = self.encode();
-        REGION.store(leg, generation + 1, &content)?;
-        REGION.store(leg, generation + 2, &content)?;
-        Ok(generation + 2)
+    /// Replaces both copies of the header, so that nothing of the one before is left. `generation` says which one is durable, whatever
+    /// happens: who goes on from there overwrites no copy that may be the only good one.
+    pub(super) fn store(&self, leg: &Arc<impl Volume + ?Sized + 'static>, generation: &mut u64) -> Result<(), ServiceError> {
+        self.store_once(leg, generation)?;
+        self.store_once(leg, generation)
+    }
+
+    /// Replaces the older copy.
+    pub(super) fn store_once(
+        &self,
+        leg: &Arc<impl Volume + ?Sized + 'static>,
+        generation: &mut u64,
+    ) -> Result<(), ServiceError> {
+        REGION.store(leg, *generation + 1, &self.encode())?;
+        *generation += 1;
+        Ok(())
     }
 
     /// [`Self::store`] within a task.
@@ -198,12 +214,14 @@ impl Header {
         &self,
         cx: millrace_block::TaskContext<'_>,
         leg: &dyn Volume,
-        generation: u64,
-    ) -> Result<u64, millrace_block::BlockError> {
+        generation: &mut u64,
+    ) -> Result<(), millrace_block::BlockError> {
         let content = self.encode();
-        REGION.store_in(cx, leg, generation + 1, &content).await?;
-        REGION.store_in(cx, leg, generation + 2, &content).await?;
-        Ok(generation + 2)
+        for _ in 0..2 {
+            REGION.store_in(cx, leg, *generation + 1, &content).await?;
+            *generation += 1;
+        }
+        Ok(())
     }
 }
 

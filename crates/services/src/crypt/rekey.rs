@@ -22,7 +22,6 @@ use millrace_memory::{BounceBuffer, BufferPool, Segment};
 use thiserror::Error;
 
 use super::{
-    control::Control,
     header::{CHUNK, Header, JOURNAL, JournalPage, OFFSET, PAGE, SLOT, crc},
     keys::{Failed, Keys, Next},
     volume::Crypt,
@@ -178,14 +177,10 @@ impl Crypt {
     /// Everything has the new key: forgets the old one.
     async fn end_rekeying(&self, cx: TaskContext<'_>, work: &Work) -> Result<(), RekeyError> {
         legs::flush(cx, &*self.leg).await?;
-        let (header, generation) = {
-            let control = self.control();
-            (control.header.as_ref().map(Header::end_rekeying), control.generation)
-        };
-        let header = header.ok_or(BlockError::NotReady)?;
+        let header = self.control().header.as_ref().map(Header::end_rekeying).ok_or(BlockError::NotReady)?;
         self.control().ending = true;
-        let generation = header.store_in(cx, &*self.leg, generation).await?;
-        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        self.store_header_in(cx, &header).await?;
+        self.note_header(header);
         self.exchange(cx, Keys { current: Arc::clone(&work.next), next: None, unit: work.unit }).await?;
         tracing::info!(volume = self.name, "re-keying is done");
         Ok(())

@@ -26,15 +26,28 @@ use crate::{
 /// The volume's key, and the one before.
 type Keys = (Secret<64>, Option<Secret<64>>);
 
+/// See [`Authenticated::choose`].
+struct Chosen<'a> {
+    header: Header,
+    content: &'a [u8],
+    kek: &'a Secret<32>,
+    keys: Keys,
+    is_newest: bool,
+}
+
 /// How long the background task sleeps before it looks again.
 const NAP: Duration = Duration::from_millis(50);
 
 /// What is known beside the path of requests.
 #[derive(Debug, Default)]
 pub(super) struct Control {
-    /// `None` while the service is not in force. Its root is that of the mount; the tree in memory is newer.
+    /// `None` while the service is not in force. It is as it lies on the leg; the tree in memory is newer.
     pub(super) header: Option<Header>,
+    /// Of the last copy that is durable.
     pub(super) generation: u64,
+    /// One of the header's copies is of before, and is to be replaced: when a change to another key-encryption key is in force, not
+    /// earlier.
+    uneven: bool,
     /// What was wrong with a copy of the header, and was put right.
     damaged: Option<String>,
     /// Pages that were written and that the root on the leg does not lead to.
@@ -82,9 +95,12 @@ impl Authenticated {
 
     /// Brings a key into force, with an empty tree in memory.
     fn enforce(&self, header: Option<&Header>, keys: Option<(Sealer, Option<Sealer>)>) -> Result<(), ServiceError> {
+        let (epoch, uuid) = header.map_or((0, Uuid::default()), |header| (header.epoch, header.uuid));
+        let turned = if header.is_some_and(|header| header.turned) { TURNED } else { 0 };
+        let force = keys.map(|(sealer, old)| Force { sealer: Arc::new(sealer), turned, old: old.map(Arc::new), uuid });
+        self.sealer.replace(force).map_err(|error| ServiceError::NotNow(error.to_string()))?.wait();
         self.table.forget_all();
         self.doubts().clear();
-        let (epoch, uuid) = header.map_or((0, Uuid::default()), |header| (header.epoch, header.uuid));
         self.log.reset(epoch, 0);
         self.rooted.store(epoch, Ordering::SeqCst);
         if let Some(header) = header {
@@ -93,20 +109,32 @@ impl Authenticated {
             }
         }
         self.rekeying.start(header.and_then(Header::rekeyed).unwrap_or(0));
-        let turned = if header.is_some_and(|header| header.turned) { TURNED } else { 0 };
-        let force = keys.map(|(sealer, old)| Force { sealer: Arc::new(sealer), turned, old: old.map(Arc::new), uuid });
-        self.sealer.replace(force).map_err(|error| ServiceError::NotNow(error.to_string()))?.wait();
         Ok(())
     }
 
+    /// Stores a header in the place of both copies.
+    pub(super) fn store_header(&self, header: &Header, sealer: &Sealer) -> Result<(), ServiceError> {
+        let mut generation = self.control().generation;
+        let stored = header.store(&self.leg, &mut generation, sealer);
+        self.note_store(generation, stored.is_ok());
+        stored
+    }
+
+    /// A header was stored, up to this generation; or in the place of both copies.
+    pub(super) fn note_store(&self, generation: u64, is_done: bool) {
+        let mut control = self.control();
+        control.generation = generation;
+        control.uneven &= !is_done;
+    }
+
     /// Stores a header with a new key and nothing in its tree, and brings it into force.
-    fn begin(&self, uuid: Uuid, block_size: BlockSize, generation: u64, epoch: u64) -> Result<(), ServiceError> {
+    fn begin(&self, uuid: Uuid, block_size: BlockSize, epoch: u64) -> Result<(), ServiceError> {
         let (mut header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
         header.epoch = epoch;
         let sealer = Sealer::new(&key).map_err(|error| cipher_error(&error))?;
-        let generation = header.store(&self.leg, generation, &sealer)?;
+        self.store_header(&header, &sealer)?;
         self.enforce(Some(&header), Some((sealer, None)))?;
-        *self.control() = Control { header: Some(header), generation, ..Control::default() };
+        self.note_header(header);
         self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.store(uuid, epoch))
     }
 
@@ -121,67 +149,127 @@ impl Authenticated {
             anchor.expect_none()?;
         }
         let uuid = random().map_err(|error| cipher_error(&error))?;
-        self.begin(uuid, self.block_size(), 0, 0)
+        *self.control() = Control::default();
+        self.begin(uuid, self.block_size(), 0)
+    }
+
+    fn note_header(&self, header: Header) {
+        let mut control = self.control();
+        *control = Control { header: Some(header), generation: control.generation, ..Control::default() };
     }
 
     /// Puts a new key and an empty tree in the place of those in force: what was there is gone.
     pub(super) fn forget_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
-        let known = {
-            let control = self.control();
-            control.header.as_ref().map(|header| (header.uuid, control.generation))
-        };
-        let (uuid, generation) = known.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
-        // One that could not be stored may have used two more. Epochs go on: what was there before must not look newer.
-        self.begin(uuid, block_size, generation + 2, self.log.epoch().0 + 1)
+        let uuid = self.control().header.as_ref().map(|header| header.uuid);
+        let uuid = uuid.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
+        // Epochs go on: what was there before must not look newer.
+        self.begin(uuid, block_size, self.log.epoch().0 + 1)
     }
 
-    /// The volume's key, and the one before; sealed anew if they are still sealed under the key of the service before.
-    fn open_keys(&self, mount: &Mount, header: &mut Header) -> Result<(Keys, bool), ServiceError> {
-        let open = |header: &Header, kek| Ok((header.open(kek)?, header.open_old(kek)?));
-        match open(header, &self.kek) {
-            Ok(keys) => return Ok((keys, false)),
-            Err(CipherError::Authentication) => {}
-            Err(error) => return Err(cipher_error(&error)),
+    /// A format failed, and which header the leg has now is not known: stores the one in force once more. Where that cannot be, no key
+    /// is in force any more, so that nobody writes what nobody could read later. Another format helps.
+    pub(super) fn keep_header(&self) {
+        let (header, unfinished) = {
+            let control = self.control();
+            (control.header.clone(), control.unfinished.clone())
+        };
+        let sealer = self.sealer.visit().as_ref().map(|force| Arc::clone(&force.sealer));
+        let (Some(mut header), Some(sealer)) = (header, sealer) else { return };
+        // The operator's place may know that root already.
+        header = unfinished.map_or(header.clone(), |root| root.of(&header));
+        if header.block_size == self.leg.geometry().block_size && self.store_header(&header, &sealer).is_ok() {
+            return;
         }
-        let previous = mount.previous::<Self>().ok_or_else(|| self.wrong_key())?;
-        let (key, old) = open(header, &previous.kek).map_err(|_| self.wrong_key())?;
-        header.reseal(&self.kek, &key, old.as_ref()).map_err(|error| cipher_error(&error))?;
-        Ok(((key, old), true))
+        // The one that failed may be there, and the next one has another epoch.
+        header.epoch = self.log.epoch().0 + 1;
+        let closed = self.enforce(Some(&header), None);
+        self.note_header(header);
+        let (volume, leg) = (&self.name, self.leg.name());
+        tracing::error!(volume, leg, ?closed, "a format failed, and its header is not as it was: format the volume again");
+    }
+
+    /// The copy of the header that counts, and what opens it: the newest copy under our key-encryption key, or under that of the service
+    /// before. The other one has the same keys under ours, if somebody began to exchange it and that did not come into force; that the
+    /// newest one is of the same key and time is known by its code.
+    fn choose<'a>(
+        &'a self,
+        previous: Option<&'a Self>,
+        newest: Header,
+        found: &'a Found,
+    ) -> Result<Chosen<'a>, ServiceError> {
+        let open = |header: &Header, kek| Ok((header.open(kek)?, header.open_old(kek)?));
+        for kek in [Some(&self.kek), previous.map(|previous| &previous.kek)].into_iter().flatten() {
+            match open(&newest, kek) {
+                Ok(keys) => return Ok(Chosen { header: newest, content: &found.content, kek, keys, is_newest: true }),
+                Err(CipherError::Authentication) => {}
+                Err(error) => return Err(cipher_error(&error)),
+            }
+        }
+        let before = || {
+            let content = found.before()?;
+            let header = Header::decode(content).ok().filter(|header| header.is_alike(&newest))?;
+            let keys = open(&header, &self.kek).ok()?;
+            let is_ours = newest.is_whole(&Sealer::new(&keys.0).ok()?, &found.content);
+            is_ours.then_some(Chosen { header, content, kek: &self.kek, keys, is_newest: false })
+        };
+        before().ok_or_else(|| self.wrong_key())
     }
 
     /// Opens what the leg holds.
-    fn open_header(&self, mount: &Mount, mut header: Header, found: Found) -> Result<(), ServiceError> {
-        let (has, wanted) = (header.block_size.bytes(), self.block_size().bytes());
+    fn open_header(&self, mount: &Mount, newest: Header, found: Found) -> Result<(), ServiceError> {
+        let (has, wanted) = (newest.block_size.bytes(), self.block_size().bytes());
         if has != wanted {
             return Err(self.wrong(format!("it has blocks of {has} bytes, and the volume of {wanted}")));
         }
-        let before = header.clone();
-        let ((key, old), resealed) = self.open_keys(mount, &mut header)?;
-        let sealer = Sealer::new(&key).map_err(|error| cipher_error(&error))?;
-        let old = old.map(|old| Sealer::new(&old)).transpose().map_err(|error| cipher_error(&error))?;
-        if !before.is_whole(&sealer, &found.content) {
+        let previous = mount.previous::<Self>();
+        let Chosen { header, content, kek, keys, is_newest } = self.choose(previous.as_deref(), newest, &found)?;
+        let sealer = Sealer::new(&keys.0).map_err(|error| cipher_error(&error))?;
+        let old = keys.1.as_ref().map(Sealer::new).transpose().map_err(|error| cipher_error(&error))?;
+        if !header.is_whole(&sealer, content) {
             return Err(
                 self.wrong("its header was changed by somebody who does not have the key: put back a good copy of the leg")
             );
         }
-        let accepted = self.check_root(mount, &before, &found.content)?;
-        let uuid = header.uuid;
-        let mut control = Control { generation: found.generation, damaged: found.damaged, ..Control::default() };
-        if let Some(damaged) = &control.damaged {
+        let accepted = self.check_root(mount, &header, content)?;
+        if let Some(damaged) = &found.damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
         }
-        if resealed {
-            let key = &self.settled.key;
-            tracing::info!(volume = self.name, %key, "its key is sealed under another key-encryption key now");
-        }
-        if resealed || (control.damaged.is_some() && !self.geometry().read_only) {
-            control.generation = header.store(&self.leg, control.generation, &sealer)?;
+        // A newest copy that does not count is overwritten first.
+        let generation = found.generation + u64::from(!is_newest);
+        *self.control() = Control { generation, damaged: found.damaged.clone(), ..Control::default() };
+        if !found.is_even()
+            && !self.geometry().read_only
+            && let Err(error) = self.store_header(&header, &sealer)
+        {
+            tracing::warn!(volume = self.name, %error, "a copy of its header cannot be replaced; it is tried again");
+            self.control().uneven = true;
         }
         self.enforce(Some(&header), Some((sealer, old)))?;
-        control.header = Some(header);
-        *self.control() = control;
+        let uuid = header.uuid;
+        self.control().header = Some(header);
         self.block_on("recover", |volume, cx| Box::pin(volume.recover(cx)))?;
-        self.confirm_root(uuid, accepted)
+        self.confirm_root(uuid, accepted)?;
+        // Last of all: a save replaces both copies.
+        if std::ptr::eq(kek, &self.kek) { Ok(()) } else { self.reseal(&keys) }
+    }
+
+    /// The key-encryption key was replaced while the volume was in force: seals the keys under the new one, in one copy of the header.
+    /// Until the change is in force it may be taken back, and the other copy stays as it is.
+    fn reseal(&self, keys: &Keys) -> Result<(), ServiceError> {
+        let (header, mut generation) = {
+            let control = self.control();
+            (control.header.clone(), control.generation)
+        };
+        let sealer = self.sealer.visit().as_ref().map(|force| Arc::clone(&force.sealer));
+        let not_now = || ServiceError::NotNow("it is not in force".to_owned());
+        let (mut header, sealer) = header.zip(sealer).ok_or_else(not_now)?;
+        header.reseal(&self.kek, &keys.0, keys.1.as_ref()).map_err(|error| cipher_error(&error))?;
+        header.store_once(&self.leg, &mut generation, &sealer)?;
+        let mut control = self.control();
+        (control.header, control.generation, control.uneven) = (Some(header), generation, true);
+        let key = &self.settled.key;
+        tracing::info!(volume = self.name, %key, "its key is sealed under another key-encryption key now");
+        Ok(())
     }
 
     /// Whether anything is not in the tree on the leg.
@@ -203,10 +291,12 @@ impl Authenticated {
         cx.buffers = &own;
         let mut rest = self.settled.save_after;
         while !stop.is_set() {
-            if rest.is_zero() || self.log.is_half_full() {
+            // A save replaces the copy of the header that is of before: an exchanged key-encryption key opens nothing any more.
+            let is_uneven = self.control().uneven;
+            if is_uneven || rest.is_zero() || self.log.is_half_full() {
                 rest = self.settled.save_after;
                 let (epoch, pages) = self.log.epoch();
-                if pages > 0 {
+                if is_uneven || pages > 0 {
                     let result = self.save(cx, epoch).await.err().map(|error| error.to_string());
                     let before = std::mem::replace(&mut self.control().failure, result.clone());
                     if let Some(error) = result.filter(|error| before.as_ref() != Some(error)) {
@@ -242,7 +332,9 @@ impl Service for Authenticated {
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        let saved = if self.geometry().read_only || !self.has_unsaved() {
+        // A change to another key-encryption key that is not in force can be taken back as long as nothing is saved, and the log has all.
+        let stays = self.control().uneven;
+        let saved = if stays || self.geometry().read_only || !self.has_unsaved() {
             Ok(())
         } else {
             self.block_on("save tags to", |volume, cx| {
@@ -300,6 +392,10 @@ impl Service for Authenticated {
         }
         if mismatches > 0 || pages > 0 || control.failure.is_some() || control.rekey_failure.is_some() {
             status.health = Health::Degraded;
+        }
+        if control.header.is_some() && self.sealer.visit().is_none() {
+            status.facts.push(("no key".to_owned(), "a format failed half way: format the volume again".to_owned()));
+            status.health = Health::Failed;
         }
         status
     }

@@ -122,6 +122,15 @@ impl Header {
         Self { epoch, rekeying, root, ..self.clone() }
     }
 
+    /// Whether both are the same but for what their keys are sealed under.
+    pub(super) fn is_alike(&self, other: &Self) -> bool {
+        let plain = |header: &Self| {
+            let rekeying = header.rekeying.as_ref().map(|rekeying| Rekeying { old: [0; SEALED], ..rekeying.clone() });
+            Self { key: [0; SEALED], rekeying, ..header.clone() }
+        };
+        plain(self) == plain(other)
+    }
+
     fn encode(&self, sealer: &Sealer) -> Vec<u8> {
         let mut out = self.uuid.to_vec();
         for number in [CIPHER, self.block_size.bytes(), LOG_PAGES as u32, self.root.len() as u32] {
@@ -142,7 +151,7 @@ impl Header {
     }
 
     /// What the content says, or what is wrong with it. Whether it is what it was is for [`Self::is_whole`].
-    fn decode(content: &[u8]) -> Result<Self, String> {
+    pub(super) fn decode(content: &[u8]) -> Result<Self, String> {
         if content.len() < FIXED {
             return Err(format!("its header has {} bytes, fewer than {FIXED}", content.len()));
         }
@@ -197,17 +206,28 @@ impl Header {
         Ok(Some((header, found)))
     }
 
-    /// Replaces both copies of the header, so that nothing of the one before is left. Returns the new generation.
+    /// Replaces both copies of the header, so that nothing of the one before is left. `generation` says which one is durable, whatever
+    /// happens: who goes on from there overwrites no copy that may be the only good one.
     pub(super) fn store(
         &self,
         leg: &Arc<impl Volume + ?Sized + 'static>,
-        generation: u64,
+        generation: &mut u64,
         sealer: &Sealer,
-    ) -> Result<u64, ServiceError> {
-        let content = self.encode(sealer);
-        REGION.store(leg, generation + 1, &content)?;
-        REGION.store(leg, generation + 2, &content)?;
-        Ok(generation + 2)
+    ) -> Result<(), ServiceError> {
+        self.store_once(leg, generation, sealer)?;
+        self.store_once(leg, generation, sealer)
+    }
+
+    /// Replaces the older copy.
+    pub(super) fn store_once(
+        &self,
+        leg: &Arc<impl Volume + ?Sized + 'static>,
+        generation: &mut u64,
+        sealer: &Sealer,
+    ) -> Result<(), ServiceError> {
+        REGION.store(leg, *generation + 1, &self.encode(sealer))?;
+        *generation += 1;
+        Ok(())
     }
 
     /// The content for [`Self::store_in`].
@@ -219,11 +239,14 @@ impl Header {
     pub(super) async fn store_in(
         cx: TaskContext<'_>,
         leg: &dyn Volume,
-        generation: u64,
+        generation: &mut u64,
         content: &[u8],
     ) -> Result<(), BlockError> {
-        REGION.store_in(cx, leg, generation + 1, content).await?;
-        REGION.store_in(cx, leg, generation + 2, content).await
+        for _ in 0..2 {
+            REGION.store_in(cx, leg, *generation + 1, content).await?;
+            *generation += 1;
+        }
+        Ok(())
     }
 }
 

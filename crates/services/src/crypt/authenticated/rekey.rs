@@ -114,20 +114,15 @@ impl Authenticated {
         }
         // Behind it nothing is half done.
         self.block_on("save tags to", |volume, cx| Box::pin(volume.save_now(cx)))?;
-        let (before, generation) = {
-            let control = self.control();
-            (control.header.clone().ok_or_else(|| not_now("it is not in force"))?, control.generation)
-        };
+        let before = self.control().header.clone().ok_or_else(|| not_now("it is not in force"))?;
         let (header, key) = before.begin_rekeying(&self.kek).map_err(|error| cipher_error(&error))?;
         let sealer = Arc::new(Sealer::new(&key).map_err(|error| cipher_error(&error))?);
         let root = self.make_root(self.rooted.load(Ordering::SeqCst), 0);
         self.rekeying.start(0);
-        let stored = root.of(&header).store(&self.leg, generation, &sealer);
-        let begun = stored.and_then(|generation| {
+        let header = root.of(&header);
+        let begun = self.store_header(&header, &sealer).and_then(|()| {
             let turned = if header.turned { TURNED } else { 0 };
-            let mut control = self.control();
-            (control.header, control.generation) = (Some(header), generation);
-            drop(control);
+            self.control().header = Some(header);
             let (old, uuid) = self.sealer.visit().as_ref().map(|force| (Arc::clone(&force.sealer), force.uuid)).unzip();
             let (old, uuid) = (old.ok_or_else(|| not_now("it is not in force"))?, uuid.unwrap_or_default());
             let retired = self.sealer.replace(Some(Force { sealer, turned, old: Some(old), uuid }));

@@ -17,7 +17,7 @@ use millrace_memory::{BUFFER_SIZE, Segment};
 
 use super::{
     header::Header,
-    layout::{LEVELS, PAGE, page_start},
+    layout::{LEVELS, PAGE, blocks_under, page_start},
     log::CARRIED,
     page::{Change, Place, Record, encode_tree},
     table::Node,
@@ -82,9 +82,15 @@ impl Authenticated {
         self.store_root(cx, root).await
     }
 
+    /// Behind the volume's last block. What is known of others, from before it was made shorter, has no room on the leg, and is forgotten
+    /// before it grows again.
+    fn end(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
     /// Finds out what blocks hold whose writes failed, where they can be read.
     async fn settle_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
-        let doubtful: Vec<u64> = self.doubts().keys().copied().collect();
+        let doubtful: Vec<u64> = self.doubts().range(..self.end()).map(|(lba, _)| *lba).collect();
         for lba in doubtful {
             let node = self.ready(cx, lba).await?;
             match self.settle(cx, node, lba).await {
@@ -98,7 +104,7 @@ impl Authenticated {
     /// Blocks of which it is not known what they hold stay so, whatever becomes of the log before.
     fn carry_doubts(&self) -> Result<(), BlockError> {
         let mut changes = Vec::new();
-        for (lba, records) in &*self.doubts() {
+        for (lba, records) in self.doubts().range(..self.end()) {
             changes.extend(records.windows(2).map(|two| Change { lba: *lba, old: two[0], new: two[1] }));
         }
         if changes.len() > CARRIED || !self.log.carry(&changes) {
@@ -121,7 +127,8 @@ impl Authenticated {
         let buffer = cx.buffers.take().await;
         let segment = buffer.segment(BUFFER_SIZE).part(0, PAGE).expect("a page is smaller than a buffer");
         for level in 0..LEVELS {
-            for (looked_at, (place, node)) in self.table.all(level).enumerate() {
+            let end = self.end().div_ceil(blocks_under(level));
+            for (looked_at, (place, node)) in self.table.all(level).take_while(|(place, _)| place.number < end).enumerate() {
                 if node.take_dirty()
                     && let Err(error) = self.save_page(cx.deeper(), segment, place, node).await
                 {
@@ -165,7 +172,7 @@ impl Authenticated {
     }
 
     pub(super) async fn store_root(&self, cx: TaskContext<'_>, root: Root) -> Result<(), BlockError> {
-        let (generation, content) = {
+        let (mut generation, content) = {
             let visit = self.sealer.visit();
             let force = visit.as_ref().ok_or(BlockError::NotReady)?;
             let mut control = self.control();
@@ -174,7 +181,9 @@ impl Authenticated {
             control.unfinished = Some(root.clone());
             (control.generation, content)
         };
-        Header::store_in(cx, &*self.leg, generation, &content).await?;
+        let stored = Header::store_in(cx, &*self.leg, &mut generation, &content).await;
+        self.note_store(generation, stored.is_ok());
+        stored?;
         if let Some(anchor) = &self.anchor {
             // Behind the header: one that it does not know yet is opened, one of before is not.
             let uuid = self.sealer.visit().as_ref().map(|force| force.uuid).ok_or(BlockError::NotReady)?;
@@ -188,10 +197,9 @@ impl Authenticated {
         }
         self.table.root.take_dirty();
         let mut control = self.control();
-        control.generation = generation + 2;
         control.unfinished = None;
         if let Some(header) = &mut control.header {
-            header.epoch = root.epoch;
+            *header = root.of(header);
         }
         self.rooted.store(root.epoch, Ordering::SeqCst);
         Ok(())

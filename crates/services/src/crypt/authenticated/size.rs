@@ -52,7 +52,10 @@ impl Authenticated {
         let needed = leg_bytes(blocks, block_size).ok_or_else(|| bad("the volume is too large"))?;
         let _pause = self.pause_rekeying();
         let _saving = self.take_saving();
-        self.forget_key(geometry.block_size).map_err(|error| self.failed("format", &error))?;
+        let forget = |block_size| {
+            self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(|error| self.failed("format", &error))
+        };
+        forget(geometry.block_size)?;
         if block_size == geometry.block_size {
             return self.give_back().map_err(|error| self.failed("format", &error));
         }
@@ -62,10 +65,10 @@ impl Authenticated {
             self.leg.resize(BlockCount(needed.next_multiple_of(4096) >> has.block_size.shift()))?;
         }
         // The leg forgets everything, the header too.
-        self.leg.format(block_size)?;
+        self.leg.format(block_size).inspect_err(|_| self.keep_header())?;
         self.look_again();
         self.blocks.store(blocks, Ordering::Relaxed);
-        self.forget_key(block_size).map_err(|error| self.failed("format", &error))
+        forget(block_size)
     }
 
     /// Makes the blocks zeroes on the leg: nobody could read them any more.
@@ -86,18 +89,17 @@ impl Authenticated {
         let needed = leg_bytes(blocks.0, block_size).filter(|_| blocks.0 <= MOST_BLOCKS);
         let needed = BlockCount(needed.ok_or_else(|| bad("it is too large"))? >> block_size.shift());
         let before = self.blocks.load(Ordering::Relaxed);
-        if blocks.0 < before {
-            // Requests to what goes fail from now on.
-            self.blocks.store(blocks.0, Ordering::Relaxed);
-        } else {
+        if blocks.0 >= before {
             self.forget_beyond(before).map_err(|error| self.failed("lengthen", &error))?;
+            self.leg.resize(needed)?;
+            self.blocks.store(blocks.0, Ordering::Relaxed);
+            return Ok(());
         }
-        if let Err(error) = self.leg.resize(needed) {
-            self.blocks.store(before, Ordering::Relaxed);
-            return Err(error);
-        }
+        // A save leaves out what lies beyond the end: none takes it for what it is before that is sure.
+        let _saving = self.take_saving();
+        // Requests to what goes fail from now on.
         self.blocks.store(blocks.0, Ordering::Relaxed);
-        Ok(())
+        self.leg.resize(needed).inspect_err(|_| self.blocks.store(before, Ordering::Relaxed))
     }
 
     /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes, durably.
@@ -113,7 +115,6 @@ impl Authenticated {
     }
 
     async fn cut(&self, cx: TaskContext<'_>, end: u64) -> Result<(), BlockError> {
-        self.doubts().retain(|lba, _| *lba < end);
         if !end.is_multiple_of(FAN) {
             let node = self.ready(cx, end).await?;
             let beyond = (end % FAN) as usize..node.len();
@@ -142,6 +143,8 @@ impl Authenticated {
                 }
             }
         }
+        // Those of writers from before, too: they have ended.
+        self.doubts().retain(|lba, _| *lba < end);
         Ok(())
     }
 }

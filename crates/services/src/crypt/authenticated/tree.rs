@@ -56,6 +56,10 @@ impl Authenticated {
     async fn ready_at(&self, cx: TaskContext<'_>, place: Place) -> Result<&Node, BlockError> {
         let node = self.table.need(place);
         while !node.is_ready() {
+            if self.sealer.visit().is_none() {
+                // What was written is not known without the tree.
+                return Err(BlockError::NotReady);
+            }
             let buffer = cx.buffers.take().await;
             let Some(_turn) = node.turn.try_take() else {
                 drop(buffer);

@@ -2,6 +2,8 @@
 
 mod bad;
 pub(in crate::crypt) mod crashes;
+mod exchange;
+mod formats;
 mod promise;
 
 use std::{path::Path, sync::Arc};

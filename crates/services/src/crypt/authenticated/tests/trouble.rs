@@ -262,6 +262,45 @@ fn what_was_cut_off_is_zeroes_when_the_volume_grows_again() {
 }
 
 #[test]
+fn a_volume_that_was_made_shorter_is_saved_without_what_went() {
+    for fails in [false, true] {
+        let faulty = FaultVolume::new(disk(1000, SIZE), SEED);
+        let graph = over(&faulty, Reason::Create);
+        let service = Arc::clone(&graph.services("crypt")[0].1);
+        on_bench(&graph, |bench| {
+            let mut data = bench.write_random(0, 100);
+            // It is in memory and in the log only; or not even known.
+            if fails {
+                faulty.add(Rule {
+                    range: Some((Lba(block_start(999, SIZE) / 512), BlockCount(1))),
+                    ..Rule::new(Requests::Write, When::Always, Effect::Fail(FAULT))
+                });
+                assert!(bench.write(999, &[7; 512]).is_err());
+                faulty.clear();
+            } else {
+                bench.write_random(999, 1);
+            }
+            graph.volume().resize(BlockCount(100)).unwrap();
+            // Each has a page of the log: it is full again and again.
+            for number in 0..300 {
+                let lba = number % 100;
+                let new = bench.write_random(lba, 1);
+                data[lba as usize * 512..][..512].copy_from_slice(&new);
+            }
+            bench.expect(0, &data);
+            graph.volume().resize(BlockCount(1000)).unwrap();
+            bench.expect(0, &data);
+            bench.expect_zeroes(100, 900);
+            bench.write_random(999, 1);
+            graph.volume().resize(BlockCount(100)).unwrap();
+        });
+        service.unmount().unwrap();
+        kill(graph);
+        close(over(&faulty, Reason::Open));
+    }
+}
+
+#[test]
 fn a_format_forgets_the_key() {
     let disk = disk(64, SIZE);
     let graph = open(&disk, Reason::Create).unwrap();
@@ -343,11 +382,11 @@ fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
     conformance::Bench::new(&mut harness, volume, SEED).expect(0, &data);
     service.unmount().unwrap();
-    // The old key opens it no more, the new one does.
-    let refused = open(&disk, Reason::Open).err().unwrap();
-    assert!(refused.contains("does not open it"), "{refused}");
+    // The new key opens it, and the old one does no more.
     let with_new = format!("crypt(mode=authenticated, key=\"file:{}\", disk:0)", key.display());
     let graph = open_stack(&with_new, &disk, Reason::Open).unwrap();
     on_bench(&graph, |bench| bench.expect(0, &data));
     close(graph);
+    let refused = open(&disk, Reason::Open).err().unwrap();
+    assert!(refused.contains("does not open it"), "{refused}");
 }
