@@ -316,8 +316,9 @@ impl Share {
     }
 
     fn grow(&self, blocks: u64) -> Result<(), VolumeError> {
-        let list = self.space.grow(&self.volume, blocks << self.shift()).map_err(|error| self.refused(&error))?;
-        let shift = self.extents().visit().shift;
+        let Extents { blocks: shown, shift, .. } = *self.extents().visit();
+        let [shown, size] = [shown, blocks].map(|blocks| blocks << self.shift());
+        let list = self.space.grow(&self.volume, shown, size).map_err(|error| self.refused(&error))?;
         self.show(Extents { blocks, shift, list }).map_err(|error| self.refused(&error))
     }
 }
