@@ -1,7 +1,12 @@
-//! A disk that does not take its table.
+//! A disk that does not take its table, and a volume that goes while requests of it are still under way.
+
+use std::{thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockCount, BlockError};
+use millrace_block::{
+    BlockCount, BlockError,
+    conformance::{Harness, Job, Memory},
+};
 
 use super::*;
 
@@ -72,4 +77,46 @@ fn a_size_of_which_nobody_knows_whether_it_was_stored_is_the_smaller_one() {
         let (_pool, a) = reopened(&leg, 3 * EXTENT);
         on_bench(&a, |bench| bench.expect(0, &data[..64 * 512]));
     }
+}
+
+/// Writes one block.
+fn write(volume: &Arc<dyn Volume>) -> Result<(), BlockError> {
+    let memory = Memory::new(512);
+    memory.segment(0, 512).fill(7);
+    let job = Job { segments: vec![memory.segment(0, 512)], ..Job::new(Operation::Write { fua: false }, 5, 1) };
+    SyncHarness::new(SEED, false).run(volume, &[job]).remove(0)
+}
+
+#[test]
+fn room_is_given_away_when_the_last_request_has_ended_and_later_ones_are_refused() {
+    let (leg, pool, mut a) = faulty();
+    let volume = Arc::clone(a.volume());
+    let before = leg.requests(Kind::Write);
+    leg.add(Rule::new(Kind::Write, When::Nth(1), Effect::Delay(Duration::from_millis(300))));
+    let late = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || write(&volume))
+    };
+    while leg.requests(Kind::Write) == before {
+        thread::sleep(Duration::from_millis(1));
+    }
+    a.discard(true);
+    let b = pool.create("b", 8 * EXTENT);
+    assert_eq!(late.join().unwrap(), Ok(()));
+    on_bench(&b, |bench| bench.expect_zeroes(0, 256));
+    // One that was held back somewhere above.
+    assert_eq!(write(&volume), Err(BlockError::NotReady));
+    assert!(volume.format(BlockSize::B512).is_err() && volume.resize(BlockCount(256)).is_err());
+    on_bench(&b, |bench| bench.expect_zeroes(0, 256));
+}
+
+#[test]
+fn a_volume_that_was_closed_comes_back_as_it_was() {
+    let (_leg, pool, mut a) = faulty();
+    let data = on_bench(&a, |bench| bench.write_random(0, 128));
+    a.unmount();
+    assert_eq!(write(a.volume()), Err(BlockError::NotReady));
+    assert_eq!(pool.fact("volume a").as_deref(), Some("65536 bytes, not in use"));
+    a.mount(Reason::Open).unwrap();
+    on_bench(&a, |bench| bench.expect(0, &data));
 }
