@@ -68,10 +68,11 @@ fn related(one: &Built, other: &Built) -> bool {
     one.node.leaves().iter().any(|leaf| leaves.iter().any(|other| other.spec == leaf.spec))
 }
 
-/// Whether a leg shows the same as the one before it, because a migration begins there, goes on otherwise, or ends.
-fn is_moved(before: &Built, now: &Built) -> bool {
-    let migrates = [before, now].into_iter().any(|leg| view::is_moving(&leg.node));
-    migrates && view::meet(&view::of_built(before), &view::of_new(now))
+/// Whether a leg shows the same as the one before it: a migration begins there, goes on otherwise, or ends, or something was put over it
+/// or taken off that shows what is below.
+fn is_same(before: &Built, now: &Built) -> bool {
+    let [old, new] = [before, now].map(|leg| leg.volume.geometry().bytes());
+    old == new && view::meet(&view::of_built(before), &view::of_new(now))
 }
 
 /// What is below the legs that migrations are about to fill: made for them, as for a new volume.
@@ -101,8 +102,8 @@ impl Difference {
             let previous = free.iter().position(same).map(|at| free.remove(at));
             let legs = node.legs.iter().enumerate().map(|(at, leg)| {
                 let before = previous.as_ref().map_or(&[][..], |previous| &previous.legs[..]);
-                let is_moved = before.get(at).is_some_and(|before| is_moved(before, leg));
-                if is_moved || before.iter().any(|before| Arc::ptr_eq(before, leg)) {
+                let is_same = before.get(at).is_some_and(|before| is_same(before, leg));
+                if is_same || before.iter().any(|before| Arc::ptr_eq(before, leg)) {
                     LegOrigin::Kept
                 } else if old_nodes.iter().any(|old| Arc::ptr_eq(old, leg)) && view::meet(&view::of_built(leg), &shown) {
                     LegOrigin::Data
@@ -202,7 +203,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     if needed > scratch {
         return Err(ChangeFailed::TooDeep { needed, room: scratch });
     }
-    let difference = Difference::between(old, new, reformat);
+    let mut difference = Difference::between(old, new, reformat);
     if !reformat {
         check_data(old, new, &|node| difference.leaves(node))?;
     }
@@ -215,7 +216,6 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
         // Now it is known which legs hold everything.
         check_data(old, new, &|_| false)?;
     }
-    let difference = Difference::between(old, new, reformat);
     let stopped = old.stop(&difference.gone);
     if let Err(error) = stopped {
         let nodes = old.nodes();
@@ -226,12 +226,13 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     hurry(&nodes, true);
     let result = switch.change(new.volume(), patience, || {
         if !reformat {
-            // A leg may have failed since; from here on none does.
+            // A leg may have failed since; from here on none does, and what each holds is decided.
             check_data(old, new, &|_| false).map_err(|error| GraphError::Service {
                 node: "the change".to_owned(),
                 source: ServiceError::NotNow(error.to_string()),
             })?;
         }
+        difference = Difference::between(old, new, reformat);
         difference.carry_out()?;
         store().map_err(|error| {
             difference.undo();

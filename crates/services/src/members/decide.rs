@@ -284,6 +284,8 @@ fn go_on(
                 fill_all()
             }
             (_, None) => fill_all(),
+            // A copy of one that was there, as a migration leaves it that did not end, or a while ago.
+            (_, Some((member, _))) if added_again && member.state == LegState::Good && !newest.formatting => fill_all(),
             (_, Some((member, table))) if member.state == LegState::Failed => match added_again {
                 false => *member,
                 true if member.lacks_marked_only(table) => Member { state: LegState::Filling, failed_at: 0, ..*member },

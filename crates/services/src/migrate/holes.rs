@@ -69,7 +69,8 @@ impl Holes {
     pub(super) fn fill(&self, bytes: &Range<u64>) {
         for number in bytes.start / self.piece..bytes.end.div_ceil(self.piece) {
             let (at, bit) = ((number / 64) as usize, 1 << (number % 64));
-            for word in [&self.old[at], &self.both[at]] {
+            // What a format has made the volume longer by was never looked at.
+            for word in [self.old.get(at), self.both.get(at)].into_iter().flatten() {
                 if word.load(Ordering::Relaxed) & bit != 0 {
                     word.fetch_and(!bit, Ordering::Relaxed);
                 }

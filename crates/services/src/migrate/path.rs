@@ -233,6 +233,10 @@ impl Volume for Move {
             common_bytes(&*self.old, &*self.new)
         };
         self.bytes.store(bytes, Ordering::Relaxed);
+        if let Some(holes) = self.holes.get() {
+            // They were those of the blocks before.
+            holes.forget();
+        }
         self.step_back(0);
         Ok(())
     }

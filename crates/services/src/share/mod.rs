@@ -33,7 +33,8 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use millrace_block::{
@@ -88,6 +89,8 @@ pub(crate) static KIND: Kind = Kind {
 
 /// Latency targets that there may be.
 const LATENCIES: RangeInclusive<Duration> = Duration::from_micros(1)..=Duration::from_secs(10);
+/// How long the requests of a volume that goes are waited for: others may be waiting to go, too.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Extents that are looked at for one piece of a request.
 const MERGED: usize = 64;
 
@@ -159,7 +162,7 @@ fn tiers(shared: &SharedObjects, disk: &str, group: Option<&Arc<Group>>) -> Box<
 /// The extents of a volume, for its requests.
 #[derive(Clone, Debug, Default)]
 struct Extents {
-    /// Blocks that it shows: the list may be longer.
+    /// Blocks that it shows: the list may be longer. None while it is not in force.
     blocks: u64,
     /// Power of two of the blocks in an extent.
     shift: u32,
@@ -179,6 +182,12 @@ impl Extents {
         }
         // What the disk shows begins behind its table.
         (u64::from(first - 1) << self.shift | within, run)
+    }
+
+    /// Why a request is refused, of which the check says this.
+    #[cold]
+    fn refusal(&self, error: BlockError) -> BlockError {
+        if self.blocks == 0 { BlockError::NotReady } else { error }
     }
 }
 
@@ -252,6 +261,26 @@ impl Share {
         Ok(())
     }
 
+    /// Goes out of sight: who comes from now on is refused. Waits until nobody who came before is on the disk, or in line for it.
+    fn hide(&self) -> Result<(), ServiceError> {
+        // The list stays: requests in pieces are at it.
+        let nothing = Extents { blocks: 0, ..self.extents().visit().clone() };
+        let retired = self.extents().replace(nothing).map_err(|error| ServiceError::NotNow(error.to_string()))?;
+        let deadline = Instant::now() + PATIENCE;
+        while !retired.is_free() || self.member.waiting.load(Ordering::Relaxed) > 0 {
+            if Instant::now() > deadline {
+                return Err(ServiceError::NotNow(format!(
+                    "{} has not answered requests of volume {} for {PATIENCE:?}: what the volume has there can be released after a \
+                     restart",
+                    self.leg.name(),
+                    self.volume
+                )));
+            }
+            thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
+    }
+
     fn shift(&self) -> u32 {
         self.leg.geometry().block_size.shift()
     }
@@ -286,9 +315,9 @@ impl Share {
     /// A request that waits for its turn.
     async fn queue(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let _flight = self.space.line.wait(&self.member, self.bytes(request.operation, request.count)).await;
-        // The volume may have another size by now.
+        // The volume may have another size by now, or be gone.
         let visit = self.extents().visit();
-        check(&self.geometry_of(&visit), &request)?;
+        check(&self.geometry_of(&visit), &request).map_err(|error| visit.refusal(error))?;
         self.pass(cx, &visit, request).await
     }
 
@@ -299,6 +328,10 @@ impl Share {
 
     fn refused(&self, error: &ServiceError) -> VolumeError {
         VolumeError::Refused { volume: self.volume.clone(), why: error.to_string() }
+    }
+
+    fn out_of_force(&self) -> VolumeError {
+        VolumeError::Refused { volume: self.volume.clone(), why: "it is not in force on its disk".to_owned() }
     }
 
     fn shrink(&self, blocks: u64) -> Result<(), VolumeError> {
@@ -316,8 +349,9 @@ impl Share {
     }
 
     fn grow(&self, blocks: u64) -> Result<(), VolumeError> {
-        let list = self.space.grow(&self.volume, blocks << self.shift()).map_err(|error| self.refused(&error))?;
-        let shift = self.extents().visit().shift;
+        let Extents { blocks: shown, shift, .. } = *self.extents().visit();
+        let [shown, size] = [shown, blocks].map(|blocks| blocks << self.shift());
+        let list = self.space.grow(&self.volume, shown, size).map_err(|error| self.refused(&error))?;
         self.show(Extents { blocks, shift, list }).map_err(|error| self.refused(&error))
     }
 }
@@ -339,7 +373,7 @@ impl Volume for Share {
         }
         let visit = self.extents().visit();
         if let Err(error) = check(&self.geometry_of(&visit), &request) {
-            return Step::Done(Err(error));
+            return Step::Done(Err(visit.refusal(error)));
         }
         if !self.space.line.is_open(&self.member) {
             drop(visit);
@@ -396,6 +430,7 @@ impl Volume for Share {
         let size = blocks.0.saturating_mul(u64::from(geometry.block_size.bytes()));
         let bad = |why| Err(VolumeError::BadSize { volume: self.volume.clone(), size, why });
         match blocks.0 {
+            _ if self.extents().visit().blocks == 0 => Err(self.out_of_force()),
             0 => bad("it is empty"),
             _ if size > self.leg.geometry().bytes() => bad("it is larger than its disk"),
             more if more > geometry.blocks.0 => self.grow(more),
@@ -411,8 +446,12 @@ impl Volume for Share {
             let (volume, why) = (self.volume.clone(), "it is that of its disk");
             return Err(VolumeError::BadBlockSize { volume, block_size: block_size.bytes(), why });
         }
-        let (leg, extents, blocks) = (Arc::clone(&self.leg), self.extents().visit().clone(), geometry.blocks.0);
-        let shift = self.shift();
+        // Until the end, so that what is erased is not given away meanwhile.
+        let visit = self.extents().visit();
+        if visit.blocks == 0 {
+            return Err(self.out_of_force());
+        }
+        let (leg, extents, blocks, shift) = (Arc::clone(&self.leg), visit.clone(), visit.blocks, self.shift());
         let erased = block_on(move |cx| {
             Box::pin(async move {
                 let mut at = 0;
@@ -462,6 +501,8 @@ impl Service for Share {
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
+        // On error it stays in use, and what it has its own: something of it is on the disk.
+        self.hide()?;
         let left = self.space.line.change(|members| members.retain(|member| !Arc::ptr_eq(member, &self.member)));
         self.space.leave(&self.volume);
         left.map_err(|error| ServiceError::NotNow(error.to_string()))

@@ -57,6 +57,8 @@ struct Open {
     region: Region,
     generation: u64,
     table: Table,
+    /// Another table than this one may be found on the disk: it could neither be stored for certain nor be replaced again.
+    in_doubt: bool,
     /// What was found to be wrong with a copy of the table.
     damage: Option<String>,
 }
@@ -155,15 +157,29 @@ impl Space {
         self.state().users.remove(name);
     }
 
-    /// Gives a volume more room, or less than an extent of it: all of its extents then.
-    pub(super) fn grow(&self, name: &str, size: u64) -> Result<Box<[u32]>, ServiceError> {
-        self.with(|open| open.grow(name, size))
+    /// Gives a volume that shows so many bytes more room, or less than an extent of it: all of its extents then.
+    pub(super) fn grow(&self, name: &str, shown: u64, size: u64) -> Result<Box<[u32]>, ServiceError> {
+        self.with(|open| {
+            // What it gave up when that could not be stored is given up first, and cleared like any other's.
+            if open.table.volumes.get(name).is_some_and(|entry| entry.size > shown) {
+                open.shrink(name, shown)?;
+            }
+            open.grow(name, size)
+        })
     }
 
-    /// Takes room from a volume, which shows none of it any more; its extents then.
+    /// Takes room from a volume, which shows none of it any more; its extents then. On error it has all that it had, after a restart
+    /// too. Where that cannot be said, because the disk takes neither the new table nor the one before, the volume is smaller, and
+    /// only its room is given up later.
     pub(super) fn shrink(&self, name: &str, size: u64) -> Result<Box<[u32]>, ServiceError> {
         self.with(|open| {
-            open.shrink(name, size)?;
+            if let Err(error) = open.shrink(name, size) {
+                if !open.in_doubt {
+                    return Err(error);
+                }
+                let disk = open.leg.name();
+                tracing::warn!(volume = name, disk, %error, "a volume is smaller now, and its room is given up later");
+            }
             Ok(open.table.volumes.get(name).map(Entry::list).unwrap_or_default())
         })
     }
@@ -213,8 +229,14 @@ impl Open {
         let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
         let found = region.load(leg)?;
         let extents = extents_in(bytes, extent)?;
-        let mut open =
-            Self { leg: Arc::clone(leg), region, generation: 0, table: Table::new(extent, extents), damage: None };
+        let mut open = Self {
+            leg: Arc::clone(leg),
+            region,
+            generation: 0,
+            table: Table::new(extent, extents),
+            in_doubt: false,
+            damage: None,
+        };
         match found {
             None if new => open.store(open.table.clone())?,
             None => return Err(wrong("there is no table of a disk on it: it is another leg, or damaged".to_owned())),
@@ -249,7 +271,7 @@ impl Open {
         ServiceError::Content { leg: self.leg.name().to_owned(), what }
     }
 
-    /// Replaces the table.
+    /// Replaces the table. On error the one before is there still, or [`Self::in_doubt`] says that nobody knows.
     fn store(&mut self, table: Table) -> Result<(), ServiceError> {
         let content = table.encode();
         if content.len() > self.region.room() {
@@ -259,9 +281,17 @@ impl Open {
                 content.len()
             )));
         }
-        self.region.store(&self.leg, self.generation + 1, &content)?;
-        self.generation += 1;
-        self.table = table;
+        let next = self.generation + 1;
+        if let Err(error) = self.region.store(&self.leg, next, &content) {
+            // It may be there all the same, and would be found at the next start: what counts takes its place.
+            let put_back = self.region.store(&self.leg, next, &self.table.encode());
+            self.in_doubt = put_back.is_err();
+            if put_back.is_ok() {
+                self.generation = next;
+            }
+            return Err(error);
+        }
+        (self.generation, self.table, self.in_doubt) = (next, table, false);
         Ok(())
     }
 

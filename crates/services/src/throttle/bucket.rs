@@ -81,12 +81,15 @@ pub(crate) fn held(filled: u64, now: u64, rate: Rate) -> u64 {
     tokens_of(now.saturating_sub(filled).min(rate.burst_ns), rate.per_second)
 }
 
-/// The state of a bucket whose rate changes: what it holds or owes stays the same number of tokens.
+/// The state of a bucket whose rate changes: what it holds or owes stays the same number of tokens, parts of a token counted. No change
+/// forgives any debt, or gives anything.
 pub(crate) fn changed(filled: u64, now: u64, old: Rate, new: Rate) -> u64 {
+    let (old_rate, new_rate) = (u128::from(old.per_second), u128::from(new.per_second));
     if filled > now {
-        return now.saturating_add(time_of(tokens_of(filled - now, old.per_second), new.per_second));
+        return now.saturating_add(saturate((u128::from(filled - now) * old_rate).div_ceil(new_rate)));
     }
-    now.saturating_sub(time_of(held(filled, now, old), new.per_second).min(new.burst_ns))
+    let held = u128::from((now - filled).min(old.burst_ns));
+    now.saturating_sub(saturate(held * old_rate / new_rate).min(new.burst_ns))
 }
 
 #[cfg(test)]
@@ -159,6 +162,29 @@ mod tests {
         assert_eq!(held(holding, now, fast), 8);
         // A smaller bucket holds no more than it can.
         assert_eq!(held(changed(0, now, slow, Rate { burst_ns: 2 * MS, ..fast }), now, fast), 2);
+    }
+
+    #[test]
+    fn the_same_rate_set_again_and_again_changes_nothing() {
+        let rate = Rate { per_second: 1, burst_ns: 10 * MS };
+        let now = 9_000 * MS;
+        assert_eq!(changed(now + 990 * MS, now, rate, rate), now + 990 * MS);
+        assert_eq!(changed(now - 7 * MS, now, rate, rate), now - 7 * MS);
+        // What is owed is not forgiven, and what is held is not more, however the two divide.
+        let odd = Rate { per_second: 7, ..rate };
+        assert_eq!(changed(now + 1, now, rate, odd), now + 1);
+        assert_eq!(changed(now - 8, now, rate, odd), now - 1);
+        let (mut filled, mut went) = (0, 0);
+        for time in (now..now + 10_000 * MS).step_by(MS as usize) {
+            if (time - now).is_multiple_of(50 * MS) {
+                filled = changed(filled, time, rate, rate);
+            }
+            if wait(filled, time, 1, 0, rate) == 0 {
+                filled = take(filled, time, 1, rate);
+                went += 1;
+            }
+        }
+        assert!((10..=11).contains(&went), "{went} in ten seconds at one a second");
     }
 
     #[test]

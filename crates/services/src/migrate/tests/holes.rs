@@ -180,3 +180,26 @@ fn a_hole_that_cannot_be_erased_ends_the_migration() {
     let why = moving.failure().unwrap();
     assert!(why.contains("disk:1 cannot be written: no space left"), "{why}");
 }
+
+#[test]
+fn a_format_that_makes_the_volume_longer_leaves_no_hole_behind() {
+    // As many pieces as a word has bits, and a block beyond them that fits in no large one.
+    let bytes = 64 * (16 << 10) + 512;
+    let disks: Vec<_> = [OLD, NEW].map(|leg| memory(small(bytes / 512), leg)).into_iter().collect();
+    disks.iter().for_each(|disk| disk.format(BlockSize::B4096).unwrap());
+    let knowing: Vec<Arc<dyn Volume>> =
+        disks.iter().map(|disk| -> Arc<dyn Volume> { Arc::new(Knowing(Arc::clone(disk))) }).collect();
+    let graph = graph(STACK, &knowing, None, Reason::Create, &Arc::default()).unwrap();
+    let moving = move_of(&graph);
+    assert!(moving.holes.get().is_some() && moving.bytes() == bytes - 512);
+    walk(&moving, 1);
+    let skipped = status(&moving, "bytes of holes skipped");
+    moving.format(BlockSize::B512).unwrap();
+    assert_eq!(moving.bytes(), bytes);
+    let last = bytes / 512 - 1;
+    let data = on_bench(graph.volume(), |bench| [bench.write_random(last, 1), bench.write_random(40, 8)]);
+    to_the_end(&moving);
+    assert!(moving.is_whole() && data_of(&disks[OLD]) == data_of(&disks[NEW]));
+    assert!(legs::read(&disks[NEW], last * 512, 512).unwrap() == data[0]);
+    assert_eq!(status(&moving, "bytes of holes skipped"), skipped, "nothing is known any more");
+}

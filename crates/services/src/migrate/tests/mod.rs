@@ -437,6 +437,77 @@ fn nothing_goes_to_a_leg_that_has_not_everything() {
     running.change_to("disk:0").unwrap();
 }
 
+/// A mirror of a whole migration and disk:2; the disks.
+fn mirror_of_a_migration() -> (Live, [Arc<FaultVolume>; 2]) {
+    let pair = faulty(16384);
+    let mut disks = volumes(&pair);
+    disks.push(memory(small(16384), 2));
+    let mut running = Live::new("mirror(region=64K, disk:0, disk:2)", disks);
+    on_bench(&running.volume(), |bench| drop(bench.write_random(0, 3000)));
+    running.change_to("mirror(region=64K, move(piece=16K, disk:0, disk:1), disk:2)").unwrap();
+    to_the_end(&move_of(&running.graph));
+    assert!(move_of(&running.graph).is_whole());
+    (running, pair)
+}
+
+/// It reads as it should, whichever leg is asked.
+fn has_everywhere(running: &Live, lba: u64, data: &[u8]) {
+    for _ in 0..20 {
+        on_bench(&running.volume(), |bench| bench.expect(lba, data));
+    }
+}
+
+#[test]
+fn a_leg_that_fails_while_the_change_waits_is_not_taken_for_whole() {
+    let (mut running, pair) = mirror_of_a_migration();
+    pair[OLD].add(Rule::new(Kind::Write, When::Always, Effect::Delay(std::time::Duration::from_millis(300))));
+    pair[NEW].add(Rule::new(Kind::Write, When::Nth(1), Effect::Fail(BlockError::NotReady)));
+    let late = {
+        let volume = running.volume();
+        std::thread::spawn(move || on_bench(&volume, |bench| bench.write_random(100, 8)))
+    };
+    while pair[NEW].faults() == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // What was judged while the write was under way does not count.
+    running.change_to("mirror(region=64K, disk:1, disk:2)").unwrap();
+    let data = late.join().unwrap();
+    has_everywhere(&running, 100, &data);
+}
+
+#[test]
+fn what_a_migration_has_left_is_not_taken_for_a_good_leg() {
+    for cancelled in [false, true] {
+        let (mut running, pair) = mirror_of_a_migration();
+        if cancelled {
+            running.change_to("mirror(region=64K, disk:0, disk:2)").unwrap();
+        } else {
+            pair[NEW].add(Rule::new(Kind::Write, When::Nth(1), Effect::Fail(BlockError::NotReady)));
+        }
+        let data = on_bench(&running.volume(), |bench| bench.write_random(100, 8));
+        assert!(cancelled || move_of(&running.graph).failure().is_some());
+        // It has all that the mirror keeps on the leg before, and not the last data.
+        running.change_to("mirror(region=64K, disk:1, disk:2)").unwrap();
+        has_everywhere(&running, 100, &data);
+    }
+}
+
+#[test]
+fn a_leg_is_as_good_as_it_was_when_something_is_put_over_it() {
+    let mut running = Live::new("mirror(region=64K, disk:0, disk:1)", memories(2, 16384));
+    let data = on_bench(&running.volume(), |bench| bench.write_random(100, 3000));
+    for stack in [
+        "mirror(region=64K, throttle(iops=1M, disk:0), disk:1)",
+        "mirror(region=64K, throttle(iops=2M, disk:0), meter(disk:1))",
+        "mirror(region=64K, disk:0, disk:1)",
+    ] {
+        running.change_to(stack).unwrap();
+        let tree = serde_json::to_string(&running.graph.tree()).unwrap();
+        assert!(!tree.contains("degraded") && !tree.contains("being filled"), "{stack}: {tree}");
+        has_everywhere(&running, 100, &data);
+    }
+}
+
 #[test]
 fn legs_that_do_not_fit_are_refused() {
     let disks = [memory(small(1024), 0), memory(small(1000), 1), memory(small(1100), 2)];

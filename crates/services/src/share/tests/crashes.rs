@@ -105,8 +105,10 @@ impl Run {
         self.pool = Pool::open(&self.leg, "disk(extent=16K, depth=3)", Reason::Open).unwrap_or_else(|e| panic!("{e}"));
         for name in NAMES {
             let is = self.pool.fact(&format!("volume {name}")).is_some();
-            let open = |run: &Self| run.pool.volume(name, "share", None, Reason::Open).unwrap_or_else(|e| panic!("{e}"));
             let doubt = doubt.filter(|(of, _)| *of == name).map(|(_, doubt)| doubt);
+            // The daemon has its size. The disk's table may still give more to a volume that became smaller when the power went.
+            let size = self.known.get(name).filter(|_| doubt.is_none()).map(|known| known.blocks << 9);
+            let open = |run: &Self| run.pool.volume(name, "share", size, Reason::Open).unwrap_or_else(|e| panic!("{e}"));
             match (is, doubt) {
                 (true, Some(Doubt::Create(blocks))) => {
                     let (graph, oracle) = (open(self), self.oracle(blocks));

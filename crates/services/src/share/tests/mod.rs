@@ -3,6 +3,7 @@
 mod bad;
 mod crashes;
 mod groups;
+mod refused;
 mod saturated;
 mod turns;
 
