@@ -334,8 +334,10 @@ fn reset(disk: &mut Disk, cx: &ShardContext<'_>) {
     (0..disk.queues.len()).for_each(|index| unwatch(cx, index));
 }
 
-fn get_config(disk: &Disk, head: ConfigHead) -> Answer {
-    let space = disk.core.config.space(&disk.geometry(), disk.core.write_cache);
+fn get_config(disk: &mut Disk, head: ConfigHead) -> Answer {
+    let geometry = disk.geometry();
+    disk.core.told = Some(geometry.block_size);
+    let space = disk.core.config.space(&geometry, disk.core.write_cache);
     Answer::Config(head, space.read(head.offset as usize, head.size as usize))
 }
 
