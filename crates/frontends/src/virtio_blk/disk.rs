@@ -418,7 +418,8 @@ impl Disk {
 
     fn apply_log(&mut self) {
         let log = self.log.clone().filter(|_| self.core.has(feature::LOG_ALL));
-        // Kept with every request, for one that waits may end after the log has begun. (It has not: the log begins at rest.)
+        // Kept with every request while there is a log. None that began before it ends after it has begun: the log begins at rest
+        // (`must_wait` sees to that, whether the log or its feature comes last).
         self.core.buffers.keep_ranges = log.is_some();
         self.sink.log.borrow_mut().clone_from(&log);
         self.core.log = log;

@@ -246,6 +246,12 @@ impl FakeDriver {
         panic!("no answer came");
     }
 
+    /// Whether an answer, or the end of the connection, waits to be read.
+    pub(crate) fn is_answered(&self) -> bool {
+        let stream = self.stream.as_ref().expect("connected");
+        rustix::net::recv(stream, &mut [0; 1][..], RecvFlags::PEEK) != Err(rustix::io::Errno::AGAIN)
+    }
+
     /// Asks for one value.
     pub(crate) fn get<T: FromBytes>(&mut self, request: u32, payload: &[u8]) -> T {
         self.send(request, 0, payload, &[]);

@@ -314,6 +314,8 @@ fn must_wait(disk: &mut Disk, message: &Message) -> bool {
             let changes = (features ^ disk.core.features) & feature::LOG_ALL != 0;
             changes && pause(disk)
         }
+        // With the feature chosen already, the log begins here.
+        Message::SetLogBase(_) => disk.core.has(feature::LOG_ALL) && disk.core.log.is_none() && pause(disk),
         Message::SetMemTable(_)
         | Message::RemMemReg(_)
         | Message::SetInflightFd(_)
