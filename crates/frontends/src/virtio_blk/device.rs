@@ -183,16 +183,14 @@ impl VirtioBlkDevice {
         read_only: bool,
         cx: &mut ShardContext<'_>,
     ) -> Result<(), DeviceError> {
-        if let Link::Connected(client) = &self.link
-            && let Some(told) = client.session.offered()
-            && told != self.disk.core.config.features(&volume.geometry(), read_only)
-        {
-            return Err(DeviceError::OtherKind { device: self.name().to_owned() });
-        }
-        if let Link::Connected(_) = &self.link
-            && volume.geometry().block_size != self.disk.geometry().block_size
-        {
-            return Err(DeviceError::OtherKind { device: self.name().to_owned() });
+        if let Link::Connected(client) = &self.link {
+            let geometry = volume.geometry();
+            let features = self.disk.core.config.features(&geometry, read_only);
+            let offered = client.session.offered().is_none_or(|offered| offered == features);
+            let told = self.disk.block_size().is_none_or(|told| told == geometry.block_size);
+            if !(offered && told) {
+                return Err(DeviceError::OtherKind { device: self.name().to_owned() });
+            }
         }
         self.disk.attach(volume, read_only);
         self.hold = false;

@@ -74,6 +74,9 @@ pub(crate) struct Core {
     /// What was looked at ahead; the room is reused.
     ahead: Vec<(u16, Option<Plain>)>,
     pub(crate) attached: Option<Rc<Attached>>,
+    /// The block size that a guest was told last, or that the volume had which was taken away: guests read it once, when they start, so
+    /// that a disk without a volume keeps it.
+    pub(crate) told: Option<BlockSize>,
     /// Features that the guest and its front end chose.
     pub(crate) features: u64,
     /// The write cache mode that the guest chose.
@@ -169,7 +172,7 @@ impl Core {
     /// The shape of what is shown; a disk without a volume has no blocks.
     fn geometry(&self) -> Geometry {
         let nothing = Geometry {
-            block_size: BlockSize::B512,
+            block_size: self.told.unwrap_or(BlockSize::B512),
             blocks: BlockCount(0),
             read_only: false,
             volatile_cache: true,
@@ -231,6 +234,7 @@ impl Disk {
                 buffers: Buffers::new(),
                 ahead: Vec::with_capacity(AHEAD),
                 attached: None,
+                told: None,
                 features: 0,
                 write_cache: true,
                 log: None,
@@ -266,6 +270,9 @@ impl Disk {
     pub(crate) fn detach(&mut self) -> bool {
         let was = self.core.attached.take();
         let had = was.is_some();
+        if let Some(attached) = &was {
+            self.core.told = Some(attached.volume.geometry().block_size);
+        }
         self.leaving.extend(was);
         had
     }
@@ -279,6 +286,12 @@ impl Disk {
     /// The shape of what is shown; a disk without a volume has no blocks.
     pub(crate) fn geometry(&self) -> Geometry {
         self.core.geometry()
+    }
+
+    /// The block size that a guest knows. A disk that had no volume since the daemon started, and told nobody, cannot know.
+    pub(crate) fn block_size(&self) -> Option<BlockSize> {
+        let attached = self.core.attached.as_ref().map(|attached| attached.volume.geometry().block_size);
+        attached.or(self.core.told)
     }
 
     /// What the guest is offered.
@@ -405,7 +418,8 @@ impl Disk {
 
     fn apply_log(&mut self) {
         let log = self.log.clone().filter(|_| self.core.has(feature::LOG_ALL));
-        // Kept with every request, for one that waits may end after the log has begun. (It has not: the log begins at rest.)
+        // Kept with every request while there is a log. None that began before it ends after it has begun: the log begins at rest
+        // (`must_wait` sees to that, whether the log or its feature comes last).
         self.core.buffers.keep_ranges = log.is_some();
         self.sink.log.borrow_mut().clone_from(&log);
         self.core.log = log;

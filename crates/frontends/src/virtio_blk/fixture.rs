@@ -141,7 +141,7 @@ impl FakeDriver {
     pub(crate) fn over(setup: Setup, volume: Arc<Watched>) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let mut shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
-        let key = start_device(&mut shard, &dir, Arc::clone(&volume) as Arc<dyn Volume>);
+        let key = start_device(&mut shard, &dir, Some(Arc::clone(&volume) as Arc<dyn Volume>));
         let memfd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
         let memory = File::from(memfd);
         memory.set_len(MEMORY).expect("room for the guest");
@@ -152,8 +152,12 @@ impl FakeDriver {
 
     /// The daemon dies and comes again: another shard, another device on the same volume and path.
     pub(crate) fn restart_daemon(&mut self) {
+        self.restart_daemon_with(Some(Arc::clone(&self.volume) as Arc<dyn Volume>));
+    }
+
+    /// The same, on another volume or on none.
+    pub(crate) fn restart_daemon_with(&mut self, volume: Option<Arc<dyn Volume>>) {
         // What the old one had in flight is dropped with its process; here its shard finishes it, unseen by the guest.
-        let volume = Arc::clone(&self.volume) as Arc<dyn Volume>;
         let mut shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
         self.stream = None;
         let old = std::mem::replace(&mut self.shard, Shard::new(&ShardConfig::new(1, None)).expect("a shard"));
@@ -240,6 +244,12 @@ impl FakeDriver {
             return Some((header, rest.to_vec(), fd));
         }
         panic!("no answer came");
+    }
+
+    /// Whether an answer, or the end of the connection, waits to be read.
+    pub(crate) fn is_answered(&self) -> bool {
+        let stream = self.stream.as_ref().expect("connected");
+        rustix::net::recv(stream, &mut [0; 1][..], RecvFlags::PEEK) != Err(rustix::io::Errno::AGAIN)
     }
 
     /// Asks for one value.
@@ -514,12 +524,12 @@ pub(crate) fn drain(fd: &OwnedFd) -> u64 {
     }
 }
 
-fn start_device(shard: &mut Shard, dir: &TempDir, volume: Arc<dyn Volume>) -> DeviceKey {
+fn start_device(shard: &mut Shard, dir: &TempDir, volume: Option<Arc<dyn Volume>>) -> DeviceKey {
     let listener = Listener::bind(&dir.path().join("sock")).expect("a socket");
     let config = Config { queues: 4, ..Config::new("disk") };
     let key = shard.add_device_with(|cx| {
-        let mut device = VirtioBlkDevice::new(config, listener, true, cx)?;
-        device.attach(volume, false, cx)?;
+        let mut device = VirtioBlkDevice::new(config, listener, volume.is_some(), cx)?;
+        volume.map_or(Ok(()), |volume| device.attach(volume, false, cx))?;
         Ok::<_, super::DeviceError>(Box::new(device) as Box<dyn millrace_engine::Device>)
     });
     key.expect("a device")

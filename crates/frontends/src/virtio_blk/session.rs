@@ -314,6 +314,8 @@ fn must_wait(disk: &mut Disk, message: &Message) -> bool {
             let changes = (features ^ disk.core.features) & feature::LOG_ALL != 0;
             changes && pause(disk)
         }
+        // With the feature chosen already, the log begins here.
+        Message::SetLogBase(_) => disk.core.has(feature::LOG_ALL) && disk.core.log.is_none() && pause(disk),
         Message::SetMemTable(_)
         | Message::RemMemReg(_)
         | Message::SetInflightFd(_)
@@ -334,8 +336,10 @@ fn reset(disk: &mut Disk, cx: &ShardContext<'_>) {
     (0..disk.queues.len()).for_each(|index| unwatch(cx, index));
 }
 
-fn get_config(disk: &Disk, head: ConfigHead) -> Answer {
-    let space = disk.core.config.space(&disk.geometry(), disk.core.write_cache);
+fn get_config(disk: &mut Disk, head: ConfigHead) -> Answer {
+    let geometry = disk.geometry();
+    disk.core.told = Some(geometry.block_size);
+    let space = disk.core.config.space(&geometry, disk.core.write_cache);
     Answer::Config(head, space.read(head.offset as usize, head.size as usize))
 }
 

@@ -102,6 +102,42 @@ fn the_log_begins_when_nothing_is_in_flight() {
     assert!(driver.next_used(0).is_some(), "it ended before the answer");
 }
 
+/// With the feature chosen first the log begins later: it waits for what began before it as well.
+#[test]
+fn a_log_that_comes_after_its_feature_begins_when_nothing_is_in_flight() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let features = driver.setup.features | feature::LOG_ALL;
+    assert_eq!(driver.tell(code::SET_FEATURES, features.as_bytes(), &[]), Some(true));
+    driver.volume.hold(true);
+    let (pieces, ..) = driver.prepare(kind::IN, 0, &[], 512);
+    driver.submit(0, &pieces);
+    driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+    let (log, file) = PeerBytes::create("log", 4096).expect("a log");
+    let base = LogBase { size: 4096, offset: 0 };
+    driver.send(code::SET_LOG_BASE, 0, base.as_bytes(), &[file.as_fd()]);
+    for _ in 0..1000 {
+        driver.shard.turn();
+    }
+    assert!(!driver.is_answered(), "the read may still write to memory, and marks nothing");
+    driver.volume.hold(false);
+    assert_eq!(driver.answer().expect("an answer").1, 0_u64.as_bytes());
+    assert!(driver.next_used(0).is_some(), "it ended before the answer");
+    take(&log);
+    // Another log in place of the first need not wait: what is in flight knows already what it changes.
+    driver.volume.hold(true);
+    let (pieces, data, _) = driver.prepare(kind::IN, 0, &[], 512);
+    driver.submit(0, &pieces);
+    driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+    let (log, file) = PeerBytes::create("log", 4096).expect("a log");
+    driver.send(code::SET_LOG_BASE, 0, base.as_bytes(), &[file.as_fd()]);
+    driver.answer().expect("an answer");
+    assert_eq!(driver.next_used(0), None);
+    driver.volume.hold(false);
+    driver.wait_used(0);
+    assert!(take(&log).contains(&(data / 4096)));
+}
+
 /// A log that is too small for the guest's memory: what lies beyond is nobody's.
 #[test]
 fn a_small_log_is_not_written_beyond() {

@@ -1,14 +1,15 @@
 //! Front ends: what they ask, in any order, and how they leave.
 
-use std::os::fd::AsFd;
+use std::{os::fd::AsFd, sync::Arc};
 
-use millrace_block::Operation;
+use millrace_backends::MemoryVolume;
+use millrace_block::{BlockSize, Operation, Volume};
 use rustix::fs::ftruncate;
 use zerocopy::IntoBytes;
 
 use super::super::{
-    DevicePhase,
-    fixture::{FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USER_BASE, drain},
+    DeviceError, DevicePhase,
+    fixture::{FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USER_BASE, Watched, drain},
     message::{ConfigHead, Header, Region, VringState, code, protocol},
     request::kind,
 };
@@ -46,6 +47,54 @@ fn a_resize_is_told_on_the_back_ends_channel() {
         driver.device(|device, _| device.volume_changed());
     }
     assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+fn blank(block_size: BlockSize) -> Arc<dyn Volume> {
+    MemoryVolume::create("other", 64 << 20, block_size).expect("a volume")
+}
+
+fn attach(driver: &mut FakeDriver, volume: Arc<dyn Volume>) -> Result<(), DeviceError> {
+    driver.device(|device, cx| device.attach(volume, false, cx))
+}
+
+/// A guest reads the block size once, when it starts: whatever is attached later must have it.
+#[test]
+fn a_disk_without_a_volume_keeps_its_block_size() {
+    for (size, other) in [(BlockSize::B4096, BlockSize::B512), (BlockSize::B512, BlockSize::B4096)] {
+        let mut driver = FakeDriver::over(Setup::default(), Watched::over(blank(size)));
+        driver.connect();
+        assert_eq!(space(&mut driver)[20..24], size.bytes().to_le_bytes());
+        driver.device(|device, _| device.detach());
+        assert_eq!(capacity(&mut driver), 0);
+        assert_eq!(space(&mut driver)[20..24], size.bytes().to_le_bytes());
+        assert_eq!(driver.request(kind::IN, 0, &[], 4096).0, 1, "it has no blocks");
+        assert!(matches!(attach(&mut driver, blank(other)), Err(DeviceError::OtherKind { .. })));
+        attach(&mut driver, blank(size)).expect("the kind it had");
+        assert_eq!(capacity(&mut driver), 64 << 11);
+        assert_eq!(driver.request(kind::OUT, 8, &[7; 4096], 0).0, 0);
+        assert_eq!(driver.request(kind::IN, 8, &[], 4096), (0, vec![7; 4096]));
+        // The one in place of the other, without a pause.
+        assert!(matches!(attach(&mut driver, blank(other)), Err(DeviceError::OtherKind { .. })));
+        attach(&mut driver, blank(size)).expect("the kind it has");
+    }
+}
+
+/// A daemon that comes again to a disk without a volume cannot know what its guest was told, and keeps nothing from it.
+#[test]
+fn a_guest_gets_its_volume_back_after_a_restart_without_it() {
+    let mut driver = FakeDriver::over(Setup::default(), Watched::over(blank(BlockSize::B4096)));
+    driver.connect();
+    driver.device(|device, _| device.detach());
+    driver.restart_daemon_with(None);
+    driver.connect();
+    attach(&mut driver, blank(BlockSize::B4096)).expect("nobody was told of another");
+    assert_eq!(driver.request(kind::IN, 8, &[], 4096).0, 0);
+    // A guest that started on the empty disk was told.
+    driver.restart_daemon_with(None);
+    driver.connect();
+    assert_eq!(space(&mut driver)[20..24], 512_u32.to_le_bytes());
+    assert!(matches!(attach(&mut driver, blank(BlockSize::B4096)), Err(DeviceError::OtherKind { .. })));
+    attach(&mut driver, blank(BlockSize::B512)).expect("what it was told");
 }
 
 #[test]
