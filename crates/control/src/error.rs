@@ -138,6 +138,14 @@ pub enum ControlError {
         /// The devices, each with the namespace identifier there.
         users: Vec<(Name, u32)>,
     },
+    /// Requests of a device that had the volume have not ended.
+    #[error("volume {name}: {in_flight} requests of a device that had it have not ended")]
+    RequestsLeft {
+        /// The volume.
+        name: Name,
+        /// How many.
+        in_flight: u64,
+    },
     /// The volume is being erased for a guest that formats it.
     #[error("volume {name} is being formatted")]
     Formatting {
@@ -451,6 +459,7 @@ impl ControlError {
             | Self::DeviceExists { .. }
             | Self::TooManySessions { .. }
             | Self::VolumeAttached { .. }
+            | Self::RequestsLeft { .. }
             | Self::Formatting { .. }
             | Self::Changing { .. }
             | Self::Resizing { .. }
@@ -521,6 +530,7 @@ impl ControlError {
             Self::VolumeExists { .. } => "volume-exists",
             Self::DeviceExists { .. } => "device-exists",
             Self::VolumeAttached { .. } => "volume-attached",
+            Self::RequestsLeft { .. } => "requests-left",
             Self::Formatting { .. } => "formatting",
             Self::Changing { .. } => "changing",
             Self::Resizing { .. } => "resizing",
@@ -577,6 +587,9 @@ impl ControlError {
             Self::VolumeAttached { users, .. } => {
                 let command = |device: &Name, nsid| format!("\"millrace device detach {device} {nsid}\"");
                 format!("detach it first: {}", list(users, command))
+            }
+            Self::RequestsLeft { .. } => {
+                "what it lies on does not answer: see the log and \"millrace volume show\", and try again when they have ended".to_owned()
             }
             Self::Formatting { .. } => "a guest does that; try again when it is done".to_owned(),
             Self::Changing { .. } | Self::Resizing { .. } => "try again when that is done".to_owned(),

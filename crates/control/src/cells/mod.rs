@@ -356,7 +356,7 @@ impl Cells {
         let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
         let was_open = !self.has_failed(volume, from).await;
         self.step(to, Step::Receive { records: records.clone() }).await?;
-        match self.step(from, Step::release(&volumes, CHANGE_LIMIT)).await {
+        match self.step(from, Step::release_looked(&records, CHANGE_LIMIT)).await {
             Ok(_) => {}
             Err(StepError::Refused(problem)) => {
                 self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await?;

@@ -137,6 +137,8 @@ struct Inner {
     attended: BTreeSet<Name>,
     /// Volumes that were opened without what they were being migrated to, which is not stored yet.
     given_up: Vec<Name>,
+    /// Volumes of which a growth that was under way was settled when they were opened, which is not stored yet.
+    settled: Vec<Name>,
     /// What volumes are made with.
     means: Means,
     /// Deleted devices whose commands have not finished, with their identities, under which the keeper holds what they need.

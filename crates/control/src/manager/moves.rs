@@ -36,6 +36,9 @@ pub(crate) enum Step {
         volumes: Vec<Name>,
         #[serde(default = "never")]
         before: u64,
+        /// As they were received elsewhere: what was changed since stays. Empty: whatever they are.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        looked: Vec<VolumeRecord>,
     },
     /// Open what was received.
     Open { volumes: Vec<Name> },
@@ -50,7 +53,16 @@ impl Step {
     /// A release that is waited for this long.
     pub(crate) fn release(volumes: &[Name], limit: Duration) -> Self {
         let limit = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
-        Self::Release { volumes: volumes.to_vec(), before: monotonic_micros().saturating_add(limit) }
+        Self::Release { volumes: volumes.to_vec(), before: monotonic_micros().saturating_add(limit), looked: Vec::new() }
+    }
+
+    /// The same of what was received elsewhere.
+    pub(crate) fn release_looked(records: &[VolumeRecord], limit: Duration) -> Self {
+        let volumes: Vec<_> = records.iter().map(|record| record.spec.name.clone()).collect();
+        match Self::release(&volumes, limit) {
+            Self::Release { volumes, before, .. } => Self::Release { volumes, before, looked: records.to_vec() },
+            other => other,
+        }
     }
 }
 
@@ -66,9 +78,13 @@ impl Manager {
         match step {
             Step::Look { volume } => inner.family(volume),
             Step::Receive { records } => self.receive(&mut inner, records),
-            Step::Release { volumes, before } => self.release(&mut inner, volumes, *before),
+            Step::Release { volumes, before, looked } => {
+                inner.check_unchanged(looked)?;
+                self.release(&mut inner, volumes, *before)
+            }
             Step::Open { volumes } => {
                 let opened = inner.open_received(volumes);
+                self.store_settled(&mut inner)?;
                 self.attend_migrations(&mut inner);
                 opened
             }
@@ -85,7 +101,8 @@ impl Manager {
                 None => inner.check_unused("volume", &record.spec.name, record.uuid)?,
             }
         }
-        let new = |record: &&VolumeRecord| !inner.volumes.contains_key(&record.spec.name);
+        // One that came before may have been changed since, where it is.
+        let new = |record: &&VolumeRecord| inner.volumes.get(&record.spec.name).is_none_or(Volume::is_received);
         let new: Vec<_> = records.iter().filter(new).collect();
         self.store.apply(&Changes { put_volumes: new.clone(), ..Changes::default() })?;
         for record in new {
@@ -103,6 +120,10 @@ impl Manager {
         }
         for name in names.iter().filter(|name| inner.volumes.contains_key(*name)) {
             inner.check_movable(name)?;
+        }
+        // Of those that nothing is made of: the services of the others have requests of their own in them.
+        for name in names.iter().filter(|name| inner.volumes_over(name.as_str()).next().is_none()) {
+            inner.end_requests(name)?;
         }
         self.close_account(inner, names);
         self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?;
@@ -127,6 +148,20 @@ impl Inner {
                 closed(self, &volume);
             }
         }
+    }
+
+    /// Fails when one of these is not what it was, or something else is made of it now.
+    fn check_unchanged(&self, looked: &[VolumeRecord]) -> Result<(), ControlError> {
+        for record in looked {
+            let name = &record.spec.name;
+            let known = |over: &Name| looked.iter().any(|record| record.spec.name == *over);
+            let is_same = self.volumes.get(name).is_none_or(|volume| volume.record == *record);
+            if !is_same || self.volumes_over(name.as_str()).any(|(over, _)| !known(over)) {
+                let why = "it was changed meanwhile: try again".to_owned();
+                return Err(ControlError::NotMovable { volume: name.clone(), why });
+            }
+        }
+        Ok(())
     }
 
     /// A volume, what it is made of, and what is made of that.

@@ -66,6 +66,7 @@ impl Manager {
         let mut inner = self.peek();
         inner.restore_groups(groups);
         inner.restore_volumes(volumes);
+        self.store_settled(&mut inner)?;
         // Applications outlive a worker that dies, not a daemon that was stopped.
         let go_on = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.predecessor().is_some());
         let (over, devices): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some() && !go_on);
@@ -96,6 +97,14 @@ impl Manager {
         self.apply(&mut inner, declared)?;
         self.attend_migrations(&mut inner);
         Ok(())
+    }
+
+    /// Stores the sizes of volumes whose growth was settled, before anybody uses them: the next start would look for all of the growth again,
+    /// and another growth begin where this one did. What was written beyond could be cut off.
+    pub(super) fn store_settled(&self, inner: &mut Inner) -> Result<(), StoreError> {
+        let settled = std::mem::take(&mut inner.settled);
+        let put_volumes: Vec<_> = settled.iter().filter_map(|name| Some(&inner.volumes.get(name)?.record)).collect();
+        if put_volumes.is_empty() { Ok(()) } else { self.store.apply(&Changes { put_volumes, ..Changes::default() }) }
     }
 
     /// While another binary can take over again, no guest loses a device or a namespace that this one cannot bring back.
@@ -316,6 +325,7 @@ impl Inner {
 
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
     fn restore_volume(&mut self, mut record: VolumeRecord) {
+        let was_growing = record.growing.is_some();
         let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
         let made = made.map_err(|error| {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
@@ -325,6 +335,9 @@ impl Inner {
             Ok(made) => (Ok(namespace(Arc::<Switch>::clone(&made.switch), &record, self.keeper.as_ref())), Some(made)),
             Err(reason) => (Err(reason), None),
         };
+        if was_growing && record.growing.is_none() {
+            self.settled.push(record.spec.name.clone());
+        }
         self.volumes.insert(record.spec.name.clone(), Volume { record, live, graph });
     }
 

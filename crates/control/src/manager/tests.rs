@@ -415,10 +415,37 @@ fn memory_that_nobody_sees_goes_nowhere() {
     assert!(other.has_received());
     let refused = other.step(&look).unwrap_err().to_string();
     assert!(refused.contains("not finished"), "{refused}");
-    let late = other.step(&Step::Release { volumes: names.clone(), before: 0 }).unwrap_err().to_string();
+    let late = other.step(&Step::Release { volumes: names.clone(), before: 0, looked: Vec::new() }).unwrap_err().to_string();
     assert!(late.contains("too late") && other.has_volume("m"), "{late}");
     other.step(&Step::release(&names, limit)).unwrap();
     assert!(!other.has_volume("m"));
+}
+
+#[test]
+fn what_was_changed_since_it_was_looked_at_does_not_go() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    let (look, limit) = (Step::Look { volume: "v".to_owned() }, Duration::from_secs(600));
+    rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
+    let first = rig.step(&look).unwrap();
+    other.step(&Step::Receive { records: first.clone() }).unwrap();
+    rig.resize_volume("v", size("128K")).unwrap();
+    let refused = rig.step(&Step::release_looked(&first, limit)).unwrap_err().to_string();
+    assert!(refused.contains("changed meanwhile"), "{refused}");
+    assert_eq!(rig.volume("v").unwrap().state, State::Ready);
+    // Something is made of it.
+    let second = rig.step(&look).unwrap();
+    rig.create_volume(&VolumeSpec {
+        stack: "throttle(iops=9) | volume:v".parse().unwrap(),
+        ..volume("w", "128K", "memory")
+    })
+    .unwrap();
+    assert!(rig.step(&Step::release_looked(&second, limit)).is_err());
+    rig.delete_volume("w").unwrap();
+    // What comes again is what counts.
+    other.step(&Step::Receive { records: second.clone() }).unwrap();
+    rig.step(&Step::release_looked(&second, limit)).unwrap();
+    other.step(&Step::Open { volumes: vec!["v".parse().unwrap()] }).unwrap();
+    assert_eq!((other.volume("v").unwrap().state, other.volume("v").unwrap().size), (State::Ready, size("128K")));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use millrace_block::{BlockCount, Switch, Volume as _};
@@ -23,6 +24,9 @@ use crate::{
     model::VolumeSpec,
     store::{Changes, StoreError, VolumeRecord},
 };
+
+/// How long requests of a guest that is gone are waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A volume that was just made and is not known to anyone yet.
 pub(super) struct NewVolume {
@@ -147,6 +151,7 @@ impl Manager {
             return Err(ControlError::VolumeAttached { name, users });
         }
         let file = volume.record.own_file().map(Path::to_owned);
+        inner.end_requests(&name)?;
         self.close_account(&inner, [&name]);
         let put_files = file.as_deref().into_iter().collect();
         self.store.apply(&Changes { remove_volumes: vec![&name], put_files, ..Changes::default() })?;
@@ -161,6 +166,16 @@ impl Manager {
 }
 
 impl Inner {
+    /// Waits for the requests of devices that have the volume no more: a guest that was detached, or is gone, may have left some, held back by a
+    /// throttle, say. Where the volume was there may be another one's blocks later.
+    pub(super) fn end_requests(&self, name: &Name) -> Result<(), ControlError> {
+        let graph = self.volumes.get(name).and_then(|volume| volume.graph.as_ref());
+        match graph.map_or(0, |live| live.graph.drain(&live.switch, PATIENCE)) {
+            0 => Ok(()),
+            in_flight => Err(ControlError::RequestsLeft { name: name.clone(), in_flight }),
+        }
+    }
+
     /// Makes a volume, without telling anyone.
     pub(super) fn make_volume(&self, spec: &VolumeSpec, created_by: Option<Name>) -> Result<NewVolume, ControlError> {
         spec.validate()?;

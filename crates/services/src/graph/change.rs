@@ -257,7 +257,8 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     }
 }
 
-fn hurry(nodes: &[Arc<Built>], on: bool) {
+/// Services let go what they hold back, or may hold back again.
+pub(super) fn hurry(nodes: &[Arc<Built>], on: bool) {
     for service in nodes.iter().filter_map(|node| node.service.as_ref()) {
         service.hurry(on);
     }

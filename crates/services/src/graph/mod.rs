@@ -11,9 +11,13 @@ mod change;
 mod tests;
 mod view;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use millrace_block::{BlockSize, Volume, VolumeError, trace::Tap};
+use millrace_block::{BlockSize, Switch, Volume, VolumeError, trace::Tap};
 use thiserror::Error;
 
 use crate::{
@@ -27,6 +31,9 @@ use crate::{
 
 pub use change::{ChangeFailed, Terms, change};
 pub use view::compatible;
+
+/// How often a volume is looked at that is to become empty.
+const DRAIN_LOOK: Duration = Duration::from_millis(1);
 
 /// A leaf to be opened.
 #[derive(Clone, Debug)]
@@ -283,6 +290,18 @@ impl Graph {
             GraphError::Service { node, source }
         };
         stuck.map(not_now).map_or(Ok(()), Err)
+    }
+
+    /// Waits, at most so long, until no request is in the volume, which is behind this switch: what services hold back they let go. Returns
+    /// how many are left. Nobody sends any more. Blocks; not to be called on a shard.
+    pub fn drain(&self, switch: &Switch, patience: Duration) -> u64 {
+        let (nodes, end) = (self.nodes(), Instant::now() + patience);
+        change::hurry(&nodes, true);
+        while switch.in_flight() > 0 && Instant::now() < end {
+            std::thread::sleep(DRAIN_LOOK);
+        }
+        change::hurry(&nodes, false);
+        switch.in_flight()
     }
 
     /// Takes the graph out of force; no request may be in flight. What fails is logged: the volume goes anyway.

@@ -2,6 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use millrace_block::Lba;
+use millrace_driver::QueueOptions;
+use millrace_nvme_spec::NamespaceId;
+
 use super::{
     stacks::{spec, under_load},
     *,
@@ -190,4 +194,42 @@ fn what_stands_on_a_disk_is_closed_before_it() {
         }
         under_load(&rig, || ());
     }
+}
+
+#[test]
+fn what_a_guest_left_behind_does_not_reach_who_comes_next() {
+    let rig = Rig::with_disk();
+    rig.create_volume(&spec("v", Some("64K"), &format!("throttle(iops=1) | {SHARE}"))).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    let mut guest = Controller::connect(&rig.path("d.sock"), &Options::default()).unwrap();
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = guest.memory().alloc(4096).unwrap();
+    buffer.write_at(0, &[0xaa; 4096]);
+    for at in 0..16 {
+        queue.submit(&namespace.write(Lba(8 * at), buffer.slice(0, 4096)).unwrap()).unwrap();
+    }
+    queue.ring().unwrap();
+    let in_flight = |at_least| {
+        let inner = rig.peek();
+        inner.volumes["v"].graph.as_ref().unwrap().switch.in_flight() >= at_least
+    };
+    while !in_flight(14) {
+        thread::yield_now();
+    }
+    rig.detach("d", 1).unwrap();
+    assert!(in_flight(8), "the throttle holds them back, and detaching does not wait for ever");
+    rig.delete_volume("v").unwrap();
+    rig.share("w", "64K").unwrap();
+    rig.attach("d", &attach("w", None)).unwrap();
+    // One of those would come every second.
+    thread::sleep(std::time::Duration::from_millis(2500));
+    let read = namespace.read(Lba(0), buffer.slice(0, 4096)).unwrap();
+    let end = queue.submit(&read).unwrap();
+    queue.ring().unwrap();
+    queue.wait_for(end).unwrap();
+    let mut found = vec![1; 4096];
+    buffer.read_at(0, &mut found);
+    assert_eq!(found, vec![0; 4096]);
 }

@@ -84,6 +84,16 @@ fn a_mirror_grows_and_comes_back_with_the_size_that_it_has() {
         let view = rig.volume("v").unwrap();
         assert_eq!((view.state, view.size), (State::Ready, size(comes_back)), "{:?}", view.reason);
     }
+    // What was settled is stored: the next growth that comes to nothing leaves that size, and not the one before.
+    rig.stop();
+    let store = Store::open(rig.directory.path()).unwrap();
+    let mut record = store.load().unwrap().0.remove(0);
+    assert_eq!((record.size(), record.growing), (size("3M"), None));
+    record.growing = Some(size("7M"));
+    store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+    drop(store);
+    rig.start();
+    assert_eq!((rig.volume("v").unwrap().state, rig.volume("v").unwrap().size), (State::Ready, size("3M")));
     rig.resize_volume("v", size("5M")).unwrap();
     rig.restart();
     assert_eq!(rig.volume("v").unwrap().size, size("5M"));
