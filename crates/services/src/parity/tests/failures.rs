@@ -343,3 +343,30 @@ fn small_writes_read_and_write_only_what_they_must() {
         assert_eq!((sum(Kind::Read) - reads, sum(Kind::Write) - writes), (2, 2 * (1 + 4)));
     });
 }
+
+#[test]
+fn a_leg_that_is_being_filled_and_refuses_the_journal_is_left_out() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let area = parity(&graph).members.rules.area_of(&*volumes[2]) / 512;
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        command(&graph, "fail", 2).unwrap();
+        command(&graph, "rebuild", 2).unwrap();
+        // It has the data, and another leg the parity and the journal.
+        model[16 * 512..17 * 512].copy_from_slice(&bench.write_random(16, 1));
+    });
+    drop(graph);
+    let tables = TABLES / 512;
+    for range in [(Lba(0), BlockCount(area)), (Lba(area + tables), BlockCount(1 << 20))] {
+        let kinds = vec![Kind::Write, Kind::WriteZeroes, Kind::Deallocate];
+        let refuses = Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT));
+        legs[2].add(Rule { kinds, range: Some(range), ..refuses });
+    }
+    let graph = SMALL.open(&volumes, Reason::Open);
+    assert!(fact(&graph, "journal entries carried out again").is_some());
+    assert_eq!(state(&graph, 2), "failed");
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
