@@ -147,14 +147,17 @@ impl Parity {
         }
     }
 
-    /// Stores on all legs in use how far entries of the journal are void.
+    /// Stores on all legs in use how far entries of the journal are void: in both copies, so that a damaged one does not bring
+    /// entries back.
     pub(super) async fn record_void(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
         let rings = self.journal.rings();
         let tails: [u64; MOST_PARTS] = std::array::from_fn(|ring| rings.get(ring).map_or(0, Ring::tail));
         let mut failed = Refusals::default();
         for leg in legs_of(self.members.masks().writable) {
-            let (region, generation, content) = self.journal.void_record(leg, self.journal_of(leg), &tails);
-            failed.note(leg, region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await);
+            for _ in 0..2 {
+                let (region, generation, content) = self.journal.void_record(leg, self.journal_of(leg), &tails);
+                failed.note(leg, region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await);
+            }
         }
         self.members.drop_legs(cx, failed.legs, failed.why()).await?;
         rings.iter().zip(tails).for_each(|(ring, tail)| ring.voided(tail));

@@ -20,6 +20,12 @@ pub(super) fn state(graph: &Graph, leg: usize) -> String {
     fact(graph, &format!("leg {leg}")).unwrap()
 }
 
+/// Upkeep looks whether the journal can be voided.
+fn void_when_quiet(graph: &Graph) {
+    let parity = parity(graph);
+    crate::legs::block_on(move |cx| Box::pin(async move { parity.void_when_quiet(cx).await })).unwrap();
+}
+
 /// Spoils a byte of a leg, below the service.
 fn rot(leg: &Arc<dyn Volume>, at: u64) {
     let block = at / 512 * 512;
@@ -342,6 +348,29 @@ fn small_writes_read_and_write_only_what_they_must() {
         bench.write_random(512, 96);
         assert_eq!((sum(Kind::Read) - reads, sum(Kind::Write) - writes), (2, 2 * (1 + 4)));
     });
+}
+
+#[test]
+fn a_damaged_copy_of_what_is_void_brings_no_entry_back() {
+    let legs = volumes(&SMALL.faulty(1024));
+    let graph = SMALL.open(&legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        bench.write_random(0, 1);
+        void_when_quiet(&graph);
+        // The whole rows, past the journal.
+        model[..16 * 512].copy_from_slice(&bench.write_random(0, 16));
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    let offset = parity(&graph).journal_of(2);
+    drop(graph);
+    let region = crate::record::Region { magic: *b"MPJNVOID", version: 1, offset, len: 8192 };
+    let newest = region.load(&legs[2]).unwrap().unwrap().generation;
+    rot(&legs[2], offset + newest % 2 * 4096 + 32);
+    let graph = SMALL.open(&legs, Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    parity_fits(&graph, &legs);
 }
 
 #[test]
