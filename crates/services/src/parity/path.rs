@@ -70,8 +70,6 @@ struct Writing<'w> {
     masks: Masks,
     /// Parity parts that are kept: their legs are in use.
     kept: u8,
-    /// Parts that could not be read and were computed.
-    mended: u8,
 }
 
 /// A stripe that is written as a whole.
@@ -109,22 +107,21 @@ impl Parity {
         let masks = self.members.masks();
         let in_use = self.parts_on(piece.rows.stripe, masks.writable);
         let kept = in_use & self.all_parts() & !self.data_parts();
-        let mut writing = Writing { piece, image: &image, masks, kept, mended: 0 };
-        self.prepare(cx, &mut writing, &source).await?;
+        let writing = Writing { piece, image: &image, masks, kept };
+        self.prepare(cx, &writing, &source).await?;
         let journaled = kept != 0 && !self.may_go_direct(piece, masks, &bytes);
         let number = if journaled { Some(self.log(cx, &writing, &bytes, &header_room(&buffer)).await?) } else { None };
         let now = self.parts_on(piece.rows.stripe, self.members.masks().writable);
-        let changed = (piece.data() | kept | writing.mended) & in_use & now;
+        let changed = (piece.data() | kept) & in_use & now;
         let outcome = self.move_parts(cx, Operation::Write { fua: false }, piece.rows, &image, changed).await;
         if let Some(number) = number {
             self.journal.rings()[self.journal.ring_of(piece.rows.stripe)].done(number);
         }
-        let parts = piece.data() | writing.mended;
-        self.settle(cx, piece.rows, parts, outcome, !journaled && self.is_healthy(masks)).await
+        self.settle(cx, piece.rows, piece.data(), outcome, !journaled && self.is_healthy(masks)).await
     }
 
     /// Brings into the image what is to be written: the data, and the parity that fits them.
-    async fn prepare(&self, cx: TaskContext<'_>, writing: &mut Writing<'_>, source: &Source<'_>) -> Result<(), BlockError> {
+    async fn prepare(&self, cx: TaskContext<'_>, writing: &Writing<'_>, source: &Source<'_>) -> Result<(), BlockError> {
         let Writing { piece, image, masks, kept, .. } = *writing;
         let (data, parts) = (piece.data(), image.parts());
         let others = self.data_parts() & !data;
@@ -150,7 +147,7 @@ impl Parity {
             }
             self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
         }
-        writing.mended = self.obtain(cx, piece.rows, image, others).await?;
+        self.obtain(cx, piece.rows, image, others).await?;
         self.copy_in(piece, image, source);
         parts.encode(kept);
         Ok(())
@@ -516,18 +513,15 @@ impl Parity {
             for piece in self.pieces(band) {
                 let (buffer, _range) = self.begin(cx, self.leg_range(piece.rows), false).await?;
                 let image = self.image(&buffer, piece.rows);
-                let bad = if self.plan.safe {
-                    self.obtain_safely(cx, piece.rows, &image).await?
+                if self.plan.safe {
+                    self.obtain_safely(cx, piece.rows, &image).await?;
                 } else {
-                    self.obtain(cx, piece.rows, &image, piece.data()).await?
-                };
+                    self.obtain(cx, piece.rows, &image, piece.data()).await?;
+                }
                 for chunk in piece.chunks.clone() {
                     let mut cursor = SegmentCursor::new(request.segments);
                     cursor.skip((self.layout.byte(piece.rows.stripe, chunk, piece.rows.from) - from) as usize);
                     cursor.copy_from(image.area(chunk));
-                }
-                if bad != 0 {
-                    self.mend(cx, piece.rows, &image, bad).await;
                 }
             }
         }
@@ -535,16 +529,14 @@ impl Parity {
     }
 
     /// Reads all parts of rows, and checks them as far as there is anything to check them with.
-    async fn obtain_safely(&self, cx: TaskContext<'_>, rows: Rows, image: &Image) -> Result<u8, BlockError> {
-        let bad = self.obtain(cx, rows, image, self.all_parts()).await?;
-        let absent = self.all_parts() & !self.parts_on(rows.stripe, self.members.masks().readable) | bad;
+    async fn obtain_safely(&self, cx: TaskContext<'_>, rows: Rows, image: &Image) -> Result<(), BlockError> {
         let bytes = self.leg_range(rows);
         let settled = self.members.intent().is_some_and(|intent| intent.is_settled(bytes.start, bytes.end));
-        if !settled || absent.count_ones() as usize >= self.layout.parity {
-            return Ok(bad);
+        if !settled {
+            return self.obtain(cx, rows, image, self.all_parts()).await;
         }
-        let checked = self.check_rows(cx, rows, image, absent == 0).await;
-        let Some(first) = checked.first else { return Ok(bad) };
+        let checked = self.examine(cx, rows, image).await?;
+        let Some(first) = checked.first else { return Ok(()) };
         if self.counters.refused.fetch_add(1, Ordering::Relaxed).is_power_of_two() || checked.repaired > 0 {
             let leg_lba = (bytes.start - rows.from + first) >> self.shape().block_size.shift();
             tracing::error!(

@@ -20,6 +20,14 @@ pub(super) fn state(graph: &Graph, leg: usize) -> String {
     fact(graph, &format!("leg {leg}")).unwrap()
 }
 
+/// A block of a leg cannot be read so many times.
+fn cannot_read(leg: &FaultVolume, block: u64, times: u64) {
+    let range = Some((Lba(block), BlockCount(1)));
+    for number in 1..=times {
+        leg.add(Rule { range, ..Rule::new(Kind::Read, When::Nth(number), Effect::Fail(READ_FAULT)) });
+    }
+}
+
 /// Upkeep looks whether the journal can be voided.
 fn void_when_quiet(graph: &Graph) {
     let parity = parity(graph);
@@ -191,8 +199,8 @@ fn what_a_leg_cannot_read_is_computed_and_written_again() {
     let graph = SMALL.open(&volumes, Reason::Create);
     on_bench(&graph, |bench| {
         let data = bench.write_random(0, 1024);
-        // Not even when it is asked again.
-        for number in 1..=2 {
+        // Not even when it is asked again, nor for a block alone.
+        for number in 1..=3 {
             legs[0].add(Rule::new(Kind::Read, When::Nth(number), Effect::Fail(READ_FAULT)));
         }
         for lba in (0..1024).step_by(8) {
@@ -267,10 +275,9 @@ fn rot_is_found_by_a_scrub_and_repaired_where_it_is_known_what_is_wrong() {
         let graph = form.open(&volumes, Reason::Create);
         let mut model = Vec::new();
         on_bench(&graph, |bench| model = bench.write_random(0, 1024));
-        // A byte of each leg, in rows of their own, and a block that cannot be read once.
+        // A byte of each leg, in rows of their own, and a block that cannot be read, until it is written.
         (0..form.legs).for_each(|leg| rot(&volumes[leg], leg as u64 * 8192 + 700));
-        let range = Some((Lba(100), BlockCount(1)));
-        legs[0].add(Rule { range, ..Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT)) });
+        cannot_read(&legs[0], 100, 2);
         let found = scrubbed(&graph);
         if form.plan().redundancy == 2 {
             assert_eq!((found.differing, found.repaired, &found.listed), (0, form.legs as u64 + 1, &vec![]));
@@ -348,6 +355,96 @@ fn small_writes_read_and_write_only_what_they_must() {
         bench.write_random(512, 96);
         assert_eq!((sum(Kind::Read) - reads, sum(Kind::Write) - writes), (2, 2 * (1 + 4)));
     });
+}
+
+#[test]
+fn a_block_that_cannot_be_read_costs_none_of_its_neighbours() {
+    // The first chunk rots, and of the second one another block cannot be read.
+    for form in [SMALL, TWO] {
+        for way in ["scrub", "read", "write", "resync"] {
+            let legs = form.faulty(1024);
+            let volumes = volumes(&legs);
+            let graph = form.open(&volumes, Reason::Create);
+            let layout = parity(&graph).layout;
+            on_bench(&graph, |bench| {
+                let mut model = bench.write_random(0, 1024);
+                rot(&volumes[layout.leg(0, 0)], 3 * 512 + 5);
+                let times = match way {
+                    "read" => 3,
+                    "write" => 1,
+                    _ => 2,
+                };
+                cannot_read(&legs[layout.leg(0, 1)], 0, times);
+                match way {
+                    "scrub" => _ = scrubbed(&graph),
+                    "read" => bench.expect(8, &model[8 * 512..16 * 512]),
+                    "write" => model[..512].copy_from_slice(&bench.write_random(0, 1)),
+                    _ => {
+                        parity(&graph).members.intent().unwrap().suspect(&(0..=0));
+                        assert!(resync(&graph));
+                    }
+                }
+                let found = scrubbed(&graph);
+                if form.plan().redundancy == 2 && way != "resync" {
+                    assert_eq!(found.differing, 0);
+                    parity_fits(&graph, &volumes);
+                    bench.expect(0, &model);
+                } else {
+                    bench.expect(8, &model[8 * 512..]);
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_computed_is_not_written_where_it_does_not_fit() {
+    let legs = TWO.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = TWO.open(&volumes, Reason::Create);
+    let layout = parity(&graph).layout;
+    on_bench(&graph, |bench| {
+        let model = bench.write_random(0, 1024);
+        // In one row: one chunk rots, and the other one cannot be read.
+        rot(&volumes[layout.leg(0, 0)], 5);
+        cannot_read(&legs[layout.leg(0, 1)], 0, 2);
+        let found = scrubbed(&graph);
+        assert_eq!((found.differing, found.repaired), (1, 0));
+        // Later it can be.
+        let found = scrubbed(&graph);
+        assert_eq!((found.differing, found.repaired), (0, 1));
+        bench.expect(0, &model);
+    });
+    parity_fits(&graph, &volumes);
+}
+
+#[test]
+fn repairs_are_durable() {
+    for unread in [true, false] {
+        let legs = TWO.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = TWO.open(&volumes, Reason::Create);
+        on_bench(&graph, |bench| {
+            let model = bench.write_random(0, 1024);
+            for (number, leg) in legs.iter().enumerate() {
+                for block in number as u64 * 16..number as u64 * 16 + 8 {
+                    if unread {
+                        cannot_read(leg, block, 2);
+                    } else {
+                        rot(&volumes[number], block * 512);
+                    }
+                }
+            }
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+            for leg in &legs {
+                leg.hold_writes();
+            }
+            assert!(scrubbed(&graph).repaired > 0);
+            assert!(legs.iter().all(|leg| leg.power_loss() == 0));
+            parity_fits(&graph, &volumes);
+            bench.expect(0, &model);
+        });
+    }
 }
 
 #[test]
