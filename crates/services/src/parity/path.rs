@@ -113,11 +113,52 @@ impl Parity {
         let number = if journaled { Some(self.log(cx, &writing, &bytes, &header_room(&buffer)).await?) } else { None };
         let now = self.parts_on(piece.rows.stripe, self.members.masks().writable);
         let changed = (piece.data() | kept) & in_use & now;
-        let outcome = self.move_parts(cx, Operation::Write { fua: false }, piece.rows, &image, changed).await;
-        if let Some(number) = number {
-            self.journal.rings()[self.journal.ring_of(piece.rows.stripe)].done(number);
+        let mut outcome = self.move_parts(cx, Operation::Write { fua: false }, piece.rows, &image, changed).await;
+        if journaled {
+            self.insist(cx, piece.rows, &image, changed, &mut outcome).await;
         }
-        self.settle(cx, piece.rows, piece.data(), outcome, !journaled && self.is_healthy(masks)).await
+        let direct = !journaled && self.is_healthy(masks);
+        let result = self.settle(cx, piece.rows, piece.data(), outcome, direct).await;
+        if let Some(number) = number {
+            let now = self.members.masks();
+            let torn = changed & !outcome.done & self.parts_on(piece.rows.stripe, now.writable);
+            match result {
+                // What is missing is known by the others alone, and they do not fit: the entry does.
+                Err(error) if torn != 0 && !self.is_healthy(now) => {
+                    self.stop(cx, self.legs_of_parts(piece.rows.stripe, torn), error).await;
+                }
+                _ => self.journal.rings()[self.journal.ring_of(piece.rows.stripe)].done(number),
+            }
+        }
+        result
+    }
+
+    /// Writes once more what legs refused that cannot be spared: most who refuse one request take the next.
+    async fn insist(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, changed: u8, outcome: &mut Outcome) {
+        let left = changed & !outcome.done;
+        let others = self.members.masks().readable & !self.legs_of_parts(rows.stripe, left);
+        let can_be_spared = outcome.refused.is_none() && others.count_ones() as usize >= self.layout.data();
+        if left != 0 && !can_be_spared {
+            let again = self.move_parts(cx, Operation::Write { fua: false }, rows, image, left).await;
+            *outcome = Outcome { done: outcome.done | again.done, ..again };
+        }
+    }
+
+    /// Legs that must stay may lack what the journal has: nothing is read or written any more, so that nothing is computed from
+    /// what does not fit, and no entry becomes void. The next opening carries them out again.
+    async fn stop(&self, cx: TaskContext<'_>, legs: u8, error: BlockError) {
+        self.members.stop(cx).await;
+        if !self.stopped.swap(true, Ordering::Relaxed) {
+            let leg = legs.trailing_zeros() as usize;
+            tracing::error!(
+                name = self.name,
+                leg,
+                volume = self.legs[leg].name(),
+                %error,
+                "this leg refused what the others took, and without it there are too few: nothing is read or written until the \
+                 volume is opened again, which writes it once more from the journal. See that the leg is well first"
+            );
+        }
     }
 
     /// Brings into the image what is to be written: the data, and the parity that fits them.
@@ -224,10 +265,12 @@ impl Parity {
     /// Takes a slot of a ring, and makes room in it if there is none.
     async fn take_slot(&self, cx: TaskContext<'_>, ring: usize, bytes: &Range<u64>) -> Result<u64, BlockError> {
         let ring = &self.journal.rings()[ring];
+        // Who is stopped gets no room, and is refused the flush.
+        let can_have = || ring.written() > ring.tail() || ring.lacks_record() || self.members.masks().writable == 0;
         loop {
             let found = until(cx, || match ring.try_take(bytes) {
                 Some(number) => Some(Ok(number)),
-                None if ring.written() > ring.tail() || ring.lacks_record() => self.flush_turn.try_take().map(Err),
+                None if can_have() => self.flush_turn.try_take().map(Err),
                 None => None,
             });
             match found.await {
@@ -256,11 +299,24 @@ impl Parity {
             return Err(refused);
         }
         let missed = self.members.unrecorded(masks.writable, outcome.faulty);
-        self.members.drop_legs(cx.deeper(), missed, outcome.error).await?;
+        if let Err(error) = self.members.drop_legs(cx.deeper(), missed, outcome.error).await {
+            self.doubt(cx, outcome.faulty & self.members.masks().writable, error).await;
+            return Err(error);
+        }
         for (written, ring) in written.iter().zip(self.journal.rings()) {
             ring.advance(*written);
         }
         Ok(())
+    }
+
+    /// Legs refused a flush, and must stay. What they had not made durable may be gone, and the next flush would not tell.
+    async fn doubt(&self, cx: TaskContext<'_>, legs: u8, error: BlockError) {
+        let Some(intent) = self.members.intent().filter(|_| legs != 0) else { return };
+        if self.is_healthy(self.members.masks()) {
+            intent.suspect_marked();
+        } else if self.journal.rings().iter().any(|ring| ring.head() > ring.tail()) {
+            self.stop(cx, legs, error).await;
+        }
     }
 
     /// A write of these parts, and parity, has gone to the legs: it counts when every leg that it changes has it, or is known not
@@ -613,6 +669,11 @@ impl Volume for Parity {
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        if self.stopped.load(Ordering::Relaxed) {
+            // One that ends half way would bring the legs back as they are.
+            let why = "it is stopped until it is opened again, because a leg refused a write".to_owned();
+            return Err(VolumeError::Refused { volume: self.name.clone(), why });
+        }
         // Nobody stores what is void meanwhile.
         let _turn = self.flush_turn.take_and_wait();
         let bytes = whole_blocks(&self.name, self.bytes(), block_size)?;

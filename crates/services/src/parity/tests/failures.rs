@@ -357,6 +357,93 @@ fn small_writes_read_and_write_only_what_they_must() {
     });
 }
 
+/// Every block is what it was, or an error.
+fn nothing_wrong_is_read(bench: &mut Bench<'_>, lba: u64, model: &[u8]) {
+    let segment = bench.memory.segment(0, 512);
+    for (at, block) in (lba..).zip(model.chunks(512)) {
+        let mut found = vec![0; 512];
+        if bench.moving(Operation::Read, at, &[segment]).is_ok() {
+            segment.read_at(0, &mut found);
+            assert!(found == block, "block {at}");
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_stays_what_it_was_when_a_leg_that_must_stay_refuses_a_write() {
+    // Of stripe 0: the first chunk is written, the second one is missing, and this leg has P.
+    for (form, missing, refusing) in [(SMALL, &[1][..], 2), (TWO, &[2, 0][..], 3)] {
+        for (when, filling) in [(When::Nth(1), false), (When::Always, false), (When::Nth(1), true), (When::Always, true)] {
+            let legs = form.faulty(1024);
+            let volumes = volumes(&legs);
+            let graph = form.open(&volumes, Reason::Create);
+            let mut model = Vec::new();
+            on_bench(&graph, |bench| {
+                model = bench.write_random(0, 1024);
+                for leg in missing {
+                    command(&graph, "fail", *leg).unwrap();
+                }
+                if filling {
+                    command(&graph, "rebuild", missing[0]).unwrap();
+                }
+                let range = Some((Lba(0), BlockCount(8)));
+                legs[refusing].add(Rule { range, ..Rule::new(Kind::Write, when, Effect::Fail(WRITE_FAULT)) });
+                let data = bench.random.bytes(512);
+                let written = bench.write(0, &data);
+                assert_eq!(written, if when == When::Nth(1) { Ok(()) } else { Err(WRITE_FAULT) });
+                model[..512].copy_from_slice(&data);
+                assert_eq!(fact(&graph, "stopped").is_none(), written.is_ok());
+                nothing_wrong_is_read(bench, 8, &model[8 * 512..]);
+                legs[refusing].clear();
+                void_when_quiet(&graph);
+                resync(&graph);
+                nothing_wrong_is_read(bench, 8, &model[8 * 512..]);
+                if written.is_err() {
+                    assert!(bench.plain(Operation::Flush, 0, 0).is_err() && bench.write(9, &data).is_err());
+                    assert!(
+                        graph.volume().format(BlockSize::B512).is_err() && command(&graph, "rebuild", missing[0]).is_err()
+                    );
+                    graph.root.service.as_ref().unwrap().unmount().unwrap();
+                }
+            });
+            drop(graph);
+            let graph = form.open(&volumes, Reason::Open);
+            on_bench(&graph, |bench| bench.expect(0, &model));
+            for leg in missing {
+                _ = command(&graph, "rebuild", *leg);
+            }
+            assert!(resync(&graph));
+            assert!((0..form.legs).all(|leg| state(&graph, leg) == "good"));
+            parity_fits(&graph, &volumes);
+            on_bench(&graph, |bench| bench.expect(0, &model));
+        }
+    }
+}
+
+#[test]
+fn what_a_leg_loses_when_it_refuses_a_flush_is_in_the_journal() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        command(&graph, "fail", 1).unwrap();
+        legs[2].hold_writes();
+        // One chunk of two.
+        model[..8 * 512].copy_from_slice(&bench.write_random(0, 8));
+        legs[2].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        assert!(legs[2].power_loss() > 0);
+        assert!(bench.plain(Operation::Flush, 0, 0).is_err());
+        _ = bench.plain(Operation::Flush, 0, 0);
+        void_when_quiet(&graph);
+        nothing_wrong_is_read(bench, 8, &model[8 * 512..]);
+    });
+    drop(graph);
+    let graph = SMALL.open(&volumes, Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
 #[test]
 fn a_block_that_cannot_be_read_costs_none_of_its_neighbours() {
     // The first chunk rots, and of the second one another block cannot be read.
