@@ -110,6 +110,12 @@ impl Members {
         }
     }
 
+    /// Nothing is read or written until the legs are looked at anew: what they have is not what requests may see.
+    pub(crate) async fn stop(&self, cx: TaskContext<'_>) {
+        let _turn = self.table_turn.take(cx).await;
+        self.masks.set(Masks::default());
+    }
+
     /// Changes the table for legs that fail now.
     pub(super) fn note_failed(&self, legs: u8, why: &dyn Display) {
         let mut on_legs = self.on_legs();
@@ -228,6 +234,9 @@ impl Members {
         }
         let turn = self.table_turn.take(cx).await;
         let masks = self.masks();
+        if masks.readable == 0 {
+            return Err(BlockError::NotReady);
+        }
         let Some(before) = self.change_member(leg, LegState::Filling, 0) else { return Err(BlockError::NotReady) };
         let failed = self.store_table(cx, masks.writable | 1 << leg).await?;
         if failed.legs >> leg & 1 == 1 {

@@ -40,6 +40,9 @@ impl Service for Parity {
             status.health = if lost { Health::Failed } else { Health::Degraded };
         }
         let mut fact = |name: &str, value: String| status.facts.push((name.to_owned(), value));
+        if self.stopped.load(Ordering::Relaxed) {
+            fact("stopped", "a leg refused a write and cannot be spared: open the volume again when it is well".to_owned());
+        }
         if let Some(intent) = self.members.intent() {
             let each = 1_u64 << intent.shift();
             fact("marked regions", format!("{} of {}, {each} bytes on each leg", intent.marked(), intent.regions()));

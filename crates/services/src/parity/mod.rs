@@ -16,6 +16,8 @@
 //!   instant, with a leg lost at once, changes no other block of these rows.
 //! * An entry of the journal is void only when everything it says is durable in its place; rows with entries that are not are
 //!   written by way of the journal.
+//! * Where a part is known by the others alone, and some of them have what an entry says and some do not, nothing is read or
+//!   written until the entry was carried out again.
 //! * Whoever computes a part from the others, or writes parity, has the rows locked.
 //!
 //! It does not guess: rows whose parity does not fit are reported, and repaired where two parity chunks tell which part is wrong.
@@ -34,7 +36,7 @@ mod upkeep;
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
 };
 
 use millrace_block::{BlockCount, BlockSize, Geometry, Volume, VolumeError};
@@ -205,6 +207,7 @@ impl Plan for ParityPlan {
             reader,
             journal: Journal::new(layout, self.journal),
             flush_turn: Turn::default(),
+            stopped: AtomicBool::new(false),
             counters: Counters::default(),
             scrub: Mutex::default(),
         }))
@@ -276,6 +279,8 @@ pub(crate) struct Parity {
     journal: Journal,
     /// The turn to make what was written durable, so that the journal has room.
     flush_turn: Turn,
+    /// Only an opening, which carries the journal out again, makes it right again.
+    stopped: AtomicBool,
     counters: Counters,
     scrub: Mutex<Scrub>,
 }

@@ -21,15 +21,17 @@ impl Parity {
         self.members.take_up(mount, Shape { block_size, more })?;
         let set = self.members.on_legs().as_ref().map(|on_legs| on_legs.table.set).unwrap_or_default();
         self.journal.name(set);
-        let masks = self.members.masks();
         // A leg that is to be filled was out of use for a while: what it has may be older than what the others have.
-        let legs = legs_of(masks.readable).map(|leg| (leg, Arc::clone(&self.legs[leg]), self.journal_of(leg)));
+        let legs =
+            legs_of(self.members.masks().readable).map(|leg| (leg, Arc::clone(&self.legs[leg]), self.journal_of(leg)));
         let entries = self.journal.load(legs, set, self.members.bytes(), |leg, source| self.do_without(leg, source))?;
         if !entries.is_empty() {
             tracing::info!(name = self.name, entries = entries.len(), "the journal is carried out again");
             self.counters.replayed.fetch_add(entries.len() as u64, Ordering::Relaxed);
             self.carry_out(&entries)?;
         }
+        // Those that failed meanwhile are out of it.
+        let masks = self.members.masks();
         for leg in legs_of(masks.writable & !masks.readable) {
             match self.journal.clear(&self.legs[leg], self.journal_of(leg)) {
                 Err(ServiceError::Leg { source, .. }) => self.do_without(leg, source)?,
@@ -74,6 +76,10 @@ impl Parity {
 
     /// Goes on without a leg that cannot be written while the service comes into force.
     fn do_without(&self, leg: usize, source: BlockError) -> Result<(), ServiceError> {
+        if self.members.masks().writable >> leg & 1 == 0 {
+            // It failed together with another one.
+            return Ok(());
+        }
         tracing::error!(name = self.name, leg, error = %source, "a leg cannot be used");
         self.members.fail_leg(leg).map(|_| ()).map_err(|_| ServiceError::Leg {
             what: "use the journal of",

@@ -70,8 +70,6 @@ struct Writing<'w> {
     masks: Masks,
     /// Parity parts that are kept: their legs are in use.
     kept: u8,
-    /// Parts that could not be read and were computed.
-    mended: u8,
 }
 
 /// A stripe that is written as a whole.
@@ -109,22 +107,62 @@ impl Parity {
         let masks = self.members.masks();
         let in_use = self.parts_on(piece.rows.stripe, masks.writable);
         let kept = in_use & self.all_parts() & !self.data_parts();
-        let mut writing = Writing { piece, image: &image, masks, kept, mended: 0 };
-        self.prepare(cx, &mut writing, &source).await?;
+        let writing = Writing { piece, image: &image, masks, kept };
+        self.prepare(cx, &writing, &source).await?;
         let journaled = kept != 0 && !self.may_go_direct(piece, masks, &bytes);
         let number = if journaled { Some(self.log(cx, &writing, &bytes, &header_room(&buffer)).await?) } else { None };
         let now = self.parts_on(piece.rows.stripe, self.members.masks().writable);
-        let changed = (piece.data() | kept | writing.mended) & in_use & now;
-        let outcome = self.move_parts(cx, Operation::Write { fua: false }, piece.rows, &image, changed).await;
-        if let Some(number) = number {
-            self.journal.rings()[self.journal.ring_of(piece.rows.stripe)].done(number);
+        let changed = (piece.data() | kept) & in_use & now;
+        let mut outcome = self.move_parts(cx, Operation::Write { fua: false }, piece.rows, &image, changed).await;
+        if journaled {
+            self.insist(cx, piece.rows, &image, changed, &mut outcome).await;
         }
-        let parts = piece.data() | writing.mended;
-        self.settle(cx, piece.rows, parts, outcome, !journaled && self.is_healthy(masks)).await
+        let direct = !journaled && self.is_healthy(masks);
+        let result = self.settle(cx, piece.rows, piece.data(), outcome, direct).await;
+        if let Some(number) = number {
+            let now = self.members.masks();
+            let torn = changed & !outcome.done & self.parts_on(piece.rows.stripe, now.writable);
+            match result {
+                // What is missing is known by the others alone, and they do not fit: the entry does.
+                Err(error) if torn != 0 && !self.is_healthy(now) => {
+                    self.stop(cx, self.legs_of_parts(piece.rows.stripe, torn), error).await;
+                }
+                _ => self.journal.rings()[self.journal.ring_of(piece.rows.stripe)].done(number),
+            }
+        }
+        result
+    }
+
+    /// Writes once more what legs refused that cannot be spared: most who refuse one request take the next.
+    async fn insist(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, changed: u8, outcome: &mut Outcome) {
+        let left = changed & !outcome.done;
+        let others = self.members.masks().readable & !self.legs_of_parts(rows.stripe, left);
+        let can_be_spared = outcome.refused.is_none() && others.count_ones() as usize >= self.layout.data();
+        if left != 0 && !can_be_spared {
+            let again = self.move_parts(cx, Operation::Write { fua: false }, rows, image, left).await;
+            *outcome = Outcome { done: outcome.done | again.done, ..again };
+        }
+    }
+
+    /// Legs that must stay may lack what the journal has: nothing is read or written any more, so that nothing is computed from
+    /// what does not fit, and no entry becomes void. The next opening carries them out again.
+    async fn stop(&self, cx: TaskContext<'_>, legs: u8, error: BlockError) {
+        self.members.stop(cx).await;
+        if !self.stopped.swap(true, Ordering::Relaxed) {
+            let leg = legs.trailing_zeros() as usize;
+            tracing::error!(
+                name = self.name,
+                leg,
+                volume = self.legs[leg].name(),
+                %error,
+                "this leg refused what the others took, and without it there are too few: nothing is read or written until the \
+                 volume is opened again, which writes it once more from the journal. See that the leg is well first"
+            );
+        }
     }
 
     /// Brings into the image what is to be written: the data, and the parity that fits them.
-    async fn prepare(&self, cx: TaskContext<'_>, writing: &mut Writing<'_>, source: &Source<'_>) -> Result<(), BlockError> {
+    async fn prepare(&self, cx: TaskContext<'_>, writing: &Writing<'_>, source: &Source<'_>) -> Result<(), BlockError> {
         let Writing { piece, image, masks, kept, .. } = *writing;
         let (data, parts) = (piece.data(), image.parts());
         let others = self.data_parts() & !data;
@@ -150,7 +188,7 @@ impl Parity {
             }
             self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
         }
-        writing.mended = self.obtain(cx, piece.rows, image, others).await?;
+        self.obtain(cx, piece.rows, image, others).await?;
         self.copy_in(piece, image, source);
         parts.encode(kept);
         Ok(())
@@ -227,10 +265,12 @@ impl Parity {
     /// Takes a slot of a ring, and makes room in it if there is none.
     async fn take_slot(&self, cx: TaskContext<'_>, ring: usize, bytes: &Range<u64>) -> Result<u64, BlockError> {
         let ring = &self.journal.rings()[ring];
+        // Who is stopped gets no room, and is refused the flush.
+        let can_have = || ring.written() > ring.tail() || ring.lacks_record() || self.members.masks().writable == 0;
         loop {
             let found = until(cx, || match ring.try_take(bytes) {
                 Some(number) => Some(Ok(number)),
-                None if ring.written() > ring.tail() || ring.lacks_record() => self.flush_turn.try_take().map(Err),
+                None if can_have() => self.flush_turn.try_take().map(Err),
                 None => None,
             });
             match found.await {
@@ -259,11 +299,24 @@ impl Parity {
             return Err(refused);
         }
         let missed = self.members.unrecorded(masks.writable, outcome.faulty);
-        self.members.drop_legs(cx.deeper(), missed, outcome.error).await?;
+        if let Err(error) = self.members.drop_legs(cx.deeper(), missed, outcome.error).await {
+            self.doubt(cx, outcome.faulty & self.members.masks().writable, error).await;
+            return Err(error);
+        }
         for (written, ring) in written.iter().zip(self.journal.rings()) {
             ring.advance(*written);
         }
         Ok(())
+    }
+
+    /// Legs refused a flush, and must stay. What they had not made durable may be gone, and the next flush would not tell.
+    async fn doubt(&self, cx: TaskContext<'_>, legs: u8, error: BlockError) {
+        let Some(intent) = self.members.intent().filter(|_| legs != 0) else { return };
+        if self.is_healthy(self.members.masks()) {
+            intent.suspect_marked();
+        } else if self.journal.rings().iter().any(|ring| ring.head() > ring.tail()) {
+            self.stop(cx, legs, error).await;
+        }
     }
 
     /// A write of these parts, and parity, has gone to the legs: it counts when every leg that it changes has it, or is known not
@@ -516,18 +569,15 @@ impl Parity {
             for piece in self.pieces(band) {
                 let (buffer, _range) = self.begin(cx, self.leg_range(piece.rows), false).await?;
                 let image = self.image(&buffer, piece.rows);
-                let bad = if self.plan.safe {
-                    self.obtain_safely(cx, piece.rows, &image).await?
+                if self.plan.safe {
+                    self.obtain_safely(cx, piece.rows, &image).await?;
                 } else {
-                    self.obtain(cx, piece.rows, &image, piece.data()).await?
-                };
+                    self.obtain(cx, piece.rows, &image, piece.data()).await?;
+                }
                 for chunk in piece.chunks.clone() {
                     let mut cursor = SegmentCursor::new(request.segments);
                     cursor.skip((self.layout.byte(piece.rows.stripe, chunk, piece.rows.from) - from) as usize);
                     cursor.copy_from(image.area(chunk));
-                }
-                if bad != 0 {
-                    self.mend(cx, piece.rows, &image, bad).await;
                 }
             }
         }
@@ -535,16 +585,14 @@ impl Parity {
     }
 
     /// Reads all parts of rows, and checks them as far as there is anything to check them with.
-    async fn obtain_safely(&self, cx: TaskContext<'_>, rows: Rows, image: &Image) -> Result<u8, BlockError> {
-        let bad = self.obtain(cx, rows, image, self.all_parts()).await?;
-        let absent = self.all_parts() & !self.parts_on(rows.stripe, self.members.masks().readable) | bad;
+    async fn obtain_safely(&self, cx: TaskContext<'_>, rows: Rows, image: &Image) -> Result<(), BlockError> {
         let bytes = self.leg_range(rows);
         let settled = self.members.intent().is_some_and(|intent| intent.is_settled(bytes.start, bytes.end));
-        if !settled || absent.count_ones() as usize >= self.layout.parity {
-            return Ok(bad);
+        if !settled {
+            return self.obtain(cx, rows, image, self.all_parts()).await;
         }
-        let checked = self.check_rows(cx, rows, image, absent == 0).await;
-        let Some(first) = checked.first else { return Ok(bad) };
+        let checked = self.examine(cx, rows, image).await?;
+        let Some(first) = checked.first else { return Ok(()) };
         if self.counters.refused.fetch_add(1, Ordering::Relaxed).is_power_of_two() || checked.repaired > 0 {
             let leg_lba = (bytes.start - rows.from + first) >> self.shape().block_size.shift();
             tracing::error!(
@@ -621,6 +669,11 @@ impl Volume for Parity {
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        if self.stopped.load(Ordering::Relaxed) {
+            // One that ends half way would bring the legs back as they are.
+            let why = "it is stopped until it is opened again, because a leg refused a write".to_owned();
+            return Err(VolumeError::Refused { volume: self.name.clone(), why });
+        }
         // Nobody stores what is void meanwhile.
         let _turn = self.flush_turn.take_and_wait();
         let bytes = whole_blocks(&self.name, self.bytes(), block_size)?;

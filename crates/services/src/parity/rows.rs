@@ -79,8 +79,13 @@ impl Image {
     }
 
     /// One block of all parts, with the room behind them.
-    fn block(&self, at: usize, block: usize) -> [Segment; 2 * MOST_PARTS] {
-        self.areas.map(|area| area.part(at, block).expect("a block of the rows"))
+    fn block(&self, at: usize, block: usize) -> Self {
+        Self { areas: self.areas.map(|area| area.part(at, block).expect("a block of the rows")), ..*self }
+    }
+
+    /// The room behind the parts.
+    fn spare(&self) -> &[Segment] {
+        &self.areas[self.parts..2 * self.parts - self.data]
     }
 }
 
@@ -92,7 +97,7 @@ pub(super) fn header_room(buffer: &BounceBuffer) -> Segment {
 /// What a check of rows found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Checked {
-    /// Blocks that were wrong and are right now.
+    /// Blocks that were wrong, or could not be read, and are right now.
     pub(super) repaired: u64,
     /// Blocks of each leg where the parity does not fit, and nothing tells why.
     pub(super) unknown: u64,
@@ -207,34 +212,109 @@ impl Parity {
         self.exchange(cx, parts, request).await
     }
 
-    /// Reads rows so that these parts are there, by way of the others where it must be; then all parts are. Returns the parts that
-    /// could not be read, though their legs are in use, and were computed. The rows are locked.
-    pub(super) async fn obtain(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<u8, BlockError> {
-        let (mut bad, mut error) = (0, BlockError::ReadFault { errno: 0 });
+    /// Rows, block by block.
+    fn blocks<'i>(&self, rows: Rows, image: &'i Image) -> impl Iterator<Item = (Rows, Image)> + use<'i> {
+        let block = self.shape().block_size.bytes() as usize;
+        (0..rows.len as usize).step_by(block).map(move |at| {
+            let one = Rows { from: rows.from + at as u64, len: block as u64, ..rows };
+            (one, image.block(at, block))
+        })
+    }
+
+    /// Parts that are not there: their legs are out of use, or cannot read them.
+    fn absent(&self, rows: Rows, bad: u8) -> u8 {
+        self.all_parts() & !self.parts_on(rows.stripe, self.members.masks().readable) | bad
+    }
+
+    /// Reads rows so that these parts are there, by way of the others where it must be, and writes again what a leg in use could
+    /// not read. That goes block by block: what the leg can read may be all there is where another one rots. The rows are locked.
+    pub(super) async fn obtain(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<(), BlockError> {
+        if self.obtain_whole(cx, rows, image, wanted).await? {
+            return Ok(());
+        }
+        for (rows, image) in self.blocks(rows, image) {
+            let bad = self.obtain_block(cx, rows, &image, wanted).await?;
+            if bad != 0 {
+                self.mend(cx, rows, &image, bad).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Obtains rows of several blocks; false when a leg in use cannot read, or there is one block only.
+    async fn obtain_whole(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<bool, BlockError> {
+        if rows.len <= u64::from(self.shape().block_size.bytes()) {
+            return Ok(false);
+        }
+        let none = Outcome::default();
+        Ok(self.attempt(cx, rows, image, wanted, &none).await?.faulty == 0)
+    }
+
+    /// Obtains a block of rows. Returns the parts that could not be read, though their legs are in use, and were computed.
+    async fn obtain_block(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<u8, BlockError> {
+        let mut so_far = Outcome::default();
         loop {
-            let absent = self.all_parts() & !self.parts_on(rows.stripe, self.members.masks().readable) | bad;
-            let missing = wanted & absent;
-            if missing != 0 && absent.count_ones() as usize > self.layout.parity {
-                return Err(error);
-            }
-            let get = if missing == 0 { wanted } else { self.all_parts() & !absent };
-            let outcome = self.move_parts(cx, Operation::Read, rows, image, get).await;
-            if let Some(refused) = outcome.refused {
-                return Err(refused);
-            }
+            let outcome = self.attempt(cx, rows, image, wanted, &so_far).await?;
             if outcome.faulty == 0 {
-                assert!(missing == 0 || image.parts().solve(absent), "no more is missing than there is parity");
-                return Ok(bad);
+                return Ok(so_far.faulty);
             }
-            self.counters.read_errors.fetch_add(u64::from(outcome.faulty.count_ones()), Ordering::Relaxed);
-            bad |= outcome.faulty;
-            error = outcome.error.unwrap_or(error);
+            so_far.faulty |= outcome.faulty;
+            so_far.error = outcome.error.or(so_far.error);
         }
     }
 
+    /// Reads what these parts need, without what could not be read so far. When all of it could be, they are there, and if some
+    /// are computed, all parts are.
+    async fn attempt(
+        &self,
+        cx: TaskContext<'_>,
+        rows: Rows,
+        image: &Image,
+        wanted: u8,
+        so_far: &Outcome,
+    ) -> Result<Outcome, BlockError> {
+        let absent = self.absent(rows, so_far.faulty);
+        let missing = wanted & absent;
+        if missing != 0 && absent.count_ones() as usize > self.layout.parity {
+            return Err(so_far.error.unwrap_or(BlockError::ReadFault { errno: 0 }));
+        }
+        let get = if missing == 0 { wanted } else { self.all_parts() & !absent };
+        let outcome = self.move_parts(cx, Operation::Read, rows, image, get).await;
+        if let Some(refused) = outcome.refused {
+            return Err(refused);
+        }
+        if outcome.faulty == 0 {
+            assert!(missing == 0 || image.parts().solve(absent), "no more is missing than there is parity");
+        }
+        self.counters.read_errors.fetch_add(u64::from(outcome.faulty.count_ones()), Ordering::Relaxed);
+        Ok(outcome)
+    }
+
+    /// Reads all parts of rows, and checks them as far as there is anything to check them with. What a leg in use could not read is
+    /// written again, unless what was computed does not fit. The rows are locked.
+    pub(super) async fn examine(&self, cx: TaskContext<'_>, rows: Rows, image: &Image) -> Result<Checked, BlockError> {
+        if self.obtain_whole(cx, rows, image, self.all_parts()).await? {
+            return Ok(self.check_rows(cx, rows, image, 0).await);
+        }
+        let mut all = Checked::default();
+        for (rows, image) in self.blocks(rows, image) {
+            let bad = self.obtain_block(cx, rows, &image, self.all_parts()).await?;
+            let checked = self.check_rows(cx, rows, &image, bad).await;
+            all.repaired += checked.repaired;
+            all.unknown += checked.unknown;
+            all.first = all.first.or(checked.first);
+            if bad != 0 && checked.first.is_none() {
+                self.mend(cx, rows, &image, bad).await;
+                all.repaired += u64::from(bad.count_ones());
+            }
+        }
+        Ok(all)
+    }
+
     /// Writes parts again that could not be read, and takes their legs out of use if that does not help. The rows are locked.
-    pub(super) async fn mend(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, parts: u8) {
-        let write = Operation::Write { fua: false };
+    async fn mend(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, parts: u8) {
+        // Durably: a leg that checks what it has would take what was there before for good after a power cut.
+        let write = Operation::Write { fua: true };
         let mut outcome = self.move_parts(cx, write, rows, image, parts).await;
         if outcome.faulty == 0 && outcome.refused.is_none() {
             outcome = self.move_parts(cx, Operation::Read, rows, image, parts).await;
@@ -247,32 +327,27 @@ impl Parity {
         }
     }
 
-    /// Compares parity and data of rows that are all in the image, and mends what can be decided. `sure`: every part was read.
-    pub(super) async fn check_rows(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, sure: bool) -> Checked {
-        let mut checked = Checked::default();
-        let spare = self.layout.legs..self.layout.legs + self.layout.parity;
-        if image.parts().verdict(&image.areas[spare.clone()]) == Verdict::Right {
+    /// Compares parity and data of rows that are all in the image, and repairs what can be decided. `bad`: parts that were
+    /// computed, though their legs are in use.
+    async fn check_rows(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, bad: u8) -> Checked {
+        let (mut checked, absent) = (Checked::default(), self.absent(rows, bad));
+        let has_spare = (absent.count_ones() as usize) < self.layout.parity;
+        if !has_spare || image.parts().verdict(image.spare()) == Verdict::Right {
             return checked;
         }
-        let shift = self.shape().block_size.shift();
-        let block = 1 << shift;
-        for at in (0..rows.len as usize).step_by(block) {
-            let areas = image.block(at, block);
-            let parts = Parts { all: &areas[..self.layout.legs], data: self.layout.data() };
-            match parts.verdict(&areas[spare.clone()]) {
+        for (block, image) in self.blocks(rows, image) {
+            let parts = image.parts();
+            match parts.verdict(image.spare()) {
                 Verdict::Right => {}
-                Verdict::Wrong(part) if sure && parts.solve(1 << part) => {
-                    let leg = self.layout.leg(rows.stripe, part);
-                    let lba = Lba((self.leg_range(rows).start + at as u64) >> shift);
-                    let segments = &areas[part..=part];
-                    let request =
-                        Request { operation: Operation::Write { fua: false }, lba, count: BlockCount(1), segments };
-                    let outcome = self.exchange(cx, 1, |_| (leg, request.clone())).await;
+                Verdict::Wrong(part) if absent == 0 && parts.solve(1 << part) => {
+                    // Durably: see above.
+                    let write = Operation::Write { fua: true };
+                    let outcome = self.move_parts(cx, write, block, &image, 1 << part).await;
                     tracing::warn!(
                         name = self.name,
-                        leg,
-                        lba = lba.0,
-                        written = outcome.done == 1,
+                        leg = self.layout.leg(block.stripe, part),
+                        lba = self.leg_range(block).start >> self.shape().block_size.shift(),
+                        written = outcome.done != 0,
                         "a block of this leg did not fit the others, and was computed from them"
                     );
                     self.counters.repaired.fetch_add(1, Ordering::Relaxed);
@@ -280,7 +355,7 @@ impl Parity {
                 }
                 _ => {
                     checked.unknown += 1;
-                    checked.first.get_or_insert(rows.from + at as u64);
+                    checked.first.get_or_insert(block.from);
                 }
             }
         }

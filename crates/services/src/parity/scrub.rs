@@ -57,7 +57,7 @@ impl Parity {
                 scrub.at += rows.len;
                 match looked {
                     Ok(looked) => {
-                        scrub.repaired += looked.mended;
+                        scrub.repaired += looked.repaired;
                         scrub.differing += looked.unknown;
                         if let Some(first) = looked.first.filter(|_| scrub.listed.len() < LISTED) {
                             let block = (rows.stripe * self.layout.chunk + first) >> shift;

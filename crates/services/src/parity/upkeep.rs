@@ -9,7 +9,7 @@ use super::{
     Parity,
     codec::{MOST_PARTS, parts_of},
     journal::Ring,
-    rows::{Image, Rows},
+    rows::{Checked, Rows},
 };
 use crate::{
     background::{Pace, Stop},
@@ -119,11 +119,11 @@ impl Parity {
             // With a leg missing there is nothing to compare with: the parity is what its data are known by.
             return Ok(());
         }
-        let bad = self.obtain(cx, rows, &image, self.data_parts()).await?;
+        self.obtain(cx, rows, &image, self.data_parts()).await?;
         image.parts().encode(parity);
         // What is there already need not be written: what was never written stays so on sparse legs.
-        let look = (parity | filling | bad) & (readable | filling);
-        let outcome = self.move_parts(cx, Operation::Read, rows, &found, look & !bad).await;
+        let look = (parity | filling) & (readable | filling);
+        let outcome = self.move_parts(cx, Operation::Read, rows, &found, look).await;
         let same = |part: &usize| outcome.done >> part & 1 == 1 && image.area(*part).equals(&found.area(*part));
         let differ = parts_of(look).filter(|part| !same(part)).fold(0, |set, part| set | 1 << part);
         let written = self.move_parts(cx, Operation::Write { fua: false }, rows, &image, differ).await;
@@ -147,14 +147,17 @@ impl Parity {
         }
     }
 
-    /// Stores on all legs in use how far entries of the journal are void.
+    /// Stores on all legs in use how far entries of the journal are void: in both copies, so that a damaged one does not bring
+    /// entries back.
     pub(super) async fn record_void(&self, cx: TaskContext<'_>, _turn: &Taken<'_>) -> Result<(), BlockError> {
         let rings = self.journal.rings();
         let tails: [u64; MOST_PARTS] = std::array::from_fn(|ring| rings.get(ring).map_or(0, Ring::tail));
         let mut failed = Refusals::default();
         for leg in legs_of(self.members.masks().writable) {
-            let (region, generation, content) = self.journal.void_record(leg, self.journal_of(leg), &tails);
-            failed.note(leg, region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await);
+            for _ in 0..2 {
+                let (region, generation, content) = self.journal.void_record(leg, self.journal_of(leg), &tails);
+                failed.note(leg, region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await);
+            }
         }
         self.members.drop_legs(cx, failed.legs, failed.why()).await?;
         rings.iter().zip(tails).for_each(|(ring, tail)| ring.voided(tail));
@@ -162,36 +165,15 @@ impl Parity {
     }
 
     /// Reads rows and checks their parity: for a scrub.
-    pub(super) async fn look_at(&self, cx: TaskContext<'_>, pool: &BufferPool, rows: Rows) -> Result<Looked, BlockError> {
+    pub(super) async fn look_at(&self, cx: TaskContext<'_>, pool: &BufferPool, rows: Rows) -> Result<Checked, BlockError> {
         let buffer = pool.take().await;
-        let image: Image = self.image(&buffer, rows);
+        let image = self.image(&buffer, rows);
         let bytes = self.leg_range(rows);
         let _range = self.members.ranges.lock(cx, bytes.clone()).await;
         if self.members.intent().is_none_or(|intent| !intent.is_settled(bytes.start, bytes.end)) {
             // Resync has it to do.
-            return Ok(Looked::default());
+            return Ok(Checked::default());
         }
-        let bad = self.obtain(cx, rows, &image, self.all_parts()).await?;
-        let absent = self.all_parts() & !self.parts_on(rows.stripe, self.members.masks().readable) | bad;
-        let mut looked = Looked { mended: u64::from(bad.count_ones()), ..Looked::default() };
-        if bad != 0 {
-            self.mend(cx, rows, &image, bad).await;
-        }
-        if (absent.count_ones() as usize) < self.layout.parity {
-            let checked = self.check_rows(cx, rows, &image, absent == 0).await;
-            looked.mended += checked.repaired;
-            looked.unknown = checked.unknown;
-            looked.first = checked.first;
-        }
-        Ok(looked)
+        self.examine(cx, rows, &image).await
     }
-}
-
-/// What a scrub found in some rows.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Looked {
-    pub(super) mended: u64,
-    pub(super) unknown: u64,
-    /// The first of them, in bytes within the chunk.
-    pub(super) first: Option<u64>,
 }

@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_block::Lba;
-use millrace_driver::QueueOptions;
-use millrace_nvme_spec::NamespaceId;
+use millrace_driver::{QueueOptions, spec::NamespaceId};
 
 use super::{
     stacks::{spec, under_load},

@@ -20,6 +20,20 @@ pub(super) fn state(graph: &Graph, leg: usize) -> String {
     fact(graph, &format!("leg {leg}")).unwrap()
 }
 
+/// A block of a leg cannot be read so many times.
+fn cannot_read(leg: &FaultVolume, block: u64, times: u64) {
+    let range = Some((Lba(block), BlockCount(1)));
+    for number in 1..=times {
+        leg.add(Rule { range, ..Rule::new(Kind::Read, When::Nth(number), Effect::Fail(READ_FAULT)) });
+    }
+}
+
+/// Upkeep looks whether the journal can be voided.
+fn void_when_quiet(graph: &Graph) {
+    let parity = parity(graph);
+    crate::legs::block_on(move |cx| Box::pin(async move { parity.void_when_quiet(cx).await })).unwrap();
+}
+
 /// Spoils a byte of a leg, below the service.
 fn rot(leg: &Arc<dyn Volume>, at: u64) {
     let block = at / 512 * 512;
@@ -185,8 +199,8 @@ fn what_a_leg_cannot_read_is_computed_and_written_again() {
     let graph = SMALL.open(&volumes, Reason::Create);
     on_bench(&graph, |bench| {
         let data = bench.write_random(0, 1024);
-        // Not even when it is asked again.
-        for number in 1..=2 {
+        // Not even when it is asked again, nor for a block alone.
+        for number in 1..=3 {
             legs[0].add(Rule::new(Kind::Read, When::Nth(number), Effect::Fail(READ_FAULT)));
         }
         for lba in (0..1024).step_by(8) {
@@ -261,10 +275,9 @@ fn rot_is_found_by_a_scrub_and_repaired_where_it_is_known_what_is_wrong() {
         let graph = form.open(&volumes, Reason::Create);
         let mut model = Vec::new();
         on_bench(&graph, |bench| model = bench.write_random(0, 1024));
-        // A byte of each leg, in rows of their own, and a block that cannot be read once.
+        // A byte of each leg, in rows of their own, and a block that cannot be read, until it is written.
         (0..form.legs).for_each(|leg| rot(&volumes[leg], leg as u64 * 8192 + 700));
-        let range = Some((Lba(100), BlockCount(1)));
-        legs[0].add(Rule { range, ..Rule::new(Kind::Read, When::Nth(1), Effect::Fail(READ_FAULT)) });
+        cannot_read(&legs[0], 100, 2);
         let found = scrubbed(&graph);
         if form.plan().redundancy == 2 {
             assert_eq!((found.differing, found.repaired, &found.listed), (0, form.legs as u64 + 1, &vec![]));
@@ -342,4 +355,231 @@ fn small_writes_read_and_write_only_what_they_must() {
         bench.write_random(512, 96);
         assert_eq!((sum(Kind::Read) - reads, sum(Kind::Write) - writes), (2, 2 * (1 + 4)));
     });
+}
+
+/// Every block is what it was, or an error.
+fn nothing_wrong_is_read(bench: &mut Bench<'_>, lba: u64, model: &[u8]) {
+    let segment = bench.memory.segment(0, 512);
+    for (at, block) in (lba..).zip(model.chunks(512)) {
+        let mut found = vec![0; 512];
+        if bench.moving(Operation::Read, at, &[segment]).is_ok() {
+            segment.read_at(0, &mut found);
+            assert!(found == block, "block {at}");
+        }
+    }
+}
+
+#[test]
+fn what_is_missing_stays_what_it_was_when_a_leg_that_must_stay_refuses_a_write() {
+    // Of stripe 0: the first chunk is written, the second one is missing, and this leg has P.
+    for (form, missing, refusing) in [(SMALL, &[1][..], 2), (TWO, &[2, 0][..], 3)] {
+        for (when, filling) in [(When::Nth(1), false), (When::Always, false), (When::Nth(1), true), (When::Always, true)] {
+            let legs = form.faulty(1024);
+            let volumes = volumes(&legs);
+            let graph = form.open(&volumes, Reason::Create);
+            let mut model = Vec::new();
+            on_bench(&graph, |bench| {
+                model = bench.write_random(0, 1024);
+                for leg in missing {
+                    command(&graph, "fail", *leg).unwrap();
+                }
+                if filling {
+                    command(&graph, "rebuild", missing[0]).unwrap();
+                }
+                let range = Some((Lba(0), BlockCount(8)));
+                legs[refusing].add(Rule { range, ..Rule::new(Kind::Write, when, Effect::Fail(WRITE_FAULT)) });
+                let data = bench.random.bytes(512);
+                let written = bench.write(0, &data);
+                assert_eq!(written, if when == When::Nth(1) { Ok(()) } else { Err(WRITE_FAULT) });
+                model[..512].copy_from_slice(&data);
+                assert_eq!(fact(&graph, "stopped").is_none(), written.is_ok());
+                nothing_wrong_is_read(bench, 8, &model[8 * 512..]);
+                legs[refusing].clear();
+                void_when_quiet(&graph);
+                resync(&graph);
+                nothing_wrong_is_read(bench, 8, &model[8 * 512..]);
+                if written.is_err() {
+                    assert!(bench.plain(Operation::Flush, 0, 0).is_err() && bench.write(9, &data).is_err());
+                    assert!(
+                        graph.volume().format(BlockSize::B512).is_err() && command(&graph, "rebuild", missing[0]).is_err()
+                    );
+                    graph.root.service.as_ref().unwrap().unmount().unwrap();
+                }
+            });
+            drop(graph);
+            let graph = form.open(&volumes, Reason::Open);
+            on_bench(&graph, |bench| bench.expect(0, &model));
+            for leg in missing {
+                _ = command(&graph, "rebuild", *leg);
+            }
+            assert!(resync(&graph));
+            assert!((0..form.legs).all(|leg| state(&graph, leg) == "good"));
+            parity_fits(&graph, &volumes);
+            on_bench(&graph, |bench| bench.expect(0, &model));
+        }
+    }
+}
+
+#[test]
+fn what_a_leg_loses_when_it_refuses_a_flush_is_in_the_journal() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        command(&graph, "fail", 1).unwrap();
+        legs[2].hold_writes();
+        // One chunk of two.
+        model[..8 * 512].copy_from_slice(&bench.write_random(0, 8));
+        legs[2].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        assert!(legs[2].power_loss() > 0);
+        assert!(bench.plain(Operation::Flush, 0, 0).is_err());
+        _ = bench.plain(Operation::Flush, 0, 0);
+        void_when_quiet(&graph);
+        nothing_wrong_is_read(bench, 8, &model[8 * 512..]);
+    });
+    drop(graph);
+    let graph = SMALL.open(&volumes, Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+#[test]
+fn a_block_that_cannot_be_read_costs_none_of_its_neighbours() {
+    // The first chunk rots, and of the second one another block cannot be read.
+    for form in [SMALL, TWO] {
+        for way in ["scrub", "read", "write", "resync"] {
+            let legs = form.faulty(1024);
+            let volumes = volumes(&legs);
+            let graph = form.open(&volumes, Reason::Create);
+            let layout = parity(&graph).layout;
+            on_bench(&graph, |bench| {
+                let mut model = bench.write_random(0, 1024);
+                rot(&volumes[layout.leg(0, 0)], 3 * 512 + 5);
+                let times = match way {
+                    "read" => 3,
+                    "write" => 1,
+                    _ => 2,
+                };
+                cannot_read(&legs[layout.leg(0, 1)], 0, times);
+                match way {
+                    "scrub" => _ = scrubbed(&graph),
+                    "read" => bench.expect(8, &model[8 * 512..16 * 512]),
+                    "write" => model[..512].copy_from_slice(&bench.write_random(0, 1)),
+                    _ => {
+                        parity(&graph).members.intent().unwrap().suspect(&(0..=0));
+                        assert!(resync(&graph));
+                    }
+                }
+                let found = scrubbed(&graph);
+                if form.plan().redundancy == 2 && way != "resync" {
+                    assert_eq!(found.differing, 0);
+                    parity_fits(&graph, &volumes);
+                    bench.expect(0, &model);
+                } else {
+                    bench.expect(8, &model[8 * 512..]);
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn what_is_computed_is_not_written_where_it_does_not_fit() {
+    let legs = TWO.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = TWO.open(&volumes, Reason::Create);
+    let layout = parity(&graph).layout;
+    on_bench(&graph, |bench| {
+        let model = bench.write_random(0, 1024);
+        // In one row: one chunk rots, and the other one cannot be read.
+        rot(&volumes[layout.leg(0, 0)], 5);
+        cannot_read(&legs[layout.leg(0, 1)], 0, 2);
+        let found = scrubbed(&graph);
+        assert_eq!((found.differing, found.repaired), (1, 0));
+        // Later it can be.
+        let found = scrubbed(&graph);
+        assert_eq!((found.differing, found.repaired), (0, 1));
+        bench.expect(0, &model);
+    });
+    parity_fits(&graph, &volumes);
+}
+
+#[test]
+fn repairs_are_durable() {
+    for unread in [true, false] {
+        let legs = TWO.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = TWO.open(&volumes, Reason::Create);
+        on_bench(&graph, |bench| {
+            let model = bench.write_random(0, 1024);
+            for (number, leg) in legs.iter().enumerate() {
+                for block in number as u64 * 16..number as u64 * 16 + 8 {
+                    if unread {
+                        cannot_read(leg, block, 2);
+                    } else {
+                        rot(&volumes[number], block * 512);
+                    }
+                }
+            }
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+            for leg in &legs {
+                leg.hold_writes();
+            }
+            assert!(scrubbed(&graph).repaired > 0);
+            assert!(legs.iter().all(|leg| leg.power_loss() == 0));
+            parity_fits(&graph, &volumes);
+            bench.expect(0, &model);
+        });
+    }
+}
+
+#[test]
+fn a_damaged_copy_of_what_is_void_brings_no_entry_back() {
+    let legs = volumes(&SMALL.faulty(1024));
+    let graph = SMALL.open(&legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        bench.write_random(0, 1);
+        void_when_quiet(&graph);
+        // The whole rows, past the journal.
+        model[..16 * 512].copy_from_slice(&bench.write_random(0, 16));
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    let offset = parity(&graph).journal_of(2);
+    drop(graph);
+    let region = crate::record::Region { magic: *b"MPJNVOID", version: 1, offset, len: 8192 };
+    let newest = region.load(&legs[2]).unwrap().unwrap().generation;
+    rot(&legs[2], offset + newest % 2 * 4096 + 32);
+    let graph = SMALL.open(&legs, Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    parity_fits(&graph, &legs);
+}
+
+#[test]
+fn a_leg_that_is_being_filled_and_refuses_the_journal_is_left_out() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let area = parity(&graph).members.rules.area_of(&*volumes[2]) / 512;
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        command(&graph, "fail", 2).unwrap();
+        command(&graph, "rebuild", 2).unwrap();
+        // It has the data, and another leg the parity and the journal.
+        model[16 * 512..17 * 512].copy_from_slice(&bench.write_random(16, 1));
+    });
+    drop(graph);
+    let tables = TABLES / 512;
+    for range in [(Lba(0), BlockCount(area)), (Lba(area + tables), BlockCount(1 << 20))] {
+        let kinds = vec![Kind::Write, Kind::WriteZeroes, Kind::Deallocate];
+        let refuses = Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT));
+        legs[2].add(Rule { kinds, range: Some(range), ..refuses });
+    }
+    let graph = SMALL.open(&volumes, Reason::Open);
+    assert!(fact(&graph, "journal entries carried out again").is_some());
+    assert_eq!(state(&graph, 2), "failed");
+    on_bench(&graph, |bench| bench.expect(0, &model));
 }
