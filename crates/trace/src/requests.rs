@@ -5,10 +5,10 @@
 //! ```
 //!
 //! What is missing (dropped, damaged, from before the beginning) leaves requests unfinished or unknown; it is counted, and nothing is
-//! made up.
+//! made up: what was under way on a ring that has a gap is not taken for anything that comes after it.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     io::Read,
 };
 
@@ -207,6 +207,10 @@ impl Waiting {
 struct Assembly {
     trace: Trace,
     open: HashMap<Key, Request>,
+    /// Requests that the trace is not about, until they are completed.
+    others: HashSet<Key>,
+    /// Whose events are in which ring.
+    rings: HashMap<u16, u32>,
     /// Per queue: when the requests that are yet to be fetched were seen.
     waiting: HashMap<(u16, u16), Waiting>,
     /// Per device and vector: requests that are completed and not interrupted for.
@@ -228,7 +232,12 @@ impl Assembly {
             // Not all places that record were on yet.
             return;
         }
+        if matches!(event.kind, EventKind::Seen | EventKind::Fetched | EventKind::Passed) {
+            self.rings.insert(event.key.device, ring);
+        }
         match event.kind {
+            EventKind::Passed => self.passed(event.key),
+            EventKind::Lost => self.lost(ring),
             EventKind::Seen => {
                 self.waiting.entry((event.key.device, event.key.queue)).or_default().seen(event.count, event.time);
             }
@@ -245,13 +254,38 @@ impl Assembly {
         }
     }
 
-    fn fetched(&mut self, event: &Event) {
-        let Event { time, lba, count, key, operation, place, .. } = *event;
+    /// A request is fetched: when it was seen.
+    fn take(&mut self, key: Key) -> Option<u64> {
+        self.others.remove(&key);
         if let Some(lost) = self.open.remove(&key) {
             // Its end is not there.
             self.abandon(lost);
         }
-        let seen = self.waiting.get_mut(&(key.device, key.queue)).and_then(Waiting::take);
+        self.waiting.get_mut(&(key.device, key.queue)).and_then(Waiting::take)
+    }
+
+    fn passed(&mut self, key: Key) {
+        self.take(key);
+        self.others.insert(key);
+    }
+
+    /// A ring has a gap: what was waiting or open may have been fetched, or have ended, in it.
+    fn lost(&mut self, ring: u32) {
+        let rings = &self.rings;
+        let here = |device: u16| rings.get(&device) == Some(&ring);
+        self.waiting.retain(|(device, _), _| !here(*device));
+        self.quiet.retain(|(device, _), _| !here(*device));
+        self.others.retain(|key| !here(key.device));
+        self.spans.retain(|(of, _), _| *of != ring);
+        let open: Vec<_> = self.open.extract_if(|key, _| here(key.device)).collect();
+        for (_, request) in open {
+            self.abandon(request);
+        }
+    }
+
+    fn fetched(&mut self, event: &Event) {
+        let Event { time, lba, count, key, operation, place, .. } = *event;
+        let seen = self.take(key);
         let depth = self.in_flight.entry(key.device).or_default();
         *depth += 1;
         let request = Request {
@@ -308,6 +342,9 @@ impl Assembly {
     }
 
     fn completed(&mut self, event: &Event) {
+        if self.others.remove(&event.key) {
+            return;
+        }
         let Some(mut request) = self.open.remove(&event.key) else {
             self.trace.unknown += 1;
             return;
@@ -375,6 +412,57 @@ mod tests {
         assert_eq!((waiting.count, waiting.runs.len()), (1 << 16, 1));
         waiting.seen(0, 60);
         assert_eq!((waiting.count, waiting.take()), (0, None));
+    }
+
+    fn command(kind: EventKind, command: u16, time: u64) -> Event {
+        Event { time, kind, key: Key { device: 1, queue: 1, command }, place: u16::MAX, ..Event::default() }
+    }
+
+    fn assembled(events: &[Event]) -> Trace {
+        let mut assembly = Assembly::default();
+        events.iter().for_each(|event| assembly.add(0, event));
+        assembly.finish(Damage::default())
+    }
+
+    #[test]
+    fn a_request_of_another_namespace_leaves_no_trace_in_those_after_it() {
+        let trace = assembled(&[
+            seen(1, 1, 1),
+            command(EventKind::Passed, 7, 2),
+            command(EventKind::Completed, 7, 3),
+            seen(1, 1, 1000),
+            command(EventKind::Fetched, 7, 1001),
+            command(EventKind::Completed, 7, 1010),
+            // An identifier goes from one namespace to the other, and the end of the first one is not there.
+            command(EventKind::Passed, 8, 1020),
+            command(EventKind::Fetched, 8, 1030),
+            command(EventKind::Completed, 8, 1040),
+        ]);
+        let times: Vec<_> = trace.requests.iter().map(|request| (request.seen, request.latency())).collect();
+        assert_eq!(times, [(Some(1000), Some(10)), (None, Some(10))]);
+        assert_eq!((trace.unknown, trace.unfinished.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_comes_after_a_gap_is_not_taken_for_what_was_before_it() {
+        let events = [
+            seen(1, 2, 1),
+            command(EventKind::Fetched, 7, 2),
+            command(EventKind::Lost, 0, 1000),
+            // Of another one with the same identifier.
+            command(EventKind::Completed, 7, 1000),
+            seen(1, 1, 1001),
+            command(EventKind::Fetched, 7, 1002),
+            command(EventKind::Completed, 7, 1011),
+        ];
+        let trace = assembled(&events);
+        let times: Vec<_> = trace.requests.iter().map(|request| (request.seen, request.latency())).collect();
+        assert_eq!(times, [(Some(1001), Some(10))]);
+        assert_eq!((trace.unknown, trace.unfinished.len()), (1, 1));
+        let mut assembly = Assembly::default();
+        events.iter().for_each(|event| assembly.add(u32::from(event.kind == EventKind::Lost), event));
+        let trace = assembly.finish(Damage::default());
+        assert_eq!((trace.requests.len(), trace.unknown), (2, 0), "a gap of another ring is none of this one");
     }
 
     #[test]

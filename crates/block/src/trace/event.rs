@@ -35,13 +35,16 @@ pub enum EventKind {
     Completed = 5,
     /// The guest was interrupted; `place` is the vector.
     Interrupted = 6,
+    /// A request that the trace is not about was copied out of its queue: it was among those that were seen, and will be completed.
+    Passed = 7,
+    /// `count` events of this ring, which would stand here, found no room.
+    Lost = 8,
 }
 
 impl EventKind {
     fn of(number: u8) -> Option<Self> {
-        [Self::Seen, Self::Fetched, Self::Entered, Self::Left, Self::Completed, Self::Interrupted]
-            .into_iter()
-            .find(|kind| *kind as u8 == number)
+        let requests = [Self::Seen, Self::Fetched, Self::Entered, Self::Left, Self::Completed, Self::Interrupted];
+        requests.into_iter().chain([Self::Passed, Self::Lost]).find(|kind| *kind as u8 == number)
     }
 }
 

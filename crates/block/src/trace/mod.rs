@@ -126,7 +126,7 @@ impl<F: Future> Future for Carried<F> {
 pub struct Site {
     /// The device's number in the trace; 0: it is not traced.
     device: u16,
-    /// The only namespace whose requests are recorded; 0: all are.
+    /// The only namespace whose requests are recorded; 0: all are. Others share its queues, so that they are told apart from its own.
     nsid: u32,
 }
 
@@ -184,10 +184,12 @@ impl Site {
     #[cold]
     fn record_fetched(self, key: Key, fetched: Fetched) {
         let Fetched { nsid, operation, lba, count } = fetched;
+        let place = nsid as u16;
         if self.wants(nsid) {
             let count = u32::try_from(count).unwrap_or(u32::MAX);
-            let event = Event { kind: EventKind::Fetched, key, operation, lba: lba.0, count, ..Event::default() };
-            record(Event { place: nsid as u16, ..event });
+            record(Event { kind: EventKind::Fetched, key, operation, lba: lba.0, count, place, ..Event::default() });
+        } else {
+            record(Event { kind: EventKind::Passed, key, place, ..Event::default() });
         }
     }
 

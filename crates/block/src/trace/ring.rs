@@ -1,7 +1,8 @@
 //! A ring of events: one thread writes, another reads, neither waits.
 //!
 //! ```text
-//!   writer ─ push ─► head ┄┄┄ events ┄┄┄ tail ◄─ drain ─ reader           full: the event is dropped and counted
+//!   writer ─ push ─► head ┄┄┄ events ┄┄┄ tail ◄─ drain ─ reader           full: the event is dropped and counted;
+//!                                                                       the next one comes after one that says so
 //! ```
 //!
 //! Events are words of atomics that are written and read relaxed, which costs what plain memory does; the head's release and acquire
@@ -9,7 +10,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Event;
+use super::{Event, EventKind};
 
 /// Its own pair of cache lines.
 #[derive(Debug, Default)]
@@ -20,6 +21,8 @@ struct Line<T>(T);
 struct Writer {
     head: AtomicU64,
     dropped: AtomicU64,
+    /// How many of those dropped a [`EventKind::Lost`] has told of; the writer's own.
+    told: AtomicU64,
 }
 
 /// See the module.
@@ -49,17 +52,37 @@ impl Ring {
     /// Adds an event. Only one thread may: events of others could be mixed up with its own.
     #[inline]
     pub fn push(&self, event: &Event) {
-        let Writer { head, dropped } = &self.writer.0;
+        let Writer { head, dropped, told } = &self.writer.0;
         let at = head.load(Ordering::Relaxed);
+        let all = dropped.load(Ordering::Relaxed);
+        let lost = all - told.load(Ordering::Relaxed);
         // Acquire: what the reader has read is read before it is written over.
-        if at - self.tail.0.load(Ordering::Acquire) >= self.slots.len() as u64 {
-            dropped.store(dropped.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let room = self.slots.len() as u64 - (at - self.tail.0.load(Ordering::Acquire));
+        // After a gap there must be room for two: what comes after it is misunderstood by whoever does not know of it.
+        if room < 1 + u64::from(lost > 0) {
+            dropped.store(all + 1, Ordering::Relaxed);
             return;
         }
+        let at = if lost > 0 { self.tell(at, lost, event.time) } else { at };
+        self.write(at, event);
+        head.store(at + 1, Ordering::Release);
+    }
+
+    /// Says that events are not there; where the next one goes.
+    #[cold]
+    fn tell(&self, at: u64, lost: u64, time: u64) -> u64 {
+        let count = u32::try_from(lost).unwrap_or(u32::MAX);
+        self.write(at, &Event { time, count, kind: EventKind::Lost, ..Event::default() });
+        let Writer { dropped, told, .. } = &self.writer.0;
+        told.store(dropped.load(Ordering::Relaxed), Ordering::Relaxed);
+        at + 1
+    }
+
+    #[inline]
+    fn write(&self, at: u64, event: &Event) {
         for (cell, word) in self.slot(at).iter().zip(event.to_words()) {
             cell.store(word, Ordering::Relaxed);
         }
-        head.store(at + 1, Ordering::Release);
     }
 
     /// Takes up to `most` events out, oldest first; how many. Only one thread may.

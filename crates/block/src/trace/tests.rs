@@ -48,7 +48,18 @@ fn what_finds_no_room_is_counted() {
     assert_eq!(ring.dropped(), 12);
     assert_eq!(drained(&ring), (0..8).map(event).collect::<Vec<_>>(), "the first ones are kept");
     ring.push(&event(99));
-    assert_eq!((drained(&ring), ring.dropped()), (vec![event(99)], 12));
+    let lost = |time, count| Event { time, count, kind: EventKind::Lost, ..Event::default() };
+    assert_eq!((drained(&ring), ring.dropped()), (vec![lost(99, 12), event(99)], 12), "where they are missing is told");
+    ring.push(&event(100));
+    assert_eq!(drained(&ring), [event(100)], "once");
+    // Room for one is none after a gap.
+    (0..9).for_each(|number| ring.push(&event(number)));
+    ring.drain(1, |_| ());
+    ring.push(&event(9));
+    ring.drain(1, |_| ());
+    ring.push(&event(10));
+    let expected: Vec<_> = (2..8).map(event).chain([lost(10, 2), event(10)]).collect();
+    assert_eq!((drained(&ring), ring.dropped()), (expected, 14));
 }
 
 #[test]
@@ -65,7 +76,7 @@ fn a_reader_gets_what_a_writer_wrote_in_order() {
     let (mut seen, mut last) = (0, None);
     loop {
         let was_done = done.load(std::sync::atomic::Ordering::Acquire);
-        for event in drained(&ring) {
+        for event in drained(&ring).into_iter().filter(|event| event.kind != EventKind::Lost) {
             assert_eq!(event, self::event(event.time), "torn");
             assert!(last < Some(event.time), "out of order");
             (seen, last) = (seen + 1, Some(event.time));
@@ -238,8 +249,13 @@ fn a_site_records_what_it_is_told_to() {
     Site::new(1, None).seen(1, 1);
     let events = drained(&ring);
     let kinds: Vec<_> = events.iter().map(|event| (event.kind, event.key.command, event.place)).collect();
-    let expected =
-        [(EventKind::Seen, 0, 0), (EventKind::Fetched, 2, 2), (EventKind::Completed, 2, 6), (EventKind::Interrupted, 0, 6)];
+    let expected = [
+        (EventKind::Seen, 0, 0),
+        (EventKind::Passed, 1, 1),
+        (EventKind::Fetched, 2, 2),
+        (EventKind::Completed, 2, 6),
+        (EventKind::Interrupted, 0, 6),
+    ];
     assert_eq!(kinds, expected);
 }
 

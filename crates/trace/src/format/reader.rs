@@ -59,8 +59,11 @@ impl<R: Read> Reader<R> {
         match reader.look() {
             Found::Strange(version) => Err(FormatError::Version(version)),
             // A trace with a damaged beginning is one that has another block somewhere.
-            Found::Bad if reader.search(&mut 0) => Ok(reader),
-            Found::Bad | Found::Short => Err(FormatError::NoTrace),
+            // Short is said by its length, which may be what is damaged.
+            Found::Bad | Found::Short => {
+                let found = reader.skip();
+                found.then_some(reader).ok_or(FormatError::NoTrace)
+            }
             Found::Good { .. } => Ok(reader),
         }
     }
@@ -112,6 +115,15 @@ impl<R: Read> Reader<R> {
         Found::Good { len: HEADER + len, block: decode(short(10), long(24), content), number }
     }
 
+    /// As [`Self::search`]; what is passed is lost.
+    fn skip(&mut self) -> bool {
+        let mut passed = 0;
+        let found = self.search(&mut passed);
+        self.damage.bytes += passed;
+        self.passed += passed;
+        found
+    }
+
     /// Goes on to the next place in the window where a good block lies; whether there is one. Counts what is passed.
     fn search(&mut self, passed: &mut u64) -> bool {
         while self.at < self.window.len() {
@@ -144,10 +156,7 @@ impl<R: Read> Reader<R> {
                 return Ok(None);
             }
             let Found::Good { len, block, number } = self.look() else {
-                let mut passed = 0;
-                self.search(&mut passed);
-                self.damage.bytes += passed;
-                self.passed += passed;
+                self.skip();
                 continue;
             };
             self.at += len;

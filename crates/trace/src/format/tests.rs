@@ -100,6 +100,25 @@ fn a_file_that_ends_anywhere_is_read_up_to_there() {
 }
 
 #[test]
+fn a_damaged_beginning_costs_itself_only() {
+    let blocks = file(40, 40);
+    let whole = blocks.concat();
+    let (sound, _) = read(&whole);
+    for bit in 0..HEADER * 8 {
+        let mut damaged = whole.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        let mut reader = Reader::open(&damaged[..]).unwrap_or_else(|error| panic!("bit {bit}: {error}"));
+        let mut found = Vec::new();
+        while let Some(block) = reader.next_block().expect("a slice can be read") {
+            found.push(block);
+        }
+        assert_eq!(found, sound[1..], "bit {bit}");
+        assert_eq!(reader.damage(), Damage { bytes: blocks[0].len() as u64, blocks: 1, cut: false }, "bit {bit}");
+        assert_eq!(reader.good().0, whole.len() as u64, "bit {bit}");
+    }
+}
+
+#[test]
 fn what_is_damaged_costs_itself_only() {
     let blocks = file(400, 40);
     let mut random = Random::new();
