@@ -420,7 +420,9 @@ mod tests {
 
     fn assembled(events: &[Event]) -> Trace {
         let mut assembly = Assembly::default();
-        events.iter().for_each(|event| assembly.add(0, event));
+        for event in events {
+            assembly.add(0, event);
+        }
         assembly.finish(Damage::default())
     }
 
@@ -460,7 +462,9 @@ mod tests {
         assert_eq!(times, [(Some(1001), Some(10))]);
         assert_eq!((trace.unknown, trace.unfinished.len()), (1, 1));
         let mut assembly = Assembly::default();
-        events.iter().for_each(|event| assembly.add(u32::from(event.kind == EventKind::Lost), event));
+        for event in &events {
+            assembly.add(u32::from(event.kind == EventKind::Lost), event);
+        }
         let trace = assembly.finish(Damage::default());
         assert_eq!((trace.requests.len(), trace.unknown), (2, 0), "a gap of another ring is none of this one");
     }

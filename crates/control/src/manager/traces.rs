@@ -12,13 +12,14 @@
 //! * One trace at a time: a shard has one ring.
 //! * A number is named before the first event that has it.
 //! * Shards wait for nothing here. When the asker is slow, rings fill up, and what finds no room is counted.
+//! * A trace that is over stops recording, and makes room for another, within seconds, whatever its asker does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU16, Ordering},
+        atomic::{AtomicBool, AtomicU16, Ordering},
     },
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -42,8 +43,9 @@ const SOON: Duration = Duration::from_millis(1);
 const LATER: Duration = Duration::from_millis(5);
 /// Blocks that may wait for the asker.
 const WAITING: usize = 64;
-/// How long the last blocks wait for an asker who does not take them.
+/// How long a trace that is over waits for an asker who takes nothing, and for one who takes little, in all.
 const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE_IN_ALL: Duration = Duration::from_secs(6);
 /// How long an upgrade waits for a trace to be brought to its end.
 const UPGRADE_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -94,12 +96,14 @@ impl Ending {
 /// A trace under way.
 pub(super) struct Running {
     target: Target,
-    rings: Vec<Arc<Ring>>,
+    pub(super) rings: Vec<Arc<Ring>>,
     /// Names that are to be written before the next events.
     names: Mutex<Vec<Names>>,
     devices: Mutex<BTreeMap<Name, u16>>,
     last_node: AtomicU16,
     ending: Mutex<Option<Ending>>,
+    /// Nothing is recorded any more, whatever changes until the last blocks were taken; written under the manager's lock.
+    finished: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,6 +119,7 @@ impl Running {
             devices: Mutex::default(),
             last_node: AtomicU16::new(0),
             ending: Mutex::default(),
+            finished: AtomicBool::new(false),
         }
     }
 
@@ -146,6 +151,10 @@ impl Running {
         });
         locked(&self.names).push(Names { nodes: named.collect(), ..Names::default() });
         ids
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Relaxed)
     }
 
     fn end(&self, ending: Ending) {
@@ -232,7 +241,7 @@ impl Inner {
 }
 
 impl Manager {
-    fn tracing(&self) -> MutexGuard<'_, Option<Arc<Running>>> {
+    pub(super) fn tracing(&self) -> MutexGuard<'_, Option<Arc<Running>>> {
         locked(&self.traced)
     }
 
@@ -256,7 +265,8 @@ impl Manager {
         let begun = self.install_rings(Some(&running.rings)).and_then(|()| inner.trace_on(&running)).and_then(|()| {
             // Longer than the clock goes on is without end.
             let deadline = seconds.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
-            let drain = Drain { manager: self.itself.clone(), running: Arc::clone(&running), out, deadline, events: 0 };
+            let running = Arc::clone(&running);
+            let drain = Drain { manager: self.itself.clone(), running, out, deadline, last: None, events: 0 };
             let begin = begin(target, seconds);
             let spawned = thread::Builder::new().name("millrace-trace".to_owned()).spawn(move || drain.run(&begin));
             spawned.map(drop).map_err(|source| ControlError::TraceThread { source })
@@ -299,7 +309,8 @@ impl Manager {
     /// A volume is about to have another graph: its requests are recorded from the first one on.
     pub(super) fn trace_next(&self, inner: &Inner, volume: &Name, switch: &Switch, graph: &Graph) {
         let slot = self.tracing();
-        let Some(running) = slot.as_ref().filter(|running| inner.traced(&running.target).1.contains(volume)) else { return };
+        let recording = slot.as_ref().filter(|running| !running.is_finished());
+        let Some(running) = recording.filter(|running| inner.traced(&running.target).1.contains(volume)) else { return };
         let points = graph.trace_points();
         let ids = running.name_nodes(volume, &points, switch.geometry().block_size.bytes());
         for (point, id) in points.iter().zip(ids) {
@@ -315,7 +326,7 @@ impl Manager {
     pub(super) fn retrace(&self, inner: &Inner, volume: &str) {
         let Some(name) = inner.volumes.get(volume).map(|volume| &volume.record.spec.name) else { return };
         let slot = self.tracing();
-        let Some(running) = &*slot else {
+        let Some(running) = slot.as_ref().filter(|running| !running.is_finished()) else {
             // A trace may have ended while the volume was being changed.
             return inner.trace_volume(name, None);
         };
@@ -337,8 +348,12 @@ impl Manager {
     }
 
     /// Nothing is recorded any more.
-    fn finish_trace(&self) {
-        self.peek().trace_off();
+    pub(super) fn finish_trace(&self, running: &Running) {
+        {
+            let inner = self.peek();
+            running.finished.store(true, Ordering::Relaxed);
+            inner.trace_off();
+        }
         if let Err(error) = self.install_rings(None) {
             tracing::debug!(%error, "a shard keeps its ring");
         }
@@ -361,6 +376,9 @@ struct Drain {
     running: Arc<Running>,
     out: mpsc::Sender<Vec<u8>>,
     deadline: Option<Instant>,
+    /// Until when blocks wait for the asker; set once the trace is over.
+    last: Option<Instant>,
+    /// Of the blocks that he was given.
     events: u64,
 }
 
@@ -377,7 +395,7 @@ impl Drain {
         let last = clock::now();
         let manager = self.manager.upgrade();
         if let Some(manager) = &manager {
-            manager.finish_trace();
+            manager.finish_trace(&self.running);
         }
         while self.drain(&mut writer) > 0 {}
         let dropped = self.dropped();
@@ -388,10 +406,10 @@ impl Drain {
             dropped,
             early: ending.is_early(),
         };
-        self.send(writer.end(&end));
+        let ended = self.send(writer.end(&end));
         tracing::info!(target = %self.running.target, events = self.events, dropped, "a trace has ended: {}", ending.reason());
         let deadline = Instant::now() + PATIENCE;
-        while self.out.capacity() < self.out.max_capacity() && !self.out.is_closed() && Instant::now() < deadline {
+        while ended && self.out.capacity() < self.out.max_capacity() && !self.out.is_closed() && Instant::now() < deadline {
             thread::sleep(SOON);
         }
         if let Some(manager) = manager {
@@ -420,34 +438,50 @@ impl Drain {
                     break;
                 }
                 // What these events say was named before they came into being.
-                for names in std::mem::take(&mut *locked(&self.running.names)) {
-                    self.send(writer.names(&names));
+                self.send_names(writer);
+                if self.send(writer.events(number as u32, ring.dropped(), events)) {
+                    self.events += taken as u64;
                 }
-                self.send(writer.events(number as u32, ring.dropped(), events));
                 count += taken;
+                if !self.running.is_finished() && self.is_over().is_some() {
+                    // Recording ends first.
+                    return count;
+                }
                 if count > RING {
                     // The others have their turn.
                     break;
                 }
             }
         }
-        self.events += count as u64;
-        for names in std::mem::take(&mut *locked(&self.running.names)) {
-            self.send(writer.names(&names));
-        }
+        self.send_names(writer);
         count
     }
 
-    /// Gives a block to the asker, and waits while he has enough.
-    fn send(&self, block: Vec<u8>) {
+    fn send_names(&mut self, writer: &mut Writer) {
+        // The lock is free while the asker is waited for: the manager names what changes under its own.
+        let names = std::mem::take(&mut *locked(&self.running.names));
+        for names in names {
+            self.send(writer.names(&names));
+        }
+    }
+
+    /// Gives a block to the asker, and waits while he has enough; whether he was given it.
+    fn send(&mut self, block: Vec<u8>) -> bool {
         let (mut block, mut patience) = (block, None);
         loop {
             match self.out.try_send(block) {
-                Ok(()) | Err(TrySendError::Closed(_)) => return,
+                Ok(()) => return true,
+                Err(TrySendError::Closed(_)) => return false,
                 Err(TrySendError::Full(back)) => block = back,
             }
-            if self.is_over().is_some() && Instant::now() >= *patience.get_or_insert_with(|| Instant::now() + PATIENCE) {
-                return;
+            if self.is_over().is_some() {
+                let now = Instant::now();
+                let last = *self.last.get_or_insert(now + PATIENCE_IN_ALL);
+                if now >= *patience.get_or_insert(last.min(now + PATIENCE)) {
+                    // The others find him as they find him.
+                    self.last = Some(now);
+                    return false;
+                }
             }
             thread::sleep(SOON);
         }

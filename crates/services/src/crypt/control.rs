@@ -200,7 +200,7 @@ impl Crypt {
     }
 
     /// Opens what the leg holds.
-    fn open_header(&self, previous: Option<&Self>, newest: Header, found: Found) -> Result<(), ServiceError> {
+    fn open_header(&self, previous: Option<&Self>, newest: &Header, found: Found) -> Result<(), ServiceError> {
         let (has, wanted) = (newest.block_size, self.geometry().block_size);
         if has != wanted {
             let (has, wanted) = (has.bytes(), wanted.bytes());
@@ -217,7 +217,7 @@ impl Crypt {
             }
         };
         // A newest copy that does not count is overwritten first.
-        let generation = found.generation + u64::from(header != newest);
+        let generation = found.generation + u64::from(header != *newest);
         let is_even = found.is_even();
         if let Some(damaged) = &found.damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
@@ -231,7 +231,7 @@ impl Crypt {
             self.control().uneven = true;
         }
         self.control().header = Some(header.clone());
-        if !std::ptr::eq(kek, &self.kek) {
+        if !std::ptr::eq(kek, &raw const self.kek) {
             self.reseal(kek, &header)?;
         }
         self.put(Some(Keys { current, next, unit: self.unit() }))
@@ -397,7 +397,7 @@ impl Service for Crypt {
                 )),
             };
         };
-        self.open_header(mount.previous::<Self>().as_deref(), header, found)
+        self.open_header(mount.previous::<Self>().as_deref(), &header, found)
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {

@@ -215,7 +215,7 @@ fn what_a_guest_left_behind_does_not_reach_who_comes_next() {
         inner.volumes["v"].graph.as_ref().unwrap().switch.in_flight() >= at_least
     };
     while !in_flight(14) {
-        thread::yield_now();
+        thread::sleep(Duration::from_millis(1));
     }
     rig.detach("d", 1).unwrap();
     assert!(in_flight(8), "the throttle holds them back, and detaching does not wait for ever");
@@ -223,7 +223,7 @@ fn what_a_guest_left_behind_does_not_reach_who_comes_next() {
     rig.share("w", "64K").unwrap();
     rig.attach("d", &attach("w", None)).unwrap();
     // One of those would come every second.
-    thread::sleep(std::time::Duration::from_millis(2500));
+    thread::sleep(Duration::from_millis(2500));
     let read = namespace.read(Lba(0), buffer.slice(0, 4096)).unwrap();
     let end = queue.submit(&read).unwrap();
     queue.ring().unwrap();

@@ -216,13 +216,13 @@ impl Authenticated {
     }
 
     /// Opens what the leg holds.
-    fn open_header(&self, mount: &Mount, newest: Header, found: Found) -> Result<(), ServiceError> {
+    fn open_header(&self, mount: &Mount, newest: &Header, found: &Found) -> Result<(), ServiceError> {
         let (has, wanted) = (newest.block_size.bytes(), self.block_size().bytes());
         if has != wanted {
             return Err(self.wrong(format!("it has blocks of {has} bytes, and the volume of {wanted}")));
         }
         let previous = mount.previous::<Self>();
-        let Chosen { header, content, kek, keys, is_newest } = self.choose(previous.as_deref(), newest, &found)?;
+        let Chosen { header, content, kek, keys, is_newest } = self.choose(previous.as_deref(), newest.clone(), found)?;
         let sealer = Sealer::new(&keys.0).map_err(|error| cipher_error(&error))?;
         let old = keys.1.as_ref().map(Sealer::new).transpose().map_err(|error| cipher_error(&error))?;
         if !header.is_whole(&sealer, content) {
@@ -250,7 +250,7 @@ impl Authenticated {
         self.block_on("recover", |volume, cx| Box::pin(volume.recover(cx)))?;
         self.confirm_root(uuid, accepted)?;
         // Last of all: a save replaces both copies.
-        if std::ptr::eq(kek, &self.kek) { Ok(()) } else { self.reseal(&keys) }
+        if std::ptr::eq(kek, &raw const self.kek) { Ok(()) } else { self.reseal(&keys) }
     }
 
     /// The key-encryption key was replaced while the volume was in force: seals the keys under the new one, in one copy of the header.
@@ -315,7 +315,7 @@ impl Authenticated {
 impl Service for Authenticated {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         if let Some((header, found)) = Header::load(&self.leg)? {
-            return self.open_header(mount, header, found);
+            return self.open_header(mount, &header, &found);
         }
         let is_other = !matches!(super::super::header::REGION.load(&self.leg), Ok(None));
         match mount.reason {

@@ -1,7 +1,7 @@
 //! Exchanging the key-encryption key under a volume in use, in both modes: when the change does not come into force the old key is good,
 //! when it does the new one alone.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use millrace_block::{
     BlockSize, Operation, Switch, Volume,
@@ -50,7 +50,7 @@ impl Used {
         for key in 0..3 {
             std::fs::write(keys.path().join(key.to_string()), format!("1{key}").repeat(32)).unwrap();
         }
-        let stack = stack(mode, keys.path().join("0"));
+        let stack = stack(mode, &keys.path().join("0"));
         let graph = crate::testing::graph(&stack, std::slice::from_ref(&disk), None, Reason::Create, &kept).unwrap();
         let switch = Switch::new("test", Arc::clone(graph.volume()));
         let mut used = Self { mode, keys, disk, graph, kept, switch, data: Vec::new() };
@@ -59,7 +59,7 @@ impl Used {
     }
 
     fn stack(&self, key: u32) -> String {
-        stack(self.mode, self.keys.path().join(key.to_string()))
+        stack(self.mode, &self.keys.path().join(key.to_string()))
     }
 
     fn bench<T>(&self, work: impl FnOnce(&mut conformance::Bench<'_>) -> T) -> T {
@@ -105,7 +105,7 @@ impl Used {
     }
 }
 
-fn stack(mode: &str, key: PathBuf) -> String {
+fn stack(mode: &str, key: &Path) -> String {
     format!("crypt(mode={mode}, key=\"file:{}\", disk:0)", key.display())
 }
 

@@ -39,7 +39,9 @@ impl Case {
     }
 
     fn fail(&self, kind: Requests, nth: &[u64], effect: Effect) {
-        nth.iter().for_each(|nth| self.disk.add(Rule::new(kind, When::Nth(*nth), effect)));
+        for nth in nth {
+            self.disk.add(Rule::new(kind, When::Nth(*nth), effect));
+        }
     }
 
     /// A guest writes, and the power goes.

@@ -186,7 +186,9 @@ fn a_format_that_makes_the_volume_longer_leaves_no_hole_behind() {
     // As many pieces as a word has bits, and a block beyond them that fits in no large one.
     let bytes = 64 * (16 << 10) + 512;
     let disks: Vec<_> = [OLD, NEW].map(|leg| memory(small(bytes / 512), leg)).into_iter().collect();
-    disks.iter().for_each(|disk| disk.format(BlockSize::B4096).unwrap());
+    for disk in &disks {
+        disk.format(BlockSize::B4096).unwrap();
+    }
     let knowing: Vec<Arc<dyn Volume>> =
         disks.iter().map(|disk| -> Arc<dyn Volume> { Arc::new(Knowing(Arc::clone(disk))) }).collect();
     let graph = graph(STACK, &knowing, None, Reason::Create, &Arc::default()).unwrap();
