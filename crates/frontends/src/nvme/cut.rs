@@ -17,8 +17,8 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume,
-    VolumeError, check, yield_now,
+    BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, METADATA_SIZE, Metadata, MetadataFormat, Operation,
+    Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, check, yield_now,
 };
 use millrace_memory::{ByteStore, GuestAddress, Protection, Shared};
 use millrace_nvme_spec::{
@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{
     Host, Identity, Namespace,
     controller::Controller,
-    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, TestHost, sqe, test_config},
+    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, PAGE, TestHost, sqe, test_config},
     io::{RangeState, UncorrectableRanges},
     lasting::Lasting,
     namespace::Allocated,
@@ -62,6 +62,9 @@ pub(crate) fn before_store() {
 
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 64;
+/// Bytes of a disk, and of one that keeps metadata, which lie behind its blocks.
+const PLAIN: usize = (BLOCKS * BLOCK) as usize;
+const TAGGED: usize = PLAIN + BLOCKS as usize * METADATA_SIZE;
 /// Where blocks are marked as uncorrectable: four, before those of the pairs.
 const MARKS: u64 = BLOCKS - 12;
 const ENTRIES: u32 = 32;
@@ -78,6 +81,7 @@ const COMMANDS: usize = 12;
 struct Disk {
     store: ByteStore,
     file: File,
+    len: usize,
     /// All commands finish at once, none does, or every other one.
     late: u8,
     count: AtomicU64,
@@ -89,11 +93,11 @@ impl Disk {
         file.write_all_at(data, 0).unwrap();
         let files = [file.try_clone().unwrap().into()];
         let store = ByteStore::in_files(data.len() as u64, &files, Box::new(|_, _| Ok(()))).unwrap();
-        Arc::new(Self { store, file, late, count: AtomicU64::new(0) })
+        Arc::new(Self { store, file, len: data.len(), late, count: AtomicU64::new(0) })
     }
 
     fn contents(&self) -> Vec<u8> {
-        contents(&self.file, (BLOCKS * BLOCK) as usize)
+        contents(&self.file, self.len)
     }
 
     fn act(&self, request: &Request<'_>) -> Result<(), BlockError> {
@@ -108,6 +112,31 @@ impl Disk {
         }
         Ok(())
     }
+
+    fn act_tagged(&self, request: &TaggedRequest) -> Result<(), BlockError> {
+        let TaggedRequest { operation, lba, data, metadata, .. } = *request;
+        for (at, part) in [(lba.0 * BLOCK, data), (PLAIN as u64 + lba.0 * METADATA_SIZE as u64, metadata)] {
+            match operation {
+                Operation::Read => self.store.read(at, &[part]),
+                _ => self.store.write(at, &[part]),
+            }
+        }
+        Ok(())
+    }
+
+    /// Does something at once, or later.
+    fn answer<'a>(&self, cx: TaskContext<'a>, act: impl FnOnce() -> Result<(), BlockError> + 'a) -> Step<'a> {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        if self.late == 0 || self.late == 2 && count.is_multiple_of(2) {
+            return Step::Done(act());
+        }
+        Step::Wait(cx.scratch.place_future(async move {
+            for _ in 0..=count % 3 {
+                yield_now().await;
+            }
+            act()
+        }))
+    }
 }
 
 impl Volume for Disk {
@@ -121,16 +150,15 @@ impl Volume for Disk {
     }
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        let count = self.count.fetch_add(1, Ordering::Relaxed);
-        if self.late == 0 || self.late == 2 && count.is_multiple_of(2) {
-            return Step::Done(self.act(&request));
-        }
-        Step::Wait(cx.scratch.place_future(async move {
-            for _ in 0..=count % 3 {
-                yield_now().await;
-            }
-            self.act(&request)
-        }))
+        self.answer(cx, move || self.act(&request))
+    }
+
+    fn metadata(&self) -> Metadata {
+        if self.len == PLAIN { Metadata::Never } else { Metadata::Shown(MetadataFormat::default()) }
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
+        self.answer(cx, move || self.act_tagged(&request))
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -157,6 +185,7 @@ struct Copy {
     doorbells: Vec<u8>,
     memory: Vec<u8>,
     disk: Vec<u8>,
+    tagged: Vec<u8>,
     reservations: Region,
     marks: Region,
 }
@@ -214,6 +243,10 @@ struct Expected {
     /// Per block, the bytes it may be filled with; the first is what it was before.
     values: BTreeMap<u64, Vec<u8>>,
     pairs: Vec<Pair>,
+    /// As `values`, of the disk with metadata: each block's and its metadata's.
+    tagged: BTreeMap<u64, Vec<u8>>,
+    /// Reads there: where blocks and metadata go, and how many.
+    reads: Vec<(u64, u64, u64)>,
     /// Changes of reservations, and whether they fail.
     reservations: Vec<((u16, u16), bool)>,
     /// Blocks marked as uncorrectable.
@@ -238,6 +271,7 @@ impl Random {
 struct Run {
     guest: FakeGuest,
     disk: Arc<Disk>,
+    tagged: Arc<Disk>,
     expected: Expected,
     random: Random,
     /// Before the first command.
@@ -267,18 +301,28 @@ fn attach(
     namespace
 }
 
+/// As namespace 2, with metadata in buffers of their own.
+fn attach_tagged(controller: &mut Controller, disk: &Arc<Disk>) {
+    let identity = Identity { uuid: [2; 16], eui64: [0; 8] };
+    let namespace = Namespace::new(Arc::clone(disk) as Arc<dyn Volume>, identity, false);
+    controller.namespaces.allocate(2, Allocated { namespace, read_only: false, by_guest: false }).unwrap();
+    controller.namespaces.attach(2).unwrap();
+    controller.note_attached(2, true);
+}
+
 impl Run {
     fn new(seed: u64, late: u8) -> Self {
-        let mut data = vec![0xee; (BLOCKS * BLOCK) as usize];
+        let mut data = vec![0xee; PLAIN];
         data[(SOURCE * BLOCK) as usize..][..BLOCK as usize].fill(SOURCE_BYTE);
-        let disk = Disk::new(&data, late);
+        let (disk, tagged) = (Disk::new(&data, late), Disk::new(&[0xee; TAGGED], late));
         let mut guest = FakeGuest::boot();
+        attach_tagged(&mut guest.controller, &tagged);
         let namespace = attach(&mut guest.controller, &disk, Lasting::alone(), Lasting::alone());
         guest.create_queues(1, ENTRIES);
         guest.create_queues(2, ENTRIES);
         let (expected, model, cntlid) = (Expected::default(), Reservations::default(), guest.controller.config.cntlid);
         let random = Random(seed | 1);
-        Self { guest, disk, expected, random, next_value: 1, namespace, cntlid, model, key: 0, holds: false }
+        Self { guest, disk, tagged, expected, random, next_value: 1, namespace, cntlid, model, key: 0, holds: false }
     }
 
     fn buffer(&mut self, byte: u8, blocks: u64) -> DataPointer {
@@ -315,7 +359,8 @@ impl Run {
         let qid = 1 + self.random.below(2) as u16;
         // The last blocks are the copies' source, the marks' and the pairs': nobody else writes there.
         let (lba, blocks) = (self.random.below(SOURCE - 4), 1 + self.random.below(4));
-        match self.random.below(18) {
+        match self.random.below(20) {
+            18.. => self.tagged(qid),
             16 => self.copy(),
             17 => self.event_request(),
             12..15 => self.reservation(),
@@ -409,6 +454,23 @@ impl Run {
         self.push(qid, command);
     }
 
+    /// A write or read of blocks with metadata: one byte throughout.
+    fn tagged(&mut self, qid: u16) {
+        let (lba, blocks) = (self.random.below(BLOCKS - 4), 1 + self.random.below(4));
+        let is_write = self.random.below(2) == 0;
+        let (opcode, byte) = if is_write { (NvmOpcode::WRITE, self.next_value) } else { (NvmOpcode::READ, 0x77) };
+        let mut command = self.io(opcode, lba, blocks, byte);
+        (command.nsid, command.mptr) = (NamespaceId(2), self.guest.alloc_pages(1) + 20);
+        self.guest.write(command.mptr, &vec![byte; blocks as usize * METADATA_SIZE]);
+        if is_write {
+            self.next_value += 1;
+            (lba..lba + blocks).for_each(|block| self.expected.tagged.entry(block).or_insert_with(|| vec![0xee]).push(byte));
+        } else {
+            self.expected.reads.push((command.dptr.prp1, command.mptr, blocks));
+        }
+        self.push(qid, command);
+    }
+
     fn event_request(&mut self) {
         if self.expected.events.len() == 3 {
             return;
@@ -474,7 +536,8 @@ impl Run {
         let clone = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned().unwrap();
         let (state, records, doorbells) =
             (clone(&controller.state), clone(&*controller.records), clone(&controller.doorbells));
-        let (memory, disk) = (self.guest.memory.try_clone().unwrap(), Arc::clone(&self.disk));
+        let memory = self.guest.memory.try_clone().unwrap();
+        let (disk, tagged) = (Arc::clone(&self.disk), Arc::clone(&self.tagged));
         let reservations = Region::of(self.namespace.reservations().lasting());
         let marks = self.namespace.uncorrectable.with_lasting(Region::of);
         let state_len = controller.state.file_len() as usize;
@@ -486,6 +549,7 @@ impl Run {
             doorbells: contents(&doorbells, doorbell_len),
             memory: contents(&memory, used),
             disk: disk.contents(),
+            tagged: tagged.contents(),
             reservations: reservations.copy(),
             marks: marks.copy(),
         }
@@ -498,7 +562,10 @@ const RECORD_BYTES: usize = 8192;
 /// What is there when all is done.
 struct After {
     memory: Vec<u8>,
+    /// The page at address 0, where nothing is.
+    lowest: Vec<u8>,
     disk: Vec<u8>,
+    tagged: Vec<u8>,
     /// Report of the reservations.
     report: Vec<u8>,
     namespace: Arc<Namespace>,
@@ -510,18 +577,22 @@ struct After {
 
 /// A worker takes over, and runs until nothing is to be done.
 fn take_over(copy: &Copy, guest: &mut FakeGuest) -> After {
-    let disk = Disk::new(&copy.disk, 2);
-    let memory = rustix::fs::memfd_create("copy", MemfdFlags::CLOEXEC).unwrap();
-    let memory = File::from(memory);
+    let (disk, tagged) = (Disk::new(&copy.disk, 2), Disk::new(&copy.tagged, 2));
+    let [memory, lowest] =
+        ["copy", "lowest"].map(|name| File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).unwrap()));
     memory.set_len(MEMORY_SIZE).unwrap();
     memory.write_all_at(&copy.memory, 0).unwrap();
+    lowest.set_len(PAGE).unwrap();
     let host = Arc::new(TestHost::default()) as Arc<dyn Host>;
     let records = Records::from_bytes(&copy.records);
     let mut controller = Controller::over(test_config(), host, restored(&copy.state), restored(&copy.doorbells), records);
-    let fd = memory.try_clone().unwrap().into();
     let all = Protection { read: true, write: true };
-    controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, Some((fd, 0))).unwrap();
+    for (base, size, file) in [(MEMORY_BASE, MEMORY_SIZE, &memory), (0, PAGE, &lowest)] {
+        let fd = file.try_clone().unwrap().into();
+        controller.memory.map(GuestAddress(base), size, all, Some((fd, 0))).unwrap();
+    }
     controller.resume();
+    attach_tagged(&mut controller, &tagged);
     let namespace = attach(&mut controller, &disk, copy.reservations.lasting(), copy.marks.lasting());
     controller.redo_pairs(&mut guest.shard.context());
     let old = std::mem::replace(&mut guest.controller, controller);
@@ -538,7 +609,8 @@ fn take_over(copy: &Copy, guest: &mut FakeGuest) -> After {
     gone.drained();
     drop(gone);
     let report = namespace.reservations().now().report(false);
-    After { memory: contents(&memory, copy.memory.len()), disk: disk.contents(), report, namespace, events, queues }
+    let (memory, lowest) = (contents(&memory, copy.memory.len()), contents(&lowest, PAGE as usize));
+    After { memory, lowest, disk: disk.contents(), tagged: tagged.contents(), report, namespace, events, queues }
 }
 
 /// What is there after a takeover must be what there may be.
@@ -591,6 +663,26 @@ fn verify(run: &Expected, queues: &BTreeMap<u16, (u64, u32)>, first: &BTreeMap<u
     }
 }
 
+/// Blocks with metadata must be whole, on the disk and where they were read, and nothing be where no command points.
+fn verify_tagged(run: &Expected, after: &After, note: &str) {
+    let metadata = |block: u64| block as usize * METADATA_SIZE;
+    for (&block, values) in &run.tagged {
+        let bytes = &after.tagged[(block * BLOCK) as usize..][..BLOCK as usize];
+        let (one, tag) = (bytes[0], &after.tagged[PLAIN + metadata(block)..][..METADATA_SIZE]);
+        assert!(bytes.iter().all(|byte| *byte == one), "{note}: tagged block {block} is torn");
+        assert!(values[1..].contains(&one), "{note}: tagged block {block} holds {one:#x}, not one of {values:x?}");
+        assert_eq!(tag, [one; METADATA_SIZE], "{note}: the metadata of block {block}");
+    }
+    for &(data, tags, blocks) in &run.reads {
+        let [data, tags] = [data, tags].map(|at| &after.memory[(at - MEMORY_BASE) as usize..]);
+        for block in 0..blocks {
+            let one = data[(block * BLOCK) as usize];
+            assert_eq!(tags[metadata(block)..][..METADATA_SIZE], [one; METADATA_SIZE], "{note}: metadata that were read");
+        }
+    }
+    assert!(after.lowest.iter().all(|byte| *byte == 0), "{note}: the page at address 0");
+}
+
 /// A run of random commands, and a takeover before each of its stores. Returns how many there were.
 fn cut_everywhere(seed: u64, late: u8, spare: &mut FakeGuest) -> usize {
     let mut run = Run::new(seed, late);
@@ -614,6 +706,7 @@ fn cut_everywhere(seed: u64, late: u8, spare: &mut FakeGuest) -> usize {
         let after = take_over(copy, spare);
         let note = format!("seed {seed}, kind {late}, store {at}");
         verify(&run.expected, &queues, &first, &after, &note);
+        verify_tagged(&run.expected, &after, &note);
         assert_eq!(after.report, run.model.report(false), "{note}: reservations");
     }
     INSIDE.set(false);

@@ -16,8 +16,8 @@
 //!
 //! Commands of a batch that finish at once (`io/batch.rs`) are never on record: they lie in their queue until they are posted.
 //!
-//! A record is the submission queue entry itself, one cache line. What has to be known beside it lies in its metadata pointer and its
-//! dword 3, neither of which any command here uses. docs/survival.md says why it may be carried out again, command by command.
+//! A record is the submission queue entry itself, one cache line. What has to be known beside it lies in its dwords 2 and 3, neither
+//! of which any command here uses. docs/survival.md says why it may be carried out again, command by command.
 
 use std::{
     cell::RefCell,
@@ -43,20 +43,21 @@ pub(crate) const RECORDS: usize = 4096;
 /// Of a command that has no record.
 pub(crate) const NONE: u16 = u16::MAX;
 
-/// Version of the layout.
-pub(crate) const LAYOUT: Layout = Layout { name: "commands-in-flight", oldest: 1, newest: 1 };
+/// Version of the layout. 2: the first one. Before it the tag lay in place of the metadata pointer, so that what was left so cannot be
+/// carried out again.
+pub(crate) const LAYOUT: Layout = Layout { name: "commands-in-flight", oldest: 2, newest: 2 };
 const WORDS: usize = Sqe::SIZE / 8;
-/// The word of the tag, in place of the metadata pointer, and the one whose upper half counts, in place of dword 3.
-const TAG: usize = 2;
-const COUNT: usize = 1;
+/// The word of the tag, in place of dwords 2 and 3.
+const TAG: usize = 1;
 /// States in the tag.
+const STATE: u64 = 3;
 const TAKING: u64 = 1;
 const ACCEPTED: u64 = 2;
 /// The command's first half, a Compare, has succeeded: its write may have begun.
-const COMPARED: u64 = 1 << 8;
-/// The command, of reservations, has a number in its last word.
-const NUMBERED: u64 = 1 << 9;
-/// Dwords 14 and 15, which no command of reservations uses.
+const COMPARED: u64 = 1 << 2;
+/// The command has a number of its own in its last word.
+const NUMBERED: u64 = 1 << 3;
+/// Dwords 14 and 15, which no command that gets a number uses.
 const LAST: usize = 7;
 
 /// The region: a header of one cache line, then the records.
@@ -70,10 +71,12 @@ struct Table {
     records: [[Cell<u64>; WORDS]; RECORDS],
 }
 
-/// The tag's fields: sqid, index, state and flags, a number of the command's own.
-fn tag(sqid: u16, index: u32, state: u64) -> u64 {
-    u64::from(sqid) | u64::from(index & 0xffff) << 16 | state << 32
+/// The tag's fields: state and flags, sqid (12 bits), index, and the command's place in the order of all.
+fn tag(sqid: u16, index: u32, count: u32, state: u64) -> u64 {
+    state | u64::from(sqid) << 4 | u64::from(index & 0xffff) << 16 | u64::from(count) << 32
 }
+
+const _: () = assert!(state::QUEUES <= 1 << 12, "a queue's identifier fits the tag");
 
 /// See the module.
 #[derive(Debug)]
@@ -135,11 +138,11 @@ impl Records {
     }
 
     fn state_of(&self, at: u16) -> u64 {
-        if u64::from(at) >= self.table.used.get() { 0 } else { self.word(at, TAG).get() >> 32 & 0xff }
+        if u64::from(at) >= self.table.used.get() { 0 } else { self.word(at, TAG).get() & STATE }
     }
 
     fn order(&self, at: u16) -> u32 {
-        (self.word(at, COUNT).get() >> 32) as u32
+        (self.word(at, TAG).get() >> 32) as u32
     }
 
     /// The record that the next command gets, if there is one.
@@ -156,15 +159,11 @@ impl Records {
         let words = <[u64; WORDS]>::read_from_bytes(sqe.as_bytes()).expect("an entry is eight words");
         let count = self.count.get();
         self.count.set(count.wrapping_add(1));
-        for (number, word) in words.into_iter().enumerate() {
-            match number {
-                TAG => {}
-                COUNT => self.word(at, COUNT).set(word & u64::from(u32::MAX) | u64::from(count) << 32),
-                _ => self.word(at, number).set(word),
-            }
+        for (number, word) in words.into_iter().enumerate().filter(|(number, _)| *number != TAG) {
+            self.word(at, number).set(word);
         }
         state::commit();
-        self.word(at, TAG).set(tag(sqid, index, TAKING));
+        self.word(at, TAG).set(tag(sqid, index, count, TAKING));
         state::commit();
         Some(at)
     }
@@ -174,7 +173,7 @@ impl Records {
     pub(crate) fn accept(&self, at: u16) {
         state::commit();
         let word = self.word(at, TAG);
-        word.set(word.get() & !(0xff << 32) | ACCEPTED << 32);
+        word.set(word.get() & !STATE | ACCEPTED);
     }
 
     /// It is completed: its completion entry is posted.
@@ -198,28 +197,16 @@ impl Records {
     /// Remembers that a pair's Compare has succeeded, by its second command: from now on only its write is carried out again.
     pub(crate) fn set_compared(&self, at: u16) {
         let word = self.word(at, TAG);
-        word.set(word.get() | COMPARED << 32);
+        word.set(word.get() | COMPARED);
         state::commit();
     }
 
     /// Whether it was remembered.
     pub(crate) fn is_compared(&self, at: u16) -> bool {
-        at != NONE && self.word(at, TAG).get() & COMPARED << 32 != 0
+        at != NONE && self.word(at, TAG).get() & COMPARED != 0
     }
 
-    /// Remembers a number for a command.
-    pub(crate) fn note(&self, at: u16, number: u16) {
-        let word = self.word(at, TAG);
-        word.set(word.get() & !(0xffff << 48) | u64::from(number) << 48);
-        state::commit();
-    }
-
-    /// What was remembered; 0: nothing.
-    pub(crate) fn noted(&self, at: u16) -> u16 {
-        (self.word(at, TAG).get() >> 48) as u16
-    }
-
-    /// Remembers the number of the change that a command of reservations is about to make.
+    /// Remembers a number for a command: of the change of reservations, or of the namespace, that it is about to make.
     pub(crate) fn number(&self, at: u16, number: u64) {
         if at == NONE {
             return;
@@ -227,13 +214,13 @@ impl Records {
         self.word(at, LAST).set(number);
         state::commit();
         let word = self.word(at, TAG);
-        word.set(word.get() | NUMBERED << 32);
+        word.set(word.get() | NUMBERED);
         state::commit();
     }
 
     /// What was remembered.
     pub(crate) fn numbered(&self, at: u16) -> Option<u64> {
-        (at != NONE && self.word(at, TAG).get() & NUMBERED << 32 != 0).then(|| self.word(at, LAST).get())
+        (at != NONE && self.word(at, TAG).get() & NUMBERED != 0).then(|| self.word(at, LAST).get())
     }
 
     fn present(&self) -> impl Iterator<Item = u16> {
@@ -253,18 +240,17 @@ impl Records {
     }
 
     fn sqid(&self, at: u16) -> u16 {
-        self.word(at, TAG).get() as u16
+        (self.word(at, TAG).get() >> 4) as u16 & 0xfff
     }
 
     fn index(&self, at: u16) -> u32 {
         (self.word(at, TAG).get() >> 16) as u32 & 0xffff
     }
 
-    /// The command as it was taken.
+    /// The command as it was taken, but for what no command uses.
     pub(crate) fn sqe(&self, at: u16) -> Sqe {
         let mut words: [u64; WORDS] = std::array::from_fn(|word| self.word(at, word).get());
         words[TAG] = 0;
-        words[COUNT] &= u64::from(u32::MAX);
         Sqe::read_from_bytes(words.as_bytes()).unwrap_or_default()
     }
 }
@@ -304,7 +290,7 @@ impl Controller {
         let mut again: Vec<u16> = Vec::new();
         for at in self.records.present().collect::<Vec<_>>() {
             let sqid = self.records.sqid(at);
-            let taken = self.records.word(at, TAG).get() >> 32 & 0xff == ACCEPTED
+            let taken = self.records.state_of(at) == ACCEPTED
                 || self.sq_exists(sqid) && self.sq(sqid).head.get() != self.records.index(at);
             if !self.sq_exists(sqid) || !taken || self.is_event_request(at) {
                 self.records.release(at);
@@ -428,3 +414,6 @@ impl Controller {
         self.records.sqid(at) == 0 && self.is_waiting_event_request(&sqe)
     }
 }
+
+#[cfg(test)]
+mod tests;

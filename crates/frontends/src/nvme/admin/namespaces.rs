@@ -85,7 +85,7 @@ impl Controller {
         }
         let data: NamespaceManagementData = self.fetch(sqe)?;
         let (block_size, bytes) = check_creation(&data)?;
-        let made = u32::from(self.records.noted(token.record));
+        let made = self.records.numbered(token.record).unwrap_or(0) as u32;
         if self.repeats && self.namespaces.allocation(made).is_some_and(|allocated| allocated.by_guest) {
             // It was made, and the worker that made it had no time to say so. The quota counts it already.
             return Ok(done(made));
@@ -94,7 +94,7 @@ impl Controller {
             return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
         }
         let nsid = self.namespaces.reserve().ok_or(Status::NAMESPACE_ID_UNAVAILABLE)?;
-        self.records.note(token.record, nsid as u16);
+        self.records.number(token.record, nsid.into());
         self.admin.jobs.push(token, Work::Create { nsid, bytes: bytes.unwrap_or(0), block_size }, Vec::new());
         Ok(Outcome::Held)
     }

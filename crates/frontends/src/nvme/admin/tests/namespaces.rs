@@ -168,7 +168,7 @@ fn a_creation_that_is_carried_out_again_finds_what_it_made() {
     (sqe.dptr.prp1, sqe.cid.0) = (page, 77);
     let record = guest.controller.records.take(&sqe, 0, 0).expect("a free record");
     guest.controller.records.accept(record);
-    guest.controller.records.note(record, 1);
+    guest.controller.records.number(record, 1);
     guest.controller.recover_records();
     let cqe = guest.wait_for(0, 77);
     assert_eq!((code(&cqe), cqe.dw0), (Status::SUCCESS, 1));
