@@ -354,6 +354,10 @@ impl Controller {
         };
         if !self.write_entry(cqid, index, &cqe) {
             self.fail("a completion queue's memory is not mapped");
+            if token.record == records::NONE {
+                // It is in flight no more, and so must not be in the list of those that wait.
+                self.settle_event_request(token.cid, completion);
+            }
             return;
         }
         // From here on it is completed: what follows is done by a successor too, which finds the entry (`records.rs`).

@@ -20,6 +20,7 @@ use super::{
         errors::Subject,
         namespace::Namespace,
         records,
+        registers::Phase,
         state::{self, EVENT_REQUESTS},
         status::Completion,
     },
@@ -77,7 +78,7 @@ impl Controller {
         true
     }
 
-    /// A request's completion entry is posted: it leaves the list, and its event is told.
+    /// A request's completion entry is posted, or cannot be: it leaves the list, and its event is told.
     pub(crate) fn settle_event_request(&self, cid: u16, completion: Completion) {
         let Some(at) = self.event_requests().position(|waiting| waiting == cid) else { return };
         let events = &self.state.events;
@@ -131,6 +132,9 @@ impl Controller {
     pub(super) fn deliver_events(&mut self) -> usize {
         let mut work = 0;
         for kind in 0..self.state.events.pending.len() {
+            if self.phase != Phase::Ready {
+                break;
+            }
             let events = &self.state.events;
             let pending = events.pending[kind].get();
             if pending == 0 || events.outstanding.get() == 0 || events.masked.get() & 1 << kind != 0 {

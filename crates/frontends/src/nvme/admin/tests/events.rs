@@ -20,7 +20,8 @@ use millrace_nvme_spec::{
 
 use super::{
     super::super::{
-        fixture::{FakeGuest, sqe},
+        fixture::{FakeGuest, PAGE, sqe},
+        registers::Phase,
         state::EVENT_REQUESTS,
     },
     admin, code, expect,
@@ -92,6 +93,62 @@ fn a_waiting_requests_identifier_is_only_another_requests_conflict() {
         assert_eq!(code(&guest.wait(0)), status);
     }
     assert_eq!(guest.controller.state.events.outstanding.get(), 1);
+}
+
+/// A guest whose admin completion queue is where no memory is, with event requests that wait.
+fn guest_without_completions(requests: u32) -> FakeGuest {
+    let mut guest = FakeGuest::boot();
+    guest.disable();
+    let pair = guest.new_pair(16);
+    guest.write32(offset::AQA, 15 << 16 | 15);
+    guest.write64(offset::ASQ, pair.sq_base);
+    guest.write64(offset::ACQ, PAGE);
+    guest.queues.insert(0, pair);
+    guest.write32(offset::CC, 4 << 20 | 6 << 16 | 1);
+    for _ in 0..requests {
+        guest.submit(0, event_request());
+    }
+    guest.settle();
+    let events = &guest.controller.state.events;
+    assert_eq!((guest.controller.phase, events.outstanding.get()), (Phase::Ready, requests));
+    guest
+}
+
+/// Its controller has failed, waits for nothing, and is as good as new after a reset.
+fn expect_recovery(mut guest: FakeGuest, requests: u32) {
+    assert_eq!(guest.controller.phase, Phase::Failed);
+    assert!(guest.read32(offset::CSTS) & 2 != 0, "fatal status");
+    assert_eq!((guest.controller.state.events.outstanding.get(), guest.controller.in_flight), (requests, requests));
+    assert!(guest.controller.is_quiet());
+    guest.disable();
+    guest.enable();
+    let cid = guest.submit(0, event_request());
+    assert_eq!(expect(&mut guest, abort(0, cid), Status::SUCCESS), 0);
+    assert_eq!(code(&guest.wait_for(0, cid)), Status::ABORT_REQUESTED);
+}
+
+#[test]
+fn a_request_that_cannot_be_completed_waits_no_more() {
+    // An event, an abort, and two events at once.
+    let mut guest = guest_without_completions(1);
+    guest.doorbell(0, 1000);
+    guest.settle();
+    expect_recovery(guest, 0);
+
+    let mut guest = guest_without_completions(1);
+    let waiting = guest.controller.event_requests().next().expect("a request");
+    guest.submit(0, abort(0, waiting));
+    guest.settle();
+    expect_recovery(guest, 0);
+
+    for requests in [1, 2] {
+        let mut guest = guest_without_completions(requests);
+        guest.controller.state.features.async_events.set(NOTICES);
+        guest.controller.namespace_changed(1);
+        guest.doorbell(0, 1000);
+        guest.settle();
+        expect_recovery(guest, requests - 1);
+    }
 }
 
 #[test]
