@@ -12,14 +12,17 @@ use std::{
     fs::File,
     os::unix::fs::FileExt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{BlockCount, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError};
+use millrace_block::{
+    BlockCount, BlockSize, Geometry, IoOperation, METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, Operation, Request,
+    Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError,
+};
 use millrace_engine::{Shard, ShardConfig};
 use millrace_memory::{GuestAddress, Protection};
 use millrace_nvme_spec::{
@@ -571,6 +574,15 @@ impl HeldVolume {
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
+
+    async fn wait(&self, cx: TaskContext<'_>) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        while self.held.load(Ordering::SeqCst) {
+            // Looks again every so often, so that a test may stop stepping at any time.
+            cx.io(IoOperation::Sleep(Duration::from_micros(50))).await;
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Volume for HeldVolume {
@@ -587,13 +599,22 @@ impl Volume for HeldVolume {
             return self.inner.submit(cx, request);
         }
         Step::Wait(cx.scratch.place_future(async move {
-            self.waiting.fetch_add(1, Ordering::SeqCst);
-            while self.held.load(Ordering::SeqCst) {
-                // Looks again every so often, so that a test may stop stepping at any time.
-                cx.io(IoOperation::Sleep(Duration::from_micros(50))).await;
-            }
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            self.wait(cx).await;
             self.inner.submit(cx, request).await
+        }))
+    }
+
+    fn metadata(&self) -> Metadata {
+        self.inner.metadata()
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
+        if !self.held.load(Ordering::SeqCst) {
+            return self.inner.submit_tagged(cx, request);
+        }
+        Step::Wait(cx.scratch.place_future(async move {
+            self.wait(cx).await;
+            self.inner.submit_tagged(cx, request).await
         }))
     }
 
@@ -615,5 +636,82 @@ impl Volume for HeldVolume {
 
     fn erases_by_key(&self) -> bool {
         true
+    }
+}
+
+/// A volume in memory that keeps metadata.
+pub(crate) struct TaggedMemory {
+    inner: Arc<dyn Volume>,
+    tags: Mutex<Vec<[u8; METADATA_SIZE]>>,
+    shown: Mutex<Metadata>,
+}
+
+impl TaggedMemory {
+    pub(crate) fn new(bytes: u64, block_size: BlockSize, metadata: Metadata) -> Arc<Self> {
+        let inner = MemoryVolume::create("tagged", bytes, block_size).expect("a volume");
+        let tags = vec![NO_METADATA; inner.geometry().blocks.0 as usize];
+        Arc::new(Self { inner, tags: Mutex::new(tags), shown: Mutex::new(metadata) })
+    }
+
+    pub(crate) fn tags(&self) -> MutexGuard<'_, Vec<[u8; METADATA_SIZE]>> {
+        self.tags.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Volume for TaggedMemory {
+    fn name(&self) -> &'static str {
+        "tagged"
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if request.operation.is_write() {
+            self.tags()[request.lba.0 as usize..][..request.count.0 as usize].fill(NO_METADATA);
+        }
+        self.inner.submit(cx, request)
+    }
+
+    fn metadata(&self) -> Metadata {
+        *self.shown.lock().expect("no panic")
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
+        let TaggedRequest { operation, lba, count, data, metadata } = request;
+        let places = (lba.0 as usize..).zip(0..count.0 as usize);
+        for (lba, at) in places {
+            let tag = &mut self.tags()[lba];
+            if operation == Operation::Read {
+                metadata.write_at(at * METADATA_SIZE, tag);
+            } else {
+                metadata.read_at(at * METADATA_SIZE, tag);
+            }
+        }
+        self.inner.submit(cx, Request { operation, lba, count, segments: cx.scratch.copy_slice(&[data]) })
+    }
+
+    fn format_metadata(&self, format: Option<MetadataFormat>) -> Result<(), VolumeError> {
+        *self.shown.lock().expect("no panic") = format.map_or(Metadata::Hidden, Metadata::Shown);
+        Ok(())
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)?;
+        *self.tags() = vec![NO_METADATA; self.geometry().blocks.0 as usize];
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
     }
 }

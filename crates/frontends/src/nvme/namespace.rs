@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     collections::BTreeMap,
-    rc::Rc,
+    rc::{Rc, Weak},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -239,6 +239,8 @@ impl Attached {
 pub(crate) struct NamespaceTable {
     /// By namespace identifier; the index is `nsid`. `None`: not attached.
     attached: Vec<Option<Rc<Attached>>>,
+    /// Those that were detached while commands were in flight on them, which keep them alive.
+    leaving: Vec<Weak<Attached>>,
     /// Every namespace that exists for this guest.
     allocated: BTreeMap<u32, Allocated>,
     /// Identifiers of namespaces that are being created.
@@ -256,7 +258,8 @@ pub(crate) struct Allocated {
 
 impl NamespaceTable {
     pub(crate) fn new(largest: u32) -> Self {
-        Self { attached: vec![None; largest as usize + 1], allocated: BTreeMap::new(), reserved: Vec::new() }
+        let attached = vec![None; largest as usize + 1];
+        Self { attached, leaving: Vec::new(), allocated: BTreeMap::new(), reserved: Vec::new() }
     }
 
     /// Largest identifier (NN).
@@ -364,7 +367,17 @@ impl NamespaceTable {
 
     /// Detaches a namespace: new commands no longer find it, those in flight finish.
     pub(crate) fn detach(&mut self, nsid: u32) -> Option<Rc<Attached>> {
-        self.attached.get_mut(nsid as usize)?.take()
+        let attached = self.attached.get_mut(nsid as usize)?.take()?;
+        self.leaving.retain(|leaving| leaving.strong_count() > 0);
+        self.leaving.push(Rc::downgrade(&attached));
+        Some(attached)
+    }
+
+    /// What commands of this identifier may be in flight on: the attached namespace, and those that were attached before it.
+    pub(crate) fn in_use(&self, nsid: u32) -> Vec<Rc<Attached>> {
+        let leaving = self.leaving.iter().filter_map(Weak::upgrade);
+        let leaving = leaving.filter(|left| left.nsid == nsid && left.in_flight.get() > 0);
+        self.get(nsid).cloned().into_iter().chain(leaving).collect()
     }
 }
 

@@ -18,7 +18,11 @@ use millrace_block::{
 use millrace_engine::TaskSlot;
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
 use millrace_nvme_spec::{
-    command::Sqe, log::ParameterErrorLocation as Location, nvm::ProtectionTuple, opcode::NvmOpcode, status::Status,
+    command::Sqe,
+    log::ParameterErrorLocation as Location,
+    nvm::{ProtectionTuple, ReadWriteCdw12},
+    opcode::NvmOpcode,
+    status::Status,
 };
 
 use super::{
@@ -200,6 +204,16 @@ fn pieces(geometry: &Geometry, count: BlockCount) -> impl Iterator<Item = (u64, 
 /// Blocks that fit a buffer with their metadata.
 fn in_buffer(geometry: &Geometry) -> u64 {
     (BUFFER_SIZE / (geometry.block_size.bytes() as usize + METADATA_SIZE)) as u64
+}
+
+/// Bytes that a command's data pointer stands for, and its metadata pointer.
+fn lengths(blocks: &Blocks, protection: &Protection) -> (u64, u64) {
+    let metadata = blocks.count.0 * METADATA_SIZE as u64;
+    match (protection.acts(), protection.is_extended()) {
+        (true, _) => (blocks.bytes, 0),
+        (false, true) => (blocks.bytes + metadata, 0),
+        (false, false) => (blocks.bytes, metadata),
+    }
 }
 
 /// Whether the volume is what the command was checked against: it may have been formatted while the command waited.
@@ -435,9 +449,8 @@ impl Controller {
         let geometry = attached.namespace.volume.geometry();
         let blocks = Blocks::of(&geometry, sqe)?;
         let protection = self.protection(format, sqe)?;
-        let metadata = blocks.count.0 * METADATA_SIZE as u64;
+        let (bytes, separate) = lengths(&blocks, &protection);
         // MDTS includes metadata that come with the blocks.
-        let bytes = blocks.bytes + if protection.is_extended() { metadata } else { 0 };
         self.check_size(bytes)?;
         let rights = if operation.is_write() {
             attached.check_writable(&geometry)?;
@@ -448,9 +461,30 @@ impl Controller {
         self.check_rights(attached, rights)?;
         let access = if operation == Operation::Read { Access::Write } else { Access::Read };
         self.resolve(sqe, bytes, access)?;
-        let separate = if protection.acts() || protection.is_extended() { 0 } else { metadata };
         data::resolve_metadata(&self.memory, sqe, separate, access, &mut self.metadata)?;
         Ok((blocks, protection))
+    }
+
+    /// Marks the guest's memory that a read in flight may yet write to, data and metadata: translating it does. `false`: what that is
+    /// cannot be said any more.
+    pub(crate) fn mark_read(&mut self, sqe: &Sqe) -> bool {
+        let known = self.namespaces.in_use(sqe.nsid.0).into_iter().map(|attached| self.mark_read_of(&attached, sqe).is_ok());
+        // Of all of them: which one it is is not on record.
+        known.fold(false, |known, this| known | this)
+    }
+
+    fn mark_read_of(&mut self, attached: &Attached, sqe: &Sqe) -> Result<(), Status> {
+        let volume = &attached.namespace.volume;
+        let (geometry, count) = (volume.geometry(), u64::from(ReadWriteCdw12::from_bits(sqe.cdw12).nlb_z()) + 1);
+        // The volume may have shrunk since, so that the range is not checked.
+        let bytes = count << geometry.block_size.shift();
+        let blocks = Blocks { lba: Lba(sqe.cdw10_11()), count: BlockCount(count), bytes, geometry };
+        let (bytes, separate) = match volume.metadata() {
+            Metadata::Shown(format) => lengths(&blocks, &Protection::of(format, sqe)?),
+            Metadata::Hidden | Metadata::Never => (bytes, 0),
+        };
+        data::resolve(&self.memory, self.page_size(), sqe, bytes, Access::Write, &mut self.segments)?;
+        data::resolve_metadata(&self.memory, sqe, separate, Access::Write, &mut self.metadata)
     }
 
     /// What a command wants done with protection information.

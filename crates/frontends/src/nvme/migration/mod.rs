@@ -20,14 +20,16 @@
 mod stream;
 
 use millrace_memory::{Access, GuestAddress};
-use millrace_nvme_spec::{command::Cqe, nvm::ReadWriteCdw12, opcode::NvmOpcode};
+use millrace_nvme_spec::{
+    command::{Cqe, Sqe},
+    opcode::NvmOpcode,
+};
 use millrace_vfio_user::{Errno, LogRange, MigrationState};
 
 pub use self::stream::SavedStateError;
 use super::{
     admin::is_reachable,
     controller::Controller,
-    data,
     queue::QueueCaches,
     registers::{Phase, Reset},
     state,
@@ -272,8 +274,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Marks what may be written without being translated again: completion queues, shadow doorbells, and the data of reads that
-    /// are in flight.
+    /// Marks what may be written without being translated again: completion queues, shadow doorbells, and the data and metadata of
+    /// reads that are in flight.
     fn mark_standing(&mut self) {
         for cq in &self.state.cq {
             self.memory.mark_written(GuestAddress(cq.base.get()), u64::from(cq.entries.get()) * Cqe::SIZE as u64);
@@ -285,16 +287,11 @@ impl Controller {
                 self.memory.mark_written(GuestAddress(page.get()), len);
             }
         }
-        let page_size = self.page_size();
-        for (sqid, sqe) in self.records.commands() {
-            if sqid == 0 || sqe.nvm_opcode() != NvmOpcode::READ {
-                continue;
+        let is_read = |(sqid, sqe): &(u16, Sqe)| *sqid != 0 && sqe.nvm_opcode() == NvmOpcode::READ;
+        for (_, sqe) in self.records.commands().into_iter().filter(is_read) {
+            if !self.mark_read(&sqe) {
+                self.memory.mark_written(GuestAddress(0), u64::MAX);
             }
-            // Of a namespace that is gone: as if its blocks were the largest.
-            let shift = self.namespaces.get(sqe.nsid.0).map_or(12, |found| found.geometry.get().block_size.shift());
-            let bytes = (u64::from(ReadWriteCdw12::from_bits(sqe.cdw12).nlb_z()) + 1) << shift;
-            // Translating them marks them. A list that its guest has changed meanwhile fails, and names none of its own pages.
-            let _ = data::resolve(&self.memory, page_size, &sqe, bytes, Access::Write, &mut self.segments);
         }
     }
 }

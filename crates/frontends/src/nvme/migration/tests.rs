@@ -6,7 +6,7 @@ use std::{
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{BlockSize, Volume};
+use millrace_block::{BlockSize, METADATA_SIZE, Metadata, MetadataFormat, Volume};
 use millrace_nvme_spec::{
     features::FeatureId,
     opcode::{AdminOpcode, NvmOpcode},
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::nvme::{
     Config,
-    fixture::{FakeGuest, HeldVolume, MEMORY_BASE, MEMORY_SIZE, PAGE, sqe, test_config},
+    fixture::{FakeGuest, HeldVolume, MEMORY_BASE, MEMORY_SIZE, PAGE, TaggedMemory, sqe, test_config},
     namespace::Namespace,
 };
 
@@ -383,6 +383,73 @@ fn every_page_that_is_written_is_reported_and_few_others() {
     assert_eq!(logged(&mut guest).len() as u64, MEMORY_SIZE / PAGE, "what another worker had logged is lost");
     guest.controller.stop_logging();
     assert_eq!(guest.controller.report(range, &mut [0; 8]), Err(Errno::INVAL));
+}
+
+/// A machine with a namespace of 512-byte blocks whose reads can be held.
+fn machine_with(metadata: Metadata) -> (FakeGuest, Arc<HeldVolume>) {
+    let mut guest = FakeGuest::new(config());
+    let volume = HeldVolume::new(TaggedMemory::new(1 << 20, BlockSize::B512, metadata));
+    guest.add_volume(3, Arc::clone(&volume) as Arc<dyn Volume>);
+    guest.enable();
+    guest.create_queues(1, 8);
+    (guest, volume)
+}
+
+/// A command with fresh memory for so many bytes, and for metadata; the pages that they are in.
+fn pointed(guest: &mut FakeGuest, opcode: NvmOpcode, blocks: u64, len: u64) -> (Sqe, Vec<u64>) {
+    let (data, tags) = (guest.alloc_pages(len.div_ceil(PAGE)), guest.alloc_pages(1));
+    guest.write(data, &vec![0x5a; if opcode == NvmOpcode::WRITE { len as usize } else { 0 }]);
+    guest.write(tags, &vec![0x6b; if opcode == NvmOpcode::WRITE { blocks as usize * METADATA_SIZE } else { 0 }]);
+    let mut sqe = transfer(opcode, 0);
+    (sqe.cdw12, sqe.dptr, sqe.mptr) = (blocks as u32 - 1, guest.prps(data, len), tags);
+    let pages = (data..data + len).step_by(PAGE as usize).chain([tags]);
+    (sqe, pages.map(|at| (at - MEMORY_BASE) / PAGE).collect())
+}
+
+#[test]
+fn all_that_a_read_in_flight_writes_is_reported() {
+    let shown = |extended| Metadata::Shown(MetadataFormat { extended, ..MetadataFormat::default() });
+    for metadata in [Metadata::Never, shown(false), shown(true)] {
+        for (blocks, is_detached) in [(8, false), (16, false), (8, true), (16, true)] {
+            let note = format!("{blocks} blocks, {metadata:?}, detached: {is_detached}");
+            let (mut guest, volume) = machine_with(metadata);
+            let len = blocks * (512 + if metadata == shown(true) { METADATA_SIZE as u64 } else { 0 });
+            let (write, _) = pointed(&mut guest, NvmOpcode::WRITE, blocks, len);
+            assert!(guest.command(1, write).status().is_success());
+            guest.controller.start_logging();
+            let (read, pages) = pointed(&mut guest, NvmOpcode::READ, blocks, len);
+            let before = contents(&guest);
+            volume.hold();
+            guest.submit(1, read);
+            guest.step_until("a read in flight", |_| volume.waiting() == 1);
+            if is_detached {
+                drop(guest.controller.namespaces.detach(3));
+            }
+            logged(&mut guest);
+            volume.release();
+            assert!(guest.wait(1).status().is_success());
+            let (after, reported) = (contents(&guest), logged(&mut guest));
+            let changed = |page: &u64| {
+                let bytes = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
+                before[bytes.clone()] != after[bytes]
+            };
+            let separate = usize::from(metadata == shown(false));
+            assert_eq!(pages.iter().filter(|page| changed(page)).count(), pages.len() - 1 + separate, "{note}");
+            for page in pages.iter().filter(|page| changed(page)) {
+                assert!(reported.contains(page), "page {page} was written and not told: {note}");
+            }
+            assert!(reported.len() < 10, "{} pages: {note}", reported.len());
+        }
+    }
+}
+
+#[test]
+fn a_read_of_which_nothing_is_known_may_write_anywhere() {
+    let (mut guest, ..) = machine();
+    guest.controller.start_logging();
+    guest.controller.records.take(&sqe(NvmOpcode::READ.0, 4), 1, 0).expect("a free record");
+    logged(&mut guest);
+    assert_eq!(logged(&mut guest).len() as u64, MEMORY_SIZE / PAGE);
 }
 
 /// As a client that means harm would write it: the checksum is right.

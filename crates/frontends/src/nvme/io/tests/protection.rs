@@ -1,11 +1,6 @@
 //! Namespaces with metadata and protection information.
 
-use std::sync::{Mutex, PoisonError};
-
-use millrace_block::{
-    BlockCount, Geometry, METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, Operation, Request, Step, TaggedRequest,
-    TaskContext, Usage, Volume, VolumeError,
-};
+use millrace_block::{METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, Volume};
 use millrace_nvme_spec::{
     command::NamespaceId,
     identify::{Cns, IdentifyNamespace},
@@ -17,83 +12,7 @@ use millrace_nvme_spec::{
 };
 
 use super::{super::protect::guard, *};
-
-/// A volume in memory that keeps metadata.
-struct TaggedMemory {
-    inner: Arc<dyn Volume>,
-    tags: Mutex<Vec<[u8; METADATA_SIZE]>>,
-    shown: Mutex<Metadata>,
-}
-
-impl TaggedMemory {
-    fn new(block_size: BlockSize, metadata: Metadata) -> Arc<Self> {
-        let inner = MemoryVolume::create("tagged", SIZE, block_size).expect("a volume");
-        let tags = vec![NO_METADATA; inner.geometry().blocks.0 as usize];
-        Arc::new(Self { inner, tags: Mutex::new(tags), shown: Mutex::new(metadata) })
-    }
-
-    fn tags(&self) -> std::sync::MutexGuard<'_, Vec<[u8; METADATA_SIZE]>> {
-        self.tags.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Volume for TaggedMemory {
-    fn name(&self) -> &'static str {
-        "tagged"
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        if request.operation.is_write() {
-            self.tags()[request.lba.0 as usize..][..request.count.0 as usize].fill(NO_METADATA);
-        }
-        self.inner.submit(cx, request)
-    }
-
-    fn metadata(&self) -> Metadata {
-        *self.shown.lock().expect("no panic")
-    }
-
-    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
-        let TaggedRequest { operation, lba, count, data, metadata } = request;
-        let places = (lba.0 as usize..).zip(0..count.0 as usize);
-        for (lba, at) in places {
-            let tag = &mut self.tags()[lba];
-            if operation == Operation::Read {
-                metadata.write_at(at * METADATA_SIZE, tag);
-            } else {
-                metadata.read_at(at * METADATA_SIZE, tag);
-            }
-        }
-        self.inner.submit(cx, Request { operation, lba, count, segments: cx.scratch.copy_slice(&[data]) })
-    }
-
-    fn format_metadata(&self, format: Option<MetadataFormat>) -> Result<(), VolumeError> {
-        *self.shown.lock().expect("no panic") = format.map_or(Metadata::Hidden, Metadata::Shown);
-        Ok(())
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)?;
-        *self.tags() = vec![NO_METADATA; self.geometry().blocks.0 as usize];
-        Ok(())
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
-}
+use crate::nvme::fixture::TaggedMemory;
 
 fn form(protection: u8, extended: bool) -> MetadataFormat {
     MetadataFormat { protection, extended, first: false }
@@ -101,7 +20,7 @@ fn form(protection: u8, extended: bool) -> MetadataFormat {
 
 fn tagged_guest(block_size: BlockSize, format: MetadataFormat) -> (FakeGuest, Arc<TaggedMemory>) {
     let mut guest = FakeGuest::boot();
-    let volume = TaggedMemory::new(block_size, Metadata::Shown(format));
+    let volume = TaggedMemory::new(SIZE, block_size, Metadata::Shown(format));
     guest.add_volume(1, Arc::clone(&volume) as Arc<dyn Volume>);
     guest.make_queues(1, 64);
     (guest, volume)
@@ -484,7 +403,7 @@ fn a_copy_checks_what_it_reads_and_makes_or_checks_what_it_writes() {
 fn a_copy_goes_between_namespaces_of_one_format_only() {
     let (mut guest, _) = tagged_guest(BlockSize::B512, form(1, false));
     guest.add_memory_volume(2, SIZE, BlockSize::B512);
-    let other = TaggedMemory::new(BlockSize::B512, Metadata::Shown(form(1, false)));
+    let other = TaggedMemory::new(SIZE, BlockSize::B512, Metadata::Shown(form(1, false)));
     guest.add_volume(3, Arc::clone(&other) as Arc<dyn Volume>);
     guest.controller.state.features.host_behavior.set(u32::from(super::super::limits::CDFE) << 16);
     let mut across = |nsid| {
@@ -559,7 +478,7 @@ fn identify(guest: &mut FakeGuest) -> IdentifyNamespace {
 #[test]
 fn a_guest_formats_with_metadata_and_sees_what_it_got() {
     let mut guest = FakeGuest::boot();
-    let volume = TaggedMemory::new(BlockSize::B512, Metadata::Hidden);
+    let volume = TaggedMemory::new(SIZE, BlockSize::B512, Metadata::Hidden);
     guest.add_volume(1, Arc::clone(&volume) as Arc<dyn Volume>);
     guest.make_queues(1, 64);
     let id = identify(&mut guest);
