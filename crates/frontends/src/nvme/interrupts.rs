@@ -208,9 +208,9 @@ impl Interrupts {
         }
     }
 
-    /// The client is gone, and its eventfds with it.
+    /// The client is gone, and its eventfds with it. Whoever traces the device goes on with the next one.
     pub(crate) fn disconnect(&mut self) {
-        *self = Self::new(self.vectors.len() as u16);
+        *self = Self { trace: self.trace, ..Self::new(self.vectors.len() as u16) };
     }
 
     /// The MSI-X function mask changed.

@@ -1,5 +1,6 @@
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
+use millrace_block::trace::{self, Event, EventKind, Ring};
 use millrace_nvme_spec::{opcode::NvmOpcode, registers::offset};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -173,6 +174,21 @@ fn a_reset_forgets_what_is_pending_and_keeps_the_wiring() {
     guest.controller.interrupts.pend(1, 1);
     guest.step();
     assert_eq!(wires.take(1), 0);
+}
+
+#[test]
+fn interrupts_of_the_next_client_are_traced_too() {
+    let mut guest = FakeGuest::new(test_config());
+    guest.controller.interrupts.trace = Site::new(7, None);
+    guest.controller.interrupts.disconnect();
+    let (ring, _wires) = (Arc::new(Ring::new(64)), wired(&mut guest));
+    trace::install(Some(Arc::clone(&ring)));
+    guest.controller.interrupts.pend(3, 1);
+    guest.step();
+    trace::install(None);
+    let mut seen = Vec::new();
+    ring.drain(64, |words| seen.extend(Event::from_words(words).map(|event| (event.kind, event.key.device, event.place))));
+    assert_eq!(seen, [(EventKind::Interrupted, 7, 3)]);
 }
 
 // ---- coalescing -----------------------------------------------------------------------------------------------------
