@@ -113,7 +113,7 @@ impl Disk {
         Ok(())
     }
 
-    fn act_tagged(&self, request: &TaggedRequest) -> Result<(), BlockError> {
+    fn act_tagged(&self, request: &TaggedRequest) {
         let TaggedRequest { operation, lba, data, metadata, .. } = *request;
         for (at, part) in [(lba.0 * BLOCK, data), (PLAIN as u64 + lba.0 * METADATA_SIZE as u64, metadata)] {
             match operation {
@@ -121,7 +121,6 @@ impl Disk {
                 _ => self.store.write(at, &[part]),
             }
         }
-        Ok(())
     }
 
     /// Does something at once, or later.
@@ -158,7 +157,10 @@ impl Volume for Disk {
     }
 
     fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
-        self.answer(cx, move || self.act_tagged(&request))
+        self.answer(cx, move || {
+            self.act_tagged(&request);
+            Ok(())
+        })
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -314,7 +316,7 @@ impl Run {
     fn new(seed: u64, late: u8) -> Self {
         let mut data = vec![0xee; PLAIN];
         data[(SOURCE * BLOCK) as usize..][..BLOCK as usize].fill(SOURCE_BYTE);
-        let (disk, tagged) = (Disk::new(&data, late), Disk::new(&[0xee; TAGGED], late));
+        let (disk, tagged) = (Disk::new(&data, late), Disk::new(&vec![0xee; TAGGED], late));
         let mut guest = FakeGuest::boot();
         attach_tagged(&mut guest.controller, &tagged);
         let namespace = attach(&mut guest.controller, &disk, Lasting::alone(), Lasting::alone());
