@@ -341,14 +341,11 @@ pub(super) unsafe fn units<const ENCRYPT: bool, const PAST: bool>(
                 }
                 let [one, other] = &mut both;
                 let (now, after) = if (at / GROUP).is_multiple_of(2) { (one, other) } else { (other, one) };
-                if at + GROUP < end {
-                    means.group::<ENCRYPT, PAST>(now, Some(after), from.add(at), to.add(at));
-                } else {
-                    if goes_on {
-                        *after = means.begin(next);
-                    }
-                    means.group::<ENCRYPT, PAST>(now, None, from.add(at), to.add(at));
+                let follows = at + GROUP < end;
+                if !follows && goes_on {
+                    *after = means.begin(next);
                 }
+                means.group::<ENCRYPT, PAST>(now, follows.then_some(after), from.add(at), to.add(at));
                 at += GROUP;
             }
         }
