@@ -77,13 +77,15 @@ pub trait Ledger: Send + Sync {
 
 /// Requests wait outside.
 const PAUSED: u32 = 1 << 31;
+/// Requests are refused.
+const CLOSED: u32 = 1 << 30;
 
 /// The same number as what is there has.
 const SAME: u32 = u32::MAX;
 
 struct Inner {
     root: Arc<dyn Volume>,
-    /// [`PAUSED`], and the root's number in the trace; 0: nothing special.
+    /// [`PAUSED`], [`CLOSED`], and the root's number in the trace; 0: nothing special.
     state: AtomicU32,
 }
 
@@ -99,14 +101,18 @@ impl Inner {
 
     /// Starts a request, recorded if it is to be.
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        match self.state() as u16 {
+        let state = self.state();
+        match state as u16 {
+            _ if state & CLOSED != 0 => Step::Done(Err(BlockError::NotReady)),
             0 => self.root.submit(cx, request),
             place => trace::submit(place, &*self.root, cx, request),
         }
     }
 
     fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, request: TaggedRequest) -> Step<'a> {
-        match self.state() as u16 {
+        let state = self.state();
+        match state as u16 {
+            _ if state & CLOSED != 0 => Step::Done(Err(BlockError::NotReady)),
             0 => self.root.submit_tagged(cx, request),
             place => trace::submit_tagged(place, &*self.root, cx, request),
         }
@@ -194,6 +200,22 @@ impl Switch {
     /// Requests inside.
     pub fn in_flight(&self) -> u64 {
         self.presence.count()
+    }
+
+    /// Refuses requests until it is [opened](Self::open) again. Those inside go on, and are all counted when this returns. Blocks; not to be
+    /// called on a shard.
+    pub fn close(&self) {
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.visit().inner.state.fetch_or(CLOSED, Ordering::Release);
+        while barrier().is_err() {
+            thread::sleep(DRAIN_LOOK);
+        }
+    }
+
+    /// Lets requests in again.
+    pub fn open(&self) {
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.visit().inner.state.fetch_and(!CLOSED, Ordering::Release);
     }
 
     /// Replaces what the switch leads to. New requests wait, those in flight are waited for (at most so long), `between` is

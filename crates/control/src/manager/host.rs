@@ -229,6 +229,7 @@ impl Manager {
         let (put_devices, remove_volumes, put_files) = (vec![&record], vec![&name], file.as_deref().into_iter().collect());
         if let Err(error) = self.store.apply(&Changes { put_devices, remove_volumes, put_files, ..Changes::default() }) {
             tracing::warn!(device, volume = %name, %error, "the deletion of a guest's namespace could not be stored");
+            inner.admit_requests(&name);
             return Err(Status::INTERNAL_ERROR);
         }
         if let Some(mut volume) = inner.volumes.remove(&name) {

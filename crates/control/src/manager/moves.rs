@@ -122,11 +122,17 @@ impl Manager {
             inner.check_movable(name)?;
         }
         // Of those that nothing is made of: the services of the others have requests of their own in them.
-        for name in names.iter().filter(|name| inner.volumes_over(name.as_str()).next().is_none()) {
-            inner.end_requests(name)?;
+        let tops: Vec<_> = names.iter().filter(|name| inner.volumes_over(name.as_str()).next().is_none()).collect();
+        let released = tops.iter().try_for_each(|name| inner.end_requests(name)).and_then(|()| {
+            self.close_account(inner, names);
+            Ok(self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?)
+        });
+        if let Err(error) = released {
+            for name in tops {
+                inner.admit_requests(name);
+            }
+            return Err(error);
         }
-        self.close_account(inner, names);
-        self.store.apply(&Changes { remove_volumes: names.iter().collect(), ..Changes::default() })?;
         inner.close_all(names.to_vec(), |inner, volume| {
             let name = &volume.record.spec.name;
             inner.received.remove(&volume.record.uuid);

@@ -154,7 +154,8 @@ impl Manager {
         inner.end_requests(&name)?;
         self.close_account(&inner, [&name]);
         let put_files = file.as_deref().into_iter().collect();
-        self.store.apply(&Changes { remove_volumes: vec![&name], put_files, ..Changes::default() })?;
+        let changes = Changes { remove_volumes: vec![&name], put_files, ..Changes::default() };
+        self.store.apply(&changes).inspect_err(|_| inner.admit_requests(&name))?;
         if let Some(mut volume) = inner.volumes.remove(&name) {
             volume.close_for_good(true);
             inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
@@ -169,10 +170,21 @@ impl Inner {
     /// Waits for the requests of devices that have the volume no more: a guest that was detached, or is gone, may have left some, held back by a
     /// throttle, say. Where the volume was there may be another one's blocks later.
     pub(super) fn end_requests(&self, name: &Name) -> Result<(), ControlError> {
-        let graph = self.volumes.get(name).and_then(|volume| volume.graph.as_ref());
-        match graph.map_or(0, |live| live.graph.drain(&live.switch, PATIENCE)) {
-            0 => Ok(()),
-            in_flight => Err(ControlError::RequestsLeft { name: name.clone(), in_flight }),
+        let graph_of = |name: &Name| self.volumes.get(name).and_then(|volume| volume.graph.as_ref());
+        let Some(live) = graph_of(name) else { return Ok(()) };
+        // What it is made of may hold back as well.
+        let below = self.below(name.as_str());
+        let hurry = |on| below.iter().filter_map(graph_of).for_each(|live| live.graph.hurry(on));
+        hurry(true);
+        let in_flight = live.graph.drain(&live.switch, PATIENCE);
+        hurry(false);
+        if in_flight == 0 { Ok(()) } else { Err(ControlError::RequestsLeft { name: name.clone(), in_flight }) }
+    }
+
+    /// The volume stays after all: requests may come again.
+    pub(super) fn admit_requests(&self, name: &Name) {
+        if let Some(live) = self.volumes.get(name).and_then(|volume| volume.graph.as_ref()) {
+            live.switch.open();
         }
     }
 

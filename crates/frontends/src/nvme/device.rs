@@ -558,14 +558,13 @@ impl NvmeDevice {
         if let Some(kept) = self.controller.kept.as_ref().filter(|_| self.controller.client.take().is_some()) {
             kept.drop_client();
         }
+        self.controller.state.survival.strikes.set(0);
         self.accept_again = None;
         self.controller.interrupts.disconnect();
         self.controller.leave_migration();
         self.controller.memory.unmap_all();
         self.controller.caches.forget_translations();
         self.controller.reset(Reset::PowerOn);
-        // Not before: a guest whose leaving ends the worker, again and again, is one to be fenced.
-        self.controller.state.survival.strikes.set(0);
         self.go_on_draining(cx);
     }
 

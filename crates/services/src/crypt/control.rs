@@ -187,6 +187,15 @@ impl Crypt {
         newest: Header,
         found: &Found,
     ) -> Result<(Header, &'a Secret<32>), ServiceError> {
+        let other = found.before().and_then(|content| Header::decode(content).ok());
+        let other = other.filter(|other| other.is_alike(&newest));
+        // Within a change: what the service before was in force with counts, not a newest copy that it does not open.
+        if let Some(previous) = previous
+            && matches!(newest.open_current(&previous.kek), Err(CipherError::Authentication))
+            && let Some(other) = other.clone().filter(|other| other.open_current(&previous.kek).is_ok())
+        {
+            return Ok((other, &previous.kek));
+        }
         for kek in [Some(&self.kek), previous.map(|previous| &previous.kek)].into_iter().flatten() {
             match newest.open_current(kek) {
                 Ok(_) => return Ok((newest, kek)),
@@ -194,8 +203,7 @@ impl Crypt {
                 Err(error) => return Err(cipher_error(&error)),
             }
         }
-        let other = found.before().and_then(|content| Header::decode(content).ok());
-        let other = other.filter(|other| other.is_alike(&newest) && other.open_current(&self.kek).is_ok());
+        let other = other.filter(|other| other.open_current(&self.kek).is_ok());
         Ok((other.ok_or_else(|| self.wrong_key())?, &self.kek))
     }
 
@@ -217,7 +225,7 @@ impl Crypt {
             }
         };
         // A newest copy that does not count is overwritten first.
-        let generation = found.generation + u64::from(header != *newest);
+        let generation = found.generation - u64::from(header != *newest);
         let is_even = found.is_even();
         if let Some(damaged) = &found.damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");

@@ -293,15 +293,26 @@ impl Graph {
     }
 
     /// Waits, at most so long, until no request is in the volume, which is behind this switch: what services hold back they let go. Returns
-    /// how many are left. Nobody sends any more. Blocks; not to be called on a shard.
+    /// how many are left. With none left the switch is closed: between two requests of one long command none is inside, and the next one
+    /// would come. Blocks; not to be called on a shard.
     pub fn drain(&self, switch: &Switch, patience: Duration) -> u64 {
-        let (nodes, end) = (self.nodes(), Instant::now() + patience);
-        change::hurry(&nodes, true);
+        let end = Instant::now() + patience;
+        switch.close();
+        self.hurry(true);
         while switch.in_flight() > 0 && Instant::now() < end {
             std::thread::sleep(DRAIN_LOOK);
         }
-        change::hurry(&nodes, false);
-        switch.in_flight()
+        self.hurry(false);
+        let left = switch.in_flight();
+        if left > 0 {
+            switch.open();
+        }
+        left
+    }
+
+    /// Services let go what they hold back, or may hold back again.
+    pub fn hurry(&self, on: bool) {
+        change::hurry(&self.nodes(), on);
     }
 
     /// Takes the graph out of force; no request may be in flight. What fails is logged: the volume goes anyway.

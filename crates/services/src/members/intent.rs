@@ -213,8 +213,10 @@ impl Intent {
         self.suspicions.fetch_add(1, Ordering::Release);
         for region in regions.clone() {
             let (word, bit) = bit(region);
-            if self.words[word].stale.fetch_or(bit, Ordering::Release) & bit == 0 {
-                self.stale.fetch_add(1, Ordering::Release);
+            // Who takes the bit away takes it from the number: it counts before it is there.
+            self.stale.fetch_add(1, Ordering::Release);
+            if self.words[word].stale.fetch_or(bit, Ordering::Release) & bit != 0 {
+                let _ = self.stale.fetch_update(Ordering::AcqRel, Ordering::Acquire, |stale| stale.checked_sub(1));
             }
         }
     }

@@ -84,7 +84,7 @@ impl Members {
             return Ok(());
         }
         let _turn = self.table_turn.take(cx).await;
-        let (mut which, mut why) = (which, why.into());
+        let (mut which, mut why, mut refused) = (which, why.into(), 0);
         loop {
             let masks = self.masks();
             let fresh = which & !masks.recorded;
@@ -93,6 +93,7 @@ impl Members {
             }
             let readable = masks.readable & !fresh;
             if (readable.count_ones() as usize) < self.rules.least {
+                self.unflushed.fetch_or(refused & masks.writable, Ordering::AcqRel);
                 return Err(why.error());
             }
             self.note_failed(fresh & masks.writable, &why);
@@ -100,6 +101,7 @@ impl Members {
             self.masks.set(masks);
             // What the others have must be durable before they say that they are on their own.
             let failed = self.flush_legs(cx.deeper(), masks.writable).await;
+            refused |= failed.legs;
             let failed = failed.or(self.store_table(cx, masks.writable).await?);
             if failed.legs == 0 {
                 self.masks.set(Masks { recorded: masks.recorded | fresh, ..masks });
@@ -161,6 +163,7 @@ impl Members {
         };
         // What was copied must be durable before the table says so.
         let mut failed = self.flush_legs(cx, masks.writable).await;
+        let refused = failed.legs;
         if failed.legs == 0 {
             set(LegState::Good);
             failed = self.store_table(cx, masks.writable).await?;
@@ -172,7 +175,11 @@ impl Members {
         }
         set(LegState::Filling);
         drop(turn);
-        self.drop_legs(cx, failed.legs, failed.why()).await
+        let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
+        if dropped.is_err() {
+            self.unflushed.fetch_or(refused & self.masks().writable, Ordering::AcqRel);
+        }
+        dropped
     }
 
     /// Flushes legs; those that refuse.

@@ -31,7 +31,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -147,6 +147,8 @@ pub(crate) struct Members {
     /// A leg is written again, and what it missed is not stale yet.
     admitting: AtomicBool,
     on_legs: Mutex<Option<OnLegs>>,
+    /// Legs that refused a flush, and had to stay: the next flush would not tell what they lost.
+    pub(crate) unflushed: AtomicU8,
     /// Legs that failed.
     pub(crate) dropped: AtomicU64,
     /// Stale regions when resync began.
@@ -224,6 +226,7 @@ impl Members {
             rebuilding: Mutex::default(),
             admitting: AtomicBool::new(false),
             on_legs: Mutex::new(None),
+            unflushed: AtomicU8::new(0),
             dropped: AtomicU64::new(0),
             resync_total: AtomicU64::new(0),
         })

@@ -23,7 +23,8 @@ impl Mirror {
                 continue;
             };
             let segment = buffer.segment(len as usize);
-            let healed = self.repair(cx.deeper(), leg, at, segment).await;
+            // The last block of a longer request may be there.
+            let healed = self.repair(cx.deeper(), leg, at, segment, request.count.0 == 1).await;
             drop((range, buffer));
             if healed.is_err() {
                 // What cannot be recorded stays as it is: the leg is still there, and is not the only one to read.
@@ -76,13 +77,14 @@ impl Mirror {
     }
 
     /// Gives `leg` again from other good legs what it cannot read of a piece. Returns how many blocks that were. The range is locked.
-    /// Nothing to repair it with is not the leg's fault.
+    /// `unread`: it is one block, and the leg could not read it. Nothing to repair it with is not the leg's fault.
     pub(super) async fn repair(
         &self,
         cx: TaskContext<'_>,
         leg: usize,
         at: u64,
         segment: Segment,
+        unread: bool,
     ) -> Result<u64, BlockError> {
         let others = self.masks().readable & !(1 << leg);
         let block = self.shape().block_size.bytes() as usize;
@@ -90,8 +92,7 @@ impl Mirror {
         for offset in (0..segment.len()).step_by(block) {
             let part = segment.part(offset, block).expect("a block of the piece");
             let place = at + offset as u64;
-            // Of a block alone it is known.
-            let is_there = segment.len() > block && self.transfer(cx, leg, Operation::Read, place, part).await.is_ok();
+            let is_there = !unread && self.transfer(cx, leg, Operation::Read, place, part).await.is_ok();
             if !is_there && self.read_any(cx, others, place, part).await.is_ok() {
                 self.give(cx, leg, place, part).await?;
                 given += 1;

@@ -84,6 +84,9 @@ impl Mirror {
         }
         let block = self.shape().block_size.bytes() as usize;
         for offset in (0..len as usize).step_by(block) {
+            // One that was taken out meanwhile is not asked again.
+            let in_use = self.masks().readable;
+            let (readable, good) = (readable & in_use, good & in_use);
             let part = |leg: usize| segment(leg).part(offset, block).expect("a block of the piece");
             let (place, mut have) = (at + offset as u64, good);
             // What it can read of the piece counts.
@@ -108,7 +111,7 @@ impl Mirror {
     /// Gives a block to the legs that cannot read it.
     async fn heal(&self, cx: TaskContext<'_>, legs: u8, at: u64, part: &impl Fn(usize) -> Segment) {
         for leg in legs_of(legs) {
-            match self.repair(cx, leg, at, part(leg)).await {
+            match self.repair(cx, leg, at, part(leg), true).await {
                 Ok(count) => self.scrub().repaired += count,
                 Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
             }

@@ -39,6 +39,8 @@ impl Parity {
             }
         }
         self.void_journal()?;
+        self.members.unflushed.store(0, Ordering::Relaxed);
+        self.stopped.store(false, Ordering::Relaxed);
         self.look_again(block_size);
         Ok(())
     }

@@ -303,6 +303,13 @@ impl Parity {
             self.doubt(cx, outcome.faulty & self.members.masks().writable, error).await;
             return Err(error);
         }
+        // Legs that refused one before this, while others were taken out or in.
+        let lost = self.members.unflushed.swap(0, Ordering::AcqRel) & self.members.masks().writable;
+        if lost != 0 {
+            let error = BlockError::WriteFault { errno: 0 };
+            self.doubt(cx, lost, error).await;
+            return Err(error);
+        }
         for (written, ring) in written.iter().zip(self.journal.rings()) {
             ring.advance(*written);
         }
@@ -669,13 +676,13 @@ impl Volume for Parity {
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        // Nobody stores what is void meanwhile, and nobody stops it.
+        let _turn = self.flush_turn.take_and_wait();
         if self.stopped.load(Ordering::Relaxed) {
             // One that ends half way would bring the legs back as they are.
             let why = "it is stopped until it is opened again, because a leg refused a write".to_owned();
             return Err(VolumeError::Refused { volume: self.name.clone(), why });
         }
-        // Nobody stores what is void meanwhile.
-        let _turn = self.flush_turn.take_and_wait();
         let bytes = whole_blocks(&self.name, self.bytes(), block_size)?;
         self.members.format_legs(block_size, self.layout.leg_bytes(bytes), || self.look_again(block_size))?;
         self.void_journal().map_err(|error| VolumeError::Io {

@@ -147,6 +147,10 @@ impl Space {
             (Some(has), _) if has > size => open.shrink(name, size)?,
             (Some(_), _) => {}
         }
+        if open.in_doubt {
+            // Another table may be found at the next start, in which the volume is not.
+            open.store(open.table.clone())?;
+        }
         let list = open.table.volumes.get(name).map(Entry::list).unwrap_or_default();
         state.users.insert(name.to_owned());
         Ok(list)

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_block::Lba;
+use millrace_block::{BlockCount, Lba};
 use millrace_driver::{QueueOptions, spec::NamespaceId};
 
 use super::{
@@ -231,4 +231,37 @@ fn what_a_guest_left_behind_does_not_reach_who_comes_next() {
     let mut found = vec![1; 4096];
     buffer.read_at(0, &mut found);
     assert_eq!(found, vec![0; 4096]);
+}
+
+#[test]
+fn a_long_command_ends_with_the_volume_that_it_was_for() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("w", "64M")).unwrap();
+    rig.create_volume(&spec("v", None, "throttle(iops=1) | volume:w")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    let mut guest = Controller::connect(&rig.path("d.sock"), &Options::default()).unwrap();
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = guest.memory().alloc(4096).unwrap();
+    // It goes to the volume in pieces, one a second.
+    let ranges: Vec<_> = (0..32).map(|at| (Lba(at * 4096), BlockCount(4096))).collect();
+    let list = guest.memory().alloc(4096).unwrap();
+    queue.submit(&namespace.deallocate(&ranges, &list).unwrap()).unwrap();
+    queue.ring().unwrap();
+    thread::sleep(Duration::from_millis(500));
+    rig.detach("d", 1).unwrap();
+    rig.delete_volume("v").unwrap();
+    rig.attach("d", &attach("w", None)).unwrap();
+    buffer.write_at(0, &[0xbb; 4096]);
+    for at in 0..32 {
+        queue.execute(&namespace.write(Lba(at * 4096), buffer.slice(0, 4096)).unwrap()).unwrap();
+    }
+    thread::sleep(Duration::from_millis(2500));
+    for at in 0..32 {
+        queue.execute(&namespace.read(Lba(at * 4096), buffer.slice(0, 4096)).unwrap()).unwrap();
+        let mut found = vec![0; 4096];
+        buffer.read_at(0, &mut found);
+        assert_eq!(found, vec![0xbb; 4096], "{at}");
+    }
 }

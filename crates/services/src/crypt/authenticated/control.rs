@@ -194,25 +194,37 @@ impl Authenticated {
     fn choose<'a>(
         &'a self,
         previous: Option<&'a Self>,
-        newest: Header,
+        newest: &Header,
         found: &'a Found,
     ) -> Result<Chosen<'a>, ServiceError> {
-        let open = |header: &Header, kek| Ok((header.open(kek)?, header.open_old(kek)?));
+        let open = |header: &Header, kek: &Secret<32>| -> Result<Keys, CipherError> {
+            Ok((header.open(kek)?, header.open_old(kek)?))
+        };
+        let before = |kek: &'a Secret<32>| {
+            let content = found.before()?;
+            let header = Header::decode(content).ok().filter(|header| header.is_alike(newest))?;
+            let keys = open(&header, kek).ok()?;
+            let is_ours = newest.is_whole(&Sealer::new(&keys.0).ok()?, &found.content);
+            is_ours.then_some(Chosen { header, content, kek, keys, is_newest: false })
+        };
+        // Within a change: what the service before was in force with counts, not a newest copy that it does not open.
+        if let Some(previous) = previous
+            && matches!(open(newest, &previous.kek), Err(CipherError::Authentication))
+            && let Some(chosen) = before(&previous.kek)
+        {
+            return Ok(chosen);
+        }
         for kek in [Some(&self.kek), previous.map(|previous| &previous.kek)].into_iter().flatten() {
-            match open(&newest, kek) {
-                Ok(keys) => return Ok(Chosen { header: newest, content: &found.content, kek, keys, is_newest: true }),
+            match open(newest, kek) {
+                Ok(keys) => {
+                    let header = newest.clone();
+                    return Ok(Chosen { header, content: &found.content, kek, keys, is_newest: true });
+                }
                 Err(CipherError::Authentication) => {}
                 Err(error) => return Err(cipher_error(&error)),
             }
         }
-        let before = || {
-            let content = found.before()?;
-            let header = Header::decode(content).ok().filter(|header| header.is_alike(&newest))?;
-            let keys = open(&header, &self.kek).ok()?;
-            let is_ours = newest.is_whole(&Sealer::new(&keys.0).ok()?, &found.content);
-            is_ours.then_some(Chosen { header, content, kek: &self.kek, keys, is_newest: false })
-        };
-        before().ok_or_else(|| self.wrong_key())
+        before(&self.kek).ok_or_else(|| self.wrong_key())
     }
 
     /// Opens what the leg holds.
@@ -222,7 +234,7 @@ impl Authenticated {
             return Err(self.wrong(format!("it has blocks of {has} bytes, and the volume of {wanted}")));
         }
         let previous = mount.previous::<Self>();
-        let Chosen { header, content, kek, keys, is_newest } = self.choose(previous.as_deref(), newest.clone(), found)?;
+        let Chosen { header, content, kek, keys, is_newest } = self.choose(previous.as_deref(), newest, found)?;
         let sealer = Sealer::new(&keys.0).map_err(|error| cipher_error(&error))?;
         let old = keys.1.as_ref().map(Sealer::new).transpose().map_err(|error| cipher_error(&error))?;
         if !header.is_whole(&sealer, content) {
@@ -235,7 +247,7 @@ impl Authenticated {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
         }
         // A newest copy that does not count is overwritten first.
-        let generation = found.generation + u64::from(!is_newest);
+        let generation = found.generation - u64::from(!is_newest);
         *self.control() = Control { generation, damaged: found.damaged.clone(), ..Control::default() };
         if !found.is_even()
             && !self.geometry().read_only

@@ -95,7 +95,8 @@ impl Authenticated {
             self.blocks.store(blocks.0, Ordering::Relaxed);
             return Ok(());
         }
-        // A save leaves out what lies beyond the end: none takes it for what it is before that is sure.
+        // A save leaves out what lies beyond the end, and re-keying ends there: neither takes it for what it is before that is sure.
+        let _pause = self.pause_rekeying();
         let _saving = self.take_saving();
         // Requests to what goes fail from now on.
         self.blocks.store(blocks.0, Ordering::Relaxed);

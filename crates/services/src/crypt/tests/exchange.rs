@@ -3,8 +3,9 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use millrace_backends::fault::{Effect, FaultVolume, Kind, Rule, When};
 use millrace_block::{
-    BlockSize, Operation, Switch, Volume,
+    BlockError, BlockSize, Operation, Switch, Volume,
     conformance::{self, SyncHarness, Wanted},
 };
 
@@ -46,7 +47,11 @@ struct Used {
 
 impl Used {
     fn new(mode: &'static str) -> Self {
-        let (keys, disk, kept) = (tempfile::tempdir().unwrap(), blank(), Arc::<Kept>::default());
+        Self::over(mode, blank())
+    }
+
+    fn over(mode: &'static str, disk: Arc<dyn Volume>) -> Self {
+        let (keys, kept) = (tempfile::tempdir().unwrap(), Arc::<Kept>::default());
         for key in 0..3 {
             std::fs::write(keys.path().join(key.to_string()), format!("1{key}").repeat(32)).unwrap();
         }
@@ -131,6 +136,25 @@ fn a_key_that_does_not_come_into_force_is_taken_back() {
         });
         used.data[9 * 512..][..3 * 512].copy_from_slice(&data);
         used.bench(|bench| bench.plain(Operation::Flush, 0, 0)).unwrap();
+        used.kill();
+        assert!(used.opens(&used.disk, 0) && !used.opens(&used.disk, 1), "{mode}");
+    }
+}
+
+#[test]
+fn a_leg_that_refuses_the_way_back_does_not_lose_the_key_to_the_next_attempt() {
+    for mode in MODES {
+        let leg = FaultVolume::new(blank(), SEED);
+        let mut used = Used::over(mode, Arc::<FaultVolume>::clone(&leg));
+        let mut full = || {
+            leg.add(Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NoSpace)));
+            Err("no room".to_owned())
+        };
+        used.change(1, &mut full).unwrap_err();
+        leg.clear();
+        // The newest copy is of the key that did not come into force, and it does not now.
+        used.change(1, &mut || Err("no room".to_owned())).unwrap_err();
+        used.bench(|bench| bench.expect(0, &used.data));
         used.kill();
         assert!(used.opens(&used.disk, 0) && !used.opens(&used.disk, 1), "{mode}");
     }

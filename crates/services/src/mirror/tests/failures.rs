@@ -215,6 +215,23 @@ fn where_legs_may_differ_a_block_that_cannot_be_read_takes_no_other_with_it() {
 }
 
 #[test]
+fn the_last_block_of_a_long_request_stays_what_it_is() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    rot(&volumes[1], &model, 128);
+    mirror(&graph).intent().unwrap().suspect_all();
+    on_bench(&graph, |bench| {
+        fails_to_read(&legs[0], 2, 3);
+        bench.expect(0, &model[..129 * 512]);
+        bench.expect(128, &model[128 * 512..129 * 512]);
+    });
+    assert!(data_of(&volumes[0]) == model);
+}
+
+#[test]
 fn marks_come_before_writes_and_go_when_all_is_quiet() {
     let legs = faulty(2, 8192);
     let volumes = volumes(&legs);
