@@ -287,7 +287,7 @@ fn a_stack_is_changed_while_a_guest_writes() {
 fn services_change_places_while_a_guest_writes() {
     let mut rig = Rig::new();
     let stacks = ["meter(tenant=t) | throttle(iops=900000) | @a", "throttle(iops=900000) | meter(tenant=t) | @a"];
-    rig.create_volume(&spec("v", Some("64K"), &rig.stack(stacks[0]))).unwrap();
+    rig.create_volume(&spec("v", Some("256K"), &rig.stack(stacks[0]))).unwrap();
     rig.create_device(&device("d", "{}")).unwrap();
     rig.attach("d", &attach("v", None)).unwrap();
     let services = |rig: &Rig| {
