@@ -207,8 +207,8 @@ impl Intent {
 
     /// The legs may differ in these regions. Release: whoever reads there after this was called knows.
     ///
-    /// Counted first. [`Self::cleared`] takes a bit away and then looks at the count: if it took one that was set here, it finds the
-    /// count that was before. The other way round it could look between the two, and the region would count as settled.
+    /// The suspicion is counted before its bits are set. [`Self::cleared`] takes a bit away and then looks at the count: if it took one that
+    /// was set here, it finds this suspicion counted. The other way round it could look between the two, and the region would count as settled.
     pub(crate) fn suspect(&self, regions: &RangeInclusive<u64>) {
         self.suspicions.fetch_add(1, Ordering::Release);
         for region in regions.clone() {
