@@ -49,20 +49,21 @@ fn never() -> u64 {
     u64::MAX
 }
 
+/// This much later, by the system's clock in microseconds.
+fn after(limit: Duration) -> u64 {
+    monotonic_micros().saturating_add(u64::try_from(limit.as_micros()).unwrap_or(u64::MAX))
+}
+
 impl Step {
     /// A release that is waited for this long.
     pub(crate) fn release(volumes: &[Name], limit: Duration) -> Self {
-        let limit = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX);
-        Self::Release { volumes: volumes.to_vec(), before: monotonic_micros().saturating_add(limit), looked: Vec::new() }
+        Self::Release { volumes: volumes.to_vec(), before: after(limit), looked: Vec::new() }
     }
 
     /// The same of what was received elsewhere.
     pub(crate) fn release_looked(records: &[VolumeRecord], limit: Duration) -> Self {
-        let volumes: Vec<_> = records.iter().map(|record| record.spec.name.clone()).collect();
-        match Self::release(&volumes, limit) {
-            Self::Release { volumes, before, .. } => Self::Release { volumes, before, looked: records.to_vec() },
-            other => other,
-        }
+        let volumes = records.iter().map(|record| record.spec.name.clone()).collect();
+        Self::Release { volumes, before: after(limit), looked: records.to_vec() }
     }
 }
 
