@@ -201,7 +201,7 @@ fn what_a_guest_left_behind_does_not_reach_who_comes_next() {
     rig.create_volume(&spec("v", Some("64K"), &format!("throttle(iops=1) | {SHARE}"))).unwrap();
     rig.create_device(&device("d", "{}")).unwrap();
     rig.attach("d", &attach("v", None)).unwrap();
-    let mut guest = Controller::connect(&rig.path("d.sock"), &Options::default()).unwrap();
+    let mut guest = guest(&rig, "d");
     let namespace = guest.namespace(NamespaceId(1)).unwrap();
     let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
     let buffer = guest.memory().alloc(4096).unwrap();
@@ -240,7 +240,7 @@ fn a_long_command_ends_with_the_volume_that_it_was_for() {
     rig.create_volume(&spec("v", None, "throttle(iops=1) | volume:w")).unwrap();
     rig.create_device(&device("d", "{}")).unwrap();
     rig.attach("d", &attach("v", None)).unwrap();
-    let mut guest = Controller::connect(&rig.path("d.sock"), &Options::default()).unwrap();
+    let mut guest = guest(&rig, "d");
     let namespace = guest.namespace(NamespaceId(1)).unwrap();
     let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
     let buffer = guest.memory().alloc(4096).unwrap();
