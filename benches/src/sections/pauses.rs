@@ -1,8 +1,9 @@
-//! How long guests wait when their worker is killed and when its binary is replaced, by the daemon's word and by their own clock.
+//! How long guests wait when their worker is killed, when its binary is replaced and when their volume's stack changes, by the daemon's word
+//! and by their own clock.
 //!
 //! ```text
-//!   client ──────── commands ───────┐ killed, or replaced ┌────── commands ───► the longest that one took
-//!                                   └──── pause_micros ───┘                     (the daemon's log, the upgrade's answer)
+//!   client ──────── commands ───────┐ killed, replaced, changed ┌────── commands ───► the longest that one took
+//!                                   └───── the pause ───────────┘         (the daemon's log, the upgrade's answer, the volume's history)
 //! ```
 
 use std::{
@@ -29,10 +30,13 @@ const PART: Duration = Duration::from_millis(300);
 /// How long the next worker may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How a worker ends; how long nobody served then, in microseconds.
-type End = fn(&Suite, &Ours) -> Result<u64, Failure>;
+/// What happens meanwhile; how long nobody served then, in microseconds.
+type Event = fn(&Suite, &Ours) -> Result<u64, Failure>;
 
-/// Both, with one device and with many, in memory, in a file, and with a service that reads what was being written.
+/// What is put above a stack, and taken away again: it holds nothing back.
+const ABOVE: &str = "throttle(iops=1000000000) | ";
+
+/// All, with one device and with many, in memory, in a file, and with a service that reads what was being written.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let file = |name: &str| format!("file:{}", suite.folder(name).display());
     let sealed = format!("crypt(mode=authenticated, key=file:{}, {})", suite.key()?.display(), file("sealed.img"));
@@ -49,9 +53,9 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     for _ in 0..if suite.quick { 2 } else { TIMES } {
         for (place, ours) in &places {
             let load = Load::new("randwrite", "4k", 32).on(place);
-            for (how, end) in [("killed", kill as End), ("replaced", replace as End)] {
+            for (how, event) in [("killed", kill as Event), ("replaced", replace as Event), ("changed", change as Event)] {
                 let key = Key { test: load.name(), depth: load.depth, client: "lean".into(), subject: how.into() };
-                record.add(&key, State::Any, sample(suite, ours, &load, end)?);
+                record.add(&key, State::Any, sample(suite, ours, &load, event)?);
             }
         }
         if began.elapsed() >= suite.budget {
@@ -61,13 +65,13 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A client that works while the worker comes to its end.
-fn sample(suite: &Suite, ours: &Ours, load: &Load, end: End) -> Result<Sample, Failure> {
+/// A client that works while something happens.
+fn sample(suite: &Suite, ours: &Ours, load: &Load, event: Event) -> Result<Sample, Failure> {
     let sockets = [ours.folder("d0")];
     let (sample, pause) = thread::scope(|scope| {
         let client = scope.spawn(|| Lean::with("--latency").run(&suite.binary, &sockets, load, suite.client, SECONDS));
         thread::sleep(PART);
-        let pause = end(suite, ours);
+        let pause = event(suite, ours);
         (client.join().expect("the thread does not panic"), pause)
     });
     let (mut sample, pause) = (sample?, pause?);
@@ -104,4 +108,15 @@ fn replace(suite: &Suite, ours: &Ours) -> Result<u64, Failure> {
     let view = ours.json(&["upgrade", "--trial", "0", "--binary", &suite.binary.display().to_string()])?;
     let pause = view["pause_micros"].as_u64();
     pause.ok_or_else(|| Failure::Output { program: "millrace upgrade".into(), said: view.to_string() })
+}
+
+/// Puts a service above the volume's stack, or takes it away again; how long no request was let through, in microseconds.
+fn change(_: &Suite, ours: &Ours) -> Result<u64, Failure> {
+    let view = ours.json(&["volume", "show", "d0"])?;
+    let stack = view["stack"].as_str().unwrap_or_default();
+    let next = stack.strip_prefix(ABOVE).map_or_else(|| format!("{ABOVE}{stack}"), str::to_owned);
+    ours.json(&["volume", "change", "d0", "--stack", &next])?;
+    let history = ours.json(&["volume", "show", "d0", "--history"])?;
+    let pause = history.as_array().and_then(|entries| entries.last()?["pause_us"].as_u64());
+    pause.ok_or_else(|| Failure::Output { program: "millrace volume show --history".into(), said: history.to_string() })
 }
