@@ -22,6 +22,13 @@ mount_programs() {
     for dir in run tmp; do mount -t tmpfs tmpfs $host/$dir; done
 }
 
+# For a monitor of machines among the programs; the modules are among the files.
+load_kvm() {
+    load_modules irqbypass kvm
+    if grep -qw vmx /proc/cpuinfo; then load_modules kvm-intel; else load_modules kvm-amd; fi
+    [ -c /dev/kvm ] || die "this machine cannot run machines: $(dmesg | grep -i kvm | tail -n 3)"
+}
+
 in_host() { chroot $host "$@"; }
 
 millrace() { in_host /bin/millrace --run-dir /run/millrace "$@"; }

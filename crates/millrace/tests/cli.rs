@@ -6,6 +6,8 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
+    thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -499,4 +501,44 @@ fn a_volume_is_copied_to_another() {
     assert!(place.fails(1, &["copy", "show", "job"]).contains("millrace copy list"));
     assert!(place.fails(2, &["copy", "a"]).contains("<TARGET>"));
     assert!(place.fails(2, &["copy", "a", "b", "--rate", "fast"]).contains("is not a size"));
+}
+
+/// What a meter has counted is on the account a line's time later, stays there when the daemon is killed, and is there once.
+#[test]
+fn what_was_counted_before_a_crash_is_on_the_account_once() {
+    let mut place = Place::with_daemon();
+    place.ok(&["volume", "create", "v", "--size", "1M", "--stack", "meter(tenant=acme) | memory"]);
+    place.ok(&["device", "create", "d", "--nvme"]);
+    place.ok(&["device", "attach", "d", "v"]);
+    let account = |place: &Place| place.json(&["usage", "--by", "tenant"])[0]["reads"].as_u64().unwrap_or(0);
+    let counted = |place: &Place| -> u64 {
+        let volume = place.json(&["volume", "show", "v"]);
+        let fact = volume["tree"]["status"]["facts"][0][1].as_str().unwrap().to_owned();
+        fact.split(' ').next().unwrap().parse().unwrap()
+    };
+    let bench = |place: &Place, seconds: &str| place.command(&["bench", "--socket", "run/d.sock", "--time", seconds]);
+    let eventually = |place: &Place, more: &dyn Fn(u64) -> bool| {
+        while !more(account(place)) {
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    assert!(bench(&place, "0.1").output().unwrap().status.success());
+    let first = counted(&place);
+    assert!(first > 0);
+    eventually(&place, &|account| account >= first);
+    assert_eq!(account(&place), first);
+
+    let mut busy = bench(&place, "600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually(&place, &|account| account > first);
+    let before = account(&place);
+    place.stop(Signal::KILL);
+    busy.kill().unwrap();
+    busy.wait().unwrap();
+    place.start(&[]);
+    let kept = account(&place);
+    assert!(kept >= before, "{kept}, after {before}");
+    assert!(bench(&place, "0.1").output().unwrap().status.success());
+    let last = counted(&place);
+    eventually(&place, &|account| account >= kept + last);
+    assert_eq!(account(&place), kept + last);
 }

@@ -6,12 +6,6 @@
 . /millrace/host.sh
 said=$host/run/said
 
-load_kvm() {
-    load_modules irqbypass kvm
-    if grep -qw vmx /proc/cpuinfo; then load_modules kvm-intel; else load_modules kvm-amd; fi
-    [ -c /dev/kvm ] || die "this machine cannot run machines: $(dmesg | grep -i kvm | tail -n 3)"
-}
-
 # Emulated twice, its guest may starve for seconds: that is not what it should tell of.
 start_monitor() {
     chroot $host /bin/cloud-hypervisor -v --log-file /tmp/monitor.log --kernel /files/kernel-stable --initramfs /files/initramfs.cpio \
