@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -517,8 +517,10 @@ fn what_was_counted_before_a_crash_is_on_the_account_once() {
         fact.split(' ').next().unwrap().parse().unwrap()
     };
     let bench = |place: &Place, seconds: &str| place.command(&["bench", "--socket", "run/d.sock", "--time", seconds]);
-    let eventually = |place: &Place, more: &dyn Fn(u64) -> bool| {
-        while !more(account(place)) {
+    let eventually = |place: &Place, enough: &dyn Fn(u64) -> bool| {
+        let patience = Instant::now() + Duration::from_secs(60);
+        while !enough(account(place)) {
+            assert!(Instant::now() < patience, "no line on the account for a minute: {}", account(place));
             thread::sleep(Duration::from_millis(50));
         }
     };
