@@ -5,7 +5,9 @@
 //!               ◄── {"device": …} and a connection to that device, as a descriptor ──┴── Cells::open_session, where another worker has it
 //! ```
 //!
-//! Who may reach the socket is the run directory's to say, who may have which volume the configuration's ([`AppUser`]).
+//! Who may reach the socket is the run directory's to say, who may have which volume the configuration's and the API's ([`AppUser`]).
+
+mod users;
 
 use std::{
     fs,
@@ -34,8 +36,11 @@ use crate::{
     cells::Cells,
     dirs::{DirError, failed},
     error::{ControlError, TOO_MANY_SESSIONS},
-    manager::{Asker, Elsewhere, Manager, SESSIONS, SessionSpec},
+    manager::{Asker, Elsewhere, Manager, SessionSpec},
 };
+
+pub use users::{AppChange, AppUser};
+pub(crate) use users::{invalid, name};
 
 /// The door's socket in the run directory.
 pub const APPS_SOCKET: &str = "apps.sock";
@@ -48,33 +53,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Applications heard at a time.
 const HEARD: usize = 16;
-
-/// A user whose applications may open volumes, beside the daemon's own user and root, who may open all.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AppUser {
-    /// The user's number.
-    pub uid: u32,
-    /// Names of volumes; `*` means all.
-    pub volumes: Vec<String>,
-    /// It may only read.
-    #[serde(default)]
-    pub read_only: bool,
-    /// How many sessions it may have at a time.
-    #[serde(default = "default_sessions")]
-    pub sessions: usize,
-}
-
-fn default_sessions() -> usize {
-    SESSIONS
-}
-
-impl AppUser {
-    /// Whether a session like this is among what the user may have.
-    pub(crate) fn allows(&self, volume: &str, read_only: bool) -> bool {
-        (read_only || !self.read_only) && self.volumes.iter().any(|allowed| allowed == "*" || allowed == volume)
-    }
-}
 
 /// What an application sends, in one line.
 #[derive(Debug, Deserialize)]

@@ -20,7 +20,7 @@ use toml::Spanned;
 use crate::{
     Name, Size,
     api::Operator,
-    apps::AppUser,
+    apps::{self, AppUser},
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceKindError, DeviceSpec, GroupSpec, NvmeSpec, VirtioBlkSpec, VolumeSpec},
     store::{DeviceRecord, VolumeRecord},
@@ -61,7 +61,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// The line of the second.
         line: usize,
-        /// "volume", "device" or "group".
+        /// "volume", "device", "group" or "user".
         kind: &'static str,
         /// The name.
         name: Name,
@@ -305,7 +305,7 @@ struct File {
     #[serde(default)]
     worker_shards: Option<Spanned<String>>,
     #[serde(default)]
-    app: Vec<AppUser>,
+    app: Vec<Spanned<AppUser>>,
     #[serde(default)]
     operator: Vec<Operator>,
     #[serde(default)]
@@ -353,6 +353,7 @@ impl Declared {
                 return Err(wrong(shards.span(), format!("{key}: {error}")));
             }
         }
+        let apps: Vec<Located<AppUser>> = file.app.into_iter().map(|app| locate(text, app)).collect();
         let mut declared = Self {
             path: path.to_owned(),
             shards: file.shards.map(Spanned::into_inner),
@@ -360,7 +361,7 @@ impl Declared {
             placement: file.placement,
             isolation: file.isolation,
             worker_shards: file.worker_shards.map(Spanned::into_inner),
-            apps: file.app,
+            apps: apps.iter().map(|app| app.value.clone()).collect(),
             operators: file.operator,
             sandbox: file.sandbox,
             groups: file.group.into_iter().map(|group| locate(text, group)).collect(),
@@ -368,6 +369,7 @@ impl Declared {
             devices: file.device.into_iter().map(|device| locate(text, device)).collect(),
         };
         declared.resolve(base);
+        declared.check_apps(&apps)?;
         declared.check()?;
         Ok(declared)
     }
@@ -408,6 +410,13 @@ impl Declared {
             }
         }
         Ok(())
+    }
+
+    /// Each user once: the second entry would be of no effect. Which volumes there will be, nobody knows yet.
+    fn check_apps(&self, apps: &[Located<AppUser>]) -> Result<(), ConfigError> {
+        let names: Vec<(usize, Name)> = apps.iter().map(|app| (app.line, apps::name(app.value.uid))).collect();
+        self.check_names("user", names.iter().map(|(line, name)| (*line, name)))?;
+        apps.iter().try_for_each(|app| app.value.validate().map_err(|error| self.failed(app.line, error)))
     }
 
     fn check_names<'a>(

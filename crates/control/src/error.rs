@@ -273,7 +273,7 @@ pub enum ControlError {
     /// A property has a value it cannot have.
     #[error("{kind} {name}: {why}")]
     Invalid {
-        /// "volume", "device" or "group".
+        /// "volume", "device", "group" or "user".
         kind: &'static str,
         /// The object's name.
         name: Name,
@@ -374,6 +374,18 @@ pub enum ControlError {
     /// There was none.
     #[error("there was no upgrade since the daemon started")]
     NoUpgrade,
+    /// Nothing is said of the user.
+    #[error("user {uid} has not been given any volumes")]
+    NoApp {
+        /// The user's number.
+        uid: u32,
+    },
+    /// Something is said of the user already.
+    #[error("user {uid} has been given volumes already")]
+    AppExists {
+        /// The user's number.
+        uid: u32,
+    },
     /// The user may not open the volume.
     #[error("user {uid} may not open volume {volume}, or not in this way")]
     NotAllowed {
@@ -450,10 +462,12 @@ impl ControlError {
             | Self::NoDevice { .. }
             | Self::NoCopy { .. }
             | Self::NoGroup { .. }
+            | Self::NoApp { .. }
             | Self::NoTrace { .. }
             | Self::NotAttached { .. }
             | Self::NoUpgrade => Class::Missing,
             Self::GroupExists { .. }
+            | Self::AppExists { .. }
             | Self::GroupInUse { .. }
             | Self::VolumeExists { .. }
             | Self::DeviceExists { .. }
@@ -524,6 +538,8 @@ impl ControlError {
             Self::NoGroup { .. } => "no-group",
             Self::GroupExists { .. } => "group-exists",
             Self::GroupInUse { .. } => "group-in-use",
+            Self::NoApp { .. } => "no-app",
+            Self::AppExists { .. } => "app-exists",
             Self::NotAllowed { .. } => "not-allowed",
             Self::TooManySessions { .. } => TOO_MANY_SESSIONS,
             Self::SessionLost { .. } => "session-lost",
@@ -620,8 +636,14 @@ impl ControlError {
                     .to_owned()
             }
             Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),
-            Self::NotAllowed { .. } => "the daemon's configuration says who may: [[app]] (docs/fastpath.md)".to_owned(),
-            Self::TooManySessions { .. } => "close one, or let the configuration allow more: [[app]]".to_owned(),
+            Self::NoApp { .. } => "\"millrace app list\" shows who has".to_owned(),
+            Self::AppExists { uid } => format!("\"millrace app change {uid}\" gives others"),
+            Self::NotAllowed { .. } => {
+                "who may is said by \"millrace app\", or by [[app]] in the daemon's configuration (docs/fastpath.md)".to_owned()
+            }
+            Self::TooManySessions { uid, .. } => {
+                format!("close one, or let the user have more: \"millrace app change {uid} --sessions N\"")
+            }
             Self::NotMovable { .. } => {
                 "devices that share volumes need one worker: one tenant under \"serve --isolation tenant\", or \"--isolation shared\""
                     .to_owned()

@@ -39,14 +39,14 @@ mod upgrade;
 mod usage;
 
 pub use api::{Operator, Problem, openapi};
-pub use apps::{APPS_SOCKET, AppUser};
+pub use apps::{APPS_SOCKET, AppChange, AppUser};
 pub use config::{ConfigError, Declared, FileSettings, IsolationMode, PlacementMode, PollingMode, SandboxTable};
 pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
 pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
 pub use error::{Class, ControlError};
 pub use manager::{
-    CopyView, DeviceCounters, DeviceView, GroupView, HistoryEntry, Manager, MigrationView, NamespaceView, RestoreError,
-    ShardView, State, Status, UserView, VolumeView, WorkerName, WorkerView,
+    AppSource, AppView, CopyView, DeviceCounters, DeviceView, GroupView, HistoryEntry, Manager, MigrationView,
+    NamespaceView, RestoreError, ShardView, State, Status, UserView, VolumeView, WorkerName, WorkerView,
 };
 pub use model::{
     AttachSpec, Backend, CopyChange, CopySpec, CopyState, DeviceKind, DeviceKindError, DeviceSpec, Doorbells, Functions,

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     Name, Size,
+    apps::AppUser,
     manager::HistoryEntry,
     model::{CopySpec, CopyState, DeviceSpec, GroupSpec, LogicalBlock, VolumeSpec},
 };
@@ -32,6 +33,8 @@ const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes"
 const DEVICES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("devices");
 const COPIES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("copies");
 const GROUPS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("groups");
+/// Keys are users' numbers, as text.
+const APPS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("apps");
 /// Keys are paths, as bytes.
 const FILES: TableDefinition<'_, &[u8], ()> = TableDefinition::new("files");
 const VERSION: &str = "layout_version";
@@ -61,7 +64,7 @@ pub enum StoreError {
     Record {
         /// The database.
         path: PathBuf,
-        /// "volume", "device", "copy" or "group".
+        /// "volume", "device", "copy", "group" or "user".
         kind: &'static str,
         /// The object's name.
         name: String,
@@ -216,6 +219,9 @@ pub(crate) struct Changes<'a> {
     pub(crate) remove_copies: Vec<&'a Name>,
     pub(crate) put_groups: Vec<&'a GroupSpec>,
     pub(crate) remove_groups: Vec<&'a Name>,
+    /// What commands said of users' applications.
+    pub(crate) put_apps: Vec<&'a AppUser>,
+    pub(crate) remove_apps: Vec<u32>,
     /// Files that are about to be made or removed.
     pub(crate) put_files: Vec<&'a Path>,
     pub(crate) remove_files: Vec<&'a Path>,
@@ -262,6 +268,7 @@ impl Store {
                 // States of earlier programs have no such table.
                 transaction.open_table(GROUPS)?;
                 transaction.open_table(FILES)?;
+                transaction.open_table(APPS)?;
             }
             Ok(found.unwrap_or(LAYOUT_VERSION))
         })?;
@@ -300,6 +307,11 @@ impl Store {
     /// The groups that are stored.
     pub(crate) fn load_groups(&self) -> Result<Vec<GroupSpec>, StoreError> {
         self.read_all(GROUPS, "group")
+    }
+
+    /// What commands said of users' applications.
+    pub(crate) fn load_apps(&self) -> Result<Vec<AppUser>, StoreError> {
+        self.read_all(APPS, "user")
     }
 
     /// Files that were about to be made or removed.
@@ -359,6 +371,13 @@ impl Store {
             }
             for spec in &changes.put_groups {
                 groups.insert(spec.name.as_str(), encode(spec).as_slice())?;
+            }
+            let mut apps = transaction.open_table(APPS)?;
+            for uid in &changes.remove_apps {
+                apps.remove(uid.to_string().as_str())?;
+            }
+            for app in &changes.put_apps {
+                apps.insert(app.uid.to_string().as_str(), encode(app).as_slice())?;
             }
             let mut files = transaction.open_table(FILES)?;
             for path in &changes.remove_files {

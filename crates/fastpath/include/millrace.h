@@ -14,7 +14,8 @@
  *   -EROFS      the volume is read-only, or is for this program
  *   -ENOSPC     no room below the volume
  *   -EIO        its medium failed
- *   -ENODEV     the daemon has stopped, or has taken the volume back: free the space and open another
+ *   -ENODEV     the daemon has stopped, or has taken the volume back, for instance from a user who may not have it any more: free the space
+ *               and open another
  *   -ETIMEDOUT  a request that was waited for took longer than the space's timeout, and is not told of again; what it did, or may do yet, is
  *               unknown. Memory of an FP_DIRECT request stays the daemon's until fastpath_polling() says that none is in progress; other
  *               memory is not touched any more. Of fastpath_open: the daemon did not answer in time

@@ -1,4 +1,5 @@
-//! The C interface: `include/millrace.h`, which says what each function promises.
+//! The C interface: `include/millrace.h`, which says what each function promises. `tests/abi.rs` compares the two: a function, structure or
+//! constant that is here and there is the same.
 
 use std::{
     borrow::Cow,
@@ -33,6 +34,12 @@ const FP_READ_ONLY: c_uint = 1;
 const FP_EVENTS: c_uint = 2;
 const FP_STATISTICS: c_uint = 4;
 const FP_ENGINE: c_uint = 8;
+
+const FP_READ: c_uint = 0;
+const FP_WRITE: c_uint = 1;
+const FP_FLUSH: c_uint = 2;
+const FP_DEALLOCATE: c_uint = 3;
+const FP_WRITE_ZEROES: c_uint = 4;
 
 /// The most pieces of a vectored request.
 const PIECES: usize = 1024;
@@ -81,7 +88,7 @@ struct CRequest {
 struct CCompletion {
     tag: u64,
     result: i64,
-    nanos: u64,
+    time_ns: u64,
 }
 
 /// `struct fastpath_latencies`.
@@ -317,7 +324,7 @@ unsafe fn transfer_at(handle: *const Handle, wanted: Submission<'_>, position: O
 /// As the header says.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fastpath_pread(
-    handle: *const Handle,
+    handle: *mut Handle,
     buffer: *mut c_void,
     size: usize,
     offset: u64,
@@ -332,7 +339,7 @@ unsafe extern "C" fn fastpath_pread(
 /// As the header says.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fastpath_pwrite(
-    handle: *const Handle,
+    handle: *mut Handle,
     buffer: *const c_void,
     size: usize,
     offset: u64,
@@ -375,7 +382,7 @@ unsafe fn vectored(
 /// As the header says.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fastpath_preadv(
-    handle: *const Handle,
+    handle: *mut Handle,
     iov: *const Piece,
     iovcnt: c_int,
     offset: u64,
@@ -389,7 +396,7 @@ unsafe extern "C" fn fastpath_preadv(
 /// As the header says.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fastpath_pwritev(
-    handle: *const Handle,
+    handle: *mut Handle,
     iov: *const Piece,
     iovcnt: c_int,
     offset: u64,
@@ -415,7 +422,7 @@ unsafe fn go_on(handle: *const Handle, operation: Operation, buffer: *mut u8, si
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_read(handle: *const Handle, buffer: *mut c_void, size: usize, flags: c_uint) -> i64 {
+unsafe extern "C" fn fastpath_read(handle: *mut Handle, buffer: *mut c_void, size: usize, flags: c_uint) -> i64 {
     // SAFETY: the caller's promise.
     unsafe { go_on(handle, Operation::Read, buffer.cast(), size, flags) }
 }
@@ -423,7 +430,7 @@ unsafe extern "C" fn fastpath_read(handle: *const Handle, buffer: *mut c_void, s
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_write(handle: *const Handle, buffer: *const c_void, size: usize, flags: c_uint) -> i64 {
+unsafe extern "C" fn fastpath_write(handle: *mut Handle, buffer: *const c_void, size: usize, flags: c_uint) -> i64 {
     // SAFETY: the caller's promise.
     unsafe { go_on(handle, Operation::Write, buffer.cast_mut().cast(), size, flags) }
 }
@@ -431,7 +438,7 @@ unsafe extern "C" fn fastpath_write(handle: *const Handle, buffer: *const c_void
 /// # Safety
 /// As of `at`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_seek(handle: *const Handle, offset: u64) -> c_int {
+unsafe extern "C" fn fastpath_seek(handle: *mut Handle, offset: u64) -> c_int {
     // SAFETY: the caller's promise.
     match unsafe { at(handle) } {
         Ok(handle) => {
@@ -456,7 +463,7 @@ unsafe fn without_memory(handle: *const Handle, operation: Operation, offset: u6
 /// # Safety
 /// As of `at`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_flush(handle: *const Handle, flags: c_uint) -> c_int {
+unsafe extern "C" fn fastpath_flush(handle: *mut Handle, flags: c_uint) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { without_memory(handle, Operation::Flush, 0, 0, flags) }
 }
@@ -464,7 +471,7 @@ unsafe extern "C" fn fastpath_flush(handle: *const Handle, flags: c_uint) -> c_i
 /// # Safety
 /// As of `at`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_deallocate(handle: *const Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
+unsafe extern "C" fn fastpath_deallocate(handle: *mut Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { without_memory(handle, Operation::Deallocate, offset, size, flags) }
 }
@@ -472,7 +479,7 @@ unsafe extern "C" fn fastpath_deallocate(handle: *const Handle, offset: u64, siz
 /// # Safety
 /// As of `at`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_write_zeroes(handle: *const Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
+unsafe extern "C" fn fastpath_write_zeroes(handle: *mut Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { without_memory(handle, Operation::WriteZeroes, offset, size, flags) }
 }
@@ -480,7 +487,7 @@ unsafe extern "C" fn fastpath_write_zeroes(handle: *const Handle, offset: u64, s
 /// # Safety
 /// As of `at`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_polling(handle: *const Handle) -> c_int {
+unsafe extern "C" fn fastpath_polling(handle: *mut Handle) -> c_int {
     // SAFETY: the caller's promise.
     let counted = unsafe { at(handle) }.and_then(|handle| {
         let mut space = handle.path.lock();
@@ -499,11 +506,11 @@ unsafe fn submit(handle: *const Handle, request: *const CRequest) -> Result<(), 
         return Err(Error::Invalid("a request that is submitted has the flags FP_DIRECT and FP_DURABLE, or none"));
     }
     let operation = match request.operation {
-        0 => Operation::Read,
-        1 => Operation::Write,
-        2 => Operation::Flush,
-        3 => Operation::Deallocate,
-        4 => Operation::WriteZeroes,
+        FP_READ => Operation::Read,
+        FP_WRITE => Operation::Write,
+        FP_FLUSH => Operation::Flush,
+        FP_DEALLOCATE => Operation::Deallocate,
+        FP_WRITE_ZEROES => Operation::WriteZeroes,
         _ => return Err(Error::Invalid("an unknown operation")),
     };
     let one = [Piece { start: request.buffer.cast(), len: usize::try_from(request.size).unwrap_or(usize::MAX) }];
@@ -526,7 +533,7 @@ unsafe fn submit(handle: *const Handle, request: *const CRequest) -> Result<(), 
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_submit(handle: *const Handle, request: *const CRequest) -> c_int {
+unsafe extern "C" fn fastpath_submit(handle: *mut Handle, request: *const CRequest) -> c_int {
     // SAFETY: the caller's promise.
     match unsafe { submit(handle, request) } {
         Ok(()) => 0,
@@ -538,7 +545,7 @@ unsafe extern "C" fn fastpath_submit(handle: *const Handle, request: *const CReq
 /// As the header says: `completions` has room for `max`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fastpath_reap(
-    handle: *const Handle,
+    handle: *mut Handle,
     completions: *mut CCompletion,
     max: c_uint,
     timeout_ms: c_int,
@@ -559,7 +566,7 @@ unsafe extern "C" fn fastpath_reap(
         let count = if wait { path.wait(room, timeout) } else { path.poll(room) };
         for done in room.iter().take(count) {
             let result = if done.errno == 0 { self::count(done.bytes) } else { -i64::from(done.errno) };
-            let completion = CCompletion { tag: done.tag, result, nanos: done.nanos };
+            let completion = CCompletion { tag: done.tag, result, time_ns: done.nanos };
             // SAFETY: the caller's promise: `taken` is below `max`.
             unsafe { completions.add(taken).write(completion) };
             taken += 1;
@@ -591,7 +598,7 @@ impl From<&Latencies> for CLatencies {
 /// # Safety
 /// As the header says: there is room for the statistics, or null.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_statistics(handle: *const Handle, statistics: *mut CStatistics, clear: c_int) -> c_int {
+unsafe extern "C" fn fastpath_statistics(handle: *mut Handle, statistics: *mut CStatistics, clear: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { at(handle) }.and_then(|handle| {
         let found = handle.path.statistics();

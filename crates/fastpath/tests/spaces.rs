@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{IoSliceMut, Write},
     mem::MaybeUninit,
-    os::unix::net::UnixStream,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Duration,
 };
@@ -18,7 +18,7 @@ use millrace_tests::{Daemon, eventually};
 use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-    process::Signal,
+    process::{Signal, Uid},
 };
 
 const MIB: usize = 1 << 20;
@@ -300,6 +300,78 @@ fn volumes_of_other_workers_are_reached_and_their_spaces_are_counted_together() 
     assert!(back == bytes);
     assert!(sessions(&daemon).iter().all(|(_, worker)| worker == "main"));
     daemon.finish();
+}
+
+/// Opens a volume as another user: the kernel says of a connection who the thread was that made it.
+fn open_as(uid: u32, daemon: &Daemon, volume: &str, read_only: bool) -> Result<FastPath, millrace::Error> {
+    let open = || {
+        let uid = Uid::from_raw(uid);
+        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("root may be anybody");
+        FastPath::open(volume, &Options { read_only, ..options(daemon) })
+    };
+    std::thread::scope(|scope| scope.spawn(open).join().unwrap())
+}
+
+#[test]
+fn who_may_open_volumes_is_said_while_the_daemon_runs() {
+    const USER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        // Nobody else can be had; the daemon's own unit tests ask in other users' names.
+        return;
+    }
+    let mut daemon = Daemon::start_with(&["--isolation", "device"]);
+    volume(&daemon, "a", &["--size", "1M", "--backend", &format!("file:{}", daemon.path("a.img").display())]);
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    // So the one volume is another worker's.
+    daemon.run(&["device", "create", "vm", "--nvme", "--volume", "a"]);
+    for path in [daemon.run_dir().parent().unwrap(), &daemon.run_dir()] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o711)).unwrap();
+    }
+    let refused = |volume: &str| open_as(USER, &daemon, volume, false).err().map(|error| error.errno());
+    let (denied, too_many) = (Some(Errno::ACCESS.raw_os_error()), Some(Errno::DQUOT.raw_os_error()));
+    assert_eq!((refused("a"), refused("m")), (denied, denied));
+    let wrong = |arguments: &[&str], why: &str| {
+        let error = daemon.try_run(&[&["app"], arguments].concat()).expect_err("it is refused");
+        assert!(error.contains(why), "{error}");
+    };
+    wrong(&["create", "65534", "--volume", "a", "--volume", "none"], "volume none does not exist");
+    wrong(&["create", "no such user", "--volume", "a"], "there is no such user");
+    wrong(&["create", "65534", "--volume", "a", "--sessions", "0"], "sessions: 1 to 65535 are possible");
+    wrong(&["create", "65534"], "which volumes?");
+    daemon.run(&["app", "create", "65534", "--volume", "m", "--volume", "a", "--sessions", "2"]);
+    wrong(&["create", "65534", "--all-volumes"], "user 65534 has been given volumes already");
+    let (here, there) = (open_as(USER, &daemon, "m", false).unwrap(), open_as(USER, &daemon, "a", false).unwrap());
+    let workers: Vec<_> = sessions(&daemon).into_iter().map(|(_, worker)| worker).collect();
+    assert!(["main", "vm"].iter().all(|worker| workers.contains(&(*worker).to_owned())), "{workers:?}");
+    assert_eq!((refused("a"), refused("m")), (too_many, too_many));
+    assert_eq!(daemon.json(&["app", "show", "65534"])["open"], 2);
+
+    // The worker that comes after it knows what was said.
+    daemon.kill_worker(Signal::KILL);
+    let (bytes, mut back) = (pattern(0, 4096, 3), [0; 4096]);
+    for space in [&here, &there] {
+        space.write(0, &bytes, false).unwrap();
+    }
+    let shut = [Errno::CONNREFUSED, Errno::NOENT].map(|errno| Some(errno.raw_os_error()));
+    let heard = eventually("its door is open", || Some(refused("m")).filter(|errno| !shut.contains(errno)));
+    assert_eq!(heard, too_many, "the other worker's sessions count from the first one on");
+    daemon.run(&["app", "change", "65534", "--volume", "m"]);
+    let gone = |space: &FastPath, back: &mut [u8]| space.read(0, back).err().map(|error| error.errno());
+    assert_eq!(gone(&there, &mut back), Some(Errno::NODEV.raw_os_error()), "it was taken back from who had it open");
+    here.read(0, &mut back).unwrap();
+    assert!(back[..] == bytes[..]);
+    assert_eq!((refused("a"), daemon.json(&["app", "list"])[0]["open"].as_u64()), (denied, Some(1)));
+    daemon.run(&["app", "delete", "65534"]);
+    assert_eq!((gone(&here, &mut back), refused("m")), (Some(Errno::NODEV.raw_os_error()), denied));
+    assert!(sessions(&daemon).is_empty());
+    FastPath::open("a", &options(&daemon)).unwrap().read(0, &mut back).unwrap();
+    assert!(back[..] == bytes[..], "what it wrote is there for others");
+
+    daemon.run(&["app", "create", "65534", "--all-volumes", "--read-only"]);
+    daemon.restart();
+    assert_eq!(open_as(USER, &daemon, "a", false).err().map(|error| error.errno()), denied, "it would write");
+    open_as(USER, &daemon, "a", true).unwrap().read(0, &mut back).unwrap();
+    daemon.expect_well();
 }
 
 #[test]

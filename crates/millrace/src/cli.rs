@@ -1,5 +1,6 @@
 //! The command line.
 
+mod apps;
 mod groups;
 mod migrations;
 mod sandbox;
@@ -18,6 +19,7 @@ use millrace_frontends::nvme::CardSpec;
 use millrace_services::Node;
 
 pub(crate) use self::{
+    apps::AppCommand,
     groups::GroupCommand,
     migrations::VolumeMigrate,
     sandbox::{ConfinedArgs, SandboxArgs},
@@ -94,6 +96,11 @@ pub(crate) enum Command {
     Device {
         #[command(subcommand)]
         command: DeviceCommand,
+    },
+    /// Say which users' programs may open volumes through libmillrace, which, how and how often
+    App {
+        #[command(subcommand)]
+        command: AppCommand,
     },
     /// Show what metered volumes did, and what it costs
     Usage(UsageArgs),

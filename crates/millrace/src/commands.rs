@@ -16,6 +16,7 @@ use crate::{
     serve::how_to_connect,
 };
 
+mod apps;
 mod copies;
 mod disks;
 mod groups;
@@ -25,6 +26,7 @@ mod traces;
 mod upgrade;
 mod usage;
 
+pub(crate) use apps::app;
 pub(crate) use copies::copy;
 pub(crate) use disks::disk;
 pub(crate) use groups::group;

@@ -55,6 +55,7 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
         Command::Copy(args) => commands::copy(&global, args),
         Command::Group { command } => commands::group(&global, command),
         Command::Device { command } => commands::device(&global, command),
+        Command::App { command } => commands::app(&global, command),
         Command::Usage(args) => commands::usage(&global, &args),
         Command::Trace(args) => commands::trace(&global, &args),
         Command::Analyze(args) => commands::analyze(&global, &args),

@@ -40,5 +40,13 @@ pub use peer::groups_of_peer;
 pub use policy::{Mode, Policy, Sandbox, SandboxError, harden_keeper};
 pub use trap::{Refused, refused, this_is_a_shard};
 
+/// The number of the machine's user of this name.
+///
+/// # Errors
+/// There is none, or the machine's tables cannot be read.
+pub fn uid_of(name: &str) -> std::io::Result<u32> {
+    rights::User::find(name).map(|user| user.uid())
+}
+
 /// Calls that a worker has at most.
 pub const MOST_CALLS: usize = 40;

@@ -73,6 +73,10 @@ impl User {
         Ok(Self { uid: Uid::from_raw(entry.pw_uid), gid: Gid::from_raw(entry.pw_gid), groups })
     }
 
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid.as_raw()
+    }
+
     /// Makes a directory of this user's, if there is none.
     pub(crate) fn make_dir(&self, path: &Path) -> io::Result<()> {
         if path.try_exists()? {

@@ -4,6 +4,7 @@
 //!   request ─► body limit ─► JSON, unknown fields refused ─► handler ─► a blocking thread: Manager ─► JSON, or a problem
 //! ```
 
+mod apps;
 mod groups;
 pub(crate) mod metrics;
 mod migrations;
@@ -66,6 +67,8 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/copies/{name}", get(show_copy).patch(change_copy).delete(delete_copy))
         .route("/v1/groups", get(groups::list_groups).post(groups::create_group))
         .route("/v1/groups/{name}", get(groups::show_group).patch(groups::change_group).delete(groups::delete_group))
+        .route("/v1/apps", get(apps::list_apps).post(apps::create_app))
+        .route("/v1/apps/{uid}", get(apps::show_app).patch(apps::change_app).delete(apps::delete_app))
         .route("/v1/devices", get(list_devices).post(create_device))
         .route("/v1/devices/{name}", get(show_device).delete(delete_device))
         .route("/v1/devices/{name}/namespaces", get(list_namespaces).post(attach))
@@ -111,6 +114,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         groups::show_group,
         groups::change_group,
         groups::delete_group,
+        apps::list_apps,
+        apps::create_app,
+        apps::show_app,
+        apps::change_app,
+        apps::delete_app,
         list_devices,
         create_device,
         show_device,

@@ -67,6 +67,10 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("{text:?} is not a namespace identifier"))
     }
 
+    pub(super) fn bad_uid(text: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("{text:?} is not a user's number"))
+    }
+
     pub(crate) fn panicked() -> Self {
         let detail = "a fault of ours: the request could not be finished; the log says more".to_owned();
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail)

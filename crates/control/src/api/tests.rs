@@ -165,6 +165,24 @@ fn groups_have_caps_and_metrics_tell_of_what_they_hold_back() {
 }
 
 #[test]
+fn who_may_open_volumes_is_said_and_unsaid() {
+    let rig = Rig::new();
+    rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory" }));
+    let (status, app) = rig.json(Method::POST, "/v1/apps", &json!({ "uid": 5, "volumes": ["a"] }));
+    let whole = json!({ "uid": 5, "volumes": ["a"], "read_only": false, "sessions": 64, "open": 0, "source": "command" });
+    assert_eq!((status, &app), (201, &whole));
+    assert_eq!(rig.problem(Method::POST, "/v1/apps", r#"{"uid":5,"volumes":["a"]}"#).1.code, "app-exists");
+    let (status, app) = rig.json(Method::PATCH, "/v1/apps/5", &json!({ "read_only": true, "sessions": 2 }));
+    assert_eq!(
+        (status, &app["read_only"], &app["sessions"], &app["volumes"]),
+        (200, &json!(true), &json!(2), &json!(["a"]))
+    );
+    assert_eq!((rig.get("/v1/apps/5"), rig.get("/v1/apps")), ((200, app.clone()), (200, json!([app]))));
+    assert_eq!(rig.json(Method::DELETE, "/v1/apps/5", &Value::Null), (204, Value::Null));
+    assert_eq!(rig.get("/v1/apps"), (200, json!([])));
+}
+
+#[test]
 fn what_goes_wrong_is_a_problem_with_its_status() {
     let rig = Rig::new();
     rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory" }));
@@ -176,6 +194,14 @@ fn what_goes_wrong_is_a_problem_with_its_status() {
         (&Method::GET, "/v1/devices/none", "", 404, "no-device"),
         (&Method::GET, "/v1/devices/d/namespaces/2", "", 404, "not-attached"),
         (&Method::GET, "/v1/devices/d/namespaces/x", "", 400, "bad-request"),
+        (&Method::GET, "/v1/apps/5", "", 404, "no-app"),
+        (&Method::GET, "/v1/apps/me", "", 400, "bad-request"),
+        (&post, "/v1/apps", r#"{"uid":5,"volumes":["none"]}"#, 404, "no-volume"),
+        (&post, "/v1/apps", r#"{"uid":5,"volumes":["a"],"sessions":0}"#, 422, "invalid"),
+        (&post, "/v1/apps", r#"{"uid":-1,"volumes":["a"]}"#, 422, "bad-request"),
+        (&post, "/v1/apps", r#"{"uid":5,"volumes":["a"],"speed":1}"#, 422, "bad-request"),
+        (&patch, "/v1/apps/5", r#"{"sessions":1}"#, 404, "no-app"),
+        (&delete, "/v1/apps/5", "", 404, "no-app"),
         (&Method::GET, "/v2/volumes", "", 404, "no-route"),
         (&Method::PUT, "/v1/volumes", "", 405, "no-method"),
         (&delete, "/v1/volumes/a", "", 409, "volume-attached"),
@@ -248,6 +274,8 @@ fn the_description_has_every_route() {
     let paths: BTreeSet<_> = description["paths"].as_object().unwrap().keys().cloned().collect();
     let expected = [
         "/metrics",
+        "/v1/apps",
+        "/v1/apps/{uid}",
         "/v1/copies",
         "/v1/copies/{name}",
         "/v1/devices",

@@ -72,6 +72,7 @@ async fn route(cells: Arc<Cells>, call: Call) -> Response {
         (&Method::GET, ["v1", "copies"]) => cells.all(Kind::Copies, call).await,
         (&Method::POST, ["v1", "copies"]) => cells.create_copy(call).await,
         (_, ["v1", "copies", name, ..]) => cells.pass(Kind::Copies, name, call).await,
+        (_, ["v1", "apps", ..]) => cells.apps(call).await,
         (&Method::GET, ["v1", "status"]) => cells.status(call).await,
         (&Method::GET, ["metrics"]) => cells.metrics(call).await,
         (&Method::GET, ["v1", "upgrade"]) => cells.show_upgrade(call).await,
@@ -220,6 +221,21 @@ impl Cells {
         call.body = serde_json::to_vec(&CopySpec { name, ..spec }).expect("a copy is text").into();
         let answer = call.at(self, &to).await;
         self.heard(&to).await;
+        answer
+    }
+
+    /// Who may have sessions is said here, about volumes and sessions that are everywhere.
+    async fn apps(self: &Arc<Self>, mut call: Call) -> Response {
+        let is_question = call.parts.method == Method::GET;
+        let _change = if is_question { None } else { Some(self.change.lock().await) };
+        self.refresh_all().await;
+        call.parts.extensions.insert(self.others());
+        let answer = call.here().await;
+        if !is_question && answer.status().is_success() {
+            for cell in self.names() {
+                self.end_forbidden(&cell).await;
+            }
+        }
         answer
     }
 

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use axum::http::Method;
+use axum::{
+    body::Bytes,
+    http::{Method, StatusCode},
+};
 use serde_json::{Value, json};
 
 use super::{CHANGE_LIMIT, Cells, Kind, Known, Place, door};
@@ -16,7 +19,7 @@ use crate::{
     Name,
     api::Problem,
     error::ControlError,
-    manager::{Asker, Elsewhere, Granted, SessionSpec},
+    manager::{Asker, Elsewhere, Granted, Others, SessionSpec},
 };
 
 /// How often is looked whether a cell's sessions have ended: it may have nothing else to go on for.
@@ -27,7 +30,25 @@ fn session_of(view: &Value) -> Option<u32> {
     view["session_of_uid"].as_u64().and_then(|uid| uid.try_into().ok())
 }
 
+/// What a session shows to whom.
+struct Shown {
+    name: String,
+    uid: u32,
+    volume: String,
+    read_only: bool,
+}
+
 impl Known {
+    /// What its sessions show. Those that it is about to have show nothing yet.
+    fn shown(&self) -> Vec<Shown> {
+        let of = |(name, view): (&String, &Value)| {
+            let namespace = view["namespaces"].get(0)?;
+            let (name, uid, volume) = (name.clone(), session_of(view)?, namespace["volume"].as_str()?.to_owned());
+            Some(Shown { name, uid, volume, read_only: namespace["read_only"].as_bool()? })
+        };
+        self.devices.iter().filter_map(of).collect()
+    }
+
     fn has_sessions(&self) -> bool {
         self.devices.values().any(|view| session_of(view).is_some())
     }
@@ -41,11 +62,49 @@ impl Cells {
         devices.filter_map(|(name, view)| Some((name.clone(), session_of(view)?))).collect()
     }
 
-    /// Asks those that have sessions of this user whether they still do.
+    /// What cells have, for who is asked about applications here.
+    pub(super) fn others(&self) -> Others {
+        let volumes = self.known().values().flat_map(|known| known.volumes.keys().cloned()).collect();
+        Others { sessions: self.sessions(), volumes }
+    }
+
+    /// Ends a cell's sessions that their users may not have any more. One that does not answer is asked again by [`Self::watch`].
+    pub(super) async fn end_forbidden(&self, cell: &Name) {
+        let mut found = self.known().get(cell).filter(|known| known.silent.is_none()).map(Known::shown).unwrap_or_default();
+        if found.is_empty() {
+            return;
+        }
+        let manager = Arc::clone(&self.manager);
+        let looked = tokio::task::spawn_blocking(move || {
+            found.retain(|shown| !manager.may_keep(shown.uid, &shown.volume, shown.read_only));
+            found
+        });
+        for Shown { name, uid, .. } in looked.await.unwrap_or_default() {
+            let path = format!("{}/{name}", Kind::Devices.path());
+            match self.ask(cell, (Method::DELETE, &path), Bytes::new(), CHANGE_LIMIT).await {
+                Ok(answer) if answer.status.is_success() => {
+                    tracing::info!(device = name, uid, worker = %cell, "session ended: its user may not have it any more");
+                }
+                // It may have ended by itself.
+                Ok(answer) if answer.status == StatusCode::NOT_FOUND => {}
+                Ok(answer) => {
+                    tracing::error!(device = name, worker = %cell, status = %answer.status, "the session does not end")
+                }
+                Err(error) => {
+                    tracing::warn!(device = name, worker = %cell, %error, "the session goes on until the worker answers")
+                }
+            }
+        }
+        self.refresh(cell).await;
+    }
+
+    /// Asks those that have sessions of this user, or may have, whether they do.
     pub(crate) async fn hear_of_sessions(&self, asker: Asker) {
         let is_theirs = |known: &Known| known.devices.values().any(|view| session_of(view) == Some(asker.uid));
+        // Of one that has not been heard since this worker began, nobody knows yet.
+        let may_be = |known: &Known| !known.is_heard || is_theirs(known);
         let cells: Vec<Name> =
-            self.known().iter().filter(|(_, known)| is_theirs(known)).map(|(cell, _)| cell.clone()).collect();
+            self.known().iter().filter(|(_, known)| may_be(known)).map(|(cell, _)| cell.clone()).collect();
         for cell in cells {
             self.refresh(&cell).await;
         }
@@ -124,6 +183,7 @@ impl Cells {
             loop {
                 tokio::time::sleep(LOOK).await;
                 cells.refresh(&cell).await;
+                cells.end_forbidden(&cell).await;
                 if cells.has_sessions(&cell) {
                     continue;
                 }

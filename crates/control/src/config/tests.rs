@@ -232,3 +232,21 @@ fn settings_are_handed_on_as_they_are() {
     let all = ["shards", "polling", "placement", "isolation", "worker_shards", "app", "operator"];
     assert_eq!((settings.differences(&empty), empty), (all.to_vec(), FileSettings::default()));
 }
+
+#[test]
+fn a_user_of_volumes_is_declared_once_and_sensibly() {
+    let app = |keys: &str| format!("[[app]]\nuid = 7\n{keys}\n");
+    let twice = format!("{}{}", app("volumes = [\"a\"]"), app("volumes = [\"*\"]\nread_only = true"));
+    assert_eq!(error(&twice), "m.toml:4: user 7 is declared already, on line 1");
+    for (keys, why) in [
+        ("volumes = []", "m.toml:1: user 7: volumes: name one at least, or \"*\" for all; who shall have none is deleted"),
+        ("volumes = [\"a\", \"*\"]", "\"*\" is all of them"),
+        ("volumes = [\"a\", \"b\", \"a\"]", "a is named twice"),
+        ("volumes = [\"a b\"]", "\"a b\" is no volume's name"),
+        ("volumes = [\"a\"]\nsessions = 0", "sessions: 1 to 65535 are possible, not 0"),
+        ("volumes = [\"a\"]\nsessions = 65536", "sessions: 1 to 65535 are possible, not 65536"),
+    ] {
+        let error = error(&app(keys));
+        assert!(error.contains(why), "{error}");
+    }
+}

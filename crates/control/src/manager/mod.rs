@@ -11,6 +11,7 @@
 //! * What is on disk was true at some moment; a daemon that starts makes it true again, and shows what it cannot.
 //! * The data path waits for nothing here: shards are called, and never call back in.
 
+mod apps;
 mod copies;
 mod devices;
 mod format;
@@ -58,6 +59,8 @@ use crate::{
     store::{DeviceRecord, Store, VolumeRecord},
     usage::Account,
 };
+pub(crate) use apps::Others;
+pub use apps::{AppSource, AppView};
 pub use graphs::HistoryEntry;
 pub(crate) use graphs::seconds_now;
 pub use groups::GroupView;
@@ -91,7 +94,7 @@ pub(crate) struct Settings {
     pub(crate) keeper: Option<Arc<Link>>,
     /// The cell that this worker serves; `None`: it is the daemon's own.
     pub(crate) cell: Option<Name>,
-    /// Users whose applications may open volumes.
+    /// Users whose applications may open volumes, as the configuration file says.
     pub(crate) apps: Vec<AppUser>,
     /// The engine that takes controllers' I/O queues, if one does.
     pub(crate) card: Option<CardSpec>,
@@ -125,6 +128,8 @@ pub struct Manager {
 struct Inner {
     volumes: BTreeMap<Name, Volume>,
     groups: BTreeMap<Name, Group>,
+    /// What commands said of users' applications, by the users' numbers.
+    apps: BTreeMap<u32, AppUser>,
     devices: BTreeMap<Name, Device>,
     /// Volumes that are being formatted.
     formatting: BTreeSet<Name>,

@@ -74,6 +74,7 @@ impl Manager {
             let remove_devices = over.iter().map(|device| &device.spec.name).collect();
             self.store.apply(&Changes { remove_devices, ..Changes::default() })?;
         }
+        self.restore_apps(&mut inner, go_on)?;
         for record in devices {
             self.restore_device(&mut inner, record);
         }

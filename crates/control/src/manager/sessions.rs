@@ -17,7 +17,7 @@ use crate::{
     store::{Changes, SessionRecord},
 };
 
-/// Sessions that one user may have at a time, unless the configuration says another number.
+/// Sessions that one user may have at a time, unless another number is said.
 pub(crate) const SESSIONS: usize = 64;
 
 /// I/O queue pairs of a session's controller.
@@ -63,6 +63,11 @@ impl Asker {
     /// The names that the user's sessions may have.
     pub(crate) fn session_names(self) -> impl Iterator<Item = Name> {
         (1..=u16::MAX).map(move |number| format!("app-{}-{number}", self.uid).parse().expect("numbers make a name"))
+    }
+
+    /// Root and the daemon's own user may open every volume.
+    pub(crate) fn may_all(self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
     }
 
     /// There is no such name left.
@@ -137,16 +142,13 @@ impl Manager {
 
     /// Whether the user may have the session.
     fn may_open(&self, inner: &Inner, asker: Asker, spec: &SessionSpec, elsewhere: &Elsewhere) -> Result<(), ControlError> {
-        let own = asker.uid == 0 || asker.uid == rustix::process::geteuid().as_raw();
-        let entry = self.settings.apps.iter().find(|app| app.uid == asker.uid);
+        let app = self.app_of(inner, asker.uid);
         // A stranger does not learn which volumes there are.
-        if !own && !entry.is_some_and(|app| app.allows(&spec.volume, spec.read_only)) {
+        if !asker.may_all() && !app.is_some_and(|(app, _)| app.allows(&spec.volume, spec.read_only)) {
             return Err(ControlError::NotAllowed { uid: asker.uid, volume: spec.volume.clone() });
         }
-        let limit = entry.map_or(SESSIONS, |app| app.sessions);
-        let of = |device: &&Device| device.record.session.as_ref().is_some_and(|session| session.uid == asker.uid);
-        let there = elsewhere.values().filter(|uid| **uid == asker.uid).count();
-        if inner.devices.values().filter(of).count() + there >= limit {
+        let limit = app.map_or(SESSIONS, |(app, _)| app.sessions);
+        if inner.sessions_of(asker.uid, elsewhere) >= limit {
             return Err(ControlError::TooManySessions { uid: asker.uid, limit });
         }
         Ok(())
@@ -179,6 +181,12 @@ impl Manager {
 }
 
 impl Inner {
+    /// How many sessions the user has, here and elsewhere.
+    pub(super) fn sessions_of(&self, uid: u32, elsewhere: &Elsewhere) -> usize {
+        let of = |device: &&Device| device.record.session.as_ref().is_some_and(|session| session.uid == uid);
+        self.devices.values().filter(of).count() + elsewhere.values().filter(|other| **other == uid).count()
+    }
+
     fn forget_session(&mut self, manager: &Manager, name: &Name) {
         if let Err(error) = manager.store.apply(&Changes { remove_devices: vec![name], ..Changes::default() }) {
             // A start forgets the sessions of daemons before it.

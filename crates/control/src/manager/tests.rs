@@ -22,6 +22,7 @@ use crate::{
     store::{StoreError, tests::FullDisk},
 };
 
+mod apps;
 mod copies;
 mod groups;
 mod guests;
@@ -149,7 +150,7 @@ fn start(
         placement,
         keeper: None,
         cell: None,
-        apps: Vec::new(),
+        apps: declared.map(|declared| declared.apps.clone()).unwrap_or_default(),
         card: None,
     };
     let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
