@@ -119,8 +119,8 @@ fn comparison(source: &str) -> String {
         let (name, rest) = text.split_once(" {").expect("a structure");
         let (fields, _) = rest.split_once("\n}").expect("its end");
         let (fields, theirs) = (typed(fields), in_c(&format!("C{name}")));
-        let list: String = fields.iter().map(|(field, c)| format!(" {c}{field};")).collect();
-        writeln!(c, "struct of_{name} {{{list} }};").unwrap();
+        let list: Vec<_> = fields.iter().map(|(field, c)| format!("{c}{field};")).collect();
+        writeln!(c, "struct of_{name} {{ {} }};", list.join(" ")).unwrap();
         writeln!(c, "_Static_assert(sizeof(struct of_{name}) == sizeof({theirs}), \"{name}\");").unwrap();
         for (field, _) in fields {
             let kind = |of: &str| format!("__typeof__((({of} *)0)->{field})");
