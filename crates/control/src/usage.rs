@@ -5,7 +5,8 @@
 //! ```
 //!
 //! A crash loses what was counted since the last line: a few seconds of requests, and up to a minute of an idle volume's size. What goes in
-//! order — a volume, a meter, the worker — has a last line before. A line that was cut short by a crash is skipped.
+//! order — a volume, a meter, the worker — has a last line before. A line that was cut short by a crash is skipped; one that is whole and
+//! of another program's is refused, for without it sums would be too small.
 
 use std::{
     any::Any,
@@ -35,10 +36,14 @@ const IDLE: Duration = Duration::from_secs(60);
 const SHORTEST: Duration = Duration::from_secs(1);
 /// The file's name in the state directory.
 const FILE: &str = "usage.log";
+/// What lines are like that are written. Of the first version, without a number, are lines without throttled time.
+const VERSION: u32 = 2;
 
 /// What a volume did in some time: one line of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Line {
+    #[serde(default = "first_version")]
+    version: u32,
     /// The end of the time, in seconds since 1970.
     time: u64,
     /// Its length in seconds.
@@ -53,6 +58,10 @@ pub(crate) struct Line {
     provisioned: u64,
     /// Bytes that its medium held for it.
     used: u64,
+}
+
+fn first_version() -> u32 {
+    1
 }
 
 /// What a meter says now.
@@ -117,6 +126,9 @@ pub struct UsageRow {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Microseconds that throttles held requests back, over all requests.
+    #[serde(default)]
+    pub throttled_us: u64,
     /// Bytes of its volumes' sizes, times seconds.
     #[schema(schema_with = large)]
     pub provisioned_byte_seconds: u128,
@@ -152,10 +164,30 @@ fn encode(line: &Line) -> String {
     format!("{json}\t{:08x}\n", checksum(CrcAlgorithm::Crc32Iscsi, json.as_bytes()))
 }
 
-fn decode(text: &str) -> Option<Line> {
+/// `None`: it was cut short. Otherwise it is a line, or why it is none that this program reads.
+fn decode(text: &str) -> Option<Result<Line, String>> {
     let (json, sum) = text.trim_end_matches('\n').rsplit_once('\t')?;
     let sum = u64::from(u32::from_str_radix(sum, 16).ok()?);
-    (checksum(CrcAlgorithm::Crc32Iscsi, json.as_bytes()) == sum).then(|| serde_json::from_str(json).ok())?
+    (checksum(CrcAlgorithm::Crc32Iscsi, json.as_bytes()) == sum).then(|| read(json))
+}
+
+fn read(json: &str) -> Result<Line, String> {
+    #[derive(Deserialize)]
+    struct Head {
+        #[serde(default = "first_version")]
+        version: u32,
+    }
+    let line = serde_json::from_str::<Line>(json);
+    let version = match &line {
+        Ok(line) => line.version,
+        Err(_) => serde_json::from_str(json).map_or(1, |head: Head| head.version),
+    };
+    if !(1..=VERSION).contains(&version) {
+        return Err(format!(
+            "is of version {version}, and this program reads up to {VERSION}: ask the program that wrote it"
+        ));
+    }
+    line.map_err(|error| format!("is none of an account ({error}): take it out of the file to have the rest"))
 }
 
 /// What was counted since; a meter that was made anew begins at 0.
@@ -170,6 +202,7 @@ fn since(now: &Reading, last: &Reading) -> Reading {
         others: now.others - last.others,
         read_bytes: now.read_bytes.saturating_sub(last.read_bytes),
         written_bytes: now.written_bytes.saturating_sub(last.written_bytes),
+        throttled_us: now.throttled_us.saturating_sub(last.throttled_us),
     }
 }
 
@@ -218,8 +251,8 @@ impl Account {
             let (volume, device, seconds) = (volume.clone(), device.clone(), past.as_secs());
             // Parts of a second count with the next line.
             let when = known.map_or(now, |known| known.when + Duration::from_secs(seconds));
-            let line =
-                Line { time, seconds, volume: volume.clone(), device, counted, provisioned: *provisioned, used: *used };
+            let (provisioned, used) = (*provisioned, *used);
+            let line = Line { version: VERSION, time, seconds, volume: volume.clone(), device, counted, provisioned, used };
             text.push_str(&encode(&line));
             written.push((volume, Known { meter: meter.clone(), reading: reading.clone(), when }));
         }
@@ -241,7 +274,7 @@ impl Account {
         for path in self.path.iter().chain(&cells_accounts(self.path.as_deref())?) {
             match File::open(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                file => add_file(&mut rows, file?, question)?,
+                file => add_file(&mut rows, path, file?, question)?,
             }
         }
         Ok(rows.into_values().collect())
@@ -257,12 +290,15 @@ fn cells_accounts(own: Option<&Path>) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-fn add_file(rows: &mut BTreeMap<String, UsageRow>, file: File, question: &UsageQuestion) -> io::Result<()> {
-    let (mut reader, mut bytes) = (BufReader::new(file), Vec::new());
+fn add_file(rows: &mut BTreeMap<String, UsageRow>, path: &Path, file: File, question: &UsageQuestion) -> io::Result<()> {
+    let (mut reader, mut bytes, mut number) = (BufReader::new(file), Vec::new(), 0_u64);
     while reader.read_until(b'\n', &mut bytes)? > 0 {
         let line = std::str::from_utf8(&bytes).ok().and_then(decode);
         bytes.clear();
+        number += 1;
         let Some(line) = line else { continue };
+        let line = line
+            .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, format!("{}: line {number} {why}", path.display())))?;
         // Its time is the end of what it is about: of two periods that meet, it is in the earlier one.
         if question.from.is_some_and(|from| line.time <= from) || question.to.is_some_and(|to| line.time > to) {
             continue;
@@ -279,7 +315,7 @@ fn add_file(rows: &mut BTreeMap<String, UsageRow>, file: File, question: &UsageQ
 
 impl UsageRow {
     fn add(&mut self, line: &Line) {
-        let Reading { reads, writes, others, read_bytes, written_bytes, .. } = line.counted;
+        let Reading { reads, writes, others, read_bytes, written_bytes, throttled_us, .. } = line.counted;
         let sums = [
             (&mut self.seconds, line.seconds),
             (&mut self.reads, reads),
@@ -287,6 +323,7 @@ impl UsageRow {
             (&mut self.others, others),
             (&mut self.read_bytes, read_bytes),
             (&mut self.written_bytes, written_bytes),
+            (&mut self.throttled_us, throttled_us),
         ];
         for (sum, more) in sums {
             *sum = sum.saturating_add(more);

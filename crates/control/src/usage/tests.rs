@@ -46,7 +46,7 @@ fn what_is_counted_is_on_the_account_once() {
     account.write(&[metered("a", "x", 1)]);
     assert_eq!(reads(&account, UsageBy::Volume)[0], ("a".to_owned(), 11));
     let lines = std::fs::read_to_string(directory.path().join(FILE)).unwrap();
-    let times: Vec<u64> = lines.lines().filter_map(|line| Some(decode(line)?.time)).collect();
+    let times: Vec<u64> = lines.lines().filter_map(|line| Some(decode(line)?.unwrap().time)).collect();
     let asked = |from, to| account.sums(&UsageQuestion { from, to, by: UsageBy::Device }).unwrap().len();
     assert_eq!((asked(Some(times[0] - 1), None), asked(Some(times[5]), None), asked(None, Some(times[0] - 1))), (1, 0, 0));
     // A line is in one of two periods that meet.
@@ -120,5 +120,72 @@ fn what_goes_has_a_last_line() {
     for durable in [true, false] {
         account.close(&[metered("a", "x", 5)], durable);
         assert_eq!(seconds(), 30);
+    }
+}
+
+/// A line with its sum, as a program writes it.
+fn summed(json: &str) -> String {
+    format!("{json}\t{:08x}\n", checksum(CrcAlgorithm::Crc32Iscsi, json.as_bytes()))
+}
+
+#[test]
+fn throttled_time_is_on_the_account_and_lines_from_before_it_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    // As it was written before lines had a version.
+    let first = r#"{"time":7,"seconds":5,"volume":"a","device":"d","tenant":"x","reads":3,"writes":2,"others":1,"read_bytes":1536,"written_bytes":1024,"provisioned":512,"used":64}"#;
+    std::fs::write(directory.path().join(FILE), summed(first)).unwrap();
+    let account = Account::new(Some(directory.path()));
+    let row = || account.sums(&UsageQuestion::default()).unwrap().pop().unwrap();
+    let (provisioned_byte_seconds, used_byte_seconds) = (2560, 320);
+    let (reads, writes, others, read_bytes, written_bytes) = (3, 2, 1, 1536, 1024);
+    let expected = UsageRow {
+        name: "a".to_owned(),
+        seconds: 5,
+        reads,
+        writes,
+        others,
+        read_bytes,
+        written_bytes,
+        throttled_us: 0,
+        provisioned_byte_seconds,
+        used_byte_seconds,
+    };
+    assert_eq!(row(), expected);
+    let held = |throttled_us| {
+        let mut metered = metered("a", "x", 5);
+        metered.reading.throttled_us = throttled_us;
+        metered
+    };
+    // A volume whose requests only wait is not idle.
+    account.write(&[held(1_500_000)]);
+    account.write(&[held(1_500_007)]);
+    assert_eq!((row().reads, row().throttled_us), (8, 1_500_007));
+    let text = std::fs::read_to_string(directory.path().join(FILE)).unwrap();
+    let lines: Vec<_> = text.lines().filter_map(decode).map(Result::unwrap).collect();
+    let found: Vec<_> = lines.iter().map(|line| (line.version, line.counted.throttled_us)).collect();
+    assert_eq!(found, [(1, 0), (2, 1_500_000), (2, 7)]);
+    assert!(lines[1..].iter().all(|line| decode(&encode(line)) == Some(Ok(line.clone()))));
+}
+
+#[test]
+fn a_line_that_another_program_wrote_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, account) = (directory.path().join(FILE), Account::new(Some(directory.path())));
+    account.write(&[metered("a", "x", 5)]);
+    let own = std::fs::read_to_string(&path).unwrap();
+    let newer = own.split_once('\t').unwrap().0.replace("\"version\":2", "\"version\":3");
+    for (json, why) in [
+        (newer.as_str(), "line 2 is of version 3, and this program reads up to 2"),
+        (r#"{"version":4,"day":1}"#, "line 2 is of version 4, and this program reads up to 2"),
+        (r#"{"version":0}"#, "line 2 is of version 0"),
+        (r#"{"version":2,"time":1}"#, "line 2 is none of an account (missing field"),
+        ("nonsense", "line 2 is none of an account"),
+    ] {
+        std::fs::write(&path, format!("{own}{}", summed(json))).unwrap();
+        let error = account.sums(&UsageQuestion::default()).unwrap_err().to_string();
+        assert!(error.contains(why) && error.starts_with(path.to_str().unwrap()), "{error}");
+        // What would be refused was cut short: it is none.
+        std::fs::write(&path, format!("{own}{}", summed(json).replace('\t', "\t1"))).unwrap();
+        assert_eq!(reads(&account, UsageBy::Volume), [("a".to_owned(), 5)]);
     }
 }

@@ -135,7 +135,7 @@ pub(crate) fn usage(global: &Global, args: &UsageArgs) -> Done {
 
 fn csv(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
     let mut lines = vec![format!(
-        "{by},seconds,reads,writes,others,read_bytes,written_bytes,provisioned_byte_seconds,used_byte_seconds{}",
+        "{by},seconds,reads,writes,others,read_bytes,written_bytes,provisioned_byte_seconds,used_byte_seconds,throttled_us{}",
         if prices.is_some() { ",bill" } else { "" }
     )];
     for row in rows {
@@ -144,20 +144,26 @@ fn csv(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
         } else {
             row.name.clone()
         };
-        let UsageRow { seconds, reads, writes, others, read_bytes, written_bytes, .. } = row;
+        let UsageRow { seconds, reads, writes, others, read_bytes, written_bytes, throttled_us, .. } = row;
         let (provisioned, used) = (row.provisioned_byte_seconds, row.used_byte_seconds);
         let bill = prices.map(|prices| format!(",{:.4}", prices.of(row))).unwrap_or_default();
         lines.push(format!(
-            "{name},{seconds},{reads},{writes},{others},{read_bytes},{written_bytes},{provisioned},{used}{bill}"
+            "{name},{seconds},{reads},{writes},{others},{read_bytes},{written_bytes},{provisioned},{used},{throttled_us}{bill}"
         ));
     }
     lines.join("\n")
 }
 
+/// Time as seconds and tenths, cut off.
+fn seconds_of(microseconds: u64) -> String {
+    let tenths = microseconds / 100_000;
+    format!("{}.{} s", tenths / 10, tenths % 10)
+}
+
 fn table(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
     let by = by.to_uppercase();
     let bill = prices.map(|prices| format!("BILL {}", prices.currency).trim_end().to_owned()).unwrap_or_default();
-    let mut table = Table::new(&[&by, "READS", "READ", "WRITES", "WRITTEN", "OTHERS", "SIZE", &bill]);
+    let mut table = Table::new(&[&by, "READS", "READ", "WRITES", "WRITTEN", "OTHERS", "SIZE", "THROTTLED", &bill]);
     for row in rows {
         let seconds = u128::from(row.seconds.max(1));
         let size = u64::try_from(row.provisioned_byte_seconds / seconds).unwrap_or(u64::MAX);
@@ -169,6 +175,7 @@ fn table(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
             Size(row.written_bytes).approximate(),
             row.others.to_string(),
             Size(size).approximate(),
+            seconds_of(row.throttled_us),
             prices.map(|prices| format!("{:.2}", prices.of(row))).unwrap_or_default(),
         ]);
     }
@@ -210,21 +217,37 @@ mod tests {
             seconds: 86_400 * 15,
             reads: 500_000,
             written_bytes: 2 << 30,
+            throttled_us: 61_950_000,
             provisioned_byte_seconds: (4 << 30) * 86_400 * 15,
             ..UsageRow::default()
         };
         assert!((prices.of(&row) - (1.0 + 1.0 + 6.0)).abs() < 1e-9, "{}", prices.of(&row));
-        let text = csv("tenant", &[row], Some(&prices));
+        let rows = [row];
+        let text = csv("tenant", &rows, Some(&prices));
         assert!(text.ends_with(&format!(
-            "\n\"a, \"\"b\"\"\",1296000,500000,0,0,0,2147483648,{},0,8.0000",
+            "used_byte_seconds,throttled_us,bill\n\"a, \"\"b\"\"\",1296000,500000,0,0,0,2147483648,{},0,61950000,8.0000",
             (4_u64 << 30) * 1_296_000
         )));
+        let text = table("tenant", &rows, Some(&prices));
+        let columns: Vec<_> = text.lines().map(|line| line.split("  ").filter(|cell| !cell.is_empty())).collect();
+        let last: Vec<_> = columns.into_iter().map(|cells| cells.skip(7).map(str::trim).collect::<Vec<_>>()).collect();
+        assert_eq!(last, [["THROTTLED", "BILL EUR"], ["61.9 s", "8.00"]], "{text}");
+        let json = serde_json::to_string(&[Billed::of(&rows[0], &prices)]).unwrap();
+        assert!(json.contains("\"throttled_us\":61950000"), "{json}");
         assert!(toml::from_str::<Prices>("milion_reads = 1").is_err());
         for wrong in ["nan", "inf", "-0.1"] {
             let error = toml::from_str::<Prices>(&format!("gib_read = {wrong}")).unwrap_err().to_string();
             assert!(error.contains("is no price"), "{error}");
         }
         assert_eq!(time("2028-02-29"), time("2028-03-01").map(|next| next - 86_400));
+    }
+
+    #[test]
+    fn rows_of_a_daemon_that_does_not_know_throttled_time_are_read() {
+        let mut value = serde_json::to_value(UsageRow { reads: 5, throttled_us: 7, ..UsageRow::default() }).unwrap();
+        value.as_object_mut().unwrap().remove("throttled_us").unwrap();
+        let row: UsageRow = serde_json::from_value(value).unwrap();
+        assert_eq!((row.reads, row.throttled_us), (5, 0));
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Meter: counts what a volume's users did, for the account.
 //!
 //! Each shard counts for itself; whoever keeps the account sums up. Counts go on across changes of the stack, as long as the meter
-//! stays in its place.
+//! stays in its place. How long requests were held back the volume's [throttles](crate::throttle) count, wherever they stand; the meter
+//! has what they counted while it was in force.
 
 #[cfg(test)]
 mod tests;
 
 use std::{
     any::Any,
-    sync::{Arc, Weak, atomic::AtomicU64},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicU64},
+    time::Duration,
 };
 
 use millrace_block::{BlockSize, Operation, PerShard, Request};
@@ -19,6 +21,7 @@ use crate::{
     gate::{Gate, Gated},
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
+    throttle::{self, HeldTime},
 };
 
 /// Its line in the table.
@@ -60,8 +63,10 @@ impl Plan for MeterPlan {
     }
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
-        let counters = build.shared.get(&format!("meter/of/{}", build.name), PerShard::default);
-        let meter = Meter { tenant: self.tenant.clone(), counters };
+        let held = throttle::held_in(build.shared, build.volume);
+        let make = || Counted { requests: PerShard::default(), held, span: Mutex::default() };
+        let counted = build.shared.get(&format!("meter/of/{}", build.name), make);
+        let meter = Meter { tenant: self.tenant.clone(), counted };
         Ok(Arc::new(Gated::new(build.name.clone(), build.only_leg(), meter)))
     }
 }
@@ -75,10 +80,47 @@ struct Counters {
     written_bytes: AtomicU64,
 }
 
+/// What the meters that follow each other in one place count with.
+struct Counted {
+    requests: PerShard<Counters>,
+    held: Arc<HeldTime>,
+    span: Mutex<Span>,
+}
+
+/// While a meter is in force, what throttles hold back is its own. Two that take turns in other places of a volume have nothing twice.
+#[derive(Default)]
+struct Span {
+    /// Nanoseconds of earlier times in force.
+    before: u64,
+    /// What throttles had counted when it came into force; `None`: it is not.
+    since: Option<u64>,
+}
+
+impl Counted {
+    fn span(&self) -> (MutexGuard<'_, Span>, u64) {
+        (self.span.lock().unwrap_or_else(PoisonError::into_inner), self.held.sum(|nanoseconds| nanoseconds))
+    }
+
+    fn begin(&self) {
+        let (mut span, now) = self.span();
+        span.since.get_or_insert(now);
+    }
+
+    fn end(&self) {
+        let (mut span, now) = self.span();
+        span.before += span.since.take().map_or(0, |since| now.wrapping_sub(since));
+    }
+
+    fn held_back(&self) -> Duration {
+        let (span, now) = self.span();
+        Duration::from_nanos(span.before + span.since.map_or(0, |since| now.wrapping_sub(since)))
+    }
+}
+
 /// The gate.
 struct Meter {
     tenant: String,
-    counters: Arc<PerShard<Counters>>,
+    counted: Arc<Counted>,
 }
 
 /// What a meter has counted since its volume was opened.
@@ -96,6 +138,9 @@ pub struct Reading {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Microseconds that throttles held requests back, over all requests; 0 in what was written before they were counted.
+    #[serde(default)]
+    pub throttled_us: u64,
 }
 
 /// Reads a meter; `None` when the service is none. With what it says comes what it counts with, which the meter that follows it in a change
@@ -103,13 +148,13 @@ pub struct Reading {
 pub fn read(service: &Arc<dyn Service>) -> Option<(Reading, Weak<dyn Any + Send + Sync>)> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
     let meter = any.downcast::<Gated<Meter>>().ok()?;
-    let counters: Weak<PerShard<Counters>> = Arc::downgrade(&meter.gate().counters);
-    Some((meter.gate().read(), counters))
+    let counted: Weak<Counted> = Arc::downgrade(&meter.gate().counted);
+    Some((meter.gate().read(), counted))
 }
 
 impl Meter {
     fn read(&self) -> Reading {
-        let sum = |counter: fn(&Counters) -> &AtomicU64| self.counters.sum(counter);
+        let sum = |counter: fn(&Counters) -> &AtomicU64| self.counted.requests.sum(counter);
         Reading {
             tenant: self.tenant.clone(),
             reads: sum(|counters| &counters.reads),
@@ -117,6 +162,7 @@ impl Meter {
             others: sum(|counters| &counters.others),
             read_bytes: sum(|counters| &counters.read_bytes),
             written_bytes: sum(|counters| &counters.written_bytes),
+            throttled_us: u64::try_from(self.counted.held_back().as_micros()).unwrap_or(u64::MAX),
         }
     }
 }
@@ -125,7 +171,7 @@ impl Gate for Meter {
     #[inline]
     fn look(&self, request: &Request<'_>, shift: u32) {
         let bytes = request.count.0 << shift;
-        let counters = &self.counters;
+        let counters = &self.counted.requests;
         match request.operation {
             Operation::Read | Operation::Compare => {
                 counters.add_all(|counters| [&counters.reads, &counters.read_bytes], [1, bytes]);
@@ -146,7 +192,7 @@ impl Gate for Meter {
             alike.fold([0, 0], |[count, blocks], request| [count + 1, blocks + request.count.0])
         };
         let ([reads, read], [writes, written]) = (sum(false), sum(true));
-        self.counters.add_all(
+        self.counted.requests.add_all(
             |counters| [&counters.reads, &counters.read_bytes, &counters.writes, &counters.written_bytes],
             [reads, read << shift, writes, written << shift],
         );
@@ -155,10 +201,12 @@ impl Gate for Meter {
 
 impl Service for Gated<Meter> {
     fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
+        self.gate().counted.begin();
         Ok(())
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
+        self.gate().counted.end();
         Ok(())
     }
 
@@ -172,11 +220,13 @@ impl Service for Gated<Meter> {
 
     fn status(&self) -> Status {
         let Reading { reads, writes, others, read_bytes, written_bytes, .. } = self.gate().read();
+        let held = self.gate().counted.held_back();
         let moved = |count: u64, bytes: u64| format!("{count} requests, {bytes} bytes");
         Status::good([
             ("read", moved(reads, read_bytes)),
             ("written", moved(writes, written_bytes)),
             ("flushed and erased", format!("{others} requests")),
+            ("held back by throttles", format!("{:.3} s together", held.as_secs_f64())),
         ])
     }
 

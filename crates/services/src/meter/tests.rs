@@ -49,8 +49,9 @@ fn everything_is_counted_once() {
     }
     assert!(bench.job(Job::new(Operation::Deallocate, 64, 1)).is_err());
     let (found, _) = read(&service).unwrap();
+    let tenant = "Ä & Co".to_owned();
     let expected =
-        Reading { tenant: "Ä & Co".to_owned(), reads: 2, writes: 1, others: 3, read_bytes: 3072, written_bytes: 1536 };
+        Reading { tenant, reads: 2, writes: 1, others: 3, read_bytes: 3072, written_bytes: 1536, throttled_us: 0 };
     assert_eq!(found, expected, "a request beyond the end is none");
 }
 

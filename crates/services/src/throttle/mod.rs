@@ -48,6 +48,7 @@ use crate::{
     queue::Queue,
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
+    shared::SharedObjects,
 };
 
 /// Its line in the table.
@@ -142,6 +143,7 @@ impl Plan for ThrottlePlan {
         let group = self.group.as_ref().map(|name| Group::find(build.shared, name)).transpose()?;
         let above = group.map_or_else(Box::default, |group| group.levels().into());
         let leg = build.only_leg();
+        let of_volume = held_in(build.shared, build.volume);
         Ok(Arc::new(Throttle {
             shift: AtomicU32::new(leg.geometry().block_size.shift()),
             name: build.name,
@@ -151,6 +153,7 @@ impl Plan for ThrottlePlan {
             group: self.group.clone(),
             queues: PerShard::default(),
             waits: PerShard::default(),
+            of_volume,
         }))
     }
 }
@@ -174,6 +177,7 @@ struct Throttle {
     /// Reads and writes that wait.
     queues: PerShard<[Queue; 2]>,
     waits: PerShard<Waits>,
+    of_volume: Arc<HeldTime>,
 }
 
 /// A request's place in a queue; dropping it leaves.
@@ -229,6 +233,15 @@ impl Drop for Place<'_> {
 pub fn held_back(service: &Arc<dyn Service>) -> Option<(u64, u64)> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
     Some(any.downcast::<Throttle>().ok()?.held_back())
+}
+
+/// Nanoseconds that requests of a volume waited in its throttles, together. Of all throttles that it has and had, for its
+/// [meter](crate::meter).
+pub(crate) type HeldTime = PerShard<AtomicU64>;
+
+/// What the throttles of this volume count in.
+pub(crate) fn held_in(shared: &SharedObjects, volume: &str) -> Arc<HeldTime> {
+    shared.get(&format!("throttle/held/{volume}"), HeldTime::default)
 }
 
 impl Throttle {
@@ -315,8 +328,9 @@ impl Throttle {
             self.wait(cx, cost, &place).await;
         }
         drop(place);
-        self.waits.add(|waits| &waits.requests, 1);
-        self.waits.add(|waits| &waits.nanoseconds, clock::now().saturating_sub(start));
+        let waited = clock::now().saturating_sub(start);
+        self.waits.add_all(|waits| [&waits.requests, &waits.nanoseconds], [1, waited]);
+        self.of_volume.add(|nanoseconds| nanoseconds, waited);
     }
 
     /// The first in its queue waits for tokens.

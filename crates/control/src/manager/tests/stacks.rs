@@ -433,7 +433,7 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
     ];
     for (way, goes) in ways.into_iter().enumerate() {
         let mut rig = Rig::new();
-        rig.create_volume(&spec("v", Some("256K"), "meter(tenant=x) | memory")).unwrap();
+        rig.create_volume(&spec("v", Some("256K"), "meter(tenant=x) | throttle(iops=200) | memory")).unwrap();
         rig.create_device(&device("d", "{}")).unwrap();
         rig.attach("d", &attach("v", None)).unwrap();
         // From the first line on there is time for others.
@@ -448,7 +448,9 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
         };
         goes(&rig);
         let rows = rig.usage(&UsageQuestion { by: UsageBy::Tenant, ..UsageQuestion::default() }).unwrap();
-        assert_eq!((rows[0].reads, rows[0].writes), (counted.reads, counted.writes), "way {way}");
+        let (row, throttled_us) = (&rows[0], counted.throttled_us);
+        assert_eq!((row.reads, row.writes, row.throttled_us), (counted.reads, counted.writes, throttled_us), "way {way}");
+        assert!(throttled_us > 0, "way {way}: nothing was held back");
         if way == 4 {
             // Nothing of it answers any more.
             std::mem::forget(rig.manager.take());

@@ -10,7 +10,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    graph::{Terms, change},
+    graph::{ChangeFailed, Terms, change},
+    meter,
     testing::{Load, drive},
 };
 
@@ -64,11 +65,13 @@ struct Noted {
     watches: Mutex<Vec<Watch>>,
     /// Operations and bytes, of reads and of writes.
     moved: Mutex<[(u64, u64); 2]>,
+    /// Sum of the times at which they went.
+    times: Mutex<u128>,
 }
 
 impl Noted {
     fn new(watches: Vec<Watch>) -> Arc<Self> {
-        Arc::new(Self { watches: Mutex::new(watches), moved: Mutex::default() })
+        Arc::new(Self { watches: Mutex::new(watches), moved: Mutex::default(), times: Mutex::default() })
     }
 
     fn moved(&self) -> [(u64, u64); 2] {
@@ -96,6 +99,7 @@ impl Volume for Noted {
         self.watches.lock().unwrap().iter_mut().for_each(|watch| watch.see(writes, bytes));
         let moved = &mut self.moved.lock().unwrap()[usize::from(writes)];
         *moved = (moved.0 + 1, moved.1 + bytes);
+        *self.times.lock().unwrap() += u128::from(clock::now());
         Step::Done(Ok(()))
     }
 
@@ -296,21 +300,111 @@ fn another_cap_of_a_volume_takes_over_what_is_owed() {
     let (_, throttle) = old.services("throttle").remove(0);
     throttle.hurry(true);
     assert_eq!(drive(&time, &[Load::new(old.volume(), 51, true, 1).once()], SECOND), [51]);
-    let stack: Node = "throttle(iops=1000) | disk:0".parse().unwrap();
-    let size = Some(leg.geometry().bytes());
-    let plan = crate::graph::Plan { volume: "v", stack: &stack, size, block_size: BlockSize::B512 };
-    let spawner: Arc<dyn crate::background::Spawner> = Arc::<Kept>::default();
-    let mut new = Graph::build(&plan, &Disks(vec![leg]), &shared, &spawner, Some(&old)).unwrap();
-    let switch = Switch::new("v", Arc::clone(old.volume()));
-    let mut store = || Ok(());
-    let terms = Terms { patience: Duration::from_secs(5), reformat: false, scratch: 1 << 20, store: &mut store };
-    change(&switch, &mut old, &mut new, terms).unwrap();
+    let new = changed(&shared, &mut old, "throttle(iops=1000) | disk:0", leg, true).unwrap();
     // Fifty are owed, at the new rate.
     let begun = clock::now();
     let next = Load::new(new.volume(), 1, true, 1).once();
     drive(&time, &[next], SECOND);
     let took = clock::now() - begun;
     assert!((50 * MS..55 * MS).contains(&took), "{took}");
+}
+
+/// Another stack in the place of one, or not, when it cannot be stored.
+fn changed(
+    shared: &SharedObjects,
+    old: &mut Graph,
+    stack: &str,
+    leg: Arc<dyn Volume>,
+    stored: bool,
+) -> Result<Graph, ChangeFailed> {
+    let stack: Node = stack.parse().unwrap();
+    let size = Some(leg.geometry().bytes());
+    let plan = crate::graph::Plan { volume: "v", stack: &stack, size, block_size: BlockSize::B512 };
+    let spawner: Arc<dyn crate::background::Spawner> = Arc::<Kept>::default();
+    let mut new = Graph::build(&plan, &Disks(vec![leg]), shared, &spawner, Some(old))?;
+    let switch = Switch::new("v", Arc::clone(old.volume()));
+    let mut store = || if stored { Ok(()) } else { Err("no room".to_owned()) };
+    let terms = Terms { patience: Duration::from_secs(5), reformat: false, scratch: 1 << 20, store: &mut store };
+    change(&switch, old, &mut new, terms)?;
+    Ok(new)
+}
+
+/// Microseconds of throttled time that a volume's uppermost meter says.
+fn metered(graph: &Graph) -> u64 {
+    meter::read(&graph.services("meter")[0].1).unwrap().0.throttled_us
+}
+
+#[test]
+fn what_requests_wait_is_what_the_meter_says() {
+    let _own = ShardSlot::claim();
+    let (time, shared) = (SimulatedTime::new(), SharedObjects::default());
+    let _group = Group::declare(&shared, "gold", None, &caps("write_bandwidth=10M")).unwrap();
+    for stack in [
+        "meter | throttle(iops=1000) | disk:0",
+        "throttle(iops=1000) | meter | disk:0",
+        "throttle(iops=3000) | meter | throttle(iops=777, group=gold) | disk:0",
+    ] {
+        let leg = Noted::new(Vec::new());
+        let volume: Arc<dyn Volume> = Arc::<Noted>::clone(&leg);
+        let graph = sharing(&shared, "v", stack, volume).unwrap();
+        let (begun, depth) = (clock::now(), 40);
+        let loads = [Load::new(graph.volume(), depth, false, 1).once(), Load::new(graph.volume(), depth, true, 1).once()];
+        drive(&time, &loads, SECOND);
+        let waits = *leg.times.lock().unwrap() - u128::from(begun) * 2 * depth as u128;
+        assert_eq!((leg.all().0, u128::from(metered(&graph))), (80, waits / 1000), "{stack}");
+        // The bucket holds ten, and each of the others waits a millisecond longer than the one before.
+        assert!(waits > u128::from(MS) * (69 * 70 / 2), "{stack}: {waits}");
+    }
+}
+
+#[test]
+fn nothing_is_held_back_below_the_caps_or_by_another_volumes() {
+    let _own = ShardSlot::claim();
+    let (time, shared) = (SimulatedTime::new(), SharedObjects::default());
+    let make = |name: &str, stack: &str| sharing(&shared, name, stack, Noted::new(Vec::new())).unwrap();
+    let capped = make("capped", "meter | throttle(iops=100) | disk:0");
+    let graphs = [make("free", "meter | disk:0"), make("wide", "meter | throttle(iops=1M, burst=1s) | disk:0")];
+    let mut loads: Vec<_> = graphs.iter().map(|graph| Load::new(graph.volume(), 64, true, 1).once()).collect();
+    loads.push(Load::new(capped.volume(), 8, true, 1).once());
+    drive(&time, &loads, SECOND);
+    assert_eq!(graphs.each_ref().map(metered), [0, 0]);
+    assert!(metered(&capped) > 0);
+}
+
+#[test]
+fn what_was_held_back_is_on_one_meter_however_stacks_change() {
+    let _own = ShardSlot::claim();
+    let (time, shared) = (SimulatedTime::new(), SharedObjects::default());
+    let leg: Arc<dyn Volume> = Noted::new(Vec::new());
+    let waits = |graph: &Graph| {
+        let before = throttle_of(graph);
+        drive(&time, &[Load::new(graph.volume(), 30, true, 1).once()], SECOND);
+        throttle_of(graph) - before
+    };
+    let mut below = sharing(&shared, "v", "meter | throttle(iops=1000) | disk:0", Arc::clone(&leg)).unwrap();
+    let first = waits(&below);
+    assert!(first > 0 && metered(&below) == first / 1000);
+    // A change that comes to nothing changes nothing.
+    let moved = "throttle(iops=1000) | meter | disk:0";
+    assert!(changed(&shared, &mut below, moved, Arc::clone(&leg), false).is_err());
+    let second = first + waits(&below);
+    assert_eq!(metered(&below), second / 1000);
+    // The meter has another place, and counts anew; what was in the old one knows only what it saw.
+    let mut above = changed(&shared, &mut below, moved, Arc::clone(&leg), true).unwrap();
+    assert_eq!(metered(&above), 0);
+    let third = waits(&above);
+    assert!(third > 0);
+    assert_eq!((metered(&below), metered(&above)), (second / 1000, third / 1000));
+    // Another tenant's in the same place goes on, and so do a throttle's with other caps.
+    let tenants = "throttle(iops=500) | meter(tenant=b) | disk:0";
+    let tenants = changed(&shared, &mut above, tenants, leg, true).unwrap();
+    let fourth = waits(&tenants);
+    assert_eq!(metered(&tenants), (third + fourth) / 1000);
+}
+
+/// Nanoseconds that a volume's first throttle has held requests back.
+fn throttle_of(graph: &Graph) -> u64 {
+    held_back(&graph.services("throttle")[0].1).unwrap().1
 }
 
 /// A random throttle, and where what comes is drawn from: pauses, arrivals, sizes.
