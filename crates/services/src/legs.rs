@@ -181,6 +181,11 @@ pub(crate) async fn clear(
     leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
 }
 
+/// Whether all bytes are zeroes. With few early ends, so that the compiler makes vectors of it.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(512).all(|part| part.iter().fold(0, |sum, byte| sum | byte) == 0)
+}
+
 /// Waits until every step has ended, and hands on their results.
 pub(crate) async fn wait_for_all(steps: &mut [Option<Step<'_>>], mut note: impl FnMut(usize, Result<(), BlockError>)) {
     poll_fn(|cx| {

@@ -246,7 +246,7 @@ pub(super) fn encode_page(page: &mut [u8], number: u32, mark: u64, mut entry: im
 
 /// The entries of a page; `None` when it is damaged, or of another cache.
 pub(super) fn decode_page(page: &[u8], number: u32, mark: u64) -> Option<impl Iterator<Item = Entry> + '_> {
-    let empty = page.iter().all(|byte| *byte == 0);
+    let empty = crate::legs::is_zero(page);
     let good = || {
         let crc = checksum(CrcAlgorithm::Crc32Iscsi, page.get(4..)?) as u32;
         (word(page, 0)? == crc && word(page, 4)? == number && long(page, 8)? == mark).then_some(())

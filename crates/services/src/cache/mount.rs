@@ -56,7 +56,7 @@ impl Cache {
             None if mount.reason == Reason::Open => Err(self.wrong(
                 "it holds no cache: it is not the fast leg that the volume had. What that one has and the slow leg lacks would be lost: bring it back",
             )),
-            None if legs::read(&self.fast, 0, disk::TABLE as usize)?.iter().any(|byte| *byte != 0) => Err(self.wrong(
+            None if !legs::is_zero(&legs::read(&self.fast, 0, disk::TABLE as usize)?) => Err(self.wrong(
                 "it holds something else; erase its first 16 KiB if it may be the fast leg (the slow one, whose data stay, stands right of the bar)",
             )),
             None => self.prepare(0),

@@ -64,7 +64,7 @@ fn is_zero(segment: Segment) -> bool {
     (0..segment.len()).step_by(LOOK).all(|at| {
         let bytes = &mut bytes[..LOOK.min(segment.len() - at)];
         segment.read_at(at, bytes);
-        bytes.iter().all(|byte| *byte == 0)
+        crate::legs::is_zero(bytes)
     })
 }
 

@@ -12,7 +12,7 @@ use millrace_block::{
 use super::*;
 use crate::{
     background::{Running, Stop, Task},
-    testing::Rig,
+    testing::{NO_CUT, Rig, every_cut},
 };
 
 const SEED: u64 = 0x636f_7079;
@@ -197,21 +197,20 @@ fn the_volume_that_fails_is_named_and_the_copy_can_go_on() {
     }
 }
 
+/// Blocks of the volumes that are copied with interruptions.
+const BLOCKS: u64 = 1200;
+
 /// A copy is interrupted by a power cut, and goes on from where it was durable; then the power goes once more. How many boundaries
 /// there were before the first cut.
-fn interrupted(seed: u64, cut: Option<u64>) -> u64 {
-    const BLOCKS: u64 = 1200;
+fn interrupted(seed: u64, data: &[u8], cut: u64) -> u64 {
     let rig = Rig::new(seed, 2, BLOCKS, BlockSize::B512);
     let disks = rig.volumes();
-    let mut random = Random::new(seed);
-    let data = patchy(&mut random, BLOCKS * 512);
-    legs::write(&disks[0], 0, data.clone()).unwrap();
-    legs::write(&disks[1], 0, dirt(BLOCKS * 512)).unwrap();
+    let mut random = Random::new(!seed);
+    rig.disks[0].spoil(0, data);
+    rig.disks[1].spoil(0, &dirt(BLOCKS * 512));
     let start = rig.power.boundaries();
     let power: &Power = &rig.power;
-    if let Some(cut) = cut {
-        power.cut_at(cut);
-    }
+    power.cut_at(cut);
     let (mut at, mut stored) = (0, 0);
     let mut copying = copier(&disks[0], &disks[1]);
     let result: Result<(), CopyError> = loop {
@@ -241,17 +240,12 @@ fn interrupted(seed: u64, cut: Option<u64>) -> u64 {
 
 #[test]
 fn a_copy_that_goes_on_after_a_power_cut_leaves_nothing_out() {
-    let (mut points, mut seed) = (0, SEED);
-    while points < 10_000 {
-        eprintln!("copies and power cuts: seed {seed:#x}, {points} points so far");
-        for cut in 0..interrupted(seed, None) {
-            let case = std::panic::AssertUnwindSafe(|| interrupted(seed, Some(cut)));
-            if let Err(panic) = std::panic::catch_unwind(case) {
-                eprintln!("failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic);
-            }
-            points += 1;
+    let mut prepared = (0, Vec::new());
+    every_cut("copies and power cuts", SEED, 10_000, |seed, cut| {
+        if cut == NO_CUT {
+            prepared = (seed, patchy(&mut Random::new(seed), BLOCKS * 512));
         }
-        seed += 1;
-    }
+        assert_eq!(prepared.0, seed);
+        interrupted(seed, &prepared.1, cut)
+    });
 }

@@ -136,7 +136,7 @@ impl Crypt {
 
     /// Prepares a leg that holds nothing.
     fn prepare(&self, overwrite: bool) -> Result<(), ServiceError> {
-        if !overwrite && legs::read(&self.leg, 0, OFFSET as usize)?.iter().any(|byte| *byte != 0) {
+        if !overwrite && !legs::is_zero(&legs::read(&self.leg, 0, OFFSET as usize)?) {
             return Err(self.wrong(
                 "it has no crypt header, and holds something else; erase it first (blkdiscard, or a new file) if that can go",
             ));

@@ -7,7 +7,7 @@ use millrace_block::{
 };
 
 use super::*;
-use crate::testing::{Disks, Kept, RandomStacks, graph as mounted, random_stacks};
+use crate::testing::{Disks, Kept, RandomStacks, graph as mounted, random_stacks, random_stacks_with_errors};
 
 const SEED: u64 = 0x6772_6170;
 
@@ -136,6 +136,11 @@ fn a_leaf_that_looks_like_the_old_one_does_not_show_its_data() {
 #[test]
 fn random_stacks_behave_like_a_plain_disk() {
     random_stacks(&RandomStacks { seed: SEED, stacks: 60, steps: 30, crashes: 4 });
+}
+
+#[test]
+fn random_stacks_over_failing_legs_keep_what_was_flushed_and_hide_what_they_can() {
+    random_stacks_with_errors(&RandomStacks { seed: SEED, stacks: 60, steps: 20, crashes: 4 });
 }
 
 /// Notes where it is read, and what it is told to bring near.

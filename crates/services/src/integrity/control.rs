@@ -10,7 +10,6 @@ use millrace_cipher::random;
 
 use super::{
     KIND,
-    entry::is_zero,
     page::{BLOCKS, OFFSET, REGION},
     scrub::Scrub,
     table::MOST_BLOCKS,
@@ -92,7 +91,7 @@ impl Integrity {
         let bytes = self.leg.geometry().bytes();
         let len = LOOKED_AT.min(bytes >> 12 << 12);
         for at in [0, (bytes >> 12 << 12) - len] {
-            if !overwrite && !is_zero(&legs::read(&self.leg, at, len as usize)?) {
+            if !overwrite && !legs::is_zero(&legs::read(&self.leg, at, len as usize)?) {
                 return Err(self.wrong(
                     "it has no integrity header, and holds something else; erase it first (blkdiscard, or a new file) if that can go",
                 ));

@@ -31,15 +31,10 @@ pub(super) fn next(before: u64, lba: u64, data: &[u8]) -> u64 {
     of(lba, generation(before) % GENERATIONS + 1, data)
 }
 
-/// Whether all bytes are zeroes. Without an early end, so that the compiler makes vectors of it.
-pub(super) fn is_zero(data: &[u8]) -> bool {
-    data.chunks(512).all(|part| part.iter().fold(0, |sum, byte| sum | byte) == 0)
-}
-
 /// Whether these bytes are what an entry (that is not locked) says.
 pub(super) fn matches(entry: u64, lba: u64, data: &[u8]) -> bool {
     match entry {
-        ZERO => is_zero(data),
+        ZERO => crate::legs::is_zero(data),
         UNKNOWN => true,
         _ => generation(entry) > 0 && of(lba, generation(entry), data) == entry,
     }

@@ -3,8 +3,8 @@
 use crc_fast::{CrcAlgorithm, checksum};
 use millrace_block::BlockSize;
 
-use super::entry::{LOCKED, ZERO, is_zero};
-use crate::record::Region;
+use super::entry::{LOCKED, ZERO};
+use crate::{legs::is_zero, record::Region};
 
 /// Bytes before the first group.
 pub(super) const OFFSET: u64 = 64 << 10;

@@ -7,7 +7,7 @@ use millrace_cipher::random;
 
 use super::{
     KIND,
-    page::{BLOCKS, OFFSET, REGION, is_zero},
+    page::{BLOCKS, OFFSET, REGION},
     table::MOST_BLOCKS,
     volume::Tagged,
 };
@@ -95,7 +95,7 @@ impl Tagged {
         let bytes = self.leg().geometry().bytes();
         let len = LOOKED_AT.min(bytes >> 12 << 12);
         for at in [0, (bytes >> 12 << 12) - len] {
-            if !overwrite && !is_zero(&legs::read(self.leg(), at, len as usize)?) {
+            if !overwrite && !legs::is_zero(&legs::read(self.leg(), at, len as usize)?) {
                 return Err(self.wrong(
                     "it has no metadata header, and holds something else; erase it first (blkdiscard, or a new file) if that can go",
                 ));

@@ -3,7 +3,7 @@
 use crc_fast::{CrcAlgorithm, checksum};
 use millrace_block::{BlockSize, NO_METADATA};
 
-use crate::record::Region;
+use crate::{legs::is_zero, record::Region};
 
 /// Bytes before the first group.
 pub(super) const OFFSET: u64 = 64 << 10;
@@ -130,11 +130,6 @@ enum Copy {
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).unwrap_or([0; N])
-}
-
-/// Whether all bytes are zeroes.
-pub(super) fn is_zero(data: &[u8]) -> bool {
-    data.chunks(512).all(|part| part.iter().fold(0, |sum, byte| sum | byte) == 0)
 }
 
 /// The page of a group, for a volume of this identifier. `entry` gives its entries.

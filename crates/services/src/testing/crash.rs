@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_block::{BlockSize, Volume, conformance::CrashDisk};
 
-use super::{Bench, Oracle, Rig, Session, graph};
+use super::{Bench, Oracle, Rig, Session, every_cut, graph};
 use crate::{
     Reason,
     graph::{Graph, GraphError},
@@ -26,7 +26,7 @@ pub struct CrashTest<'a> {
     pub points: usize,
     /// Where everything random comes from.
     pub seed: u64,
-    /// Turns that background tasks get after a restart before everything is checked; the check comes before that as well.
+    /// Turns that background tasks get at most after a restart before everything is checked; the check comes before that as well.
     pub settle: usize,
     /// Every second time the process dies on the way and comes back, which must lose nothing; what the disks had not made durable is still in
     /// their caches.
@@ -59,13 +59,6 @@ impl<'a> CrashTest<'a> {
     }
 }
 
-/// What a run did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Run {
-    /// Write boundaries that it passed before the cut.
-    boundaries: u64,
-}
-
 /// A volume in use.
 struct Opened<'a> {
     graph: Graph,
@@ -90,7 +83,8 @@ impl<'a> Opened<'a> {
     }
 }
 
-fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
+/// One workload, cut at a boundary. Returns how many it passed before that.
+fn run(test: &CrashTest<'_>, seed: u64, cut: u64) -> u64 {
     let rig = Rig::new(seed, test.disks, test.blocks, test.block_size);
     let bench = Bench::new(seed);
     let opened = Opened::open(test, &rig, &bench, Reason::Create, seed);
@@ -98,9 +92,7 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
     let geometry = opened.as_ref().expect("it was opened").graph.volume().geometry();
     let mut oracle = Oracle::new(seed, geometry.blocks.0.min(1024), geometry.block_size.bytes() as usize);
     let start = rig.power.boundaries();
-    if let Some(cut) = cut {
-        rig.power.cut_at(cut);
-    }
+    rig.power.cut_at(cut);
     let death = (test.dies && seed % 2 == 1).then_some(seed / 2 % test.steps as u64);
     for step in 0..test.steps as u64 {
         if death == Some(step) {
@@ -130,7 +122,7 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
         let opened = opened.unwrap_or_else(|error| panic!("{}: mount {round} after the crash: {error}", test.stack));
         let Opened { mut graph, view, mut session } = opened;
         oracle.check(&mut session, &view);
-        session.settle(test.settle);
+        session.settle_until_done(&graph, test.settle);
         oracle.check(&mut session, &view);
         (test.verify)(&graph, &rig.disks);
         for _ in 0..3 {
@@ -145,7 +137,7 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
         drop((session, view));
         graph.unmount();
     }
-    Run { boundaries }
+    boundaries
 }
 
 /// Cuts the power at every write boundary of random workloads, until there were enough crash points.
@@ -153,23 +145,6 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: Option<u64>) -> Run {
 /// # Panics
 /// With the seed and the point, when anything is not as it must be after a crash.
 pub fn crash_test(test: &CrashTest<'_>) {
-    let mut points = 0;
-    let mut seed = test.seed;
-    while points < test.points {
-        eprintln!("crash test of {}: seed {seed:#x}, {points} points so far", test.stack);
-        let whole = run(test, seed, None);
-        assert!(whole.boundaries > 0, "the workload writes");
-        for cut in 0..whole.boundaries {
-            let case = std::panic::AssertUnwindSafe(|| run(test, seed, Some(cut)));
-            if let Err(panic) = std::panic::catch_unwind(case) {
-                eprintln!("crash test of {}: failed at seed {seed:#x}, boundary {cut}", test.stack);
-                std::panic::resume_unwind(panic);
-            }
-            points += 1;
-            if points >= test.points {
-                break;
-            }
-        }
-        seed = seed.wrapping_add(1);
-    }
+    let what = format!("crash test of {}", test.stack);
+    every_cut(&what, test.seed, test.points, |seed, cut| run(test, seed, cut));
 }

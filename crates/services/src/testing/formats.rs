@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use millrace_block::{
-    BlockSize, Operation,
-    conformance::{Bench, SyncHarness},
-};
+use millrace_block::BlockSize;
 
 use super::{Rig, graph_of_blocks};
 use crate::{
     Reason,
     graph::{Graph, GraphError},
+    legs,
     settings::Settings,
 };
 
@@ -40,31 +38,33 @@ pub struct FormatCut<'a> {
 const OLD: u8 = 0x11;
 const NEW: u8 = 0x22;
 
-fn on_bench(graph: &Graph, seed: u64, work: impl FnOnce(&mut Bench<'_>)) {
-    work(&mut Bench::new(&mut SyncHarness::new(seed, false), Arc::clone(graph.volume()), seed));
-}
+/// Bytes of a request.
+const AT_ONCE: u64 = 4096;
 
-fn fill(graph: &Graph, seed: u64, content: u8) {
-    on_bench(graph, seed, |bench| {
-        let (blocks, block) = (bench.blocks(), bench.block());
-        for lba in (0..blocks).step_by(8) {
-            let data = vec![content; 8.min(blocks - lba) as usize * block];
-            assert_eq!(bench.write(lba, &data), Ok(()));
-        }
-        assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+fn fill(graph: &Graph, content: u8) {
+    let volume = Arc::clone(graph.volume());
+    let filled = legs::block_on(move |cx| {
+        Box::pin(async move {
+            let bytes = volume.geometry().bytes();
+            for at in (0..bytes).step_by(AT_ONCE as usize) {
+                let data = vec![content; AT_ONCE.min(bytes - at) as usize];
+                legs::write_bytes(cx, &*volume, at, data).await?;
+            }
+            legs::flush(cx, &*volume).await
+        })
     });
+    assert_eq!(filled.expect("a ring"), Ok(()));
 }
 
 /// What the whole volume holds: the same in every block, whichever legs are read.
-fn content(graph: &Graph, seed: u64) -> u8 {
+fn content(graph: &Graph) -> u8 {
     let mut found = None;
-    on_bench(graph, seed, |bench| {
-        for lba in (0..bench.blocks()).flat_map(|lba| [lba; 3]) {
-            let data = bench.read(lba, 1);
-            let first = *found.get_or_insert(data[0]);
-            assert!(data.iter().all(|byte| *byte == first), "block {lba} has {:x}, and the first one {first:x}", data[0]);
-        }
-    });
+    let bytes = graph.volume().geometry().bytes();
+    for at in (0..bytes).step_by(AT_ONCE as usize).flat_map(|at| [at; 3]) {
+        let data = legs::read(graph.volume(), at, AT_ONCE.min(bytes - at) as usize).expect("it can be read");
+        let first = *found.get_or_insert(data[0]);
+        assert!(data == vec![first; data.len()], "from byte {at} on there is {:x}, and first {first:x}", data[0]);
+    }
     found.expect("there are blocks")
 }
 
@@ -99,7 +99,7 @@ impl FormatCut<'_> {
                 };
                 assert!(self.keep_blocks && before != after && rig.disks.iter().all(known), "it does not open: {error}");
                 let graph = self.open(rig, Reason::Open, before).unwrap_or_else(|error| panic!("as it was: {error}"));
-                assert_eq!(content(&graph, 0), NEW);
+                assert_eq!(content(&graph), NEW);
                 graph
             }
         }
@@ -110,11 +110,11 @@ impl FormatCut<'_> {
         let rig = Rig::new(seed, self.disks, self.disk_bytes >> self.blocks.0.shift(), self.blocks.0);
         let mut graph = self.open(&rig, Reason::Create, self.blocks.0).unwrap_or_else(|error| panic!("{error}"));
         assert!((self.resync)(&graph));
-        fill(&graph, seed, OLD);
+        fill(&graph, OLD);
         if let Some(leg) = self.failed {
             command(&graph, "fail", leg);
         }
-        fill(&graph, seed, NEW);
+        fill(&graph, NEW);
         let start = rig.power.boundaries();
         rig.power.cut_at(cut);
         let formatted = graph.volume().format(self.blocks.1);
@@ -126,21 +126,21 @@ impl FormatCut<'_> {
         rig.restart();
         for _ in 0..2 {
             let graph = self.come_back(&rig);
-            let has = content(&graph, seed);
+            let has = content(&graph);
             assert!(has == 0 || has == NEW && formatted.is_err(), "it holds {has:x} after {formatted:?}");
             let lost = self.failed.filter(|leg| state(&graph, *leg) == "failed");
             assert_eq!(lost, self.failed, "what is on it is too old");
             assert!((self.resync)(&graph));
-            assert_eq!(content(&graph, seed), has);
+            assert_eq!(content(&graph), has);
             rig.kept.forget();
         }
         let graph = self.come_back(&rig);
-        let has = content(&graph, seed);
+        let has = content(&graph);
         if let Some(leg) = self.failed {
             command(&graph, "rebuild", leg);
         }
         assert!((self.resync)(&graph));
-        assert_eq!(content(&graph, seed), has);
+        assert_eq!(content(&graph), has);
         (0..self.disks).for_each(|leg| assert_eq!(state(&graph, leg), "good"));
         (self.verify)(&graph, &rig);
         boundaries

@@ -4,6 +4,7 @@
 //!   Rig: disks on one Power ─► Graph of an expression over disk:0, disk:1 … ─► Session: requests and background tasks, interleaved
 //!   crash_test: workload ─ cut at every write boundary ─► restart ─► mount ─► Oracle: every block is one it may be
 //!   random_stacks: a random stack over disks that lose power behaves like a plain disk
+//!   random_stacks_with_errors: also where the disks give errors, but for the errors that reach the guest
 //!   each_leg_fails_in_turn: a leg's errors are the guest's
 //! ```
 
@@ -11,6 +12,7 @@ mod crash;
 mod device;
 mod errors;
 mod formats;
+mod long;
 mod oracle;
 mod random;
 mod timed;
@@ -18,7 +20,10 @@ mod timed;
 use std::{
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -35,20 +40,44 @@ pub use self::{
     device::grow_over_what_was_there,
     errors::each_leg_fails_in_turn,
     formats::FormatCut,
+    long::{NO_CUT, cases, every_cut, every_seed, seeds},
     oracle::Oracle,
-    random::{RandomStacks, random_stacks},
+    random::{RandomStacks, random_stacks, random_stacks_with_errors},
     timed::{Load, drive},
 };
 use crate::{
     Node, Reason, SharedObjects,
     background::{LocalFuture, Running, Spawner, Stop, Task},
-    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan},
+    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Tree},
 };
 
 /// Background tasks that one session can have at once.
 const TASKS: usize = 16;
+/// Turns after which is looked whether there is still something to do.
+const AT_ONCE: usize = 100;
 /// How long requests may take together before they are said to stand still: far longer than any do on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
+
+thread_local! {
+    /// A thread that works for this one, always the same: each has a shard of its own.
+    static HELPER: Sender<Box<dyn FnOnce() + Send>> = {
+        let (give, take) = channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::spawn(move || take.iter().for_each(|work| work()));
+        give
+    };
+}
+
+/// Has something done on another thread, such as what waits for background tasks that this one runs.
+///
+/// # Panics
+/// When what was done before on that thread has panicked.
+pub fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (answer, result) = channel();
+    // Who asked may have panicked meanwhile.
+    let work = move || drop(answer.send(work()));
+    HELPER.with(|helper| helper.send(Box::new(work))).expect("the helper is there");
+    result
+}
 
 type Waiting = (Task, Stop, Running);
 
@@ -138,6 +167,11 @@ pub fn subject<'a>(
     }
 }
 
+/// Whether something is being done beside requests that comes to an end.
+fn is_busy(tree: &Tree) -> bool {
+    tree.status.as_ref().is_some_and(|status| !status.progress.is_empty()) || tree.over.iter().any(is_busy)
+}
+
 /// A thread's means for requests and tasks.
 pub struct Bench {
     io: SyncIo,
@@ -174,12 +208,21 @@ pub struct Session<'a> {
     background: Vec<(LocalFuture<'a, ()>, Running)>,
     /// Tasks started so far.
     started: usize,
+    /// Scratches for requests, and what each has.
+    spare: (usize, Vec<Scratch>),
 }
 
 impl<'a> Session<'a> {
     /// A session that runs the tasks kept by `kept`.
     pub fn new(bench: &'a Bench, kept: &Arc<Kept>, seed: u64) -> Self {
-        Self { bench, kept: Arc::clone(kept), random: Random::new(!seed), background: Vec::new(), started: 0 }
+        Self {
+            bench,
+            kept: Arc::clone(kept),
+            random: Random::new(!seed),
+            background: Vec::new(),
+            started: 0,
+            spare: Default::default(),
+        }
     }
 
     fn start_tasks(&mut self) {
@@ -213,6 +256,24 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Lets background tasks work, for so many turns or until the volume has none that come to an end, and some turns more.
+    pub fn settle_until_done(&mut self, volume: &Graph, turns: usize) {
+        let mut left = turns;
+        while left > 0 && is_busy(&volume.tree()) {
+            self.settle(AT_ONCE.min(left));
+            left = left.saturating_sub(AT_ONCE);
+        }
+        self.settle(AT_ONCE.min(left));
+    }
+
+    /// So many scratches of this size.
+    fn scratches(&mut self, count: usize, bytes: usize) -> Vec<Scratch> {
+        if self.spare.0 != bytes {
+            self.spare = (bytes, Vec::new());
+        }
+        (0..count).map(|_| self.spare.1.pop().unwrap_or_else(|| Scratch::new(bytes))).collect()
+    }
+
     /// Background tasks that have not ended.
     pub fn busy(&self) -> usize {
         self.background.len()
@@ -222,7 +283,7 @@ impl<'a> Session<'a> {
 impl Harness for Session<'_> {
     fn run(&mut self, volume: &Arc<dyn Volume>, jobs: &[Job]) -> Vec<Result<(), BlockError>> {
         self.start_tasks();
-        let scratches: Vec<Scratch> = jobs.iter().map(|_| Scratch::new(volume.scratch_bytes())).collect();
+        let mut scratches = self.scratches(jobs.len(), volume.scratch_bytes());
         let mut steps: Vec<Option<Step<'_>>> = Vec::new();
         for (job, scratch) in jobs.iter().zip(&scratches) {
             steps.push(Some(volume.submit(self.bench.context(scratch), job.request())));
@@ -254,6 +315,8 @@ impl Harness for Session<'_> {
         for (scratch, job) in scratches.iter().zip(jobs) {
             assert_eq!(scratch.overflows(), 0, "{} asks for too little scratch for {job:?}", volume.name());
         }
+        scratches.iter_mut().for_each(Scratch::reset);
+        self.spare.1.append(&mut scratches);
         results
     }
 }

@@ -40,8 +40,35 @@ fn version(lba: u64, found: &[u8]) -> Option<u64> {
 struct Block {
     /// Versions it may hold after a crash, the first as of the last flush.
     may: Vec<u64>,
+    /// From here on they are what it may hold now: the last one written, and those after it whose writes failed.
+    now: usize,
     /// It may hold anything until it is written again.
     spoilt: bool,
+}
+
+impl Block {
+    fn holds(version: u64) -> Self {
+        Self { may: vec![version], now: 0, spoilt: false }
+    }
+
+    /// It holds this version and no other one.
+    fn fix(&mut self, version: u64) {
+        self.may.clear();
+        self.may.push(version);
+        (self.now, self.spoilt) = (0, false);
+    }
+
+    /// The version that was found, one of these; `None`: it may be anything.
+    fn look(&self, number: u64, found: &[u8], may: &[u64]) -> Option<u64> {
+        let is = version(number, found);
+        let good = self.spoilt || is.is_some_and(|is| may.contains(&is));
+        assert!(good, "block {number} holds version {is:?}, none of {may:?}: it begins {:?}", &found[..24]);
+        is
+    }
+
+    fn written(&mut self) {
+        (self.now, self.spoilt) = (self.may.len() - 1, false);
+    }
 }
 
 /// Works on a volume, and knows what it may hold.
@@ -86,7 +113,7 @@ impl Oracle {
     pub fn new(seed: u64, blocks: u64, block: usize) -> Self {
         let longest = (blocks / TOGETHER).clamp(1, LONGEST);
         Self {
-            blocks: vec![Block { may: vec![0], spoilt: false }; blocks as usize],
+            blocks: vec![Block::holds(0); blocks as usize],
             block,
             next: 1,
             random: Random::new(seed),
@@ -104,7 +131,7 @@ impl Oracle {
 
     /// The volume has another size now; what it grew by reads as zeroes.
     pub fn resize(&mut self, blocks: u64) {
-        self.blocks.resize(blocks as usize, Block { may: vec![0], spoilt: false });
+        self.blocks.resize(blocks as usize, Block::holds(0));
         self.longest = (blocks / TOGETHER).clamp(1, LONGEST);
     }
 
@@ -144,14 +171,13 @@ impl Oracle {
         Pending { job, version, fua }
     }
 
-    /// Runs some random requests together; false when one of them failed.
+    /// Runs some random requests together; false when one of them failed. What a write that failed was to change is as it was or as it was to be.
     ///
     /// # Panics
     /// When a read delivers what the block cannot hold.
     pub fn step(&mut self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>) -> bool {
         let together = 1 + self.random.below(TOGETHER);
         let pending: Vec<_> = (0..together).map(|slot| self.make_up(slot)).collect();
-        let before: Vec<usize> = self.blocks.iter().map(|block| block.may.len()).collect();
         for Pending { job, version, .. } in &pending {
             if let Some(version) = version {
                 self.each(job, |block| block.may.push(*version));
@@ -163,9 +189,7 @@ impl Oracle {
             pending.iter().zip(&results).any(|(one, result)| one.job.operation == Operation::Flush && result.is_ok());
         if flushed {
             // What had completed before it is durable; what went on beside it may be.
-            for (block, before) in self.blocks.iter_mut().zip(&before) {
-                block.may.drain(..before.saturating_sub(1));
-            }
+            self.blocks.iter_mut().for_each(|block| drop(block.may.drain(..std::mem::take(&mut block.now))));
         }
         for (Pending { job, version, fua }, result) in pending.iter().zip(&results) {
             match (job.operation, version) {
@@ -174,10 +198,8 @@ impl Oracle {
                     job.segments[0].read_at(0, &mut data);
                     self.compare(job.lba.0, &data);
                 }
-                (_, Some(version)) if *fua && result.is_ok() => {
-                    self.each(job, |block| *block = Block { may: vec![*version], spoilt: false });
-                }
-                (_, Some(_)) if result.is_ok() => self.each(job, |block| block.spoilt = false),
+                (_, Some(version)) if *fua && result.is_ok() => self.each(job, |block| block.fix(*version)),
+                (_, Some(_)) if result.is_ok() => self.each(job, Block::written),
                 _ => {}
             }
         }
@@ -189,14 +211,21 @@ impl Oracle {
         self.blocks[range].iter_mut().for_each(change);
     }
 
-    /// Compares what was read with what may be there.
-    fn compare(&mut self, lba: u64, data: &[u8]) {
-        for (at, found) in data.chunks(self.block).enumerate() {
-            let number = lba as usize + at;
-            let Block { may, spoilt } = &self.blocks[number];
-            let is = version(number as u64, found);
-            let good = *spoilt || is.is_some_and(|is| may.contains(&is));
-            assert!(good, "block {number} holds version {is:?}, none of {may:?}: it begins {:?}", &found[..24]);
+    /// Compares what was read with what may be there now.
+    fn compare(&self, lba: u64, data: &[u8]) {
+        for (number, found) in (lba..).zip(data.chunks(self.block)) {
+            let block = &self.blocks[number as usize];
+            block.look(number, found, &block.may[block.now..]);
+        }
+    }
+
+    /// Compares what was read with what may be there after a crash. From now on there is nothing else.
+    fn compare_and_fix(&mut self, lba: u64, data: &[u8]) {
+        for (number, found) in (lba..).zip(data.chunks(self.block)) {
+            let block = &mut self.blocks[number as usize];
+            let is = block.look(number, found, &block.may);
+            block.fix(is.unwrap_or(0));
+            block.spoilt = is.is_none();
         }
     }
 
@@ -219,8 +248,7 @@ impl Oracle {
                 let mut data = vec![0; job.segments[0].len()];
                 job.segments[0].read_at(0, &mut data);
                 if data != known {
-                    self.compare(lba, &data);
-                    self.fix(lba, &data);
+                    self.compare_and_fix(lba, &data);
                     known = data;
                 }
             }
@@ -228,7 +256,8 @@ impl Oracle {
         }
     }
 
-    /// Reads everything: no power was lost, so each block holds the last version that it was given. False when it cannot be read.
+    /// Reads everything: no power was lost, so each block holds the last version that it was given, or one whose write failed since.
+    /// False when it cannot be read.
     ///
     /// # Panics
     /// When it holds another one.
@@ -243,14 +272,7 @@ impl Oracle {
             }
             let mut data = vec![0; job.segments[0].len()];
             job.segments[0].read_at(0, &mut data);
-            for (number, found) in (lba..).zip(data.chunks(self.block)) {
-                let Block { may, spoilt } = &self.blocks[number as usize];
-                let (is, last) = (version(number, found), may.last().copied());
-                assert!(
-                    *spoilt || is == last,
-                    "block {number} holds version {is:?} and not {last:?}, and no power was lost"
-                );
-            }
+            self.compare(lba, &data);
         }
         true
     }
@@ -259,12 +281,5 @@ impl Oracle {
     /// from.
     pub fn forgive(&mut self) {
         self.blocks.iter_mut().for_each(|block| block.spoilt |= block.may.len() > 1);
-    }
-
-    fn fix(&mut self, lba: u64, data: &[u8]) {
-        for (at, found) in data.chunks(self.block).enumerate() {
-            let is = version(lba + at as u64, found);
-            self.blocks[lba as usize + at] = Block { may: is.into_iter().collect(), spoilt: is.is_none() };
-        }
     }
 }

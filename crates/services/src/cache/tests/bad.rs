@@ -99,7 +99,7 @@ fn a_changed_line_size_is_refused_while_anything_is_dirty() {
     expect(&legs, "mode=back", &data);
     let mut graph = open("mode=through", &legs, Reason::Open);
     cache(&graph).drain_now().unwrap();
-    graph.unmount();
+    close(&mut graph);
     drop(graph);
     expect(&legs, "mode=back, line=8K", &data);
 }
@@ -114,7 +114,7 @@ fn a_slow_leg_that_holds_other_data_is_refused_or_the_cache_begins_empty() {
         if dirty {
             on_bench(&graph, |bench| drop(bench.write_random(800, 8)));
         }
-        graph.unmount();
+        close(&mut graph);
         drop(graph);
         let other = [Arc::clone(&legs[0]), memory("other", 1 << 20, BlockSize::B512)];
         if dirty {
@@ -185,7 +185,7 @@ fn a_damaged_table_is_refused_while_anything_may_be_dirty() {
     // With nothing dirty, lines are only read again from the slow leg.
     let mut graph = open("mode=back", &legs, Reason::Open);
     cache(&graph).drain_now().unwrap();
-    graph.unmount();
+    close(&mut graph);
     drop(graph);
     legs::write(&legs[0], at, bad).unwrap();
     expect(&legs, "mode=back", &data);

@@ -9,7 +9,7 @@ use millrace_block::{Scratch, TaskContext, conformance::SyncIo};
 use millrace_memory::BufferPool;
 
 use super::*;
-use crate::testing::{CrashTest, Oracle, Rig, Session, crash_test};
+use crate::testing::{CrashTest, Oracle, Rig, Session, crash_test, every_cut};
 
 thread_local! {
     /// Memory of buffers is never given back.
@@ -141,17 +141,5 @@ fn changed(seed: u64, cut: u64) -> u64 {
 
 #[test]
 fn writing_back_and_changes_of_mode_survive_power_cuts() {
-    let (mut points, mut seed) = (0, SEED);
-    while points < 2000 {
-        eprintln!("power cuts while lines are written back: seed {seed:#x}, {points} points so far");
-        for cut in 0..changed(seed, u64::MAX / 2) {
-            let case = std::panic::AssertUnwindSafe(|| changed(seed, cut));
-            if let Err(panic) = std::panic::catch_unwind(case) {
-                eprintln!("failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic);
-            }
-            points += 1;
-        }
-        seed += 1;
-    }
+    every_cut("power cuts while lines are written back", SEED, 2000, changed);
 }

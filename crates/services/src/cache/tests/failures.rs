@@ -39,7 +39,7 @@ fn without_its_fast_leg_a_write_through_cache_goes_on() {
     assert_eq!(health(&graph), Health::Good);
     on_bench(&graph, |bench| bench.expect(0, &data));
     assert!(cache(&graph).command("resume", &Settings::default()).is_err());
-    graph.unmount();
+    close(&mut graph);
     drop(graph);
     let graph = open("mode=through, line=4K", &volumes(&legs), Reason::Open);
     on_bench(&graph, |bench| bench.expect(0, &data));
@@ -148,7 +148,7 @@ fn a_bad_sector_does_not_keep_a_volume_from_being_opened() {
         on_bench(&graph, |bench| data = bench.write_random(0, 8));
         cache(&graph).drain_now().unwrap();
         let place = cache(&graph).core().unwrap().plan.data(0) >> 9;
-        graph.unmount();
+        close(&mut graph);
         let range = if leg == FAST { (Lba(place), BlockCount(1 << 20)) } else { (Lba(0), BlockCount(8)) };
         legs[leg].add(Rule { range: Some(range), ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT)) });
         let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
@@ -164,7 +164,7 @@ fn a_cache_that_was_closed_takes_no_requests() {
         let mut graph = open(&settings, &volumes(&legs), Reason::Create);
         let mut data = Vec::new();
         on_bench(&graph, |bench| data = bench.write_random(0, 40));
-        graph.unmount();
+        close(&mut graph);
         on_bench(&graph, |bench| {
             assert_eq!(bench.write(0, &[9; 512]), Err(BlockError::NotReady));
             assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::NotReady));

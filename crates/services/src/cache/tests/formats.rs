@@ -171,7 +171,7 @@ fn a_leg_that_is_well_again_is_told_that_it_holds_nothing() {
         let data = works(&graph);
         legs.spoil(FAST, false);
         if orderly {
-            graph.unmount();
+            close(&mut graph);
         } else {
             // As upkeep does.
             cache(&graph).wait_for(|me, cx| Box::pin(async move { me.say_void(cx).await })).unwrap().unwrap();

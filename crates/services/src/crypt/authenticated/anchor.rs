@@ -174,7 +174,7 @@ impl Anchor {
     pub(super) fn load(&self) -> Result<Option<Known>, ServiceError> {
         let wrong = |what: &str| ServiceError::Content { leg: self.name().to_owned(), what: what.to_owned() };
         let Some(found) = PLACE.load(&self.leg)? else {
-            if legs::read(&self.leg, 0, PLACE.len as usize)?.iter().any(|byte| *byte != 0) {
+            if !legs::is_zero(&legs::read(&self.leg, 0, PLACE.len as usize)?) {
                 return Err(wrong(
                     "it holds something else than a root: give the root a place of its own, a new file for instance",
                 ));

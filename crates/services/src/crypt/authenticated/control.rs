@@ -140,7 +140,7 @@ impl Authenticated {
 
     /// Prepares a leg that holds nothing, or nothing that is still wanted.
     fn prepare(&self, overwrite: bool) -> Result<(), ServiceError> {
-        if !overwrite && legs::read(&self.leg, 0, OFFSET as usize)?.iter().any(|byte| *byte != 0) {
+        if !overwrite && !legs::is_zero(&legs::read(&self.leg, 0, OFFSET as usize)?) {
             return Err(self.wrong(
                 "it has no header of this mode, and holds something else; erase it first (blkdiscard, or a new file) if that can go",
             ));

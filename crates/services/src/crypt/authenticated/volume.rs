@@ -84,7 +84,7 @@ impl Force {
         let mut block = [0; BLOCK];
         let block = &mut block[..data.len()];
         data.read_at(0, block);
-        let is_zero = block.iter().all(|byte| *byte == 0);
+        let is_zero = crate::legs::is_zero(block);
         let has = |record: &&Record| {
             work.write_at(0, block);
             if record.is_zero() { is_zero } else { self.open(lba, record, work) }

@@ -9,7 +9,7 @@ use crate::{
     Reason,
     graph::Graph,
     settings::Settings,
-    testing::{Bench, CrashTest, Oracle, Rig, Session, crash_test, graph},
+    testing::{Bench, CrashTest, NO_CUT, Oracle, Rig, Session, crash_test, every_cut, graph},
 };
 
 /// Blocks of the volumes that are re-keyed: two chunks and a bit.
@@ -94,7 +94,7 @@ impl Case<'_> {
 
 impl Rekeyed {
     /// One workload with a re-keying in it, cut at a boundary. Returns how many boundaries it had.
-    fn run(&self, seed: u64, cut: Option<u64>) -> u64 {
+    fn run(&self, seed: u64, cut: u64) -> u64 {
         let rig = Rig::new(seed, 1, self.leg_blocks, BlockSize::B512);
         let mut case = Case { test: self, rig, oracle: Oracle::new(seed, self.blocks, 512) };
         let bench = Bench::new(seed);
@@ -103,9 +103,7 @@ impl Rekeyed {
         let mut session = Session::new(&bench, &Arc::default(), !seed);
         assert!((0..3).all(|_| case.oracle.step(&mut session, volume.volume())));
         let start = case.rig.power.boundaries();
-        if let Some(cut) = cut {
-            case.rig.power.cut_at(cut);
-        }
+        case.rig.power.cut_at(cut);
         let begun = begin(&volume);
         assert!(begun.is_ok() || case.rig.power.is_gone(), "{begun:?}");
         let mut session = Session::new(&bench, &case.rig.kept, !seed);
@@ -115,7 +113,7 @@ impl Rekeyed {
         drop(session);
         volume.tasks.clear();
         drop(volume);
-        let again = (cut.is_some_and(|cut| cut % 3 == 0)).then(|| Random::new(seed ^ boundaries).below(6));
+        let again = (cut != NO_CUT && cut % 3 == 0).then(|| Random::new(seed ^ boundaries).below(6));
         let mut volume = case.restart(again);
         let bench = Bench::new(!seed);
         let mut session = Session::new(&bench, &Arc::default(), seed);
@@ -141,23 +139,7 @@ impl Rekeyed {
     }
 
     pub(in crate::crypt) fn test(&self) {
-        let (mut points, mut seed) = (0, self.seed);
-        while points < self.points {
-            eprintln!("power cuts while keys change: seed {seed:#x}, {points} points so far");
-            let boundaries = self.run(seed, None);
-            for cut in 0..boundaries {
-                let case = std::panic::AssertUnwindSafe(|| self.run(seed, Some(cut)));
-                if let Err(panic) = std::panic::catch_unwind(case) {
-                    eprintln!("power cuts while keys change: failed at seed {seed:#x}, boundary {cut}");
-                    std::panic::resume_unwind(panic);
-                }
-                points += 1;
-                if points >= self.points {
-                    break;
-                }
-            }
-            seed += 1;
-        }
+        every_cut("power cuts while keys change", self.seed, self.points, |seed, cut| self.run(seed, cut));
     }
 }
 

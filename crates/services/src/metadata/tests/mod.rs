@@ -14,7 +14,7 @@ use millrace_block::{
 };
 use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
-use super::page::{is_zero, leg_bytes};
+use super::page::leg_bytes;
 use crate::{
     Reason,
     graph::Graph,
@@ -67,7 +67,7 @@ impl Woven {
                 for at in 0..count as usize {
                     data.read_at(at * unit, &mut block);
                     metadata.read_at(at * METADATA_SIZE, &mut tag);
-                    let good = tag == tag_of(&block) || tag == NO_METADATA && is_zero(&block);
+                    let good = tag == tag_of(&block) || tag == NO_METADATA && crate::legs::is_zero(&block);
                     assert!(good, "block {} has metadata {tag:02x?} of other data: {:02x?}", lba + at as u64, &block[..24]);
                 }
                 cursor.copy_from(data);

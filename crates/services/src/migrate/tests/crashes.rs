@@ -3,7 +3,7 @@
 use millrace_block::conformance::CrashDisk;
 
 use super::{holes::Knowing, *};
-use crate::testing::{CrashTest, crash_test};
+use crate::testing::{CrashTest, crash_test, every_cut};
 
 const BLOCKS: u64 = 128;
 const MOVING: &str = "move(piece=8K, disk:0, disk:1)";
@@ -141,22 +141,12 @@ fn migrated(seed: u64, cut: u64) -> (u64, usize) {
 
 #[test]
 fn a_volume_is_whole_wherever_a_power_cut_finds_its_migration() {
-    let (mut points, mut seed, mut found) = (0, SEED, [0; STACKS.len()]);
-    while points < 10_000 {
-        eprintln!("migration and power cut: seed {seed:#x}, {points} points so far");
-        for cut in 0..migrated(seed, u64::MAX / 2).0 {
-            let case = std::panic::AssertUnwindSafe(|| migrated(seed, cut));
-            match std::panic::catch_unwind(case) {
-                Ok((_, at)) => found[at] += 1,
-                Err(panic) => {
-                    eprintln!("failed at seed {seed:#x}, boundary {cut}");
-                    std::panic::resume_unwind(panic);
-                }
-            }
-            points += 1;
-        }
-        seed += 1;
-    }
+    let mut found = [0; STACKS.len()];
+    every_cut("migration and power cut", SEED, 10_000, |seed, cut| {
+        let (boundaries, at) = migrated(seed, cut);
+        found[at] += 1;
+        boundaries
+    });
     println!("before the migration, during it, after it: {found:?}");
     assert!(found.iter().all(|points| *points > 500), "{found:?}");
 }

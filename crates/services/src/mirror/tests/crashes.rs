@@ -4,7 +4,7 @@ use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockError, conformance::CrashDisk};
 
 use super::*;
-use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, crash_test};
+use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, crash_test, every_cut};
 
 /// Blocks of a disk: the tables take 128 of them.
 const BLOCKS: u64 = 384;
@@ -41,7 +41,7 @@ fn pulled(seed: u64, cut: u64) -> u64 {
     let mut oracle = Oracle::new(seed, volume.volume().geometry().blocks.0, 512);
     let mut session = Session::new(&means, &rig.kept, seed);
     let start = rig.power.boundaries();
-    session.settle(2000);
+    session.settle_until_done(&volume, 2000);
     assert_eq!(fact(&volume, "leg 1").as_deref(), Some("good"));
     rig.power.cut_at(cut);
     let pulled = (seed % 2) as usize;
@@ -75,7 +75,7 @@ fn pulled(seed: u64, cut: u64) -> u64 {
         let leg = pulled.to_string();
         volume.root.service.as_ref().unwrap().command("rebuild", &arguments(&[("leg", &leg)])).unwrap();
     }
-    session.settle(5000);
+    session.settle_until_done(&volume, 5000);
     oracle.check(&mut session, volume.volume());
     legs_are_equal(&volume, &rig.disks);
     for (_, tasks) in &volume.tasks {
@@ -89,17 +89,5 @@ fn pulled(seed: u64, cut: u64) -> u64 {
 
 #[test]
 fn a_leg_that_was_pulled_before_a_power_cut_is_not_read_after_it() {
-    let (mut points, mut seed) = (0, SEED);
-    while points < 5000 {
-        eprintln!("pulled leg and power cut: seed {seed:#x}, {points} points so far");
-        for cut in 0..pulled(seed, u64::MAX / 2) {
-            let case = std::panic::AssertUnwindSafe(|| pulled(seed, cut));
-            if let Err(panic) = std::panic::catch_unwind(case) {
-                eprintln!("failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic);
-            }
-            points += 1;
-        }
-        seed += 1;
-    }
+    every_cut("pulled leg and power cut", SEED, 5000, pulled);
 }

@@ -1,12 +1,12 @@
 //! A mirror grows: legs that cannot, legs that fail, a power cut at every write boundary, and requests beside it.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::{atomic::AtomicU64, mpsc::TryRecvError};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockError, Operation, Request, Step, TaskContext, Usage, VolumeError, conformance::Random};
 
 use super::*;
-use crate::testing::{Bench as Means, Oracle, Rig, Session};
+use crate::testing::{Bench as Means, Oracle, Rig, Session, beside, every_cut};
 
 /// The first part of a disk, as a file is that is longer than what it is opened with.
 struct Part {
@@ -296,18 +296,19 @@ fn resize_under_load(
     session: &mut Session<'_>,
     rig: &Rig,
 ) -> Result<(), VolumeError> {
-    std::thread::scope(|scope| {
-        let resize = scope.spawn(|| graph.volume().resize(BlockCount(blocks)));
-        while !resize.is_finished() {
-            if rig.power.is_gone() {
-                session.settle(1);
-            } else {
+    let volume = Arc::clone(graph.volume());
+    let resize = beside(move || volume.resize(BlockCount(blocks)));
+    loop {
+        match resize.try_recv() {
+            Ok(resized) => return resized,
+            Err(TryRecvError::Disconnected) => panic!("a resize panicked"),
+            Err(TryRecvError::Empty) if rig.power.is_gone() => session.settle(1),
+            Err(TryRecvError::Empty) => {
                 let good = oracle.step(session, graph.volume());
                 assert!(good || rig.power.is_gone(), "a request failed without reason");
             }
         }
-        resize.join().expect("a resize ends")
-    })
+    }
 }
 
 /// A mirror grows twice under load, and the power goes at a boundary, or the process dies.
@@ -320,7 +321,7 @@ fn grown(seed: u64, cut: u64) -> u64 {
     let graph = graph(&text, &legs, Some(FIRST * 512), Reason::Create, &rig.kept).unwrap();
     let mut oracle = Oracle::new(seed, FIRST, 512);
     let mut session = Session::new(&means, &rig.kept, seed);
-    session.settle(2000);
+    session.settle_until_done(&graph, 2000);
     let mut story = Story { sizes: vec![FIRST], known: FIRST };
     let start = rig.power.boundaries();
     rig.power.cut_at(cut);
@@ -360,7 +361,7 @@ fn grown(seed: u64, cut: u64) -> u64 {
         story = Story { sizes: vec![blocks], known: blocks };
         let mut session = Session::new(&means, &rig.kept, seed + round);
         oracle.check(&mut session, graph.volume());
-        session.settle(5000);
+        session.settle_until_done(&graph, 5000);
         oracle.check(&mut session, graph.volume());
         equal(&graph, &legs);
         grow_once_more(&graph, &mut oracle, &mut story, blocks + 130);
@@ -387,17 +388,5 @@ fn grow_once_more(graph: &Graph, oracle: &mut Oracle, story: &mut Story, blocks:
 
 #[test]
 fn nothing_is_lost_when_the_power_goes_while_it_grows() {
-    let (mut points, mut seed) = (0, SEED);
-    while points < 10_000 {
-        eprintln!("growth and power cut: seed {seed:#x}, {points} points so far");
-        for cut in 0..grown(seed, u64::MAX / 2) {
-            let case = std::panic::AssertUnwindSafe(|| grown(seed, cut));
-            if let Err(panic) = std::panic::catch_unwind(case) {
-                eprintln!("failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic);
-            }
-            points += 1;
-        }
-        seed += 1;
-    }
+    every_cut("growth and power cut", SEED, 4000, grown);
 }

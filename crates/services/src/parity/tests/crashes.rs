@@ -4,7 +4,7 @@ use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockError, conformance::CrashDisk};
 
 use super::*;
-use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, crash_test};
+use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, crash_test, every_cut};
 
 /// Blocks of a disk of [`SMALL`]: the service's own take 400 of them.
 const BLOCKS: u64 = 400 + 64;
@@ -134,7 +134,7 @@ fn lose(case: &Case, seed: u64, cut: u64) -> u64 {
             command(&volume, "rebuild", leg).unwrap();
         }
     }
-    session.settle(6000);
+    session.settle_until_done(&volume, 6000);
     oracle.check(&mut session, volume.volume());
     all_is_well(&volume, &rig.disks);
     close(volume, session);
@@ -148,21 +148,8 @@ fn lose(case: &Case, seed: u64, cut: u64) -> u64 {
 }
 
 fn try_points(case: &Case, points: usize) {
-    let (mut done, mut seed) = (0, SEED);
-    while done < points {
-        eprintln!("{} with legs lost, {:?}: seed {seed:#x}, {done} points so far", case.form.stack(), case.lost);
-        for cut in 0..lose(case, seed, u64::MAX / 2) {
-            if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lose(case, seed, cut))) {
-                eprintln!("failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic);
-            }
-            done += 1;
-            if done >= points {
-                break;
-            }
-        }
-        seed += 1;
-    }
+    let what = format!("{} with legs lost, {:?}", case.form.stack(), case.lost);
+    every_cut(&what, SEED, points, |seed, cut| lose(case, seed, cut));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use millrace_block::{BlockCount, conformance::Random};
 
 use super::*;
-use crate::testing::{Bench, Oracle, Rig, Session};
+use crate::testing::{Bench, Oracle, Rig, Session, every_cut, every_seed};
 
 /// Extents of the disk behind its table.
 const ROOM: u64 = 12;
@@ -153,14 +153,12 @@ impl Run {
 }
 
 /// One workload, with the power cut at a boundary. How many there were.
-fn run(seed: u64, cut: Option<u64>) -> u64 {
+fn run(seed: u64, cut: u64) -> u64 {
     let rig = Rig::new(seed, 1, (ROOM + 1) * 32, BlockSize::B512);
     let bench = Bench::new(seed);
     let mut run = Run::new(seed, rig.volumes().remove(0));
     let start = rig.power.boundaries();
-    if let Some(cut) = cut {
-        rig.power.cut_at(cut);
-    }
+    rig.power.cut_at(cut);
     let mut doubt = None;
     let mut session = Session::new(&bench, &rig.kept, seed);
     for _ in 0..14 {
@@ -190,27 +188,12 @@ fn run(seed: u64, cut: Option<u64>) -> u64 {
 
 #[test]
 fn tables_and_data_survive_power_cuts() {
-    let (mut points, mut seed) = (0, SEED);
-    while points < 10_000 {
-        eprintln!("crash test of disk tables: seed {seed:#x}, {points} points so far");
-        let boundaries = run(seed, None);
-        assert!(boundaries > 0);
-        for cut in 0..boundaries {
-            let case = std::panic::AssertUnwindSafe(|| run(seed, Some(cut)));
-            if let Err(panic) = std::panic::catch_unwind(case) {
-                eprintln!("failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic);
-            }
-            points += 1;
-        }
-        seed += 1;
-    }
+    every_cut("crash test of disk tables", SEED, 10_000, run);
 }
 
 #[test]
 fn random_volumes_never_mix() {
-    for seed in SEED..SEED + 40 {
-        eprintln!("volumes come and go, seed {seed:#x}");
+    every_seed("volumes come and go", SEED, 40, |seed| {
         let (bench, kept) = (Bench::new(seed), Arc::<Kept>::default());
         let leg = FaultVolume::new(memory((ROOM + 1) * EXTENT), seed);
         leg.hold_writes();
@@ -224,5 +207,5 @@ fn random_volumes_never_mix() {
         }
         run.reopen(None);
         run.check(&mut session);
-    }
+    });
 }

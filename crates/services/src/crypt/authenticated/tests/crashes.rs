@@ -11,12 +11,12 @@ use super::{SEED, leg_blocks, nothing_is_called_changed, rooted, stack};
 use crate::{
     Reason,
     graph::Graph,
-    testing::{Bench, Oracle, Rig, Session, graph},
+    testing::{Bench, Oracle, Rig, Session, every_cut, graph},
 };
 
 const SIZE: BlockSize = BlockSize::B512;
 const BLOCKS: u64 = 400;
-const POINTS: u64 = 2000;
+const POINTS: usize = 2000;
 
 fn open(rig: &Rig, reason: Reason) -> Result<Graph, String> {
     // With a second disk the root is there as well.
@@ -76,23 +76,9 @@ fn run(seed: u64, cut: u64, disks: usize) -> u64 {
 
 #[test]
 fn power_that_goes_while_a_crash_is_made_good_loses_nothing() {
-    let (mut points, mut seed) = (0, SEED);
-    while points < 2 * POINTS {
-        let disks = 1 + usize::from(points >= POINTS);
-        eprintln!("power cuts while the volume is opened: seed {seed:#x}, {points} points so far");
-        for cut in 0.. {
-            let case = std::panic::AssertUnwindSafe(|| run(seed, cut, disks));
-            let boundaries = std::panic::catch_unwind(case).unwrap_or_else(|panic| {
-                eprintln!("power cuts while the volume is opened: failed at seed {seed:#x}, boundary {cut}");
-                std::panic::resume_unwind(panic)
-            });
-            points += 1;
-            // That one was not cut.
-            if boundaries <= cut {
-                break;
-            }
-        }
-        seed += 1;
+    for disks in [1, 2] {
+        let what = format!("power cuts while the volume over {disks} is opened");
+        every_cut(&what, SEED, POINTS, |seed, cut| run(seed, cut, disks));
     }
 }
 

@@ -296,7 +296,7 @@ fn power_cuts_between_leg_and_place_lock_nobody_out() {
         assert!(facts.iter().any(|(name, value)| name == "root also at" && !value.ends_with("none")), "{facts:?}");
     };
     let stack = rooted("save-after=1ms, ");
-    for (block_size, points) in [(BlockSize::B512, 8000), (BlockSize::B4096, 2000)] {
+    for (block_size, points) in [(BlockSize::B512, 3200), (BlockSize::B4096, 800)] {
         crash_test(&CrashTest {
             block_size,
             points,

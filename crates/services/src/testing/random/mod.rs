@@ -1,8 +1,11 @@
 //! Random stacks.
 
+mod errors;
+
 use millrace_block::{BlockSize, conformance::Random};
 
-use super::{Bench, Oracle, Rig, Session, graph};
+pub use self::errors::random_stacks_with_errors;
+use super::{Bench, Oracle, Rig, Session, every_seed, graph};
 use crate::Reason;
 
 /// How random stacks are tried.
@@ -43,15 +46,20 @@ fn stack(random: &mut Random, levels: u64, disk: &mut usize) -> String {
     text
 }
 
+/// Disks for a stack over so many.
+fn rig(random: &mut Random, seed: u64, disks: usize) -> Rig {
+    let block_size = if random.below(2) == 0 { BlockSize::B512 } else { BlockSize::B4096 };
+    // Some keep a megabyte for themselves.
+    let blocks = if block_size == BlockSize::B512 { 16_384 } else { 4096 };
+    Rig::new(seed, disks, blocks, block_size)
+}
+
 fn try_stack(test: &RandomStacks, seed: u64) {
     let mut random = Random::new(seed);
     let mut disks = 0;
     let text = stack(&mut random, 4, &mut disks);
     eprintln!("random stack, seed {seed:#x}: {text}");
-    let block_size = if random.below(2) == 0 { BlockSize::B512 } else { BlockSize::B4096 };
-    // Some keep a megabyte for themselves.
-    let blocks = if block_size == BlockSize::B512 { 16_384 } else { 4096 };
-    let rig = Rig::new(seed, disks, blocks, block_size);
+    let rig = rig(&mut random, seed, disks);
     let open = |reason| graph(&text, &rig.volumes(), None, reason, &rig.kept).unwrap_or_else(|error| panic!("{error}"));
     let mut volume = open(Reason::Create);
     let geometry = volume.volume().geometry();
@@ -91,12 +99,5 @@ fn try_stack(test: &RandomStacks, seed: u64) {
 /// # Panics
 /// With the seed, when one does not.
 pub fn random_stacks(test: &RandomStacks) {
-    for number in 0..test.stacks {
-        let seed = test.seed.wrapping_add(number as u64);
-        let case = std::panic::AssertUnwindSafe(|| try_stack(test, seed));
-        if let Err(panic) = std::panic::catch_unwind(case) {
-            eprintln!("random stacks: failed at seed {seed:#x}");
-            std::panic::resume_unwind(panic);
-        }
-    }
+    every_seed("random stacks", test.seed, test.stacks, |seed| try_stack(test, seed));
 }
