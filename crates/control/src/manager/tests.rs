@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod copies;
+mod disks;
 mod groups;
 mod guests;
 mod migrations;
