@@ -35,5 +35,5 @@ mod tests;
 pub use file::{FileOptions, FileVolume};
 pub use memory::MemoryVolume;
 pub use null::NullVolume;
-pub use nvme::{NvmePlace, NvmeVolume, Waits};
+pub use nvme::{NvmePlace, NvmeVolume, Patience, Waits};
 pub use spec::{BackendSpec, ParseSpecError, open};

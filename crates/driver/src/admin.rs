@@ -4,8 +4,11 @@ use std::mem::offset_of;
 
 use millrace_block::BlockCount;
 use millrace_nvme_spec::{
-    AdminOpcode, Cqe, NamespaceId, QueueId, Sqe, Status,
-    admin::{AsyncEvent, AsyncEventDw0, CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10, IdentifyCdw10},
+    AdminOpcode, CommandId, Cqe, NamespaceId, QueueId, Sqe, Status,
+    admin::{
+        AbortCdw10, AbortResult, AsyncEvent, AsyncEventDw0, CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11,
+        DeleteQueueCdw10, IdentifyCdw10, SecureErase,
+    },
     features::{AsyncEventFeature, FeatureId, GetFeaturesCdw10, NumberOfQueuesFeature, SetFeaturesCdw10},
     identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList},
     log::{GetLogPageCdw10, GetLogPageCdw11, LogId},
@@ -21,6 +24,7 @@ use crate::{
     dma::{DmaBuffer, PAGE_SIZE},
     doorbell::Shadow,
     error::{DriverError, during},
+    format::Format,
     namespace::Namespace,
     queue::{QueueError, QueuePair},
     transport::TransportError,
@@ -63,7 +67,7 @@ impl Controller {
             Err(QueueError::Timeout { cid, .. }) => Some(*cid),
             Err(_) => None,
         };
-        self.late.push(Late { cid, _buffer: buffer });
+        self.late.push(Late { cid, aborts: command.sqe.opcode == AdminOpcode::ABORT.0, _buffer: buffer });
         done.map(|cqe| (cqe, None))
     }
 
@@ -159,6 +163,44 @@ impl Controller {
         command.sqe.cdw12 = offset as u32;
         command.sqe.cdw13 = (offset >> 32) as u32;
         self.admin_read(&command, len)
+    }
+
+    /// Abort (Base 5.1.1) of a command in flight, the admin queue's own or another's; false: it was not aborted before this command has
+    /// completed, and ends by itself, or was over already.
+    ///
+    /// # Errors
+    /// [`DriverError::AbortLimit`] while as many that were waited for in vain are still in flight as the controller takes at once (ACL).
+    pub fn abort(&mut self, sqid: QueueId, cid: CommandId) -> Result<bool, DriverError> {
+        self.settle_late()?;
+        let most = usize::from(self.identity().map_or(0, |identity| identity.acl_z)) + 1;
+        if self.late.iter().filter(|late| late.aborts && late.cid.is_some()).count() >= most {
+            return Err(DriverError::AbortLimit { most });
+        }
+        let mut command = Command::admin(AdminOpcode::ABORT);
+        command.sqe.cdw10 = AbortCdw10::new().with_sqid(sqid).with_cid(cid).into_bits();
+        Ok(!AbortResult::from_bits(self.admin(&command)?.dw0).not_aborted())
+    }
+
+    /// Format NVM (Base 5.1.10): all data of the namespace are lost. The namespace as it is then.
+    ///
+    /// # Errors
+    /// [`DriverError::NotOffered`], also where the controller would format or erase other namespaces along with it. A controller that takes
+    /// longer than [`Options::timeout`](crate::Options::timeout) goes on formatting after [`QueueError::Timeout`].
+    pub fn format(&mut self, namespace: &Namespace, format: &Format) -> Result<Namespace, DriverError> {
+        let command = namespace.format(format)?;
+        let identity = self.identity().ok_or(DriverError::NotOffered("formatting before it was started"))?;
+        let (fna, erases) = (identity.fna, format.erase != SecureErase::NONE);
+        if !identity.oacs.format() {
+            return Err(DriverError::NotOffered("Format NVM"));
+        }
+        if format.erase == SecureErase::CRYPTOGRAPHIC && !fna.cryptographic_erase() {
+            return Err(DriverError::NotOffered("a cryptographic erase"));
+        }
+        if identity.nn > 1 && (fna.format_all() || fna.erase_all() && erases) {
+            return Err(DriverError::NotOffered("formatting one namespace without the others"));
+        }
+        self.admin(&command)?;
+        self.namespace(namespace.nsid())
     }
 
     /// Places an Asynchronous Event Request (Base 5.1.2). Its completion comes through [`poll_event`](Self::poll_event).

@@ -111,6 +111,8 @@ pub struct Controller {
 pub(crate) struct Late {
     /// Its identifier in the admin queue; `None`: its completion cannot come any more, or not be known.
     pub(crate) cid: Option<CommandId>,
+    /// It is an Abort.
+    pub(crate) aborts: bool,
     /// Where the controller may still read or write.
     pub(crate) _buffer: Option<DmaBuffer>,
 }
@@ -547,6 +549,21 @@ mod tests {
         assert_eq!((next(&controller), controller.late.len()), (first + PAGE_SIZE as u64, 1));
         controller.disable().unwrap();
         assert_eq!(controller.late.len(), 0);
+    }
+
+    #[test]
+    fn no_more_aborts_are_in_flight_than_the_controller_takes() {
+        let options = Options { timeout: Duration::from_millis(20), memory_size: 1 << 20, ..Options::default() };
+        let mut controller = Controller::attach(Deaf::default(), &options).unwrap();
+        controller.enable().unwrap();
+        let abort = |controller: &mut Controller, cid| controller.abort(QueueId(3), CommandId(cid));
+        assert!(matches!(abort(&mut controller, 0x1234), Err(DriverError::Queue(QueueError::Timeout { .. }))));
+        let entry = controller.admin_queue().buffers().0.unwrap().read_value::<Sqe>(0);
+        assert_eq!((entry.opcode, entry.cdw10, entry.cdw11), (0x08, 0x1234_0003, 0));
+        // One at a time, where it has not said that it takes more.
+        assert!(matches!(abort(&mut controller, 2), Err(DriverError::AbortLimit { most: 1 })));
+        complete(&mut controller, 0, 0);
+        assert!(matches!(abort(&mut controller, 2), Err(DriverError::Queue(QueueError::Timeout { .. }))));
     }
 
     #[test]

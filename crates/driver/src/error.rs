@@ -6,7 +6,7 @@ use millrace_block::BlockCount;
 use millrace_nvme_spec::{NamespaceId, QueueId, registers::ControllerStatus};
 use thiserror::Error;
 
-use crate::{dma::DmaError, queue::QueueError, transport::TransportError};
+use crate::{dma::DmaError, namespace::CommandError, queue::QueueError, transport::TransportError};
 
 /// Why a controller could not be brought up or used.
 #[derive(Debug, Error)]
@@ -35,6 +35,18 @@ pub enum DriverError {
     /// An admin or I/O command.
     #[error(transparent)]
     Queue(#[from] QueueError),
+    /// A command that cannot be made.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The controller does not have it.
+    #[error("the controller does not offer {0}")]
+    NotOffered(&'static str),
+    /// Each Abort that the controller takes at once is waited for.
+    #[error("the controller takes {most} Abort commands at once, and has not answered those that it has")]
+    AbortLimit {
+        /// How many (ACL).
+        most: usize,
+    },
     /// The smallest page the controller knows is larger than ours (CAP.MPSMIN).
     #[error("the controller's smallest memory page is 2^{0} bytes, the driver's is 2^12")]
     PageSize(u32),

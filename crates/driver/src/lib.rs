@@ -26,7 +26,7 @@
 //!
 //! # What it does not do
 //!
-//! Retry, time commands out by itself, metadata, or sharing one queue between threads at once.
+//! Retry, time commands of I/O queues out by itself ([`Controller::abort`] is for who does), metadata, or sharing one queue between threads at once.
 
 mod admin;
 mod cid;
@@ -36,6 +36,7 @@ mod controller;
 mod dma;
 mod doorbell;
 mod error;
+mod format;
 mod namespace;
 mod prp;
 mod queue;
@@ -52,6 +53,7 @@ pub use command::Command;
 pub use controller::{Controller, Options, QueueOptions};
 pub use dma::{DmaBuffer, DmaError, DmaMemory, DmaRange, PAGE_SIZE, Pages};
 pub use error::DriverError;
+pub use format::Format;
 pub use namespace::{CommandError, Metadata, Namespace, Protection};
 pub use prp::PrpError;
 pub use queue::{LeanQueue, QueueError, QueuePair};

@@ -16,7 +16,7 @@ use millrace_nvme_spec::{
     to_zeros_based,
 };
 use thiserror::Error;
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::{
     command::Command,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Bytes of protection information with a 16-bit guard (NVM 5.3.1.1).
-const PROTECTION_SIZE: u16 = 8;
+pub(crate) const PROTECTION_SIZE: u16 = 8;
 
 /// Why a command was not made. Commands that should be wrong are made from an entry of one's own.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -57,6 +57,22 @@ pub enum CommandError {
         len: u64,
         /// The blocks'.
         expected: u64,
+    },
+    /// More than one Copy may move, or of one source.
+    #[error("{count} are more than one Copy may move, {limit}")]
+    CopyTooLong {
+        /// Blocks of all sources, or of one.
+        count: BlockCount,
+        /// Blocks possible: MCL, or MSSRL. None: the controller has no Copy.
+        limit: BlockCount,
+    },
+    /// A format that the namespace does not have.
+    #[error("format {index}: {why}")]
+    BadFormat {
+        /// Which.
+        index: u8,
+        /// What is wrong.
+        why: &'static str,
     },
     /// No range, or more than a command can name.
     #[error("{0} ranges are no number that a command can carry")]
@@ -296,42 +312,46 @@ impl Namespace {
 
     /// Dataset Management, deallocate (NVM 3.3.3), of up to 256 ranges, which are put at the buffer's start.
     pub fn deallocate(&self, ranges: &[(Lba, BlockCount)], buffer: &DmaBuffer) -> Result<Command, CommandError> {
-        let number = u32::try_from(ranges.len()).ok().and_then(to_zeros_based);
-        let nr_z = number.and_then(|number| u8::try_from(number).ok());
-        let nr_z = nr_z.ok_or(CommandError::BadRangeCount(ranges.len()))?;
-        let mut list = Vec::with_capacity(ranges.len());
-        for &(lba, count) in ranges {
+        let (nr_z, data) = list(ranges, u8::MAX, buffer, |lba, count| {
             let length = u32::try_from(count.0).ok().filter(|length| *length > 0);
             let length = length.ok_or(CommandError::BadCount(count))?;
             if lba.checked_add(count).is_none_or(|end| end.0 > self.size().0) {
                 return Err(CommandError::OutOfRange { lba, count, size: self.size() });
             }
-            list.push(DatasetRange { context_attributes: 0, length, slba: lba.0 });
-        }
-        let mut command = Command::nvm(NvmOpcode::DATASET_MANAGEMENT).with_data(put(&list, buffer)?);
+            Ok(DatasetRange { context_attributes: 0, length, slba: lba.0 })
+        })?;
+        let mut command = Command::nvm(NvmOpcode::DATASET_MANAGEMENT).with_data(data);
         command.sqe.nsid = self.nsid;
         command.sqe.cdw10 = DatasetManagementCdw10::new().with_nr_z(nr_z).into_bits();
         command.sqe.cdw11 = DatasetManagementCdw11::new().with_ad(true).into_bits();
         Ok(command)
     }
 
-    /// Copy within the namespace (NVM 3.3.2, format 0h) of up to 256 ranges, which are put at the buffer's start, one after
-    /// the other to `to`.
+    /// The most blocks of one range that one Copy may move; 0: the controller has no Copy.
+    pub fn most_copied(&self) -> BlockCount {
+        BlockCount(u64::from(self.identify.mssrl).min(u64::from(self.identify.mcl)))
+    }
+
+    /// Copy within the namespace (NVM 3.3.2, format 0h) of as many ranges as it takes, up to 256, which are put at the buffer's start, one
+    /// after the other to `to`. Source and target are apart.
     pub fn copy(&self, ranges: &[(Lba, BlockCount)], to: Lba, buffer: &DmaBuffer) -> Result<Command, CommandError> {
-        let number = u32::try_from(ranges.len()).ok().and_then(to_zeros_based);
-        let nr_z = number.and_then(|number| u8::try_from(number).ok());
-        let nr_z = nr_z.ok_or(CommandError::BadRangeCount(ranges.len()))?;
-        let mut list = Vec::with_capacity(ranges.len());
+        let too_long = |count: u64, limit: u64| {
+            let error = CommandError::CopyTooLong { count: BlockCount(count), limit: BlockCount(limit) };
+            if count > limit { Err(error) } else { Ok(()) }
+        };
         let mut total = 0;
-        for &(lba, count) in ranges {
-            list.push(CopyRange::new(NamespaceId::NONE, lba.0, self.check(lba, count)?));
+        let (nr_z, data) = list(ranges, self.identify.msrc_z, buffer, |lba, count| {
+            let range = CopyRange::new(NamespaceId::NONE, lba.0, self.check(lba, count)?);
+            too_long(count.0, self.identify.mssrl.into())?;
             total += count.0;
-        }
+            Ok(range)
+        })?;
+        too_long(total, self.identify.mcl.into())?;
         let total = BlockCount(total);
         if to.checked_add(total).is_none_or(|end| end.0 > self.size().0) {
             return Err(CommandError::OutOfRange { lba: to, count: total, size: self.size() });
         }
-        let mut command = Command::nvm(NvmOpcode::COPY).with_data(put(&list, buffer)?);
+        let mut command = Command::nvm(NvmOpcode::COPY).with_data(data);
         command.sqe.nsid = self.nsid;
         command.sqe.set_cdw10_11(to.0);
         let (read, write) = (self.left_to_controller(NvmOpcode::READ), self.left_to_controller(NvmOpcode::COPY));
@@ -342,13 +362,24 @@ impl Namespace {
     }
 }
 
-fn put<T: IntoBytes + zerocopy::Immutable>(list: &[T], buffer: &DmaBuffer) -> Result<DmaRange, CommandError> {
-    let bytes = list.as_bytes();
-    if bytes.len() > buffer.len() {
-        return Err(CommandError::BufferLength { len: buffer.len() as u64, expected: bytes.len() as u64 });
+/// Puts ranges at a buffer's start, as `make` checks and says each: their number, 0's based, and where they lie.
+fn list<T: IntoBytes + Immutable>(
+    ranges: &[(Lba, BlockCount)],
+    most_z: u8,
+    buffer: &DmaBuffer,
+    mut make: impl FnMut(Lba, BlockCount) -> Result<T, CommandError>,
+) -> Result<(u8, DmaRange), CommandError> {
+    let number = u32::try_from(ranges.len()).ok().and_then(to_zeros_based);
+    let number = number.and_then(|number| u8::try_from(number).ok()).filter(|number| *number <= most_z);
+    let number = number.ok_or(CommandError::BadRangeCount(ranges.len()))?;
+    let bytes = ranges.len() * size_of::<T>();
+    if bytes > buffer.len() {
+        return Err(CommandError::BufferLength { len: buffer.len() as u64, expected: bytes as u64 });
     }
-    buffer.write_at(0, bytes);
-    Ok(buffer.slice(0, bytes.len()))
+    for (at, &(lba, count)) in ranges.iter().enumerate() {
+        buffer.write_value(at * size_of::<T>(), &make(lba, count)?);
+    }
+    Ok((number, buffer.slice(0, bytes)))
 }
 
 #[cfg(test)]

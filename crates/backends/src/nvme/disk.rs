@@ -15,7 +15,8 @@ use std::{
 
 use millrace_block::{PerShard, VolumeError};
 use millrace_driver::{
-    Controller, DriverError, Namespace, Options, PciAddress, QueueOptions, QueuePair, VfioError, VfioPci,
+    Controller, DriverError, Iommu, Namespace, Options, PciAddress, QueueError, QueueOptions, QueuePair, Transport,
+    VfioError, VfioPci,
     spec::{NamespaceId, identify::IdentifyController},
 };
 use millrace_memory::guard;
@@ -31,8 +32,6 @@ pub(super) const TRANSFER: usize = 1 << 20;
 const MOST_LANES: usize = 16;
 /// How often the controller is looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long a command may take before the controller is reset.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How long an earlier owner, a worker that died, may keep the device.
 const SUCCESSION: Duration = Duration::from_secs(5);
 /// Times that a reset is tried.
@@ -41,6 +40,21 @@ const RESETS: u32 = 3;
 const UP: u8 = 0;
 const RESETTING: u8 = 1;
 const GONE: u8 = 2;
+
+/// How long a disk is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For a command, before the controller is asked to abort it.
+    pub command: Duration,
+    /// For the controller's answer to that or to any other admin command or message, and then for the command's end, before it is reset.
+    pub answer: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { command: Duration::from_secs(30), answer: Duration::from_secs(10) }
+    }
+}
 
 /// What the watch is told.
 #[derive(Debug)]
@@ -72,6 +86,9 @@ pub(super) struct Disk {
     /// Namespaces with volumes.
     claimed: Mutex<BTreeMap<NamespaceId, Namespace>>,
     watch: SyncSender<Word>,
+    patience: Patience,
+    /// Commands that it was asked to abort so far.
+    aborts: AtomicUsize,
     /// Its resets so far.
     resets: AtomicUsize,
     told_gone: AtomicBool,
@@ -107,18 +124,26 @@ impl Disk {
         if let Some(disk) = known.filter(|disk| !disk.is_gone()) {
             return Ok(disk);
         }
-        let disk = Self::bring_up(address, take(volume, address)?).map_err(|error| refused(volume, &error))?;
+        let function = take(volume, address)?;
+        let iommu = Some(function.iommu());
+        let disk = Self::bring_up(address, function, iommu, Patience::default()).map_err(|error| refused(volume, &error))?;
         disks.retain(|(known, _)| *known != address);
         disks.push((address, Arc::downgrade(&disk)));
         Ok(disk)
     }
 
-    fn bring_up(address: PciAddress, function: VfioPci) -> Result<Arc<Self>, DriverError> {
-        let iommu = function.iommu();
-        let by = iommu.interface();
+    /// A controller of one's own, that nobody else finds. Without an IOMMU all data go by way of buffers.
+    pub(super) fn bring_up(
+        address: PciAddress,
+        function: impl Transport + 'static,
+        iommu: Option<Arc<Iommu>>,
+        patience: Patience,
+    ) -> Result<Arc<Self>, DriverError> {
+        let by = iommu.as_ref().map_or("a transport of its own", |iommu| iommu.interface());
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let wanted = cores.min(MOST_LANES) + 1;
         let options = Options {
+            timeout: patience.answer,
             // Queues, their lists, and buffers; what is not used costs nothing.
             memory_size: (4 << 20) + wanted * (BOUNCES * BOUNCE + (2 << 20)),
             io_queues: wanted as u16,
@@ -158,6 +183,8 @@ impl Disk {
             max_transfer,
             claimed: Mutex::default(),
             watch,
+            patience,
+            aborts: AtomicUsize::new(0),
             resets: AtomicUsize::new(0),
             told_gone: AtomicBool::new(false),
         });
@@ -174,6 +201,10 @@ impl Disk {
     /// Whether it will never answer again.
     pub(super) fn is_gone(&self) -> bool {
         self.state.load(Ordering::Acquire) == GONE
+    }
+
+    pub(super) fn aborts(&self) -> usize {
+        self.aborts.load(Ordering::Relaxed)
     }
 
     pub(super) fn resets(&self) -> usize {
@@ -284,12 +315,7 @@ impl Disk {
         let ill = match controller.status() {
             Ok(csts) if csts.into_bits() == u32::MAX => Some("its registers cannot be read".to_owned()),
             Ok(csts) if csts.cfs() => Some("it reports a fatal error".to_owned()),
-            Ok(_) => self
-                .lanes
-                .iter()
-                .filter_map(Lane::stalled)
-                .find(|time| *time > PATIENCE)
-                .map(|time| format!("a command takes {time:?}")),
+            Ok(_) => self.end_overdue(controller),
             Err(error) => Some(chain(&error)),
         };
         if let Some(why) = ill {
@@ -301,6 +327,38 @@ impl Disk {
             self.follow_namespaces(controller);
         }
         self.lanes.iter().for_each(Lane::nudge);
+    }
+
+    /// Has commands aborted that take too long, one after the other, as every controller takes it; why it is to be reset, when that does
+    /// not help. An abort that finds another command with the same identifier, because the first has just ended, is one for nothing: what
+    /// was aborted is begun again.
+    fn end_overdue(&self, controller: &mut Controller) -> Option<String> {
+        let Patience { command: patience, answer } = self.patience;
+        if let Some(time) = self.lanes.iter().find_map(|lane| lane.stuck(answer)) {
+            return Some(format!("a command takes {time:?}, and was to be aborted"));
+        }
+        let (started, mut asked, mut aborted) = (Instant::now(), 0, 0);
+        let mut ill = None;
+        while let Some((qid, cid)) = self.lanes.iter().find_map(|lane| lane.overdue(patience)) {
+            asked += 1;
+            match controller.abort(qid, cid) {
+                Ok(done) => aborted += usize::from(done),
+                // It may end by itself.
+                Err(DriverError::Queue(QueueError::Failed { .. })) => {}
+                Err(error) => {
+                    ill = Some(format!("a command takes more than {patience:?}, and is not aborted: {}", chain(&error)))
+                }
+            }
+            // The others at the next look.
+            if ill.is_some() || started.elapsed() > LOOK {
+                break;
+            }
+        }
+        if asked > 0 {
+            self.aborts.fetch_add(asked, Ordering::Relaxed);
+            tracing::warn!(address = %self.address, asked, aborted, "commands that take more than {patience:?} are aborted");
+        }
+        ill
     }
 
     /// Resets the controller, and gives it up when that does not help.

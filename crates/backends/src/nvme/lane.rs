@@ -15,7 +15,8 @@ use std::{
 
 use millrace_block::{ByteOffset, IoOperation, TaskContext};
 use millrace_driver::{
-    Command, DmaBuffer, DmaRange, DriverError, PAGE_SIZE, QueueError, QueuePair, SglLimits, spec::Status,
+    Command, DmaBuffer, DmaRange, DriverError, PAGE_SIZE, QueueError, QueuePair, SglLimits,
+    spec::{CommandId, QueueId, Status},
 };
 use millrace_memory::{Segment, SegmentCursor};
 
@@ -106,6 +107,9 @@ pub struct Waits {
 struct Slot {
     /// When it began; `None`: there is none.
     begun: Option<Instant>,
+    cid: CommandId,
+    /// When the controller was asked to abort it.
+    aborted: Option<Instant>,
     waker: Option<Waker>,
     status: Option<Status>,
 }
@@ -156,10 +160,18 @@ pub(super) struct Lane {
     exclusive: bool,
 }
 
-/// How long the oldest command that has not completed has taken.
-fn longest(slots: &[Slot]) -> Option<Duration> {
-    let open = slots.iter().filter(|slot| slot.status.is_none());
-    open.filter_map(|slot| slot.begun).min().map(|begun| begun.elapsed())
+/// A command that takes longer than `patience` and that nobody was asked to abort: it is taken as asked for from now on.
+fn overdue(slots: &mut [Slot], patience: Duration) -> Option<CommandId> {
+    let late = |slot: &&mut Slot| slot.begun.is_some_and(|begun| begun.elapsed() > patience);
+    let slot = slots.iter_mut().find(|slot| slot.status.is_none() && slot.aborted.is_none() && late(slot))?;
+    slot.aborted = Some(Instant::now());
+    Some(slot.cid)
+}
+
+/// How long a command has taken that is still there `patience` after it was asked to be aborted.
+fn stuck(slots: &[Slot], patience: Duration) -> Option<Duration> {
+    let stuck = |slot: &&Slot| slot.status.is_none() && slot.aborted.is_some_and(|aborted| aborted.elapsed() > patience);
+    slots.iter().find(stuck).and_then(|slot| slot.begun).map(|begun| begun.elapsed())
 }
 
 impl Lane {
@@ -223,9 +235,16 @@ impl Lane {
         }
     }
 
-    /// How long the controller has had the oldest command in flight, whatever others come and go meanwhile.
-    pub(super) fn stalled(&self) -> Option<Duration> {
-        longest(&self.state().slots)
+    /// A command to abort: the controller has it for longer than `patience`, whatever others come and go meanwhile. Each is named once.
+    pub(super) fn overdue(&self, patience: Duration) -> Option<(QueueId, CommandId)> {
+        let mut state = self.state();
+        let qid = state.pair.as_ref()?.id();
+        overdue(&mut state.slots, patience).map(|cid| (qid, cid))
+    }
+
+    /// How long the controller has had a command that has not ended within `patience` of its abort.
+    pub(super) fn stuck(&self, patience: Duration) -> Option<Duration> {
+        stuck(&self.state().slots, patience)
     }
 
     /// Takes the queue away: nothing is placed any more. What is in flight is still the device's.
@@ -361,7 +380,7 @@ impl Lane {
         };
         let slot = state.free_slots.pop().expect("a slot was free");
         state.progress = Instant::now();
-        state.slots[usize::from(slot)].begun = Some(state.progress);
+        state.slots[usize::from(slot)] = Slot { begun: Some(state.progress), cid, ..Slot::default() };
         state.owners[usize::from(cid.0)] = slot;
         Begun::Flight(Ticket { slot, generation: state.generation })
     }

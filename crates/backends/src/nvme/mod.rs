@@ -7,7 +7,8 @@
 //!                │     the task of one command looks at the queue and wakes the others; when nothing comes it sleeps until the
 //!                │     queue's interrupt, which is on only then; without one it naps
 //!                └─► flush, write zeroes, deallocate, compare, copy: as the controller can, else by reading and writing
-//!   the disk's watch (a thread): maps memory, looks after the controller and who sleeps, resets it, or gives it up
+//!   the disk's watch (a thread): maps memory, looks after the controller and who sleeps, has it abort
+//!     what takes too long, resets it, or gives it up
 //! ```
 //!
 //! Invariants:
@@ -36,10 +37,10 @@ use millrace_block::{
     BlockCount, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError, check,
     copy_by_bounce, future_bytes, helpers_scratch_bytes,
 };
-use millrace_driver::{Namespace, PciAddress, spec::NamespaceId};
+use millrace_driver::{Namespace, PciAddress, Transport, spec::NamespaceId};
 
 use self::disk::{Disk, chain};
-pub use self::lane::Waits;
+pub use self::{disk::Patience, lane::Waits};
 use crate::{
     log::LogLimit,
     shape::{Shape, blocks_in, bytes_in},
@@ -87,6 +88,7 @@ impl NvmePlace {
 #[derive(Clone, Copy, Debug)]
 struct Abilities {
     compare: bool,
+    copy: bool,
     write_zeroes: bool,
     /// Write Zeroes may give space back.
     gives_back: bool,
@@ -119,8 +121,30 @@ impl NvmeVolume {
     /// [`VolumeError::Refused`] with what to do when the controller cannot be had; [`VolumeError::InUse`];
     /// [`VolumeError::BadSize`] and [`VolumeError::BadBlockSize`] for a shape that the namespace cannot have.
     pub fn open(name: &str, place: &NvmePlace, size: Option<u64>, block_size: BlockSize) -> Result<Arc<Self>, VolumeError> {
+        Self::on(Disk::open(name, place.address)?, name, place, size, block_size)
+    }
+
+    /// As [`open`](Self::open), all of the namespace, over any way to reach a controller: a connection, say. Data go by way of buffers. The
+    /// place's address is what it is called.
+    pub fn over(
+        name: &str,
+        place: &NvmePlace,
+        transport: impl Transport + 'static,
+        patience: Patience,
+    ) -> Result<Arc<Self>, VolumeError> {
+        let disk = Disk::bring_up(place.address, transport, None, patience);
+        let disk = disk.map_err(|error| VolumeError::Refused { volume: name.to_owned(), why: chain(&error) })?;
+        Self::on(disk, name, place, None, BlockSize::B512)
+    }
+
+    fn on(
+        disk: Arc<Disk>,
+        name: &str,
+        place: &NvmePlace,
+        size: Option<u64>,
+        block_size: BlockSize,
+    ) -> Result<Arc<Self>, VolumeError> {
         let refused = |why: String| VolumeError::Refused { volume: name.to_owned(), why };
-        let disk = Disk::open(name, place.address)?;
         let nsid = NamespaceId(place.nsid);
         let identified = disk.with(|controller| controller.namespace(nsid));
         let identified = identified.ok_or_else(|| refused(format!("PCI function {} is gone", place.address)))?;
@@ -142,6 +166,8 @@ impl NvmeVolume {
         let (can, vwc) = (disk.identity.oncs, disk.identity.vwc);
         let abilities = Abilities {
             compare: can.compare(),
+            // Ranges of one namespace, in the format that all have.
+            copy: can.copy() && disk.identity.cdfs & 1 != 0 && namespace.most_copied().0 > 0,
             write_zeroes: can.write_zeroes(),
             gives_back: can.write_zeroes() && namespace.identify().dlfeat.write_zeroes(),
             flush: vwc.present(),
@@ -153,6 +179,11 @@ impl NvmeVolume {
     /// Has the controller reset, some time soon, as if it had failed: requests in flight are begun again.
     pub fn reset(&self) {
         self.disk.ask_for_reset();
+    }
+
+    /// Commands that the controller was asked to abort, because they took too long.
+    pub fn aborts(&self) -> usize {
+        self.disk.aborts()
     }
 
     /// How often the controller was reset.
@@ -216,13 +247,17 @@ impl Volume for NvmeVolume {
             Operation::Flush => cx.scratch.place_future(self.flush(cx, request)),
             Operation::Deallocate if !self.abilities.gives_back => return Step::Done(Ok(())),
             Operation::WriteZeroes { .. } | Operation::Deallocate => cx.scratch.place_future(self.erase(cx, request)),
+            Operation::Copy { .. } if self.abilities.copy => cx.scratch.place_future(self.copy(cx, request)),
             Operation::Copy { .. } => cx.scratch.place_future(copy_by_bounce(self, cx, request)),
         })
     }
 
     fn scratch_bytes(&self) -> usize {
         let moves = future_bytes(Self::transfer);
-        helpers_scratch_bytes(moves).max(future_bytes(Self::erase)).max(future_bytes(Self::flush))
+        helpers_scratch_bytes(moves)
+            .max(future_bytes(Self::erase))
+            .max(future_bytes(Self::flush))
+            .max(future_bytes(Self::copy))
     }
 
     /// The part by which it grows keeps what it holds.

@@ -62,7 +62,8 @@ impl Entries {
 
 /// See the module.
 pub(super) struct Table {
-    iommu: Arc<Iommu>,
+    /// `None`: the device reaches no memory of guests.
+    iommu: Option<Arc<Iommu>>,
     /// Held while memory is mapped or unmapped: mapping takes long, and what is being mapped must not go meanwhile.
     changing: Mutex<()>,
     entries: Mutex<Vec<Entry>>,
@@ -71,7 +72,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(iommu: Arc<Iommu>, watch: SyncSender<Word>) -> Self {
+    pub(super) fn new(iommu: Option<Arc<Iommu>>, watch: SyncSender<Word>) -> Self {
         Self { iommu, changing: Mutex::default(), entries: Mutex::default(), generation: AtomicU64::new(0), watch }
     }
 
@@ -99,7 +100,8 @@ impl Table {
         if known(&self.entries.lock().unwrap_or_else(PoisonError::into_inner)) {
             return;
         }
-        match self.iommu.map_region(region) {
+        let Some(iommu) = &self.iommu else { return };
+        match iommu.map_region(region) {
             Ok(DmaRange { iova, len }) => {
                 self.change(|entries| entries.push(Entry { start: region.start(), iova, len }));
                 tracing::info!(bytes = len, "a guest's memory is mapped for a disk");
@@ -129,7 +131,8 @@ impl Table {
         if entry.len == 0 {
             return;
         }
-        if let Err(error) = self.iommu.unmap(DmaRange { iova: entry.iova, len: entry.len }) {
+        let Some(iommu) = &self.iommu else { return };
+        if let Err(error) = iommu.unmap(DmaRange { iova: entry.iova, len: entry.len }) {
             // The pages stay pinned and are nobody's: what the device may still write there harms no one.
             tracing::error!(bytes = entry.len, "a guest's memory stays mapped for a disk: {error}");
         }

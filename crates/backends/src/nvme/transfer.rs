@@ -147,6 +147,26 @@ impl NvmeVolume {
         if fua && self.abilities.flush { self.flush(cx, request).await } else { Ok(()) }
     }
 
+    /// Copies a range on to another one.
+    pub(super) async fn copy(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let Operation::Copy { source } = request.operation else { return Err(BlockError::Unsupported) };
+        let scale = self.scale();
+        let (mut from, mut to, mut blocks) = (source.0 << scale, request.lba.0 << scale, request.count.0 << scale);
+        let most = self.namespace.most_copied().0;
+        let lane = self.disk.lane();
+        // For the list of ranges.
+        let bounce = lane.buffer().await;
+        while blocks > 0 {
+            let count = blocks.min(most);
+            let command = self.namespace.copy(&[(Lba(from), BlockCount(count))], Lba(to), bounce.buffer());
+            let command = self.made(request.operation, command)?;
+            let list = command.data.map_or(0, |data| data.len);
+            self.carry_out(cx, lane, request.operation, &command, Data::Bounce(&bounce, list)).await?;
+            (from, to, blocks) = (from + count, to + count, blocks - count);
+        }
+        Ok(())
+    }
+
     /// A command whose range is wrong is a bug of ours, for `check` has seen the request, unless the namespace is smaller than it was.
     fn made(&self, operation: Operation, command: Result<Command, CommandError>) -> Result<Command, BlockError> {
         command.map_err(|error| {
@@ -231,6 +251,7 @@ impl NvmeVolume {
                 Status::LBA_OUT_OF_RANGE => BlockError::OutOfRange,
                 Status::NAMESPACE_WRITE_PROTECTED | Status::ACCESS_DENIED => BlockError::ReadOnly,
                 Status::CAPACITY_EXCEEDED => BlockError::NoSpace,
+                Status::UNRECOVERED_READ_ERROR => BlockError::ReadFault { errno: libc::EIO },
                 _ => fault(operation, libc::EIO),
             },
             Failure::Gone => fault(operation, libc::ENODEV),

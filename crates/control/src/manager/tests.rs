@@ -24,6 +24,7 @@ use crate::{
 
 mod apps;
 mod copies;
+mod disks;
 mod groups;
 mod guests;
 mod migrations;

@@ -8,6 +8,7 @@ fn namespace() -> Namespace {
     let mut identify = Box::new(IdentifyNamespace::new_zeroed());
     identify.nsze = 1000;
     identify.lbaf[0].lbads = 9;
+    (identify.mssrl, identify.mcl, identify.msrc_z) = (30, 50, 2);
     Namespace::new(NamespaceId(7), identify, 64 << 10).unwrap()
 }
 
@@ -58,6 +59,23 @@ fn range_lists_lie_at_the_start_of_the_buffer() {
     assert_eq!(ns.deallocate(&[], &buffer).unwrap_err(), CommandError::BadRangeCount(0));
     let many = vec![(Lba(0), BlockCount(1)); 257];
     assert_eq!(ns.deallocate(&many, &buffer).unwrap_err(), CommandError::BadRangeCount(257));
+}
+
+#[test]
+fn a_copy_is_no_longer_than_the_controller_takes() {
+    let buffer = DmaMemory::new(0x10_0000, 4096).unwrap().alloc(4096).unwrap();
+    let ns = namespace();
+    assert_eq!(ns.most_copied(), BlockCount(30));
+    let copy = |counts: &[u64]| {
+        let ranges: Vec<_> = counts.iter().map(|count| (Lba(0), BlockCount(*count))).collect();
+        ns.copy(&ranges, Lba(500), &buffer)
+    };
+    let too_long = |count, limit| Some(CommandError::CopyTooLong { count: BlockCount(count), limit: BlockCount(limit) });
+    assert_eq!(copy(&[30, 10, 10]).unwrap().sqe.cdw12, 2);
+    assert_eq!(copy(&[31]).err(), too_long(31, 30));
+    assert_eq!(copy(&[30, 10, 11]).err(), too_long(51, 50));
+    assert_eq!(copy(&[1; 4]).err(), Some(CommandError::BadRangeCount(4)));
+    assert_eq!(copy(&[0]).err(), Some(CommandError::BadCount(BlockCount(0))));
 }
 
 #[test]

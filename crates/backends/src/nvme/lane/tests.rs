@@ -41,14 +41,21 @@ fn reach(limits: Option<SglLimits>, pieces: &[(u64, usize)]) -> (usize, bool) {
 fn a_command_that_never_ends_is_noticed_among_others_that_do() {
     let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
     let mut slots: Vec<Slot> = (0..4).map(|_| Slot::default()).collect();
-    assert_eq!(longest(&slots), None);
-    slots[2].begun = ago(40);
+    let (patience, grace) = (Duration::from_secs(30), Duration::from_secs(10));
+    assert_eq!(overdue(&mut slots, patience), None);
+    (slots[2].begun, slots[2].cid) = (ago(40), CommandId(7));
     // Others come and go; one has completed and was not seen yet.
     (slots[0].begun, slots[1].begun, slots[1].status) = (ago(0), ago(50), Some(Status::SUCCESS));
-    slots[3] = Slot::default();
-    assert!(longest(&slots).is_some_and(|time| (40..45).contains(&time.as_secs())));
-    slots[2] = Slot::default();
-    assert!(longest(&slots).is_some_and(|time| time.as_secs() < 5));
+    assert_eq!((stuck(&slots, grace), overdue(&mut slots, patience)), (None, Some(CommandId(7))));
+    assert_eq!(
+        (stuck(&slots, grace), overdue(&mut slots, patience)),
+        (None, None),
+        "it is asked for once, and has time to end"
+    );
+    slots[2].aborted = ago(11);
+    assert!(stuck(&slots, grace).is_some_and(|time| time.as_secs() >= 40));
+    slots[2].status = Some(Status::ABORT_REQUESTED);
+    assert_eq!(stuck(&slots, grace), None);
 }
 
 #[test]
