@@ -255,6 +255,16 @@ impl Daemon {
         serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error} in: {output}"))
     }
 
+    /// The status of a service, by its name, in a volume's stack.
+    ///
+    /// # Panics
+    /// When it has none of that name.
+    pub fn service(&self, volume: &str, service: &str) -> Value {
+        let volume = self.json(&["volume", "show", volume]);
+        let node = node(&volume["tree"], service).unwrap_or_else(|| panic!("no {service} in {volume}"));
+        node["status"].clone()
+    }
+
     /// Makes a volume, a device and attaches the one to the other; the device's socket.
     ///
     /// `volume` and `device` are more arguments of `volume create` and `device create`.
@@ -384,6 +394,14 @@ impl Daemon {
         self.expect_well();
         self.stop();
     }
+}
+
+/// A node of a volume's tree by its name.
+fn node<'a>(tree: &'a Value, name: &str) -> Option<&'a Value> {
+    if tree["node"].as_str() == Some(name) {
+        return Some(tree);
+    }
+    tree["over"].as_array()?.iter().find_map(|below| node(below, name))
 }
 
 /// Sends a signal to a child that has not been waited for.

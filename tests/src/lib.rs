@@ -10,7 +10,7 @@
 //! # Invariants
 //!
 //! - Nothing is skipped: what a test needs and does not find is a failure that says what to run. Where a system cannot give what the test
-//!   is about (huge pages, a control group), the output says "skipped" and why.
+//!   is about (huge pages, a control group, a file system that becomes full), the output says "skipped" and why.
 //! - A failure shows what the guest and the daemon had said by then.
 //! - Time limits are there to end a hang, never to judge a speed.
 //!
@@ -28,6 +28,7 @@ mod pages;
 mod process;
 mod programs;
 mod seats;
+mod small;
 mod wait;
 
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ pub use pages::GuestMemory;
 pub use process::Usage;
 pub use programs::{Programs, guest_root, program};
 pub use seats::{Seats, seats};
+pub use small::SmallFiles;
 pub use wait::{PATIENCE, eventually, within};
 
 /// The repository's root.

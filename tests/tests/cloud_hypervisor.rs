@@ -5,11 +5,10 @@ use millrace_tests::{Boot, Daemon, Programs, guest_root, program, repository, se
 use tempfile::TempDir;
 
 #[test]
+#[ignore = "no package of Debian has cloud-hypervisor: scripts/test runs it where MILLRACE_CLOUD_HYPERVISOR names one or PATH has one"]
 fn its_guest_notices_neither_killed_workers_nor_an_upgrade() {
-    let Some(monitor) = program("MILLRACE_CLOUD_HYPERVISOR", "cloud-hypervisor") else {
-        println!("skipped: no cloud-hypervisor on PATH, and MILLRACE_CLOUD_HYPERVISOR names none");
-        return;
-    };
+    let monitor = program("MILLRACE_CLOUD_HYPERVISOR", "cloud-hypervisor");
+    let monitor = monitor.expect("no cloud-hypervisor on PATH, and MILLRACE_CLOUD_HYPERVISOR names none");
     let folder = TempDir::with_prefix("millrace-cloud-").expect("a temporary folder");
     let boot = guest_root().join("boot");
     let mut files = vec![boot.join("kernel-stable"), repository().join("target/guest/initramfs.cpio")];

@@ -5,11 +5,10 @@ use millrace_tests::{Boot, Daemon, Programs, guest_root, program, repository, se
 use tempfile::TempDir;
 
 #[test]
+#[ignore = "no package of Debian has firecracker: scripts/test runs it where MILLRACE_FIRECRACKER names one or PATH has one"]
 fn its_guest_has_a_file_system_on_the_disk() {
-    let Some(monitor) = program("MILLRACE_FIRECRACKER", "firecracker") else {
-        println!("skipped: no firecracker on PATH, and MILLRACE_FIRECRACKER names none");
-        return;
-    };
+    let monitor = program("MILLRACE_FIRECRACKER", "firecracker");
+    let monitor = monitor.expect("no firecracker on PATH, and MILLRACE_FIRECRACKER names none");
     let folder = TempDir::with_prefix("millrace-firecracker-").expect("a temporary folder");
     let boot = guest_root().join("boot");
     let mut files = vec![boot.join("kernel-stable"), repository().join("target/guest/initramfs.cpio")];

@@ -2,22 +2,18 @@
 
 use std::{path::PathBuf, thread::sleep, time::Duration};
 
-use millrace_tests::{Boot, Daemon, Guest, Load, Work, eventually, seats, unless_heavy};
+use millrace_tests::{Boot, Daemon, Guest, Load, SmallFiles, Work, eventually, seats, unless_heavy};
 use rustix::process::Signal;
-use serde_json::Value;
-
-/// A node of a volume's tree by its name.
-fn node<'a>(tree: &'a Value, name: &str) -> Option<&'a Value> {
-    if tree["node"].as_str() == Some(name) {
-        return Some(tree);
-    }
-    tree["over"].as_array()?.iter().find_map(|below| node(below, name))
-}
 
 fn health(daemon: &Daemon, service: &str) -> String {
-    let volume = daemon.json(&["volume", "show", "disk"]);
-    let node = node(&volume["tree"], service).unwrap_or_else(|| panic!("no {service} in {volume}"));
-    node["status"]["health"].as_str().expect("a service's health").to_owned()
+    daemon.service("disk", service)["health"].as_str().expect("a service's health").to_owned()
+}
+
+/// What the service says of something, if it does.
+fn fact(daemon: &Daemon, service: &str, name: &str) -> Option<String> {
+    let status = daemon.service("disk", service);
+    let fact = status["facts"].as_array()?.iter().find(|fact| fact[0] == name)?;
+    fact[1].as_str().map(str::to_owned)
 }
 
 /// The guest's load, in which every block is verified, goes on.
@@ -90,9 +86,7 @@ fn a_guest_does_not_notice_that_the_worker_of_an_authenticated_disk_dies() {
 
 /// Re-keyings of a volume, if any is going on.
 fn rekeyings(daemon: &Daemon) -> usize {
-    let volume = daemon.json(&["volume", "show", "disk"]);
-    let status = &node(&volume["tree"], "crypt").unwrap_or_else(|| panic!("no crypt in {volume}"))["status"];
-    status["progress"].as_array().map_or(0, Vec::len)
+    daemon.service("disk", "crypt")["progress"].as_array().map_or(0, Vec::len)
 }
 
 /// A disk of either mode gets another key, slowly, so that the worker dies on the way, under a load in which every block is verified.
@@ -163,10 +157,8 @@ fn a_guest_does_not_notice_that_a_leg_beside_parity_is_lost() {
 
     daemon.run(&["volume", "command", "disk", "parity", "scrub"]);
     let found = eventually("the parity was checked", || {
-        let volume = daemon.json(&["volume", "show", "disk"]);
-        let status = &node(&volume["tree"], "parity")?["status"];
-        let said = status["facts"].as_array()?.iter().find(|fact| fact[0] == "scrub")?[1].as_str()?.to_owned();
-        status["progress"].as_array().is_none_or(Vec::is_empty).then_some(said)
+        let is_over = daemon.service("disk", "parity")["progress"].as_array().is_none_or(Vec::is_empty);
+        fact(&daemon, "parity", "scrub").filter(|_| is_over)
     });
     assert!(found.contains(" 0 blocks do not fit, 0 rows unreadable"), "{found}");
     daemon.finish();
@@ -211,13 +203,84 @@ fn a_guest_does_not_notice_that_its_volume_goes_elsewhere() {
     daemon.finish();
 }
 
-/// What a guest gets through a cap in some seconds is the cap, at most.
+/// A file system becomes full, under one leg of a guest's mirror and under another disk of the guest's: of the leg the guest does not notice,
+/// of the disk it is told that there is no room. When there is, both go on.
 #[test]
-fn a_cap_is_held() {
+fn a_full_file_system_costs_a_leg_or_is_told_to_the_guest() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let small = match SmallFiles::mount(folder.path(), 12) {
+        Ok(small) => small,
+        Err(why) => return println!("  skipped: a full file system: {why}"),
+    };
+    let daemon = Daemon::start();
+    let [leg, full] = ["leg", "full"].map(|name| folder.path().join(name).display().to_string());
+    let stack = format!("mirror(file:{leg}, file:{})", daemon.path("other").display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "256M"], &[]);
+    daemon.run(&["volume", "create", "full", "--backend", &format!("file:{full}"), "--size", "64M"]);
+    let mut guest = Boot::scenario("load").set("KEPT", "8m").socket(&socket).start(&seats(1));
+    guest.wait_mark("loaded");
+    eventually("the leg has failed", || (health(&daemon, "mirror") == "degraded").then_some(()));
+    let legs = ["leg 0", "leg 1"].map(|leg| fact(&daemon, "mirror", leg).expect("a leg's state"));
+    assert_eq!(legs, ["failed", "good"]);
+    let log = daemon.log();
+    let says = |what: &str, path: &str| log.lines().any(|line| line.contains(what) && line.contains(path));
+    assert!(says("No space left on device", &leg) && log.contains("a leg failed and is out of use"), "{log}");
+    alive(&mut guest);
+
+    daemon.run(&["device", "attach", "disk", "full", "--nsid", "2"]);
+    guest.send("full nvme0n2");
+    guest.wait_mark("full");
+    let log = daemon.log();
+    let told = |line: &&str| line.contains("No space left on device") && line.contains(&full);
+    assert!(log.lines().any(|line| told(&line)), "{log}");
+    small.grow(512);
+    guest.send("room nvme0n2");
+    guest.wait_mark("room");
+    daemon.run(&["volume", "command", "disk", "mirror", "rebuild", "leg=0"]);
+    eventually("the leg is full again", || (health(&daemon, "mirror") == "good").then_some(()));
+    daemon.run(&["volume", "command", "disk", "mirror", "fail", "leg=1"]);
+    alive(&mut guest);
+    guest.send("enough");
+    guest.finish();
+    daemon.finish();
+}
+
+/// Reads, bytes read, writes and bytes written, as the tenant's account has them.
+fn account(daemon: &Daemon, tenant: &str) -> Option<[u64; 4]> {
+    let rows = daemon.json(&["usage", "--by", "tenant"]);
+    let row = rows.as_array()?.iter().find(|row| row["name"] == tenant)?;
+    Some(["reads", "read_bytes", "writes", "written_bytes"].map(|count| row[count].as_u64().expect("a count")))
+}
+
+/// The same as the meter has them now.
+fn metered(daemon: &Daemon) -> [u64; 4] {
+    let numbers = |name: &str| -> Vec<u64> {
+        let said = fact(daemon, "meter", name).expect("what it counted");
+        said.split(' ').filter_map(|word| word.parse().ok()).collect()
+    };
+    [numbers("read"), numbers("written")].concat().try_into().expect("requests and bytes")
+}
+
+/// What a guest gets through a cap in some seconds is the cap, at most; and on the account is what the guest says to have done, exactly.
+#[test]
+fn a_cap_is_held_and_the_account_is_right() {
     let daemon = Daemon::start();
     let stack = "meter(tenant=acme) | throttle(read_iops=400, write_bandwidth=2M) | memory";
     let socket = daemon.disk("disk", &["--stack", stack, "--size", "256M"], &[]);
-    Boot::scenario("capped").set("READS", 400).set("WRITTEN", 2 << 20).socket(&socket).run(&seats(1));
+    let mut guest = Boot::scenario("capped").set("READS", 400).set("WRITTEN", 2 << 20).socket(&socket).start(&seats(1));
+    guest.wait_mark("await begin");
+    // Its kernel has looked for partitions.
+    let before = metered(&daemon);
+    guest.send("begin");
+    let said = guest.wait_mark("did");
+    guest.finish();
+    let did: Vec<u64> = said.split(' ').map(|number| number.parse().expect("a number")).collect();
+    let [read, written] = did[..] else { panic!("{said}") };
+    assert!(read > 0 && written > 0, "{said}");
+    let expected = [read / 4096, read, written / 4096, written];
+    let expected = std::array::from_fn(|at| before[at] + expected[at]);
+    assert_eq!(metered(&daemon), expected, "{said} after {before:?}");
+    eventually("the account has it all", || (account(&daemon, "acme") == Some(expected)).then_some(()));
     daemon.finish();
 }
 

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command, thread::sleep, time::Duration};
 
 use rustix::process::Signal;
 
-use millrace_tests::{Boot, Daemon, Guest, Kernel, Monitor, Seats, repository, seats, unless_heavy};
+use millrace_tests::{Boot, Daemon, Guest, Kernel, Monitor, Seats, eventually, repository, seats, unless_heavy};
 
 const MEMORY: [&str; 4] = ["--backend", "memory", "--size", "1G"];
 
@@ -123,11 +123,12 @@ fn boot_from_disk_by_ovmf() {
     boots_from_disk("uefi");
 }
 
-/// The daemon is killed under load and comes again, over and over: the guest notices nothing but a pause.
-fn killed_under_load(options: &str, kernel: Kernel) {
+/// The daemon is killed under load and comes again, over and over: the guest notices nothing but a pause, and the legs of
+/// the redundant service below it are good when all is over.
+fn killed_under_load(stack: impl Fn(&Daemon) -> String, redundant: Option<&str>, options: &str, kernel: Kernel) {
     let mut daemon = Daemon::start();
-    let backend = file_backend(&daemon.path("disk.img"));
-    let socket = daemon.virtio_disk("disk", &["--backend", &backend, "--size", "256M"], &[]);
+    let stack = stack(&daemon);
+    let socket = daemon.virtio_disk("disk", &["--stack", &stack, "--size", "256M"], &[]);
     let seats = seats(1);
     let boot = Boot::scenario("load").kernel(kernel).set("DISK", "vda").disk(&socket, options);
     let mut guest = boot.start(&seats);
@@ -152,17 +153,29 @@ fn killed_under_load(options: &str, kernel: Kernel) {
     guest.wait_mark("alive");
     guest.send("enough");
     guest.finish();
+    if let Some(service) = redundant {
+        eventually("all legs are good", || (daemon.service("disk", service)["health"] == "good").then_some(()));
+    }
     daemon.finish();
 }
 
 #[test]
-fn killed_50_times_under_load_on_split_rings() {
-    killed_under_load("num-queues=2", Kernel::Stable);
+fn killed_50_times_under_load_on_an_enciphered_mirror_of_shares_by_split_rings() {
+    let stack = |daemon: &Daemon| {
+        for pool in ["one", "other"] {
+            daemon.run(&["disk", "create", pool, &file_backend(&daemon.path(pool)), "--size", "320M"]);
+        }
+        let key = daemon.path("disk.key");
+        std::fs::write(&key, "5a".repeat(32)).expect("a key file");
+        format!("crypt(key=file:{}) | mirror(share(volume:one), share(volume:other))", key.display())
+    };
+    killed_under_load(stack, Some("mirror"), "num-queues=2", Kernel::Stable);
 }
 
 #[test]
-fn killed_50_times_under_load_on_packed_rings() {
-    killed_under_load("num-queues=2,packed=on", Kernel::Newer);
+fn killed_50_times_under_load_on_a_file_by_packed_rings() {
+    let stack = |daemon: &Daemon| file_backend(&daemon.path("disk.img"));
+    killed_under_load(stack, None, "num-queues=2,packed=on", Kernel::Newer);
 }
 
 /// Another worker of the same binary takes over under load, over and over: what the old one had taken it finishes first.
