@@ -203,6 +203,36 @@ fn a_guest_does_not_notice_that_its_volume_goes_elsewhere() {
     daemon.finish();
 }
 
+/// The worker dies while most of what a guest wrote is only on the fast leg; then the cache is taken out and its fast leg is gone. What the guest wrote
+/// before all that is verified in the end.
+#[test]
+fn a_guest_does_not_notice_that_its_cache_is_taken_out() {
+    let daemon = Daemon::start();
+    let [fast, slow] = ["fast", "slow"].map(|leg| format!("file:{}", daemon.path(leg).display()));
+    let stack = format!("cache(mode=back, rate=1M, {fast}(size=64M)) | {slow}");
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "256M"], &[]);
+    let mut guest = Boot::scenario("load").set("KEPT", "8m").socket(&socket).start(&seats(1));
+    guest.wait_mark("loaded");
+    alive(&mut guest);
+    let dirty = || fact(&daemon, "cache", "dirty lines").and_then(|lines| lines.parse::<u64>().ok());
+    assert!(dirty().is_some_and(|lines| lines > 100), "it writes back later: {:?}", dirty());
+    for round in 0..unless_heavy(3, 50) {
+        sleep(Duration::from_millis(100 + round * 79 % 400));
+        daemon.kill_worker(Signal::KILL);
+    }
+    assert!(dirty().is_some_and(|lines| lines > 100), "still so: {:?}", dirty());
+    alive(&mut guest);
+    daemon.run(&["volume", "remove", "disk", "cache"]);
+    assert_eq!(daemon.json(&["volume", "show", "disk"])["stack"], slow.as_str());
+    std::fs::remove_file(daemon.path("fast")).expect("the fast leg is nobody's");
+    alive(&mut guest);
+    daemon.kill_worker(Signal::KILL);
+    alive(&mut guest);
+    guest.send("enough");
+    guest.finish();
+    daemon.finish();
+}
+
 /// A file system becomes full, under one leg of a guest's mirror and under another disk of the guest's: of the leg the guest does not notice,
 /// of the disk it is told that there is no room. When there is, both go on.
 #[test]

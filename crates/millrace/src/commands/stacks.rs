@@ -35,16 +35,21 @@ pub(super) fn insert(global: &Global, client: &Client, name: &str, service: &str
 pub(super) fn remove(global: &Global, client: &Client, name: &str, service: &str) -> Done {
     let present = present(client, name)?;
     let Some(stack) = without(&present, service) else {
-        return Err(format!("volume {name}: {present} has no {service} over a single leg").into());
+        let advice = "give the stack you want by \"volume change\"";
+        return Err(
+            format!("volume {name}: {present} has no {service} that shows one of its legs as it is; {advice}").into()
+        );
     };
     change(global, client, name, stack, false)
 }
 
-/// The stack without the first service of this name that is over one leg.
+/// The stack without the first service of this name that shows one of its legs as it is: its only one, or what is behind a cache.
 fn without(node: &Node, service: &str) -> Option<Node> {
     let Node::Service(found) = node else { return None };
     match &found.legs[..] {
-        [leg] if found.service == service => return Some(leg.clone()),
+        [leg] | [_, leg] if found.service == service && (found.legs.len() == 1 || service == "cache") => {
+            return Some(leg.clone());
+        }
         _ => {}
     }
     let at = found.legs.iter().position(|leg| without(leg, service).is_some())?;
