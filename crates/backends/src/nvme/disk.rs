@@ -346,7 +346,7 @@ impl Disk {
                 // It may end by itself.
                 Err(DriverError::Queue(QueueError::Failed { .. })) => {}
                 Err(error) => {
-                    ill = Some(format!("a command takes more than {patience:?}, and is not aborted: {}", chain(&error)))
+                    ill = Some(format!("a command takes more than {patience:?}, and is not aborted: {}", chain(&error)));
                 }
             }
             // The others at the next look.

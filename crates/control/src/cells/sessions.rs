@@ -88,10 +88,10 @@ impl Cells {
                 // It may have ended by itself.
                 Ok(answer) if answer.status == StatusCode::NOT_FOUND => {}
                 Ok(answer) => {
-                    tracing::error!(device = name, worker = %cell, status = %answer.status, "the session does not end")
+                    tracing::error!(device = name, worker = %cell, status = %answer.status, "the session does not end");
                 }
                 Err(error) => {
-                    tracing::warn!(device = name, worker = %cell, %error, "the session goes on until the worker answers")
+                    tracing::warn!(device = name, worker = %cell, %error, "the session goes on until the worker answers");
                 }
             }
         }

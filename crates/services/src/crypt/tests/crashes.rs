@@ -113,7 +113,7 @@ impl Rekeyed {
         drop(session);
         volume.tasks.clear();
         drop(volume);
-        let again = (cut != NO_CUT && cut % 3 == 0).then(|| Random::new(seed ^ boundaries).below(6));
+        let again = (cut != NO_CUT && cut.is_multiple_of(3)).then(|| Random::new(seed ^ boundaries).below(6));
         let mut volume = case.restart(again);
         let bench = Bench::new(!seed);
         let mut session = Session::new(&bench, &Arc::default(), seed);

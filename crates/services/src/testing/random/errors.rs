@@ -192,28 +192,6 @@ impl<'a> Trial<'a> {
         self.oracle.check(session, volume);
     }
 
-    /// What is left to the operator, and all that is done beside the guest's requests.
-    fn repair(&self, volume: &Graph, session: &mut Session<'_>) {
-        for (name, service) in volume.services("mirror").into_iter().chain(volume.services("parity")) {
-            let failed = service.status().facts.into_iter().filter(|(_, value)| value == "failed");
-            for (leg, _) in failed {
-                let mut arguments = Settings::default();
-                assert!(arguments.add("leg", leg.trim_start_matches("leg ")));
-                let service = Arc::clone(&service);
-                let rebuilt = beside(move || service.command("rebuild", &arguments).map_err(|error| error.to_string()));
-                let rebuilt = loop {
-                    match rebuilt.try_recv() {
-                        Err(TryRecvError::Empty) => session.settle(1),
-                        rebuilt => break rebuilt.expect("a command does not panic"),
-                    }
-                };
-                rebuilt.unwrap_or_else(|error| panic!("{name}, {leg}: {error}"));
-            }
-        }
-        session.settle_until_done(volume, TURNS);
-        assert!(!is_busy(&volume.tree()), "it does not come in order: {:#?}", volume.tree());
-    }
-
     fn round(&mut self, volume: Graph, session: Session<'_>, steps: usize) -> Graph {
         let end = self.work(volume, session, steps);
         if self.random.below(3) == 0 {
@@ -224,7 +202,7 @@ impl<'a> Trial<'a> {
         let mut session = self.session();
         self.look(end, &mut session, volume.volume());
         self.trouble.bad.clear();
-        self.repair(&volume, &mut session);
+        repair(&volume, &mut session);
         self.oracle.check(&mut session, volume.volume());
         for _ in 0..3 {
             assert!(self.oracle.step(&mut session, volume.volume()), "a request failed, and all legs are well");
@@ -232,6 +210,28 @@ impl<'a> Trial<'a> {
         close(volume, session);
         self.open_well()
     }
+}
+
+/// What is left to the operator, and all that is done beside the guest's requests.
+fn repair(volume: &Graph, session: &mut Session<'_>) {
+    for (name, service) in volume.services("mirror").into_iter().chain(volume.services("parity")) {
+        let failed = service.status().facts.into_iter().filter(|(_, value)| value == "failed");
+        for (leg, _) in failed {
+            let mut arguments = Settings::default();
+            assert!(arguments.add("leg", leg.trim_start_matches("leg ")));
+            let service = Arc::clone(&service);
+            let rebuilt = beside(move || service.command("rebuild", &arguments).map_err(|error| error.to_string()));
+            let rebuilt = loop {
+                match rebuilt.try_recv() {
+                    Err(TryRecvError::Empty) => session.settle(1),
+                    rebuilt => break rebuilt.expect("a command does not panic"),
+                }
+            };
+            rebuilt.unwrap_or_else(|error| panic!("{name}, {leg}: {error}"));
+        }
+    }
+    session.settle_until_done(volume, TURNS);
+    assert!(!is_busy(&volume.tree()), "it does not come in order: {:#?}", volume.tree());
 }
 
 fn open(text: &str, legs: &[Arc<FaultVolume>], rig: &Rig, reason: Reason) -> Result<Graph, GraphError> {
@@ -271,7 +271,7 @@ fn try_stack(test: &RandomStacks, seed: u64) {
     let mut trial = Trial { text, trouble, rig, bench: &bench, oracle, random };
     for _ in 0..test.crashes {
         let mut session = trial.session();
-        trial.repair(&volume, &mut session);
+        repair(&volume, &mut session);
         volume = trial.round(volume, session, test.steps);
     }
 }
