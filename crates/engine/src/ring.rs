@@ -55,6 +55,9 @@ struct Inner {
     /// Operations that wait for an entry, in the order of their starts. While there are any the ring is full.
     waiting: VecDeque<squeue::Entry>,
     pace: Pace,
+    /// So many submissions are refused from now on.
+    #[cfg(test)]
+    refusals: u32,
 }
 
 impl Inner {
@@ -72,6 +75,16 @@ impl Inner {
             self.waiting.push_back(entry);
         }
         token
+    }
+
+    /// Offers the kernel what is queued. It may refuse all of it, for now.
+    fn offer(&mut self) -> io::Result<usize> {
+        #[cfg(test)]
+        if let Some(left) = self.refusals.checked_sub(1) {
+            self.refusals = left;
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        self.uring.submit()
     }
 
     fn push(&mut self, entry: squeue::Entry) {
@@ -120,6 +133,8 @@ impl Ring {
             entries,
             waiting: VecDeque::with_capacity(tasks.saturating_sub(entries)),
             pace: Pace::default(),
+            #[cfg(test)]
+            refusals: 0,
         };
         Ok(Self { inner: RefCell::new(inner), timers: RefCell::new(Timers::new(tasks)), bell })
     }
@@ -178,7 +193,7 @@ impl Ring {
         drop(queue);
         inner.pace.begin(sleeps);
         let began = Instant::now();
-        let result = inner.uring.submit();
+        let result = inner.offer();
         if inner.pace.end(began, Instant::now(), inner.in_flight, sleeps) {
             tracing::debug!("a disk's queue is full: requests go to it by way of the kernel's threads");
         }
@@ -188,6 +203,23 @@ impl Ring {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)) => Ok(()),
             Err(e) => Err(e),
         }
+    }
+
+    /// Whether the kernel has refused operations that are to be offered again: it will not ring for them.
+    pub(crate) fn is_refused(&self) -> bool {
+        !self.inner.borrow_mut().uring.submission().is_empty()
+    }
+
+    /// The kernel refuses so many submissions.
+    #[cfg(test)]
+    pub(crate) fn refuse(&self, submissions: u32) {
+        self.inner.borrow_mut().refusals = submissions;
+    }
+
+    /// Submissions that are still to be refused.
+    #[cfg(test)]
+    pub(crate) fn refusals(&self) -> u32 {
+        self.inner.borrow().refusals
     }
 
     /// Takes completions and wakes their tasks; returns their number.

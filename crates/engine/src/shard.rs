@@ -43,6 +43,8 @@ const PASSES_PER_LOOK: u32 = 16;
 const MESSAGES_PER_LOOK: usize = 64;
 /// How long a stopping shard waits for I/O in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// How long a shard sleeps at most while the kernel refuses operations.
+const RETRY_AFTER: Duration = Duration::from_millis(1);
 /// How long a thread without a loop looks again at once: about what a disk takes.
 const SPIN_FOR_OWN: Duration = Duration::from_micros(100);
 /// Key of the shard's own tasks.
@@ -458,10 +460,11 @@ impl Shard {
         let (now, began, mut slept) = (Instant::now(), self.idle(), false);
         if let Some(deadline) = self.devices.arm(&core, now, nap) {
             let foreseen = foreseen.map(|sleep| now + sleep);
-            let deadline = [deadline, foreseen].into_iter().flatten().min();
             // Whatever an arming device started must be with the kernel before we sleep. No task can become ready after the
             // check: only this thread wakes tasks. Messages, descriptors and the ring's bell are level-triggered.
             submit(&core);
+            let retry = core.ring.is_refused().then(|| now + RETRY_AFTER);
+            let deadline = [deadline, foreseen, retry].into_iter().flatten().min();
             if core.slots.ready() == 0 && core.ring.arm() {
                 self.doze(deadline);
                 slept = true;

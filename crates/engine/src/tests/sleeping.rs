@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     io::Write,
-    os::fd::AsFd,
+    os::fd::{AsFd, AsRawFd},
     rc::Rc,
     sync::{
         Arc,
@@ -338,6 +338,28 @@ fn a_busy_device_that_does_nothing_does_not_keep_the_shard_from_hearing() {
         });
         assert!(turns.is_some(), "call {call} is not heard while the device is busy");
     }
+}
+
+/// Nothing else wakes the shard: a shard that sleeps on makes this test hang.
+#[test]
+fn operations_that_the_kernel_refuses_are_offered_again() {
+    let (engine, shard) = engine_that_sleeps();
+    let (report, result) = channel();
+    let start = move |shard: &mut Shard| {
+        // More than the passes of one message take before the shard sleeps.
+        shard.core_for_tests().ring.refuse(50);
+        let file = tempfile::tempfile().unwrap();
+        let outcome: Outcome<'_, ()> = shard.context().reserve().unwrap().run(|tcx| {
+            Launch::Wait(tcx.scratch.place_future(async move {
+                report.send(tcx.io(IoOperation::DataSync { fd: file.as_raw_fd() }).await).unwrap();
+            }))
+        });
+        waits(outcome);
+    };
+    shard.call_wait(start).unwrap();
+    assert_eq!(result.recv().unwrap(), 0);
+    assert_eq!(shard.call_wait(|shard| shard.core_for_tests().ring.refusals()).unwrap(), 0);
+    engine.stop().unwrap();
 }
 
 #[test]

@@ -175,8 +175,15 @@ impl Controller {
     /// latter's client, if it had one, comes with what is to be known for its connection.
     pub(crate) fn kept(config: Config, host: Arc<dyn Host>, kept: &Kept) -> io::Result<(Self, Option<TakenClient>)> {
         let state = kept.take_state(&config);
-        let doorbells = kept.take(Kind::DOORBELLS).and_then(|held| Shared::from_file(held.fd).ok());
-        let records = kept.take(Kind::RECORDS).and_then(|held| Records::from_file(held.fd).ok());
+        let not_understood = |what, error: &io::Error| {
+            tracing::error!(device = config.name, what, %error, "what the last worker left cannot be gone on with: the guest's controller begins anew");
+        };
+        let doorbells = kept.take(Kind::DOORBELLS);
+        let doorbells = doorbells
+            .and_then(|held| Shared::from_file(held.fd).inspect_err(|error| not_understood("doorbells", error)).ok());
+        let records = kept.take(Kind::RECORDS);
+        let records =
+            records.and_then(|held| Records::from_file(held.fd).inspect_err(|error| not_understood("records", error)).ok());
         let Some(((state, doorbells), records)) = state.zip(doorbells).zip(records) else {
             if kept.link.is_on_trial() && kept.has_client() {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "what the old binary left of it is not understood"));

@@ -12,6 +12,8 @@ const WINDOW: usize = 2 * (MOST + HEADER);
 pub struct Damage {
     /// Bytes that belong to no block whose checksum is right.
     pub bytes: u64,
+    /// Where in the file the first of these bytes lies.
+    pub first: Option<u64>,
     /// Blocks that are missing by their numbers, between those that are there.
     pub blocks: u64,
     /// There is no last block: the file was cut off.
@@ -119,9 +121,17 @@ impl<R: Read> Reader<R> {
     fn skip(&mut self) -> bool {
         let mut passed = 0;
         let found = self.search(&mut passed);
-        self.damage.bytes += passed;
+        self.lose(passed);
         self.passed += passed;
         found
+    }
+
+    /// So many bytes from here on are damaged.
+    fn lose(&mut self, bytes: u64) {
+        if bytes > 0 {
+            self.damage.first.get_or_insert(self.passed);
+        }
+        self.damage.bytes += bytes;
     }
 
     /// Goes on to the next place in the window where a good block lies; whether there is one. Counts what is passed.
@@ -160,18 +170,18 @@ impl<R: Read> Reader<R> {
                 continue;
             };
             self.at += len;
+            if block.is_none() {
+                self.lose(len as u64);
+            }
             self.passed += len as u64;
             self.good = self.passed;
             // A number that goes back is of a file that something was appended to.
             let missing = self.next.map_or(number, |next| number.saturating_sub(next));
             self.damage.blocks = self.damage.blocks.saturating_add(missing);
             self.next = Some(number.saturating_add(1));
-            match block {
-                Some(block) => {
-                    self.damage.cut = !matches!(block, Block::End(_));
-                    return Ok(Some(block));
-                }
-                None => self.damage.bytes += len as u64,
+            if let Some(block) = block {
+                self.damage.cut = !matches!(block, Block::End(_));
+                return Ok(Some(block));
             }
         }
     }

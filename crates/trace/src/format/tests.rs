@@ -95,7 +95,8 @@ fn a_file_that_ends_anywhere_is_read_up_to_there() {
         let (found, damage) = read(&whole[..len]);
         assert_eq!(found.len(), expected, "cut at {len}");
         let rest = len - blocks[..expected].iter().map(Vec::len).sum::<usize>();
-        assert_eq!(damage, Damage { bytes: rest as u64, blocks: 0, cut: true }, "cut at {len}");
+        let first = (rest > 0).then_some((len - rest) as u64);
+        assert_eq!(damage, Damage { bytes: rest as u64, first, blocks: 0, cut: true }, "cut at {len}");
     }
 }
 
@@ -113,7 +114,8 @@ fn a_damaged_beginning_costs_itself_only() {
             found.push(block);
         }
         assert_eq!(found, sound[1..], "bit {bit}");
-        assert_eq!(reader.damage(), Damage { bytes: blocks[0].len() as u64, blocks: 1, cut: false }, "bit {bit}");
+        let damage = Damage { bytes: blocks[0].len() as u64, first: Some(0), blocks: 1, cut: false };
+        assert_eq!(reader.damage(), damage, "bit {bit}");
         assert_eq!(reader.good().0, whole.len() as u64, "bit {bit}");
     }
 }
@@ -148,6 +150,8 @@ fn what_is_damaged_costs_itself_only() {
         assert!(found == read(&expected).0, "block {hit}");
         assert_eq!((damage.blocks, damage.cut), (1, false), "block {hit}");
         assert_eq!(damage.bytes, damaged[hit].len() as u64, "block {hit}");
+        let before: usize = blocks[..hit].iter().map(Vec::len).sum();
+        assert_eq!(damage.first, (damage.bytes > 0).then_some(before as u64), "block {hit}");
     }
 }
 

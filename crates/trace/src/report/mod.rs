@@ -130,6 +130,8 @@ pub struct Lost {
     pub dropped: u64,
     /// Bytes of the file that are damaged.
     pub damaged_bytes: u64,
+    /// Where in the file the first of them lies.
+    pub damaged_from: Option<u64>,
     /// Blocks of the file that are missing.
     pub missing_blocks: u64,
     /// The file ends without an end.
@@ -217,6 +219,7 @@ impl Report {
             lost: Lost {
                 dropped: trace.dropped,
                 damaged_bytes: damage.bytes,
+                damaged_from: damage.first,
                 missing_blocks: damage.blocks,
                 cut: damage.cut,
                 unfinished: trace.unfinished.len() as u64,

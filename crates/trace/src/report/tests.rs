@@ -174,6 +174,26 @@ fn a_request_whose_end_is_lost_does_not_get_anothers() {
 }
 
 #[test]
+fn a_file_damaged_in_its_middle_says_what_and_where_and_the_rest_is_analyzed() {
+    let jobs: Vec<_> = workload();
+    let mut writer = Writer::default();
+    let mut blocks = vec![writer.begin(&crate::format::Begin::default()), writer.names(&names())];
+    for events in events(&jobs).chunks(100) {
+        blocks.push(writer.events(0, 0, events.iter().map(Event::to_words)));
+    }
+    blocks.push(writer.end(&End::default()));
+    let hit = blocks.len() / 2;
+    let (from, len) = (blocks[..hit].iter().map(Vec::len).sum::<usize>(), blocks[hit].len());
+    blocks[hit][len / 2] ^= 1;
+    let report = Report::of(&Trace::read(&blocks.concat()[..]).expect("a trace"), None);
+    let lost = &report.lost;
+    assert_eq!((lost.damaged_bytes, lost.damaged_from, lost.missing_blocks), (len as u64, Some(from as u64), 1));
+    assert!(report.requests > 100 && report.requests < 150 && !lost.cut, "{} requests", report.requests);
+    let said = format!("not here: {len} bytes of the file are unreadable, from byte {from} on");
+    assert!(report.text().contains(&said), "{}", report.text());
+}
+
+#[test]
 fn the_text_says_it_all() {
     let text = report().text();
     for words in

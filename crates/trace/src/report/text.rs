@@ -89,10 +89,11 @@ pub(super) fn text(report: &Report) -> String {
 
 fn lost(out: &mut String, report: &Report) {
     let lost = &report.lost;
+    let damaged = format!("bytes of the file are unreadable, from byte {} on", lost.damaged_from.unwrap_or(0));
     let parts = [
         (lost.dropped, "events found no room in the daemon's rings"),
-        (lost.damaged_bytes, "bytes of the file are damaged"),
-        (lost.missing_blocks, "blocks of the file are missing"),
+        (lost.damaged_bytes, damaged.as_str()),
+        (lost.missing_blocks, "blocks of the file are missing, with the events in them"),
         (lost.unfinished, "requests were not completed while they were traced"),
         (lost.unknown, "requests began before the trace, or their beginning is lost"),
     ];
