@@ -143,6 +143,12 @@ fn random_stacks_over_failing_legs_keep_what_was_flushed_and_hide_what_they_can(
     random_stacks_with_errors(&RandomStacks { seed: SEED, stacks: 60, steps: 20, crashes: 4 });
 }
 
+/// A request that opened several of integrity's groups, each with a page that could not be read at once, took more scratch than was said.
+#[test]
+fn pages_of_checksums_leave_nothing_in_the_scratch() {
+    random_stacks_with_errors(&RandomStacks { seed: 0x6772_628a, stacks: 1, steps: 20, crashes: 4 });
+}
+
 /// Notes where it is read, and what it is told to bring near.
 struct Watched {
     volume: Arc<dyn Volume>,

@@ -187,7 +187,9 @@ impl Integrity {
     ) -> Result<(), BlockError> {
         let shift = self.block_size().shift();
         let (lba, count) = (Lba(start >> shift), BlockCount((data[0].len() >> shift) as u64));
-        self.leg.submit(means.cx, Request { operation, lba, count, segments: data }).await
+        // One of several: what it leaves in the scratch goes with its arena.
+        let arena = means.cx.scratch.carve_rest();
+        self.leg.submit(means.cx.with_scratch(&arena), Request { operation, lba, count, segments: data }).await
     }
 
     /// Writes a group's next page. Once it is durable, and not before, it is the one that counts: until then the next one is written
