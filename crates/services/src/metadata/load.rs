@@ -48,7 +48,9 @@ impl Tagged {
         let lba = Lba((group_start(number, self.block_size()) + from as u64) >> shift);
         let request =
             Request { operation: Operation::Read, lba, count: BlockCount(len as u64 >> shift), segments: &segments };
-        self.leg().submit(means.cx, request).await?;
+        // One of several: what it leaves in the scratch goes with its arena.
+        let arena = means.cx.scratch.carve_rest();
+        self.leg().submit(means.cx.with_scratch(&arena), request).await?;
         let mut bytes = vec![0; len];
         segments[0].read_at(0, &mut bytes);
         Ok(bytes)
@@ -178,7 +180,8 @@ impl Tagged {
         let start = group_start(number, self.block_size()) + (sequence % 2) * PAGE as u64;
         let (lba, count) = (Lba(start >> shift), BlockCount(PAGE as u64 >> shift));
         let operation = Operation::Write { fua: false };
-        self.leg().submit(means.cx, Request { operation, lba, count, segments: &segments }).await
+        let arena = means.cx.scratch.carve_rest();
+        self.leg().submit(means.cx.with_scratch(&arena), Request { operation, lba, count, segments: &segments }).await
     }
 
     /// Has every page say no more than the newest metadata, so that the next start need not look at the data. No request is in

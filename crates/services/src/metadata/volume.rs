@@ -171,7 +171,9 @@ impl Tagged {
         data: &[Segment],
     ) -> Result<(), BlockError> {
         let (lba, count) = (Lba(self.mapped.map().locate(piece.lba).lba), BlockCount(piece.count));
-        self.leg().submit(cx, Request { operation, lba, count, segments: data }).await
+        // One of several: what it leaves in the scratch goes with its arena.
+        let arena = cx.scratch.carve_rest();
+        self.leg().submit(cx.with_scratch(&arena), Request { operation, lba, count, segments: data }).await
     }
 
     /// The checksum of a block that lies in memory of ours.
