@@ -374,10 +374,15 @@ impl Lane {
                 if reach.sgl { pair.submit_sgl(command, runs) } else { pair.submit_runs(command, runs) }
             }
         };
-        let cid = match began.and_then(|cid| pair.ring().map(|()| cid)) {
+        let cid = match began {
             Ok(cid) => cid,
             Err(error) => return Begun::Refused(error),
         };
+        if let Err(error) = pair.ring() {
+            // It lies in the queue, and the next one's ring would hand it over: it is in flight, and what it moves stays where it is. If
+            // there is no other one, it is overdue some time.
+            tracing::warn!(queue = pair.id().0, %error, "the controller could not be told of a command");
+        }
         let slot = state.free_slots.pop().expect("a slot was free");
         state.progress = Instant::now();
         state.slots[usize::from(slot)] = Slot { begun: Some(state.progress), cid, ..Slot::default() };

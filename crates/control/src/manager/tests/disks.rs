@@ -1,12 +1,14 @@
 //! The driver's and the back end's ways with disks that are slow or gone, on controllers of ours in the place of physical ones.
 
+use std::os::fd::BorrowedFd;
+
 use millrace_backends::{NvmeVolume, Patience};
 use millrace_block::{
     BlockCount, BlockError, Lba, Operation, Volume,
-    conformance::{Harness, Job, SyncHarness},
+    conformance::{Bench, Harness, Job, SyncHarness},
 };
 use millrace_driver::{
-    Command, DriverError, Format, QueueOptions, VfioUser,
+    Command, DmaRange, DriverError, Format, MappedArea, QueueOptions, Transport, TransportError, VfioUser,
     spec::{AdminOpcode, NamespaceId, QueueId, Status, admin::SecureErase},
 };
 
@@ -19,10 +21,13 @@ fn disk(rig: &Rig, name: &str, bytes: &str, stack: &str) {
     rig.attach(name, &attach(name, None)).unwrap();
 }
 
+fn connect(rig: &Rig, name: &str) -> VfioUser {
+    VfioUser::connect(&rig.path(&format!("{name}.sock")), Duration::from_secs(10)).unwrap()
+}
+
 /// The device as a physical one.
 fn over(rig: &Rig, name: &str, patience: Patience) -> Arc<NvmeVolume> {
-    let transport = VfioUser::connect(&rig.path(&format!("{name}.sock")), Duration::from_secs(10)).unwrap();
-    NvmeVolume::over(name, &"ffff:ff:1f.7".parse().unwrap(), transport, patience).unwrap()
+    NvmeVolume::over(name, &"ffff:ff:1f.7".parse().unwrap(), connect(rig, name), patience).unwrap()
 }
 
 fn run(volume: &Arc<NvmeVolume>, jobs: &[Job]) -> Vec<Result<(), BlockError>> {
@@ -144,6 +149,84 @@ fn a_slow_disk_is_asked_to_abort_first_and_reset_when_that_does_not_help() {
         assert_eq!(load.join().unwrap(), [Ok(()); 6], "what was in flight is begun again");
     });
     assert!(hasty.aborts() > 0);
+}
+
+/// A connection that tells the controller by messages, but for one message about new commands, which is lost with an error.
+struct Forgetful {
+    connection: VfioUser,
+    forgets: Arc<AtomicBool>,
+}
+
+impl Transport for Forgetful {
+    fn region_read(&mut self, region: u32, offset: u64, buf: &mut [u8]) -> Result<(), TransportError> {
+        self.connection.region_read(region, offset, buf)
+    }
+
+    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), TransportError> {
+        self.connection.region_write(region, offset, data)
+    }
+
+    fn region_write_posted(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), TransportError> {
+        // A tail doorbell of a queue that is not the admin queue (PCIe transport 3.1.2).
+        let is_tail = offset > 0x1000 && offset.is_multiple_of(8);
+        if is_tail && self.forgets.swap(false, Ordering::Relaxed) {
+            let source = std::io::ErrorKind::BrokenPipe.into();
+            return Err(TransportError::Map { region, offset, size: 4, source });
+        }
+        self.connection.region_write_posted(region, offset, data)
+    }
+
+    fn map_region(&mut self, _: u32) -> Result<Vec<MappedArea>, TransportError> {
+        Ok(Vec::new())
+    }
+
+    fn dma_map(&mut self, range: DmaRange, fd: BorrowedFd<'_>, offset: u64) -> Result<(), TransportError> {
+        self.connection.dma_map(range, fd, offset)
+    }
+
+    fn dma_unmap(&mut self, range: DmaRange) -> Result<(), TransportError> {
+        self.connection.dma_unmap(range)
+    }
+
+    fn vectors(&mut self) -> Result<u32, TransportError> {
+        self.connection.vectors()
+    }
+
+    fn set_vectors(&mut self, fds: &[BorrowedFd<'_>]) -> Result<(), TransportError> {
+        self.connection.set_vectors(fds)
+    }
+
+    fn disable_vectors(&mut self) -> Result<(), TransportError> {
+        self.connection.disable_vectors()
+    }
+
+    fn reset(&mut self) -> Result<(), TransportError> {
+        self.connection.reset()
+    }
+
+    fn check(&mut self) -> Result<(), TransportError> {
+        self.connection.check()
+    }
+}
+
+/// The controller may hear of it with the next one: until then its buffer is nobody else's.
+#[test]
+fn a_command_that_the_controller_is_not_told_of_is_in_flight() {
+    let rig = Rig::new();
+    disk(&rig, "d", "1M", "memory");
+    let forgets = Arc::new(AtomicBool::new(false));
+    let transport = Forgetful { connection: connect(&rig, "d"), forgets: Arc::clone(&forgets) };
+    let place = "ffff:ff:1f.7".parse().unwrap();
+    let volume = NvmeVolume::over("d", &place, transport, Patience::default()).unwrap();
+    let whole: Arc<dyn Volume> = Arc::<NvmeVolume>::clone(&volume);
+    let mut harness = SyncHarness::new(7, false);
+    let mut bench = Bench::new(&mut harness, whole, 7);
+    assert_eq!(bench.write(0, &[0xaa; 32 * 512]), Ok(()));
+    forgets.store(true, Ordering::Relaxed);
+    let erase = |lba| Job::new(Operation::WriteZeroes { fua: false, deallocate: false }, lba, 8);
+    assert_eq!(run(&volume, &[erase(8), erase(16)]), [Ok(()); 2]);
+    assert!(!forgets.load(Ordering::Relaxed), "one was forgotten");
+    assert_eq!(bench.read(0, 32), [[0xaa; 8 * 512], [0; 8 * 512], [0; 8 * 512], [0xaa; 8 * 512]].concat());
 }
 
 #[test]
