@@ -47,5 +47,5 @@ pub(crate) const ALL: &[Section] = &[
     section("wake", "the first command after a pause", latency::wake),
     section("neighbour", "a device alone, and beside one whose guest means harm", neighbour::run),
     section("spare", "the same, each on a core of its own", neighbour::on_its_own_core),
-    section("pauses", "guests wait: workers killed, binaries replaced", pauses::run),
+    section("pauses", "guests wait: workers killed, binaries replaced, stacks changed", pauses::run),
 ];

@@ -41,7 +41,7 @@ pub use load::{Load, Work};
 pub use monitor::Monitor;
 pub use pages::GuestMemory;
 pub use process::Usage;
-pub use programs::{Programs, guest_root, program};
+pub use programs::{Programs, guest_root, run_monitor};
 pub use seats::{Seats, seats};
 pub use small::SmallFiles;
 pub use wait::{PATIENCE, eventually, within};

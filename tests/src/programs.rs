@@ -2,7 +2,9 @@
 
 use std::{path::PathBuf, process::Command};
 
-use crate::{Boot, guest::prepare, repository};
+use tempfile::TempDir;
+
+use crate::{Boot, Daemon, guest::prepare, repository, seats};
 
 /// A disk with programs, their libraries and other files: `scripts/guest-programs`.
 #[derive(Debug)]
@@ -32,13 +34,28 @@ impl Programs {
     }
 }
 
+/// Runs a scenario in a machine where QEMU emulates what KVM needs, with Millrace, this machine monitor, and what the monitor's own guest
+/// boots from. Returns the machine's lines.
+///
+/// # Panics
+/// When no such monitor is on PATH and the variable names none, and when the scenario fails.
+pub fn run_monitor(variable: &str, name: &str, scenario: &str) -> Vec<String> {
+    let monitor = program(variable, name).unwrap_or_else(|| panic!("no {name} on PATH, and {variable} names none"));
+    let folder = TempDir::with_prefix("millrace-monitor-").expect("a temporary folder");
+    let boot = guest_root().join("boot");
+    let mut files = vec![boot.join("kernel-stable"), repository().join("target/guest/initramfs.cpio")];
+    files.extend(["kvm", "kvm-amd", "kvm-intel"].map(|name| boot.join(format!("modules-stable/{name}.ko"))));
+    let programs = Programs::make(folder.path().join("programs.img"), &[Daemon::binary(), monitor], &files);
+    programs.on(Boot::scenario(scenario).memory(2048)).run(&seats(1))
+}
+
 /// The private tree with QEMU, the kernels and the guests' tools.
 pub fn guest_root() -> PathBuf {
     std::env::var_os("MILLRACE_GUEST_ROOT").map_or_else(|| repository().join("target/guest-root"), PathBuf::from)
 }
 
 /// A program by an environment variable, or else by its name on PATH.
-pub fn program(variable: &str, name: &str) -> Option<PathBuf> {
+fn program(variable: &str, name: &str) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(variable) {
         return Some(path.into());
     }

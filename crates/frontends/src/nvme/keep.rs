@@ -170,20 +170,23 @@ pub(crate) fn shape(config: &Config) -> [u32; 8] {
     [queues, config.queue_entries, vectors, config.namespaces, u32::from(config.mdts), shared, 0, 0]
 }
 
+/// A part of what the last worker left, or a line in the log.
+fn understood<T>(config: &Config, what: &str, left: io::Result<T>) -> Option<T> {
+    let told = |error: &io::Error| {
+        tracing::error!(device = config.name, what, %error, "what was left of the device cannot be gone on with: its guest loses it");
+    };
+    left.inspect_err(told).ok()
+}
+
 impl Controller {
     /// A controller whose guest does not notice when this process ends: goes on with what the last worker left, or begins. The
     /// latter's client, if it had one, comes with what is to be known for its connection.
     pub(crate) fn kept(config: Config, host: Arc<dyn Host>, kept: &Kept) -> io::Result<(Self, Option<TakenClient>)> {
         let state = kept.take_state(&config);
-        let not_understood = |what, error: &io::Error| {
-            tracing::error!(device = config.name, what, %error, "what the last worker left cannot be gone on with: the guest's controller begins anew");
-        };
         let doorbells = kept.take(Kind::DOORBELLS);
-        let doorbells = doorbells
-            .and_then(|held| Shared::from_file(held.fd).inspect_err(|error| not_understood("doorbells", error)).ok());
+        let doorbells = doorbells.and_then(|held| understood(&config, "doorbells", Shared::from_file(held.fd)));
         let records = kept.take(Kind::RECORDS);
-        let records =
-            records.and_then(|held| Records::from_file(held.fd).inspect_err(|error| not_understood("records", error)).ok());
+        let records = records.and_then(|held| understood(&config, "records", Records::from_file(held.fd)));
         let Some(((state, doorbells), records)) = state.zip(doorbells).zip(records) else {
             if kept.link.is_on_trial() && kept.has_client() {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "what the old binary left of it is not understood"));

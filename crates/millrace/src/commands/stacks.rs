@@ -202,6 +202,8 @@ concat
         let stack: Node = "concat(stripe(chunk=4K, null), memory)".parse().unwrap();
         assert_eq!(without(&stack, "stripe").unwrap().to_string(), "concat(null, memory)");
         assert_eq!(without(&stack, "concat"), None);
+        let cached: Node = "meter | cache(mode=back, file:/fast) | file:/slow".parse().unwrap();
+        assert_eq!(without(&cached, "cache").unwrap().to_string(), "meter | file:/slow");
         let mut stack = stack;
         assert!(
             put(&mut stack, "memory", &"concat(null, null)".parse().unwrap())
