@@ -1,10 +1,11 @@
 //! Stock Linux guests on virtio disks: QEMU's vhost-user-blk-pci in front, the daemon behind.
 
-use std::{path::Path, process::Command, thread::sleep, time::Duration};
+use std::{fs::File, path::Path, process::Command, thread::sleep, time::Duration};
 
-use rustix::process::Signal;
-
+use millrace_block::trace::EventOperation;
 use millrace_tests::{Boot, Daemon, Guest, Kernel, Monitor, Seats, eventually, repository, seats, unless_heavy};
+use millrace_trace::Trace;
+use rustix::process::Signal;
 
 const MEMORY: [&str; 4] = ["--backend", "memory", "--size", "1G"];
 
@@ -206,13 +207,32 @@ fn upgraded_20_times_under_load() {
 
 /// Starts one end of a migration: the machine itself, or the QEMU that waits for it.
 fn end(daemon: &Daemon, device: &str, options: &str, incoming: bool, seats: &Seats) -> Guest {
-    let boot = Boot::scenario("load").set("DISK", "vda").memory(384).disk(&daemon.socket(device), options);
+    let boot = Boot::scenario("load")
+        .set("DISK", "vda")
+        .set("CACHE_TYPE", "write through")
+        .memory(384)
+        .disk(&daemon.socket(device), options);
     let boot = boot.monitor(&daemon.path(&format!("{device}.qmp")));
     if incoming { boot.incoming(&daemon.path("stream")).start(seats) } else { boot.start(seats) }
 }
 
+/// All writes that the volume gets for a second are durable when they end: the guest sends no flush.
+fn writes_are_durable(daemon: &Daemon) {
+    let file = daemon.path("disk.trace");
+    daemon.run(&["trace", "disk", "--volume", "--seconds", "1", "--out", file.to_str().expect("a path")]);
+    let trace = Trace::read(File::open(&file).expect("the trace")).expect("a trace");
+    let writes =
+        trace.requests.iter().filter(|request| request.operation.base() == EventOperation::WRITE).collect::<Vec<_>>();
+    assert!(
+        writes.len() > 10 && writes.iter().all(|write| write.operation.fua()),
+        "{} writes: {:?}",
+        writes.len(),
+        writes[0]
+    );
+}
+
 /// A machine moves between two QEMU processes and back, under a verified load: what the disk reads into its memory meanwhile must be
-/// copied, and no request may be lost or done twice.
+/// copied, and no request may be lost or done twice. Its driver has chosen write-through, which nobody tells the other end.
 fn migrated_under_load(options: &str) {
     with_daemon(|daemon| {
         daemon.run(&["volume", "create", "disk", "--backend", "memory", "--size", "256M"]);
@@ -222,6 +242,7 @@ fn migrated_under_load(options: &str) {
         let seats = seats(2);
         let mut source = end(daemon, "here", options, false, &seats);
         source.wait_mark("loaded");
+        writes_are_durable(daemon);
         for (from, to) in [("here", "there"), ("there", "here")] {
             let mut target = end(daemon, to, options, true, &seats);
             // It listens from its start on.
@@ -231,6 +252,7 @@ fn migrated_under_load(options: &str) {
             source.kill();
             target.send("alive");
             target.wait_mark("alive");
+            writes_are_durable(daemon);
             source = target;
         }
         source.send("enough");

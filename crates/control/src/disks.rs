@@ -281,8 +281,8 @@ impl LiveDisk {
     }
 
     fn attach(&self, namespace: &Namespace, read_only: bool) -> Result<(), ControlError> {
-        let volume = Arc::clone(&namespace.volume);
-        self.call(move |device, cx| device.attach(volume, read_only, cx))??;
+        let (volume, modes) = (Arc::clone(&namespace.volume), Arc::clone(&namespace.write_modes));
+        self.call(move |device, cx| device.attach(volume, modes, read_only, cx))??;
         Ok(())
     }
 

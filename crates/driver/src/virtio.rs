@@ -355,10 +355,10 @@ impl VirtioQueue {
         let index = match &self.ring {
             // Acquire: the elements and statuses were written before the index.
             Ring::Split { used, .. } => Some((used.load() >> 16) as u16),
-            // The first of a batch is shown last.
-            Ring::Packed { .. } if at_least > 1 && self.used_at(self.next_used).is_none() => Some(self.next_used),
+            // The first of a batch is shown last, and there may be several batches: the last one's end tells nothing of those before it.
             Ring::Packed { .. } => {
-                self.used_at(self.next_used.wrapping_add(at_least as u16 - 1)).is_none().then_some(self.next_used)
+                let shown = (0..at_least as u16).rev().all(|i| self.used_at(self.next_used.wrapping_add(i)).is_some());
+                (!shown).then_some(self.next_used)
             }
         };
         if index.is_some_and(|index| usize::from(index.wrapping_sub(self.next_used)) < at_least) {

@@ -20,6 +20,7 @@ use super::{
     lasting::Lasting,
     reservation::{HostKey, Ledger, Notices, Rights},
 };
+use crate::virtio_blk::WriteModes;
 
 /// Globally unique identifiers of a namespace; they stay with the volume, whichever controller shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub struct Namespace {
     pub(crate) uncorrectable: UncorrectableRanges,
     /// Keeps writes and fused pairs apart.
     pub(crate) gate: WriteGate,
+    /// The write cache modes of the virtio disks that show it.
+    pub write_modes: Arc<WriteModes>,
     /// Bytes that the medium held for the volume when it was last asked.
     pub(crate) allocated: AtomicU64,
 }
@@ -133,6 +136,7 @@ impl Namespace {
             notices: NoticeQueue::default(),
             uncorrectable,
             gate: WriteGate::default(),
+            write_modes: Arc::default(),
         })
     }
 

@@ -25,6 +25,7 @@ use thiserror::Error;
 use super::{
     Config, KICKS,
     disk::{Counters, Disk, Fault},
+    modes::WriteModes,
     session::{Progress, Session, SessionError, unwatch},
     transport::{Transport, TransportError},
 };
@@ -176,10 +177,12 @@ impl VirtioBlkDevice {
         &self.disk.core.config.name
     }
 
-    /// Shows a volume from now on; a guest that is connected is told by a change of the configuration.
+    /// Shows a volume from now on; a guest that is connected is told by a change of the configuration. `modes` is the volume's, the same
+    /// for all disks that show it.
     pub fn attach(
         &mut self,
         volume: Arc<dyn Volume>,
+        modes: Arc<WriteModes>,
         read_only: bool,
         cx: &mut ShardContext<'_>,
     ) -> Result<(), DeviceError> {
@@ -192,7 +195,7 @@ impl VirtioBlkDevice {
                 return Err(DeviceError::OtherKind { device: self.name().to_owned() });
             }
         }
-        self.disk.attach(volume, read_only);
+        self.disk.attach(volume, modes, read_only);
         self.hold = false;
         if matches!(self.link, Link::Holding) {
             self.link = Link::Listening;
@@ -279,6 +282,7 @@ impl VirtioBlkDevice {
         self.unwatch(cx, LISTENER);
         // Commands may take their time to finish; a device that comes in this one's place need not wait for them.
         self.listener.withdraw();
+        self.disk.forget_mode();
         // Requests in flight end as ever; then `is_idle`.
         if !matches!(self.link, Link::Fenced) {
             self.link = Link::Closed;

@@ -14,6 +14,7 @@ use super::{
     inflight::InflightRegion,
     memory::MemoryTable,
     message::VringAddr,
+    modes::WriteModes,
     queue::Queue,
     request::{Attached, Finished, RequestError, Sink},
     ring::{AHEAD, Buffers, Done, Plain, Ring, RingError},
@@ -203,6 +204,10 @@ pub(crate) struct Disk {
     pub(crate) core: Core,
     pub(crate) queues: Vec<Queue>,
     pub(crate) sink: Rc<Sink>,
+    /// The modes of all disks that show the volume.
+    modes: Option<Arc<WriteModes>>,
+    /// Whether the write cache mode is this front end's guest's, whatever other disks know.
+    mode_known: bool,
     /// The front end's log, whether it is in use or not.
     pub(crate) log: Option<Rc<DirtyLog>>,
     pub(crate) inflight: Option<InflightRegion>,
@@ -245,6 +250,8 @@ impl Disk {
             },
             queues,
             sink: Rc::default(),
+            modes: None,
+            mode_known: false,
             log: None,
             inflight: None,
             paused: true,
@@ -261,13 +268,18 @@ impl Disk {
     // ---- the volume ---------------------------------------------------------------------------------------------------
 
     /// Shows a volume from now on.
-    pub(crate) fn attach(&mut self, volume: Arc<dyn Volume>, read_only: bool) {
+    pub(crate) fn attach(&mut self, volume: Arc<dyn Volume>, modes: Arc<WriteModes>, read_only: bool) {
         self.detach();
+        self.modes = Some(modes);
+        if self.running() > 0 {
+            self.note_mode();
+        }
         self.core.attached = Some(Rc::new(Attached::new(volume, read_only, &self.sink)));
     }
 
     /// Shows the volume no more; requests in flight on it finish. Whether there was one.
     pub(crate) fn detach(&mut self) -> bool {
+        self.forget_mode();
         let was = self.core.attached.take();
         let had = was.is_some();
         if let Some(attached) = &was {
@@ -439,11 +451,13 @@ impl Disk {
     pub(crate) fn start_queue(&mut self, index: usize) -> Result<(), RingError> {
         let record = self.inflight.as_ref().map(|region| (region, index));
         let Some(queue) = self.queues.get_mut(index) else { return Ok(()) };
+        let begins = queue.begins(self.core.features);
         queue.start(&self.core.memory, self.core.features, record)?;
         if let Some(ring) = &mut queue.ring {
             // We look by ourselves until the shard goes to sleep.
             ring.disarm(self.core.log.as_deref());
         }
+        self.settle_mode(begins);
         Ok(())
     }
 
@@ -468,14 +482,14 @@ impl Disk {
         outcome
     }
 
-    /// Back to the state of a disk that no guest has seen; at rest. The front end's memory stays, and its descriptors.
+    /// Back to the state of a disk that no guest has seen; at rest. The front end's memory stays, and its descriptors, and the write
+    /// cache mode: QEMU and Cloud Hypervisor keep what the last guest chose, and tell the next one that.
     pub(crate) fn reset(&mut self) {
         for queue in &mut self.queues {
             queue.stop();
             queue.enabled = false;
         }
         self.failed = false;
-        self.core.write_cache = true;
     }
 
     /// The front end is gone, and everything of its; at rest.
@@ -488,22 +502,49 @@ impl Disk {
         self.core.memory = MemoryTable::new();
         (self.log, self.inflight, self.paused) = (None, None, true);
         (self.failed, self.lost) = (false, false);
-        self.core.write_cache = true;
+        (self.core.write_cache, self.mode_known) = (true, false);
         self.set_features(0);
     }
 
+    // ---- the write cache mode -------------------------------------------------------------------------------------------
+
     /// The guest chose a write cache mode.
     pub(crate) fn set_write_cache(&mut self, on: bool) {
-        self.core.write_cache = on;
+        (self.core.write_cache, self.mode_known) = (on, true);
+        self.note_mode();
+    }
+
+    /// A queue has started: a guest that does not begin there, and has said nothing here, comes from another disk.
+    fn settle_mode(&mut self, begins: bool) {
+        if !begins && !self.mode_known {
+            let name = &self.core.config.name;
+            self.core.write_cache &= self.modes.as_ref().is_none_or(|modes| modes.of_others(name));
+            self.mode_known = true;
+        }
+        self.note_mode();
+    }
+
+    /// Keeps the mode where this disk's next process and the volume's other disks find it.
+    fn note_mode(&self) {
         if let Some(region) = &self.inflight {
-            region.set_write_back(on);
+            region.set_write_back(self.core.write_cache);
+        }
+        if let Some(modes) = &self.modes {
+            modes.note(&self.core.config.name, self.core.write_cache);
+        }
+    }
+
+    /// This disk's guest goes on at no other one.
+    pub(crate) fn forget_mode(&mut self) {
+        if let Some(modes) = self.modes.take() {
+            modes.forget(&self.core.config.name);
         }
     }
 
     /// The record of requests under way, which may be an earlier process's.
     pub(crate) fn set_inflight(&mut self, region: InflightRegion) {
         if let Some(on) = region.write_back() {
-            self.core.write_cache = on;
+            (self.core.write_cache, self.mode_known) = (on, true);
         }
         self.inflight = Some(region);
     }

@@ -38,7 +38,7 @@ use tempfile::TempDir;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::{
-    Config, VirtioBlkDevice,
+    Config, VirtioBlkDevice, WriteModes,
     config::feature,
     message::{Header, Inflight, Region, VringAddr, VringState, code, protocol},
     request::Header as RequestHeader,
@@ -128,6 +128,10 @@ pub(crate) struct FakeDriver {
     /// What `GET_INFLIGHT_FD` gave.
     pub(crate) inflight: Option<(OwnedFd, Inflight)>,
     next: u64,
+    /// Of all disks on the volume.
+    modes: Arc<WriteModes>,
+    /// The disk's name.
+    name: &'static str,
     dir: TempDir,
 }
 
@@ -139,15 +143,32 @@ impl FakeDriver {
 
     /// On another volume.
     pub(crate) fn over(setup: Setup, volume: Arc<Watched>) -> Self {
+        Self::named("disk", setup, volume, Arc::default())
+    }
+
+    /// The machine goes on at another disk of the same volume, with its memory and its rings.
+    pub(crate) fn migrated(mut self) -> (Self, Self) {
+        let name = if self.name == "disk" { "another" } else { "disk" };
+        let mut target = Self::named(name, self.setup, Arc::clone(&self.volume), Arc::clone(&self.modes));
+        for index in 0..self.queues.len() as u32 {
+            self.get::<VringState>(code::GET_VRING_BASE, VringState { index, num: 0 }.as_bytes());
+        }
+        std::mem::swap(&mut self.memory, &mut target.memory);
+        std::mem::swap(&mut self.queues, &mut target.queues);
+        std::mem::swap(&mut self.next, &mut target.next);
+        (self, target)
+    }
+
+    fn named(name: &'static str, setup: Setup, volume: Arc<Watched>, modes: Arc<WriteModes>) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let mut shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
-        let key = start_device(&mut shard, &dir, Some(Arc::clone(&volume) as Arc<dyn Volume>));
+        let key = start_device(&mut shard, &dir, name, Some((Arc::clone(&volume) as Arc<dyn Volume>, Arc::clone(&modes))));
         let memfd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
         let memory = File::from(memfd);
         memory.set_len(MEMORY).expect("room for the guest");
         let next = GUEST_BASE + QUEUE_BYTES * u64::from(setup.queues);
         let queues = (0..setup.queues).map(|index| DriverQueue::new(index, setup.packed)).collect();
-        Self { shard, key, setup, memory, stream: None, queues, volume, inflight: None, next, dir }
+        Self { shard, key, setup, memory, stream: None, queues, volume, inflight: None, next, modes, name, dir }
     }
 
     /// The daemon dies and comes again: another shard, another device on the same volume and path.
@@ -163,7 +184,8 @@ impl FakeDriver {
         let old = std::mem::replace(&mut self.shard, Shard::new(&ShardConfig::new(1, None)).expect("a shard"));
         std::mem::forget(old);
         std::fs::remove_file(self.dir.path().join("sock")).expect("the old socket");
-        self.key = start_device(&mut shard, &self.dir, volume);
+        self.modes = Arc::default();
+        self.key = start_device(&mut shard, &self.dir, self.name, volume.map(|volume| (volume, Arc::clone(&self.modes))));
         self.shard = shard;
     }
 
@@ -524,12 +546,14 @@ pub(crate) fn drain(fd: &OwnedFd) -> u64 {
     }
 }
 
-fn start_device(shard: &mut Shard, dir: &TempDir, volume: Option<Arc<dyn Volume>>) -> DeviceKey {
+type Shown = (Arc<dyn Volume>, Arc<WriteModes>);
+
+fn start_device(shard: &mut Shard, dir: &TempDir, name: &str, shown: Option<Shown>) -> DeviceKey {
     let listener = Listener::bind(&dir.path().join("sock")).expect("a socket");
-    let config = Config { queues: 4, ..Config::new("disk") };
+    let config = Config { queues: 4, ..Config::new(name) };
     let key = shard.add_device_with(|cx| {
-        let mut device = VirtioBlkDevice::new(config, listener, volume.is_some(), cx)?;
-        volume.map_or(Ok(()), |volume| device.attach(volume, false, cx))?;
+        let mut device = VirtioBlkDevice::new(config, listener, shown.is_some(), cx)?;
+        shown.map_or(Ok(()), |(volume, modes)| device.attach(volume, modes, false, cx))?;
         Ok::<_, super::DeviceError>(Box::new(device) as Box<dyn millrace_engine::Device>)
     });
     key.expect("a device")

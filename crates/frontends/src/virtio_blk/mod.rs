@@ -19,8 +19,8 @@
 //!   request and does none again that the guest has seen end.
 //! * The guest is told of a batch once, and only if it wants to be.
 //!
-//! It emulates no PCI device: the front end (QEMU, Cloud Hypervisor, libblkio) does. It keeps no state that must migrate beside the
-//! rings, so that it offers no device state transfer; and it does not use requests in order (VIRTIO_F_IN_ORDER), for its volumes do
+//! It emulates no PCI device: the front end (QEMU, Cloud Hypervisor, libblkio) does. What must migrate beside the
+//! rings is the write cache mode, and the volume keeps that ([`modes`]): it offers no device state transfer; and it does not use requests in order (VIRTIO_F_IN_ORDER), for its volumes do
 //! not end them so.
 
 mod config;
@@ -30,6 +30,7 @@ mod disk;
 mod inflight;
 mod memory;
 mod message;
+mod modes;
 mod queue;
 mod request;
 mod ring;
@@ -43,6 +44,7 @@ mod tests;
 
 pub use config::Config;
 pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, VirtioBlkDevice};
+pub use modes::WriteModes;
 
 /// The first of the tokens that queues' kicks are watched under.
 const KICKS: u32 = 16;

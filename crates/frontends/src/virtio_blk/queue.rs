@@ -7,7 +7,7 @@ use super::{
     inflight::InflightRegion,
     memory::MemoryTable,
     message::VringAddr,
-    ring::{Done, MAX_SIZE, Ring, RingError, Setup},
+    ring::{Done, MAX_SIZE, Ring, RingError, Setup, feature},
 };
 use crate::eventfd;
 
@@ -59,6 +59,13 @@ impl Queue {
         // An earlier process may have given requests back without a word.
         self.call();
         Ok(())
+    }
+
+    /// Whether it starts as a guest's driver makes it, and does not go on from elsewhere.
+    pub(crate) fn begins(&self, features: u64) -> bool {
+        // A packed ring's position is told with its wrap counter, in the highest bit of each half (vhost-user, "Vring state description").
+        let position = if features & feature::PACKED == 0 { u32::MAX } else { 0x7fff_7fff };
+        self.base & position == 0
     }
 
     /// Gives back what has ended, and leaves it in the list. Returns how many.

@@ -63,9 +63,9 @@ impl Cache {
             Some((superblock, found)) => {
                 // Of a volume that is made again from its legs, everything counts.
                 let ours = fast_is_ours || (mount.reason == Reason::Create && superblock.may_be_dirty);
-                if !ours && superblock.may_be_dirty {
+                if !ours && superblock.may_be_dirty && !mount.reformat {
                     return Err(self.wrong(&format!(
-                        "it is the cache of volume {:?} and holds data that were not written back; open that volume and flush it, or erase this leg",
+                        "it is the cache of volume {:?} and holds data that were not written back; open that volume and flush it. If nothing of it is                          needed (the power failed while it was put in, say), --reformat begins an empty one",
                         superblock.label
                     )));
                 }

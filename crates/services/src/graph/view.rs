@@ -26,31 +26,20 @@ fn arranged(how: &str, legs: &[View]) -> View {
     all.into_iter().map(|legs| format!("{how}{legs}")).collect()
 }
 
-/// The views of a leg that stands for several places at once, because it is being moved; of any other the one that it has.
-type Variants = Vec<View>;
-
-/// All ways to choose one variant of each leg.
-fn choices(legs: &[Variants]) -> Vec<Vec<&View>> {
-    let mut all = vec![Vec::new()];
-    for leg in legs {
-        let with = |before: &Vec<_>| leg.iter().map(|leg| before.iter().copied().chain([leg]).collect()).collect::<Vec<_>>();
-        all = all.iter().flat_map(with).take(MOST).collect();
-    }
-    all
-}
-
-fn combine(node: &Node, variants: &[Variants], whole: &dyn Fn(usize) -> bool) -> Variants {
-    let legs: Vec<View> = variants.iter().map(|leg| leg.concat()).collect();
-    let view = match layout(node) {
+fn combine(node: &Node, legs: &[View], whole: &dyn Fn(usize) -> bool) -> View {
+    let of_whole = |which: &mut dyn Iterator<Item = usize>| -> View {
+        which.filter(|leg| whole(*leg)).filter_map(|leg| legs.get(leg)).flatten().cloned().collect()
+    };
+    match layout(node) {
         None => vec![node.word().to_owned()],
-        Some(Layout::Own(how)) => arranged(&how, &legs),
+        Some(Layout::Own(how)) => arranged(&how, legs),
         Some(Layout::OwnOf(how, which)) => {
             let legs: Vec<View> = which.iter().filter_map(|leg| legs.get(*leg).cloned()).collect();
             arranged(&how, &legs)
         }
         Some(Layout::Spread { how, spare }) => {
             // All legs as they are, for its own sake; and without as many as can be spared, for who puts others in their places.
-            let mut view = arranged(&how, &legs);
+            let mut view = arranged(&how, legs);
             let lost = (0..legs.len()).filter(|leg| !whole(*leg)).fold(0_u64, |set, leg| set | 1 << leg);
             for without in 0..1_u64 << legs.len().min(16) {
                 if without.count_ones() as usize == spare && lost & !without == 0 {
@@ -64,27 +53,22 @@ fn combine(node: &Node, variants: &[Variants], whole: &dyn Fn(usize) -> bool) ->
             }
             view
         }
-        Some(Layout::Moving) => return (0..legs.len()).filter(|leg| whole(*leg)).map(|leg| legs[leg].clone()).collect(),
+        Some(Layout::Moving) => of_whole(&mut (0..legs.len())),
         Some(Layout::Same(which)) => {
-            let mut view: View =
-                which.iter().filter(|leg| whole(**leg)).filter_map(|leg| legs.get(*leg)).flatten().cloned().collect();
+            let mut view = of_whole(&mut which.into_iter());
             view.truncate(MOST);
-            // The service over just these legs, for its own sake: a mirror none of whose legs is whole is still itself.
-            view.extend(choices(variants).into_iter().map(|legs| format!("{}{legs:?}", node.word())));
+            // The service over legs that show these bytes, for its own sake: a mirror none of whose legs is whole is still itself, and so is
+            // a cache whose slow leg is behind.
+            view.extend(arranged(node.word(), legs));
             view
         }
-    };
-    vec![view]
-}
-
-fn variants_of_node(node: &Node) -> Variants {
-    let legs: Vec<_> = node.legs().iter().map(variants_of_node).collect();
-    combine(node, &legs, &|leg| leg == 0 || !is_moving(node))
+    }
 }
 
 /// What a definition shows once it is in force.
 pub(super) fn of_node(node: &Node) -> View {
-    variants_of_node(node).concat()
+    let legs: Vec<_> = node.legs().iter().map(of_node).collect();
+    combine(node, &legs, &|leg| leg == 0 || !is_moving(node))
 }
 
 /// Whether the node's first leg is on its way to the second.
@@ -104,15 +88,11 @@ pub(super) fn of_built(built: &Built) -> View {
 
 /// What a running graph shows once these services have brought their legs into order.
 pub(super) fn of_built_after(built: &Built, leaves: &dyn Fn(&Built) -> bool) -> View {
-    variants_of_built(built, leaves).concat()
-}
-
-fn variants_of_built(built: &Built, leaves: &dyn Fn(&Built) -> bool) -> Variants {
     // Of leaves that look alike, each is itself only.
     if built.node.as_leaf().is_some_and(is_one_of_many) {
-        return vec![vec![format!("{}@{:p}", built.node.word(), Arc::as_ptr(&built.volume))]];
+        return vec![format!("{}@{:p}", built.node.word(), Arc::as_ptr(&built.volume))];
     }
-    let legs: Vec<_> = built.legs.iter().map(|leg| variants_of_built(leg, leaves)).collect();
+    let legs: Vec<_> = built.legs.iter().map(|leg| of_built_after(leg, leaves)).collect();
     // The second leg of a move is not made whole by anything but its walk.
     let brought = |leg| leaves(built) && (leg == 0 || !is_moving(&built.node));
     let is_whole = |leg| built.service.as_ref().is_none_or(|service| brought(leg) || service.leg_is_whole(leg));

@@ -54,7 +54,7 @@ fn blank(block_size: BlockSize) -> Arc<dyn Volume> {
 }
 
 fn attach(driver: &mut FakeDriver, volume: Arc<dyn Volume>) -> Result<(), DeviceError> {
-    driver.device(|device, cx| device.attach(volume, false, cx))
+    driver.device(|device, cx| device.attach(volume, Arc::default(), false, cx))
 }
 
 /// A guest reads the block size once, when it starts: whatever is attached later must have it.
@@ -116,6 +116,89 @@ fn the_write_cache_mode_is_the_guests_and_outlives_the_daemon() {
     for (offset, byte) in [(0, 1), (32, 2), (33, 0)] {
         let head = ConfigHead { offset, size: 1, flags: 0 };
         assert_eq!(driver.tell(code::SET_CONFIG, &[head.as_bytes(), &[byte]].concat(), &[]), Some(false));
+    }
+}
+
+/// The guest chooses its write cache mode.
+fn choose(driver: &mut FakeDriver, write_back: bool) {
+    let head = ConfigHead { offset: 32, size: 1, flags: 0 };
+    let chosen = driver.tell(code::SET_CONFIG, &[head.as_bytes(), &[write_back.into()]].concat(), &[]);
+    assert_eq!(chosen, Some(true));
+}
+
+/// Whether the next write is durable when it ends.
+fn is_durable(driver: &mut FakeDriver) -> bool {
+    driver.volume.take_seen();
+    driver.request(kind::OUT, 0, &[1; 512], 0);
+    driver.volume.take_seen()[0].0 == Operation::Write { fua: true }
+}
+
+/// Its monitor keeps the mode over a reset, and tells it the guest that comes then.
+#[test]
+fn the_write_cache_mode_outlives_a_reset() {
+    for message in [code::RESET_DEVICE, code::SET_STATUS] {
+        let mut driver = FakeDriver::new(Setup::default());
+        driver.connect();
+        choose(&mut driver, false);
+        let payload = if message == code::SET_STATUS { 0_u64.as_bytes().to_vec() } else { Vec::new() };
+        assert_eq!(driver.tell(message, &payload, &[]), Some(true));
+        driver.queues[0].forget();
+        driver.wipe_queues();
+        driver.inflight = None;
+        driver.resume();
+        assert!(is_durable(&mut driver));
+        // The record that was made after the reset has it, too.
+        driver.restart_daemon();
+        driver.connect();
+        assert!(is_durable(&mut driver));
+    }
+}
+
+/// Nobody tells the new disk in what mode the guest is that goes on there.
+#[test]
+fn the_write_cache_mode_goes_with_a_machine_that_migrates() {
+    for setup in [Setup::default(), Setup::packed(), Setup { inflight: false, ..Setup::default() }] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        assert!(!is_durable(&mut driver));
+        choose(&mut driver, false);
+        let (mut first, mut driver) = driver.migrated();
+        driver.connect();
+        assert!(is_durable(&mut driver));
+        // Back again; the first one's monitor is a new one.
+        first.stream = None;
+        first.settle();
+        let (_second, mut driver) = driver.migrated();
+        driver.connect();
+        assert!(is_durable(&mut driver));
+        // And a guest that chose the other mode since then.
+        choose(&mut driver, true);
+        let (mut first, mut driver) = driver.migrated();
+        driver.connect();
+        first.stream = None;
+        first.settle();
+        assert!(!is_durable(&mut driver));
+    }
+}
+
+/// A guest that begins has the mode that its monitor was told, whatever other disks' guests have.
+#[test]
+fn the_write_cache_mode_is_taken_from_nobody_by_a_guest_that_begins() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.request(kind::OUT, 0, &[1; 512], 0);
+        choose(&mut driver, false);
+        let (mut first, mut second) = driver.migrated();
+        second.connect();
+        // What was the first one's guest's went to the second: another one begins at the first.
+        first.stream = None;
+        first.settle();
+        first.inflight = None;
+        first.connect();
+        assert_eq!(space(&mut first)[32], 1);
+        assert!(!is_durable(&mut first));
+        assert!(is_durable(&mut second));
     }
 }
 

@@ -36,11 +36,15 @@ impl Running {
     }
 
     fn change(&mut self, stack: &str) -> Result<(), ChangeFailed> {
+        self.change_to(stack, false)
+    }
+
+    fn change_to(&mut self, stack: &str, reformat: bool) -> Result<(), ChangeFailed> {
         let mut new = beside(&self.graph, &self.disks, stack);
         let mut store = || Ok(());
         // Its tasks are not run here, and so have ended.
         self.graph.tasks.clear();
-        let terms = Terms { patience: Duration::from_secs(1), reformat: false, scratch: 1 << 20, store: &mut store };
+        let terms = Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store: &mut store };
         change(&self.switch, &mut self.graph, &mut new, terms)?;
         self.graph = new;
         Ok(())
@@ -159,5 +163,56 @@ fn its_settings_and_its_fast_leg_are_changed() {
     running.change("cache(mode=through, line=4K, disk:2) | disk:1").unwrap();
     running.guest(|bench| bench.expect(0, &data));
     running.change("cache(mode=back, line=8K, disk:2) | disk:1").unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+}
+
+/// The slow leg is behind, and whatever stands in a mirror's or parity's place below still shows what it showed.
+#[test]
+fn legs_below_it_are_replaced_while_lines_are_dirty() {
+    for (before, now, other) in [
+        ("mirror(disk:1, disk:2)", "mirror(disk:1, disk:3)", "mirror(disk:3, disk:4)"),
+        ("mirror(disk:1, disk:2)", "mirror(disk:1)", "mirror(disk:4)"),
+        (
+            "parity(chunk=4K, disk:1, disk:2, disk:3)",
+            "parity(chunk=4K, disk:1, disk:2, disk:4)",
+            "parity(chunk=4K, disk:1, disk:3, disk:4)",
+        ),
+    ] {
+        let mut disks = vec![memory("fast", fast_bytes(50, 4096) >> 9 << 9, BlockSize::B512)];
+        disks.extend((0..4).map(|_| memory("leg", 4 << 20, BlockSize::B512)));
+        let with = |slow: &str| format!("cache(mode=back, line=4K, disk:0) | {slow}");
+        let graph = graph(&with(before), &disks, None, Reason::Create, &Arc::default()).unwrap();
+        let switch = Switch::new("test", Arc::clone(graph.volume()));
+        let mut running = Running { disks, graph, switch };
+        let mut data = Vec::new();
+        running.guest(|bench| data = bench.write_random(0, 200));
+        let dirty = fact(&running.graph, "dirty lines");
+        assert_eq!(dirty.as_deref(), Some("25"));
+        let refused = running.change(&with(other)).unwrap_err();
+        assert!(matches!(refused, ChangeFailed::OtherData { .. }), "{refused}");
+        running.change(&with(now)).unwrap();
+        assert_eq!(fact(&running.graph, "dirty lines"), dirty, "{now}");
+        running.guest(|bench| bench.expect(0, &data));
+        running.change(now).unwrap();
+        running.guest(|bench| bench.expect(0, &data));
+    }
+}
+
+/// The power fails while a cache is put in: its leg says that it may hold data, and the volume knows of no cache.
+#[test]
+fn a_fast_leg_that_was_left_is_taken_again_when_that_is_meant() {
+    let mut running = Running::new("disk:1");
+    let mut data = Vec::new();
+    running.guest(|bench| data = bench.write_random(0, 200));
+    let with = "cache(mode=back, line=4K, disk:0) | disk:1";
+    running.change(with).unwrap();
+    let disks = std::mem::take(&mut running.disks);
+    drop(running);
+    let graph = graph("disk:1", &disks, None, Reason::Open, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(graph.volume()));
+    let mut running = Running { disks, graph, switch };
+    let refused = running.change(with).unwrap_err().to_string();
+    assert!(refused.contains("--reformat begins an empty one"), "{refused}");
+    running.change_to(with, true).unwrap();
     running.guest(|bench| bench.expect(0, &data));
 }
