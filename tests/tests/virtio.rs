@@ -172,11 +172,11 @@ fn killed_50_times_under_load_on_an_enciphered_mirror_of_shares_by_split_rings()
 }
 
 #[test]
-fn killed_50_times_under_load_on_a_cache_by_packed_rings() {
+fn killed_50_times_under_load_on_a_cache_over_a_mirror_by_packed_rings() {
     let stack = |daemon: &Daemon| {
-        let [fast, slow] = ["fast", "slow"].map(|leg| file_backend(&daemon.path(leg)));
+        let [fast, one, other] = ["fast", "one", "other"].map(|leg| file_backend(&daemon.path(leg)));
         // Slowly written back, so that there is always something to lose.
-        format!("cache(mode=back, rate=1M, {fast}(size=64M)) | {slow}")
+        format!("cache(mode=back, rate=1M, {fast}(size=64M)) | mirror({one}, {other})")
     };
     killed_under_load("cache", stack, "num-queues=2,packed=on", Kernel::Newer);
 }
@@ -209,7 +209,7 @@ fn upgraded_20_times_under_load() {
 fn end(daemon: &Daemon, device: &str, options: &str, incoming: bool, seats: &Seats) -> Guest {
     let boot = Boot::scenario("load")
         .set("DISK", "vda")
-        .set("CACHE_TYPE", "write through")
+        .set("THROUGH", "1")
         .memory(384)
         .disk(&daemon.socket(device), options);
     let boot = boot.monitor(&daemon.path(&format!("{device}.qmp")));

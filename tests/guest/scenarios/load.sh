@@ -2,7 +2,7 @@
 # A verified load that runs while the host does something to the disk's daemon or to the machine, until it sends "enough".
 # Every block is read back and checked; an error, or a request that does not come back, is a failure.
 # LOAD_SIZE=BYTES   of the part of the disk in use, 32m unless told
-# CACHE_TYPE=TEXT   the write cache mode that the driver chooses before
+# THROUGH=1         in write-through: the driver flushes nothing
 # KEPT=BYTES        written before, from 64 MiB on, and verified in the end
 # "full DISK"       that disk's medium has no room: the write is refused, and says why
 # "room DISK"       it has again
@@ -11,7 +11,7 @@ words() { yes "words for which there may be no room" | head -c 16777216; }
 write_words() { words | dd of="/dev/$1" bs=64k iflag=fullblock oflag=direct conv=fsync; }
 
 wait_for_namespace "$disk"
-[ -z "${CACHE_TYPE-}" ] || echo "$CACHE_TYPE" >"/sys/block/$disk/cache_type" || die "the write cache mode cannot be set"
+[ -z "${THROUGH-}" ] || echo "write through" >"/sys/block/$disk/cache_type" || die "the write cache mode cannot be set"
 [ -z "${KEPT-}" ] || kept --rw=write --do_verify=0
 fio --name=load --filename="/dev/$disk" --ioengine=io_uring --direct=1 --rw=randrw --rwmixread=40 --bsrange=512-64k --blockalign=512 \
     --iodepth=16 --size="${LOAD_SIZE:-32m}" --verify=crc32c --verify_fatal=1 --verify_backlog=256 --time_based --runtime=1200 --thread \
