@@ -207,11 +207,8 @@ fn upgraded_20_times_under_load() {
 
 /// Starts one end of a migration: the machine itself, or the QEMU that waits for it.
 fn end(daemon: &Daemon, device: &str, options: &str, incoming: bool, seats: &Seats) -> Guest {
-    let boot = Boot::scenario("load")
-        .set("DISK", "vda")
-        .set("THROUGH", "1")
-        .memory(384)
-        .disk(&daemon.socket(device), options);
+    let boot =
+        Boot::scenario("load").set("DISK", "vda").set("THROUGH", "1").memory(384).disk(&daemon.socket(device), options);
     let boot = boot.monitor(&daemon.path(&format!("{device}.qmp")));
     if incoming { boot.incoming(&daemon.path("stream")).start(seats) } else { boot.start(seats) }
 }

@@ -22,6 +22,7 @@
 //!
 //! It does no I/O itself, and knows no protocol and no executor.
 
+mod asker;
 mod bias;
 pub mod clock;
 #[cfg(feature = "conformance")]
@@ -44,6 +45,7 @@ pub mod trace;
 mod units;
 mod volume;
 
+pub use asker::Asker;
 pub use bias::{Bias, Favoured};
 pub use epochs::{Epochs, ReplaceError, Retired, Visit};
 pub use error::{BlockError, VolumeError};

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::trace::Site;
+use millrace_block::{Asker, trace::Site};
 use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
 use millrace_frontends::nvme::{
     CardSpec, Config, DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NamespaceStatus, NvmeDevice,
@@ -31,6 +31,8 @@ pub(crate) struct LiveDevice {
     name: Name,
     shard: ShardHandle,
     key: DeviceKey,
+    /// What its requests are counted under.
+    pub(crate) asker: Asker,
     /// Where its guests connect.
     pub(crate) socket: PathBuf,
     /// The keeper, and what the device is called there.
@@ -91,16 +93,19 @@ impl LiveDevice {
         let session = record.session.is_some();
         let config = Config { card, session, ..record.spec.controller_config(record.cntlid, record.uuid) };
         let place = kept.clone().map(|(link, owner)| Kept::new(link, owner));
-        let key = shard.call_wait(move |shard| {
-            shard.add_device_with(|cx| {
+        let (key, asker) = shard.call_wait(move |shard| {
+            let mut asker = Asker::NOBODY;
+            let key = shard.add_device_with(|cx| {
+                asker = cx.asker();
                 let device = match &place {
                     Some(place) => NvmeDevice::kept(config, listener, host, place, cx)?,
                     None => NvmeDevice::new(config, listener, host, cx)?,
                 };
                 Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
-            })
+            });
+            key.map(|key| (key, asker))
         })??;
-        Ok(Self { name, shard: shard.clone(), key, socket, kept, place: Mutex::new(place_of_socket) })
+        Ok(Self { name, shard: shard.clone(), key, asker, socket, kept, place: Mutex::new(place_of_socket) })
     }
 
     /// Has what the worker before this one had begun finished, as far as other devices must not come in between. Waits for it.

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, mpsc::Sender},
 };
 
-use millrace_block::trace::Site;
+use millrace_block::{Asker, trace::Site};
 use millrace_engine::{Device, DeviceKey, Shard, ShardContext, ShardHandle};
 use millrace_frontends::{
     nvme::{CardSpec, Host, Namespace},
@@ -115,6 +115,14 @@ impl Live {
         match self {
             Self::Controller(device) => device.shard(),
             Self::Disk(disk) => disk.shard.index(),
+        }
+    }
+
+    /// What its requests are counted under.
+    pub(crate) fn asker(&self) -> Asker {
+        match self {
+            Self::Controller(device) => device.asker,
+            Self::Disk(disk) => disk.asker,
         }
     }
 
@@ -240,6 +248,7 @@ pub(crate) struct LiveDisk {
     name: Name,
     shard: ShardHandle,
     key: DeviceKey,
+    asker: Asker,
     socket: PathBuf,
     /// Who holds its socket while no worker does, and under what name.
     kept: Option<(Arc<Link>, [u8; 16])>,
@@ -271,13 +280,16 @@ impl LiveDisk {
         let config = record.spec.disk_config();
         // A guest that comes before its volume is back would see an empty disk.
         let hold = !record.namespaces.is_empty();
-        let key = shard.call_wait(move |shard| {
-            shard.add_device_with(|cx| {
+        let (key, asker) = shard.call_wait(move |shard| {
+            let mut asker = Asker::NOBODY;
+            let key = shard.add_device_with(|cx| {
+                asker = cx.asker();
                 let device = VirtioBlkDevice::new(config, listener, hold, cx)?;
                 Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
-            })
+            });
+            key.map(|key| (key, asker))
         })??;
-        Ok(Self { name, shard: shard.clone(), key, socket, kept, place: Mutex::new(place) })
+        Ok(Self { name, shard: shard.clone(), key, asker, socket, kept, place: Mutex::new(place) })
     }
 
     fn attach(&self, namespace: &Namespace, read_only: bool) -> Result<(), ControlError> {

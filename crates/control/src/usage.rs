@@ -69,8 +69,11 @@ pub(crate) struct Metered {
     pub(crate) volume: Name,
     /// What it counts with: another one of the same volume counts anew.
     pub(crate) meter: Weak<dyn Any + Send + Sync>,
+    /// Whose is what is nobody's else: the volume's size, and requests of no device.
     pub(crate) device: Option<Name>,
     pub(crate) reading: Reading,
+    /// What each device has done of it, by the number that it counts under.
+    pub(crate) apart: Vec<(Name, u32, Reading)>,
     pub(crate) provisioned: u64,
     pub(crate) used: u64,
 }
@@ -148,6 +151,8 @@ struct State {
 struct Known {
     meter: Weak<dyn Any + Send + Sync>,
     reading: Reading,
+    /// Of each device, by its number.
+    apart: BTreeMap<u32, Reading>,
     /// The end of the time that was written.
     when: Instant,
 }
@@ -206,6 +211,33 @@ fn since(now: &Reading, last: &Reading) -> Reading {
     }
 }
 
+/// What is left of a reading without a part of it.
+fn without(all: &Reading, part: &Reading) -> Reading {
+    Reading {
+        tenant: all.tenant.clone(),
+        reads: all.reads.saturating_sub(part.reads),
+        writes: all.writes.saturating_sub(part.writes),
+        others: all.others.saturating_sub(part.others),
+        read_bytes: all.read_bytes.saturating_sub(part.read_bytes),
+        written_bytes: all.written_bytes.saturating_sub(part.written_bytes),
+        throttled_us: all.throttled_us,
+    }
+}
+
+fn is_nothing(counted: &Reading) -> bool {
+    *counted == Reading { tenant: counted.tenant.clone(), ..Reading::default() }
+}
+
+/// What devices other than the one that has the volume's line have done since.
+fn of_others(one: &Metered, known: Option<&Known>) -> Vec<(Name, Reading)> {
+    let others = one.apart.iter().filter(|(name, ..)| Some(name) != one.device.as_ref());
+    let counted = others.map(|(name, number, now)| {
+        let last = known.and_then(|known| known.apart.get(number)).cloned().unwrap_or_default();
+        (name.clone(), since(now, &last))
+    });
+    counted.filter(|(_, counted)| !is_nothing(counted)).collect()
+}
+
 impl Account {
     pub(crate) fn new(state_dir: Option<&Path>) -> Self {
         Self { path: state_dir.map(|directory| directory.join(FILE)), state: Mutex::default() }
@@ -242,19 +274,27 @@ impl Account {
         for one in metered {
             let known = state.last.get(&one.volume).filter(|known| known.meter.ptr_eq(&one.meter));
             let counted = since(&one.reading, known.map_or(&Reading::default(), |known| &known.reading));
-            let idle = counted == Reading { tenant: counted.tenant.clone(), ..Reading::default() };
+            let idle = is_nothing(&counted);
             let past = known.map_or(Duration::ZERO, |known| now.duration_since(known.when));
             if idle && known.is_some() && past < idle_line {
                 continue;
             }
-            let Metered { volume, meter, device, reading, provisioned, used } = one;
+            let others = of_others(one, known);
+            let counted = others.iter().fold(counted, |counted, (_, part)| without(&counted, part));
+            let Metered { volume, meter, device, reading, apart, provisioned, used } = one;
             let (volume, device, seconds) = (volume.clone(), device.clone(), past.as_secs());
             // Parts of a second count with the next line.
             let when = known.map_or(now, |known| known.when + Duration::from_secs(seconds));
             let (provisioned, used) = (*provisioned, *used);
             let line = Line { version: VERSION, time, seconds, volume: volume.clone(), device, counted, provisioned, used };
             text.push_str(&encode(&line));
-            written.push((volume, Known { meter: meter.clone(), reading: reading.clone(), when }));
+            for (device, counted) in others {
+                // The time and the volume's size are in its first line.
+                let (device, counted) = (Some(device), counted);
+                text.push_str(&encode(&Line { seconds: 0, device, counted, provisioned: 0, used: 0, ..line.clone() }));
+            }
+            let apart = apart.iter().map(|(_, number, reading)| (*number, reading.clone())).collect();
+            written.push((volume, Known { meter: meter.clone(), reading: reading.clone(), apart, when }));
         }
         if text.is_empty() {
             return;

@@ -34,7 +34,7 @@ pub struct ShardConfig {
 impl ShardConfig {
     /// Scratch bytes that a request to a volume may need, by the default settings: a plain back end needs below 1 KiB, a deep stack of
     /// services most of this: a cache over two mirrors 60. Memory that requests do not use is never touched.
-    pub const VOLUME_SCRATCH: usize = 128 << 10;
+    pub const VOLUME_SCRATCH: usize = 96 << 10;
 
     /// Default settings for a shard.
     pub fn new(index: usize, core: Option<usize>) -> Self {

@@ -10,6 +10,7 @@ use std::{
     time::Instant,
 };
 
+use millrace_block::Asker;
 use millrace_memory::BufferPool;
 
 use crate::{core::Core, mailbox::ShardHandle, slots::TaskSlot};
@@ -78,6 +79,8 @@ impl fmt::Display for DeviceKey {
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) key: DeviceKey,
+    /// What its requests are counted under.
+    pub(crate) asker: Asker,
     /// Its tasks that wait.
     pub(crate) waiting: Cell<usize>,
     /// Descriptors that wake it. Duplicates of our own: whatever the device does with its own, removing these from the epoll
@@ -87,7 +90,7 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn new(key: DeviceKey) -> Rc<Self> {
-        Rc::new(Self { key, waiting: Cell::new(0), sources: RefCell::default() })
+        Rc::new(Self { key, asker: Asker::new(), waiting: Cell::new(0), sources: RefCell::default() })
     }
 }
 
@@ -127,6 +130,11 @@ impl<'a> ShardContext<'a> {
     /// This device's name on the shard.
     pub fn key(&self) -> DeviceKey {
         self.account.key
+    }
+
+    /// What this device's requests are counted under.
+    pub fn asker(&self) -> Asker {
+        self.account.asker
     }
 
     /// The shard's address, for other threads.

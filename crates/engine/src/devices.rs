@@ -60,8 +60,10 @@ impl Entry {
     ) -> Option<R> {
         let mut cx = ShardContext::new(core, &self.account);
         let device = &mut *self.device;
+        let before = self.account.asker.enter();
         // Unwind safety: after a panic the device is fenced, so nobody relies on its broken state.
         let result = catch_unwind(AssertUnwindSafe(|| call(device, &mut cx)));
+        before.enter();
         if result.is_err() {
             self.fence(core);
         }

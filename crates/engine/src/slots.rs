@@ -15,7 +15,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use millrace_block::{Scratch, TaskContext, TaskFuture};
+use millrace_block::{Asker, Scratch, TaskContext, TaskFuture};
 
 use crate::{core::Core, device::Account, wake::Wakers};
 
@@ -158,6 +158,7 @@ impl Slots {
             return;
         }
         slot.state.set(State::Polling);
+        let before = slot.account.borrow().as_ref().map_or(Asker::NOBODY, |account| account.asker).enter();
         let future = slot.future.get();
         let result = catch_unwind(AssertUnwindSafe(|| {
             let waker = self.wakers.waker(index);
@@ -171,6 +172,7 @@ impl Slots {
             }
             poll
         }));
+        before.enter();
         match result {
             Ok(Poll::Pending) => slot.state.set(State::Waiting),
             Ok(Poll::Ready(())) => self.finish(index, false),

@@ -60,6 +60,7 @@ impl Manager {
         }
         let (put_volumes, remove_devices) = (orphans.iter().collect(), vec![&name]);
         self.store.apply(&Changes { put_volumes, remove_devices, ..Changes::default() })?;
+        self.settle_account(&inner, &name);
         if let Some(device) = inner.devices.remove(&name) {
             inner.retire(device);
         }
@@ -121,6 +122,7 @@ impl Manager {
         let (put_volumes, put_devices) = (orphan.iter().collect(), vec![&record]);
         self.store.apply(&Changes { put_volumes, put_devices, ..Changes::default() })?;
         inner.take_attachment(device, nsid);
+        self.settle_account(&inner, &record.spec.name);
         if let Some(entry) = inner.devices.get_mut(device) {
             entry.record = record;
         }

@@ -23,6 +23,7 @@ use millrace_services::{
     background::{OnShards, Spawner},
     find,
     graph::{self, Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Terms, Tree},
+    meter::{self, Meters},
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -613,13 +614,19 @@ fn meter_of(live: &LiveGraph) -> Option<Arc<dyn Service>> {
 
 impl Inner {
     fn metered(&self, volume: &super::Volume, meter: &Arc<dyn Service>) -> Option<Metered> {
-        let (reading, meter) = millrace_services::meter::read(meter)?;
         let name = &volume.record.spec.name;
+        let users: BTreeMap<u32, &Name> = self
+            .users(name.as_str())
+            .filter_map(|(device, _)| Some((device.live.as_ref().ok()?.asker().number(), &device.record.spec.name)))
+            .collect();
+        let Meters { all, apart, counted } = meter::read(meter, &|asker| users.contains_key(&asker))?;
+        let apart = apart.into_iter().filter_map(|(asker, reading)| Some(((*users.get(&asker)?).clone(), asker, reading)));
         Some(Metered {
             volume: name.clone(),
-            meter,
+            meter: counted,
             device: self.users(name.as_str()).next().map(|(device, _)| device.record.spec.name.clone()),
-            reading,
+            reading: all,
+            apart: apart.collect(),
             provisioned: volume.record.size().0,
             used: volume.live.as_ref().ok()?.volume.usage().allocated,
         })
@@ -644,6 +651,13 @@ impl Manager {
     pub(super) fn close_account<'a>(&self, inner: &Inner, names: impl IntoIterator<Item = &'a Name>) {
         let volumes = names.into_iter().filter_map(|name| inner.volumes.get(name));
         self.account.close(&inner.all_metered(volumes), true);
+    }
+
+    /// Writes what a device has done: it goes, and what comes later is of others.
+    pub(super) fn settle_account(&self, inner: &Inner, device: &Name) {
+        let shown = inner.devices.get(device).map(|device| &device.record.namespaces[..]).unwrap_or_default();
+        let volumes = shown.iter().filter_map(|namespace| inner.volumes.get(&namespace.volume));
+        self.account.close(&inner.all_metered(volumes), false);
     }
 
     /// The same for all volumes, of a process that ends at once.

@@ -192,6 +192,7 @@ impl Inner {
             // A start forgets the sessions of daemons before it.
             tracing::warn!(device = %name, %error, "the session's end could not be stored");
         }
+        manager.settle_account(self, name);
         if let Some(device) = self.devices.remove(name) {
             self.retire(device);
         }

@@ -18,6 +18,7 @@ fn metered_by(meter: &Meter, volume: &str, tenant: &str, reads: u64) -> Metered 
         meter: Arc::downgrade(meter),
         device: Some("d".parse().unwrap()),
         reading,
+        apart: Vec::new(),
         provisioned: 1 << 20,
         used: 4096,
     }

@@ -1,6 +1,6 @@
 //! Meter: counts what a volume's users did, for the account.
 //!
-//! Each shard counts for itself; whoever keeps the account sums up. Counts go on across changes of the stack, as long as the meter
+//! Each shard counts for itself, and apart for each device that asks; whoever keeps the account sums up. Counts go on across changes of the stack, as long as the meter
 //! stays in its place. How long requests were held back the volume's [throttles](crate::throttle) count, wherever they stand; the meter
 //! has what they counted while it was in force.
 
@@ -9,11 +9,14 @@ mod tests;
 
 use std::{
     any::Any,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicU64},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use millrace_block::{BlockSize, Operation, PerShard, Request};
+use millrace_block::{Asker, BlockSize, Operation, PerShard, Request};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -37,6 +40,8 @@ pub(crate) static KIND: Kind = Kind {
     plan,
 };
 
+/// Devices that are counted apart at a time; what more of them do counts as nobody's.
+const APART: usize = 15;
 /// Longest name of a tenant in characters.
 const LONGEST: usize = 64;
 
@@ -64,7 +69,7 @@ impl Plan for MeterPlan {
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let held = throttle::held_in(build.shared, build.volume);
-        let make = || Counted { requests: PerShard::default(), held, span: Mutex::default() };
+        let make = || Counted { requests: PerShard::default(), apart: Apart::default(), held, span: Mutex::default() };
         let counted = build.shared.get(&format!("meter/of/{}", build.name), make);
         let meter = Meter { tenant: self.tenant.clone(), counted };
         Ok(Arc::new(Gated::new(build.name.clone(), build.only_leg(), meter)))
@@ -80,9 +85,46 @@ struct Counters {
     written_bytes: AtomicU64,
 }
 
+impl Counters {
+    fn transfers(&self) -> [&AtomicU64; 4] {
+        [&self.reads, &self.read_bytes, &self.writes, &self.written_bytes]
+    }
+}
+
+/// Which device counts in which place. Place 0 is everybody else's.
+#[derive(Default)]
+struct Apart {
+    /// The [number](Asker::number) of each place's device from place 1 on; 0: it is free.
+    askers: [AtomicU32; APART],
+    /// What was counted in each when its device began.
+    before: Mutex<[Reading; APART]>,
+}
+
+impl Apart {
+    /// Where the calling thread counts.
+    #[inline]
+    fn place(&self) -> usize {
+        let asker = Asker::current().number();
+        if asker == 0 {
+            return 0;
+        }
+        let known = self.askers.iter().position(|of| of.load(Ordering::Relaxed) == asker);
+        known.map_or_else(|| self.claim(asker), |at| at + 1)
+    }
+
+    /// A device lives on one shard, so that no other thread claims a place for it.
+    #[cold]
+    fn claim(&self, asker: u32) -> usize {
+        // Acquire, and Release in `read`: what was counted before it was free is in `before`.
+        let claimed = |of: &AtomicU32| of.compare_exchange(0, asker, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        self.askers.iter().position(claimed).map_or(0, |at| at + 1)
+    }
+}
+
 /// What the meters that follow each other in one place count with.
 struct Counted {
-    requests: PerShard<Counters>,
+    requests: PerShard<[Counters; APART + 1]>,
+    apart: Apart,
     held: Arc<HeldTime>,
     span: Mutex<Span>,
 }
@@ -143,18 +185,50 @@ pub struct Reading {
     pub throttled_us: u64,
 }
 
-/// Reads a meter; `None` when the service is none. With what it says comes what it counts with, which the meter that follows it in a change
-/// has from it: with others, counting has begun anew.
-pub fn read(service: &Arc<dyn Service>) -> Option<(Reading, Weak<dyn Any + Send + Sync>)> {
+impl Reading {
+    fn add(&mut self, other: &Self) {
+        self.each(other, u64::wrapping_add);
+    }
+
+    /// What was counted since another reading of the same counters.
+    #[must_use]
+    fn since(mut self, before: &Self) -> Self {
+        self.each(before, u64::wrapping_sub);
+        self
+    }
+
+    fn each(&mut self, other: &Self, change: fn(u64, u64) -> u64) {
+        self.reads = change(self.reads, other.reads);
+        self.writes = change(self.writes, other.writes);
+        self.others = change(self.others, other.others);
+        self.read_bytes = change(self.read_bytes, other.read_bytes);
+        self.written_bytes = change(self.written_bytes, other.written_bytes);
+    }
+}
+
+/// What a meter says.
+pub struct Meters {
+    /// Of all together.
+    pub all: Reading,
+    /// Of devices apart, by their numbers ([`Asker::number`]), without throttled time; those that were too many, and who is no device, only
+    /// count in `all`.
+    pub apart: Vec<(u32, Reading)>,
+    /// What it counts with, which the meter that follows it in a change has from it: with others, counting has begun anew.
+    pub counted: Weak<dyn Any + Send + Sync>,
+}
+
+/// Reads a meter; `None` when the service is none. The places of devices that are not `there` any more go to others.
+pub fn read(service: &Arc<dyn Service>, there: &dyn Fn(u32) -> bool) -> Option<Meters> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
     let meter = any.downcast::<Gated<Meter>>().ok()?;
     let counted: Weak<Counted> = Arc::downgrade(&meter.gate().counted);
-    Some((meter.gate().read(), counted))
+    let (all, apart) = meter.gate().read(there);
+    Some(Meters { all, apart, counted })
 }
 
 impl Meter {
-    fn read(&self) -> Reading {
-        let sum = |counter: fn(&Counters) -> &AtomicU64| self.counted.requests.sum(counter);
+    fn at(&self, place: usize) -> Reading {
+        let sum = |counter: fn(&Counters) -> &AtomicU64| self.counted.requests.sum(|places| counter(&places[place]));
         Reading {
             tenant: self.tenant.clone(),
             reads: sum(|counters| &counters.reads),
@@ -162,8 +236,27 @@ impl Meter {
             others: sum(|counters| &counters.others),
             read_bytes: sum(|counters| &counters.read_bytes),
             written_bytes: sum(|counters| &counters.written_bytes),
-            throttled_us: u64::try_from(self.counted.held_back().as_micros()).unwrap_or(u64::MAX),
+            throttled_us: 0,
         }
+    }
+
+    fn read(&self, there: &dyn Fn(u32) -> bool) -> (Reading, Vec<(u32, Reading)>) {
+        let Apart { askers, before } = &self.counted.apart;
+        let mut before = before.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut all, mut apart) = (self.at(0), Vec::new());
+        for (at, (asker, before)) in askers.iter().zip(before.iter_mut()).enumerate() {
+            let of = asker.load(Ordering::Relaxed);
+            let now = self.at(at + 1);
+            all.add(&now);
+            if of != 0 && there(of) {
+                apart.push((of, now.since(before)));
+            } else if of != 0 {
+                *before = now;
+                asker.store(0, Ordering::Release);
+            }
+        }
+        all.throttled_us = u64::try_from(self.counted.held_back().as_micros()).unwrap_or(u64::MAX);
+        (all, apart)
     }
 }
 
@@ -171,16 +264,16 @@ impl Gate for Meter {
     #[inline]
     fn look(&self, request: &Request<'_>, shift: u32) {
         let bytes = request.count.0 << shift;
-        let counters = &self.counted.requests;
+        let (counters, place) = (&self.counted.requests, self.counted.apart.place());
         match request.operation {
             Operation::Read | Operation::Compare => {
-                counters.add_all(|counters| [&counters.reads, &counters.read_bytes], [1, bytes]);
+                counters.add_all(|places| [&places[place].reads, &places[place].read_bytes], [1, bytes]);
             }
             Operation::Write { .. } | Operation::Copy { .. } => {
-                counters.add_all(|counters| [&counters.writes, &counters.written_bytes], [1, bytes]);
+                counters.add_all(|places| [&places[place].writes, &places[place].written_bytes], [1, bytes]);
             }
             Operation::Flush | Operation::WriteZeroes { .. } | Operation::Deallocate => {
-                counters.add(|counters| &counters.others, 1);
+                counters.add(|places| &places[place].others, 1);
             }
         }
     }
@@ -192,10 +285,9 @@ impl Gate for Meter {
             alike.fold([0, 0], |[count, blocks], request| [count + 1, blocks + request.count.0])
         };
         let ([reads, read], [writes, written]) = (sum(false), sum(true));
-        self.counted.requests.add_all(
-            |counters| [&counters.reads, &counters.read_bytes, &counters.writes, &counters.written_bytes],
-            [reads, read << shift, writes, written << shift],
-        );
+        let place = self.counted.apart.place();
+        let counts = [reads, read << shift, writes, written << shift];
+        self.counted.requests.add_all(|places| places[place].transfers(), counts);
     }
 }
 
@@ -219,7 +311,7 @@ impl Service for Gated<Meter> {
     }
 
     fn status(&self) -> Status {
-        let Reading { reads, writes, others, read_bytes, written_bytes, .. } = self.gate().read();
+        let Reading { reads, writes, others, read_bytes, written_bytes, .. } = self.gate().read(&|_| true).0;
         let held = self.gate().counted.held_back();
         let moved = |count: u64, bytes: u64| format!("{count} requests, {bytes} bytes");
         Status::good([

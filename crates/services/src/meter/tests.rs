@@ -48,11 +48,52 @@ fn everything_is_counted_once() {
         bench.job(Job::new(operation, 5, 2)).unwrap();
     }
     assert!(bench.job(Job::new(Operation::Deallocate, 64, 1)).is_err());
-    let (found, _) = read(&service).unwrap();
+    let found = read(&service, &|_| true).unwrap().all;
     let tenant = "Ä & Co".to_owned();
     let expected =
         Reading { tenant, reads: 2, writes: 1, others: 3, read_bytes: 3072, written_bytes: 1536, throttled_us: 0 };
     assert_eq!(found, expected, "a request beyond the end is none");
+}
+
+/// Each device has a place; one that is gone leaves it to the next, and those that are too many only count among all.
+#[test]
+fn devices_are_counted_apart() {
+    let leg = memory(Wanted { block_size: BlockSize::B512, blocks: 64, read_only: false }, 0);
+    let graph = graph("meter | disk:0", &[leg], None, Reason::Create, &Arc::default()).unwrap();
+    let (_, service) = graph.services("meter").remove(0);
+    let work = |asker: Asker, writes: usize| {
+        let before = asker.enter();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        for _ in 0..writes {
+            drop(bench.write_random(0, 2));
+        }
+        before.enter();
+    };
+    let look = |there: &[Asker]| {
+        let there: Vec<u32> = there.iter().map(|asker| asker.number()).collect();
+        let Meters { all, apart, .. } = read(&service, &|asker| there.contains(&asker)).unwrap();
+        let apart: Vec<_> =
+            apart.into_iter().map(|(asker, reading)| (asker, reading.writes, reading.written_bytes)).collect();
+        (all.writes, apart)
+    };
+    let [one, other] = [Asker::new(), Asker::new()];
+    work(one, 1);
+    work(other, 2);
+    work(Asker::NOBODY, 4);
+    let line = |asker: Asker, writes: u64| (asker.number(), writes, writes * 1024);
+    assert_eq!(look(&[one, other]), (7, vec![line(one, 1), line(other, 2)]));
+    // The first one is gone: who comes begins at 0 in its place, and nothing of all is lost.
+    assert_eq!(look(&[other]), (7, vec![line(other, 2)]));
+    let third = Asker::new();
+    work(third, 3);
+    work(other, 1);
+    assert_eq!(look(&[other, third]), (11, vec![line(third, 3), line(other, 3)]));
+    let more: Vec<Asker> = (0..APART).map(|_| Asker::new()).collect();
+    more.iter().for_each(|asker| work(*asker, 1));
+    let all: Vec<Asker> = [third, other].into_iter().chain(more.iter().copied()).collect();
+    let (count, apart) = look(&all);
+    assert_eq!((count, apart.len()), (11 + APART as u64, APART), "two of them found no place");
 }
 
 #[test]

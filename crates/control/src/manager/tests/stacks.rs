@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     model::{ServiceCommand, VolumeChange},
     store::Changes,
-    usage::{UsageBy, UsageQuestion},
+    usage::{UsageBy, UsageQuestion, UsageRow},
 };
 
 pub(super) fn spec(name: &str, size: Option<&str>, stack: &str) -> VolumeSpec {
@@ -444,7 +444,7 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
         let counted = {
             let inner = rig.peek();
             let (_, meter) = inner.volumes["v"].graph.as_ref().unwrap().graph.services("meter").remove(0);
-            millrace_services::meter::read(&meter).unwrap().0
+            millrace_services::meter::read(&meter, &|_| true).unwrap().all
         };
         goes(&rig);
         let rows = rig.usage(&UsageQuestion { by: UsageBy::Tenant, ..UsageQuestion::default() }).unwrap();
@@ -456,4 +456,50 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
             std::mem::forget(rig.manager.take());
         }
     }
+}
+
+/// Of a volume that several devices show, each has on the account what it has done, whether it goes or stays, and when a service above has
+/// held its requests back; the volume's size is there once.
+#[test]
+fn devices_that_share_a_volume_have_accounts_of_their_own() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("256K"), "throttle(iops=200) | meter(tenant=x) | memory")).unwrap();
+    let by = |by| rig.usage(&UsageQuestion { by, ..UsageQuestion::default() }).unwrap();
+    for name in ["d", "e", "f"] {
+        rig.create_device(&device(name, "{}")).unwrap();
+        rig.attach(name, &attach("v", Some(1))).unwrap();
+    }
+    while by(UsageBy::Volume).is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let write = |name: &str, writes: usize| {
+        let mut guest = Controller::connect(&rig.path(&format!("{name}.sock")), &Options::default()).unwrap();
+        let namespace = guest.namespace(NamespaceId(1)).unwrap();
+        let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+        let buffer = guest.memory().alloc(4096).unwrap();
+        for _ in 0..writes {
+            queue.execute(&namespace.write(Lba(0), buffer.slice(0, 4096)).unwrap()).unwrap();
+        }
+    };
+    write("d", 3);
+    write("e", 5);
+    write("f", 7);
+    // Whoever has the volume's line: when the first goes, it is the second's.
+    rig.detach("d", 1).unwrap();
+    write("e", 10);
+    write("f", 20);
+    rig.delete_device("f").unwrap();
+    rig.detach("e", 1).unwrap();
+    let written = |rows: Vec<UsageRow>| {
+        rows.into_iter().map(|row| (row.name, row.writes, row.written_bytes >> 12)).collect::<Vec<_>>()
+    };
+    let line = |name: &str, writes: u64| (name.to_owned(), writes, writes);
+    assert_eq!(written(by(UsageBy::Device)), [line("d", 3), line("e", 15), line("f", 27)]);
+    assert_eq!(written(by(UsageBy::Volume)), [line("v", 45)]);
+    let size = |rows: Vec<UsageRow>| {
+        rows.iter().map(|row| (row.seconds, row.provisioned_byte_seconds)).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+    };
+    let (seconds, provisioned) = size(by(UsageBy::Device));
+    assert_eq!(size(by(UsageBy::Volume)), (seconds, provisioned));
+    assert_eq!(provisioned, u128::from(seconds) * (256 << 10), "once, whoever shows it");
 }

@@ -331,7 +331,7 @@ fn changed(
 
 /// Microseconds of throttled time that a volume's uppermost meter says.
 fn metered(graph: &Graph) -> u64 {
-    meter::read(&graph.services("meter")[0].1).unwrap().0.throttled_us
+    meter::read(&graph.services("meter")[0].1, &|_| true).unwrap().all.throttled_us
 }
 
 #[test]

@@ -1,0 +1,52 @@
+//! On whose behalf the calling thread works.
+//!
+//! A shard says so around each turn of a device and each poll of its tasks; what counts by device ([`Asker::current`]) asks. Requests carry
+//! nothing for it, and a device that nobody tells apart costs two stores a turn.
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+thread_local! {
+    static CURRENT: Cell<Asker> = const { Cell::new(Asker::NOBODY) };
+}
+
+/// The number of who asks: a device on a shard. None comes twice while the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Asker(u32);
+
+impl Asker {
+    /// No device: the daemon itself, or a thread that is no shard.
+    pub const NOBODY: Self = Self(0);
+
+    /// One that there has not been before.
+    ///
+    /// # Panics
+    /// After four billion.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        // Relaxed: it orders nothing.
+        let number = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(1));
+        Self(number.expect("fewer than four billion devices"))
+    }
+
+    /// On whose behalf the calling thread works.
+    #[inline]
+    pub fn current() -> Self {
+        CURRENT.get()
+    }
+
+    /// The calling thread works on its behalf from now on. Who it was before: whose turn it is again afterwards.
+    #[inline]
+    pub fn enter(self) -> Self {
+        CURRENT.replace(self)
+    }
+
+    /// Its number; 0 is nobody's.
+    #[inline]
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
