@@ -1,15 +1,28 @@
 //! On whose behalf the calling thread works.
 //!
-//! A shard says so around each turn of a device and each poll of its tasks; what counts by device ([`Asker::current`]) asks. Requests carry
-//! nothing for it, and a device that nobody tells apart costs two stores a turn.
+//! A shard says so around each turn of a device and each poll of its tasks; what tells devices apart ([`Asker::current`]) asks. Requests
+//! carry nothing for it, and a device that nobody tells apart costs two stores a turn.
 
 use std::{
     cell::Cell,
-    sync::atomic::{AtomicU32, Ordering},
+    collections::BTreeSet,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 thread_local! {
     static CURRENT: Cell<Asker> = const { Cell::new(Asker::NOBODY) };
+}
+
+/// Numbers of those that are there.
+static THERE: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+static NEXT: AtomicU32 = AtomicU32::new(1);
+static GONE: AtomicU32 = AtomicU32::new(1);
+
+fn there() -> MutexGuard<'static, BTreeSet<u32>> {
+    THERE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The number of who asks: a device on a shard. None comes twice while the process lives.
@@ -20,16 +33,34 @@ impl Asker {
     /// No device: the daemon itself, or a thread that is no shard.
     pub const NOBODY: Self = Self(0);
 
-    /// One that there has not been before.
+    /// One that there has not been before; it is there until it [leaves](Self::leave).
     ///
     /// # Panics
     /// After four billion.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
         // Relaxed: it orders nothing.
         let number = NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| next.checked_add(1));
-        Self(number.expect("fewer than four billion devices"))
+        let number = number.expect("fewer than four billion devices");
+        there().insert(number);
+        Self(number)
+    }
+
+    /// It asks for nothing any more.
+    pub fn leave(self) {
+        there().remove(&self.0);
+        GONE.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether it has not left.
+    pub fn is_there(number: u32) -> bool {
+        there().contains(&number)
+    }
+
+    /// A number that is another one whenever somebody has left; never 0.
+    #[inline]
+    pub fn gone() -> u32 {
+        GONE.load(Ordering::Relaxed)
     }
 
     /// On whose behalf the calling thread works.

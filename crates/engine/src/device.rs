@@ -94,6 +94,12 @@ impl Account {
     }
 }
 
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.asker.leave();
+    }
+}
+
 /// A device's access to its shard during one call.
 pub struct ShardContext<'a> {
     core: &'a Core,

@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod apart;
 pub mod background;
 mod cache;
 mod concat;

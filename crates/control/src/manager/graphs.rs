@@ -619,7 +619,7 @@ impl Inner {
             .users(name.as_str())
             .filter_map(|(device, _)| Some((device.live.as_ref().ok()?.asker().number(), &device.record.spec.name)))
             .collect();
-        let Meters { all, apart, counted } = meter::read(meter, &|asker| users.contains_key(&asker))?;
+        let Meters { all, apart, counted } = meter::read(meter)?;
         let apart = apart.into_iter().filter_map(|(asker, reading)| Some(((*users.get(&asker)?).clone(), asker, reading)));
         Some(Metered {
             volume: name.clone(),

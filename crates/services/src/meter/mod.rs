@@ -9,17 +9,15 @@ mod tests;
 
 use std::{
     any::Any,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicU64},
     time::Duration,
 };
 
-use millrace_block::{Asker, BlockSize, Operation, PerShard, Request};
+use millrace_block::{BlockSize, Operation, PerShard, Request};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    apart::{Apart, PLACES},
     background::Task,
     gate::{Gate, Gated},
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
@@ -40,8 +38,6 @@ pub(crate) static KIND: Kind = Kind {
     plan,
 };
 
-/// Devices that are counted apart at a time; what more of them do counts as nobody's.
-const APART: usize = 15;
 /// Longest name of a tenant in characters.
 const LONGEST: usize = 64;
 
@@ -69,7 +65,13 @@ impl Plan for MeterPlan {
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let held = throttle::held_in(build.shared, build.volume);
-        let make = || Counted { requests: PerShard::default(), apart: Apart::default(), held, span: Mutex::default() };
+        let make = || Counted {
+            requests: PerShard::default(),
+            apart: Apart::default(),
+            before: Mutex::default(),
+            held,
+            span: Mutex::default(),
+        };
         let counted = build.shared.get(&format!("meter/of/{}", build.name), make);
         let meter = Meter { tenant: self.tenant.clone(), counted };
         Ok(Arc::new(Gated::new(build.name.clone(), build.only_leg(), meter)))
@@ -91,40 +93,12 @@ impl Counters {
     }
 }
 
-/// Which device counts in which place. Place 0 is everybody else's.
-#[derive(Default)]
-struct Apart {
-    /// The [number](Asker::number) of each place's device from place 1 on; 0: it is free.
-    askers: [AtomicU32; APART],
-    /// What was counted in each when its device began.
-    before: Mutex<[Reading; APART]>,
-}
-
-impl Apart {
-    /// Where the calling thread counts.
-    #[inline]
-    fn place(&self) -> usize {
-        let asker = Asker::current().number();
-        if asker == 0 {
-            return 0;
-        }
-        let known = self.askers.iter().position(|of| of.load(Ordering::Relaxed) == asker);
-        known.map_or_else(|| self.claim(asker), |at| at + 1)
-    }
-
-    /// A device lives on one shard, so that no other thread claims a place for it.
-    #[cold]
-    fn claim(&self, asker: u32) -> usize {
-        // Acquire, and Release in `read`: what was counted before it was free is in `before`.
-        let claimed = |of: &AtomicU32| of.compare_exchange(0, asker, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        self.askers.iter().position(claimed).map_or(0, |at| at + 1)
-    }
-}
-
 /// What the meters that follow each other in one place count with.
 struct Counted {
-    requests: PerShard<[Counters; APART + 1]>,
+    requests: PerShard<[Counters; PLACES]>,
     apart: Apart,
+    /// What was counted in each place when its device began; held while one takes it.
+    before: Mutex<[Count; PLACES]>,
     held: Arc<HeldTime>,
     span: Mutex<Span>,
 }
@@ -138,7 +112,69 @@ struct Span {
     since: Option<u64>,
 }
 
+/// What was counted in one place.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    reads: u64,
+    writes: u64,
+    others: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+impl Count {
+    fn each(self, other: Self, change: fn(u64, u64) -> u64) -> Self {
+        Self {
+            reads: change(self.reads, other.reads),
+            writes: change(self.writes, other.writes),
+            others: change(self.others, other.others),
+            read_bytes: change(self.read_bytes, other.read_bytes),
+            written_bytes: change(self.written_bytes, other.written_bytes),
+        }
+    }
+
+    fn reading(self, tenant: &str) -> Reading {
+        let Self { reads, writes, others, read_bytes, written_bytes } = self;
+        Reading { tenant: tenant.to_owned(), reads, writes, others, read_bytes, written_bytes, throttled_us: 0 }
+    }
+}
+
 impl Counted {
+    /// Where the calling thread's requests are counted.
+    #[inline]
+    fn place(&self) -> usize {
+        self.apart.place(|apart, asker| {
+            let mut before = self.before();
+            let place = apart.claim(asker)?;
+            before[place] = self.at(place);
+            Some(place)
+        })
+    }
+
+    fn before(&self) -> MutexGuard<'_, [Count; PLACES]> {
+        self.before.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn at(&self, place: usize) -> Count {
+        let sum = |counter: fn(&Counters) -> &AtomicU64| self.requests.sum(|places| counter(&places[place]));
+        Count {
+            reads: sum(|counters| &counters.reads),
+            writes: sum(|counters| &counters.writes),
+            others: sum(|counters| &counters.others),
+            read_bytes: sum(|counters| &counters.read_bytes),
+            written_bytes: sum(|counters| &counters.written_bytes),
+        }
+    }
+
+    /// Of all together, and of each device.
+    fn read(&self) -> (Count, Vec<(u32, Count)>) {
+        let before = self.before();
+        let places: [Count; PLACES] = std::array::from_fn(|place| self.at(place));
+        let all = places.iter().fold(Count::default(), |all, place| all.each(*place, u64::wrapping_add));
+        let of = |(place, asker): (usize, u32)| (asker, places[place].each(before[place], u64::wrapping_sub));
+        (all, self.apart.taken().map(of).collect())
+    }
+
     fn span(&self) -> (MutexGuard<'_, Span>, u64) {
         (self.span.lock().unwrap_or_else(PoisonError::into_inner), self.held.sum(|nanoseconds| nanoseconds))
     }
@@ -185,27 +221,6 @@ pub struct Reading {
     pub throttled_us: u64,
 }
 
-impl Reading {
-    fn add(&mut self, other: &Self) {
-        self.each(other, u64::wrapping_add);
-    }
-
-    /// What was counted since another reading of the same counters.
-    #[must_use]
-    fn since(mut self, before: &Self) -> Self {
-        self.each(before, u64::wrapping_sub);
-        self
-    }
-
-    fn each(&mut self, other: &Self, change: fn(u64, u64) -> u64) {
-        self.reads = change(self.reads, other.reads);
-        self.writes = change(self.writes, other.writes);
-        self.others = change(self.others, other.others);
-        self.read_bytes = change(self.read_bytes, other.read_bytes);
-        self.written_bytes = change(self.written_bytes, other.written_bytes);
-    }
-}
-
 /// What a meter says.
 pub struct Meters {
     /// Of all together.
@@ -217,54 +232,24 @@ pub struct Meters {
     pub counted: Weak<dyn Any + Send + Sync>,
 }
 
-/// Reads a meter; `None` when the service is none. The places of devices that are not `there` any more go to others.
-pub fn read(service: &Arc<dyn Service>, there: &dyn Fn(u32) -> bool) -> Option<Meters> {
+/// Reads a meter; `None` when the service is none.
+pub fn read(service: &Arc<dyn Service>) -> Option<Meters> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
     let meter = any.downcast::<Gated<Meter>>().ok()?;
-    let counted: Weak<Counted> = Arc::downgrade(&meter.gate().counted);
-    let (all, apart) = meter.gate().read(there);
+    let Meter { tenant, counted } = meter.gate();
+    let (all, apart) = counted.read();
+    let throttled_us = u64::try_from(counted.held_back().as_micros()).unwrap_or(u64::MAX);
+    let all = Reading { throttled_us, ..all.reading(tenant) };
+    let apart = apart.into_iter().map(|(asker, count)| (asker, count.reading(tenant))).collect();
+    let counted: Weak<Counted> = Arc::downgrade(counted);
     Some(Meters { all, apart, counted })
-}
-
-impl Meter {
-    fn at(&self, place: usize) -> Reading {
-        let sum = |counter: fn(&Counters) -> &AtomicU64| self.counted.requests.sum(|places| counter(&places[place]));
-        Reading {
-            tenant: self.tenant.clone(),
-            reads: sum(|counters| &counters.reads),
-            writes: sum(|counters| &counters.writes),
-            others: sum(|counters| &counters.others),
-            read_bytes: sum(|counters| &counters.read_bytes),
-            written_bytes: sum(|counters| &counters.written_bytes),
-            throttled_us: 0,
-        }
-    }
-
-    fn read(&self, there: &dyn Fn(u32) -> bool) -> (Reading, Vec<(u32, Reading)>) {
-        let Apart { askers, before } = &self.counted.apart;
-        let mut before = before.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut all, mut apart) = (self.at(0), Vec::new());
-        for (at, (asker, before)) in askers.iter().zip(before.iter_mut()).enumerate() {
-            let of = asker.load(Ordering::Relaxed);
-            let now = self.at(at + 1);
-            all.add(&now);
-            if of != 0 && there(of) {
-                apart.push((of, now.since(before)));
-            } else if of != 0 {
-                *before = now;
-                asker.store(0, Ordering::Release);
-            }
-        }
-        all.throttled_us = u64::try_from(self.counted.held_back().as_micros()).unwrap_or(u64::MAX);
-        (all, apart)
-    }
 }
 
 impl Gate for Meter {
     #[inline]
     fn look(&self, request: &Request<'_>, shift: u32) {
         let bytes = request.count.0 << shift;
-        let (counters, place) = (&self.counted.requests, self.counted.apart.place());
+        let (counters, place) = (&self.counted.requests, self.counted.place());
         match request.operation {
             Operation::Read | Operation::Compare => {
                 counters.add_all(|places| [&places[place].reads, &places[place].read_bytes], [1, bytes]);
@@ -285,7 +270,7 @@ impl Gate for Meter {
             alike.fold([0, 0], |[count, blocks], request| [count + 1, blocks + request.count.0])
         };
         let ([reads, read], [writes, written]) = (sum(false), sum(true));
-        let place = self.counted.apart.place();
+        let place = self.counted.place();
         let counts = [reads, read << shift, writes, written << shift];
         self.counted.requests.add_all(|places| places[place].transfers(), counts);
     }
@@ -311,7 +296,7 @@ impl Service for Gated<Meter> {
     }
 
     fn status(&self) -> Status {
-        let Reading { reads, writes, others, read_bytes, written_bytes, .. } = self.gate().read(&|_| true).0;
+        let Count { reads, writes, others, read_bytes, written_bytes } = self.gate().counted.read().0;
         let held = self.gate().counted.held_back();
         let moved = |count: u64, bytes: u64| format!("{count} requests, {bytes} bytes");
         Status::good([

@@ -1,6 +1,6 @@
 use millrace_backends::{MemoryVolume, fault::FaultVolume};
 use millrace_block::{
-    Volume,
+    Asker, Volume,
     conformance::{self, Bench, Job, Subject, SyncHarness, Wanted},
 };
 
@@ -48,7 +48,7 @@ fn everything_is_counted_once() {
         bench.job(Job::new(operation, 5, 2)).unwrap();
     }
     assert!(bench.job(Job::new(Operation::Deallocate, 64, 1)).is_err());
-    let found = read(&service, &|_| true).unwrap().all;
+    let found = read(&service).unwrap().all;
     let tenant = "Ä & Co".to_owned();
     let expected =
         Reading { tenant, reads: 2, writes: 1, others: 3, read_bytes: 3072, written_bytes: 1536, throttled_us: 0 };
@@ -70,30 +70,31 @@ fn devices_are_counted_apart() {
         }
         before.enter();
     };
-    let look = |there: &[Asker]| {
-        let there: Vec<u32> = there.iter().map(|asker| asker.number()).collect();
-        let Meters { all, apart, .. } = read(&service, &|asker| there.contains(&asker)).unwrap();
-        let apart: Vec<_> =
-            apart.into_iter().map(|(asker, reading)| (asker, reading.writes, reading.written_bytes)).collect();
-        (all.writes, apart)
+    let look = |of: &[Asker]| {
+        let Meters { all, apart, .. } = read(&service).unwrap();
+        let found = |asker: &Asker| apart.iter().find(|(of, _)| *of == asker.number()).map(|(_, reading)| reading);
+        assert!(of.iter().filter_map(found).all(|reading| reading.written_bytes == reading.writes * 1024));
+        (all.writes, of.iter().map(|asker| found(asker).map(|reading| reading.writes)).collect::<Vec<_>>())
     };
     let [one, other] = [Asker::new(), Asker::new()];
     work(one, 1);
     work(other, 2);
     work(Asker::NOBODY, 4);
-    let line = |asker: Asker, writes: u64| (asker.number(), writes, writes * 1024);
-    assert_eq!(look(&[one, other]), (7, vec![line(one, 1), line(other, 2)]));
+    assert_eq!(look(&[one, other]), (7, vec![Some(1), Some(2)]));
     // The first one is gone: who comes begins at 0 in its place, and nothing of all is lost.
-    assert_eq!(look(&[other]), (7, vec![line(other, 2)]));
+    one.leave();
     let third = Asker::new();
     work(third, 3);
     work(other, 1);
-    assert_eq!(look(&[other, third]), (11, vec![line(third, 3), line(other, 3)]));
-    let more: Vec<Asker> = (0..APART).map(|_| Asker::new()).collect();
+    assert_eq!(look(&[one, other, third]), (11, vec![None, Some(3), Some(3)]));
+    let more: Vec<Asker> = (2..PLACES).map(|_| Asker::new()).collect();
     more.iter().for_each(|asker| work(*asker, 1));
-    let all: Vec<Asker> = [third, other].into_iter().chain(more.iter().copied()).collect();
-    let (count, apart) = look(&all);
-    assert_eq!((count, apart.len()), (11 + APART as u64, APART), "two of them found no place");
+    let (all, last) = (11 + more.len() as u64, more[more.len() - 1]);
+    assert_eq!(look(&[more[0], last]), (all, vec![Some(1), None]), "the last one found no place");
+    // One is free again.
+    more[0].leave();
+    work(last, 5);
+    assert_eq!(look(&[more[0], last]), (all + 5, vec![None, Some(5)]));
 }
 
 #[test]

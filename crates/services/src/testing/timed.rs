@@ -7,7 +7,7 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, Lba, Operation, Request, Scratch, Step, TaskContext, Volume,
+    Asker, BlockCount, Lba, Operation, Request, Scratch, Step, TaskContext, Volume,
     clock::{self, SimulatedTime},
     conformance::{Memory, SyncIo},
 };
@@ -26,12 +26,14 @@ pub struct Load {
     pub blocks: u64,
     /// Requests in all.
     pub most: u64,
+    /// The device that it is.
+    pub asker: Asker,
 }
 
 impl Load {
     /// A load that goes on and on.
     pub fn new(volume: &Arc<dyn Volume>, depth: usize, writes: bool, blocks: u64) -> Self {
-        Self { volume: Arc::clone(volume), depth, writes, blocks, most: u64::MAX }
+        Self { volume: Arc::clone(volume), depth, writes, blocks, most: u64::MAX, asker: Asker::NOBODY }
     }
 
     /// Each of those in flight, and no more.
@@ -68,6 +70,7 @@ pub fn drive(time: &SimulatedTime, loads: &[Load], length: u64) -> Vec<u64> {
     while went || steps.iter().flatten().any(Option::is_some) {
         went = false;
         for (at, steps) in steps.iter_mut().enumerate() {
+            let before = loads[at].asker.enter();
             for (slot, place) in steps.iter_mut().enumerate() {
                 let running = clock::now() < end;
                 if place.is_none() && running && left[at] > 0 {
@@ -85,6 +88,7 @@ pub fn drive(time: &SimulatedTime, loads: &[Load], length: u64) -> Vec<u64> {
                     went = true;
                 }
             }
+            before.enter();
         }
         idle = if went { 0 } else { idle + 1 };
         if idle > 3

@@ -9,6 +9,8 @@
 //!   levels: the volume's own ─► its group ─► the group that that one is in ─► …
 //! ```
 //!
+//! With `each=device` all this is there once for each device, but for the groups.
+//!
 //! `bucket.rs` decides, `level.rs` keeps what is decided about, `groups.rs` is what the control plane declares. Reads wait for reads,
 //! and writes for writes; who waits sleeps in parts, so that a change finds it.
 
@@ -43,6 +45,7 @@ use self::{
 };
 pub(crate) use self::{bucket::time_of, groups::DEEPEST};
 use crate::{
+    apart::{Apart, PLACES},
     background::Task,
     legs::Leg,
     queue::Queue,
@@ -64,12 +67,13 @@ pub(crate) static KIND: Kind = Kind {
         Word { name: "read_bandwidth", help: "bytes read per second" },
         Word { name: "write_bandwidth", help: "bytes written per second" },
         Word { name: "burst", help: "what may be saved up while idle, as time at the full rate [10ms]" },
+        Word { name: "each", help: "device: its own caps hold for each device that shows the volume, not for all together" },
         Word { name: "group", help: "a group (millrace group create) whose caps hold as well" },
     ],
     commands: &[],
     shares_legs: false,
     is_disk: false,
-    samples: &["throttle(iops=1000000) | ?", "throttle(write_bandwidth=1G, read_iops=1M, burst=1s) | ?"],
+    samples: &["throttle(iops=1000000) | ?", "throttle(write_bandwidth=1G, read_iops=1M, burst=1s, each=device) | ?"],
     plan,
 };
 
@@ -116,6 +120,7 @@ impl Caps {
 #[derive(Debug)]
 struct ThrottlePlan {
     caps: Caps,
+    each: bool,
     group: Option<String>,
 }
 
@@ -127,7 +132,15 @@ fn plan(settings: &Settings) -> Result<Box<dyn Plan>, SettingError> {
     if caps.is_empty() && settings.text("burst").is_some() {
         return Err(SettingError::new("burst", "it is of caps, and there are none: the group has its own"));
     }
-    Ok(Box::new(ThrottlePlan { caps, group }))
+    let each = match settings.text("each") {
+        None => false,
+        Some("device") if !caps.is_empty() => true,
+        Some("device") => {
+            return Err(SettingError::new("each", "it is of caps, and there are none: a group's are for all together"));
+        }
+        Some(_) => return Err(SettingError::new("each", "\"device\" is possible")),
+    };
+    Ok(Box::new(ThrottlePlan { caps, each, group }))
 }
 
 impl Plan for ThrottlePlan {
@@ -141,17 +154,22 @@ impl Plan for ThrottlePlan {
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let group = self.group.as_ref().map(|name| Group::find(build.shared, name)).transpose()?;
-        let above = group.map_or_else(Box::default, |group| group.levels().into());
+        let above: Box<[Arc<Level>]> = group.map_or_else(Box::default, |group| group.levels().into());
+        let lane = |_| Lane {
+            chain: Chain { own: Level::default(), above: above.clone(), hurry: AtomicBool::new(false) },
+            queues: PerShard::default(),
+        };
         let leg = build.only_leg();
         let of_volume = held_in(build.shared, build.volume);
         Ok(Arc::new(Throttle {
             shift: AtomicU32::new(leg.geometry().block_size.shift()),
+            lanes: (0..if self.each { PLACES } else { 1 }).map(lane).collect(),
+            // The one that follows it in a change has its devices in the same places.
+            apart: build.shared.get(&format!("throttle/apart/{}", build.name), Apart::default),
             name: build.name,
             leg,
-            chain: Chain { own: Level::default(), above, hurry: AtomicBool::new(false) },
             caps: self.caps,
             group: self.group.clone(),
-            queues: PerShard::default(),
             waits: PerShard::default(),
             of_volume,
         }))
@@ -165,24 +183,41 @@ struct Waits {
     nanoseconds: AtomicU64,
 }
 
+/// Caps, and who waits for them.
+struct Lane {
+    chain: Chain,
+    /// Reads and writes that wait.
+    queues: PerShard<[Queue; 2]>,
+}
+
+impl Lane {
+    fn queue(&self, cost: Cost) -> &Queue {
+        &self.queues.here().0[usize::from(cost.writes)]
+    }
+
+    fn waiting(&self, cost: Cost) -> &AtomicU64 {
+        &self.chain.own.leases.here().0.waiting[usize::from(cost.writes)]
+    }
+}
+
 /// See the module.
 struct Throttle {
     leg: Leg,
     /// Power of two of the leg's blocks.
     shift: AtomicU32,
-    chain: Chain,
+    /// One, or one for each place of a device.
+    lanes: Box<[Lane]>,
+    apart: Arc<Apart>,
     name: String,
     caps: Caps,
     group: Option<String>,
-    /// Reads and writes that wait.
-    queues: PerShard<[Queue; 2]>,
     waits: PerShard<Waits>,
     of_volume: Arc<HeldTime>,
 }
 
 /// A request's place in a queue; dropping it leaves.
 struct Place<'a> {
-    throttle: &'a Throttle,
+    lane: &'a Lane,
     cost: Cost,
     number: u64,
     /// It is first and may have claims.
@@ -190,16 +225,16 @@ struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    fn take(throttle: &'a Throttle, cost: Cost) -> Self {
-        let number = throttle.queue(cost).lock().enter();
-        throttle.waiting(cost).fetch_add(1, Ordering::Relaxed);
-        Self { throttle, cost, number, front: Cell::new(None) }
+    fn take(lane: &'a Lane, cost: Cost) -> Self {
+        let number = lane.queue(cost).lock().enter();
+        lane.waiting(cost).fetch_add(1, Ordering::Relaxed);
+        Self { lane, cost, number, front: Cell::new(None) }
     }
 
     /// Waits until it is first.
     fn poll_first(&self, waker: &Waker) -> Poll<()> {
-        let own = self.throttle.queues.here().1;
-        let mut queue = self.throttle.queue(self.cost).lock();
+        let own = self.lane.queues.here().1;
+        let mut queue = self.lane.queue(self.cost).lock();
         if queue.is_first(self.number) {
             return Poll::Ready(());
         }
@@ -210,18 +245,31 @@ impl<'a> Place<'a> {
         }
         Poll::Pending
     }
+
+    /// It is the first in its queue, and waits for tokens.
+    async fn wait(&self, cx: TaskContext<'_>) {
+        let front = Front { since: clock::now(), queue: ptr::from_ref(self.lane.queue(self.cost)).addr() };
+        self.front.set(Some(front));
+        let mut first = true;
+        while let Err(time) = self.lane.chain.pass(self.cost, Some(front), first) {
+            first = false;
+            cx.io(IoOperation::Sleep(time.clamp(NAP, REFILL))).await;
+        }
+        // It went, and its claims with it.
+        self.front.set(None);
+    }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         if let Some(front) = self.front.get() {
-            self.throttle.chain.forget(front);
+            self.lane.chain.forget(front);
         }
-        let mut queue = self.throttle.queue(self.cost).lock();
+        let mut queue = self.lane.queue(self.cost).lock();
         queue.leave(self.number);
         let next = queue.first();
         drop(queue);
-        self.throttle.waiting(self.cost).fetch_sub(1, Ordering::Relaxed);
+        self.lane.waiting(self.cost).fetch_sub(1, Ordering::Relaxed);
         if let Some(next) = next {
             next.wake();
         }
@@ -249,12 +297,13 @@ impl Throttle {
         (self.waits.sum(|waits| &waits.requests), self.waits.sum(|waits| &waits.nanoseconds))
     }
 
-    fn queue(&self, cost: Cost) -> &Queue {
-        &self.queues.here().0[usize::from(cost.writes)]
-    }
-
-    fn waiting(&self, cost: Cost) -> &AtomicU64 {
-        &self.chain.own.leases.here().0.waiting[usize::from(cost.writes)]
+    /// The caps that hold for who asks.
+    #[inline]
+    fn lane(&self) -> &Lane {
+        match &self.lanes[..] {
+            [all] => all,
+            lanes => &lanes[self.apart.place(Apart::claim)],
+        }
     }
 
     /// What a request takes; `None`: nothing.
@@ -286,15 +335,18 @@ impl Throttle {
 
     #[inline]
     fn goes(&self, request: &Request<'_>) -> bool {
-        self.cost(request).is_none_or(|cost| self.chain.at_once(cost) || self.may_go(request, cost))
+        self.cost(request).is_none_or(|cost| {
+            let lane = self.lane();
+            lane.chain.at_once(cost) || self.may_go(lane, request, cost)
+        })
     }
 
     /// Whether a request may go on now, of which there are not enough tokens at hand.
     #[cold]
-    fn may_go(&self, request: &Request<'_>, cost: Cost) -> bool {
+    fn may_go(&self, lane: &Lane, request: &Request<'_>, cost: Cost) -> bool {
         // A range that the leg will refuse costs nothing: its length may be anything.
         let within = self.leg.geometry().byte_range(request.lba, request.count).is_some();
-        !within || (self.chain.own.leases.here().0.is_free(cost) && self.chain.pass(cost, None, false).is_ok())
+        !within || (lane.chain.own.leases.here().0.is_free(cost) && lane.chain.pass(cost, None, false).is_ok())
     }
 
     #[cold]
@@ -317,33 +369,20 @@ impl Throttle {
     /// Waits until there are tokens for it, and those that came before have theirs.
     async fn turn(&self, cx: TaskContext<'_>, request: &Request<'_>) {
         let Some(cost) = self.cost(request) else { return };
-        let start = clock::now();
-        let place = Place::take(self, cost);
+        let (start, lane) = (clock::now(), self.lane());
+        let place = Place::take(lane, cost);
         poll_fn(|cx| place.poll_first(cx.waker())).await;
         let at_hand = {
-            let (leases, own) = self.chain.own.leases.here();
-            own && self.chain.spend(leases, cost)
+            let (leases, own) = lane.chain.own.leases.here();
+            own && lane.chain.spend(leases, cost)
         };
         if !at_hand {
-            self.wait(cx, cost, &place).await;
+            place.wait(cx).await;
         }
         drop(place);
         let waited = clock::now().saturating_sub(start);
         self.waits.add_all(|waits| [&waits.requests, &waits.nanoseconds], [1, waited]);
         self.of_volume.add(|nanoseconds| nanoseconds, waited);
-    }
-
-    /// The first in its queue waits for tokens.
-    async fn wait(&self, cx: TaskContext<'_>, cost: Cost, place: &Place<'_>) {
-        let front = Front { since: clock::now(), queue: ptr::from_ref(self.queue(cost)).addr() };
-        place.front.set(Some(front));
-        let mut first = true;
-        while let Err(time) = self.chain.pass(cost, Some(front), first) {
-            first = false;
-            cx.io(IoOperation::Sleep(time.clamp(NAP, REFILL))).await;
-        }
-        // It went, and its claims with it.
-        place.front.set(None);
     }
 }
 
@@ -369,13 +408,13 @@ impl Volume for Throttle {
     }
 
     fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
-        let sum = self.sum(requests);
-        if !self.chain.all_at_once(&sum) {
+        let (sum, lane) = (self.sum(requests), self.lane());
+        if !lane.chain.all_at_once(&sum) {
             return 0;
         }
         let done = self.leg.submit_many(requests);
         if done < requests.len() {
-            self.chain.give_back(&self.sum(&requests[done..]));
+            lane.chain.give_back(&self.sum(&requests[done..]));
         }
         done
     }
@@ -433,7 +472,10 @@ impl Volume for Throttle {
 impl Service for Throttle {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         let previous = mount.previous::<Self>();
-        self.chain.own.set(&self.caps.rates, previous.as_ref().map(|previous| &previous.chain.own));
+        for (at, lane) in self.lanes.iter().enumerate() {
+            let before = previous.as_ref().and_then(|previous| previous.lanes.get(at));
+            lane.chain.own.set(&self.caps.rates, before.map(|before| &before.chain.own));
+        }
         Ok(())
     }
 
@@ -446,7 +488,7 @@ impl Service for Throttle {
     }
 
     fn hurry(&self, on: bool) {
-        self.chain.hurry.store(on, Ordering::Relaxed);
+        self.lanes.iter().for_each(|lane| lane.chain.hurry.store(on, Ordering::Relaxed));
     }
 
     fn leg_is_whole(&self, _: usize) -> bool {
@@ -457,6 +499,7 @@ impl Service for Throttle {
         let caps = CAPS.into_iter().zip(&self.caps.rates);
         let mut facts: Vec<_> =
             caps.filter_map(|(name, rate)| Some((name, rate.as_ref()?.per_second.to_string()))).collect();
+        facts.extend((self.lanes.len() > 1).then(|| ("each", "device".to_owned())));
         facts.extend(self.group.clone().map(|group| ("group", group)));
         let (waited, time) = self.held_back();
         let time = Duration::from_nanos(time);

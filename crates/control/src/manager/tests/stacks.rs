@@ -444,7 +444,7 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
         let counted = {
             let inner = rig.peek();
             let (_, meter) = inner.volumes["v"].graph.as_ref().unwrap().graph.services("meter").remove(0);
-            millrace_services::meter::read(&meter, &|_| true).unwrap().all
+            millrace_services::meter::read(&meter).unwrap().all
         };
         goes(&rig);
         let rows = rig.usage(&UsageQuestion { by: UsageBy::Tenant, ..UsageQuestion::default() }).unwrap();

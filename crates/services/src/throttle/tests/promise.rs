@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use millrace_block::{Step, Switch, clock::SimulatedTime, conformance::Random};
+use millrace_block::{Asker, Step, Switch, clock::SimulatedTime, conformance::Random};
 use proptest::prelude::*;
 
 use super::*;
@@ -176,6 +176,36 @@ fn the_tightest_cap_decides_and_what_others_save_is_not_used_at_once() {
     assert_close((leg.all().1 - before.1) - (64 << 20), 1000 << 20, "bytes");
 }
 
+/// Devices that share a volume: whatever one asks for, each gets its own, also across a change, and all together what their group may have.
+#[test]
+fn each_device_has_caps_of_its_own() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let devices = [Asker::new(), Asker::new(), Asker::new()];
+    let loads = |graph: &Graph| {
+        let load =
+            |(at, asker): (usize, &Asker)| Load { asker: *asker, ..Load::new(graph.volume(), 1 << (2 * at), false, 1) };
+        devices.iter().enumerate().map(load).collect::<Vec<_>>()
+    };
+    let shared = SharedObjects::default();
+    let leg = || -> Arc<dyn Volume> { Noted::new(Vec::new()) };
+    let graph = sharing(&shared, "v", "throttle(iops=1000, each=device) | disk:0", leg()).unwrap();
+    for count in drive(&time, &loads(&graph), 10 * SECOND) {
+        assert_close(count, 10_000, "operations of a device");
+    }
+    let _group = Group::declare(&shared, "all", None, &caps("iops=1500")).unwrap();
+    let graph = sharing(&shared, "w", "throttle(iops=1000, each=device, group=all) | disk:0", leg()).unwrap();
+    let counts = drive(&time, &loads(&graph), 10 * SECOND);
+    assert_close(counts.iter().sum(), 15_000, "operations of the group");
+    assert!(counts.iter().all(|count| *count > 4500), "they take turns: {counts:?}");
+    // Nobody is a device here, and is one for all that.
+    assert_close(drive(&time, &[Load::new(graph.volume(), 8, false, 1)], 10 * SECOND)[0], 10_000, "operations of nobody");
+    for (stack, why) in [("each=device, group=all", "for all together"), ("iops=5, each=tenant", "\"device\" is possible")] {
+        let refused = format!("throttle({stack}) | disk:0").parse::<Node>().unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
 #[test]
 fn reads_that_wait_do_not_keep_writes() {
     let _own = ShardSlot::claim();
@@ -331,7 +361,7 @@ fn changed(
 
 /// Microseconds of throttled time that a volume's uppermost meter says.
 fn metered(graph: &Graph) -> u64 {
-    meter::read(&graph.services("meter")[0].1, &|_| true).unwrap().all.throttled_us
+    meter::read(&graph.services("meter")[0].1).unwrap().all.throttled_us
 }
 
 #[test]
