@@ -277,14 +277,14 @@ impl LiveDisk {
             tracing::warn!(device = %name, %error, "its socket is not kept: its machine may have to try more than once to connect again");
         }
         let place = listener.take_place();
-        let config = record.spec.disk_config();
+        let (config, kind) = (record.spec.disk_config(), record.disk_kind.map(Into::into));
         // A guest that comes before its volume is back would see an empty disk.
         let hold = !record.namespaces.is_empty();
         let (key, asker) = shard.call_wait(move |shard| {
             let mut asker = Asker::NOBODY;
             let key = shard.add_device_with(|cx| {
                 asker = cx.asker();
-                let device = VirtioBlkDevice::new(config, listener, hold, cx)?;
+                let device = VirtioBlkDevice::new(config, kind, listener, hold, cx)?;
                 Ok::<_, DeviceError>(Box::new(device) as Box<dyn Device>)
             });
             key.map(|key| (key, asker))

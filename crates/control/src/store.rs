@@ -7,6 +7,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use millrace_block::Geometry;
+use millrace_frontends::virtio_blk;
 use redb::{AccessGuard, Database, ReadableDatabase, ReadableTable, StorageError, TableDefinition};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
@@ -136,6 +138,41 @@ pub(crate) struct DeviceRecord {
     /// Whose application it was made for; it goes with that application.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) session: Option<SessionRecord>,
+    /// What the volume is, or was, that a virtio disk shows or showed last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) disk_kind: Option<DiskKind>,
+}
+
+impl DeviceRecord {
+    /// The device shows a volume of this shape, or showed it until now: a virtio disk stays such a one until it shows another.
+    pub(crate) fn note_kind(&mut self, geometry: &Geometry, read_only: bool) {
+        if self.spec.kind.virtio_blk().is_some() {
+            self.disk_kind = Some(virtio_blk::Kind::new(geometry, read_only).into());
+        }
+    }
+}
+
+/// What a virtio disk's guest learns once of its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiskKind {
+    pub(crate) block_size: LogicalBlock,
+    pub(crate) read_only: bool,
+    pub(crate) discard: bool,
+}
+
+impl From<virtio_blk::Kind> for DiskKind {
+    fn from(kind: virtio_blk::Kind) -> Self {
+        let virtio_blk::Kind { block_size, read_only, deallocate } = kind;
+        Self { block_size: LogicalBlock(block_size), read_only, discard: deallocate }
+    }
+}
+
+impl From<DiskKind> for virtio_blk::Kind {
+    fn from(kind: DiskKind) -> Self {
+        let DiskKind { block_size, read_only, discard } = kind;
+        Self { block_size: block_size.0, read_only, deallocate: discard }
+    }
 }
 
 /// The application that a device was made for.

@@ -63,6 +63,7 @@ fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
             })
             .collect(),
         session: None,
+        disk_kind: None,
     });
     (volumes.collect(), devices.collect())
 }

@@ -114,6 +114,10 @@ impl Manager {
         };
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
+        if let Ok(shown) = inner.namespace_of(&namespace.volume) {
+            // It may have another stack than when it was attached.
+            record.note_kind(&shown.volume.geometry(), namespace.read_only);
+        }
         let orphan = inner.volumes.get(&namespace.volume).filter(|volume| volume.record.created_by.is_some());
         if orphan.is_some() {
             inner.idle_volume(namespace.volume.as_str())?;
@@ -168,7 +172,7 @@ impl Manager {
                 DeviceKind::VirtioBlk(disk) => disk.serial = disk.serial.take().or_else(serial),
             }
         }
-        let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session };
+        let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session, disk_kind: None };
         let live = Ok(self.start_device(inner, &record, disk)?);
         Ok(Device { record, live, failed: BTreeMap::new(), since: Instant::now() })
     }
@@ -263,10 +267,13 @@ impl Inner {
         if let Some(other) = other {
             return Err(ControlError::OtherKind { volume: volume_name, other });
         }
-        entry.live()?.attach(nsid, Arc::clone(volume.live()?), spec.read_only)?;
+        let shown = Arc::clone(volume.live()?);
+        let geometry = shown.volume.geometry();
+        entry.live()?.attach(nsid, shown, spec.read_only)?;
         let record = NamespaceRecord { nsid, volume: volume_name, read_only: spec.read_only, attached: true };
         if let Some(entry) = self.devices.get_mut(device) {
             entry.record.namespaces.push(record);
+            entry.record.note_kind(&geometry, spec.read_only);
             entry.record.namespaces.sort_by_key(|namespace| namespace.nsid);
         }
         Ok(nsid)

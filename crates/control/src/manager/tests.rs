@@ -35,6 +35,7 @@ mod sessions;
 mod shares;
 mod stacks;
 mod traces;
+mod virtio;
 
 /// A manager in a directory of its own.
 struct Rig {

@@ -29,7 +29,7 @@ fn device(name: &str) -> DeviceRecord {
     let spec =
         serde_json::from_str(&format!(r#"{{"name":"{name}","nvme":{{"queues":3,"serial":"X"}},"shard":2}}"#)).unwrap();
     let namespaces = vec![NamespaceRecord { nsid: 9, volume: "v".parse().unwrap(), read_only: true, attached: false }];
-    DeviceRecord { spec, cntlid: 5, uuid: Uuid::from_u128(8), namespaces, session: None }
+    DeviceRecord { spec, cntlid: 5, uuid: Uuid::from_u128(8), namespaces, session: None, disk_kind: None }
 }
 
 fn overwrite_version(directory: &Path, version: u64) {

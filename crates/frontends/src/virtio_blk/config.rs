@@ -1,6 +1,6 @@
 //! What the operator decides about a disk, and what of it the guest reads: features and configuration space.
 
-use millrace_block::Geometry;
+use millrace_block::{BlockSize, Geometry};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::ring::feature as ring;
@@ -29,6 +29,32 @@ const MAX_DISCARD: u32 = 1 << 21;
 const MAX_ZEROES: u32 = 1 << 16;
 /// Pieces of memory a guest is told that a request may have: with header and status a queue of 128 is full, QEMU's usual size.
 const SEGMENTS: u32 = 126;
+
+/// What a guest learns once of its disk's volume, when it starts: whatever takes the volume's place must be like it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Size of a logical block.
+    pub block_size: BlockSize,
+    /// The volume cannot be written, or not through this disk.
+    pub read_only: bool,
+    /// Deallocate gives space back.
+    pub deallocate: bool,
+}
+
+impl Kind {
+    /// The kind of a disk that shows a volume of this shape.
+    pub fn new(geometry: &Geometry, read_only: bool) -> Self {
+        let Geometry { block_size, deallocate, .. } = *geometry;
+        Self { block_size, read_only: read_only || geometry.read_only, deallocate }
+    }
+}
+
+/// What a disk says that has had no volume yet.
+impl Default for Kind {
+    fn default() -> Self {
+        Self { block_size: BlockSize::B512, read_only: false, deallocate: true }
+    }
+}
 
 /// A disk's fixed properties.
 #[derive(Clone, Debug)]
@@ -77,8 +103,8 @@ impl Config {
         bytes
     }
 
-    /// What we offer for a volume of this shape.
-    pub(crate) fn features(&self, geometry: &Geometry, read_only: bool) -> u64 {
+    /// What we offer for a volume of this kind.
+    pub(crate) fn features(&self, kind: Kind) -> u64 {
         use feature::{
             BLK_SIZE, CONFIG_WCE, DISCARD, FLUSH, LOG_ALL, MQ, PROTOCOL_FEATURES, RO, SEG_MAX, TOPOLOGY, VERSION_1,
             WRITE_ZEROES,
@@ -88,11 +114,11 @@ impl Config {
         if self.queues > 1 {
             features |= MQ;
         }
-        if read_only || geometry.read_only {
+        if kind.read_only {
             return features | RO;
         }
         features |= WRITE_ZEROES;
-        if geometry.deallocate { features | DISCARD } else { features }
+        if kind.deallocate { features | DISCARD } else { features }
     }
 
     /// The configuration space for a volume of this shape.
@@ -161,7 +187,7 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
-    use millrace_block::{BlockCount, BlockSize};
+    use millrace_block::BlockCount;
 
     use super::*;
 
@@ -193,9 +219,12 @@ mod tests {
     #[test]
     fn what_cannot_be_written_offers_no_writes() {
         let config = Config::new("disk");
-        let features = config.features(&geometry(BlockSize::B512), true);
-        assert_eq!(features & (feature::RO | feature::DISCARD | feature::WRITE_ZEROES), feature::RO);
-        let features = config.features(&geometry(BlockSize::B512), false);
+        let shape = geometry(BlockSize::B512);
+        for (shape, read_only) in [(shape, true), (Geometry { read_only: true, ..shape }, false)] {
+            let features = config.features(Kind::new(&shape, read_only));
+            assert_eq!(features & (feature::RO | feature::DISCARD | feature::WRITE_ZEROES), feature::RO);
+        }
+        let features = config.features(Kind::new(&shape, false));
         assert_eq!(features & feature::RO, 0);
         assert_ne!(features & feature::DISCARD, 0);
     }

@@ -23,7 +23,7 @@ use millrace_vfio_user::Listener;
 use thiserror::Error;
 
 use super::{
-    Config, KICKS,
+    Config, KICKS, Kind,
     disk::{Counters, Disk, Fault},
     modes::WriteModes,
     session::{Progress, Session, SessionError, unwatch},
@@ -157,15 +157,22 @@ pub struct VirtioBlkDevice {
 }
 
 impl VirtioBlkDevice {
-    /// A disk that waits for its guest. With `hold` it lets nobody in before a volume is attached.
-    pub fn new(config: Config, listener: Listener, hold: bool, cx: &mut ShardContext<'_>) -> Result<Self, DeviceError> {
+    /// A disk that waits for its guest. With `hold` it lets nobody in before a volume is attached. `kind` is what the volume was that it
+    /// showed last, if it did: until it has one again, it stays that.
+    pub fn new(
+        config: Config,
+        kind: Option<Kind>,
+        listener: Listener,
+        hold: bool,
+        cx: &mut ShardContext<'_>,
+    ) -> Result<Self, DeviceError> {
         let device = config.name.clone();
         config.check().map_err(|what| DeviceError::Config { device: device.clone(), what })?;
         let link = if hold { Link::Holding } else { Link::Listening };
         if !hold {
             cx.register(listener.as_fd(), LISTENER).map_err(|source| DeviceError::Socket { device, source })?;
         }
-        Ok(Self { disk: Disk::new(config), listener, link, hold, accept_again: None, log: LogLimit::default() })
+        Ok(Self { disk: Disk::new(config, kind), listener, link, hold, accept_again: None, log: LogLimit::default() })
     }
 
     /// The disk's settings.
@@ -187,11 +194,13 @@ impl VirtioBlkDevice {
         cx: &mut ShardContext<'_>,
     ) -> Result<(), DeviceError> {
         if let Link::Connected(client) = &self.link {
-            let geometry = volume.geometry();
-            let features = self.disk.core.config.features(&geometry, read_only);
-            let offered = client.session.offered().is_none_or(|offered| offered == features);
-            let told = self.disk.block_size().is_none_or(|told| told == geometry.block_size);
-            if !(offered && told) {
+            let kind = Kind::new(&volume.geometry(), read_only);
+            let known = self.disk.kind();
+            let features = |kind| self.disk.core.config.features(kind);
+            // A guest that connects again was offered features by an earlier connection.
+            let offered = client.session.offered().or_else(|| known.map(features));
+            let is_offered = offered.is_none_or(|offered| offered == features(kind));
+            if !is_offered || known.is_some_and(|known| known.block_size != kind.block_size) {
                 return Err(DeviceError::OtherKind { device: self.name().to_owned() });
             }
         }

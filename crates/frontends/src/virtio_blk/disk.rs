@@ -2,13 +2,13 @@
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use millrace_block::{BlockCount, BlockSize, Geometry, Volume, trace::Site};
+use millrace_block::{BlockCount, Geometry, Volume, trace::Site};
 use millrace_engine::{ShardContext, TaskSlot, reaper};
 use millrace_memory::Unsettled;
 use thiserror::Error;
 
 use super::{
-    Config,
+    Config, Kind,
     config::feature,
     dirty::DirtyLog,
     inflight::InflightRegion,
@@ -75,9 +75,9 @@ pub(crate) struct Core {
     /// What was looked at ahead; the room is reused.
     ahead: Vec<(u16, Option<Plain>)>,
     pub(crate) attached: Option<Rc<Attached>>,
-    /// The block size that a guest was told last, or that the volume had which was taken away: guests read it once, when they start, so
-    /// that a disk without a volume keeps it.
-    pub(crate) told: Option<BlockSize>,
+    /// What the volume was that was taken away, or what a guest was told of a disk that never had one: guests learn it once, when they
+    /// start, so that a disk without a volume keeps it.
+    pub(crate) kind: Option<Kind>,
     /// Features that the guest and its front end chose.
     pub(crate) features: u64,
     /// The write cache mode that the guest chose.
@@ -172,14 +172,12 @@ impl Core {
 
     /// The shape of what is shown; a disk without a volume has no blocks.
     fn geometry(&self) -> Geometry {
-        let nothing = Geometry {
-            block_size: self.told.unwrap_or(BlockSize::B512),
-            blocks: BlockCount(0),
-            read_only: false,
-            volatile_cache: true,
-            deallocate: true,
-        };
-        self.attached.as_ref().map_or(nothing, |attached| attached.volume.geometry())
+        self.attached.as_ref().map_or_else(|| self.nothing(), |attached| attached.volume.geometry())
+    }
+
+    fn nothing(&self) -> Geometry {
+        let Kind { block_size, read_only, deallocate } = self.kind.unwrap_or_default();
+        Geometry { block_size, blocks: BlockCount(0), read_only, volatile_cache: true, deallocate }
     }
 
     /// Records what a queue gives back.
@@ -230,7 +228,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config, kind: Option<Kind>) -> Self {
         let queues = (0..config.queues).map(|_| Queue::default()).collect();
         Self {
             core: Core {
@@ -239,7 +237,7 @@ impl Disk {
                 buffers: Buffers::new(),
                 ahead: Vec::with_capacity(AHEAD),
                 attached: None,
-                told: None,
+                kind,
                 features: 0,
                 write_cache: true,
                 log: None,
@@ -280,11 +278,9 @@ impl Disk {
     /// Shows the volume no more; requests in flight on it finish. Whether there was one.
     pub(crate) fn detach(&mut self) -> bool {
         self.forget_mode();
+        self.core.kind = self.kind();
         let was = self.core.attached.take();
         let had = was.is_some();
-        if let Some(attached) = &was {
-            self.core.told = Some(attached.volume.geometry().block_size);
-        }
         self.leaving.extend(was);
         had
     }
@@ -300,16 +296,20 @@ impl Disk {
         self.core.geometry()
     }
 
-    /// The block size that a guest knows. A disk that had no volume since the daemon started, and told nobody, cannot know.
-    pub(crate) fn block_size(&self) -> Option<BlockSize> {
-        let attached = self.core.attached.as_ref().map(|attached| attached.volume.geometry().block_size);
-        attached.or(self.core.told)
+    /// What the disk is. One that never had a volume, and told nobody, may become anything.
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        let shown = self.core.attached.as_ref();
+        shown.map(|attached| Kind::new(&attached.volume.geometry(), attached.read_only)).or(self.core.kind)
+    }
+
+    /// A guest is told what the disk is.
+    pub(crate) fn tell_kind(&mut self) {
+        self.core.kind = self.kind().or_else(|| Some(Kind::default()));
     }
 
     /// What the guest is offered.
     pub(crate) fn offered(&self) -> u64 {
-        let read_only = self.core.attached.as_ref().is_some_and(|attached| attached.read_only);
-        self.core.config.features(&self.geometry(), read_only)
+        self.core.config.features(self.kind().unwrap_or_default())
     }
 
     // ---- turns --------------------------------------------------------------------------------------------------------

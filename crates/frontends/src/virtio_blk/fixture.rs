@@ -38,7 +38,7 @@ use tempfile::TempDir;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::{
-    Config, VirtioBlkDevice, WriteModes,
+    Config, Kind, VirtioBlkDevice, WriteModes,
     config::feature,
     message::{Header, Inflight, Region, VringAddr, VringState, code, protocol},
     request::Header as RequestHeader,
@@ -162,7 +162,8 @@ impl FakeDriver {
     fn named(name: &'static str, setup: Setup, volume: Arc<Watched>, modes: Arc<WriteModes>) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let mut shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
-        let key = start_device(&mut shard, &dir, name, Some((Arc::clone(&volume) as Arc<dyn Volume>, Arc::clone(&modes))));
+        let shown = (Arc::clone(&volume) as Arc<dyn Volume>, Arc::clone(&modes));
+        let key = start_device(&mut shard, &dir, name, Some(shown), None);
         let memfd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
         let memory = File::from(memfd);
         memory.set_len(MEMORY).expect("room for the guest");
@@ -173,11 +174,11 @@ impl FakeDriver {
 
     /// The daemon dies and comes again: another shard, another device on the same volume and path.
     pub(crate) fn restart_daemon(&mut self) {
-        self.restart_daemon_with(Some(Arc::clone(&self.volume) as Arc<dyn Volume>));
+        self.restart_daemon_with(Some(Arc::clone(&self.volume) as Arc<dyn Volume>), None);
     }
 
-    /// The same, on another volume or on none.
-    pub(crate) fn restart_daemon_with(&mut self, volume: Option<Arc<dyn Volume>>) {
+    /// The same, on another volume, or on none and with what is known of the last one.
+    pub(crate) fn restart_daemon_with(&mut self, volume: Option<Arc<dyn Volume>>, kind: Option<Kind>) {
         // What the old one had in flight is dropped with its process; here its shard finishes it, unseen by the guest.
         let mut shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
         self.stream = None;
@@ -185,7 +186,8 @@ impl FakeDriver {
         std::mem::forget(old);
         std::fs::remove_file(self.dir.path().join("sock")).expect("the old socket");
         self.modes = Arc::default();
-        self.key = start_device(&mut shard, &self.dir, self.name, volume.map(|volume| (volume, Arc::clone(&self.modes))));
+        let shown = volume.map(|volume| (volume, Arc::clone(&self.modes)));
+        self.key = start_device(&mut shard, &self.dir, self.name, shown, kind);
         self.shard = shard;
     }
 
@@ -548,11 +550,11 @@ pub(crate) fn drain(fd: &OwnedFd) -> u64 {
 
 type Shown = (Arc<dyn Volume>, Arc<WriteModes>);
 
-fn start_device(shard: &mut Shard, dir: &TempDir, name: &str, shown: Option<Shown>) -> DeviceKey {
+fn start_device(shard: &mut Shard, dir: &TempDir, name: &str, shown: Option<Shown>, kind: Option<Kind>) -> DeviceKey {
     let listener = Listener::bind(&dir.path().join("sock")).expect("a socket");
     let config = Config { queues: 4, ..Config::new(name) };
     let key = shard.add_device_with(|cx| {
-        let mut device = VirtioBlkDevice::new(config, listener, shown.is_some(), cx)?;
+        let mut device = VirtioBlkDevice::new(config, kind, listener, shown.is_some(), cx)?;
         shown.map_or(Ok(()), |(volume, modes)| device.attach(volume, modes, false, cx))?;
         Ok::<_, super::DeviceError>(Box::new(device) as Box<dyn millrace_engine::Device>)
     });

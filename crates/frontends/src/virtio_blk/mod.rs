@@ -42,7 +42,7 @@ mod fixture;
 #[cfg(test)]
 mod tests;
 
-pub use config::Config;
+pub use config::{Config, Kind};
 pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, VirtioBlkDevice};
 pub use modes::WriteModes;
 

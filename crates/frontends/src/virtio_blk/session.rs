@@ -337,9 +337,8 @@ fn reset(disk: &mut Disk, cx: &ShardContext<'_>) {
 }
 
 fn get_config(disk: &mut Disk, head: ConfigHead) -> Answer {
-    let geometry = disk.geometry();
-    disk.core.told = Some(geometry.block_size);
-    let space = disk.core.config.space(&geometry, disk.core.write_cache);
+    disk.tell_kind();
+    let space = disk.core.config.space(&disk.geometry(), disk.core.write_cache);
     Answer::Config(head, space.read(head.offset as usize, head.size as usize))
 }
 

@@ -44,7 +44,7 @@ fn device(text: &str, tenant: Option<&str>, volumes: &[&str]) -> DeviceRecord {
     };
     let uuid = Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes());
     let namespaces = volumes.iter().enumerate().map(namespace).collect();
-    DeviceRecord { spec, cntlid: 1, uuid, namespaces, session: None }
+    DeviceRecord { spec, cntlid: 1, uuid, namespaces, session: None, disk_kind: None }
 }
 
 fn put(path: &Path, volumes: &[VolumeRecord], devices: &[DeviceRecord]) {

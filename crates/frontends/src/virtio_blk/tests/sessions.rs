@@ -2,13 +2,14 @@
 
 use std::{os::fd::AsFd, sync::Arc};
 
-use millrace_backends::MemoryVolume;
+use millrace_backends::{MemoryVolume, NullVolume};
 use millrace_block::{BlockSize, Operation, Volume};
 use rustix::fs::ftruncate;
 use zerocopy::IntoBytes;
 
 use super::super::{
-    DeviceError, DevicePhase,
+    DeviceError, DevicePhase, Kind,
+    config::feature,
     fixture::{FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USER_BASE, Watched, drain},
     message::{ConfigHead, Header, Region, VringState, code, protocol},
     request::kind,
@@ -79,22 +80,93 @@ fn a_disk_without_a_volume_keeps_its_block_size() {
     }
 }
 
-/// A daemon that comes again to a disk without a volume cannot know what its guest was told, and keeps nothing from it.
+/// A daemon that comes again to a disk without a volume and knows nothing of it keeps nothing from its guest.
 #[test]
 fn a_guest_gets_its_volume_back_after_a_restart_without_it() {
     let mut driver = FakeDriver::over(Setup::default(), Watched::over(blank(BlockSize::B4096)));
     driver.connect();
     driver.device(|device, _| device.detach());
-    driver.restart_daemon_with(None);
+    driver.restart_daemon_with(None, None);
     driver.connect();
     attach(&mut driver, blank(BlockSize::B4096)).expect("nobody was told of another");
     assert_eq!(driver.request(kind::IN, 8, &[], 4096).0, 0);
     // A guest that started on the empty disk was told.
-    driver.restart_daemon_with(None);
+    driver.restart_daemon_with(None, None);
     driver.connect();
     assert_eq!(space(&mut driver)[20..24], 512_u32.to_le_bytes());
     assert!(matches!(attach(&mut driver, blank(BlockSize::B4096)), Err(DeviceError::OtherKind { .. })));
     attach(&mut driver, blank(BlockSize::B512)).expect("what it was told");
+}
+
+/// A disk that shows a volume, and what a guest chose of what it offers.
+fn disk_of_kind(volume: Arc<dyn Volume>, read_only: bool) -> FakeDriver {
+    let not_there = if read_only { feature::DISCARD | feature::WRITE_ZEROES } else { feature::DISCARD };
+    let setup = Setup { features: Setup::default().features & !not_there, ..Setup::default() };
+    let mut driver = FakeDriver::over(setup, Watched::over(volume));
+    show(&mut driver, read_only).expect("nobody is there");
+    driver
+}
+
+/// Shows the disk's volume, once more.
+fn show(driver: &mut FakeDriver, read_only: bool) -> Result<(), DeviceError> {
+    let volume = Arc::clone(&driver.volume);
+    driver.device(|device, cx| device.attach(volume, Arc::default(), read_only, cx))
+}
+
+fn offered(driver: &mut FakeDriver) -> u64 {
+    driver.get(code::GET_FEATURES, &[])
+}
+
+/// What a front end is offered that comes while there is no volume is what the guest was offered, also by the next daemon.
+#[test]
+fn a_disk_without_a_volume_offers_what_it_offered() {
+    let null = || NullVolume::create("null", 64 << 20, BlockSize::B512).expect("a volume");
+    for (volume, read_only) in [(blank(BlockSize::B4096), true), (null(), false)] {
+        let kind = Kind::new(&volume.geometry(), read_only);
+        let mut driver = disk_of_kind(volume, read_only);
+        driver.connect();
+        let before = offered(&mut driver);
+        // All but the capacity.
+        let told = space(&mut driver)[8..].to_vec();
+        assert_eq!((before & feature::RO != 0, before & feature::DISCARD), (read_only, 0));
+        driver.device(|device, _| device.detach());
+        for restarts in [false, true] {
+            driver.stream = None;
+            driver.settle();
+            if restarts {
+                driver.restart_daemon_with(None, Some(kind));
+            }
+            driver.connect();
+            assert_eq!((offered(&mut driver), &space(&mut driver)[8..]), (before, &told[..]), "restarted: {restarts}");
+            // It is of no other kind, and its own volume comes back to it.
+            assert!(matches!(show(&mut driver, !read_only), Err(DeviceError::OtherKind { .. })));
+            assert!(matches!(attach(&mut driver, blank(BlockSize::B512)), Err(DeviceError::OtherKind { .. })));
+            show(&mut driver, read_only).expect("the kind it was");
+            assert_eq!(driver.request(kind::OUT, 8, &[7; 4096], 0).0, u8::from(read_only));
+            driver.device(|device, _| device.detach());
+        }
+        // Without a front end there is nobody to whom it must stay the same, and then it is what it was last.
+        driver.stream = None;
+        driver.settle();
+        attach(&mut driver, blank(BlockSize::B512)).expect("nobody is there");
+        driver.device(|device, _| device.detach());
+        driver.open();
+        assert_eq!(offered(&mut driver) & (feature::RO | feature::DISCARD), feature::DISCARD);
+    }
+}
+
+/// Before a front end has asked: the guest behind it may have.
+#[test]
+fn a_front_end_that_connects_again_is_taken_for_the_guest_that_was_there() {
+    let mut driver = disk_of_kind(blank(BlockSize::B512), true);
+    driver.connect();
+    driver.device(|device, _| device.detach());
+    driver.stream = None;
+    driver.settle();
+    driver.open();
+    driver.until("a connection", |driver| driver.device(|device, _| device.status().connected));
+    assert!(matches!(show(&mut driver, false), Err(DeviceError::OtherKind { .. })));
+    show(&mut driver, true).expect("the kind it was");
 }
 
 #[test]
