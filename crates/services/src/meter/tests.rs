@@ -88,7 +88,9 @@ fn devices_are_counted_apart() {
     work(other, 1);
     assert_eq!(look(&[one, other, third]), (11, vec![None, Some(3), Some(3)]));
     let more: Vec<Asker> = (2..PLACES).map(|_| Asker::new()).collect();
-    more.iter().for_each(|asker| work(*asker, 1));
+    for asker in &more {
+        work(*asker, 1);
+    }
     let (all, last) = (11 + more.len() as u64, more[more.len() - 1]);
     assert_eq!(look(&[more[0], last]), (all, vec![Some(1), None]), "the last one found no place");
     // One is free again.
