@@ -52,7 +52,7 @@ use crate::{
 };
 
 /// Background tasks that one session can have at once.
-const TASKS: usize = 16;
+const TASKS: usize = 32;
 /// Turns after which is looked whether there is still something to do.
 const AT_ONCE: usize = 100;
 /// How long requests may take together before they are said to stand still: far longer than any do on a busy machine.

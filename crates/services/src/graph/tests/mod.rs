@@ -1,3 +1,5 @@
+mod live;
+
 use std::{sync::Mutex, time::Duration};
 
 use millrace_backends::MemoryVolume;
