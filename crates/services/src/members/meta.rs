@@ -96,7 +96,12 @@ impl Members {
                 self.unflushed.fetch_or(refused & masks.writable, Ordering::AcqRel);
                 return Err(why.error());
             }
-            self.note_failed(fresh & masks.writable, &why);
+            // Tried again, it is the same event: a leg that refused it, and has to stay, is one behind however often that happens. Two behind it
+            // would be filled again at the next opening, from legs that are too few.
+            let new = fresh & masks.writable;
+            if new != 0 {
+                self.note_failed(new, &why);
+            }
             let masks = Masks { readable, writable: masks.writable & !fresh, recorded: masks.recorded };
             self.masks.set(masks);
             // What the others have must be durable before they say that they are on their own.
@@ -173,7 +178,12 @@ impl Members {
             tracing::info!(name = self.name, "all legs that are in use have all data");
             return Ok(());
         }
-        set(LegState::Filling);
+        if refused == 0 && failed.legs & filled == 0 {
+            // Those that are filled, and others, say so: who refused is the one that goes, and need not stay any more.
+            self.masks.set(Masks { readable: masks.writable, ..masks });
+        } else {
+            set(LegState::Filling);
+        }
         drop(turn);
         let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
         if dropped.is_err() {
