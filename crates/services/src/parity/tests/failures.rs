@@ -583,3 +583,33 @@ fn a_leg_that_is_being_filled_and_refuses_the_journal_is_left_out() {
     assert_eq!(state(&graph, 2), "failed");
     on_bench(&graph, |bench| bench.expect(0, &model));
 }
+
+/// One leg is gone, and another one takes data and no table: it has to stay. However often that is tried, the volume opens when both are well.
+#[test]
+fn a_leg_that_has_to_stay_and_refuses_its_table_comes_back() {
+    let legs = SMALL.faulty(2048);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let area = Lba(parity(&graph).members.rules.area_of(&*volumes[0]) / 512);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 2048);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        pull(&legs[1]);
+        let tables = Some((area, BlockCount(TABLES / 2 / 512)));
+        legs[0].add(Rule { range: tables, ..Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)) });
+        let mut refused = 0;
+        for lba in 0..40 {
+            refused += u32::from(bench.plain(Operation::WriteZeroes { fua: false, deallocate: false }, 8 * lba, 1).is_err());
+        }
+        assert!(refused > 5, "{refused} requests found out, and nothing could be done about it");
+    });
+    drop(graph);
+    legs.iter().for_each(|leg| leg.clear());
+    let graph = SMALL.open(&volumes, Reason::Open);
+    on_bench(&graph, |bench| {
+        for lba in (0..2048).filter(|lba| lba % 8 != 0 || *lba >= 320) {
+            bench.expect(lba, &model[lba as usize * 512..][..512]);
+        }
+    });
+}
