@@ -144,3 +144,27 @@ no_kernel_errors() {
 # shellcheck disable=SC2034
 disk=${DISK:-nvme0n1}
 ctrl=/dev/${CTRL:-nvme0}
+
+# A text for the first MiB of a disk.
+text() { yes "the guest's own words, line after line" | head -c 1048576; }
+
+write_text() { # DEVICE
+    text | dd of="$1" bs=64k iflag=fullblock oflag=direct conv=fsync 2>/dev/null || die "writing the text"
+    text | cmp -n 1048576 - "$1" || die "the text is not there"
+}
+
+# expect_text DEVICE [BAD]: the text's blocks of 4096 bytes are there, but for number BAD, which cannot be read. They are read one by
+# one, but not by a program for each, which would take an emulated guest a minute.
+expect_text() {
+    bad=${2:-256}
+    text_part "$1" 0 "$bad"
+    [ "$bad" -lt 256 ] || return 0
+    must_fail "a read of block $bad" dd if="$1" of=/run/block bs=4096 skip="$bad" count=1 iflag=direct
+    say "block $bad is refused, as it should be: $(cat /run/must_fail.log)"
+    text_part "$1" $((bad + 1)) $((255 - bad))
+}
+
+text_part() { # DEVICE FIRST COUNT
+    dd if="$1" of=/run/part bs=4096 skip="$2" count="$3" iflag=direct 2>/run/why || die "one of $3 blocks from $2 on: $(cat /run/why)"
+    text | dd bs=4096 skip="$2" count="$3" iflag=fullblock 2>/dev/null | cmp - /run/part || die "one of $3 blocks from $2 on has changed"
+}

@@ -32,6 +32,10 @@ pub(crate) struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) table: Table,
+    /// The newest table that was found.
+    pub(crate) last: Table,
+    /// Legs in use that have an older one.
+    pub(crate) behind: u8,
     /// All of the volume may differ between the legs.
     pub(crate) all_stale: bool,
     /// What the operator should know.
@@ -219,7 +223,7 @@ fn begin(
         growing: None,
         formatting: false,
     };
-    Ok(Decision { table, all_stale, notes: Vec::new() })
+    Ok(Decision { last: table.clone(), table, behind: 0, all_stale, notes: Vec::new() })
 }
 
 /// The member of the newest table that a leg is, and what the leg says. `seen` are the legs before it.
@@ -251,7 +255,7 @@ fn go_on(
     wanted: Wanted<'_>,
     fresh: &mut dyn FnMut() -> Id,
 ) -> Result<Decision, ServiceError> {
-    let (mut members, mut all_stale, mut notes) = (Vec::new(), false, Vec::new());
+    let (mut members, mut behind, mut all_stale, mut notes) = (Vec::new(), 0, false, Vec::new());
     let mut seen = BTreeSet::new();
     for (at, leg) in found.iter().enumerate() {
         let known = member_of(leg, newest, wanted, &mut seen)?;
@@ -298,6 +302,8 @@ fn go_on(
                 fill_all()
             }
         };
+        let is_late = known.is_some_and(|(known, table)| known.id == member.id && table.event < newest.event);
+        behind |= u8::from(is_late && member.state != LegState::Failed) << at;
         let is_erased = newest.formatting && member.state != LegState::Failed;
         members.push(if is_erased { Member { state: LegState::Good, ..member } } else { member });
     }
@@ -305,7 +311,8 @@ fn go_on(
     // Who asks for the size before gives the growth up.
     let growing = newest.growing.filter(|growing| *growing == wanted.bytes);
     let bytes = if wanted.is_rest_of(newest) { wanted.bytes } else { newest.bytes };
-    Ok(Decision { table: Table { bytes, members, growing, ..newest.clone() }, all_stale, notes })
+    let table = Table { bytes, members, growing, ..newest.clone() };
+    Ok(Decision { table, last: newest.clone(), behind, all_stale, notes })
 }
 
 /// Whether as many members as are needed are good.
@@ -399,7 +406,7 @@ impl Members {
             rules: self.rules,
             shape,
         };
-        let Decision { table, all_stale, notes } = decide(&found, wanted, &mut fresh_id)?;
+        let Decision { table, last, behind, all_stale, notes } = decide(&found, wanted, &mut fresh_id)?;
         for note in notes {
             tracing::warn!(name = self.name, "{note}");
         }
@@ -419,7 +426,7 @@ impl Members {
         self.note_growth(&table);
         let formatting = table.formatting;
         let generation = generations.into_iter().flatten().max().unwrap_or(0);
-        *self.on_legs() = Some(OnLegs { table, generation, page_generation: page_generation.max(others) });
+        *self.on_legs() = Some(OnLegs::new(table, last, behind, generation, page_generation.max(others)));
         self.store_all(mount.reason == Reason::Open)?;
         if formatting {
             self.format_again(shape.block_size)?;

@@ -165,15 +165,10 @@ impl Members {
 
     /// Stores the table on one leg.
     fn store_table_on(&self, leg: usize) -> Result<(), ServiceError> {
-        let (region, content, generation) = match &mut *self.on_legs() {
-            Some(on_legs) => {
-                on_legs.generation += 2;
-                (self.table_region(leg, &on_legs.table), on_legs.table.encode(leg), on_legs.generation)
-            }
-            None => return Ok(()),
-        };
-        let both = [generation - 1, generation];
-        both.into_iter().try_for_each(|generation| region.store(&self.legs[leg], generation, &content))
+        let mut on_legs = self.on_legs();
+        let Some(on_legs) = on_legs.as_mut() else { return Ok(()) };
+        let telling = on_legs.newest(1 << leg);
+        self.tell_legs_now(on_legs, &telling).1.map_or(Ok(()), Err)
     }
 
     /// Erases all legs in use, and gives them a block size. Those that fail are taken out of use, unless too few would be left, or none
@@ -243,11 +238,12 @@ impl Members {
     /// All legs in use are empty: says so.
     fn end_format(&self, bytes: u64) -> Result<(), ServiceError> {
         if let Some(on_legs) = &mut *self.on_legs() {
+            let event = on_legs.next_event();
             let table = &mut on_legs.table;
             for member in &mut table.members {
                 *member = match member.state {
                     // No bitmap says what is to be copied over what it has from before: what it says is too old for that.
-                    LegState::Failed => Member { failed_at: table.event + 1, ..*member },
+                    LegState::Failed => Member { failed_at: event, ..*member },
                     _ => Member { state: LegState::Good, ..*member },
                 };
             }

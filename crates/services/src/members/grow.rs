@@ -292,11 +292,10 @@ impl Members {
         self.on_legs().as_mut().map(|on_legs| change(&mut on_legs.table))
     }
 
-    /// Stores the table on all legs in use, as a new event, and drops those that refuse.
+    /// Stores the table on all legs in use, and drops those that refuse.
     async fn store_for_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let failed = {
             let _turn = self.table_turn.take(cx).await;
-            self.change_growth(|table| table.event += 1);
             self.store_table(cx, self.masks().writable).await?
         };
         self.drop_legs(cx, failed.legs, failed.why()).await

@@ -13,7 +13,7 @@ use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContex
 use super::{
     Members,
     intent::{Page, page_bytes},
-    state::{LegState, Masks, Member, legs_of},
+    state::{LegState, Masks, Member, OnLegs, Telling, legs_of},
     why::{Refusals, Why},
 };
 use crate::{
@@ -53,29 +53,41 @@ impl Members {
         Ok(failed)
     }
 
-    /// Stores the members' table on these legs, on each in both copies, so that a damaged copy never brings an older state back;
-    /// the legs that refuse.
+    /// Stores the members' table on these legs; those that refuse. Nobody is told it before all have the event before it.
     pub(super) async fn store_table(&self, cx: TaskContext<'_>, on: u8) -> Result<Refusals, BlockError> {
-        let (table, generation) = match &mut *self.on_legs() {
-            Some(on_legs) => {
-                on_legs.generation += 2;
-                (on_legs.table.clone(), on_legs.generation)
-            }
-            None => return Err(BlockError::NotReady),
-        };
+        let failed = self.catch_up(cx, on).await?;
+        if failed.legs != 0 {
+            return Ok(failed);
+        }
+        let telling = self.on_legs().as_mut().map(|on_legs| on_legs.newest(on)).ok_or(BlockError::NotReady)?;
+        Ok(self.tell_legs(cx, &telling).await)
+    }
+
+    /// Stores the table as it was stored last on those of the legs that refused it; those that refuse it again.
+    async fn catch_up(&self, cx: TaskContext<'_>, on: u8) -> Result<Refusals, BlockError> {
+        let telling = self.on_legs().as_mut().map(|on_legs| on_legs.late(on)).ok_or(BlockError::NotReady)?;
+        match telling {
+            Some(telling) => Ok(self.tell_legs(cx, &telling).await),
+            None => Ok(Refusals::default()),
+        }
+    }
+
+    async fn tell_legs(&self, cx: TaskContext<'_>, telling: &Telling) -> Refusals {
         let mut failed = Refusals::default();
-        for leg in legs_of(on) {
-            let volume = &*self.legs[leg];
-            let region = self.table_region(leg, &table);
-            for generation in [generation - 1, generation] {
-                let stored = region.store_in(cx.deeper(), volume, generation, &table.encode(leg)).await;
+        for (leg, copies, content) in telling.stores() {
+            let (region, volume) = (self.table_region(leg, telling.version()), &*self.legs[leg]);
+            for generation in copies {
+                let stored = region.store_in(cx.deeper(), volume, generation, content).await;
                 failed.note(leg, stored);
                 if stored.is_err() {
                     break;
                 }
             }
         }
-        Ok(failed)
+        if let Some(on_legs) = &mut *self.on_legs() {
+            on_legs.told(telling, failed.legs);
+        }
+        failed
     }
 
     /// Takes legs out of use. When it returns, the others say durably that these miss writes. The last good leg stays.
@@ -96,8 +108,6 @@ impl Members {
                 self.unflushed.fetch_or(refused & masks.writable, Ordering::AcqRel);
                 return Err(why.error());
             }
-            // Tried again, it is the same event: a leg that refused it, and has to stay, is one behind however often that happens. Two behind it
-            // would be filled again at the next opening, from legs that are too few.
             let new = fresh & masks.writable;
             if new != 0 {
                 self.note_failed(new, &why);
@@ -126,11 +136,11 @@ impl Members {
     /// Changes the table for legs that fail now.
     pub(super) fn note_failed(&self, legs: u8, why: &dyn Display) {
         let mut on_legs = self.on_legs();
-        let Some(table) = on_legs.as_mut().map(|on_legs| &mut on_legs.table) else { return };
-        table.event += 1;
+        let Some(on_legs) = on_legs.as_mut() else { return };
+        let event = on_legs.next_event();
         for leg in legs_of(legs) {
-            if let Some(member) = table.members.get_mut(leg) {
-                (member.state, member.failed_at) = (LegState::Failed, table.event);
+            if let Some(member) = on_legs.table.members.get_mut(leg) {
+                (member.state, member.failed_at) = (LegState::Failed, event);
             }
             self.dropped.fetch_add(1, Ordering::Relaxed);
             tracing::error!(
@@ -160,7 +170,6 @@ impl Members {
         }
         let set = |state| {
             if let Some(on_legs) = &mut *self.on_legs() {
-                on_legs.table.event += 1;
                 for leg in legs_of(filled) {
                     on_legs.table.members[leg].state = state;
                 }
@@ -254,6 +263,12 @@ impl Members {
         if masks.readable == 0 {
             return Err(BlockError::NotReady);
         }
+        let failed = self.catch_up(cx, masks.writable).await?;
+        if failed.legs != 0 {
+            drop((turn, page_turn));
+            self.drop_legs(cx, failed.legs, failed.why()).await?;
+            return Err(failed.why().error());
+        }
         let Some(before) = self.change_member(leg, LegState::Filling, 0) else { return Err(BlockError::NotReady) };
         let failed = self.store_table(cx, masks.writable | 1 << leg).await?;
         if failed.legs >> leg & 1 == 1 {
@@ -277,12 +292,11 @@ impl Members {
         dropped
     }
 
-    /// Says in the table, as a new event, what a leg is; what it was. The caller has the turn.
+    /// Says in the table what a leg is; what it was. The caller has the turn.
     fn change_member(&self, leg: usize, state: LegState, failed_at: u64) -> Option<Member> {
         let mut on_legs = self.on_legs();
         let table = &mut on_legs.as_mut()?.table;
         let member = table.members.get_mut(leg)?;
-        table.event += 1;
         Some(std::mem::replace(member, Member { state, failed_at, ..*member }))
     }
 
@@ -290,9 +304,9 @@ impl Members {
     /// unless that must not be.
     pub(crate) fn store_all(&self, may_drop: bool) -> Result<(), ServiceError> {
         let not_now = || ServiceError::NotNow(format!("the {} is not in force", self.rules.service));
-        self.on_legs().as_mut().ok_or_else(not_now)?.table.event += 1;
+        // That they were taken up is an event too.
+        self.on_legs().as_mut().ok_or_else(not_now)?.next_event();
         loop {
-            // A leg that fails is the next event, and no other one comes between: one behind is not too far for those who wait.
             let masks = self.on_legs().as_ref().ok_or_else(not_now)?.table.masks();
             let (failed, error) = self.try_store_all(masks.writable);
             let Some(error) = error else {
@@ -309,29 +323,41 @@ impl Members {
     /// Stores bitmap and table on these legs; those that refuse, and what the first of them said.
     fn try_store_all(&self, on: u8) -> (u8, Option<ServiceError>) {
         let mut on_legs = self.on_legs();
-        let (mut failed, mut first) = (0, None);
         let Some(on_legs) = on_legs.as_mut() else { return (0, None) };
-        on_legs.generation += 2;
+        if let Some(telling) = on_legs.late(on) {
+            let refused = self.tell_legs_now(on_legs, &telling);
+            if refused.0 != 0 {
+                return refused;
+            }
+        }
         on_legs.page_generation += 1;
         let page = self.intent().map(|intent| page_bytes(&intent.page())).unwrap_or_default();
-        let mut note = |leg: usize, stored: Result<(), ServiceError>| {
-            if let Err(error) = stored {
+        let (mut failed, mut first) = (0, None);
+        // The bitmap on all legs before any table: a table may make a leg a member that is to be filled.
+        for leg in legs_of(on) {
+            if let Err(error) = self.page_region(leg).store(&self.legs[leg], on_legs.page_generation, &page) {
                 failed |= 1 << leg;
                 first.get_or_insert(error);
             }
-        };
-        // The bitmap on all legs before any table: a table may make a leg a member that is to be filled.
-        for leg in legs_of(on) {
-            let volume = &self.legs[leg];
-            note(leg, self.page_region(leg).store(volume, on_legs.page_generation, &page));
         }
-        for leg in legs_of(on) {
-            let volume = &self.legs[leg];
-            let (region, content) = (self.table_region(leg, &on_legs.table), on_legs.table.encode(leg));
-            let both = [on_legs.generation - 1, on_legs.generation];
-            note(leg, both.into_iter().try_for_each(|generation| region.store(volume, generation, &content)));
+        let telling = on_legs.newest(on);
+        let (refused, error) = self.tell_legs_now(on_legs, &telling);
+        (failed | refused, first.or(error))
+    }
+
+    /// Like [`Self::tell_legs`], on the calling thread.
+    pub(super) fn tell_legs_now(&self, on_legs: &mut OnLegs, telling: &Telling) -> (u8, Option<ServiceError>) {
+        let (mut refused, mut first) = (0, None);
+        for (leg, copies, content) in telling.stores() {
+            let region = self.table_region(leg, telling.version());
+            let store = |generation| region.store(&self.legs[leg], generation, content);
+            if let Err(error) = copies.into_iter().try_for_each(store) {
+                refused |= 1 << leg;
+                first.get_or_insert(error);
+            }
         }
-        (failed, first)
+        on_legs.told(telling, refused);
+        (refused, first)
     }
 
     /// Flushes the legs in use, and then takes all marks away if nothing differs.

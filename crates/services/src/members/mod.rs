@@ -39,7 +39,7 @@ use millrace_block::{BlockError, BlockSize, TaskContext, Volume};
 
 use self::{
     intent::{Intent, least_shift},
-    state::{LegState, MOST_LEGS, Masks, Member, NEWEST, SharedMasks, Table, legs_of},
+    state::{LegState, MOST_LEGS, Masks, Member, NEWEST, OnLegs, SharedMasks, Table, legs_of},
     why::Why,
 };
 use crate::{
@@ -99,16 +99,6 @@ impl Rules {
     pub(crate) fn page_region(&self, area: u64) -> Region {
         Region { magic: self.page_magic, version: 1, offset: area + TABLES / 2, len: TABLES / 2 }
     }
-}
-
-/// What is on the legs, for whoever has the turn to change it.
-#[derive(Debug)]
-pub(crate) struct OnLegs {
-    pub(crate) table: Table,
-    /// Stores of the table so far.
-    generation: u64,
-    /// Stores of the bitmap so far.
-    page_generation: u64,
 }
 
 /// See the module.
@@ -244,8 +234,8 @@ impl Members {
     }
 
     /// Where this table is stored on a leg.
-    fn table_region(&self, leg: usize, table: &Table) -> Region {
-        Region { version: table.version(), ..self.rules.table_region(self.area(leg)) }
+    fn table_region(&self, leg: usize, version: u32) -> Region {
+        Region { version, ..self.rules.table_region(self.area(leg)) }
     }
 
     /// Where the bitmap is stored on a leg.

@@ -77,6 +77,89 @@ pub(crate) struct Table {
     pub(crate) formatting: bool,
 }
 
+/// What is on the legs, for whoever has the turn to change it.
+#[derive(Debug)]
+pub(crate) struct OnLegs {
+    pub(crate) table: Table,
+    /// The table as it was stored last, on one leg at least.
+    last: Table,
+    /// Legs in use that have what was before it. Until they have it nobody is told anything newer: two events behind, a leg would be
+    /// filled again at the next opening, perhaps from legs that are too few without it.
+    behind: u8,
+    /// Stores of the table so far.
+    pub(super) generation: u64,
+    /// Stores of the bitmap so far.
+    pub(super) page_generation: u64,
+}
+
+impl OnLegs {
+    /// What was found is the table `last`, with its newest copy of that number, and legs that have an older one.
+    pub(super) fn new(table: Table, last: Table, behind: u8, generation: u64, page_generation: u64) -> Self {
+        Self { table, last, behind, generation, page_generation }
+    }
+
+    /// What changes now is one event, however much it is, until it is stored. Its number.
+    pub(super) fn next_event(&mut self) -> u64 {
+        self.table.event = self.last.event + 1;
+        self.table.event
+    }
+
+    /// For those of the legs that have to be told the last event first.
+    pub(super) fn late(&mut self, on: u8) -> Option<Telling> {
+        let id = |leg: usize| self.table.members.get(leg).map(|member| member.id);
+        let own = |leg: usize| self.last.members.iter().position(|member| Some(member.id) == id(leg));
+        let late: Vec<_> = legs_of(self.behind & on).filter_map(|leg| Some((leg, own(leg)?))).collect();
+        (!late.is_empty()).then(|| self.tell(&late))
+    }
+
+    /// For these legs, what the table says now.
+    pub(super) fn newest(&mut self, on: u8) -> Telling {
+        if self.table != self.last && self.table.event == self.last.event {
+            self.next_event();
+        }
+        self.last.clone_from(&self.table);
+        self.behind |= on;
+        self.tell(&legs_of(on).map(|leg| (leg, leg)).collect::<Vec<_>>())
+    }
+
+    /// Each leg with its number in the table that was stored last.
+    fn tell(&mut self, legs: &[(usize, usize)]) -> Telling {
+        // Two copies.
+        self.generation += 2;
+        let contents = legs.iter().map(|(leg, own)| (*leg, self.last.encode(*own))).collect();
+        Telling { version: self.last.version(), generation: self.generation, contents }
+    }
+
+    /// Which of the legs that were told something refused it.
+    pub(super) fn told(&mut self, telling: &Telling, refused: u8) {
+        for (leg, _) in telling.contents.iter().filter(|(leg, _)| refused >> leg & 1 == 0) {
+            self.behind &= !(1 << leg);
+        }
+    }
+}
+
+/// A table on its way to legs.
+#[derive(Debug)]
+pub(super) struct Telling {
+    version: u32,
+    /// The number of the second copy.
+    generation: u64,
+    /// Each leg with what it is told.
+    contents: Vec<(usize, Vec<u8>)>,
+}
+
+impl Telling {
+    /// The layout of what is told.
+    pub(super) fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The stores, by leg: each in both copies, so that a damaged one never brings an older state back.
+    pub(super) fn stores(&self) -> impl Iterator<Item = (usize, [u64; 2], &[u8])> {
+        self.contents.iter().map(|(leg, content)| (*leg, [self.generation - 1, self.generation], &content[..]))
+    }
+}
+
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }

@@ -19,10 +19,12 @@ fn word(lba: u64, version: u64, at: usize) -> u64 {
 /// A block's content: stamped with its number and a version, so that a block in the wrong place or of another time is seen.
 /// Version 0 is zeroes.
 fn content(lba: u64, version: u64, block: usize) -> Vec<u8> {
-    if version == 0 {
-        return vec![0; block];
+    let mut bytes = vec![0; block];
+    if version != 0 {
+        let words = bytes.chunks_exact_mut(8).enumerate();
+        words.for_each(|(at, bytes)| bytes.copy_from_slice(&word(lba, version, at).to_le_bytes()));
     }
-    (0..block / 8).flat_map(|at| word(lba, version, at).to_le_bytes()).collect()
+    bytes
 }
 
 /// The version that a block holds; `None`: it is none of this block's.

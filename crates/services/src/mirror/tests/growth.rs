@@ -3,7 +3,7 @@
 use std::sync::{atomic::AtomicU64, mpsc::TryRecvError};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockError, Operation, Request, Step, TaskContext, Usage, VolumeError, conformance::Random};
+use millrace_block::{BlockError, Lba, Operation, Request, Step, TaskContext, Usage, VolumeError, conformance::Random};
 
 use super::*;
 use crate::testing::{Bench as Means, Oracle, Rig, Session, beside, every_cut};
@@ -208,6 +208,62 @@ fn a_leg_that_fails_before_what_is_new_is_used_misses_nothing() {
     drop(made);
     let made = opens(&volumes, 4096).expect("both legs are good");
     assert_eq!(fact(&made, "leg 1").as_deref(), Some("good"));
+}
+
+/// The one leg that is good takes data and no table, and the other one both: however often it is tried, the good one is one event behind.
+#[test]
+fn the_good_leg_refuses_its_tables_while_what_is_new_is_to_be_used() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let made = open("region=64K, ", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&made, |bench| model = bench.write_random(0, 1024));
+    let service = made.root.service.as_ref().unwrap();
+    service.command("fail", &arguments(&[("leg", "0")])).unwrap();
+    service.command("rebuild", &arguments(&[("leg", "0")])).unwrap();
+    grows(&made, 4096);
+    legs[1].add(refuses_tables(&volumes[1]));
+    on_bench(&made, |bench| {
+        for _ in 0..4 {
+            assert!(bench.plain(Operation::WriteZeroes { fua: false, deallocate: false }, 3000, 1).is_err());
+        }
+    });
+    drop(made);
+    legs[1].clear();
+    let made = opens(&volumes, 4096).expect("a good leg that is one event behind");
+    on_bench(&made, |bench| {
+        bench.expect(0, &model);
+        bench.expect_zeroes(1024, 3072);
+    });
+    assert!(resync(&made));
+    assert_eq!((fact(&made, "leg 0").as_deref(), fact(&made, "leg 1").as_deref()), (Some("good"), Some("good")));
+}
+
+/// The same at the mount, which is an event as well.
+#[test]
+fn the_good_leg_refuses_its_tables_when_it_is_opened() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let made = open("region=64K, ", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&made, |bench| model = bench.write_random(0, 1024));
+    let service = made.root.service.as_ref().unwrap();
+    service.command("fail", &arguments(&[("leg", "0")])).unwrap();
+    service.command("rebuild", &arguments(&[("leg", "0")])).unwrap();
+    drop(made);
+    legs[1].add(refuses_tables(&volumes[1]));
+    for _ in 0..4 {
+        assert!(opens(&volumes, 1024).is_none(), "the only good leg does not take its table");
+    }
+    legs[1].clear();
+    let made = opens(&volumes, 1024).expect("a good leg that is one event behind");
+    on_bench(&made, |bench| bench.expect(0, &model));
+}
+
+/// No table is written where one is at the leg's end.
+fn refuses_tables(leg: &Arc<dyn Volume>) -> Rule {
+    let range = Some((Lba(RULES.area_of(&**leg) / 512), BlockCount(TABLES / 2 / 512)));
+    Rule { range, ..Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })) }
 }
 
 /// Writers write beside it all the time, from another thread.
