@@ -372,6 +372,43 @@ fn keys_are_locked_and_in_no_dump() {
     daemon.finish();
 }
 
+/// Puts a key into the session's keyring, which what is started from here has as well.
+fn add_key(name: &str, key: &[u8]) -> bool {
+    const SESSION_KEYRING: i64 = -3;
+    let name = std::ffi::CString::new(name).expect("no zero in it");
+    // SAFETY: two strings that end in zero, and the payload with its length.
+    let id = unsafe {
+        libc::syscall(libc::SYS_add_key, c"user".as_ptr(), name.as_ptr(), key.as_ptr(), key.len(), SESSION_KEYRING)
+    };
+    id >= 0
+}
+
+#[test]
+fn keys_of_the_kernel_are_had_in_the_sandbox() {
+    let name = format!("millrace-test-{}", std::process::id());
+    // Before the daemon, for the keyring is often made only now.
+    let has_key = add_key(&name, &[0x42; 32]);
+    let mut daemon = Daemon::confined(&[]);
+    let image = daemon.path("disk.img");
+    let create = |daemon: &Daemon, key: &str| {
+        let stack = format!("crypt(key=keyring:{key}, file:{})", image.display());
+        daemon.try_run(&["volume", "create", "secret", "--stack", &stack, "--size", "4M"])
+    };
+    let refused = create(&daemon, "millrace-no-such-key").expect_err("there is no such key");
+    assert!(refused.contains("the key cannot be had from keyring:millrace-no-such-key"), "{refused}");
+    if !has_key {
+        // Containers often refuse keyrings, and who reads a key there is told so: above.
+        return;
+    }
+    create(&daemon, &name).expect("a volume");
+    // The next worker asks for it again, from within its sandbox as well, and so does the next daemon.
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(daemon.service("secret", "crypt")["health"], "good");
+    daemon.restart();
+    assert_eq!(daemon.service("secret", "crypt")["health"], "good");
+    daemon.finish();
+}
+
 #[test]
 fn a_daemon_that_is_aborted_leaves_no_picture_of_its_memory() {
     let place = tempfile::tempdir().expect("a temporary folder");

@@ -381,6 +381,9 @@ fn append(slot: &mut Option<File>, path: &Path, text: &str, durable: bool) -> io
         // A line that a crash has cut short must not spoil the next one.
         if file.metadata()?.len() > 0 {
             file.write_all(b"\n")?;
+        } else if let Some(directory) = path.parent() {
+            // Without its name what is in it would be lost with the power.
+            File::open(directory)?.sync_all()?;
         }
         slot.insert(file)
     };

@@ -169,7 +169,7 @@ pub trait Service: Volume + Any {
     fn unmount(&self) -> Result<(), ServiceError>;
 
     /// Is about to be taken out of a running volume, with requests still coming: brings its legs into a state in which they show
-    /// the volume's data by themselves, or says why that cannot be.
+    /// the volume's data by themselves, or says why that cannot be. Requests in flight may undo some of it: it is called again when none is.
     fn leave(&self) -> Result<(), ServiceError>;
 
     /// While this is on, no request should wait in the service because the service wants it to (a throttle): a change waits for all

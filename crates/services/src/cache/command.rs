@@ -32,18 +32,13 @@ impl Cache {
         Ok(block_on(move |cx| work(me, cx))?)
     }
 
-    /// Writes everything back, on the calling thread.
+    /// Writes everything back, on the calling thread. Lines that became dirty again meanwhile are left.
     pub(super) fn drain_now(&self) -> Result<(), ServiceError> {
-        let left = self.wait_for(|me, cx| Box::pin(async move { me.drain(cx).await }))?;
-        let dirty = self.dirty_lines();
-        match left {
-            Ok(0) => Ok(()),
-            Ok(left) => Err(ServiceError::NotNow(format!("{left} lines became dirty again while all were written back"))),
-            Err(source) => {
-                let leg = format!("{} ({dirty} lines are only on the fast leg)", self.fast.name());
-                Err(ServiceError::Leg { what: "write back what is dirty on", leg, source })
-            }
-        }
+        let drained = self.wait_for(|me, cx| Box::pin(async move { me.drain(cx).await }))?;
+        drained.map_err(|source| {
+            let leg = format!("{} ({} lines are only on the fast leg)", self.fast.name(), self.dirty_lines());
+            ServiceError::Leg { what: "write back what is dirty on", leg, source }
+        })
     }
 
     fn start_flush(&self) -> Result<String, ServiceError> {

@@ -333,11 +333,6 @@ impl Cache {
     /// Goes out of force: what is in memory goes to the table, so that the next mount finds it. It stays in force when that fails.
     pub(super) fn put_away(&self) -> Result<(), ServiceError> {
         let Ok(core) = self.core() else { return Ok(()) };
-        let leaving = self.leaving.load(Ordering::Relaxed);
-        if leaving && self.may_be_dirty.load(Ordering::Relaxed) {
-            // Writes that were in flight when all was written back.
-            self.drain_now()?;
-        }
         // Nothing changes any more that is stored now.
         self.in_force.store(false, Ordering::Relaxed);
         let left = self.wait_for(|me, cx| Box::pin(async move { me.store_everything(cx).await }));
@@ -358,7 +353,7 @@ impl Cache {
             return Ok(());
         }
         let dirty = self.dirty_lines() > 0;
-        let state = if leaving && !dirty { State::Left } else { State::Closed };
+        let state = if self.leaving.load(Ordering::Relaxed) && !dirty { State::Left } else { State::Closed };
         let Some((superblock, generation)) = self.superblock().take() else { return Ok(()) };
         debug_assert_eq!(core.plan, superblock.plan);
         let superblock = Superblock { state, may_be_dirty: dirty, ..superblock };

@@ -151,8 +151,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Writes back everything, and again what became dirty meanwhile. The lines that are still dirty then.
-    pub(super) async fn drain(&self, cx: TaskContext<'_>) -> Result<u64, BlockError> {
+    /// Writes back everything, and again what became dirty meanwhile, but not for ever.
+    pub(super) async fn drain(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let core = self.core()?;
         for _ in 0..PASSES {
             for slot in 0..core.table.len() {
@@ -163,7 +163,7 @@ impl Cache {
                 break;
             }
         }
-        Ok(self.dirty_lines())
+        Ok(())
     }
 
     /// Makes durable what was written back.

@@ -48,6 +48,9 @@ pub enum ChangeFailed {
     Store(String),
 }
 
+/// How often legs are brought into order at most before it is said that they are not.
+const LEAVES: usize = 4;
+
 /// What goes and what comes.
 struct Difference {
     gone: Vec<Arc<Built>>,
@@ -124,6 +127,26 @@ impl Difference {
     /// as it is.
     fn leaves(&self, node: &Built) -> bool {
         self.lost().any(|lost| std::ptr::eq(Arc::as_ptr(lost), node))
+    }
+
+    /// What is taken out brings its legs into order.
+    fn leave(&self) -> Result<(), GraphError> {
+        self.lost().filter_map(|node| node.service.as_ref().map(|service| (node, service))).try_for_each(
+            |(node, service)| service.leave().map_err(|source| GraphError::Service { node: node.name.clone(), source }),
+        )
+    }
+
+    /// The same while requests come, until it is known which legs hold everything. Writes that were in flight when something was brought into
+    /// order may have undone it, and those that came later have not.
+    fn put_legs_in_order(&self, old: &Graph, new: &Graph) -> Result<(), ChangeFailed> {
+        for _ in 1..LEAVES {
+            self.leave()?;
+            if check_data(old, new, &|_| false).is_ok() {
+                return Ok(());
+            }
+        }
+        self.leave()?;
+        check_data(old, new, &|_| false)
     }
 
     /// Unmounts what goes and mounts what comes, or leaves everything as it was.
@@ -206,15 +229,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     let mut difference = Difference::between(old, new, reformat);
     if !reformat {
         check_data(old, new, &|node| difference.leaves(node))?;
-    }
-    for node in difference.lost().filter(|_| !reformat) {
-        if let Some(service) = &node.service {
-            service.leave().map_err(|source| GraphError::Service { node: node.name.clone(), source })?;
-        }
-    }
-    if !reformat {
-        // Now it is known which legs hold everything.
-        check_data(old, new, &|_| false)?;
+        difference.put_legs_in_order(old, new)?;
     }
     let stopped = old.stop(&difference.gone);
     if let Err(error) = stopped {
@@ -226,7 +241,8 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     hurry(&nodes, true);
     let result = switch.change(new.volume(), patience, || {
         if !reformat {
-            // A leg may have failed since; from here on none does, and what each holds is decided.
+            // What was in flight has ended. A leg may have failed since; from here on none does, and what each holds is decided.
+            difference.leave()?;
             check_data(old, new, &|_| false).map_err(|error| GraphError::Service {
                 node: "the change".to_owned(),
                 source: ServiceError::NotNow(error.to_string()),

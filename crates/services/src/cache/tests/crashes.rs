@@ -49,7 +49,7 @@ fn drain(graph: &Graph) {
                 break drained;
             }
         };
-        assert_eq!(drained, Ok(0));
+        assert_eq!(drained, Ok(()));
     });
     assert!(cache.leg_is_whole(SLOW), "{:?}", graph.tree());
 }
