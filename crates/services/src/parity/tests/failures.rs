@@ -605,7 +605,9 @@ fn a_leg_that_has_to_stay_and_refuses_its_table_comes_back() {
         assert!(refused > 5, "{refused} requests found out, and nothing could be done about it");
     });
     drop(graph);
-    legs.iter().for_each(|leg| leg.clear());
+    for leg in &legs {
+        leg.clear();
+    }
     let graph = SMALL.open(&volumes, Reason::Open);
     on_bench(&graph, |bench| {
         for lba in (0..2048).filter(|lba| lba % 8 != 0 || *lba >= 320) {
