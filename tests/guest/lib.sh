@@ -154,7 +154,7 @@ write_text() { # DEVICE
 }
 
 # expect_text DEVICE [BAD]: the text's blocks of 4096 bytes are there, but for number BAD, which cannot be read. They are read one by
-# one, but not by a program for each, which would take an emulated guest a minute.
+# one, but not by a program for each, which takes an emulated guest half a minute more.
 expect_text() {
     bad=${2:-256}
     text_part "$1" 0 "$bad"
