@@ -211,22 +211,22 @@ fn a_leg_that_fails_before_what_is_new_is_used_misses_nothing() {
 }
 
 /// A mirror whose leg 0 is being filled, and what it holds.
-fn with_one_good_leg() -> (Vec<Arc<FaultVolume>>, Vec<Arc<dyn Volume>>, Graph, Vec<u8>) {
+fn with_one_good_leg() -> (Vec<Arc<FaultVolume>>, Graph, Vec<u8>) {
     let legs = faulty(2, 1024);
-    let volumes = volumes(&legs);
-    let made = open("region=64K, ", &volumes, Reason::Create);
+    let made = open("region=64K, ", &volumes(&legs), Reason::Create);
     let mut model = Vec::new();
     on_bench(&made, |bench| model = bench.write_random(0, 1024));
     for command in ["fail", "rebuild"] {
         made.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", "0")])).unwrap();
     }
-    (legs, volumes, made, model)
+    (legs, made, model)
 }
 
 /// The one leg that is good takes data and no table, and the other one both: however often it is tried, the good one is one event behind.
 #[test]
 fn the_good_leg_refuses_its_tables_while_what_is_new_is_to_be_used() {
-    let (legs, volumes, made, model) = with_one_good_leg();
+    let (legs, made, model) = with_one_good_leg();
+    let volumes = volumes(&legs);
     grows(&made, 4096);
     legs[1].add(refuses_tables(&volumes[1]));
     on_bench(&made, |bench| {
@@ -248,7 +248,8 @@ fn the_good_leg_refuses_its_tables_while_what_is_new_is_to_be_used() {
 /// The same at the mount, which is an event as well.
 #[test]
 fn the_good_leg_refuses_its_tables_when_it_is_opened() {
-    let (legs, volumes, made, model) = with_one_good_leg();
+    let (legs, made, model) = with_one_good_leg();
+    let volumes = volumes(&legs);
     drop(made);
     legs[1].add(refuses_tables(&volumes[1]));
     for _ in 0..4 {
