@@ -72,8 +72,8 @@ pub(crate) struct Metered {
     /// Whose is what is nobody's else: the volume's size, and requests of no device.
     pub(crate) device: Option<Name>,
     pub(crate) reading: Reading,
-    /// What each device has done of it, by the number that it counts under.
-    pub(crate) apart: Vec<(Name, u32, Reading)>,
+    /// What each device has done of it, by the number that it counts under; without a name those that do not show the volume now.
+    pub(crate) apart: Vec<(Option<Name>, u32, Reading)>,
     pub(crate) provisioned: u64,
     pub(crate) used: u64,
 }
@@ -195,20 +195,22 @@ fn read(json: &str) -> Result<Line, String> {
     line.map_err(|error| format!("is none of an account ({error}): take it out of the file to have the rest"))
 }
 
-/// What was counted since; a meter that was made anew begins at 0.
+/// What was counted since.
 fn since(now: &Reading, last: &Reading) -> Reading {
-    let anew = now.reads < last.reads || now.writes < last.writes || now.others < last.others;
-    let zero = Reading::default();
-    let last = if anew { &zero } else { last };
     Reading {
         tenant: now.tenant.clone(),
-        reads: now.reads - last.reads,
-        writes: now.writes - last.writes,
-        others: now.others - last.others,
+        reads: now.reads.saturating_sub(last.reads),
+        writes: now.writes.saturating_sub(last.writes),
+        others: now.others.saturating_sub(last.others),
         read_bytes: now.read_bytes.saturating_sub(last.read_bytes),
         written_bytes: now.written_bytes.saturating_sub(last.written_bytes),
         throttled_us: now.throttled_us.saturating_sub(last.throttled_us),
     }
+}
+
+/// Whether a meter has counted on since a reading that was taken before another one.
+fn is_before(one: &Reading, other: &Reading) -> bool {
+    one.reads < other.reads || one.writes < other.writes || one.others < other.others
 }
 
 /// What is left of a reading without a part of it.
@@ -230,10 +232,10 @@ fn is_nothing(counted: &Reading) -> bool {
 
 /// What devices other than the one that has the volume's line have done since.
 fn of_others(one: &Metered, known: Option<&Known>) -> Vec<(Name, Reading)> {
-    let others = one.apart.iter().filter(|(name, ..)| Some(name) != one.device.as_ref());
-    let counted = others.map(|(name, number, now)| {
+    let others = one.apart.iter().filter(|(name, ..)| *name != one.device);
+    let counted = others.filter_map(|(name, number, now)| {
         let last = known.and_then(|known| known.apart.get(number)).cloned().unwrap_or_default();
-        (name.clone(), since(now, &last))
+        Some((name.clone()?, since(now, &last)))
     });
     counted.filter(|(_, counted)| !is_nothing(counted)).collect()
 }
@@ -273,6 +275,11 @@ impl Account {
         state.last.retain(|_, known| known.meter.strong_count() > 0);
         for one in metered {
             let known = state.last.get(&one.volume).filter(|known| known.meter.ptr_eq(&one.meter));
+            // Between the reading of its meter and this, another thread has written what it counts, and perhaps its last line.
+            let is_old = known.is_some_and(|known| is_before(&one.reading, &known.reading));
+            if is_old || one.meter.strong_count() == 0 {
+                continue;
+            }
             let counted = since(&one.reading, known.map_or(&Reading::default(), |known| &known.reading));
             let idle = is_nothing(&counted);
             let past = known.map_or(Duration::ZERO, |known| now.duration_since(known.when));

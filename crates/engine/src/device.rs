@@ -89,8 +89,8 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) fn new(key: DeviceKey) -> Rc<Self> {
-        Rc::new(Self { key, asker: Asker::new(), waiting: Cell::new(0), sources: RefCell::default() })
+    pub(crate) fn new(key: DeviceKey, asker: Asker) -> Rc<Self> {
+        Rc::new(Self { key, asker, waiting: Cell::new(0), sources: RefCell::default() })
     }
 }
 

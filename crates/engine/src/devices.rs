@@ -16,6 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_block::Asker;
+
 use crate::{
     core::Core,
     device::{Account, Device, DeviceKey, Readiness, ShardContext},
@@ -147,7 +149,7 @@ impl Devices {
         assert!(index < usize::from(u16::MAX), "too many devices on one shard");
         let place = &mut self.places[index];
         place.generation = place.generation.wrapping_add(1);
-        Account::new(DeviceKey { index: index as u16, generation: place.generation })
+        Account::new(DeviceKey { index: index as u16, generation: place.generation }, Asker::new())
     }
 
     /// Puts a device in its reserved place.

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::ShardSlot;
+use millrace_block::{Asker, ShardSlot};
 use millrace_memory::BufferPool;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
@@ -106,7 +106,7 @@ impl Shard {
         };
         Ok(Self {
             core: Rc::new(core),
-            own: Account::new(OWN_KEY),
+            own: Account::new(OWN_KEY, Asker::NOBODY),
             devices: Devices::default(),
             mail,
             stats,

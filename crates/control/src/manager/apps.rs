@@ -167,6 +167,7 @@ impl Manager {
         tracing::info!(uid, ?volumes, read_only, sessions, "what a user's applications may open has changed");
         for name in over {
             tracing::info!(device = %name, uid, "session ended: its user may not have it any more");
+            self.settle_account(inner, &name);
             if let Some(device) = inner.devices.remove(&name) {
                 inner.retire(device);
             }

@@ -620,7 +620,7 @@ impl Inner {
             .filter_map(|(device, _)| Some((device.live.as_ref().ok()?.asker().number(), &device.record.spec.name)))
             .collect();
         let Meters { all, apart, counted } = meter::read(meter)?;
-        let apart = apart.into_iter().filter_map(|(asker, reading)| Some(((*users.get(&asker)?).clone(), asker, reading)));
+        let apart = apart.into_iter().map(|(asker, reading)| (users.get(&asker).copied().cloned(), asker, reading));
         Some(Metered {
             volume: name.clone(),
             meter: counted,

@@ -44,7 +44,8 @@ fn what_is_counted_is_on_the_account_once() {
     // A daemon that starts anew counts from 0, and so does a volume that was made anew.
     let account = Account::new(Some(directory.path()));
     account.write(&[metered("a", "x", 3)]);
-    account.write(&[metered("a", "x", 1)]);
+    let anew: Meter = Arc::new(());
+    account.write(&[metered_by(&anew, "a", "x", 1)]);
     assert_eq!(reads(&account, UsageBy::Volume)[0], ("a".to_owned(), 11));
     let lines = std::fs::read_to_string(directory.path().join(FILE)).unwrap();
     let times: Vec<u64> = lines.lines().filter_map(|line| Some(decode(line)?.unwrap().time)).collect();
@@ -54,6 +55,43 @@ fn what_is_counted_is_on_the_account_once() {
     let reads =
         |from, to| account.sums(&UsageQuestion { from, to, by: UsageBy::Device }).unwrap().pop().map_or(0, |row| row.reads);
     assert_eq!(reads(None, Some(times[0])) + reads(Some(times[0]), None), reads(None, None));
+}
+
+/// A device that shows the volume no more, and then again, is charged with what it did once.
+#[test]
+fn a_device_that_comes_again_is_charged_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let part = |reads| Reading { tenant: "x".to_owned(), reads, read_bytes: reads * 512, ..Reading::default() };
+    let write = |all: u64, of_b: u64, shown: bool| {
+        let name = shown.then(|| "e".parse().unwrap());
+        account.write(&[Metered { apart: vec![(name, 7, part(of_b))], ..metered("a", "x", all) }]);
+    };
+    write(1000, 900, true);
+    write(1100, 900, false);
+    write(1200, 900, true);
+    write(1250, 940, true);
+    assert_eq!(reads(&account, UsageBy::Device), [("d".to_owned(), 310), ("e".to_owned(), 940)]);
+    assert_eq!(reads(&account, UsageBy::Volume), [("a".to_owned(), 1250)]);
+}
+
+/// A thread has read the meters, and another one writes what they count now before it does.
+#[test]
+fn what_was_read_before_another_line_is_not_charged_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let meter: Meter = Arc::new(());
+    account.write(&[metered_by(&meter, "a", "x", 5)]);
+    let read = metered_by(&meter, "a", "x", 7);
+    account.close(&[metered_by(&meter, "a", "x", 9)], true);
+    account.write(&[read]);
+    assert_eq!(reads(&account, UsageBy::Volume), [("a".to_owned(), 9)]);
+    let read = metered_by(&meter, "a", "x", 9);
+    account.close(&[metered_by(&meter, "a", "x", 10)], true);
+    drop(meter);
+    account.write(&[]);
+    account.write(&[read]);
+    assert_eq!(reads(&account, UsageBy::Volume), [("a".to_owned(), 10)]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::IoOperation;
+use millrace_block::{Asker, IoOperation};
 
 use super::{Gadget, config, flag, shard, turn_until, waits};
 use crate::{Launch, Outcome, Shard, ShardConfig, ShardContext, Signal, remote};
@@ -31,6 +31,26 @@ fn what_is_done_at_once_leaves_no_trace() {
     assert!(cx.reserve().is_some());
     assert_eq!(cx.waiting_tasks(), 0);
     assert_eq!(shard.core_for_tests().slots.started(), 0);
+}
+
+/// What the daemon does by itself is no device's, on whichever shard and however often it waits.
+#[test]
+fn tasks_of_the_shard_itself_ask_for_nobody() {
+    let mut shard = shard();
+    let (signal, seen) = (Rc::new(Signal::new(1)), Rc::new(RefCell::new(Vec::new())));
+    let both = Rc::new((Rc::clone(&signal), Rc::clone(&seen)));
+    let outcome: Outcome<'_, ()> = shard.context().reserve().unwrap().run_with(&both, |tcx, both| {
+        both.1.borrow_mut().push(Asker::current());
+        Launch::Wait(tcx.scratch.place_future(async move {
+            both.0.wait().await;
+            both.1.borrow_mut().push(Asker::current());
+        }))
+    });
+    waits(outcome);
+    shard.turn();
+    signal.notify_all();
+    turn_until(&mut shard, || seen.borrow().len() == 2);
+    assert_eq!(*seen.borrow(), [Asker::NOBODY; 2]);
 }
 
 #[test]

@@ -206,6 +206,8 @@ pub(crate) struct Disk {
     modes: Option<Arc<WriteModes>>,
     /// Whether the write cache mode is this front end's guest's, whatever other disks know.
     mode_known: bool,
+    /// The front end has asked for the configuration, and so knows the mode that a guest begins with.
+    mode_told: bool,
     /// The front end's log, whether it is in use or not.
     pub(crate) log: Option<Rc<DirtyLog>>,
     pub(crate) inflight: Option<InflightRegion>,
@@ -250,6 +252,7 @@ impl Disk {
             sink: Rc::default(),
             modes: None,
             mode_known: false,
+            mode_told: false,
             log: None,
             inflight: None,
             paused: true,
@@ -304,6 +307,7 @@ impl Disk {
 
     /// A guest is told what the disk is.
     pub(crate) fn tell_kind(&mut self) {
+        self.mode_told = true;
         self.core.kind = self.kind().or_else(|| Some(Kind::default()));
     }
 
@@ -502,7 +506,7 @@ impl Disk {
         self.core.memory = MemoryTable::new();
         (self.log, self.inflight, self.paused) = (None, None, true);
         (self.failed, self.lost) = (false, false);
-        (self.core.write_cache, self.mode_known) = (true, false);
+        (self.core.write_cache, self.mode_known, self.mode_told) = (true, false, false);
         self.set_features(0);
     }
 
@@ -514,9 +518,13 @@ impl Disk {
         self.note_mode();
     }
 
-    /// A queue has started: a guest that does not begin there, and has said nothing here, comes from another disk.
+    /// A queue has started. A guest that does not begin there, and has said nothing here, comes from another disk. A front end that has not
+    /// asked here knows what an earlier process told it, or what the guest chose then, and asks no more: where no record says what that is, it
+    /// may be that the guest never flushes.
     fn settle_mode(&mut self, begins: bool) {
-        if !begins && !self.mode_known {
+        if !self.mode_known && !self.mode_told && self.core.has(feature::CONFIG_WCE) {
+            (self.core.write_cache, self.mode_known) = (false, true);
+        } else if !self.mode_known && !begins {
             let name = &self.core.config.name;
             self.core.write_cache &= self.modes.as_ref().is_none_or(|modes| modes.of_others(name));
             self.mode_known = true;

@@ -40,7 +40,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use super::{
     Config, Kind, VirtioBlkDevice, WriteModes,
     config::feature,
-    message::{Header, Inflight, Region, VringAddr, VringState, code, protocol},
+    message::{ConfigHead, Header, Inflight, Region, VringAddr, VringState, code, protocol},
     request::Header as RequestHeader,
     ring::feature as ring_feature,
 };
@@ -127,6 +127,8 @@ pub(crate) struct FakeDriver {
     pub(crate) volume: Arc<Watched>,
     /// What `GET_INFLIGHT_FD` gave.
     pub(crate) inflight: Option<(OwnedFd, Inflight)>,
+    /// As QEMU it asks for the configuration when it begins, and not when it connects again.
+    pub(crate) knows_config: bool,
     next: u64,
     /// Of all disks on the volume.
     modes: Arc<WriteModes>,
@@ -169,7 +171,21 @@ impl FakeDriver {
         memory.set_len(MEMORY).expect("room for the guest");
         let next = GUEST_BASE + QUEUE_BYTES * u64::from(setup.queues);
         let queues = (0..setup.queues).map(|index| DriverQueue::new(index, setup.packed)).collect();
-        Self { shard, key, setup, memory, stream: None, queues, volume, inflight: None, next, modes, name, dir }
+        Self {
+            shard,
+            key,
+            setup,
+            memory,
+            stream: None,
+            queues,
+            volume,
+            inflight: None,
+            knows_config: false,
+            next,
+            modes,
+            name,
+            dir,
+        }
     }
 
     /// The daemon dies and comes again: another shard, another device on the same volume and path.
@@ -368,9 +384,13 @@ impl FakeDriver {
         let table = [1_u32.as_bytes(), 0_u32.as_bytes(), Self::region().as_bytes()].concat();
         let memory = self.memory.try_clone().expect("a descriptor");
         self.must(code::SET_MEM_TABLE, &table, &[memory.as_fd()]);
+        if self.setup.protocol & protocol::CONFIG != 0 && !std::mem::replace(&mut self.knows_config, true) {
+            let head = ConfigHead { offset: 0, size: 60, flags: 0 };
+            let _: [u8; 72] = self.get(code::GET_CONFIG, &[head.as_bytes(), &[0; 60]].concat());
+        }
     }
 
-    fn join_inflight(&mut self) {
+    pub(crate) fn join_inflight(&mut self) {
         if self.inflight.is_none() {
             let wanted = Inflight { queues: self.setup.queues, queue_size: QUEUE, ..Inflight::new_zeroed() };
             self.send(code::GET_INFLIGHT_FD, 0, wanted.as_bytes(), &[]);
@@ -384,6 +404,13 @@ impl FakeDriver {
     }
 
     pub(crate) fn start_queue(&mut self, index: usize) {
+        self.set_up_queue(index);
+        let state = VringState { index: self.queues[index].index.into(), num: 1 };
+        self.must(code::SET_VRING_ENABLE, state.as_bytes(), &[]);
+    }
+
+    /// All but that it is enabled.
+    pub(crate) fn set_up_queue(&mut self, index: usize) {
         let queue = &self.queues[index];
         let (number, addr) = (u32::from(queue.index), queue.addr());
         let base = if self.setup.begins_at_offered { queue.next.into() } else { queue.start(self.setup.packed) };
@@ -396,7 +423,6 @@ impl FakeDriver {
         self.must(code::SET_VRING_ERR, word.as_bytes(), &[fds[2].as_fd()]);
         self.must(code::SET_VRING_KICK, word.as_bytes(), &[fds[0].as_fd()]);
         self.must(code::SET_VRING_CALL, word.as_bytes(), &[fds[1].as_fd()]);
-        self.must(code::SET_VRING_ENABLE, state(1).as_bytes(), &[]);
     }
 
     // ---- memory -----------------------------------------------------------------------------------------------------

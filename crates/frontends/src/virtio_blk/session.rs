@@ -298,18 +298,10 @@ impl Session {
 /// Whether a message must wait until nothing touches the guest's memory. While it waits, nothing new is taken.
 fn must_wait(disk: &mut Disk, message: &Message) -> bool {
     match message {
-        Message::GetVringBase(index) => {
-            let Some(queue) = disk.queues.get_mut(*index as usize) else { return false };
-            queue.stopping = true;
-            let wait = !queue.is_quiet() && !disk.failed;
-            wait || queue.waiting > 0 || !queue.done.is_empty()
-        }
-        // Cloud Hypervisor pauses a machine so, and then saves its memory: nothing may be written to it any more.
-        Message::SetVringEnable(VringState { index, num: 0 }) => {
-            let Some(queue) = disk.queues.get_mut(*index as usize) else { return false };
-            queue.enabled = false;
-            queue.waiting > 0 || !queue.done.is_empty()
-        }
+        Message::GetVringBase(index) => must_rest(disk, *index),
+        // QEMU stops a queue so before it asks for its base. Cloud Hypervisor pauses a machine so, and then saves its memory: nothing may be
+        // written to it any more.
+        Message::SetVringEnable(VringState { index, num: 0 }) => must_rest(disk, *index),
         Message::SetFeatures(features) => {
             let changes = (features ^ disk.core.features) & feature::LOG_ALL != 0;
             changes && pause(disk)
@@ -323,6 +315,15 @@ fn must_wait(disk: &mut Disk, message: &Message) -> bool {
         | Message::SetStatus(0) => pause(disk),
         _ => false,
     }
+}
+
+/// Has a queue take nothing new; whether something of it is still under way. What an earlier process had taken counts where it can be done:
+/// who goes on from here elsewhere does not know of it.
+fn must_rest(disk: &mut Disk, index: u32) -> bool {
+    let Some(queue) = disk.queues.get_mut(index as usize) else { return false };
+    queue.stopping = true;
+    let wait = !queue.is_quiet() && !disk.failed;
+    wait || queue.waiting > 0 || !queue.done.is_empty()
 }
 
 fn pause(disk: &mut Disk) -> bool {
@@ -381,7 +382,7 @@ fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: V
         }
         Message::SetVringEnable(VringState { index, num }) => {
             let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
-            queue.enabled = num != 0;
+            (queue.enabled, queue.stopping) = (num != 0, false);
         }
         Message::SetVringKick(VringFd { index, .. }) => set_kick(disk, cx, index, fd)?,
         Message::SetVringCall(VringFd { index, .. }) => {

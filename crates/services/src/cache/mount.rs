@@ -30,6 +30,47 @@ impl Cache {
             // It could not be put away, and memory has more than the table on the fast leg.
             return Ok(());
         }
+        let error = match self.take_up_legs(mount) {
+            Err(error @ (ServiceError::Leg { .. } | ServiceError::Content { .. })) => error,
+            other => return other,
+        };
+        // A fast leg that failed in a running volume, with nothing on it that the slow one lacks, may stay so through a change.
+        let previous = mount.previous::<Self>().filter(|_| mount.legs.get(FAST) == Some(&LegOrigin::Kept));
+        let before = match mount.reason {
+            Reason::Open => Some(self),
+            Reason::Change => previous.as_deref(),
+            Reason::Create => None,
+        };
+        let known = before.filter(|before| before.is_spent()).and_then(|before| before.superblock().clone());
+        // What the superblock there says of dirty lines stays as it is: it cannot be told.
+        let known = known.filter(|(superblock, _)| superblock.may_be_dirty || self.plan.mode == Mode::Through);
+        let Some(known) = known else { return Err(error) };
+        self.stay_without(known, &error)
+    }
+
+    /// Whether the fast leg failed, and neither memory nor its own table has anything that counts.
+    fn is_spent(&self) -> bool {
+        let Some(core) = self.core.get().filter(|_| self.is_broken() && !self.is_void()) else { return false };
+        let is_clean = |slot| {
+            let place = core.table.slot(slot);
+            place.dirty.load(Ordering::SeqCst) | place.stored.load(Ordering::SeqCst) == 0
+        };
+        (0..core.table.len()).all(is_clean)
+    }
+
+    /// In force without the fast leg, as it was before.
+    fn stay_without(&self, known: (Superblock, u64), error: &ServiceError) -> Result<(), ServiceError> {
+        tracing::warn!(cache = self.name, leg = self.fast.name(), %error, "the fast leg is still not well; the volume goes on without its cache");
+        let core = self.core.get_or_init(|| Core::new(known.0.plan));
+        self.fill_table(core, &[], false)?;
+        self.take_force(known);
+        self.broken.store(true, Ordering::Relaxed);
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        Ok(())
+    }
+
+    /// Comes into force by what the legs hold.
+    fn take_up_legs(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.look_again();
         let previous = mount.previous::<Self>();
         let origin = |leg: usize| mount.legs.get(leg).copied().unwrap_or(LegOrigin::New);
@@ -61,11 +102,13 @@ impl Cache {
             )),
             None => self.prepare(0),
             Some((superblock, found)) => {
-                // Of a volume that is made again from its legs, everything counts.
-                let ours = fast_is_ours || (mount.reason == Reason::Create && superblock.may_be_dirty);
+                // Of a volume that is made again from its legs, by its name, everything counts.
+                let again = mount.reason == Reason::Create && superblock.may_be_dirty && superblock.label == self.label;
+                let ours = fast_is_ours || again;
                 if !ours && superblock.may_be_dirty && !mount.reformat {
                     return Err(self.wrong(&format!(
-                        "it is the cache of volume {:?} and holds data that were not written back; open that volume and flush it. If nothing of it is                          needed (the power failed while it was put in, say), --reformat begins an empty one",
+                        "it is the cache of volume {:?} and holds data that were not written back; open that volume and flush it. If nothing of it is \
+                         needed (the power failed while it was put in, say), --reformat begins an empty one",
                         superblock.label
                     )));
                 }
@@ -209,10 +252,15 @@ impl Cache {
     /// From now on the table on the fast leg is not whole: a crash shows by this.
     fn begin(&self, superblock: Superblock, generation: u64, dirty: bool) -> Result<(), ServiceError> {
         let may_be_dirty = dirty || self.plan.mode == Mode::Back;
-        self.may_be_dirty.store(may_be_dirty, Ordering::Relaxed);
         let superblock = Superblock { state: State::InForce, may_be_dirty, ..superblock };
         let generation = superblock.store(&self.fast, generation)?;
-        *self.superblock() = Some((superblock, generation));
+        self.take_force((superblock, generation));
+        Ok(())
+    }
+
+    fn take_force(&self, known: (Superblock, u64)) {
+        self.may_be_dirty.store(known.0.may_be_dirty, Ordering::Relaxed);
+        *self.superblock() = Some(known);
         for flag in [&self.void, &self.broken, &self.leaving, &self.fast_unflushed, &self.flushing.wanted] {
             flag.store(false, Ordering::Relaxed);
         }
@@ -220,7 +268,6 @@ impl Cache {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.look_again();
         self.in_force.store(true, Ordering::Relaxed);
-        Ok(())
     }
 
     /// What the table on the fast leg says.

@@ -129,24 +129,22 @@ impl Difference {
         self.lost().any(|lost| std::ptr::eq(Arc::as_ptr(lost), node))
     }
 
-    /// What is taken out brings its legs into order.
-    fn leave(&self) -> Result<(), GraphError> {
-        self.lost().filter_map(|node| node.service.as_ref().map(|service| (node, service))).try_for_each(
-            |(node, service)| service.leave().map_err(|source| GraphError::Service { node: node.name.clone(), source }),
-        )
-    }
-
-    /// The same while requests come, until it is known which legs hold everything. Writes that were in flight when something was brought into
-    /// order may have undone it, and those that came later have not.
-    fn put_legs_in_order(&self, old: &Graph, new: &Graph) -> Result<(), ChangeFailed> {
-        for _ in 1..LEAVES {
-            self.leave()?;
-            if check_data(old, new, &|_| false).is_ok() {
-                return Ok(());
+    /// What is taken out brings its legs into order. Why one cannot matters if the new graph needs its legs, and not otherwise: nobody is to
+    /// stay because a leg that goes as well holds nothing by itself.
+    fn leave(&self, old: &Graph, new: &Graph) -> Result<(), ChangeFailed> {
+        let mut refused = None;
+        for node in self.lost() {
+            if let Some(Err(source)) = node.service.as_ref().map(|service| service.leave()) {
+                refused.get_or_insert(GraphError::Service { node: node.name.clone(), source });
             }
         }
-        self.leave()?;
-        check_data(old, new, &|_| false)
+        check_data(old, new, &|_| false).map_err(|missing| refused.map_or(missing, ChangeFailed::Graph))
+    }
+
+    /// The same while requests come. Writes that were in flight when something was brought into order may have undone it, and those that came
+    /// later have not.
+    fn leave_under_load(&self, old: &Graph, new: &Graph) -> Result<(), ChangeFailed> {
+        (1..LEAVES).find_map(|_| self.leave(old, new).ok()).map_or_else(|| self.leave(old, new), Ok)
     }
 
     /// Unmounts what goes and mounts what comes, or leaves everything as it was.
@@ -229,7 +227,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     let mut difference = Difference::between(old, new, reformat);
     if !reformat {
         check_data(old, new, &|node| difference.leaves(node))?;
-        difference.put_legs_in_order(old, new)?;
+        difference.leave_under_load(old, new)?;
     }
     let stopped = old.stop(&difference.gone);
     if let Err(error) = stopped {
@@ -242,10 +240,11 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     let result = switch.change(new.volume(), patience, || {
         if !reformat {
             // What was in flight has ended. A leg may have failed since; from here on none does, and what each holds is decided.
-            difference.leave()?;
-            check_data(old, new, &|_| false).map_err(|error| GraphError::Service {
-                node: "the change".to_owned(),
-                source: ServiceError::NotNow(error.to_string()),
+            difference.leave(old, new).map_err(|error| match error {
+                ChangeFailed::Graph(error) => error,
+                error => {
+                    GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error.to_string()) }
+                }
             })?;
         }
         difference = Difference::between(old, new, reformat);

@@ -187,8 +187,9 @@ impl Members {
             tracing::info!(name = self.name, "all legs that are in use have all data");
             return Ok(());
         }
-        if refused == 0 && failed.legs & filled == 0 {
-            // Those that are filled, and others, say so: who refused is the one that goes, and need not stay any more.
+        let enough = (masks.writable & !failed.legs).count_ones() as usize >= self.rules.least;
+        if refused == 0 && failed.legs & filled == 0 && enough {
+            // Who refused is the one that goes, and need not stay any more: the others say so with that.
             self.masks.set(Masks { readable: masks.writable, ..masks });
         } else {
             set(LegState::Filling);
@@ -244,6 +245,7 @@ impl Members {
     /// Takes a leg that failed into use again, to be filled. `full`: all of it, else what was marked since it failed.
     pub(crate) async fn readmit(&self, cx: TaskContext<'_>, leg: usize, full: bool) -> Result<(), BlockError> {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
+        self.drop_the_late(cx).await?;
         let page_turn = self.page_turn.take(cx).await;
         if full {
             // On the good legs first: should the power go, nobody may think that little is missing.
@@ -263,14 +265,11 @@ impl Members {
         if masks.readable == 0 {
             return Err(BlockError::NotReady);
         }
-        let failed = self.catch_up(cx, masks.writable).await?;
-        if failed.legs != 0 {
-            drop((turn, page_turn));
-            self.drop_legs(cx, failed.legs, failed.why()).await?;
-            return Err(failed.why().error());
-        }
         let Some(before) = self.change_member(leg, LegState::Filling, 0) else { return Err(BlockError::NotReady) };
-        let failed = self.store_table(cx, masks.writable | 1 << leg).await?;
+        let failed = match self.admit_in_silence(leg, masks.writable) {
+            true => Refusals::default(),
+            false => self.store_table(cx, masks.writable | 1 << leg).await?,
+        };
         if failed.legs >> leg & 1 == 1 {
             // It may have the table that takes it in: the others say something newer.
             self.change_member(leg, before.state, before.failed_at);
@@ -290,6 +289,27 @@ impl Members {
         drop(admission);
         self.resync_total.store(intent.stale(), Ordering::Relaxed);
         dropped
+    }
+
+    /// Legs that refuse what was said last, and once more, go out of use, unless they have to stay.
+    async fn drop_the_late(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let failed = {
+            let _turn = self.table_turn.take(cx).await;
+            self.catch_up(cx, self.masks().writable).await?
+        };
+        if failed.legs != 0 && self.drop_legs(cx, failed.legs, failed.why()).await.is_err() {
+            tracing::warn!(name = self.name, reason = %failed.why(), "a leg does not take its tables, and has to stay until another one is filled");
+        }
+        Ok(())
+    }
+
+    /// Where a leg has to stay that refuses its table, and so nobody is told anything new: the leg that is filled, and for which that one may go,
+    /// is told when it is. Until then the others say that it failed, and the bitmap what it lacks.
+    fn admit_in_silence(&self, leg: usize, on: u8) -> bool {
+        let mut on_legs = self.on_legs();
+        let Some(on_legs) = on_legs.as_mut().filter(|on_legs| on_legs.is_late(on)) else { return false };
+        on_legs.is_to_be_told(leg);
+        true
     }
 
     /// Says in the table what a leg is; what it was. The caller has the turn.

@@ -104,6 +104,16 @@ impl OnLegs {
         self.table.event
     }
 
+    /// Whether one of these legs refused the last event.
+    pub(super) fn is_late(&self, on: u8) -> bool {
+        self.behind & on != 0
+    }
+
+    /// A leg is in use again, and is told nothing new yet: the last event before anything newer.
+    pub(super) fn is_to_be_told(&mut self, leg: usize) {
+        self.behind |= 1 << leg;
+    }
+
     /// For those of the legs that have to be told the last event first.
     pub(super) fn late(&mut self, on: u8) -> Option<Telling> {
         let id = |leg: usize| self.table.members.get(leg).map(|member| member.id);

@@ -138,9 +138,21 @@ pub fn graph_of_blocks(
     spawner: &Arc<Kept>,
 ) -> Result<Graph, GraphError> {
     let node: Node = stack.parse().expect("a stack");
-    let plan = Plan { volume: "test", stack: &node, size, block_size };
+    graph_of_plan(&Plan { volume: "test", stack: &node, size, block_size }, disks, reason, spawner)
+}
+
+/// [`graph`] of a volume of any name.
+///
+/// # Errors
+/// Why there is none.
+pub fn graph_of_plan(
+    plan: &Plan<'_>,
+    disks: &[Arc<dyn Volume>],
+    reason: Reason,
+    spawner: &Arc<Kept>,
+) -> Result<Graph, GraphError> {
     let spawner: Arc<dyn Spawner> = Arc::<Kept>::clone(spawner);
-    let mut graph = Graph::build(&plan, &Disks(disks.to_vec()), &SharedObjects::default(), &spawner, None)?;
+    let mut graph = Graph::build(plan, &Disks(disks.to_vec()), &SharedObjects::default(), &spawner, None)?;
     graph.mount(reason)?;
     Ok(graph)
 }

@@ -126,8 +126,7 @@ pub(crate) struct PackedRing {
     logged: bool,
     next: Position,
     used: Position,
-    /// The used position when the guest was last interrupted, or might have been; and how far we went since.
-    signalled: u16,
+    /// How far the used position went since the guest was last interrupted, or might have been.
     since: u32,
     states: Vec<State>,
     free_head: u16,
@@ -165,7 +164,6 @@ impl PackedRing {
             logged: setup.addr.flags & VringAddr::LOG != 0,
             next,
             used,
-            signalled: used.index,
             since: 0,
             states: free_list(size),
             free_head: 0,
@@ -191,7 +189,7 @@ impl PackedRing {
         let Some(header) = header else { return Ok(()) };
         let header = self.settle(header)?;
         self.used = Position { index: header.used_idx, wrap: header.used_wrap != 0 };
-        (self.signalled, self.since, self.free_head) = (self.used.index, 0, header.free_head);
+        (self.since, self.free_head) = (0, header.free_head);
         self.take_up(header.free_head)?;
         // Everything between what was used and what is under way had been taken.
         self.next = self.used;
@@ -413,7 +411,12 @@ impl PackedRing {
         if batch.is_empty() {
             return;
         }
-        let first = self.used;
+        let (first, mut end) = (self.used, self.used);
+        for done in batch {
+            end.advance(self.states[usize::from(done.token)].num, self.size);
+        }
+        // Before anything of the batch is in the ring: who comes after us takes it out of there, or the guest would come to it behind the first.
+        self.record.moving(end.pair(), first.pair());
         let mut first_flags = 0;
         for (at, done) in batch.iter().enumerate() {
             let State { last, num, id, .. } = self.free(done.token);
@@ -433,8 +436,7 @@ impl PackedRing {
             self.since += u32::from(num);
             self.fetched -= num;
         }
-        self.record.moving(self.used.pair(), first.pair());
-        // Release, on our side of the race for used descriptors: data, and the whole batch but this word, are written before it. The
+        // Release, on our side of the race for used descriptors: data, the record, and the whole batch but this word, are written before it. The
         // guest's side reads the flags of the first, then the rest; it comes to no other one of the batch before.
         fence(Ordering::Release);
         self.ring.segment.store_u16(first.offset() + FLAGS_AT, first_flags);
@@ -467,7 +469,8 @@ impl PackedRing {
         if self.since == 0 {
             return false;
         }
-        let (since, old) = (std::mem::take(&mut self.since), std::mem::replace(&mut self.signalled, self.used.index));
+        // What lies further back than the ring is long was passed at least once.
+        let since = std::mem::take(&mut self.since).min(self.size.into()) as u16;
         // Our side of the race between our used descriptors and the guest's wish: they were stored before this, its wish is read
         // after. The guest's side stores its wish, then (a full fence too) looks for used descriptors before it sleeps.
         fence(Ordering::SeqCst);
@@ -480,9 +483,7 @@ impl PackedRing {
                     at = at.wrapping_sub(self.size);
                 }
                 // Counted so that the ring's end is no break.
-                let old =
-                    if self.used.index < old || since >= u32::from(self.size) { old.wrapping_sub(self.size) } else { old };
-                passes(at, self.used.index, old)
+                passes(at, self.used.index, self.used.index.wrapping_sub(since))
             }
             _ => false,
         }

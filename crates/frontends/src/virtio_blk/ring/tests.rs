@@ -5,7 +5,11 @@ use std::os::fd::OwnedFd;
 use millrace_memory::{Access, GuestAddress, Segment};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::{super::message::Region, chain::flag, *};
+use super::{
+    super::{inflight::InflightRegion, message::Region},
+    chain::flag,
+    *,
+};
 
 const GUEST: u64 = 0x10_0000;
 const SIZE: u64 = 1 << 16;
@@ -22,6 +26,10 @@ struct Rig {
 
 impl Rig {
     fn new(packed: bool) -> Self {
+        Self::with(packed, feature::INDIRECT)
+    }
+
+    fn with(packed: bool, features: u64) -> Self {
         let fd: OwnedFd = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, SIZE).unwrap();
         let mut memory = MemoryTable::new();
@@ -29,7 +37,7 @@ impl Rig {
         let addr = VringAddr { index: 0, flags: 0, desc: GUEST, avail: GUEST + 0x1000, used: GUEST + 0x2000, log: 0 };
         let kind = if packed { feature::PACKED } else { 0 };
         let base = if packed { 0x8000_8000 } else { 0 };
-        let setup = Setup { size: ENTRIES, addr, base, features: feature::INDIRECT | kind };
+        let setup = Setup { size: ENTRIES, addr, base, features: features | kind };
         let ring = Ring::new(&memory, &setup).unwrap();
         Self { memory, ring, packed }
     }
@@ -66,6 +74,15 @@ impl Rig {
             self.at(GUEST + 0x1000 + 4 + number * 2, 2).write_at(0, &(number as u16).to_le_bytes());
             self.at(GUEST + 0x1000 + 2, 2).write_at(0, &index);
         }
+    }
+
+    /// Makes request `number` available in a packed ring that goes round, and takes it.
+    fn pass_on(&mut self, number: u64) -> Done {
+        let (place, first_round) = (number % u64::from(ENTRIES), number / u64::from(ENTRIES) % 2 == 0);
+        let round = if first_round { flag::AVAIL } else { flag::USED };
+        self.descriptor(GUEST + place * 16, TABLES, 48, flag::INDIRECT | round, place as u16);
+        let token = self.ring.take(&self.memory, &mut Buffers::new()).unwrap().expect("it is available");
+        Done { token, status: 0, len: 513 }
     }
 
     fn look(&mut self, most: usize) -> Vec<(u16, Option<Plain>)> {
@@ -164,4 +181,66 @@ fn a_packed_descriptor_that_changes_after_it_was_looked_at_fails_its_ring() {
     }
     assert!(rig.look(16).is_empty(), "a full ring shows what was taken, and nothing new");
     assert!(matches!(rig.ring.take_plain(found[0].0), Err(RingError::Changed)));
+}
+
+/// However far the ring goes before it looks whether to interrupt, over its end and all the way round.
+#[test]
+fn a_packed_ring_interrupts_when_it_has_passed_the_place_that_the_guest_wishes() {
+    let size = u64::from(ENTRIES);
+    for (start, passed) in (0..2 * size).flat_map(|start| (1..=3 * size).map(move |passed| (start, passed))) {
+        for wish in (start + passed).saturating_sub(size)..start + passed + size {
+            let mut rig = Rig::with(true, feature::INDIRECT | feature::EVENT_IDX);
+            rig.request(0, 0, 512);
+            let mut number = 0;
+            let mut go = |rig: &mut Rig, to: u64| {
+                while number < to {
+                    let batch: Vec<_> = (number..to.min(number + 5)).map(|number| rig.pass_on(number)).collect();
+                    rig.ring.give_back(&batch, None);
+                    number += batch.len() as u64;
+                }
+            };
+            go(&mut rig, start);
+            rig.ring.wants_call();
+            go(&mut rig, start + passed);
+            let wrap = u16::from(wish / size % 2 == 0) << 15;
+            rig.at(GUEST + 0x1000, 4).write_at(0, &[(wish % size) as u16 | wrap, 2].map(u16::to_le_bytes).concat());
+            // Of places a round and more back the guest wishes none.
+            let expected = (start..start + passed).contains(&wish);
+            assert_eq!(rig.ring.wants_call(), expected, "from {start}, {passed} passed, {wish} wished");
+            assert!(!rig.ring.wants_call(), "once");
+        }
+    }
+}
+
+/// The process dies while it puts a batch into the ring, behind the batch's first: nothing of it is seen, and it is done again.
+#[test]
+fn a_packed_batch_that_was_half_written_is_taken_back() {
+    let (file, what) = InflightRegion::create(1, ENTRIES as u16).unwrap();
+    let record = || InflightRegion::open(&what, &file).unwrap().record(0).unwrap();
+    let mut rig = Rig::new(true);
+    rig.ring.recover(record()).unwrap();
+    for number in 0..4 {
+        rig.request(number, 0, 512);
+    }
+    let mut batch: Vec<_> = (0..3).map(|number| rig.pass_on(number)).collect();
+    let picture = |rig: &Rig| -> Vec<u16> { (0..3).map(|at| rig.at(GUEST + at * 16 + 14, 2).load_u16(0)).collect() };
+    let before = picture(&rig);
+    // One that is none ends it in the middle.
+    batch.push(Done { token: 7, status: 0, len: 0 });
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rig.ring.give_back(&batch, None)));
+    assert!(ended.is_err() && picture(&rig) != before, "something was written");
+    let setup = Setup {
+        size: ENTRIES,
+        addr: VringAddr { index: 0, flags: 0, desc: GUEST, avail: GUEST + 0x1000, used: GUEST + 0x2000, log: 0 },
+        base: 0x8000_8000,
+        features: feature::INDIRECT | feature::PACKED,
+    };
+    let mut next = Ring::new(&rig.memory, &setup).unwrap();
+    next.recover(record()).unwrap();
+    let used = |flags: &u16| (flags & flag::AVAIL != 0) == (flags & flag::USED != 0);
+    assert!(!picture(&rig).iter().any(used), "{:?}", picture(&rig));
+    assert_eq!(next.in_flight(), 3);
+    let mut buffers = Buffers::new();
+    let again: Vec<_> = (0..3).map(|_| next.take(&rig.memory, &mut buffers).unwrap().expect("it is done again")).collect();
+    assert_eq!(again, batch[..3].iter().map(|done| done.token).collect::<Vec<_>>());
 }

@@ -226,6 +226,27 @@ fn the_write_cache_mode_outlives_a_reset() {
     }
 }
 
+/// Its monitor asks for the mode once. What it, and the guest, know of it then is not to be had after a reset and a restart, nor without a record.
+#[test]
+fn the_write_cache_mode_is_the_safe_one_where_nobody_can_know_it() {
+    for inflight in [true, false] {
+        let mut driver = FakeDriver::new(Setup { inflight, ..Setup::default() });
+        driver.connect();
+        choose(&mut driver, false);
+        if inflight {
+            assert_eq!(driver.tell(code::RESET_DEVICE, &[], &[]), Some(true));
+            driver.queues[0].forget();
+            driver.wipe_queues();
+            driver.inflight = None;
+        }
+        driver.restart_daemon();
+        driver.connect();
+        assert!(is_durable(&mut driver), "with a record: {inflight}");
+        choose(&mut driver, true);
+        assert!(!is_durable(&mut driver));
+    }
+}
+
 /// Nobody tells the new disk in what mode the guest is that goes on there.
 #[test]
 fn the_write_cache_mode_goes_with_a_machine_that_migrates() {
@@ -266,7 +287,7 @@ fn the_write_cache_mode_is_taken_from_nobody_by_a_guest_that_begins() {
         // What was the first one's guest's went to the second: another one begins at the first.
         first.stream = None;
         first.settle();
-        first.inflight = None;
+        (first.inflight, first.knows_config) = (None, false);
         first.connect();
         assert_eq!(space(&mut first)[32], 1);
         assert!(!is_durable(&mut first));

@@ -1,7 +1,7 @@
 //! What is put in by mistake: clear errors, and nothing is changed.
 
 use super::*;
-use crate::record::Region;
+use crate::{record::Region, testing::graph_of_plan};
 
 #[test]
 fn nonsense_is_refused_by_name() {
@@ -84,6 +84,14 @@ fn a_leg_with_dirty_data_of_another_volume_is_refused() {
     let same = [Arc::clone(&legs[0]), memory("other", 1 << 20, BlockSize::B512)];
     let refused = fails("mode=through, line=4K", &same, Reason::Change);
     assert!(refused.contains("open that volume and flush it"), "{refused}");
+    // The same size, of a new volume of another name.
+    let node: crate::Node = stack("mode=back, line=4K").parse().unwrap();
+    let plan = crate::graph::Plan { volume: "another", stack: &node, size: None, block_size: BlockSize::B512 };
+    let refused = graph_of_plan(&plan, &same, Reason::Create, &Arc::default()).err().unwrap().to_string();
+    assert!(
+        refused.contains("is the cache of volume \"test\"") && refused.contains("flush it. If nothing of it is needed"),
+        "{refused}"
+    );
     assert!(legs::read(&legs[0], 0, before.len()).unwrap() == before, "nothing was changed");
     // The volume made again from its own legs has everything.
     drop(open("mode=back, line=4K", &legs, Reason::Create));

@@ -40,11 +40,19 @@ impl Running {
     }
 
     fn change_to(&mut self, stack: &str, reformat: bool) -> Result<(), ChangeFailed> {
+        self.change_storing(stack, reformat, &mut || Ok(()))
+    }
+
+    fn change_storing(
+        &mut self,
+        stack: &str,
+        reformat: bool,
+        store: &mut dyn FnMut() -> Result<(), String>,
+    ) -> Result<(), ChangeFailed> {
         let mut new = beside(&self.graph, &self.disks, stack);
-        let mut store = || Ok(());
         // Its tasks are not run here, and so have ended.
         self.graph.tasks.clear();
-        let terms = Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store: &mut store };
+        let terms = Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store };
         change(&self.switch, &mut self.graph, &mut new, terms)?;
         self.graph = new;
         Ok(())
@@ -81,6 +89,56 @@ fn it_is_put_over_data_and_taken_away_again() {
             let (superblock, _) = Superblock::load(&running.disks[0]).unwrap().unwrap();
             assert!(!superblock.may_be_dirty);
         }
+    }
+}
+
+/// The fast leg is dead, and nothing is only there: the volume is changed all the same, and goes on without its cache, or else as it was.
+#[test]
+fn a_dead_fast_leg_keeps_no_volume_from_being_changed() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    for mode in ["through", "back"] {
+        let legs = faulty(50);
+        let disks = volumes(&legs);
+        let graph = graph(&stack(&format!("mode={mode}, line=4K")), &disks, None, Reason::Create, &Arc::default()).unwrap();
+        let switch = Switch::new("test", Arc::clone(graph.volume()));
+        let mut running = Running { disks, graph, switch };
+        let mut data = Vec::new();
+        running.guest(|bench| data = bench.write_random(0, 100));
+        cache(&running.graph).drain_now().unwrap();
+        legs[0].add(Rule { kinds: vec![], ..Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NotReady)) });
+        running.guest(|bench| {
+            bench.expect(0, &data);
+            let new = bench.write_random(10, 50);
+            data[10 * 512..60 * 512].copy_from_slice(&new);
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+        let other = format!("cache(mode={mode}, line=4K, rate=1M, disk:0) | disk:1");
+        // It fails in its middle: the way back.
+        running.change_storing(&other, false, &mut || Err("the disk is full".to_owned())).unwrap_err();
+        running.guest(|bench| bench.expect(0, &data));
+        if mode == "through" {
+            // After a power cut nobody would look for dirty lines there.
+            running.change("cache(mode=back, line=4K, disk:0) | disk:1").unwrap_err();
+            running.guest(|bench| bench.expect(0, &data));
+        }
+        running.change(&other).unwrap();
+        running.guest(|bench| {
+            bench.expect(0, &data);
+            let new = bench.write_random(20, 70);
+            data[20 * 512..90 * 512].copy_from_slice(&new);
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+        assert_eq!(fact(&running.graph, "fast leg").as_deref(), Some("failed; the volume goes on without it"));
+        legs[0].clear();
+        cache(&running.graph).command("resume", &Settings::default()).unwrap();
+        running.guest(|bench| {
+            bench.expect(0, &data);
+            let new = bench.write_random(30, 20);
+            data[30 * 512..50 * 512].copy_from_slice(&new);
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+        running.change("disk:1").unwrap();
+        running.guest(|bench| bench.expect(0, &data));
     }
 }
 

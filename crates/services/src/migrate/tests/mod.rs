@@ -402,6 +402,30 @@ fn a_migration_that_is_cancelled_leaves_the_old_leg() {
     }
 }
 
+/// What goes shows the data in no leg of its own, or cannot be brought into order: nobody needs it.
+#[test]
+fn a_migration_leaves_parity_and_comes_to_it_and_away_again() {
+    let parity = "parity(chunk=4K, disk:0, disk:1, disk:2)";
+    let mut running = Live::new(parity, memories(4, 8192));
+    let blocks = running.switch.geometry().blocks.0;
+    running.disks[3] = memory(small(blocks), 3);
+    let mut data = on_bench(&running.volume(), |bench| bench.write_random(0, blocks.min(4000)));
+    running.change_to(&format!("move({parity}, disk:3)")).unwrap();
+    to_the_end(&move_of(&running.graph));
+    running.change_to("disk:3").unwrap();
+    on_bench(&running.volume(), |bench| {
+        bench.expect(0, &data);
+        data = bench.write_random(0, blocks.min(4000));
+    });
+    for disk in &running.disks[..3] {
+        legs::write(disk, 0, vec![0; 8192 * 512]).unwrap();
+    }
+    running.change_to(&format!("move(disk:3, {parity})")).unwrap();
+    walk(&move_of(&running.graph), 3);
+    running.change_to("disk:3").unwrap();
+    on_bench(&running.volume(), |bench| bench.expect(0, &data));
+}
+
 #[test]
 fn a_new_leg_with_services_is_made_for_it() {
     let mut running = Live::new("disk:0", memories(4, 16384));

@@ -615,3 +615,47 @@ fn a_leg_that_has_to_stay_and_refuses_its_table_comes_back() {
         }
     });
 }
+
+/// The same, and the leg that is gone comes back while the other one still refuses its table: it is filled, and then that one goes.
+#[test]
+fn a_leg_is_filled_while_one_that_has_to_stay_refuses_its_table() {
+    let legs = SMALL.faulty(2048);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    let area = Lba(parity(&graph).members.rules.area_of(&*volumes[0]) / 512);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 2048);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        let tables = Some((area, BlockCount(TABLES / 2 / 512)));
+        legs[0].add(Rule { range: tables, ..Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)) });
+        pull(&legs[1]);
+        assert!(
+            (0..40)
+                .any(|lba| { bench.plain(Operation::WriteZeroes { fua: false, deallocate: false }, 8 * lba, 1).is_err() })
+        );
+    });
+    legs[1].clear();
+    graph.root.service.as_ref().unwrap().command("rebuild", &arguments(&[("leg", "1")])).unwrap();
+    on_bench(&graph, |bench| {
+        model[..2048].copy_from_slice(&bench.write_random(0, 4));
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    assert!(resync(&graph));
+    let states = |graph: &Graph| ["leg 0", "leg 1"].map(|leg| fact(graph, leg));
+    let expected = ["failed", "good"].map(|state| Some(state.to_owned()));
+    assert_eq!(states(&graph), expected);
+    let check = |graph: &Graph| {
+        on_bench(graph, |bench| {
+            for lba in (0..2048).filter(|lba| lba % 8 != 0 || *lba >= 320 || *lba < 4) {
+                bench.expect(lba, &model[lba as usize * 512..][..512]);
+            }
+        });
+    };
+    check(&graph);
+    drop(graph);
+    legs[0].clear();
+    let graph = SMALL.open(&volumes, Reason::Open);
+    assert_eq!(states(&graph), expected);
+    check(&graph);
+}
