@@ -298,10 +298,9 @@ impl Session {
 /// Whether a message must wait until nothing touches the guest's memory. While it waits, nothing new is taken.
 fn must_wait(disk: &mut Disk, message: &Message) -> bool {
     match message {
-        Message::GetVringBase(index) => must_rest(disk, *index),
-        // QEMU stops a queue so before it asks for its base. Cloud Hypervisor pauses a machine so, and then saves its memory: nothing may be
+        // QEMU disables a queue before it asks for its base. Cloud Hypervisor pauses a machine so, and then saves its memory: nothing may be
         // written to it any more.
-        Message::SetVringEnable(VringState { index, num: 0 }) => must_rest(disk, *index),
+        Message::GetVringBase(index) | Message::SetVringEnable(VringState { index, num: 0 }) => must_rest(disk, *index),
         Message::SetFeatures(features) => {
             let changes = (features ^ disk.core.features) & feature::LOG_ALL != 0;
             changes && pause(disk)

@@ -7,20 +7,30 @@ use millrace_memory::SegmentCursor;
 
 use super::{
     Cache, Core, Part,
-    path::{each_part, hide, lock_with_buffer},
+    path::{each_part, lock_with_buffer},
     table::clear_bits,
+    unflushed::{BESIDE, WRITTEN},
 };
 
 /// Bytes that are erased at once: more would keep others from the range for too long.
 const ERASED_AT_ONCE: u64 = 16 << 20;
 
 impl Cache {
+    /// Clean blocks of a range that is about to be written on the slow leg are not valid any more. The range is locked.
+    fn hide(&self, core: &Core, start: u64, end: u64, shift: u32) {
+        // A flush that fails from now on may lose it.
+        self.slow_unflushed.add(WRITTEN | BESIDE);
+        each_part(core, start, end, shift, |slot, mask| {
+            let place = core.table.slot(slot);
+            let clean = mask & !place.dirty.load(Ordering::SeqCst);
+            clear_bits(&place.valid, clean);
+        });
+    }
+
     /// The slow leg has the newest data of these bytes. Their range is locked. Returns whether the table on the fast leg may call some of
     /// them dirty, so that it takes a commit to make this durable.
     pub(super) fn forget(&self, core: &Core, start: u64, end: u64, keep_valid: bool) -> bool {
-        if !self.slow_unflushed.load(Ordering::SeqCst) {
-            self.slow_unflushed.store(true, Ordering::SeqCst);
-        }
+        self.slow_unflushed.add(if keep_valid { WRITTEN } else { WRITTEN | BESIDE });
         let (block_size, mut commit) = (self.shape().block_size, false);
         each_part(core, start, end, block_size.shift(), |slot, mask| {
             let place = core.table.slot(slot);
@@ -52,7 +62,7 @@ impl Cache {
     ) -> Result<bool, BlockError> {
         let shift = self.shape().block_size.shift();
         let _range = core.ranges.lock(cx, at..at + len).await;
-        hide(core, at, at + len, shift);
+        self.hide(core, at, at + len, shift);
         let mut done = 0;
         while done < len {
             let lba = Lba((at + done) >> shift);
@@ -80,7 +90,7 @@ impl Cache {
         let known = core.table.find(part.line);
         let hit =
             known.is_some_and(|found| core.table.slot(found.slot).valid.load(Ordering::Relaxed) & part.mask == part.mask);
-        hide(core, at, at + part.len, shift);
+        self.hide(core, at, at + part.len, shift);
         let (lba, count) = (Lba(at >> shift), BlockCount(part.len >> shift));
         let write = Request { operation: Operation::Write { fua }, lba, count, segments: &segments };
         self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await?;
@@ -115,7 +125,7 @@ impl Cache {
         while at < bytes.end {
             let len = ERASED_AT_ONCE.min(bytes.end - at);
             let _range = core.ranges.lock(cx, at..at + len).await;
-            hide(core, at, at + len, shift);
+            self.hide(core, at, at + len, shift);
             let piece = Request { operation, lba: Lba(at >> shift), count: BlockCount(len >> shift), segments: &[] };
             self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), piece).await?;
             commit |= self.forget(core, at, at + len, false);

@@ -1,16 +1,26 @@
 //! The operator's side: status, commands, and the way out of a running volume.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use millrace_block::{TaskContext, Volume};
 
-use super::{Cache, KIND, Mode, SLOW, policy::Policy, table::Table};
+use super::{
+    Cache, KIND, Mode, SLOW,
+    policy::Policy,
+    table::{Table, clear_bits},
+};
 use crate::{
     background::{LocalFuture, Task},
     legs::block_on,
     service::{Health, Mount, Progress, Service, ServiceError, Status},
     settings::Settings,
 };
+
+/// How long `resume` waits for requests.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Cache {
     /// Remembers what a leg said, for the status; logs it when it is news.
@@ -57,11 +67,43 @@ impl Cache {
             self.resume_empty()?;
             return Ok("the fast leg is used again, and begins empty".to_owned());
         }
-        if !self.broken.swap(false, Ordering::Relaxed) {
+        if !self.is_broken() {
             return Err(ServiceError::NotNow("the fast leg is in use".to_owned()));
         }
+        self.distrust()?;
+        self.broken.store(false, Ordering::Relaxed);
         *self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
         Ok("the fast leg is used again".to_owned())
+    }
+
+    /// What is clean on a fast leg that comes again is taken from the slow one: it may never have been durable. Not to be called on a shard.
+    fn distrust(&self) -> Result<(), ServiceError> {
+        let Some(core) = self.core.get() else { return Ok(()) };
+        let end = Instant::now() + PATIENCE;
+        for slot in 0..core.table.len() {
+            let place = core.table.slot(slot);
+            // Who filled it before the leg failed may do so still.
+            while let Some(line) = place.line() {
+                if let Some(_range) = core.ranges.try_lock(core.line_bytes(line)) {
+                    clear_bits(&place.valid, !place.dirty.load(Ordering::SeqCst));
+                    break;
+                }
+                if Instant::now() > end {
+                    return Err(ServiceError::NotNow("requests to the legs take too long: try again".to_owned()));
+                }
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        if !self.fast_unflushed.is_empty() && self.dirty_lines() > 0 {
+            tracing::warn!(
+                cache = self.name,
+                leg = self.fast.name(),
+                "it may have lost dirty data of which no flush told the guest that they \
+                are durable; the guest's next flush fails"
+            );
+            self.failures.add_lost();
+        }
+        Ok(())
     }
 
     fn facts(&self, status: &mut Status) {

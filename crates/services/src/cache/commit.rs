@@ -8,7 +8,7 @@
 //! its page is written. A block that it does not call dirty any more was written to the slow leg before, so that flush covers it, too. From
 //! the copy until the end such blocks count as stored, so that their line stays.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
 use millrace_memory::{BUFFER_SIZE, Segment};
@@ -16,6 +16,7 @@ use millrace_memory::{BUFFER_SIZE, Segment};
 use super::{
     Cache, Core,
     disk::{TABLE, dirty_at, encode_page, per_page},
+    unflushed::WRITTEN,
 };
 use crate::locks::until;
 
@@ -39,7 +40,9 @@ impl Batch {
 impl Cache {
     /// A guest's flush.
     pub(super) async fn flush(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
-        self.commit(cx).await
+        let lost = self.failures.lost();
+        let committed = self.commit(cx).await;
+        committed.and(self.failures.tell(lost))
     }
 
     /// The end of a write that changed what the table on the fast leg should say: waits until it says so, if that was asked for.
@@ -94,7 +97,7 @@ impl Cache {
                 batch.used += 1;
             }
             self.copy_pages(core, mark, &batch, staging);
-            let stored = self.store_batch(cx, &batch, staging).await;
+            let stored = self.store_batch(cx, core, &batch, staging).await;
             if stored.is_err() {
                 // They are as they were, or not: the next commit stores them.
                 batch.pages().iter().for_each(|page| core.table.need(*page));
@@ -139,14 +142,21 @@ impl Cache {
             .all(|slot| slot.dirty.load(Ordering::SeqCst) | slot.stored.load(Ordering::SeqCst) == 0)
     }
 
-    async fn store_batch(&self, cx: TaskContext<'_>, batch: &Batch, staging: Segment) -> Result<(), BlockError> {
-        self.flush_if(cx, &*self.slow, &self.slow_unflushed).await?;
+    async fn store_batch(
+        &self,
+        cx: TaskContext<'_>,
+        core: &Core,
+        batch: &Batch,
+        staging: Segment,
+    ) -> Result<(), BlockError> {
+        self.flush_slow(cx, core).await?;
         if batch.used == 0 && self.is_broken() && self.dirty_lines() == 0 {
             // Nothing that counts is on the leg that failed.
             return Ok(());
         }
-        let flushed = self.flush_if(cx, &*self.fast, &self.fast_unflushed).await;
+        let flushed = if self.fast_unflushed.take() == 0 { Ok(()) } else { self.flush_leg(cx, &*self.fast).await };
         if let Err(error) = flushed {
+            self.fast_unflushed.add(WRITTEN);
             self.fast_failed("a flush of the fast leg", error);
             return flushed;
         }
@@ -193,20 +203,7 @@ impl Cache {
         }
     }
 
-    /// Flushes a leg if it was written since its last flush.
-    async fn flush_if(&self, cx: TaskContext<'_>, leg: &dyn Volume, unflushed: &AtomicBool) -> Result<(), BlockError> {
-        // Before the flush: what is written from now on asks for another one.
-        if !unflushed.swap(false, Ordering::SeqCst) {
-            return Ok(());
-        }
-        let flushed = self.flush_leg(cx, leg).await;
-        if flushed.is_err() {
-            unflushed.store(true, Ordering::SeqCst);
-        }
-        flushed
-    }
-
-    async fn flush_leg(&self, cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
+    pub(super) async fn flush_leg(&self, cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
         let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
         leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await
     }

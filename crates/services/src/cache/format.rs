@@ -20,6 +20,7 @@ use millrace_block::{BlockError, BlockSize, TaskContext, Volume, VolumeError};
 use super::{
     Cache, Core,
     disk::{REGION, State, Superblock},
+    unflushed::{BESIDE, WRITTEN},
 };
 use crate::{locks::Taken, service::ServiceError};
 
@@ -122,7 +123,7 @@ impl Cache {
         self.forget_everything(core);
         let generation = self.superblock().as_ref().map_or(0, |(_, generation)| *generation);
         *self.superblock() = Some((self.empty(core), generation));
-        self.slow_unflushed.store(true, Ordering::Relaxed);
+        self.slow_unflushed.add(WRITTEN | BESIDE);
         // One that had failed before is told of again.
         self.broken.store(false, Ordering::Relaxed);
         self.fast_failed("an empty table after a format", error);

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Files: `table` where lines are · `policy` which goes (S3-FIFO) · `path` requests · `around` what passes the cache by · `commit` what makes
-//! dirty data durable · `upkeep` writing back · `disk` the format · `mount` coming and going · `format` erasing all · `command` the operator's side.
+//! dirty data durable · `unflushed` what flushes lose that fail · `upkeep` writing back · `disk` the format · `mount` coming and going · `format` erasing all · `command` the operator's side.
 //!
 //! Invariants:
 //! * The slow leg has the volume's blocks at their own places. What it lacks is dirty in the table, and the fast leg has it.
@@ -36,6 +36,7 @@ mod policy;
 mod table;
 #[cfg(test)]
 mod tests;
+mod unflushed;
 mod upkeep;
 
 use std::sync::{
@@ -49,6 +50,7 @@ use self::{
     disk::{LEAST_LINE, MOST_LINE, Superblock},
     policy::Policy,
     table::Table,
+    unflushed::{BESIDE, Failures, Unflushed, WRITTEN},
 };
 use crate::{
     legs::{Leg, common_block_size},
@@ -249,9 +251,10 @@ pub(crate) struct Cache {
     /// Whoever moves dirty lines to the slow leg, or commits that, has it for one of them; a format has it throughout.
     moving: Turn,
     counters: PerShard<Counters>,
-    /// The slow or the fast leg was written since its last flush.
-    slow_unflushed: AtomicBool,
-    fast_unflushed: AtomicBool,
+    /// Since the last flush of the slow or the fast leg.
+    slow_unflushed: Unflushed,
+    fast_unflushed: Unflushed,
+    failures: Failures,
     /// There may be blocks that only the fast leg has.
     may_be_dirty: AtomicBool,
     /// The fast leg failed: of what it has only dirty blocks are used.
@@ -330,8 +333,9 @@ impl Cache {
                 commits: Commits::default(),
                 moving: Turn::default(),
                 counters: PerShard::default(),
-                slow_unflushed: AtomicBool::new(true),
-                fast_unflushed: AtomicBool::new(false),
+                slow_unflushed: Unflushed::new(WRITTEN | BESIDE),
+                fast_unflushed: Unflushed::default(),
+                failures: Failures::default(),
                 may_be_dirty: AtomicBool::new(plan.mode == Mode::Back),
                 broken: AtomicBool::new(false),
                 void: AtomicBool::new(false),

@@ -8,6 +8,7 @@ use super::{
     Cache, Core, FAST, Mode, SLOW, USUAL_LINE, disk,
     disk::{State, Superblock, decode_page},
     table::{Entry, set_bits},
+    unflushed::{BESIDE, WRITTEN},
 };
 use crate::{
     legs,
@@ -29,6 +30,9 @@ impl Cache {
         if self.is_in_force() {
             // It could not be put away, and memory has more than the table on the fast leg.
             return Ok(());
+        }
+        if mount.previous::<Self>().is_some_and(|previous| previous.failures.is_untold()) {
+            self.failures.add_lost();
         }
         let error = match self.take_up_legs(mount) {
             Err(error @ (ServiceError::Leg { .. } | ServiceError::Content { .. })) => error,
@@ -261,10 +265,11 @@ impl Cache {
     fn take_force(&self, known: (Superblock, u64)) {
         self.may_be_dirty.store(known.0.may_be_dirty, Ordering::Relaxed);
         *self.superblock() = Some(known);
-        for flag in [&self.void, &self.broken, &self.leaving, &self.fast_unflushed, &self.flushing.wanted] {
+        for flag in [&self.void, &self.broken, &self.leaving, &self.flushing.wanted] {
             flag.store(false, Ordering::Relaxed);
         }
-        self.slow_unflushed.store(true, Ordering::Relaxed);
+        self.fast_unflushed.take();
+        self.slow_unflushed.add(WRITTEN | BESIDE);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.look_again();
         self.in_force.store(true, Ordering::Relaxed);
@@ -411,8 +416,8 @@ impl Cache {
     /// Makes all data durable and then stores the whole table.
     async fn store_everything(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let core = self.core.get().ok_or(BlockError::NotReady)?;
-        self.slow_unflushed.store(true, Ordering::SeqCst);
-        self.fast_unflushed.store(true, Ordering::SeqCst);
+        self.slow_unflushed.add(WRITTEN);
+        self.fast_unflushed.add(WRITTEN);
         self.commit_of(cx, core).await?;
         if self.is_broken() {
             return Ok(());

@@ -14,7 +14,8 @@ use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 use super::{
     Cache, Core, Part,
     policy::Lines,
-    table::{Found, clear_bits, set_bits},
+    table::{Found, set_bits},
+    unflushed::WRITTEN,
 };
 use crate::locks::{Locked, Ranges};
 
@@ -420,9 +421,7 @@ impl Cache {
     #[inline]
     fn written(&self, core: &Core, slot: u32, mask: u64) -> bool {
         // Before the bits: who sees these knows that there is something to flush.
-        if !self.fast_unflushed.load(Ordering::SeqCst) {
-            self.fast_unflushed.store(true, Ordering::SeqCst);
-        }
+        self.fast_unflushed.add(WRITTEN);
         let place = core.table.slot(slot);
         let before = set_bits(&place.dirty, mask);
         if before == 0 {
@@ -590,7 +589,9 @@ impl Volume for Cache {
             Err(error) => return Step::Done(Err(error)),
         };
         match request.operation {
-            Operation::Flush if !self.may_be_dirty.load(Ordering::Relaxed) => self.slow.submit(cx, request),
+            Operation::Flush if !self.may_be_dirty.load(Ordering::Relaxed) && !self.failures.is_untold() => {
+                self.slow.submit(cx, request)
+            }
             Operation::Flush => Step::Wait(cx.scratch.place_future(self.flush(cx, request))),
             _ if bytes == 0 => Step::Done(Ok(())),
             Operation::Read => self.read(core, cx, request),
@@ -644,15 +645,6 @@ pub(super) fn each_part(core: &Core, start: u64, end: u64, shift: u32, mut clear
         }
         at += part.len;
     }
-}
-
-/// Clean blocks of a range that is about to be written on the slow leg are not valid any more. The range is locked.
-pub(super) fn hide(core: &Core, start: u64, end: u64, shift: u32) {
-    each_part(core, start, end, shift, |slot, mask| {
-        let place = core.table.slot(slot);
-        let clean = mask & !place.dirty.load(Ordering::SeqCst);
-        clear_bits(&place.valid, clean);
-    });
 }
 
 /// Locks a range, and has no buffer while it waits.

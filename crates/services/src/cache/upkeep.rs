@@ -207,10 +207,15 @@ impl Cache {
                 self.fast_failed("a read of dirty data", error);
                 return Err(error);
             }
+            let failures = self.failures.of_slow();
             let write = request(Operation::Write { fua: false }, Lba((bytes.start + at) >> shift));
             if let Err(error) = self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await {
                 self.note(format!("a line could not be written back to the slow leg: {error}"));
                 return Err(error);
+            }
+            if self.failures.of_slow() != failures {
+                // A flush that failed meanwhile may have lost it: it stays dirty.
+                break;
             }
             self.forget(core, bytes.start + at, bytes.start + at + len, true);
             left &= !(u64::MAX >> (64 - count) << first);

@@ -266,9 +266,10 @@ impl Members {
             return Err(BlockError::NotReady);
         }
         let Some(before) = self.change_member(leg, LegState::Filling, 0) else { return Err(BlockError::NotReady) };
-        let failed = match self.admit_in_silence(leg, masks.writable) {
-            true => Refusals::default(),
-            false => self.store_table(cx, masks.writable | 1 << leg).await?,
+        let failed = if self.admit_in_silence(leg, masks.writable) {
+            Refusals::default()
+        } else {
+            self.store_table(cx, masks.writable | 1 << leg).await?
         };
         if failed.legs >> leg & 1 == 1 {
             // It may have the table that takes it in: the others say something newer.

@@ -140,6 +140,97 @@ fn a_write_is_not_acknowledged_while_the_slow_leg_keeps_it_from_the_table() {
 }
 
 #[test]
+fn what_a_failed_flush_of_the_slow_leg_lost_is_written_back_again() {
+    let legs = faulty(50);
+    legs[1].hold_writes();
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| {
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        data = bench.write_random(0, 40);
+    });
+    for round in 1..=3 {
+        legs[1].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        let refused = cache(&graph).leave().unwrap_err().to_string();
+        assert!(refused.contains("write fault"), "{refused}");
+        assert!(legs[1].power_loss() > 0, "something is lost in round {round}");
+        legs[1].clear();
+        assert_eq!(fact(&graph, "dirty lines").as_deref(), Some("5"));
+        assert!(fact(&graph, "trouble").unwrap().contains("is dirty again"));
+        on_bench(&graph, |bench| {
+            bench.expect(0, &data);
+            // What is on the fast leg is not lost: there is nothing to tell.
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+    }
+    cache(&graph).drain_now().unwrap();
+    assert_eq!(legs[1].power_loss(), 0);
+    assert_eq!(slow_data(&volumes(&legs), 0, 40), data);
+}
+
+#[test]
+fn the_guest_is_told_what_was_lost_in_a_flush_that_it_did_not_ask_for() {
+    for mode in ["through", "back"] {
+        let legs = faulty(50);
+        let graph = open(&format!("mode={mode}, line=4K"), &volumes(&legs), Reason::Create);
+        let flush = |bench: &mut Bench<'_>| bench.plain(Operation::Flush, 0, 0);
+        on_bench(&graph, |bench| {
+            // Beside the cache where it writes back.
+            bench.write_random(1000, 600);
+            legs[1].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        });
+        let me = cache(&graph);
+        let ours = legs::block_on(move |cx| Box::pin(async move { me.commit(cx).await })).unwrap();
+        assert_eq!(ours, Err(WRITE_FAULT));
+        on_bench(&graph, |bench| {
+            assert_eq!(flush(bench), Err(BlockError::WriteFault { errno: 0 }), "{mode}");
+            assert_eq!(flush(bench), Ok(()), "once");
+            // Of one that it asked for it is told by that.
+            bench.write_random(1000, 600);
+            legs[1].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+            assert_eq!(flush(bench), Err(WRITE_FAULT));
+            assert_eq!(flush(bench), Ok(()));
+        });
+    }
+}
+
+#[test]
+fn a_fast_leg_that_lost_what_was_never_flushed_is_not_believed_when_it_comes_again() {
+    let legs = faulty(50);
+    legs[0].hold_writes();
+    let graph = open("mode=through, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 100));
+    pull(&legs[0]);
+    on_bench(&graph, |bench| bench.expect(0, &data));
+    assert_eq!(health(&graph), Health::Degraded);
+    legs[0].clear();
+    assert!(legs[0].power_loss() > 0);
+    cache(&graph).command("resume", &Settings::default()).unwrap();
+    on_bench(&graph, |bench| bench.expect(0, &data));
+    // With lines that are nowhere else the guest is told that it cannot be sure of them.
+    let legs = faulty(50);
+    legs[0].hold_writes();
+    let graph = open("mode=back, ack=fast, line=4K", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        bench.write_random(0, 100);
+    });
+    pull(&legs[0]);
+    on_bench(&graph, |bench| {
+        let segment = bench.memory.segment(0, 512);
+        assert_eq!(bench.moving(Operation::Read, 0, &[segment]), Err(BlockError::NotReady));
+    });
+    legs[0].clear();
+    legs[0].power_loss();
+    cache(&graph).command("resume", &Settings::default()).unwrap();
+    on_bench(&graph, |bench| {
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::WriteFault { errno: 0 }));
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+    });
+}
+
+#[test]
 fn a_bad_sector_does_not_keep_a_volume_from_being_opened() {
     for leg in [FAST, SLOW] {
         let legs = faulty(50);
