@@ -84,9 +84,14 @@ pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut(
         return begin(found, wanted, whole, fresh);
     }
     let tables = || found.iter().filter(of_set).filter_map(|leg| Some((leg, leg.record.as_ref().ok()?.as_ref()?)));
-    // Of two that say the same event, one that was to be taken in, and refused that, knows less.
+    // Of two that say the same event, one that was to be taken in, and refused that, knows less, and so does one whose record could not be read
+    // once: the others gave it another name.
     let is_good = |table: &Table, own: usize| table.members.get(own).is_some_and(|own| own.state == LegState::Good);
-    let age = |(_, (table, own)): &(_, &(Table, usize))| (table.event, is_good(table, *own));
+    let known_by = |table: &Table, own: usize| {
+        let id = table.members.get(own).map(|own| own.id);
+        tables().filter(|(_, (table, _))| table.members.iter().any(|member| Some(member.id) == id)).count()
+    };
+    let age = |(_, (table, own)): &(_, &(Table, usize))| (table.event, is_good(table, *own), known_by(table, *own));
     let Some((_, (newest, _))) = tables().max_by_key(age) else {
         return begin(found, wanted, whole, fresh);
     };
@@ -140,7 +145,7 @@ fn check_together(leg: &Found, table: &Table, own: usize, newest: &Table) -> Res
             failed.is_some_and(|member| table.event >= member.failed_at)
         };
     let was_to_be_filled = at_unknown && is(LegState::Filling);
-    let differs = table.event == newest.event && table.members != newest.members && !was_to_be_filled;
+    let differs = table.event == newest.event && table.members != newest.members && !was_to_be_filled && !is_unknown;
     if went_on || differs {
         return Err(wrong(
             leg,

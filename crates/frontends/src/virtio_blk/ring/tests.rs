@@ -78,7 +78,7 @@ impl Rig {
 
     /// Makes request `number` available in a packed ring that goes round, and takes it.
     fn pass_on(&mut self, number: u64) -> Done {
-        let (place, first_round) = (number % u64::from(ENTRIES), number / u64::from(ENTRIES) % 2 == 0);
+        let (place, first_round) = (number % u64::from(ENTRIES), (number / u64::from(ENTRIES)).is_multiple_of(2));
         let round = if first_round { flag::AVAIL } else { flag::USED };
         self.descriptor(GUEST + place * 16, TABLES, 48, flag::INDIRECT | round, place as u16);
         let token = self.ring.take(&self.memory, &mut Buffers::new()).unwrap().expect("it is available");
@@ -202,7 +202,7 @@ fn a_packed_ring_interrupts_when_it_has_passed_the_place_that_the_guest_wishes()
             go(&mut rig, start);
             rig.ring.wants_call();
             go(&mut rig, start + passed);
-            let wrap = u16::from(wish / size % 2 == 0) << 15;
+            let wrap = u16::from((wish / size).is_multiple_of(2)) << 15;
             rig.at(GUEST + 0x1000, 4).write_at(0, &[(wish % size) as u16 | wrap, 2].map(u16::to_le_bytes).concat());
             // Of places a round and more back the guest wishes none.
             let expected = (start..start + passed).contains(&wish);

@@ -298,7 +298,8 @@ fn a_packed_batch_that_the_guest_has_taken_stays_completed() {
         driver.volume.hold(false);
         // Released while the shard looks at them, they end in any order.
         let mut ended: Vec<u16> = names.iter().map(|_| driver.wait_used(0).0).collect();
-        (ended.sort_unstable(), names.sort_unstable());
+        ended.sort_unstable();
+        names.sort_unstable();
         assert_eq!(ended, names);
         driver.settle();
         assert_eq!(driver.next_used(0), None);
