@@ -166,8 +166,7 @@ impl FakeDriver {
         let mut shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
         let shown = (Arc::clone(&volume) as Arc<dyn Volume>, Arc::clone(&modes));
         let key = start_device(&mut shard, &dir, name, Some(shown), None);
-        let memfd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
-        let memory = File::from(memfd);
+        let memory = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd"));
         memory.set_len(MEMORY).expect("room for the guest");
         let next = GUEST_BASE + QUEUE_BYTES * u64::from(setup.queues);
         let queues = (0..setup.queues).map(|index| DriverQueue::new(index, setup.packed)).collect();

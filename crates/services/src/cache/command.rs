@@ -9,6 +9,7 @@ use millrace_block::{TaskContext, Volume};
 
 use super::{
     Cache, KIND, Mode, SLOW,
+    format::PATIENCE,
     policy::Policy,
     table::{Table, clear_bits},
 };
@@ -18,9 +19,6 @@ use crate::{
     service::{Health, Mount, Progress, Service, ServiceError, Status},
     settings::Settings,
 };
-
-/// How long `resume` waits for requests.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Cache {
     /// Remembers what a leg said, for the status; logs it when it is news.

@@ -16,6 +16,7 @@ use millrace_memory::{BUFFER_SIZE, Segment};
 use super::{
     Cache, Core,
     disk::{TABLE, dirty_at, encode_page, per_page},
+    table::Slot,
     unflushed::WRITTEN,
 };
 use crate::locks::until;
@@ -137,9 +138,7 @@ impl Cache {
     fn is_clean(&self, core: &Core, page: u32) -> bool {
         let count = per_page(self.shape().block_size);
         let slots = page * count..((page + 1) * count).min(core.table.len());
-        slots
-            .map(|slot| core.table.slot(slot))
-            .all(|slot| slot.dirty.load(Ordering::SeqCst) | slot.stored.load(Ordering::SeqCst) == 0)
+        slots.map(|slot| core.table.slot(slot)).all(Slot::is_clean)
     }
 
     async fn store_batch(

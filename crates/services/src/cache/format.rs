@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{locks::Taken, service::ServiceError};
 
-/// How long a format waits for a line that is being written back.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an operator waits for requests, and for a line that is being written back.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Cache {
     /// Waits until nobody writes dirty lines back. Not to be called on a shard.

@@ -55,11 +55,7 @@ impl Cache {
     /// Whether the fast leg failed, and neither memory nor its own table has anything that counts.
     fn is_spent(&self) -> bool {
         let Some(core) = self.core.get().filter(|_| self.is_broken() && !self.is_void()) else { return false };
-        let is_clean = |slot| {
-            let place = core.table.slot(slot);
-            place.dirty.load(Ordering::SeqCst) | place.stored.load(Ordering::SeqCst) == 0
-        };
-        (0..core.table.len()).all(is_clean)
+        (0..core.table.len()).all(|slot| core.table.slot(slot).is_clean())
     }
 
     /// In force without the fast leg, as it was before.

@@ -49,7 +49,7 @@ impl Lines for Evictable<'_> {
         let line = place.line()?;
         // Who writes to the line or fills it has its blocks locked.
         let _range = core.ranges.try_lock(core.line_bytes(line))?;
-        if place.dirty.load(Ordering::SeqCst) | place.stored.load(Ordering::SeqCst) != 0 {
+        if !place.is_clean() {
             return None;
         }
         core.table.take_out(slot);

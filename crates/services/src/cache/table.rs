@@ -82,6 +82,11 @@ impl Slot {
         }
     }
 
+    /// Whether nothing of it is only here, in memory or by the table on the fast leg.
+    pub(super) fn is_clean(&self) -> bool {
+        self.dirty.load(Ordering::SeqCst) | self.stored.load(Ordering::SeqCst) == 0
+    }
+
     /// The line that is here.
     pub(super) fn line(&self) -> Option<u64> {
         Some(self.line.load(Ordering::Acquire)).filter(|line| *line != NONE)

@@ -100,12 +100,12 @@ impl Cache {
             self.failures.suspect.store(true, Ordering::SeqCst);
             if what & BESIDE != 0 {
                 self.failures.add_lost();
-                self.note(format!("a flush of the slow leg failed, and what was written there may be lost, which the guest is told at its next flush: {error}"));
-            } else {
-                self.note(format!(
-                    "a flush of the slow leg failed, and what was written back there is dirty again: {error}"
-                ));
             }
+            // One text, which is logged once however often it happens.
+            self.note(format!(
+                "a flush of the slow leg failed: what was written back is dirty again, and of what requests wrote there the guest is told at its \
+                 next flush: {error}"
+            ));
             // Otherwise before the next flush.
             let _ = self.take_back(core).await;
         }
