@@ -63,9 +63,10 @@ impl Queue {
 
     /// Whether it starts as a guest's driver makes it, and does not go on from elsewhere.
     pub(crate) fn begins(&self, features: u64) -> bool {
-        // A packed ring's position is told with its wrap counter, in the highest bit of each half (vhost-user, "Vring state description").
-        let position = if features & feature::PACKED == 0 { u32::MAX } else { 0x7fff_7fff };
-        self.base & position == 0
+        // A packed ring's positions are told with their wrap counters, in the highest bit of each half (vhost-user, "Vring state
+        // description"); they begin as 1 (virtio 1.2, 2.8.1). At 0 with another counter it has gone round.
+        let first = if features & feature::PACKED == 0 { 0 } else { 0x8000_8000 };
+        self.base == first
     }
 
     /// Gives back what has ended, and leaves it in the list. Returns how many.

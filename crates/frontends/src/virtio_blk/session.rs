@@ -248,7 +248,7 @@ impl Session {
                 self.status = 0;
                 reset(disk, cx);
             }
-            Message::SetConfig(head, bytes) => set_config(disk, head, &bytes)?,
+            Message::SetConfig(head, bytes) => self.set_config(disk, head, &bytes)?,
             Message::SetMemTable(regions) => {
                 let replaced = disk.core.memory.replace(&regions, fds);
                 disk.memory_changed()?;
@@ -292,6 +292,22 @@ impl Session {
             disk.queues.iter_mut().for_each(|queue| queue.enabled = true);
         }
         Ok(())
+    }
+
+    fn set_config(&self, disk: &mut Disk, head: ConfigHead, bytes: &[u8]) -> Result<(), Refusal> {
+        let wrong = Refusal::Config { offset: head.offset, len: head.size as usize };
+        let at = (Space::WRITE_BACK_AT.checked_sub(head.offset)).ok_or(wrong)?;
+        // A monitor passes on what a guest writes before it starts its queues, and tells the features no sooner than that.
+        let features = if disk.core.features == 0 { self.offered } else { disk.core.features };
+        // A front end may write more than the one byte that can change; the rest must stay as it is.
+        let wrong = Refusal::Config { offset: head.offset, len: head.size as usize };
+        match bytes.get(at as usize) {
+            Some(&mode @ 0..=1) if at < head.size && features & feature::CONFIG_WCE != 0 => {
+                disk.set_write_cache(mode == 1);
+                Ok(())
+            }
+            _ => Err(wrong),
+        }
     }
 }
 
@@ -340,20 +356,6 @@ fn get_config(disk: &mut Disk, head: ConfigHead) -> Answer {
     disk.tell_kind();
     let space = disk.core.config.space(&disk.geometry(), disk.core.write_cache);
     Answer::Config(head, space.read(head.offset as usize, head.size as usize))
-}
-
-fn set_config(disk: &mut Disk, head: ConfigHead, bytes: &[u8]) -> Result<(), Refusal> {
-    let wrong = Refusal::Config { offset: head.offset, len: head.size as usize };
-    let at = (Space::WRITE_BACK_AT.checked_sub(head.offset)).ok_or(wrong)?;
-    // A front end may write more than the one byte that can change; the rest must stay as it is.
-    let wrong = Refusal::Config { offset: head.offset, len: head.size as usize };
-    match bytes.get(at as usize) {
-        Some(&mode @ 0..=1) if at < head.size && disk.core.has(feature::CONFIG_WCE) => {
-            disk.set_write_cache(mode == 1);
-            Ok(())
-        }
-        _ => Err(wrong),
-    }
 }
 
 fn get_inflight(disk: &Disk, wanted: &Inflight) -> Result<Answer, Refusal> {

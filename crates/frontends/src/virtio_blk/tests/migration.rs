@@ -9,7 +9,9 @@ use super::super::{
     config::feature,
     fixture::{FakeDriver, GUEST_BASE, Setup, USED},
     message::{LogBase, VringAddr, code},
+    queue::Queue,
     request::kind,
+    ring::feature as ring_feature,
 };
 
 /// Pages that are marked, and no longer afterwards.
@@ -151,4 +153,20 @@ fn a_small_log_is_not_written_beyond() {
     // The log has 64 pages, and the guest's memory begins behind them.
     const { assert!(GUEST_BASE / 4096 > 64) };
     assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+}
+
+/// Where a ring stands when it is made by a guest's driver, and nowhere else.
+#[test]
+fn a_packed_ring_that_went_round_to_its_first_place_does_not_begin() {
+    let begins = |base, features| {
+        let mut queue = Queue::default();
+        queue.base = base;
+        queue.begins(features)
+    };
+    for base in [0, 0x8000, 0x8000_0000, 0x8000_8001, 0x8001_8000] {
+        assert!(!begins(base, ring_feature::PACKED), "{base:#x}");
+    }
+    assert!(begins(0x8000_8000, ring_feature::PACKED));
+    assert!(begins(0, 0));
+    assert!(!begins(1, 0));
 }

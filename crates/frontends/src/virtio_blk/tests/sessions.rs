@@ -205,6 +205,22 @@ fn is_durable(driver: &mut FakeDriver) -> bool {
     driver.volume.take_seen()[0].0 == Operation::Write { fua: true }
 }
 
+/// QEMU passes on what a guest writes before its driver is ready, and tells the features only then.
+#[test]
+fn the_write_cache_mode_is_chosen_before_the_features_are_told() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.open();
+    let offered: u64 = driver.get(code::GET_FEATURES, &[]);
+    driver.send(code::SET_PROTOCOL_FEATURES, 0, protocol::ALL.as_bytes(), &[]);
+    choose(&mut driver, false);
+    assert_eq!(space(&mut driver)[32], 0);
+    assert_eq!(driver.tell(code::SET_FEATURES, (offered & !feature::CONFIG_WCE).as_bytes(), &[]), Some(true));
+    // It did not take the feature after all.
+    let head = ConfigHead { offset: 32, size: 1, flags: 0 };
+    assert_eq!(driver.tell(code::SET_CONFIG, &[head.as_bytes(), &[1]].concat(), &[]), Some(false));
+    assert_eq!(space(&mut driver)[32], 0);
+}
+
 /// Its monitor keeps the mode over a reset, and tells it the guest that comes then.
 #[test]
 fn the_write_cache_mode_outlives_a_reset() {
