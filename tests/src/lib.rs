@@ -10,7 +10,7 @@
 //! # Invariants
 //!
 //! - Nothing is skipped: what a test needs and does not find is a failure that says what to run. Where a system cannot give what the test
-//!   is about (huge pages, a control group, a file system that becomes full), the output says "skipped" and why.
+//!   is about (huge pages, a control group, a file system that becomes full, a block device), the output says "skipped" and why.
 //! - A failure shows what the guest and the daemon had said by then.
 //! - Time limits are there to end a hang, never to judge a speed.
 //!
@@ -23,6 +23,7 @@ mod daemon;
 mod guest;
 mod hostile;
 mod load;
+mod loops;
 mod monitor;
 mod pages;
 mod process;
@@ -38,6 +39,7 @@ pub use daemon::{Daemon, OneDisk};
 pub use guest::{Boot, Guest, Kernel};
 pub use hostile::{Hostile, Trick};
 pub use load::{Load, Work};
+pub use loops::LoopDevice;
 pub use monitor::Monitor;
 pub use pages::GuestMemory;
 pub use process::Usage;

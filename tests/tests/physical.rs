@@ -140,11 +140,17 @@ fn commands_that_take_long_complete_by_interrupt() {
 }
 
 #[test]
-fn a_daemon_serves_a_physical_disk_and_its_worker_may_die() {
+fn a_daemon_serves_a_physical_disk_its_worker_may_die_and_the_disk_may_go() {
     // So that it sleeps for commands, too.
     let machine = Machine::slow(1000);
-    let said = machine.boot("bind daemon", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2).run(&seats(1));
+    let boot = machine.boot("bind daemon unplugged", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2);
+    let mut guest = boot.start(&seats(1));
+    guest.wait_mark("busy");
+    let mut monitor = Monitor::open(&machine.path("qmp"));
+    monitor.execute("device_del", &json!({ "id": "physical" }));
+    let said = guest.finish();
     assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
+    assert!(said.contains(&"guest: unplugged: well".to_owned()), "{}", said.join("\n"));
 }
 
 #[test]

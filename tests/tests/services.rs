@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, thread::sleep, time::Duration};
 
-use millrace_tests::{Boot, Daemon, Guest, Load, SmallFiles, Work, eventually, seats, unless_heavy};
+use millrace_tests::{Boot, Daemon, Guest, Load, LoopDevice, SmallFiles, Work, eventually, seats, unless_heavy};
 use rustix::process::Signal;
 
 fn health(daemon: &Daemon, service: &str) -> String {
@@ -164,8 +164,8 @@ fn a_guest_does_not_notice_that_a_leg_beside_parity_is_lost() {
     daemon.finish();
 }
 
-/// A volume goes from file to file and on to a share of a disk, and the worker dies meanwhile; then what it was on is gone, and the guest, every
-/// block of which is verified, writes on.
+/// A volume goes from file to file, to a block device and on to a share of a disk, and the worker dies meanwhile; then what it was on is gone,
+/// and the guest, every block of which is verified, writes on.
 #[test]
 fn a_guest_does_not_notice_that_its_volume_goes_elsewhere() {
     let daemon = Daemon::start();
@@ -177,7 +177,7 @@ fn a_guest_does_not_notice_that_its_volume_goes_elsewhere() {
     guest.wait_mark("loaded");
     alive(&mut guest);
 
-    for (to, old) in [(b.as_str(), "a"), ("share | volume:pool", "b")] {
+    let moves = |guest: &mut Guest, to: &str| {
         // Slowly, so that the worker dies on the way.
         daemon.run(&["volume", "migrate", "disk", "--to", to, "--rate", "64M"]);
         for round in 0..unless_heavy(5, 50) {
@@ -187,8 +187,26 @@ fn a_guest_does_not_notice_that_its_volume_goes_elsewhere() {
         let view = daemon.json(&["volume", "show", "disk"]);
         assert!(view["migration"].is_object(), "it goes on: {view}");
         daemon.run(&["volume", "migrate", "disk", "--rate", "0", "--wait"]);
-        std::fs::remove_file(daemon.path(old)).expect("the old place is nobody's");
-        alive(&mut guest);
+        alive(guest);
+    };
+    let is_gone = |old: &str| std::fs::remove_file(daemon.path(old)).expect("the old place is nobody's");
+    moves(&mut guest, &b);
+    is_gone("a");
+    let device = LoopDevice::over(&daemon.path("device"), 320);
+    match &device {
+        Ok(device) => {
+            moves(&mut guest, &format!("file:{}", device.path().display()));
+            is_gone("b");
+        }
+        Err(why) => eprintln!("skipped: a move to a block device: {why}"),
+    }
+    moves(&mut guest, "share | volume:pool");
+    match device {
+        Ok(device) => {
+            device.end();
+            eventually("a device that is nobody's", || (!device.is_there()).then_some(()));
+        }
+        Err(_) => is_gone("b"),
     }
     let stack = daemon.json(&["volume", "show", "disk"])["stack"].as_str().expect("a stack").to_owned();
     assert!(stack.ends_with("| share | volume:pool"), "{stack}");
@@ -200,6 +218,47 @@ fn a_guest_does_not_notice_that_its_volume_goes_elsewhere() {
     alive(&mut guest);
     guest.send("enough");
     guest.finish();
+    daemon.finish();
+}
+
+/// A volume is copied to an enciphered mirror while its guest writes on, with the worker dying and the copy standing still on the way. Another
+/// guest finds on the copy whatever the first one had flushed before it began.
+#[test]
+fn a_guest_does_not_notice_that_its_volume_is_copied() {
+    let daemon = Daemon::start();
+    let [disk, first, second] = ["disk", "first", "second"].map(|name| format!("file:{}", daemon.path(name).display()));
+    let socket = daemon.disk("disk", &["--backend", &disk, "--size", "320M"], &[]);
+    let stack = format!("crypt(key=file:{}) | mirror({first}, {second})", key(&daemon).display());
+    daemon.run(&["volume", "create", "copy", "--stack", &stack, "--size", "320M"]);
+    let seats = seats(1);
+    let mut writer = Boot::scenario("killed").set("ROLE", "writer").socket(&socket).start(&seats);
+    let flushed = (0..8).map(|_| writer.wait_mark("flushed")).last().expect("a round");
+    let goes_on = || {
+        let before = commands(&daemon, "disk");
+        eventually("more of the guest's commands", || (commands(&daemon, "disk") > before + 50).then_some(()));
+    };
+
+    let state = || daemon.json(&["copy", "show", "job"])["state"].as_str().expect("a state").to_owned();
+    daemon.run(&["copy", "disk", "copy", "--name", "job", "--rate", "4M"]);
+    for round in 0..unless_heavy(3, 30) {
+        sleep(Duration::from_millis(100 + round * 79 % 400));
+        daemon.kill_worker(Signal::KILL);
+    }
+    daemon.run(&["copy", "pause", "job"]);
+    daemon.kill_worker(Signal::KILL);
+    goes_on();
+    assert_eq!(state(), "paused", "it stays so, and the guest writes");
+    daemon.run(&["copy", "resume", "job", "--rate", "0"]);
+    eventually("the end of the copy", || (state() == "done").then_some(()));
+    goes_on();
+    writer.kill();
+
+    daemon.run(&["device", "create", "copy", "--nvme"]);
+    daemon.run(&["device", "attach", "copy", "copy"]);
+    let check = || {
+        Boot::scenario("killed").set("ROLE", "checker").set("ROUNDS", &flushed).socket(&daemon.socket("copy")).run(&seats)
+    };
+    check();
     daemon.finish();
 }
 

@@ -78,6 +78,8 @@ fn a_program_in_c_reads_what_it_wrote() {
     eventually_no_sessions(&daemon);
     daemon.run(&["volume", "delete", "v"]);
     daemon.run(&["volume", "create", "v", "--size", "16M", "--block-size", "4096", "--backend", "memory"]);
+    must_succeed(client(&daemon, &program, &["blocks"]));
+    eventually_no_sessions(&daemon);
     let error = client(&daemon, &program, &["open"]).env_remove("MILLRACE_VOLUME").output().expect("running the client");
     assert_eq!(error.status.code(), Some(22));
     assert!(String::from_utf8_lossy(&error.stderr).contains("MILLRACE_VOLUME"));

@@ -365,6 +365,44 @@ fn one_disk_without_a_daemon() {
     assert_eq!(device["namespaces"][0]["nsid"], 1);
 }
 
+/// A controller that is told of new commands by messages offers shadow doorbells; without them our client sends a message for each.
+#[test]
+fn our_client_tells_of_commands_in_each_way() {
+    let mut place = Place::new();
+    place.start(&[]);
+    place.ok(&["volume", "create", "a", "--size", "16M", "--backend", "memory"]);
+    for doorbells in ["shared", "messages"] {
+        place.ok(&["device", "create", doorbells, "--nvme", "--doorbells", doorbells]);
+        place.ok(&["device", "attach", doorbells, "a"]);
+        let socket = place.path(&format!("run/{doorbells}.sock"));
+        let bench = [
+            "bench",
+            "--socket",
+            socket.to_str().unwrap(),
+            "--rw",
+            "randrw",
+            "--qd",
+            "8",
+            "--time",
+            "1",
+            "--verify",
+            "--json",
+        ];
+        let mut ways = vec![&[][..], &["--doorbell-messages"]];
+        if doorbells == "messages" {
+            ways.push(&["--shadow-doorbells"]);
+        } else {
+            let refused = place.fails(1, &[&bench[..], &["--shadow-doorbells"]].concat());
+            assert!(refused.contains("does not offer shadow doorbells"), "{refused}");
+        }
+        for way in ways {
+            let report: Value = serde_json::from_str(&place.ok(&[&bench[..], way].concat())).unwrap();
+            assert!(report["verify"]["checked_blocks"].as_u64().is_some_and(|blocks| blocks > 0), "{way:?}: {report}");
+        }
+        place.ok(&["device", "delete", doorbells]);
+    }
+}
+
 /// A pipe that takes nothing more: whoever writes to it waits.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = io::pipe().unwrap();

@@ -61,6 +61,30 @@ daemon() {
     if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
 }
 
+# The controller is pulled out under the daemon's load: that ends in errors. The worker lives, and whatever else it serves goes on.
+unplugged() {
+    millrace volume create spare --backend memory --size 16M || daemon_failed "no spare volume"
+    millrace device create other --nvme --volume spare || daemon_failed "no spare device"
+    in_host /bin/millrace bench --verify --json --time 300 --rw randrw --bs 4k --qd 16 --range 16m --socket /run/millrace/vm.sock \
+        >$host/tmp/load.json 2>$host/tmp/load.err &
+    load=$!
+    in_host /bin/millrace bench --verify --json --time 15 --rw randrw --bs 4k --qd 2 --socket /run/millrace/other.sock >$host/tmp/other.json 2>&1 &
+    other=$!
+    pid=$(worker)
+    sleep 2
+    kill -0 $load || daemon_failed "the load ended too early: $(cat $host/tmp/load.err)"
+    mark "busy"
+    if wait $load; then daemon_failed "a load on a disk that is gone saw no error"; fi
+    say "unplugged: $(tail -n 1 $host/tmp/load.err)"
+    wait $other || daemon_failed "the disk beside it: $(cat $host/tmp/other.json)"
+    [ "$(worker)" = "$pid" ] || daemon_failed "worker $pid is gone"
+    if grep 'panicked' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
+    millrace device delete vm && millrace volume delete disk || daemon_failed "what is gone cannot be deleted"
+    millrace volume create disk --backend "nvme:$address" 2>$host/tmp/refused && daemon_failed "a volume on a controller that is gone"
+    say "unplugged: $(cat $host/tmp/refused)"
+    say "unplugged: well"
+}
+
 [ -d /sys/module/vfio_pci ] || load_modules irqbypass vfio vfio_iommu_type1 vfio-pci-core vfio-pci
 [ -d /sys/module/vfio_pci ] || die "there is no module vfio-pci: run scripts/guest-root on the host again"
 mount_programs
@@ -68,7 +92,7 @@ address=$(find_controller)
 for check in $(echo "${CHECKS:?}" | tr , " "); do
     say "$check"
     case $check in
-    bind | daemon) $check ;;
+    bind | daemon | unplugged) $check ;;
     *) in_host /bin/nvme-nested "$check" "$address" || die "$check failed" ;;
     esac
     # It has had its controller read to memory that was never mapped.

@@ -48,6 +48,9 @@ resize_under_load() {
 wait_for_disk "$disk"
 equal "hardware queues" "$(find "$block/mq" -mindepth 1 -maxdepth 1 | wc -l)" "$queues"
 equal "logical block size" "$(cat "$block/queue/logical_block_size")" "${BLOCK:-512}"
+# Whole pages, whatever the blocks are.
+equal "physical block size" "$(cat "$block/queue/physical_block_size")" 4096
+equal "least I/O size" "$(cat "$block/queue/minimum_io_size")" 4096
 equal "write cache" "$(cat "$block/queue/write_cache")" "write back"
 [ -z "${SERIAL-}" ] || equal "serial" "$(cat "$block/serial")" "$SERIAL"
 if [ "${READ_ONLY:-0}" = 1 ]; then

@@ -255,6 +255,33 @@ fn a_write_that_moves_nothing_is_a_fault_and_a_busy_system_is_asked_again() {
     assert!(harness.io().started() >= 42, "{}", harness.io().started());
 }
 
+/// Wherever its data lie, and however many pieces they are in.
+#[test]
+fn a_request_of_many_pieces_is_one_operation() {
+    for directory in [on_disk(), in_memory()] {
+        let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+        for pieces in [1, 2, 40, 128] {
+            let mut harness = SyncHarness::new(SEED, false);
+            let mut started = 0;
+            for operation in [Operation::Write { fua: false }, Operation::Write { fua: true }, Operation::Read] {
+                let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+                let segments: Vec<_> = (0..pieces).map(|piece| bench.memory.segment(piece * 8192, 4096)).collect();
+                if operation.is_write() {
+                    segments.iter().zip(1..).for_each(|(segment, byte)| segment.write_at(0, &[byte; 4096]));
+                }
+                bench.moving(operation, 8, &segments).unwrap();
+                assert!(
+                    (0..pieces)
+                        .zip(1..)
+                        .all(|(piece, byte)| operation.is_write() || bench.memory.bytes(piece * 8192, 4096) == [byte; 4096])
+                );
+                started += 1;
+                assert_eq!(harness.io().started(), started, "{operation:?} of {pieces} pieces");
+            }
+        }
+    }
+}
+
 #[test]
 fn direct_io_that_is_refused_is_given_up() {
     let directory = on_disk();

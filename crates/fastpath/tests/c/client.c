@@ -46,6 +46,18 @@ static void fill(unsigned char *bytes, size_t size)
 }
 
 /* Random requests of every kind beside a copy of what the volume must hold. */
+static void less_than_a_block(void)
+{
+    fastpath_t *fp = fastpath_alloc(65536);
+    CHECK(fp && fastpath_block_size(fp) == 4096);
+    unsigned char *buffer = fastpath_buffer(fp);
+    CHECK(fastpath_pread(fp, buffer, 512, 0, FP_DIRECT | FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pread(fp, buffer, 4096, 512, FP_DIRECT | FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pwrite(fp, buffer, 6144, 0, FP_BLOCKING) == -EINVAL);
+    CHECK(fastpath_pread(fp, buffer, 4096, 4096, FP_DIRECT | FP_BLOCKING) == 4096);
+    fastpath_free(fp);
+}
+
 static void verify(void)
 {
     const size_t size = 4 << 20;
@@ -364,6 +376,8 @@ int main(int argc, char **argv)
     const char *command = argc > 1 ? argv[1] : "";
     if (!strcmp(command, "verify"))
         verify(), refusals(), tags(0), threads();
+    else if (!strcmp(command, "blocks"))
+        verify(), less_than_a_block();
     else if (!strcmp(command, "engine"))
         tags(1);
     else if (!strcmp(command, "load"))

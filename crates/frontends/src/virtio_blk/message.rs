@@ -411,6 +411,23 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_with_one_descriptor_comes_with_no_other_number() {
+        for (request, size) in [
+            (code::SET_LOG_BASE, 16),
+            (code::SET_LOG_FD, 0),
+            (code::SET_BACKEND_REQ_FD, 0),
+            (code::SET_INFLIGHT_FD, 24),
+            (code::ADD_MEM_REG, 40),
+        ] {
+            let parse = |fds| Message::parse(&header(request, size), &vec![0; size], fds);
+            assert!(parse(1).is_ok(), "{request}: {:?}", parse(1));
+            for found in [0, 2] {
+                assert_eq!(parse(found), Err(BadMessage::Descriptors { request, found }));
+            }
+        }
+    }
+
+    #[test]
     fn a_kick_without_a_descriptor_says_so() {
         let header = header(code::SET_VRING_KICK, 8);
         let payload = 0x103_u64.to_le_bytes();

@@ -125,6 +125,29 @@ fn a_copy_on_a_disk_is_its_controllers() {
 }
 
 #[test]
+fn a_request_of_many_pieces_is_one_command() {
+    let rig = Rig::new();
+    disk(&rig, "d", "1M", "memory");
+    let volume = over(&rig, "d", Patience::default());
+    let counted = || {
+        let counters = rig.device("d").unwrap().counters;
+        (counters.read_commands, counters.write_commands)
+    };
+    let mut harness = SyncHarness::new(7, false);
+    let mut bench = Bench::new(&mut harness, Arc::<NvmeVolume>::clone(&volume) as Arc<dyn Volume>, 7);
+    let (before, pieces) = (counted(), 0..16);
+    let segments: Vec<_> = pieces.clone().map(|piece| bench.memory.segment(piece * 8192, 4096)).collect();
+    segments.iter().zip(1..).for_each(|(segment, byte)| segment.write_at(0, &[byte; 4096]));
+    assert_eq!(bench.moving(Operation::Write { fua: false }, 8, &segments), Ok(()));
+    segments.iter().for_each(|segment| segment.write_at(0, &[0; 4096]));
+    assert_eq!(bench.moving(Operation::Read, 8, &segments), Ok(()));
+    for (piece, byte) in pieces.zip(1..) {
+        assert_eq!(bench.memory.bytes(piece * 8192, 4096), [byte; 4096]);
+    }
+    assert_eq!(counted(), (before.0 + 1, before.1 + 1));
+}
+
+#[test]
 fn a_slow_disk_is_asked_to_abort_first_and_reset_when_that_does_not_help() {
     let rig = Rig::new();
     disk(&rig, "d", "1M", "throttle(iops=2) | memory");

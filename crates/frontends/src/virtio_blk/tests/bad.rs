@@ -172,6 +172,23 @@ fn wrong_indirect_tables_fail_the_disk() {
         entry(&driver, 0, inner, flags(INDIRECT, 0));
         driver.submit_indirect(0, table, 16);
         expect_failure(&mut driver, "a table in a table");
+        // Each entry is right, all of them together are more than a request may have: bytes, and pieces.
+        for (what, count, len, apart) in [("5 GB in pieces of 15 MB", 350, 15_000_000, 0), ("1025 pieces", 1024, 16, 32)] {
+            driver.free_all();
+            let (good, ..) = driver.prepare(kind::IN, 0, &[], 512);
+            let long = driver.alloc(1026 * 16);
+            let data = (0..count).map(|at| (GUEST_BASE + (1 << 20) + at * apart, len, true));
+            let pieces: Vec<Piece> = [good[0]].into_iter().chain(data).chain([good[2]]).collect();
+            for (at, (addr, len, writable)) in pieces.iter().enumerate() {
+                let place = long + at as u64 * 16;
+                let next = if at + 1 < pieces.len() { NEXT } else { 0 };
+                driver.write_value(place, addr);
+                driver.write_value(place + 8, len);
+                driver.write_value(place + 12, &flags(next | if *writable { WRITE } else { 0 }, at as u16 + 1));
+            }
+            driver.submit_indirect(0, long, pieces.len() as u32 * 16);
+            expect_failure(&mut driver, what);
+        }
         if !setup.packed {
             entry(&driver, 0, inner, flags(NEXT, 0));
             driver.submit_indirect(0, table, 16);
