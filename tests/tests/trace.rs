@@ -360,8 +360,15 @@ fn a_guests_requests_are_known(virtio: bool) {
         |at: usize| order[at]["sequential"].as_f64().expect("a number") / order[at]["requests"].as_f64().expect("one");
     assert!(share(0) > 0.99 && share(1) < 0.2, "{order:?}");
     let stages: Vec<_> = classes("stages");
-    for stage in ["disk/throttle", "interrupt"] {
-        assert!(stages.iter().any(|(name, count)| name == stage && *count > 0), "no {stage} in {stages:?}");
+    // Each request was at each of them; the guest is interrupted for some.
+    for stage in ["queue", "checks", "disk/throttle", "answer"] {
+        assert!(stages.iter().any(|(name, count)| name == stage && *count == 768), "no {stage} in {stages:?}");
+    }
+    let is_leaf = |name: &str| name.starts_with("disk/throttle.0 (file:");
+    assert!(stages.iter().any(|(name, count)| is_leaf(name) && *count == 768), "no file in {stages:?}");
+    assert!(stages.iter().any(|(name, count)| name == "interrupt" && *count > 0), "no interrupt in {stages:?}");
+    for request in &trace.requests {
+        expect_order(request);
     }
     let joined = &report["guest"];
     println!("  {joined}");

@@ -119,6 +119,14 @@ impl Core {
             // Where what changes is logged, every request goes the long way.
             let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(most - *taken) };
             let found = ring.look_ahead(&self.memory, &mut self.ahead, room).map_err(of_ring)?;
+            if self.trace.is_on() && !ring.has_left_over() {
+                // After what was looked at, so that it counts; what comes later is seen, and taken, the next time.
+                let pending = ring.pending().map_err(of_ring)?;
+                self.trace.seen(number, pending);
+                if pending == 0 {
+                    return Ok(());
+                }
+            }
             let mut done = 0;
             if found > 1 {
                 let geometry = geometry.get_or_insert_with(|| self.begin(&mut unsettled));

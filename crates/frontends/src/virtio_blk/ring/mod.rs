@@ -239,6 +239,15 @@ impl Ring {
         }
     }
 
+    /// Requests that the guest has made available and that are not taken yet, as far as is known: for who counts them only.
+    #[cold]
+    pub(crate) fn pending(&mut self) -> Result<u32, RingError> {
+        match self {
+            Self::Split(ring) => ring.pending(),
+            Self::Packed(ring) => Ok(ring.pending()),
+        }
+    }
+
     /// Whether requests of an earlier process wait to be taken.
     pub(crate) fn has_left_over(&self) -> bool {
         match self {

@@ -341,6 +341,21 @@ impl PackedRing {
         }
     }
 
+    /// Chains are counted by their last descriptors; one that goes on and on is one.
+    pub(super) fn pending(&self) -> u32 {
+        let (mut count, mut is_open, mut place) = (0, false, self.next);
+        for _ in self.fetched..self.size {
+            // Only a chain's first descriptor says whether all of it is available.
+            if !is_open && !self.is_available_at(place) {
+                break;
+            }
+            is_open = self.ring.segment.load_u16(place.offset() + FLAGS_AT) & flag::NEXT != 0;
+            count += u32::from(!is_open);
+            place.advance(1, self.size);
+        }
+        count + u32::from(is_open)
+    }
+
     /// Takes the request at the next position, which was looked at and has one descriptor.
     #[inline]
     pub(super) fn accept(&mut self, token: u16) -> Result<(), RingError> {

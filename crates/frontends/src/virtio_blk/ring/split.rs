@@ -211,6 +211,13 @@ impl SplitRing {
         Ok(())
     }
 
+    pub(super) fn pending(&mut self) -> Result<u32, RingError> {
+        if self.next == self.seen {
+            self.look()?;
+        }
+        Ok(self.seen.wrapping_sub(self.next).into())
+    }
+
     /// Reads the guest's index: whether there is something to take.
     fn look(&mut self) -> Result<bool, RingError> {
         let seen = self.avail.segment.load_u16(INDEX);

@@ -244,3 +244,30 @@ fn a_packed_batch_that_was_half_written_is_taken_back() {
     let again: Vec<_> = (0..3).map(|_| next.take(&rig.memory, &mut buffers).unwrap().expect("it is done again")).collect();
     assert_eq!(again, batch[..3].iter().map(|done| done.token).collect::<Vec<_>>());
 }
+
+/// As many as there are chains, of one descriptor or of more.
+#[test]
+fn what_waits_is_counted_in_requests() {
+    for packed in [false, true] {
+        let mut rig = Rig::new(packed);
+        assert_eq!(rig.ring.pending().unwrap(), 0);
+        for number in 0..5 {
+            rig.request(number, 0, 512);
+        }
+        assert_eq!(rig.ring.pending().unwrap(), 5);
+        for left in [4, 3] {
+            rig.ring.take(&rig.memory, &mut Buffers::new()).unwrap().expect("it is available");
+            assert_eq!(rig.ring.pending().unwrap(), left, "packed: {packed}");
+        }
+    }
+    let mut rig = Rig::new(true);
+    for (number, flags) in (0..).zip([flag::NEXT, flag::NEXT, 0, 0, flag::NEXT, flag::NEXT]) {
+        rig.available(number, HEADERS, 16, flags);
+    }
+    assert_eq!(rig.ring.pending().unwrap(), 3, "three, one, and two that go on beyond what is available");
+    // As many as the ring has, and no end.
+    for number in 0..u64::from(ENTRIES) {
+        rig.available(number, HEADERS, 16, flag::NEXT);
+    }
+    assert_eq!(rig.ring.pending().unwrap(), 1);
+}
