@@ -319,6 +319,16 @@ fn a_device_with_a_worker_of_its_own_is_traced_there() {
     daemon.finish();
 }
 
+/// Each request was at each of them; the guest is interrupted for some.
+fn expect_stages(stages: &[(String, u64)]) {
+    let at = |what: &dyn Fn(&str) -> bool| stages.iter().find(|(name, _)| what(name)).map_or(0, |(_, count)| *count);
+    for stage in ["queue", "checks", "disk/throttle", "answer"] {
+        assert_eq!(at(&|name| name == stage), 768, "{stage} in {stages:?}");
+    }
+    assert_eq!(at(&|name| name.starts_with("disk/throttle.0 (file:")), 768, "the file in {stages:?}");
+    assert!(at(&|name| name == "interrupt") > 0, "no interrupt in {stages:?}");
+}
+
 /// What fio did in a stock guest is what the trace says that it did, and the guest's own trace is the same requests.
 fn a_guests_requests_are_known(virtio: bool) {
     let daemon = Daemon::start();
@@ -360,16 +370,8 @@ fn a_guests_requests_are_known(virtio: bool) {
         |at: usize| order[at]["sequential"].as_f64().expect("a number") / order[at]["requests"].as_f64().expect("one");
     assert!(share(0) > 0.99 && share(1) < 0.2, "{order:?}");
     let stages: Vec<_> = classes("stages");
-    // Each request was at each of them; the guest is interrupted for some.
-    for stage in ["queue", "checks", "disk/throttle", "answer"] {
-        assert!(stages.iter().any(|(name, count)| name == stage && *count == 768), "no {stage} in {stages:?}");
-    }
-    let is_leaf = |name: &str| name.starts_with("disk/throttle.0 (file:");
-    assert!(stages.iter().any(|(name, count)| is_leaf(name) && *count == 768), "no file in {stages:?}");
-    assert!(stages.iter().any(|(name, count)| name == "interrupt" && *count > 0), "no interrupt in {stages:?}");
-    for request in &trace.requests {
-        expect_order(request);
-    }
+    expect_stages(&stages);
+    trace.requests.iter().for_each(expect_order);
     let joined = &report["guest"];
     println!("  {joined}");
     assert_eq!((joined["joined"].as_u64(), joined["unmatched"].as_u64()), (Some(768), Some(0)), "{joined}");

@@ -139,7 +139,9 @@ fn a_request_of_many_pieces_is_one_command() {
     let segments: Vec<_> = pieces.clone().map(|piece| bench.memory.segment(piece * 8192, 4096)).collect();
     segments.iter().zip(1..).for_each(|(segment, byte)| segment.write_at(0, &[byte; 4096]));
     assert_eq!(bench.moving(Operation::Write { fua: false }, 8, &segments), Ok(()));
-    segments.iter().for_each(|segment| segment.write_at(0, &[0; 4096]));
+    for segment in &segments {
+        segment.write_at(0, &[0; 4096]);
+    }
     assert_eq!(bench.moving(Operation::Read, 8, &segments), Ok(()));
     for (piece, byte) in pieces.zip(1..) {
         assert_eq!(bench.memory.bytes(piece * 8192, 4096), [byte; 4096]);
