@@ -51,6 +51,7 @@ mod stripe;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod throttle;
+mod told;
 
 /// Who runs the commands that print keys.
 pub use millrace_cipher::{Runner as KeyCommandRunner, run_commands_by as run_key_commands_by};

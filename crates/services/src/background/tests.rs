@@ -1,10 +1,14 @@
 //! Whoever works beside requests lets its shard do something else, also where no leg makes it wait.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, Volume};
 
+use super::{Pace, Stop};
 use crate::{
     Reason, legs,
     settings::Settings,
@@ -57,4 +61,31 @@ fn long_work_over_memory_takes_turns_with_everything_else() {
     for (stack, service, command) in work {
         takes_turns(stack, service, command);
     }
+}
+
+/// Never faster than its rate, whoever asks for how much at once; told to stop, it does not go on waiting.
+#[test]
+fn a_pace_is_kept_and_given_up_at_the_end() {
+    for piece in [16 << 10, 256 << 10] {
+        let start = Instant::now();
+        let paced = legs::block_on(move |cx| {
+            Box::pin(async move {
+                let (mut pace, stop) = (Pace::new(MIB), Stop::default());
+                for _ in 0..MIB / 2 / piece {
+                    pace.spend(cx, &stop, piece).await;
+                }
+            })
+        });
+        paced.unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(450), "{piece}: {:?}", start.elapsed());
+    }
+    let ended = legs::block_on(|cx| {
+        Box::pin(async move {
+            let (mut pace, stop) = (Pace::new(1), Stop::default());
+            stop.set();
+            // Else a hundred years.
+            pace.spend(cx, &stop, 3 << 30).await;
+        })
+    });
+    ended.unwrap();
 }

@@ -190,6 +190,9 @@ impl Service for Cache {
             };
             status.facts.push(("fast leg".to_owned(), what));
         }
+        if let Some(damaged) = &*self.damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            status.facts.push(("superblock repaired".to_owned(), damaged.clone()));
+        }
         if let Some(trouble) = &*self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
             status.facts.push(("trouble".to_owned(), trouble.clone()));
         }

@@ -268,6 +268,8 @@ pub(crate) struct Cache {
     superblock: Mutex<Option<(Superblock, u64)>>,
     /// What a leg said last, for the status.
     trouble: Mutex<Option<String>>,
+    /// Which copy of the superblock was damaged when the cache was opened.
+    damaged: Mutex<Option<String>>,
 }
 
 fn pack(geometry: &Geometry) -> u8 {
@@ -343,6 +345,7 @@ impl Cache {
                 flushing: Flushing::default(),
                 superblock: Mutex::new(None),
                 trouble: Mutex::new(None),
+                damaged: Mutex::new(None),
             };
             cache.look_again();
             cache

@@ -130,6 +130,7 @@ impl Cache {
         if let Some(damaged) = &found.damaged {
             tracing::warn!(cache = self.name, leg = self.fast.name(), "{damaged}; the other copy is used");
         }
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&found.damaged);
         let misfit = self.misfit(&superblock);
         if superblock.may_be_dirty
             && let Some(misfit) = misfit

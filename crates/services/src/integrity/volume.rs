@@ -23,6 +23,7 @@ use crate::{
     flushes::Flushes,
     legs::Leg,
     locks::{Turn, until},
+    told::is_told,
 };
 
 /// Largest block.
@@ -221,11 +222,9 @@ impl Integrity {
 
     /// A block is not what it should be.
     fn report(&self, lba: u64, known: u64) {
-        let before = self.mismatches.fetch_add(1, Ordering::Relaxed);
-        // All are counted; the log tells of the first ones, and of every power of two.
-        if before < 16 || (before + 1).is_power_of_two() {
+        let count = self.mismatches.fetch_add(1, Ordering::Relaxed) + 1;
+        if is_told(count) {
             let what = if known == LOST { "its checksum is lost" } else { "it does not match its checksum" };
-            let count = before + 1;
             tracing::error!(volume = self.name, leg = self.leg.name(), lba, count, "a block cannot be trusted: {what}");
         }
     }

@@ -1,6 +1,9 @@
 //! Coming into force: what the legs hold, and what follows from it.
 
-use std::{collections::BTreeSet, sync::atomic::Ordering};
+use std::{
+    collections::BTreeSet,
+    sync::{PoisonError, atomic::Ordering},
+};
 
 use millrace_block::{BlockCount, BlockSize, Volume};
 
@@ -358,7 +361,8 @@ impl Members {
 
     /// Looks what the legs hold.
     fn look(&self, mount: &Mount) -> (Vec<Found>, Vec<Option<u64>>) {
-        let one = |(at, leg): (usize, &Leg)| {
+        let mut damages = vec![None; self.legs.len()];
+        let mut one = |(at, leg): (usize, &Leg)| {
             let origin = mount.legs.get(at).copied().unwrap_or(LegOrigin::New);
             let found = self.find(leg).map(|Placed { area, record }| {
                 // A new one is told everything at its end.
@@ -371,6 +375,7 @@ impl Members {
                 Ok(Some(record)) => {
                     if let Some(damaged) = &record.damaged {
                         tracing::warn!(name = self.name, leg = leg.name(), damaged, "the other copy is used");
+                        damages[at] = Some(damaged.clone());
                     }
                     let table = Table::decode(&record.content).map(Some);
                     (table.ok_or_else(|| "its table makes no sense".to_owned()), Some(record.generation))
@@ -382,7 +387,9 @@ impl Members {
             let found = Found { name: leg.name().to_owned(), origin, record, blank: leg.usage().allocated == 0, block_size };
             (found, generation)
         };
-        self.legs.iter().enumerate().map(one).unzip()
+        let found = self.legs.iter().enumerate().map(&mut one).unzip();
+        *self.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damages;
+        found
     }
 
     /// The union of the bitmaps of these legs, and the newest store's number. What cannot be read is taken for set.

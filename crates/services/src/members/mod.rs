@@ -137,6 +137,8 @@ pub(crate) struct Members {
     /// A leg is written again, and what it missed is not stale yet.
     admitting: AtomicBool,
     on_legs: Mutex<Option<OnLegs>>,
+    /// Of each leg, which copy of its table was damaged when it was opened.
+    damaged: Mutex<Vec<Option<String>>>,
     /// Legs that refused a flush, and had to stay: the next flush would not tell what they lost.
     pub(crate) unflushed: AtomicU8,
     /// Legs that failed.
@@ -216,6 +218,7 @@ impl Members {
             rebuilding: Mutex::default(),
             admitting: AtomicBool::new(false),
             on_legs: Mutex::new(None),
+            damaged: Mutex::default(),
             unflushed: AtomicU8::new(0),
             dropped: AtomicU64::new(0),
             resync_total: AtomicU64::new(0),
@@ -312,7 +315,14 @@ impl Members {
             };
             (format!("leg {at}"), state.to_owned())
         };
-        members.map(fact).chain(self.other_blocks()).collect()
+        members.map(fact).chain(self.damaged_tables()).chain(self.other_blocks()).collect()
+    }
+
+    /// Of legs whose table was read from its other copy: what is wrong with the one.
+    fn damaged_tables(&self) -> Vec<(String, String)> {
+        let damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let fact = |(at, what): (usize, &Option<String>)| Some((format!("table of leg {at} repaired"), what.clone()?));
+        damaged.iter().enumerate().filter_map(fact).collect()
     }
 
     /// Of failed legs that have other blocks than those in use: what they have, and what to do.

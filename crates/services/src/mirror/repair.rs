@@ -7,7 +7,10 @@ use millrace_block::{BlockError, Operation, Request, TaskContext};
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
 use super::Mirror;
-use crate::members::{state::legs_of, why::Why};
+use crate::{
+    members::{state::legs_of, why::Why},
+    told::is_told,
+};
 
 impl Mirror {
     /// Leg `leg` could not read what another one could: gives it the data again, and drops it when that does not help.
@@ -106,8 +109,7 @@ impl Mirror {
         self.transfer(cx, leg, Operation::Write { fua: true }, at, segment).await?;
         self.transfer(cx, leg, Operation::Read, at, segment).await?;
         let count = self.counters.repaired.fetch_add(1, Ordering::Relaxed) + 1;
-        // All are counted; the log tells of the first ones, and of every power of two.
-        if count <= 16 || count.is_power_of_two() {
+        if is_told(count) {
             let shift = self.shape().block_size.shift();
             tracing::warn!(
                 mirror = self.name,

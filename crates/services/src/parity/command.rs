@@ -39,6 +39,9 @@ impl Service for Parity {
             let lost = (readable.count_ones() as usize) < self.layout.data();
             status.health = if lost { Health::Failed } else { Health::Degraded };
         }
+        if status.health == Health::Good && self.counters.refused.load(Ordering::Relaxed) > 0 {
+            status.health = Health::Degraded;
+        }
         let mut fact = |name: &str, value: String| status.facts.push((name.to_owned(), value));
         if self.stopped.load(Ordering::Relaxed) {
             fact("stopped", "a leg refused a write and cannot be spared: open the volume again when it is well".to_owned());

@@ -20,6 +20,7 @@ use crate::{
     locks::{Locked, until},
     members::{is_fault, state::Masks},
     pieces::Map,
+    told::is_told,
 };
 
 /// Bytes of each leg that are erased at once: more would keep others from the range for too long.
@@ -600,12 +601,17 @@ impl Parity {
         }
         let checked = self.examine(cx, rows, image).await?;
         let Some(first) = checked.first else { return Ok(()) };
-        if self.counters.refused.fetch_add(1, Ordering::Relaxed).is_power_of_two() || checked.repaired > 0 {
-            let leg_lba = (bytes.start - rows.from + first) >> self.shape().block_size.shift();
+        let count = self.counters.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if is_told(count) || checked.repaired > 0 {
+            let shift = self.shape().block_size.shift();
+            let leg_lba = (bytes.start - rows.from + first) >> shift;
             tracing::error!(
                 name = self.name,
+                // The first of the volume's blocks in that row.
+                lba = self.layout.byte(rows.stripe, 0, first) >> shift,
                 stripe = rows.stripe,
                 leg_lba,
+                count,
                 "a read was refused: parity and data do not fit, and nothing tells which is wrong. Find the leg that is wrong \
                  (\"scrub\", its own checks), then \"fail\" and \"rebuild\" it; or write the blocks anew"
             );

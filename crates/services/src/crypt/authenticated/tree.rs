@@ -13,7 +13,7 @@ use super::{
     table::Node,
     volume::Authenticated,
 };
-use crate::locks::until;
+use crate::{locks::until, told::is_told};
 
 impl Authenticated {
     /// The node that has the records of a block's group.
@@ -109,7 +109,7 @@ impl Authenticated {
     /// A page is not the one that was written; what lies under it was reported with it.
     fn report_page(&self, place: Place) {
         let pages = self.pages_lost.fetch_add(1, Ordering::Relaxed) + 1;
-        if pages > 16 && !pages.is_power_of_two() {
+        if !is_told(pages) {
             return;
         }
         let (first, count) = (place.number * blocks_under(place.level), blocks_under(place.level));

@@ -29,6 +29,7 @@ use super::{
 use crate::{
     legs::Leg,
     locks::{Turn, until},
+    told::is_told,
 };
 
 /// Bytes of data in a buffer: behind them is room for a page of the log.
@@ -338,8 +339,7 @@ impl Authenticated {
     /// A block is not what was written.
     pub(super) fn report(&self, lba: u64, lost: bool) {
         let count = self.mismatches.fetch_add(1, Ordering::Relaxed) + 1;
-        // All are counted; the log tells of the first ones, and of every power of two.
-        if count <= 16 || count.is_power_of_two() {
+        if is_told(count) {
             let what = if lost { "its tag is lost" } else { "it is not what was written there last" };
             tracing::error!(volume = self.name, leg = self.leg.name(), lba, count, "a block cannot be trusted: {what}");
         }

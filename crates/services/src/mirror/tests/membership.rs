@@ -60,6 +60,12 @@ fn a_damaged_table_is_read_from_its_other_copy_and_a_newer_one_is_refused() {
         crate::legs::write(&legs[0], at, bad).unwrap();
         let graph = open("", &legs, Reason::Open);
         assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("good"), Some("good")));
+        let said = fact(&graph, "table of leg 0 repaired").unwrap_or_default();
+        assert!(said.contains(&format!("copy {copy}")) && said.contains("is damaged"), "{said}");
+        assert_eq!(fact(&graph, "table of leg 1 repaired"), None);
+        drop(graph);
+        // Both copies were written anew.
+        assert_eq!(fact(&open("", &legs, Reason::Open), "table of leg 0 repaired"), None);
     }
     // Both are damaged: the leg is out of use, the mirror is not.
     for copy in 0..2 {

@@ -77,6 +77,7 @@ fn damaged_tables_take_a_leg_out_and_newer_ones_too() {
         let graph = SMALL.open(&legs, Reason::Open);
         on_bench(&graph, |bench| bench.expect(0, &data));
         if copy == 0 {
+            assert!(fact(&graph, "table of leg 0 repaired").is_some_and(|said| said.contains("is damaged")));
             // The other copy is used, and both are written anew; so both are spoilt now.
             let mut bad = crate::legs::read(&legs[0], at, 4096).unwrap();
             bad[40] ^= 1;
