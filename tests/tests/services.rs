@@ -255,10 +255,8 @@ fn a_guest_does_not_notice_that_its_volume_is_copied() {
 
     daemon.run(&["device", "create", "copy", "--nvme"]);
     daemon.run(&["device", "attach", "copy", "copy"]);
-    let check = || {
-        Boot::scenario("killed").set("ROLE", "checker").set("ROUNDS", &flushed).socket(&daemon.socket("copy")).run(&seats)
-    };
-    check();
+    let checker = Boot::scenario("killed").set("ROLE", "checker").set("ROUNDS", &flushed);
+    checker.socket(&daemon.socket("copy")).run(&seats);
     daemon.finish();
 }
 

@@ -187,6 +187,8 @@ fn every_request_is_there_once_with_its_stages_in_order() {
     assert_eq!(found, expected);
     assert!(trace.unfinished.is_empty() && trace.unknown == 0, "{} and {}", trace.unfinished.len(), trace.unknown);
     trace.requests.iter().for_each(expect_order);
+    // Seen, fetched, two nodes' begins and ends, completed, interrupted: and nothing of all the looks at an empty queue.
+    assert!(trace.events <= 16 * 768, "{} events", trace.events);
     let known: Vec<_> = trace.requests[64..96].iter().map(|request| CommandId(request.key.command)).collect();
     assert_eq!(known, ids);
     assert!(trace.requests.iter().all(|request| request.key.queue == host.queue.id().0 && request.nsid == 1));

@@ -45,7 +45,6 @@ static void fill(unsigned char *bytes, size_t size)
         bytes[at] = (unsigned char)(random64() >> 32);
 }
 
-/* Random requests of every kind beside a copy of what the volume must hold. */
 static void less_than_a_block(void)
 {
     fastpath_t *fp = fastpath_alloc(65536);
@@ -58,6 +57,7 @@ static void less_than_a_block(void)
     fastpath_free(fp);
 }
 
+/* Random requests of every kind beside a copy of what the volume must hold. */
 static void verify(void)
 {
     const size_t size = 4 << 20;

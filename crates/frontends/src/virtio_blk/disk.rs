@@ -122,10 +122,11 @@ impl Core {
             if self.trace.is_on() && !ring.has_left_over() {
                 // After what was looked at, so that it counts; what comes later is seen, and taken, the next time.
                 let pending = ring.pending().map_err(of_ring)?;
-                self.trace.seen(number, pending);
+                // An idle queue is looked at again and again, and tells nothing.
                 if pending == 0 {
                     return Ok(());
                 }
+                self.trace.seen(number, pending);
             }
             let mut done = 0;
             if found > 1 {
