@@ -2,10 +2,13 @@
 
 use std::{
     os::unix::fs::FileExt as _,
-    sync::{atomic::Ordering, mpsc},
+    sync::{Arc, atomic::Ordering, mpsc},
 };
 
-use millrace_block::{BlockSize, Operation, Volume};
+use millrace_block::{
+    BlockSize, Operation, Volume,
+    trace::{self, Event, EventKind, Site},
+};
 
 use super::super::{
     fixture::{AVAIL, FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USED, Watched},
@@ -53,6 +56,28 @@ fn what_was_written_is_read_again_many_times_around_the_ring() {
         assert_eq!((counters.read_commands, counters.write_commands, counters.other_commands), (100, 100, 100));
         assert_eq!((counters.bytes_read, counters.errors), (409_600, 0));
     });
+}
+
+/// Each request is seen in its queue, once; an empty queue, which is looked at again and again, tells nothing.
+#[test]
+fn a_trace_tells_of_requests_and_not_of_looks() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        let events = Arc::new(trace::Ring::new(4096));
+        trace::install(Some(Arc::clone(&events)));
+        driver.device(|device, _| device.trace(Site::new(1, None)));
+        for sector in 0..5 {
+            assert_eq!(driver.request(kind::IN, sector, &[], 512).0, OK);
+            (0..1000).for_each(|_| _ = driver.shard.turn());
+        }
+        trace::install(None);
+        let mut told = Vec::new();
+        while events.drain(64, |words| told.push(Event::from_words(words).expect("a known kind"))) > 0 {}
+        let seen: Vec<_> = told.iter().filter(|event| event.kind == EventKind::Seen).map(|event| event.count).collect();
+        assert_eq!(seen, [1; 5], "packed: {}", setup.packed);
+        assert_eq!(told.iter().filter(|event| event.kind == EventKind::Fetched).count(), 5);
+    }
 }
 
 #[test]
