@@ -187,6 +187,191 @@ fn every_request_is_there_once_with_its_stages_in_order() {
     assert_eq!(found, expected);
     assert!(trace.unfinished.is_empty() && trace.unknown == 0, "{} and {}", trace.unfinished.len(), trace.unknown);
     trace.requests.iter().for_each(expect_order);
+    let known: Vec<_> = trace.requests[64..96].iter().map(|request| CommandId(request.key.command)).collect();
+    assert_eq!(known, ids);
+    assert!(trace.requests.iter().all(|request| request.key.queue == host.queue.id().0 && request.nsid == 1));
+    let leg = trace.nodes.values().find(|node| node.word.starts_with("file:")).expect("the leg").word.clone();
+    let under = |above: &str, node: &str| (node.to_owned(), Some(above.to_owned()));
+    for (at, request) in trace.requests.iter().enumerate() {
+        let nodes = nodes(&trace, request);
+        let leaves = nodes.iter().filter(|(_, above)| above.as_deref() == Some("mirror")).count();
+        match at {
+            // Both legs, in whatever order.
+            0..64 | 96..99 => {
+                assert_eq!(nodes[..2], [("throttle".to_owned(), None), under("throttle", "mirror")], "{request:?}");
+                assert!(nodes.contains(&under("mirror", "memory")) && nodes.contains(&under("mirror", &leg)), "{request:?}");
+            }
+            64..96 => assert_eq!((nodes.len(), leaves), (3, 1), "{request:?}"),
+            _ => assert!(nodes.is_empty() && request.status != 0, "{request:?}"),
+        }
+        assert!(at == 99 || request.status == 0, "{request:?}");
+        let same = |visit: &&Visit| (visit.lba, visit.count) == (request.lba, request.count);
+        assert!(request.visits.iter().filter(same).count() >= 3 || at == 99, "nothing moves blocks here: {request:?}");
+    }
+    assert!(trace.requests[64..96].iter().any(|request| request.depth > 1), "they were taken together");
+
+    // Nobody asks: nothing is recorded.
+    host.run(&host.write(0, 8));
+    let (output, file) = Tracing::start(&daemon, "disk", &["--volume", "--seconds", "1"]).wait();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let quiet = read(&file);
+    assert_eq!((quiet.events, quiet.requests.len(), quiet.end.expect("an end").early), (0, 0, false));
+
+    let report = analyze(&daemon, &daemon.path("disk.trace"), &[]);
+    assert_eq!(report["requests"], 0);
+    drop(host);
+    daemon.finish();
+}
+
+/// While a load runs, the stack is changed, other traces are refused, and the worker goes away in every way there is.
+#[test]
+fn a_trace_goes_on_through_changes_and_ends_with_its_worker() {
+    let daemon = Daemon::start();
+    let image = format!("file:{}", daemon.path("image").display());
+    let socket = daemon.disk("disk", &["--stack", &image, "--size", "64M"], &[]);
+    daemon.disk("other", &["--backend", "memory", "--size", "16M"], &[]);
+    let load = Load::start(&socket, &Work { depth: 8, ..Work::default() });
+
+    let tracing = Tracing::start(&daemon, "disk", &["--volume"]);
+    let refused =
+        daemon.try_run(&["trace", "other", "--seconds", "1", "--out", daemon.path("no").to_str().expect("a path")]);
+    assert!(refused.is_err_and(|said| said.contains("volume disk is being traced")));
+    assert!(daemon.try_run(&["trace", "nothing"]).is_err_and(|said| said.contains("volume nothing does not exist")));
+    assert!(!daemon.path("no").exists(), "a refused trace leaves no file");
+    sleep(Duration::from_millis(300));
+    daemon.run(&["volume", "insert", "disk", "meter"]);
+    sleep(Duration::from_millis(300));
+    daemon.run(&["volume", "remove", "disk", "meter"]);
+    sleep(Duration::from_millis(300));
+    let trace = tracing.finish();
+    // What was under way when it began is nobody's.
+    assert!(trace.requests.len() > 100 && trace.background.len() <= 8 && trace.dropped == 0);
+    trace.requests.iter().for_each(expect_order);
+    let ways: std::collections::BTreeSet<Vec<String>> =
+        trace.requests.iter().map(|request| nodes(&trace, request).into_iter().map(|(word, _)| word).collect()).collect();
+    let expected = [vec![image.clone()], vec!["meter".to_owned(), image.clone()]];
+    assert_eq!(ways, expected.into_iter().collect(), "through the meter, and not");
+
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    sleep(Duration::from_millis(300));
+    daemon.kill_worker(Signal::KILL);
+    let trace = tracing.expect_early("the daemon's worker went away");
+    assert!(trace.requests.len() > 10);
+
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    sleep(Duration::from_millis(300));
+    daemon.upgrade(&Daemon::binary(), 1).expect("an upgrade");
+    let trace = tracing.expect_early("another binary took the daemon's place");
+    assert!(trace.requests.len() > 10 && trace.end.expect("an end").events == trace.events);
+
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    sleep(Duration::from_millis(300));
+    load.finish();
+    let mut daemon = daemon;
+    daemon.stop();
+    tracing.expect_early("the daemon was stopped");
+}
+
+/// The one who asks leaves: nothing is recorded for nobody, and the next one may ask.
+#[test]
+fn a_trace_that_nobody_reads_ends() {
+    let daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "64M"], &[]);
+    let load = Load::start(&socket, &Work::default());
+    for round in 1..=3 {
+        let mut tracing = Tracing::start(&daemon, "disk", &[]);
+        tracing.child.kill().expect("killing it");
+        tracing.child.wait().expect("its end");
+        let trace = read(&tracing.file);
+        assert!(trace.damage.cut && trace.end.is_none());
+        eventually("the trace has ended", || {
+            (daemon.log().matches("nobody listened any more").count() == round).then_some(())
+        });
+    }
+    eventually("another trace is possible", || daemon.try_run(&["trace", "disk", "--seconds", "1", "--out", "-"]).ok());
+    load.finish();
+    daemon.finish();
+}
+
+/// Devices with workers of their own are traced there, by way of the daemon's own.
+#[test]
+fn a_device_with_a_worker_of_its_own_is_traced_there() {
+    let daemon = Daemon::start_with(&["--isolation", "device"]);
+    let backend = |name: &str| format!("file:{}", daemon.path(&format!("{name}.img")).display());
+    let sockets = ["one", "two"].map(|name| daemon.disk(name, &["--backend", &backend(name), "--size", "16M"], &[]));
+    let mut hosts = sockets.map(|socket| Host::connect(&socket));
+    let traces = ["one", "two"].map(|name| Tracing::start(&daemon, name, &[]));
+    for (number, host) in hosts.iter_mut().enumerate() {
+        (0..5 + number as u64).for_each(|at| host.run(&host.write(at * 8, 8)));
+    }
+    let [one, two] = traces;
+    let (one, two) = (one.finish(), two.finish());
+    assert_eq!((one.requests.len(), two.requests.len()), (5, 6), "two workers, two traces at a time");
+    assert_eq!(one.devices[&1].name, "one");
+
+    let tracing = Tracing::start(&daemon, "one", &[]);
+    let shown = daemon.json(&["device", "show", "one"]);
+    let worker = i32::try_from(shown["worker"]["pid"].as_i64().expect("a process")).expect("a process");
+    kill_process(Pid::from_raw(worker).expect("not 0"), Signal::KILL).expect("a signal");
+    tracing.expect_early("the daemon's worker went away");
+    eventually("the worker is back", || daemon.try_run(&["trace", "one", "--seconds", "1", "--out", "-"]).ok());
+    drop(hosts);
+    daemon.finish();
+}
+
+/// Each request was at each of them; the guest is interrupted for some.
+fn expect_stages(stages: &[(String, u64)]) {
+    let at = |what: &dyn Fn(&str) -> bool| stages.iter().find(|(name, _)| what(name)).map_or(0, |(_, count)| *count);
+    for stage in ["queue", "checks", "disk/throttle", "answer"] {
+        assert_eq!(at(&|name| name == stage), 768, "{stage} in {stages:?}");
+    }
+    assert_eq!(at(&|name| name.starts_with("disk/throttle.0 (file:")), 768, "the file in {stages:?}");
+    assert!(at(&|name| name == "interrupt") > 0, "no interrupt in {stages:?}");
+}
+
+/// What fio did in a stock guest is what the trace says that it did, and the guest's own trace is the same requests.
+fn a_guests_requests_are_known(virtio: bool) {
+    let daemon = Daemon::start();
+    let stack = format!("throttle(iops=1M) | file:{}", daemon.path("image").display());
+    let (disk, picked) = (["--stack", &stack, "--size", "64M"], daemon.path("picked"));
+    let socket =
+        if virtio { daemon.virtio_disk("disk", &disk, &[]) } else { daemon.disk("disk", &disk, &["--doorbells", "shared"]) };
+    let outbox = format!("file:{}", picked.display());
+    let outbox = daemon.disk("outbox", &["--backend", &outbox, "--size", "4M"], &[]);
+    let boot = Boot::scenario("trace").set("OUTBOX", 4 << 20);
+    let boot = if virtio { boot.disk(&socket, "").set("DISK", "vda") } else { boot.socket(&socket) };
+    let mut guest = boot.socket(&outbox).start(&seats(1));
+    guest.wait_mark("await traced");
+    let tracing = Tracing::start(&daemon, "disk", &[]);
+    guest.send("traced");
+    guest.wait_mark("await done");
+    let trace = tracing.finish();
+    let file = daemon.path("disk.trace");
+    guest.send("done");
+    guest.finish();
+    let text = fs::read(&picked).expect("the guest's trace");
+    let guests = daemon.path("guest.txt");
+    fs::write(&guests, text.split(|byte| *byte == 0).next().unwrap_or_default()).expect("the guest's trace");
+
+    let [page, export, replay] = ["page.html", "perfetto.json", "disk.blktrace.0"].map(|name| daemon.path(name));
+    let path = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
+    let report = analyze(&daemon, &file, &["--guest", &path(&guests), "--plot", &path(&page)]);
+    let classes = |of: &str| {
+        let all = report[of].as_array().expect("classes").iter();
+        all.map(|class| {
+            (class["name"].as_str().expect("a name").to_owned(), class["latency"]["count"].as_u64().expect("a count"))
+        })
+        .collect::<Vec<_>>()
+    };
+    let expected = [("4 KiB write".to_owned(), 512), ("16 KiB read".to_owned(), 256)];
+    assert_eq!(classes("sizes"), expected);
+    let order: Vec<_> = report["order"].as_array().expect("orders").iter().collect();
+    let share =
+        |at: usize| order[at]["sequential"].as_f64().expect("a number") / order[at]["requests"].as_f64().expect("one");
+    assert!(share(0) > 0.99 && share(1) < 0.2, "{order:?}");
+    let stages: Vec<_> = classes("stages");
+    expect_stages(&stages);
+    trace.requests.iter().for_each(expect_order);
     let joined = &report["guest"];
     println!("  {joined}");
     assert_eq!((joined["joined"].as_u64(), joined["unmatched"].as_u64()), (Some(768), Some(0)), "{joined}");
