@@ -443,7 +443,10 @@ fn an_enciphered_disk_needs_its_key() {
 /// Flips a bit of the block of this number, of 4096 bytes, in an image of the integrity or the metadata service.
 fn flip_bit(image: &Path, block: u64) {
     // In the first group, after the header and the group's two pages.
-    let at = (64 << 10) + 8192 + block * 4096 + 1000;
+    flip_bit_at(image, (64 << 10) + 8192 + block * 4096 + 1000);
+}
+
+fn flip_bit_at(image: &Path, at: u64) {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(image).expect("the file");
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).expect("a byte of the text");
@@ -578,6 +581,36 @@ fn a_flipped_bit_below_a_mirror_is_made_good() {
     let log = daemon.log();
     assert!(log.contains("lba=77") && log.contains("was given the data of another one"), "{log}");
     daemon.finish();
+}
+
+/// With one parity chunk it is not known what is wrong: the guest and the log are told. With two it is, and made good.
+#[test]
+fn a_flipped_bit_below_parity_is_told_or_made_good() {
+    for legs in [3, 4] {
+        let mut daemon = Daemon::start();
+        let images: Vec<_> = (0..legs).map(|leg| daemon.path(&format!("leg{leg}.img"))).collect();
+        let files: Vec<_> = images.iter().map(|image| format!("file:{}", image.display())).collect();
+        // The text is in the first chunk: what lies beside it on other legs is nobody's.
+        let stack = format!("parity(safe=true, chunk=1M, redundancy={}, {})", legs - 2, files.join(", "));
+        let volume = ["--stack", &stack, "--size", "64M", "--block-size", "4096"];
+        let socket = daemon.disk("disk", &volume, &[]);
+        Boot::scenario("text").set("DO", "write").socket(&socket).run(&seats(1));
+        daemon.stop();
+        // Parity chunks lie on the last leg, and on the first if there are two.
+        flip_bit_at(&images[legs - 3], 77 * 4096 + 1000);
+        daemon.start_again();
+        let boot = Boot::scenario("text").socket(&socket);
+        let (boot, told, health) = if legs == 3 {
+            (boot.set("BAD", 77), "lba=77 stripe=0 leg_lba=77", "degraded")
+        } else {
+            (boot, "did not fit", "good")
+        };
+        boot.run(&seats(1));
+        let log = daemon.log();
+        assert!(log.contains(told), "no {told} in {log}");
+        assert_eq!(daemon.service("disk", "parity")["health"], health);
+        daemon.finish();
+    }
 }
 
 /// Kernels use protection information by themselves, and a bit that flips below is told to whoever reads the block.
