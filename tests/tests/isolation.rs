@@ -463,13 +463,9 @@ fn an_upgrade_is_of_all_workers_or_of_none() {
     let mut loads = sockets.each_ref().map(|socket| Load::start(socket, &Work::default()));
     loads.iter_mut().for_each(Load::wait_until_busy);
     let (this, next) = (Daemon::binary().canonicalize().unwrap(), Daemon::next_binary().canonicalize().unwrap());
-    // A worker that answers may end meanwhile, or give its place to another: then nobody has answered.
-    let of = |name: &str| {
-        let shown: Value = serde_json::from_str(&daemon.try_run(&["device", "show", name, "--json"]).ok()?).expect("JSON");
-        runs(shown["worker"]["pid"].as_u64()?.try_into().ok()?)
-    };
     let all_run = |binary: &Path| {
-        daemon.worker_binary() == binary && ["a", "b"].iter().all(|name| of(name).as_deref() == Some(binary))
+        daemon.worker_binary() == binary
+            && ["a", "b"].iter().all(|name| runs(worker_of(&daemon, name)).as_deref() == Some(binary))
     };
     let layout = |name: &str| device(&daemon, name)["state_layout"].as_u64().expect("a version");
     let first = layout("a");

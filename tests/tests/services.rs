@@ -164,6 +164,52 @@ fn a_guest_does_not_notice_that_a_leg_beside_parity_is_lost() {
     daemon.finish();
 }
 
+/// What `volume show` says of what goes on until nothing does any more: how much was done of how much.
+fn progress(daemon: &Daemon, service: &str, what: &str) -> Vec<(u64, u64)> {
+    let mut seen = Vec::new();
+    eventually(what, || {
+        let status = daemon.service("disk", service);
+        let Some(progress) = status["progress"].as_array().and_then(|all| all.first()) else { return Some(()) };
+        assert_eq!(progress["what"], what, "{status}");
+        let number = |name: &str| progress[name].as_u64().unwrap_or_else(|| panic!("{status}"));
+        seen.push((number("done"), number("total")));
+        seen.dedup();
+        None
+    });
+    seen
+}
+
+/// Filling a leg and a scrub tell how far they are, from nothing to all of what there is, and keep to their rate.
+#[test]
+fn progress_is_told_of_a_leg_that_is_filled_and_of_a_scrub() {
+    let daemon = Daemon::start();
+    let legs = ["a", "b", "c", "d"].map(|leg| format!("file:{}", daemon.path(leg).display()));
+    let [a, b, c, d] = legs.each_ref();
+    for (service, stack, what) in [
+        ("mirror", format!("mirror(rate=8M, region=1M, {a}, {b}, {c})"), "resync (regions)"),
+        ("parity", format!("parity(rate=8M, region=1M, {a}, {b}, {c})"), "rebuild (regions)"),
+    ] {
+        daemon.run(&["volume", "create", "disk", "--stack", &stack, "--size", "16M"]);
+        daemon.run(&["volume", "replace", "disk", b, d]);
+        let filled = progress(&daemon, service, what);
+        daemon.run(&["volume", "command", "disk", service, "scrub"]);
+        let scrubbed = progress(&daemon, service, "scrub");
+        println!("  {service}: {filled:?} {scrubbed:?}");
+        for seen in [filled, scrubbed] {
+            assert!(seen.len() > 3, "{service}: {seen:?}");
+            assert!(
+                seen.is_sorted() && seen.iter().all(|(done, total)| done <= total && *total == seen[0].1),
+                "{service}: {seen:?}"
+            );
+        }
+        daemon.run(&["volume", "delete", "disk"]);
+        for leg in ["a", "b", "c", "d"] {
+            let _ = std::fs::remove_file(daemon.path(leg));
+        }
+    }
+    daemon.finish();
+}
+
 /// A volume goes from file to file, to a block device and on to a share of a disk, and the worker dies meanwhile; then what it was on is gone,
 /// and the guest, every block of which is verified, writes on.
 #[test]

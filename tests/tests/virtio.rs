@@ -134,15 +134,15 @@ fn killed_under_load(service: &str, stack: impl Fn(&Daemon) -> String, options: 
     let boot = Boot::scenario("load").kernel(kernel).set("DISK", "vda").disk(&socket, options);
     let mut guest = boot.start(&seats);
     guest.wait_mark("loaded");
-    for round in 1..=20 {
+    for round in 1..=28 {
         guest.send("alive");
         guest.wait_mark("alive");
-        match round % 4 {
+        match round % 7 {
             // One that is told to end is no different.
             0 => daemon.restart(),
             // The worker alone, and the next ones: the keeper starts another each time.
             1 => {
-                for kill in 0..7 {
+                for kill in 0..9 {
                     daemon.kill_worker(Signal::KILL);
                     sleep(Duration::from_millis(50 + kill * 79 % 400));
                 }
@@ -159,7 +159,7 @@ fn killed_under_load(service: &str, stack: impl Fn(&Daemon) -> String, options: 
 }
 
 #[test]
-fn killed_50_times_under_load_on_an_enciphered_mirror_of_shares_by_split_rings() {
+fn killed_60_times_under_load_on_an_enciphered_mirror_of_shares_by_split_rings() {
     let stack = |daemon: &Daemon| {
         for pool in ["one", "other"] {
             daemon.run(&["disk", "create", pool, &file_backend(&daemon.path(pool)), "--size", "320M"]);
@@ -172,7 +172,7 @@ fn killed_50_times_under_load_on_an_enciphered_mirror_of_shares_by_split_rings()
 }
 
 #[test]
-fn killed_50_times_under_load_on_a_cache_over_a_mirror_by_packed_rings() {
+fn killed_60_times_under_load_on_a_cache_over_a_mirror_by_packed_rings() {
     let stack = |daemon: &Daemon| {
         let [fast, one, other] = ["fast", "one", "other"].map(|leg| file_backend(&daemon.path(leg)));
         // Slowly written back, so that there is always something to lose.

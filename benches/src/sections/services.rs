@@ -181,6 +181,51 @@ const ROWS: &[Row] = &[
             spdk.raid(name, "raid5f", 4, &legs)
         })),
     },
+    Row {
+        device: "m-safe",
+        place: "memory, parity, safe reads",
+        stack: "parity(safe=true, chunk=4K, memory, memory, memory)",
+        size: MEMORY,
+        block_size: 0,
+        loads: READS,
+        spdk: None,
+    },
+    Row {
+        device: "m-parity-two",
+        place: "memory, parity of two",
+        stack: "parity(redundancy=2, chunk=4K, memory, memory, memory, memory)",
+        size: MEMORY,
+        block_size: 0,
+        loads: STRIPES,
+        spdk: None,
+    },
+    Row {
+        device: "m-sealed",
+        place: "memory, authenticated",
+        stack: "crypt(mode=authenticated, key=file:KEY) | memory",
+        size: MEMORY,
+        block_size: 0,
+        loads: BOTH,
+        spdk: None,
+    },
+    Row {
+        device: "m-metadata",
+        place: "memory, metadata",
+        stack: "metadata | memory",
+        size: MEMORY,
+        block_size: 0,
+        loads: BOTH,
+        spdk: None,
+    },
+    Row {
+        device: "m-cache",
+        place: "memory, cache",
+        stack: "cache(mode=back, memory(size=96M)) | memory",
+        size: MEMORY,
+        block_size: 0,
+        loads: BOTH,
+        spdk: None,
+    },
 ];
 
 /// Each alone, one load after the other.

@@ -1,8 +1,10 @@
-//! A client of the daemon's API: one request per connection, one connection per command.
+//! A client of the daemon's API: one request per connection. A question (GET) is put again where the process that would have
+//! answered ended first, for another takes its place; what changes something is not, for nobody knows whether it was done.
 
 use std::{
     io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use http_body_util::{BodyExt, Full};
@@ -20,6 +22,11 @@ use tokio::{
     runtime::Runtime,
     signal::unix::{SignalKind, signal},
 };
+
+/// How often a question is put when who would answer it ends.
+const QUESTION_ATTEMPTS: u32 = 4;
+/// Before it is put again.
+const BEFORE_NEXT_ATTEMPT: Duration = Duration::from_millis(50);
 
 /// Why the daemon did not do it.
 #[derive(Debug, Error)]
@@ -90,11 +97,11 @@ impl Client {
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        decode(self.request(Method::GET, path, Vec::new())?)
+        decode(self.ask(path)?)
     }
 
     pub(crate) fn get_text(&self, path: &str) -> Result<Bytes, ClientError> {
-        Ok(self.request(Method::GET, path, Vec::new())?.1)
+        Ok(self.ask(path)?.1)
     }
 
     pub(crate) fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
@@ -112,6 +119,16 @@ impl Client {
 
     pub(crate) fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.request(Method::DELETE, path, Vec::new()).map(|_| ())
+    }
+
+    fn ask(&self, path: &str) -> Result<(u16, Bytes), ClientError> {
+        for _ in 1..QUESTION_ATTEMPTS {
+            match self.request(Method::GET, path, Vec::new()) {
+                Err(ClientError::Http { .. } | ClientError::Connection { .. }) => std::thread::sleep(BEFORE_NEXT_ATTEMPT),
+                answered => return answered,
+            }
+        }
+        self.request(Method::GET, path, Vec::new())
     }
 
     /// The answer's status and body, if it is a good one.
@@ -221,4 +238,55 @@ pub(crate) fn segment(name: &str) -> String {
             _ => format!("%{byte:02X}"),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixListener,
+        thread,
+    };
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// One who ends as often while it has a request, and answers the next; how many it got, once one more connects.
+    fn ends_first(folder: &Path, times: u32) -> thread::JoinHandle<u32> {
+        let listener = UnixListener::bind(folder.join(API_SOCKET)).unwrap();
+        thread::spawn(move || {
+            let mut requests = 0;
+            loop {
+                let (mut stream, _) = listener.accept().unwrap();
+                if stream.read(&mut [0; 1024]).unwrap() == 0 {
+                    return requests;
+                }
+                requests += 1;
+                if requests > times {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").unwrap();
+                }
+            }
+        })
+    }
+
+    fn asked(times: u32, ask: impl FnOnce(&Client) -> Result<Value, ClientError>) -> (Result<Value, ClientError>, u32) {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = ends_first(folder.path(), times);
+        let said = ask(&Client::new(folder.path()).unwrap());
+        drop(std::os::unix::net::UnixStream::connect(folder.path().join(API_SOCKET)).unwrap());
+        (said, listener.join().unwrap())
+    }
+
+    #[test]
+    fn a_question_is_put_again_and_no_change_is() {
+        let (said, requests) = asked(QUESTION_ATTEMPTS - 1, |client| client.get("/v1/x"));
+        assert_eq!((said.unwrap(), requests), (json!({}), QUESTION_ATTEMPTS));
+        let (said, requests) = asked(QUESTION_ATTEMPTS, |client| client.get("/v1/x"));
+        assert!(matches!(said, Err(ClientError::Http { .. })), "{said:?}");
+        assert_eq!(requests, QUESTION_ATTEMPTS);
+        let (said, requests) = asked(1, |client| client.post("/v1/x", &json!({})));
+        assert!(matches!(said, Err(ClientError::Http { .. })), "{said:?}");
+        assert_eq!(requests, 1);
+    }
 }

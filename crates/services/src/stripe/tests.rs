@@ -75,6 +75,19 @@ fn unequal_legs_are_used_in_full_and_each_block_has_its_own_place() {
     }
 }
 
+/// The example of docs/formats/arrangement.md.
+#[test]
+fn chunks_are_where_the_page_says() {
+    let chunk = 8;
+    let leg = |rows| Tap::new(memory(Wanted { block_size: BlockSize::B512, blocks: rows * chunk, read_only: false }, 0));
+    let map = StripeMap::new(4096, &[3, 4, 2].map(leg), BlockSize::B512);
+    let places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (1, 3)];
+    for (number, (leg, row)) in (0..).zip(places) {
+        let place = map.locate(number * chunk + 5);
+        assert_eq!((place.leg, place.lba), (leg, row * chunk + 5), "chunk {number}");
+    }
+}
+
 #[test]
 fn unequal_legs_do_not_grow_together() {
     let legs: Vec<_> =
