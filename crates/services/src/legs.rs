@@ -74,30 +74,42 @@ thread_local! {
 /// # Errors
 /// When the thread cannot have a ring.
 pub fn block_on<T: 'static>(work: impl for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, T>) -> Result<T, EngineError> {
+    Ok(block_on_all([work])?.pop().expect("a result for each piece of work"))
+}
+
+/// [`block_on`] for several pieces of work, side by side as far as the thread's shard has slots; their results, in their order.
+fn block_on_all<T: 'static, W>(works: impl IntoIterator<Item = W>) -> Result<Vec<T>, EngineError>
+where
+    W: for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, T>,
+{
     // Taken out, so that work which itself blocks gets another one.
     let mut shard = match OWN.take() {
         Some(shard) => shard,
         None => Shard::new(&ShardConfig::of_thread())?,
     };
-    let result = Rc::new(RefCell::new(None));
-    let out = Rc::clone(&result);
-    let context = shard.context();
-    let slot = context.reserve().expect("a thread's own shard has a free slot");
-    let _ = slot.run(|cx| {
-        let future = work(cx);
-        Launch::<()>::Wait(cx.scratch.place_future(async move {
-            let value = future.await;
-            *out.borrow_mut() = Some(value);
-        }))
-    });
-    let value = loop {
-        if let Some(value) = result.take() {
-            break value;
+    let mut works = works.into_iter().peekable();
+    let results = Rc::new(RefCell::new(Vec::<Option<T>>::new()));
+    while works.peek().is_some() || results.borrow().iter().any(Option::is_none) {
+        let context = shard.context();
+        while works.peek().is_some()
+            && let Some(slot) = context.reserve()
+        {
+            let (work, out, at) = (works.next().expect("there is one"), Rc::clone(&results), results.borrow().len());
+            results.borrow_mut().push(None);
+            let _ = slot.run(|cx| {
+                let future = work(cx);
+                Launch::<()>::Wait(cx.scratch.place_future(async move {
+                    let value = future.await;
+                    out.borrow_mut()[at] = Some(value);
+                }))
+            });
         }
-        shard.turn_or_sleep();
-    };
+        if results.borrow().iter().any(Option::is_none) {
+            shard.turn_or_sleep();
+        }
+    }
     OWN.set(Some(shard));
-    Ok(value)
+    Ok(results.take().into_iter().map(|value| value.expect("all have ended")).collect())
 }
 
 /// Moves `len` bytes at a byte offset, both multiples of the block size.
@@ -228,4 +240,49 @@ pub fn write(leg: &Arc<impl Volume + ?Sized + 'static>, offset: u64, data: Vec<u
         })
     })?;
     result.map_err(|source| ServiceError::Leg { what: "write", leg: leg.name().to_owned(), source })
+}
+
+/// What is to be written to a leg, each piece durable before the next one: where, and what.
+pub(crate) type Stores = Vec<(u64, Vec<u8>)>;
+
+type OnLeg = Box<dyn for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, Result<(), BlockError>>>;
+
+/// Writes to several legs side by side on the calling thread, and waits for all; what each of them said.
+///
+/// # Errors
+/// When the thread cannot have a ring.
+pub(crate) fn store_on_all<'a>(
+    stores: impl Iterator<Item = (&'a Leg, Stores)>,
+) -> Result<Vec<Result<(), ServiceError>>, ServiceError> {
+    on_all("write", stores, |leg, writes| {
+        Box::new(move |cx| {
+            Box::pin(async move {
+                for (offset, data) in writes {
+                    write_bytes(cx, &*leg, offset, data).await?;
+                    flush(cx, &*leg).await?;
+                }
+                Ok(())
+            })
+        })
+    })
+}
+
+/// Flushes legs side by side on the calling thread, and waits for all; what each of them said.
+///
+/// # Errors
+/// When the thread cannot have a ring.
+pub(crate) fn flush_all<'a>(legs: impl Iterator<Item = &'a Leg>) -> Result<Vec<Result<(), ServiceError>>, ServiceError> {
+    on_all("flush", legs.map(|leg| (leg, ())), |leg, ()| Box::new(move |cx| Box::pin(async move { flush(cx, &*leg).await })))
+}
+
+fn on_all<'a, D>(
+    what: &'static str,
+    legs: impl Iterator<Item = (&'a Leg, D)>,
+    work: impl Fn(Leg, D) -> OnLeg,
+) -> Result<Vec<Result<(), ServiceError>>, ServiceError> {
+    let (legs, works): (Vec<_>, Vec<_>) = legs.map(|(leg, data)| (leg, work(Arc::clone(leg), data))).unzip();
+    let said = |(leg, result): (&Leg, Result<(), BlockError>)| {
+        result.map_err(|source| ServiceError::Leg { what, leg: leg.name().to_owned(), source })
+    };
+    Ok(legs.into_iter().zip(block_on_all(works)?).map(said).collect())
 }

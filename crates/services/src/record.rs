@@ -127,6 +127,17 @@ impl Region {
         copy
     }
 
+    /// What is written to store a record, and where.
+    ///
+    /// # Panics
+    /// When the content is longer than [`Self::room`].
+    pub(crate) fn copy(&self, generation: u64, content: &[u8]) -> (u64, Vec<u8>) {
+        let mut copy = self.encode(generation, content);
+        assert!(copy.len() <= self.half(), "the caller keeps within the record's room");
+        copy.resize(copy.len().next_multiple_of(4096).min(self.half()), 0);
+        (self.offset + (generation % 2) * self.half() as u64, copy)
+    }
+
     /// Reads the record; `None` when there never was one.
     ///
     /// # Errors
@@ -176,10 +187,8 @@ impl Region {
         generation: u64,
         content: &[u8],
     ) -> Result<(), ServiceError> {
-        let mut copy = self.encode(generation, content);
-        assert!(copy.len() <= self.half(), "the caller keeps within the record's room");
-        copy.resize(copy.len().next_multiple_of(4096).min(self.half()), 0);
-        legs::write(leg, self.offset + (generation % 2) * self.half() as u64, copy)
+        let (offset, copy) = self.copy(generation, content);
+        legs::write(leg, offset, copy)
     }
 
     /// [`Self::store`] within a task of a shard.
@@ -196,10 +205,8 @@ impl Region {
         generation: u64,
         content: &[u8],
     ) -> Result<(), millrace_block::BlockError> {
-        let mut copy = self.encode(generation, content);
-        assert!(copy.len() <= self.half(), "the caller keeps within the record's room");
-        copy.resize(copy.len().next_multiple_of(4096).min(self.half()), 0);
-        legs::write_bytes(cx, leg, self.offset + (generation % 2) * self.half() as u64, copy).await?;
+        let (offset, copy) = self.copy(generation, content);
+        legs::write_bytes(cx, leg, offset, copy).await?;
         legs::flush(cx, leg).await
     }
 }

@@ -2,10 +2,7 @@
 
 use std::{
     fmt::Display,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
@@ -17,7 +14,7 @@ use super::{
     why::{Refusals, Why},
 };
 use crate::{
-    legs::{self, Leg},
+    legs::{self, Stores},
     locks::Taken,
     service::ServiceError,
 };
@@ -353,14 +350,8 @@ impl Members {
         }
         on_legs.page_generation += 1;
         let page = self.intent().map(|intent| page_bytes(&intent.page())).unwrap_or_default();
-        let (mut failed, mut first) = (0, None);
         // The bitmap on all legs before any table: a table may make a leg a member that is to be filled.
-        for leg in legs_of(on) {
-            if let Err(error) = self.page_region(leg).store(&self.legs[leg], on_legs.page_generation, &page) {
-                failed |= 1 << leg;
-                first.get_or_insert(error);
-            }
-        }
+        let (failed, first) = self.store_pages_now(on, on_legs.page_generation, &page);
         let telling = on_legs.newest(on);
         let (refused, error) = self.tell_legs_now(on_legs, &telling);
         (failed | refused, first.or(error))
@@ -368,25 +359,37 @@ impl Members {
 
     /// Like [`Self::tell_legs`], on the calling thread.
     pub(super) fn tell_legs_now(&self, on_legs: &mut OnLegs, telling: &Telling) -> (u8, Option<ServiceError>) {
-        let (mut refused, mut first) = (0, None);
-        for (leg, copies, content) in telling.stores() {
+        let stores = telling.stores().map(|(leg, copies, content)| {
             let region = self.table_region(leg, telling.version());
-            let store = |generation| region.store(&self.legs[leg], generation, content);
-            if let Err(error) = copies.into_iter().try_for_each(store) {
-                refused |= 1 << leg;
-                first.get_or_insert(error);
-            }
-        }
+            (leg, copies.map(|generation| region.copy(generation, content)).into())
+        });
+        let (refused, first) = self.store_now(stores);
         on_legs.told(telling, refused);
         (refused, first)
+    }
+
+    /// Like [`Self::store_page_on`], on the calling thread.
+    fn store_pages_now(&self, on: u8, generation: u64, page: &[u8]) -> (u8, Option<ServiceError>) {
+        self.store_now(legs_of(on).map(|leg| (leg, vec![self.page_region(leg).copy(generation, page)])))
+    }
+
+    /// Stores on legs side by side; those that refuse, and what the first of them said.
+    fn store_now(&self, stores: impl Iterator<Item = (usize, Stores)>) -> (u8, Option<ServiceError>) {
+        let mut on = Vec::new();
+        let results = legs::store_on_all(stores.map(|(leg, stores)| {
+            on.push(leg);
+            (&self.legs[leg], stores)
+        }));
+        match results {
+            Ok(results) => refusals(on.into_iter().zip(results)),
+            Err(error) => (on.iter().fold(0, |legs, leg| legs | 1 << leg), Some(error)),
+        }
     }
 
     /// Flushes the legs in use, and then takes all marks away if nothing differs.
     pub(crate) fn put_away(&self) -> Result<(), ServiceError> {
         let masks = self.masks();
-        for leg in legs_of(masks.writable) {
-            flush_leg(&self.legs[leg])?;
-        }
+        legs::flush_all(legs_of(masks.writable).map(|leg| &self.legs[leg]))?.into_iter().collect::<Result<(), _>>()?;
         let Some(intent) = self.intent() else { return Ok(()) };
         let all_good = masks.readable.count_ones() as usize == self.legs.len();
         if !all_good || intent.stale() > 0 || intent.marked() == 0 {
@@ -398,8 +401,20 @@ impl Members {
             on_legs.page_generation
         });
         let page = page_bytes(&intent.page());
-        legs_of(masks.writable).try_for_each(|leg| self.page_region(leg).store(&self.legs[leg], generation, &page))
+        self.store_pages_now(masks.writable, generation, &page).1.map_or(Ok(()), Err)
     }
+}
+
+/// Which legs refused, and what the first of them said.
+fn refusals(results: impl Iterator<Item = (usize, Result<(), ServiceError>)>) -> (u8, Option<ServiceError>) {
+    let (mut refused, mut first) = (0, None);
+    for (leg, result) in results {
+        if let Err(error) = result {
+            refused |= 1 << leg;
+            first.get_or_insert(error);
+        }
+    }
+    (refused, first)
 }
 
 /// A leg is written again, and what it missed is not stale yet: until this is dropped it cannot be promoted, and no mark goes.
@@ -418,14 +433,4 @@ impl Drop for Admission<'_> {
         // Release: pairs with the acquire of whoever looks next at what is stale.
         self.0.store(false, Ordering::Release);
     }
-}
-
-/// Flushes a leg on the calling thread.
-fn flush_leg(leg: &Leg) -> Result<(), ServiceError> {
-    let volume = Arc::clone(leg);
-    legs::block_on(move |cx| Box::pin(async move { legs::flush(cx, &*volume).await }))?.map_err(|source| ServiceError::Leg {
-        what: "flush",
-        leg: leg.name().to_owned(),
-        source,
-    })
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use super::{KIND, Parity};
 use crate::{
     background::Task,
+    legs,
     service::{Health, Mount, Progress, Service, ServiceError, Status},
     settings::Settings,
 };
@@ -90,7 +91,8 @@ impl Service for Parity {
                 let journal = self.journal_of(leg);
                 self.members.rebuild_leg(leg, |volume| {
                     self.journal.clear(volume, journal)?;
-                    self.journal.void_all(leg, volume, journal)
+                    let stores = self.journal.void_all(leg, volume, journal);
+                    legs::store_on_all([(volume, stores)].into_iter())?.into_iter().collect()
                 })
             }
             "scrub" => {

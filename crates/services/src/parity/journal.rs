@@ -31,7 +31,7 @@ use millrace_memory::Segment;
 
 use super::Layout;
 use crate::{
-    legs::{self, Leg},
+    legs::{self, Leg, Stores},
     members::state::Id,
     record::Region,
     service::ServiceError,
@@ -395,17 +395,14 @@ impl Journal {
         erased?.map_err(|source| ServiceError::Leg { what: "erase the journal of", leg: volume.name().to_owned(), source })
     }
 
-    /// Tells a leg that everything it has is void.
-    pub(super) fn void_all(&self, leg: usize, volume: &Leg, journal: u64) -> Result<(), ServiceError> {
+    /// What tells a leg that everything it has is void, in both copies.
+    pub(super) fn void_all(&self, leg: usize, volume: &Leg, journal: u64) -> Stores {
         let region = Self::void_region(journal);
         let before = region.load(volume).ok().flatten().map_or(0, |found| found.generation);
         self.generations[leg].fetch_max(before, Ordering::Relaxed);
         let content = self.void_content(leg, |ring| self.rings[ring].head());
-        for _ in 0..2 {
-            let generation = self.generations[leg].fetch_add(1, Ordering::Relaxed) + 1;
-            region.store(volume, generation, &content)?;
-        }
-        Ok(())
+        let generation = self.generations[leg].fetch_add(2, Ordering::Relaxed);
+        vec![region.copy(generation + 1, &content), region.copy(generation + 2, &content)]
     }
 
     /// Looks what a leg has.

@@ -93,8 +93,13 @@ impl Parity {
     /// Tells all legs in use that no entry of the journal is of any more use. Everything is durable in its place, and no request
     /// is in flight.
     pub(super) fn void_journal(&self) -> Result<(), ServiceError> {
-        for leg in legs_of(self.members.masks().writable) {
-            match self.journal.void_all(leg, &self.legs[leg], self.journal_of(leg)) {
+        let on = self.members.masks().writable;
+        let stores = legs_of(on).map(|leg| {
+            let volume = &self.legs[leg];
+            (volume, self.journal.void_all(leg, volume, self.journal_of(leg)))
+        });
+        for (leg, result) in legs_of(on).zip(legs::store_on_all(stores)?) {
+            match result {
                 Err(ServiceError::Leg { source, .. }) => self.do_without(leg, source)?,
                 result => result?,
             }
