@@ -30,32 +30,58 @@ const PART: Duration = Duration::from_millis(300);
 /// How long the next worker may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What happens meanwhile; how long nobody served then, in microseconds.
-type Event = fn(&Suite, &Ours) -> Result<u64, Failure>;
+/// What happens meanwhile, with the place's other stack; how long nobody served then, in microseconds.
+type Event = fn(&Suite, &Ours, &str) -> Result<u64, Failure>;
 
-/// What is put above a stack, and taken away again: it holds nothing back.
-const ABOVE: &str = "throttle(iops=1000000000) | ";
+const CHANGED: &[(&str, Event)] = &[("changed", change)];
+const ALL: &[(&str, Event)] = &[("killed", kill), ("replaced", replace), ("changed", change)];
 
-/// All, with one device and with many, in memory, in a file, and with a service that reads what was being written.
+struct Place {
+    name: &'static str,
+    ours: Ours,
+    /// What its volume's stack is changed to, and back.
+    other: String,
+    events: &'static [(&'static str, Event)],
+}
+
+/// All, with one device and with many, in memory, in a file, and with a service that reads what was being written; changes of services
+/// that keep tables on their legs as well.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let file = |name: &str| format!("file:{}", suite.folder(name).display());
     let sealed = format!("crypt(mode=authenticated, key=file:{}, {})", suite.key()?.display(), file("sealed.img"));
-    let one = |backend: &str| Setup::default().disk("d0", backend, "64M");
-    let many = (0..64).fold(Setup::default(), |setup, index| setup.disk(&format!("d{index}"), "memory", "64M"));
-    let start = |name: &str, setup: &Setup| Ours::start(&suite.binary, &suite.folder(name), suite.target, "adaptive", setup);
+    let slow = file("slow.img");
+    let cached = format!("cache(mode=back, {}(size=64M)) | {slow}", file("fast.img"));
+    let parity = |last: &str| format!("parity({}, {}, {})", file("leg-a.img"), file("leg-b.img"), file(last));
+    let many = (1..64).fold(Setup::default(), |setup, index| setup.disk(&format!("d{index}"), "memory", "64M"));
+    let place = |name, folder: &str, setup: Setup, stack: &str, other: Option<String>| -> Result<Place, Failure> {
+        let setup = setup.disk("d0", stack, "64M");
+        let ours = Ours::start(&suite.binary, &suite.folder(folder), suite.target, "adaptive", &setup)?;
+        let events = if other.is_some() { CHANGED } else { ALL };
+        // A service that holds nothing back.
+        let other = other.unwrap_or_else(|| format!("throttle(iops=1000000000) | {stack}"));
+        Ok(Place { name, ours, other, events })
+    };
     let places = [
-        ("memory", start("memory", &one("memory"))?),
-        ("file", start("file", &one(&file("paused.img")))?),
-        ("file, authenticated", start("sealed", &one(&sealed))?),
-        ("memory, 64 devices", start("many", &many)?),
+        place("memory", "memory", Setup::default(), "memory", None)?,
+        place("file", "file", Setup::default(), &file("paused.img"), None)?,
+        place("file, authenticated", "sealed", Setup::default(), &sealed, None)?,
+        place("memory, 64 devices", "many", many, "memory", None)?,
+        place("file, a cache put in", "cached", Setup::default(), &slow, Some(cached))?,
+        place(
+            "file, a leg of parity replaced",
+            "parity",
+            Setup::default(),
+            &parity("leg-c.img"),
+            Some(parity("leg-d.img")),
+        )?,
     ];
     let began = Instant::now();
     for _ in 0..if suite.quick { 2 } else { TIMES } {
-        for (place, ours) in &places {
-            let load = Load::new("randwrite", "4k", 32).on(place);
-            for (how, event) in [("killed", kill as Event), ("replaced", replace as Event), ("changed", change as Event)] {
+        for place in &places {
+            let load = Load::new("randwrite", "4k", 32).on(place.name);
+            for &(how, event) in place.events {
                 let key = Key { test: load.name(), depth: load.depth, client: "lean".into(), subject: how.into() };
-                record.add(&key, State::Any, sample(suite, ours, &load, event)?);
+                record.add(&key, State::Any, sample(suite, place, &load, event)?);
             }
         }
         if began.elapsed() >= suite.budget {
@@ -66,12 +92,12 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
 }
 
 /// A client that works while something happens.
-fn sample(suite: &Suite, ours: &Ours, load: &Load, event: Event) -> Result<Sample, Failure> {
+fn sample(suite: &Suite, Place { ours, other, .. }: &Place, load: &Load, event: Event) -> Result<Sample, Failure> {
     let sockets = [ours.folder("d0")];
     let (sample, pause) = thread::scope(|scope| {
         let client = scope.spawn(|| Lean::with("--latency").run(&suite.binary, &sockets, load, suite.client, SECONDS));
         thread::sleep(PART);
-        let pause = event(suite, ours);
+        let pause = event(suite, ours, other);
         (client.join().expect("the thread does not panic"), pause)
     });
     let (mut sample, pause) = (sample?, pause?);
@@ -85,7 +111,7 @@ fn pauses(ours: &Ours) -> Vec<u64> {
 }
 
 /// Kills the worker; how long nobody served, in microseconds.
-fn kill(_: &Suite, ours: &Ours) -> Result<u64, Failure> {
+fn kill(_: &Suite, ours: &Ours, _: &str) -> Result<u64, Failure> {
     let (before, view) = (pauses(ours).len(), ours.json(&["device", "show", "d0"])?);
     let worker = view["worker"]["pid"].as_i64().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     let unclear = |said: String| Failure::Output { program: "millrace serve".into(), said };
@@ -104,19 +130,20 @@ fn kill(_: &Suite, ours: &Ours) -> Result<u64, Failure> {
 }
 
 /// Has the same binary take the worker's place; how long nobody served, in microseconds.
-fn replace(suite: &Suite, ours: &Ours) -> Result<u64, Failure> {
+fn replace(suite: &Suite, ours: &Ours, _: &str) -> Result<u64, Failure> {
     let view = ours.json(&["upgrade", "--trial", "0", "--binary", &suite.binary.display().to_string()])?;
     let pause = view["pause_micros"].as_u64();
     pause.ok_or_else(|| Failure::Output { program: "millrace upgrade".into(), said: view.to_string() })
 }
 
-/// Puts a service above the volume's stack, or takes it away again; how long no request was let through, in microseconds.
-fn change(_: &Suite, ours: &Ours) -> Result<u64, Failure> {
+/// Changes the volume's stack to the other one, and back at once; how long no request was let through the first time, in microseconds.
+fn change(_: &Suite, ours: &Ours, other: &str) -> Result<u64, Failure> {
     let view = ours.json(&["volume", "show", "d0"])?;
     let stack = view["stack"].as_str().unwrap_or_default();
-    let next = stack.strip_prefix(ABOVE).map_or_else(|| format!("{ABOVE}{stack}"), str::to_owned);
-    ours.json(&["volume", "change", "d0", "--stack", &next])?;
+    let to = |stack: &str| ours.json(&["volume", "change", "d0", "--reformat", "--stack", stack]);
+    to(other)?;
     let history = ours.json(&["volume", "show", "d0", "--history"])?;
+    to(stack)?;
     let pause = history.as_array().and_then(|entries| entries.last()?["pause_us"].as_u64());
     pause.ok_or_else(|| Failure::Output { program: "millrace volume show --history".into(), said: history.to_string() })
 }
