@@ -179,7 +179,7 @@ fn progress(daemon: &Daemon, service: &str, what: &str) -> Vec<(u64, u64)> {
     seen
 }
 
-/// Filling a leg and a scrub tell how far they are, from nothing to all of what there is, and keep to their rate.
+/// Filling a leg and a scrub tell how far they are: what is done only grows, and what there is stays the same.
 #[test]
 fn progress_is_told_of_a_leg_that_is_filled_and_of_a_scrub() {
     let daemon = Daemon::start();

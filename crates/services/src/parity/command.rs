@@ -91,7 +91,7 @@ impl Service for Parity {
                 let journal = self.journal_of(leg);
                 self.members.rebuild_leg(leg, |volume| {
                     self.journal.clear(volume, journal)?;
-                    let stores = self.journal.void_all(leg, volume, journal);
+                    let stores = self.journal.voiding_stores(leg, volume, journal);
                     legs::store_on_all([(volume, stores)].into_iter())?.into_iter().collect()
                 })
             }

@@ -396,7 +396,7 @@ impl Journal {
     }
 
     /// What tells a leg that everything it has is void, in both copies.
-    pub(super) fn void_all(&self, leg: usize, volume: &Leg, journal: u64) -> Stores {
+    pub(super) fn voiding_stores(&self, leg: usize, volume: &Leg, journal: u64) -> Stores {
         let region = Self::void_region(journal);
         let before = region.load(volume).ok().flatten().map_or(0, |found| found.generation);
         self.generations[leg].fetch_max(before, Ordering::Relaxed);

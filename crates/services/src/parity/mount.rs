@@ -96,7 +96,7 @@ impl Parity {
         let on = self.members.masks().writable;
         let stores = legs_of(on).map(|leg| {
             let volume = &self.legs[leg];
-            (volume, self.journal.void_all(leg, volume, self.journal_of(leg)))
+            (volume, self.journal.voiding_stores(leg, volume, self.journal_of(leg)))
         });
         for (leg, result) in legs_of(on).zip(legs::store_on_all(stores)?) {
             match result {
