@@ -98,9 +98,15 @@ impl Daemon {
     /// # Panics
     /// When it was not built.
     pub fn next_binary() -> PathBuf {
-        let path = Self::binary().with_file_name("millrace-next");
-        assert!(path.is_file(), "there is no {}: scripts/build-next builds it", path.display());
-        path
+        beside("millrace-next")
+    }
+
+    /// A worker that a keeper should not be left with.
+    ///
+    /// # Panics
+    /// When it was not built.
+    pub fn odd_worker() -> PathBuf {
+        beside("odd-worker")
     }
 
     /// Has another binary take the worker's place, on trial for so many seconds; how long guests waited in microseconds, or why the old
@@ -394,6 +400,13 @@ impl Daemon {
         self.expect_well();
         self.stop();
     }
+}
+
+/// Another program of the workspace that tests start.
+fn beside(name: &str) -> PathBuf {
+    let path = Daemon::binary().with_file_name(name);
+    assert!(path.is_file(), "there is no {}: cargo build --workspace --bins builds it", path.display());
+    path
 }
 
 /// A node of a volume's tree by its name.

@@ -443,7 +443,7 @@ fn a_run_directory_in_disorder_costs_no_guest() {
 
 fn odd_worker(place: &Path, fault: &str) -> PathBuf {
     let path = place.join(fault);
-    fs::copy(env!("CARGO_BIN_EXE_odd-worker"), &path).expect("a program");
+    fs::copy(Daemon::odd_worker(), &path).expect("a program");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("making it one");
     path
 }

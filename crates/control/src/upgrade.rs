@@ -16,7 +16,7 @@ const TRIAL_SECONDS: u64 = 10;
 /// Everything that one worker leaves to the next, with the versions of it that this build reads and writes.
 pub fn layouts() -> Vec<Layout> {
     let store = Layout { name: "state.redb", oldest: store::LAYOUT_VERSION as u16, newest: store::LAYOUT_VERSION as u16 };
-    nvme::LAYOUTS.into_iter().chain([store, Link::LAYOUT]).collect()
+    nvme::layouts().into_iter().chain([store, Link::LAYOUT]).collect()
 }
 
 /// An upgrade that is asked for.

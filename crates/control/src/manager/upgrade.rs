@@ -125,7 +125,7 @@ impl Manager {
         let common = common.inspect_err(|error| {
             self.last().refusal = Some(error.to_string());
         })?;
-        // The state region's comes first (`nvme::LAYOUTS`).
+        // The state region's comes first (`nvme::layouts`).
         self.leave_all(common.first().copied().unwrap_or_default());
         Ok(())
     }

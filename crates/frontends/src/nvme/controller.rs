@@ -202,7 +202,7 @@ impl Controller {
     /// A disabled controller without memory, namespaces or interrupts.
     pub(crate) fn new(config: Config, host: std::sync::Arc<dyn Host>) -> std::io::Result<Self> {
         let state = Shared::<DeviceState>::new("millrace-device-state")?;
-        state.version.set(state::LAYOUT.newest.into());
+        state.version.set(state::layout().newest.into());
         state.shape.iter().zip(keep::shape(&config)).for_each(|(cell, word)| cell.set(word));
         state::commit();
         state.magic.set(state::MAGIC);

@@ -36,7 +36,10 @@ use super::{
 /// Version of [`ClientState`]'s layout.
 const CLIENT_LAYOUT: Layout = Layout { name: "client", oldest: 1, newest: 1 };
 /// What devices and namespaces leave to the next worker, beside descriptors; of the page of doorbells the specification is the layout.
-pub const LAYOUTS: [Layout; 4] = [state::LAYOUT, super::records::LAYOUT, CLIENT_LAYOUT, super::lasting::LAYOUT];
+pub fn layouts() -> [Layout; 4] {
+    [state::layout(), super::records::LAYOUT, CLIENT_LAYOUT, super::lasting::LAYOUT]
+}
+
 /// Why a device is no longer served.
 pub(crate) const OUT_OF_SERVICE: &str = "it has ended the process that serves it twice in a row";
 /// Workers in a row that a device may end.
@@ -153,7 +156,7 @@ impl Kept {
 
     /// The version that a state region is to have now.
     fn state_version(&self) -> u16 {
-        self.link.version_of(&state::LAYOUT)
+        self.link.version_of(&state::layout())
     }
 
     /// Whether the worker before this one ended by a fault of its own, and how long it had served.
@@ -219,8 +222,9 @@ impl Controller {
         }
         controller.count_strike(kept.fault());
         controller.state.convert(kept.state_version());
-        #[cfg(feature = "layout-next")]
-        tracing::debug!(device = controller.config.name, takeovers = controller.state.count_takeover(), "takes over");
+        if let Some(takeovers) = controller.state.count_takeover() {
+            tracing::debug!(device = controller.config.name, takeovers, "takes over");
+        }
         controller.resume();
         controller.resume_migration();
         controller.lost_card();
@@ -245,7 +249,7 @@ impl Controller {
 
     /// The state is to be left as a worker of this version understands it, or the newest one when nobody else takes over.
     pub(crate) fn convert_state(&self, version: Option<u16>) {
-        let newest = self.kept.as_ref().map_or(state::LAYOUT.newest, Kept::state_version);
+        let newest = self.kept.as_ref().map_or_else(|| state::layout().newest, Kept::state_version);
         self.state.convert(version.unwrap_or(newest));
     }
 

@@ -54,9 +54,11 @@ mod status;
 pub use card::{CLOCK, CardSpec, MakeEngine, ParseFunctionsError, StorageFunctions};
 pub use config::{Config, DoorbellMode, NamespaceQuota};
 pub use device::{DeviceCounters, DeviceError, DevicePhase, DeviceStatus, NamespaceStatus, NvmeDevice};
-pub use keep::{Kept, LAYOUTS};
+pub use keep::{Kept, layouts};
 pub use migration::SavedStateError;
 pub use millrace_nvme_spec::status::Status;
 pub use namespace::{Host, HostReply, Identity, Namespace, NewFormat};
 #[doc(hidden)]
 pub use records::exercise as exercise_records;
+#[doc(hidden)]
+pub use state::use_next_layouts;

@@ -13,7 +13,7 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicU32, Ordering, compiler_fence},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence},
 };
 
 use millrace_keeper::Layout;
@@ -39,9 +39,18 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLRACE");
 /// Versions of this layout that are understood; any change of it is a new version. A worker works on a region of any of them as it is:
 /// see [`DeviceState::convert`].
 ///
-/// 2: the first one. 3 (feature `layout-next`): [`SurvivalState::takeovers`].
-pub(crate) const LAYOUT: Layout =
-    Layout { name: "device-state", oldest: 2, newest: if cfg!(feature = "layout-next") { 3 } else { 2 } };
+/// 2: the first one. 3 (the one to come, see [`use_next_layouts`]): [`SurvivalState::takeovers`].
+pub(crate) fn layout() -> Layout {
+    Layout { name: "device-state", oldest: 2, newest: if NEXT.load(Ordering::Relaxed) { 3 } else { 2 } }
+}
+
+static NEXT: AtomicBool = AtomicBool::new(false);
+
+/// From now on this program understands the next version of the state region as well. For tests of upgrades between two layouts; to be
+/// called before any device is made.
+pub fn use_next_layouts() {
+    NEXT.store(true, Ordering::Relaxed);
+}
 
 /// A word of a region that outlives the process. Tests are told of every store to one, before it is made.
 #[derive(FromBytes)]
@@ -86,7 +95,7 @@ pub(crate) fn commit() {
 pub(crate) struct DeviceState {
     /// [`MAGIC`], stored last when the region is set up.
     pub(crate) magic: Cell<u64>,
-    /// One of [`LAYOUT`]'s.
+    /// One of [`layout`]'s.
     pub(crate) version: Cell<u32>,
     /// Counts enables of the controller: completions of an earlier epoch are dropped.
     pub(crate) epoch: Cell<u32>,
@@ -124,12 +133,8 @@ pub(crate) struct SurvivalState {
     /// Where it stands in a migration (`migration/`); 0: it runs.
     pub(crate) migration: Cell<u32>,
     /// Since version 3: how many workers have gone on with this region.
-    #[cfg(feature = "layout-next")]
     pub(crate) takeovers: Cell<u32>,
-    #[cfg(feature = "layout-next")]
     pub(crate) reserved: [Cell<u32>; 11],
-    #[cfg(not(feature = "layout-next"))]
-    pub(crate) reserved: [Cell<u32>; 12],
 }
 
 impl DeviceState {
@@ -140,7 +145,6 @@ impl DeviceState {
             return;
         }
         // Upwards the field gets its first value; downwards it becomes what it was, a reserved word.
-        #[cfg(feature = "layout-next")]
         if (self.version.get() < 3) != (to < 3) {
             self.survival.takeovers.set(0);
         }
@@ -150,11 +154,11 @@ impl DeviceState {
 
     /// Whether the region has a version that is understood here.
     pub(crate) fn is_understood(&self) -> bool {
-        (u32::from(LAYOUT.oldest)..=u32::from(LAYOUT.newest)).contains(&self.version.get())
+        let layout = layout();
+        (u32::from(layout.oldest)..=u32::from(layout.newest)).contains(&self.version.get())
     }
 
-    /// A worker goes on with the region; how many have done so.
-    #[cfg(feature = "layout-next")]
+    /// A worker goes on with the region; how many have done so, where its version counts them.
     pub(crate) fn count_takeover(&self) -> Option<u32> {
         let takeovers = (self.version.get() >= 3).then_some(&self.survival.takeovers)?;
         takeovers.set(takeovers.get().saturating_add(1));

@@ -120,7 +120,7 @@ fn program(place: &Path, name: &str, content: &[u8]) -> PathBuf {
 }
 
 fn odd_worker(place: &Path, fault: &str) -> PathBuf {
-    let content = fs::read(env!("CARGO_BIN_EXE_odd-worker")).expect("the program");
+    let content = fs::read(Daemon::odd_worker()).expect("the program");
     program(place, fault, &content)
 }
 
