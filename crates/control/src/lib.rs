@@ -38,7 +38,7 @@ mod store;
 mod upgrade;
 mod usage;
 
-pub use api::{Operator, Problem, openapi};
+pub use api::{Operator, Problem, explain, openapi};
 pub use apps::{APPS_SOCKET, AppChange, AppUser};
 pub use config::{ConfigError, Declared, FileSettings, IsolationMode, PlacementMode, PollingMode, SandboxTable};
 pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};

@@ -26,7 +26,7 @@ mod serve;
 use std::{error::Error, io, process::ExitCode};
 
 use clap::{CommandFactory, Parser};
-use millrace_control::DaemonError;
+use millrace_control::{DaemonError, explain};
 
 use crate::cli::{Cli, Command};
 
@@ -76,20 +76,6 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
             Ok(clap_mangen::generate_to(Cli::command(), &directory)?)
         }
     }
-}
-
-/// An error with its causes, those left out that it already names.
-fn explain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// What to do about a failure of the daemon's own, where we know something.

@@ -29,7 +29,7 @@ use utoipa::OpenApi;
 
 pub(crate) use peers::Door;
 pub use peers::Operator;
-pub use problem::Problem;
+pub use problem::{Problem, explain};
 
 use crate::{
     error::ControlError,

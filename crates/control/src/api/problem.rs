@@ -87,12 +87,13 @@ impl From<&ControlError> for Problem {
             Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Class::Denied => StatusCode::FORBIDDEN,
         };
-        Self { advice: error.advice(), ..Self::new(status, error.code(), chain(error)) }
+        Self { advice: error.advice(), ..Self::new(status, error.code(), explain(error)) }
     }
 }
 
 /// An error with its causes, those left out that it already names.
-fn chain(error: &dyn std::error::Error) -> String {
+#[must_use]
+pub fn explain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
