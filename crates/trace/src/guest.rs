@@ -297,8 +297,11 @@ fn pair(trace: &Trace, theirs: &HashMap<Shape, Vec<&GuestRequest>>, rough: i128)
         let off = |theirs: &GuestRequest| began - i128::from(theirs.issued) - difference;
         let Some(left) = theirs.get(*from..).filter(|left| !left.is_empty()) else { continue };
         // Both are in the order of their times.
-        let closer = |more: &usize| off(left[*more]).unsigned_abs() < off(left[more - 1]).unsigned_abs();
-        let nearest = (1..left.len()).take_while(closer).last().unwrap_or(0);
+        let after = left.partition_point(|theirs| off(theirs) > 0);
+        let around = after.saturating_sub(1)..(after + 1).min(left.len());
+        let near = around.min_by_key(|at| off(left[*at]).unsigned_abs()).unwrap_or(0);
+        // Of those of one moment the first: the others are yet to be taken.
+        let nearest = left.partition_point(|theirs| theirs.issued < left[near].issued);
         let found = left[nearest];
         let error = off(found);
         if error.abs() <= slack + i128::from(found.completed.saturating_sub(found.issued)) {

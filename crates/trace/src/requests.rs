@@ -114,12 +114,18 @@ impl Trace {
     /// When it is no trace; damage is none, and is told by [`Trace::damage`].
     pub fn read(source: impl Read) -> Result<Self, FormatError> {
         let mut reader = Reader::open(source)?;
-        let mut assembly = Assembly::default();
+        let (mut assembly, mut gone) = (Assembly::default(), (0, 0));
         while let Some(block) = reader.next_block()? {
+            let damage = reader.damage();
+            if gone != (damage.blocks, damage.bytes) {
+                gone = (damage.blocks, damage.bytes);
+                // Of which rings it had events nobody knows.
+                assembly.lost(|_| true);
+            }
             match block {
-                Block::Begin(begin) => assembly.trace.begin = Some(begin),
+                Block::Begin(begin) => assembly.trace.begin = Some(Begin { target: plain(&begin.target), ..begin }),
                 Block::Names(names) => assembly.add_names(names),
-                Block::End(end) => assembly.trace.end = Some(end),
+                Block::End(end) => assembly.trace.end = Some(End { reason: plain(&end.reason), ..end }),
                 Block::Events { ring, dropped, events } => {
                     assembly.dropped.insert(ring, dropped);
                     for event in &events {
@@ -203,6 +209,11 @@ impl Waiting {
     }
 }
 
+/// Text that a file has, as it can be printed: it may be anybody's, and what terminals obey is not for it to say.
+fn plain(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { char::REPLACEMENT_CHARACTER } else { letter }).collect()
+}
+
 #[derive(Default)]
 struct Assembly {
     trace: Trace,
@@ -221,7 +232,16 @@ struct Assembly {
 }
 
 impl Assembly {
-    fn add_names(&mut self, names: Names) {
+    fn add_names(&mut self, mut names: Names) {
+        for device in &mut names.devices {
+            device.name = plain(&device.name);
+            device.namespaces.iter_mut().for_each(|namespace| namespace.volume = plain(&namespace.volume));
+        }
+        for node in &mut names.nodes {
+            for text in [&mut node.volume, &mut node.name, &mut node.word] {
+                *text = plain(text);
+            }
+        }
         self.trace.devices.extend(names.devices.into_iter().map(|device| (device.id, device)));
         self.trace.nodes.extend(names.nodes.into_iter().map(|node| (node.id, node)));
     }
@@ -237,7 +257,7 @@ impl Assembly {
         }
         match event.kind {
             EventKind::Passed => self.passed(event.key),
-            EventKind::Lost => self.lost(ring),
+            EventKind::Lost => self.lost(|of| of == ring),
             EventKind::Seen => {
                 self.waiting.entry((event.key.device, event.key.queue)).or_default().seen(event.count, event.time);
             }
@@ -269,14 +289,14 @@ impl Assembly {
         self.others.insert(key);
     }
 
-    /// A ring has a gap: what was waiting or open may have been fetched, or have ended, in it.
-    fn lost(&mut self, ring: u32) {
+    /// Rings have a gap: what was waiting or open may have been fetched, or have ended, in it.
+    fn lost(&mut self, which: impl Fn(u32) -> bool) {
         let rings = &self.rings;
-        let here = |device: u16| rings.get(&device) == Some(&ring);
+        let here = |device: u16| rings.get(&device).is_some_and(|ring| which(*ring));
         self.waiting.retain(|(device, _), _| !here(*device));
         self.quiet.retain(|(device, _), _| !here(*device));
         self.others.retain(|key| !here(key.device));
-        self.spans.retain(|(of, _), _| *of != ring);
+        self.spans.retain(|(of, _), _| !which(*of));
         let open: Vec<_> = self.open.extract_if(|key, _| here(key.device)).collect();
         for (_, request) in open {
             self.abandon(request);
@@ -359,6 +379,20 @@ impl Assembly {
         self.trace.requests.push(request);
     }
 
+    /// Nodes get new numbers whenever their volume is attached or changed while it is traced: here each has its first one.
+    fn unite_nodes(&mut self) {
+        let mut first: HashMap<(&str, &str, &str), u16> = HashMap::new();
+        let named = |node: &NodeName| (node.id, (node.volume.clone(), node.name.clone(), node.word.clone()));
+        let names: Vec<_> = self.trace.nodes.values().map(named).collect();
+        let same: HashMap<u16, u16> = names
+            .iter()
+            .map(|(id, (volume, name, word))| (*id, *first.entry((volume, name, word)).or_insert(*id)))
+            .collect();
+        let requests = self.trace.requests.iter_mut().chain(&mut self.trace.unfinished);
+        let visits = requests.flat_map(|request| &mut request.visits).chain(&mut self.trace.background);
+        visits.for_each(|visit| visit.node = *same.get(&visit.node).unwrap_or(&visit.node));
+    }
+
     fn finish(mut self, damage: Damage) -> Trace {
         let mut left: Vec<_> = self.open.drain().map(|(_, request)| request).collect();
         self.trace.unfinished.append(&mut left);
@@ -368,6 +402,7 @@ impl Assembly {
             self.trace.unfinished.retain(|request| request.fetched <= last);
             self.trace.background.retain(|visit| visit.begin <= last);
         }
+        self.unite_nodes();
         self.trace.unfinished.sort_by_key(|request| request.fetched);
         self.trace.requests.sort_by_key(|request| request.fetched);
         self.trace.dropped = self.dropped.values().fold(0, |sum, dropped| sum.saturating_add(*dropped));

@@ -1,6 +1,9 @@
 //! JSON for Perfetto and Chrome's viewer: a process for each device, a row for each queue, the stages of each request within it.
 
-use std::io::{self, Write};
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+};
 
 use serde_json::{Value, json};
 
@@ -21,11 +24,21 @@ struct Row<'a> {
     first: u64,
 }
 
+/// Where a stretch is drawn.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// What ends before what it began within has a lane in common with it; legs that overlap have one each.
+    lane: usize,
+    /// How deep it is within others.
+    level: u8,
+}
+
 impl Row<'_> {
-    fn event(&self, phase: &str, name: &str, time: u64, arguments: Value) -> Value {
+    fn event(&self, phase: &str, name: &str, time: u64, lane: usize, arguments: Value) -> Value {
         let (device, queue) = (self.request.key.device, self.request.key.queue);
+        let id = if lane == 0 { format!("0x{:x}", self.id) } else { format!("0x{:x}.{lane}", self.id) };
         let mut event = json!({
-            "ph": phase, "cat": "request", "id": format!("0x{:x}", self.id), "name": name,
+            "ph": phase, "cat": "request", "id": id, "name": name,
             "pid": device, "tid": queue, "ts": micros(time, self.first),
         });
         if !arguments.is_null() {
@@ -39,12 +52,16 @@ impl Row<'_> {
         events: &mut Vec<(u64, u8, Value)>,
         name: &str,
         (begin, end): (u64, u64),
-        level: u8,
+        Place { lane, level }: Place,
         arguments: Value,
     ) {
+        // It would be ended before it began, and what is begun and not ended has all that follows within it.
+        if level > 0 && end <= begin {
+            return;
+        }
         // Of events at one time, those that end come first, inner before outer; then those that begin, outer before inner.
-        events.push((begin, 128 + level, self.event("b", name, begin, arguments)));
-        events.push((end.max(begin), 127 - level, self.event("e", name, end.max(begin), Value::Null)));
+        events.push((begin, 128 + level, self.event("b", name, begin, lane, arguments)));
+        events.push((end.max(begin), 127 - level, self.event("e", name, end.max(begin), lane, Value::Null)));
     }
 
     fn events(&self) -> Vec<(u64, u8, Value)> {
@@ -58,20 +75,27 @@ impl Row<'_> {
         });
         let mut events = Vec::new();
         let end = request.completed.unwrap_or(request.fetched);
-        self.stretch(&mut events, name, (request.began(), end), 0, arguments);
+        self.stretch(&mut events, name, (request.began(), end), Place::default(), arguments);
         if let Some(seen) = request.seen {
-            self.stretch(&mut events, "queue", (seen, request.fetched), 1, Value::Null);
+            self.stretch(&mut events, "queue", (seen, request.fetched), Place { lane: 0, level: 1 }, Value::Null);
         }
-        let mut levels: Vec<u8> = Vec::new();
-        for visit in &request.visits {
-            let level = visit.within.and_then(|above| levels.get(above)).map_or(1, |above| above.saturating_add(1).min(100));
-            levels.push(level);
+        let mut places: Vec<Place> = Vec::new();
+        // Until when a visit's lane is taken by one of those within it.
+        let mut taken: HashMap<Option<usize>, u64> = HashMap::new();
+        for (at, visit) in request.visits.iter().enumerate() {
+            let above = visit.within.and_then(|above| places.get(above)).copied().unwrap_or_default();
+            let taken = taken.entry(visit.within).or_default();
+            let lane = if *taken > visit.begin { at + 1 } else { above.lane };
+            if lane == above.lane {
+                *taken = visit.end.unwrap_or(end);
+            }
+            places.push(Place { lane, level: above.level.saturating_add(1).min(100) });
             let arguments = json!({ "lba": visit.lba, "blocks": visit.count, "status": visit.status });
             let until = visit.end.unwrap_or(end);
-            self.stretch(&mut events, &node_name(trace, visit.node), (visit.begin, until), level, arguments);
+            self.stretch(&mut events, &node_name(trace, visit.node), (visit.begin, until), places[at], arguments);
         }
         if let Some(interrupted) = request.interrupted {
-            events.push((interrupted, 255, self.event("n", "interrupt", interrupted, Value::Null)));
+            events.push((interrupted, 255, self.event("n", "interrupt", interrupted, 0, Value::Null)));
         }
         events
     }

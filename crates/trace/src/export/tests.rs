@@ -1,12 +1,16 @@
 //! What other programs are given.
 
-use millrace_block::trace::EventOperation;
+use std::collections::BTreeMap;
+
+use millrace_block::trace::{Event, EventKind, EventOperation, Key};
 use serde_json::Value;
 
 use super::*;
 use crate::{
-    Report, plot,
-    samples::{INTERRUPT, Job, QUEUE, WHOLE, trace},
+    Report, Trace,
+    format::{Begin, Writer},
+    plot,
+    samples::{INTERRUPT, Job, QUEUE, WHOLE, names, trace},
 };
 
 fn jobs() -> Vec<Job> {
@@ -47,6 +51,55 @@ fn perfetto_gets_stages_within_requests() {
     assert!(events.iter().any(|event| event["ph"] == "M" && event["args"]["name"] == "vm1"));
 }
 
+/// Legs that overlap, the first one done first, one of a moment without length, and a request that was fetched when it was seen: of each row
+/// what ends is what began last.
+#[test]
+fn perfetto_gets_no_end_of_another_stretch() {
+    let key = Key { device: 1, queue: 1, command: 1 };
+    let event =
+        |time, kind, span, parent, place| Event { time, kind, span, parent, place, key, count: 8, ..Event::default() };
+    let events = [
+        Event { count: 1, ..event(100, EventKind::Seen, 0, 0, 0) },
+        event(100, EventKind::Fetched, 0, 0, 1),
+        event(110, EventKind::Entered, 1, 0, 1),
+        event(120, EventKind::Entered, 2, 1, 2),
+        event(130, EventKind::Entered, 3, 1, 2),
+        event(140, EventKind::Entered, 4, 3, 1),
+        event(140, EventKind::Left, 4, 3, 1),
+        event(150, EventKind::Entered, 5, 3, 1),
+        event(160, EventKind::Left, 2, 1, 2),
+        event(170, EventKind::Left, 5, 3, 1),
+        event(190, EventKind::Left, 3, 1, 2),
+        event(200, EventKind::Left, 1, 0, 1),
+        event(205, EventKind::Completed, 0, 0, u16::MAX),
+    ];
+    let mut writer = Writer::default();
+    let file =
+        [writer.begin(&Begin::default()), writer.names(&names()), writer.events(0, 0, events.iter().map(Event::to_words))];
+    let mut out = Vec::new();
+    perfetto::write(&Trace::read(&file.concat()[..]).expect("a trace"), &mut out).expect("a vector");
+    let json: Value = serde_json::from_slice(&out).expect("JSON");
+    let (mut open, mut lengths) = (BTreeMap::<&str, Vec<(&str, f64)>>::new(), Vec::new());
+    for event in json["traceEvents"].as_array().expect("events") {
+        let (Some(id), Some(name), Some(time)) = (event["id"].as_str(), event["name"].as_str(), event["ts"].as_f64()) else {
+            continue;
+        };
+        match event["ph"].as_str() {
+            Some("b") => open.entry(id).or_default().push((name, time)),
+            Some("e") => {
+                let (begun, from) = open.get_mut(id).and_then(Vec::pop).expect("it had begun");
+                assert_eq!(begun, name, "{id}");
+                lengths.push((name, ((time - from) * 1000.0).round() as u64));
+            }
+            _ => {}
+        }
+    }
+    assert!(open.values().all(Vec::is_empty), "{open:?}");
+    lengths.sort_unstable();
+    let [outer, leg] = ["data/throttle", "data/memory"];
+    assert_eq!(lengths, [(leg, 40), (leg, 60), (outer, 20), (outer, 90), ("other", 105)]);
+}
+
 /// The kernel's `struct blk_io_trace`, field by field.
 #[test]
 fn blktrace_gets_the_kernels_records() {
@@ -85,6 +138,23 @@ fn the_picture_is_whole_and_the_text_is_no_markup() {
     }
     assert!(!svg.contains("href"), "it loads nothing");
     // A trace in which nothing happened.
-    let empty = crate::Trace::default();
+    let empty = Trace::default();
     assert!(!plot::svg(&empty, &Report::of(&empty, None)).contains("NaN"));
+}
+
+/// A trace may be anybody's: what a terminal would obey is none of its names.
+#[test]
+fn names_are_only_text() {
+    let mut names = names();
+    names.devices[0].name = "vm\u{1b}[2J".to_owned();
+    names.nodes[1].name = "mem\nory".to_owned();
+    let mut writer = Writer::default();
+    let begin = Begin { target: "device \u{1b}]0;vm1\u{7}".to_owned(), ..Begin::default() };
+    let events = crate::samples::events(&jobs());
+    let file = [writer.begin(&begin), writer.names(&names), writer.events(0, 0, events.iter().map(Event::to_words))];
+    let trace = Trace::read(&file.concat()[..]).expect("a trace");
+    let report = Report::of(&trace, None);
+    let text = report.text();
+    assert!(text.contains("device \u{fffd}]0;vm1\u{fffd}") && text.contains("data/mem\u{fffd}ory"), "{text}");
+    assert!(![text, plot::svg(&trace, &report)].concat().contains(|letter: char| letter.is_control() && letter != '\n'));
 }

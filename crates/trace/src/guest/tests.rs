@@ -106,6 +106,20 @@ fn parts_of_traces_and_blocks_that_are_used_again_are_joined() {
     assert!(joined.pairs.iter().enumerate().all(|(number, (at, _))| *at == number + 40), "each with its own");
 }
 
+/// A guest's clock has microseconds: two requests may have one time, long before ours begin or among them.
+#[test]
+fn requests_of_one_moment_keep_nobody_from_being_joined() {
+    let (trace, theirs) = both(300, |_| 8, 300, 300, 77_000);
+    let early = |number: u64| GuestRequest { issued: 1000 + number / 2, completed: 5000 + number / 2, ..theirs[0].clone() };
+    let mut all: Vec<_> =
+        (0..20).map(early).chain((0..20).map(|number| GuestRequest { writes: false, ..early(number) })).collect();
+    all.sort_by_key(|request| request.issued);
+    all.extend(theirs.iter().cloned());
+    let joined = join(&trace, &all).expect("they have most in common");
+    assert_eq!((joined.summary.joined, joined.summary.unmatched), (300, 0));
+    assert!(joined.pairs.iter().enumerate().all(|(number, (at, request))| *at == number && *request == theirs[number]));
+}
+
 #[test]
 fn another_disks_trace_is_refused() {
     let (trace, theirs) = both(20, |number| number * 64, 300, 300, 0);

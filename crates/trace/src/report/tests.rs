@@ -178,19 +178,49 @@ fn a_file_damaged_in_its_middle_says_what_and_where_and_the_rest_is_analyzed() {
     let jobs: Vec<_> = workload();
     let mut writer = Writer::default();
     let mut blocks = vec![writer.begin(&crate::format::Begin::default()), writer.names(&names())];
-    for events in events(&jobs).chunks(100) {
+    // A block ends anywhere within a request.
+    for events in events(&jobs).chunks(101) {
         blocks.push(writer.events(0, 0, events.iter().map(Event::to_words)));
     }
     blocks.push(writer.end(&End::default()));
-    let hit = blocks.len() / 2;
-    let (from, len) = (blocks[..hit].iter().map(Vec::len).sum::<usize>(), blocks[hit].len());
-    blocks[hit][len / 2] ^= 1;
-    let report = Report::of(&Trace::read(&blocks.concat()[..]).expect("a trace"), None);
-    let lost = &report.lost;
-    assert_eq!((lost.damaged_bytes, lost.damaged_from, lost.missing_blocks), (len as u64, Some(from as u64), 1));
-    assert!(report.requests > 100 && report.requests < 150 && !lost.cut, "{} requests", report.requests);
-    let said = format!("not here: {len} bytes of the file are unreadable, from byte {from} on");
-    assert!(report.text().contains(&said), "{}", report.text());
+    for hit in 2..blocks.len() - 1 {
+        let mut blocks = blocks.clone();
+        let (from, len) = (blocks[..hit].iter().map(Vec::len).sum::<usize>(), blocks[hit].len());
+        blocks[hit][len / 2] ^= 1;
+        let report = Report::of(&Trace::read(&blocks.concat()[..]).expect("a trace"), None);
+        let lost = &report.lost;
+        assert_eq!((lost.damaged_bytes, lost.damaged_from, lost.missing_blocks), (len as u64, Some(from as u64), 1));
+        assert!(report.requests > 130 && report.requests < 150 && !lost.cut, "{} requests", report.requests);
+        let said = format!("not here: {len} bytes of the file are unreadable, from byte {from} on");
+        assert!(report.text().contains(&said), "{}", report.text());
+        // The end of one is not taken for another's, nor when one was seen.
+        assert!(report.operations.iter().all(|class| class.latency.max <= WHOLE), "block {hit}: {:?}", report.operations);
+        let queue = report.stages.iter().find(|stage| stage.name == "queue").expect("most were seen");
+        assert_eq!(queue.latency.max, QUEUE, "block {hit}");
+    }
+}
+
+/// A volume's nodes get new numbers when it is attached once more, or when its stack is changed.
+#[test]
+fn a_node_is_one_whatever_numbers_it_has() {
+    let (jobs, mut later) = (workload(), names());
+    for node in &mut later.nodes {
+        (node.id, node.above) = (node.id + 2, if node.above == 0 { 0 } else { node.above + 2 });
+    }
+    let mut events = events(&jobs);
+    let half = events.len() / 2;
+    for event in &mut events[half..] {
+        if matches!(event.kind, EventKind::Entered | EventKind::Left) {
+            event.place += 2;
+        }
+    }
+    let mut writer = Writer::default();
+    let mut file = [writer.begin(&crate::format::Begin::default()), writer.names(&names())].concat();
+    file.extend(writer.events(0, 0, events[..half].iter().map(Event::to_words)));
+    file.extend(writer.names(&later));
+    file.extend(writer.events(0, 0, events[half..].iter().map(Event::to_words)));
+    let found = Report::of(&Trace::read(&file[..]).expect("a trace"), None);
+    assert_eq!(found.stages, report().stages);
 }
 
 #[test]
