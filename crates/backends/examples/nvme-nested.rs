@@ -401,6 +401,7 @@ fn shards(place: &NvmePlace) {
         }
     });
     println!("shards: moved {:?}", volume.moved());
+    assert_eq!(volume.queues_used(), 3, "each has a queue pair of its own");
 }
 
 /// Reads one after the other.

@@ -9,7 +9,9 @@ use millrace_nvme_spec::{
         AbortCdw10, AbortResult, AsyncEvent, AsyncEventDw0, CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11,
         DeleteQueueCdw10, IdentifyCdw10, SecureErase,
     },
-    features::{AsyncEventFeature, FeatureId, GetFeaturesCdw10, NumberOfQueuesFeature, SetFeaturesCdw10},
+    features::{
+        AsyncEventFeature, FeatureId, GetFeaturesCdw10, HostIdentifierFeature, NumberOfQueuesFeature, SetFeaturesCdw10,
+    },
     identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList},
     log::{GetLogPageCdw10, GetLogPageCdw11, LogId},
     pci::{self, CapabilityId, PciExpressCapability},
@@ -152,6 +154,17 @@ impl Controller {
         Ok(self.admin(&command)?.dw0)
     }
 
+    /// Set Features, Host Identifier (Base 5.1.25.1.28), of 128 bits: by it reservations know their host, at whichever controllers.
+    ///
+    /// # Errors
+    /// The controller's, which may have its own, or takes none after the first one.
+    pub fn set_host_identifier(&mut self, identifier: [u8; 16]) -> Result<(), DriverError> {
+        let mut command = Command::admin(AdminOpcode::SET_FEATURES);
+        command.sqe.cdw10 = SetFeaturesCdw10::new().with_fid(FeatureId::HOST_IDENTIFIER).into_bits();
+        command.sqe.cdw11 = HostIdentifierFeature::new().with_exhid(true).into_bits();
+        self.admin_write(&command, &identifier).map(drop)
+    }
+
     /// Get Log Page (Base 5.1.12): `len` bytes, a multiple of 4, from a byte offset.
     pub fn get_log_page(&mut self, lid: LogId, nsid: NamespaceId, offset: u64, len: usize) -> Result<Vec<u8>, DriverError> {
         assert!(len > 0 && len.is_multiple_of(4), "a log page of {len} bytes");
@@ -245,10 +258,13 @@ impl Controller {
             );
         }
         let event = AsyncEvent::from(AsyncEventDw0::from_bits(cqe.dw0));
-        // It is silent about events of this type until their page is read.
-        self.get_log_page(event.lid, NamespaceId::BROADCAST, 0, PAGE_SIZE)?;
+        // It is silent about events of this type until their page is read. Whatever comes of that, this one is known, and the next is asked for.
+        let read = self.get_log_page(event.lid, NamespaceId::BROADCAST, 0, PAGE_SIZE);
         self.request_event()?;
-        Ok(event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED)
+        if event == AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED {
+            return Ok(true);
+        }
+        read.map(|_| false)
     }
 
     /// Asks for I/O queue pairs (Base 5.1.25.1.5); how many were given.

@@ -551,6 +551,38 @@ mod tests {
         assert_eq!(controller.late.len(), 0);
     }
 
+    /// An event that came while a command was waited for is kept, and its identifier with it: the next command's end is its own.
+    #[test]
+    fn an_event_that_is_kept_is_no_commands_end() {
+        let options = Options { timeout: Duration::from_millis(20), memory_size: 1 << 20, ..Options::default() };
+        let mut controller = Controller::attach(Deaf::default(), &options).unwrap();
+        controller.enable().unwrap();
+        controller.request_event().unwrap();
+        complete(&mut controller, 0, 0);
+        for _ in 0..3 {
+            let late = controller.identify_controller().unwrap_err();
+            assert!(matches!(late, DriverError::Queue(QueueError::Timeout { .. })), "{late}");
+        }
+        assert_eq!(controller.poll_event().unwrap().map(|cqe| cqe.cid), Some(CommandId(0)));
+    }
+
+    /// The page that belongs to an event cannot be read: the event is told of all the same, and the next one is asked for.
+    #[test]
+    fn an_event_whose_page_cannot_be_read_is_not_the_last() {
+        let options = Options { timeout: Duration::from_millis(20), memory_size: 1 << 20, ..Options::default() };
+        let mut controller = Controller::attach(Deaf::default(), &options).unwrap();
+        controller.enable().unwrap();
+        controller.request_event().unwrap();
+        let (_, completions) = controller.admin_queue().buffers();
+        // Namespace Attribute Changed, with its log page.
+        completions.write_at(0, &(1_u128 << 112 | 0x0004_0002).to_le_bytes());
+        assert!(controller.namespaces_changed().unwrap());
+        let opcode = |at: usize, controller: &mut Controller| {
+            controller.admin_queue().buffers().0.unwrap().read_value::<Sqe>(at * size_of::<Sqe>()).opcode
+        };
+        assert_eq!([0, 1, 2].map(|at| opcode(at, &mut controller)), [0x0c, 0x02, 0x0c]);
+    }
+
     #[test]
     fn no_more_aborts_are_in_flight_than_the_controller_takes() {
         let options = Options { timeout: Duration::from_millis(20), memory_size: 1 << 20, ..Options::default() };

@@ -74,6 +74,9 @@ pub enum CommandError {
         /// What is wrong.
         why: &'static str,
     },
+    /// A key or a kind of reservation that cannot be.
+    #[error("a reservation: {0}")]
+    BadReservation(&'static str),
     /// No range, or more than a command can name.
     #[error("{0} ranges are no number that a command can carry")]
     BadRangeCount(usize),
@@ -117,12 +120,16 @@ pub struct Namespace {
     identify: Box<IdentifyNamespace>,
 }
 
+/// Which of its formats a namespace has.
+fn index(identify: &IdentifyNamespace) -> u8 {
+    if identify.nlbaf_z > 15 { identify.flbas.index() } else { identify.flbas.index_low() }
+}
+
 impl Namespace {
     /// Reads the format out of the identify data; `None` when it names a format that cannot be, or one with metadata that the
     /// controller does not make by itself.
     pub(crate) fn new(nsid: NamespaceId, identify: Box<IdentifyNamespace>, max_transfer: u64) -> Option<Self> {
-        let index = if identify.nlbaf_z > 15 { identify.flbas.index() } else { identify.flbas.index_low() };
-        let format = identify.lbaf.get(usize::from(index))?;
+        let format = identify.lbaf.get(usize::from(index(&identify)))?;
         let is_plain = format.ms == 0 || (format.ms == PROTECTION_SIZE && identify.dps.pit() != 0);
         if !(9..=24).contains(&format.lbads) || !is_plain {
             return None;
@@ -151,9 +158,21 @@ impl Namespace {
     /// Takes over the size of the same namespace as it was identified later; false: its blocks are not the same any more, so that no
     /// command is made from now on: it would move more bytes, or fewer, than it has memory for.
     pub fn follow(&self, later: &Self) -> bool {
-        let same = later.nsid == self.nsid && later.block_size == self.block_size;
+        let same = later.shape() == self.shape();
         self.size.store(if same { later.size().0 } else { 0 }, Ordering::Relaxed);
         same
+    }
+
+    /// What decides how many bytes a command moves.
+    fn shape(&self) -> (NamespaceId, u32, u16, u8) {
+        let identify = &self.identify;
+        let metadata = identify.lbaf.get(usize::from(index(identify))).map_or(0, |format| format.ms);
+        (self.nsid, self.block_size, metadata, identify.dps.pit())
+    }
+
+    /// It has a format that is not known: no command is made from now on, as when [`follow`](Self::follow) finds other blocks.
+    pub fn forsake(&self) {
+        self.size.store(0, Ordering::Relaxed);
     }
 
     /// The most bytes that one command may move: the controller's limit, or the driver's if that is less.

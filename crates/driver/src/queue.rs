@@ -477,17 +477,22 @@ impl QueuePair {
     /// [`QueueError::BadCompletion`] for one that cannot be.
     #[inline]
     pub fn next_completion(&mut self) -> Result<Option<Cqe>, QueueError> {
-        if let Some(cqe) = self.stash.pop_front() {
-            return Ok(Some(cqe));
+        let cqe = match self.stash.pop_front() {
+            Some(cqe) => Some(cqe),
+            None => self.poll_ring()?,
+        };
+        if let Some(cqe) = &cqe {
+            self.cids.free(cqe.cid);
         }
-        self.poll_ring()
+        Ok(cqe)
     }
 
+    /// Its identifier is free when it is handed out: while it is kept, no other command is to be taken for it.
     #[inline]
     fn poll_ring(&mut self) -> Result<Option<Cqe>, QueueError> {
         let Some(cqe) = self.cq.pop() else { return Ok(None) };
         let possible = cqe.sqid == self.id && u32::from(cqe.sqhd) < self.entries();
-        if possible && self.cids.release(cqe.cid) {
+        if possible && self.cids.complete(cqe.cid) {
             return Ok(Some(cqe));
         }
         Err(QueueError::BadCompletion { qid: self.id, cqe })
@@ -496,7 +501,8 @@ impl QueuePair {
     /// Takes the next completion whatever it says: for commands placed by [`submit_raw`](Self::submit_raw).
     pub fn next_completion_raw(&mut self) -> Option<Cqe> {
         let cqe = self.stash.pop_front().or_else(|| self.cq.pop())?;
-        self.cids.release(cqe.cid);
+        self.cids.complete(cqe.cid);
+        self.cids.free(cqe.cid);
         Some(cqe)
     }
 
@@ -541,12 +547,14 @@ impl QueuePair {
         if let Some(at) = self.stash.iter().position(|cqe| cqe.cid == cid)
             && let Some(cqe) = self.stash.remove(at)
         {
+            self.cids.free(cid);
             return Ok(cqe);
         }
         let mut backoff = Backoff::new();
         loop {
             match self.poll_ring()? {
                 Some(cqe) if cqe.cid == cid => {
+                    self.cids.free(cid);
                     self.ring()?;
                     return Ok(cqe);
                 }
@@ -566,7 +574,11 @@ impl QueuePair {
         }
         self.ring()?;
         let at = self.stash.iter().position(|cqe| cqe.cid == cid);
-        Ok(at.and_then(|at| self.stash.remove(at)).is_some())
+        let taken = at.and_then(|at| self.stash.remove(at)).is_some();
+        if taken {
+            self.cids.free(cid);
+        }
+        Ok(taken)
     }
 
     fn pause(&self, backoff: &mut Backoff) -> Result<(), QueueError> {

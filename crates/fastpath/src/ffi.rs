@@ -1,5 +1,7 @@
-//! The C interface: `include/millrace.h`, which says what each function promises. `tests/abi.rs` compares the two: a function, structure or
-//! constant that is here and there is the same.
+//! The C interface. `include/millrace.h` is made of this file, of what is public in it: `tests/abi.rs` says when it is not what it would be
+//! now, and makes it. So the words before a function are for who calls it from C. What they ask of the caller is what makes the function
+//! safe to call: a space is one of `fastpath_open` that was not freed, or null, and memory is as long as is said.
+#![expect(unreachable_pub, reason = "the header is made of what is public here, and no other crate sees it")]
 
 use std::{
     borrow::Cow,
@@ -26,20 +28,33 @@ use crate::{
     statistics::Latencies,
 };
 
-const FP_DIRECT: c_uint = 1;
-const FP_BLOCKING: c_uint = 2;
-const FP_DURABLE: c_uint = 4;
+/// Flag of a request: the memory is in the space's buffer. The daemon moves the bytes there, nobody copies.
+pub const FP_DIRECT: c_uint = 1;
+/// Flag of a request: return when it has ended.
+pub const FP_BLOCKING: c_uint = 2;
+/// Flag of a write, and of zeroes: when it has ended, it outlives a loss of power. Not of a deallocation (-EINVAL).
+pub const FP_DURABLE: c_uint = 4;
 
-const FP_READ_ONLY: c_uint = 1;
-const FP_EVENTS: c_uint = 2;
-const FP_STATISTICS: c_uint = 4;
-const FP_ENGINE: c_uint = 8;
+/// Flag of a space: nothing will be written.
+pub const FP_READ_ONLY: c_uint = 1;
+/// Flag of a space: completions signal an event fd, see fastpath_eventfd().
+pub const FP_EVENTS: c_uint = 2;
+/// Flag of a space: measure requests' times, see fastpath_statistics().
+pub const FP_STATISTICS: c_uint = 4;
+/// Flag of a space: no queue, requests go to the front of the daemon's engine (docs/hardware.md), at most 32 at a time, each a system call;
+/// not with FP_EVENTS, and without fastpath_deallocate(). -EOPNOTSUPP where there is none, or none free.
+pub const FP_ENGINE: c_uint = 8;
 
-const FP_READ: c_uint = 0;
-const FP_WRITE: c_uint = 1;
-const FP_FLUSH: c_uint = 2;
-const FP_DEALLOCATE: c_uint = 3;
-const FP_WRITE_ZEROES: c_uint = 4;
+/// Operation of a request.
+pub const FP_READ: c_uint = 0;
+/// Operation of a request.
+pub const FP_WRITE: c_uint = 1;
+/// Operation of a request: see fastpath_flush().
+pub const FP_FLUSH: c_uint = 2;
+/// Operation of a request: see fastpath_deallocate().
+pub const FP_DEALLOCATE: c_uint = 3;
+/// Operation of a request: see fastpath_deallocate().
+pub const FP_WRITE_ZEROES: c_uint = 4;
 
 /// The most pieces of a vectored request.
 const PIECES: usize = 1024;
@@ -51,50 +66,70 @@ thread_local! {
     static LAST: RefCell<(Cow<'static, CStr>, c_int)> = const { RefCell::new((Cow::Borrowed(c""), 0)) };
 }
 
-/// `fastpath_t`.
-struct Handle {
+/// What is behind a fastpath_t: the library's.
+pub struct Handle {
     path: FastPath,
     /// Where `fastpath_read` and `fastpath_write` go on. Changed with the space's lock held.
     position: AtomicU64,
     buffer: *mut u8,
 }
 
-/// `struct fastpath_options`.
+/// A space: a controller of this program's own in the daemon, a queue pair, and a buffer.
+#[expect(non_camel_case_types, reason = "the name is for C")]
+pub type fastpath_t = Handle;
+
+/// What a space is to be.
 #[repr(C)]
-struct COptions {
+pub struct COptions {
+    /// sizeof(struct fastpath_options)
     size: usize,
+    /// The daemon's run directory; NULL: $MILLRACE_RUN_DIR, or where this user's daemon has it.
     run_dir: *const c_char,
+    /// Requests that may be in progress, 1 to 1023; 0: 128.
     depth: c_uint,
+    /// FP_READ_ONLY, FP_EVENTS, FP_STATISTICS, FP_ENGINE.
     flags: c_uint,
+    /// Longest wait for the daemon, and of a blocking request; 0: 30 seconds.
     timeout_ms: c_uint,
 }
 
-/// `struct fastpath_request`.
+/// A request with a tag: any number may be in flight, and each end is told apart.
 #[repr(C)]
-struct CRequest {
+pub struct CRequest {
+    /// FP_READ, FP_WRITE, FP_FLUSH, FP_DEALLOCATE or FP_WRITE_ZEROES.
     operation: c_uint,
+    /// FP_DIRECT, FP_DURABLE.
     flags: c_uint,
+    /// First byte on the volume.
     offset: u64,
+    /// Bytes, unless there is an iov.
     size: u64,
+    /// The memory, unless there is an iov.
     buffer: *mut c_void,
+    /// Pieces of memory, or NULL.
     iov: *const Piece,
+    /// How many pieces.
     iovcnt: c_uint,
+    /// Yours.
     tag: u64,
 }
 
-/// `struct fastpath_completion`.
+/// The end of a request with a tag.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct CCompletion {
+pub struct CCompletion {
+    /// The request's.
     tag: u64,
+    /// Bytes, or a negative number of errno.h.
     result: i64,
+    /// How long it took, of a space with FP_STATISTICS.
     time_ns: u64,
 }
 
-/// `struct fastpath_latencies`.
+/// What requests of one kind took; times to one part in eight.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct CLatencies {
+pub struct CLatencies {
     requests: u64,
     errors: u64,
     bytes: u64,
@@ -107,10 +142,10 @@ struct CLatencies {
     max_ns: u64,
 }
 
-/// `struct fastpath_statistics`.
+/// What requests took.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct CStatistics {
+pub struct CStatistics {
     reads: CLatencies,
     writes: CLatencies,
     others: CLatencies,
@@ -175,10 +210,10 @@ unsafe fn open(volume: *const c_char, size: usize, options: *const COptions) -> 
     Ok(Box::new(Handle { path, position: AtomicU64::new(0), buffer }))
 }
 
-/// # Safety
-/// As the header says of `fastpath_open`.
+/// Opens a volume by its name (NULL: $MILLRACE_VOLUME), with a zeroed buffer of at least `size` bytes. `options` may be NULL. NULL when it
+/// fails: fastpath_error() and fastpath_error_number() say why.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_open(volume: *const c_char, size: usize, options: *const COptions) -> *mut Handle {
+pub unsafe extern "C" fn fastpath_open(volume: *const c_char, size: usize, options: *const COptions) -> *mut fastpath_t {
     // SAFETY: the caller's promise.
     match unsafe { open(volume, size, options) } {
         Ok(handle) => Box::into_raw(handle),
@@ -189,19 +224,20 @@ unsafe extern "C" fn fastpath_open(volume: *const c_char, size: usize, options: 
     }
 }
 
+/// fastpath_open(NULL, size, NULL).
 #[unsafe(no_mangle)]
-extern "C" fn fastpath_alloc(size: usize) -> *mut Handle {
+pub extern "C" fn fastpath_alloc(size: usize) -> *mut fastpath_t {
     // SAFETY: null pointers are defaults.
     unsafe { fastpath_open(std::ptr::null(), size, std::ptr::null()) }
 }
 
-/// # Safety
-/// A handle that no thread uses any more, or null.
+/// Gives everything back: the buffer is not there any more. Requests in progress may be carried out or not, and their memory is not touched
+/// any more. No other call on the space may be under way. NULL is nothing.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_free(handle: *mut Handle) {
-    if !handle.is_null() {
+pub unsafe extern "C" fn fastpath_free(fp: *mut fastpath_t) {
+    if !fp.is_null() {
         // SAFETY: the caller's promise: it came from `fastpath_open`, and comes here once.
-        drop(unsafe { Box::from_raw(handle) });
+        drop(unsafe { Box::from_raw(fp) });
     }
 }
 
@@ -214,55 +250,55 @@ unsafe fn at<'a>(handle: *const Handle) -> Result<&'a Handle, Error> {
     unsafe { handle.as_ref() }.ok_or(Error::Invalid("the space is null"))
 }
 
-/// # Safety
-/// As of `at`.
+/// The buffer for FP_DIRECT, page-aligned.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_buffer(handle: *const Handle) -> *mut c_void {
+pub unsafe extern "C" fn fastpath_buffer(fp: *const fastpath_t) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { at(handle) }.map_or(std::ptr::null_mut(), |handle| handle.buffer.cast())
+    unsafe { at(fp) }.map_or(std::ptr::null_mut(), |handle| handle.buffer.cast())
 }
 
-/// # Safety
-/// As of `at`.
+/// The buffer's length in bytes.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_buffer_size(handle: *const Handle) -> usize {
+pub unsafe extern "C" fn fastpath_buffer_size(fp: *const fastpath_t) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { at(handle) }.map_or(0, |handle| handle.path.buffer_len())
+    unsafe { at(fp) }.map_or(0, |handle| handle.path.buffer_len())
 }
 
-/// # Safety
-/// As of `at`.
+/// Bytes of a block: requests are whole blocks at whole blocks.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_block_size(handle: *const Handle) -> c_uint {
+pub unsafe extern "C" fn fastpath_block_size(fp: *const fastpath_t) -> c_uint {
     // SAFETY: the caller's promise.
-    unsafe { at(handle) }.map_or(0, |handle| handle.path.block_size())
+    unsafe { at(fp) }.map_or(0, |handle| handle.path.block_size())
 }
 
-/// # Safety
-/// As of `at`.
+/// The volume's size in bytes, as it is now: asks the daemon.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_volume_size(handle: *const Handle) -> i64 {
+pub unsafe extern "C" fn fastpath_volume_size(fp: *const fastpath_t) -> i64 {
     // SAFETY: the caller's promise.
-    let size = unsafe { at(handle) }.and_then(|handle| handle.path.refresh());
+    let size = unsafe { at(fp) }.and_then(|handle| handle.path.refresh());
     size.map_or_else(|error| i64::from(fail(&error)), count)
 }
 
-/// # Safety
-/// As of `at`.
+/// Of a space with FP_EVENTS: a descriptor for poll(2) that becomes readable when something has finished, and now and then when nothing has.
+/// Read its 8 bytes, then poll the space until nothing comes. It is the space's: do not close it.
+///
+/// A daemon that has ended signals nothing: the space sees that when it is polled. Who only sleeps watches fastpath_connection() as well, or
+/// polls the space by a timer.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_eventfd(handle: *const Handle) -> c_int {
+pub unsafe extern "C" fn fastpath_eventfd(fp: *const fastpath_t) -> c_int {
     // SAFETY: the caller's promise.
-    let handle = unsafe { at(handle) };
+    let handle = unsafe { at(fp) };
     let fd = handle.and_then(|handle| handle.path.events().ok_or(Error::Invalid("the space was opened without FP_EVENTS")));
     fd.map_or_else(|error| fail(&error), |fd| fd.as_raw_fd())
 }
 
-/// # Safety
-/// As of `at`.
+/// A descriptor for poll(2) that hangs up (POLLHUP, which needs no asking for; POLLRDHUP) when the daemon has stopped or taken the volume
+/// back: what is in progress then ends with -ENODEV when the space is polled, a hundredth of a second later at most; of a space without
+/// FP_EVENTS, after some thousands of polls in vain. It is the space's: do not read, write or close it.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_connection(handle: *const Handle) -> c_int {
+pub unsafe extern "C" fn fastpath_connection(fp: *const fastpath_t) -> c_int {
     // SAFETY: the caller's promise.
-    let handle = unsafe { at(handle) };
+    let handle = unsafe { at(fp) };
     handle.map_or_else(|error| fail(&error), |handle| handle.path.connection().as_raw_fd())
 }
 
@@ -321,10 +357,55 @@ unsafe fn transfer_at(handle: *const Handle, wanted: Submission<'_>, position: O
 }
 
 /// # Safety
-/// As the header says.
+/// As of `transfer`.
+unsafe fn go_on(handle: *const Handle, operation: Operation, buffer: *mut u8, size: usize, flags: c_uint) -> i64 {
+    // SAFETY: the caller's promise.
+    let position = match unsafe { at(handle) } {
+        Ok(handle) => &handle.position,
+        Err(error) => return i64::from(fail(&error)),
+    };
+    let pieces = [Piece { start: buffer, len: size }];
+    // SAFETY: the caller's promise.
+    unsafe { transfer_at(handle, wanted(operation, 0, 0, &pieces), Some(position), flags) }
+}
+
+/// Reads at the space's position, which moves on by `size` when the request is accepted, and only then: threads that share it leave
+/// nothing out; one that fails later has moved it. With FP_BLOCKING: bytes moved, always `size`. Without: `size`, as soon as the request is
+/// accepted, and fastpath_polling() tells of its end. The memory must be left alone until then.
+///
+/// The memory of an FP_DIRECT request lies in the space's buffer at a multiple of 4 bytes; other memory is copied. A request of any length
+/// is made into as many commands as it takes, and ends when the last one has; there is no order between requests that are in progress.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_pread(
-    handle: *mut Handle,
+pub unsafe extern "C" fn fastpath_read(fp: *mut fastpath_t, buffer: *mut c_void, size: usize, flags: c_uint) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { go_on(fp, Operation::Read, buffer.cast(), size, flags) }
+}
+
+/// As fastpath_read(), but writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fastpath_write(fp: *mut fastpath_t, buffer: *const c_void, size: usize, flags: c_uint) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { go_on(fp, Operation::Write, buffer.cast_mut().cast(), size, flags) }
+}
+
+/// Where fastpath_read() and fastpath_write() go on; 0 at first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fastpath_seek(fp: *mut fastpath_t, offset: u64) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { at(fp) } {
+        Ok(handle) => {
+            let _space = handle.path.lock();
+            handle.position.store(offset, Ordering::Relaxed);
+            0
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+/// As fastpath_read(), but at an offset of the volume.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fastpath_pread(
+    fp: *mut fastpath_t,
     buffer: *mut c_void,
     size: usize,
     offset: u64,
@@ -332,14 +413,13 @@ unsafe extern "C" fn fastpath_pread(
 ) -> i64 {
     let piece = Piece { start: buffer.cast(), len: size };
     // SAFETY: the caller's promise.
-    unsafe { transfer(handle, Operation::Read, offset, &[piece], flags) }
+    unsafe { transfer(fp, Operation::Read, offset, &[piece], flags) }
 }
 
-/// # Safety
-/// As the header says.
+/// As fastpath_write(), but at an offset of the volume.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_pwrite(
-    handle: *mut Handle,
+pub unsafe extern "C" fn fastpath_pwrite(
+    fp: *mut fastpath_t,
     buffer: *const c_void,
     size: usize,
     offset: u64,
@@ -347,7 +427,7 @@ unsafe extern "C" fn fastpath_pwrite(
 ) -> i64 {
     let piece = Piece { start: buffer.cast_mut().cast(), len: size };
     // SAFETY: the caller's promise.
-    unsafe { transfer(handle, Operation::Write, offset, &[piece], flags) }
+    unsafe { transfer(fp, Operation::Write, offset, &[piece], flags) }
 }
 
 /// # Safety
@@ -378,76 +458,30 @@ unsafe fn vectored(
     }
 }
 
-/// # Safety
-/// As the header says.
+/// As fastpath_pread(), but with up to 1024 pieces of memory; with FP_DIRECT each piece is whole blocks.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_preadv(
-    handle: *mut Handle,
+pub unsafe extern "C" fn fastpath_preadv(
+    fp: *mut fastpath_t,
     iov: *const Piece,
     iovcnt: c_int,
     offset: u64,
     flags: c_uint,
 ) -> i64 {
     // SAFETY: the caller's promise.
-    unsafe { vectored(handle, Operation::Read, iov, iovcnt, offset, flags) }
+    unsafe { vectored(fp, Operation::Read, iov, iovcnt, offset, flags) }
 }
 
-/// # Safety
-/// As the header says.
+/// As fastpath_pwrite(), but with up to 1024 pieces of memory; with FP_DIRECT each piece is whole blocks.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_pwritev(
-    handle: *mut Handle,
+pub unsafe extern "C" fn fastpath_pwritev(
+    fp: *mut fastpath_t,
     iov: *const Piece,
     iovcnt: c_int,
     offset: u64,
     flags: c_uint,
 ) -> i64 {
     // SAFETY: the caller's promise.
-    unsafe { vectored(handle, Operation::Write, iov, iovcnt, offset, flags) }
-}
-
-/// # Safety
-/// As of `transfer`.
-unsafe fn go_on(handle: *const Handle, operation: Operation, buffer: *mut u8, size: usize, flags: c_uint) -> i64 {
-    // SAFETY: the caller's promise.
-    let position = match unsafe { at(handle) } {
-        Ok(handle) => &handle.position,
-        Err(error) => return i64::from(fail(&error)),
-    };
-    let pieces = [Piece { start: buffer, len: size }];
-    // SAFETY: the caller's promise.
-    unsafe { transfer_at(handle, wanted(operation, 0, 0, &pieces), Some(position), flags) }
-}
-
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_read(handle: *mut Handle, buffer: *mut c_void, size: usize, flags: c_uint) -> i64 {
-    // SAFETY: the caller's promise.
-    unsafe { go_on(handle, Operation::Read, buffer.cast(), size, flags) }
-}
-
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_write(handle: *mut Handle, buffer: *const c_void, size: usize, flags: c_uint) -> i64 {
-    // SAFETY: the caller's promise.
-    unsafe { go_on(handle, Operation::Write, buffer.cast_mut().cast(), size, flags) }
-}
-
-/// # Safety
-/// As of `at`.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_seek(handle: *mut Handle, offset: u64) -> c_int {
-    // SAFETY: the caller's promise.
-    match unsafe { at(handle) } {
-        Ok(handle) => {
-            let _space = handle.path.lock();
-            handle.position.store(offset, Ordering::Relaxed);
-            0
-        }
-        Err(error) => fail(&error),
-    }
+    unsafe { vectored(fp, Operation::Write, iov, iovcnt, offset, flags) }
 }
 
 /// # Safety
@@ -460,36 +494,33 @@ unsafe fn without_memory(handle: *const Handle, operation: Operation, offset: u6
     }
 }
 
-/// # Safety
-/// As of `at`.
+/// When it has ended, all writes that had ended before it began are durable.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_flush(handle: *mut Handle, flags: c_uint) -> c_int {
+pub unsafe extern "C" fn fastpath_flush(fp: *mut fastpath_t, flags: c_uint) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { without_memory(handle, Operation::Flush, 0, 0, flags) }
+    unsafe { without_memory(fp, Operation::Flush, 0, 0, flags) }
 }
 
-/// # Safety
-/// As of `at`.
+/// The blocks' contents are not needed any more.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_deallocate(handle: *mut Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
+pub unsafe extern "C" fn fastpath_deallocate(fp: *mut fastpath_t, offset: u64, size: u64, flags: c_uint) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { without_memory(handle, Operation::Deallocate, offset, size, flags) }
+    unsafe { without_memory(fp, Operation::Deallocate, offset, size, flags) }
 }
 
-/// # Safety
-/// As of `at`.
+/// The blocks read as zeroes from now on.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_write_zeroes(handle: *mut Handle, offset: u64, size: u64, flags: c_uint) -> c_int {
+pub unsafe extern "C" fn fastpath_write_zeroes(fp: *mut fastpath_t, offset: u64, size: u64, flags: c_uint) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { without_memory(handle, Operation::WriteZeroes, offset, size, flags) }
+    unsafe { without_memory(fp, Operation::WriteZeroes, offset, size, flags) }
 }
 
-/// # Safety
-/// As of `at`.
+/// Goes on with what is in progress, without waiting. How many requests of the calls without tags are in progress still, or, once, the error
+/// of the first that failed since the last call. Those that were waited for too long (-ETIMEDOUT) count as well; their errors are not told again.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_polling(handle: *mut Handle) -> c_int {
+pub unsafe extern "C" fn fastpath_polling(fp: *mut fastpath_t) -> c_int {
     // SAFETY: the caller's promise.
-    let counted = unsafe { at(handle) }.and_then(|handle| {
+    let counted = unsafe { at(fp) }.and_then(|handle| {
         let mut space = handle.path.lock();
         space.poll();
         space.counted().map_err(|errno| Error::Failed { errno })
@@ -530,28 +561,27 @@ unsafe fn submit(handle: *const Handle, request: *const CRequest) -> Result<(), 
     Ok(())
 }
 
-/// # Safety
-/// As the header says.
+/// Begins a request with a tag. The structure and its iov are done with on return, the memory is not.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_submit(handle: *mut Handle, request: *const CRequest) -> c_int {
+pub unsafe extern "C" fn fastpath_submit(fp: *mut fastpath_t, request: *const CRequest) -> c_int {
     // SAFETY: the caller's promise.
-    match unsafe { submit(handle, request) } {
+    match unsafe { submit(fp, request) } {
         Ok(()) => 0,
         Err(error) => fail(&error),
     }
 }
 
-/// # Safety
-/// As the header says: `completions` has room for `max`.
+/// Goes on with what is in progress and takes up to `max` completions; how many. Waits up to `timeout_ms` (0: not at all, negative: for
+/// ever) for the first one while anything is in progress.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_reap(
-    handle: *mut Handle,
+pub unsafe extern "C" fn fastpath_reap(
+    fp: *mut fastpath_t,
     completions: *mut CCompletion,
     max: c_uint,
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let path = match unsafe { at(handle) } {
+    let path = match unsafe { at(fp) } {
         Ok(handle) if !completions.is_null() => &handle.path,
         Ok(_) => return fail(&Error::Invalid("the completions are null")),
         Err(error) => return fail(&error),
@@ -595,17 +625,13 @@ impl From<&Latencies> for CLatencies {
     }
 }
 
-/// # Safety
-/// As the header says: there is room for the statistics, or null.
+/// Of a space with FP_STATISTICS: what requests took since it was opened or cleared. `statistics` may be NULL.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fastpath_statistics(handle: *mut Handle, statistics: *mut CStatistics, clear: c_int) -> c_int {
+pub unsafe extern "C" fn fastpath_statistics(fp: *mut fastpath_t, statistics: *mut CStatistics, clear: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    let result = unsafe { at(handle) }.and_then(|handle| {
-        let found = handle.path.statistics();
+    let result = unsafe { at(fp) }.and_then(|handle| {
+        let found = if clear == 0 { handle.path.statistics() } else { handle.path.take_statistics() };
         let found = found.ok_or(Error::Invalid("the space was opened without FP_STATISTICS"))?;
-        if clear != 0 {
-            handle.path.clear_statistics();
-        }
         let (reads, writes, others) = ((&found.reads).into(), (&found.writes).into(), (&found.others).into());
         if !statistics.is_null() {
             // SAFETY: the caller's promise.
@@ -616,19 +642,22 @@ unsafe extern "C" fn fastpath_statistics(handle: *mut Handle, statistics: *mut C
     result.map_or_else(|error| fail(&error), |()| 0)
 }
 
+/// This thread's last error, in words that name what failed. Valid until this thread's next error.
 #[unsafe(no_mangle)]
-extern "C" fn fastpath_error() -> *const c_char {
+pub extern "C" fn fastpath_error() -> *const c_char {
     // Stays where it is until this thread's next error: the string is replaced, never changed.
     LAST.with_borrow(|last| last.0.as_ptr())
 }
 
+/// This thread's last error as a positive number.
 #[unsafe(no_mangle)]
-extern "C" fn fastpath_error_number() -> c_int {
+pub extern "C" fn fastpath_error_number() -> c_int {
     LAST.with_borrow(|last| last.1)
 }
 
+/// What an error number means here; `error` may be negative.
 #[unsafe(no_mangle)]
-extern "C" fn fastpath_strerror(error: c_int) -> *const c_char {
+pub extern "C" fn fastpath_strerror(error: c_int) -> *const c_char {
     const TEXTS: &[(Errno, &CStr)] = &[
         (Errno::AGAIN, c"as many requests are in progress as the space holds; poll first"),
         (Errno::INVAL, c"the request, its memory or an option cannot be"),
@@ -654,8 +683,9 @@ extern "C" fn fastpath_strerror(error: c_int) -> *const c_char {
     found.map_or(c"an error of the system".as_ptr(), |(_, text)| text.as_ptr())
 }
 
+/// The library's version.
 #[unsafe(no_mangle)]
-extern "C" fn fastpath_version() -> *const c_char {
+pub extern "C" fn fastpath_version() -> *const c_char {
     static VERSION: OnceLock<CString> = OnceLock::new();
     VERSION.get_or_init(|| CString::new(env!("CARGO_PKG_VERSION")).unwrap_or_default()).as_ptr()
 }

@@ -196,11 +196,13 @@ impl FastPath {
         self.lock().statistics().map(|statistics| statistics.clone())
     }
 
-    /// Begins to count anew.
-    pub fn clear_statistics(&self) {
-        if let Some(statistics) = self.lock().statistics() {
+    /// The same, and begins to count anew: each request is told of once.
+    pub fn take_statistics(&self) -> Option<Statistics> {
+        self.lock().statistics().map(|statistics| {
+            let taken = statistics.clone();
             statistics.clear();
-        }
+            taken
+        })
     }
 
     /// Begins a request and waits for its end.

@@ -11,8 +11,8 @@ use std::{
 
 use millrace::{Completion, FastPath, Options};
 use millrace_driver::{
-    Command, Controller, QueueError, QueueOptions, QueuePair, VfioUser,
-    spec::{NamespaceId, NvmOpcode, Status},
+    Controller, QueueError, QueueOptions, QueuePair, VfioUser,
+    spec::{NamespaceId, Status, reservation::ReservationType},
 };
 use millrace_tests::{Daemon, eventually};
 use rustix::{
@@ -420,15 +420,10 @@ fn raw(daemon: &Daemon, read_only: bool) -> (Controller, QueuePair) {
 
 /// Registers with the key 7, then holds the volume with nobody beside it.
 fn shut_others_out((controller, queue): &mut (Controller, QueuePair)) -> Result<(), QueueError> {
+    let ns = controller.namespace(NamespaceId(1)).unwrap();
     let buffer = controller.memory().alloc(4096).unwrap();
-    for (opcode, cdw10, data) in
-        [(NvmOpcode::RESERVATION_REGISTER, 0, [0_u64, 7]), (NvmOpcode::RESERVATION_ACQUIRE, 2 << 8, [7, 0])]
-    {
-        buffer.write_at(0, &data.map(u64::to_le_bytes).concat());
-        let mut command = Command::nvm(opcode).with_data(buffer.slice(0, 16));
-        (command.sqe.nsid, command.sqe.cdw10) = (NamespaceId(1), cdw10);
-        queue.execute(&command)?;
-    }
+    queue.execute(&ns.register(7, &buffer).unwrap())?;
+    queue.execute(&ns.acquire(ReservationType::EXCLUSIVE_ACCESS, 7, &buffer).unwrap())?;
     Ok(())
 }
 

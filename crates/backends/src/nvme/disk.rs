@@ -224,7 +224,12 @@ impl Disk {
 
     /// Bytes moved directly, and by way of buffers.
     pub(super) fn moved(&self) -> (u64, u64) {
-        self.lanes.iter().map(Lane::moved).fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1))
+        self.moved_by_queue().fold((0, 0), |sum, lane| (sum.0 + lane.0, sum.1 + lane.1))
+    }
+
+    /// The same of each queue.
+    pub(super) fn moved_by_queue(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.lanes.iter().map(Lane::moved)
     }
 
     /// How its tasks have waited.
@@ -278,6 +283,9 @@ impl Disk {
                     tracing::warn!(address = %self.address, %nsid, before, blocks, "the namespace has changed its size");
                 }
                 Err(error) => {
+                    if matches!(error, DriverError::BadNamespace { .. }) {
+                        known.forsake();
+                    }
                     tracing::error!(address = %self.address, %nsid, "the namespace has changed: {}", chain(&error));
                 }
             }
@@ -379,6 +387,8 @@ impl Disk {
             let Err(error) = stopped.and_then(|()| {
                 self.lanes.iter().for_each(Lane::lose);
                 controller.start()?;
+                // Before anything is begun again: it may have been formatted meanwhile.
+                self.measure_by(controller);
                 let fresh = (0..self.lanes.len()).map(|at| new_pair(controller, vector(self.vectors, at)));
                 let fresh = fresh.collect::<Result<Vec<_>, _>>()?;
                 self.lanes.iter().zip(fresh).for_each(|(lane, pair)| lane.put_pair(pair));
@@ -386,7 +396,6 @@ impl Disk {
             }) else {
                 drop(pairs);
                 watch_namespaces(self.address, controller);
-                self.measure_by(controller);
                 self.state.store(UP, Ordering::Release);
                 tracing::warn!(address = %self.address, took = ?started.elapsed(), "the controller is up again");
                 return;
@@ -394,6 +403,8 @@ impl Disk {
             tracing::error!(address = %self.address, attempt, "the reset has failed: {}", chain(&error));
             self.lanes.iter().for_each(|lane| drop(lane.take_pair()));
         }
+        // They keep the device open.
+        drop(pairs);
         self.give_up(control.take());
     }
 

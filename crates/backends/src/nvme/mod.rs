@@ -196,6 +196,11 @@ impl NvmeVolume {
         self.disk.moved()
     }
 
+    /// Queue pairs that requests' data have gone through.
+    pub fn queues_used(&self) -> usize {
+        self.disk.moved_by_queue().filter(|moved| *moved != (0, 0)).count()
+    }
+
     /// Blocks of the namespace, as the controller has told last.
     pub fn present(&self) -> BlockCount {
         self.namespace.size()

@@ -42,6 +42,11 @@ impl Drop for InFlight {
     }
 }
 
+/// Blocks that are made zeroes by one command.
+fn most_zeroes(by_command: bool, max_transfer: usize, block: u64) -> u64 {
+    if by_command { MOST_ZEROES } else { (BOUNCE.min(max_transfer) as u64 / block).max(1) }
+}
+
 impl NvmeVolume {
     /// Blocks of the namespace in a block of the volume, as a power of two.
     fn scale(&self) -> u32 {
@@ -126,7 +131,7 @@ impl NvmeVolume {
         };
         let lane = self.disk.lane();
         let block = u64::from(self.namespace.block_size());
-        let most = if self.abilities.write_zeroes { MOST_ZEROES } else { (BOUNCE as u64 / block).max(1) };
+        let most = most_zeroes(self.abilities.write_zeroes, self.disk.max_transfer, block);
         while blocks > 0 {
             let count = blocks.min(most);
             if self.abilities.write_zeroes {
@@ -206,6 +211,10 @@ impl NvmeVolume {
                 break failure;
             }
             cx.io(IoOperation::Sleep(WAIT)).await;
+            if self.namespace.size().0 == 0 {
+                // It has other blocks now: the command would move more than there is memory for.
+                break failure;
+            }
         };
         Err(self.explain(operation, command, &failure))
     }
@@ -290,4 +299,16 @@ fn may_be_repeated(status: Status) -> bool {
         Status::INTERNAL_ERROR,
     ];
     !status.dnr() && passing.contains(&status.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_are_written_in_pieces_that_the_controller_takes() {
+        let of = |max_transfer| most_zeroes(false, max_transfer, 512);
+        assert_eq!([8 << 10, 64 << 10, 1 << 20].map(of), [16, 128, 128]);
+        assert_eq!((most_zeroes(false, 4096, 4096), most_zeroes(true, 4096, 4096)), (1, MOST_ZEROES));
+    }
 }

@@ -1,4 +1,4 @@
-use millrace_nvme_spec::identify::LbaFormat;
+use millrace_nvme_spec::identify::{LbaFormat, ProtectionSettings};
 use zerocopy::FromZeros;
 
 use super::*;
@@ -136,6 +136,15 @@ fn clones_follow_the_size_of_the_same_blocks() {
     assert!(ns.follow(&later(1001, 9)));
     assert!(clone.read(Lba(1000), data(512)).is_ok());
     assert!(!ns.follow(&later(125, 12)), "other blocks");
+    assert!(matches!(clone.read(Lba(0), data(512)), Err(CommandError::OutOfRange { .. })));
+    // The same blocks, and eight bytes at the end of each.
+    let mut identify = Box::new(IdentifyNamespace::new_zeroed());
+    (identify.nsze, identify.lbaf[0]) = (1001, LbaFormat { ms: 8, lbads: 9, ..LbaFormat::default() });
+    identify.dps = ProtectionSettings::new().with_pit(1);
+    assert!(!ns.follow(&Namespace::new(NamespaceId(7), identify, 64 << 10).unwrap()));
+    assert!(matches!(clone.read(Lba(0), data(512)), Err(CommandError::OutOfRange { .. })));
+    assert!(ns.follow(&later(1001, 9)) && clone.read(Lba(0), data(512)).is_ok());
+    ns.forsake();
     assert!(matches!(clone.read(Lba(0), data(512)), Err(CommandError::OutOfRange { .. })));
     assert!(ns.follow(&later(10, 9)));
     assert!(matches!(clone.read(Lba(10), data(512)), Err(CommandError::OutOfRange { size: BlockCount(10), .. })));

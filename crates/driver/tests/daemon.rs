@@ -1,0 +1,127 @@
+//! Commands for who shares or makes namespaces, against the daemon's own controllers.
+
+use std::time::Duration;
+
+use millrace_block::{BlockCount, Lba};
+use millrace_driver::{
+    Command, CommandError, Controller, DmaBuffer, DriverError, NewNamespace, Options, QueueError, QueueOptions, QueuePair,
+    Reservation,
+    spec::{NamespaceId, Status, reservation::ReservationType},
+};
+use millrace_tests::Daemon;
+
+/// A host at one device of the daemon.
+struct Host {
+    controller: Controller,
+    queue: QueuePair,
+    buffer: DmaBuffer,
+}
+
+impl Host {
+    fn at(daemon: &Daemon, device: &str) -> Self {
+        let options = Options { timeout: Duration::from_secs(30), ..Options::default() };
+        let mut controller = Controller::connect(&daemon.socket(device), &options).expect("the device");
+        controller.start().expect("its controller");
+        let mut identifier = [0; 16];
+        identifier[..device.len()].copy_from_slice(device.as_bytes());
+        controller.set_host_identifier(identifier).expect("a host identifier");
+        let queue = controller.create_queue_pair(&QueueOptions::default()).expect("a queue pair");
+        let buffer = controller.memory().alloc(4096).expect("memory");
+        Self { controller, queue, buffer }
+    }
+
+    fn run(&mut self, make: impl FnOnce(&DmaBuffer) -> Result<Command, CommandError>) -> Result<(), Status> {
+        let command = make(&self.buffer).expect("a command that can be made");
+        self.queue.execute(&command).map(drop).map_err(|error| refused(&error))
+    }
+}
+
+fn refused(error: &QueueError) -> Status {
+    error.status().unwrap_or_else(|| panic!("{error}")).code()
+}
+
+/// Two hosts agree who writes: one takes part, holds the namespace, is preempted, and takes part no more.
+#[test]
+fn two_hosts_reserve_a_namespace() {
+    const KIND: ReservationType = ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY;
+    let daemon = Daemon::start();
+    daemon.run(&["volume", "create", "v", "--backend", "memory", "--size", "1M"]);
+    for device in ["one", "two"] {
+        daemon.run(&["device", "create", device, "--nvme"]);
+        daemon.run(&["device", "attach", device, "v"]);
+    }
+    let [mut one, mut two] = ["one", "two"].map(|device| Host::at(&daemon, device));
+    let ns = one.controller.namespace(NamespaceId(1)).expect("the namespace");
+    let conflict = Err(Status::RESERVATION_CONFLICT);
+
+    assert_eq!(one.run(|buffer| ns.acquire(KIND, 7, buffer)), conflict, "who is not registered");
+    one.run(|buffer| ns.register(7, buffer)).unwrap();
+    one.run(|buffer| ns.replace_key(7, 8, buffer)).unwrap();
+    assert_eq!(one.run(|buffer| ns.acquire(KIND, 7, buffer)), conflict, "by the key before");
+    one.run(|buffer| ns.acquire(KIND, 8, buffer)).unwrap();
+    one.run(|buffer| ns.write(Lba(0), buffer.slice(0, 512))).unwrap();
+    assert_eq!(two.run(|buffer| ns.read(Lba(0), buffer.slice(0, 512))), conflict);
+
+    two.run(|buffer| ns.register(9, buffer)).unwrap();
+    two.run(|buffer| ns.read(Lba(0), buffer.slice(0, 512))).unwrap();
+    two.run(|buffer| ns.report_reservation(buffer)).unwrap();
+    let report = Reservation::read(&two.buffer);
+    let holders: Vec<(u64, bool)> = report.registrants.iter().map(|host| (host.rkey, host.rcsts.holds())).collect();
+    assert_eq!((report.kind, report.persists, &holders[..]), (KIND, false, &[(8, true), (9, false)][..]));
+    assert!(report.registrants.iter().map(|host| &host.hostid[..3]).eq([b"one", b"two"]));
+
+    two.run(|buffer| ns.preempt(KIND, (9, 8), false, buffer)).unwrap();
+    assert_eq!(one.run(|buffer| ns.write(Lba(0), buffer.slice(0, 512))), conflict, "it is registered no more");
+    two.run(|buffer| ns.release(KIND, 9, buffer)).unwrap();
+    one.run(|buffer| ns.write(Lba(0), buffer.slice(0, 512))).unwrap();
+    two.run(|buffer| ns.unregister(9, buffer)).unwrap();
+    two.run(|buffer| ns.register(9, buffer)).unwrap();
+    two.run(|buffer| ns.clear_reservation(9, buffer)).unwrap();
+    two.run(|buffer| ns.report_reservation(buffer)).unwrap();
+    let report = Reservation::read(&two.buffer);
+    assert_eq!((report.kind, report.registrants.len()), (ReservationType::NONE, 0));
+    assert!(report.generation > 0);
+
+    let bad = |made: Result<Command, CommandError>| matches!(made, Err(CommandError::BadReservation(_)));
+    assert!(bad(ns.register(0, &one.buffer)) && bad(ns.acquire(ReservationType(7), 8, &one.buffer)));
+    assert!(bad(ns.acquire(ReservationType::NONE, 8, &one.buffer)) && bad(ns.release(KIND, 0, &one.buffer)));
+    drop((one, two));
+    daemon.finish();
+}
+
+/// A host makes a namespace, uses it and deletes it; what it may not have it is not given.
+#[test]
+fn a_host_makes_a_namespace() {
+    let daemon = Daemon::start();
+    daemon.run(&["device", "create", "d", "--nvme", "--ns-quota", "1M"]);
+    let mut host = Host::at(&daemon, "d");
+    let id = host.controller.identity().expect("it was started").cntlid;
+    let nsid = host.controller.create_namespace(&NewNamespace { blocks: 128, ..NewNamespace::default() }).unwrap();
+    assert!(matches!(host.controller.namespace(nsid), Err(DriverError::BadNamespace { .. })), "nobody has it yet");
+    host.controller.attach_namespace(nsid, &[id]).unwrap();
+    let ns = host.controller.namespace(nsid).unwrap();
+    assert_eq!((ns.block_size(), ns.size()), (512, BlockCount(128)));
+    host.run(|buffer| ns.write(Lba(127), buffer.slice(0, 512))).unwrap();
+
+    let status = |result: Result<(), DriverError>| match result.unwrap_err() {
+        DriverError::Queue(error) => refused(&error),
+        other => panic!("{other}"),
+    };
+    assert_eq!(status(host.controller.attach_namespace(nsid, &[id])), Status::NAMESPACE_ALREADY_ATTACHED);
+    host.controller.detach_namespace(nsid, &[id]).unwrap();
+    assert_eq!(status(host.controller.detach_namespace(nsid, &[id])), Status::NAMESPACE_NOT_ATTACHED);
+    let large = NewNamespace { blocks: 1 << 20, ..NewNamespace::default() };
+    assert_eq!(status(host.controller.create_namespace(&large).map(drop)), Status::NAMESPACE_INSUFFICIENT_CAPACITY);
+    host.controller.delete_namespace(nsid).unwrap();
+    assert_eq!(host.controller.active_namespaces().unwrap(), []);
+
+    // What no command is made for.
+    let cannot =
+        |result: Result<(), DriverError>| matches!(result, Err(DriverError::Command(_) | DriverError::NotOffered(_)));
+    assert!(cannot(host.controller.create_namespace(&NewNamespace::default()).map(drop)), "without blocks");
+    assert!(cannot(host.controller.create_namespace(&NewNamespace { format: 16, ..large }).map(drop)), "its format");
+    assert!(cannot(host.controller.delete_namespace(NamespaceId::BROADCAST)), "all of them");
+    assert!(cannot(host.controller.attach_namespace(nsid, &[])), "to nobody");
+    drop(host);
+    daemon.finish();
+}
