@@ -32,6 +32,8 @@ use crate::{
     service::ServiceError,
 };
 
+/// What a disk writes as a whole: less than a block may be.
+const SECTOR: usize = 512;
 /// How often it is looked whether requests have ended.
 const DRAIN_LOOK: Duration = Duration::from_micros(50);
 
@@ -233,14 +235,30 @@ impl Work {
     }
 }
 
-/// Gives the new key to those blocks of `home` that are still as they were, and hold anything.
+/// Gives the new key to what of the blocks of `home` is still as it was, and holds anything: in sectors, for power may have gone in the middle of
+/// a block. Each is enciphered by its place alone.
 fn change_keys(keys: (&Xts, &Xts), first: u64, unit: usize, home: &mut [u8], old: &[u8]) -> usize {
     let mut changed = 0;
     for (number, (block, old)) in (first..).zip(home.chunks_mut(unit).zip(old.chunks(unit))) {
-        if block == old && block.iter().any(|byte| *byte != 0) {
+        if old.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        if block == old {
             keys.0.change_key(keys.1, number, unit, block);
             changed += 1;
+            continue;
         }
+        if block.chunks(SECTOR).zip(old.chunks(SECTOR)).all(|(home, old)| home != old) {
+            continue;
+        }
+        let mut new = old.to_vec();
+        keys.0.change_key(keys.1, number, unit, &mut new);
+        for ((home, old), new) in block.chunks_mut(SECTOR).zip(old.chunks(SECTOR)).zip(new.chunks(SECTOR)) {
+            if home == old {
+                home.copy_from_slice(new);
+            }
+        }
+        changed += 1;
     }
     changed
 }
@@ -275,4 +293,24 @@ pub(super) fn recover(
         }
     }
     Ok((done, next_slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Power went while a block of eight sectors was written in its place: some of them have the new key.
+    #[test]
+    fn a_block_that_is_half_new_gets_the_rest() {
+        let [before, after] = [(); 2].map(|()| Xts::new(millrace_cipher::Secret::generate().unwrap()).unwrap());
+        let old: Vec<u8> = (0..3 * 4096_usize).map(|at| (at * 7 + at / 512) as u8).collect();
+        let mut new = old.clone();
+        assert_eq!(change_keys((&before, &after), 9, 4096, &mut new, &old), 3);
+        assert!(new.chunks(SECTOR).zip(old.chunks(SECTOR)).all(|(new, old)| new != old));
+        for sectors in 0..=24 {
+            let mut torn = [&new[..sectors * SECTOR], &old[sectors * SECTOR..]].concat();
+            assert_eq!(change_keys((&before, &after), 9, 4096, &mut torn, &old), (24 - sectors).div_ceil(8));
+            assert!(torn == new, "{sectors} sectors");
+        }
+    }
 }

@@ -13,14 +13,14 @@ use millrace_block::{
 use crate::{graph::Graph, legs};
 
 /// See the module.
-struct Device {
+pub struct Device {
     all: Arc<dyn Volume>,
     blocks: AtomicU64,
 }
 
 impl Device {
     /// A device that may be as large as `all`, and has so many blocks.
-    fn over(all: Arc<dyn Volume>, blocks: u64) -> Arc<dyn Volume> {
+    pub fn over(all: Arc<dyn Volume>, blocks: u64) -> Arc<dyn Volume> {
         Arc::new(Self { all, blocks: AtomicU64::new(blocks) })
     }
 }

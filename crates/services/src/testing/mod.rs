@@ -37,7 +37,7 @@ use millrace_memory::BufferPool;
 
 pub use self::{
     crash::{CrashTest, crash_test},
-    device::grow_over_what_was_there,
+    device::{Device, grow_over_what_was_there},
     errors::each_leg_fails_in_turn,
     formats::FormatCut,
     long::{NO_CUT, cases, every_cut, every_seed, seeds},

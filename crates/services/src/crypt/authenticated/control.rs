@@ -148,6 +148,10 @@ impl Authenticated {
         if let Some(anchor) = &self.anchor {
             anchor.expect_none()?;
         }
+        if self.leg.usage().allocated > 0 {
+            // Blocks that were never written are zeroes: after a power cut nothing else says which these are.
+            self.give_back()?;
+        }
         let uuid = random().map_err(|error| cipher_error(&error))?;
         *self.control() = Control::default();
         self.begin(uuid, self.block_size(), 0)

@@ -66,11 +66,12 @@ impl Authenticated {
         let rekeyed = self.rekeying.done();
         let mut epoch = self.log.epoch().0;
         if epoch == self.rooted.load(Ordering::SeqCst) {
-            self.settle_all(cx).await?;
             epoch = self.log.next_epoch();
         }
         until(cx, || self.log.is_over(epoch.wrapping_sub(1)).then_some(())).await;
         if self.control().carried != epoch {
+            // Whenever it is tried: of many doubts too many may be left while the leg fails, and none when it is well again.
+            self.settle_all(cx).await?;
             self.carry_doubts()?;
             self.control().carried = epoch;
         }

@@ -9,7 +9,7 @@ use std::{
 use millrace_block::{BlockCount, BlockError, BlockSize, TaskContext, Volume as _, VolumeError};
 
 use super::{
-    layout::{FAN, LEVELS, MOST_BLOCKS, OFFSET, blocks_under, leg_bytes},
+    layout::{FAN, LEVELS, MOST_BLOCKS, OFFSET, block_start, blocks_under, leg_bytes},
     page::{Place, Record},
     volume::Authenticated,
 };
@@ -72,10 +72,13 @@ impl Authenticated {
     }
 
     /// Makes the blocks zeroes on the leg: nobody could read them any more.
-    fn give_back(&self) -> Result<(), ServiceError> {
+    pub(super) fn give_back(&self) -> Result<(), ServiceError> {
+        self.erase_leg(OFFSET, self.leg.geometry().bytes().saturating_sub(OFFSET))
+    }
+
+    fn erase_leg(&self, from: u64, len: u64) -> Result<(), ServiceError> {
         let leg = Arc::clone(&self.leg);
-        let len = leg.geometry().bytes().saturating_sub(OFFSET);
-        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, OFFSET, len).await }))?;
+        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, from, len).await }))?;
         result.map_err(|source| ServiceError::Leg { what: "erase", leg: self.leg.name().to_owned(), source })
     }
 
@@ -92,6 +95,8 @@ impl Authenticated {
         if blocks.0 >= before {
             self.forget_beyond(before).map_err(|error| self.failed("lengthen", &error))?;
             self.leg.resize(needed)?;
+            let (from, end) = (block_start(before, block_size), needed.0 << block_size.shift());
+            self.erase_leg(from, end.saturating_sub(from)).map_err(|error| self.failed("lengthen", &error))?;
             self.blocks.store(blocks.0, Ordering::Relaxed);
             return Ok(());
         }

@@ -157,7 +157,8 @@ pub(super) struct Lock<'a> {
 
 impl<'a> Lock<'a> {
     pub(super) fn take(node: &'a Node, range: Range<usize>) -> Option<Self> {
-        node.try_lock(range.clone()).then_some(Self { node, range })
+        // Not `then_some`: a lock that was not taken must not be dropped, which would give away somebody else's.
+        node.try_lock(range.clone()).then(|| Self { node, range })
     }
 
     /// Gives the blocks back with these records.
@@ -554,7 +555,10 @@ impl Authenticated {
         // It may hold the old data or the new: the guest was told. Whoever reads it next finds out.
         let mut doubts = self.doubts();
         for ((lba, at), new) in (piece.lba..).zip(range).zip(new) {
-            doubts.entry(lba).or_insert_with(|| vec![node.record(at)]).push(*new);
+            let records = doubts.entry(lba).or_insert_with(|| vec![node.record(at)]);
+            // A guest that tries again writes the same.
+            records.retain(|known| known != new);
+            records.push(*new);
             node.doubt(at);
         }
     }
@@ -621,5 +625,23 @@ impl Volume for Authenticated {
 
     fn erases_by_key(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_not_had_gives_nobody_elses_away() {
+        let table = Table::default();
+        let node = table.need(super::super::page::Place { level: 0, number: 0 });
+        let held = Lock::take(node, 5..9).expect("nobody has it");
+        for range in [5..9, 0..6, 8..20] {
+            assert!(Lock::take(node, range).is_none());
+        }
+        assert!((5..9).all(|at| node.is_locked(at..at + 1)) && !node.is_locked(0..5) && !node.is_locked(9..20));
+        drop(held);
+        assert!(!node.is_locked(0..20));
     }
 }

@@ -13,14 +13,14 @@ use super::{
         header::Header,
         layout::{LOG_PAGES, OFFSET, block_start, page_start},
     },
-    SEED, close, disk, kill, on_bench, open, open_stack, put_raw, raw, read, stack,
+    SEED, close, disk, kill, leg_blocks, nothing_is_called_changed, on_bench, open, open_stack, put_raw, raw, read, stack,
 };
 use crate::{
     Reason, Service,
     crypt::tests::take_over,
     graph::Graph,
     legs,
-    testing::{Bench, Kept, Session},
+    testing::{Bench, Device, Kept, Session, grow_over_what_was_there},
 };
 
 const FAULT: BlockError = BlockError::ReadFault { errno: 5 };
@@ -389,4 +389,117 @@ fn the_key_encryption_key_is_exchanged_in_a_running_volume() {
     close(graph);
     let refused = open(&disk, Reason::Open).err().unwrap();
     assert!(refused.contains("does not open it"), "{refused}");
+}
+
+/// More writes fail than a log can carry on as unknown, and their blocks cannot be read either: when the leg is well again, so is the volume.
+#[test]
+fn a_burst_of_failed_writes_ends_with_the_leg_s_trouble() {
+    let faulty = FaultVolume::new(disk(3000, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        let ill = block_start(1200, SIZE) >> SIZE.shift();
+        for kind in [Requests::Write, Requests::Read] {
+            faulty.add(Rule {
+                range: Some((Lba(OFFSET >> SIZE.shift()), BlockCount(ill - (OFFSET >> SIZE.shift())))),
+                ..Rule::new(kind, When::Always, Effect::Fail(FAULT))
+            });
+        }
+        for piece in 0..50 {
+            assert!(bench.write(piece * 24, &[7; 24 * 512]).is_err());
+        }
+        // The log is full sooner or later, and then the tree cannot be saved.
+        assert!(
+            (0..3000).any(|lba| bench.write(2000 + lba % 1000, &[8; 512]).is_err()),
+            "there is no room for so many doubts"
+        );
+        faulty.clear();
+        for lba in 2000..2300 {
+            bench.write(lba, &[9; 512]).unwrap();
+        }
+        // Each has what it had, or what the guest was told may be there.
+        for lba in 0..1200 {
+            let found = bench.read(lba, 1);
+            assert!([0, 7].iter().any(|byte| found.iter().all(|found| found == byte)), "block {lba}");
+        }
+    });
+    nothing_is_called_changed(&graph);
+    close(graph);
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| bench.expect(2000, &vec![9; 300 * 512]));
+}
+
+/// A guest that tries a write again and again is one doubt.
+#[test]
+fn a_write_that_fails_again_and_again_is_doubted_once() {
+    let faulty = FaultVolume::new(disk(3000, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        let at = block_start(5, SIZE) >> SIZE.shift();
+        for kind in [Requests::Write, Requests::Read] {
+            faulty.add(Rule { range: Some((Lba(at), BlockCount(1))), ..Rule::new(kind, When::Always, Effect::Fail(FAULT)) });
+        }
+        for _ in 0..3000 {
+            assert!(bench.write(5, &[7; 512]).is_err());
+        }
+        for lba in 2000..3000 {
+            bench.write(lba, &[9; 512]).unwrap();
+        }
+    });
+    close(graph);
+}
+
+/// The leg has something else where blocks are to be: those that were never written are zeroes, whatever a crash leaves of one.
+#[test]
+fn what_was_on_the_leg_before_is_nobody_s() {
+    let dirty = || {
+        let leg = disk(3000, SIZE);
+        let len = (leg.geometry().bytes() - OFFSET) as usize;
+        legs::write(&leg, OFFSET, vec![0xaa; len]).unwrap();
+        FaultVolume::new(leg, SEED)
+    };
+    let cut_in_the_first_write = |faulty: &Arc<FaultVolume>, graph: Graph, lba: u64| {
+        let at = block_start(lba, SIZE) >> SIZE.shift();
+        faulty.add(Rule {
+            range: Some((Lba(at), BlockCount(1))),
+            ..Rule::new(Requests::Write, When::Always, Effect::Fail(FAULT))
+        });
+        on_bench(&graph, |bench| assert!(bench.write(lba, &[7; 512]).is_err()));
+        kill(graph);
+        faulty.clear();
+        let graph = over(faulty, Reason::Open);
+        on_bench(&graph, |bench| bench.expect_zeroes(lba, 1));
+        nothing_is_called_changed(&graph);
+        graph
+    };
+    let faulty = dirty();
+    let graph = over(&faulty, Reason::Create);
+    close(cut_in_the_first_write(&faulty, graph, 5));
+
+    // The same where it has grown.
+    let (all, mut leg) = (disk(3000, SIZE), None);
+    let graph = grow_over_what_was_there(&all, leg_blocks(500, SIZE), SEED, |device| {
+        let faulty = leg.insert(FaultVolume::new(Arc::clone(device), SEED));
+        over(faulty, Reason::Create)
+    });
+    cut_in_the_first_write(&leg.expect("a leg"), graph, 2450);
+}
+
+/// A change that is in the log of a tree that could not be saved is of the volume before it was made shorter: it does not come back.
+#[test]
+fn what_was_cut_off_does_not_come_back_after_a_crash() {
+    let faulty = FaultVolume::new(Device::over(disk(3000, SIZE), leg_blocks(1000, SIZE)), SEED);
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write(999, &[1; 512]).unwrap();
+        // A save begins the next epoch, and fails.
+        faulty.add(Rule::new(Requests::Flush, When::Always, Effect::Fail(FAULT)));
+        assert!((0..100_000).any(|at| bench.write(at % 900, &[2; 512]).is_err()), "the log is full some time");
+        faulty.clear();
+        bench.write(999, &[3; 512]).unwrap();
+    });
+    graph.volume().resize(BlockCount(100)).unwrap();
+    graph.volume().resize(BlockCount(1000)).unwrap();
+    kill(graph);
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| bench.expect_zeroes(100, 900));
 }
