@@ -114,6 +114,15 @@ impl Manager {
 }
 
 impl Inner {
+    /// A disk that is being changed gives a volume no room meanwhile, nor takes any back: it would wait for that while its volumes' guests wait
+    /// for it, or is not in force.
+    pub(super) fn check_disk_idle(&self, name: &str) -> Result<(), ControlError> {
+        match self.changing.keys().find(|by| by.as_str() != name && self.is_over(name, by.as_str())) {
+            Some(by) => Err(ControlError::Changing { name: by.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// A volume, for a change that it cannot take while it is being formatted, or changed, or copied to, or while it, or what it is made
     /// of, or what is made of it, is being resized.
     pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {

@@ -131,6 +131,7 @@ impl Manager {
         inner.check_resizable(volume)?;
         inner.check_not_copied(&volume.record.spec.name)?;
         inner.check_below_idle(name)?;
+        inner.check_disk_idle(name)?;
         let namespace = Arc::clone(volume.live()?);
         let blocks = wanted_blocks(volume, &namespace, size)?;
         let name = volume.record.spec.name.clone();
@@ -145,6 +146,7 @@ impl Manager {
         let name = volume.record.spec.name.clone();
         inner.check_not_below(&name)?;
         inner.check_not_copied(&name)?;
+        inner.check_disk_idle(name.as_str())?;
         let users: Vec<_> =
             inner.users(name.as_str()).map(|(device, nsid)| (device.record.spec.name.clone(), nsid)).collect();
         if !users.is_empty() {

@@ -291,12 +291,21 @@ impl Line {
     fn wake_next(&self) {
         let present = self.present();
         let members = self.members.visit();
-        let waiting = members.iter().filter(|member| member.waiting.load(Ordering::Relaxed) > 0 && member.has_room());
-        let here = waiting.filter(|member| !member.queue().is_empty());
-        let next = here.min_by(|one, other| present.order(one, other));
-        let waker = next.and_then(|member| member.queue().first());
-        if let Some(waker) = waker {
-            waker.wake();
+        let several = self.shards.load(Ordering::Relaxed) > 1;
+        let here = members.iter().filter(|member| member.waiting.load(Ordering::Relaxed) > 0 && !member.queue().is_empty());
+        let mut next: Option<&Arc<Member>> = None;
+        for member in here {
+            if member.has_room() {
+                if next.is_none_or(|best| present.order(member, best).is_lt()) {
+                    next = Some(member);
+                }
+            } else if several {
+                // Room that others make on another shard is not heard of here: its front looks on every pass.
+                wake_front(member);
+            }
+        }
+        if let Some(member) = next {
+            wake_front(member);
         }
     }
 
@@ -384,6 +393,13 @@ impl<'a> Place<'a> {
         // Pairs with the fence in `Line::know_shard`: a refusal because of another shard's request is not followed by sleep.
         fence(Ordering::Acquire);
         self.line.shards.load(Ordering::Relaxed) <= 1
+    }
+}
+
+fn wake_front(member: &Member) {
+    let front = member.queue().first();
+    if let Some(waker) = front {
+        waker.wake();
     }
 }
 

@@ -40,16 +40,27 @@ pub(super) fn region(extent: u64) -> Region {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Space {
-    state: Mutex<State>,
+    /// Absent while the disk is not in force. Held as long as the disk takes: to clear extents may be minutes.
+    open: Mutex<Option<Open>>,
+    /// What is asked for while that takes place, and guests wait. Locked for moments, and after `open`.
+    seen: Mutex<Seen>,
     pub(super) line: Line,
 }
 
+/// What a disk is like, as it was when it was changed last.
 #[derive(Default)]
-struct State {
+struct Seen {
     /// Absent while the disk is not in force.
-    open: Option<Open>,
+    table: Option<Table>,
+    in_doubt: bool,
+    damage: Option<String>,
     /// Volumes that are in force.
     users: BTreeSet<String>,
+}
+
+/// Why a volume does not come into force a second time.
+fn in_use(name: &str) -> ServiceError {
+    refused(format!("volume {name} of the disk is in use already"))
 }
 
 struct Open {
@@ -89,76 +100,75 @@ fn refused(what: impl Into<String>) -> ServiceError {
 }
 
 impl Space {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn open_now(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disk was changed, or was to be.
+    fn note(&self, open: Option<&Open>) {
+        let mut seen = self.seen();
+        seen.table = open.map(|open| open.table.clone());
+        seen.in_doubt = open.is_some_and(|open| open.in_doubt);
+        seen.damage = open.and_then(|open| open.damage.clone());
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Open) -> Result<T, ServiceError>) -> Result<T, ServiceError> {
         let missing = || ServiceError::NotNow("the disk below is not in force".to_owned());
-        work(self.state().open.as_mut().ok_or_else(missing)?)
+        let mut open = self.open_now();
+        let result = work(open.as_mut().ok_or_else(missing)?);
+        self.note(open.as_ref());
+        result
     }
 
     /// Brings a disk into force: reads its table, or makes one where `new` allows it. `bytes` are those that it must have room for
     /// behind the table.
     pub(super) fn open(&self, leg: &Leg, extent: u64, bytes: u64, new: bool) -> Result<(), ServiceError> {
-        let open = Open::load(leg, extent, bytes, new)?;
-        self.state().open = Some(open);
+        let loaded = Open::load(leg, extent, bytes, new)?;
+        let mut open = self.open_now();
+        self.note(Some(open.insert(loaded)));
         Ok(())
     }
 
     /// Takes a disk out of force.
     pub(super) fn close(&self) {
-        self.state().open = None;
+        let mut open = self.open_now();
+        *open = None;
+        self.note(None);
     }
 
     /// The size of a volume that the disk has.
     pub(super) fn size_of(&self, name: &str) -> Option<u64> {
-        Some(self.state().open.as_ref()?.table.volumes.get(name)?.size)
+        Some(self.seen().table.as_ref()?.volumes.get(name)?.size)
     }
 
     /// A volume comes into force with so many bytes: its extents.
     pub(super) fn claim(&self, name: &str, size: u64, how: Claim) -> Result<Box<[u32]>, ServiceError> {
-        let mut state = self.state();
-        if state.users.contains(name) {
-            return Err(refused(format!("volume {name} of the disk is in use already")));
+        // As after every change of its stack, while its guest waits: then nothing is to be changed.
+        if how == Claim::Own
+            && let Some(list) = self.seen().claim(name, size)?
+        {
+            return Ok(list);
         }
-        let open = state.open.as_mut().ok_or_else(|| {
+        let mut open = self.open_now();
+        if self.seen().users.contains(name) {
+            return Err(in_use(name));
+        }
+        let works = open.as_mut().ok_or_else(|| {
             refused("what is below is no disk that works; \"millrace disk create NAME STACK\" makes one".to_owned())
         })?;
-        let has = open.table.volumes.get(name).map(|entry| entry.size);
-        match (has, how) {
-            (Some(has), Claim::New) => {
-                return Err(refused(format!(
-                    "the disk has a volume {name} of {has} bytes already: share(existing=true) takes it as it is; \
-                     the disk's command \"release name={name}\" gives it up"
-                )));
-            }
-            (None, Claim::Own) => {
-                return Err(open.wrong(format!("its table has no volume {name}: it is another disk, or an older copy")));
-            }
-            (None, _) => drop(open.grow(name, size)?),
-            (Some(has), _) if has < size => {
-                return Err(open.wrong(format!("its table gives volume {name} {has} bytes, and it should have {size}")));
-            }
-            (Some(has), Claim::Either) if has != size => {
-                return Err(refused(format!("the disk has volume {name} with {has} bytes: say that size, or none")));
-            }
-            // What is stored of a volume counts: a growth that was not stored any more did not take place.
-            (Some(has), _) if has > size => open.shrink(name, size)?,
-            (Some(_), _) => {}
-        }
-        if open.in_doubt {
-            // Another table may be found at the next start, in which the volume is not.
-            open.store(open.table.clone())?;
-        }
-        let list = open.table.volumes.get(name).map(Entry::list).unwrap_or_default();
-        state.users.insert(name.to_owned());
-        Ok(list)
+        let claimed = works.claim(name, size, how);
+        self.note(open.as_ref());
+        let list = claimed?;
+        if self.seen().users.insert(name.to_owned()) { Ok(list) } else { Err(in_use(name)) }
     }
 
     /// A volume is not in force any more.
     pub(super) fn leave(&self, name: &str) {
-        self.state().users.remove(name);
+        self.seen().users.remove(name);
     }
 
     /// Gives a volume that shows so many bytes more room, or less than an extent of it: all of its extents then.
@@ -190,16 +200,23 @@ impl Space {
 
     /// Gives up a volume that is not in force.
     pub(super) fn release(&self, name: &str) -> Result<u64, ServiceError> {
-        let mut state = self.state();
-        if state.users.contains(name) {
-            return Err(ServiceError::NotNow(format!("volume {name} is in use: delete it by \"millrace volume delete\"")));
+        let mut open = self.open_now();
+        {
+            let mut seen = self.seen();
+            if seen.users.contains(name) {
+                return Err(ServiceError::NotNow(format!(
+                    "volume {name} is in use: delete it by \"millrace volume delete\""
+                )));
+            }
+            // It does not come into force meanwhile.
+            if let Some(table) = &mut seen.table {
+                table.volumes.remove(name);
+            }
         }
-        let open = state.open.as_mut().ok_or_else(|| ServiceError::NotNow("the disk is not in force".to_owned()))?;
-        let mut table = open.table.clone();
-        let entry = table.volumes.remove(name).ok_or_else(|| ServiceError::Command(format!("it has no volume {name}")))?;
-        open.store(table)?;
-        open.give_back(&entry.pieces);
-        Ok(entry.size)
+        let result = open.as_mut().ok_or_else(|| ServiceError::NotNow("the disk is not in force".to_owned()));
+        let result = result.and_then(|open| open.release(name));
+        self.note(open.as_ref());
+        result
     }
 
     /// The disk has room for so many bytes behind its table from now on.
@@ -208,16 +225,30 @@ impl Space {
     }
 
     pub(super) fn room(&self) -> Option<Room> {
-        let state = self.state();
-        let open = state.open.as_ref()?;
-        let volume = |(name, entry): (&String, &Entry)| (name.clone(), entry.size, state.users.contains(name));
+        let seen = self.seen();
+        let table = seen.table.as_ref()?;
+        let volume = |(name, entry): (&String, &Entry)| (name.clone(), entry.size, seen.users.contains(name));
         Some(Room {
-            extent: open.table.extent,
-            extents: u64::from(open.table.extents.saturating_sub(1)),
-            free: open.table.free_extents(),
-            volumes: open.table.volumes.iter().map(volume).collect(),
-            damage: open.damage.clone(),
+            extent: table.extent,
+            extents: u64::from(table.extents.saturating_sub(1)),
+            free: table.free_extents(),
+            volumes: table.volumes.iter().map(volume).collect(),
+            damage: seen.damage.clone(),
         })
+    }
+}
+
+impl Seen {
+    /// See [`Space::claim`]; `None` where the disk must be asked.
+    fn claim(&mut self, name: &str, size: u64) -> Result<Option<Box<[u32]>>, ServiceError> {
+        if self.users.contains(name) {
+            return Err(in_use(name));
+        }
+        let entry = self.table.as_ref().and_then(|table| table.volumes.get(name));
+        let Some(entry) = entry.filter(|entry| entry.size == size && !self.in_doubt) else { return Ok(None) };
+        let list = entry.list();
+        self.users.insert(name.to_owned());
+        Ok(Some(list))
     }
 }
 
@@ -297,6 +328,45 @@ impl Open {
         }
         (self.generation, self.table, self.in_doubt) = (next, table, false);
         Ok(())
+    }
+
+    /// See [`Space::claim`].
+    fn claim(&mut self, name: &str, size: u64, how: Claim) -> Result<Box<[u32]>, ServiceError> {
+        let has = self.table.volumes.get(name).map(|entry| entry.size);
+        match (has, how) {
+            (Some(has), Claim::New) => {
+                return Err(refused(format!(
+                    "the disk has a volume {name} of {has} bytes already: share(existing=true) takes it as it is; \
+                     the disk's command \"release name={name}\" gives it up"
+                )));
+            }
+            (None, Claim::Own) => {
+                return Err(self.wrong(format!("its table has no volume {name}: it is another disk, or an older copy")));
+            }
+            (None, _) => drop(self.grow(name, size)?),
+            (Some(has), _) if has < size => {
+                return Err(self.wrong(format!("its table gives volume {name} {has} bytes, and it should have {size}")));
+            }
+            (Some(has), Claim::Either) if has != size => {
+                return Err(refused(format!("the disk has volume {name} with {has} bytes: say that size, or none")));
+            }
+            // What is stored of a volume counts: a growth that was not stored any more did not take place.
+            (Some(has), _) if has > size => self.shrink(name, size)?,
+            (Some(_), _) => {}
+        }
+        if self.in_doubt {
+            // Another table may be found at the next start, in which the volume is not.
+            self.store(self.table.clone())?;
+        }
+        Ok(self.table.volumes.get(name).map(Entry::list).unwrap_or_default())
+    }
+
+    fn release(&mut self, name: &str) -> Result<u64, ServiceError> {
+        let mut table = self.table.clone();
+        let entry = table.volumes.remove(name).ok_or_else(|| ServiceError::Command(format!("it has no volume {name}")))?;
+        self.store(table)?;
+        self.give_back(&entry.pieces);
+        Ok(entry.size)
     }
 
     fn set_extents(&mut self, bytes: u64) -> Result<(), ServiceError> {

@@ -139,6 +139,24 @@ fn what_shares_a_disk_waits_while_that_is_resized() {
     rig.resize_volume("s", size("256K")).unwrap();
 }
 
+/// A change of a disk may take long, and its guests wait for the end of it: no room is given or taken meanwhile.
+#[test]
+fn what_shares_a_disk_waits_while_that_is_changed() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("pool", Some("512K"), &rig.stack("disk(extent=64K) | @disk.img"))).unwrap();
+    rig.create_volume(&spec("s", Some("128K"), "share | volume:pool")).unwrap();
+    let stack = rig.peek().volumes["pool"].record.spec.stack.clone();
+    rig.peek().changing.insert("pool".parse().unwrap(), stack);
+    assert!(matches!(rig.resize_volume("s", size("256K")), Err(ControlError::Changing { .. })));
+    assert!(matches!(rig.delete_volume("s"), Err(ControlError::Changing { .. })));
+    let refused = rig.create_volume(&spec("t", Some("64K"), "share | volume:pool")).unwrap_err().to_string();
+    assert!(refused.contains("is being changed"), "{refused}");
+    rig.peek().changing.clear();
+    rig.resize_volume("s", size("256K")).unwrap();
+    rig.create_volume(&spec("t", Some("64K"), "share | volume:pool")).unwrap();
+    rig.delete_volume("s").unwrap();
+}
+
 #[test]
 fn the_daemon_ends_after_a_resize() {
     let mut rig = Rig::new();

@@ -120,3 +120,24 @@ fn a_volume_that_was_closed_comes_back_as_it_was() {
     a.mount(Reason::Open).unwrap();
     on_bench(&a, |bench| bench.expect(0, &data));
 }
+
+/// A disk clears what a volume grows by, which takes long: meanwhile other volumes' stacks change under their guests, and the operator sees the disk.
+#[test]
+fn nobody_waits_for_a_disk_that_clears_extents() {
+    let (leg, pool, mut a) = faulty();
+    let b = pool.create("b", EXTENT);
+    let before = leg.requests(Kind::WriteZeroes);
+    leg.add(Rule::new(Kind::WriteZeroes, When::Nth(1), Effect::Delay(Duration::from_secs(3))));
+    let volume = Arc::clone(b.volume());
+    let grows = thread::spawn(move || volume.resize(BlockCount(64)));
+    while leg.requests(Kind::WriteZeroes) == before {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(pool.fact("free").is_some());
+    a.unmount();
+    a.mount(Reason::Open).unwrap();
+    assert!(!grows.is_finished(), "they were done meanwhile");
+    grows.join().unwrap().unwrap();
+    assert_eq!(b.volume().geometry().blocks, BlockCount(64));
+    on_bench(&a, |bench| bench.expect_zeroes(0, 128));
+}

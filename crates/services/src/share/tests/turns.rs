@@ -338,6 +338,46 @@ impl Wake for Wakes {
     }
 }
 
+/// The front on a shard goes, when there is no room for the next one behind it; and the room that comes is made on another shard.
+#[test]
+fn who_comes_to_the_front_without_room_hears_of_room_on_another_shard() {
+    let (line, member) = (Line::default(), Arc::<Member>::default());
+    line.set_depth(64);
+    line.change(|members| members.push(Arc::clone(&member))).unwrap();
+    let own = ShardSlot::claim();
+    let mut flights: Vec<_> = (0..4).map(|_| line.go(&member, 4096)).collect();
+    assert!(member.adjust(Some(1), 64) && member.limit() == Some(2));
+    let steps = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _own = ShardSlot::claim();
+            let wakes = [Arc::<Wakes>::default(), Arc::<Wakes>::default()];
+            let wakers = wakes.clone().map(Waker::from);
+            let (mut first, mut second) = (pin!(line.wait(&member, 4096)), pin!(line.wait(&member, 4096)));
+            assert!(first.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
+            assert!(second.as_mut().poll(&mut Context::from_waker(&wakers[1])).is_pending());
+            steps.wait();
+            steps.wait();
+            let Poll::Ready(flight) = first.as_mut().poll(&mut Context::from_waker(&wakers[0])) else {
+                panic!("there is room for one");
+            };
+            member.adjust(Some(1), 64);
+            drop(flight);
+            steps.wait();
+            steps.wait();
+            let woken = wakes[1].0.load(Ordering::Relaxed) > 0;
+            assert!(woken && second.as_mut().poll(&mut Context::from_waker(&wakers[1])).is_ready(), "woken: {woken}");
+        });
+        steps.wait();
+        flights.truncate(1);
+        steps.wait();
+        steps.wait();
+        drop(flights);
+        steps.wait();
+    });
+    drop(own);
+}
+
 #[test]
 fn who_waits_on_a_shard_without_requests_for_ones_on_another_shard_is_not_forgotten() {
     let (line, member) = (Line::default(), Arc::<Member>::default());
