@@ -83,6 +83,12 @@ pub trait Plan: fmt::Debug {
         false
     }
 
+    /// Whether it leaves nothing on its legs and finds nothing there: what shows the same with it and without it does so whichever of the
+    /// two was stored last.
+    fn keeps_nothing(&self) -> bool {
+        false
+    }
+
     /// Makes the service. It may look at its legs' shapes and must not touch what they hold: that is for [`Service::mount`].
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError>;
 }

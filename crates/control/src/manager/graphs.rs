@@ -327,6 +327,9 @@ impl Inner {
         if self.resizing.contains(name) {
             return Err(format!("volume {name} is being resized: try again when that is done"));
         }
+        if self.changing.contains_key(name) {
+            return Err(format!("volume {name} is being changed: try again when that is done"));
+        }
         let shares = above.and_then(find).is_some_and(|kind| kind.shares_legs);
         match (shares, volume.record.spec.stack.is_disk()) {
             (true, true) | (false, false) => {}
@@ -545,8 +548,15 @@ impl Manager {
                 let changes = Changes { put_volumes: vec![&record], ..Changes::default() };
                 self.store.apply(&changes).map_err(|error| error.to_string())
             };
+            let mut restore = || {
+                let changes = Changes { put_volumes: vec![before], ..Changes::default() };
+                if let Err(error) = self.store.apply(&changes) {
+                    tracing::error!(volume = %name, %error, "a change failed, and its stack stays stored: the next start has it");
+                }
+            };
             self.trace_next(&self.peek(), name, &live.switch, &new);
-            let terms = Terms { patience: PATIENCE, reformat, scratch: ShardConfig::VOLUME_SCRATCH, store: &mut store };
+            let scratch = ShardConfig::VOLUME_SCRATCH;
+            let terms = Terms { patience: PATIENCE, reformat, scratch, store: &mut store, restore: Some(&mut restore) };
             let pause = graph::change(&live.switch, &mut live.graph, &mut new, terms)
                 .map_err(|source| ControlError::Change { name: name.clone(), source })?;
             live.graph = new;

@@ -85,6 +85,11 @@ fn below_new_legs(fresh: &[Arc<Built>]) -> Vec<Arc<Built>> {
     legs.filter(|below| fresh.iter().any(|node| Arc::ptr_eq(node, below))).collect()
 }
 
+/// Whether it is a migration whose new leg has everything.
+fn has_moved(node: &Built) -> bool {
+    view::is_moving(&node.node) && node.service.as_ref().is_some_and(|service| service.leg_is_whole(1))
+}
+
 impl Difference {
     fn between(old: &Graph, new: &Graph, reformat: bool) -> Self {
         let (gone, fresh) = (services_without(old, new), services_without(new, old));
@@ -123,6 +128,11 @@ impl Difference {
         Self { gone, new: fresh, mounts }
     }
 
+    /// Whether only services come and go that keep nothing on their legs.
+    fn keeps_nothing(&self) -> bool {
+        self.gone.iter().chain(&self.new).all(|node| view::keeps_nothing(&node.node))
+    }
+
     /// Whether a service is taken out, and so brings its legs into order first. One of the same kind that takes over finds everything
     /// as it is.
     fn leaves(&self, node: &Built) -> bool {
@@ -148,9 +158,18 @@ impl Difference {
     }
 
     /// Unmounts what goes and mounts what comes, or leaves everything as it was.
-    fn carry_out(&self) -> Result<(), GraphError> {
+    fn carry_out(&self, new: &Graph) -> Result<(), GraphError> {
+        let moved: Vec<_> = self.gone.iter().filter(|node| has_moved(node)).collect();
         for node in &self.gone {
             node.unmount();
+        }
+        // What was above a migration has written its last through it: where that ended it, its new leg is not for what comes.
+        let nodes = new.nodes();
+        let stays = |leg: &Arc<Built>| nodes.iter().any(|other| Arc::ptr_eq(other, leg));
+        if let Some(node) = moved.into_iter().find(|node| !has_moved(node) && stays(&node.legs[1])) {
+            self.bring_back();
+            let source = ServiceError::NotNow("the new leg failed when the last was written".to_owned());
+            return Err(GraphError::Service { node: node.name.clone(), source });
         }
         // Legs before what is over them.
         let mut done: Vec<&Arc<Built>> = Vec::new();
@@ -205,8 +224,11 @@ pub struct Terms<'a> {
     pub reformat: bool,
     /// Scratch bytes that a request may take.
     pub scratch: usize,
-    /// Stores the change; called when the new graph is mounted and not yet in force.
+    /// Stores the change: while no request goes on and the new graph is mounted, or before, see `restore`.
     pub store: &'a mut dyn FnMut() -> Result<(), String>,
+    /// Stores what was before, after a change that was stored and then failed. With it, a change is stored before requests wait where it
+    /// does not matter which of the two graphs is found after a crash.
+    pub restore: Option<&'a mut dyn FnMut()>,
 }
 
 /// Puts `new`, which was built beside `old`, in its place. Returns the length of the pause, and the graph that is not in force any
@@ -215,7 +237,7 @@ pub struct Terms<'a> {
 /// # Errors
 /// Why it is not; then `old` goes on.
 pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_>) -> Result<Duration, ChangeFailed> {
-    let Terms { patience, reformat, scratch, store } = terms;
+    let Terms { patience, reformat, scratch, store, restore } = terms;
     let (before, after) = (old.volume().geometry(), new.volume().geometry());
     if (before.bytes(), before.block_size) != (after.bytes(), after.block_size) {
         return Err(ChangeFailed::Size { old: before.bytes(), new: after.bytes() });
@@ -224,11 +246,34 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     if needed > scratch {
         return Err(ChangeFailed::TooDeep { needed, room: scratch });
     }
-    let mut difference = Difference::between(old, new, reformat);
+    let difference = Difference::between(old, new, reformat);
     if !reformat {
         check_data(old, new, &|node| difference.leaves(node))?;
         difference.leave_under_load(old, new)?;
     }
+    // With `reformat` it was not asked above.
+    let is_same = || !reformat || check_data(old, new, &|_| false).is_ok();
+    let Some(restore) = restore.filter(|_| difference.keeps_nothing() && is_same()) else {
+        return exchange(switch, old, new, difference, patience, reformat, store);
+    };
+    // Both graphs show the same and find nothing else: a crash may leave either, and requests need not wait for the state's disk.
+    store().map_err(ChangeFailed::Store)?;
+    let result = exchange(switch, old, new, difference, patience, reformat, &mut || Ok(()));
+    if result.is_err() {
+        restore();
+    }
+    result
+}
+
+fn exchange(
+    switch: &Switch,
+    old: &mut Graph,
+    new: &mut Graph,
+    mut difference: Difference,
+    patience: Duration,
+    reformat: bool,
+    store: &mut dyn FnMut() -> Result<(), String>,
+) -> Result<Duration, ChangeFailed> {
     let stopped = old.stop(&difference.gone);
     if let Err(error) = stopped {
         let nodes = old.nodes();
@@ -248,7 +293,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
             })?;
         }
         difference = Difference::between(old, new, reformat);
-        difference.carry_out()?;
+        difference.carry_out(new)?;
         store().map_err(|error| {
             difference.undo();
             GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error) }

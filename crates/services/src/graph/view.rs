@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::{registry, service::Layout, stack::Node};
+use crate::{
+    registry,
+    service::{self, Layout},
+    stack::Node,
+};
 
 use super::{Built, is_one_of_many};
 
@@ -12,10 +16,18 @@ type View = Vec<String>;
 /// Alternatives that are looked at for one node.
 const MOST: usize = 64;
 
-fn layout(node: &Node) -> Option<Layout> {
+fn plan(node: &Node) -> Option<Box<dyn service::Plan>> {
     let Node::Service(service) = node else { return None };
-    let kind = registry::find(&service.service)?;
-    (kind.plan)(&service.settings).ok().map(|plan| plan.layout(service.legs.len()))
+    (registry::find(&service.service)?.plan)(&service.settings).ok()
+}
+
+fn layout(node: &Node) -> Option<Layout> {
+    plan(node).map(|plan| plan.layout(node.legs().len()))
+}
+
+/// See [`service::Plan::keeps_nothing`].
+pub(super) fn keeps_nothing(node: &Node) -> bool {
+    plan(node).is_some_and(|plan| plan.keeps_nothing())
 }
 
 fn arranged(how: &str, legs: &[View]) -> View {

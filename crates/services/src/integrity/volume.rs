@@ -327,6 +327,11 @@ impl Integrity {
 
     /// Makes blocks zeroes.
     async fn erase(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        // What may be ignored would leave old data where zeroes are promised.
+        let operation = match request.operation {
+            Operation::Deallocate => Operation::WriteZeroes { fua: false, deallocate: true },
+            other => other,
+        };
         let (mut lba, end) = (request.lba.0, request.lba.0 + request.count.0);
         while lba < end {
             let piece = Piece { lba, count: (end - lba).min(BLOCKS - lba % BLOCKS) };
@@ -335,7 +340,7 @@ impl Integrity {
                 continue;
             }
             let group = self.lock(cx, piece).await?;
-            let part = Request { lba: Lba(piece.lba), count: BlockCount(piece.count), ..request };
+            let part = Request { operation, lba: Lba(piece.lba), count: BlockCount(piece.count), ..request };
             // Deeper, as all that goes to the leg under a lock: those who wait for it may have this level's buffers.
             let result = self.submit_one(cx.deeper(), part).await;
             let after = if result.is_ok() { ZERO } else { UNKNOWN };

@@ -250,8 +250,13 @@ impl Tagged {
 
     /// Makes blocks zeroes.
     async fn erase(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        // What may be ignored would leave old data where zeroes are promised.
+        let operation = match request.operation {
+            Operation::Deallocate => Operation::WriteZeroes { fua: false, deallocate: true },
+            other => other,
+        };
         for piece in Piece::all(request.lba, request.count, u64::MAX) {
-            self.change(cx, piece, request.operation, None, None).await?;
+            self.change(cx, piece, operation, None, None).await?;
         }
         // The attempt may have shown that the leg cannot deallocate.
         self.mapped.look_anew(self.block_size());

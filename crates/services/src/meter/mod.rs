@@ -59,6 +59,10 @@ impl Plan for MeterPlan {
         Layout::Same(vec![0])
     }
 
+    fn keeps_nothing(&self) -> bool {
+        true
+    }
+
     fn leg_sizes(&self, size: u64, _: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
         vec![Some(size)]
     }

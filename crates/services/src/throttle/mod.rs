@@ -148,6 +148,10 @@ impl Plan for ThrottlePlan {
         Layout::Same(vec![0])
     }
 
+    fn keeps_nothing(&self) -> bool {
+        true
+    }
+
     fn leg_sizes(&self, size: u64, _: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
         vec![Some(size)]
     }

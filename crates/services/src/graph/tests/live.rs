@@ -196,7 +196,13 @@ impl<'a> Live<'a> {
         let change = move || {
             let mut store = || ledger.store(stack, how.storing);
             let patience = Duration::from_secs(60);
-            let terms = Terms { patience, reformat: how.reformat, scratch: ShardConfig::VOLUME_SCRATCH, store: &mut store };
+            let terms = Terms {
+                patience,
+                reformat: how.reformat,
+                scratch: ShardConfig::VOLUME_SCRATCH,
+                store: &mut store,
+                restore: None,
+            };
             let result = exchange(&switch, &mut old, new, terms);
             (old, result)
         };

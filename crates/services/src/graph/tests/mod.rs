@@ -1,12 +1,19 @@
 mod live;
 
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use millrace_backends::MemoryVolume;
 use millrace_block::{
-    BlockCount, Geometry, Lba, Operation, Request, Step, Switch, TaskContext, Usage,
-    conformance::{Bench, SyncHarness},
+    BlockCount, ChangeError, Geometry, Lba, Operation, Request, Scratch, ShardSlot, Step, Switch, TaskContext, Usage,
+    conformance::{Bench, Memory, SyncHarness, SyncIo},
 };
+use millrace_memory::BufferPool;
 
 use super::*;
 use crate::testing::{Disks, Kept, RandomStacks, graph as mounted, random_stacks, random_stacks_with_errors};
@@ -25,7 +32,7 @@ fn beside(old: &Graph, disks: &[Arc<dyn Volume>], stack: &str) -> Result<Graph, 
 }
 
 fn terms(store: &mut dyn FnMut() -> Result<(), String>, reformat: bool) -> Terms<'_> {
-    Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store }
+    Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store, restore: None }
 }
 
 #[test]
@@ -85,6 +92,114 @@ fn a_change_that_cannot_be_stored_changes_nothing() {
     let mut bench = Bench::new(&mut harness, volume, SEED);
     let data = bench.write_random(60, 8);
     bench.expect(60, &data);
+}
+
+/// Never ends before it is told to.
+struct Held {
+    volume: Arc<dyn Volume>,
+    open: Arc<AtomicBool>,
+}
+
+impl Volume for Held {
+    fn name(&self) -> &str {
+        self.volume.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.volume.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if self.open.load(Ordering::Relaxed) {
+            return self.volume.submit(cx, request);
+        }
+        Step::Wait(cx.scratch.place_future(std::future::pending()))
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.volume.scratch_bytes() + 64
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.volume.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.volume.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.volume.usage()
+    }
+}
+
+/// Notes what is stored, in order, and how many requests were in flight then.
+#[derive(Default)]
+struct Stored(Mutex<Vec<String>>);
+
+impl Stored {
+    fn change(&self, switch: &Switch, old: &mut Graph, new: &mut Graph, reformat: bool) -> Result<Duration, ChangeFailed> {
+        let note = |what: &str| self.0.lock().unwrap().push(format!("{what}, {} in flight", switch.in_flight()));
+        let mut store = || {
+            note("new");
+            Ok(())
+        };
+        let mut restore = || note("old");
+        let patience = Duration::from_millis(20);
+        change(
+            switch,
+            old,
+            new,
+            Terms { patience, reformat, scratch: 1 << 20, store: &mut store, restore: Some(&mut restore) },
+        )
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+#[test]
+fn what_keeps_nothing_is_stored_before_the_pause_and_taken_back() {
+    let _own = ShardSlot::claim();
+    let open = Arc::new(AtomicBool::new(true));
+    let held = |volume| Arc::new(Held { volume, open: Arc::clone(&open) }) as Arc<dyn Volume>;
+    let disks: Vec<_> = memory(2, 64).into_iter().map(held).collect();
+    let mut old = mounted("concat(disk:0, disk:1)", &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(old.volume()));
+    let stored = Stored::default();
+    let (io, buffers, memory) = (SyncIo::new(SEED, false), BufferPool::new(1).unwrap(), Memory::new(512));
+    let scratch = Scratch::new(1 << 16);
+    let segments = [memory.segment(0, 512)];
+    let read = || {
+        let request = Request { operation: Operation::Read, lba: Lba(0), count: BlockCount(1), segments: &segments };
+        switch.submit(TaskContext::new(&scratch, &buffers, &io), request)
+    };
+    let throttled = "throttle(iops=9) | concat(disk:0, disk:1)";
+
+    // A request is in flight when the change is stored; it does not end in time, and so the change is taken back.
+    open.store(false, Ordering::Relaxed);
+    let stuck = read();
+    let mut new = beside(&old, &disks, throttled).unwrap();
+    let failed = stored.change(&switch, &mut old, &mut new, false).err().unwrap();
+    assert!(matches!(failed, ChangeFailed::Switch(ChangeError::Busy { in_flight: 1, .. })), "{failed}");
+    assert_eq!(stored.take(), ["new, 1 in flight", "old, 1 in flight"]);
+
+    drop(stuck);
+    open.store(true, Ordering::Relaxed);
+    let mut new = beside(&old, &disks, throttled).unwrap();
+    stored.change(&switch, &mut old, &mut new, false).unwrap();
+    assert_eq!(stored.take(), ["new, 0 in flight"]);
+
+    // What arranges its legs is stored when no request goes on: with one that does not end it never is.
+    open.store(false, Ordering::Relaxed);
+    let mut old = new;
+    let stuck = read();
+    let mut new = beside(&old, &disks, "throttle(iops=9) | stripe(chunk=4K, disk:0, disk:1)").unwrap();
+    let failed = stored.change(&switch, &mut old, &mut new, true).err().unwrap();
+    assert!(matches!(failed, ChangeFailed::Switch(ChangeError::Busy { .. })), "{failed}");
+    assert!(stored.take().is_empty());
+    drop(stuck);
 }
 
 /// Leaves in memory, each a new one.

@@ -332,3 +332,16 @@ fn a_leg_with_an_old_header_is_erased_when_it_may_be() {
     bench.expect_zeroes(0, 100);
     bench.expect(100, &data);
 }
+
+/// A leg that finds out in the middle that it cannot deallocate ignores it from then on: the blocks are zeroes all the same.
+#[test]
+fn what_is_deallocated_is_zeroes_also_where_the_leg_ignores_it() {
+    let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 1100);
+        faulty.add(Rule::new(Requests::Deallocate, When::Always, Effect::Lose));
+        bench.plain(Operation::Deallocate, 0, 1100).unwrap();
+        bench.expect_zeroes(0, 1100);
+    });
+}

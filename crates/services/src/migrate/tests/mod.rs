@@ -319,7 +319,7 @@ impl Live {
         let mut new = Self::build(stack, &self.disks, &self.spawner, Some(&self.graph));
         let mut store = || Ok(());
         let patience = std::time::Duration::from_secs(1);
-        let terms = Terms { patience, reformat: false, scratch: 1 << 20, store: &mut store };
+        let terms = Terms { patience, reformat: false, scratch: 1 << 20, store: &mut store, restore: None };
         change(&self.switch, &mut self.graph, &mut new, terms)?;
         self.graph = new;
         Ok(())
@@ -328,6 +328,21 @@ impl Live {
     fn volume(&self) -> Arc<dyn Volume> {
         Arc::<Switch>::clone(&self.switch)
     }
+}
+
+/// What is above the move writes its last when it goes out of force: where the new place fails then, the volume stays where it is.
+#[test]
+fn a_place_that_fails_at_the_last_moment_is_not_moved_to() {
+    let pair = faulty(16384);
+    let mut running = Live::new("integrity | move(piece=16K, disk:0, disk:1)", volumes(&pair));
+    to_the_end(&move_of(&running.graph));
+    let data = on_bench(&running.volume(), |bench| bench.write_random(100, 50));
+    pair[NEW].add(Rule::new(Kind::Flush, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    let failed = running.change_to("integrity | disk:1").unwrap_err().to_string();
+    assert!(failed.contains("the new leg failed"), "{failed}");
+    on_bench(&running.volume(), |bench| bench.expect(100, &data));
+    running.change_to("integrity | disk:0").unwrap();
+    on_bench(&running.volume(), |bench| bench.expect(100, &data));
 }
 
 #[test]
