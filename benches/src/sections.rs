@@ -8,8 +8,10 @@ mod memory;
 mod neighbour;
 mod null;
 mod pauses;
+mod qos;
 mod services;
 mod shards;
+mod trace;
 mod virtio;
 
 use crate::{error::Failure, record::Record, suite::Suite};
@@ -47,5 +49,7 @@ pub(crate) const ALL: &[Section] = &[
     section("wake", "the first command after a pause", latency::wake),
     section("neighbour", "a device alone, and beside one whose guest means harm", neighbour::run),
     section("spare", "the same, each on a core of its own", neighbour::on_its_own_core),
+    section("trace", "a volume that does nothing, recorded and not", trace::run),
+    section("qos", "shares of a saturated disk, and caps, over ten seconds", qos::run),
     section("pauses", "guests wait: workers killed, binaries replaced, stacks changed", pauses::run),
 ];

@@ -81,6 +81,7 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
         "idle" => &["iops", "cpu"],
         "neighbour" | "spare" => &["p50", "p99", "p99.9", "rounds"],
         "pauses" => &["pause", "max"],
+        "qos" => &["iops", "off"],
         _ => &["iops"],
     };
     by_section.iter().copied().filter(has).collect()
@@ -98,6 +99,7 @@ pub(crate) fn heading(metric: &str) -> String {
         "cpu" => "share of a core that is used".into(),
         "interrupts" => "interrupts per I/O".into(),
         "rounds" => "rounds of harm per second".into(),
+        "off" => "off what is due, percent".into(),
         "pause" => "nobody served, ns (median, samples, worst)".into(),
         "rss" | "pss" => format!("{}, bytes", metric.to_uppercase()),
         "anonymous" => "memory of its own, bytes".into(),

@@ -18,6 +18,21 @@ fn millrace() -> PathBuf {
     path
 }
 
+/// What the sections of recordings and of promises have measured.
+fn recorded_and_not(records: &Path) {
+    let text = std::fs::read(records.join("trace.json")).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("JSON");
+    let rows = record["rows"].as_array().expect("rows");
+    let mut subjects: Vec<_> = rows.iter().filter_map(|row| row["subject"].as_str()).collect();
+    subjects.sort_unstable();
+    assert_eq!(subjects, ["ours", "ours", "recorded", "recorded"], "{record}");
+
+    let text = std::fs::read(records.join("qos.json")).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("JSON");
+    let rows = record["rows"].as_array().expect("rows");
+    assert_eq!(rows.iter().filter(|row| row["samples"][0]["off"].is_number()).count(), 6, "{record}");
+}
+
 #[test]
 fn a_section_leaves_a_record_of_what_every_sample_measured() {
     let dir = tempfile::tempdir().expect("a temporary folder");
@@ -33,7 +48,7 @@ fn a_section_leaves_a_record_of_what_every_sample_measured() {
             "--budget",
             "1",
             "--only",
-            "null,interrupts,virtio,spare",
+            "null,interrupts,virtio,spare,trace,qos",
             "--target-core",
         ])
         .args([&last, "--client-core", "0", "--millrace"])
@@ -67,6 +82,7 @@ fn a_section_leaves_a_record_of_what_every_sample_measured() {
         assert_eq!(harm, row["samples"][0]["rounds"].is_number(), "{row}");
     }
 
+    recorded_and_not(&records);
     let text = std::fs::read(records.join("null.json")).expect("the record");
     let record: Value = serde_json::from_slice(&text).expect("JSON");
     assert_eq!(record["section"], "null");

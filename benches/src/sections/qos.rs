@@ -1,0 +1,81 @@
+//! What shares and caps promise, by the clock: parts of a disk that has more to do than it can, and what a cap lets through.
+//!
+//! ```text
+//!   client ── as much as it can ──► share(weight) ─┐
+//!   client ── as much as it can ──► share(weight) ─┼─► disk ──► so many a second          client ── as much as it can ──► throttle ──► memory
+//!   client ── as much as it can ──► share(weight) ─┘
+//! ```
+
+use std::{thread, time::Instant};
+
+use crate::{
+    client::{Lean, Load},
+    error::Failure,
+    gate::State,
+    record::{Key, Record, Sample},
+    subject::{Ours, Setup, Subject},
+    suite::{ENOUGH, Suite},
+};
+
+/// Volumes of one disk: weight, and commands in flight.
+const SHARES: [(f64, u32); 3] = [(1.0, 16), (1.0, 64), (2.0, 32)];
+/// Requests a second that the disk does: so few that each client has some waiting whenever it does not run.
+const DISK: u32 = 2000;
+/// Reads a second that are allowed.
+const CAPS: [u32; 3] = [1000, 20_000, 100_000];
+/// Seconds that a promise is about.
+const SECONDS: f64 = 10.0;
+
+/// How far each is off what is due to it, in percent.
+pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
+    let pool = format!("disk(depth=16) | throttle(iops={DISK}) | file:{}", suite.folder("pool.img").display());
+    let mut setup = Setup::default().volume("pool", &pool, "256M");
+    for (at, (weight, _)) in SHARES.iter().enumerate() {
+        setup = setup.disk(&share(at), &format!("share(weight={weight}) | volume:pool"), "64M");
+    }
+    for cap in CAPS {
+        setup = setup.disk(&format!("cap-{cap}"), &format!("throttle(iops={cap}) | memory"), "64M");
+    }
+    let ours = Ours::start(&suite.binary, &suite.folder("ours"), suite.target, "spin", &setup)?;
+    let (began, seconds) = (Instant::now(), if suite.quick { suite.seconds } else { SECONDS });
+    for _ in 0..if suite.quick { 1 } else { ENOUGH } {
+        shares(suite, record, &ours, seconds)?;
+        for cap in CAPS {
+            let load = Load::randread(32);
+            let got =
+                Lean::default().run(&suite.binary, &[ours.folder(&format!("cap-{cap}"))], &load, suite.client, seconds)?;
+            add(record, &format!("cap of {cap} a second"), load.depth, got["iops"], cap.into());
+        }
+        if began.elapsed() >= suite.budget {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn share(at: usize) -> String {
+    format!("share-{at}")
+}
+
+fn shares(suite: &Suite, record: &mut Record, ours: &Ours, seconds: f64) -> Result<(), Failure> {
+    let rates = thread::scope(|scope| {
+        let start = |(at, (_, depth)): (usize, &(f64, u32))| {
+            let (load, sockets) = (Load::randread(*depth), [ours.folder(&share(at))]);
+            scope.spawn(move || Lean::default().run(&suite.binary, &sockets, &load, suite.client, seconds))
+        };
+        let clients: Vec<_> = SHARES.iter().enumerate().map(start).collect();
+        let ends = clients.into_iter().map(|client| client.join().expect("the thread does not panic"));
+        ends.collect::<Result<Vec<Sample>, Failure>>()
+    })?;
+    let (all, weights): (f64, f64) = (rates.iter().map(|sample| sample["iops"]).sum(), SHARES.iter().map(|of| of.0).sum());
+    for ((weight, depth), sample) in SHARES.iter().zip(&rates) {
+        add(record, &format!("share, weight {weight}"), *depth, sample["iops"], all * weight / weights);
+    }
+    Ok(())
+}
+
+fn add(record: &mut Record, test: &str, depth: u32, got: f64, due: f64) {
+    let key = Key { test: test.into(), depth, client: "lean".into(), subject: "ours".into() };
+    let off = (got / due - 1.0).abs() * 100.0;
+    record.add(&key, State::Any, Sample::from([("iops".into(), got), ("off".into(), off)]));
+}
