@@ -1,8 +1,8 @@
 //! Stock Linux guests on disks made of services, which change while the guests write.
 
-use std::{path::PathBuf, thread::sleep, time::Duration};
+use std::{path::PathBuf, process::Command, thread::sleep, time::Duration};
 
-use millrace_tests::{Boot, Daemon, Guest, Load, LoopDevice, SmallFiles, Work, eventually, seats, unless_heavy};
+use millrace_tests::{Boot, Daemon, Guest, Load, LoopDevice, SmallFiles, Work, eventually, repository, seats, unless_heavy};
 use rustix::process::Signal;
 
 fn health(daemon: &Daemon, service: &str) -> String {
@@ -60,6 +60,59 @@ fn a_guest_does_not_notice_what_becomes_of_its_services() {
         let bill = daemon.run(&["usage", "--by", "tenant", "--csv"]);
         bill.lines().any(|line| line.starts_with("acme,")).then_some(())
     });
+    daemon.finish();
+}
+
+/// What the README says under `title`, up to the next text: one command of the shell after another.
+fn of_the_readme(title: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(repository().join("README.md")).expect("the README");
+    let lines = text.lines().skip_while(|line| !line.starts_with(title)).skip(1);
+    let block = lines.skip_while(|line| line.is_empty()).take_while(|line| line.starts_with("    "));
+    let block: Vec<_> = block.map(str::trim).collect();
+    let commands: Vec<_> = block.join("\n").replace("\\\n", "").lines().map(str::to_owned).collect();
+    assert!(!commands.is_empty(), "the README has no commands under {title:?}");
+    commands
+}
+
+/// A command of the README, with files in the daemon's own directory.
+fn as_the_readme_says(daemon: &Daemon, command: &str) {
+    let command = command.replace("/etc/", "/srv/").replace("/srv/", &format!("{}/", daemon.path("").display()));
+    println!("  $ {command}");
+    let script = format!("millrace() {{ '{}' \"$@\"; }}\n{command}", Daemon::binary().display());
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &script]).env("MILLRACE_RUN_DIR", daemon.run_dir());
+    assert!(shell.status().expect("a shell").success(), "{command}");
+}
+
+/// What the README tells a new user to do gives a running guest an enciphered, mirrored, throttled disk, and pulls a leg under a load in
+/// which every block is verified.
+#[test]
+fn a_running_guest_gets_the_disk_of_the_readme_and_does_not_notice_that_a_leg_is_pulled() {
+    let daemon = Daemon::start();
+    daemon.run(&["volume", "create", "data", "--backend", "memory", "--size", "64M"]);
+    daemon.run(&["device", "create", "vm1", "--nvme"]);
+    daemon.run(&["device", "attach", "vm1", "data"]);
+    let mut guest = Boot::scenario("load").set("DISK", "nvme0n2").socket(&daemon.socket("vm1")).start(&seats(1));
+    eventually("the guest reads its first disk", || (commands(&daemon, "vm1") > 0).then_some(()));
+    let health = || daemon.service("safe", "mirror")["health"].as_str().expect("a service's health").to_owned();
+    let mut pulled = 0;
+    for command in of_the_readme("An enciphered, mirrored, throttled disk is one line") {
+        as_the_readme_says(&daemon, &command);
+        if command.contains(" device attach ") {
+            guest.wait_mark("loaded");
+            alive(&mut guest);
+        } else if command.contains(" mirror fail ") {
+            assert_eq!(health(), "degraded");
+            pulled += 1;
+            alive(&mut guest);
+        } else if command.contains(" mirror rebuild ") {
+            eventually("the leg is full again", || (health() == "good").then_some(()));
+            alive(&mut guest);
+        }
+    }
+    assert_eq!(pulled, 1, "the README pulls one leg");
+    guest.send("enough");
+    guest.finish();
     daemon.finish();
 }
 
@@ -414,6 +467,35 @@ fn a_cap_is_held_and_the_account_is_right() {
     let expected = std::array::from_fn(|at| before[at] + expected[at]);
     assert_eq!(metered(&daemon), expected, "{said} after {before:?}");
     eventually("the account has it all", || (account(&daemon, "acme") == Some(expected)).then_some(()));
+    daemon.finish();
+}
+
+/// The whole daemon is killed while a client writes, again and again: what was on the account is there afterwards, and what comes to it
+/// from then on is what was done from then on.
+#[test]
+fn the_account_outlives_the_daemon_and_charges_nothing_twice() {
+    let mut daemon = Daemon::start();
+    let stack = format!("meter(tenant=acme) | file:{}", daemon.path("a").display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "64M"], &[]);
+    let requests = |daemon: &Daemon| account(daemon, "acme").map_or(0, |[reads, _, writes, _]| reads + writes);
+    for _ in 0..3 {
+        let load = Load::start(&socket, &Work::default());
+        let before = requests(&daemon);
+        eventually("the account grows", || (requests(&daemon) > before).then_some(()));
+        let before = requests(&daemon);
+        daemon.crash_and_restart();
+        load.kill();
+        assert!(requests(&daemon) >= before, "what was on the account is there");
+    }
+    // Of the client that was killed last nothing comes any more.
+    let before = requests(&daemon);
+    let load = Load::start(&socket, &Work::default());
+    eventually("it is metered", || (metered(&daemon)[2] > 1000).then_some(()));
+    let counted = load.finish();
+    let done = metered(&daemon)[0] + metered(&daemon)[2];
+    // What was under way when the client was told to end is done as well.
+    assert!((counted..=counted + 16).contains(&done), "the meter has begun anew with the daemon: {counted} and {done}");
+    eventually("the account has it all", || (requests(&daemon) == before + done).then_some(()));
     daemon.finish();
 }
 
