@@ -1,5 +1,6 @@
 //! The table's lines, in groups.
 
+mod copy;
 mod devices;
 mod fastpath;
 mod file;
@@ -37,6 +38,7 @@ pub(crate) const ALL: &[Section] = &[
     section("memory", "volumes in memory", memory::run),
     section("file", "volumes in files", file::run),
     section("services", "services beside the bare volume", services::run),
+    section("copy", "volumes copied whole, beside what copies files", copy::run),
     section("fastpath", "programs without a machine, beside the kernel's path", fastpath::run),
     section("virtio", "virtio disks that do nothing", virtio::run),
     section("devices", "64 busy devices on one core", devices::busy),

@@ -82,6 +82,7 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
         "neighbour" | "spare" => &["p50", "p99", "p99.9", "rounds"],
         "pauses" => &["pause", "max"],
         "qos" => &["iops", "off"],
+        "copy" => &["rate"],
         _ => &["iops"],
     };
     by_section.iter().copied().filter(has).collect()
@@ -100,6 +101,7 @@ pub(crate) fn heading(metric: &str) -> String {
         "interrupts" => "interrupts per I/O".into(),
         "rounds" => "rounds of harm per second".into(),
         "off" => "off what is due, percent".into(),
+        "rate" => "bytes per second".into(),
         "pause" => "nobody served, ns (median, samples, worst)".into(),
         "rss" | "pss" => format!("{}, bytes", metric.to_uppercase()),
         "anonymous" => "memory of its own, bytes".into(),

@@ -18,7 +18,7 @@ fn millrace() -> PathBuf {
     path
 }
 
-/// What the sections of recordings and of promises have measured.
+/// What the sections of recordings, promises and copies have measured.
 fn recorded_and_not(records: &Path) {
     let text = std::fs::read(records.join("trace.json")).expect("the record");
     let record: Value = serde_json::from_slice(&text).expect("JSON");
@@ -31,6 +31,11 @@ fn recorded_and_not(records: &Path) {
     let record: Value = serde_json::from_slice(&text).expect("JSON");
     let rows = record["rows"].as_array().expect("rows");
     assert_eq!(rows.iter().filter(|row| row["samples"][0]["off"].is_number()).count(), 6, "{record}");
+
+    let text = std::fs::read(records.join("copy.json")).expect("the record");
+    let record: Value = serde_json::from_slice(&text).expect("JSON");
+    let ours = record["rows"].as_array().expect("rows").iter().filter(|row| row["subject"] == "ours");
+    assert_eq!(ours.filter(|row| row["samples"][0]["rate"].as_f64().is_some_and(|rate| rate > 0.0)).count(), 4, "{record}");
 }
 
 #[test]
@@ -48,7 +53,7 @@ fn a_section_leaves_a_record_of_what_every_sample_measured() {
             "--budget",
             "1",
             "--only",
-            "null,interrupts,virtio,spare,trace,qos",
+            "null,interrupts,virtio,spare,trace,qos,copy",
             "--target-core",
         ])
         .args([&last, "--client-core", "0", "--millrace"])

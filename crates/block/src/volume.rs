@@ -72,6 +72,10 @@ pub trait PlainFile {
     /// The file. Only to be read from.
     fn fd(&self) -> BorrowedFd<'_>;
 
+    /// Whether its file system may copy without moving data: by sharing blocks, or at a server. Elsewhere the system copies through
+    /// its cache, slower than who reads and writes past it, and at the cost of what others have there.
+    fn may_share(&self) -> bool;
+
     /// Has the system copy bytes of another file to the same place in this one: by sharing them, where the file system can. How
     /// many were copied; 0: the other file ends there. May wait: not called on a shard. They are durable after a flush.
     fn copy_from(&self, other: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64>;

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Buffers of [`own_buffers`].
-const OWN_BUFFERS: usize = 4;
+const OWN_BUFFERS: usize = 8;
 
 thread_local! {
     static OWN: RefCell<Option<BufferPool>> = const { RefCell::new(None) };

@@ -10,6 +10,9 @@ use rustix::{fs::SeekFrom, io::Errno};
 
 use super::{FileVolume, open::Kind};
 
+/// Local file systems that cannot share blocks between files: ext2 to ext4, F2FS, tmpfs.
+const MOVING: [rustix::fs::FsWord; 3] = [0xef53, 0xf2f5_2010, 0x0102_1994];
+
 impl FileVolume {
     pub(super) fn extent_at(&self, lba: Lba) -> Option<Extent> {
         let (block_size, blocks) = self.shape.get();
@@ -38,6 +41,11 @@ impl FileVolume {
 impl PlainFile for FileVolume {
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    fn may_share(&self) -> bool {
+        let moves = |kind| MOVING.contains(&kind);
+        rustix::fs::fstatfs(&self.fd).is_ok_and(|system| !moves(system.f_type))
     }
 
     fn copy_from(&self, other: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64> {

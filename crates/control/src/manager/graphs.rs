@@ -530,9 +530,9 @@ impl Manager {
         let kept = self.settings.keeper.as_ref().map(|keeper| KeptLeaves::beside(keeper, before));
         let numbers = before.leaf_numbers();
         let opener = self.peek().opener(&after.spec, false, kept);
-        let (shared, spawner) = {
+        let (shared, spawner, below) = {
             let inner = self.peek();
-            (Arc::clone(&inner.means.shared), Arc::clone(&inner.means.spawner))
+            (Arc::clone(&inner.means.shared), Arc::clone(&inner.means.spawner), inner.services_below(name))
         };
         let size = Some(before.size().0);
         let block_size = before.block_size().0;
@@ -556,7 +556,8 @@ impl Manager {
             };
             self.trace_next(&self.peek(), name, &live.switch, &new);
             let scratch = ShardConfig::VOLUME_SCRATCH;
-            let terms = Terms { patience: PATIENCE, reformat, scratch, store: &mut store, restore: Some(&mut restore) };
+            let (patience, below, store) = (PATIENCE, &below[..], &mut store);
+            let terms = Terms { patience, reformat, scratch, below, store, restore: Some(&mut restore) };
             let pause = graph::change(&live.switch, &mut live.graph, &mut new, terms)
                 .map_err(|source| ControlError::Change { name: name.clone(), source })?;
             live.graph = new;

@@ -14,7 +14,7 @@ use std::{
 use millrace_block::{BlockCount, Switch, Volume as _};
 use millrace_frontends::nvme::{Identity, Namespace};
 use millrace_keeper::Link;
-use millrace_services::Leaf;
+use millrace_services::{Leaf, Service, graph};
 use uuid::Uuid;
 
 use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, shapes::told};
@@ -172,15 +172,19 @@ impl Inner {
     /// Waits for the requests of devices that have the volume no more: a guest that was detached, or is gone, may have left some, held back by a
     /// throttle, say. Where the volume was there may be another one's blocks later.
     pub(super) fn end_requests(&self, name: &Name) -> Result<(), ControlError> {
-        let graph_of = |name: &Name| self.volumes.get(name).and_then(|volume| volume.graph.as_ref());
-        let Some(live) = graph_of(name) else { return Ok(()) };
+        let Some(live) = self.volumes.get(name).and_then(|volume| volume.graph.as_ref()) else { return Ok(()) };
         // What it is made of may hold back as well.
-        let below = self.below(name.as_str());
-        let hurry = |on| below.iter().filter_map(graph_of).for_each(|live| live.graph.hurry(on));
-        hurry(true);
+        let below = self.services_below(name);
+        graph::hurry(&below, true);
         let in_flight = live.graph.drain(&live.switch, PATIENCE);
-        hurry(false);
+        graph::hurry(&below, false);
         if in_flight == 0 { Ok(()) } else { Err(ControlError::RequestsLeft { name: name.clone(), in_flight }) }
+    }
+
+    /// The services of the volumes that a volume is made of, see [`below`](Self::below).
+    pub(super) fn services_below(&self, name: &Name) -> Vec<Arc<dyn Service>> {
+        let graphs = self.below(name.as_str()).into_iter().filter_map(|name| self.volumes.get(&name)?.graph.as_ref());
+        graphs.flat_map(|live| live.graph.all_services()).collect()
     }
 
     /// The volume stays after all: requests may come again.

@@ -2,13 +2,15 @@
 
 use std::{cell::Cell, ops::Range};
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext, Volume, all};
+use millrace_block::{
+    BlockCount, BlockError, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext, Volume, all, yield_now,
+};
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
 
 /// Bytes of a piece.
 pub(crate) const PIECE: u64 = BUFFER_SIZE as u64;
-/// Pieces at a time.
-const LANES: usize = 4;
+/// Pieces at a time, at most.
+const LANES: usize = 8;
 /// Bytes of a task's memory that lanes may take together; one lane may take more.
 const ROOM: usize = 24 << 10;
 /// Bytes that are looked at together for whether they are zeroes.
@@ -52,7 +54,8 @@ pub(crate) struct Ends<'a> {
 struct Tally {
     written: Cell<u64>,
     zeroes: Cell<u64>,
-    failed: Cell<Option<(Side, u64)>>,
+    /// What failed first.
+    failed: Cell<Option<Failure>>,
 }
 
 fn add(counter: &Cell<u64>, bytes: usize) {
@@ -110,19 +113,40 @@ impl Ends<'_> {
             Ok(())
         };
         result.await.map_err(|(side, error)| {
-            tally.failed.set(tally.failed.get().or(Some((side, at))));
+            tally.failed.set(tally.failed.get().or(Some(Failure { side, offset: at, error })));
             error
         })
+    }
+
+    /// One piece after the other, from `next` on, until one of any lane's fails.
+    async fn lane(
+        self,
+        cx: TaskContext<'_>,
+        tally: &Tally,
+        (next, end): (&Cell<u64>, u64),
+        buffer: &BounceBuffer,
+    ) -> Result<(), BlockError> {
+        while next.get() < end && tally.failed.get().is_none() {
+            let at = next.get();
+            let len = PIECE.min(end - at);
+            next.set(at + len);
+            self.piece(cx, tally, at, buffer.segment(len as usize)).await?;
+            // Places in memory make nobody wait, and requests do.
+            yield_now().await;
+        }
+        Ok(())
     }
 
     /// Scratch bytes of one lane.
     fn lane_bytes(self) -> usize {
         let inner = self.source.scratch_bytes().max(self.target.scratch_bytes());
-        size_of::<Scratch>().next_multiple_of(8) + inner.next_multiple_of(8) + piece_bytes(Self::piece)
+        size_of::<Scratch>().next_multiple_of(8) + inner.next_multiple_of(8) + lane_bytes(Self::lane)
     }
 }
 
-fn piece_bytes<'a, F: Future>(_: fn(Ends<'a>, TaskContext<'a>, &'a Tally, u64, Segment) -> F) -> usize {
+type Lane<'a, F> = fn(Ends<'a>, TaskContext<'a>, &'a Tally, (&'a Cell<u64>, u64), &'a BounceBuffer) -> F;
+
+fn lane_bytes<F: Future>(_: Lane<'_, F>) -> usize {
     size_of::<F>().next_multiple_of(8)
 }
 
@@ -136,25 +160,21 @@ pub(crate) async fn copy(cx: TaskContext<'_>, ends: Ends<'_>, range: Range<u64>)
     for place in &mut buffers[1..lanes] {
         *place = cx.buffers.try_take();
     }
-    let (tally, below) = (Tally::default(), cx.deeper());
-    let mut at = range.start;
-    while at < range.end {
-        let mut arenas: [Option<ScratchBox<'_, Scratch>>; LANES] = Default::default();
-        for (arena, _) in arenas.iter_mut().zip(&buffers).filter(|(_, buffer)| buffer.is_some()) {
-            *arena = Some(cx.scratch.carve(each));
-        }
-        let mut steps: [Option<Step<'_>>; LANES] = Default::default();
-        for (step, (arena, buffer)) in steps.iter_mut().zip(arenas.iter().zip(&buffers)) {
-            let (Some(arena), Some(buffer), true) = (arena, buffer, at < range.end) else { continue };
-            let len = PIECE.min(range.end - at);
-            let piece = ends.piece(below.with_scratch(arena), &tally, at, buffer.segment(len as usize));
-            *step = Some(Step::Wait(arena.place_future(piece)));
-            at += len;
-        }
-        if let Err(error) = all(&mut steps).await {
-            let (side, offset) = tally.failed.get().expect("who fails says where");
-            return Err(Failure { side, offset, error });
-        }
+    let (tally, below, next) = (Tally::default(), cx.deeper(), Cell::new(range.start));
+    let mut arenas: [Option<ScratchBox<'_, Scratch>>; LANES] = Default::default();
+    for (arena, _) in arenas.iter_mut().zip(&buffers).filter(|(_, buffer)| buffer.is_some()) {
+        *arena = Some(cx.scratch.carve(each));
     }
+    let mut steps: [Option<Step<'_>>; LANES] = Default::default();
+    for (step, (arena, buffer)) in steps.iter_mut().zip(arenas.iter().zip(&buffers)) {
+        let (Some(arena), Some(buffer)) = (arena, buffer) else { continue };
+        let lane = ends.lane(below.with_scratch(arena), &tally, (&next, range.end), buffer);
+        *step = Some(Step::Wait(arena.place_future(lane)));
+    }
+    let ended = all(&mut steps).await;
+    if let Some(failure) = tally.failed.get() {
+        return Err(failure);
+    }
+    assert!(ended.is_ok(), "who fails says where");
     Ok(Moved { written: tally.written.get(), zeroes: tally.zeroes.get() })
 }

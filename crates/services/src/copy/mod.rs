@@ -3,7 +3,7 @@
 //! ```text
 //!   step ─► what does the source know of the next blocks?
 //!     unused ─► so on the target, too? ─ no ─► zeroes there
-//!     used ───► both are plain files ─► the system copies (or shares) ─ cannot ─┐
+//!     used ───► plain files that may share blocks ─► the system does ─ cannot ──┐
 //!               else ──► on a shard: lanes of pieces, read ─ zeroes? ─ write ◄──┘
 //! ```
 //!
@@ -22,7 +22,7 @@ mod tests;
 
 use std::{io, sync::Arc};
 
-use millrace_block::{BlockCount, BlockError, Extent, Lba, Operation, Request, Switch, TaskContext, Volume};
+use millrace_block::{BlockCount, BlockError, Extent, Lba, Operation, PlainFile, Request, Switch, TaskContext, Volume};
 use millrace_engine::EngineError;
 use thiserror::Error;
 
@@ -91,7 +91,7 @@ pub struct Copier {
     spawner: Arc<dyn Spawner>,
     /// Bytes to copy.
     bytes: u64,
-    /// The system may be asked to copy: it has not refused yet.
+    /// The system may be asked to copy: it could do so without moving data, and has not refused yet.
     offload: bool,
     copied: Copied,
 }
@@ -130,7 +130,8 @@ impl Copier {
     /// As [`check`].
     pub fn new(source: Arc<Switch>, target: Arc<Switch>, spawner: Arc<dyn Spawner>) -> Result<Self, CopyError> {
         let bytes = check(&*source, &*target)?;
-        Ok(Self { source, target, spawner, bytes, offload: true, copied: Copied::default() })
+        let offload = target.root().as_file().is_some_and(PlainFile::may_share);
+        Ok(Self { source, target, spawner, bytes, offload, copied: Copied::default() })
     }
 
     /// How much there is to copy.

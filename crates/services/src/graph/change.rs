@@ -224,6 +224,8 @@ pub struct Terms<'a> {
     pub reformat: bool,
     /// Scratch bytes that a request may take.
     pub scratch: usize,
+    /// The services of the volumes that `old` is made of: while requests wait, these let go what they hold back as its own do.
+    pub below: &'a [Arc<dyn Service>],
     /// Stores the change: while no request goes on and the new graph is mounted, or before, see `restore`.
     pub store: &'a mut dyn FnMut() -> Result<(), String>,
     /// Stores what was before, after a change that was stored and then failed. With it, a change is stored before requests wait where it
@@ -236,15 +238,15 @@ pub struct Terms<'a> {
 ///
 /// # Errors
 /// Why it is not; then `old` goes on.
-pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_>) -> Result<Duration, ChangeFailed> {
-    let Terms { patience, reformat, scratch, store, restore } = terms;
+pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, mut terms: Terms<'_>) -> Result<Duration, ChangeFailed> {
+    let reformat = terms.reformat;
     let (before, after) = (old.volume().geometry(), new.volume().geometry());
     if (before.bytes(), before.block_size) != (after.bytes(), after.block_size) {
         return Err(ChangeFailed::Size { old: before.bytes(), new: after.bytes() });
     }
     let needed = new.volume().scratch_bytes();
-    if needed > scratch {
-        return Err(ChangeFailed::TooDeep { needed, room: scratch });
+    if needed > terms.scratch {
+        return Err(ChangeFailed::TooDeep { needed, room: terms.scratch });
     }
     let difference = Difference::between(old, new, reformat);
     if !reformat {
@@ -253,12 +255,14 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     }
     // With `reformat` it was not asked above.
     let is_same = || !reformat || check_data(old, new, &|_| false).is_ok();
-    let Some(restore) = restore.filter(|_| difference.keeps_nothing() && is_same()) else {
-        return exchange(switch, old, new, difference, patience, reformat, store);
+    let Some(restore) = terms.restore.take().filter(|_| difference.keeps_nothing() && is_same()) else {
+        return exchange(switch, old, new, difference, terms);
     };
     // Both graphs show the same and find nothing else: a crash may leave either, and requests need not wait for the state's disk.
-    store().map_err(ChangeFailed::Store)?;
-    let result = exchange(switch, old, new, difference, patience, reformat, &mut || Ok(()));
+    (terms.store)().map_err(ChangeFailed::Store)?;
+    let Terms { patience, scratch, below, .. } = terms;
+    let stored = Terms { patience, reformat, scratch, below, store: &mut || Ok(()), restore: None };
+    let result = exchange(switch, old, new, difference, stored);
     if result.is_err() {
         restore();
     }
@@ -270,18 +274,17 @@ fn exchange(
     old: &mut Graph,
     new: &mut Graph,
     mut difference: Difference,
-    patience: Duration,
-    reformat: bool,
-    store: &mut dyn FnMut() -> Result<(), String>,
+    terms: Terms<'_>,
 ) -> Result<Duration, ChangeFailed> {
+    let Terms { patience, reformat, below, store, .. } = terms;
     let stopped = old.stop(&difference.gone);
     if let Err(error) = stopped {
         let nodes = old.nodes();
         old.start(&nodes);
         return Err(error.into());
     }
-    let nodes = old.nodes();
-    hurry(&nodes, true);
+    let hurried: Vec<_> = old.all_services().into_iter().chain(below.iter().cloned()).collect();
+    hurry(&hurried, true);
     let result = switch.change(new.volume(), patience, || {
         if !reformat {
             // What was in flight has ended. A leg may have failed since; from here on none does, and what each holds is decided.
@@ -300,7 +303,7 @@ fn exchange(
         })
     });
     // Those that stay, or that took over what the old ones had.
-    hurry(&nodes, false);
+    hurry(&hurried, false);
     match result {
         Ok(pause) => {
             difference.lost().for_each(|node| node.discard(true));
@@ -318,8 +321,8 @@ fn exchange(
 }
 
 /// Services let go what they hold back, or may hold back again.
-pub(super) fn hurry(nodes: &[Arc<Built>], on: bool) {
-    for service in nodes.iter().filter_map(|node| node.service.as_ref()) {
+pub fn hurry(services: &[Arc<dyn Service>], on: bool) {
+    for service in services {
         service.hurry(on);
     }
 }

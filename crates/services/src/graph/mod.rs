@@ -29,7 +29,7 @@ use crate::{
     stack::{Leaf, Node, ServiceNode, node_name},
 };
 
-pub use change::{ChangeFailed, Terms, change};
+pub use change::{ChangeFailed, Terms, change, hurry};
 pub use view::compatible;
 
 /// How often a volume is looked at that is to become empty.
@@ -298,11 +298,12 @@ impl Graph {
     pub fn drain(&self, switch: &Switch, patience: Duration) -> u64 {
         let end = Instant::now() + patience;
         switch.close();
-        self.hurry(true);
+        let services = self.all_services();
+        hurry(&services, true);
         while switch.in_flight() > 0 && Instant::now() < end {
             std::thread::sleep(DRAIN_LOOK);
         }
-        self.hurry(false);
+        hurry(&services, false);
         let left = switch.in_flight();
         if left > 0 {
             switch.open();
@@ -310,9 +311,9 @@ impl Graph {
         left
     }
 
-    /// Services let go what they hold back, or may hold back again.
-    pub fn hurry(&self, on: bool) {
-        change::hurry(&self.nodes(), on);
+    /// The services of all nodes.
+    pub fn all_services(&self) -> Vec<Arc<dyn Service>> {
+        self.nodes().iter().filter_map(|node| node.service.clone()).collect()
     }
 
     /// Takes the graph out of force; no request may be in flight. What fails is logged: the volume goes anyway.

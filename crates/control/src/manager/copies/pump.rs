@@ -14,7 +14,7 @@ use millrace_services::copy::{Copied, Copier, CopyError};
 use crate::{Name, manager::WeakManager, model::CopyState, store::CopyRecord};
 
 /// Bytes of a step where there is no rate.
-const STEP: u64 = 8 << 20;
+const STEP: u64 = 16 << 20;
 /// Steps of a second where there is one.
 const STEPS: u64 = 8;
 /// Bytes of a step at least.

@@ -265,3 +265,30 @@ fn a_long_command_ends_with_the_volume_that_it_was_for() {
         assert_eq!(found, vec![0xbb; 4096], "{at}");
     }
 }
+
+#[test]
+fn a_throttle_below_holds_up_no_change() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("w", Some("1M"), "throttle(iops=1) | memory")).unwrap();
+    rig.create_volume(&spec("v", None, "volume:w")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    let mut guest = guest(&rig, "d");
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = guest.memory().alloc(4096).unwrap();
+    // More than go through in the time that a change waits for.
+    let ends: Vec<_> =
+        (0..20).map(|at| queue.submit(&namespace.write(Lba(at * 8), buffer.slice(0, 4096)).unwrap()).unwrap()).collect();
+    queue.ring().unwrap();
+    thread::sleep(Duration::from_millis(200));
+    rig.try_change("v", "meter(tenant=t) | volume:w", false).unwrap();
+    for end in ends {
+        queue.wait_for(end).unwrap();
+    }
+    // It holds back again: what went is owed.
+    queue.submit(&namespace.write(Lba(0), buffer.slice(0, 512)).unwrap()).unwrap();
+    queue.ring().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    assert!(queue.next_completion().unwrap().is_none());
+}

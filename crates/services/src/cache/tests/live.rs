@@ -52,7 +52,7 @@ impl Running {
         let mut new = beside(&self.graph, &self.disks, stack);
         // Its tasks are not run here, and so have ended.
         self.graph.tasks.clear();
-        let terms = Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store, restore: None };
+        let terms = Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, below: &[], store, restore: None };
         change(&self.switch, &mut self.graph, &mut new, terms)?;
         self.graph = new;
         Ok(())

@@ -81,7 +81,8 @@ impl Used {
         // Its tasks did not run, and so have ended.
         self.kept.forget();
         self.graph.tasks.clear();
-        let terms = Terms { patience: Duration::from_secs(1), reformat: false, scratch: 1 << 20, store, restore: None };
+        let terms =
+            Terms { patience: Duration::from_secs(1), reformat: false, scratch: 1 << 20, below: &[], store, restore: None };
         change(&self.switch, &mut self.graph, &mut new, terms).map_err(|error| error.to_string())?;
         self.graph = new;
         Ok(())

@@ -200,6 +200,7 @@ impl<'a> Live<'a> {
                 patience,
                 reformat: how.reformat,
                 scratch: ShardConfig::VOLUME_SCRATCH,
+                below: &[],
                 store: &mut store,
                 restore: None,
             };

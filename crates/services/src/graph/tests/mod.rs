@@ -32,7 +32,7 @@ fn beside(old: &Graph, disks: &[Arc<dyn Volume>], stack: &str) -> Result<Graph, 
 }
 
 fn terms(store: &mut dyn FnMut() -> Result<(), String>, reformat: bool) -> Terms<'_> {
-    Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, store, restore: None }
+    Terms { patience: Duration::from_secs(1), reformat, scratch: 1 << 20, below: &[], store, restore: None }
 }
 
 #[test]
@@ -150,7 +150,7 @@ impl Stored {
             switch,
             old,
             new,
-            Terms { patience, reformat, scratch: 1 << 20, store: &mut store, restore: Some(&mut restore) },
+            Terms { patience, reformat, scratch: 1 << 20, below: &[], store: &mut store, restore: Some(&mut restore) },
         )
     }
 

@@ -74,7 +74,7 @@ impl Way<'_> {
         let mut new = Graph::build(&plan, &disks, &SharedObjects::default(), &spawner, Some(&self.volume)).unwrap();
         let mut store = || Ok(());
         let patience = std::time::Duration::from_secs(1);
-        let terms = Terms { patience, reformat: false, scratch: 1 << 20, store: &mut store, restore: None };
+        let terms = Terms { patience, reformat: false, scratch: 1 << 20, below: &[], store: &mut store, restore: None };
         change(&self.switch, &mut self.volume, &mut new, terms).unwrap();
         self.volume = new;
         self.at += 1;

@@ -319,7 +319,7 @@ impl Live {
         let mut new = Self::build(stack, &self.disks, &self.spawner, Some(&self.graph));
         let mut store = || Ok(());
         let patience = std::time::Duration::from_secs(1);
-        let terms = Terms { patience, reformat: false, scratch: 1 << 20, store: &mut store, restore: None };
+        let terms = Terms { patience, reformat: false, scratch: 1 << 20, below: &[], store: &mut store, restore: None };
         change(&self.switch, &mut self.graph, &mut new, terms)?;
         self.graph = new;
         Ok(())

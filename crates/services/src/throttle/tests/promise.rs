@@ -354,8 +354,14 @@ fn changed(
     let mut new = Graph::build(&plan, &Disks(vec![leg]), shared, &spawner, Some(old))?;
     let switch = Switch::new("v", Arc::clone(old.volume()));
     let mut store = || if stored { Ok(()) } else { Err("no room".to_owned()) };
-    let terms =
-        Terms { patience: Duration::from_secs(5), reformat: false, scratch: 1 << 20, store: &mut store, restore: None };
+    let terms = Terms {
+        patience: Duration::from_secs(5),
+        reformat: false,
+        scratch: 1 << 20,
+        below: &[],
+        store: &mut store,
+        restore: None,
+    };
     change(&switch, old, &mut new, terms)?;
     Ok(new)
 }

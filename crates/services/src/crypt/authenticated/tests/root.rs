@@ -241,8 +241,14 @@ impl Used {
         // Its tasks are not run here, and so have ended.
         self.graph.tasks.clear();
         let mut store = || Ok(());
-        let terms =
-            Terms { patience: Duration::from_secs(1), reformat: false, scratch: 1 << 20, store: &mut store, restore: None };
+        let terms = Terms {
+            patience: Duration::from_secs(1),
+            reformat: false,
+            scratch: 1 << 20,
+            below: &[],
+            store: &mut store,
+            restore: None,
+        };
         change(&self.switch, &mut self.graph, &mut new, terms)?;
         self.graph = new;
         Ok(())
