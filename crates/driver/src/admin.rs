@@ -12,7 +12,7 @@ use millrace_nvme_spec::{
     features::{
         AsyncEventFeature, FeatureId, GetFeaturesCdw10, HostIdentifierFeature, NumberOfQueuesFeature, SetFeaturesCdw10,
     },
-    identify::{Cns, IdentifyController, IdentifyNamespace, NamespaceList},
+    identify::{Cns, IdentifyController, IdentifyControllerNvm, IdentifyNamespace, NamespaceList},
     log::{GetLogPageCdw10, GetLogPageCdw11, LogId},
     pci::{self, CapabilityId, PciExpressCapability},
     to_zeros_based,
@@ -120,6 +120,25 @@ impl Controller {
     /// Identify Controller (CNS 01h).
     pub fn identify_controller(&mut self) -> Result<Box<IdentifyController>, DriverError> {
         self.identify(Cns::CONTROLLER, NamespaceId::NONE)
+    }
+
+    /// Identify Controller of the NVM command set (CNS 06h; NVM 4.1.5.4): the limits of commands without data. Older controllers have none.
+    pub fn identify_nvm(&mut self) -> Result<Box<IdentifyControllerNvm>, DriverError> {
+        self.identify(Cns::CSI_CONTROLLER, NamespaceId::NONE)
+    }
+
+    /// The most bytes that one Write Zeroes may name: WZSL and WZDSL; `u64::MAX` where they are 0. Of a controller that does not say, what
+    /// one command may move: some hold themselves to that.
+    ///
+    /// # Errors
+    /// Those that end a controller; not that it has no answer.
+    pub fn zeroes_limit(&mut self) -> Result<u64, DriverError> {
+        let unit = 12 + u32::from(self.capabilities().mpsmin());
+        match self.identify_nvm() {
+            Ok(limits) => Ok(zeroes_limit(&limits, unit)),
+            Err(DriverError::Queue(QueueError::Failed { .. })) => Ok(self.max_transfer()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The active namespaces (CNS 02h), up to 1024.
@@ -392,5 +411,32 @@ impl DriverError {
             Self::Queue(error) => error.status(),
             _ => None,
         }
+    }
+}
+
+/// What limits Write Zeroes, in units of so many bits.
+fn zeroes_limit(limits: &IdentifyControllerNvm, unit: u32) -> u64 {
+    let bytes = |exponent: u8| 1_u64.checked_shl(unit + u32::from(exponent)).filter(|_| exponent > 0);
+    let both = [limits.wzsl, limits.wzdsl];
+    both.into_iter().filter_map(bytes).min().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros as _;
+
+    use super::*;
+
+    #[test]
+    fn zeroes_are_limited_by_what_the_controller_says() {
+        let limit = |wzsl, wzdsl| {
+            let mut limits = IdentifyControllerNvm::new_zeroed();
+            (limits.wzsl, limits.wzdsl) = (wzsl, wzdsl);
+            zeroes_limit(&limits, 12)
+        };
+        assert_eq!(
+            [limit(0, 0), limit(3, 0), limit(3, 1), limit(0, 4), limit(0, 255)],
+            [u64::MAX, 32 << 10, 8 << 10, 64 << 10, u64::MAX]
+        );
     }
 }

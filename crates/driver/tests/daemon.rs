@@ -102,6 +102,9 @@ fn a_host_makes_a_namespace() {
     let ns = host.controller.namespace(nsid).unwrap();
     assert_eq!((ns.block_size(), ns.size()), (512, BlockCount(128)));
     host.run(|buffer| ns.write(Lba(127), buffer.slice(0, 512))).unwrap();
+    host.run(|_| ns.verify(Lba(120), BlockCount(8))).unwrap();
+    assert_eq!(host.run(|_| ns.write_uncorrectable(Lba(0), BlockCount(1))), Err(Status::INVALID_OPCODE), "it has none");
+    assert_eq!(host.controller.zeroes_limit().unwrap(), u64::MAX, "the controller says that there is none");
 
     let status = |result: Result<(), DriverError>| match result.unwrap_err() {
         DriverError::Queue(error) => refused(&error),

@@ -83,6 +83,8 @@ pub(super) struct Disk {
     pub(super) table: Arc<Table>,
     pub(super) identity: Box<IdentifyController>,
     pub(super) max_transfer: usize,
+    /// Bytes that one Write Zeroes may name.
+    pub(super) zeroes_limit: u64,
     /// Namespaces with volumes.
     claimed: Mutex<BTreeMap<NamespaceId, Namespace>>,
     watch: SyncSender<Word>,
@@ -167,7 +169,7 @@ impl Disk {
         let table = Arc::new(Table::new(iommu, watch.clone()));
         let seen: Arc<dyn guard::Watcher> = Arc::<Table>::clone(&table);
         guard::watch(Arc::downgrade(&seen));
-        let max_transfer = controller.max_transfer() as usize;
+        let (max_transfer, zeroes_limit) = (controller.max_transfer() as usize, controller.zeroes_limit()?);
         let (queues, interrupts) = (lanes.len(), vectors.saturating_sub(1));
         tracing::info!(%address, by, queues, interrupts, in_controller, max_transfer, "an NVMe controller is ours");
         let disk = Arc::new(Self {
@@ -181,6 +183,7 @@ impl Disk {
             table,
             identity,
             max_transfer,
+            zeroes_limit,
             claimed: Mutex::default(),
             watch,
             patience,

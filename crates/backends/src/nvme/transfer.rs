@@ -42,9 +42,10 @@ impl Drop for InFlight {
     }
 }
 
-/// Blocks that are made zeroes by one command.
-fn most_zeroes(by_command: bool, max_transfer: usize, block: u64) -> u64 {
-    if by_command { MOST_ZEROES } else { (BOUNCE.min(max_transfer) as u64 / block).max(1) }
+/// Blocks that are made zeroes at once, by a command which may name so many bytes, or else by writing them.
+fn most_zeroes(by_command: Option<u64>, max_transfer: usize, block: u64) -> u64 {
+    let bytes = by_command.unwrap_or(BOUNCE.min(max_transfer) as u64);
+    (bytes / block).clamp(1, MOST_ZEROES)
 }
 
 impl NvmeVolume {
@@ -131,7 +132,8 @@ impl NvmeVolume {
         };
         let lane = self.disk.lane();
         let block = u64::from(self.namespace.block_size());
-        let most = most_zeroes(self.abilities.write_zeroes, self.disk.max_transfer, block);
+        let by_command = self.abilities.write_zeroes.then_some(self.disk.zeroes_limit);
+        let most = most_zeroes(by_command, self.disk.max_transfer, block);
         while blocks > 0 {
             let count = blocks.min(most);
             if self.abilities.write_zeroes {
@@ -307,8 +309,10 @@ mod tests {
 
     #[test]
     fn zeroes_are_written_in_pieces_that_the_controller_takes() {
-        let of = |max_transfer| most_zeroes(false, max_transfer, 512);
+        let of = |max_transfer| most_zeroes(None, max_transfer, 512);
         assert_eq!([8 << 10, 64 << 10, 1 << 20].map(of), [16, 128, 128]);
-        assert_eq!((most_zeroes(false, 4096, 4096), most_zeroes(true, 4096, 4096)), (1, MOST_ZEROES));
+        assert_eq!(most_zeroes(None, 4096, 4096), 1);
+        let by_command = |limit| most_zeroes(Some(limit), 4096, 4096);
+        assert_eq!([1 << 20, u64::MAX, 512].map(by_command), [256, MOST_ZEROES, 1]);
     }
 }
