@@ -286,6 +286,9 @@ impl Controller {
             }
             stages::enter(Stage::Other);
             work += self.admin_turn(cx);
+        } else if self.has_answers() {
+            // The host has done what it was asked for, whatever became of the controller.
+            work += self.take_answers();
         }
         stages::enter(Stage::Interrupt);
         self.raise_interrupts(cx.now());

@@ -14,7 +14,6 @@ mod status;
 
 use std::{
     io,
-    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -34,7 +33,7 @@ use super::{
     controller::Controller,
     keep::{Client as KeptClient, Kept, TakenClient},
     migration::SavedStateError,
-    namespace::{Allocated, Attached},
+    namespace::Allocated,
     registers::{Phase, Reset},
 };
 use crate::log_limit::LogLimit;
@@ -153,8 +152,6 @@ pub struct NvmeDevice {
     armed: bool,
     /// A turn has something to do at some time, doorbells apart: of when the device was armed.
     has_alarm: bool,
-    /// Namespaces detached by the operator with commands in flight.
-    leaving: Vec<Rc<Attached>>,
     /// Commands already counted for the shard's statistics.
     counted: u64,
     /// Clients that have connected, or were taken over.
@@ -219,7 +216,6 @@ impl NvmeDevice {
             accept_again: None,
             armed: false,
             has_alarm: false,
-            leaving: Vec::new(),
             waits: false,
             left: false,
             log: LogLimit::default(),
@@ -354,12 +350,13 @@ impl NvmeDevice {
             return Ok(());
         }
         let Some(allocated) = self.controller.namespaces.allocation(nsid) else {
-            return Err(DeviceError::Missing { device: self.name().to_owned(), nsid });
+            // Its creation has not come here yet.
+            let coming = self.controller.withdraw_creation(nsid);
+            return if coming { Ok(()) } else { Err(DeviceError::Missing { device: self.name().to_owned(), nsid }) };
         };
         let namespace = Arc::clone(&allocated.namespace);
         if let Some(attached) = self.controller.namespaces.detach(nsid) {
             self.controller.detach_from_card(&attached);
-            self.leaving.push(attached);
             self.controller.note_attached(nsid, false);
             self.controller.namespace_changed(nsid);
         }
@@ -369,9 +366,8 @@ impl NvmeDevice {
     }
 
     /// Whether no command is in flight any more on namespaces that were detached from this identifier: then their volumes may go.
-    pub fn is_detached(&mut self, nsid: u32) -> bool {
-        self.leaving.retain(|attached| attached.in_flight.get() > 0);
-        self.leaving.iter().all(|attached| attached.nsid != nsid)
+    pub fn is_detached(&self, nsid: u32) -> bool {
+        self.controller.namespaces.left(nsid).next().is_none()
     }
 
     /// A namespace's volume has another size or shape now; the guest is told by an event.

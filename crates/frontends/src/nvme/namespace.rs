@@ -226,6 +226,8 @@ pub(crate) struct Attached {
     pub(crate) in_flight: Cell<u32>,
     /// Commands that were in flight on it, and are no more: while some are and this stands still, the volume does not answer.
     pub(crate) finished: Cell<u64>,
+    /// It is attached no more: what is in flight goes no further than the piece that it is at.
+    pub(crate) gone: Cell<bool>,
     /// It is being formatted: no command but those in flight reaches it.
     pub(crate) formatting: Cell<bool>,
     /// Batches for which commands are submitted one by one, for the volume did none of those that it was given together.
@@ -363,15 +365,17 @@ impl NamespaceTable {
             rights: Cell::new((0, 0)),
             in_flight: Cell::new(0),
             finished: Cell::new(0),
+            gone: Cell::new(false),
             formatting: Cell::new(false),
             apart: Cell::new(0),
         }));
         Ok(())
     }
 
-    /// Detaches a namespace: new commands no longer find it, those in flight finish.
+    /// Detaches a namespace: new commands no longer find it, those in flight finish, those that go piece by piece at the next one.
     pub(crate) fn detach(&mut self, nsid: u32) -> Option<Rc<Attached>> {
         let attached = self.attached.get_mut(nsid as usize)?.take()?;
+        attached.gone.set(true);
         self.leaving.retain(|leaving| leaving.strong_count() > 0);
         self.leaving.push(Rc::downgrade(&attached));
         Some(attached)
@@ -379,9 +383,13 @@ impl NamespaceTable {
 
     /// What commands of this identifier may be in flight on: the attached namespace, and those that were attached before it.
     pub(crate) fn in_use(&self, nsid: u32) -> Vec<Rc<Attached>> {
+        self.get(nsid).cloned().into_iter().chain(self.left(nsid)).collect()
+    }
+
+    /// What was detached from this identifier, and has commands in flight.
+    pub(crate) fn left(&self, nsid: u32) -> impl Iterator<Item = Rc<Attached>> {
         let leaving = self.leaving.iter().filter_map(Weak::upgrade);
-        let leaving = leaving.filter(|left| left.nsid == nsid && left.in_flight.get() > 0);
-        self.get(nsid).cloned().into_iter().chain(leaving).collect()
+        leaving.filter(move |left| left.nsid == nsid && left.in_flight.get() > 0)
     }
 }
 

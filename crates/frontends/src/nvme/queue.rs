@@ -100,6 +100,8 @@ impl Controller {
     /// Makes a completion queue; the caller has checked every argument.
     pub(crate) fn create_cq(&mut self, cqid: u16, base: u64, entries: u32, vector: Option<u16>) {
         self.doorbells.words[usize::from(cqid) * 2 + 1].store(0, Ordering::Relaxed);
+        // Before the queue is there: who takes over meanwhile finds it made, and does not do this again.
+        self.write_shadow(usize::from(cqid) * 2 + 1, 0);
         let cq = self.cq(cqid);
         cq.base.set(base);
         cq.rewind();
@@ -117,12 +119,13 @@ impl Controller {
         cq.entries.set(entries);
         self.caches.cq[usize::from(cqid)] = None;
         self.caches.refused_heads[usize::from(cqid)] = None;
-        self.write_shadow(usize::from(cqid) * 2 + 1, 0);
     }
 
     /// Makes a submission queue; the caller has checked every argument.
     pub(crate) fn create_sq(&mut self, sqid: u16, base: u64, entries: u32, cqid: u16, priority: u8) {
         self.doorbells.words[usize::from(sqid) * 2].store(0, Ordering::Relaxed);
+        // As for a completion queue.
+        self.write_shadow(usize::from(sqid) * 2, 0);
         let sq = self.sq(sqid);
         sq.base.set(base);
         sq.head.set(0);
@@ -136,7 +139,6 @@ impl Controller {
         cq.users.set(cq.users.get() + 1);
         self.caches.sq[usize::from(sqid)] = None;
         self.caches.refused_tails[usize::from(sqid)] = None;
-        self.write_shadow(usize::from(sqid) * 2, 0);
         self.refresh_active();
     }
 
@@ -203,14 +205,16 @@ impl Controller {
         Some(if tail > head { tail - head } else { entries - head + tail })
     }
 
-    /// A doorbell's value: from the shadow page where the guest uses one (never for the admin queue), else from the page.
+    /// A doorbell's value: from the shadow page where the guest uses one (never for the admin queue), else from the page. A guest that
+    /// uses the shadow page leaves old values in the other one: where the first is not mapped, nothing new is known.
     #[inline]
     pub(crate) fn doorbell(&mut self, index: usize, qid: u16) -> u32 {
-        if self.state.registers.shadow_doorbells.get() != 0
-            && qid != 0
-            && let Some((shadow, _)) = self.shadow_segments()
-        {
-            return shadow.load_u32(index * 4);
+        if self.state.registers.shadow_doorbells.get() != 0 && qid != 0 {
+            return match self.shadow_segments() {
+                Some((shadow, _)) => shadow.load_u32(index * 4),
+                None if index.is_multiple_of(2) => self.sq(qid).head.get(),
+                None => self.cq(qid).head.get(),
+            };
         }
         self.doorbells.words[index].load(Ordering::Relaxed)
     }

@@ -1,5 +1,6 @@
 //! Get Features and Set Features (Base 5.1.11, 5.1.25; NVM 4.1.3).
 
+use millrace_engine::TaskSlot;
 use millrace_nvme_spec::{
     command::{NamespaceId, Sqe},
     features::{
@@ -16,7 +17,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
     super::{
-        controller::Controller,
+        controller::{CommandToken, Controller},
         io::limits,
         state::{Cell, NamespaceFeatureState},
     },
@@ -233,7 +234,7 @@ impl Controller {
     }
 
     /// Set Features (Base 5.1.25).
-    pub(super) fn set_features(&mut self, sqe: &Sqe) -> Progress {
+    pub(super) fn set_features(&mut self, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) -> Progress {
         let cdw10 = SetFeaturesCdw10::from_bits(sqe.cdw10);
         let fid = cdw10.fid();
         let allowed = capabilities(fid).ok_or_else(|| self.invalid(10, 0))?;
@@ -253,8 +254,14 @@ impl Controller {
             return Err(Status::FEATURE_NOT_CHANGEABLE);
         }
         let warnings = self.reported_warnings();
+        let cached = self.write_cache_enabled();
         let dw0 = self.set_value(fid, sqe)?;
         self.warnings_changed(warnings);
+        let turned_off = fid == FeatureId::VOLATILE_WRITE_CACHE && !self.write_cache_enabled();
+        if turned_off && (cached || self.repeats) {
+            // Its host flushes no more. What is written from now on is durable when it completes; what was written before has to become so.
+            return Ok(self.write_caches_back(slot, token));
+        }
         Ok(done(dw0))
     }
 

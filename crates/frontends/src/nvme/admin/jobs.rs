@@ -60,6 +60,8 @@ struct Job {
     drain: Vec<Rc<Attached>>,
     /// The host was asked.
     asked: bool,
+    /// What is made by it the operator has taken away already.
+    withdrawn: bool,
 }
 
 /// All jobs of a controller.
@@ -112,7 +114,7 @@ impl Jobs {
     pub(super) fn push(&mut self, token: CommandToken, work: Work, drain: Vec<Rc<Attached>>) {
         let number = self.count;
         self.count += 1;
-        self.list.push(Job { number, token: Some(token), work, drain, asked: false });
+        self.list.push(Job { number, token: Some(token), work, drain, asked: false, withdrawn: false });
     }
 
     /// Has a task wait for the host's answer. `false`: no task is free, and nothing was asked.
@@ -141,22 +143,44 @@ impl Controller {
     /// The controller is reset: namespaces for which the host was not asked yet are what they were before the command.
     pub(super) fn reset_jobs(&mut self) {
         for job in self.admin.jobs.reset() {
-            match job.work {
-                Work::Create { nsid, .. } => self.namespaces.unreserve(nsid),
-                Work::Delete { nsids } => {
-                    for attached in job.drain.iter().filter(|attached| nsids.contains(&attached.nsid)) {
-                        let there = self.namespaces.allocation(attached.nsid);
-                        // The operator may have taken it meanwhile, or attached it himself.
-                        if there.is_some_and(|there| Arc::ptr_eq(&there.namespace, &attached.namespace)) {
-                            let _ = self.namespaces.attach(attached.nsid);
-                        }
+            self.take_back(job);
+        }
+    }
+
+    /// What the host was not asked for yet it never will be.
+    fn take_back(&mut self, job: Job) {
+        match job.work {
+            Work::Create { nsid, .. } => self.namespaces.unreserve(nsid),
+            Work::Delete { nsids } => {
+                for attached in job.drain.iter().filter(|attached| nsids.contains(&attached.nsid)) {
+                    let there = self.namespaces.allocation(attached.nsid);
+                    // The operator may have taken it meanwhile, or attached it himself.
+                    if there.is_some_and(|there| Arc::ptr_eq(&there.namespace, &attached.namespace)) {
+                        let _ = self.namespaces.attach(attached.nsid);
                     }
                 }
-                // It is detached, and the host knows.
-                Work::Detach { .. } => {}
-                Work::Format { attached, .. } => attached.formatting.set(false),
             }
+            // It is detached, and the host knows.
+            Work::Detach { .. } => {}
+            Work::Format { attached, .. } => attached.formatting.set(false),
         }
+    }
+
+    /// Does what the host's answers are for. Returns work done.
+    pub(crate) fn take_answers(&mut self) -> usize {
+        let answers = self.admin.jobs.inbox.take();
+        let work = answers.len();
+        for (number, answer) in answers {
+            self.answered(number, answer);
+        }
+        work
+    }
+
+    /// The operator takes a namespace away that is being created for the guest, of which the device does not know yet. Whether there is one.
+    pub(crate) fn withdraw_creation(&mut self, wanted: u32) -> bool {
+        let mut jobs = self.admin.jobs.list.iter_mut();
+        let creation = jobs.find(|job| job.asked && matches!(job.work, Work::Create { nsid, .. } if nsid == wanted));
+        creation.map(|job| job.withdrawn = true).is_some()
     }
 
     /// Goes on with every job that can. Returns work done.
@@ -164,11 +188,7 @@ impl Controller {
         if self.admin.jobs.list.is_empty() {
             return 0;
         }
-        let answers = self.admin.jobs.inbox.take();
-        let mut work = answers.len();
-        for (number, answer) in answers {
-            self.answered(number, answer);
-        }
+        let mut work = self.take_answers();
         let mut at = 0;
         while let Some(job) = self.admin.jobs.list.get(at) {
             let drained = job.drain.iter().all(|attached| attached.in_flight.get() == 0);
@@ -213,9 +233,13 @@ impl Controller {
     /// The host has answered: does to the controller what the job is for.
     fn answered(&mut self, number: u64, answer: Answer) {
         let at = self.admin.jobs.list.iter().position(|job| job.number == number).expect("a job waits for its answer");
-        let work = self.admin.jobs.list[at].work.clone();
+        let Job { work, withdrawn, .. } = &self.admin.jobs.list[at];
+        let (work, withdrawn) = (work.clone(), *withdrawn);
         let result = match (work, answer) {
-            (Work::Create { nsid, .. }, Answer::Created(namespace)) => self.created(nsid, namespace),
+            (Work::Create { nsid, .. }, Answer::Created(namespace)) => {
+                let withdrawn = if withdrawn { Err(Status::INTERNAL_ERROR) } else { Ok(()) };
+                self.created(nsid, withdrawn.and(namespace))
+            }
             (Work::Delete { nsids }, Answer::Done(Ok(()))) => {
                 self.deleted(nsids.last().copied());
                 let job = &mut self.admin.jobs.list[at];
@@ -224,6 +248,10 @@ impl Controller {
                 }
                 // The next one's turn, or the end.
                 job.asked = false;
+                if job.token.is_none() {
+                    let job = self.admin.jobs.list.remove(at);
+                    self.take_back(job);
+                }
                 return;
             }
             (Work::Format { attached, .. }, Answer::Done(result)) => {

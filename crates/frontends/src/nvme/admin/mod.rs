@@ -93,11 +93,11 @@ pub(crate) fn monotonic_millis() -> u64 {
 }
 
 impl Controller {
-    /// Starts an admin command. None needs its task slot: what waits does so in a job.
+    /// Starts an admin command. What waits does so in a job, but for the flush of who turns the write cache off.
     pub(crate) fn admin_command(
         &mut self,
         _cx: &mut ShardContext<'_>,
-        _slot: TaskSlot<'_>,
+        slot: TaskSlot<'_>,
         token: CommandToken,
         sqe: &Sqe,
     ) -> Outcome {
@@ -105,7 +105,7 @@ impl Controller {
             AdminOpcode::IDENTIFY => self.identify(sqe),
             AdminOpcode::GET_LOG_PAGE => self.get_log_page(sqe),
             AdminOpcode::GET_FEATURES => self.get_features(sqe),
-            AdminOpcode::SET_FEATURES => self.set_features(sqe),
+            AdminOpcode::SET_FEATURES => self.set_features(slot, token, sqe),
             AdminOpcode::CREATE_IO_CQ => self.create_io_cq(sqe),
             AdminOpcode::CREATE_IO_SQ => self.create_io_sq(sqe),
             AdminOpcode::DELETE_IO_CQ => self.delete_io_cq(sqe),
@@ -146,6 +146,7 @@ impl Controller {
     fn holds(&self, cid: u16) -> bool {
         self.admin.deletions.iter().any(|(token, _)| token.cid == cid)
             || self.admin.jobs.tokens().any(|token| token.cid == cid)
+            || self.io.running.contains(0, cid)
     }
 
     /// Whether there is work on namespaces under way, or a queue's deletion.

@@ -388,6 +388,32 @@ fn guest_with_shadow() -> (FakeGuest, u64, u64) {
     (guest, shadow, events)
 }
 
+/// What stands in the doorbells is of the last time that the guest had to ring.
+#[test]
+fn without_their_page_shadow_doorbells_say_nothing_new() {
+    let (mut guest, shadow, _) = guest_with_shadow();
+    for tail in 1..=6_u32 {
+        guest.push(1, sqe(NvmOpcode::FLUSH.0, 1));
+        guest.write_value(shadow + 8, &tail);
+        assert!(guest.wait_shadow(1, shadow).status().is_success());
+    }
+    guest.doorbell(2, 3);
+    guest.doorbell(3, 1);
+    assert_eq!(guest.controller.consumed(1), 6);
+    let before = guest.controller.counters.commands();
+    guest.controller.state.registers.shadow_doorbells.set(1 << 40);
+    guest.controller.caches.forget_translations();
+    for _ in 0..10 {
+        guest.step();
+    }
+    assert_eq!((guest.controller.counters.commands(), guest.controller.consumed(1)), (before, 6));
+    guest.controller.state.registers.shadow_doorbells.set(shadow);
+    guest.controller.caches.forget_translations();
+    guest.push(1, sqe(NvmOpcode::FLUSH.0, 1));
+    guest.write_value(shadow + 8, &7_u32);
+    assert!(guest.wait_shadow(1, shadow).status().is_success());
+}
+
 /// Linux's rule (nvme_dbbuf_need_event): whether a store from `old` to `new` passes the event index.
 fn needs_ring(event: u32, new: u32, old: u32) -> bool {
     (new.wrapping_sub(event).wrapping_sub(1) & 0xffff) < (new.wrapping_sub(old) & 0xffff)

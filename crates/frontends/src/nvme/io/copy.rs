@@ -23,7 +23,7 @@ use super::{
     },
     Blocks, gate,
     limits::{CDFE, CDFS, MCL, MSRC_Z, MSSRL},
-    long::{Failure, PIECE, Writer},
+    long::{Failure, PIECE, Writer, check_wanted},
     protect::Protection,
     tagged::{self, PRINFO, Sides},
     task::{Finish, InFlight, wait},
@@ -168,8 +168,8 @@ async fn copy_all(
     for (i, source) in sources.iter().enumerate() {
         let result = match (source.read, write) {
             (Some(read), Some(write)) => {
-                let (namespace, sides) = (&source.attached.namespace, Sides { read, write, before: at.0 - target.0 });
-                let whole = tagged::copy(cx, writer, namespace, (source.lba, at, source.count), sides);
+                let sides = Sides { read, write, before: at.0 - target.0 };
+                let whole = tagged::copy(cx, writer, &source.attached, (source.lba, at, source.count), sides);
                 cx.scratch.place_future(whole).await
             }
             _ => copy_range(cx, writer, at, source).await,
@@ -223,6 +223,7 @@ async fn copy_across(
         return Err(Failure::Reservation);
     }
     let buffer = cx.buffers.take().await;
+    check_wanted(writer.finish, &source.attached)?;
     source.attached.namespace.unchanged(&writer.geometry)?;
     namespace.unchanged(&writer.geometry)?;
     let segments = [buffer.segment((count.0 << writer.geometry.block_size.shift()) as usize)];

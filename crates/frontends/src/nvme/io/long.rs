@@ -2,8 +2,8 @@
 //! Uncorrectable (NVM 3.3.3, 3.3.5, 3.3.7, 3.3.8).
 //!
 //! They go piece by piece, with a turn for others between two pieces, so that none of them keeps its shard from its guests.
-//! Each piece begins with a look whether anybody still waits for the command: after a reset, or when the client has gone, it
-//! stops there.
+//! Each piece begins with a look whether anybody still waits for the command, and whether the namespace is still attached: after a
+//! reset, when the client has gone or the volume may be another one's, it stops there.
 
 use std::{
     rc::Rc,
@@ -77,6 +77,8 @@ pub(super) enum Failure {
     Check(Status),
     /// A reservation took the right away since the command began.
     Reservation,
+    /// The namespace was detached since, and its volume may be another one's.
+    Detached,
     /// Nobody waits for the command any more.
     Unwanted,
 }
@@ -93,6 +95,7 @@ impl From<Failure> for Completion {
             Failure::Volume(error) => of_result(Err(error)),
             Failure::Check(status) => Self::error(status),
             Failure::Reservation => Self::error(Status::RESERVATION_CONFLICT),
+            Failure::Detached => Self::error(Status::INVALID_NAMESPACE_OR_FORMAT),
             // Its queue is gone; nobody sees it.
             Failure::Unwanted => Self::error(Status::ABORTED_SQ_DELETION),
         }
@@ -103,6 +106,15 @@ impl Failure {
     /// The completion of a command that ended so.
     pub(super) fn completion(result: Result<(), Self>) -> Completion {
         result.err().map_or(Completion::SUCCESS, Completion::from)
+    }
+}
+
+/// Whether a command goes on with this namespace.
+pub(super) fn check_wanted(finish: &Finish<'_>, attached: &Attached) -> Result<(), Failure> {
+    match (finish.is_wanted(), attached.gone.get()) {
+        (false, _) => Err(Failure::Unwanted),
+        (true, true) => Err(Failure::Detached),
+        (true, false) => Ok(()),
     }
 }
 
@@ -133,7 +145,7 @@ impl Writer<'_> {
 
     /// Whether it is worth going on.
     pub(super) fn check_wanted(&self) -> Result<(), Failure> {
-        if self.finish.is_wanted() { Ok(()) } else { Err(Failure::Unwanted) }
+        check_wanted(self.finish, self.attached)
     }
 
     /// Carries out an operation on a range that was checked.
@@ -286,7 +298,7 @@ impl Controller {
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
                 let result = match protection {
-                    Some(protection) => tagged::verify(cx, &attached.namespace, blocks, protection, &finish).await,
+                    Some(protection) => tagged::verify(cx, attached, blocks, protection, &finish).await,
                     None => read_through(cx, attached, blocks, &finish).await,
                 };
                 finish.complete(Failure::completion(result));
@@ -327,9 +339,7 @@ async fn deallocate_all(cx: TaskContext<'_>, writer: &Writer<'_>, ranges: &[Data
 async fn read_through(cx: TaskContext<'_>, attached: &Attached, blocks: Blocks, finish: &Finish<'_>) -> Result<(), Failure> {
     let geometry = blocks.geometry;
     for (at, count) in pieces(&geometry, blocks.count, BUFFER_SIZE as u64) {
-        if !finish.is_wanted() {
-            return Err(Failure::Unwanted);
-        }
+        check_wanted(finish, attached)?;
         attached.namespace.unchanged(&geometry)?;
         let buffer = cx.buffers.take().await;
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];

@@ -19,7 +19,7 @@ impl Running {
 
     /// Whether a waiting command of the queue has this identifier.
     #[inline]
-    pub(super) fn contains(&self, sqid: u16, cid: u16) -> bool {
+    pub(crate) fn contains(&self, sqid: u16, cid: u16) -> bool {
         let (word, bit) = place(cid);
         self.count != 0 && matches!(self.queues.get(usize::from(sqid)), Some(Some(words)) if words[word] & bit != 0)
     }

@@ -34,7 +34,7 @@ use super::{
         status::Completion,
     },
     Blocks, gate,
-    long::{Failure, Writer},
+    long::{Failure, Writer, check_wanted},
     protect::Protection,
     task::{Finish, wait},
 };
@@ -277,15 +277,14 @@ pub(super) async fn carry_out_either(
 /// Reads blocks and checks them.
 pub(super) async fn verify(
     cx: TaskContext<'_>,
-    namespace: &Namespace,
+    attached: &Attached,
     blocks: Blocks,
     protection: Protection,
     finish: &Finish<'_>,
 ) -> Result<(), Failure> {
+    let namespace = &attached.namespace;
     for (first, count) in pieces(&blocks.geometry, blocks.count) {
-        if !finish.is_wanted() {
-            return Err(Failure::Unwanted);
-        }
+        check_wanted(finish, attached)?;
         unchanged(namespace, &blocks.geometry, protection.format)?;
         let piece = Piece::take(cx, &blocks.geometry, Lba(blocks.lba.0 + first), count).await;
         piece.submit(cx, namespace, Operation::Read).await?;
@@ -333,16 +332,18 @@ pub(super) struct Sides {
 pub(super) async fn copy(
     cx: TaskContext<'_>,
     writer: &Writer<'_>,
-    source: &Namespace,
+    source: &Attached,
     (from, to, count): (Lba, Lba, BlockCount),
     sides: Sides,
 ) -> Result<(), Failure> {
     for (first, count) in pieces(&writer.geometry, count) {
         let (from, to) = (Lba(from.0 + first), Lba(to.0 + first));
-        if source.uncorrectable.overlaps(from, BlockCount(count)) {
+        if source.namespace.uncorrectable.overlaps(from, BlockCount(count)) {
             return Err(BlockError::ReadFault { errno: 0 }.into());
         }
         let _entered = enter(cx, writer, to, count, sides.write.format).await?;
+        check_wanted(writer.finish, source)?;
+        let source = &source.namespace;
         unchanged(source, &writer.geometry, sides.read.format)?;
         let mut piece = Piece::take(cx, &writer.geometry, from, count).await;
         piece.submit(cx, source, Operation::Read).await?;

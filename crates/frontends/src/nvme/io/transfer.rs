@@ -187,6 +187,11 @@ impl Controller {
             self.check_rights(attached, Rights::WRITE)?;
         }
         self.counters.other_commands += 1;
+        Ok(self.write_caches_back(slot, token))
+    }
+
+    /// Makes durable what was written to all attached namespaces, and completes the command then.
+    pub(crate) fn write_caches_back(&mut self, slot: TaskSlot<'_>, token: CommandToken) -> Outcome {
         // A list on the heap: this is no command of a data path.
         let all: Vec<Rc<Attached>> = self.namespaces.attached().cloned().collect();
         let sink = Rc::clone(&self.sink);
@@ -202,6 +207,6 @@ impl Controller {
                 sink.push(token, of_result(outcome));
             })
         });
-        Ok(self.outcome(token, launched))
+        self.outcome(token, launched)
     }
 }

@@ -1,6 +1,12 @@
 //! Get Features and Set Features.
 
-use millrace_block::BlockSize;
+use std::sync::Arc;
+
+use millrace_backends::{
+    MemoryVolume,
+    fault::{Effect, FaultVolume, Kind, Rule, When},
+};
+use millrace_block::{BlockError, BlockSize};
 use millrace_nvme_spec::{
     command::{NamespaceId, Sqe},
     features::{FeatureId, HostBehavior, Timestamp, TimestampOrigin},
@@ -116,6 +122,24 @@ fn the_write_cache_and_the_burst_are_heeded() {
     assert_eq!(guest.controller.arbitration_burst(), 2);
     expect(&mut guest, set(FeatureId::ARBITRATION, 7), Status::SUCCESS);
     assert_eq!(guest.controller.arbitration_burst(), u32::MAX);
+}
+
+/// Who turns it off flushes no more.
+#[test]
+fn turning_the_write_cache_off_makes_durable_what_was_written() {
+    let mut guest = FakeGuest::boot();
+    let volume = MemoryVolume::create("inner", 1 << 20, BlockSize::B512).expect("a volume");
+    let fault = FaultVolume::new(volume, 1);
+    guest.add_volume(1, Arc::clone(&fault) as Arc<dyn millrace_block::Volume>);
+    let flushes = |guest: &mut FakeGuest, value, status| {
+        let before = fault.requests(Kind::Flush);
+        expect(guest, set(FeatureId::VOLATILE_WRITE_CACHE, value), status);
+        fault.requests(Kind::Flush) - before
+    };
+    assert_eq!([1, 0, 0, 1].map(|value| flushes(&mut guest, value, Status::SUCCESS)), [0, 1, 0, 0]);
+    fault.add(Rule::new(Kind::Flush, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    assert_eq!(flushes(&mut guest, 0, Status::WRITE_FAULT), 1);
+    assert!(!guest.controller.write_cache_enabled(), "what is written from now on is durable all the same");
 }
 
 #[test]

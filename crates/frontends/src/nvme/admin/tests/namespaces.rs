@@ -195,6 +195,68 @@ fn a_creation_outlives_a_reset() {
     expect(&mut guest, delete(1), Status::SUCCESS);
 }
 
+/// Nobody may enable the controller again: its shard has nothing to look for.
+#[test]
+fn an_answer_is_taken_while_the_controller_is_disabled() {
+    let mut guest = boot_with_all();
+    guest.host.hold();
+    let page = guest.alloc_pages(1);
+    guest.write_value(page, &data(2048, 0));
+    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
+    sqe.dptr.prp1 = page;
+    guest.submit(0, sqe);
+    guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
+    guest.disable();
+    guest.host.release();
+    guest.step_until("the answer", |guest| guest.controller.namespaces.allocation(1).is_some());
+    assert!(!guest.controller.has_answers() && !guest.controller.has_jobs());
+}
+
+/// The daemon's record is there before the device has heard of it.
+#[test]
+fn a_namespace_that_is_taken_away_while_it_is_created_does_not_come() {
+    let mut guest = boot_with_all();
+    assert!(!guest.controller.withdraw_creation(1));
+    guest.host.hold();
+    let page = guest.alloc_pages(1);
+    guest.write_value(page, &data(2048, 0));
+    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
+    sqe.dptr.prp1 = page;
+    let cid = guest.submit(0, sqe);
+    guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
+    assert!(guest.controller.withdraw_creation(1));
+    guest.host.release();
+    assert_eq!(code(&guest.wait_for(0, cid)), Status::INTERNAL_ERROR);
+    assert_eq!(guest.controller.namespaces.allocated().count(), 0);
+    assert_eq!(create(&mut guest, &data(8, 0)).dw0, 1, "its identifier is free");
+}
+
+#[test]
+fn a_reset_ends_the_deletion_of_many_after_the_one_under_way() {
+    let mut guest = boot_with_all();
+    for wanted in 1..=2 {
+        assert_eq!(create(&mut guest, &data(8, 0)).dw0, wanted);
+        assert_eq!(attachment(&mut guest, 0, wanted, &[1]), Status::SUCCESS);
+    }
+    guest.host.take_calls();
+    guest.host.hold();
+    guest.submit(0, delete(u32::MAX));
+    let mut calls = Vec::new();
+    guest.step_until("the host to be asked", |guest| {
+        calls.extend(guest.host.take_calls());
+        calls.contains(&HostCall::Delete { nsid: 2 })
+    });
+    guest.disable();
+    guest.host.release();
+    guest.step_until("the answer", |guest| !guest.controller.has_jobs());
+    guest.enable();
+    for _ in 0..10 {
+        guest.step();
+    }
+    assert_eq!(guest.controller.namespaces.attached().map(|attached| attached.nsid).collect::<Vec<_>>(), [1]);
+    assert!(!guest.host.take_calls().contains(&HostCall::Delete { nsid: 1 }));
+}
+
 #[test]
 fn deletions_that_cannot_be_are_refused() {
     let mut guest = boot_with_all();

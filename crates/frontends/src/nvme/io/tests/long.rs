@@ -80,6 +80,23 @@ fn a_long_command_stops_when_its_controller_is_reset() {
     }
 }
 
+/// The volume may be another guest's by then.
+#[test]
+fn a_long_command_stops_when_its_namespace_is_detached() {
+    let long = [(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes), (NvmOpcode::VERIFY, Kind::Read)];
+    for (opcode, kind) in long {
+        let (mut guest, fault) = faulty_guest();
+        let cid = guest.submit(1, command(opcode, 0, SIZE / 512));
+        guest.step_until("the first piece", |_| fault.requests(kind) > 0);
+        let before = fault.requests(kind);
+        assert_eq!(in_flight(&guest), 1, "pieces are left");
+        guest.controller.namespaces.detach(1).expect("it is attached");
+        fails(guest.wait_for(1, cid), Status::INVALID_NAMESPACE_OR_FORMAT);
+        assert_eq!(fault.requests(kind), before, "{opcode}: no piece after it");
+        assert_eq!(guest.controller.namespaces.left(1).count(), 0);
+    }
+}
+
 #[test]
 fn pieces_grow_where_the_volume_is_quick() {
     let mut pace = Pace::new();
