@@ -32,6 +32,7 @@ pub mod graph;
 mod integrity;
 pub mod legs;
 mod locks;
+mod losses;
 mod members;
 mod metadata;
 pub mod meter;

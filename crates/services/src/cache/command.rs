@@ -99,7 +99,7 @@ impl Cache {
                 "it may have lost dirty data of which no flush told the guest that they \
                 are durable; the guest's next flush fails"
             );
-            self.failures.add_lost();
+            self.failures.losses.add();
         }
         Ok(())
     }

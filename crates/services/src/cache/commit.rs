@@ -41,9 +41,9 @@ impl Batch {
 impl Cache {
     /// A guest's flush.
     pub(super) async fn flush(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
-        let lost = self.failures.lost();
+        let lost = self.failures.losses.count();
         let committed = self.commit(cx).await;
-        committed.and(self.failures.tell(lost))
+        committed.and(self.failures.losses.tell(lost))
     }
 
     /// The end of a write that changed what the table on the fast leg should say: waits until it says so, if that was asked for.
@@ -155,8 +155,7 @@ impl Cache {
         }
         let flushed = if self.fast_unflushed.take() == 0 { Ok(()) } else { self.flush_leg(cx, &*self.fast).await };
         if let Err(error) = flushed {
-            self.fast_unflushed.add(WRITTEN);
-            self.fast_failed("a flush of the fast leg", error);
+            self.fast_flush_failed(error);
             return flushed;
         }
         let block_size = self.shape().block_size;
@@ -178,9 +177,18 @@ impl Cache {
         }
         let flushed = self.flush_leg(cx, &*self.fast).await;
         if let Err(error) = flushed {
-            self.fast_failed("a flush of the fast leg", error);
+            self.fast_flush_failed(error);
         }
         flushed
+    }
+
+    /// Dirty blocks that it had not made durable may be gone, and its next flush would not tell.
+    fn fast_flush_failed(&self, error: BlockError) {
+        self.fast_unflushed.add(WRITTEN);
+        if self.dirty_lines() > 0 {
+            self.failures.losses.add();
+        }
+        self.fast_failed("a flush of the fast leg", error);
     }
 
     /// The pages are durable.

@@ -31,8 +31,8 @@ impl Cache {
             // It could not be put away, and memory has more than the table on the fast leg.
             return Ok(());
         }
-        if mount.previous::<Self>().is_some_and(|previous| previous.failures.is_untold()) {
-            self.failures.add_lost();
+        if mount.previous::<Self>().is_some_and(|previous| previous.failures.losses.is_untold()) {
+            self.failures.losses.add();
         }
         let error = match self.take_up_legs(mount) {
             Err(error @ (ServiceError::Leg { .. } | ServiceError::Content { .. })) => error,

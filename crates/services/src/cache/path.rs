@@ -589,7 +589,7 @@ impl Volume for Cache {
             Err(error) => return Step::Done(Err(error)),
         };
         match request.operation {
-            Operation::Flush if !self.may_be_dirty.load(Ordering::Relaxed) && !self.failures.is_untold() => {
+            Operation::Flush if !self.may_be_dirty.load(Ordering::Relaxed) && !self.failures.losses.is_untold() => {
                 self.slow.submit(cx, request)
             }
             Operation::Flush => Step::Wait(cx.scratch.place_future(self.flush(cx, request))),

@@ -1,14 +1,16 @@
-//! What the legs have not made durable yet, and what was lost where a flush of the slow one failed.
+//! What the legs have not made durable yet, and what was lost where a flush of one failed.
 //!
 //! A leg may drop what it could not make durable, and its next flush succeeds all the same:
 //! * what was written back is on the fast leg still, and becomes dirty again before the slow leg is flushed once more;
-//! * what requests wrote to the slow leg is nowhere else: the guest is told at its next flush, whoever asked for the one that failed.
+//! * what requests wrote to the slow leg, or, dirty, to the fast one, is nowhere else: the guest is told at its next flush, whoever asked
+//!   for the one that failed.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use millrace_block::{BlockError, TaskContext, yield_now};
 
 use super::{Cache, Core, table::set_bits};
+use crate::losses::Losses;
 
 /// Something was written.
 pub(super) const WRITTEN: u8 = 1;
@@ -51,37 +53,14 @@ pub(super) struct Failures {
     slow: AtomicU64,
     /// What was written back may not be there: see [`Cache::take_back`].
     suspect: AtomicBool,
-    /// After which a guest may miss something, and those of them that it was told of.
-    lost: AtomicU64,
-    told: AtomicU64,
+    /// After which a guest may miss something.
+    pub(super) losses: Losses,
 }
 
 impl Failures {
     /// How often the slow leg has failed to flush.
     pub(super) fn of_slow(&self) -> u64 {
         self.slow.load(Ordering::SeqCst)
-    }
-
-    /// How often a guest has lost something.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::SeqCst)
-    }
-
-    /// The guest may have lost something that was acknowledged.
-    pub(super) fn add_lost(&self) {
-        self.lost.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Whether the guest's next flush has to fail.
-    pub(super) fn is_untold(&self) -> bool {
-        self.lost() != self.told.load(Ordering::Relaxed)
-    }
-
-    /// The end of a guest's flush, before which so much was `lost`: an error where that, or something since, was not told yet.
-    pub(super) fn tell(&self, lost: u64) -> Result<(), BlockError> {
-        let now = self.lost();
-        let told = self.told.fetch_max(now, Ordering::SeqCst);
-        if told < now || lost < now { Err(BlockError::WriteFault { errno: 0 }) } else { Ok(()) }
     }
 }
 
@@ -99,7 +78,7 @@ impl Cache {
             self.failures.slow.fetch_add(1, Ordering::SeqCst);
             self.failures.suspect.store(true, Ordering::SeqCst);
             if what & BESIDE != 0 {
-                self.failures.add_lost();
+                self.failures.losses.add();
             }
             // One text, which is logged once however often it happens.
             self.note(format!(

@@ -228,6 +228,13 @@ impl Intent {
         }
     }
 
+    /// The legs may differ in these regions.
+    pub(crate) fn suspect_page(&self, page: &Page) {
+        for region in (0..self.regions()).filter(|region| page[bit(*region).0] & bit(*region).1 != 0) {
+            self.suspect(&(region..=region));
+        }
+    }
+
     /// The legs may differ wherever a mark is.
     pub(crate) fn suspect_marked(&self) {
         for region in 0..self.regions() {

@@ -102,7 +102,7 @@ impl Members {
             }
             let readable = masks.readable & !fresh;
             if (readable.count_ones() as usize) < self.rules.least {
-                self.unflushed.fetch_or(refused & masks.writable, Ordering::AcqRel);
+                self.note_unflushed(refused);
                 return Err(why.error());
             }
             let new = fresh & masks.writable;
@@ -194,9 +194,24 @@ impl Members {
         drop(turn);
         let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
         if dropped.is_err() {
-            self.unflushed.fetch_or(refused & self.masks().writable, Ordering::AcqRel);
+            self.note_unflushed(refused);
         }
         dropped
+    }
+
+    /// Legs refused a flush, and those that stay may have lost what they had not made durable: their next flush would not tell, but the
+    /// guest's does. Where all have the same they may differ now.
+    fn note_unflushed(&self, legs: u8) {
+        let legs = legs & self.masks().writable;
+        if legs == 0 {
+            return;
+        }
+        self.losses.add();
+        if self.rules.placed {
+            self.unflushed.fetch_or(legs, Ordering::AcqRel);
+        } else if let Some(intent) = self.intent() {
+            intent.suspect_marked();
+        }
     }
 
     /// Flushes legs; those that refuse.
@@ -223,6 +238,7 @@ impl Members {
         if idle.iter().all(|word| *word == 0) {
             return;
         }
+        let suspicions = intent.suspicions();
         intent.unmark(&idle);
         for region in (0..intent.regions()).filter(|region| idle[(region / 64) as usize] >> (region % 64) & 1 == 1) {
             self.ranges.quiesce(cx, region << intent.shift()..(region + 1) << intent.shift()).await;
@@ -233,7 +249,14 @@ impl Members {
         if dropped.is_err() || self.masks().writable != masks.writable {
             // A leg that failed may have lost what it had not made durable: the marks tell where. They are still on the legs.
             intent.mark_again(&idle, true);
+            if dropped.is_err() {
+                self.note_unflushed(failed.legs);
+            }
             tracing::debug!(name = self.name, "marks stay");
+        } else if intent.suspicions() != suspicions {
+            // All that was marked came under suspicion, while these seemed not to be.
+            intent.mark_again(&idle, true);
+            intent.suspect_page(&idle);
         } else if self.store_page(cx, &turn).await.is_err() {
             intent.mark_again(&idle, false);
         }

@@ -46,6 +46,7 @@ use crate::{
     background::LocalFuture,
     legs::{Leg, block_on},
     locks::{Ranges, Turn, until},
+    losses::Losses,
     record::Region,
     service::{Build, ServiceError},
     settings::{SettingError, Settings},
@@ -139,8 +140,10 @@ pub(crate) struct Members {
     on_legs: Mutex<Option<OnLegs>>,
     /// Of each leg, which copy of its table was damaged when it was opened.
     damaged: Mutex<Vec<Option<String>>>,
-    /// Legs that refused a flush, and had to stay: the next flush would not tell what they lost.
+    /// Legs that refused a flush, and had to stay, where each leg has its own place ([`Self::note_unflushed`]).
     pub(crate) unflushed: AtomicU8,
+    /// What the guest has to be told at its next flush.
+    pub(crate) losses: Losses,
     /// Legs that failed.
     pub(crate) dropped: AtomicU64,
     /// Stale regions when resync began.
@@ -220,6 +223,7 @@ impl Members {
             on_legs: Mutex::new(None),
             damaged: Mutex::default(),
             unflushed: AtomicU8::new(0),
+            losses: Losses::default(),
             dropped: AtomicU64::new(0),
             resync_total: AtomicU64::new(0),
         })

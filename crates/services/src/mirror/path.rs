@@ -241,9 +241,15 @@ impl Mirror {
                 return Ok(());
             }
         }
-        if let (Some(intent), Some(range)) = (self.intent(), &writing.range) {
-            let bytes = range.bytes();
-            intent.suspect(&intent.regions_of(bytes.start, bytes.end.min(self.members.bytes())));
+        if let Some(intent) = self.intent() {
+            match &writing.range {
+                Some(range) => {
+                    let bytes = range.bytes();
+                    intent.suspect(&intent.regions_of(bytes.start, bytes.end.min(self.members.bytes())));
+                }
+                // A flush: what each has lost that refused it nobody knows, but where it can be.
+                None => intent.suspect_marked(),
+            }
         }
         Err(writing.refused.or(writing.error).unwrap_or(BlockError::WriteFault { errno: 0 }))
     }
@@ -309,7 +315,26 @@ impl Mirror {
 
     /// A flush of all legs.
     fn flush<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        self.write_legs(cx, Writing::new(None, None, self.masks().writable), request)
+        if self.members.losses.is_untold() {
+            return Step::Wait(cx.scratch.place_future(self.flush_and_tell(cx, request)));
+        }
+        let losses = self.members.losses.count();
+        match self.write_legs(cx, Writing::new(None, None, self.masks().writable), request) {
+            Step::Done(result) => Step::Done(result.and(self.members.losses.tell(losses))),
+            step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(self.tell(losses, step))),
+        }
+    }
+
+    async fn tell(&self, losses: u64, step: Step<'_>) -> Result<(), BlockError> {
+        let flushed = step.await;
+        flushed.and(self.members.losses.tell(losses))
+    }
+
+    /// The same after a loss that the guest has not been told of.
+    async fn flush_and_tell(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let losses = self.members.losses.count();
+        let step = self.write_legs(cx, Writing::new(None, None, self.masks().writable), request);
+        self.tell(losses, step).await
     }
 
     /// A read or compare: of one leg.

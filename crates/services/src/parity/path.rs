@@ -287,6 +287,13 @@ impl Parity {
         }
     }
 
+    /// A guest's flush.
+    async fn flush(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        let losses = self.members.losses.count();
+        let hardened = self.harden(cx).await;
+        hardened.and(self.members.losses.tell(losses))
+    }
+
     /// Makes everything that was written durable, on all legs in use.
     pub(super) async fn harden(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let mut written = [0; MOST_PARTS];
@@ -320,6 +327,7 @@ impl Parity {
     /// Legs refused a flush, and must stay. What they had not made durable may be gone, and the next flush would not tell.
     async fn doubt(&self, cx: TaskContext<'_>, legs: u8, error: BlockError) {
         let Some(intent) = self.members.intent().filter(|_| legs != 0) else { return };
+        self.members.losses.add();
         if self.is_healthy(self.members.masks()) {
             intent.suspect_marked();
         } else if self.journal.rings().iter().any(|ring| ring.head() > ring.tail()) {
@@ -652,7 +660,7 @@ impl Volume for Parity {
             Err(error) => return Step::Done(Err(error)),
         };
         match request.operation {
-            Operation::Flush => Step::Wait(cx.scratch.place_future(self.harden(cx))),
+            Operation::Flush => Step::Wait(cx.scratch.place_future(self.flush(cx))),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read => self.read(cx, request),
             Operation::Compare => Step::Wait(cx.scratch.place_future(compare_by_reading(self, cx, request))),

@@ -230,6 +230,26 @@ fn a_fast_leg_that_lost_what_was_never_flushed_is_not_believed_when_it_comes_aga
     });
 }
 
+/// Its next flush succeeds, and the table would call dirty what is not there.
+#[test]
+fn the_guest_is_told_of_dirty_data_that_a_failed_flush_of_the_fast_leg_lost() {
+    let legs = faulty(50);
+    legs[0].hold_writes();
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        legs[0].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        bench.write_random(0, 8);
+    });
+    assert_eq!(legs[0].faults(), 1);
+    assert!(legs[0].power_loss() > 0);
+    legs[0].clear();
+    on_bench(&graph, |bench| {
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::WriteFault { errno: 0 }));
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+    });
+}
+
 #[test]
 fn a_bad_sector_does_not_keep_a_volume_from_being_opened() {
     for leg in [FAST, SLOW] {

@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockCount, Lba};
+use millrace_block::{BlockCount, BlockError, Lba, Operation};
 
 use super::{
     failures::{WRITE_FAULT, pull},
@@ -198,4 +198,59 @@ fn a_format_beside_a_resync_leaves_nothing_of_what_was_there() {
         assert!(volumes.iter().all(|leg| data_of(leg).iter().all(|byte| *byte == 0)));
         on_bench(&graph, |bench| bench.expect_zeroes(0, bench.blocks()));
     }
+}
+
+/// Each may have lost something else: they are made alike again, and until then all reads go to one.
+#[test]
+fn legs_that_all_refuse_a_flush_are_compared() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, ", &volumes, Reason::Create);
+    for leg in &legs {
+        leg.hold_writes();
+    }
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 400);
+        for leg in &legs {
+            leg.add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+        }
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(WRITE_FAULT));
+    });
+    for leg in &legs {
+        assert!(leg.power_loss() > 0);
+        leg.clear();
+    }
+    assert!(data_of(&volumes[0]) != data_of(&volumes[1]));
+    on_bench(&graph, |bench| bench.plain(Operation::Flush, 0, 0).unwrap());
+    assert!(mirror(&graph).intent().unwrap().stale() > 0);
+    assert!(resync(&graph));
+    assert!(data_of(&volumes[0]) == data_of(&volumes[1]));
+}
+
+/// The leg that has all data has lost some, while another one is filled from it: the guest is told, and they become alike.
+#[test]
+fn a_flush_of_the_mirrors_own_that_the_last_good_leg_refuses_is_the_guests_matter() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, ", &volumes, Reason::Create);
+    on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    command(&graph, "fail", 1).unwrap();
+    on_bench(&graph, |bench| _ = bench.write_random(0, 8));
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+    legs[0].hold_writes();
+    on_bench(&graph, |bench| _ = bench.write_random(512, 100));
+    look_at_marks(&graph);
+    legs[0].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+    look_at_marks(&graph);
+    assert_eq!((legs[0].faults(), state(&graph, 0).as_str()), (1, "good"), "it has to stay");
+    assert!(legs[0].power_loss() > 0);
+    legs[0].clear();
+    on_bench(&graph, |bench| {
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::WriteFault { errno: 0 }));
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 1), "good");
+    assert!(data_of(&volumes[0]) == data_of(&volumes[1]));
 }
