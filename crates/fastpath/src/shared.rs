@@ -251,7 +251,10 @@ impl FastPath {
             match unsafe { self.submit(submission, position) } {
                 Ok(place) => return self.finish(place),
                 Err(Error::Full) if !pause.exceeds(self.timeout) => {
-                    self.lock().poll();
+                    let mut space = self.lock();
+                    space.poll();
+                    pause.pass_on(&space);
+                    drop(space);
                     self.pause(&mut pause);
                 }
                 Err(error) => return Err(error),
@@ -271,6 +274,7 @@ impl FastPath {
                 space.abandon(place);
                 return Err(Error::TimedOut);
             }
+            pause.pass_on(&space);
             drop(space);
             self.pause(&mut pause);
         }
@@ -279,7 +283,7 @@ impl FastPath {
     /// Waits a little, the longer it has waited the more.
     fn pause(&self, pause: &mut Pause<'_>) {
         pause.rounds = pause.rounds.saturating_add(1);
-        match (pause.rounds, &self.events) {
+        match (pause.rounds, self.events.as_ref().filter(|_| !pause.naps)) {
             (0..SPINS, _) => std::hint::spin_loop(),
             (_, None) => {
                 std::thread::sleep(NAP);
@@ -317,11 +321,13 @@ struct Pause<'a> {
     events: Option<&'a OwnedFd>,
     /// The event fd was read.
     has_read: bool,
+    /// It told of others' requests, and is left to them from then on.
+    naps: bool,
 }
 
 impl<'a> Pause<'a> {
     fn new(path: &'a FastPath) -> Self {
-        Self { rounds: 0, since: None, events: path.events.as_ref(), has_read: false }
+        Self { rounds: 0, since: None, events: path.events.as_ref(), has_read: false, naps: false }
     }
 
     /// Whether it is longer than `timeout`. Short waits do not ask the clock.
@@ -330,6 +336,21 @@ impl<'a> Pause<'a> {
             return false;
         }
         self.since.get_or_insert_with(Instant::now).elapsed() >= timeout
+    }
+
+    /// What was read has told of requests that have ended and are not this one's: who sleeps for them is not to wait for this one's end.
+    fn pass_on(&mut self, space: &Space) {
+        if self.has_read && space.has_completions() {
+            self.give_back();
+            (self.has_read, self.naps) = (false, true);
+        }
+    }
+
+    fn give_back(&self) {
+        if let Some(events) = self.events {
+            // It is full: then it is readable already.
+            let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
+        }
     }
 
     /// Asks now and then whether the daemon is still there.
@@ -344,9 +365,8 @@ impl Drop for Pause<'_> {
     /// What was read may have told of something else that ended, for which another thread sleeps, or the program itself: they look once
     /// more, perhaps in vain.
     fn drop(&mut self) {
-        if let Some(events) = self.events.filter(|_| self.has_read) {
-            // It is full: then it is readable already.
-            let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
+        if self.has_read {
+            self.give_back();
         }
     }
 }

@@ -578,6 +578,11 @@ impl Space {
         request.errno = Errno::TIMEDOUT.raw_os_error();
     }
 
+    /// Whether tagged requests have ended that nobody has taken.
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
+    }
+
     /// The next tagged request that has ended.
     pub(crate) fn completion(&mut self) -> Option<Completion> {
         self.completions.pop_front()

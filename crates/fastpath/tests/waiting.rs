@@ -71,6 +71,38 @@ fn a_wait_leaves_the_event_of_what_ended_beside_it() {
     daemon.finish();
 }
 
+/// One thread waits for long, another sleeps for what ends before that.
+#[test]
+fn a_long_wait_keeps_no_event_to_itself() {
+    let daemon = Daemon::start();
+    let space = slow(&daemon);
+    empty(&space);
+    std::thread::scope(|scope| {
+        // One after the other, four a second.
+        for tag in 0..4 {
+            space.begin_read(tag, 0, 0..512).unwrap();
+        }
+        let long = scope.spawn(|| {
+            space.read(0, &mut [0; 512]).unwrap();
+            Instant::now()
+        });
+        let (mut done, mut ended) = ([Completion::default(); 4], 0);
+        let mut last = Instant::now();
+        while ended < 4 {
+            assert_eq!(told(space.events().unwrap(), PollFlags::IN, PATIENCE), PollFlags::IN);
+            empty(&space);
+            let taken = space.poll(&mut done);
+            if taken > 0 && ended == 0 {
+                last = Instant::now();
+            }
+            ended += taken;
+        }
+        assert!(last < long.join().unwrap(), "the first was told of before the last had ended");
+    });
+    drop(space);
+    daemon.finish();
+}
+
 #[test]
 fn who_only_looks_now_and_then_learns_that_the_daemon_has_ended() {
     let mut daemon = Daemon::start();

@@ -206,7 +206,7 @@ impl Graph {
         Ok(Self { root, tasks: Vec::new(), spawner: Arc::clone(spawner) })
     }
 
-    /// What a namespace holds, by way of a [`Switch`](millrace_block::Switch).
+    /// What a namespace holds, by way of a [`Switch`].
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.root.volume
     }

@@ -229,7 +229,7 @@ pub struct Reading {
 pub struct Meters {
     /// Of all together.
     pub all: Reading,
-    /// Of devices apart, by their numbers ([`Asker::number`]), without throttled time; those that were too many, and who is no device, only
+    /// Of devices apart, by their numbers ([`Asker::number`](millrace_block::Asker::number)), without throttled time; those that were too many, and who is no device, only
     /// count in `all`.
     pub apart: Vec<(u32, Reading)>,
     /// What it counts with, which the meter that follows it in a change has from it: with others, counting has begun anew.

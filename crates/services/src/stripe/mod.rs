@@ -165,7 +165,12 @@ impl Map for StripeMap {
     }
 
     fn capacity(&self, legs: &[Leg]) -> u64 {
-        let chunks = legs.iter().fold(0_u64, |sum, leg| sum.saturating_add(leg.geometry().bytes() / self.chunk));
+        let rows = legs.iter().map(|leg| leg.geometry().bytes() / self.chunk);
+        let chunks = match &*self.zones {
+            // Legs alike, but for what a growth that failed has left.
+            [_] => rows.min().unwrap_or(0).saturating_mul(legs.len() as u64),
+            _ => rows.fold(0, u64::saturating_add),
+        };
         chunks.saturating_mul(1 << self.shift())
     }
 

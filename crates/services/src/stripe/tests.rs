@@ -144,3 +144,16 @@ fn nonsense_is_refused_by_name() {
 fn flushed_data_survive_power_cuts() {
     crash_test(&CrashTest::new("stripe(chunk=4K, disk:0, disk:1, disk:2)", 3));
 }
+
+/// A growth that failed on the other leg has left it longer.
+#[test]
+fn a_leg_that_alone_has_grown_adds_nothing() {
+    let wanted = Wanted { block_size: BlockSize::B512, blocks: 24, read_only: false };
+    let legs: Vec<_> = (0..2).map(|leg| Tap::new(memory(wanted, leg))).collect();
+    let map = StripeMap::new(4096, &legs, BlockSize::B512);
+    assert_eq!(map.capacity(&legs), 48);
+    legs[0].resize(BlockCount(48)).unwrap();
+    assert_eq!(map.capacity(&legs), 48);
+    legs[1].resize(BlockCount(40)).unwrap();
+    assert_eq!(map.capacity(&legs), 80);
+}

@@ -114,7 +114,7 @@ impl Group {
 
     /// Gives it other caps, at once and under any load. What it holds or owes stays the same.
     pub fn set(&self, caps: &Caps) {
-        self.levels[0].set(&caps.rates, None);
+        self.levels[0].set(&caps.rates, &[]);
     }
 
     pub(crate) fn weight(&self) -> Weight {

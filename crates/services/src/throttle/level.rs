@@ -248,10 +248,13 @@ impl Leases {
 }
 
 impl Level {
-    /// Sets its caps; `from`: a level whose tokens, held and owed, it takes over first. Nothing that was owed is forgiven.
-    pub(super) fn set(&self, rates: &Rates, from: Option<&Level>) {
+    /// Sets its caps; `from`: levels of one kind, of which it takes over first the tokens that the one has that owes most. Nothing that was
+    /// owed is forgiven.
+    pub(super) fn set(&self, rates: &Rates, from: &[&Level]) {
         let now = clock::now();
-        let before = from.map(|from| from.lock().caps.each_ref().map(|cap| (cap.rate, cap.filled, cap.largest)));
+        let caps_of = |from: &&Level| from.lock().caps.each_ref().map(|cap| (cap.rate, cap.filled, cap.largest));
+        let more = |one: (_, u64, u64), other: (_, u64, u64)| (one.0, one.1.max(other.1), one.2.max(other.2));
+        let before = from.iter().map(caps_of).reduce(|all, these| std::array::from_fn(|cap| more(all[cap], these[cap])));
         let mut state = self.lock();
         for (at, (cap, rate)) in state.caps.iter_mut().zip(rates).enumerate() {
             if let Some(before) = &before {

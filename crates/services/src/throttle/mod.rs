@@ -476,9 +476,11 @@ impl Volume for Throttle {
 impl Service for Throttle {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         let previous = mount.previous::<Self>();
+        let before: Vec<&Level> = previous.iter().flat_map(|old| old.lanes.iter().map(|lane| &lane.chain.own)).collect();
         for (at, lane) in self.lanes.iter().enumerate() {
-            let before = previous.as_ref().and_then(|previous| previous.lanes.get(at));
-            lane.chain.own.set(&self.caps.rates, before.map(|before| &before.chain.own));
+            // Of other devices, or of all together: what was owed to any of them.
+            let before = if before.len() == self.lanes.len() { &before[at..=at] } else { &before[..] };
+            lane.chain.own.set(&self.caps.rates, before);
         }
         Ok(())
     }
