@@ -357,6 +357,12 @@ fn moves_survive_the_worker_that_lets_go() {
     moves_survive(|daemon, at| Some(worker_of(daemon, at)));
 }
 
+/// And when the one ends that takes it: it does not open what the other may have open.
+#[test]
+fn moves_survive_the_worker_that_receives() {
+    moves_survive(|daemon, at| Some(worker_of(daemon, if at == "a" { "b" } else { "a" })));
+}
+
 fn moves_survive(victim: impl Fn(&Daemon, &str) -> Option<u32>) {
     let daemon = Daemon::start_with(&BY_TENANT);
     file_disk(&daemon, "a", &["--tenant", "x"]);

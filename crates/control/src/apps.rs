@@ -7,6 +7,7 @@
 //!
 //! Who may reach the socket is the run directory's to say, who may have which volume the configuration's and the API's ([`AppUser`]).
 
+mod line;
 mod users;
 
 use std::{
@@ -28,7 +29,7 @@ use rustix::{
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 use serde::{Deserialize, Serialize};
-use tokio::{net::UnixListener, runtime::Handle, sync::Semaphore};
+use tokio::{net::UnixListener, runtime::Handle};
 
 use crate::{
     Name,
@@ -39,6 +40,7 @@ use crate::{
     manager::{Asker, Elsewhere, Manager, SessionSpec},
 };
 
+use self::line::Line;
 pub use users::{AppChange, AppUser};
 pub(crate) use users::{invalid, name};
 
@@ -50,9 +52,6 @@ const REQUEST: usize = 4096;
 
 /// How long an application may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Applications heard at a time.
-const HEARD: usize = 16;
 
 /// What an application sends, in one line.
 #[derive(Debug, Deserialize)]
@@ -88,9 +87,8 @@ pub(crate) fn bind(run_dir: &Path) -> Result<UnixListener, DirError> {
 
 /// Answers until it is dropped.
 pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: Option<Arc<Cells>>) {
-    let heard = Arc::new(Semaphore::new(HEARD));
+    let line = Line::new();
     loop {
-        let Ok(permit) = Arc::clone(&heard).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -99,18 +97,24 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: 
                 continue;
             }
         };
+        let Ok(peer) = stream.peer_cred() else { continue };
+        let Some(place) = line.join(peer.uid()) else {
+            tracing::debug!(uid = peer.uid(), "too many applications of one user wait: one is turned away");
+            continue;
+        };
         let (manager, cells) = (Arc::clone(&manager), cells.clone());
-        tokio::task::spawn_blocking(move || {
-            let answered = stream.peer_cred().and_then(|peer| {
+        tokio::spawn(async move {
+            let Some(heard) = place.turn().await else { return };
+            let answering = tokio::task::spawn_blocking(move || {
                 let stream = stream.into_std()?;
                 stream.set_nonblocking(false)?;
                 stream.set_write_timeout(Some(PATIENCE))?;
                 answer(&manager, cells.as_ref(), Asker { uid: peer.uid() }, &stream)
             });
-            if let Err(error) = answered {
+            if let Ok(Err(error)) = answering.await {
                 tracing::debug!(%error, "an application left before its answer");
             }
-            drop(permit);
+            drop(heard);
         });
     }
 }

@@ -81,7 +81,7 @@ impl Live {
     pub(crate) fn is_held(&self) -> Result<bool, ControlError> {
         match self {
             Self::Controller(device) => device.is_held(),
-            Self::Disk(disk) => disk.call(|device, _| device.is_held()),
+            Self::Disk(disk) => disk.call(|device, cx| device.is_held(cx)),
         }
     }
 
@@ -315,8 +315,7 @@ impl LiveDisk {
 
     fn is_idle(&self) -> Result<bool, ControlError> {
         let key = self.key;
-        // One that a fault of ours fenced answers nothing any more, and is as idle as it will be.
-        let idle = move |shard: &mut Shard| shard.with_device(key, |device: &mut VirtioBlkDevice, _| device.is_idle());
+        let idle = move |shard: &mut Shard| shard.with_device(key, |device: &mut VirtioBlkDevice, cx| device.is_idle(cx));
         Ok(self.shard.call_wait(idle)?.unwrap_or(true))
     }
 

@@ -1,6 +1,7 @@
 //! The declared state on disk: `state.redb` in the state directory (format: docs/formats/state.md).
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -37,6 +38,8 @@ const COPIES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("copies");
 const GROUPS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("groups");
 /// Keys are users' numbers, as text.
 const APPS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("apps");
+/// Keys are names of volumes that have come from another worker and were not opened.
+const RECEIVED: TableDefinition<'_, &str, ()> = TableDefinition::new("received");
 /// Keys are paths, as bytes.
 const FILES: TableDefinition<'_, &[u8], ()> = TableDefinition::new("files");
 const VERSION: &str = "layout_version";
@@ -259,6 +262,9 @@ pub(crate) struct Changes<'a> {
     /// What commands said of users' applications.
     pub(crate) put_apps: Vec<&'a AppUser>,
     pub(crate) remove_apps: Vec<u32>,
+    /// Volumes that have come from another worker, and were not opened; no more, as those that are removed.
+    pub(crate) put_received: Vec<&'a Name>,
+    pub(crate) remove_received: Vec<&'a Name>,
     /// Files that are about to be made or removed.
     pub(crate) put_files: Vec<&'a Path>,
     pub(crate) remove_files: Vec<&'a Path>,
@@ -306,6 +312,7 @@ impl Store {
                 transaction.open_table(GROUPS)?;
                 transaction.open_table(FILES)?;
                 transaction.open_table(APPS)?;
+                transaction.open_table(RECEIVED)?;
             }
             Ok(found.unwrap_or(LAYOUT_VERSION))
         })?;
@@ -351,6 +358,15 @@ impl Store {
         self.read_all(APPS, "user")
     }
 
+    /// Volumes that have come from another worker, and were not opened.
+    pub(crate) fn load_received(&self) -> Result<BTreeSet<Name>, StoreError> {
+        let names: Vec<String> = self.with_database(|database| {
+            let table = database.begin_read()?.open_table(RECEIVED)?;
+            table.iter()?.map(|entry| Ok(entry?.0.value().to_owned())).collect::<Result<_, redb::Error>>()
+        })?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
     /// Files that were about to be made or removed.
     pub(crate) fn load_files(&self) -> Result<Vec<PathBuf>, StoreError> {
         self.with_database(|database| {
@@ -387,6 +403,13 @@ impl Store {
             }
             for record in &changes.put_volumes {
                 volumes.insert(record.spec.name.as_str(), encode(record).as_slice())?;
+            }
+            let mut received = transaction.open_table(RECEIVED)?;
+            for name in changes.remove_volumes.iter().chain(&changes.remove_received) {
+                received.remove(name.as_str())?;
+            }
+            for name in &changes.put_received {
+                received.insert(name.as_str(), ())?;
             }
             let mut devices = transaction.open_table(DEVICES)?;
             for name in &changes.remove_devices {

@@ -13,15 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_services::{Leaf, Node};
+use millrace_services::{Leaf, Node, throttle::groups_of};
 use thiserror::Error;
+use uuid::Uuid;
 
 use super::{MAIN, door::Part, folder, forget, stored};
 use crate::{
     Name,
     config::{Declared, IsolationMode},
     dirs::{DirError, make_private},
-    model::CopyState,
+    model::{CopyState, GroupSpec},
     store::{Changes, CopyRecord, DeviceRecord, Store, StoreError, VolumeRecord},
 };
 
@@ -117,6 +118,7 @@ struct Stored {
     volumes: Vec<VolumeRecord>,
     devices: Vec<DeviceRecord>,
     copies: Vec<CopyRecord>,
+    groups: Vec<GroupSpec>,
 }
 
 /// Spreads what is stored and what is declared over workers. `own` is the daemon's state.
@@ -132,6 +134,7 @@ pub(crate) fn arrange(
     for cell in &cells {
         states.push(load(Some(cell.clone()), open(&folder(state_dir, cell))?)?);
     }
+    end_moves(&mut states)?;
     twins::rename(&mut states)?;
     let mut families = Families::default();
     families.note_all(&states, mode, declared)?;
@@ -152,9 +155,9 @@ pub(crate) fn arrange(
 }
 
 fn load(cell: Option<Name>, store: Store) -> Result<Stored, ArrangeError> {
-    let ((volumes, devices), copies) = (store.load()?, store.load_copies()?);
+    let ((volumes, devices), copies, groups) = (store.load()?, store.load_copies()?, store.load_groups()?);
     let devices = devices.into_iter().filter(|device| device.session.is_none()).collect();
-    Ok(Stored { cell, store, volumes, devices, copies })
+    Ok(Stored { cell, store, volumes, devices, copies, groups })
 }
 
 /// Opens a cell's state. Its worker may be about to end.
@@ -166,6 +169,26 @@ fn open(path: &Path) -> Result<Store, StoreError> {
             result => return result,
         }
     }
+}
+
+/// A volume that is where it was and has been received elsewhere is the former: it may have been changed since. Of one that was let go
+/// what was received is all there is.
+fn end_moves(states: &mut [Stored]) -> Result<(), StoreError> {
+    let mut settled: Vec<Uuid> = Vec::new();
+    for state in states.iter() {
+        let received = state.store.load_received()?;
+        let open = state.volumes.iter().filter(|record| !received.contains(&record.spec.name));
+        settled.extend(open.map(|record| record.uuid));
+    }
+    for state in states {
+        let received = state.store.load_received()?;
+        let is_old = |record: &VolumeRecord| received.contains(&record.spec.name) && settled.contains(&record.uuid);
+        let old: Vec<VolumeRecord> = state.volumes.extract_if(.., |record| is_old(record)).collect();
+        let remove_volumes = old.iter().map(|record| &record.spec.name).collect();
+        let remove_received = received.iter().collect();
+        state.store.apply(&Changes { remove_volumes, remove_received, ..Changes::default() })?;
+    }
+    Ok(())
 }
 
 fn text(cell: Option<&Name>) -> String {
@@ -314,9 +337,10 @@ fn put_right(states: &[Stored], families: &mut Families, mode: IsolationMode) ->
             devices.insert(&record.spec.name, DeviceRecord { cntlid, ..record.clone() });
         }
         let copies = copies_to_come(state, states, families);
+        let groups = groups_to_come(state, states, volumes.values().copied());
         let (put_volumes, put_devices) = (volumes.into_values().collect(), devices.values().collect());
-        let put_copies = copies.iter().collect();
-        state.store.apply(&Changes { put_volumes, put_devices, put_copies, ..Changes::default() })?;
+        let (put_copies, put_groups) = (copies.iter().collect(), groups.values().copied().collect());
+        state.store.apply(&Changes { put_volumes, put_devices, put_copies, put_groups, ..Changes::default() })?;
     }
     for state in states {
         let volumes = state.volumes.iter().map(|record| &record.spec.name);
@@ -328,6 +352,25 @@ fn put_right(states: &[Stored], families: &mut Families, mode: IsolationMode) ->
         state.store.apply(&Changes { remove_volumes, remove_devices, remove_copies, ..Changes::default() })?;
     }
     Ok(())
+}
+
+/// Groups that volumes bring with them, and those that these are in: where they come to, they hold for themselves.
+fn groups_to_come<'a>(
+    state: &Stored,
+    states: &'a [Stored],
+    volumes: impl Iterator<Item = &'a VolumeRecord>,
+) -> BTreeMap<&'a str, &'a GroupSpec> {
+    let mut look: Vec<&str> = volumes.flat_map(|record| groups_of(&record.spec.stack)).collect();
+    let mut groups = BTreeMap::new();
+    while let Some(name) = look.pop() {
+        let known = state.groups.iter().any(|own| own.name.as_str() == name) || groups.contains_key(&name);
+        let found = states.iter().flat_map(|other| &other.groups).find(|group| !known && group.name.as_str() == name);
+        if let Some(group) = found {
+            groups.insert(group.name.as_str(), group);
+            look.extend(group.within.as_ref().map(Name::as_str));
+        }
+    }
+    groups
 }
 
 /// Copies that are elsewhere and belong here, under names that are free here.

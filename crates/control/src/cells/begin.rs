@@ -118,11 +118,12 @@ impl Cells {
         self.refresh_all().await;
         let manager = Arc::clone(&self.manager);
         let here = tokio::task::spawn_blocking(move || manager.volumes()).await.unwrap_or_default();
-        let mut places: BTreeMap<String, Vec<(Place, String, bool)>> = BTreeMap::new();
+        let mut places: BTreeMap<String, Vec<(Place, String, bool, bool)>> = BTreeMap::new();
         let mut note = |place: Place, view: &Value| {
             let text = |key: &str| view[key].as_str().unwrap_or_default().to_owned();
             let waits = view["reason"].as_str() == Some(RECEIVED);
-            places.entry(text("uuid")).or_default().push((place, text("name"), waits));
+            let has_failed = view["state"] != "ready";
+            places.entry(text("uuid")).or_default().push((place, text("name"), waits, has_failed));
         };
         for view in here.iter().filter_map(|view| serde_json::to_value(view).ok()) {
             note(Place::Main, &view);
@@ -132,14 +133,14 @@ impl Cells {
         }
         let mut to_do: BTreeMap<(Place, bool), Vec<Name>> = BTreeMap::new();
         for (uuid, mut places) in places {
-            let is_moving = places.len() > 1 || places.iter().any(|(_, _, waits)| *waits);
+            let is_moving = places.len() > 1 || places.iter().any(|(_, _, waits, _)| *waits);
             if is_moving && self.known().values().any(|known| known.may_have(&uuid)) {
                 tracing::warn!(uuid, "a move is not finished: a worker that may have the volume does not answer");
                 continue;
             }
-            // The one that is open comes first, and stays.
-            places.sort_by_key(|(_, _, waits)| *waits);
-            for (at, (place, name, waits)) in places.into_iter().enumerate() {
+            // The one that is open comes first, and stays; before one that waits, one that could not be opened where it is.
+            places.sort_by_key(|(_, _, waits, has_failed)| (*waits, *has_failed));
+            for (at, (place, name, waits, _)) in places.into_iter().enumerate() {
                 let Ok(name) = name.parse() else { continue };
                 if at > 0 || waits {
                     to_do.entry((place, at == 0)).or_default().push(name);

@@ -174,7 +174,8 @@ impl Manager {
                 // Nothing was kept from its volumes meanwhile: they may be others of the same name.
                 record.forget_progress();
             }
-            CopyState::Paused => {}
+            // It would have failed, and begun anew the next time.
+            CopyState::Paused => drop(inner.idle_volume(record.source.as_str())?),
         }
         (record.state, record.reason) = (CopyState::Running, None);
         self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;

@@ -224,6 +224,10 @@ impl Manager {
         if !device.record.namespaces.is_empty() || wanted == live.shard() || live.status()?.connected {
             return Ok(());
         }
+        if !live.is_idle()? {
+            // What is left of it would take with it what the keeper has of the new one.
+            return Ok(());
+        }
         let record = device.record.clone();
         let Some(device) = inner.devices.remove(name) else { return Ok(()) };
         inner.retire(device);

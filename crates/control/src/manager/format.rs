@@ -18,6 +18,7 @@ use super::{Inner, Manager, host::status_of, shapes::formatted};
 use crate::{
     Name,
     error::ControlError,
+    model::VolumeSpec,
     store::{Changes, VolumeRecord},
 };
 
@@ -118,6 +119,16 @@ impl Inner {
     /// for it, or is not in force.
     pub(super) fn check_disk_idle(&self, name: &str) -> Result<(), ControlError> {
         match self.changing.keys().find(|by| by.as_str() != name && self.is_over(name, by.as_str())) {
+            Some(by) => Err(ControlError::Changing { name: by.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The other way round: a volume that a change takes off a disk gives its room back meanwhile, which the disk would wait for.
+    pub(super) fn check_shares_idle(&self, disk: &VolumeSpec) -> Result<(), ControlError> {
+        let name = disk.name.as_str();
+        match self.changing.keys().find(|by| disk.stack.is_disk() && by.as_str() != name && self.is_over(by.as_str(), name))
+        {
             Some(by) => Err(ControlError::Changing { name: by.clone() }),
             None => Ok(()),
         }

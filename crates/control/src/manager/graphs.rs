@@ -513,6 +513,8 @@ impl Manager {
             return Err(ControlError::invalid("volume", &before.spec.name, why.to_owned()));
         }
         inner.check_leaves(&after.spec)?;
+        inner.check_disk_idle(name)?;
+        inner.check_shares_idle(&before.spec)?;
         let missing = || ControlError::VolumeFailed { name: before.spec.name.clone(), reason: "it has no graph".to_owned() };
         let live = inner.volumes.get_mut(name).and_then(|volume| volume.graph.take()).ok_or_else(missing)?;
         inner.changing.insert(before.spec.name.clone(), after.spec.stack.clone());

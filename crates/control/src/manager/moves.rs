@@ -84,6 +84,8 @@ impl Manager {
                 self.release(&mut inner, volumes, *before)
             }
             Step::Open { volumes } => {
+                // From here on it is this worker's, whatever becomes of it.
+                self.store.apply(&Changes { remove_received: volumes.iter().collect(), ..Changes::default() })?;
                 let opened = inner.open_received(volumes);
                 self.store_settled(&mut inner)?;
                 self.attend_migrations(&mut inner);
@@ -105,11 +107,10 @@ impl Manager {
         // One that came before may have been changed since, where it is.
         let new = |record: &&VolumeRecord| inner.volumes.get(&record.spec.name).is_none_or(Volume::is_received);
         let new: Vec<_> = records.iter().filter(new).collect();
-        self.store.apply(&Changes { put_volumes: new.clone(), ..Changes::default() })?;
+        let put_received = new.iter().map(|record| &record.spec.name).collect();
+        self.store.apply(&Changes { put_volumes: new.clone(), put_received, ..Changes::default() })?;
         for record in new {
-            inner.received.insert(record.uuid);
-            let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None };
-            inner.volumes.insert(record.spec.name.clone(), volume);
+            inner.note_received(record.clone());
         }
         Ok(Vec::new())
     }
@@ -217,6 +218,13 @@ impl Inner {
             return refused("its blocks are in the memory of that worker".to_owned());
         }
         Ok(())
+    }
+
+    /// A volume that another worker may have open.
+    pub(super) fn note_received(&mut self, record: VolumeRecord) {
+        self.received.insert(record.uuid);
+        let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None };
+        self.volumes.insert(record.spec.name, volume);
     }
 
     fn open_received(&mut self, names: &[Name]) -> Result<Vec<VolumeRecord>, ControlError> {

@@ -63,8 +63,12 @@ impl Manager {
         if let Some(declared) = declared {
             declared.compare(&groups, &volumes, &devices)?;
         }
+        let received = self.store.load_received()?;
+        let (received, volumes) =
+            volumes.into_iter().partition(|record: &VolumeRecord| received.contains(&record.spec.name));
         let mut inner = self.peek();
         inner.restore_groups(groups);
+        Vec::into_iter(received).for_each(|record| inner.note_received(record));
         inner.restore_volumes(volumes);
         self.store_settled(&mut inner)?;
         // Applications outlive a worker that dies, not a daemon that was stopped.

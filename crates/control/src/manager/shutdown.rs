@@ -31,6 +31,8 @@ impl Manager {
         let (devices, volumes) = {
             let mut inner = self.at_rest();
             let volumes: Vec<_> = inner.volumes.values().filter_map(|volume| volume.live.clone().ok()).collect();
+            // While it is known which devices they are: of the moment until they stand still only their volumes are.
+            self.leave_account(&inner);
             (std::mem::take(&mut inner.devices), volumes)
         };
         self.leave_copies();

@@ -410,6 +410,24 @@ fn memory_that_nobody_sees_goes_nowhere() {
     assert!(!other.has_volume("m"));
 }
 
+/// Another worker may have it open: a start in the middle leaves it alone.
+#[test]
+fn what_was_received_is_not_opened_by_a_start() {
+    let (rig, mut other) = (Rig::new(), Rig::new());
+    let limit = Duration::from_secs(600);
+    rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
+    let records = rig.step(&Step::Look { volume: "v".to_owned() }).unwrap();
+    other.step(&Step::Receive { records: records.clone() }).unwrap();
+    let start = Instant::now();
+    other.restart();
+    assert!(other.has_received() && start.elapsed() < Duration::from_secs(2), "{:?}", other.volume("v"));
+    rig.step(&Step::release_looked(&records, limit)).unwrap();
+    other.step(&Step::Open { volumes: vec!["v".parse().unwrap()] }).unwrap();
+    assert_eq!(other.volume("v").unwrap().state, State::Ready);
+    other.restart();
+    assert_eq!((other.volume("v").unwrap().state, other.has_received()), (State::Ready, false));
+}
+
 #[test]
 fn what_was_changed_since_it_was_looked_at_does_not_go() {
     let (rig, other) = (Rig::new(), Rig::new());

@@ -105,6 +105,55 @@ fn devices_take_what_they_show_with_them_and_back() {
 }
 
 #[test]
+fn volumes_bring_their_groups() {
+    let state = TempDir::new().unwrap();
+    put(
+        state.path(),
+        &[volume("v", "throttle(group=gold) | memory"), volume("w", "memory")],
+        &[device("a", Some("x"), &["v"]), device("b", Some("y"), &["w"])],
+    );
+    let group = |text: &str| serde_json::from_str::<GroupSpec>(text).unwrap();
+    let groups = [
+        group(r#"{ "name": "all", "caps": { "iops": 9 } }"#),
+        group(r#"{ "name": "gold", "within": "all" }"#),
+        group(r#"{ "name": "other" }"#),
+    ];
+    Store::open(state.path())
+        .unwrap()
+        .apply(&Changes { put_groups: groups.iter().collect(), ..Changes::default() })
+        .unwrap();
+    arranged(state.path(), IsolationMode::Tenant).unwrap();
+    let of = |cell: &str| Store::open(&folder(state.path(), &name(cell))).unwrap().load_groups().unwrap();
+    assert_eq!((of("x"), of("y")), (groups[..2].to_vec(), Vec::new()));
+}
+
+/// The daemon was stopped while a volume went from one worker to another.
+#[test]
+fn of_two_records_the_one_that_was_received_goes() {
+    let state = TempDir::new().unwrap();
+    let (old, mut new) = (volume("v", "memory"), volume("v", "memory"));
+    new.spec.size = Some(crate::Size(2 << 20));
+    put(state.path(), std::slice::from_ref(&new), &[]);
+    put(&folder(state.path(), &name("x")), std::slice::from_ref(&old), &[device("a", Some("x"), &["v"])]);
+    let received = name("v");
+    let note = |path: &Path| {
+        let changes = Changes { put_received: vec![&received], ..Changes::default() };
+        Store::open(path).unwrap().apply(&changes).unwrap();
+    };
+    note(&folder(state.path(), &name("x")));
+    for _ in 0..2 {
+        arranged(state.path(), IsolationMode::Tenant).unwrap();
+        let store = Store::open(&folder(state.path(), &name("x"))).unwrap();
+        let (volumes, _) = store.load().unwrap();
+        assert_eq!(volumes, [new.clone()]);
+        assert!(store.load_received().unwrap().is_empty());
+        drop(store);
+        // Alone it stays, received or not.
+        note(&folder(state.path(), &name("x")));
+    }
+}
+
+#[test]
 fn what_cannot_be_is_said() {
     let state = TempDir::new().unwrap();
     let state = state.path();

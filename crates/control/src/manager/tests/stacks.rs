@@ -451,6 +451,9 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
         let (row, throttled_us) = (&rows[0], counted.throttled_us);
         assert_eq!((row.reads, row.writes, row.throttled_us), (counted.reads, counted.writes, throttled_us), "way {way}");
         assert!(throttled_us > 0, "way {way}: nothing was held back");
+        let rows = rig.usage(&UsageQuestion { by: UsageBy::Device, ..UsageQuestion::default() }).unwrap();
+        let of_device = rows.iter().find(|row| row.name == "d").map(|row| row.reads + row.writes);
+        assert_eq!(of_device, Some(counted.reads + counted.writes), "way {way}: {rows:?}");
         if way == 4 {
             // Nothing of it answers any more.
             std::mem::forget(rig.manager.take());
