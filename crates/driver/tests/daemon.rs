@@ -103,7 +103,11 @@ fn a_host_makes_a_namespace() {
     assert_eq!((ns.block_size(), ns.size()), (512, BlockCount(128)));
     host.run(|buffer| ns.write(Lba(127), buffer.slice(0, 512))).unwrap();
     host.run(|_| ns.verify(Lba(120), BlockCount(8))).unwrap();
-    assert_eq!(host.run(|_| ns.write_uncorrectable(Lba(0), BlockCount(1))), Err(Status::INVALID_OPCODE), "it has none");
+    host.run(|_| ns.write_uncorrectable(Lba(121), BlockCount(2))).unwrap();
+    assert_eq!(host.run(|_| ns.verify(Lba(120), BlockCount(8))), Err(Status::UNRECOVERED_READ_ERROR));
+    assert_eq!(host.run(|buffer| ns.read(Lba(122), buffer.slice(0, 512))), Err(Status::UNRECOVERED_READ_ERROR));
+    host.run(|buffer| ns.write(Lba(121), buffer.slice(0, 1024))).unwrap();
+    host.run(|_| ns.verify(Lba(120), BlockCount(8))).unwrap();
     assert_eq!(host.controller.zeroes_limit().unwrap(), u64::MAX, "the controller says that there is none");
 
     let status = |result: Result<(), DriverError>| match result.unwrap_err() {

@@ -20,7 +20,8 @@ pub struct ShardConfig {
     /// Scratch bytes of each slot: the largest [`scratch_bytes`](millrace_block::Volume::scratch_bytes) of its volumes, and
     /// what the front end itself places. Too small is slow, never wrong.
     pub scratch_bytes: usize,
-    /// Operations in flight on the ring at most (rounded up to a power of two). Others wait, first come, first served.
+    /// Operations in flight on the ring at most (rounded up to a power of two). Others wait, first come, first served: more than the
+    /// tasks of one device have as a rule, or its slow disk would hold up what others ask of theirs.
     pub ring_entries: u32,
     /// Bounce buffers of [`BUFFER_SIZE`](millrace_memory::BUFFER_SIZE) bytes.
     pub buffers: usize,
@@ -41,13 +42,13 @@ impl ShardConfig {
         // And an NVMe front end's at its default transfer size (a task and the segments of 1 MiB in 4 KiB pages, 5.6 KiB).
         let scratch_bytes = Self::VOLUME_SCRATCH + 8192;
         let polling = Polling::default();
-        Self { index, core, tasks: 1024, scratch_bytes, ring_entries: 256, buffers: 32, polling, turns: true }
+        Self { index, core, tasks: 1024, scratch_bytes, ring_entries: 2048, buffers: 32, polling, turns: true }
     }
 
     /// A small shard for a thread without a loop, which turns it while it waits for something.
     #[must_use]
     pub fn of_thread() -> Self {
-        Self { tasks: 4, buffers: 4, turns: false, ..Self::new(usize::MAX, None) }
+        Self { tasks: 4, buffers: 4, ring_entries: 64, turns: false, ..Self::new(usize::MAX, None) }
     }
 }
 

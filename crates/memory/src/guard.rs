@@ -30,6 +30,8 @@ struct Slot {
     /// Address after the last byte; 0 while the slot is free.
     end: AtomicUsize,
     poison: AtomicPtr<AtomicBool>,
+    /// No segment of it goes anywhere: [`with_region`] does not find it.
+    hidden: AtomicBool,
 }
 
 impl Slot {
@@ -39,6 +41,7 @@ impl Slot {
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
             poison: AtomicPtr::new(null_mut()),
+            hidden: AtomicBool::new(false),
         }
     }
 
@@ -53,6 +56,7 @@ impl Slot {
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
         self.poison.store(poison, Ordering::Relaxed);
+        self.hidden.store(false, Ordering::Relaxed);
         // Release: who reads the new even count (`get`, acquire) also reads the new values.
         self.changes.store(changes.wrapping_add(2), Ordering::Release);
     }
@@ -103,7 +107,8 @@ static IN_USE: RwLock<()> = RwLock::new(());
 pub fn with_region<R>(addr: usize, use_it: impl FnOnce(&Region) -> R) -> Option<R> {
     let _stays = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
     let slots = &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)];
-    let found = slots.iter().find_map(|slot| slot.get().filter(|(start, end, _)| (*start..*end).contains(&addr)));
+    let holds = |slot: &&Slot| slot.get().is_some_and(|(start, end, _)| (start..end).contains(&addr));
+    let found = slots.iter().find(holds).filter(|slot| !slot.hidden.load(Ordering::Relaxed)).and_then(Slot::get);
     found.map(|(start, end, _)| use_it(&Region { start, len: end - start }))
 }
 
@@ -152,6 +157,7 @@ pub struct GuardedMapping {
     slot: usize,
     mapping: Mapping,
     _poison: Poison,
+    hidden: bool,
 }
 
 impl GuardedMapping {
@@ -169,7 +175,13 @@ impl GuardedMapping {
             }
         };
         TABLE[slot].set(start, start + mapping.len(), Arc::as_ptr(&poison.0).cast_mut());
-        Ok(Self { slot, mapping, _poison: poison.clone() })
+        Ok(Self { slot, mapping, _poison: poison.clone(), hidden: false })
+    }
+
+    /// Nobody is given a segment of it: nobody uses it as a region, and it goes without waiting for those who use others.
+    pub fn hide(&mut self) {
+        self.hidden = true;
+        TABLE[self.slot].hidden.store(true, Ordering::Relaxed);
     }
 
     /// A piece of the mapping; `None` when it does not lie within.
@@ -186,12 +198,13 @@ impl Drop for GuardedMapping {
     fn drop(&mut self) {
         // The slot dies before the range is unmapped, so no other mapping can take the range while the slot names it.
         TABLE[self.slot].set(0, 0, null_mut());
-        // Who found it before that has done with it from here on.
-        drop(IN_USE.write().unwrap_or_else(PoisonError::into_inner));
-        let region = Region { start: self.mapping.as_ptr() as usize, len: self.mapping.len() };
-        let watchers = WATCHERS.read().unwrap_or_else(PoisonError::into_inner);
-        watchers.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.going(&region));
-        drop(watchers);
+        if !self.hidden {
+            // Who found it before that has done with it from here on.
+            drop(IN_USE.write().unwrap_or_else(PoisonError::into_inner));
+            let region = Region { start: self.mapping.as_ptr() as usize, len: self.mapping.len() };
+            let watchers = WATCHERS.read().unwrap_or_else(PoisonError::into_inner);
+            watchers.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.going(&region));
+        }
         FREE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(self.slot);
     }
 }

@@ -30,7 +30,9 @@ impl PeerBytes {
             return Err(bad());
         }
         let poison = guard::Poison::new();
-        let backing = guest::map_file(&poison, guest::GuestAddress(offset), len, true, fd, offset)?;
+        let mut backing = guest::map_file(&poison, guest::GuestAddress(offset), len, true, fd, offset)?;
+        // It comes and goes on shards.
+        backing.mapping.hide();
         Ok(Self { backing, len: size, poison })
     }
 

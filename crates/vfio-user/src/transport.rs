@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -29,6 +30,8 @@ const KEEP: usize = 64 * 1024;
 
 /// The longest message of a connection that outlives its server: it has to fit the socket's buffer as a whole.
 const KEPT_MESSAGE: usize = 64 * 1024;
+/// Bytes that a client is told to move with one message there.
+pub(crate) const KEPT_TRANSFER: u32 = 32 * 1024;
 
 /// Makes a connection outlive the process that serves it, by what is remembered elsewhere.
 ///
@@ -188,8 +191,18 @@ impl Transport {
         self.kept.as_ref().is_some_and(|kept| kept.peeked > 0)
     }
 
-    /// Looks at the next whole message, and leaves it in the socket.
+    /// Looks at the next whole message, and leaves it in the socket. Behind part of one the socket never ends, whatever becomes of the peer.
     fn peek(&mut self) -> Result<Option<Frame>, TransportError> {
+        let found = self.peek_whole()?;
+        if found.is_some() || !self.has_part() || !has_hung_up(&self.stream) {
+            return Ok(found);
+        }
+        // The rest may have come in between.
+        let received = self.kept.as_ref().map_or(0, |kept| kept.peeked);
+        self.peek_whole()?.map(Some).ok_or(TransportError::Truncated { received })
+    }
+
+    fn peek_whole(&mut self) -> Result<Option<Frame>, TransportError> {
         if let Some(kept) = &mut self.kept {
             kept.peeked = 0;
         }
@@ -346,6 +359,12 @@ impl Transport {
 }
 
 /// One look at what is there. `None` when nothing is; whether descriptors are with it.
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let flags = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut ends = [PollFd::new(stream, PollFlags::RDHUP)];
+    poll(&mut ends, Some(&Timespec::default())).is_ok_and(|count| count > 0) && ends[0].revents().intersects(flags)
+}
+
 fn peek_some(stream: &UnixStream, room: &mut [u8]) -> Result<Option<(usize, bool)>, TransportError> {
     loop {
         let mut no_control = RecvAncillaryBuffer::default();

@@ -146,6 +146,8 @@ pub struct NvmeDevice {
     controller: Controller,
     listener: Listener,
     link: Link,
+    /// When a client's socket is looked at again that is not to be watched.
+    try_again: Option<Instant>,
     /// When accepting is tried again after the system could not.
     accept_again: Option<Instant>,
     /// Whether the guest was asked to ring.
@@ -213,6 +215,7 @@ impl NvmeDevice {
             controller,
             listener,
             link: Link::Listening,
+            try_again: None,
             accept_again: None,
             armed: false,
             has_alarm: false,
@@ -602,7 +605,10 @@ impl NvmeDevice {
                 if client.waiting.is_some() {
                     return self.finish_waiting(cx);
                 }
-                if client.more || client.connection.wants_write() || client.connection.has_part() {
+                let waits = client.connection.wants_write() || client.connection.has_part();
+                if client.more || waits && self.try_again.is_none_or(|at| cx.now() >= at) {
+                    // By the clock: a client that does not go on costs others nothing.
+                    self.try_again = Some(cx.now() + RETRY);
                     let more = usize::from(client.more);
                     self.serve(cx);
                     return more;

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Invariants:
-//! * Whatever a guest can observe lives in [`state::DeviceState`], a shared-memory region, and nowhere else; stores to it are
+//! * Whatever a guest can observe lives in `state::DeviceState`, a shared-memory region, and nowhere else; stores to it are
 //!   ordered so that a reader that stops us between any two finds a state that was true.
 //! * A command is taken from a submission queue only when its completion has room: a task slot and a completion queue entry
 //!   are reserved first.

@@ -153,6 +153,8 @@ pub struct VirtioBlkDevice {
     hold: bool,
     /// When accepting is tried again after the system could not.
     accept_again: Option<Instant>,
+    /// When a client's socket is looked at again that is not to be watched.
+    try_again: Option<Instant>,
     log: LogLimit,
 }
 
@@ -172,7 +174,15 @@ impl VirtioBlkDevice {
         if !hold {
             cx.register(listener.as_fd(), LISTENER).map_err(|source| DeviceError::Socket { device, source })?;
         }
-        Ok(Self { disk: Disk::new(config, kind), listener, link, hold, accept_again: None, log: LogLimit::default() })
+        Ok(Self {
+            disk: Disk::new(config, kind),
+            listener,
+            link,
+            hold,
+            try_again: None,
+            accept_again: None,
+            log: LogLimit::default(),
+        })
     }
 
     /// The disk's settings.
@@ -232,8 +242,8 @@ impl VirtioBlkDevice {
     }
 
     /// Whether every request that was taken has ended, and its guest can see that.
-    pub fn is_held(&self) -> bool {
-        self.disk.held && self.disk.is_quiet()
+    pub fn is_held(&self, cx: &ShardContext<'_>) -> bool {
+        self.disk.held && self.is_idle(cx)
     }
 
     /// Records its guest's requests from now on, or no more.
@@ -263,7 +273,7 @@ impl VirtioBlkDevice {
         let queues = self.disk.running();
         DeviceStatus {
             connected: matches!(self.link, Link::Connected(_)),
-            phase: match (self.disk.failed, queues) {
+            phase: match (self.disk.failed || matches!(self.link, Link::Fenced), queues) {
                 (true, _) => DevicePhase::Failed,
                 (false, 0) => DevicePhase::Stopped,
                 (false, _) => DevicePhase::Running,
@@ -299,8 +309,9 @@ impl VirtioBlkDevice {
     }
 
     /// Whether nothing is in flight: a closed device that is idle may be removed from its shard.
-    pub fn is_idle(&self) -> bool {
-        self.disk.is_quiet()
+    pub fn is_idle(&self, cx: &ShardContext<'_>) -> bool {
+        // Nobody looks at the results of one that is fenced, and a task that has panicked leaves none.
+        if matches!(self.link, Link::Fenced) { cx.waiting_tasks() == 0 } else { self.disk.is_quiet() }
     }
 
     // ---- the front end --------------------------------------------------------------------------------------------------
@@ -447,7 +458,10 @@ impl VirtioBlkDevice {
         match &mut self.link {
             Link::Connected(client) => {
                 let waiting = client.session.is_waiting();
-                if client.more || waiting || client.session.is_stuck() {
+                let stuck = client.session.is_stuck() && self.try_again.is_none_or(|at| cx.now() >= at);
+                if client.more || waiting || stuck {
+                    // By the clock: a client that does not go on costs others nothing.
+                    self.try_again = Some(cx.now() + RETRY);
                     let more = client.more;
                     self.serve(cx);
                     let over = matches!(&self.link, Link::Connected(client) if !client.session.is_waiting());

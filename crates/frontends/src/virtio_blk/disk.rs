@@ -481,6 +481,8 @@ impl Disk {
         for queue in &mut self.queues {
             let Some((ring, addr)) = queue.ring.as_mut().zip(queue.addr) else { continue };
             if let Err(error) = ring.relocate(&self.core.memory, &addr) {
+                // At rest nothing is lost: where the memory comes back it goes on there.
+                queue.base = ring.base();
                 queue.ring = None;
                 outcome = Err(error);
             }

@@ -11,16 +11,16 @@
 //!
 //! Invariants:
 //! * A chain of descriptors becomes one request on the volume, whatever its number of pieces.
-//! * What a guest or front end says is copied once, then checked, then used. What is wrong costs the device ([`disk::Fault`]), the
+//! * What a guest or front end says is copied once, then checked, then used. What is wrong costs the device (`disk::Fault`), the
 //!   connection or one request, and nobody else anything.
 //! * A request's memory stays mapped until the request has ended: changes of the memory table, stops, resets and the end of the
 //!   connection wait for those in flight.
-//! * The record of requests under way ([`inflight`]) is right between any two stores, so that a daemon that is killed loses no
+//! * The record of requests under way (`inflight`) is right between any two stores, so that a daemon that is killed loses no
 //!   request and does none again that the guest has seen end.
 //! * The guest is told of a batch once, and only if it wants to be.
 //!
 //! It emulates no PCI device: the front end (QEMU, Cloud Hypervisor, libblkio) does. What must migrate beside the
-//! rings is the write cache mode, and the volume keeps that ([`modes`]): it offers no device state transfer; and it does not use requests in order (VIRTIO_F_IN_ORDER), for its volumes do
+//! rings is the write cache mode, and the volume keeps that (`modes`): it offers no device state transfer; and it does not use requests in order (VIRTIO_F_IN_ORDER), for its volumes do
 //! not end them so.
 
 mod config;

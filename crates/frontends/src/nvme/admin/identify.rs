@@ -393,9 +393,8 @@ fn fill_metadata(id: &mut IdentifyNamespace, namespace: &Namespace) {
 /// CNS 08h and 1Fh.
 fn independent_data(shown: &Shown<'_>) -> IdentifyNamespaceIndependent {
     let mut id = IdentifyNamespaceIndependent::new_zeroed();
-    id.nsfeat = CommonNamespaceFeatures::new()
-        .with_uid_never_reused(true)
-        .with_no_volatile_write_cache(!shown.geometry.volatile_cache);
+    // Not that there is no volatile write cache, whatever the volume has now: one can be put in while the guest runs.
+    id.nsfeat = CommonNamespaceFeatures::new().with_uid_never_reused(true);
     id.nmic = sharing(shown.namespace);
     id.rescap = reservations(shown);
     id.nsattr = attributes(shown.geometry.read_only || shown.read_only);

@@ -6,7 +6,7 @@
 use std::{
     collections::VecDeque,
     num::NonZeroU16,
-    sync::atomic::{Ordering, fence},
+    sync::atomic::{Ordering, compiler_fence, fence},
 };
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -456,6 +456,8 @@ impl PackedRing {
         fence(Ordering::Release);
         self.ring.segment.store_u16(first.offset() + FLAGS_AT, first_flags);
         self.log_ring(log, first.offset());
+        // A successor must not see the record say less than the ring.
+        compiler_fence(Ordering::Release);
         for done in batch {
             self.record.given_back(done.token);
         }

@@ -263,7 +263,7 @@ fn random_rings_never_cost_more_than_the_disk() {
         }
         driver.volume.take_seen();
         driver.stream = None;
-        driver.until("rest", |driver| driver.device(|device, _| device.is_idle() && !device.status().connected));
+        driver.until("rest", |driver| driver.device(|device, cx| device.is_idle(cx) && !device.status().connected));
         driver.queues[0].forget();
         driver.wipe_queues();
         driver.inflight = None;

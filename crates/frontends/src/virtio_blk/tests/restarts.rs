@@ -116,9 +116,9 @@ fn a_disk_that_is_held_finishes_what_it_has_and_takes_nothing_more() {
         driver.device(|device, _| device.hold());
         let left = [submit(&mut driver, 2), submit(&mut driver, 3)];
         driver.settle();
-        assert!(!driver.device(|device, _| device.is_held()), "two are under way");
+        assert!(!driver.device(|device, cx| device.is_held(cx)), "two are under way");
         driver.volume.hold(false);
-        driver.until("all that was taken has ended", |driver| driver.device(|device, _| device.is_held()));
+        driver.until("all that was taken has ended", |driver| driver.device(|device, cx| device.is_held(cx)));
         assert_eq!([driver.next_used(0), driver.next_used(0)].map(|used| used.map(|(name, _)| name)), taken.map(Some));
         driver.settle();
         assert_eq!(driver.next_used(0), None, "nothing new was taken");
@@ -358,7 +358,7 @@ fn a_garbled_record_costs_the_queue_only() {
             driver.shard.turn();
         }
         driver.stream = None;
-        driver.until("rest", |driver| driver.device(|device, _| device.is_idle() && !device.status().connected));
+        driver.until("rest", |driver| driver.device(|device, cx| device.is_idle(cx) && !device.status().connected));
         driver.queues[0].forget();
         driver.wipe_queues();
         driver.inflight = None;
@@ -453,7 +453,7 @@ proptest! {
                     driver.stream = None;
                     driver.volume.hold(false);
                     driver.until("rest", |driver| {
-                        driver.device(|device, _| device.is_idle() && !device.status().connected)
+                        driver.device(|device, cx| device.is_idle(cx) && !device.status().connected)
                     });
                     // As QEMU does: where to go on is the used ring's word.
                     driver.connect();

@@ -532,9 +532,9 @@ fn a_front_end_that_leaves_makes_room_for_the_next() {
         for _ in 0..100 {
             driver.shard.turn();
         }
-        assert!(!driver.device(|device, _| device.is_idle()));
+        assert!(!driver.device(|device, cx| device.is_idle(cx)));
         driver.volume.hold(false);
-        driver.until("idle", |driver| driver.device(|device, _| device.is_idle() && !device.status().connected));
+        driver.until("idle", |driver| driver.device(|device, cx| device.is_idle(cx) && !device.status().connected));
     }
     assert_eq!(driver.device(|device, _| device.status().phase), DevicePhase::Stopped);
 }
