@@ -10,7 +10,7 @@ use crate::{
     share, throttle,
 };
 
-/// What [`chain`] is given.
+/// What [`chain`](fn@chain) is given.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainIn {
@@ -22,7 +22,7 @@ pub struct ChainIn {
     pub config: Config,
 }
 
-/// What [`chain`] tells.
+/// What [`chain`](fn@chain) tells.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChainOut {
@@ -68,7 +68,7 @@ pub fn join(input: &JoinIn, output: &mut JoinOut) {
     (output.outcome, output.join) = replicate::complete(&input.join, &input.answer, &input.state, &input.config);
 }
 
-/// What [`share`] is given.
+/// What [`share`](fn@share) is given.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareIn {
@@ -78,7 +78,7 @@ pub struct ShareIn {
     pub config: Config,
 }
 
-/// What [`share`] tells.
+/// What [`share`](fn@share) tells.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareOut {
@@ -95,7 +95,7 @@ pub fn share(input: &ShareIn, output: &mut ShareOut) {
     output.within = u8::from(share::contains(&input.command, &input.config));
 }
 
-/// What [`throttle`] is given.
+/// What [`throttle`](fn@throttle) is given.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleIn {
@@ -107,7 +107,7 @@ pub struct ThrottleIn {
     pub config: Config,
 }
 
-/// What [`throttle`] tells.
+/// What [`throttle`](fn@throttle) tells.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThrottleOut {
@@ -128,7 +128,7 @@ pub fn throttle(input: &ThrottleIn, output: &mut ThrottleOut) {
     *output = ThrottleOut { iops: turn.iops, bytes: turn.bytes, until: turn.until, early: u8::from(turn.early) };
 }
 
-/// What [`replicate`] is given.
+/// What [`replicate`](fn@replicate) is given.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicateIn {
@@ -140,7 +140,7 @@ pub struct ReplicateIn {
     pub config: Config,
 }
 
-/// What [`replicate`] tells.
+/// What [`replicate`](fn@replicate) tells.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicateOut {

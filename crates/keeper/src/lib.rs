@@ -11,9 +11,9 @@
 //!               └── reply bytes, not looked at ──► client's socket ──► requests, peeked until they are answered
 //! ```
 //!
-//! Beside its worker it runs [cells]: keepers with workers of their own, which share nothing with this one.
+//! Beside its worker it runs cells: keepers with workers of their own, which share nothing with this one.
 //!
-//! In an [upgrade] a worker of another binary is started beside the old one, and gets all this when it is warm.
+//! In an upgrade a worker of another binary is started beside the old one, and gets all this when it is warm.
 //!
 //! The worker puts every descriptor here that must outlive it: listening sockets, its clients' connections, their memory and
 //! event descriptors, and the memory files that hold the devices' states. When it dies, for any reason, another one is started at

@@ -62,7 +62,7 @@ const TARGETS: &[Target] = &[
     Target { name: "copy_step", interval: Interval::One },
 ];
 
-/// Nanoseconds that a stage may take, by the estimate of [`schedule`].
+/// Nanoseconds that a stage may take, by the estimate of `schedule`.
 pub const PERIOD: f64 = 6.0;
 
 /// A circuit.
