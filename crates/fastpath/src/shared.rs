@@ -249,7 +249,11 @@ impl FastPath {
         loop {
             // SAFETY: the caller's promise.
             match unsafe { self.submit(submission, position) } {
-                Ok(place) => return self.finish(place),
+                Ok(place) => {
+                    // What it has read of the events is others' while this one goes on.
+                    drop(pause);
+                    return self.finish(place);
+                }
                 Err(Error::Full) if !pause.exceeds(self.timeout) => {
                     let mut space = self.lock();
                     space.poll();

@@ -25,6 +25,13 @@ impl Losses {
         self.lost.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// Of the service in whose place this one comes, what was not told yet.
+    pub(crate) fn take_over(&self, before: &Self) {
+        if before.is_untold() {
+            self.add();
+        }
+    }
+
     /// Whether the guest's next flush has to fail.
     #[inline]
     pub(crate) fn is_untold(&self) -> bool {
@@ -54,5 +61,11 @@ mod tests {
         assert!(losses.tell(before).is_err());
         assert!(!losses.is_untold() && losses.tell(losses.count()).is_ok());
         assert!(losses.tell(before).is_err(), "another that began before may miss the same");
+        let next = Losses::default();
+        next.take_over(&losses);
+        assert!(!next.is_untold(), "it was told");
+        losses.add();
+        next.take_over(&losses);
+        assert!(next.is_untold());
     }
 }

@@ -30,8 +30,6 @@ const KEEP: usize = 64 * 1024;
 
 /// The longest message of a connection that outlives its server: it has to fit the socket's buffer as a whole.
 const KEPT_MESSAGE: usize = 64 * 1024;
-/// Bytes that a client is told to move with one message there.
-pub(crate) const KEPT_TRANSFER: u32 = 32 * 1024;
 
 /// Makes a connection outlive the process that serves it, by what is remembered elsewhere.
 ///

@@ -31,8 +31,8 @@ impl Cache {
             // It could not be put away, and memory has more than the table on the fast leg.
             return Ok(());
         }
-        if mount.previous::<Self>().is_some_and(|previous| previous.failures.losses.is_untold()) {
-            self.failures.losses.add();
+        if let Some(previous) = mount.previous::<Self>() {
+            self.failures.losses.take_over(&previous.failures.losses);
         }
         let error = match self.take_up_legs(mount) {
             Err(error @ (ServiceError::Leg { .. } | ServiceError::Content { .. })) => error,

@@ -14,6 +14,9 @@ use crate::{
 
 impl Service for Mirror {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.members.losses.take_over(&previous.members.losses);
+        }
         let block_size = self.shape().block_size;
         let more = if block_size == BlockSize::B4096 { 4095 } else { 0 };
         self.members.take_up(mount, Shape { block_size, more })?;

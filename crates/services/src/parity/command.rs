@@ -12,6 +12,9 @@ use crate::{
 
 impl Service for Parity {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.members.losses.take_over(&previous.members.losses);
+        }
         self.take_up(mount)
     }
 

@@ -136,13 +136,9 @@ pub(crate) fn proposal() -> String {
 
 /// A server's side: checks what the client proposes and writes the JSON of the reply.
 ///
-/// The reply names only what the client named, and `max_transfer` where it is less than everybody's, and is never longer than the request, because QEMU reads it into the
+/// The reply names only what the client named and is never longer than the request, because QEMU reads it into the
 /// request's buffer: what does not fit is left out, the most useful first in.
-pub(crate) fn negotiate(
-    (major, minor): (u16, u16),
-    data: &[u8],
-    max_transfer: u32,
-) -> Result<(Capabilities, String), VersionError> {
+pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8]) -> Result<(Capabilities, String), VersionError> {
     if major != MAJOR {
         return Err(VersionError::Version { major, minor });
     }
@@ -169,9 +165,8 @@ pub(crate) fn negotiate(
     if parsed.max_msg_fds {
         add("max_msg_fds", &MAX_FDS);
     }
-    if parsed.max_data_xfer_size || max_transfer < MAX_TRANSFER {
-        // Who did not name it takes the protocol's default for ours.
-        add("max_data_xfer_size", &max_transfer);
+    if parsed.max_data_xfer_size {
+        add("max_data_xfer_size", &MAX_TRANSFER);
     }
     if client.write_multiple {
         client.write_multiple = add("write_multiple", &true);

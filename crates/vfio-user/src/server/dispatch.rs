@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 use super::{Connection, ConnectionError, Deferred, feature::migration};
 use crate::codec::{self, Command, Header, ProtocolError, Request, VersionError, WriteMulti, encode_region, wire};
 use crate::device::{Device, DmaUnmap, IrqSet, Outcome, RegionFlags};
-use crate::transport::{Frame, KEPT_TRANSFER};
+use crate::transport::Frame;
 
 /// A larger scratch buffer is given back after use, in bytes.
 const KEEP_SCRATCH: usize = 64 * 1024;
@@ -133,8 +133,7 @@ impl Connection {
         if self.capabilities.is_some() && !self.again {
             return Err(ProtocolError::VersionTwice.into());
         }
-        let max_transfer = if self.transport.keep().is_some() { KEPT_TRANSFER } else { codec::MAX_TRANSFER };
-        match codec::negotiate((major, minor), data, max_transfer) {
+        match codec::negotiate(major, minor, data) {
             Ok((capabilities, json)) => {
                 if let Some(keep) = self.transport.keep() {
                     keep.negotiated(&capabilities);
