@@ -44,7 +44,7 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     fill(&holes, bytes / 8)?;
     lengthen(&holes, bytes)?;
     let ours = start(suite, bytes, &full, &holes)?;
-    // What is read from there is no hole of the target's, and what is enciphered is no hole at all.
+    // These two hold nothing yet.
     for volume in ["memory", "sealed"] {
         copy(&ours, "full", volume)?;
     }

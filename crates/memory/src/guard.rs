@@ -107,8 +107,9 @@ static IN_USE: RwLock<()> = RwLock::new(());
 pub fn with_region<R>(addr: usize, use_it: impl FnOnce(&Region) -> R) -> Option<R> {
     let _stays = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
     let slots = &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)];
-    let holds = |slot: &&Slot| slot.get().is_some_and(|(start, end, _)| (start..end).contains(&addr));
-    let found = slots.iter().find(holds).filter(|slot| !slot.hidden.load(Ordering::Relaxed)).and_then(Slot::get);
+    let holds = |(start, end, _): &(usize, usize, _)| (*start..*end).contains(&addr);
+    let shown = slots.iter().filter(|slot| !slot.hidden.load(Ordering::Relaxed));
+    let found = shown.filter_map(Slot::get).find(holds);
     found.map(|(start, end, _)| use_it(&Region { start, len: end - start }))
 }
 

@@ -356,13 +356,14 @@ impl Transport {
     }
 }
 
-/// One look at what is there. `None` when nothing is; whether descriptors are with it.
+/// Whether the peer sends no more, or is gone.
 fn has_hung_up(stream: &UnixStream) -> bool {
     let flags = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
     let mut ends = [PollFd::new(stream, PollFlags::RDHUP)];
     poll(&mut ends, Some(&Timespec::default())).is_ok_and(|count| count > 0) && ends[0].revents().intersects(flags)
 }
 
+/// One look at what is there. `None` when nothing is; whether descriptors are with it.
 fn peek_some(stream: &UnixStream, room: &mut [u8]) -> Result<Option<(usize, bool)>, TransportError> {
     loop {
         let mut no_control = RecvAncillaryBuffer::default();

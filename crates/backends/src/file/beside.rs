@@ -11,7 +11,7 @@ use rustix::{fs::SeekFrom, io::Errno};
 use super::{FileVolume, open::Kind};
 
 /// Local file systems that cannot share blocks between files: ext2 to ext4, F2FS, tmpfs.
-const MOVING: [rustix::fs::FsWord; 3] = [0xef53, 0xf2f5_2010, 0x0102_1994];
+const MOVING: [rustix::fs::FsWord; 3] = [libc::EXT4_SUPER_MAGIC, libc::F2FS_SUPER_MAGIC, libc::TMPFS_MAGIC];
 
 impl FileVolume {
     pub(super) fn extent_at(&self, lba: Lba) -> Option<Extent> {
@@ -44,8 +44,7 @@ impl PlainFile for FileVolume {
     }
 
     fn may_share(&self) -> bool {
-        let moves = |kind| MOVING.contains(&kind);
-        rustix::fs::fstatfs(&self.fd).is_ok_and(|system| !moves(system.f_type))
+        rustix::fs::fstatfs(&self.fd).is_ok_and(|system| !MOVING.contains(&system.f_type))
     }
 
     fn copy_from(&self, other: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64> {

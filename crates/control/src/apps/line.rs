@@ -33,8 +33,9 @@ pub(super) struct Place {
 
 /// It is somebody's turn, until this is dropped.
 pub(super) struct Heard {
-    _place: Place,
+    // Before the place: a user who has none left is forgotten with the permits that are out.
     _permits: [OwnedSemaphorePermit; 2],
+    _place: Place,
 }
 
 impl Line {
@@ -59,7 +60,7 @@ impl Place {
     pub(super) async fn turn(self) -> Option<Heard> {
         let own = Arc::clone(&self.heard).acquire_owned().await.ok()?;
         let all = Arc::clone(&self.line.all).acquire_owned().await.ok()?;
-        Some(Heard { _place: self, _permits: [own, all] })
+        Some(Heard { _permits: [own, all], _place: self })
     }
 }
 

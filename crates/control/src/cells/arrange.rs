@@ -119,6 +119,8 @@ struct Stored {
     devices: Vec<DeviceRecord>,
     copies: Vec<CopyRecord>,
     groups: Vec<GroupSpec>,
+    /// Of the volumes, those that have come and were not opened.
+    received: BTreeSet<Name>,
 }
 
 /// Spreads what is stored and what is declared over workers. `own` is the daemon's state.
@@ -155,9 +157,10 @@ pub(crate) fn arrange(
 }
 
 fn load(cell: Option<Name>, store: Store) -> Result<Stored, ArrangeError> {
-    let ((volumes, devices), copies, groups) = (store.load()?, store.load_copies()?, store.load_groups()?);
+    let ((volumes, devices), copies) = (store.load()?, store.load_copies()?);
+    let (groups, received) = (store.load_groups()?, store.load_received()?);
     let devices = devices.into_iter().filter(|device| device.session.is_none()).collect();
-    Ok(Stored { cell, store, volumes, devices, copies, groups })
+    Ok(Stored { cell, store, volumes, devices, copies, groups, received })
 }
 
 /// Opens a cell's state. Its worker may be about to end.
@@ -174,16 +177,15 @@ fn open(path: &Path) -> Result<Store, StoreError> {
 /// A volume that is where it was and has been received elsewhere is the former: it may have been changed since. Of one that was let go
 /// what was received is all there is.
 fn end_moves(states: &mut [Stored]) -> Result<(), StoreError> {
-    let mut settled: Vec<Uuid> = Vec::new();
-    for state in states.iter() {
-        let received = state.store.load_received()?;
-        let open = state.volumes.iter().filter(|record| !received.contains(&record.spec.name));
-        settled.extend(open.map(|record| record.uuid));
-    }
-    for state in states {
-        let received = state.store.load_received()?;
-        let is_old = |record: &VolumeRecord| received.contains(&record.spec.name) && settled.contains(&record.uuid);
-        let old: Vec<VolumeRecord> = state.volumes.extract_if(.., |record| is_old(record)).collect();
+    let open_in = |state: &Stored| -> Vec<Uuid> {
+        let open = state.volumes.iter().filter(|record| !state.received.contains(&record.spec.name));
+        open.map(|record| record.uuid).collect()
+    };
+    let open: Vec<Uuid> = states.iter().flat_map(open_in).collect();
+    for state in states.iter_mut().filter(|state| !state.received.is_empty()) {
+        let received = std::mem::take(&mut state.received);
+        let is_old = |record: &mut VolumeRecord| received.contains(&record.spec.name) && open.contains(&record.uuid);
+        let old: Vec<VolumeRecord> = state.volumes.extract_if(.., is_old).collect();
         let remove_volumes = old.iter().map(|record| &record.spec.name).collect();
         let remove_received = received.iter().collect();
         state.store.apply(&Changes { remove_volumes, remove_received, ..Changes::default() })?;

@@ -21,6 +21,26 @@ use crate::{
 /// How often is looked whether a cell's new binary has failed.
 const TRIAL_LOOK: Duration = Duration::from_secs(1);
 
+/// How a volume is in one of the places that have it; the first of these is whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Found {
+    Open,
+    /// It could not be opened where it is.
+    Failed,
+    /// It has come from another place, and was not opened.
+    Waits,
+}
+
+impl Found {
+    fn of(view: &Value) -> Self {
+        match (view["state"].as_str(), view["reason"].as_str()) {
+            (_, Some(RECEIVED)) => Self::Waits,
+            (Some("ready"), _) => Self::Open,
+            _ => Self::Failed,
+        }
+    }
+}
+
 /// A cell that something was declared for is not there, or refuses it.
 #[derive(Debug, Error)]
 #[error("worker {cell}: {}", problem.detail)]
@@ -104,7 +124,7 @@ impl Cells {
 
     /// Whether a volume is known to be on its way, though nothing moves it.
     pub(super) async fn has_unfinished(&self) -> bool {
-        let waits = |view: &Value| view["reason"].as_str() == Some(RECEIVED);
+        let waits = |view: &Value| Found::of(view) == Found::Waits;
         if self.known().values().any(|known| known.volumes.values().any(waits)) {
             return true;
         }
@@ -118,12 +138,10 @@ impl Cells {
         self.refresh_all().await;
         let manager = Arc::clone(&self.manager);
         let here = tokio::task::spawn_blocking(move || manager.volumes()).await.unwrap_or_default();
-        let mut places: BTreeMap<String, Vec<(Place, String, bool, bool)>> = BTreeMap::new();
+        let mut places: BTreeMap<String, Vec<(Place, String, Found)>> = BTreeMap::new();
         let mut note = |place: Place, view: &Value| {
             let text = |key: &str| view[key].as_str().unwrap_or_default().to_owned();
-            let waits = view["reason"].as_str() == Some(RECEIVED);
-            let has_failed = view["state"] != "ready";
-            places.entry(text("uuid")).or_default().push((place, text("name"), waits, has_failed));
+            places.entry(text("uuid")).or_default().push((place, text("name"), Found::of(view)));
         };
         for view in here.iter().filter_map(|view| serde_json::to_value(view).ok()) {
             note(Place::Main, &view);
@@ -133,16 +151,16 @@ impl Cells {
         }
         let mut to_do: BTreeMap<(Place, bool), Vec<Name>> = BTreeMap::new();
         for (uuid, mut places) in places {
-            let is_moving = places.len() > 1 || places.iter().any(|(_, _, waits, _)| *waits);
+            let is_moving = places.len() > 1 || places.iter().any(|(.., found)| *found == Found::Waits);
             if is_moving && self.known().values().any(|known| known.may_have(&uuid)) {
                 tracing::warn!(uuid, "a move is not finished: a worker that may have the volume does not answer");
                 continue;
             }
-            // The one that is open comes first, and stays; before one that waits, one that could not be opened where it is.
-            places.sort_by_key(|(_, _, waits, has_failed)| (*waits, *has_failed));
-            for (at, (place, name, waits, _)) in places.into_iter().enumerate() {
+            // The first one stays.
+            places.sort_by_key(|(.., found)| *found);
+            for (at, (place, name, found)) in places.into_iter().enumerate() {
                 let Ok(name) = name.parse() else { continue };
-                if at > 0 || waits {
+                if at > 0 || found == Found::Waits {
                     to_do.entry((place, at == 0)).or_default().push(name);
                 }
             }

@@ -347,7 +347,7 @@ impl NvmeDevice {
     }
 
     /// Takes a namespace away, attached or not: new commands no longer find it, those in flight finish
-    /// ([`Self::is_detached`]), and the guest is told by an event.
+    /// ([`Self::is_detached`]), long ones with the piece that they are at, and the guest is told by an event.
     pub fn detach(&mut self, nsid: u32) -> Result<(), DeviceError> {
         if self.controller.remove_replica(nsid) {
             return Ok(());

@@ -315,9 +315,6 @@ impl Mirror {
 
     /// A flush of all legs.
     fn flush<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        if self.members.losses.is_untold() {
-            return Step::Wait(cx.scratch.place_future(self.flush_and_tell(cx, request)));
-        }
         let losses = self.members.losses.count();
         match self.write_legs(cx, Writing::new(None, None, self.masks().writable), request) {
             Step::Done(result) => Step::Done(result.and(self.members.losses.tell(losses))),
@@ -328,13 +325,6 @@ impl Mirror {
     async fn tell(&self, losses: u64, step: Step<'_>) -> Result<(), BlockError> {
         let flushed = step.await;
         flushed.and(self.members.losses.tell(losses))
-    }
-
-    /// The same after a loss that the guest has not been told of.
-    async fn flush_and_tell(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let losses = self.members.losses.count();
-        let step = self.write_legs(cx, Writing::new(None, None, self.masks().writable), request);
-        self.tell(losses, step).await
     }
 
     /// A read or compare: of one leg.

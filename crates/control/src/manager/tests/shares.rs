@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_block::{BlockCount, Lba};
-use millrace_driver::{QueueOptions, spec::NamespaceId};
+use millrace_driver::{DmaBuffer, QueueOptions, spec::NamespaceId};
 
 use super::{
     stacks::{spec, under_load},
@@ -12,6 +12,17 @@ use super::{
 use crate::model::ServiceCommand;
 
 const SHARE: &str = "share | volume:pool";
+
+/// A new device, d, with volume v, and its guest: with a queue and a buffer of 4096 bytes.
+fn guest_of(rig: &Rig) -> (Controller, millrace_driver::Namespace, millrace_driver::QueuePair, DmaBuffer) {
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    let mut guest = guest(rig, "d");
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = guest.memory().alloc(4096).unwrap();
+    (guest, namespace, queue, buffer)
+}
 
 impl Rig {
     /// With a disk of eight extents.
@@ -199,12 +210,7 @@ fn what_stands_on_a_disk_is_closed_before_it() {
 fn what_a_guest_left_behind_does_not_reach_who_comes_next() {
     let rig = Rig::with_disk();
     rig.create_volume(&spec("v", Some("64K"), &format!("throttle(iops=1) | {SHARE}"))).unwrap();
-    rig.create_device(&device("d", "{}")).unwrap();
-    rig.attach("d", &attach("v", None)).unwrap();
-    let mut guest = guest(&rig, "d");
-    let namespace = guest.namespace(NamespaceId(1)).unwrap();
-    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
-    let buffer = guest.memory().alloc(4096).unwrap();
+    let (_guest, namespace, mut queue, buffer) = guest_of(&rig);
     buffer.write_at(0, &[0xaa; 4096]);
     for at in 0..16 {
         queue.submit(&namespace.write(Lba(8 * at), buffer.slice(0, 4096)).unwrap()).unwrap();
@@ -238,12 +244,7 @@ fn a_long_command_ends_with_the_volume_that_it_was_for() {
     let rig = Rig::new();
     rig.create_volume(&rig.file_volume("w", "64M")).unwrap();
     rig.create_volume(&spec("v", None, "throttle(iops=1) | volume:w")).unwrap();
-    rig.create_device(&device("d", "{}")).unwrap();
-    rig.attach("d", &attach("v", None)).unwrap();
-    let mut guest = guest(&rig, "d");
-    let namespace = guest.namespace(NamespaceId(1)).unwrap();
-    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
-    let buffer = guest.memory().alloc(4096).unwrap();
+    let (guest, namespace, mut queue, buffer) = guest_of(&rig);
     // It goes to the volume in pieces, one a second.
     let ranges: Vec<_> = (0..32).map(|at| (Lba(at * 4096), BlockCount(4096))).collect();
     let list = guest.memory().alloc(4096).unwrap();
@@ -271,12 +272,7 @@ fn a_throttle_below_holds_up_no_change() {
     let rig = Rig::new();
     rig.create_volume(&spec("w", Some("1M"), "throttle(iops=1) | memory")).unwrap();
     rig.create_volume(&spec("v", None, "volume:w")).unwrap();
-    rig.create_device(&device("d", "{}")).unwrap();
-    rig.attach("d", &attach("v", None)).unwrap();
-    let mut guest = guest(&rig, "d");
-    let namespace = guest.namespace(NamespaceId(1)).unwrap();
-    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
-    let buffer = guest.memory().alloc(4096).unwrap();
+    let (_guest, namespace, mut queue, buffer) = guest_of(&rig);
     // More than go through in the time that a change waits for.
     let ends: Vec<_> =
         (0..20).map(|at| queue.submit(&namespace.write(Lba(at * 8), buffer.slice(0, 4096)).unwrap()).unwrap()).collect();

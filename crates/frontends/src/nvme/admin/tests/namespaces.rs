@@ -35,6 +35,15 @@ fn create(guest: &mut FakeGuest, data: &NamespaceManagementData) -> Cqe {
     guest.command_writing(0, admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0), data.as_bytes())
 }
 
+/// The same, for who does not wait for it.
+fn creation(guest: &mut FakeGuest, data: &NamespaceManagementData) -> Sqe {
+    let page = guest.alloc_pages(1);
+    guest.write_value(page, data);
+    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
+    sqe.dptr.prp1 = page;
+    sqe
+}
+
 fn delete(nsid: u32) -> Sqe {
     let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, nsid);
     sqe.cdw10 = 1;
@@ -134,14 +143,7 @@ fn creations_that_cannot_be_are_refused() {
 fn the_quota_holds_for_creations_under_way() {
     let mut guest = boot_with_all();
     guest.host.hold();
-    let create_sqe = |guest: &mut FakeGuest| {
-        let page = guest.alloc_pages(1);
-        guest.write_value(page, &data(10 * 2048, 0));
-        let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
-        sqe.dptr.prp1 = page;
-        sqe
-    };
-    let sqe = create_sqe(&mut guest);
+    let sqe = creation(&mut guest, &data(10 * 2048, 0));
     let first = guest.submit(0, sqe);
     expect(&mut guest, sqe, Status::NAMESPACE_INSUFFICIENT_CAPACITY);
     guest.host.release();
@@ -179,11 +181,8 @@ fn a_creation_that_is_carried_out_again_finds_what_it_made() {
 fn a_creation_outlives_a_reset() {
     let mut guest = boot_with_all();
     guest.host.hold();
-    let page = guest.alloc_pages(1);
-    guest.write_value(page, &data(2048, 0));
-    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
-    sqe.dptr.prp1 = page;
-    guest.submit(0, sqe);
+    let creation = creation(&mut guest, &data(2048, 0));
+    guest.submit(0, creation);
     guest.step();
     guest.step();
     guest.disable();
@@ -200,11 +199,8 @@ fn a_creation_outlives_a_reset() {
 fn an_answer_is_taken_while_the_controller_is_disabled() {
     let mut guest = boot_with_all();
     guest.host.hold();
-    let page = guest.alloc_pages(1);
-    guest.write_value(page, &data(2048, 0));
-    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
-    sqe.dptr.prp1 = page;
-    guest.submit(0, sqe);
+    let creation = creation(&mut guest, &data(2048, 0));
+    guest.submit(0, creation);
     guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
     guest.disable();
     guest.host.release();
@@ -218,11 +214,8 @@ fn a_namespace_that_is_taken_away_while_it_is_created_does_not_come() {
     let mut guest = boot_with_all();
     assert!(!guest.controller.withdraw_creation(1));
     guest.host.hold();
-    let page = guest.alloc_pages(1);
-    guest.write_value(page, &data(2048, 0));
-    let mut sqe = admin(AdminOpcode::NAMESPACE_MANAGEMENT, 0);
-    sqe.dptr.prp1 = page;
-    let cid = guest.submit(0, sqe);
+    let creation = creation(&mut guest, &data(2048, 0));
+    let cid = guest.submit(0, creation);
     guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
     assert!(guest.controller.withdraw_creation(1));
     guest.host.release();
