@@ -8,7 +8,7 @@ use millrace_memory::SegmentCursor;
 use super::{
     Cache, Core, Part,
     path::{each_part, lock_with_buffer},
-    table::clear_bits,
+    table::{Slot, clear_bits, set_bits},
     unflushed::{BESIDE, WRITTEN},
 };
 
@@ -27,20 +27,15 @@ impl Cache {
         });
     }
 
-    /// The slow leg has the newest data of these bytes. Their range is locked. Returns whether the table on the fast leg may call some of
-    /// them dirty, so that it takes a commit to make this durable.
-    pub(super) fn forget(&self, core: &Core, start: u64, end: u64, keep_valid: bool) -> bool {
-        self.slow_unflushed.add(if keep_valid { WRITTEN } else { WRITTEN | BESIDE });
+    /// Requests wrote these bytes to the slow leg. Their range is locked. Returns whether the table on the fast leg may call some of them
+    /// dirty, so that it takes a commit to make this durable.
+    pub(super) fn forget(&self, core: &Core, start: u64, end: u64) -> bool {
+        self.slow_unflushed.add(WRITTEN | BESIDE);
         let (block_size, mut commit) = (self.shape().block_size, false);
         each_part(core, start, end, block_size.shift(), |slot, mask| {
             let place = core.table.slot(slot);
-            if !keep_valid {
-                clear_bits(&place.valid, mask);
-            }
-            let before = clear_bits(&place.dirty, mask);
-            if before & mask != 0 && before & !mask == 0 {
-                self.counters.add(|here| &here.dirty_lines, u64::MAX);
-            }
+            clear_bits(&place.valid, mask);
+            let before = self.no_longer_dirty(place, mask);
             // Dirty blocks that a commit is just about to store: it looks at them again after it has said so.
             if (place.stored.load(Ordering::SeqCst) | before) & mask != 0 {
                 core.table.need(Core::page(slot, block_size));
@@ -48,6 +43,41 @@ impl Cache {
             }
         });
         commit
+    }
+
+    /// Returns the bits before.
+    fn no_longer_dirty(&self, place: &Slot, mask: u64) -> u64 {
+        let before = clear_bits(&place.dirty, mask);
+        if before & mask != 0 && before & !mask == 0 {
+            self.counters.add(|here| &here.dirty_lines, u64::MAX);
+        }
+        before
+    }
+
+    /// Dirty blocks of a line were written to the slow leg, since it had failed to flush so often. Their range is locked. Until it is flushed
+    /// they count as stored, so that their line stays. Returns false, and they are dirty, when it failed meanwhile and may have lost them.
+    pub(super) fn written_back(&self, core: &Core, slot: u32, mask: u64, failures: u64) -> bool {
+        self.slow_unflushed.add(WRITTEN);
+        let place = core.table.slot(slot);
+        // Before the bits: a commit that began earlier, and sees them at its end, leaves them. One that begins later flushes them.
+        place.moved.store(self.commits.started.load(Ordering::SeqCst), Ordering::SeqCst);
+        set_bits(&place.stored, mask);
+        self.no_longer_dirty(place, mask);
+        core.table.need(Core::page(slot, self.shape().block_size));
+        // Last: a flush that fails later than this finds them stored and clean, and makes them dirty.
+        let is_there = self.failures.of_slow() == failures;
+        if !is_there {
+            self.dirty_again(core, slot, mask);
+        }
+        is_there
+    }
+
+    /// What the slow leg may have lost is dirty again. Its range is locked.
+    pub(super) fn dirty_again(&self, core: &Core, slot: u32, mask: u64) {
+        if mask != 0 && set_bits(&core.table.slot(slot).dirty, mask) == 0 {
+            self.counters.add(|here| &here.dirty_lines, 1);
+        }
+        core.table.need(Core::page(slot, self.shape().block_size));
     }
 
     /// Bytes that go to the slow leg alone. Returns whether it takes a commit to make them durable.
@@ -68,7 +98,7 @@ impl Cache {
             let lba = Lba((at + done) >> shift);
             done += self.pass(cx, &*self.slow, Operation::Write { fua }, lba, cursor, len - done).await?;
         }
-        Ok(self.forget(core, at, at + len, false))
+        Ok(self.forget(core, at, at + len))
     }
 
     /// A part of a line that goes to both legs. Returns whether it takes a commit to make it durable.
@@ -94,7 +124,7 @@ impl Cache {
         let (lba, count) = (Lba(at >> shift), BlockCount(part.len >> shift));
         let write = Request { operation: Operation::Write { fua }, lba, count, segments: &segments };
         self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await?;
-        let commit = self.forget(core, at, at + part.len, false);
+        let commit = self.forget(core, at, at + part.len);
         if hit {
             self.counters.add(|here| &here.write_hits, 1);
         } else {
@@ -128,7 +158,7 @@ impl Cache {
             self.hide(core, at, at + len, shift);
             let piece = Request { operation, lba: Lba(at >> shift), count: BlockCount(len >> shift), segments: &[] };
             self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), piece).await?;
-            commit |= self.forget(core, at, at + len, false);
+            commit |= self.forget(core, at, at + len);
             at += len;
         }
         self.look_again();

@@ -16,7 +16,7 @@ use millrace_memory::{BUFFER_SIZE, Segment};
 use super::{
     Cache, Core,
     disk::{TABLE, dirty_at, encode_page, per_page},
-    table::Slot,
+    table::{Slot, clear_bits},
     unflushed::WRITTEN,
 };
 use crate::locks::until;
@@ -74,12 +74,12 @@ impl Cache {
             return Ok(());
         }
         let number = self.commits.started.fetch_add(1, Ordering::SeqCst) + 1;
-        self.commit_pages(cx.deeper(), core, buffer.segment(BUFFER_SIZE)).await?;
+        self.commit_pages(cx.deeper(), core, buffer.segment(BUFFER_SIZE), number).await?;
         self.commits.finished.store(number, Ordering::SeqCst);
         Ok(())
     }
 
-    async fn commit_pages(&self, cx: TaskContext<'_>, core: &Core, staging: Segment) -> Result<(), BlockError> {
+    async fn commit_pages(&self, cx: TaskContext<'_>, core: &Core, staging: Segment, number: u64) -> Result<(), BlockError> {
         let mark = self.mark()?;
         let bytes = self.shape().block_size.bytes() as usize;
         let most = (BUFFER_SIZE / bytes).min(TOGETHER);
@@ -104,7 +104,7 @@ impl Cache {
                 batch.pages().iter().for_each(|page| core.table.need(*page));
                 return stored;
             }
-            self.settle(core, &batch, staging);
+            self.settle(core, &batch, staging, number);
             if batch.used < most {
                 return Ok(());
             }
@@ -192,19 +192,23 @@ impl Cache {
     }
 
     /// The pages are durable.
-    fn settle(&self, core: &Core, batch: &Batch, staging: Segment) {
+    fn settle(&self, core: &Core, batch: &Batch, staging: Segment, number: u64) {
         let block_size = self.shape().block_size;
         let (bytes, count) = (block_size.bytes() as usize, per_page(block_size));
-        for (at, number) in batch.pages().iter().enumerate() {
+        for (at, page_number) in batch.pages().iter().enumerate() {
             let mut page = [0; LARGEST_PAGE];
             let page = &mut page[..bytes];
             staging.part(at * bytes, bytes).expect("a batch fits a buffer").read_at(0, page);
             for place in 0..count {
-                let slot = number * count + place;
+                let slot = page_number * count + place;
                 if slot < core.table.len() {
                     let (slot, dirty) = (core.table.slot(slot), dirty_at(page, place));
                     slot.durable.store(dirty, Ordering::SeqCst);
-                    slot.stored.store(dirty, Ordering::SeqCst);
+                    // Before its commit's number: see `written_back`.
+                    let stored = slot.stored.load(Ordering::SeqCst);
+                    if slot.moved.load(Ordering::SeqCst) < number {
+                        clear_bits(&slot.stored, stored & !dirty);
+                    }
                 }
             }
         }

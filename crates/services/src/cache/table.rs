@@ -9,8 +9,9 @@
 //!
 //! * `valid`: blocks whose newest data the slot has.
 //! * `dirty`: those of them that the slow leg does not have. Set and cleared by who has the blocks' range locked.
-//! * `stored`: blocks that the table on the fast leg may call dirty after a crash. Written by who has the turn to commit. A line goes only
-//!   when it has neither dirty nor stored blocks.
+//! * `stored`: blocks that the table on the fast leg may call dirty after a crash, and those that were written back since the slow leg was
+//!   flushed. Cleared by who has the turn to commit. A line goes only when it has neither dirty nor stored blocks.
+//! * `moved`: the last commit that had begun when blocks were written back: a later one has them flushed.
 //! * `durable`: blocks that the table on the fast leg does call dirty, and goes on doing so while they are.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -32,6 +33,7 @@ pub(super) struct Slot {
     pub(super) dirty: AtomicU64,
     pub(super) stored: AtomicU64,
     pub(super) durable: AtomicU64,
+    pub(super) moved: AtomicU64,
     turn: AtomicU32,
     heat: AtomicU8,
     /// Written since upkeep looked.
@@ -76,6 +78,7 @@ impl Slot {
             dirty: AtomicU64::new(0),
             stored: AtomicU64::new(0),
             durable: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
             turn: AtomicU32::new(0),
             heat: AtomicU8::new(0),
             recent: AtomicBool::new(false),
@@ -223,6 +226,7 @@ impl Table {
             slot.dirty.store(0, Ordering::SeqCst);
             slot.stored.store(0, Ordering::SeqCst);
             slot.durable.store(0, Ordering::SeqCst);
+            slot.moved.store(0, Ordering::SeqCst);
         }
         self.needed.iter().for_each(|word| word.store(0, Ordering::SeqCst));
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use millrace_block::{BlockError, TaskContext, yield_now};
 
-use super::{Cache, Core, table::set_bits};
+use super::{Cache, Core};
 use crate::losses::Losses;
 
 /// Something was written.
@@ -110,10 +110,7 @@ impl Cache {
                 // Who has the line may wait for a buffer, and who has one for this turn.
                 if let Some(_range) = core.ranges.try_lock(core.line_bytes(line)) {
                     let again = place.stored.load(Ordering::SeqCst) & place.valid.load(Ordering::SeqCst);
-                    if again != 0 && set_bits(&place.dirty, again) == 0 {
-                        self.counters.add(|here| &here.dirty_lines, 1);
-                    }
-                    core.table.need(Core::page(slot, self.shape().block_size));
+                    self.dirty_again(core, slot, again);
                     break;
                 }
                 if turns == TURNS {

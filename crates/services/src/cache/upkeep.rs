@@ -213,12 +213,11 @@ impl Cache {
                 self.note(format!("a line could not be written back to the slow leg: {error}"));
                 return Err(error);
             }
-            if self.failures.of_slow() != failures {
-                // A flush that failed meanwhile may have lost it: it stays dirty.
+            let mask = u64::MAX >> (64 - count) << first;
+            if !self.written_back(core, slot, mask, failures) {
                 break;
             }
-            self.forget(core, bytes.start + at, bytes.start + at + len, true);
-            left &= !(u64::MAX >> (64 - count) << first);
+            left &= !mask;
             written += len;
         }
         self.counters.add(|here| &here.written_back, 1);
