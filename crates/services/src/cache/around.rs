@@ -21,9 +21,7 @@ impl Cache {
         // A flush that fails from now on may lose it.
         self.slow_unflushed.add(WRITTEN | BESIDE);
         each_part(core, start, end, shift, |slot, mask| {
-            let place = core.table.slot(slot);
-            let clean = mask & !place.dirty.load(Ordering::SeqCst);
-            clear_bits(&place.valid, clean);
+            Self::in_doubt(core, slot, mask);
         });
     }
 

@@ -14,7 +14,7 @@ use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 use super::{
     Cache, Core, Part,
     policy::Lines,
-    table::{Found, set_bits},
+    table::{Found, clear_bits, set_bits},
     unflushed::WRITTEN,
 };
 use crate::locks::{Locked, Ranges};
@@ -404,7 +404,10 @@ impl Cache {
     ) -> Result<(), BlockError> {
         let changed = match step.await {
             Ok(()) => self.written(self.core()?, slot, part.mask),
-            Err(error @ (BlockError::Memory | BlockError::OutOfRange)) => return Err(error),
+            Err(error @ (BlockError::Memory | BlockError::OutOfRange)) => {
+                Self::in_doubt(self.core()?, slot, part.mask);
+                return Err(error);
+            }
             Err(error) => {
                 self.fast_failed("a write to the fast leg", error);
                 drop(range);
@@ -414,6 +417,13 @@ impl Cache {
         drop(range);
         let fua = request.operation == Operation::Write { fua: true };
         self.acknowledge(cx, changed || fua, fua).await
+    }
+
+    /// Some of these blocks may have been written before the request failed. Those that are on the slow leg, too, are read there: otherwise
+    /// they would change once more when their line goes. Their range is locked.
+    pub(super) fn in_doubt(core: &Core, slot: u32, mask: u64) {
+        let place = core.table.slot(slot);
+        clear_bits(&place.valid, mask & !place.dirty.load(Ordering::SeqCst));
     }
 
     /// The fast leg has the newest data of these blocks, and the slow one does not. Their range is locked. Returns whether the table on the
@@ -494,7 +504,10 @@ impl Cache {
             let lba = Self::place(core, slot, part.at + done, shift);
             match self.pass(cx, &*self.fast, Operation::Write { fua: false }, lba, cursor, part.len - done).await {
                 Ok(bytes) => done += bytes,
-                Err(error @ (BlockError::Memory | BlockError::OutOfRange)) => return Err(error),
+                Err(error @ (BlockError::Memory | BlockError::OutOfRange)) => {
+                    Self::in_doubt(core, slot, part.mask);
+                    return Err(error);
+                }
                 Err(error) => {
                     self.fast_failed("a write to the fast leg", error);
                     drop(range);

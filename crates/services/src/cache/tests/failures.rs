@@ -122,6 +122,34 @@ fn a_write_that_failed_on_the_slow_leg_is_not_in_the_cache() {
     });
 }
 
+/// A guest whose memory goes in the middle of a write: the blocks may be half of each, but not change once more when their line goes.
+#[test]
+fn what_a_write_to_the_fast_leg_may_have_begun_is_read_from_the_slow_one() {
+    for blocks in [8, 16] {
+        let legs = faulty(50);
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, blocks));
+        cache(&graph).drain_now().unwrap();
+        on_bench(&graph, |bench| {
+            legs[0].add(Rule::new(Kind::Write, When::Nth(1), Effect::Fail(BlockError::Memory)));
+            assert_eq!(bench.write(0, &vec![9; data.len()]), Err(BlockError::Memory));
+            legs[0].add(Rule {
+                range: Some((Lba(0), BlockCount(u64::MAX))),
+                ..Rule::new(Kind::Read, When::Nth(1), Effect::Corrupt)
+            });
+            bench.expect(0, &data[..4096]);
+            // What is dirty is read where it is.
+            legs[0].clear();
+            let dirty = bench.write_random(0, 8);
+            legs[0].add(Rule::new(Kind::Write, When::Nth(1), Effect::Fail(BlockError::Memory)));
+            assert_eq!(bench.write(0, &[9; 4096]), Err(BlockError::Memory));
+            bench.expect(0, &dirty);
+        });
+        assert_eq!(health(&graph), Health::Good);
+    }
+}
+
 #[test]
 fn a_write_is_not_acknowledged_while_the_slow_leg_keeps_it_from_the_table() {
     let legs = faulty(50);
