@@ -40,6 +40,9 @@ pub enum BlockError {
     /// The volume is being replaced or is gone (a disk was pulled, the daemon is stopping).
     #[error("volume is not ready")]
     NotReady,
+    /// Nobody waits for the request any more: see [`Volume::call_off`](crate::Volume::call_off).
+    #[error("nobody waits for the request any more")]
+    CalledOff,
 }
 
 impl BlockError {

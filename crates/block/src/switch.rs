@@ -29,7 +29,7 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Request, Step,
+    Asker, BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Request, Step,
     TaggedRequest, TaskContext, Usage, Volume, VolumeError, future_bytes,
     per_shard::{Inside, Presence},
     tagged_bytes, trace,
@@ -359,6 +359,10 @@ impl Volume for Switch {
     #[inline]
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.visit().inner.root.prefetch(lba, count)
+    }
+
+    fn call_off(&self, asker: Asker) {
+        self.visit().inner.root.call_off(asker);
     }
 
     fn settles_late(&self) -> bool {

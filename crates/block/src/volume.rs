@@ -11,7 +11,7 @@ use std::{
 use millrace_memory::{Access, Reach};
 
 use crate::{
-    BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Request, ScratchBox, TaggedRequest,
+    Asker, BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Request, ScratchBox, TaggedRequest,
     TaskContext, VolumeError,
 };
 
@@ -122,6 +122,11 @@ pub trait Volume: Send + Sync {
 
     /// Blocks that were [reached](Self::reach) have been written.
     fn reached(&self, _lba: Lba, _count: BlockCount) {}
+
+    /// Nobody waits any more for what this device has asked for on the calling shard: those of its requests that only wait for their turn
+    /// may fail at once ([`BlockError::CalledOff`]). A service passes this on only if it hands a leg's errors to who asked, and does
+    /// nothing itself when a request fails. Who says nothing finishes everything.
+    fn call_off(&self, _asker: Asker) {}
 
     /// Whether copies that a request makes may be settled after it has ended, with those of others ([`Unsettled`](millrace_memory::Unsettled)):
     /// nothing that happens in here between a copy and the request's end tells others by an ordinary store that data are there. Who says

@@ -55,6 +55,8 @@ pub(crate) struct LiveStatus {
     pub(crate) connected: bool,
     /// Clients that have ever connected here; of a virtio disk nobody wants to know.
     pub(crate) clients: u64,
+    /// Commands that have not finished.
+    pub(crate) in_flight: u32,
     pub(crate) phase: &'static str,
     /// Version of the state region's layout, where there is one.
     pub(crate) state_layout: Option<u32>,
@@ -316,6 +318,7 @@ impl From<DeviceStatus> for LiveStatus {
         Self {
             connected: status.connected,
             clients: status.clients,
+            in_flight: status.in_flight,
             phase: match status.phase {
                 DevicePhase::Disabled => "disabled",
                 DevicePhase::Ready => "ready",

@@ -366,6 +366,7 @@ impl From<DeviceStatus> for LiveStatus {
         Self {
             connected: status.connected,
             clients: 0,
+            in_flight: status.in_flight,
             phase: match status.phase {
                 DevicePhase::Stopped => "stopped",
                 DevicePhase::Running => "running",

@@ -1,6 +1,6 @@
 //! Commands for who shares or makes namespaces, against the daemon's own controllers.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use millrace_block::{BlockCount, Lba};
 use millrace_driver::{
@@ -129,6 +129,46 @@ fn a_host_makes_a_namespace() {
     assert!(cannot(host.controller.create_namespace(&NewNamespace { format: 16, ..large }).map(drop)), "its format");
     assert!(cannot(host.controller.delete_namespace(NamespaceId::BROADCAST)), "all of them");
     assert!(cannot(host.controller.attach_namespace(nsid, &[])), "to nobody");
+    drop(host);
+    daemon.finish();
+}
+
+/// Far more than a second's worth of commands wait behind a cap when their queue is deleted, their controller disabled, and their host gone:
+/// none of this waits for them.
+#[test]
+fn a_host_leaves_commands_that_are_held_back() {
+    let daemon = Daemon::start();
+    daemon.run(&["volume", "create", "v", "--size", "1M", "--stack", "throttle(iops=1, burst=1s) | memory"]);
+    daemon.run(&["device", "create", "d", "--nvme"]);
+    daemon.run(&["device", "attach", "d", "v"]);
+    let flood = |queue: &mut QueuePair, host: &mut Controller, buffer: &DmaBuffer| {
+        let ns = host.namespace(NamespaceId(1)).unwrap();
+        for at in 0..100 {
+            queue.submit(&ns.read(Lba(at), buffer.slice(0, 512)).unwrap()).unwrap();
+        }
+        queue.ring().unwrap();
+        // They have arrived when the first of them is done.
+        while queue.next_completion().unwrap().is_none() {
+            thread::yield_now();
+        }
+    };
+    let Host { mut controller, mut queue, buffer } = Host::at(&daemon, "d");
+    flood(&mut queue, &mut controller, &buffer);
+    controller.delete_queue_pair(queue).expect("within the timeout");
+
+    let mut queue = controller.create_queue_pair(&QueueOptions::default()).unwrap();
+    flood(&mut queue, &mut controller, &buffer);
+    controller.disable().expect("within CAP.TO");
+    drop(queue);
+
+    controller.start().unwrap();
+    let mut queue = controller.create_queue_pair(&QueueOptions::default()).unwrap();
+    flood(&mut queue, &mut controller, &buffer);
+    drop((controller, queue, buffer));
+
+    let mut host = Host::at(&daemon, "d");
+    let ns = host.controller.namespace(NamespaceId(1)).unwrap();
+    host.run(|buffer| ns.read(Lba(0), buffer.slice(0, 512))).unwrap();
     drop(host);
     daemon.finish();
 }

@@ -42,7 +42,7 @@ enum {
 
 enum { READ, WRITE, TRIM, SYNC, DATASYNC };
 enum { DONE = 0, QUEUED = 1, BUSY = 2 };
-enum { RAW = 2, DISKLESS = 4, NO_EXTEND = 8, NO_DISK_STATISTICS = 16, OTHER_MEMORY_TOO = 0x20000 };
+enum { RAW = 2, DISKLESS = 4, NO_EXTEND = 8, NO_DISK_STATISTICS = 16, NO_OFFLOAD = 0x8000, OTHER_MEMORY_TOO = 0x20000 };
 
 /* The operations that an engine has; those without a signature are not used here. */
 struct operations {
@@ -93,7 +93,13 @@ static int complain(const char *what)
 static fastpath_t *open_volume(void *file, size_t buffer, unsigned int depth, unsigned int flags)
 {
     struct fastpath_options options = { .size = sizeof options, .depth = depth, .flags = flags };
-    fastpath_t *space = fastpath_open(FIELD(const char *, file, FILE_NAME), buffer, &options);
+    const char *volume = FIELD(const char *, file, FILE_NAME);
+    fastpath_t *space = fastpath_open(volume, buffer, &options);
+    if (!space && fastpath_error_number() == EACCES) {
+        /* Who may only read does: writes end with EROFS. */
+        options.flags |= FP_READ_ONLY;
+        space = fastpath_open(volume, buffer, &options);
+    }
     if (!space)
         complain(fastpath_error());
     return space;
@@ -242,7 +248,7 @@ static void cleanup(void *thread)
 struct operations ioengine = {
     .name = "millrace",
     .version = INTERFACE_VERSION,
-    .flags = RAW | DISKLESS | NO_EXTEND | NO_DISK_STATISTICS | OTHER_MEMORY_TOO,
+    .flags = RAW | DISKLESS | NO_EXTEND | NO_DISK_STATISTICS | NO_OFFLOAD | OTHER_MEMORY_TOO,
     .queue = queue,
     .getevents = getevents,
     .event = event,

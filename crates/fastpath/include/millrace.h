@@ -14,12 +14,15 @@
  *   -EROFS      the volume is read-only, or is for this program
  *   -ENOSPC     no room below the volume
  *   -EIO        its medium failed
- *   -ENODEV     the daemon has stopped, or has taken the volume back, for instance from a user who may not have it any more: free the space
- *               and open another
+ *   -ENODEV     the daemon has stopped, or has taken the volume back, for instance from a user who may not have it any more, or this process
+ *               was forked from the one that opened the space: free the space and open another
+ *   -EBUSY      somebody else has the volume: a guest reserves it, or a virtio disk shows it. It may pass
+ *   -ENOMEM     no memory to share
  *   -ETIMEDOUT  a request that was waited for took longer than the space's timeout, and is not told of again; what it did, or may do yet, is
  *               unknown. Memory of an FP_DIRECT request stays the daemon's until fastpath_polling() says that none is in progress; other
  *               memory is not touched any more. Of fastpath_open: the daemon did not answer in time
  *   -ENOENT     no such volume, or no daemon with this run directory
+ *   -ECONNREFUSED no daemon answers in this run directory any more
  *   -EACCES     this user may not open the volume, or not in this way
  *   -EDQUOT     this user has as many spaces as it may have
  *   -EOPNOTSUPP FP_ENGINE, and the daemon has no engine, or others have all of its spaces; or what an engine cannot do

@@ -41,6 +41,9 @@ pub enum Error {
     /// The connection could not be held a second time.
     #[error("no second descriptor for the daemon's connection: {0}")]
     Descriptor(#[source] io::Error),
+    /// Processes that are forked could not be told apart.
+    #[error("no page that a fork clears: {0}")]
+    Home(#[source] io::Error),
     /// The controller could not be brought up.
     #[error("bringing up the volume's controller: {0}")]
     Driver(#[from] DriverError),
@@ -54,7 +57,9 @@ pub enum Error {
     #[error("the connection to the daemon is lost: {0}")]
     Queue(#[from] QueueError),
     /// The daemon, or the device, is gone.
-    #[error("the daemon has gone away, or has taken the volume back; open it again")]
+    #[error(
+        "the daemon has gone away, or has taken the volume back, or another process has opened this and was forked; open it again"
+    )]
     Gone,
     /// As many requests are in progress as the space holds.
     #[error("as many requests are in progress as the space holds; poll first")]
@@ -107,7 +112,7 @@ impl Error {
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::Door { source, .. } if source.kind() == io::ErrorKind::TimedOut => Errno::TIMEDOUT,
-            Self::Door { source, .. } | Self::Descriptor(source) => {
+            Self::Door { source, .. } | Self::Descriptor(source) | Self::Home(source) => {
                 return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }
             Self::Refused { errno, .. } | Self::Failed { errno } => return *errno,

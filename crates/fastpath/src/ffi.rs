@@ -666,7 +666,10 @@ pub extern "C" fn fastpath_strerror(error: c_int) -> *const c_char {
         (Errno::NOSPC, c"there is no room for the volume's data"),
         (Errno::IO, c"the volume's medium failed"),
         (Errno::BUSY, c"somebody else has the volume"),
-        (Errno::NODEV, c"the daemon has gone away, or has taken the volume back; open it again"),
+        (
+            Errno::NODEV,
+            c"the daemon has gone away, or has taken the volume back, or this process was forked since; open it again",
+        ),
         (Errno::TIMEDOUT, c"nothing has finished in time"),
         (Errno::ACCESS, c"this user may not open the volume, or not in this way"),
         (Errno::DQUOT, c"this user has as many sessions as it may have"),

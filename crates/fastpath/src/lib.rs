@@ -26,6 +26,7 @@
 mod door;
 mod error;
 mod ffi;
+mod home;
 mod memory;
 mod requests;
 mod shared;

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     error::Error,
+    home::Home,
     memory::Piece,
     requests::{Completion, Operation, Place, Teller},
     space::{Options, Space, Submission},
@@ -38,6 +39,17 @@ pub struct FastPath {
     block_size: u32,
     /// Address and length of the buffer.
     buffer: (usize, usize),
+    home: Home,
+}
+
+impl Drop for FastPath {
+    /// Whatever was forked meanwhile has the connection, too, and must not keep the space.
+    fn drop(&mut self) {
+        if self.home.is_here() {
+            // It is closed already where the daemon has gone.
+            let _ = rustix::net::shutdown(&self.connection, rustix::net::Shutdown::Both);
+        }
+    }
 }
 
 impl FastPath {
@@ -48,12 +60,18 @@ impl FastPath {
         let events = events.map_err(millrace_driver::DriverError::EventFd)?;
         let buffer = (space.buffer().as_ptr() as usize, space.buffer().len());
         let (timeout, block_size) = (options.timeout, space.block_size());
-        Ok(Self { space: Mutex::new(space), events, connection, timeout, block_size, buffer })
+        let home = Home::new().map_err(|error| Error::Home(error.into()))?;
+        Ok(Self { space: Mutex::new(space), events, connection, timeout, block_size, buffer, home })
     }
 
     /// A panic elsewhere leaves a space whole enough: what it owes is shared memory, and answers that are checked.
+    /// In a forked process the space is gone.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.home.is_here() {
+            space.lose();
+        }
+        space
     }
 
     /// The volume's block size in bytes: requests are whole blocks at whole blocks.
@@ -173,6 +191,7 @@ impl FastPath {
             if taken > 0 || completions.is_empty() || space.in_progress() == 0 || pause.exceeds(timeout) {
                 return taken;
             }
+            pause.pass_on(&space);
             drop(space);
             self.pause(&mut pause);
         }
@@ -327,11 +346,22 @@ struct Pause<'a> {
     has_read: bool,
     /// It told of others' requests, and is left to them from then on.
     naps: bool,
+    /// How many requests that nobody is told of had ended at the last look, and whether some have since the first.
+    untold: Option<u64>,
+    owes: bool,
 }
 
 impl<'a> Pause<'a> {
     fn new(path: &'a FastPath) -> Self {
-        Self { rounds: 0, since: None, events: path.events.as_ref(), has_read: false, naps: false }
+        Self {
+            rounds: 0,
+            since: None,
+            events: path.events.as_ref(),
+            has_read: false,
+            naps: false,
+            untold: None,
+            owes: false,
+        }
     }
 
     /// Whether it is longer than `timeout`. Short waits do not ask the clock.
@@ -344,7 +374,11 @@ impl<'a> Pause<'a> {
 
     /// What was read has told of requests that have ended and are not this one's: who sleeps for them is not to wait for this one's end.
     fn pass_on(&mut self, space: &Space) {
-        if self.has_read && space.has_completions() {
+        let untold = Some(space.untold());
+        // Their events may come after the look that found them.
+        self.owes |= self.untold.is_some_and(|before| Some(before) != untold);
+        self.untold = untold;
+        if self.has_read && (self.owes || space.has_completions()) {
             self.give_back();
             (self.has_read, self.naps) = (false, true);
         }

@@ -128,6 +128,8 @@ pub(crate) struct Space {
     /// The first failure of a counted request since it was asked for.
     counted_errno: i32,
     counted: usize,
+    /// Counted requests that have ended.
+    untold: u64,
     statistics: Option<Statistics>,
     vain: u32,
     /// When the connection was looked at, of a space with events.
@@ -184,6 +186,7 @@ impl Space {
             completions: VecDeque::with_capacity(places),
             counted_errno: 0,
             counted: 0,
+            untold: 0,
             statistics: options.statistics.then(Statistics::default),
             vain: 0,
             looked: options.events.then(Instant::now),
@@ -211,6 +214,9 @@ impl Space {
 
     /// Asks for the volume's size again.
     pub(crate) fn refresh(&mut self) -> Result<(), Error> {
+        if self.gone {
+            return Err(Error::Gone);
+        }
         self.namespace = namespace(&mut self.controller, &self.way)?;
         Ok(())
     }
@@ -520,18 +526,22 @@ impl Space {
             Teller::Tagged(tag) => self.completions.push_back(Completion { tag, errno, bytes, nanos }),
             Teller::Counted => {
                 self.counted -= 1;
+                self.untold += 1;
                 if self.counted_errno == 0 {
                     self.counted_errno = errno;
                 }
             }
-            Teller::Abandoned => self.counted -= 1,
+            Teller::Abandoned => {
+                self.counted -= 1;
+                self.untold += 1;
+            }
             Teller::Waited => return,
         }
         self.table.give_back(place);
     }
 
-    /// The daemon is gone, or speaks nonsense: everything in progress fails.
-    fn lose(&mut self) {
+    /// The daemon is gone, or speaks nonsense, or the space is another process's: everything in progress fails.
+    pub(crate) fn lose(&mut self) {
         if std::mem::replace(&mut self.gone, true) {
             return;
         }
@@ -576,6 +586,11 @@ impl Space {
         request.teller = Teller::Abandoned;
         request.pieces.set(&[]);
         request.errno = Errno::TIMEDOUT.raw_os_error();
+    }
+
+    /// How many requests without a tag have ended that nobody waits for.
+    pub(crate) fn untold(&self) -> u64 {
+        self.untold
     }
 
     /// Whether tagged requests have ended that nobody has taken.

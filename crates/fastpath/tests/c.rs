@@ -97,6 +97,20 @@ fn what_is_not_waited_for_any_longer_is_told_of_once() {
 }
 
 #[test]
+fn a_space_is_given_back_though_what_was_forked_goes_on() {
+    let mut daemon = Daemon::start();
+    let program = daemon.path("client");
+    compile(&program, false);
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", "memory"]);
+    let mut child = started(client(&daemon, &program, &["fork"]));
+    eventually_no_sessions(&daemon);
+    daemon.run(&["volume", "delete", "v"]);
+    child.kill().expect("it sleeps");
+    child.wait().expect("the child");
+    daemon.expect_well();
+}
+
+#[test]
 fn threads_that_share_a_position_leave_nothing_out() {
     let mut daemon = Daemon::start();
     let program = daemon.path("client");

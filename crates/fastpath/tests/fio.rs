@@ -51,6 +51,8 @@ fn fio_writes_and_verifies_by_our_engine() {
     let image = daemon.path("f.img");
     daemon.run(&["volume", "create", "f", "--size", "32M", "--backend", &format!("file:{}", image.display())]);
     daemon.run(&["volume", "create", "m", "--size", "32M", "--backend", "memory"]);
+    let refused = fio.run("m", &["--rw=randread", "--bs=4k", "--io_size=1m", "--io_submit_mode=offload"]);
+    assert!(refused.status.code().is_some_and(|code| code != 0), "its threads have no space: {refused:?}");
     for volume in ["f", "m"] {
         let verify = ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--norandommap=0"];
         fio.must(

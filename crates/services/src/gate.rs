@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use millrace_block::{
-    BlockCount, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Request, Step, TaggedRequest, TaskContext,
-    Usage, Volume, VolumeError,
+    Asker, BlockCount, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Request, Step, TaggedRequest,
+    TaskContext, Usage, Volume, VolumeError,
 };
 
 use crate::legs::Leg;
@@ -94,6 +94,10 @@ impl<G: Gate> Volume for Gated<G> {
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.leg.prefetch(lba, count)
+    }
+
+    fn call_off(&self, asker: Asker) {
+        self.leg.call_off(asker);
     }
 
     fn settles_late(&self) -> bool {

@@ -6,6 +6,8 @@ use std::{
     task::Waker,
 };
 
+use millrace_block::Asker;
+
 /// A queue. It is touched by its own shard only: its mutex is there because the type must be shared, and never contended.
 #[derive(Default)]
 pub(crate) struct Queue(Mutex<Waiters>);
@@ -20,6 +22,8 @@ pub(crate) struct Waiters {
 struct Waiter {
     number: u64,
     waker: Option<Waker>,
+    /// On whose behalf it waits; `None` when that is called off.
+    asker: Option<Asker>,
 }
 
 impl Queue {
@@ -33,7 +37,7 @@ impl Waiters {
     pub(crate) fn enter(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.waiters.push_back(Waiter { number, waker: None });
+        self.waiters.push_back(Waiter { number, waker: None, asker: Some(Asker::current()) });
         number
     }
 
@@ -45,6 +49,20 @@ impl Waiters {
                 none => *none = Some(waker.clone()),
             }
         }
+    }
+
+    /// Nobody waits any more for what it has asked for.
+    pub(crate) fn call_off(&mut self, asker: Asker) {
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.asker == Some(asker)) {
+            waiter.asker = None;
+            if let Some(waker) = &waiter.waker {
+                waker.wake_by_ref();
+            }
+        }
+    }
+
+    pub(crate) fn is_called_off(&self, number: u64) -> bool {
+        self.find(number).and_then(|at| self.waiters.get(at)).is_some_and(|me| me.asker.is_none())
     }
 
     pub(crate) fn is_first(&self, number: u64) -> bool {

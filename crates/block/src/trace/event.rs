@@ -130,6 +130,7 @@ pub(super) fn status_of(result: Result<(), BlockError>) -> u16 {
         Err(BlockError::Memory) => 7,
         Err(BlockError::NotReady) => 8,
         Err(BlockError::Unsupported) => 9,
+        Err(BlockError::CalledOff) => 10,
     }
 }
 

@@ -14,8 +14,8 @@ use millrace_memory::{Access, Reach};
 
 use super::{Event, EventKind, EventOperation, Key, NOW, Now, Under, event::status_of, next_span, record};
 use crate::{
-    BlockCount, BlockError, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Operation, PlainFile, Request, Step,
-    TaggedRequest, TaskContext, Usage, Volume, VolumeError,
+    Asker, BlockCount, BlockError, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Operation, PlainFile,
+    Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError,
 };
 
 /// A visit of a request to a node.
@@ -173,6 +173,10 @@ impl Volume for Tap {
     #[inline]
     fn reached(&self, lba: Lba, count: BlockCount) {
         self.volume.reached(lba, count);
+    }
+
+    fn call_off(&self, asker: Asker) {
+        self.volume.call_off(asker);
     }
 
     fn settles_late(&self) -> bool {

@@ -226,7 +226,7 @@ impl Cells {
         let mut known = self.known();
         let Some(entry) = known.get_mut(cell) else { return };
         match listed {
-            Ok(now) => *entry = now,
+            Ok(now) => entry.replace(now),
             Err(error) => entry.silent = Some(error.to_string()),
         }
     }

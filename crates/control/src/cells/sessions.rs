@@ -25,6 +25,9 @@ use crate::{
 /// How often is looked whether a cell's sessions have ended: it may have nothing else to go on for.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Of a session that is about to be.
+const RESERVED: &str = "reserved";
+
 /// Whose session a device is.
 fn session_of(view: &Value) -> Option<u32> {
     view["session_of_uid"].as_u64().and_then(|uid| uid.try_into().ok())
@@ -47,6 +50,14 @@ impl Known {
             Some(Shown { name, uid, volume, read_only: namespace["read_only"].as_bool()? })
         };
         self.devices.iter().filter_map(of).collect()
+    }
+
+    /// What a cell says now takes the place of what it said before. What it is about to have stays.
+    pub(super) fn replace(&mut self, now: Self) {
+        let before = std::mem::replace(self, now);
+        for (name, view) in before.devices.into_iter().filter(|(_, view)| view[RESERVED] == true) {
+            self.devices.entry(name).or_insert(view);
+        }
     }
 
     fn has_sessions(&self) -> bool {
@@ -120,11 +131,13 @@ impl Cells {
         let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await else { return Ok(None) };
         let name = self.reserve(&cell, asker).await?;
         let made = self.make_session(&cell, &name, asker, spec).await;
-        // What is said now takes the reservation's place.
+        match &made {
+            Err(_) => self.forget_session(&cell, &name),
+            // What is said now takes the reservation's place.
+            Ok(_) => self.end_reservation(&cell, &name),
+        }
         self.refresh(&cell).await;
-        if made.is_err() {
-            self.forget_session(&cell, &name);
-        } else {
+        if made.is_ok() {
             self.watch(cell);
         }
         made.map(|stream| Some((name, stream)))
@@ -139,7 +152,7 @@ impl Cells {
                 if known.values().any(is_known) {
                     continue;
                 }
-                let view = json!({ "name": name, "session_of_uid": asker.uid });
+                let view = json!({ "name": name, "session_of_uid": asker.uid, RESERVED: true });
                 known.entry(cell.clone()).or_default().devices.insert(name.to_string(), view);
             }
             // This worker's own sessions are named while it looks at what is reserved: who comes second sees the first.
@@ -149,6 +162,14 @@ impl Cells {
             self.forget_session(cell, &name);
         }
         Err(Problem::from(&asker.has_too_many()))
+    }
+
+    fn end_reservation(&self, cell: &Name, name: &Name) {
+        let mut known = self.known();
+        let view = known.get_mut(cell).and_then(|known| known.devices.get_mut(name.as_str()));
+        if let Some(Value::Object(view)) = view {
+            view.remove(RESERVED);
+        }
     }
 
     fn forget_session(&self, cell: &Name, name: &Name) {

@@ -165,7 +165,8 @@ impl Manager {
         for (name, status) in answers {
             let is_late = |device: &Device| asked.duration_since(device.since) > TAKEN_WITHIN;
             let is_over = |device: &Device| match &status {
-                Ok(status) => !status.connected && (status.clients > 0 || is_late(device)),
+                // One that is not at rest is not waited for, and counts until it is.
+                Ok(status) => !status.connected && status.in_flight == 0 && (status.clients > 0 || is_late(device)),
                 // Its shard may come to it yet.
                 Err(ControlError::Silent { .. }) => false,
                 // It has failed: nobody is served there.

@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(condition)                                                                                              \
@@ -320,6 +322,88 @@ static void late(void)
     fastpath_free(fp);
 }
 
+static void *long_read(void *unused)
+{
+    char mine[512];
+    (void)unused;
+    CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
+    return &shared;
+}
+
+/* The same volume: one thread waits for the last of several requests, another sleeps for the end of the first, which has no tag. */
+static void beside(void)
+{
+    struct fastpath_options options = { .size = sizeof options, .flags = FP_EVENTS };
+    pthread_t waiter;
+    uint64_t events;
+    shared = fastpath_open(NULL, 8192, &options);
+    CHECK(shared);
+    char *buffer = fastpath_buffer(shared);
+    struct pollfd told = { .fd = fastpath_eventfd(shared), .events = POLLIN };
+    for (int round = 0; round < 4; round++)
+        CHECK(fastpath_pread(shared, buffer, 512, 0, FP_DIRECT) == 512);
+    CHECK(!pthread_create(&waiter, NULL, long_read, NULL));
+    int before = 4;
+    while (before > 1) {
+        CHECK(poll(&told, 1, 60000) == 1);
+        CHECK(read(told.fd, &events, 8) == 8 || errno == EAGAIN);
+        int now = fastpath_polling(shared);
+        CHECK(now >= 0 && now <= before);
+        before = now;
+    }
+    CHECK(before == 1 && pthread_tryjoin_np(waiter, NULL) == EBUSY);
+    CHECK(!pthread_join(waiter, NULL));
+    fastpath_free(shared);
+}
+
+/* What is forked has the queue's memory as well: it is told that the space is not its own, and takes nothing of it. */
+static void forked(void)
+{
+    fastpath_t *fp = fastpath_alloc(8192);
+    CHECK(fp);
+    char *buffer = fastpath_buffer(fp);
+    for (int round = 0; round < 3; round++) {
+        memset(buffer, 'a' + round, 512);
+        CHECK(fastpath_pwrite(fp, buffer, 512, 0, FP_DIRECT | FP_BLOCKING) == 512);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            char mine[512];
+            CHECK(fastpath_pread(fp, mine, 512, 0, FP_BLOCKING) == -ENODEV);
+            CHECK(fastpath_pwrite(fp, mine, 512, 512, 0) == -ENODEV);
+            CHECK(fastpath_volume_size(fp) == -ENODEV && fastpath_polling(fp) == 0);
+            fastpath_free(fp);
+            fp = fastpath_alloc(4096);
+            CHECK(fp && fastpath_pread(fp, mine, 512, 0, FP_BLOCKING) == 512 && mine[0] == 'a' + round);
+            fastpath_free(fp);
+            exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        memset(buffer, 0, 512);
+        CHECK(fastpath_pread(fp, buffer, 512, 0, FP_DIRECT | FP_BLOCKING) == 512 && buffer[0] == 'a' + round);
+    }
+    fastpath_free(fp);
+}
+
+/* Gives a space back while what was forked from it goes on. */
+static void left_behind(void)
+{
+    fastpath_t *fp = fastpath_alloc(4096);
+    CHECK(fp);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        sleep(600);
+        exit(0);
+    }
+    puts("loaded");
+    fflush(stdout);
+    fastpath_free(fp);
+    sleep(600);
+}
+
 /* Two threads write what comes next, and try again when there is no room: every block has its turn, and none is left out. */
 enum { APPENDED = 4000 };
 
@@ -375,7 +459,7 @@ int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "";
     if (!strcmp(command, "verify"))
-        verify(), refusals(), tags(0), threads();
+        verify(), refusals(), tags(0), threads(), forked();
     else if (!strcmp(command, "blocks"))
         verify(), less_than_a_block();
     else if (!strcmp(command, "engine"))
@@ -385,7 +469,9 @@ int main(int argc, char **argv)
     else if (!strcmp(command, "noise"))
         load(1);
     else if (!strcmp(command, "late"))
-        late();
+        late(), beside();
+    else if (!strcmp(command, "fork"))
+        left_behind();
     else if (!strcmp(command, "append"))
         append();
     else if (!strcmp(command, "open")) {

@@ -263,6 +263,7 @@ impl Controller {
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
         self.turn_bytes = TURN_BYTES;
         let mut work = if self.sink.has_results() { self.reap() } else { 0 };
+        self.call_off(cx);
         if self.port.is_some() {
             work += self.card_turn(cx);
         }

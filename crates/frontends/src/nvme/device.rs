@@ -568,6 +568,7 @@ impl NvmeDevice {
     }
 
     fn go_on_draining(&mut self, cx: &mut ShardContext<'_>) {
+        self.controller.call_off(cx);
         if !self.controller.is_quiet() || self.accept_again.is_some_and(|at| cx.now() < at) {
             return;
         }

@@ -83,6 +83,8 @@ pub(crate) struct Lifecycle {
     pub(crate) stopped: bool,
     /// Its memory is several guests': what one of them takes away is that one's loss.
     pub(crate) shares_memory: bool,
+    /// Nobody waits any more for the commands in flight.
+    pub(crate) called_off: bool,
     pub(crate) log: LogLimit,
 }
 
@@ -313,8 +315,16 @@ impl Controller {
         self.state.registers.event_indexes.set(0);
         self.lifecycle.shutdown = None;
         self.interrupts.reset();
+        self.lifecycle.called_off = true;
         if self.is_quiet() {
             self.finish_reset();
+        }
+    }
+
+    /// Commands that nobody waits for any more, and that only wait for their turn (a throttle's), end at once.
+    pub(crate) fn call_off(&mut self, cx: &ShardContext<'_>) {
+        if std::mem::take(&mut self.lifecycle.called_off) {
+            self.namespaces.attached().for_each(|attached| attached.namespace.volume.call_off(cx.asker()));
         }
     }
 

@@ -103,7 +103,8 @@ impl Status {
                 | BlockError::NoSpace
                 | BlockError::Miscompare
                 | BlockError::Memory
-                | BlockError::NotReady,
+                | BlockError::NotReady
+                | BlockError::CalledOff,
             ) => Self::IoError,
         }
     }

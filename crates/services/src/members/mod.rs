@@ -159,7 +159,7 @@ pub(crate) fn is_fault(error: BlockError) -> bool {
         | BlockError::NotReady
         | BlockError::ReadOnly
         | BlockError::Unsupported => true,
-        BlockError::OutOfRange | BlockError::Miscompare | BlockError::Memory => false,
+        BlockError::OutOfRange | BlockError::Miscompare | BlockError::Memory | BlockError::CalledOff => false,
     }
 }
 

@@ -34,8 +34,8 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Operation, PerShard,
-    Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, clock, future_bytes, tagged_bytes,
+    Asker, BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Operation,
+    PerShard, Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, clock, future_bytes, tagged_bytes,
 };
 
 pub use self::groups::{Group, Weight, groups_of};
@@ -236,11 +236,14 @@ impl<'a> Place<'a> {
     }
 
     /// Waits until it is first.
-    fn poll_first(&self, waker: &Waker) -> Poll<()> {
+    fn poll_first(&self, waker: &Waker) -> Poll<Result<(), BlockError>> {
         let own = self.lane.queues.here().1;
         let mut queue = self.lane.queue(self.cost).lock();
+        if queue.is_called_off(self.number) {
+            return Poll::Ready(Err(BlockError::CalledOff));
+        }
         if queue.is_first(self.number) {
-            return Poll::Ready(());
+            return Poll::Ready(Ok(()));
         }
         if own {
             queue.waits(self.number, waker);
@@ -251,16 +254,20 @@ impl<'a> Place<'a> {
     }
 
     /// It is the first in its queue, and waits for tokens.
-    async fn wait(&self, cx: TaskContext<'_>) {
+    async fn wait(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let front = Front { since: clock::now(), queue: ptr::from_ref(self.lane.queue(self.cost)).addr() };
         self.front.set(Some(front));
         let mut first = true;
         while let Err(time) = self.lane.chain.pass(self.cost, Some(front), first) {
             first = false;
             cx.io(IoOperation::Sleep(time.clamp(NAP, REFILL))).await;
+            if self.lane.queue(self.cost).lock().is_called_off(self.number) {
+                return Err(BlockError::CalledOff);
+            }
         }
         // It went, and its claims with it.
         self.front.set(None);
+        Ok(())
     }
 }
 
@@ -360,33 +367,37 @@ impl Throttle {
 
     /// A request that waits.
     async fn hold(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        self.turn(cx, &request).await;
+        self.turn(cx, &request).await?;
         self.leg.submit(cx, request).await
     }
 
     /// One with metadata.
     async fn hold_tagged(&self, cx: TaskContext<'_>, request: TaggedRequest) -> Result<(), BlockError> {
-        self.turn(cx, &untagged(&request)).await;
+        self.turn(cx, &untagged(&request)).await?;
         self.leg.submit_tagged(cx, request).await
     }
 
     /// Waits until there are tokens for it, and those that came before have theirs.
-    async fn turn(&self, cx: TaskContext<'_>, request: &Request<'_>) {
-        let Some(cost) = self.cost(request) else { return };
+    ///
+    /// # Errors
+    /// It is called off meanwhile.
+    async fn turn(&self, cx: TaskContext<'_>, request: &Request<'_>) -> Result<(), BlockError> {
+        let Some(cost) = self.cost(request) else { return Ok(()) };
         let (start, lane) = (clock::now(), self.lane());
         let place = Place::take(lane, cost);
-        poll_fn(|cx| place.poll_first(cx.waker())).await;
+        poll_fn(|cx| place.poll_first(cx.waker())).await?;
         let at_hand = {
             let (leases, own) = lane.chain.own.leases.here();
             own && lane.chain.spend(leases, cost)
         };
         if !at_hand {
-            place.wait(cx).await;
+            place.wait(cx).await?;
         }
         drop(place);
         let waited = clock::now().saturating_sub(start);
         self.waits.add_all(|waits| [&waits.requests, &waits.nanoseconds], [1, waited]);
         self.of_volume.add(|nanoseconds| nanoseconds, waited);
+        Ok(())
     }
 }
 
@@ -425,6 +436,13 @@ impl Volume for Throttle {
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
         self.leg.prefetch(lba, count)
+    }
+
+    fn call_off(&self, asker: Asker) {
+        for queue in self.lanes.iter().flat_map(|lane| lane.queues.here().0.iter()) {
+            queue.lock().call_off(asker);
+        }
+        self.leg.call_off(asker);
     }
 
     fn settles_late(&self) -> bool {

@@ -149,6 +149,9 @@ impl Controller {
         }
         self.sq(sqid.0).deleting.set(1);
         self.admin.deletions.push((token, sqid.0));
+        // Requests are not told apart by their queues: where one goes on nothing is called off.
+        self.lifecycle.called_off =
+            (1..=self.config.queues).all(|sqid| !self.sq_exists(sqid) || self.sq(sqid).deleting.get() != 0);
         Ok(Outcome::Held)
     }
 

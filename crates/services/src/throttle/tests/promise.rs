@@ -1,11 +1,18 @@
 //! What a throttle promises, in simulated time: every request that goes is noted with its time.
 
 use std::{
+    pin::Pin,
     sync::{Barrier, Mutex},
+    task::Context,
     thread,
 };
 
-use millrace_block::{Asker, Step, Switch, clock::SimulatedTime, conformance::Random};
+use millrace_block::{
+    Asker, Scratch, Step, Switch,
+    clock::SimulatedTime,
+    conformance::{Memory, Random, SyncIo},
+};
+use millrace_memory::BufferPool;
 use proptest::prelude::*;
 
 use super::*;
@@ -204,6 +211,49 @@ fn each_device_has_caps_of_its_own() {
         let refused = format!("throttle({stack}) | disk:0").parse::<Node>().unwrap_err().to_string();
         assert!(refused.contains(why), "{refused}");
     }
+}
+
+/// What waits for its turn ends at once where nobody waits for it any more; others' requests wait on, and no token is lost.
+#[test]
+fn what_is_called_off_does_not_wait_for_its_turn() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let (leg, graph) = noted("iops=1, burst=1s");
+    let (io, buffers, memory) = (SyncIo::new(1, false), BufferPool::new(1).unwrap(), Memory::new(512));
+    let segments = [memory.segment(0, 512)];
+    let scratches: Vec<_> = (0..20).map(|_| Scratch::new(graph.volume().scratch_bytes())).collect();
+    let [gone, stays] = [Asker::new(), Asker::new()];
+    let asker = |at: usize| if at % 4 == 3 { stays } else { gone };
+    let read = || Request { operation: Operation::Read, lba: Lba(0), count: BlockCount(1), segments: &segments };
+    let submit = |scratch| Some(graph.volume().submit(TaskContext::new(scratch, &buffers, &io), read()));
+    let mut steps: Vec<_> = scratches.iter().map(submit).collect();
+    let mut poll = || -> Vec<_> {
+        let mut ended = Vec::new();
+        for (at, place) in steps.iter_mut().enumerate() {
+            let before = asker(at).enter();
+            if let Some(step) = place.as_mut()
+                && let Poll::Ready(result) = Pin::new(step).poll(&mut Context::from_waker(Waker::noop()))
+            {
+                ended.push((asker(at) == stays, result));
+                *place = None;
+            }
+            before.enter();
+        }
+        ended
+    };
+    assert_eq!(poll(), [(false, Ok(()))], "the first has the token");
+    assert_eq!(poll(), []);
+    graph.volume().call_off(gone);
+    // Who is first sleeps a little.
+    let mut ended = poll();
+    time.advance_to(clock::now() + 5 * MS);
+    ended.extend((0..3).flat_map(|_| poll()));
+    assert_eq!(ended, [(false, Err(BlockError::CalledOff)); 14]);
+    for _ in 0..5 {
+        time.advance_to(clock::now() + SECOND);
+        assert_eq!((0..3).flat_map(|_| poll()).collect::<Vec<_>>(), [(true, Ok(()))]);
+    }
+    assert_eq!(leg.all().0, 6);
 }
 
 #[test]
