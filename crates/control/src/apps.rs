@@ -99,7 +99,7 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: 
         };
         let Ok(peer) = stream.peer_cred() else { continue };
         let Some(place) = line.join(peer.uid()) else {
-            tracing::debug!(uid = peer.uid(), "too many applications of one user wait: one is turned away");
+            tracing::debug!(uid = peer.uid(), "too many applications wait, of one user or of all: one is turned away");
             continue;
         };
         let (manager, cells) = (Arc::clone(&manager), cells.clone());

@@ -10,8 +10,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Heard at a time, of all users and of one.
 const HEARD: usize = 64;
 const HEARD_OF_ONE: usize = 8;
-/// Of one user at most; who comes after them is turned away.
+/// Of one user at most, and of all, each of whom has a descriptor; who comes after them is turned away.
 const WAITING_OF_ONE: usize = 256;
+const WAITING: usize = 1024;
 
 /// See the module.
 pub(super) struct Line {
@@ -43,9 +44,12 @@ impl Line {
         Arc::new(Self { all: Arc::new(Semaphore::new(HEARD)), users: Mutex::default() })
     }
 
-    /// `None`: too many of the user's wait.
+    /// `None`: too many of the user's wait, or of all.
     pub(super) fn join(self: &Arc<Self>, uid: u32) -> Option<Place> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if users.values().map(|user| user.waiting).sum::<usize>() >= WAITING {
+            return None;
+        }
         let user = users.entry(uid).or_insert_with(|| User { waiting: 0, heard: Arc::new(Semaphore::new(HEARD_OF_ONE)) });
         if user.waiting == WAITING_OF_ONE {
             return None;
@@ -103,5 +107,8 @@ mod tests {
         assert!(timeout(Duration::from_secs(10), next.turn()).await.expect("its turn").is_some());
         drop((heard, waiting, other));
         assert!(line.users.lock().unwrap().is_empty());
+        let all: Vec<Place> = (0..WAITING as u32).map(|uid| line.join(uid).expect("room")).collect();
+        assert!(line.join(u32::MAX).is_none(), "too many of all");
+        drop(all);
     }
 }
