@@ -1,12 +1,17 @@
-//! Flushes of a leg that those who need one at the same time have together.
+//! Flushes of a leg, which those who need one at the same time have together.
+//!
+//! A leg may drop what it could not make durable, and its next flush succeeds all the same. So one that it has refused, whoever asked for it,
+//! is the matter of all who had written before: a service asks how many have [failed](Flushes::failed) before it writes, and the guest is told
+//! at its next flush.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millrace_block::{BlockError, TaskContext, Volume};
+use millrace_block::{BlockError, Request, Step, TaskContext, Volume};
 
 use crate::{
     legs,
     locks::{Turn, until},
+    losses::Losses,
 };
 
 /// See the module.
@@ -17,20 +22,67 @@ pub(crate) struct Flushes {
     wanted: AtomicU64,
     /// Up to whom it was done.
     done: AtomicU64,
+    losses: Losses,
 }
 
 impl Flushes {
-    /// Makes durable what was written before.
-    pub(crate) async fn flush(&self, cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
+    /// How many the leg has refused.
+    pub(crate) fn failed(&self) -> u64 {
+        self.losses.count()
+    }
+
+    /// An error where the leg has refused one since so many had `failed`.
+    pub(crate) fn check(&self, failed: u64) -> Result<(), BlockError> {
+        if self.failed() == failed { Ok(()) } else { Err(BlockError::WriteFault { errno: 0 }) }
+    }
+
+    /// Makes durable what was written since so many had `failed`.
+    pub(crate) async fn flush(&self, cx: TaskContext<'_>, leg: &dyn Volume, failed: u64) -> Result<(), BlockError> {
         // SeqCst: whoever flushes loads `wanted` after it has the turn, and flushes for everybody who had come by then.
         let mine = self.wanted.fetch_add(1, Ordering::SeqCst) + 1;
         let is_done = || self.done.load(Ordering::SeqCst) >= mine;
         let turn = until(cx, || if is_done() { Some(None) } else { self.turn.try_take().map(Some) }).await;
         if turn.is_some() && !is_done() {
             let all = self.wanted.load(Ordering::SeqCst);
-            legs::flush(cx, leg).await?;
+            self.flush_alone(cx, leg).await?;
             self.done.fetch_max(all, Ordering::SeqCst);
         }
-        Ok(())
+        self.check(failed)
+    }
+
+    /// A flush of the service's own.
+    pub(crate) async fn flush_alone(&self, cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
+        let flushed = legs::flush(cx, leg).await;
+        if flushed.is_err() {
+            self.losses.add();
+        }
+        flushed
+    }
+
+    /// A guest's flush, which is its leg's.
+    pub(crate) fn of_guest<'a>(&'a self, cx: TaskContext<'a>, leg: &'a dyn Volume, request: Request<'a>) -> Step<'a> {
+        let lost = self.losses.count();
+        match leg.submit(cx, request) {
+            Step::Done(flushed) => Step::Done(self.tell(lost, flushed)),
+            step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(self.tell_later(lost, step))),
+        }
+    }
+
+    async fn tell_later(&self, lost: u64, step: Step<'_>) -> Result<(), BlockError> {
+        self.tell(lost, step.await)
+    }
+
+    fn tell(&self, lost: u64, flushed: Result<(), BlockError>) -> Result<(), BlockError> {
+        if flushed.is_err() {
+            // The guest is told by this one.
+            self.losses.add();
+        }
+        let told = self.losses.tell(lost);
+        flushed.and(told)
+    }
+
+    /// Of the service in whose place this one comes, what was not told yet.
+    pub(crate) fn take_over(&self, before: &Self) {
+        self.losses.take_over(&before.losses);
     }
 }

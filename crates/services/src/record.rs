@@ -205,8 +205,25 @@ impl Region {
         generation: u64,
         content: &[u8],
     ) -> Result<(), millrace_block::BlockError> {
-        let (offset, copy) = self.copy(generation, content);
-        legs::write_bytes(cx, leg, offset, copy).await?;
+        self.write_in(cx, leg, generation, content).await?;
         legs::flush(cx, leg).await
+    }
+
+    /// [`Self::store_in`] for who flushes the leg himself.
+    ///
+    /// # Errors
+    /// What the leg said.
+    ///
+    /// # Panics
+    /// As [`Self::store_in`].
+    pub(crate) async fn write_in(
+        &self,
+        cx: millrace_block::TaskContext<'_>,
+        leg: &dyn Volume,
+        generation: u64,
+        content: &[u8],
+    ) -> Result<(), millrace_block::BlockError> {
+        let (offset, copy) = self.copy(generation, content);
+        legs::write_bytes(cx, leg, offset, copy).await
     }
 }

@@ -170,6 +170,10 @@ pub trait Service: Volume + Any {
     /// write its legs ([`legs`](crate::legs)). On error it must have changed nothing that the service before it needs.
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError>;
 
+    /// Is about to go out of force, with requests still coming and its background tasks ended: does now what would take long then. What fails
+    /// is tried once more by [`unmount`](Self::unmount).
+    fn settle(&self) {}
+
     /// Goes out of force, with no request in flight and its background tasks ended: leaves on its legs what the next mount needs.
     /// It may be mounted again.
     fn unmount(&self) -> Result<(), ServiceError>;

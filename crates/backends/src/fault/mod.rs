@@ -123,6 +123,12 @@ impl FaultVolume {
         self.faults.fetch_add(u64::from(verdict.is_some()), Ordering::Relaxed);
         match verdict {
             Some(Effect::Fail(error)) => return Err(error),
+            Some(Effect::Forget(error)) => {
+                if request.operation == Operation::Flush {
+                    self.power_loss();
+                }
+                return Err(error);
+            }
             Some(Effect::Lose) => return Ok(()),
             Some(Effect::Tear) => return self.tear(cx, request).await,
             Some(Effect::Delay(time)) => {

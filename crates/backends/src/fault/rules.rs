@@ -59,6 +59,8 @@ pub enum When {
 pub enum Effect {
     /// It fails, and nothing is done.
     Fail(BlockError),
+    /// A flush fails, and what it was for may be lost as by a power cut; the next one succeeds. Other requests fail, and nothing is done.
+    Forget(BlockError),
     /// It takes this much longer.
     Delay(Duration),
     /// A write reaches the medium for some of its blocks only, and fails. Other requests fail and do nothing.

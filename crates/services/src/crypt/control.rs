@@ -16,7 +16,7 @@ use super::{
     volume::Crypt,
 };
 use crate::{
-    background::{Stop, Task},
+    background::{Stop, Task, own_buffers},
     legs,
     record::Found,
     service::{Health, Mount, Progress, Reason, Service, ServiceError, Status},
@@ -145,7 +145,8 @@ impl Crypt {
         let (header, key) =
             Header::create(&self.kek, uuid, self.geometry().block_size).map_err(|error| cipher_error(&error))?;
         let cipher = make(key)?;
-        *self.control() = Control::default();
+        let generation = self.control().generation;
+        *self.control() = Control { generation, ..Control::default() };
         self.store_header(&header)?;
         self.note_header(header);
         self.put(Some(Keys { current: cipher, next: None, unit: self.unit() }))
@@ -162,7 +163,7 @@ impl Crypt {
     /// [`Self::store_header`] within a task.
     pub(super) async fn store_header_in(&self, cx: TaskContext<'_>, header: &Header) -> Result<(), BlockError> {
         let mut generation = self.control().generation;
-        let stored = header.store_in(cx, &*self.leg, &mut generation).await;
+        let stored = header.store_in(cx, &*self.leg, &self.flushes, &mut generation).await;
         self.note_store(generation, stored.is_ok());
         stored
     }
@@ -364,6 +365,15 @@ impl Crypt {
     }
 
     async fn run(&self, cx: TaskContext<'_>, stop: Stop) {
+        // Requests wait for it, and they may have all of the shard's buffers.
+        let own = match own_buffers() {
+            Ok(own) => own,
+            Err(error) => {
+                tracing::error!(volume = self.name, %error, "no memory to work on its keys with");
+                return;
+            }
+        };
+        let cx = cx.with_buffers(&own);
         while !stop.is_set() {
             let worked = match self.even_out(cx).await {
                 Ok(()) => self.rekey_chunk(cx, &stop).await,
@@ -390,6 +400,10 @@ impl Crypt {
 
 impl Service for Crypt {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.flushes.take_over(&previous.flushes);
+        }
+        self.home_failed.store(self.flushes.failed(), Ordering::Relaxed);
         let loaded = Header::load(&self.leg)?;
         let Some((header, found)) = loaded else {
             let is_other = !matches!(super::authenticated::REGION.load(&self.leg), Ok(None));
@@ -405,6 +419,11 @@ impl Service for Crypt {
                 )),
             };
         };
+        if mount.reason == Reason::Change && mount.previous.is_none() && mount.reformat {
+            // What the old header says counts no more.
+            self.control().generation = found.generation;
+            return self.prepare(true);
+        }
         self.open_header(mount.previous::<Self>().as_deref(), &header, found)
     }
 

@@ -12,6 +12,7 @@ use millrace_block::{BlockSize, Volume};
 use millrace_cipher::{CipherError, NONCE_BYTES, Secret, TAG_BYTES, open, random, seal};
 
 use crate::{
+    flushes::Flushes,
     record::{Found, Region},
     service::ServiceError,
 };
@@ -214,11 +215,13 @@ impl Header {
         &self,
         cx: millrace_block::TaskContext<'_>,
         leg: &dyn Volume,
+        flushes: &Flushes,
         generation: &mut u64,
     ) -> Result<(), millrace_block::BlockError> {
         let content = self.encode();
         for _ in 0..2 {
-            REGION.store_in(cx, leg, *generation + 1, &content).await?;
+            REGION.write_in(cx, leg, *generation + 1, &content).await?;
+            flushes.flush_alone(cx, leg).await?;
             *generation += 1;
         }
         Ok(())

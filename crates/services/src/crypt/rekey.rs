@@ -12,7 +12,10 @@
 //! chunk k durable before its slot is used again, by chunk k+2. Chunks are counted from the start: one that the end of the volume cut short
 //! is followed by another when the volume grows.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, IoOperation, Lba, Operation, ReplaceError, Request, TaskContext, Volume,
@@ -76,7 +79,7 @@ impl Crypt {
         };
         let Work { done, end, .. } = work;
         if done >= end {
-            self.end_rekeying(cx, &work).await?;
+            self.end_rekeying(cx, &buffer, &work).await?;
             return Ok(true);
         }
         let (old, home) = if work.half {
@@ -88,15 +91,17 @@ impl Crypt {
                 Ok(home) => (home.clone(), home),
                 Err(error) => {
                     // What is written from now on has the old key, which a journal would call the new one.
-                    let void = self.void_slot(cx, &buffer, &work).await;
-                    let keys =
-                        if void.is_ok() { work.keys(done, done, Failed::No) } else { work.keys(done, end, Failed::Journal) };
-                    self.exchange(cx, keys).await?;
+                    let void = match self.void_slot(cx, &buffer, &work).await {
+                        Ok(()) => self.chunk_before(cx, &buffer, &work).await,
+                        Err(error) => Err(error),
+                    };
+                    self.exchange(cx, void.unwrap_or_else(|_| work.keys(done, end, Failed::Journal))).await?;
                     return Err(error.into());
                 }
             }
         };
         let mut new = home;
+        self.home_failed.store(self.flushes.failed(), Ordering::Relaxed);
         change_keys((&work.current, &work.next), done, work.unit, &mut new, &old);
         if let Err(error) = self.move_home(cx, &buffer, &work, Operation::Write { fua: false }, &new).await {
             // Part of the chunk may have the new key: nobody can use it until it is all there.
@@ -123,8 +128,32 @@ impl Crypt {
         slot.write_at(0, &page.encode());
         slot.write_at(PAGE, &home);
         self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), slot).await?;
-        legs::flush(cx, &*self.leg).await?;
+        self.flush_home(cx).await?;
         Ok(home)
+    }
+
+    /// Makes the chunk before durable in its place. An error where the leg has refused to since that was written, and may have dropped it.
+    async fn flush_home(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        self.flushes.flush_alone(cx, &*self.leg).await?;
+        self.flushes.check(self.home_failed.load(Ordering::Relaxed))
+    }
+
+    /// The keys with which the work goes on where a chunk's journal was not stored: with the chunk before once more, if it may be lost. Its own
+    /// journal is there yet.
+    async fn chunk_before(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Keys, BlockError> {
+        let failed = self.flushes.failed();
+        if self.flushes.check(self.home_failed.load(Ordering::Relaxed)).is_err() {
+            let slot = 1 - work.slot;
+            let found = self.read_journal(cx, buffer, slot).await?;
+            let ends_here = |(start, old): &(u64, Vec<u8>)| start + (old.len() / work.unit) as u64 == work.done;
+            if let Some((start, _)) = found.filter(ends_here) {
+                let next = Next { cipher: Arc::clone(&work.next), done: start, end: work.done, failed: Failed::Home, slot };
+                return Ok(Keys { current: Arc::clone(&work.current), next: Some(next), unit: work.unit });
+            }
+            // There is none.
+            self.home_failed.store(failed, Ordering::Relaxed);
+        }
+        Ok(work.keys(work.done, work.done, Failed::No))
     }
 
     /// The slot says nothing, durably.
@@ -132,19 +161,30 @@ impl Crypt {
         let page = buffer.segment(PAGE);
         page.fill(0);
         self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), page).await?;
-        legs::flush(cx, &*self.leg).await
+        self.flushes.flush_alone(cx, &*self.leg).await
     }
 
     /// The chunk as the journal has it.
     async fn read_slot(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Vec<u8>, BlockError> {
+        let found = self.read_journal(cx, buffer, work.slot).await?;
+        let (_, old) = found.filter(|(start, _)| *start == work.done).ok_or(BlockError::ReadFault { errno: 0 })?;
+        Ok(old)
+    }
+
+    /// What a slot of the journal says, if anything: its first block, and the blocks as they were.
+    async fn read_journal(
+        &self,
+        cx: TaskContext<'_>,
+        buffer: &BounceBuffer,
+        number: u64,
+    ) -> Result<Option<(u64, Vec<u8>)>, BlockError> {
         let slot = buffer.segment(SLOT);
-        self.transfer(cx, Operation::Read, work.slot_start(), slot).await?;
+        self.transfer(cx, Operation::Read, slot_start(number), slot).await?;
         let mut bytes = vec![0; SLOT];
         slot.read_at(0, &mut bytes);
         let id = self.control().header.as_ref().and_then(|header| Some(header.rekeying.as_ref()?.id));
         let found = JournalPage::decode(&bytes, &id.ok_or(BlockError::NotReady)?);
-        let (_, old) = found.filter(|(page, _)| page.start == work.done).ok_or(BlockError::ReadFault { errno: 0 })?;
-        Ok(old.to_vec())
+        Ok(found.map(|(page, old)| (page.start, old.to_vec())))
     }
 
     /// The chunk as it is in its place.
@@ -177,8 +217,12 @@ impl Crypt {
     }
 
     /// Everything has the new key: forgets the old one.
-    async fn end_rekeying(&self, cx: TaskContext<'_>, work: &Work) -> Result<(), RekeyError> {
-        legs::flush(cx, &*self.leg).await?;
+    async fn end_rekeying(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<(), RekeyError> {
+        if let Err(error) = self.flush_home(cx).await {
+            let keys = self.chunk_before(cx, buffer, work).await?;
+            self.exchange(cx, keys).await?;
+            return Err(error.into());
+        }
         let header = self.control().header.as_ref().map(Header::end_rekeying).ok_or(BlockError::NotReady)?;
         self.control().ending = true;
         self.store_header_in(cx, &header).await?;
@@ -226,13 +270,18 @@ impl Work {
 
     /// The first byte of the journal's slot on the leg.
     fn slot_start(&self) -> u64 {
-        JOURNAL + self.slot * SLOT as u64
+        slot_start(self.slot)
     }
 
     /// Its first byte on the leg.
     fn start(&self) -> u64 {
         OFFSET + self.done * self.unit as u64
     }
+}
+
+/// The first byte of a slot of the journal on the leg.
+fn slot_start(slot: u64) -> u64 {
+    JOURNAL + slot * SLOT as u64
 }
 
 /// Gives the new key to what of the blocks of `home` is still as it was, and holds anything: in sectors, for power may have gone in the middle of

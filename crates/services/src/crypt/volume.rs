@@ -15,7 +15,7 @@ use millrace_cipher::{KeySource, Run, Secret, foresee};
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, SegmentCursor, Target};
 
 use super::{CryptPlan, control::Control, header::OFFSET, keys::Keys};
-use crate::legs::Leg;
+use crate::{flushes::Flushes, legs::Leg};
 
 /// How often a request looks whether its blocks are re-enciphered.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
@@ -36,6 +36,9 @@ pub(super) struct Crypt {
     /// `None` while it is not in force.
     pub(super) keys: Epochs<Option<Keys>>,
     pub(super) control: Mutex<Control>,
+    pub(super) flushes: Flushes,
+    /// How many flushes the leg had refused when the last chunk was re-enciphered in its place.
+    pub(super) home_failed: AtomicU64,
     /// Somebody works on header or keys.
     pub(super) busy: AtomicBool,
 }
@@ -66,6 +69,8 @@ impl Crypt {
             leg,
             keys: Epochs::new(None),
             control: Mutex::default(),
+            flushes: Flushes::default(),
+            home_failed: AtomicU64::new(0),
             busy: AtomicBool::new(false),
         }
     }
@@ -306,7 +311,7 @@ impl Volume for Crypt {
             return Step::Done(Err(error));
         }
         match request.operation {
-            Operation::Flush => self.leg.submit(cx, request),
+            Operation::Flush => self.flushes.of_guest(cx, &*self.leg, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read => self.read(cx, request),
             Operation::Write { .. } => self.write(cx, request),

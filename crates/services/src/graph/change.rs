@@ -283,6 +283,9 @@ fn exchange(
         old.start(&nodes);
         return Err(error.into());
     }
+    for service in difference.gone.iter().filter_map(|node| node.service.as_ref()) {
+        service.settle();
+    }
     let hurried: Vec<_> = old.all_services().into_iter().chain(below.iter().cloned()).collect();
     hurry(&hurried, true);
     let result = switch.change(new.volume(), patience, || {

@@ -195,10 +195,26 @@ impl Integrity {
             rest = rest.saturating_sub(past.max(Duration::from_nanos(clock::now().saturating_sub(began))));
         }
     }
+
+    /// Records what was written since groups were opened.
+    fn close_groups(&self) -> Result<(), ServiceError> {
+        if self.geometry().read_only || self.closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.block_on("write checksums to", |volume, cx| {
+            Box::pin(async move {
+                let buffer = cx.buffers.take().await;
+                volume.close_idle(Means { cx: cx.deeper(), buffer: &buffer }, &Stop::default(), true).await
+            })
+        })
+    }
 }
 
 impl Service for Integrity {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.flushes.take_over(&previous.flushes);
+        }
         self.forget_all();
         self.closed.store(false, Ordering::Relaxed);
         if self.blocks.load(Ordering::Relaxed) > MOST_BLOCKS {
@@ -229,16 +245,14 @@ impl Service for Integrity {
         }
     }
 
-    fn unmount(&self) -> Result<(), ServiceError> {
-        if self.geometry().read_only || self.closed.load(Ordering::Relaxed) {
-            return Ok(());
+    fn settle(&self) {
+        if let Err(error) = self.close_groups() {
+            tracing::warn!(volume = self.name, %error, "checksums could not be written yet; it is tried once more");
         }
-        self.block_on("write checksums to", |volume, cx| {
-            Box::pin(async move {
-                let buffer = cx.buffers.take().await;
-                volume.close_idle(Means { cx: cx.deeper(), buffer: &buffer }, &Stop::default(), true).await
-            })
-        })
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        self.close_groups()
     }
 
     fn leave(&self) -> Result<(), ServiceError> {

@@ -14,7 +14,7 @@ use super::{
     table::{Claim, Group, State},
     volume::{Integrity, Piece},
 };
-use crate::{background::Stop, legs, locks::until};
+use crate::{background::Stop, locks::until};
 
 /// Groups that are closed with one flush.
 const CLOSED_TOGETHER: usize = 64;
@@ -213,9 +213,10 @@ impl Integrity {
             let Some((buffer, _claim)) = self.claim(cx, group).await else { continue };
             if group.state() == State::Closed {
                 self.blank.store(false, Ordering::Relaxed);
+                let failed = self.flushes.failed();
                 self.write_page(Means { cx: cx.deeper(), buffer: &buffer }, number, group, true).await?;
                 drop(buffer);
-                self.flushes.flush(cx.deeper(), &*self.leg).await?;
+                self.flushes.flush(cx.deeper(), &*self.leg, failed).await?;
                 group.sequence.fetch_add(1, Ordering::Relaxed);
                 group.touched.store(true, Ordering::Relaxed);
                 group.set_state(State::Open);
@@ -256,12 +257,13 @@ impl Integrity {
         for (_, group, _) in idle {
             until(means.cx, || (!group.is_locked(0, BLOCKS)).then_some(())).await;
         }
-        if let Err(error) = legs::flush(means.cx, &*self.leg).await {
+        if let Err(error) = self.flushes.flush_alone(means.cx, &*self.leg).await {
             for (_, group, _) in idle {
                 group.set_state(State::Open);
             }
             return Err(error);
         }
+        let failed = self.flushes.failed();
         let (mut result, mut written) = (Ok(()), 0);
         for (number, group, _) in idle {
             if result.is_ok() {
@@ -270,7 +272,7 @@ impl Integrity {
             }
         }
         if result.is_ok() {
-            result = legs::flush(means.cx, &*self.leg).await;
+            result = self.flushes.flush_alone(means.cx, &*self.leg).await.and_then(|()| self.flushes.check(failed));
         }
         for (at, (_, group, _)) in idle.iter().enumerate() {
             if result.is_ok() {

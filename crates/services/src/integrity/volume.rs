@@ -434,7 +434,7 @@ impl Volume for Integrity {
             return Step::Done(Err(BlockError::NotReady));
         }
         match request.operation {
-            Operation::Flush => self.leg.submit(cx, request),
+            Operation::Flush => self.flushes.of_guest(cx, &*self.leg, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read => self.read(cx, request),
             Operation::Write { .. } => self.write(cx, request),

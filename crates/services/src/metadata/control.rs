@@ -172,6 +172,9 @@ impl Tagged {
 impl Service for Tagged {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.forget_all();
+        if let Some(previous) = mount.previous::<Self>() {
+            self.flushes.take_over(&previous.flushes);
+        }
         self.closed.store(false, Ordering::Relaxed);
         if self.blocks() > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));

@@ -9,7 +9,7 @@ use super::{
     table::{Claim, Group},
     volume::{Means, Piece, Tagged},
 };
-use crate::{legs, locks::until};
+use crate::locks::until;
 
 /// Groups that are closed with one flush.
 const CLOSED_TOGETHER: usize = 256;
@@ -163,8 +163,9 @@ impl Tagged {
         // SeqCst: who wanted one by now has put his metadata into the table before.
         let all = group.wanted.load(Ordering::SeqCst);
         group.touched.store(true, Ordering::Relaxed);
+        let failed = self.flushes.failed();
         self.write_page(means, number, group, false).await?;
-        self.flushes.flush(means.cx, &**self.leg()).await?;
+        self.flushes.flush(means.cx, &**self.leg(), failed).await?;
         group.sequence.fetch_add(1, Ordering::Relaxed);
         group.done.fetch_max(all, Ordering::SeqCst);
         Ok(())
@@ -195,12 +196,12 @@ impl Tagged {
             return Ok(());
         }
         // The newest metadata belong to data that are durable.
-        legs::flush(means.cx, &**self.leg()).await?;
+        self.flushes.flush_alone(means.cx, &**self.leg()).await?;
         for some in touched.chunks(CLOSED_TOGETHER) {
             for (number, group) in some {
                 self.write_page(means, *number, group, true).await?;
             }
-            legs::flush(means.cx, &**self.leg()).await?;
+            self.flushes.flush_alone(means.cx, &**self.leg()).await?;
             for (_, group) in some {
                 group.sequence.fetch_add(1, Ordering::Relaxed);
                 group.touched.store(false, Ordering::Relaxed);

@@ -420,7 +420,7 @@ impl Volume for Tagged {
             return Step::Done(Err(BlockError::NotReady));
         }
         match request.operation {
-            Operation::Flush => self.leg().submit(cx, request),
+            Operation::Flush => self.flushes.of_guest(cx, &**self.leg(), request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read | Operation::Compare => self.mapped.submit(cx, request),
             Operation::Write { .. } => self.write(cx, request),

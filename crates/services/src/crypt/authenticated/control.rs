@@ -52,6 +52,8 @@ pub(super) struct Control {
     damaged: Option<String>,
     /// Pages that were written and that the root on the leg does not lead to.
     pub(super) unrooted: Vec<Place>,
+    /// How many flushes the leg had refused when the first of them was written.
+    pub(super) unrooted_failed: u64,
     /// The epoch in whose log is what was in doubt in the one before.
     pub(super) carried: u64,
     /// A root that could not be stored, or was.
@@ -153,7 +155,8 @@ impl Authenticated {
             self.give_back()?;
         }
         let uuid = random().map_err(|error| cipher_error(&error))?;
-        *self.control() = Control::default();
+        let generation = self.control().generation;
+        *self.control() = Control { generation, ..Control::default() };
         self.begin(uuid, self.block_size(), 0)
     }
 
@@ -293,6 +296,21 @@ impl Authenticated {
         self.log.epoch().1 > 0 || self.table.is_dirty() || !self.doubts().is_empty() || self.control().unfinished.is_some()
     }
 
+    /// Saves what is not in the tree on the leg.
+    fn save_all(&self) -> Result<(), ServiceError> {
+        // A change to another key-encryption key that is not in force can be taken back as long as nothing is saved, and the log has all.
+        let stays = self.control().uneven;
+        if stays || self.geometry().read_only || !self.has_unsaved() {
+            return Ok(());
+        }
+        self.block_on("save tags to", |volume, cx| {
+            Box::pin(async move {
+                let epoch = volume.log.epoch().0;
+                volume.save(cx, epoch).await
+            })
+        })
+    }
+
     /// The background task.
     async fn run(&self, cx: TaskContext<'_>, stop: Stop) {
         // While it saves, writers wait for it, and they may have all of the shard's buffers.
@@ -330,7 +348,15 @@ impl Authenticated {
 
 impl Service for Authenticated {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.flushes.take_over(&previous.flushes);
+        }
         if let Some((header, found)) = Header::load(&self.leg)? {
+            if mount.reason == Reason::Change && mount.previous.is_none() && mount.reformat {
+                // What the old header says counts no more.
+                self.control().generation = found.generation;
+                return self.prepare(true);
+            }
             return self.open_header(mount, &header, &found);
         }
         let is_other = !matches!(super::super::header::REGION.load(&self.leg), Ok(None));
@@ -347,21 +373,17 @@ impl Service for Authenticated {
         }
     }
 
+    fn settle(&self) {
+        if let Err(error) = self.save_all() {
+            tracing::warn!(volume = self.name, %error, "tags could not be saved yet; it is tried once more");
+        }
+    }
+
     fn unmount(&self) -> Result<(), ServiceError> {
-        // A change to another key-encryption key that is not in force can be taken back as long as nothing is saved, and the log has all.
-        let stays = self.control().uneven;
-        let saved = if stays || self.geometry().read_only || !self.has_unsaved() {
-            Ok(())
-        } else {
-            self.block_on("save tags to", |volume, cx| {
-                Box::pin(async move {
-                    let epoch = volume.log.epoch().0;
-                    volume.save(cx, epoch).await
-                })
-            })
-        };
+        let saved = self.save_all();
         self.control().header = None;
-        self.enforce(None, None)?;
+        // What is in memory is forgotten when it comes into force again, or goes: both take time with its size.
+        self.sealer.replace(None).map_err(|error| ServiceError::NotNow(error.to_string()))?.wait();
         saved
     }
 

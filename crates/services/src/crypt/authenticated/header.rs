@@ -9,7 +9,7 @@ use super::{
     layout::{BRANCHES, LOG_PAGES, OFFSET, REGION},
     page::{RECORD, Record, Uuid, is_root, root_code},
 };
-use crate::{record::Found, service::ServiceError};
+use crate::{flushes::Flushes, record::Found, service::ServiceError};
 
 /// AES-256-GCM-SIV, a record per block.
 const CIPHER: u32 = 2;
@@ -239,11 +239,13 @@ impl Header {
     pub(super) async fn store_in(
         cx: TaskContext<'_>,
         leg: &dyn Volume,
+        flushes: &Flushes,
         generation: &mut u64,
         content: &[u8],
     ) -> Result<(), BlockError> {
         for _ in 0..2 {
-            REGION.store_in(cx, leg, *generation + 1, content).await?;
+            REGION.write_in(cx, leg, *generation + 1, content).await?;
+            flushes.flush_alone(cx, leg).await?;
             *generation += 1;
         }
         Ok(())

@@ -96,8 +96,21 @@ impl Authenticated {
 
     /// Gives blocks the records that they have, and says how many have none of them.
     async fn recover_blocks(&self, cx: TaskContext<'_>, blocks: &[(u64, &[Record])]) -> Result<u64, BlockError> {
-        for (lba, _) in blocks {
-            self.ready(cx, *lba).await?;
+        let mut there = Vec::new();
+        for (lba, records) in blocks {
+            match self.ready(cx, *lba).await {
+                Ok(_) => there.push((*lba, *records)),
+                Err(BlockError::ReadFault { .. }) => {
+                    // Who reads it is told. What the tree has of it comes first when its page can be read.
+                    self.doubts().insert(*lba, records.to_vec());
+                    self.rekeying.go_back(*lba);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let blocks = &there[..];
+        if blocks.is_empty() {
+            return Ok(0);
         }
         let unit = self.block_size().bytes() as usize;
         let buffer = cx.buffers.take().await;

@@ -23,7 +23,7 @@ use super::{
     table::Node,
     volume::Authenticated,
 };
-use crate::{legs, locks::until};
+use crate::{background::own_buffers, locks::until};
 
 /// Nodes that are looked at before the shard does something else.
 const LOOKED_AT: usize = 1024;
@@ -53,7 +53,9 @@ impl Authenticated {
         if self.log.epoch().0 > seen {
             return Ok(());
         }
-        self.save_now(cx).await
+        // A request's, too, is done with these: others that wait for it may have all of the shard's.
+        let own = own_buffers().map_err(|_| BlockError::WriteFault { errno: 0 })?;
+        self.save_now(cx.with_buffers(&own)).await
     }
 
     /// [`Self::save`] for whoever has the turn.
@@ -76,9 +78,12 @@ impl Authenticated {
             self.control().carried = epoch;
         }
         self.commit_all(cx).await?;
-        legs::flush(cx, &*self.leg).await?;
+        self.flushes.flush_alone(cx, &*self.leg).await?;
+        let failed = self.write_again();
         self.save_pages(cx).await?;
-        legs::flush(cx, &*self.leg).await?;
+        self.flushes.flush_alone(cx, &*self.leg).await?;
+        // Otherwise the next save writes them again.
+        self.flushes.check(failed)?;
         let root = self.make_root(epoch, rekeyed);
         self.store_root(cx, root).await
     }
@@ -93,8 +98,11 @@ impl Authenticated {
     async fn settle_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let doubtful: Vec<u64> = self.doubts().range(..self.end()).map(|(lba, _)| *lba).collect();
         for lba in doubtful {
-            let node = self.ready(cx, lba).await?;
-            match self.settle(cx, node, lba).await {
+            let settled = match self.ready(cx, lba).await {
+                Ok(node) => self.settle(cx, node, lba).await,
+                Err(error) => Err(error),
+            };
+            match settled {
                 Ok(()) | Err(BlockError::ReadFault { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -122,6 +130,21 @@ impl Authenticated {
         }
         let buffer = cx.buffers.take().await;
         self.commit(cx.deeper(), buffer.segment(PAGE), &all).await
+    }
+
+    /// Pages that no root leads to yet, and that a flush which the leg has refused since may have lost, are written again. How many it has
+    /// refused so far.
+    fn write_again(&self) -> u64 {
+        let failed = self.flushes.failed();
+        let mut control = self.control();
+        if control.unrooted_failed != failed {
+            control.unrooted_failed = failed;
+            std::mem::take(&mut control.unrooted)
+                .into_iter()
+                .filter_map(|place| self.table.get(place))
+                .for_each(Node::touch);
+        }
+        failed
     }
 
     async fn save_pages(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
@@ -182,7 +205,7 @@ impl Authenticated {
             control.unfinished = Some(root.clone());
             (control.generation, content)
         };
-        let stored = Header::store_in(cx, &*self.leg, &mut generation, &content).await;
+        let stored = Header::store_in(cx, &*self.leg, &self.flushes, &mut generation, &content).await;
         self.note_store(generation, stored.is_ok());
         stored?;
         if let Some(anchor) = &self.anchor {

@@ -101,9 +101,23 @@ impl Authenticated {
                 self.report_page(place);
             }
         }
+        if place.level == 0 {
+            self.take_up_doubts(node, place.number * FAN);
+        }
         node.rooted.store(known.version, Ordering::SeqCst);
         node.set_ready();
         Ok(())
+    }
+
+    /// Of blocks that the log had something of while their page could not be read, it is not known what they hold: perhaps what the page says.
+    fn take_up_doubts(&self, node: &Node, first: u64) {
+        for (lba, records) in self.doubts().range_mut(first..first + FAN) {
+            let at = (lba - first) as usize;
+            let known = node.record(at);
+            records.retain(|record| *record != known);
+            records.insert(0, known);
+            node.doubt(at);
+        }
     }
 
     /// A page is not the one that was written; what lies under it was reported with it.

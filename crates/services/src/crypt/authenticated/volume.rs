@@ -27,6 +27,7 @@ use super::{
     table::{Node, Table},
 };
 use crate::{
+    flushes::Flushes,
     legs::Leg,
     locks::{Turn, until},
     told::is_told,
@@ -111,6 +112,7 @@ pub(super) struct Authenticated {
     pub(super) sealer: Epochs<Option<Force>>,
     pub(super) table: Table,
     pub(super) log: Log,
+    pub(super) flushes: Flushes,
     /// Who saves the tree.
     pub(super) saving: Turn,
     pub(super) rekeying: Rekeying,
@@ -209,6 +211,7 @@ impl Authenticated {
             sealer: Epochs::new(None),
             table: Table::default(),
             log: Log::default(),
+            flushes: Flushes::default(),
             saving: Turn::default(),
             rekeying: Rekeying::default(),
             rooted: AtomicU64::new(0),
@@ -592,7 +595,7 @@ impl Volume for Authenticated {
             return Step::Done(Err(error));
         }
         match request.operation {
-            Operation::Flush => self.leg.submit(cx, request),
+            Operation::Flush => self.flushes.of_guest(cx, &*self.leg, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read => wait(cx, self.read(cx, request)),
             Operation::Write { .. } => wait(cx, self.write(cx, request)),

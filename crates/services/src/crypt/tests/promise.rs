@@ -220,6 +220,46 @@ fn what_is_written_after_a_failed_journal_is_there_after_a_restart() {
     }
 }
 
+/// Its next flush succeeds: the chunk that it has forgotten is re-enciphered once more, and the guest is told.
+#[test]
+fn what_a_leg_forgets_while_it_is_re_keyed_is_re_enciphered_again() {
+    for seed in 0..8 {
+        for nth in 1..12 {
+            let faulty = FaultVolume::new(disk(400, BlockSize::B512), seed);
+            faulty.hold_writes();
+            let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+            let kept = Arc::default();
+            let mut graph = crate::testing::graph(&stack(""), &[Arc::clone(&leg)], None, Reason::Create, &kept).unwrap();
+            let service = Arc::clone(&graph.services("crypt")[0].1);
+            let tasks = Bench::new(seed);
+            let mut session = Session::new(&tasks, &kept, seed);
+            let mut bench = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), seed);
+            let data = bench.write_random(0, 400);
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+            drop(bench);
+            rekey(&service);
+            let forgets = Effect::Forget(BlockError::WriteFault { errno: 5 });
+            faulty.add(Rule::new(Requests::Flush, When::Nth(nth), forgets));
+            while !service.status().progress.is_empty() {
+                session.settle(1);
+            }
+            let mut bench = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), seed);
+            if faulty.faults() > 0 {
+                assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::WriteFault { errno: 0 }), "flush {nth}");
+            }
+            bench.expect(0, &data);
+            faulty.clear();
+            drop(bench);
+            drop(session);
+            graph.tasks.clear();
+            drop((service, graph));
+            faulty.power_loss();
+            let graph = open(&stack(""), &leg, Reason::Open).unwrap();
+            conformance::Bench::new(&mut SyncHarness::new(seed, false), Arc::clone(graph.volume()), seed).expect(0, &data);
+        }
+    }
+}
+
 /// Re-keys a volume over a disk that is slow to flush until every block has the new key and it has not ended, lets it go on for so many
 /// turns, and makes the volume larger.
 fn grow_at_the_end(turns: usize, then: impl FnOnce(&mut Session<'_>, &Graph, Vec<u8>)) -> Arc<FaultVolume> {

@@ -65,6 +65,30 @@ fn a_group_that_could_not_be_closed_is_opened_again_before_it_is_written() {
     }
 }
 
+/// The flush was for another group's page: what was acknowledged may be lost with it, and its next flush succeeds.
+#[test]
+fn the_guest_is_told_what_a_leg_forgot_in_a_flush_for_a_page() {
+    let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
+    faulty.hold_writes();
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        let flush = |bench: &mut Bench<'_>| bench.plain(Operation::Flush, 0, 0);
+        bench.write_random(0, 100);
+        faulty.add(Rule::new(Requests::Flush, When::Nth(1), Effect::Forget(FAULT)));
+        assert_eq!(bench.write(600, &[9; 512]), Err(FAULT));
+        assert_eq!(flush(bench), Err(BlockError::WriteFault { errno: 0 }));
+        assert_eq!(flush(bench), Ok(()), "once");
+        faulty.clear();
+        // Of its own it is told by that, and a page that it may have taken along is written again.
+        faulty.add(Rule::new(Requests::Flush, When::Nth(1), Effect::Forget(FAULT)));
+        assert_eq!(flush(bench), Err(FAULT));
+        assert_eq!(flush(bench), Ok(()));
+        bench.write_random(600, 100);
+        assert_eq!(flush(bench), Ok(()));
+    });
+    close(graph);
+}
+
 #[test]
 fn a_group_that_could_not_be_opened_loses_nothing() {
     for nth in 1..4 {

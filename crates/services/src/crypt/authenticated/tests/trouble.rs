@@ -1,6 +1,6 @@
 //! Legs that fail, sizes that change, keys that are exchanged: no good block is called changed, and nothing is lost.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{any::Any, collections::BTreeMap, sync::Arc};
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
@@ -12,6 +12,7 @@ use super::{
     super::{
         header::Header,
         layout::{LOG_PAGES, OFFSET, block_start, page_start},
+        volume::Authenticated,
     },
     SEED, close, disk, kill, leg_blocks, nothing_is_called_changed, on_bench, open, open_stack, put_raw, raw, read, stack,
 };
@@ -185,6 +186,92 @@ fn a_save_that_fails_anywhere_loses_nothing() {
                 close(graph);
             }
         }
+    }
+}
+
+fn save(graph: &Graph) -> Result<(), BlockError> {
+    let service: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(&graph.services("crypt")[0].1);
+    let volume = service.downcast::<Authenticated>().unwrap();
+    let epoch = volume.log.epoch().0;
+    legs::block_on(move |cx| Box::pin(async move { volume.save(cx, epoch).await })).unwrap()
+}
+
+/// Its next flush succeeds: pages that it has forgotten are written again, and the guest is told.
+#[test]
+fn what_a_leg_forgets_in_a_save_is_saved_again() {
+    let flush = |bench: &mut conformance::Bench<'_>| bench.plain(Operation::Flush, 0, 0);
+    for seed in 0..8 {
+        for nth in 1..6 {
+            let faulty = FaultVolume::new(disk(4000, SIZE), seed);
+            faulty.hold_writes();
+            let graph = over(&faulty, Reason::Create);
+            let mut data = Vec::new();
+            on_bench(&graph, |bench| {
+                data = bench.write_random(0, 4000);
+                flush(bench).unwrap();
+            });
+            faulty.add(Rule::new(Requests::Flush, When::Nth(nth), Effect::Forget(FAULT)));
+            assert_eq!(save(&graph).is_err(), faulty.faults() > 0, "seed {seed}, flush {nth}");
+            assert_eq!(faulty.faults() > 0, nth < 5, "a save has four");
+            on_bench(&graph, |bench| {
+                if nth < 5 {
+                    assert_eq!(flush(bench), Err(BlockError::WriteFault { errno: 0 }));
+                    faulty.clear();
+                } else {
+                    // The guest's own, between two saves.
+                    assert_eq!(flush(bench), Err(FAULT));
+                }
+                assert_eq!(flush(bench), Ok(()));
+            });
+            save(&graph).unwrap();
+            kill(graph);
+            faulty.power_loss();
+            let graph = over(&faulty, Reason::Open);
+            on_bench(&graph, |bench| bench.expect(0, &data));
+            super::nothing_is_called_changed(&graph);
+            close(graph);
+        }
+    }
+}
+
+/// The page that has the tags of blocks in the log cannot be read when the volume is opened after a crash, and can later.
+#[test]
+fn a_page_that_cannot_be_read_keeps_no_volume_from_being_opened() {
+    let faulty = FaultVolume::new(disk(400, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 400));
+    save(&graph).unwrap();
+    on_bench(&graph, |bench| {
+        let new = bench.write_random(0, 50);
+        data[..new.len()].copy_from_slice(&new);
+    });
+    kill(graph);
+    let page = Lba(page_start(0, 0, SIZE) / 512);
+    for rounds in [1, 2] {
+        faulty.add(Rule {
+            range: Some((page, BlockCount(16))),
+            ..Rule::new(Requests::Read, When::Always, Effect::Fail(FAULT))
+        });
+        for _ in 0..rounds {
+            let graph = over(&faulty, Reason::Open);
+            on_bench(&graph, |bench| {
+                assert_eq!(read(bench, 5), Err(FAULT));
+                bench.expect(200, &data[200 * 512..]);
+                bench.write(300, &data[300 * 512..][..512]).unwrap();
+            });
+            save(&graph).unwrap();
+            kill(graph);
+        }
+        faulty.clear();
+        let graph = over(&faulty, Reason::Open);
+        on_bench(&graph, |bench| {
+            bench.expect(0, &data);
+            let new = bench.write_random(0, 50);
+            data[..new.len()].copy_from_slice(&new);
+        });
+        nothing_is_called_changed(&graph);
+        kill(graph);
     }
 }
 
