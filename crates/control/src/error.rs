@@ -158,6 +158,12 @@ pub enum ControlError {
         /// The volume.
         name: Name,
     },
+    /// A service of the volume carries out a command.
+    #[error("volume {name}: a command to one of its services is not done yet")]
+    Commanded {
+        /// The volume.
+        name: Name,
+    },
     /// It, or a volume that it is made of or that is made of it, is being resized.
     #[error("volume {name}: volume {by} is being resized")]
     Resizing {
@@ -476,6 +482,7 @@ impl ControlError {
             | Self::RequestsLeft { .. }
             | Self::Formatting { .. }
             | Self::Changing { .. }
+            | Self::Commanded { .. }
             | Self::Resizing { .. }
             | Self::CopyExists { .. }
             | Self::TooManyCopies
@@ -549,6 +556,7 @@ impl ControlError {
             Self::RequestsLeft { .. } => "requests-left",
             Self::Formatting { .. } => "formatting",
             Self::Changing { .. } => "changing",
+            Self::Commanded { .. } => "commanded",
             Self::Resizing { .. } => "resizing",
             Self::VolumeInStack { .. } => "volume-in-stack",
             Self::Graph { .. } => "stack",

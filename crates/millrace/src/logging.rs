@@ -67,7 +67,8 @@ pub(crate) fn start(args: &LogArgs) -> Result<LogGuard, LogError> {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
-    tracing_subscriber::registry().with(lines.with_filter(filter)).with(FloodGuard::default()).init();
+    // The filter is everybody's: what it hides must not count as a flood.
+    tracing_subscriber::registry().with(filter).with(lines).with(FloodGuard::default()).init();
     log_panics();
     Ok(LogGuard(out))
 }
@@ -117,6 +118,8 @@ impl<S: Subscriber> Layer<S> for FloodGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -127,6 +130,34 @@ mod tests {
         assert_eq!(window.admit(start + SECOND), (true, 1000 - BURST));
         assert_eq!(window.admit(start + SECOND), (true, 0));
         assert_eq!(window.admit(start + SECOND * 2), (true, 0));
+    }
+
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Lines that nobody asked for take none of those that are let through.
+    #[test]
+    fn what_is_hidden_is_no_flood() {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let out = Mutex::new(Written(Arc::clone(&written)));
+        let lines = tracing_subscriber::fmt::layer().with_writer(out).with_ansi(false);
+        let filter = EnvFilter::try_new("info").unwrap();
+        let subscriber = tracing_subscriber::registry().with(filter).with(lines).with(FloodGuard::default());
+        tracing::subscriber::with_default(subscriber, || {
+            (0..1000).for_each(|_| tracing::debug!("nobody asked"));
+            tracing::warn!("it matters");
+        });
+        let written = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        assert!(written.contains("it matters") && !written.contains("nobody asked"), "{written}");
     }
 
     #[test]

@@ -100,7 +100,8 @@ pub(super) fn open(volume: &str, options: &FileOptions) -> Result<Opened, Volume
                 persist(&context, &opened)?;
                 Ok(opened)
             });
-            if made.is_err() {
+            // One that somebody else was quicker to lock is theirs.
+            if made.as_ref().is_err_and(|error| !matches!(error, VolumeError::InUse { .. })) {
                 // The first error is the one to tell.
                 let _ = fs::remove_file(&options.path);
             }

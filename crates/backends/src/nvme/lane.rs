@@ -78,6 +78,8 @@ pub(super) enum Begun {
     Flight(Ticket),
     /// There is no queue at the moment, or never again.
     Down,
+    /// The namespace has other blocks than the command was made for.
+    Changed,
     /// The command cannot be made: a bug of ours, or of the data's description.
     Refused(QueueError),
 }
@@ -141,6 +143,8 @@ struct State {
     /// Tasks that wait for a place in the queue, and for a buffer.
     place_line: Line,
     buffer_line: Line,
+    /// Slots with a waker.
+    waiting: usize,
     /// Free buffers.
     free: Vec<usize>,
     /// When something last completed, or began.
@@ -204,6 +208,7 @@ impl Lane {
             waits: Waits::default(),
             place_line: Line::with_capacity(capacity),
             buffer_line: Line::with_capacity(capacity),
+            waiting: 0,
             free: (0..buffers.len()).rev().collect(),
             progress: Instant::now(),
             entries: Entries::default(),
@@ -260,6 +265,7 @@ impl Lane {
         assert!(state.pair.is_none(), "commands of a queue that lives are not lost");
         state.generation += 1;
         state.poller = None;
+        state.waiting = 0;
         state.stale.extend(state.slots.iter_mut().filter_map(|slot| std::mem::take(slot).waker));
         state.free_slots.clear();
         state.free_slots.extend((0..state.slots.len() as u16).rev());
@@ -332,13 +338,20 @@ impl Lane {
         Poll::Pending
     }
 
-    /// Places a command, when there is room, and tells the controller.
-    pub(super) async fn begin(&self, command: &Command, data: &Data<'_>) -> Begun {
+    /// Places a command, when there is room, and tells the controller. `fits`: whether the namespace still has the blocks that it was made for.
+    pub(super) async fn begin(&self, fits: &dyn Fn() -> bool, command: &Command, data: &Data<'_>) -> Begun {
         let mut standing = Standing { lane: self, number: None, line: State::for_place };
-        poll_fn(|cx| self.poll_begin(command, data, &mut standing.number, cx)).await
+        poll_fn(|cx| self.poll_begin(fits, command, data, &mut standing.number, cx)).await
     }
 
-    fn poll_begin(&self, command: &Command, data: &Data<'_>, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Begun> {
+    fn poll_begin(
+        &self,
+        fits: &dyn Fn() -> bool,
+        command: &Command,
+        data: &Data<'_>,
+        number: &mut Option<u64>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Begun> {
         let mut guard = self.state();
         let state = &mut *guard;
         let (line, places) = state.for_place();
@@ -346,7 +359,7 @@ impl Lane {
             return self.wait(line, number, cx);
         }
         line.leave(number);
-        let begun = self.place(state, command, data);
+        let begun = self.place(state, fits, command, data);
         if !matches!(begun, Begun::Flight(_)) {
             state.call_for_places();
         }
@@ -354,8 +367,12 @@ impl Lane {
     }
 
     /// Places a command for which there is room, if there is a queue.
-    fn place(&self, state: &mut State, command: &Command, data: &Data<'_>) -> Begun {
+    fn place(&self, state: &mut State, fits: &dyn Fn() -> bool, command: &Command, data: &Data<'_>) -> Begun {
         let Some(pair) = &mut state.pair else { return Begun::Down };
+        // A reset measures it before it brings the queue, under the same lock.
+        if !fits() {
+            return Begun::Changed;
+        }
         let began = match data {
             Data::None => pair.submit_without_data(command),
             Data::Bounce(bounce, len) => {
@@ -407,13 +424,13 @@ impl Lane {
             state.drain(self.exclusive.then_some(slot));
         }
         if let Some(status) = state.slots[at].status {
-            state.slots[at] = Slot::default();
+            state.waiting -= usize::from(std::mem::take(&mut state.slots[at]).waker.is_some());
             state.free_slots.push(slot);
             state.hand_on(slot);
             return Poll::Ready(Turn::Done(Outcome::Status(status)));
         }
         if !is_poller {
-            state.slots[at].waker = Some(cx.waker().clone());
+            state.waiting += usize::from(state.slots[at].waker.replace(cx.waker().clone()).is_none());
             return Poll::Pending;
         }
         if state.progress.elapsed() > SPIN {
@@ -484,7 +501,7 @@ impl State {
         self.poller = None;
         if self.sleeper.is_some() {
             // It calls us when our command has ended, or its own.
-            self.slots[usize::from(slot)].waker = Some(cx.waker().clone());
+            self.waiting += usize::from(self.slots[usize::from(slot)].waker.replace(cx.waker().clone()).is_none());
             return Poll::Pending;
         }
         let wakes = self.bell.is_some() && !self.deaf && self.pair.as_mut().is_some_and(QueuePair::unmask_interrupt);
@@ -549,6 +566,7 @@ impl State {
                     slot.status = Some(cqe.status());
                     sleeps |= self.sleeper == Some(owner);
                     let waker = slot.waker.take();
+                    self.waiting -= usize::from(waker.is_some());
                     if let Some(waker) = waker.filter(|_| own.is_some_and(|own| own != owner)) {
                         waker.wake();
                     }
@@ -602,8 +620,10 @@ impl State {
     /// Somebody looks at the queue, if anybody waits.
     fn pass_on(&mut self) {
         if self.poller.is_none()
+            && self.waiting > 0
             && let Some(waker) = self.slots.iter_mut().find_map(|slot| slot.waker.take())
         {
+            self.waiting -= 1;
             waker.wake();
         }
     }

@@ -165,7 +165,8 @@ impl NvmeVolume {
         }
         let (can, vwc) = (disk.identity.oncs, disk.identity.vwc);
         let abilities = Abilities {
-            compare: can.compare(),
+            // Where there are protection information the controller would have to be given them.
+            compare: can.compare() && namespace.identify().dps.pit() == 0,
             // Ranges of one namespace, in the format that all have.
             copy: can.copy() && disk.identity.cdfs & 1 != 0 && namespace.most_copied().0 > 0,
             write_zeroes: can.write_zeroes(),

@@ -26,6 +26,8 @@ enum Failure {
     Status(Status),
     /// It is gone.
     Gone,
+    /// The namespace has other blocks now.
+    Changed,
     /// It never got far enough.
     Lost,
     Refused(QueueError),
@@ -174,14 +176,15 @@ impl NvmeVolume {
         Ok(())
     }
 
-    /// A command whose range is wrong is a bug of ours, for `check` has seen the request, unless the namespace is smaller than it was.
+    /// A command whose range is wrong is a bug of ours, for `check` has seen the request, unless the namespace is smaller than it was: then it is
+    /// the disk's fault, which others may have whole.
     fn made(&self, operation: Operation, command: Result<Command, CommandError>) -> Result<Command, BlockError> {
         command.map_err(|error| {
             if matches!(error, CommandError::OutOfRange { .. }) {
                 if let Some(withheld) = self.log_limit.admit() {
                     tracing::error!(volume = self.name, withheld, "the volume's namespace has become too small: {error}");
                 }
-                return BlockError::OutOfRange;
+                return fault(operation, libc::EIO);
             }
             tracing::error!(volume = self.name, %error, "a command cannot be made");
             fault(operation, libc::EIO)
@@ -207,16 +210,14 @@ impl NvmeVolume {
             let again = match &failure {
                 Failure::Lost => true,
                 Failure::Status(status) => may_be_repeated(*status),
-                Failure::Gone | Failure::Refused(_) => false,
+                Failure::Gone | Failure::Changed | Failure::Refused(_) => false,
             };
             if !again || tries == TRIES {
                 break failure;
             }
-            cx.io(IoOperation::Sleep(WAIT)).await;
-            if self.namespace.size().0 == 0 {
-                // It has other blocks now: the command would move more than there is memory for.
-                break failure;
-            }
+            // What the controller asks for may take it seconds: the longer, the more often it has asked.
+            let longer = if matches!(failure, Failure::Status(_)) { tries - 1 } else { 0 };
+            cx.io(IoOperation::Sleep(WAIT * (1 << longer))).await;
         };
         Err(self.explain(operation, command, &failure))
     }
@@ -224,9 +225,10 @@ impl NvmeVolume {
     /// Begins a command and waits for its end.
     async fn run(&self, cx: TaskContext<'_>, lane: &Lane, command: &Command, data: &Data<'_>) -> Result<(), Failure> {
         let ticket = loop {
-            match lane.begin(command, data).await {
+            match lane.begin(&|| self.namespace.size().0 != 0, command, data).await {
                 Begun::Flight(ticket) => break ticket,
                 Begun::Refused(error) => return Err(Failure::Refused(error)),
+                Begun::Changed => return Err(Failure::Changed),
                 Begun::Down if self.disk.is_gone() => return Err(Failure::Gone),
                 // It is being reset.
                 Begun::Down => _ = cx.io(IoOperation::Sleep(WAIT)).await,
@@ -259,19 +261,19 @@ impl NvmeVolume {
         let error = match failure {
             Failure::Status(status) => match status.code() {
                 Status::COMPARE_FAILURE => return BlockError::Miscompare,
-                Status::LBA_OUT_OF_RANGE => BlockError::OutOfRange,
                 Status::NAMESPACE_WRITE_PROTECTED | Status::ACCESS_DENIED => BlockError::ReadOnly,
                 Status::CAPACITY_EXCEEDED => BlockError::NoSpace,
                 Status::UNRECOVERED_READ_ERROR => BlockError::ReadFault { errno: libc::EIO },
                 _ => fault(operation, libc::EIO),
             },
             Failure::Gone => fault(operation, libc::ENODEV),
-            Failure::Lost | Failure::Refused(_) => fault(operation, libc::EIO),
+            Failure::Lost | Failure::Changed | Failure::Refused(_) => fault(operation, libc::EIO),
         };
         if let Some(withheld) = self.log_limit.admit() {
             let why = match failure {
                 Failure::Status(status) => status.to_string(),
                 Failure::Gone => "the controller is gone".to_owned(),
+                Failure::Changed => "the namespace has other blocks, or none: its volume has to be opened anew".to_owned(),
                 Failure::Lost => "the controller was reset too often meanwhile".to_owned(),
                 Failure::Refused(error) => super::chain(error),
             };
@@ -299,6 +301,9 @@ fn may_be_repeated(status: Status) -> bool {
         Status::ABORTED_PREEMPT_AND_ABORT,
         Status::NAMESPACE_NOT_READY,
         Status::INTERNAL_ERROR,
+        Status::COMMAND_INTERRUPTED,
+        Status::TRANSIENT_TRANSPORT_ERROR,
+        Status::FORMAT_IN_PROGRESS,
     ];
     !status.dnr() && passing.contains(&status.code())
 }

@@ -91,6 +91,7 @@ impl Manager {
     pub fn attach(&self, device: &str, spec: &AttachSpec) -> Result<NamespaceView, ControlError> {
         let mut inner = self.lock()?;
         self.settle(&mut inner, device, spec)?;
+        self.settle_volume(&inner, spec.volume.as_str());
         let (before, nsid) = (inner.device(device)?.record.clone(), inner.make_attachment(device, spec)?);
         let after = &inner.device(device)?.record;
         if let Err(error) = self.store.apply(&Changes { put_devices: vec![after], ..Changes::default() }) {

@@ -138,6 +138,9 @@ impl Inner {
     /// of, or what is made of it, is being resized.
     pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {
         let volume = self.volume(name)?;
+        if let Some(name) = self.commanded.get(name) {
+            return Err(ControlError::Commanded { name: name.clone() });
+        }
         match (self.formatting.get(name), self.changing.get_key_value(name), self.copy_to(name)) {
             (Some(name), _, _) => Err(ControlError::Formatting { name: name.clone() }),
             (_, Some((name, _)), _) => Err(ControlError::Changing { name: name.clone() }),

@@ -9,6 +9,7 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     fs, io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::Path,
     sync::Arc,
     thread,
@@ -384,12 +385,17 @@ impl Inner {
 
     /// The volumes that this one is made of, wherever they stand, less disks: what volumes share has its size for itself.
     pub(super) fn below(&self, name: &str) -> Vec<Name> {
+        self.below_with(name, false)
+    }
+
+    /// The same, with disks and what these are made of, or without.
+    pub(super) fn below_with(&self, name: &str, disks: bool) -> Vec<Name> {
         let mut below: Vec<Name> = Vec::new();
         let mut look = vec![name];
         while let Some(stack) = look.pop().and_then(|name| self.volumes.get(name)).map(|volume| &volume.record.spec.stack) {
             for name in stack.leaves().into_iter().filter_map(Leaf::volume) {
                 let Some((name, volume)) = self.volumes.get_key_value(name) else { continue };
-                if !volume.record.spec.stack.is_disk() && !below.contains(name) {
+                if (disks || !volume.record.spec.stack.is_disk()) && !below.contains(name) {
                     below.push(name.clone());
                     look.push(name.as_str());
                 }
@@ -592,7 +598,7 @@ impl Manager {
     /// Gives a command to a service of a volume. A disk does not give up what a volume has that is there but could not be opened.
     pub fn command_service(&self, name: &str, command: &ServiceCommand) -> Result<ServiceAnswer, ControlError> {
         let (volume, service) = {
-            let inner = self.lock()?;
+            let mut inner = self.lock()?;
             let volume = inner.idle_volume(name)?;
             volume.live()?;
             let name = volume.record.spec.name.clone();
@@ -608,13 +614,19 @@ impl Manager {
                 };
                 return Err(ControlError::invalid("volume", &name, why));
             };
-            (name, Arc::clone(service))
+            let service = Arc::clone(service);
+            // A change in the middle of it would have another service go on with what this one is about to do.
+            inner.commanded.insert(name.clone());
+            (name, service)
         };
         let mut arguments = Settings::default();
         for (name, value) in &command.arguments {
             arguments.add(name, value);
         }
-        let answer = service.command(&command.command, &arguments);
+        // A panic must not leave it marked.
+        let answer = catch_unwind(AssertUnwindSafe(|| service.command(&command.command, &arguments)));
+        self.peek().commanded.remove(&volume);
+        let answer = answer.unwrap_or_else(|panic| resume_unwind(panic));
         let source = |source| GraphError::Service { node: command.service.clone(), source };
         answer.map(|answer| ServiceAnswer { answer }).map_err(|error| failed(&volume, source(error)))
     }
@@ -671,6 +683,11 @@ impl Manager {
         let shown = inner.devices.get(device).map(|device| &device.record.namespaces[..]).unwrap_or_default();
         let volumes = shown.iter().filter_map(|namespace| inner.volumes.get(&namespace.volume));
         self.account.close(&inner.all_metered(volumes), false);
+    }
+
+    /// The same of a volume that is about to be shown by another device: the time until now is not that one's.
+    pub(super) fn settle_volume(&self, inner: &Inner, volume: &str) {
+        self.account.close(&inner.all_metered(inner.volumes.get(volume)), false);
     }
 
     /// The same for all volumes, of a process that ends at once.

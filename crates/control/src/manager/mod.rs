@@ -78,6 +78,8 @@ pub(crate) use volumes::twin_name;
 #[cfg(test)]
 pub(crate) mod tests;
 
+/// How long the end of a change is waited for. Requests in flight are waited for no longer either.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(6);
 /// How often is looked whether volumes are still being resized.
 const REST_LOOK: Duration = Duration::from_millis(5);
 
@@ -135,6 +137,8 @@ struct Inner {
     formatting: BTreeSet<Name>,
     /// Volumes whose stack is being changed, with the stack that they get.
     changing: BTreeMap<Name, millrace_services::Node>,
+    /// Volumes of which a service carries out a command.
+    commanded: BTreeSet<Name>,
     /// Volumes that are being resized.
     resizing: BTreeSet<Name>,
     copies: BTreeMap<Name, Copy>,
@@ -247,11 +251,12 @@ impl Manager {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What exists while no volume is being resized: nothing may end in the middle of that.
+    /// What exists while no volume is being resized: nothing may end in the middle of that. Nor, if it can be helped, of a change.
     fn at_rest(&self) -> MutexGuard<'_, Inner> {
+        let patience = Instant::now() + CHANGE_PATIENCE;
         loop {
             let inner = self.peek();
-            if inner.resizing.is_empty() {
+            if inner.resizing.is_empty() && (inner.changing.is_empty() || Instant::now() > patience) {
                 return inner;
             }
             drop(inner);

@@ -125,6 +125,7 @@ impl Manager {
         let disk = inner.disk(&volume);
         let device = self.make_device(inner, &device, Some(SessionRecord { uid: granted.uid }), disk)?;
         let socket = self.socket(&device.record.spec);
+        self.settle_volume(inner, volume.as_str());
         inner.devices.insert(name.clone(), device);
         let attach = AttachSpec { volume, nsid: None, read_only: granted.read_only };
         let made = inner.make_attachment(name.as_str(), &attach).and_then(|_| {
@@ -136,6 +137,7 @@ impl Manager {
             inner.forget_session(self, name);
             return Err(error);
         }
+        self.retrace(inner, attach.volume.as_str());
         tracing::info!(device = %name, volume = %attach.volume, uid = granted.uid, "session opened");
         Ok(socket)
     }

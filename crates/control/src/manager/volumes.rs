@@ -181,9 +181,10 @@ impl Inner {
         if in_flight == 0 { Ok(()) } else { Err(ControlError::RequestsLeft { name: name.clone(), in_flight }) }
     }
 
-    /// The services of the volumes that a volume is made of, see [`below`](Self::below).
+    /// The services of the volumes that a volume is made of, and of the disk that it is a part of: others' requests there are let go as well.
     pub(super) fn services_below(&self, name: &Name) -> Vec<Arc<dyn Service>> {
-        let graphs = self.below(name.as_str()).into_iter().filter_map(|name| self.volumes.get(&name)?.graph.as_ref());
+        let graphs =
+            self.below_with(name.as_str(), true).into_iter().filter_map(|name| self.volumes.get(&name)?.graph.as_ref());
         graphs.flat_map(|live| live.graph.all_services()).collect()
     }
 

@@ -416,7 +416,8 @@ impl Cache {
         self.slow_unflushed.add(WRITTEN);
         self.fast_unflushed.add(WRITTEN);
         self.commit_of(cx, core).await?;
-        if self.is_broken() {
+        if self.is_broken() || self.leaving.load(Ordering::Relaxed) && self.dirty_lines() == 0 {
+            // Who comes after one that was left begins anew.
             return Ok(());
         }
         let (block_size, mark) = (self.shape().block_size, self.mark()?);

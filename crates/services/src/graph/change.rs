@@ -6,7 +6,10 @@ use millrace_block::{ChangeError, Switch};
 use thiserror::Error;
 
 use super::{Built, Graph, GraphError, view};
-use crate::service::{LegOrigin, Mount, Reason, Service, ServiceError};
+use crate::{
+    legs,
+    service::{LegOrigin, Mount, Reason, Service, ServiceError},
+};
 
 /// Why a volume was not changed. The old graph is in force.
 #[derive(Debug, Error)]
@@ -159,17 +162,13 @@ impl Difference {
 
     /// Unmounts what goes and mounts what comes, or leaves everything as it was.
     fn carry_out(&self, new: &Graph) -> Result<(), GraphError> {
-        let moved: Vec<_> = self.gone.iter().filter(|node| has_moved(node)).collect();
+        let moved = self.moved();
         for node in &self.gone {
             node.unmount();
         }
-        // What was above a migration has written its last through it: where that ended it, its new leg is not for what comes.
-        let nodes = new.nodes();
-        let stays = |leg: &Arc<Built>| nodes.iter().any(|other| Arc::ptr_eq(other, leg));
-        if let Some(node) = moved.into_iter().find(|node| !has_moved(node) && stays(&node.legs[1])) {
+        if let Some(error) = failed_at_the_end(&moved, new) {
             self.bring_back();
-            let source = ServiceError::NotNow("the new leg failed when the last was written".to_owned());
-            return Err(GraphError::Service { node: node.name.clone(), source });
+            return Err(error);
         }
         // Legs before what is over them.
         let mut done: Vec<&Arc<Built>> = Vec::new();
@@ -182,6 +181,11 @@ impl Difference {
             done.push(node);
         }
         Ok(())
+    }
+
+    /// Migrations that are over.
+    fn moved(&self) -> Vec<Arc<Built>> {
+        self.gone.iter().filter(|node| has_moved(node)).map(Arc::clone).collect()
     }
 
     /// Mounts again what was about to go.
@@ -283,9 +287,17 @@ fn exchange(
         old.start(&nodes);
         return Err(error.into());
     }
+    let moved = difference.moved();
     for service in difference.gone.iter().filter_map(|node| node.service.as_ref()) {
         service.settle();
     }
+    if let Some(error) = failed_at_the_end(&moved, new) {
+        let nodes = old.nodes();
+        old.start(&nodes);
+        return Err(error.into());
+    }
+    // This thread's ring is made before anybody waits.
+    let _ = legs::block_on(|_| Box::pin(async {}));
     let hurried: Vec<_> = old.all_services().into_iter().chain(below.iter().cloned()).collect();
     hurry(&hurried, true);
     let result = switch.change(new.volume(), patience, || {
@@ -328,6 +340,15 @@ pub fn hurry(services: &[Arc<dyn Service>], on: bool) {
     for service in services {
         service.hurry(on);
     }
+}
+
+/// What is above a migration writes its last through it: where that ended one that was over, its new leg is not for what comes.
+fn failed_at_the_end(moved: &[Arc<Built>], new: &Graph) -> Option<GraphError> {
+    let nodes = new.nodes();
+    let stays = |leg: &Arc<Built>| nodes.iter().any(|other| Arc::ptr_eq(other, leg));
+    let node = moved.iter().find(|node| !has_moved(node) && stays(&node.legs[1]))?;
+    let source = ServiceError::NotNow("the new leg failed when the last was written".to_owned());
+    Some(GraphError::Service { node: node.name.clone(), source })
 }
 
 fn is_service(previous: Option<&Arc<dyn Service>>, node: &Built) -> bool {

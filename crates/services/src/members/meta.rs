@@ -412,7 +412,17 @@ impl Members {
     /// Flushes the legs in use, and then takes all marks away if nothing differs.
     pub(crate) fn put_away(&self) -> Result<(), ServiceError> {
         let masks = self.masks();
-        legs::flush_all(legs_of(masks.writable).map(|leg| &self.legs[leg]))?.into_iter().collect::<Result<(), _>>()?;
+        let flushed = legs::flush_all(legs_of(masks.writable).map(|leg| &self.legs[leg]))?;
+        let (refused, error) = refusals(legs_of(masks.writable).zip(flushed));
+        if let Some(error) = error {
+            // What these legs have dropped the others have, or else nobody: the next mount must not take theirs for the newest.
+            if ((masks.readable & !refused).count_ones() as usize) < self.rules.least {
+                self.losses.add();
+                return Err(error);
+            }
+            self.note_failed(refused, &error);
+            return self.store_all(true);
+        }
         let Some(intent) = self.intent() else { return Ok(()) };
         let all_good = masks.readable.count_ones() as usize == self.legs.len();
         if !all_good || intent.stale() > 0 || intent.marked() == 0 {

@@ -242,7 +242,8 @@ impl Line {
         if self.guarantees.load(Ordering::Relaxed) && !member.minimum().is_none() {
             member.had(clock::now(), bytes);
         }
-        let timed = self.targets.load(Ordering::Relaxed) && member.latency().is_some();
+        // Erasures take the disk as long as they do: neighbours can do nothing about it.
+        let timed = bytes > 0 && self.targets.load(Ordering::Relaxed) && member.latency().is_some();
         Flight { line: self, member, began: if timed { clock::now() } else { 0 } }
     }
 

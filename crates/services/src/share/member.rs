@@ -14,7 +14,7 @@ use std::{
 
 use millrace_block::PerShard;
 
-use super::turns::{PLACES, Tier, Turns};
+use super::turns::{LEAST_COST, PLACES, Tier, Turns};
 use crate::{
     queue::{Queue, Waiters},
     throttle::{Weight, time_of},
@@ -259,6 +259,8 @@ impl Member {
 
     /// A request of so many bytes goes: it is a part of what is guaranteed.
     pub(super) fn had(&self, now: u64, bytes: u64) {
+        // An erasure moves no bytes, and takes a turn all the same.
+        let bytes = if bytes == 0 { LEAST_COST } else { bytes };
         for ((minimum, had), tokens) in self.minimum.iter().zip(&self.due).zip([1, bytes]) {
             let minimum = minimum.load(Ordering::Relaxed);
             if minimum > 0 {

@@ -16,7 +16,7 @@ use std::sync::{
 use crate::throttle::{DEEPEST, Group};
 
 /// What a request costs at least, in bytes.
-const LEAST_COST: u64 = 4096;
+pub(super) const LEAST_COST: u64 = 4096;
 /// Virtual time that 512 bytes cost at weight 1; weights up to this divide it.
 const UNIT: u64 = 1024;
 /// Places that a volume has turns in: those of the groups that it is in, and its own.

@@ -262,7 +262,7 @@ async fn request(lane: &Lane, bounces: bool, stage: Rc<Cell<Stage>>) {
     let bounce = if bounces { Some(lane.buffer().await) } else { None };
     stage.set(HasBuffer);
     let data = bounce.as_ref().map_or(Data::None, |bounce| Data::Bounce(bounce, 512));
-    let Begun::Flight(ticket) = lane.begin(&command, &data).await else { return stage.set(Down) };
+    let Begun::Flight(ticket) = lane.begin(&|| true, &command, &data).await else { return stage.set(Down) };
     stage.set(Placed);
     while !matches!(poll_fn(|cx| lane.poll_end(ticket, cx)).await, Turn::Done(_)) {
         let mut again = false;

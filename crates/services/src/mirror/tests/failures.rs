@@ -96,6 +96,44 @@ fn a_write_that_missed_a_leg_waits_until_that_is_recorded() {
     assert_eq!(fact(&graph, "leg 1").as_deref(), Some("failed"));
 }
 
+/// Its next flush succeeds. Where the mirror goes out of force, nothing of the other leg is replaced by what this one has left.
+#[test]
+fn a_leg_that_forgets_what_it_has_when_the_mirror_goes_is_not_read() {
+    let forgets = || Rule::new(Kind::Flush, When::Nth(1), Effect::Forget(WRITE_FAULT));
+    for which in [0, 1] {
+        let legs = faulty(2, 2000);
+        for leg in &legs {
+            leg.hold_writes();
+        }
+        let graph = open("", &volumes(&legs), Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, 2000));
+        legs[which].add(forgets());
+        let service = mirror(&graph);
+        service.unmount().unwrap();
+        for leg in &legs {
+            leg.clear();
+        }
+        drop((service, graph));
+        let graph = open("", &volumes(&legs), Reason::Open);
+        on_bench(&graph, |bench| bench.expect(0, &data));
+        assert_eq!(graph.tree().status.unwrap().health, Health::Degraded);
+    }
+    // Both: nobody has it, and the guest is told by the next one.
+    let legs = faulty(2, 2000);
+    for leg in &legs {
+        leg.hold_writes();
+    }
+    let graph = open("", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| drop(bench.write_random(0, 100)));
+    for leg in &legs {
+        leg.add(forgets());
+    }
+    let service = mirror(&graph);
+    service.unmount().unwrap_err();
+    assert!(service.members.losses.is_untold());
+}
+
 #[test]
 fn errors_of_all_legs_are_the_guests_and_drop_none() {
     let legs = faulty(2, 1024);
