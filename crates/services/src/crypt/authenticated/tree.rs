@@ -48,6 +48,10 @@ impl Authenticated {
             return Ok(false);
         }
         self.ready_above(cx, group).await?;
+        let first = group.number * FAN;
+        if self.doubts().range(first..first + FAN).next().is_some() {
+            return Ok(false);
+        }
         let (above, at) = self.table.above(group);
         Ok(above.record(at) == Record::FRESH && !self.table.get(group).is_some_and(Node::is_ready))
     }
@@ -73,6 +77,9 @@ impl Authenticated {
             let (above, at) = self.table.above(place);
             let known = above.record(at);
             if known == Record::FRESH {
+                if place.level == 0 {
+                    self.take_up_doubts(node, place.number * FAN);
+                }
                 node.set_ready();
             } else {
                 self.load(cx.deeper(), buffer.segment(PAGE), place, node, &known).await?;
