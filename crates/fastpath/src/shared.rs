@@ -269,9 +269,10 @@ impl FastPath {
             // SAFETY: the caller's promise.
             match unsafe { self.submit(submission, position) } {
                 Ok(place) => {
+                    let untold = pause.untold;
                     // What it has read of the events is others' while this one goes on.
                     drop(pause);
-                    return self.finish(place);
+                    return self.finish(place, untold);
                 }
                 Err(Error::Full) if !pause.exceeds(self.timeout) => {
                     let mut space = self.lock();
@@ -285,8 +286,8 @@ impl FastPath {
         }
     }
 
-    fn finish(&self, place: Place) -> Result<Completion, Error> {
-        let mut pause = Pause::new(self);
+    fn finish(&self, place: Place, untold: Option<u64>) -> Result<Completion, Error> {
+        let mut pause = Pause::since(self, untold);
         loop {
             let mut space = self.lock();
             space.poll();
@@ -346,22 +347,20 @@ struct Pause<'a> {
     has_read: bool,
     /// It told of others' requests, and is left to them from then on.
     naps: bool,
-    /// How many requests that nobody is told of had ended at the last look, and whether some have since the first.
+    /// How many requests that nobody is told of had ended when it began, where there are events, and whether some have since.
     untold: Option<u64>,
     owes: bool,
 }
 
 impl<'a> Pause<'a> {
     fn new(path: &'a FastPath) -> Self {
-        Self {
-            rounds: 0,
-            since: None,
-            events: path.events.as_ref(),
-            has_read: false,
-            naps: false,
-            untold: None,
-            owes: false,
-        }
+        // Before the first look: events come after what they tell of.
+        Self::since(path, path.events.as_ref().map(|_| path.lock().untold()))
+    }
+
+    /// One that began when so many requests that nobody is told of had ended.
+    fn since(path: &'a FastPath, untold: Option<u64>) -> Self {
+        Self { rounds: 0, since: None, events: path.events.as_ref(), has_read: false, naps: false, untold, owes: false }
     }
 
     /// Whether it is longer than `timeout`. Short waits do not ask the clock.
@@ -374,10 +373,8 @@ impl<'a> Pause<'a> {
 
     /// What was read has told of requests that have ended and are not this one's: who sleeps for them is not to wait for this one's end.
     fn pass_on(&mut self, space: &Space) {
-        let untold = Some(space.untold());
         // Their events may come after the look that found them.
-        self.owes |= self.untold.is_some_and(|before| Some(before) != untold);
-        self.untold = untold;
+        self.owes |= self.untold.is_some_and(|before| before != space.untold());
         if self.has_read && (self.owes || space.has_completions()) {
             self.give_back();
             (self.has_read, self.naps) = (false, true);

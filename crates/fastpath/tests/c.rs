@@ -36,6 +36,15 @@ fn compile(to: &Path, whole: bool) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// A daemon with a volume of this stack, and the client.
+fn client_on(stack: &str) -> (Daemon, PathBuf) {
+    let daemon = Daemon::start();
+    let program = daemon.path("client");
+    compile(&program, false);
+    daemon.run(&["volume", "create", "v", "--size", "16M", "--stack", stack]);
+    (daemon, program)
+}
+
 fn client(daemon: &Daemon, program: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments).env("MILLRACE_RUN_DIR", daemon.run_dir()).env("MILLRACE_VOLUME", "v").stdin(Stdio::null());
@@ -88,20 +97,14 @@ fn a_program_in_c_reads_what_it_wrote() {
 
 #[test]
 fn what_is_not_waited_for_any_longer_is_told_of_once() {
-    let mut daemon = Daemon::start();
-    let program = daemon.path("client");
-    compile(&program, false);
-    daemon.run(&["volume", "create", "v", "--size", "16M", "--stack", "throttle(iops=2) | memory"]);
+    let (mut daemon, program) = client_on("throttle(iops=2) | memory");
     must_succeed(client(&daemon, &program, &["late"]));
     daemon.expect_well();
 }
 
 #[test]
 fn a_space_is_given_back_though_what_was_forked_goes_on() {
-    let mut daemon = Daemon::start();
-    let program = daemon.path("client");
-    compile(&program, false);
-    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", "memory"]);
+    let (mut daemon, program) = client_on("memory");
     let mut child = started(client(&daemon, &program, &["fork"]));
     eventually_no_sessions(&daemon);
     daemon.run(&["volume", "delete", "v"]);
@@ -112,10 +115,7 @@ fn a_space_is_given_back_though_what_was_forked_goes_on() {
 
 #[test]
 fn threads_that_share_a_position_leave_nothing_out() {
-    let mut daemon = Daemon::start();
-    let program = daemon.path("client");
-    compile(&program, false);
-    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", "memory"]);
+    let (mut daemon, program) = client_on("memory");
     must_succeed(client(&daemon, &program, &["append"]));
     daemon.expect_well();
 }
@@ -163,10 +163,7 @@ fn a_program_in_python_reads_what_it_wrote() {
 
 #[test]
 fn programs_that_die_or_scribble_harm_only_themselves() {
-    let mut daemon = Daemon::start();
-    let program = daemon.path("client");
-    compile(&program, false);
-    daemon.run(&["volume", "create", "v", "--size", "16M", "--backend", "memory"]);
+    let (mut daemon, program) = client_on("memory");
     daemon.run(&["volume", "create", "w", "--size", "16M", "--backend", "memory"]);
     let options = millrace::Options { run_dir: Some(daemon.run_dir()), ..millrace::Options::default() };
     let bystander = millrace::FastPath::open("w", &options).unwrap();

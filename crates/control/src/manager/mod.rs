@@ -78,8 +78,6 @@ pub(crate) use volumes::twin_name;
 #[cfg(test)]
 pub(crate) mod tests;
 
-/// How long the end of a change is waited for. Requests in flight are waited for no longer either.
-const CHANGE_PATIENCE: Duration = Duration::from_secs(6);
 /// How often is looked whether volumes are still being resized.
 const REST_LOOK: Duration = Duration::from_millis(5);
 
@@ -251,9 +249,9 @@ impl Manager {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What exists while no volume is being resized: nothing may end in the middle of that. Nor, if it can be helped, of a change.
-    fn at_rest(&self) -> MutexGuard<'_, Inner> {
-        let patience = Instant::now() + CHANGE_PATIENCE;
+    /// What exists while no volume is being resized: nothing may end in the middle of that. Nor, if it can be helped for so long, of a change.
+    fn at_rest(&self, patience: Duration) -> MutexGuard<'_, Inner> {
+        let patience = Instant::now() + patience;
         loop {
             let inner = self.peek();
             if inner.resizing.is_empty() && (inner.changing.is_empty() || Instant::now() > patience) {

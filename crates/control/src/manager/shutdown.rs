@@ -12,6 +12,8 @@ use thiserror::Error;
 
 use super::{Inner, Manager, devices::stop};
 
+/// How long the end of a change is waited for. It waits no longer for requests in flight either.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(6);
 /// How long all flushes together may take before the daemon leaves without them.
 const FLUSH_LIMIT: Duration = Duration::from_secs(30);
 
@@ -29,7 +31,7 @@ impl Manager {
     pub fn shutdown(&self) {
         self.peek().stopping = true;
         let (devices, volumes) = {
-            let mut inner = self.at_rest();
+            let mut inner = self.at_rest(CHANGE_PATIENCE);
             let volumes: Vec<_> = inner.volumes.values().filter_map(|volume| volume.live.clone().ok()).collect();
             // While it is known which devices they are: of the moment until they stand still only their volumes are.
             self.leave_account(&inner);

@@ -19,6 +19,8 @@ use crate::{
     upgrade::{UpgradeSpec, UpgradeState, UpgradeView, layouts},
 };
 
+/// How long the end of a change is waited for: part of what the keeper gives.
+const CHANGE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long commands in flight are waited for. The successor carries out again what has not finished then.
 const QUIET_LIMIT: Duration = Duration::from_millis(100);
 /// How often is looked whether they have finished.
@@ -135,7 +137,7 @@ impl Manager {
         // Most of it while guests do not wait, and not durably: a slow disk must not use up the time that the keeper gives.
         self.leave_account(&self.peek());
         // What a resize stores on its way is not left half done.
-        for live in self.at_rest().lives() {
+        for live in self.at_rest(CHANGE_PATIENCE).lives() {
             // One that does not answer has failed, and is left as it is.
             let _ = live.hold();
         }
@@ -143,7 +145,7 @@ impl Manager {
         while Instant::now() < deadline && !self.is_held() {
             thread::sleep(LOOK);
         }
-        let inner = self.at_rest();
+        let inner = self.at_rest(Duration::ZERO);
         for live in inner.lives() {
             let _ = live.leave(state_version);
         }

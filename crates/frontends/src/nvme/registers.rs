@@ -315,8 +315,8 @@ impl Controller {
         self.state.registers.event_indexes.set(0);
         self.lifecycle.shutdown = None;
         self.interrupts.reset();
-        self.lifecycle.called_off = true;
-        if self.is_quiet() {
+        self.lifecycle.called_off = !self.is_quiet();
+        if !self.lifecycle.called_off {
             self.finish_reset();
         }
     }

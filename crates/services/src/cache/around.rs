@@ -20,9 +20,7 @@ impl Cache {
     fn hide(&self, core: &Core, start: u64, end: u64, shift: u32) {
         // A flush that fails from now on may lose it.
         self.slow_unflushed.add(WRITTEN | BESIDE);
-        each_part(core, start, end, shift, |slot, mask| {
-            Self::in_doubt(core, slot, mask);
-        });
+        each_part(core, start, end, shift, |slot, mask| self.in_doubt(core, slot, mask));
     }
 
     /// Requests wrote these bytes to the slow leg. Their range is locked. Returns whether the table on the fast leg may call some of them

@@ -16,7 +16,7 @@ use millrace_memory::{BUFFER_SIZE, Segment};
 use super::{
     Cache, Core,
     disk::{TABLE, dirty_at, encode_page, per_page},
-    table::{Slot, clear_bits},
+    table::{Slot, clear_bits, set_bits},
     unflushed::WRITTEN,
 };
 use crate::locks::until;
@@ -204,10 +204,14 @@ impl Cache {
                 if slot < core.table.len() {
                     let (slot, dirty) = (core.table.slot(slot), dirty_at(page, place));
                     slot.durable.store(dirty, Ordering::SeqCst);
-                    // Before its commit's number: see `written_back`.
-                    let stored = slot.stored.load(Ordering::SeqCst);
-                    if slot.moved.load(Ordering::SeqCst) < number {
-                        clear_bits(&slot.stored, stored & !dirty);
+                    // Before its commit's number: see `written_back`. And that once more, for who came in between.
+                    let gone = slot.stored.load(Ordering::SeqCst) & !dirty;
+                    let has_come = || slot.moved.load(Ordering::SeqCst) >= number;
+                    if !has_come() {
+                        clear_bits(&slot.stored, gone);
+                        if has_come() {
+                            set_bits(&slot.stored, gone);
+                        }
                     }
                 }
             }

@@ -15,7 +15,7 @@ use super::{
     Cache, Core, Part,
     policy::Lines,
     table::{Found, clear_bits, set_bits},
-    unflushed::WRITTEN,
+    unflushed::{BESIDE, WRITTEN},
 };
 use crate::locks::{Locked, Ranges};
 
@@ -405,7 +405,7 @@ impl Cache {
         let changed = match step.await {
             Ok(()) => self.written(self.core()?, slot, part.mask),
             Err(error @ (BlockError::Memory | BlockError::OutOfRange)) => {
-                Self::in_doubt(self.core()?, slot, part.mask);
+                self.in_doubt(self.core()?, slot, part.mask);
                 return Err(error);
             }
             Err(error) => {
@@ -421,9 +421,14 @@ impl Cache {
 
     /// Some of these blocks may have been written before the request failed. Those that are on the slow leg, too, are read there: otherwise
     /// they would change once more when their line goes. Their range is locked.
-    pub(super) fn in_doubt(core: &Core, slot: u32, mask: u64) {
+    pub(super) fn in_doubt(&self, core: &Core, slot: u32, mask: u64) {
         let place = core.table.slot(slot);
-        clear_bits(&place.valid, mask & !place.dirty.load(Ordering::SeqCst));
+        let clean = mask & !place.dirty.load(Ordering::SeqCst);
+        if place.stored.load(Ordering::SeqCst) & clean != 0 {
+            // Of what was written back the slow leg alone has it from now on: a flush that fails may lose it.
+            self.slow_unflushed.add(WRITTEN | BESIDE);
+        }
+        clear_bits(&place.valid, clean);
     }
 
     /// The fast leg has the newest data of these blocks, and the slow one does not. Their range is locked. Returns whether the table on the
@@ -505,7 +510,7 @@ impl Cache {
             match self.pass(cx, &*self.fast, Operation::Write { fua: false }, lba, cursor, part.len - done).await {
                 Ok(bytes) => done += bytes,
                 Err(error @ (BlockError::Memory | BlockError::OutOfRange)) => {
-                    Self::in_doubt(core, slot, part.mask);
+                    self.in_doubt(core, slot, part.mask);
                     return Err(error);
                 }
                 Err(error) => {

@@ -36,6 +36,8 @@ pub(super) enum Failed {
     No,
     /// Its journal may or may not be durable, and could not be taken back: its blocks have the old key, and who writes them fails.
     Journal,
+    /// It is re-enciphered once more, for the leg may have lost that: requests to them wait.
+    Again,
     /// It is not known which of its blocks have which key: requests to them fail.
     Home,
 }
@@ -54,7 +56,7 @@ impl Keys {
     pub(super) fn is_blocked(&self, lba: u64, count: u64, reads: bool) -> Result<bool, BlockError> {
         match &self.next {
             Some(next) if next.done < next.end && lba < next.end && next.done < lba + count => match next.failed {
-                Failed::No => Ok(true),
+                Failed::No | Failed::Again => Ok(true),
                 Failed::Journal if reads => Ok(false),
                 Failed::Journal | Failed::Home => Err(BlockError::NotReady),
             },

@@ -83,8 +83,14 @@ impl Crypt {
             return Ok(true);
         }
         let (old, home) = if work.half {
-            let page = self.read_slot(cx, &buffer, &work).await?;
-            (page, self.read_home(cx, &buffer, &work).await?)
+            match self.read_both(cx, &buffer, &work).await {
+                Ok(both) => both,
+                Err(error) => {
+                    // Nobody is to wait for long.
+                    self.exchange(cx, work.keys(done, end, Failed::Home)).await?;
+                    return Err(error.into());
+                }
+            }
         } else {
             self.exchange(cx, work.keys(done, end, Failed::No)).await?;
             match self.write_journal(cx, &buffer, &work).await {
@@ -147,7 +153,7 @@ impl Crypt {
             let found = self.read_journal(cx, buffer, slot).await?;
             let ends_here = |(start, old): &(u64, Vec<u8>)| start + (old.len() / work.unit) as u64 == work.done;
             if let Some((start, _)) = found.filter(ends_here) {
-                let next = Next { cipher: Arc::clone(&work.next), done: start, end: work.done, failed: Failed::Home, slot };
+                let next = Next { cipher: Arc::clone(&work.next), done: start, end: work.done, failed: Failed::Again, slot };
                 return Ok(Keys { current: Arc::clone(&work.current), next: Some(next), unit: work.unit });
             }
             // There is none.
@@ -162,6 +168,17 @@ impl Crypt {
         page.fill(0);
         self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), page).await?;
         self.flushes.flush_alone(cx, &*self.leg).await
+    }
+
+    /// The chunk as the journal has it, and as it is in its place.
+    async fn read_both(
+        &self,
+        cx: TaskContext<'_>,
+        buffer: &BounceBuffer,
+        work: &Work,
+    ) -> Result<(Vec<u8>, Vec<u8>), BlockError> {
+        let old = self.read_slot(cx, buffer, work).await?;
+        Ok((old, self.read_home(cx, buffer, work).await?))
     }
 
     /// The chunk as the journal has it.
@@ -251,7 +268,7 @@ impl Work {
         let next = keys.next.as_ref()?;
         let end = blocks.min(next.done.saturating_add((CHUNK / keys.unit) as u64));
         let (current, cipher) = (Arc::clone(&keys.current), Arc::clone(&next.cipher));
-        let half = next.failed == Failed::Home;
+        let half = matches!(next.failed, Failed::Home | Failed::Again);
         // The journal has no more of a chunk that failed than it had then.
         let end = if next.failed == Failed::No { end } else { end.min(next.end) };
         Some(Self { current, next: cipher, unit: keys.unit, done: next.done, end, half, slot: next.slot })

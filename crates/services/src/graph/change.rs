@@ -9,6 +9,7 @@ use super::{Built, Graph, GraphError, view};
 use crate::{
     legs,
     service::{LegOrigin, Mount, Reason, Service, ServiceError},
+    throttle,
 };
 
 /// Why a volume was not changed. The old graph is in force.
@@ -288,8 +289,9 @@ fn exchange(
         return Err(error.into());
     }
     let moved = difference.moved();
-    for service in difference.gone.iter().filter_map(|node| node.service.as_ref()) {
-        service.settle();
+    let unhindered = !below.iter().any(holds_back);
+    for node in difference.gone.iter().filter(|node| unhindered && !node.legs.iter().any(is_held_back)) {
+        node.service.iter().for_each(|service| service.settle());
     }
     if let Some(error) = failed_at_the_end(&moved, new) {
         let nodes = old.nodes();
@@ -333,6 +335,15 @@ fn exchange(
             Err(ChangeFailed::Switch(error))
         }
     }
+}
+
+fn holds_back(service: &Arc<dyn Service>) -> bool {
+    throttle::held_back(service).is_some()
+}
+
+/// Whether a throttle is there or below: what is written through it takes as long as it says.
+fn is_held_back(node: &Arc<Built>) -> bool {
+    node.service.as_ref().is_some_and(holds_back) || node.legs.iter().any(is_held_back)
 }
 
 /// Services let go what they hold back, or may hold back again.

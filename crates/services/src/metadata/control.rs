@@ -212,6 +212,10 @@ impl Service for Tagged {
         Ok(())
     }
 
+    fn hurry(&self, on: bool) {
+        self.hurried.store(on, Ordering::Relaxed);
+    }
+
     fn leg_is_whole(&self, _: usize) -> bool {
         false
     }

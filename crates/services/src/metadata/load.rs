@@ -11,7 +11,7 @@ use super::{
 };
 use crate::locks::until;
 
-/// Groups that are closed, with one flush.
+/// Groups that are closed with one flush, and at all while a guest waits.
 const CLOSED_TOGETHER: usize = 256;
 
 impl Tagged {
@@ -185,25 +185,28 @@ impl Tagged {
         self.leg().submit(means.cx.with_scratch(&arena), Request { operation, lba, count, segments: &segments }).await
     }
 
-    /// Has pages say no more than the newest metadata, so that the next start need not look at the data. No request is in flight, and a
-    /// guest may wait: of many groups some are left as after a crash, which costs a look at their data when they are first used.
+    /// Has every page say no more than the newest metadata, so that the next start need not look at the data. No request is in flight. In a
+    /// change guests wait: of many groups some are left as after a crash.
     pub(super) async fn close_all(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let buffer = cx.buffers.take().await;
         let means = Means { cx: cx.deeper(), buffer: &buffer };
+        let most = if self.hurried.load(Ordering::Relaxed) { CLOSED_TOGETHER } else { usize::MAX };
         let touched = self.table.all().filter(|(_, group)| group.is_ready() && group.touched.load(Ordering::Relaxed));
-        let touched: Vec<_> = touched.take(CLOSED_TOGETHER).collect();
+        let touched: Vec<_> = touched.take(most).collect();
         if touched.is_empty() {
             return Ok(());
         }
         // The newest metadata belong to data that are durable.
         self.flushes.flush_alone(means.cx, &**self.leg()).await?;
-        for (number, group) in &touched {
-            self.write_page(means, *number, group, true).await?;
-        }
-        self.flushes.flush_alone(means.cx, &**self.leg()).await?;
-        for (_, group) in &touched {
-            group.sequence.fetch_add(1, Ordering::Relaxed);
-            group.touched.store(false, Ordering::Relaxed);
+        for some in touched.chunks(CLOSED_TOGETHER) {
+            for (number, group) in some {
+                self.write_page(means, *number, group, true).await?;
+            }
+            self.flushes.flush_alone(means.cx, &**self.leg()).await?;
+            for (_, group) in some {
+                group.sequence.fetch_add(1, Ordering::Relaxed);
+                group.touched.store(false, Ordering::Relaxed);
+            }
         }
         Ok(())
     }

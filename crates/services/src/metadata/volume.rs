@@ -78,6 +78,8 @@ pub(super) struct Tagged {
     pub(super) mapped: Mapped<Groups>,
     pub(super) table: Table,
     pub(super) flushes: Flushes,
+    /// Guests wait for a change.
+    pub(super) hurried: AtomicBool,
     /// Nothing was written since the leg was prepared or erased.
     pub(super) blank: AtomicBool,
     /// A format or an erasure ended half-way: no request is answered.
@@ -142,6 +144,7 @@ impl Tagged {
             mapped: Mapped::new(name, vec![leg], groups, block_size),
             table: Table::default(),
             flushes: Flushes::default(),
+            hurried: AtomicBool::new(false),
             blank: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             shown: AtomicU8::new(plan.format.bits()),

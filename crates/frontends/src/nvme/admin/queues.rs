@@ -145,14 +145,19 @@ impl Controller {
         }
         if self.is_sq_idle(sqid.0) {
             self.remove_sq(sqid.0);
+            self.call_off_deleted();
             return Ok(done(0));
         }
         self.sq(sqid.0).deleting.set(1);
         self.admin.deletions.push((token, sqid.0));
-        // Requests are not told apart by their queues: where one goes on nothing is called off.
-        self.lifecycle.called_off =
-            (1..=self.config.queues).all(|sqid| !self.sq_exists(sqid) || self.sq(sqid).deleting.get() != 0);
+        self.call_off_deleted();
         Ok(Outcome::Held)
+    }
+
+    /// Requests are not told apart by their queues: those in flight are called off once no queue goes on.
+    fn call_off_deleted(&mut self) {
+        let goes_on = |sqid| self.sq_exists(sqid) && self.sq(sqid).deleting.get() == 0;
+        self.lifecycle.called_off |= !self.admin.deletions.is_empty() && !(1..=self.config.queues).any(goes_on);
     }
 
     /// Removes queues whose last command has completed.

@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering;
 
 use millrace_block::{BlockError, Operation, TaskContext, yield_now};
-use millrace_memory::{BUFFER_SIZE, Segment};
+use millrace_memory::{BUFFER_SIZE, BufferPool, Segment};
 
 use super::{
     header::Header,
@@ -23,8 +23,10 @@ use super::{
     table::Node,
     volume::Authenticated,
 };
-use crate::{background::own_buffers, locks::until};
+use crate::locks::until;
 
+/// Buffers of a save: it has one at a time.
+const OWN_BUFFERS: usize = 1;
 /// Nodes that are looked at before the shard does something else.
 const LOOKED_AT: usize = 1024;
 /// A root that is being stored.
@@ -53,8 +55,8 @@ impl Authenticated {
         if self.log.epoch().0 > seen {
             return Ok(());
         }
-        // A request's, too, is done with these: others that wait for it may have all of the shard's.
-        let own = own_buffers().map_err(|_| BlockError::WriteFault { errno: 0 })?;
+        // Of this save alone: who waits for it may have all of the shard's, and of its background tasks'.
+        let own = BufferPool::new(OWN_BUFFERS).map_err(|_| BlockError::WriteFault { errno: 0 })?;
         self.save_now(cx.with_buffers(&own)).await
     }
 

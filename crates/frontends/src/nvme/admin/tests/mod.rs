@@ -13,7 +13,9 @@ use std::sync::{
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{BlockCount, BlockSize, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError, yield_now};
+use millrace_block::{
+    Asker, BlockCount, BlockSize, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError, yield_now,
+};
 use millrace_nvme_spec::{
     command::{Cqe, DataPointer, Fuse, Psdt, Sqe},
     opcode::{AdminOpcode, NvmOpcode},
@@ -81,12 +83,13 @@ fn boot_with_all() -> FakeGuest {
 struct Gated {
     inner: Arc<MemoryVolume>,
     open: AtomicBool,
+    called_off: AtomicBool,
 }
 
 impl Gated {
     fn create(bytes: u64) -> Arc<Self> {
         let inner = MemoryVolume::create("gated", bytes, BlockSize::B512).expect("a volume");
-        Arc::new(Self { inner, open: AtomicBool::new(false) })
+        Arc::new(Self { inner, open: AtomicBool::new(false), called_off: AtomicBool::new(false) })
     }
 
     fn open(&self) {
@@ -110,6 +113,10 @@ impl Volume for Gated {
             }
             self.inner.submit(cx, request).await
         }))
+    }
+
+    fn call_off(&self, _: Asker) {
+        self.called_off.store(true, Ordering::Release);
     }
 
     fn scratch_bytes(&self) -> usize {

@@ -1,5 +1,7 @@
 //! Creating and deleting queues; shadow doorbells.
 
+use std::sync::atomic::Ordering;
+
 use millrace_block::BlockSize;
 use millrace_nvme_spec::{
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10},
@@ -181,6 +183,27 @@ fn deletion_waits_for_commands_in_flight() {
     assert!(guest.poll(1).is_none(), "the command that came after the deletion is gone");
     expect(&mut guest, delete(DELETE_CQ, 1), Status::SUCCESS);
     assert_eq!(guest.controller.in_flight, 0);
+}
+
+/// As long as a queue goes on its commands may be among those in flight.
+#[test]
+fn commands_are_called_off_when_the_last_queue_goes() {
+    for idle_first in [false, true] {
+        let mut guest = FakeGuest::boot();
+        let volume = Gated::create(1 << 20);
+        guest.add_namespace(1, &Namespace::new(volume.clone(), identity(1), false));
+        guest.create_queues(1, 16);
+        guest.create_queues(2, 16);
+        let read = read_block(&mut guest, 1);
+        guest.submit(2, read);
+        guest.step();
+        for (at, sqid) in if idle_first { [1, 2] } else { [2, 1] }.into_iter().enumerate() {
+            guest.submit(0, delete(DELETE_SQ, sqid));
+            (0..5).for_each(|_| _ = guest.step());
+            assert_eq!(volume.called_off.load(Ordering::Acquire), at == 1, "idle first: {idle_first}");
+        }
+        volume.open();
+    }
 }
 
 #[test]
