@@ -60,6 +60,8 @@ mod stats;
 mod timers;
 #[allow(unsafe_code)] // RawWaker
 mod wake;
+#[allow(unsafe_code)] // a signal
+mod watch;
 
 #[cfg(test)]
 #[allow(unsafe_code)] // segments are made of raw memory
@@ -77,3 +79,4 @@ pub use shard::Shard;
 pub use signal::{Signal, Wait};
 pub use slots::{Launch, Outcome, TaskSlot};
 pub use stats::StatsSnapshot;
+pub use watch::interruptible;

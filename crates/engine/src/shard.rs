@@ -253,6 +253,7 @@ impl Shard {
 
     /// Works until told to stop.
     pub fn run(mut self) {
+        crate::watch::join();
         // The default slack of 50 µs would more than double a nap.
         if let Err(error) = set_current_timer_slack(std::num::NonZeroU64::new(1)) {
             tracing::warn!(%error, "timer slack cannot be set: naps will be longer than configured");

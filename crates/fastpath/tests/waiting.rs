@@ -157,3 +157,24 @@ fn a_daemon_that_says_nothing_is_not_waited_for_longer_than_allowed() {
     let full = (0..3).map(|_| FastPath::open("v", &options).err().expect("nobody answers").errno());
     assert_eq!(full.collect::<Vec<_>>(), [Errno::TIMEDOUT.raw_os_error(); 3]);
 }
+
+#[test]
+fn an_event_that_blocks_is_its_owners_loss() {
+    let daemon = Daemon::start_with(&["--shards", "1"]);
+    daemon.run(&["volume", "create", "m", "--size", "1M", "--backend", "memory"]);
+    let bystander = FastPath::open("m", &options(&daemon)).unwrap();
+    let space = FastPath::open("m", &options(&daemon)).unwrap();
+    for round in 0..3 {
+        // The next to signal it waits until somebody reads it, which nobody does.
+        let event = space.events().unwrap();
+        empty(&space);
+        rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        rustix::fs::fcntl_setfl(event, rustix::fs::OFlags::empty()).unwrap();
+        space.begin_read(round, 0, 0..512).unwrap();
+        bystander.write(0, &[7; 512], false).unwrap();
+        let mut done = [Completion::default()];
+        assert_eq!((space.wait(&mut done, PATIENCE), done[0].errno, done[0].tag), (1, 0, round));
+    }
+    let log = daemon.log();
+    assert_eq!(log.matches("has made an eventfd block").count(), 1, "{log}");
+}

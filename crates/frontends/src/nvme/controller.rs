@@ -221,7 +221,7 @@ impl Controller {
     ) -> Self {
         let config = Rc::new(config);
         Self {
-            interrupts: Interrupts::new(config.vectors),
+            interrupts: Interrupts::new(config.vectors, &config.name),
             namespaces: NamespaceTable::new(config.namespaces),
             admin: AdminState::new(&config),
             io: IoState::new(&config),

@@ -26,7 +26,7 @@ use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, p
 use millrace_block::trace::Site;
 use millrace_keeper::Kind;
 
-use crate::eventfd::{check as check_eventfd, ring};
+use crate::eventfd::Eventfd;
 
 use super::{
     controller::{Controller, Counters},
@@ -53,7 +53,7 @@ fn get(bits: &Bits, vector: usize) -> bool {
 /// One MSI-X vector.
 #[derive(Debug, Default)]
 struct Vector {
-    eventfd: Option<OwnedFd>,
+    eventfd: Option<Eventfd>,
     /// Completions posted since the vector was last raised.
     count: u32,
     /// When the first of them was seen waiting for more.
@@ -63,16 +63,17 @@ struct Vector {
 /// The legacy pin, as VFIO has it: a level that masks itself when it is signalled, until the client unmasks it.
 #[derive(Debug, Default)]
 struct Pin {
-    eventfd: Option<OwnedFd>,
+    eventfd: Option<Eventfd>,
     masked: bool,
     /// A client's eventfd that unmasks it.
-    unmask: Option<OwnedFd>,
+    unmask: Option<Eventfd>,
     /// Whether `unmask` is another than when it was last asked for.
     unmask_changed: bool,
 }
 
 /// The controller's interrupt wiring.
 pub(crate) struct Interrupts {
+    device: Box<str>,
     vectors: Vec<Vector>,
     /// Vectors with completions that were not signalled.
     pending: Bits,
@@ -116,8 +117,9 @@ impl<'a> Coalescing<'a> {
 }
 
 impl Interrupts {
-    pub(crate) fn new(vectors: u16) -> Self {
+    pub(crate) fn new(vectors: u16, device: &str) -> Self {
         Self {
+            device: device.into(),
             vectors: (0..vectors).map(|_| Vector::default()).collect(),
             pending: [0; WORDS],
             any_pending: false,
@@ -142,13 +144,14 @@ impl Interrupts {
         self.masked = wiring.masked;
         for (index, eventfd) in wiring.vectors {
             if let Some(vector) = self.vectors.get_mut(index) {
-                vector.eventfd = Some(eventfd);
+                vector.eventfd = Some(Eventfd::known(eventfd, &self.device));
                 self.refresh_open(index);
                 set(&mut self.pending, index, true);
                 self.any_pending = true;
             }
         }
-        let (eventfd, unmask) = (wiring.pin, wiring.unmask);
+        let known = |fd: Option<OwnedFd>| fd.map(|fd| Eventfd::known(fd, &self.device));
+        let (eventfd, unmask) = (known(wiring.pin), known(wiring.unmask));
         let unmask_changed = unmask.is_some();
         self.pin = Pin { eventfd, masked: wiring.pin_masked, unmask, unmask_changed };
     }
@@ -160,14 +163,14 @@ impl Interrupts {
         self.pin.masked = masked;
     }
 
-    fn wire_pin(&mut self, eventfd: Option<OwnedFd>) {
+    fn wire_pin(&mut self, eventfd: Option<Eventfd>) {
         if let Some(client) = &self.client {
             client.set_pin(Kind::PIN, eventfd.as_ref());
         }
         self.pin.eventfd = eventfd;
     }
 
-    fn wire_unmask(&mut self, eventfd: Option<OwnedFd>) {
+    fn wire_unmask(&mut self, eventfd: Option<Eventfd>) {
         if let Some(client) = &self.client {
             client.set_pin(Kind::PIN_UNMASK, eventfd.as_ref());
         }
@@ -210,7 +213,7 @@ impl Interrupts {
 
     /// The client is gone, and its eventfds with it. Whoever traces the device goes on with the next one.
     pub(crate) fn disconnect(&mut self) {
-        *self = Self { trace: self.trace, ..Self::new(self.vectors.len() as u16) };
+        *self = Self { trace: self.trace, ..Self::new(self.vectors.len() as u16, &self.device) };
     }
 
     /// The MSI-X function mask changed.
@@ -252,7 +255,7 @@ impl Interrupts {
         (vector.count, vector.since) = (0, None);
         if let Some(eventfd) = &vector.eventfd {
             self.trace.interrupted(index as u16);
-            ring(eventfd);
+            eventfd.ring();
             counters.interrupts += 1;
         }
         set(&mut self.pending, index, false);
@@ -291,14 +294,14 @@ impl Interrupts {
                 (0..self.vectors.len()).for_each(|vector| self.wire(vector, None));
             }
             (IrqAction::Trigger, IrqData::Eventfds(eventfds)) => {
-                eventfds.iter().try_for_each(check_eventfd)?;
+                let eventfds = self.checked(eventfds)?;
                 range.zip(eventfds).for_each(|(vector, eventfd)| self.wire(vector, Some(eventfd)));
             }
             (IrqAction::Trigger, IrqData::Deassign) => range.for_each(|vector| self.wire(vector, None)),
             (IrqAction::Trigger, data) => {
                 let chosen = range.enumerate().filter(|(at, _)| is_chosen(&data, *at));
                 let eventfds = chosen.filter_map(|(_, vector)| self.vectors.get(vector)?.eventfd.as_ref());
-                eventfds.for_each(ring);
+                eventfds.for_each(Eventfd::ring);
             }
             (_, IrqData::Eventfds(_) | IrqData::Deassign) => return Err(Errno::INVAL),
             (action, data) => {
@@ -314,7 +317,11 @@ impl Interrupts {
         Ok(())
     }
 
-    fn wire(&mut self, index: usize, eventfd: Option<OwnedFd>) {
+    fn checked(&self, fds: Vec<OwnedFd>) -> Result<Vec<Eventfd>, Errno> {
+        fds.into_iter().map(|fd| Eventfd::new(fd, &self.device)).collect()
+    }
+
+    fn wire(&mut self, index: usize, eventfd: Option<Eventfd>) {
         if let Some(vector) = self.vectors.get_mut(index) {
             if let Some(client) = self.client.as_ref().filter(|_| vector.eventfd.is_some() || eventfd.is_some()) {
                 client.set_vector(index, eventfd.as_ref());
@@ -338,14 +345,14 @@ impl Interrupts {
                 self.set_pin_masked(false);
             }
             (IrqAction::Trigger, IrqData::Eventfds(eventfds)) => {
-                eventfds.iter().try_for_each(check_eventfd)?;
+                let eventfds = self.checked(eventfds)?;
                 self.wire_pin(eventfds.into_iter().next());
                 self.set_pin_masked(false);
             }
             (IrqAction::Trigger, IrqData::Deassign) => self.wire_pin(None),
-            (IrqAction::Trigger, data) if is_chosen(&data, 0) => self.pin.eventfd.iter().for_each(ring),
+            (IrqAction::Trigger, data) if is_chosen(&data, 0) => self.pin.eventfd.iter().for_each(Eventfd::ring),
             (IrqAction::Unmask, IrqData::Eventfds(eventfds)) => {
-                eventfds.iter().try_for_each(check_eventfd)?;
+                let eventfds = self.checked(eventfds)?;
                 self.wire_unmask(eventfds.into_iter().next());
             }
             (IrqAction::Unmask, IrqData::Deassign) => self.wire_unmask(None),
@@ -362,17 +369,14 @@ impl Interrupts {
     }
 
     /// The client's eventfd that unmasks the pin: to be watched, and answered by [`Self::unmask_pin`].
-    pub(crate) fn pin_unmask(&self) -> Option<&OwnedFd> {
+    pub(crate) fn pin_unmask(&self) -> Option<&Eventfd> {
         self.pin.unmask.as_ref()
     }
 
     /// The client's eventfd for unmasking the pin was written.
     pub(crate) fn unmask_pin(&mut self) {
-        let mut count = [0; 8];
         // Another turn looks at the level again; a count that was read empty already changes nothing.
-        if let Some(fd) = &self.pin.unmask
-            && rustix::io::read(fd, &mut count).is_ok()
-        {
+        if self.pin.unmask.as_ref().is_some_and(Eventfd::silence) {
             self.set_pin_masked(false);
         }
     }
@@ -385,7 +389,7 @@ impl Interrupts {
     fn set_pin_level(&mut self, asserted: bool, counters: &mut Counters) {
         if let Some(eventfd) = self.pin.eventfd.as_ref().filter(|_| asserted && !self.pin.masked) {
             self.trace.interrupted(u16::MAX);
-            ring(eventfd);
+            eventfd.ring();
             self.set_pin_masked(true);
             counters.interrupts += 1;
         }

@@ -32,6 +32,7 @@ use super::{
     registers::Reset,
     state::{self, Cell, DeviceState, VECTORS},
 };
+use crate::eventfd::Eventfd;
 
 /// Version of [`ClientState`]'s layout.
 const CLIENT_LAYOUT: Layout = Layout { name: "client", oldest: 1, newest: 1 };
@@ -417,16 +418,16 @@ impl Client {
     }
 
     /// A vector has another event descriptor.
-    pub(crate) fn set_vector(&self, vector: usize, eventfd: Option<&OwnedFd>) {
+    pub(crate) fn set_vector(&self, vector: usize, eventfd: Option<&Eventfd>) {
         self.set_eventfd(Kind::VECTOR, vector as u32, eventfd);
     }
 
     /// The pin has another event descriptor, or another one that unmasks it.
-    pub(crate) fn set_pin(&self, kind: Kind, eventfd: Option<&OwnedFd>) {
+    pub(crate) fn set_pin(&self, kind: Kind, eventfd: Option<&Eventfd>) {
         self.set_eventfd(kind, 0, eventfd);
     }
 
-    fn set_eventfd(&self, kind: Kind, slot: u32, eventfd: Option<&OwnedFd>) {
+    fn set_eventfd(&self, kind: Kind, slot: u32, eventfd: Option<&Eventfd>) {
         let key = self.slot_key(kind, slot);
         said(match eventfd {
             Some(fd) => self.kept.link.put(key, fd.as_fd()),

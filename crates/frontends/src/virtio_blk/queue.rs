@@ -1,7 +1,5 @@
 //! One request queue as its front end has set it up.
 
-use std::os::fd::OwnedFd;
-
 use super::{
     dirty::DirtyLog,
     inflight::InflightRegion,
@@ -9,7 +7,7 @@ use super::{
     message::VringAddr,
     ring::{Done, MAX_SIZE, Ring, RingError, Setup, feature},
 };
-use crate::eventfd;
+use crate::eventfd::Eventfd;
 
 /// A queue.
 #[derive(Debug, Default)]
@@ -18,11 +16,11 @@ pub(crate) struct Queue {
     pub(crate) base: u32,
     pub(crate) addr: Option<VringAddr>,
     /// The guest signals it when it has made requests available and was asked to.
-    pub(crate) kick: Option<OwnedFd>,
+    pub(crate) kick: Option<Eventfd>,
     /// We signal it when requests have ended.
-    call: Option<OwnedFd>,
+    call: Option<Eventfd>,
     /// We signal it when the queue has failed.
-    err: Option<OwnedFd>,
+    err: Option<Eventfd>,
     pub(crate) enabled: bool,
     /// There from start to stop.
     pub(crate) ring: Option<Ring>,
@@ -95,7 +93,7 @@ impl Queue {
     }
 
     /// The descriptor to interrupt the guest with.
-    pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub(crate) fn set_call(&mut self, call: Option<Eventfd>) {
         self.call = call;
         if self.ring.is_some() {
             self.call();
@@ -103,7 +101,7 @@ impl Queue {
     }
 
     /// The descriptor to tell of failures with.
-    pub(crate) fn set_err(&mut self, err: Option<OwnedFd>) {
+    pub(crate) fn set_err(&mut self, err: Option<Eventfd>) {
         self.err = err;
     }
 
@@ -111,7 +109,7 @@ impl Queue {
     #[inline]
     pub(crate) fn call(&self) -> bool {
         if let Some(call) = &self.call {
-            eventfd::ring(call);
+            call.ring();
         }
         self.call.is_some()
     }
@@ -119,7 +117,7 @@ impl Queue {
     /// Tells the front end that the queue has failed.
     pub(crate) fn report_failure(&self) {
         if let Some(err) = &self.err {
-            eventfd::ring(err);
+            err.ring();
         }
     }
 }

@@ -22,7 +22,7 @@ use super::{
     ring::{MAX_SIZE, RingError, feature as ring_feature},
     transport::{BackendChannel, Frame, Transport, TransportError},
 };
-use crate::eventfd;
+use crate::eventfd::Eventfd;
 
 /// Bits of the device status.
 const NEEDS_RESET: u8 = 0x40;
@@ -369,7 +369,8 @@ fn get_inflight(disk: &Disk, wanted: &Inflight) -> Result<Answer, Refusal> {
 
 /// Messages that belong to one queue.
 fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
-    let fd = fds.into_iter().next();
+    let device = &disk.core.config.name;
+    let fd = || fds.into_iter().next().map(|fd| Eventfd::new(fd, device)).transpose();
     match message {
         Message::SetVringNum(VringState { index, num }) => {
             stopped(disk, index)?.size = num;
@@ -385,16 +386,17 @@ fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: V
             let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
             (queue.enabled, queue.stopping) = (num != 0, false);
         }
-        Message::SetVringKick(VringFd { index, .. }) => set_kick(disk, cx, index, fd)?,
+        Message::SetVringKick(VringFd { index, .. }) => {
+            let fd = fd()?;
+            set_kick(disk, cx, index, fd)?;
+        }
         Message::SetVringCall(VringFd { index, .. }) => {
-            let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
-            fd.iter().try_for_each(eventfd::check)?;
-            queue.set_call(fd);
+            let fd = fd()?;
+            disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?.set_call(fd);
         }
         Message::SetVringErr(VringFd { index, .. }) => {
-            let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
-            fd.iter().try_for_each(eventfd::check)?;
-            queue.set_err(fd);
+            let fd = fd()?;
+            disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?.set_err(fd);
         }
         Message::GetVringBase(index) => {
             let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
@@ -414,9 +416,8 @@ fn stopped(disk: &mut Disk, index: u32) -> Result<&mut super::queue::Queue, Refu
 }
 
 /// The descriptor of a queue's kicks; with it the queue starts.
-fn set_kick(disk: &mut Disk, cx: &ShardContext<'_>, index: u32, fd: Option<OwnedFd>) -> Result<(), Refusal> {
+fn set_kick(disk: &mut Disk, cx: &ShardContext<'_>, index: u32, fd: Option<Eventfd>) -> Result<(), Refusal> {
     disk.queues.get(index as usize).ok_or(Refusal::NoQueue(index))?;
-    fd.iter().try_for_each(eventfd::check)?;
     disk.start_queue(index as usize)?;
     match &fd {
         Some(fd) => cx.register(std::os::fd::AsFd::as_fd(fd), KICKS + index).map_err(Refusal::Watch)?,
