@@ -44,12 +44,19 @@ pub struct Found {
     pub damaged: Option<String>,
     /// Generation and content of the other copy, if it is good.
     other: Option<(u64, Vec<u8>)>,
+    /// The number of the other copy, if there is none.
+    missing: Option<u64>,
 }
 
 impl Found {
     /// Whether both copies are good and say the same.
     pub fn is_even(&self) -> bool {
         self.other.as_ref().is_some_and(|(_, content)| *content == self.content)
+    }
+
+    /// What is wrong with the other copy of a record that is always stored in both.
+    pub fn wrong_copy(&self) -> Option<String> {
+        self.damaged.clone().or_else(|| self.missing.map(gone))
     }
 
     /// What the record said before its last store.
@@ -70,6 +77,15 @@ enum Copy {
     },
     Damaged(String),
     Newer(u32),
+}
+
+fn gone(copy: u64) -> String {
+    format!("copy {copy} of its record is not there")
+}
+
+/// What the leg said, without its name.
+fn cause(error: &ServiceError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -141,15 +157,24 @@ impl Region {
     /// Reads the record; `None` when there never was one.
     ///
     /// # Errors
-    /// [`ServiceError::Content`] when neither copy is good, or one is of a newer version.
+    /// [`ServiceError::Content`] when neither copy is good, or one is of a newer version; the leg's own where no copy is good and one
+    /// cannot be read.
     pub fn load(&self, leg: &Arc<impl Volume + ?Sized + 'static>) -> Result<Option<Found>, ServiceError> {
-        let bytes = legs::read(leg, self.offset, self.len as usize)?;
         let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
-        let (first, second) = bytes.split_at(self.half());
         let (mut best, mut damage): (Option<Found>, Option<String>) = (None, None);
-        for (number, copy) in [first, second].into_iter().enumerate() {
-            match self.decode(copy) {
-                Copy::Empty => {}
+        let (mut missing, mut unreadable) = (None, None);
+        for number in 0..2 {
+            // Each by itself: sectors that went bad take one copy with them, not both.
+            let copy = match legs::read(leg, self.offset + number * self.half() as u64, self.half()) {
+                Ok(bytes) => self.decode(&bytes),
+                Err(error) => {
+                    let what = Copy::Damaged(format!("it cannot be read: {}", cause(&error)));
+                    unreadable = Some(error);
+                    what
+                }
+            };
+            match copy {
+                Copy::Empty => missing = Some(number),
                 Copy::Newer(version) => {
                     return Err(wrong(format!(
                         "its record is of layout {version}, and this program knows {} at most: use a newer millrace",
@@ -158,7 +183,7 @@ impl Region {
                 }
                 Copy::Damaged(what) => damage = Some(format!("copy {number} of its record is damaged: {what}")),
                 Copy::Good { generation, version, content } => {
-                    let copy = Found { generation, version, content, damaged: None, other: None };
+                    let copy = Found { generation, version, content, damaged: None, other: None, missing: None };
                     let (newer, older) = match best.take() {
                         Some(best) if best.generation >= generation => (best, Some(copy)),
                         best => (copy, best),
@@ -168,8 +193,14 @@ impl Region {
             }
         }
         match (best, damage) {
-            (Some(found), damaged) => Ok(Some(Found { damaged, ..found })),
-            (None, Some(damage)) => Err(wrong(format!("{damage}; the other copy is not there"))),
+            (Some(found), damaged) => {
+                // The second store has written the other copy.
+                let damaged = damaged.or_else(|| missing.filter(|_| found.generation > 1).map(gone));
+                Ok(Some(Found { damaged, missing, ..found }))
+            }
+            (None, Some(damage)) => {
+                Err(unreadable.unwrap_or_else(|| wrong(format!("{damage}; the other copy is not there"))))
+            }
             (None, None) => Ok(None),
         }
     }

@@ -127,10 +127,11 @@ impl Cache {
 
     /// The cache that is there comes into force again, or, when it has nothing to lose and does not fit, an empty one.
     fn open(&self, superblock: Superblock, found: &Found, same_slow: bool) -> Result<(), ServiceError> {
-        if let Some(damaged) = &found.damaged {
+        let damaged = found.wrong_copy();
+        if let Some(damaged) = &damaged {
             tracing::warn!(cache = self.name, leg = self.fast.name(), "{damaged}; the other copy is used");
         }
-        self.damaged.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&found.damaged);
+        *self.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damaged;
         let misfit = self.misfit(&superblock);
         if superblock.may_be_dirty
             && let Some(misfit) = misfit

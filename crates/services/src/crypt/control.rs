@@ -209,7 +209,7 @@ impl Crypt {
     }
 
     /// Opens what the leg holds.
-    fn open_header(&self, previous: Option<&Self>, newest: &Header, found: Found) -> Result<(), ServiceError> {
+    fn open_header(&self, previous: Option<&Self>, newest: &Header, found: &Found) -> Result<(), ServiceError> {
         let (has, wanted) = (newest.block_size, self.geometry().block_size);
         if has != wanted {
             let (has, wanted) = (has.bytes(), wanted.bytes());
@@ -228,10 +228,11 @@ impl Crypt {
         // A newest copy that does not count is overwritten first.
         let generation = found.generation - u64::from(header != *newest);
         let is_even = found.is_even();
-        if let Some(damaged) = &found.damaged {
+        let damaged = found.wrong_copy();
+        if let Some(damaged) = &damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
         }
-        *self.control() = Control { generation, damaged: found.damaged, ..Control::default() };
+        *self.control() = Control { generation, damaged, ..Control::default() };
         if !is_even
             && !self.geometry().read_only
             && let Err(error) = self.store_header(&header)
@@ -424,7 +425,7 @@ impl Service for Crypt {
             self.control().generation = found.generation;
             return self.prepare(true);
         }
-        self.open_header(mount.previous::<Self>().as_deref(), &header, found)
+        self.open_header(mount.previous::<Self>().as_deref(), &header, &found)
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {

@@ -154,12 +154,12 @@ impl Tagged {
             tracing::info!(volume = self.name(), leg = self.leg().name(), "an erasure that was cut short is completed");
             return self.erase_blocks();
         }
-        if let Some(damaged) = &found.damaged {
+        if let Some(damaged) = found.wrong_copy() {
             tracing::warn!(volume = self.name(), leg = self.leg().name(), "{damaged}; the other copy is used");
             if !read_only {
                 self.store(Phase::InUse)?;
             }
-            self.control().damaged = Some(damaged.clone());
+            self.control().damaged = Some(damaged);
         }
         if read_only {
             return Ok(());

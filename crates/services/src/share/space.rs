@@ -272,13 +272,15 @@ impl Open {
             in_doubt: false,
             damage: None,
         };
+        let mut uneven = false;
         match found {
             None if new => open.store(open.table.clone())?,
             None => return Err(wrong("there is no table of a disk on it: it is another leg, or damaged".to_owned())),
             Some(found) => {
                 open.table = Table::decode(&found.content).map_err(wrong)?;
                 open.generation = found.generation;
-                open.damage = found.damaged;
+                uneven = !found.is_even();
+                open.damage = found.wrong_copy();
             }
         }
         let has = open.table.extent;
@@ -293,6 +295,9 @@ impl Open {
         }
         if let Some(damage) = &open.damage {
             tracing::warn!(leg = leg.name(), damage, "the other copy of a disk's table is used; it is written anew");
+        }
+        if uneven {
+            // Damaged, or a store that a crash cut short.
             open.store(open.table.clone())?;
         }
         if open.table.extents != extents {
@@ -327,6 +332,11 @@ impl Open {
             return Err(error);
         }
         (self.generation, self.table, self.in_doubt) = (next, table, false);
+        // In both copies: one that rots does not bring back the table before, which gives a volume's blocks to nobody.
+        match self.region.store(&self.leg, next + 1, &content) {
+            Ok(()) => self.generation = next + 1,
+            Err(error) => tracing::warn!(leg = self.leg.name(), %error, "a disk's table is stored in one copy only"),
+        }
         Ok(())
     }
 

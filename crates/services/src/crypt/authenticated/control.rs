@@ -250,12 +250,13 @@ impl Authenticated {
             );
         }
         let accepted = self.check_root(mount, &header, content)?;
-        if let Some(damaged) = &found.damaged {
+        let damaged = found.wrong_copy();
+        if let Some(damaged) = &damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
         }
         // A newest copy that does not count is overwritten first.
         let generation = found.generation - u64::from(!is_newest);
-        *self.control() = Control { generation, damaged: found.damaged.clone(), ..Control::default() };
+        *self.control() = Control { generation, damaged, ..Control::default() };
         if !found.is_even()
             && !self.geometry().read_only
             && let Err(error) = self.store_header(&header, &sealer)

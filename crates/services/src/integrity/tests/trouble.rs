@@ -159,6 +159,33 @@ fn bad_sectors_among_checksums_and_data_cost_no_more_than_themselves() {
 }
 
 #[test]
+fn a_header_is_read_from_the_copy_that_can_be_read() {
+    let faulty = FaultVolume::new(disk(64, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 64));
+    close(graph);
+    let spoil = |copy: u64| {
+        let range = Some((Lba(copy * 8192 / 512), BlockCount(1)));
+        faulty.add(Rule { range, ..Rule::new(Requests::Read, When::Always, Effect::Fail(FAULT)) });
+    };
+    for copy in [0, 1] {
+        spoil(copy);
+        let graph = over(&faulty, Reason::Open);
+        on_bench(&graph, |bench| bench.expect(0, &data));
+        let facts = graph.services("integrity")[0].1.status().facts;
+        let says = format!("copy {copy} of its record is damaged: it cannot be read");
+        assert!(facts.iter().any(|(name, said)| name == "header repaired" && said.contains(&says)), "{facts:?}");
+        close(graph);
+        faulty.clear();
+    }
+    spoil(0);
+    spoil(1);
+    let volume: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    assert!(open(&volume, Reason::Open).is_err(), "it is not taken for a leg without a header");
+}
+
+#[test]
 fn what_was_cut_off_is_zeroes_when_the_volume_grows_again() {
     let disk = disk(1100, SIZE);
     let graph = open(&disk, Reason::Create).unwrap();

@@ -103,24 +103,26 @@ fn open(leg: &Arc<dyn Volume>, stack: &str) -> Result<Pool, String> {
 
 #[test]
 fn one_damaged_copy_is_told_and_the_other_one_used() {
-    for copy in [0, 1] {
+    for (copy, at, what) in [(0, 40, "damaged"), (1, 40, "damaged"), (0, 0, "not there"), (1, 7, "not there")] {
         let (leg, data) = stored();
-        // Both copies list the volume.
+        // The last change is in both copies.
         let pool = open(&leg, "disk(extent=16K)").unwrap();
-        drop(pool.create("b", EXTENT));
+        let last = on_bench(&pool.create("b", EXTENT), |bench| bench.write_random(0, 32));
         drop(pool);
         legs::write(&leg, copy * EXTENT / 2, {
             let mut bytes = legs::read(&leg, copy * EXTENT / 2, 512).unwrap();
-            bytes[40] ^= 1;
+            bytes[at] ^= 1;
             bytes
         })
         .unwrap();
         let pool = open(&leg, "disk(extent=16K)").unwrap();
         let said = pool.fact("table").unwrap();
-        assert!(said.contains(&format!("copy {copy} of its record is damaged")), "{said}");
-        let a = pool.volume("a", "share", None, Reason::Open).unwrap();
-        on_bench(&a, |bench| bench.expect(0, &data));
-        drop((a, pool));
+        assert!(said.contains(&format!("copy {copy} of its record is {what}")), "{said}");
+        for (name, data) in [("a", &data), ("b", &last)] {
+            let volume = pool.volume(name, "share", None, Reason::Open).unwrap();
+            on_bench(&volume, |bench| bench.expect(0, data));
+        }
+        drop(pool);
         assert_eq!(open(&leg, "disk(extent=16K)").unwrap().fact("table"), None, "it was written anew");
     }
 }
