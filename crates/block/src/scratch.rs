@@ -261,10 +261,11 @@ impl Scratch {
     /// Places a copy of `slice` that lives until the reset.
     #[inline]
     pub fn copy_slice<T: Copy>(&self, slice: &[T]) -> &[T] {
+        let layout = Layout::for_value(slice);
+        assert!(slice.is_empty() || layout.size() > 0, "room is for what has a size");
         if slice.is_empty() {
             return &[];
         }
-        let layout = Layout::for_value(slice);
         let ptr = self.take(layout).unwrap_or_else(|| self.take_heap(layout)).cast::<T>();
         // SAFETY: room for as many Ts was just taken, so that it does not overlap the slice; T is Copy.
         unsafe { std::ptr::copy_nonoverlapping(slice.as_ptr(), ptr.as_ptr(), slice.len()) };

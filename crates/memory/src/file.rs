@@ -3,7 +3,7 @@
 //! Only what the file holds already is reached that way. A touch of a hole would take memory where a read must not, and where the
 //! file system is full it would be a bus error where a write has to fail: so holes are left to the caller's system calls, and
 //! an extent counts as held once it has no hole. Whatever takes data away (a hole is punched, the file shrinks) is announced by
-//! [`FileMap::forget`] before.
+//! [`FileMap::forget`] before, and again when it is done: who looks meanwhile may still see what is about to go.
 //!
 //! Somebody else may truncate the file all the same. Then the guard replaces the mapping; from then on nothing is copied any more,
 //! and whoever was copying is told that it does not count.
@@ -11,7 +11,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
 use rustix::fs::SeekFrom;
@@ -38,6 +38,8 @@ pub struct FileMap {
     held: Box<[AtomicU64]>,
     /// Writes into extents with holes.
     writes: AtomicU32,
+    /// Times that something was forgotten.
+    forgotten: AtomicU64,
 }
 
 impl FileMap {
@@ -55,7 +57,7 @@ impl FileMap {
         let mapping = GuardedMapping::new(Mapping::shared(fd.as_fd(), 0, len, writable)?, &poison)?;
         let words = (bytes / EXTENT).div_ceil(64) as usize;
         let held = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let map = Self { mapping, bytes, poison, held, writes: AtomicU32::new(0) };
+        let map = Self { mapping, bytes, poison, held, writes: AtomicU32::new(0), forgotten: AtomicU64::new(0) };
         map.look(fd, 0, bytes);
         Ok(Some(map))
     }
@@ -64,6 +66,7 @@ impl FileMap {
     fn look(&self, fd: BorrowedFd<'_>, offset: u64, len: u64) {
         let (first, past) = (offset / EXTENT, (offset + len).min(self.bytes).div_ceil(EXTENT));
         let mut whole_to = 0;
+        let forgotten = self.forgotten.load(Ordering::SeqCst);
         for extent in first..past.min(self.bytes / EXTENT) {
             let (start, end) = (extent * EXTENT, (extent + 1) * EXTENT);
             if whole_to < end {
@@ -77,7 +80,13 @@ impl FileMap {
                 && let Some(word) = self.held.get((extent / 64) as usize)
             {
                 // Release: pairs with the acquire in `holds`.
-                word.fetch_or(1 << (extent % 64), Ordering::Release);
+                word.fetch_or(1 << (extent % 64), Ordering::SeqCst);
+                // Race: what was seen above has gone meanwhile. `forget` counts, then clears the bit: either it clears this one, or the
+                // count is another one here.
+                if self.forgotten.load(Ordering::SeqCst) != forgotten {
+                    word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
+                    return;
+                }
             }
         }
     }
@@ -111,8 +120,7 @@ impl FileMap {
             [to] => piece.copy_to(to, if self.is_far() { Target::GuestFromFar } else { Target::Guest }),
             list => _ = SegmentCursor::new(list).copy_from(piece),
         }
-        // The guard sets this before it replaces the mapping: what was copied before that is the file's.
-        !self.poison.is_set()
+        self.is_sound()
     }
 
     /// Copies the segments to the bytes from `offset` on. `false`: they have to be written by a system call.
@@ -125,6 +133,15 @@ impl FileMap {
             [from] => from.copy_to(&piece, if self.is_far() { Target::Far } else { Target::Near }),
             list => _ = SegmentCursor::new(list).copy_to(piece),
         }
+        self.is_sound()
+    }
+
+    /// Whether what was copied before is the file's: the guard sets the poison before it replaces the mapping.
+    #[inline]
+    fn is_sound(&self) -> bool {
+        // Race: the mapping is replaced while it is copied from, and the poison must not have been looked at before the copy. The other
+        // side is the order in `guard::replace_mapping`. Acquire: it costs nothing where loads are in order.
+        fence(Ordering::Acquire);
         !self.poison.is_set()
     }
 
@@ -148,12 +165,14 @@ impl FileMap {
         self.bytes > NEAR
     }
 
-    /// Data will be taken out of a range: from now on it is left to system calls.
+    /// Data will be taken out of a range, or have been: from now on it is left to system calls.
     pub fn forget(&self, offset: u64, len: u64) {
+        // The other side of the race in `look`.
+        self.forgotten.fetch_add(1, Ordering::SeqCst);
         let past = offset.saturating_add(len).min(self.bytes).div_ceil(EXTENT);
         for extent in offset / EXTENT..past {
             if let Some(word) = self.held.get((extent / 64) as usize) {
-                word.fetch_and(!(1 << (extent % 64)), Ordering::AcqRel);
+                word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
             }
         }
     }

@@ -10,6 +10,7 @@
 
 use std::{
     io,
+    ops::Range,
     ptr::null_mut,
     sync::{
         Arc, Mutex, Once, PoisonError, RwLock, Weak,
@@ -46,7 +47,7 @@ impl Slot {
     }
 
     /// Changes the slot; only its owner does.
-    fn set(&self, start: usize, end: usize, poison: *mut AtomicBool) {
+    fn set(&self, start: usize, end: usize, poison: *mut AtomicBool, hidden: bool) {
         let changes = self.changes.load(Ordering::Relaxed);
         self.changes.store(changes.wrapping_add(1), Ordering::Relaxed);
         // Race: a handler on another thread scans the slot at this moment, and must never mix one mapping's start with
@@ -56,21 +57,21 @@ impl Slot {
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
         self.poison.store(poison, Ordering::Relaxed);
-        self.hidden.store(false, Ordering::Relaxed);
+        self.hidden.store(hidden, Ordering::Relaxed);
         // Release: who reads the new even count (`get`, acquire) also reads the new values.
         self.changes.store(changes.wrapping_add(2), Ordering::Release);
     }
 
-    /// The slot's range and poison; `None` while it is free or being changed. (The slot of a mapping that somebody is just
-    /// touching is neither.)
-    fn get(&self) -> Option<(usize, usize, *mut AtomicBool)> {
+    /// The slot's range and poison, and whether it is hidden; `None` while it is free or being changed. (The slot of a mapping that
+    /// somebody is just touching is neither.)
+    fn get(&self) -> Option<(Range<usize>, *mut AtomicBool, bool)> {
         let before = self.changes.load(Ordering::Acquire);
         let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
-        let poison = self.poison.load(Ordering::Relaxed);
+        let (poison, hidden) = (self.poison.load(Ordering::Relaxed), self.hidden.load(Ordering::Relaxed));
         // The other side of the release fence in `set`.
         fence(Ordering::Acquire);
         let unchanged = before.is_multiple_of(2) && self.changes.load(Ordering::Relaxed) == before;
-        (unchanged && end != 0).then_some((start, end, poison))
+        (unchanged && end != 0).then_some((start..end, poison, hidden))
     }
 }
 
@@ -107,10 +108,8 @@ static IN_USE: RwLock<()> = RwLock::new(());
 pub fn with_region<R>(addr: usize, use_it: impl FnOnce(&Region) -> R) -> Option<R> {
     let _stays = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
     let slots = &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)];
-    let holds = |(start, end, _): &(usize, usize, _)| (*start..*end).contains(&addr);
-    let shown = slots.iter().filter(|slot| !slot.hidden.load(Ordering::Relaxed));
-    let found = shown.filter_map(Slot::get).find(holds);
-    found.map(|(start, end, _)| use_it(&Region { start, len: end - start }))
+    let found = slots.iter().filter_map(Slot::get).find(|(range, _, hidden)| !hidden && range.contains(&addr));
+    found.map(|(range, ..)| use_it(&Region { start: range.start, len: range.len() }))
 }
 
 /// Who must know of memory before it is unmapped: it may be given to others right after.
@@ -146,7 +145,7 @@ impl Poison {
     /// Whether memory was taken away.
     #[inline]
     pub fn is_set(&self) -> bool {
-        // Relaxed: the handler ran on a thread of ours; nothing else is read on the strength of this flag.
+        // Relaxed: the handler ran on a thread of ours. Who decides by it what a copy was worth (`FileMap`) puts a fence between.
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -164,6 +163,16 @@ pub struct GuardedMapping {
 impl GuardedMapping {
     /// Guards `mapping`; `poison` is set when its memory is taken away.
     pub fn new(mapping: Mapping, poison: &Poison) -> io::Result<Self> {
+        Self::with(mapping, poison, false)
+    }
+
+    /// The same for a mapping of which nobody is given a segment: nobody uses it as a region, and it goes without waiting for those
+    /// who use others.
+    pub fn hidden(mapping: Mapping, poison: &Poison) -> io::Result<Self> {
+        Self::with(mapping, poison, true)
+    }
+
+    fn with(mapping: Mapping, poison: &Poison, hidden: bool) -> io::Result<Self> {
         static INSTALL: Once = Once::new();
         INSTALL.call_once(install_handler);
         let start = mapping.as_ptr() as usize;
@@ -175,14 +184,8 @@ impl GuardedMapping {
                 None => return Err(io::Error::other("too many guarded memory mappings in one process")),
             }
         };
-        TABLE[slot].set(start, start + mapping.len(), Arc::as_ptr(&poison.0).cast_mut());
-        Ok(Self { slot, mapping, _poison: poison.clone(), hidden: false })
-    }
-
-    /// Nobody is given a segment of it: nobody uses it as a region, and it goes without waiting for those who use others.
-    pub fn hide(&mut self) {
-        self.hidden = true;
-        TABLE[self.slot].hidden.store(true, Ordering::Relaxed);
+        TABLE[slot].set(start, start + mapping.len(), Arc::as_ptr(&poison.0).cast_mut(), hidden);
+        Ok(Self { slot, mapping, _poison: poison.clone(), hidden })
     }
 
     /// A piece of the mapping; `None` when it does not lie within.
@@ -198,7 +201,7 @@ impl GuardedMapping {
 impl Drop for GuardedMapping {
     fn drop(&mut self) {
         // The slot dies before the range is unmapped, so no other mapping can take the range while the slot names it.
-        TABLE[self.slot].set(0, 0, null_mut());
+        TABLE[self.slot].set(0, 0, null_mut(), false);
         if !self.hidden {
             // Who found it before that has done with it from here on.
             drop(IN_USE.write().unwrap_or_else(PoisonError::into_inner));
@@ -237,7 +240,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
 /// Puts zeroed memory in the place of the guarded mapping that holds `addr`. Async-signal-safe: atomics and one `mmap`.
 fn replace_mapping(addr: usize) -> bool {
     for slot in &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)] {
-        let Some((start, end, poison)) = slot.get().filter(|(start, end, _)| (*start..*end).contains(&addr)) else {
+        let Some((range, poison, _)) = slot.get().filter(|(range, ..)| range.contains(&addr)) else {
             continue;
         };
         // Shared with nobody, and yet not private: a guest's memory may be larger than the private memory that we may have.
@@ -249,7 +252,7 @@ fn replace_mapping(addr: usize) -> bool {
         unsafe { (*poison).store(true, Ordering::Relaxed) };
         // SAFETY: the slot is live, so the range is a mapping of ours from which we replace every page; segments into it
         // stay valid memory.
-        let ptr = unsafe { libc::mmap(start as *mut libc::c_void, end - start, prot, flags, -1, 0) };
+        let ptr = unsafe { libc::mmap(range.start as *mut libc::c_void, range.len(), prot, flags, -1, 0) };
         return ptr != libc::MAP_FAILED;
     }
     false

@@ -244,7 +244,14 @@ impl GuestMemory {
             return Err(MapError::Overlap { addr: addr.0, size });
         }
         let backing = match backing {
-            Some((fd, offset)) => Some(map_file(&self.poison, addr, in_file, protection.write, &fd, offset)?),
+            Some((fd, offset)) => Some(map_file(
+                |mapping| guard::GuardedMapping::new(mapping, &self.poison),
+                addr,
+                in_file,
+                protection.write,
+                &fd,
+                offset,
+            )?),
             None => None,
         };
         self.regions.insert(at, Region { start: addr.0, size, protection, backing });
@@ -435,9 +442,9 @@ impl GuestMemory {
     }
 }
 
-/// Maps `size` bytes of a file; `addr` is for messages.
+/// Maps `size` bytes of a file, and has the mapping guarded; `addr` is for messages.
 pub(crate) fn map_file(
-    poison: &guard::Poison,
+    guard: impl FnOnce(Mapping) -> io::Result<guard::GuardedMapping>,
     addr: GuestAddress,
     size: u64,
     writable: bool,
@@ -462,7 +469,7 @@ pub(crate) fn map_file(
     let len = skip.checked_add(size).and_then(|len| len.checked_next_multiple_of(page));
     let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(bad)?;
     let mapping = Mapping::shared(fd.as_fd(), offset - skip, len, writable).map_err(kernel)?;
-    let mapping = guard::GuardedMapping::new(mapping, poison).map_err(kernel)?;
+    let mapping = guard(mapping).map_err(kernel)?;
     Ok(Backing { mapping, skip: skip as usize })
 }
 

@@ -8,7 +8,11 @@ use std::{
 use rustix::fs::{MemfdFlags, SealFlags};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::{MapError, PAGE_SIZE, Segment, guard, guest};
+use crate::{
+    MapError, PAGE_SIZE, Segment,
+    guard::{self, GuardedMapping},
+    guest,
+};
 
 /// A range of a file in memory, mapped and guarded ([`guard`]), reached by copies and single stores only.
 ///
@@ -30,9 +34,9 @@ impl PeerBytes {
             return Err(bad());
         }
         let poison = guard::Poison::new();
-        let mut backing = guest::map_file(&poison, guest::GuestAddress(offset), len, true, fd, offset)?;
-        // It comes and goes on shards.
-        backing.mapping.hide();
+        // Hidden, for it comes and goes on shards.
+        let guard = |mapping| GuardedMapping::hidden(mapping, &poison);
+        let backing = guest::map_file(guard, guest::GuestAddress(offset), len, true, fd, offset)?;
         Ok(Self { backing, len: size, poison })
     }
 

@@ -141,7 +141,7 @@ impl FileVolume {
         self.map.iter().for_each(|map| map.written(self.fd.as_fd(), offset, len));
     }
 
-    /// Data are about to go from a range, or the file there.
+    /// Data are about to go from a range, or the file there, or have gone.
     fn forget(&self, offset: u64, len: u64) {
         self.map.iter().for_each(|map| map.forget(offset, len));
     }
@@ -180,18 +180,22 @@ impl FileVolume {
             // What lies past the old end is not the volume's: a write in flight during an earlier shrink may have put it there.
             rustix::fs::ftruncate(&self.fd, before)?;
         }
-        rustix::fs::ftruncate(&self.fd, after)
+        let result = rustix::fs::ftruncate(&self.fd, after);
+        self.forget(before.min(after), u64::MAX);
+        result
     }
 
     fn erase_all(&self, bytes: u64) -> rustix::io::Result<()> {
         self.forget(0, u64::MAX);
         let erase = |how| rustix::fs::fallocate(&self.fd, how | FallocateFlags::KEEP_SIZE, 0, bytes);
-        erase(FallocateFlags::PUNCH_HOLE).or_else(|_| erase(FallocateFlags::ZERO_RANGE)).or_else(|errno| {
+        let erased = erase(FallocateFlags::PUNCH_HOLE).or_else(|_| erase(FallocateFlags::ZERO_RANGE)).or_else(|errno| {
             match self.kind {
                 Kind::Regular => rustix::fs::ftruncate(&self.fd, 0).and_then(|()| rustix::fs::ftruncate(&self.fd, bytes)),
                 Kind::Device => Err(errno),
             }
-        })?;
+        });
+        self.forget(0, u64::MAX);
+        erased?;
         self.sync_beside()
     }
 

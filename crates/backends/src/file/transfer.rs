@@ -203,7 +203,9 @@ impl FileVolume {
         let mut erased = false;
         for (wanted, able, mode) in ways {
             if wanted && !erased && able.load(Ordering::Relaxed) {
-                erased = self.allocate(cx, mode, offset, len).await?;
+                let result = self.allocate(cx, mode, offset, len).await;
+                self.forget(offset, len);
+                erased = result?;
                 if !erased {
                     able.store(false, Ordering::Relaxed);
                 }

@@ -7,7 +7,7 @@ use crate::codec::{Command, Header, MAX_TRANSFER, wire};
 use crate::transport::{Frame, Transport, TransportError};
 
 /// Memory that was mapped without a file. The addresses are the server's word: check them.
-pub trait ClientMemory {
+pub trait ClientMemory: Send {
     /// Fills `buf` from `address` on.
     fn read(&mut self, address: u64, buf: &mut [u8]) -> Result<(), Errno>;
 
