@@ -1,6 +1,6 @@
 //! Why the daemon could not do what it was asked.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use millrace_block::VolumeError;
 use millrace_engine::EngineError;
@@ -9,6 +9,7 @@ use millrace_frontends::{
     virtio_blk,
 };
 use millrace_services::{
+    Leaf,
     copy::CopyError,
     graph::{ChangeFailed, GraphError},
 };
@@ -439,6 +440,20 @@ fn members(volumes: &[Name], groups: &[Name]) -> String {
     volumes.chain(groups.iter().map(|name| format!("group {name}"))).collect::<Vec<_>>().join(", ")
 }
 
+/// What to do about a file that is not there. A leg is named by its way in the stack, and has its size there.
+fn missing_file(volume: &str, path: &Path) -> String {
+    let is_missing =
+        |directory: &&Path| directory.metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    if let Some(directory) = path.parent().filter(is_missing) {
+        return format!("there is no directory {}: make it first", directory.display());
+    }
+    if volume.contains('/') {
+        let leaf = Leaf::new(format!("file:{}", path.display()));
+        return format!("with a size of its own in the stack the file is created: {leaf}(size=…)");
+    }
+    "with a size (--size) the file is created".to_owned()
+}
+
 /// What kind of failure it is, for whoever made the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -619,8 +634,8 @@ impl ControlError {
             Self::Changing { .. } | Self::Resizing { .. } => "try again when that is done".to_owned(),
             Self::VolumeInStack { by, .. } => format!("change or delete that one first (\"millrace volume show {by}\")"),
             Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
-            Self::VolumeFailed { .. } => "put that right and restart the daemon, or delete the volume".to_owned(),
-            Self::DeviceFailed { .. } => "put that right and restart the daemon, or delete the device".to_owned(),
+            Self::VolumeFailed { .. } => "put that right and \"millrace upgrade\" (to the same binary: guests go on) or restart the daemon; or delete the volume".to_owned(),
+            Self::DeviceFailed { .. } => "put that right and \"millrace upgrade\" (to the same binary: guests go on) or restart the daemon; or delete the device".to_owned(),
             Self::NsidTaken { .. } => "choose another --nsid, or leave it out".to_owned(),
             Self::NotAttached { device, .. } => format!("\"millrace device show {device}\" lists its namespaces"),
             Self::NoNamespaces { .. } => "leave the identifier out".to_owned(),
@@ -635,8 +650,8 @@ impl ControlError {
                 "choose another --socket, or stop that process".to_owned()
             }
             Self::Socket { source: ListenerError::NotASocket { .. }, .. } => "choose another --socket".to_owned(),
-            Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                "with a size (--size) the file is created; its directory must exist".to_owned()
+            Self::Volume(VolumeError::Io { volume, path, source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                missing_file(volume, path)
             }
             Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
                 "who serves it must be allowed to (root, too: it has given up the right to open everything), and so must the \

@@ -157,7 +157,7 @@ impl Region {
     /// Reads the record; `None` when there never was one.
     ///
     /// # Errors
-    /// [`ServiceError::Content`] when neither copy is good, or one is of a newer version; the leg's own where no copy is good and one
+    /// [`ServiceError::Newer`], or [`ServiceError::Content`] when neither copy is good; the leg's own where no copy is good and one
     /// cannot be read.
     pub fn load(&self, leg: &Arc<impl Volume + ?Sized + 'static>) -> Result<Option<Found>, ServiceError> {
         let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
@@ -175,11 +175,8 @@ impl Region {
             };
             match copy {
                 Copy::Empty => missing = Some(number),
-                Copy::Newer(version) => {
-                    return Err(wrong(format!(
-                        "its record is of layout {version}, and this program knows {} at most: use a newer millrace",
-                        self.version
-                    )));
+                Copy::Newer(has) => {
+                    return Err(ServiceError::Newer { leg: leg.name().to_owned(), has, known: self.version });
                 }
                 Copy::Damaged(what) => damage = Some(format!("copy {number} of its record is damaged: {what}")),
                 Copy::Good { generation, version, content } => {

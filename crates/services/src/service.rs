@@ -287,13 +287,23 @@ pub enum ServiceError {
         #[source]
         source: BlockError,
     },
-    /// What a leg holds is not what it should be: foreign, newer, damaged, or missing.
+    /// What a leg holds is not what it should be: foreign, damaged, or missing.
     #[error("leg {leg}: {what}")]
     Content {
         /// The leg's name.
         leg: String,
         /// What is wrong and what to do.
         what: String,
+    },
+    /// What a leg holds was written by a newer program.
+    #[error("leg {leg}: its record is of layout {has}, and this program knows {known} at most: use a newer millrace")]
+    Newer {
+        /// The leg's name.
+        leg: String,
+        /// The layout there.
+        has: u32,
+        /// The newest one that is understood.
+        known: u32,
     },
     /// It cannot be done now.
     #[error("{0}")]

@@ -200,6 +200,45 @@ fn a_binary_that_fails_at_its_turn_is_replaced_by_the_old_one() {
     daemon.finish();
 }
 
+/// The worker has its files open, whatever becomes of their names; the next one would not find them.
+#[test]
+fn a_file_that_is_gone_holds_an_upgrade_up_and_costs_a_mirror_one_leg() {
+    let daemon = Daemon::start();
+    let (file, leg) = (daemon.path("disk.img"), daemon.path("leg.img"));
+    let away = daemon.path("away.img");
+    let plain = file_disk(&daemon, "disk");
+    let stack = format!("mirror(file:{}, file:{})", daemon.path("first.img").display(), leg.display());
+    let mirror = daemon.disk("mirror", &["--size", "64M", "--stack", &stack], &[]);
+    let mut loads = [&plain, &mirror].map(|socket| Load::start(socket, &Work::default()));
+    loads.iter_mut().for_each(Load::wait_until_busy);
+    let (this, worker) = (Daemon::binary(), daemon.worker());
+    for (path, volume) in [(&file, "disk"), (&leg, "mirror")] {
+        fs::rename(path, &away).expect("the file goes");
+        let refused = daemon.upgrade(&this, LONG).expect_err("no upgrade");
+        let says = format!("volume {volume}: {}", path.display());
+        assert!(refused.contains(&says) && refused.contains("put it back"), "{refused}");
+        assert_eq!(daemon.worker(), worker);
+        fs::rename(&away, path).expect("it is back");
+    }
+    fs::rename(&leg, &away).expect("a leg goes");
+    daemon.kill_worker(Signal::KILL);
+    eventually("the next worker serves", || {
+        daemon.json(&["status"])["degraded"].as_array().is_some_and(|all| all == &["volume mirror: mirror"]).then_some(())
+    });
+    loads.iter_mut().for_each(Load::expect_running);
+    let shown = daemon.run(&["volume", "show", "mirror"]);
+    assert!(shown.contains("No such file") && shown.contains("volume replace"), "{shown}");
+    // What is not there any more holds nothing up; and when it is back, the next worker fills it.
+    daemon.upgrade(&this, 0).expect("an upgrade");
+    fs::rename(&away, &leg).expect("it is back");
+    daemon.upgrade(&this, 0).expect("an upgrade");
+    eventually("both legs are good", || daemon.json(&["status"])["degraded"].is_null().then_some(()));
+    for load in loads {
+        load.finish();
+    }
+    daemon.finish();
+}
+
 /// What the operator made is there for the next binary, whose own changes are there for the one after it.
 #[test]
 fn the_operator_goes_on_as_well() {

@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Extension, Json,
-    extract::{Path, State},
-    http::StatusCode,
-};
+use axum::{Extension, Json, extract::State, http::StatusCode};
 
-use super::{Answer, Body, Created, Problem, blocking};
+use super::{Answer, Body, Created, Path, Problem, blocking};
 use crate::{
     apps::{AppChange, AppUser},
     manager::{AppView, Manager, Others},

@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Json,
-    extract::{Path, State},
-    http::StatusCode,
-};
+use axum::{Json, extract::State, http::StatusCode};
 
-use super::{Answer, Body, Created, Problem, blocking};
+use super::{Answer, Body, Created, Path, Problem, blocking};
 use crate::{
     manager::{GroupView, Manager},
     model::{GroupChange, GroupSpec},

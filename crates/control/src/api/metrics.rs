@@ -88,6 +88,9 @@ fn render(
     let failed: Gauge = Gauge::default();
     failed.set(i64::try_from(status.failed.len()).unwrap_or(i64::MAX));
     registry.register("failed_objects", "Volumes, devices and namespaces that do not work", failed);
+    let degraded: Gauge = Gauge::default();
+    degraded.set(i64::try_from(status.degraded.len()).unwrap_or(i64::MAX));
+    registry.register("degraded_objects", "Volumes that work with less than they promise", degraded);
     devices(registry, all_devices);
     volumes(registry, all_volumes);
     copies(registry, all_copies);

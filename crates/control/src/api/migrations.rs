@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Json,
-    extract::{Path, State},
-    http::StatusCode,
-};
+use axum::{Json, extract::State, http::StatusCode};
 
-use super::{Answer, Body, Problem, blocking};
+use super::{Answer, Body, Path, Problem, blocking};
 use crate::{
     manager::{Manager, VolumeView},
     model::{MigrationChange, MigrationSpec},

@@ -18,13 +18,14 @@ use axum::{
     Json, Router,
     body::Bytes,
     extract::{
-        DefaultBodyLimit, FromRequest, Path, Query, Request, State,
+        DefaultBodyLimit, FromRequest, FromRequestParts, Query, Request, State,
         rejection::{JsonRejection, QueryRejection},
     },
-    http::{StatusCode, header},
+    http::{StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
     routing::{delete, get, post},
 };
+use serde::de::DeserializeOwned;
 use utoipa::OpenApi;
 
 pub(crate) use peers::Door;
@@ -154,6 +155,20 @@ where
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         match Json::from_request(request, state).await {
             Ok(Json(value)) => Ok(Self(value)),
+            Err(rejection) => Err(Problem::bad_body(rejection.status(), &rejection.body_text())),
+        }
+    }
+}
+
+/// Names in a request's path; what is wrong with them becomes a problem.
+struct Path<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match axum::extract::Path::from_request_parts(parts, state).await {
+            Ok(axum::extract::Path(value)) => Ok(Self(value)),
             Err(rejection) => Err(Problem::bad_body(rejection.status(), &rejection.body_text())),
         }
     }
@@ -464,6 +479,9 @@ async fn usage(
     question: Result<Query<UsageQuestion>, QueryRejection>,
 ) -> Answer<Vec<UsageRow>> {
     let Query(question) = question.map_err(|rejection| Problem::bad_body(rejection.status(), &rejection.body_text()))?;
+    if question.from.zip(question.to).is_some_and(|(from, to)| from > to) {
+        return Err(Problem::bad_body(StatusCode::UNPROCESSABLE_ENTITY, "from is later than to"));
+    }
     blocking(manager, move |manager| manager.usage(&question)).await.map(Json)
 }
 

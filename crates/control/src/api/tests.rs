@@ -191,6 +191,9 @@ fn what_goes_wrong_is_a_problem_with_its_status() {
     let (post, patch, delete) = (Method::POST, Method::PATCH, Method::DELETE);
     for (method, path, body, status, code) in [
         (&Method::GET, "/v1/volumes/none", "", 404, "no-volume"),
+        (&Method::GET, "/v1/volumes/%ff", "", 400, "bad-request"),
+        (&delete, "/v1/devices/d/namespaces/%ff", "", 400, "bad-request"),
+        (&Method::GET, "/v1/usage?from=2&to=1", "", 422, "bad-request"),
         (&Method::GET, "/v1/devices/none", "", 404, "no-device"),
         (&Method::GET, "/v1/devices/d/namespaces/2", "", 404, "not-attached"),
         (&Method::GET, "/v1/devices/d/namespaces/x", "", 400, "bad-request"),
@@ -337,6 +340,7 @@ fn metrics_are_open_metrics() {
         "millrace_device_interrupts_total{device=\"d\"} 0",
         "millrace_shard_devices{shard=\"0\"} 1",
         "millrace_failed_objects 0",
+        "millrace_degraded_objects 0",
         "# TYPE millrace_shard_busy_seconds counter",
         "# TYPE process_cpu_seconds counter",
     ] {

@@ -9,7 +9,7 @@ use std::{
 
 use axum::{
     body::{Body, Bytes, HttpBody},
-    extract::{Path, Query, State, rejection::QueryRejection},
+    extract::{Query, State, rejection::QueryRejection},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -17,7 +17,7 @@ use hyper::body::Frame;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::{Problem, blocking};
+use super::{Path, Problem, blocking};
 use crate::manager::{Manager, Target};
 
 /// How long a trace lasts.

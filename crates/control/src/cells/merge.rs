@@ -67,14 +67,15 @@ impl Cells {
         let mut answers = asked.join_all().await;
         answers.sort_by(|(_, a), (_, b)| a.cmp(b));
         for (answer, cell) in answers {
-            let (workers, failed) = match answer {
-                Ok(status) => (status.workers, status.failed),
-                Err(error) => (vec![self.last_known(&cell)], vec![format!("worker {cell}: {error}")]),
+            let (workers, failed, degraded) = match answer {
+                Ok(status) => (status.workers, status.failed, status.degraded),
+                Err(error) => (vec![self.last_known(&cell)], vec![format!("worker {cell}: {error}")], Vec::new()),
             };
             // Whatever it says of itself, it is this one.
             let workers = workers.into_iter().take(1).map(|worker| WorkerView { name: cell.to_string(), ..worker });
             own.workers.extend(workers);
             own.failed.extend(failed);
+            own.degraded.extend(degraded);
         }
         let sum = |of: fn(&WorkerView) -> usize| own.workers.iter().map(of).sum();
         (own.volumes, own.devices, own.connected) =

@@ -74,7 +74,7 @@ impl Cells {
     }
 
     /// What cells have, for who is asked about applications here.
-    pub(super) fn others(&self) -> Others {
+    pub(crate) fn others(&self) -> Others {
         let volumes = self.known().values().flat_map(|known| known.volumes.keys().cloned()).collect();
         Others { sessions: self.sessions(), volumes }
     }

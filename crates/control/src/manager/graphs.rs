@@ -20,7 +20,7 @@ use millrace_backends::{BackendSpec, FileOptions, FileVolume};
 use millrace_block::{BlockSize, Ledger, Switch, Volume as Blocks, VolumeError};
 use millrace_engine::{ShardConfig, ShardHandle};
 use millrace_services::{
-    Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
+    Health, Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
     find,
     graph::{self, Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Terms, Tree},
@@ -138,11 +138,12 @@ impl Opener<'_> {
             (BackendSpec::Memory, Some(kept), Some(size)) => return kept.open(name, *size, *block_size),
             _ => return millrace_backends::open(spec, name, *size, *block_size),
         };
-        if self.existing {
+        let change = if self.existing {
             check_file(name, path, *size)?;
+            FileChange::None
         } else {
-            self.files.borrow_mut().push(FileChange::foresee(path, size.map(Size)));
-        }
+            FileChange::foresee(path, size.map(Size))
+        };
         let options =
             FileOptions { path: path.clone(), size: *size, block_size: *block_size, read_only: self.spec.read_only };
         // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
@@ -157,7 +158,12 @@ impl Opener<'_> {
         loop {
             match FileVolume::open(name, &options) {
                 Err(VolumeError::InUse { .. }) if Instant::now() < deadline => thread::sleep(FILE_LOOK),
-                result => return result.map(|volume| volume as _),
+                // Whoever has it may have made it since.
+                Err(error @ VolumeError::InUse { .. }) => return Err(error),
+                result => {
+                    self.files.borrow_mut().push(change);
+                    return result.map(|volume| volume as _);
+                }
             }
         }
     }
@@ -176,6 +182,10 @@ impl Leaves for Opener<'_> {
         }
         let spec: BackendSpec = request.leaf.spec.parse().map_err(|error| LeafError::Refused(format!("{error}")))?;
         Ok(self.backend(request, &spec)?)
+    }
+
+    fn are_stored(&self) -> bool {
+        self.existing
     }
 }
 
@@ -712,11 +722,11 @@ impl Manager {
     }
 }
 
-/// Whether a service's health is worth a line in the daemon's status.
-pub(super) fn unwell(tree: &Tree) -> Option<String> {
+/// How a service is that is not well, and its name: worth a line in the daemon's status.
+pub(super) fn unwell(tree: &Tree) -> Option<(Health, &str)> {
     let here = tree.status.as_ref().map(|status: &Status| status.health);
     match here {
-        Some(health) if health != millrace_services::Health::Good => Some(format!("{} is {health}", tree.node)),
+        Some(health) if health != Health::Good => Some((health, &tree.node)),
         _ => tree.over.iter().find_map(unwell),
     }
 }

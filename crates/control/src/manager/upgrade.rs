@@ -4,6 +4,8 @@
 //! without it is what happens when a worker dies.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     sync::{MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -64,6 +66,9 @@ impl Manager {
     pub(crate) fn begin_upgrade(&self, spec: &UpgradeSpec, id: Uuid) -> Result<(), ControlError> {
         let refused = |why: String| Err(ControlError::Upgrade { why });
         let Some(keeper) = &self.settings.keeper else { return refused("nothing keeps guests alive here".to_owned()) };
+        if let Some(why) = self.peek().lost_file() {
+            return refused(why);
+        }
         tracing::info!(binary = %spec.binary.display(), %id, "an upgrade begins");
         match keeper.upgrade(id.into_bytes(), &spec.binary, spec.trial_millis()) {
             Ok(()) => Ok(()),
@@ -173,6 +178,26 @@ impl Manager {
 }
 
 impl Inner {
+    /// What the next worker would not find, though this one has it open.
+    fn lost_file(&self) -> Option<String> {
+        let shown = self.devices.values().flat_map(|device| &device.record.namespaces).map(|namespace| &namespace.volume);
+        let all: BTreeSet<_> =
+            shown.flat_map(|name| [vec![name.clone()], self.below_with(name.as_str(), true)].concat()).collect();
+        for name in all {
+            let graph = self.volumes.get(&name).and_then(|volume| volume.graph.as_ref());
+            for (leaf, _) in graph.into_iter().flat_map(|live| live.graph.leaves()) {
+                let lost =
+                    leaf.file().and_then(|path| fs::metadata(path).err().map(|error| (path.display().to_string(), error)));
+                let Some((path, error)) = lost else { continue };
+                return Some(format!(
+                    "volume {name}: {path}: {error}; this worker has it open still, and the next one would not find it: put it back, or \
+                     \"millrace volume replace\" it first"
+                ));
+            }
+        }
+        None
+    }
+
     fn lives(&self) -> impl Iterator<Item = &Live> {
         self.devices.values().filter_map(|device| device.live.as_ref().ok())
     }

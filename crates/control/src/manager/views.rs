@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_engine::stages::{Stage, StageTime, StageTimes};
-use millrace_services::{Node, graph::Tree};
+use millrace_services::{Health, Node, graph::Tree};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -350,6 +350,9 @@ pub struct Status {
     pub connected: usize,
     /// What does not work, each with its reason.
     pub failed: Vec<String>,
+    /// What works with less than it promises (a mirror without one leg), each with the service.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub degraded: Vec<String>,
     /// Its workers, the one that answers here first. The numbers above are sums over all of them, the shards the first one's.
     pub workers: Vec<WorkerView>,
 }
@@ -436,13 +439,17 @@ impl Manager {
 
     /// The daemon, for who has asked for these already.
     pub(crate) fn status_with(&self, volumes: &[VolumeView], devices: &[DeviceView]) -> Status {
-        let mut failed = Vec::new();
+        let (mut failed, mut degraded) = (Vec::new(), Vec::new());
         let mut note = |kind, name: &Name, reason: &Option<String>| {
             failed.extend(reason.iter().map(|reason| format!("{kind} {name}: {reason}")));
         };
         for volume in volumes {
             note("volume", &volume.name, &volume.reason);
-            note("volume", &volume.name, &super::graphs::unwell(&volume.tree));
+            match super::graphs::unwell(&volume.tree) {
+                Some((Health::Degraded, node)) => degraded.push(format!("volume {}: {node}", volume.name)),
+                Some((health, node)) => note("volume", &volume.name, &Some(format!("{node} is {health}"))),
+                None => {}
+            }
         }
         for copy in self.copies() {
             note("copy", &copy.name, &copy.reason);
@@ -476,6 +483,7 @@ impl Manager {
             devices: devices.len(),
             connected,
             failed,
+            degraded,
             workers: vec![worker],
         }
     }

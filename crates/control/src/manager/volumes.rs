@@ -89,7 +89,9 @@ impl FileChange {
                 (path, file.and_then(|file| file.set_len(length)))
             }
         };
-        if let Err(error) = result {
+        // It may not have come to that.
+        if let Err(error) = result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+        {
             tracing::warn!(path = %path.display(), %error, "the file of a volume that could not be created is not as it was");
         }
     }
@@ -202,6 +204,7 @@ impl Inner {
         if self.volumes.contains_key(name) {
             return Err(ControlError::VolumeExists { name: name.clone() });
         }
+        spec.check_sizes()?;
         self.check_leaves(spec)?;
         if let Some(uuid) = spec.uuid {
             self.check_unused("volume", name, uuid)?;

@@ -4,6 +4,7 @@ use millrace_backends::{FileOptions, FileVolume, MemoryVolume, fault::FaultVolum
 use millrace_block::{
     BlockError, BlockSize, Volume,
     conformance::{self, Bench, Subject, SyncHarness, Wanted},
+    trace::Tap,
 };
 
 use super::*;
@@ -63,6 +64,24 @@ fn sizes_are_those_of_the_legs() {
     assert_eq!(sizes(&[Some(12), Some(3)]), [Some(12), Some(3)]);
     let sizes = |stated: &[Option<u64>]| plan.leg_sizes(8192, stated, BlockSize::B4096);
     assert_eq!(sizes(&[Some(5120), None]), [Some(5120), Some(4096)], "of the others whole blocks are used");
+}
+
+#[test]
+fn legs_of_different_block_sizes_are_refused_by_name() {
+    let legs =
+        [BlockSize::B512, BlockSize::B4096].map(|block_size| memory(Wanted { block_size, blocks: 64, read_only: false }, 2));
+    let refused = graph("concat(disk:0, disk:1)", &legs, None, Reason::Create, &Arc::default()).err().unwrap();
+    assert_eq!(refused.to_string(), "concat.1 (disk:1): it has blocks of 4096 bytes and the volume of 512");
+    let build = Build {
+        name: "concat".to_owned(),
+        volume: "test",
+        legs: legs.into_iter().map(Tap::new).collect(),
+        size: None,
+        block_size: BlockSize::B512,
+        shared: &crate::SharedObjects::default(),
+    };
+    let refused = (KIND.plan)(&Settings::default()).unwrap().build(build).err().unwrap();
+    assert_eq!(refused.to_string(), "leg 0 has blocks of 512 bytes and leg 1 of 4096: they must be alike");
 }
 
 #[test]

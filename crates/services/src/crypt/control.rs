@@ -215,7 +215,7 @@ impl Crypt {
             let (has, wanted) = (has.bytes(), wanted.bytes());
             return Err(self.wrong(format!("it has blocks of {has} bytes, and the volume of {wanted}")));
         }
-        let (header, kek) = self.choose(previous, newest.clone(), &found)?;
+        let (header, kek) = self.choose(previous, newest.clone(), found)?;
         let current = self.open(header.open_current(kek))?;
         let next = match &header.rekeying {
             None => None,

@@ -42,7 +42,10 @@ pub(crate) static KIND: Kind = Kind {
            LEG keeps the root elsewhere as well",
     legs: 1..=2,
     settings: &[
-        Word { name: "key", help: "the key-encryption key: file:/PATH, keyring:NAME or command:/PROGRAM ARGUMENTS" },
+        Word {
+            name: "key",
+            help: "the key-encryption key: file:/PATH, keyring:NAME or, in quotes, \"command:/PROGRAM ARGUMENTS\"",
+        },
         Word {
             name: "discard",
             help: "blocks that the guest gives back are given back to the leg, which shows where they are [true]",

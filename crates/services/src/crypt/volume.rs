@@ -98,6 +98,23 @@ impl Crypt {
         }
     }
 
+    /// The same, and a buffer. Who has keys waits for no buffer: others may have them all, copies, whose inner requests wait for blocks
+    /// that the re-keying has, and that one waits for whoever has keys. Nor does who waits for blocks have a buffer.
+    async fn enter_with_buffer<'a>(
+        &'a self,
+        cx: TaskContext<'_>,
+        request: &Request<'_>,
+    ) -> Result<(KeysVisit<'a>, BounceBuffer), BlockError> {
+        loop {
+            drop(self.enter(cx, request).await?);
+            let buffer = cx.buffers.take().await;
+            let visit = self.keys.visit();
+            if !keys(&visit)?.is_blocked(request.lba.0, request.count.0, request.operation == Operation::Read)? {
+                return Ok((visit, buffer));
+            }
+        }
+    }
+
     /// Does the first of these where the leg is memory; whether it did.
     #[inline]
     fn do_at_once(&self, keys: &Keys, run: &mut Run<'_>, geometry: &Geometry, requests: &[Request<'_>]) -> bool {
@@ -151,14 +168,14 @@ impl Crypt {
     /// A read whose segments have parts of blocks, or while keys change.
     async fn read_slowly(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let visit = self.enter(cx, &request).await?;
-        let keys = keys(&visit)?;
-        if keys.are_whole(request.segments) {
+        if keys(&visit)?.are_whole(request.segments) {
             self.leg.submit(cx, self.below(&request)).await?;
-            decrypt_in_place(keys, &request);
+            decrypt_in_place(keys(&visit)?, &request);
             return Ok(());
         }
-        let geometry = self.geometry();
-        let buffer = cx.buffers.take().await;
+        drop(visit);
+        let (visit, buffer) = self.enter_with_buffer(cx, &request).await?;
+        let (keys, geometry) = (keys(&visit)?, self.geometry());
         let mut cursor = SegmentCursor::new(request.segments);
         for (at, count) in pieces(&geometry, request.count, BUFFER_SIZE as u64) {
             let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
@@ -201,9 +218,8 @@ impl Crypt {
 
     /// A write that is long, must wait for a buffer, or comes while keys change.
     async fn write_slowly(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let visit = self.enter(cx, &request).await?;
+        let (visit, buffer) = self.enter_with_buffer(cx, &request).await?;
         let (keys, geometry) = (keys(&visit)?, self.geometry());
-        let buffer = cx.buffers.take().await;
         let mut cursor = SegmentCursor::new(request.segments);
         for (at, count) in pieces(&geometry, request.count, BUFFER_SIZE as u64) {
             let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
@@ -250,10 +266,9 @@ impl Crypt {
 
     /// Writes enciphered zeroes, so that nobody sees where they are.
     async fn write_zeroes(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let visit = self.enter(cx, &request).await?;
+        let (visit, buffer) = self.enter_with_buffer(cx, &request).await?;
         let (keys, geometry) = (keys(&visit)?, self.geometry());
         let fua = matches!(request.operation, Operation::WriteZeroes { fua: true, .. });
-        let buffer = cx.buffers.take().await;
         for (at, count) in pieces(&geometry, request.count, BUFFER_SIZE as u64) {
             let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
             let lba = Lba(request.lba.0 + at);

@@ -6,6 +6,7 @@
 //!   change: leave ─► end tasks ─► Switch: pause, drain ─► unmount old, mount new ─► exchange ─► start tasks
 //! ```
 
+mod absent;
 mod change;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ use thiserror::Error;
 use crate::{
     background::{Background, Spawner},
     registry,
-    service::{self, Build, LegOrigin, Mount, Reason, Service, ServiceError, Status},
+    service::{self, Build, Health, LegOrigin, Mount, Reason, Service, ServiceError, Status},
     settings::SettingError,
     shared::SharedObjects,
     stack::{Leaf, Node, ServiceNode, node_name},
@@ -52,6 +53,11 @@ pub struct LeafRequest<'a> {
 pub trait Leaves {
     /// Opens a leaf.
     fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError>;
+
+    /// Whether the volume is stored, so that a leg that was there may be gone.
+    fn are_stored(&self) -> bool {
+        false
+    }
 }
 
 /// Why a leaf cannot be had.
@@ -121,6 +127,8 @@ pub(crate) struct Built {
     tap: Arc<Tap>,
     pub(crate) service: Option<Arc<dyn Service>>,
     pub(crate) legs: Vec<Arc<Built>>,
+    /// Why it is not there, where something else stands in its place.
+    absent: Option<String>,
 }
 
 /// A node that can be traced.
@@ -216,10 +224,11 @@ impl Graph {
         &self.root.node
     }
 
-    /// Its leaves from left to right, with what they were opened as.
+    /// Its leaves from left to right, with what they were opened as; without those that are not there.
     pub fn leaves(&self) -> Vec<(Leaf, Arc<dyn Volume>)> {
         let nodes = self.nodes();
-        nodes.iter().filter_map(|node| Some((node.node.as_leaf()?.clone(), Arc::clone(&node.volume)))).collect()
+        let there = nodes.iter().filter(|node| node.absent.is_none());
+        there.filter_map(|node| Some((node.node.as_leaf()?.clone(), Arc::clone(&node.volume)))).collect()
     }
 
     /// All nodes, each before its legs.
@@ -384,13 +393,21 @@ impl Built {
         }
     }
 
+    /// How a leg is that is not there.
+    fn absence(&self) -> Option<Status> {
+        let why = self.absent.clone()?;
+        let again = "put it right and \"millrace upgrade\" (to the same binary), or \"volume replace\" it";
+        let facts = vec![("not there".to_owned(), why), ("to do".to_owned(), again.to_owned())];
+        Some(Status { health: Health::Failed, facts, progress: Vec::new() })
+    }
+
     fn tree(&self) -> Tree {
         let settings = self.node.settings().iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         Tree {
             node: self.node.word().to_owned(),
             settings,
             size: self.volume.geometry().bytes(),
-            status: self.service.as_ref().map(|service| service.status()),
+            status: self.service.as_ref().map_or_else(|| self.absence(), |service| Some(service.status())),
             over: self.legs.iter().map(|leg| leg.tree()).collect(),
         }
     }
@@ -443,13 +460,28 @@ impl Builder<'_> {
             return self.leaf(node, leaf, path, name, size, spared);
         }
         let Node::Service(service) = node else { unreachable!("a node is a leaf or a service") };
+        if let Some(at) = self.old.iter().position(|old| old.absent.is_some() && old.node == *node) {
+            return Ok(self.old.remove(at));
+        }
         let failed = |source: ServiceError| GraphError::Service { node: name.to_owned(), source };
         let (plan, sizes) = self.plan_of(service, size).map_err(|error| failed(error.into()))?;
-        let spared = spared || (self.is_first && plan.goes_without_others());
-        let mut legs = Vec::new();
+        let goes_without = self.is_first && plan.goes_without_others();
+        let spared = spared || goes_without;
+        let (mut legs, mut lost) = (Vec::new(), None);
         for (at, (leg, size)) in service.legs.iter().zip(sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
-            legs.push(self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size, spared)?);
+            let built = self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size, spared);
+            legs.push(match built {
+                Err(error) if goes_without && self.can_lack(leg, &error) => {
+                    let absent = self.absent(leg, &name, size, &error);
+                    lost.get_or_insert(error);
+                    absent
+                }
+                built => built?,
+            });
+        }
+        if let Some(error) = lost.filter(|_| legs.iter().all(|leg| leg.absent.is_some())) {
+            return Err(error);
         }
         if let Some(kept) = self.keep(node, &legs) {
             return Ok(kept);
@@ -465,7 +497,27 @@ impl Builder<'_> {
         let service = plan.build(build).map_err(failed)?;
         let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
         let tap = self.tap(&volume);
-        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, tap, service: Some(service), legs }))
+        let (node, name) = (node.clone(), name.to_owned());
+        Ok(Arc::new(Built { node, name, volume, tap, service: Some(service), legs, absent: None }))
+    }
+
+    /// Whether a leg that could not be built is one that is not there any more.
+    fn can_lack(&self, leg: &Node, error: &GraphError) -> bool {
+        let is_lost = matches!(error, GraphError::Leaf { source, .. } if absent::is_loss(source));
+        is_lost && self.leaves.are_stored() && absent::can_be_missing(leg)
+    }
+
+    /// What stands in the place of a leg that is not there.
+    fn absent(&mut self, leg: &Node, name: &str, size: Option<u64>, error: &GraphError) -> Arc<Built> {
+        let why = match error {
+            GraphError::Leaf { source, .. } => source.to_string(),
+            error => error.to_string(),
+        };
+        tracing::error!(volume = self.plan.volume, leg = name, "the volume is opened without this leg: {why}");
+        let block_size = self.plan.block_size;
+        let volume: Arc<dyn Volume> = Arc::new(absent::Absent::new(name.to_owned(), size, block_size));
+        let (node, tap) = (leg.clone(), self.tap(&volume));
+        Arc::new(Built { node, name: name.to_owned(), volume, tap, service: None, legs: Vec::new(), absent: Some(why) })
     }
 
     /// A service's settings, understood, and what its legs are told of their sizes.
@@ -555,6 +607,14 @@ impl Builder<'_> {
             return Err(failed(LeafError::Refused(why)));
         }
         let tap = self.tap(&volume);
-        Ok(Arc::new(Built { node: node.clone(), name: name.to_owned(), volume, tap, service: None, legs: Vec::new() }))
+        Ok(Arc::new(Built {
+            node: node.clone(),
+            name: name.to_owned(),
+            volume,
+            tap,
+            service: None,
+            legs: Vec::new(),
+            absent: None,
+        }))
     }
 }

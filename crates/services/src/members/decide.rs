@@ -10,7 +10,7 @@ use millrace_block::{BlockCount, BlockSize, Volume};
 use super::{
     Members, OnLegs, Rules,
     grow::Placed,
-    intent::{BYTES, Intent, Page, page_from},
+    intent::{BYTES, Intent, Page, least_shift, page_from},
     state::{Id, LegState, Member, Table, legs_of},
 };
 use crate::{
@@ -112,6 +112,10 @@ pub(crate) fn decide(found: &[Found], wanted: Wanted<'_>, fresh: &mut dyn FnMut(
     }
     if newest.bytes != wanted.bytes && newest.growing != Some(wanted.bytes) && !wanted.is_rest_of(newest) {
         let what = format!("it is of a {service} of {} bytes, and this one has {}", newest.bytes, wanted.bytes);
+        return Err(tables().next().map_or_else(|| ServiceError::Legs(what.clone()), |(leg, _)| wrong(leg, what.clone())));
+    }
+    if newest.region_shift < least_shift(wanted.bytes) {
+        let what = format!("its table has regions of 2^{} bytes, too small for {}", newest.region_shift, wanted.bytes);
         return Err(tables().next().map_or_else(|| ServiceError::Legs(what.clone()), |(leg, _)| wrong(leg, what.clone())));
     }
     if wanted.rules.placed {
@@ -265,6 +269,8 @@ fn go_on(
 ) -> Result<Decision, ServiceError> {
     let (mut members, mut behind, mut all_stale, mut notes) = (Vec::new(), 0, false, Vec::new());
     let mut seen = BTreeSet::new();
+    let own_id = |leg: &Found| leg.record.as_ref().ok()?.as_ref().and_then(|(table, own)| Some(table.members.get(*own)?.id));
+    let is_there = |id: Id| found.iter().any(|leg| own_id(leg) == Some(id));
     for (at, leg) in found.iter().enumerate() {
         let known = member_of(leg, newest, wanted, &mut seen)?;
         let mut note = |what: String| notes.push(format!("leg {at} ({}): {what}", leg.name));
@@ -287,7 +293,9 @@ fn go_on(
             }
             (Err(what), _) => {
                 note(format!("{what}; it is out of use"));
-                failed(fresh())
+                // One that was out of use already, and stands where it stood, is the same one.
+                let was = newest.members.get(at).filter(|member| member.state == LegState::Failed && !is_there(member.id));
+                was.copied().unwrap_or_else(|| failed(fresh()))
             }
             (Ok(None), _) => {
                 if leg.origin == LegOrigin::Kept && !newest.formatting {
@@ -359,8 +367,8 @@ impl Members {
         Ok(())
     }
 
-    /// Looks what the legs hold.
-    fn look(&self, mount: &Mount) -> (Vec<Found>, Vec<Option<u64>>) {
+    /// Looks what the legs hold. One of a newer program's is refused, and not done without: that program may have gone on by it alone.
+    fn look(&self, mount: &Mount) -> Result<(Vec<Found>, Vec<Option<u64>>), ServiceError> {
         let mut damages = vec![None; self.legs.len()];
         let mut one = |(at, leg): (usize, &Leg)| {
             let origin = mount.legs.get(at).copied().unwrap_or(LegOrigin::New);
@@ -380,16 +388,18 @@ impl Members {
                     let table = Table::decode(&record.content).map(Some);
                     (table.ok_or_else(|| "its table makes no sense".to_owned()), Some(record.generation))
                 }
+                Err(error @ ServiceError::Newer { .. }) if origin == LegOrigin::Kept => return Err(error),
                 Err(ServiceError::Content { what, .. }) => (Err(what), None),
                 Err(error) => (Err(error.to_string()), None),
             };
             let block_size = leg.geometry().block_size;
             let found = Found { name: leg.name().to_owned(), origin, record, blank: leg.usage().allocated == 0, block_size };
-            (found, generation)
+            Ok((found, generation))
         };
-        let found = self.legs.iter().enumerate().map(&mut one).unzip();
+        let found: Result<Vec<_>, _> = self.legs.iter().enumerate().map(&mut one).collect();
+        let found = found?.into_iter().unzip();
         *self.damaged.lock().unwrap_or_else(PoisonError::into_inner) = damages;
-        found
+        Ok(found)
     }
 
     /// The union of the bitmaps of these legs, and the newest store's number. What cannot be read is taken for set.
@@ -409,7 +419,7 @@ impl Members {
     /// Comes into force.
     pub(crate) fn take_up(&self, mount: &Mount, shape: Shape) -> Result<(), ServiceError> {
         self.make_room(mount)?;
-        let (found, generations) = self.look(mount);
+        let (found, generations) = self.look(mount)?;
         let wanted = Wanted {
             bytes: self.bytes(),
             region_shift: self.region_shift,

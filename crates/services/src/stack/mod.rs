@@ -9,6 +9,7 @@
 
 mod document;
 mod parse;
+mod sizes;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,8 @@ use crate::{
 
 /// Back ends that are a word, not a word with a colon.
 const PLAIN_LEAVES: &[&str] = &["memory", "null"];
+/// What can be set on a leaf.
+const LEAF_SETTINGS: &[&str] = &["size"];
 /// Levels a stack may have, those of volumes in it counted: each may hold one of the shard's buffers, and front ends and back ends
 /// need three levels more.
 pub const MAX_DEPTH: usize = millrace_memory::BufferPool::LEVELS - 3;
@@ -211,14 +214,18 @@ impl Node {
             Self::Leaf(leaf) => return check_leaf(leaf).map_err(setting),
             Self::Service(node) => node,
         };
-        let Some(kind) = registry::find(&node.service) else {
-            let known: Vec<_> = registry::all().iter().map(|kind| kind.name).collect();
-            return Err(wrong(format!("there is no such service; there are {}", known.join(", "))));
-        };
-        if let Some((unknown, _)) = node.settings.iter().find(|(name, _)| !kind.settings.iter().any(|s| s.name == *name)) {
-            let known: Vec<_> = kind.settings.iter().map(|setting| setting.name).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            return Err(setting(SettingError::new(unknown, format!("there is no such setting; there are {known}"))));
+        let Some(kind) = registry::find(&node.service) else { return Err(wrong(no_service(&node.service))) };
+        let known: Vec<_> = kind.settings.iter().map(|setting| setting.name).collect();
+        if let Some((unknown, _)) = node.settings.iter().find(|(name, _)| !known.contains(name)) {
+            return Err(setting(SettingError::new(unknown, no_setting(&known))));
+        }
+        // Before the settings are understood: one that is missing there may be what such a leg was meant to be.
+        if let Some((at, word)) = stray(&node.legs) {
+            let path = [&path[..], &[at]].concat();
+            return Err(match mistaken(&known, word) {
+                Some(what) => NodeError { node: name.clone(), setting: None, what, path },
+                None => NodeError { node: node_name(&name, word, Some(at)), setting: None, what: no_service(word), path },
+            });
         }
         (kind.plan)(&node.settings).map_err(setting)?;
         let (least, most) = (*kind.legs.start(), *kind.legs.end());
@@ -249,6 +256,44 @@ pub(crate) fn node_name(above: &str, word: &str, leg: Option<usize>) -> String {
     }
 }
 
+/// The first leg that is neither a service nor a back end.
+fn stray(legs: &[Node]) -> Option<(usize, &str)> {
+    let is_stray = |leg: &Node| match leg {
+        Node::Service(node) => registry::find(&node.service).is_none(),
+        // A setting whose value has a colon.
+        Node::Leaf(leaf) => leaf.spec.split(':').next().is_some_and(|kind| kind.contains('=')),
+    };
+    let at = legs.iter().position(is_stray)?;
+    Some((at, legs[at].word()))
+}
+
+/// What is wrong with a word that is no service.
+fn no_service(word: &str) -> String {
+    if word.contains(['/', '.']) {
+        return format!("there is no such service; a file or block device is written file:{}", Word(word));
+    }
+    let known: Vec<_> = registry::all().iter().map(|kind| kind.name).collect();
+    let known = known.join(", ");
+    format!("there is no such service; there are {known}; or a back end: memory, null, file:PATH, nvme:ADDRESS, volume:NAME")
+}
+
+fn no_setting(known: &[&str]) -> String {
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    format!("there is no such setting; there are {known}")
+}
+
+/// What is wrong with a word that stands where a leg does and was meant to be a setting, one of these or another.
+fn mistaken(known: &[&str], word: &str) -> Option<String> {
+    let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+    let small = name.to_ascii_lowercase();
+    match (known.contains(&small.as_str()), value) {
+        (true, Some(value)) => Some(format!("{name}: settings are in small letters: {small}={}", Word(value))),
+        (true, None) => Some(format!("{name}: this setting needs a value: {small}=…")),
+        (false, Some(_)) => Some(format!("{name}: {}", no_setting(known))),
+        (false, None) => None,
+    }
+}
+
 /// What is wrong with a disk, or the want of one, below a service of this kind.
 fn misplaced(kind: &Kind, legs: &[Node]) -> Option<String> {
     let volume = |leg: &Node| leg.as_leaf().is_some_and(|leaf| leaf.volume().is_some());
@@ -264,7 +309,7 @@ fn check_leaf(leaf: &Leaf) -> Result<(), SettingError> {
     if kind.is_empty() || !kind.chars().all(|c| c.is_ascii_lowercase()) || !is_leaf(&leaf.spec) {
         return Err(SettingError::new("leaf", "write memory, null, file:PATH, nvme:ADDRESS or volume:NAME"));
     }
-    if let Some((unknown, _)) = leaf.settings.iter().find(|(name, _)| *name != "size") {
+    if let Some((unknown, _)) = leaf.settings.iter().find(|(name, _)| !LEAF_SETTINGS.contains(name)) {
         return Err(SettingError::new(unknown, "a leaf has the setting size only"));
     }
     leaf.settings.size("size").map(|_| ())

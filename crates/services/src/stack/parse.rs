@@ -4,7 +4,7 @@ use std::{collections::HashMap, iter::Peekable, str::CharIndices, str::FromStr};
 
 use thiserror::Error;
 
-use super::{Leaf, MAX_DEPTH, Node, NodeError, ServiceNode, is_leaf};
+use super::{LEAF_SETTINGS, Leaf, MAX_DEPTH, Node, NodeError, ServiceNode, is_leaf, mistaken, stray};
 use crate::settings::{Settings, is_plain};
 
 /// An expression that is no stack, or one that cannot be.
@@ -153,6 +153,10 @@ impl Parser {
             }
         }
         if is_leaf(&word) {
+            if let Some((at, what)) = stray(&legs).and_then(|(at, leg)| Some((at, mistaken(LEAF_SETTINGS, leg)?))) {
+                let column = self.columns.get(&([&path[..], &[at]].concat(), None)).copied().unwrap_or(column);
+                return Err(ParseError { column, message: format!("{word}: {what}") });
+            }
             if !legs.is_empty() || self.take(&Token::Bar) {
                 return Err(ParseError { column, message: format!("{word} is a back end: nothing can be below it") });
             }

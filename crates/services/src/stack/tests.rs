@@ -1,3 +1,4 @@
+use millrace_block::BlockSize;
 use proptest::prelude::*;
 
 use super::*;
@@ -39,12 +40,22 @@ fn errors_point_at_the_column() {
         ("stripe()", 1, "stripe: it is over 0 legs; 1 to 64 are possible"),
         ("FILE:/a", 1, "FILE:/a: leaf: write memory, null, file:PATH, nvme:ADDRESS or volume:NAME"),
         ("a\\b", 2, "'\\\\' cannot stand here; put it in quotes"),
+        ("concat(null, strip(null))", 14, "concat.1 (strip): there is no such service; there are "),
+        ("/srv/a.img", 1, "/srv/a.img: there is no such service; a file or block device is written file:/srv/a.img"),
+        ("throttle(IOPS=3) | memory", 10, "throttle: IOPS: settings are in small letters: iops=3"),
+        ("throttle(iops) | memory", 10, "throttle: iops: this setting needs a value: iops=…"),
+        ("throttle(iops=3, Speed=3) | memory", 18, "throttle: Speed: there is no such setting; there are iops, "),
+        ("throttle(io) | memory", 10, "throttle.0 (io): there is no such service; there are "),
+        ("crypt(KEY=file:/k, null)", 7, "crypt: KEY: settings are in small letters: key=file:/k"),
+        ("concat(memory(SIZE=1G), null)", 15, "memory: SIZE: settings are in small letters: size=1G"),
     ];
     for (text, column, message) in cases {
         let error = text.parse::<Node>().unwrap_err();
         assert_eq!(error.column, column, "{text}: {error}");
         assert!(error.message.starts_with(message), "{text}: {error}");
     }
+    let unknown = "Memory".parse::<Node>().unwrap_err().message;
+    assert!(unknown.ends_with("; or a back end: memory, null, file:PATH, nvme:ADDRESS, volume:NAME"), "{unknown}");
     let deep = "stripe|".repeat(100) + "null";
     assert!(deep.parse::<Node>().unwrap_err().message.contains("at most"));
     let wide = format!("concat({})", vec!["concat(null,null,null,null,null,null)"; 60].join(","));
@@ -96,6 +107,34 @@ fn relative_paths_start_where_they_are_told() {
     let node: Node = "stripe(file:a.img, file:/b.img, memory)".parse().unwrap();
     let resolved = node.resolved(Path::new("/srv/x"));
     assert_eq!(resolved.to_string(), "stripe(file:/srv/x/a.img, file:/b.img, memory)");
+}
+
+#[test]
+fn leaves_in_memory_are_told_their_size() {
+    let checked = |stack: &str, size: Option<u64>| {
+        let stack: Node = stack.parse().unwrap();
+        stack.check_sizes(size, BlockSize::B512).map_err(|error| error.to_string())
+    };
+    let (mib, own) = (1 << 20, "it needs a size: memory(size=…)");
+    for (stack, size) in [
+        ("concat(memory(size=40M), memory)", Some(50 * mib)),
+        ("concat(memory(size=40M), memory(size=1M))", Some(10 * mib)),
+        ("cache(mode=through, memory(size=1M)) | memory", Some(mib)),
+        ("throttle(iops=1) | stripe(memory, null)", Some(mib)),
+        ("stripe(memory(size=1M), memory(size=1M))", None),
+        ("cache(mode=through, file:/a) | file:/b", Some(mib)),
+        ("memory", None),
+    ] {
+        assert_eq!(checked(stack, size), Ok(()), "{stack}");
+    }
+    let more = "; the legs before it have 40M together, and the volume 10M";
+    for (stack, size, why) in [
+        ("concat(memory(size=40M), memory)", Some(10 * mib), format!("concat.1 (memory): {own}{more}")),
+        ("cache(mode=through, memory) | file:/a", Some(mib), format!("cache.0 (memory): {own}")),
+        ("throttle(iops=1) | stripe(file:/a, memory)", None, format!("throttle.0.1 (memory): {own}")),
+    ] {
+        assert_eq!(checked(stack, size), Err(why), "{stack}");
+    }
 }
 
 fn leaf() -> impl Strategy<Value = Node> {

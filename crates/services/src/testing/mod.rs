@@ -15,6 +15,7 @@ mod formats;
 mod long;
 mod oracle;
 mod random;
+mod tables;
 mod timed;
 
 use std::{
@@ -35,6 +36,7 @@ use millrace_block::{
 use millrace_engine::EngineError;
 use millrace_memory::BufferPool;
 
+pub(crate) use self::tables::change_record;
 pub use self::{
     crash::{CrashTest, crash_test},
     device::{Device, grow_over_what_was_there},

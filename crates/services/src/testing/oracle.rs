@@ -7,14 +7,22 @@ use millrace_block::{
     conformance::{Harness, Job, Memory, Random},
 };
 
-/// Words of a block but for the first two, which are its number and its version: most of what crash tests do is to make these and to compare them.
+/// What a block holds: the number and the version that it was written with, so that a block in the wrong place or of another time is
+/// seen. A copy has its source's. Version 0 is zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    lba: u64,
+    version: u64,
+}
+
+/// Words of a block but for the first two, which are its stamp: most of what crash tests do is to make these and to compare them.
 struct Words {
     next: u64,
 }
 
 impl Words {
-    fn of(lba: u64, version: u64) -> Self {
-        Self { next: (lba << 32 ^ version).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+    fn of(stamp: Stamp) -> Self {
+        Self { next: (stamp.lba << 32 ^ stamp.version).wrapping_mul(0x9e37_79b9_7f4a_7c15) }
     }
 
     #[inline]
@@ -24,69 +32,97 @@ impl Words {
     }
 }
 
-/// A block's content: stamped with its number and a version, so that a block in the wrong place or of another time is seen.
-/// Version 0 is zeroes.
-fn content(lba: u64, version: u64, block: usize) -> Vec<u8> {
-    let mut bytes = vec![0; block];
-    if version != 0
-        && let Some(([first, second], rest)) = bytes.as_chunks_mut().0.split_first_chunk_mut()
-    {
-        let mut words = Words::of(lba, version);
-        (*first, *second) = (lba.to_le_bytes(), version.to_le_bytes());
-        for bytes in rest {
-            *bytes = words.take().to_le_bytes();
-        }
-    }
-    bytes
-}
+impl Stamp {
+    const ZEROES: Self = Self { lba: 0, version: 0 };
 
-/// The version that a block holds; `None`: it is none of this block's.
-fn version(lba: u64, found: &[u8]) -> Option<u64> {
-    let ([first, version], rest) = found.as_chunks().0.split_first_chunk()?;
-    let (first, version) = (u64::from_le_bytes(*first), u64::from_le_bytes(*version));
-    // All of them, wherever the first difference is.
-    let mut words = Words::of(lba, version);
-    let good = match version {
-        0 => first == 0 && rest.iter().fold(0, |differs, found| differs | u64::from_le_bytes(*found)) == 0,
-        _ => {
-            first == lba && rest.iter().fold(0, |differs, found| differs | (u64::from_le_bytes(*found) ^ words.take())) == 0
+    /// The block that has it.
+    fn content(self, block: usize) -> Vec<u8> {
+        let mut bytes = vec![0; block];
+        if self.version != 0
+            && let Some(([first, second], rest)) = bytes.as_chunks_mut().0.split_first_chunk_mut()
+        {
+            let mut words = Words::of(self);
+            (*first, *second) = (self.lba.to_le_bytes(), self.version.to_le_bytes());
+            for bytes in rest {
+                *bytes = words.take().to_le_bytes();
+            }
         }
-    };
-    good.then_some(version)
+        bytes
+    }
+
+    /// The stamp of a block; `None`: nobody wrote it like that.
+    fn of(found: &[u8]) -> Option<Self> {
+        let ([lba, version], rest) = found.as_chunks().0.split_first_chunk()?;
+        let stamp = Self { lba: u64::from_le_bytes(*lba), version: u64::from_le_bytes(*version) };
+        // All of them, wherever the first difference is.
+        let mut words = Words::of(stamp);
+        let differs = match stamp.version {
+            0 => rest.iter().fold(stamp.lba, |differs, found| differs | u64::from_le_bytes(*found)),
+            _ => rest.iter().fold(0, |differs, found| differs | (u64::from_le_bytes(*found) ^ words.take())),
+        };
+        (differs == 0).then_some(stamp)
+    }
 }
 
 #[derive(Clone, Debug)]
 struct Block {
-    /// Versions it may hold after a crash, the first as of the last flush.
-    may: Vec<u64>,
-    /// From here on they are what it may hold now: the last one written, and those after it whose writes failed.
+    /// What it may hold after a crash, the first as of the last flush.
+    may: Vec<Stamp>,
+    /// From here on it is what it may hold now: what it was given last, and what it was to be given after that by requests that failed.
     now: usize,
+    /// From here on it is what the last request was to give it.
+    given: usize,
     /// It may hold anything until it is written again.
     spoilt: bool,
 }
 
 impl Block {
-    fn holds(version: u64) -> Self {
-        Self { may: vec![version], now: 0, spoilt: false }
+    fn holds(stamp: Stamp) -> Self {
+        Self { may: vec![stamp], now: 0, given: 0, spoilt: false }
     }
 
-    /// It holds this version and no other one.
-    fn fix(&mut self, version: u64) {
+    /// It holds this and nothing else.
+    fn fix(&mut self, stamp: Stamp) {
         self.may.clear();
-        self.may.push(version);
-        (self.now, self.spoilt) = (0, false);
+        self.may.push(stamp);
+        (self.now, self.given, self.spoilt) = (0, 0, false);
     }
 
-    /// The version that was found, one of these; `None`: it may be anything.
-    fn look(&self, number: u64, found: &[u8], may: &[u64]) -> Option<u64> {
-        let is = version(number, found);
+    /// What was found, one of these; `None`: it may be anything.
+    fn look(&self, number: u64, found: &[u8], may: &[Stamp]) -> Option<Stamp> {
+        let is = Stamp::of(found);
         let good = self.spoilt || is.is_some_and(|is| may.contains(&is));
-        assert!(good, "block {number} holds version {is:?}, none of {may:?}: it begins {:?}", &found[..24]);
+        assert!(good, "block {number} holds {is:?}, none of {may:?}: it begins {:?}", &found[..24]);
         is
     }
 
+    /// What it may hold now.
+    fn now(&self) -> &[Stamp] {
+        &self.may[self.now..]
+    }
+
+    /// A request begins that gives it one of these.
+    fn give(&mut self, stamps: &[Stamp]) {
+        self.given = self.may.len();
+        self.may.extend_from_slice(stamps);
+    }
+
+    /// The request has given it what it was to give.
     fn written(&mut self) {
-        (self.now, self.spoilt) = (self.may.len() - 1, false);
+        (self.now, self.spoilt) = (self.given, false);
+    }
+
+    /// What it may hold now is durable.
+    fn flushed(&mut self) {
+        self.may.drain(..self.now);
+        self.given -= self.now;
+        self.now = 0;
+    }
+
+    /// The request has given it what it was to give, durably.
+    fn hardened(&mut self) {
+        self.written();
+        self.flushed();
     }
 }
 
@@ -100,15 +136,6 @@ pub struct Oracle {
     memory: Option<Memory>,
     /// Longest request in blocks.
     longest: u64,
-}
-
-/// A request under way, and what it changes.
-struct Pending {
-    job: Job,
-    /// Version it gives its blocks.
-    version: Option<u64>,
-    /// It makes durable what it writes (a write with forced unit access).
-    fua: bool,
 }
 
 /// Requests in flight together.
@@ -132,7 +159,7 @@ impl Oracle {
     pub fn new(seed: u64, blocks: u64, block: usize) -> Self {
         let longest = (blocks / TOGETHER).clamp(1, LONGEST);
         Self {
-            blocks: vec![Block::holds(0); blocks as usize],
+            blocks: vec![Block::holds(Stamp::ZEROES); blocks as usize],
             block,
             next: 1,
             random: Random::new(seed),
@@ -150,7 +177,7 @@ impl Oracle {
 
     /// The volume has another size now; what it grew by reads as zeroes.
     pub fn resize(&mut self, blocks: u64) {
-        self.blocks.resize(blocks as usize, Block::holds(0));
+        self.blocks.resize(blocks as usize, Block::holds(Stamp::ZEROES));
         self.longest = (blocks / TOGETHER).clamp(1, LONGEST);
     }
 
@@ -159,35 +186,60 @@ impl Oracle {
         memory.segment((slot * self.longest) as usize * self.block, count as usize * self.block)
     }
 
-    fn make_up(&mut self, slot: u64) -> Pending {
+    /// Makes up a request, and notes what it is to give its blocks.
+    fn make_up(&mut self, slot: u64) -> Job {
         // Each in its own part of the volume, so that no two meet.
         let part = self.blocks.len() as u64 / TOGETHER;
         let count = 1 + self.random.below(self.longest.min(part));
         let lba = slot * part + self.random.below(part - count + 1);
         let fua = self.random.below(6) == 0;
-        let operation = match self.random.below(12) {
-            0..7 => Operation::Write { fua },
-            7 => Operation::WriteZeroes { fua, deallocate: self.random.below(2) == 0 },
-            8 => Operation::Flush,
-            _ => Operation::Read,
+        let mut job = match self.random.below(16) {
+            0..8 => Job::new(Operation::Write { fua }, lba, count),
+            8 => {
+                let deallocate = self.random.below(2) == 0;
+                Job::new(Operation::WriteZeroes { fua, deallocate }, lba, count)
+            }
+            9 => Job::new(Operation::Flush, lba, count),
+            10 => Job::new(Operation::Deallocate, lba, count),
+            11 | 12 => self.make_up_copy(lba, count),
+            _ => Job::new(Operation::Read, lba, count),
         };
-        let mut job = Job { operation, lba: Lba(lba), count: BlockCount(count), segments: Vec::new() };
-        let mut version = None;
-        if operation.has_data() {
+        if job.operation.has_data() {
             job.segments = vec![self.segment(slot, count)];
         }
-        match operation {
+        match job.operation {
             Operation::Write { .. } => {
-                version = Some(self.next);
                 for at in 0..count {
-                    job.segments[0].write_at(at as usize * self.block, &content(lba + at, self.next, self.block));
+                    let stamp = Stamp { lba: lba + at, version: self.next };
+                    job.segments[0].write_at(at as usize * self.block, &stamp.content(self.block));
+                    self.blocks[(lba + at) as usize].give(&[stamp]);
                 }
                 self.next += 1;
             }
-            Operation::WriteZeroes { .. } => version = Some(0),
+            Operation::WriteZeroes { .. } | Operation::Deallocate => self.each(&job, |block| block.give(&[Stamp::ZEROES])),
+            Operation::Copy { source } => {
+                for at in 0..job.count.0 {
+                    let stamps = self.blocks[(source.0 + at) as usize].now().to_vec();
+                    self.blocks[(job.lba.0 + at) as usize].give(&stamps);
+                }
+            }
             _ => {}
         }
-        Pending { job, version, fua }
+        job
+    }
+
+    /// A copy of one half of these blocks to the other; a read where there are no halves, or nobody knows what a copy would have.
+    fn make_up_copy(&mut self, lba: u64, count: u64) -> Job {
+        let half = count / 2;
+        let halves = [lba, lba + count - half];
+        let to = self.random.below(2) as usize;
+        let (source, target) = (halves[1 - to], halves[to]);
+        let is_known = self.blocks[source as usize..(source + half) as usize].iter().all(|block| !block.spoilt);
+        if half > 0 && is_known {
+            Job::new(Operation::Copy { source: Lba(source) }, target, half)
+        } else {
+            Job::new(Operation::Read, lba, count)
+        }
     }
 
     /// Runs some random requests together; false when one of them failed. What a write that failed was to change is as it was or as it was to be.
@@ -196,29 +248,27 @@ impl Oracle {
     /// When a read delivers what the block cannot hold.
     pub fn step(&mut self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>) -> bool {
         let together = 1 + self.random.below(TOGETHER);
-        let pending: Vec<_> = (0..together).map(|slot| self.make_up(slot)).collect();
-        for Pending { job, version, .. } in &pending {
-            if let Some(version) = version {
-                self.each(job, |block| block.may.push(*version));
-            }
-        }
-        let jobs: Vec<_> = pending.iter().map(|pending| pending.job.clone()).collect();
+        let jobs: Vec<_> = (0..together).map(|slot| self.make_up(slot)).collect();
+        let before = volume.geometry();
         let results = harness.run(volume, &jobs);
-        let flushed =
-            pending.iter().zip(&results).any(|(one, result)| one.job.operation == Operation::Flush && result.is_ok());
+        // The volume may have been changed meanwhile.
+        let deallocates = before.deallocate && volume.geometry().deallocate;
+        let flushed = jobs.iter().zip(&results).any(|(job, result)| job.operation == Operation::Flush && result.is_ok());
         if flushed {
             // What had completed before it is durable; what went on beside it may be.
-            self.blocks.iter_mut().for_each(|block| drop(block.may.drain(..std::mem::take(&mut block.now))));
+            self.blocks.iter_mut().for_each(Block::flushed);
         }
-        for (Pending { job, version, fua }, result) in pending.iter().zip(&results) {
-            match (job.operation, version) {
-                (Operation::Read, _) if result.is_ok() => {
+        for (job, _) in jobs.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
+            match job.operation {
+                Operation::Read => {
                     let mut data = vec![0; job.segments[0].len()];
                     job.segments[0].read_at(0, &mut data);
                     self.compare(job.lba.0, &data);
                 }
-                (_, Some(version)) if *fua && result.is_ok() => self.each(job, |block| block.fix(*version)),
-                (_, Some(_)) if result.is_ok() => self.each(job, Block::written),
+                Operation::Write { fua: true } | Operation::WriteZeroes { fua: true, .. } => self.each(job, Block::hardened),
+                // An advice that may be taken or not: they are zeroes, or as they were.
+                Operation::Deallocate if !deallocates => {}
+                operation if operation.is_write() => self.each(job, Block::written),
                 _ => {}
             }
         }
@@ -234,7 +284,7 @@ impl Oracle {
     fn compare(&self, lba: u64, data: &[u8]) {
         for (number, found) in (lba..).zip(data.chunks(self.block)) {
             let block = &self.blocks[number as usize];
-            block.look(number, found, &block.may[block.now..]);
+            block.look(number, found, block.now());
         }
     }
 
@@ -243,13 +293,12 @@ impl Oracle {
         for (number, found) in (lba..).zip(data.chunks(self.block)) {
             let block = &mut self.blocks[number as usize];
             let is = block.look(number, found, &block.may);
-            block.fix(is.unwrap_or(0));
+            block.fix(is.unwrap_or(Stamp::ZEROES));
             block.spoilt = is.is_none();
         }
     }
 
-    /// Reads everything, twice: each block holds a version that it may hold, and the same both times. From now on it may hold
-    /// that one only.
+    /// Reads everything, twice: each block holds what it may hold, and the same both times. From now on it may hold that only.
     ///
     /// # Panics
     /// When it does not, or cannot be read.
@@ -275,11 +324,11 @@ impl Oracle {
         }
     }
 
-    /// Reads everything: no power was lost, so each block holds the last version that it was given, or one whose write failed since.
+    /// Reads everything: no power was lost, so each block holds what it was given last, or was to be given since by requests that failed.
     /// False when it cannot be read.
     ///
     /// # Panics
-    /// When it holds another one.
+    /// When it holds something else.
     pub fn expect_last(&self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>) -> bool {
         let blocks = self.blocks.len() as u64;
         for lba in (0..blocks).step_by(self.longest as usize) {

@@ -92,7 +92,10 @@ impl Group {
     /// The group that a setting names.
     pub(crate) fn find(shared: &SharedObjects, name: &str) -> Result<Arc<Self>, ServiceError> {
         let missing = || {
-            let why = format!("there is no group {name}; \"millrace group create {name}\" makes one");
+            let why = format!(
+                "there is no group {name}; \"millrace group create {name}\" makes one; with isolation it is at worker main, \
+                 and volumes of other workers find those that the configuration file declares (docs/isolation.md)"
+            );
             ServiceError::Setting(SettingError::new("group", why))
         };
         shared.find(&key(name)).ok_or_else(missing)

@@ -80,7 +80,8 @@ impl Authenticated {
                 self.leg.name(),
                 format!(
                     "{place} has no root of it, so that nobody can tell whether it was put back: bring the place back as it was, or, if that \
-                     is lost, open the volume with accept={token} among crypt's settings, once"
+                     is lost, open the volume with accept={token} among crypt's settings, once{}",
+                    self.said_of_token()
                 ),
             ));
         };
@@ -103,9 +104,19 @@ impl Authenticated {
             self.leg.name(),
             format!(
                 "all of it was put back to what it was at save {then}, and {place} knows of save {now}: do not trust it, unless you put it \
-                 back yourself (a backup); then open the volume with accept={token} among crypt's settings, once"
+                 back yourself (a backup); then open the volume with accept={token} among crypt's settings, once{}",
+                self.said_of_token()
             ),
         ))
+    }
+
+    /// What is to be said of a token that is set and does not count.
+    fn said_of_token(&self) -> String {
+        match self.settled.accept.as_deref() {
+            None => String::new(),
+            Some(given) if is_token(given) => format!("; what is set now, {given}, is for another leg or another time"),
+            Some(given) => format!("; what is set now, {given}, is malformed: it is SAVE-CODE-SAVE, or SAVE-CODE-none"),
+        }
     }
 
     /// What is on the leg is in force and durable: the place is told. What was accepted goes on behind all that there was.
@@ -124,6 +135,15 @@ impl Authenticated {
         }
         anchor.store(uuid, self.rooted.load(Ordering::SeqCst))
     }
+}
+
+/// Whether text looks like what the operator is told to accept.
+fn is_token(text: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts: Vec<&str> = text.split('-').collect();
+    let [then, code, now] = parts[..] else { return false };
+    let is_code = code.len() == 8 && code.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_number(then) && is_code && (now == "none" || is_number(now))
 }
 
 /// The first epoch that nobody can have anything of, when the place knows one and the leg has another. Its half of the log is not the one

@@ -3,15 +3,20 @@
 mod crashes;
 mod holes;
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+    time::{Duration, Instant},
+};
 
 use millrace_backends::{
     MemoryVolume,
     fault::{Effect, FaultVolume, Kind, Rule, When},
 };
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Operation, Switch, Volume,
+    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, Switch, TaskContext, Usage, Volume, VolumeError,
     conformance::{self, Bench, Random, Subject, SyncHarness, Wanted},
+    future_bytes, yield_now,
 };
 use millrace_engine::EngineError;
 
@@ -21,11 +26,14 @@ use crate::{
     background::{Running, Spawner, Stop, Task},
     graph::{ChangeFailed, Graph, Plan as GraphPlan, Terms, change},
     legs,
+    service::{Mount, Status},
     testing::{Bench as Means, Disks, Oracle, Rig, Session, graph},
 };
 
 const SEED: u64 = 0x6d6f_7665;
 const STACK: &str = "move(piece=16K, disk:0, disk:1)";
+/// Far longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn memory(wanted: Wanted, leg: usize) -> Arc<dyn Volume> {
     let bytes = wanted.blocks << wanted.block_size.shift();
@@ -182,7 +190,7 @@ fn overlapping_writes_in_flight_leave_the_legs_equal() {
     let pair = faulty(1024);
     for leg in &pair {
         // They answer in any order.
-        leg.add(Rule::new(Kind::Write, When::OneIn(2), Effect::Delay(std::time::Duration::from_micros(10))));
+        leg.add(Rule::new(Kind::Write, When::OneIn(2), Effect::Delay(Duration::from_micros(10))));
     }
     let volumes = volumes(&pair);
     let graph = graph(STACK, &volumes, None, Reason::Create, &Arc::default()).unwrap();
@@ -298,6 +306,8 @@ struct Live {
     graph: Graph,
     disks: Vec<Arc<dyn Volume>>,
     spawner: Arc<dyn Spawner>,
+    /// Services of its disks: see [`Terms`].
+    below: Vec<Arc<dyn Service>>,
 }
 
 impl Live {
@@ -306,7 +316,7 @@ impl Live {
         let mut graph = Self::build(stack, &disks, &spawner, None);
         graph.mount(Reason::Create).unwrap();
         let switch = Switch::new("test", Arc::clone(graph.volume()));
-        Self { switch, graph, disks, spawner }
+        Self { switch, graph, disks, spawner, below: Vec::new() }
     }
 
     fn build(stack: &str, disks: &[Arc<dyn Volume>], spawner: &Arc<dyn Spawner>, old: Option<&Graph>) -> Graph {
@@ -318,8 +328,8 @@ impl Live {
     fn change_to(&mut self, stack: &str) -> Result<(), ChangeFailed> {
         let mut new = Self::build(stack, &self.disks, &self.spawner, Some(&self.graph));
         let mut store = || Ok(());
-        let patience = std::time::Duration::from_secs(1);
-        let terms = Terms { patience, reformat: false, scratch: 1 << 20, below: &[], store: &mut store, restore: None };
+        let (patience, below) = (PATIENCE, &self.below[..]);
+        let terms = Terms { patience, reformat: false, scratch: 1 << 20, below, store: &mut store, restore: None };
         change(&self.switch, &mut self.graph, &mut new, terms)?;
         self.graph = new;
         Ok(())
@@ -476,9 +486,95 @@ fn nothing_goes_to_a_leg_that_has_not_everything() {
     running.change_to("disk:0").unwrap();
 }
 
-/// A mirror of a whole migration and disk:2; the disks.
-fn mirror_of_a_migration() -> (Live, [Arc<FaultVolume>; 2]) {
-    let pair = faulty(16384);
+/// Where writes take until it is opened: or for long, so that a test of who waits for them ends. As a service it is opened when a change is
+/// about to wait for what is in flight.
+struct Gate {
+    volume: Arc<dyn Volume>,
+    open: AtomicBool,
+}
+
+impl Gate {
+    async fn wait(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let end = Instant::now() + PATIENCE;
+        while !self.open.load(Ordering::Relaxed) && Instant::now() < end {
+            yield_now().await;
+        }
+        self.volume.submit(cx, request).await
+    }
+}
+
+impl Volume for Gate {
+    fn name(&self) -> &str {
+        self.volume.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.volume.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        match request.operation {
+            Operation::Write { .. } => Step::Wait(cx.scratch.place_future(self.wait(cx, request))),
+            _ => self.volume.submit(cx, request),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::wait) + self.volume.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.volume.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.volume.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.volume.usage()
+    }
+}
+
+impl Service for Gate {
+    fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn leave(&self) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn hurry(&self, on: bool) {
+        self.open.fetch_or(on, Ordering::Relaxed);
+    }
+
+    fn leg_is_whole(&self, _: usize) -> bool {
+        true
+    }
+
+    fn status(&self) -> Status {
+        Status::default()
+    }
+
+    fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {
+        Err(ServiceError::NotNow(command.to_owned()))
+    }
+
+    fn tasks(self: Arc<Self>) -> Vec<Task> {
+        Vec::new()
+    }
+}
+
+/// A mirror of a whole migration and disk:2; the disks, and what is below the old one.
+fn mirror_of_a_migration() -> (Live, [Arc<FaultVolume>; 2], Arc<Gate>) {
+    let gate = Arc::new(Gate { volume: memory(small(16384), OLD), open: AtomicBool::new(true) });
+    let old: Arc<dyn Volume> = Arc::<Gate>::clone(&gate);
+    let pair = [FaultVolume::new(old, SEED), FaultVolume::new(memory(small(16384), NEW), SEED + 1)];
     let mut disks = volumes(&pair);
     disks.push(memory(small(16384), 2));
     let mut running = Live::new("mirror(region=64K, disk:0, disk:2)", disks);
@@ -486,7 +582,7 @@ fn mirror_of_a_migration() -> (Live, [Arc<FaultVolume>; 2]) {
     running.change_to("mirror(region=64K, move(piece=16K, disk:0, disk:1), disk:2)").unwrap();
     to_the_end(&move_of(&running.graph));
     assert!(move_of(&running.graph).is_whole());
-    (running, pair)
+    (running, pair, gate)
 }
 
 /// It reads as it should, whichever leg is asked.
@@ -498,16 +594,20 @@ fn has_everywhere(running: &Live, lba: u64, data: &[u8]) {
 
 #[test]
 fn a_leg_that_fails_while_the_change_waits_is_not_taken_for_whole() {
-    let (mut running, pair) = mirror_of_a_migration();
-    pair[OLD].add(Rule::new(Kind::Write, When::Always, Effect::Delay(std::time::Duration::from_millis(300))));
+    let (mut running, pair, gate) = mirror_of_a_migration();
+    gate.open.store(false, Ordering::Relaxed);
+    running.below.push(gate);
     pair[NEW].add(Rule::new(Kind::Write, When::Nth(1), Effect::Fail(BlockError::NotReady)));
     let late = {
         let volume = running.volume();
-        std::thread::spawn(move || on_bench(&volume, |bench| bench.write_random(100, 8)))
+        thread::spawn(move || on_bench(&volume, |bench| bench.write_random(100, 8)))
     };
+    let end = Instant::now() + PATIENCE;
     while pair[NEW].faults() == 0 {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(Instant::now() < end, "the new leg is not written");
+        thread::sleep(Duration::from_millis(1));
     }
+    assert!(move_of(&running.graph).is_whole(), "the write is under way, and nobody knows yet");
     // What was judged while the write was under way does not count.
     running.change_to("mirror(region=64K, disk:1, disk:2)").unwrap();
     let data = late.join().unwrap();
@@ -517,7 +617,7 @@ fn a_leg_that_fails_while_the_change_waits_is_not_taken_for_whole() {
 #[test]
 fn what_a_migration_has_left_is_not_taken_for_a_good_leg() {
     for cancelled in [false, true] {
-        let (mut running, pair) = mirror_of_a_migration();
+        let (mut running, pair, _) = mirror_of_a_migration();
         if cancelled {
             running.change_to("mirror(region=64K, disk:0, disk:2)").unwrap();
         } else {

@@ -9,6 +9,7 @@ use crate::{
         decide::{Decision, Found, Shape, Wanted as Asked, decide},
         state::{LegState, Member, Table},
     },
+    record::Region,
     service::{Health, LegOrigin, Mount},
 };
 
@@ -77,13 +78,20 @@ fn a_damaged_table_is_read_from_its_other_copy_and_a_newer_one_is_refused() {
     let graph = open("", &legs, Reason::Open);
     assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("failed"), Some("good")));
     drop(graph);
-    // A newer layout on the only leg.
+    // A newer layout: the other leg may lack what was written since.
     let region = RULES.table_region(RULES.area_of(&*legs[1]));
-    let newer = crate::record::Region { version: 4, ..region };
+    let newer = Region { version: 4, ..region };
     let found = region.load(&legs[1]).unwrap().unwrap();
     newer.store(&legs[1], found.generation + 1, &found.content).unwrap();
-    let refused = fails("mirror(disk:0)", &legs[1..], Reason::Open);
-    assert!(refused.contains("layout 4"), "{refused}");
+    let held = |legs: &[Arc<dyn Volume>]| -> Vec<_> {
+        legs.iter().map(|leg| crate::legs::read(leg, 0, leg.geometry().bytes() as usize).unwrap()).collect()
+    };
+    let before = held(&legs);
+    for (stack, legs) in [("mirror(disk:0)", &legs[1..]), ("mirror(disk:0, disk:1)", &legs)] {
+        let refused = fails(stack, legs, Reason::Open);
+        assert!(refused.contains("layout 4") && refused.contains("use a newer millrace"), "{refused}");
+    }
+    assert!(held(&legs) == before, "nothing was written");
 }
 
 #[test]
@@ -121,12 +129,10 @@ fn legs_of_another_volume_and_legs_used_apart_are_refused() {
         }
         graph.root.service.as_ref().unwrap().command("fail", &arguments(&[("leg", "1")])).unwrap();
     }
-    let region = RULES.table_region(RULES.area_of(&*legs[1]));
-    let found = region.load(&legs[1]).unwrap().unwrap();
-    let (mut table, own) = Table::decode(&found.content).unwrap();
-    table.event += 2;
-    table.members[0].state = LegState::Failed;
-    region.store(&legs[1], found.generation + 1, &table.encode(own)).unwrap();
+    change_record(&legs[1], |table, _| {
+        table.event += 2;
+        table.members[0].state = LegState::Failed;
+    });
     assert!(fails("mirror(disk:0, disk:1)", &legs[..2], Reason::Open).contains("used apart from each other"));
     // The one that is trusted, alone.
     let graph = open("", &legs[..1], Reason::Open);
@@ -135,12 +141,69 @@ fn legs_of_another_volume_and_legs_used_apart_are_refused() {
 
 /// What a leg says, changed.
 fn change_record(leg: &Arc<dyn Volume>, change: impl FnOnce(&mut Table, &mut usize)) {
-    let region = RULES.table_region(RULES.area_of(&**leg));
-    let found = region.load(leg).unwrap().unwrap();
-    let (mut table, mut own) = Table::decode(&found.content).unwrap();
-    change(&mut table, &mut own);
-    let stored = crate::record::Region { version: 1, ..region };
-    (1..=2).for_each(|more| stored.store(leg, found.generation + more, &table.encode(own)).unwrap());
+    crate::testing::change_record(RULES, leg, change);
+}
+
+/// What it says is whole, and cannot be: no leg is so long.
+#[test]
+fn a_table_of_more_bytes_than_a_leg_has_is_refused_or_does_not_count() {
+    const TOO_MANY: u64 = 1 << 40;
+    let legs = volumes(&faulty(2, 1024));
+    let made = open("", &legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&made, |bench| model = bench.write_random(0, 1024));
+    drop(made);
+    let is_there = || {
+        let made = open("", &legs, Reason::Open);
+        assert_eq!((fact(&made, "leg 0").as_deref(), fact(&made, "leg 1").as_deref()), (Some("good"), Some("good")));
+        on_bench(&made, |bench| bench.expect(0, &model));
+    };
+    let say = |bytes: u64| legs.iter().for_each(|leg| change_record(leg, |table, _| table.bytes = bytes));
+    say(TOO_MANY);
+    let refused = fails("mirror(disk:0, disk:1)", &legs, Reason::Open);
+    assert!(refused.contains("it is of a mirror of 1099511627776 bytes, and this one has 524288"), "{refused}");
+    // Nor is it opened for whoever asks for as many.
+    let refused = graph("mirror(disk:0, disk:1)", &legs, Some(TOO_MANY), Reason::Open, &Arc::default()).err().unwrap();
+    assert!(refused.to_string().contains("the smallest leg has 589824 bytes"), "{refused}");
+    say(1024 * 512);
+    is_there();
+    // Regions so small that the bitmap has no room for them all.
+    let cut = |shift: u32| legs.iter().for_each(|leg| change_record(leg, |table, _| table.region_shift = shift));
+    cut(0);
+    let refused = fails("mirror(disk:0, disk:1)", &legs, Reason::Open);
+    assert!(refused.contains("regions of 2^0 bytes, too small for 524288"), "{refused}");
+    cut(crate::members::region_shift(None, 1024 * 512).unwrap());
+    is_there();
+    // It was to grow to that, and nobody asks for it any more.
+    for leg in &legs {
+        change_record(leg, |table, _| table.growing = Some(TOO_MANY));
+    }
+    is_there();
+}
+
+#[test]
+fn a_note_of_tables_that_are_not_on_the_leg_takes_it_out_of_use() {
+    let note = Region { magic: RULES.note_magic.unwrap(), version: 1, ..RULES.table_region(1024 * 512) };
+    // Beyond the leg, where the note is, and where nothing can be added to it.
+    for area in [1 << 40, note.offset, u64::MAX - 4095] {
+        let legs = volumes(&faulty(2, 1024));
+        assert_eq!(RULES.area_of(&*legs[0]), note.offset);
+        let made = open("", &legs, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&made, |bench| model = bench.write_random(0, 1024));
+        let set = mirror(&made).members.on_legs().as_ref().unwrap().table.set;
+        drop(made);
+        (1..=2).for_each(|more| note.store(&legs[0], more, &[&set[..], &area.to_le_bytes()].concat()).unwrap());
+        let refused = fails("mirror(disk:0)", &legs[..1], Reason::Open);
+        assert!(refused.contains(&format!("its records are not at byte {area} any more")), "{refused}");
+        let made = open("", &legs, Reason::Open);
+        assert_eq!((fact(&made, "leg 0").as_deref(), fact(&made, "leg 1").as_deref()), (Some("failed"), Some("good")));
+        on_bench(&made, |bench| bench.expect(0, &model));
+        let service = made.root.service.as_ref().unwrap();
+        service.command("rebuild", &arguments(&[("leg", "0")])).unwrap();
+        assert!(resync(&made));
+        assert!(legs.iter().all(|leg| data_of(leg) == model));
+    }
 }
 
 #[test]

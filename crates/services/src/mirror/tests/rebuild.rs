@@ -1,14 +1,61 @@
 //! Legs that come back, whatever happens meanwhile.
 
-use std::{thread, time::Duration};
+use std::{
+    pin::Pin,
+    task::{Context, Waker},
+    thread,
+    time::{Duration, Instant},
+};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockCount, BlockError, Lba, Operation};
+use millrace_block::{
+    BlockCount, BlockError, Lba, Operation, Request, Scratch, TaskContext,
+    clock::{self, SimulatedTime},
+    conformance::{Memory, SyncIo},
+};
+use millrace_memory::BufferPool;
 
 use super::{
     failures::{WRITE_FAULT, pull},
     *,
 };
+
+/// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Waits until it is so.
+fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !reached() {
+        assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes the first blocks. Where a rule delays it on that leg it stands still until `meanwhile` is over, however long that takes.
+fn write_around(volume: &Arc<dyn Volume>, leg: &FaultVolume, data: &[u8], meanwhile: impl FnOnce()) {
+    // This thread's sleeps, and so the delay, last until its clock is moved.
+    let time = SimulatedTime::new();
+    let (io, buffers) = (SyncIo::new(SEED, false), BufferPool::new(2).unwrap());
+    let (scratch, room) = (Scratch::new(volume.scratch_bytes()), Memory::new(data.len()));
+    let segments = [room.segment(0, data.len())];
+    segments[0].write_at(0, data);
+    let (operation, count) = (Operation::Write { fua: false }, BlockCount(data.len() as u64 / 512));
+    let request = Request { operation, lba: Lba(0), count, segments: &segments };
+    let before = leg.faults();
+    let mut write = volume.submit(TaskContext::new(&scratch, &buffers, &io), request);
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut has_ended = || Pin::new(&mut write).poll(&mut cx).map(|result| result.expect("a write")).is_ready();
+    until("the leg delays the write", || {
+        assert!(!has_ended(), "the leg did not delay it");
+        leg.faults() > before
+    });
+    meanwhile();
+    until("the write ends", || {
+        time.advance_to(clock::now() + 1_000_000_000);
+        has_ended()
+    });
+}
 
 fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
     graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))
@@ -36,38 +83,30 @@ fn rebuild_beside(upkeep: impl Fn(&Graph) + Sync) {
     let legs = faulty(2, 1024);
     let volumes = volumes(&legs);
     let graph = open("region=64K, ", &volumes, Reason::Create);
-    let mut model = Vec::new();
-    on_bench(&graph, |bench| {
+    let (graph, upkeep) = (&graph, &upkeep);
+    let (mut model, mut data) = (Vec::new(), Vec::new());
+    on_bench(graph, |bench| {
         model = bench.write_random(0, 1024);
-        command(&graph, "fail", 0).unwrap();
-        // What it missed is here, and in the write that is slow.
+        command(graph, "fail", 0).unwrap();
+        // What it missed is here, and in the write that is on its way.
         model[512 * 512..520 * 512].copy_from_slice(&bench.write_random(512, 8));
-        let slow = Effect::Delay(Duration::from_millis(300));
-        legs[1].add(Rule { range: Some((Lba(0), BlockCount(1024))), ..Rule::new(Kind::Write, When::Always, slow) });
-        let data = bench.random.bytes(8 * 512);
-        thread::scope(|scope| {
-            let before = legs[1].requests(Kind::Write);
-            let (graph, leg, upkeep) = (&graph, &legs[1], &upkeep);
-            let rebuild = scope.spawn(move || {
-                while leg.requests(Kind::Write) == before {
-                    thread::sleep(Duration::from_micros(20));
-                }
-                command(graph, "rebuild", 0).unwrap();
-            });
-            scope.spawn(move || {
-                while mirror(graph).masks().writable != 3 {
-                    thread::sleep(Duration::from_micros(20));
-                }
-                assert!(!rebuild.is_finished(), "it waits for the write");
-                upkeep(graph);
-            });
-            assert_eq!(bench.write(0, &data), Ok(()));
-        });
-        model[..data.len()].copy_from_slice(&data);
+        data = bench.random.bytes(8 * 512);
     });
+    let slow = Effect::Delay(Duration::from_secs(1));
+    legs[1].add(Rule { range: Some((Lba(0), BlockCount(1024))), ..Rule::new(Kind::Write, When::Always, slow) });
+    thread::scope(|scope| {
+        write_around(graph.volume(), &legs[1], &data, || {
+            let rebuild = scope.spawn(move || command(graph, "rebuild", 0).unwrap());
+            until("the leg is written again", || mirror(graph).masks().writable == 3);
+            let beside = scope.spawn(move || upkeep(graph));
+            until("what is done beside it is over", || beside.is_finished());
+            assert!(!rebuild.is_finished(), "it waits for the write");
+        });
+    });
+    model[..data.len()].copy_from_slice(&data);
     legs[1].clear();
-    assert!(resync(&graph));
-    assert_eq!(state(&graph, 0), "good");
+    assert!(resync(graph));
+    assert_eq!(state(graph, 0), "good");
     assert!(volumes.iter().all(|leg| data_of(leg) == model));
 }
 
@@ -188,9 +227,7 @@ fn a_format_beside_a_resync_leaves_nothing_of_what_was_there() {
         thread::scope(|scope| {
             let before = legs[1].requests(Kind::Write);
             let resync = scope.spawn(|| resync(&graph));
-            while legs[1].requests(Kind::Write) == before {
-                thread::sleep(Duration::from_micros(20));
-            }
+            until("the piece is written", || legs[1].requests(Kind::Write) > before);
             graph.volume().format(block_size).unwrap();
             assert!(resync.join().unwrap());
         });

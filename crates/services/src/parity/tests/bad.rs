@@ -1,7 +1,7 @@
 //! What is put in by mistake.
 
 use super::*;
-use crate::members::state::Table;
+use crate::{members::state::LegState, testing::change_record};
 
 fn fails(form: Form, legs: &[Arc<dyn Volume>], reason: Reason) -> String {
     graph(&form.stack(), legs, None, reason, &Arc::default()).err().expect("it is refused").to_string()
@@ -61,7 +61,7 @@ fn legs_in_another_order_or_of_another_volume_are_refused() {
 }
 
 #[test]
-fn damaged_tables_take_a_leg_out_and_newer_ones_too() {
+fn damaged_tables_take_a_leg_out_and_newer_ones_are_refused() {
     let legs = volumes(&SMALL.faulty(1024));
     let graph = SMALL.open(&legs, Reason::Create);
     let mut data = Vec::new();
@@ -92,8 +92,13 @@ fn damaged_tables_take_a_leg_out_and_newer_ones_too() {
     let newer = crate::record::Region { version: 4, ..region };
     let found = region.load(&legs[1]).unwrap().unwrap();
     newer.store(&legs[1], found.generation + 1, &found.content).unwrap();
+    let held = |legs: &[Arc<dyn Volume>]| -> Vec<_> {
+        legs.iter().map(|leg| crate::legs::read(leg, 0, leg.geometry().bytes() as usize).unwrap()).collect()
+    };
+    let before = held(&legs);
     let refused = fails(SMALL, &legs, Reason::Open);
-    assert!(refused.contains("1 legs are good, and 2 are needed") && refused.contains("layout 4"), "{refused}");
+    assert!(refused.contains("layout 4") && refused.contains("use a newer millrace"), "{refused}");
+    assert!(held(&legs) == before, "nothing was written");
 }
 
 #[test]
@@ -103,13 +108,30 @@ fn a_leg_that_was_used_apart_is_refused() {
     let rules = parity(&graph).members.rules;
     command(&graph, "fail", 1).unwrap();
     drop(graph);
-    let region = rules.table_region(rules.area_of(&*legs[1]));
-    let found = region.load(&legs[1]).unwrap().unwrap();
-    let (mut table, own) = Table::decode(&found.content).unwrap();
-    table.event += 2;
-    table.members[0].state = crate::members::state::LegState::Failed;
-    region.store(&legs[1], found.generation + 1, &table.encode(own)).unwrap();
+    change_record(rules, &legs[1], |table, _| {
+        table.event += 2;
+        table.members[0].state = LegState::Failed;
+    });
     assert!(fails(SMALL, &legs, Reason::Open).contains("used apart from each other"));
+}
+
+/// What it says is whole, and cannot be: no leg is so long.
+#[test]
+fn a_table_of_more_bytes_than_a_leg_has_is_refused() {
+    let legs = volumes(&SMALL.faulty(1024));
+    let graph = SMALL.open(&legs, Reason::Create);
+    let rules = parity(&graph).members.rules;
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 1024));
+    drop(graph);
+    let say = |bytes: u64| legs.iter().for_each(|leg| change_record(rules, leg, |table, _| table.bytes = bytes));
+    say(1 << 40);
+    let refused = fails(SMALL, &legs, Reason::Open);
+    assert!(refused.contains("it is of a parity of 1099511627776 bytes, and this one has 262144"), "{refused}");
+    say(1024 * 512 / 2);
+    let graph = SMALL.open(&legs, Reason::Open);
+    assert!((0..SMALL.legs).all(|leg| fact(&graph, &format!("leg {leg}")).as_deref() == Some("good")));
+    on_bench(&graph, |bench| bench.expect(0, &data));
 }
 
 #[test]

@@ -1,14 +1,62 @@
 //! Legs that come back, whatever happens meanwhile.
 
-use std::{thread, time::Duration};
+use std::{
+    pin::Pin,
+    task::{Context, Waker},
+    thread,
+    time::{Duration, Instant},
+};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockCount, Lba, trace::Tap};
+use millrace_block::{
+    BlockCount, Lba, Operation, Request, Scratch, TaskContext,
+    clock::{self, SimulatedTime},
+    conformance::{Memory, SyncIo},
+    trace::Tap,
+};
+use millrace_memory::BufferPool;
 
 use super::{
     failures::{WRITE_FAULT, pull, state},
     *,
 };
+
+/// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Waits until it is so.
+fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !reached() {
+        assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes the first blocks. Where a rule delays it on that leg it stands still until `meanwhile` is over, however long that takes.
+fn write_around(volume: &Arc<dyn Volume>, leg: &FaultVolume, data: &[u8], meanwhile: impl FnOnce()) {
+    // This thread's sleeps, and so the delay, last until its clock is moved.
+    let time = SimulatedTime::new();
+    let (io, buffers) = (SyncIo::new(SEED, false), BufferPool::new(2).unwrap());
+    let (scratch, room) = (Scratch::new(volume.scratch_bytes()), Memory::new(data.len()));
+    let segments = [room.segment(0, data.len())];
+    segments[0].write_at(0, data);
+    let (operation, count) = (Operation::Write { fua: false }, BlockCount(data.len() as u64 / 512));
+    let request = Request { operation, lba: Lba(0), count, segments: &segments };
+    let before = leg.faults();
+    let mut write = volume.submit(TaskContext::new(&scratch, &buffers, &io), request);
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut has_ended = || Pin::new(&mut write).poll(&mut cx).map(|result| result.expect("a write")).is_ready();
+    until("the leg delays the write", || {
+        assert!(!has_ended(), "the leg did not delay it");
+        leg.faults() > before
+    });
+    meanwhile();
+    until("the write ends", || {
+        time.advance_to(clock::now() + 1_000_000_000);
+        has_ended()
+    });
+}
 
 /// Upkeep looks whether marks can go.
 fn look_at_marks(graph: &Graph) {
@@ -22,43 +70,36 @@ fn upkeep_beside_a_rebuild_takes_no_unfilled_leg_for_a_good_one() {
         let legs = form.faulty(1024);
         let volumes = volumes(&legs);
         let graph = form.open(&volumes, Reason::Create);
-        let area = parity(&graph).members.rules.area_of(&*volumes[1]) / 512;
-        let slow = (back + 1) % form.legs;
-        let mut model = Vec::new();
-        on_bench(&graph, |bench| {
+        let graph = &graph;
+        let (mut model, mut data) = (Vec::new(), Vec::new());
+        on_bench(graph, |bench| {
             model = bench.write_random(0, 1024);
-            command(&graph, "fail", back).unwrap();
+            command(graph, "fail", back).unwrap();
             model[512 * 512..640 * 512].copy_from_slice(&bench.write_random(512, 128));
-            let delay = Effect::Delay(Duration::from_millis(300));
-            legs[slow].add(Rule { range: Some((Lba(0), BlockCount(area))), ..Rule::new(Kind::Write, When::Always, delay) });
-            let data = bench.random.bytes(16 * 512);
-            thread::scope(|scope| {
-                let before = legs[slow].requests(Kind::Write);
-                let (graph, leg) = (&graph, &legs[slow]);
-                let all = (1 << form.legs) - 1;
-                let rebuild = scope.spawn(move || {
-                    while leg.requests(Kind::Write) == before {
-                        thread::sleep(Duration::from_micros(20));
-                    }
-                    command(graph, "rebuild", back).unwrap();
-                });
-                scope.spawn(move || {
-                    while parity(graph).members.masks().writable != all {
-                        thread::sleep(Duration::from_micros(20));
-                    }
-                    assert!(!rebuild.is_finished(), "it waits for the write");
+            data = bench.random.bytes(16 * 512);
+        });
+        let area = parity(graph).members.rules.area_of(&*volumes[1]) / 512;
+        let (slow, all) = (&legs[(back + 1) % form.legs], (1 << form.legs) - 1);
+        let delay = Effect::Delay(Duration::from_secs(1));
+        slow.add(Rule { range: Some((Lba(0), BlockCount(area))), ..Rule::new(Kind::Write, When::Always, delay) });
+        thread::scope(|scope| {
+            write_around(graph.volume(), slow, &data, || {
+                let rebuild = scope.spawn(move || command(graph, "rebuild", back).unwrap());
+                until("the leg is written again", || parity(graph).members.masks().writable == all);
+                let beside = scope.spawn(move || {
                     resync(graph);
                     assert_eq!(state(graph, back), "being filled");
                 });
-                assert_eq!(bench.write(0, &data), Ok(()));
+                until("upkeep is over", || beside.is_finished());
+                assert!(!rebuild.is_finished(), "it waits for the write");
             });
-            model[..data.len()].copy_from_slice(&data);
         });
-        legs[slow].clear();
-        assert!(resync(&graph));
-        assert_eq!(state(&graph, back), "good");
-        parity_fits(&graph, &volumes);
-        on_bench(&graph, |bench| bench.expect(0, &model));
+        model[..data.len()].copy_from_slice(&data);
+        slow.clear();
+        assert!(resync(graph));
+        assert_eq!(state(graph, back), "good");
+        parity_fits(graph, &volumes);
+        on_bench(graph, |bench| bench.expect(0, &model));
     }
 }
 
@@ -202,9 +243,7 @@ fn a_format_beside_a_resync_leaves_nothing_of_what_was_there() {
         thread::scope(|scope| {
             let before = legs[leg].requests(Kind::Write);
             let resync = scope.spawn(|| resync(&graph));
-            while legs[leg].requests(Kind::Write) == before {
-                thread::sleep(Duration::from_micros(20));
-            }
+            until("the parity is written", || legs[leg].requests(Kind::Write) > before);
             graph.volume().format(block_size).unwrap();
             assert!(resync.join().unwrap());
         });

@@ -23,6 +23,8 @@ use crate::{
 };
 
 const SEED: u64 = 0x7368_6172;
+/// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(180);
 /// Bytes of an extent in most tests.
 const EXTENT: u64 = 16 << 10;
 

@@ -1,20 +1,78 @@
 //! A disk that does not take its table, and a volume that goes while requests of it are still under way.
 
-use std::{thread, time::Duration};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{
-    BlockCount, BlockError,
+    BlockCount, BlockError, Geometry, Request, Step, TaskContext, Usage, VolumeError,
     conformance::{Harness, Job, Memory},
+    future_bytes, yield_now,
 };
 
 use super::*;
 
 const FAULT: Effect = Effect::Fail(BlockError::WriteFault { errno: 5 });
 
+/// Where clearing takes until the gate is opened: or for long, so that a test of who waits for it ends.
+struct Gate {
+    volume: Arc<dyn Volume>,
+    open: AtomicBool,
+}
+
+impl Gate {
+    async fn wait(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let end = Instant::now() + PATIENCE;
+        while !self.open.load(Ordering::Relaxed) && Instant::now() < end {
+            yield_now().await;
+        }
+        self.volume.submit(cx, request).await
+    }
+}
+
+impl Volume for Gate {
+    fn name(&self) -> &str {
+        self.volume.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.volume.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        match request.operation {
+            Operation::WriteZeroes { .. } => Step::Wait(cx.scratch.place_future(self.wait(cx, request))),
+            _ => self.volume.submit(cx, request),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::wait) + self.volume.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.volume.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.volume.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.volume.usage()
+    }
+}
+
 /// A disk of eight extents that can fail, with a volume of four.
 fn faulty() -> (Arc<FaultVolume>, Pool, Graph) {
-    let leg = FaultVolume::new(memory(9 * EXTENT), SEED);
+    faulty_over(memory(9 * EXTENT))
+}
+
+fn faulty_over(medium: Arc<dyn Volume>) -> (Arc<FaultVolume>, Pool, Graph) {
+    let leg = FaultVolume::new(medium, SEED);
     let below: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&leg);
     let pool = Pool::open(&below, "disk(extent=16K)", Reason::Create).unwrap();
     let a = pool.create("a", 4 * EXTENT);
@@ -79,6 +137,15 @@ fn a_size_of_which_nobody_knows_whether_it_was_stored_is_the_smaller_one() {
     }
 }
 
+/// Waits until it is so.
+fn until(what: &str, reached: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !reached() {
+        assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Writes one block.
 fn write(volume: &Arc<dyn Volume>) -> Result<(), BlockError> {
     let memory = Memory::new(512);
@@ -97,9 +164,7 @@ fn room_is_given_away_when_the_last_request_has_ended_and_later_ones_are_refused
         let volume = Arc::clone(&volume);
         thread::spawn(move || write(&volume))
     };
-    while leg.requests(Kind::Write) == before {
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("the write begins", || leg.requests(Kind::Write) > before);
     a.discard(true);
     let b = pool.create("b", 8 * EXTENT);
     assert_eq!(late.join().unwrap(), Ok(()));
@@ -124,19 +189,19 @@ fn a_volume_that_was_closed_comes_back_as_it_was() {
 /// A disk clears what a volume grows by, which takes long: meanwhile other volumes' stacks change under their guests, and the operator sees the disk.
 #[test]
 fn nobody_waits_for_a_disk_that_clears_extents() {
-    let (leg, pool, mut a) = faulty();
+    let gate = Arc::new(Gate { volume: memory(9 * EXTENT), open: AtomicBool::new(true) });
+    let (leg, pool, mut a) = faulty_over(Arc::<Gate>::clone(&gate));
     let b = pool.create("b", EXTENT);
     let before = leg.requests(Kind::WriteZeroes);
-    leg.add(Rule::new(Kind::WriteZeroes, When::Nth(1), Effect::Delay(Duration::from_secs(3))));
+    gate.open.store(false, Ordering::Relaxed);
     let volume = Arc::clone(b.volume());
     let grows = thread::spawn(move || volume.resize(BlockCount(64)));
-    while leg.requests(Kind::WriteZeroes) == before {
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("the clearing begins", || leg.requests(Kind::WriteZeroes) > before);
     assert!(pool.fact("free").is_some());
     a.unmount();
     a.mount(Reason::Open).unwrap();
     assert!(!grows.is_finished(), "they were done meanwhile");
+    gate.open.store(true, Ordering::Relaxed);
     grows.join().unwrap().unwrap();
     assert_eq!(b.volume().geometry().blocks, BlockCount(64));
     on_bench(&a, |bench| bench.expect_zeroes(0, 128));

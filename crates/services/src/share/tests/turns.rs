@@ -310,7 +310,7 @@ fn on_one_shard_and_on_several_nobody_is_forgotten() {
         let done = Arc::<AtomicU64>::default();
         let tasks = (0..READERS as usize).map(|number| reader(volumes[number % 3].volume(), &done)).collect();
         let load = Background::start(tasks, &OnShards::new(engine.shards().to_vec()));
-        let end = Instant::now() + Duration::from_secs(100);
+        let end = Instant::now() + PATIENCE;
         while done.load(Ordering::Relaxed) < READERS * ROUNDS {
             if Instant::now() >= end {
                 // The tasks never end: whoever waited for that would hide why.

@@ -28,7 +28,7 @@ use crate::{
 /// Turns that background work gets to bring everything in order.
 const TURNS: usize = 200_000;
 /// What legs are asked for by services.
-const KINDS: [Kind; 5] = [Kind::Read, Kind::Write, Kind::Flush, Kind::WriteZeroes, Kind::Deallocate];
+const KINDS: [Kind; 6] = [Kind::Read, Kind::Write, Kind::Flush, Kind::WriteZeroes, Kind::Deallocate, Kind::Copy];
 
 /// How a round ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

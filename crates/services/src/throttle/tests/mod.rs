@@ -185,7 +185,11 @@ fn nonsense_is_refused() {
 fn a_group_must_be_there() {
     let shared = SharedObjects::default();
     let refused = |stack: &str| sharing(&shared, "v", stack, null()).map(|_| ()).unwrap_err().to_string();
-    assert!(refused("throttle(group=gold) | disk:0").contains("there is no group gold; \"millrace group create gold"));
+    let error = refused("throttle(group=gold) | disk:0");
+    assert!(
+        error.contains("there is no group gold; \"millrace group create gold\" makes one; with isolation it is at"),
+        "{error}"
+    );
     let group = Group::declare(&shared, "gold", None, &caps("iops=1K")).unwrap();
     assert!(sharing(&shared, "v", "throttle(iops=1, group=gold) | disk:0", null()).is_ok());
     drop(group);

@@ -85,8 +85,11 @@ fn a_leg_that_is_put_back_is_found_and_taken_only_when_told() {
             error.contains("all of it was put back to what it was at save") && error.contains("place knows of save"),
             "{error}"
         );
-        for wrong in ["1-00000000-2", "yes"] {
-            assert_eq!(open_with(&format!("accept={wrong}, "), &leg, &place, reason).err().unwrap(), error);
+        for (wrong, why) in
+            [("1-00000000-2", "is for another leg or another time"), ("yes", "is malformed: it is SAVE-CODE")]
+        {
+            let refused = open_with(&format!("accept={wrong}, "), &leg, &place, reason).err().unwrap();
+            assert!(refused.starts_with(&error) && refused.contains(&format!("{wrong}, {why}")), "{refused}");
         }
     }
     assert!(whole(&leg) == image && whole(&place) == known, "nothing was changed");
