@@ -75,7 +75,7 @@ module fp_submit
         logic        listed;    // more than two pages
         logic [7:0]  nlb_z;
         logic [27:0] offset;
-        logic [47:0] lba;
+        logic [48:0] lba;       // bit 48: beyond all blocks that there can be
     } made_t;
 
     // ---- From request to command
@@ -125,7 +125,7 @@ module fp_submit
     wire        at_end = flush || count == of;
     wire [7:0]  most_z = many ? 8'd31 : 8'd255;
     logic [27:0] offset;
-    logic [47:0] lba;
+    logic [48:0] lba;
     always_ff @(posedge clk) begin
         if (step == TAG) tag <= head_tag;
         if (step == READ) {r, count} <= {request, counts[space]};
@@ -133,7 +133,7 @@ module fp_submit
             last   <= at_end;
             nlb_z  <= flush ? 8'd0 : at_end ? r.blocks_z[7:0] & most_z : most_z;
             offset <= {r.offset[27:15] + {2'b0, count}, r.offset[14:0]};
-            lba    <= r.lba + (many ? {32'b0, count, 5'b0} : {29'b0, count, 8'b0});
+            lba    <= {1'b0, r.lba} + (many ? {33'b0, count, 5'b0} : {30'b0, count, 8'b0});
         end
     end
     assign pop = (made && last) || (step == FAIL && end_ready);
@@ -250,7 +250,7 @@ module fp_submit
                 unique case (a_addr[1:0])
                     2'd0: ans_data[63:0] <= {32'd1, 11'b0, a_index, 12'b0, a.opcode};
                     2'd1: ans_data[127:64] <= {34'b0, a.offset, 2'b0};
-                    2'd2: ans_data <= {16'b0, a.lba, a.listed ? list_at : {34'b0, page, 12'b0}};
+                    2'd2: ans_data <= {15'b0, a.lba, a.listed ? list_at : {34'b0, page, 12'b0}};
                     default: ans_data[31:0] <= {1'b0, a.durable, 22'b0, a.nlb_z};
                 endcase
             end

@@ -11,9 +11,10 @@
 // One command at a time is asked, so none sees a state that another one is about to change. Who is held goes into a ring as long as there
 // are slots, and so does everybody of his function who comes after him. When a function's time has come the ring is turned once, and each
 // whose time has come is asked again, unless one of his function before him stays. So commands of a function keep their order, and
-// no function waits for another. A command that is to end late (`late`) is asked for the functions' refusals only, and never held.
-// Invariants: the state after reset, and after configuration word 0 is written, is zero; configurations do not change while one is
-// asked; `blocked` has every function that has somebody in the ring.
+// no function waits for another's time; but who is held keeps his slot, and slots are common to all functions of the core.
+// A command that is to end late (`late`) is asked for the functions' refusals only, and never held.
+// Invariants: the state after reset, and after configuration word 0 is written with bit 40 clear (the function is off), is zero, and no
+// other write changes it; configurations do not change while one is asked; `blocked` has every function that has somebody in the ring.
 // Cycles: the chain's latency and 1; a turn of the ring takes one per place and four, with others between. When the way out is not free at the answer, the same is asked
 // once more.
 `default_nettype none
@@ -83,8 +84,9 @@ module functions
         else if (clearing) clear <= clear + 1'b1;
     end
     assign cfg_wr_ready = state == TAKE && !clearing;
-    wire cfg_write = cfg_wr_en && cfg_wr_ready;
-    wire wipe      = cfg_write && cfg_wr_addr[3:0] == 4'd0;
+    wire cfg_write  = cfg_wr_en && cfg_wr_ready;
+    wire name_write = cfg_write && cfg_wr_addr[3:0] == 4'd0;
+    wire wipe       = name_write && !cfg_wr_data[40];
     // Of each word as many bits are kept as the chain looks at, and of the disks' mask those that there are.
     wire [LFI_W-1:0] cfg_lf = LFI_W'(cfg_wr_addr[11:4]);
     (* ram_style = "distributed" *) logic [37+SSDS:0] namespaces[1 << LFI_W];
@@ -93,7 +95,7 @@ module functions
     (* ram_style = "distributed" *) logic [63:0] iops[1 << LFI_W];
     (* ram_style = "distributed" *) logic [55:0] bytes[1 << LFI_W];
     always_ff @(posedge clk) begin
-        if (wipe)
+        if (name_write)
             namespaces[cfg_lf] <= {cfg_wr_data[48 +: SSDS], cfg_wr_data[44:40], cfg_wr_data[34], cfg_wr_data[31:0]};
     end
     always_ff @(posedge clk) begin

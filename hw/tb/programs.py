@@ -57,7 +57,9 @@ def any_request(tag, pages, block, largest=600):
         offset &= ~4095
     if random.random() < 0.1:
         offset = room
-    request = Request(tag, opcode, offset, random.getrandbits(48), blocks, random.getrandbits(1))
+    # Some reach beyond the last block that has a number of 48 bits.
+    lba = random.getrandbits(48) if random.random() < 0.9 else (1 << 48) - random.randint(1, 2 * blocks + 1)
+    request = Request(tag, opcode, offset, lba, blocks, random.getrandbits(1))
     bad = random.random()
     if bad < 0.03:
         request.opcode = random.choice([3, 4, 6, 9, 12, 0x10, 0x21, 0x82, 0xFF])

@@ -299,6 +299,37 @@ fn caps_hold_commands_until_their_time() {
     });
 }
 
+/// What a guest changes by itself (its write cache) is a write of word 0: that must not give it another burst.
+#[test]
+fn caps_are_forgotten_when_their_function_is_turned_off_and_not_before() {
+    each(1, 1, |mut rig| {
+        let cap = [(0, Config::THROTTLE), (3, 100 << millrace_functions::throttle::FRACTION)];
+        rig.configure(0, 1, 4096, &cap);
+        rig.queue(0, 1, 64);
+        (0..20).for_each(|cid| rig.push(0, 1, &sqe(2, cid, 0, 1, 0x20_0000, 0)));
+        let before = rig.engine.now();
+        rig.ring(0, 1);
+        for _ in 0..5 {
+            // Between two that may go.
+            rig.engine.run(350 * map::CYCLES_PER_UNIT, &mut rig.world);
+            rig.configure(0, 1, 4096, &cap);
+        }
+        assert!(rig.answers(0, 1).iter().all(|cqe| cqe.status().is_success()));
+        let units = (rig.engine.now() - before) / map::CYCLES_PER_UNIT;
+        assert!((19 * 100..=21 * 102).contains(&units), "20 commands took {units} units");
+        // Those that are held when it is turned off do not wait for their time.
+        (20..30).for_each(|cid| rig.push(0, 1, &sqe(2, cid, 0, 1, 0x20_0000, 0)));
+        rig.ring(0, 1);
+        rig.engine.run(50 * map::CYCLES_PER_UNIT, &mut rig.world);
+        rig.write(map::configuration(0, 0), 0);
+        let before = rig.engine.now();
+        let answers = rig.answers(0, 1);
+        let refused = answers.iter().filter(|cqe| cqe.status().code() == Status::INVALID_NAMESPACE_OR_FORMAT).count();
+        assert!(answers.len() == 10 && refused >= 8, "{refused} of {}", answers.len());
+        assert!((rig.engine.now() - before) / map::CYCLES_PER_UNIT < 100, "they waited all the same");
+    });
+}
+
 #[test]
 fn interrupts_wait_for_company_for_time_and_for_their_mask() {
     each(1, 1, |mut rig| {

@@ -178,6 +178,23 @@ fn check_statistics(rig: &mut Rig, records: &[(u16, Status)]) {
 }
 
 #[test]
+fn no_request_goes_round_the_end_of_all_block_numbers() {
+    for opcode in [1, 2, 8] {
+        let runs = engines(|rig| {
+            // The first of its commands ends with the last number of 48 bits, the second begins behind it.
+            let go = Go::new().with_opcode(opcode).with_tag(6);
+            send(rig, &Request { go, offset: 0, lba: (1 << 48) - 256, blocks: 512 });
+            rig.settle();
+            record(rig, 0).map(|found| (found.0, found.1)).into_iter().collect()
+        });
+        for (rig, records) in runs {
+            assert_eq!(records, [(6, Status::LBA_OUT_OF_RANGE.do_not_retry())], "opcode {opcode}");
+            assert!(rig.disks[0].commands.is_empty(), "opcode {opcode}: a part of it reached the disk's begin");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_a_request_is_counted() {
     let read = |tag: u16| Request { go: Go::new().with_opcode(2).with_tag(tag), offset: 0, lba: 0, blocks: 1 };
     engines(|rig| {

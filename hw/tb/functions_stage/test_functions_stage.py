@@ -209,6 +209,30 @@ async def nobody_waits_for_others(dut):
 
 
 @cocotb.test()
+async def what_was_used_is_kept(dut):
+    """Word 0 with its function on (bit 40) changes what it says and leaves the state; with the function off the state is new."""
+    world = World(dut, 0.3)
+    await world.begin()
+    for lf in range(LF):
+        await world.configure(lf, gap=random.choice([0, 2]))
+        world.scale[lf] |= 1      # a state that begins anew is seen
+        await world.write(lf, 1, world.scale[lf])
+    for _ in range(4):
+        for _ in range(40):
+            await world.send(random.randrange(LF))
+        await world.settle()
+        for lf in range(LF):
+            world.disks[lf] = random.randrange(1, 16)
+            await world.write(lf, 0, 1 << 40 | world.disks[lf] << 48)
+    for lf in range(LF):
+        await world.write(lf, 0, world.disks[lf] << 48)
+        world.passed[lf], world.last[lf] = 0, None
+    for _ in range(40):
+        await world.send(random.randrange(LF))
+    await world.settle()
+
+
+@cocotb.test()
 async def full_speed(dut):
     """The stand-in's 3 cycles and one more, of one function."""
     world = World(dut, 0.0)

@@ -147,6 +147,9 @@ impl Manager {
         disk: Option<DiskKey>,
     ) -> Result<Device, ControlError> {
         spec.validate(self.shards.len())?;
+        if let Some(functions) = spec.kind.nvme().and_then(|nvme| nvme.functions) {
+            functions.0.check().map_err(|why| ControlError::invalid("device", &spec.name, why))?;
+        }
         if inner.devices.contains_key(&spec.name) {
             return Err(ControlError::DeviceExists { name: spec.name.clone() });
         }
@@ -261,6 +264,11 @@ impl Inner {
         }
         if let Some(owner) = &volume.record.created_by {
             let why = format!("the guest of device {owner} created it for itself; detach it there first");
+            return Err(ControlError::invalid("volume", &volume_name, why));
+        }
+        let functions = entry.record.spec.kind.nvme().and_then(|nvme| nvme.functions);
+        if spec.read_only && nsid > 1 && functions.is_some_and(|functions| functions.0.replicate) {
+            let why = format!("device {device_name} writes everything to it as well: it cannot be read-only there");
             return Err(ControlError::invalid("volume", &volume_name, why));
         }
         let kind = std::mem::discriminant(&entry.record.spec.kind);

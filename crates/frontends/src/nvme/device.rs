@@ -289,8 +289,9 @@ impl NvmeDevice {
 
     /// Attaches a namespace, under the lowest free identifier when none is given; the guest is told by an event.
     pub fn attach(&mut self, nsid: Option<u32>, namespace: Arc<Namespace>, read_only: bool) -> Result<u32, DeviceError> {
-        if let Some(nsid) = nsid.filter(|nsid| self.controller.add_replica(*nsid, &namespace)) {
-            return Ok(nsid);
+        if let Some(nsid) = nsid.filter(|nsid| self.controller.is_for_replica(*nsid)) {
+            let joined = self.controller.join_replica(nsid, &namespace);
+            return joined.map(|()| nsid).map_err(|why| DeviceError::Card { device: self.name().to_owned(), why });
         }
         let nsid = self.allocate(nsid, Allocated { namespace, read_only, by_guest: false })?;
         self.tell_attachment(nsid, true);
@@ -370,7 +371,8 @@ impl NvmeDevice {
 
     /// Whether no command is in flight any more on namespaces that were detached from this identifier: then their volumes may go.
     pub fn is_detached(&self, nsid: u32) -> bool {
-        self.controller.namespaces.left(nsid).next().is_none()
+        let replica_leaves = self.controller.port.as_ref().is_some_and(|port| port.is_replica_leaving(nsid));
+        !replica_leaves && self.controller.namespaces.left(nsid).next().is_none()
     }
 
     /// A namespace's volume has another size or shape now; the guest is told by an event.

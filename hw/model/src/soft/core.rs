@@ -130,7 +130,7 @@ impl Core {
                 if let Some(function) = self.functions.get_mut(at / 16) {
                     function.configuration[at % 16] = value;
                 }
-                if at.is_multiple_of(16) {
+                if at.is_multiple_of(16) && !NamespaceWord::from_bits(value).enabled() {
                     self.forget(at / 16);
                 }
             }
@@ -287,7 +287,7 @@ impl Core {
         self.slots[usize::from(slot)].as_ref().expect("a slot that is asked about is taken")
     }
 
-    /// A function begins anew: what it used is forgotten, and who is held is asked at once.
+    /// A function is turned off: what it used is forgotten, and who is held is asked at once.
     fn forget(&mut self, number: usize) {
         let Some(function) = self.functions.get_mut(number) else { return };
         function.state = State::default();

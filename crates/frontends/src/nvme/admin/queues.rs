@@ -39,6 +39,9 @@ impl Controller {
             return if same { Ok(done(0)) } else { Err(Status::INVALID_QUEUE_IDENTIFIER) };
         }
         self.create_cq(cqid, base, entries, cdw11.ien().then_some(cdw11.iv()));
+        if let Some(port) = &mut self.port {
+            port.begin_cq(cqid);
+        }
         Ok(done(0))
     }
 
@@ -58,6 +61,10 @@ impl Controller {
         if self.sq_exists(sqid) {
             let same = (self.sq(sqid).base.get(), self.sq(sqid).entries.get()) == (base, entries);
             return if same { Ok(done(0)) } else { Err(Status::INVALID_QUEUE_IDENTIFIER) };
+        }
+        // A card's engine begins at the first entry, where the guest would go on after the last one that it has read.
+        if self.port.as_ref().is_some_and(|port| port.is_used(cqid.0)) {
+            return Err(Status::COMPLETION_QUEUE_INVALID);
         }
         self.create_sq(sqid, base, entries, cqid.0, cdw11.qprio().0);
         self.begin_on_card(sqid);

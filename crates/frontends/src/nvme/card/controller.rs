@@ -5,7 +5,10 @@ use std::{rc::Rc, sync::Arc};
 use millrace_engine::ShardContext;
 use millrace_engine_model::map::{Coalescing, Fault};
 
-use super::port::{MDTS, Pair, Port, QUEUE_ENTRIES, VECTORS};
+use super::{
+    port::{MDTS, Pair, Port, QUEUE_ENTRIES, VECTORS},
+    show::Obstacle,
+};
 use crate::nvme::{
     Config, NamespaceQuota,
     controller::{Controller, Counters},
@@ -85,6 +88,9 @@ impl Controller {
 
     /// Passes doorbells on that were rung.
     fn ring_card(&mut self) -> usize {
+        if self.port.as_ref().is_none_or(|port| port.holds_doorbells()) {
+            return 0;
+        }
         let mut rung = self.port.as_mut().map_or(0, |port| port.pass_words());
         for qid in 1..=self.config.queues {
             let index = usize::from(qid) * 2;
@@ -98,8 +104,11 @@ impl Controller {
         rung
     }
 
-    /// Whether a doorbell was rung that the engine does not know.
+    /// Whether a doorbell was rung that the engine does not know, and is to know now.
     fn is_card_rung(&mut self) -> bool {
+        if self.port.as_ref().is_none_or(|port| port.holds_doorbells()) {
+            return false;
+        }
         self.port.as_ref().is_some_and(|port| port.has_words())
             || (1..=self.config.queues).any(|qid| {
                 let index = usize::from(qid) * 2;
@@ -120,43 +129,55 @@ impl Controller {
         let Some(port) = &mut self.port else { return };
         port.set_interrupts(coalescing);
         let attached = self.namespaces.attached().next().map(Rc::as_ref);
-        if !port.show(attached, durable)
-            && let Some(suppressed) = self.lifecycle.log.admit()
-        {
-            let device = &self.config.name;
-            tracing::warn!(
-                device,
-                suppressed,
-                "a namespace is not shown: all disks of the card have other volumes, or it has metadata"
-            );
+        match port.show(attached, durable) {
+            Ok(anew) => {
+                if let Some(attached) = attached.filter(|_| anew) {
+                    tell_caps(&self.config, &attached.namespace);
+                }
+            }
+            Err(Obstacle { namespace, why }) => {
+                if let Some(suppressed) = self.lifecycle.log.admit() {
+                    let (device, volume) = (&self.config.name, namespace.volume.name());
+                    tracing::warn!(device, volume, suppressed, why, "a volume is not on the card");
+                }
+            }
         }
         port.leave_disks();
     }
 
-    /// A volume that is not shown, but written to as well: whether the device has it so.
-    pub(crate) fn add_replica(&mut self, nsid: u32, namespace: &Arc<Namespace>) -> bool {
-        let replicates = self.config.functions.replicate && nsid > self.namespaces.largest();
-        let Some(port) = self.port.as_mut().filter(|_| replicates) else { return false };
-        if port.replicas.iter().all(|(known, _)| *known != nsid) {
-            port.replicas.push((nsid, Arc::clone(namespace)));
-        }
-        true
+    /// Whether a volume of this identifier is one that is not shown, but written to as well.
+    pub(crate) fn is_for_replica(&self, nsid: u32) -> bool {
+        self.port.is_some() && self.config.functions.replicate && nsid > self.namespaces.largest()
     }
 
-    /// As [`Self::add_replica`], when it goes.
-    pub(crate) fn remove_replica(&mut self, nsid: u32) -> bool {
-        let Some(port) = &mut self.port else { return false };
-        let Some(at) = port.replicas.iter().position(|(known, _)| *known == nsid) else { return false };
-        port.replicas.remove(at);
+    /// Has everything written to a volume as well.
+    ///
+    /// # Errors
+    /// Which volume it is and why it cannot be. The guest goes on as before then.
+    pub(crate) fn join_replica(&mut self, nsid: u32, namespace: &Arc<Namespace>) -> Result<(), String> {
+        // What the guest sees has its disk first.
         self.reconcile();
-        true
+        let first = self.namespaces.attached().next().map(|attached| &*attached.namespace);
+        let Some(port) = &mut self.port else { return Err("there is no card".to_owned()) };
+        port.add_replica(nsid, namespace, first)
+            .map_err(|why| format!("volume {} cannot be a replica: {why}", namespace.volume.name()))?;
+        self.reconcile();
+        Ok(())
+    }
+
+    /// As [`Self::join_replica`], when it goes. Its volume is in use until [`Port::is_replica_leaving`] says otherwise.
+    pub(crate) fn remove_replica(&mut self, nsid: u32) -> bool {
+        let removed = self.port.as_mut().is_some_and(|port| port.remove_replica(nsid));
+        if removed {
+            self.reconcile();
+        }
+        removed
     }
 
     /// A namespace was detached: nobody lets go of its volume while the engine has commands for it.
     pub(crate) fn detach_from_card(&mut self, attached: &Rc<Attached>) {
         if let Some(port) = &mut self.port {
-            attached.in_flight.set(1);
-            port.leaving.push(Rc::clone(attached));
+            port.leave(attached);
             self.reconcile();
         }
     }
@@ -229,6 +250,15 @@ impl Controller {
         if self.port.is_some() && self.phase == Phase::Ready && (1..=self.config.queues).any(|qid| self.sq_exists(qid)) {
             self.fail("the process that its engine was in has ended");
         }
+    }
+}
+
+/// What a device is capped at may be less than the engine counts for blocks of this size.
+fn tell_caps(config: &Config, namespace: &Namespace) {
+    let block = namespace.volume.geometry().block_size.bytes();
+    if let Err(why) = config.functions.check_caps(block.into()) {
+        let (device, volume) = (&config.name, namespace.volume.name());
+        tracing::warn!(device, volume, why, "a device is capped at more than was asked for");
     }
 }
 

@@ -24,6 +24,7 @@ mod disk;
 mod functions;
 mod host;
 mod port;
+mod show;
 mod space;
 #[cfg(test)]
 mod tests;

@@ -7,24 +7,20 @@ use std::{
     cell::RefCell,
     os::fd::OwnedFd,
     rc::Rc,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use millrace_engine::ShardContext;
-use millrace_engine_model::map::{
-    self, Coalescing, Fault, NamespaceWord, PageRow, Place, QueueBase, QueueSizes, QueueStatus, fastpath,
-};
-use millrace_functions::{Config as Functions, throttle::FRACTION};
+use millrace_engine_model::map::{self, Coalescing, Fault, PageRow, Place, QueueBase, QueueSizes, QueueStatus, fastpath};
 use millrace_memory::{MapError, Protection};
 
 use super::{
-    CLOCK, Card, CardSpec, StorageFunctions,
+    Card, CardSpec, StorageFunctions,
     disk::Disk,
     host::{News, host_address},
+    show::Shown,
     space::{QUEUE, Space},
 };
-use crate::nvme::namespace::{Attached, Namespace};
 
 /// MDTS of a function: 128 KiB.
 pub(crate) const MDTS: u8 = 5;
@@ -36,8 +32,6 @@ pub(crate) const VECTORS: u16 = 32;
 const WEIGHT: u64 = 4;
 /// Between two looks at the files of guests' memory, once one of them has become shorter.
 const LOOK: Duration = Duration::from_millis(10);
-/// Units of the engine's time in a second.
-const UNITS: u64 = CLOCK / map::CYCLES_PER_UNIT;
 
 /// A queue pair as the guest made it.
 #[derive(Clone, Copy, Debug)]
@@ -66,13 +60,6 @@ impl Region {
     }
 }
 
-/// What the function shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Programmed {
-    words: [u64; 5],
-    disks: u16,
-}
-
 /// See the module.
 pub(crate) struct Port {
     pub(super) card: Rc<RefCell<Card>>,
@@ -80,25 +67,21 @@ pub(crate) struct Port {
     pub(super) place: Place,
     /// FastPath's, in the place of queue 1.
     pub(super) space: Option<Space>,
-    functions: StorageFunctions,
+    pub(super) functions: StorageFunctions,
+    /// What it shows.
+    pub(super) shown: Shown,
     /// Doorbells as they were last passed on, by their index in the page.
     rung: Vec<u32>,
     regions: Vec<Region>,
     /// When the files of the regions are looked at again.
     next_look: Instant,
-    /// What the function shows; nothing is known before the first time.
-    programmed: Option<Programmed>,
     coalescing: Coalescing,
     /// By queue identifier: whether commands are taken.
     pub(super) enabled: Vec<bool>,
     /// Entries of the completion queues.
     pub(super) cq_entries: Vec<u32>,
-    /// Namespaces that were detached, until nothing is in flight.
-    pub(crate) leaving: Vec<Rc<Attached>>,
-    /// Volumes that everything is written to as well, with their identifiers for the operator.
-    pub(crate) replicas: Vec<(u32, Arc<Namespace>)>,
-    /// What the function shows has changed: disks may have volumes that it does not use any more.
-    stale: bool,
+    /// Completion queues that a submission queue had: the engine would begin anew in them, where the guest goes on.
+    pub(super) used: Vec<bool>,
 }
 
 impl Port {
@@ -123,25 +106,23 @@ impl Port {
             card.write(map::core(core, map::page(shape.pages, local, page)), 0);
         }
         drop(card);
-        let mut port = Self {
+        let port = Self {
             card: shared,
             function,
             place,
             space: None,
             functions: *functions,
+            shown: Shown::default(),
             rung: vec![0; (usize::from(queues) + 1) * 2],
             regions: Vec::new(),
             next_look: Instant::now(),
-            programmed: None,
             coalescing: Coalescing::new(),
             enabled: vec![false; usize::from(queues) + 1],
             cq_entries: vec![2; usize::from(queues) + 1],
-            leaving: Vec::new(),
-            replicas: Vec::new(),
-            stale: false,
+            used: vec![false; usize::from(queues) + 1],
         };
         port.write(map::interrupts(local), 0);
-        port.program(Programmed::default());
+        port.write(map::configuration(local, 0), 0);
         Ok(port)
     }
 
@@ -177,7 +158,18 @@ impl Port {
         self.write(map::queue(queue, 0), QueueBase::new().with_page(page(pair.sq.0)).with_enabled(true).into_bits());
         self.rung[usize::from(qid) * 2..][..2].fill(0);
         self.enabled[usize::from(qid)] = true;
+        self.used[usize::from(qid)] = true;
         self.cq_entries[usize::from(qid)] = pair.cq.1;
+    }
+
+    /// A completion queue was made.
+    pub(crate) fn begin_cq(&mut self, cqid: u16) {
+        self.used[usize::from(cqid)] = false;
+    }
+
+    /// Whether a submission queue had this completion queue before.
+    pub(crate) fn is_used(&self, cqid: u16) -> bool {
+        self.used[usize::from(cqid)]
     }
 
     fn qids(&self) -> impl Iterator<Item = u16> + use<> {
@@ -220,13 +212,17 @@ impl Port {
                 // Who does not read completions has no commands taken, and rings no doorbell that we pass on meanwhile.
                 let next = (u32::from(status.cq_tail()) + 1) % self.cq_entries[usize::from(qid)];
                 let full = next == u32::from(status.cq_head());
+                // All else that was rung for is taken, be it when others' commands have left the engine room.
                 let waits = self.is_enabled(qid) && !status.stopped() && !full && status.sq_head() != status.sq_tail();
-                status.in_flight() == 0 && !(waits && self.card.borrow().engine.is_busy())
+                status.in_flight() == 0 && !waits
             })
     }
 
     /// Whether a turn finds something to do.
     pub(crate) fn has_work(&self) -> bool {
+        if self.waits_for_quiet() && self.is_quiet() {
+            return true;
+        }
         let card = self.card.borrow();
         card.has_work() || card.host.has_news(self.function) || card.engine.faults() != 0
     }
@@ -372,96 +368,12 @@ impl Port {
             self.write(map::page(pages, self.place.local(), page as u32), row.unwrap_or_default().into_bits());
         }
     }
-
-    // ---- the namespace ----------------------------------------------------------------------------------------------
-
-    /// Has the function show a namespace, or none; whether every write is to be durable. `false`: there is no disk for it, and it shows none.
-    pub(crate) fn show(&mut self, attached: Option<&Attached>, durable: bool) -> bool {
-        let Some(attached) = attached else {
-            self.program(Programmed::default());
-            return true;
-        };
-        let geometry = attached.namespace.volume.geometry();
-        let disk = self.card.borrow_mut().disk_for(&attached.namespace, self.function);
-        let Some(disk) = disk.filter(|_| attached.namespace.volume.metadata().shown().is_none()) else {
-            self.program(Programmed::default());
-            return false;
-        };
-        let mut disks = 1_u16 << disk;
-        let mut volume = geometry.blocks.0;
-        for (_, replica) in &self.replicas {
-            let shape = replica.volume.geometry();
-            let disk = self.card.borrow_mut().disk_for(replica, self.function);
-            let Some(disk) = disk.filter(|_| shape.block_size == geometry.block_size) else {
-                self.program(Programmed::default());
-                return false;
-            };
-            disks |= 1 << disk;
-            volume = volume.min(shape.blocks.0);
-        }
-        self.fit_space(geometry.block_size.shift() as u8);
-        let (functions, block) = (&self.functions, u64::from(geometry.block_size.bytes()));
-        let (first, blocks) = functions.window(volume);
-        let mut word = NamespaceWord::new()
-            .with_nsid(attached.nsid)
-            .with_block_log2(geometry.block_size.shift() as u8)
-            .with_enabled(!attached.formatting.get())
-            .with_read_only(attached.read_only || geometry.read_only)
-            .with_durable(durable)
-            .with_disks(disks)
-            .into_bits();
-        if functions.window.is_some() {
-            word |= Functions::SHARE;
-        }
-        if functions.replicate {
-            word |= Functions::REPLICATE;
-        }
-        if functions.iops.is_some() || functions.bytes.is_some() {
-            word |= Functions::THROTTLE;
-        }
-        // A tenth of a second may be ahead.
-        let cap = |time: u64| (UNITS / 10) << FRACTION << 32 | time;
-        let iops = functions.iops.map_or(0, |iops| cap(((UNITS << FRACTION) / iops).min(u64::from(u32::MAX))));
-        let bytes = functions.bytes.map_or(0, |bytes| cap(((UNITS << FRACTION) * block / bytes).min(0xff_ffff)));
-        self.program(Programmed { words: [word, blocks, first, iops, bytes], disks });
-        true
-    }
-
-    fn program(&mut self, programmed: Programmed) {
-        if self.programmed == Some(programmed) {
-            return;
-        }
-        let local = self.place.local();
-        // The first word last, and nothing is shown meanwhile.
-        self.write(map::configuration(local, 0), 0);
-        for (word, value) in (0..).zip(programmed.words).skip(1) {
-            self.write(map::configuration(local, word), value);
-        }
-        self.write(map::configuration(local, 0), programmed.words[0]);
-        self.programmed = Some(programmed);
-        self.stale = true;
-    }
-
-    /// Lets go of volumes that the function no longer shows, once nothing is in flight.
-    pub(crate) fn leave_disks(&mut self) {
-        if !self.stale || !self.is_quiet() {
-            return;
-        }
-        self.stale = false;
-        let keeps = self.programmed.map_or(0, |programmed| programmed.disks);
-        for (number, disk) in self.card.borrow_mut().disks.iter_mut().enumerate() {
-            if keeps >> number & 1 == 0 {
-                disk.leave(self.function);
-            }
-        }
-        self.leaving.drain(..).for_each(|attached| attached.in_flight.set(0));
-    }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
         self.stop_all();
-        self.program(Programmed::default());
+        self.show_nothing();
         // A device that goes has nothing in flight; one that a fault of ours fenced keeps its memory where it is.
         if self.is_quiet() {
             self.forget_space();

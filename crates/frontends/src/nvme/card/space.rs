@@ -89,6 +89,7 @@ impl Port {
         let word = word.with_core(place.core()).with_local(place.local());
         self.card.borrow_mut().write(fastpath::space(number, 0), word.into_bits());
         self.enabled[usize::from(QUEUE)] = true;
+        self.used[usize::from(QUEUE)] = true;
         self.cq_entries[usize::from(QUEUE)] = fastpath::ENTRIES.into();
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Guests on an engine: the software one, or with the feature `sim` the simulated one (`make hw-test`).
 
 mod alike;
+mod changes;
 mod space;
 
 use std::{
@@ -358,7 +359,7 @@ fn replicas_have_all_data() {
     let first = guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
     let volume = MemoryVolume::create("replica", 1 << 20, BlockSize::B512).expect("a volume");
     let replica = crate::nvme::Namespace::new(volume, crate::nvme::fixture::identity(9), false);
-    assert!(guest.controller.add_replica(2, &replica));
+    guest.controller.join_replica(2, &replica).expect("it fits");
     guest.create_queues(1, 16);
     assert!(write(&mut guest, 1, 8, &pattern(3, 8192)).is_success());
     for _ in 0..4 {
@@ -473,6 +474,24 @@ fn storage_functions_have_a_written_form() {
     for text in ["share", "share=1", "share=1+0", "iops=0", "bytes=-1", "replicate=2", "cache"] {
         assert!(text.parse::<StorageFunctions>().is_err(), "{text}");
     }
+}
+
+#[test]
+fn caps_that_an_engine_does_not_count_are_told() {
+    for (text, block, least) in [
+        ("iops=1", 512, "iops=2 "),
+        ("iops=2,bytes=244140", 512, "bytes=244141 "),
+        ("iops=2,bytes=244141", 4096, "bytes=1953126 "),
+    ] {
+        let functions: StorageFunctions = text.parse().expect(text);
+        let told = functions.check_caps(block).expect_err(text);
+        assert!(told.contains(least), "{told}");
+    }
+    let least: StorageFunctions = "iops=2,bytes=244141".parse().expect("caps");
+    assert_eq!(least.check(), Ok(()));
+    // Word 3 and 4: the time of a command in 32 bits, of a block in 24.
+    let [iops, bytes] = least.caps(512);
+    assert_eq!((iops as u32, bytes as u32), (4_000_000_000, 16_777_190));
 }
 
 #[test]

@@ -185,6 +185,10 @@ impl Device for Function<'_> {
         let mut mapped = self.controller.memory.map(GuestAddress(map.address), map.size, protection, backing);
         if let Some(port) = self.controller.port.as_mut().filter(|_| mapped.is_ok()) {
             mapped = port.map(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
+            if mapped.is_err() {
+                // What the card cannot map the controller has not, either: the client may try again.
+                let _ = self.controller.memory.unmap(GuestAddress(map.address), map.size);
+            }
         }
         if let Some(client) = self.controller.client.as_ref().filter(|_| mapped.is_ok()) {
             client.add_region(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
