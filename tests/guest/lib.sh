@@ -20,6 +20,9 @@ await_host() {
     [ "$word" = "$1" ] || die "waited for '$1' from the host, got '$word $answer'"
 }
 
+# The longest wait before a hang is called one: far longer than anything takes on a busy machine under emulation.
+patience=180
+
 # eventually SECONDS COMMAND...: until the command succeeds, or fails after that long.
 eventually() {
     limit=$(($(uptime_ms) + $1 * 1000))
@@ -34,19 +37,19 @@ uptime_ms() { awk '{ printf "%d", $1 * 1000 }' /proc/uptime; }
 
 # Waits for controller $1 (nvme0) to be ready for I/O.
 wait_for_controller() {
-    eventually 30 grep -q live "/sys/class/nvme/$1/state" || die "controller $1 did not come up: $(cat "/sys/class/nvme/$1/state" 2>&1)"
+    eventually $patience grep -q live "/sys/class/nvme/$1/state" || die "controller $1 did not come up: $(cat "/sys/class/nvme/$1/state" 2>&1)"
 }
 
 # Waits for namespace device $1 (nvme0n1).
 wait_for_namespace() {
     case $1 in vd*) wait_for_disk "$1" ;; esac
-    eventually 30 test -b "/dev/$1" || die "namespace $1 did not appear; there is: $(echo /dev/nvme*)"
+    eventually $patience test -b "/dev/$1" || die "namespace $1 did not appear; there is: $(echo /dev/nvme*)"
 }
 
 # Waits for virtio disk $1 (vda).
 wait_for_disk() {
     [ -d /sys/module/virtio_blk ] || die "there is no module virtio_blk: run scripts/guest-root on the host again"
-    eventually 30 test -b "/dev/$1" || die "disk $1 did not appear; there is: $(echo /dev/vd*)"
+    eventually $patience test -b "/dev/$1" || die "disk $1 did not appear; there is: $(echo /dev/vd*)"
 }
 
 # The device of namespace identifier $1: the kernel numbers devices as it finds them.
@@ -58,12 +61,12 @@ device_of() {
 }
 
 no_namespace() { [ ! -e "/dev/$1" ]; }
-wait_for_no_namespace() { eventually 30 no_namespace "$1" || die "namespace $1 did not go away"; }
+wait_for_no_namespace() { eventually $patience no_namespace "$1" || die "namespace $1 did not go away"; }
 
 # Size of a block device in bytes.
 size_of() { blockdev --getsize64 "/dev/$1"; }
 size_is() { [ "$(size_of "$1")" = "$2" ]; }
-wait_for_size() { eventually 30 size_is "$1" "$2" || die "$1 has $(size_of "$1") bytes, expected $2"; }
+wait_for_size() { eventually $patience size_is "$1" "$2" || die "$1 has $(size_of "$1") bytes, expected $2"; }
 
 # equal WHAT ACTUAL EXPECTED
 equal() { [ "$2" = "$3" ] || die "$1: got '$2', expected '$3'"; }

@@ -7,6 +7,8 @@ use std::{
 
 use millrace_driver::Pages;
 
+use crate::skip;
+
 /// MiB of huge pages for one test: for a guest of 16 MiB, the one before that is being unmapped, and a few buffers.
 const MEMORY: usize = 96;
 const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
@@ -39,7 +41,7 @@ impl GuestMemory {
         match set_aside(mib / 2) {
             Ok(added) => Self { pages: Pages::Huge, added },
             Err(why) => {
-                println!("  skipped: pages set aside (MFD_HUGETLB): {why}; transparent huge pages instead");
+                skip(&format!("pages set aside (MFD_HUGETLB): {why}; transparent huge pages instead"));
                 Self { pages: Pages::Transparent, added: 0 }
             }
         }

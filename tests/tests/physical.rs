@@ -7,46 +7,55 @@ use millrace_tests::{Boot, Daemon, Kernel, Monitor, Programs, seats};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// Bytes of the disk.
+/// Bytes of each disk.
 const DISK: u64 = 128 << 20;
 
-/// A machine with a controller that can be unplugged, and programs to give it to.
+/// A machine with two controllers, of which the first can be unplugged, and programs to give them to.
 struct Machine {
     folder: TempDir,
     programs: Programs,
-    /// More options of the disk behind the controller.
-    disk: String,
+    /// More options of the disks behind the controllers.
+    disks: String,
 }
 
 impl Machine {
     fn new() -> Self {
         let folder = TempDir::with_prefix("millrace-physical-").expect("a temporary folder");
-        let disk = File::create(folder.path().join("disk.img")).expect("a file");
-        disk.set_len(DISK).expect("a sparse file");
         let programs = Programs::make(folder.path().join("programs.img"), &[Daemon::binary(), nested()], &[]);
-        Self { folder, programs, disk: String::new() }
+        Self { folder, programs, disks: String::new() }
     }
 
-    /// It carries out so many commands a second.
+    /// Each disk carries out so many commands a second.
     fn slow(rate: u32) -> Self {
-        Self { disk: format!(",throttling.iops-total={rate}"), ..Self::new() }
+        Self { disks: format!(",throttling.iops-total={rate}"), ..Self::new() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// With more options of QEMU's controller.
+    /// An empty disk, as a drive of QEMU's.
+    fn drive(&self, name: &str) -> String {
+        let path = self.path(&format!("{name}.img"));
+        let file = File::create(&path).expect("a file");
+        file.set_len(DISK).expect("a sparse file");
+        format!("id={name},file={},if=none,format=raw,discard=unmap{}", path.display(), self.disks)
+    }
+
+    /// With more options of QEMU's first controller. The checks find the controllers in the order of their ports.
     fn boot(&self, checks: &str, options: &str) -> Boot {
-        let device = format!("nvme,id=physical,serial=physical,drive=disk,bus=port0,max_ioqpairs=8,msix_qsize=9{options}");
-        let (file, more) = (self.path("disk.img"), &self.disk);
-        let disk = format!("id=disk,file={},if=none,format=raw,discard=unmap{more}", file.display());
+        let port = |n: usize| format!("pcie-root-port,id=port{n},chassis={}", n + 1);
+        let controller = |id: &str, drive: &str, n: usize, options: &str| {
+            format!("nvme,id={id},serial={id},drive={drive},bus=port{n},max_ioqpairs=8,msix_qsize=9{options}")
+        };
         let boot = Boot::scenario("physical")
             .iommu()
             .memory(1024)
             .monitor(&self.path("qmp"))
             .set("CHECKS", checks.replace(' ', ","))
-            .qemu(&["-device", "pcie-root-port,id=port0,chassis=1", "-drive", &disk, "-device", &device]);
+            .qemu(&["-device", &port(0), "-device", &port(1)])
+            .qemu(&["-drive", &self.drive("disk"), "-device", &controller("physical", "disk", 0, options)])
+            .qemu(&["-drive", &self.drive("beside"), "-device", &controller("second", "beside", 1, "")]);
         self.programs.on(boot)
     }
 }
@@ -59,11 +68,24 @@ fn nested() -> PathBuf {
     program
 }
 
+/// The daemon had both disks under a verified load, and the first as a virtio disk.
+fn expect_served(said: &[String]) {
+    for device in ["vm", "second"] {
+        let start = format!("guest: load on {device}: ");
+        let verified = said.iter().any(|line| line.starts_with(&start) && line.contains("checked_blocks"));
+        assert!(verified, "no load on {device} in\n{}", said.join("\n"));
+    }
+    assert!(said.contains(&"virtio: well".to_owned()), "{}", said.join("\n"));
+}
+
 #[test]
-fn a_physical_controller_passes_the_suite() {
+fn a_physical_controller_and_its_second_namespace_pass_the_suite() {
     let machine = Machine::new();
-    let said = machine.boot("refused bind driver conform", "").run(&seats(1));
-    for check in ["refused", "driver", "conform"] {
+    let boot = machine.boot("refused bind driver conform namespaces", "");
+    let drive = machine.drive("namespace");
+    let boot = boot.qemu(&["-drive", &drive, "-device", "nvme-ns,drive=namespace,bus=physical,nsid=2"]);
+    let said = boot.run(&seats(1));
+    for check in ["refused", "driver", "conform", "namespaces"] {
         assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
     }
     for line in ["driver: by group", "driver: submission queues out of the controller"] {
@@ -89,9 +111,9 @@ fn a_controller_is_opened_by_itself_where_the_kernel_has_iommufd() {
 #[test]
 fn a_daemon_in_its_sandbox_has_iommufd() {
     let machine = Machine::slow(1000);
-    let boot = machine.boot("bind daemon", "").kernel(Kernel::Own);
+    let boot = machine.boot("bind daemon virtio", "").kernel(Kernel::Own);
     let said = boot.set("SECONDS_OF_LOAD", 10).set("KILLS", 1).run(&seats(1));
-    assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
+    expect_served(&said);
     assert!(said.iter().any(|line| line.contains("by=\"iommufd\"")), "{}", said.join("\n"));
 }
 
@@ -110,14 +132,14 @@ fn submission_queues_lie_in_the_controller_where_it_has_memory() {
 }
 
 #[test]
-fn data_go_directly_on_several_shards_under_resets_and_an_unplugged_disk_ends_in_errors() {
+fn data_go_directly_in_huge_pages_too_on_several_shards_under_resets_and_an_unplugged_disk_ends_in_errors() {
     let machine = Machine::new();
-    let mut guest = machine.boot("bind direct shards reset unplug", "").start(&seats(1));
+    let mut guest = machine.boot("bind direct huge shards reset unplug", "").start(&seats(1));
     guest.wait_mark("busy");
     let mut monitor = Monitor::open(&machine.path("qmp"));
     monitor.execute("device_del", &json!({ "id": "physical" }));
     let said = guest.finish();
-    for check in ["direct", "shards", "reset", "unplug"] {
+    for check in ["direct", "huge", "shards", "reset", "unplug"] {
         assert!(said.contains(&format!("{check}: well")), "{check} is missing in\n{}", said.join("\n"));
     }
 }
@@ -140,16 +162,16 @@ fn commands_that_take_long_complete_by_interrupt() {
 }
 
 #[test]
-fn a_daemon_serves_a_physical_disk_its_worker_may_die_and_the_disk_may_go() {
+fn a_daemon_serves_two_physical_disks_its_worker_may_die_and_one_disk_may_go() {
     // So that it sleeps for commands, too.
     let machine = Machine::slow(1000);
-    let boot = machine.boot("bind daemon unplugged", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2);
+    let boot = machine.boot("bind daemon virtio unplugged", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2);
     let mut guest = boot.start(&seats(1));
     guest.wait_mark("busy");
     let mut monitor = Monitor::open(&machine.path("qmp"));
     monitor.execute("device_del", &json!({ "id": "physical" }));
     let said = guest.finish();
-    assert!(said.iter().any(|line| line.contains("checked_blocks")), "{}", said.join("\n"));
+    expect_served(&said);
     assert!(said.contains(&"guest: unplugged: well".to_owned()), "{}", said.join("\n"));
 }
 

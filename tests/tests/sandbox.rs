@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::Read,
+    ops::Range,
     os::unix::{
         fs::{FileExt, PermissionsExt, symlink},
         net::UnixStream,
@@ -13,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_tests::{Daemon, OneDisk, eventually, repository, within};
+use millrace_tests::{Daemon, OneDisk, PATIENCE, eventually, repository, skip, within};
 use rustix::process::{Signal, geteuid};
 
 const EPERM: i32 = 1;
@@ -324,29 +325,34 @@ fn as_nobody(command: &mut Command) {
     command.uid(NOBODY).gid(NOBODY);
 }
 
-/// Bytes of a process's memory that hold something, with the flags of the mapping around each.
-fn found_in_memory(pid: u32, needle: &[u8]) -> Vec<String> {
+/// Where a process's mappings are, and what the system says of each: its flags, with spaces around them, at the end.
+fn mappings(pid: u32) -> Vec<(Range<u64>, String)> {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("its mappings");
-    let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("its memory");
-    let (mut found, mut range) = (Vec::new(), (0_u64, 0_u64, String::new()));
+    let (mut found, mut range, mut name) = (Vec::new(), 0..0, "");
     for line in smaps.lines() {
         let first = line.split(' ').next().unwrap_or_default();
         if let Some((start, end)) = first.split_once('-') {
             let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).expect("an address"));
-            range = (start, end, line.to_owned());
+            (range, name) = (start..end, line);
         }
-        let Some(flags) = line.strip_prefix("VmFlags:") else { continue };
-        let (start, end, name) = &range;
-        if !flags.split(' ').any(|flag| flag == "rd") || end - start > 1 << 30 {
-            continue;
-        }
-        let mut bytes = vec![0; usize::try_from(end - start).expect("a size")];
-        let read = memory.read_at(&mut bytes, *start).unwrap_or(0);
-        if bytes[..read].windows(needle.len()).any(|window| window == needle) {
-            found.push(format!("{name} flags {flags} "));
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            found.push((range.clone(), format!("{name} flags {flags} ")));
         }
     }
     found
+}
+
+/// The mappings of a process in which something lies.
+fn found_in_memory(pid: u32, needle: &[u8]) -> Vec<String> {
+    let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("its memory");
+    let has_it = |range: &Range<u64>| {
+        let mut bytes = vec![0; usize::try_from(range.end - range.start).expect("a size")];
+        let read = memory.read_at(&mut bytes, range.start).unwrap_or(0);
+        bytes[..read].windows(needle.len()).any(|window| window == needle)
+    };
+    let all = mappings(pid).into_iter();
+    let readable = all.filter(|(range, flags)| flags.contains(" rd ") && range.end - range.start <= 1 << 30);
+    readable.filter(|(range, _)| has_it(range)).map(|(_, flags)| flags).collect()
 }
 
 #[test]
@@ -362,7 +368,14 @@ fn keys_are_locked_and_in_no_dump() {
     let worker = eventually("a worker", || daemon.worker());
     // The search finds what is there.
     assert!(!found_in_memory(worker, file.to_str().unwrap().as_bytes()).is_empty());
-    for mapping in found_in_memory(worker, &key) {
+    let mut places = found_in_memory(worker, &key);
+    if places.is_empty() {
+        // Where the system takes keys out of its own view, nobody finds one; but it names the memory that they are in.
+        let all = mappings(worker).into_iter().map(|(_, mapping)| mapping);
+        places = all.filter(|mapping| mapping.contains("secretmem")).collect();
+    }
+    assert!(!places.is_empty(), "the key is nowhere");
+    for mapping in places {
         let has = |flag: &str| mapping.contains(&format!(" {flag} "));
         assert!(has("dd") && has("lo"), "a key in memory that is dumped or swapped: {mapping}");
     }
@@ -398,7 +411,7 @@ fn keys_of_the_kernel_are_had_in_the_sandbox() {
     assert!(refused.contains("the key cannot be had from keyring:millrace-no-such-key"), "{refused}");
     if !has_key {
         // Containers often refuse keyrings, and who reads a key there is told so: above.
-        return;
+        return skip("keys that the kernel has: it takes none here");
     }
     create(&daemon, &name).expect("a volume");
     // The next worker asks for it again, from within its sandbox as well, and so does the next daemon.
@@ -425,16 +438,16 @@ fn a_daemon_that_is_aborted_leaves_no_picture_of_its_memory() {
     assert_eq!(aborted("auto"), 0);
     // Where the system puts pictures beside the program, it would have made one.
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
-    if pattern.starts_with("core") {
-        assert!(aborted("off") > 0, "the test sees no picture where there is one");
+    if !pattern.starts_with("core") {
+        return skip("pictures of memory where they are made: the system puts them elsewhere");
     }
+    assert!(aborted("off") > 0, "the test sees no picture where there is one");
 }
 
 #[test]
 fn who_is_not_named_is_not_heard() {
     if !geteuid().is_root() {
-        // Nobody else's processes can be had.
-        return;
+        return skip("other users' commands: only root can give them");
     }
     let place = tempfile::tempdir().expect("a temporary folder");
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a public folder");
@@ -581,41 +594,46 @@ fn a_worker_that_takes_too_much_memory_is_replaced() {
     let error = greedy().expect_err("more memory than there may be");
     println!("  {error}");
     let second = eventually("another worker", || daemon.worker().filter(|worker| *worker != first));
-    within(Duration::from_secs(60), || daemon.try_run(&["status"]).ok()).expect("it answers");
+    eventually("it answers", || daemon.try_run(&["status"]).ok());
     assert_ne!(first, second);
     assert!(PathBuf::from(format!("/proc/{second}")).exists());
 }
 
-/// What a volume in memory has in huge pages, in kB, after a load has filled it.
-fn huge(daemon: &Daemon) -> u64 {
+/// What a volume in memory has in huge pages, in kB, while a load writes it; `None` when it gets none for so long.
+fn huge(daemon: &Daemon, limit: Duration) -> Option<u64> {
     let socket = daemon.disk("disk", &["--backend", "memory", "--size", "16M"], &[]);
-    let mut bench = daemon.client();
-    bench.args(["bench", "--rw", "write", "--bs", "128k", "--time", "1", "--socket"]).arg(socket);
-    assert!(bench.output().expect("running the client").status.success());
     let worker = eventually("a worker", || daemon.worker());
-    let mapped = || {
+    let mapped = || -> Option<u64> {
         let sums = fs::read_to_string(format!("/proc/{worker}/smaps_rollup")).expect("its mappings");
         let line = sums.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:")).map(str::to_owned);
         line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()).filter(|kilobytes| *kilobytes > 0)
     };
-    within(Duration::from_secs(10), mapped).unwrap_or(0)
+    // They come beside the load, and are the worker's when it touches them again.
+    within(limit, || {
+        let mut bench = daemon.client();
+        bench.args(["bench", "--rw", "write", "--bs", "128k", "--time", "1", "--socket"]).arg(&socket);
+        assert!(bench.output().expect("running the client").status.success());
+        mapped()
+    })
 }
 
 /// They are made by calls on the process's own memory, which nobody makes for it.
 #[test]
 fn huge_pages_are_made_in_the_sandbox_too() {
     if !geteuid().is_root() {
-        // Nobody else can look at what a process in its sandbox has.
-        return;
+        return skip("huge pages in the sandbox: only root can look at what a process there has");
     }
-    let [free, confined] = [&["--sandbox", "off"][..], &[]].map(|options| {
+    let found = |options: &[&str], limit| {
         let daemon = Daemon::confined(options);
-        let found = huge(&daemon);
+        let found = huge(&daemon, limit);
         daemon.finish();
         found
-    });
+    };
+    let Some(free) = found(&["--sandbox", "off"], Duration::from_secs(60)) else {
+        return skip("huge pages in the sandbox: without it this system gives none either");
+    };
+    let confined = found(&[], PATIENCE).expect("huge pages in the sandbox, as there are without it");
     println!("  {free} kB of huge pages without a sandbox, {confined} in it");
-    assert!(confined > 0 || free == 0, "{free} and {confined}");
 }
 
 /// Its table of lines takes more than a gigabyte.

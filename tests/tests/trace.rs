@@ -5,8 +5,6 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command as Process, Output, Stdio},
-    thread::sleep,
-    time::Duration,
 };
 
 use millrace_block::{BlockCount, Lba, trace::EventOperation};
@@ -43,6 +41,12 @@ impl Tracing {
         Self { child, file }
     }
 
+    /// Waits until there are more than so many requests in the file.
+    fn wait_for(&self, requests: usize) {
+        let there = || Trace::read(File::open(&self.file).ok()?).ok().map(|trace| trace.requests.len());
+        eventually("requests in the file", || there().filter(|there| *there > requests));
+    }
+
     fn wait(self) -> (Output, PathBuf) {
         (self.child.wait_with_output().expect("its end"), self.file)
     }
@@ -55,20 +59,21 @@ impl Tracing {
         assert!(output.status.success(), "the trace failed: {}", String::from_utf8_lossy(&output.stderr));
         let trace = read(&file);
         let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!((said["events"].as_u64(), said["dropped"].as_u64()), (Some(trace.events), Some(0)));
+        // Where the one who empties the rings does not get a processor for long, some find no room.
+        assert_eq!((said["events"].as_u64(), said["dropped"].as_u64()), (Some(trace.events), Some(trace.dropped)));
         assert!(trace.damage.is_none(), "{:?}", trace.damage);
         trace
     }
 
-    /// Waits until it ends by itself, before it was to; what is in the file.
-    fn expect_early(self, why: &str) -> Trace {
+    /// Waits until it ends by itself, before it was to, for one of these reasons; what is in the file.
+    fn expect_early(self, reasons: &[&str]) -> Trace {
         let (output, file) = self.wait();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains("ended early") && said.contains(why), "{said}");
         let trace = read(&file);
         assert!(trace.damage.is_none(), "{:?}", trace.damage);
         let end = trace.end.as_ref().expect("an end");
-        assert!(end.early && end.reason.contains(why), "{end:?}");
+        assert!(end.early && reasons.contains(&end.reason.as_str()), "{end:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("ended early") && said.contains(&end.reason), "{said}");
         trace
     }
 }
@@ -185,7 +190,8 @@ fn every_request_is_there_once_with_its_stages_in_order() {
 
     let found: Vec<_> = trace.requests.iter().map(asked).collect();
     assert_eq!(found, expected);
-    assert!(trace.unfinished.is_empty() && trace.unknown == 0, "{} and {}", trace.unfinished.len(), trace.unknown);
+    let missing = (trace.unfinished.len(), trace.unknown, trace.dropped);
+    assert_eq!(missing, (0, 0, 0), "unfinished, unknown, dropped");
     trace.requests.iter().for_each(expect_order);
     let known: Vec<_> = trace.requests[64..96].iter().map(|request| CommandId(request.key.command)).collect();
     assert_eq!(known, ids);
@@ -223,14 +229,38 @@ fn every_request_is_there_once_with_its_stages_in_order() {
     daemon.finish();
 }
 
-/// While a load runs, the stack is changed, other traces are refused, and the worker goes away in every way there is.
+/// Waits until a device has finished a hundred commands more.
+fn commands_go_on(daemon: &Daemon, device: &str) {
+    let finished = || {
+        let view = daemon.json(&["device", "show", device]);
+        // When it has not answered in time the numbers are zeroes.
+        (view["state"] == "ready").then_some(())?;
+        Some(view["counters"]["read_commands"].as_u64()? + view["counters"]["write_commands"].as_u64()?)
+    };
+    let before = eventually("the device answers", finished);
+    eventually("a hundred commands more", || finished().filter(|now| *now >= before + 100));
+}
+
+/// Commands that a load has in flight.
+const DEPTH: u32 = 8;
+const WENT: &str = "the daemon's worker went away";
+const REPLACED: &str = "another binary took the daemon's place";
+
+/// A load of large commands: there are few of them, so that hardly any machine is too busy to record them all.
+fn load(socket: &Path) -> Load {
+    let mut load = Load::start(socket, &Work { bs: "64k", depth: DEPTH, ..Work::default() });
+    load.wait_until_busy();
+    load
+}
+
+/// While a load runs, the stack is changed, and other traces are refused.
 #[test]
-fn a_trace_goes_on_through_changes_and_ends_with_its_worker() {
+fn a_trace_goes_on_through_changes() {
     let daemon = Daemon::start();
     let image = format!("file:{}", daemon.path("image").display());
     let socket = daemon.disk("disk", &["--stack", &image, "--size", "64M"], &[]);
     daemon.disk("other", &["--backend", "memory", "--size", "16M"], &[]);
-    let load = Load::start(&socket, &Work { depth: 8, ..Work::default() });
+    let load = load(&socket);
 
     let tracing = Tracing::start(&daemon, "disk", &["--volume"]);
     let refused =
@@ -238,38 +268,57 @@ fn a_trace_goes_on_through_changes_and_ends_with_its_worker() {
     assert!(refused.is_err_and(|said| said.contains("volume disk is being traced")));
     assert!(daemon.try_run(&["trace", "nothing"]).is_err_and(|said| said.contains("volume nothing does not exist")));
     assert!(!daemon.path("no").exists(), "a refused trace leaves no file");
-    sleep(Duration::from_millis(300));
+    commands_go_on(&daemon, "disk");
     daemon.run(&["volume", "insert", "disk", "meter"]);
-    sleep(Duration::from_millis(300));
+    commands_go_on(&daemon, "disk");
     daemon.run(&["volume", "remove", "disk", "meter"]);
-    sleep(Duration::from_millis(300));
+    commands_go_on(&daemon, "disk");
     let trace = tracing.finish();
-    // What was under way when it began is nobody's.
-    assert!(trace.requests.len() > 100 && trace.background.len() <= 8 && trace.dropped == 0);
-    trace.requests.iter().for_each(expect_order);
+    assert!(trace.requests.len() > 250, "{} requests, {} events dropped", trace.requests.len(), trace.dropped);
+    // What was under way when it began is nobody's. When requests came is not known of those that came just before, or in a gap.
+    assert!(trace.background.len() <= DEPTH as usize, "{:?}", trace.background);
+    let (seen, unseen): (Vec<_>, Vec<_>) = trace.requests.iter().partition(|request| request.seen.is_some());
+    assert!(unseen.len() <= DEPTH as usize || trace.dropped > 0, "{unseen:?}");
+    seen.into_iter().for_each(expect_order);
     let ways: std::collections::BTreeSet<Vec<String>> =
         trace.requests.iter().map(|request| nodes(&trace, request).into_iter().map(|(word, _)| word).collect()).collect();
     let expected = [vec![image.clone()], vec!["meter".to_owned(), image.clone()]];
     assert_eq!(ways, expected.into_iter().collect(), "through the meter, and not");
+    load.finish();
+    daemon.finish();
+}
+
+/// The worker goes away in every way there is, while a load runs.
+#[test]
+fn a_trace_ends_with_its_worker_and_says_why() {
+    let daemon = Daemon::start();
+    let image = format!("file:{}", daemon.path("image").display());
+    let socket = daemon.disk("disk", &["--stack", &image, "--size", "64M"], &[]);
+    let load = load(&socket);
 
     let tracing = Tracing::start(&daemon, "disk", &[]);
-    sleep(Duration::from_millis(300));
+    tracing.wait_for(10);
     daemon.kill_worker(Signal::KILL);
-    let trace = tracing.expect_early("the daemon's worker went away");
-    assert!(trace.requests.len() > 10);
+    let trace = tracing.expect_early(&[WENT]);
+    assert!(trace.requests.len() > 10, "what was in the file is there");
+
+    // What is left to be taken is waited for half a second and no longer: on a busy machine that may be too short, but not every time.
+    let upgraded = |_| {
+        let tracing = Tracing::start(&daemon, "disk", &[]);
+        tracing.wait_for(10);
+        daemon.upgrade(&Daemon::binary(), 1).expect("an upgrade");
+        let trace = tracing.expect_early(&[REPLACED, WENT]);
+        let end = trace.end.as_ref().expect("an end");
+        assert!(end.reason == WENT || end.events == trace.events, "{end:?} of {}", trace.events);
+        end.reason == REPLACED
+    };
+    assert!((0..5).any(upgraded), "five upgrades, and no trace says that there was one");
 
     let tracing = Tracing::start(&daemon, "disk", &[]);
-    sleep(Duration::from_millis(300));
-    daemon.upgrade(&Daemon::binary(), 1).expect("an upgrade");
-    let trace = tracing.expect_early("another binary took the daemon's place");
-    assert!(trace.requests.len() > 10 && trace.end.expect("an end").events == trace.events);
-
-    let tracing = Tracing::start(&daemon, "disk", &[]);
-    sleep(Duration::from_millis(300));
     load.finish();
     let mut daemon = daemon;
     daemon.stop();
-    tracing.expect_early("the daemon was stopped");
+    tracing.expect_early(&["the daemon was stopped"]);
 }
 
 /// The one who asks leaves: nothing is recorded for nobody, and the next one may ask.
@@ -277,7 +326,8 @@ fn a_trace_goes_on_through_changes_and_ends_with_its_worker() {
 fn a_trace_that_nobody_reads_ends() {
     let daemon = Daemon::start();
     let socket = daemon.disk("disk", &["--backend", "memory", "--size", "64M"], &[]);
-    let load = Load::start(&socket, &Work::default());
+    let mut load = Load::start(&socket, &Work::default());
+    load.wait_until_busy();
     for round in 1..=3 {
         let mut tracing = Tracing::start(&daemon, "disk", &[]);
         tracing.child.kill().expect("killing it");
@@ -313,7 +363,7 @@ fn a_device_with_a_worker_of_its_own_is_traced_there() {
     let shown = daemon.json(&["device", "show", "one"]);
     let worker = i32::try_from(shown["worker"]["pid"].as_i64().expect("a process")).expect("a process");
     kill_process(Pid::from_raw(worker).expect("not 0"), Signal::KILL).expect("a signal");
-    tracing.expect_early("the daemon's worker went away");
+    tracing.expect_early(&[WENT]);
     eventually("the worker is back", || daemon.try_run(&["trace", "one", "--seconds", "1", "--out", "-"]).ok());
     drop(hosts);
     daemon.finish();
@@ -327,6 +377,30 @@ fn expect_stages(stages: &[(String, u64)]) {
     }
     assert_eq!(at(&|name| name.starts_with("disk/throttle.0 (file:")), 768, "the file in {stages:?}");
     assert!(at(&|name| name == "interrupt") > 0, "no interrupt in {stages:?}");
+}
+
+/// The picture alone, with all its panels.
+fn expect_picture(daemon: &Daemon, file: &Path, guests: &str) {
+    let path = daemon.path("page.svg");
+    analyze(daemon, file, &["--guest", guests, "--plot", path.to_str().expect("a path in UTF-8")]);
+    let picture = fs::read_to_string(&path).expect("the picture");
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
+    let panels = [
+        "where the time went",
+        "in the guest's view",
+        "requests over time",
+        "latency",
+        "where: offset",
+        "by size",
+        "by requests in flight",
+        "by offset",
+        "in order",
+        "used most",
+    ];
+    for panel in panels {
+        assert!(picture.contains(&format!("class=\"title\">{panel}")), "no panel {panel:?} in {picture}");
+    }
+    assert_eq!(picture.matches("class=\"title\">").count(), panels.len());
 }
 
 /// What fio did in a stock guest is what the trace says that it did, and the guest's own trace is the same requests.
@@ -378,6 +452,7 @@ fn a_guests_requests_are_known(virtio: bool) {
     let outside = joined["stages"].as_array().expect("stages").iter().find(|stage| stage["name"] == "outside");
     assert!(outside.is_some_and(|stage| stage["latency"]["p50"].as_u64() > Some(0)), "{joined}");
     assert!(fs::read_to_string(&page).expect("the page").contains("in the guest's view"));
+    expect_picture(&daemon, &file, &path(&guests));
 
     analyze(&daemon, &file, &["--export", "perfetto", "--out", &path(&export)]);
     let json: Value = serde_json::from_reader(File::open(&export).expect("the export")).expect("JSON");

@@ -1,11 +1,12 @@
 //! What a physical NVMe controller must do under the driver and the back end, run inside a nested machine by `tests/tests/physical.rs`.
 //! It overwrites the disk.
 //!
-//! `nvme-nested CHECK ADDRESS`: each check prints what it has seen, and panics when that is wrong.
+//! `nvme-nested CHECK ADDRESS`, or `nvme-nested virtio SOCKET`: each check prints what it has seen, and panics when that is wrong.
 
 use std::{
     env,
     os::unix::fs::FileExt,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -23,33 +24,48 @@ use millrace_driver::{
     Command, Controller, DmaBuffer, DmaRange, Namespace, Options, QueueOptions, QueuePair, VfioPci, spec::NamespaceId,
 };
 use millrace_memory::{Access, GuestAddress, GuestMemory, Mapping, Protection, Segment};
+use rustix::fs::MemfdFlags;
 use shard::ShardHarness;
 
+#[path = "nvme-nested/huge.rs"]
+mod huge;
 #[path = "../src/tests/shard.rs"]
 mod shard;
+#[path = "nvme-nested/virtio.rs"]
+mod virtio;
 
 const SEED: u64 = 61;
 const MIB: u64 = 1 << 20;
 
 fn main() {
     let arguments: Vec<String> = env::args().collect();
-    let [_, check, place] = &arguments[..] else { panic!("nvme-nested CHECK ADDRESS") };
-    let place: NvmePlace = place.parse().expect("an address");
+    let [_, check, place] = &arguments[..] else { panic!("nvme-nested CHECK ADDRESS|SOCKET") };
     tracing_to_stderr();
     match check.as_str() {
-        "refused" => refused(&place),
-        "driver" => driver(&place),
-        "conform" => conform(&place),
-        "direct" => direct(&place),
-        "shards" => shards(&place),
-        "waits" => waits(&place),
-        "silent" => silent(&place),
-        "reset" => reset(&place),
-        "unplug" => unplug(&place),
-        "sizes" => sizes(&place),
-        _ => panic!("no such check: {check}"),
+        // A daemon has the controller.
+        "virtio" => virtio::virtio(Path::new(place)),
+        _ => on_controller(check, &place.parse::<NvmePlace>().expect("an address")),
     }
     println!("{check}: well");
+}
+
+/// A check of the controller itself.
+fn on_controller(check: &str, place: &NvmePlace) {
+    match check {
+        "refused" => refused(place),
+        "driver" => driver(place),
+        "conform" => conform(place),
+        "namespaces" => namespaces(place),
+        "direct" => direct(place),
+        "huge" => huge::huge(place),
+        "shards" => shards(place),
+        "waits" => waits(place),
+        "silent" => silent(place),
+        "reset" => reset(place),
+        "unplug" => unplug(place),
+        "sizes" => sizes(place),
+        _ => panic!("no such check: {check}"),
+    }
 }
 
 /// What is logged is of use when a check fails.
@@ -216,6 +232,26 @@ fn conform(place: &NvmePlace) {
     }
 }
 
+/// Two namespaces of the controller: the second passes the suite too, then both are used at once, each by a shard.
+fn namespaces(place: &NvmePlace) {
+    let other = NvmePlace { nsid: 2, ..*place };
+    conform(&other);
+    let volumes = [place, &other].map(|place| open(place, None, BlockSize::B512));
+    thread::scope(|scope| {
+        for (volume, seed) in volumes.iter().zip(SEED..) {
+            let blocks: Arc<dyn Volume> = volume.clone();
+            scope.spawn(move || {
+                let guest = Guest::new(8 * MIB);
+                // The same blocks of both.
+                verified(&blocks, &mut ShardHarness::new(), &guest, &mut Random(seed), (0, 4096), 150);
+                guest.give_up();
+            });
+        }
+    });
+    println!("namespaces: moved {:?}", volumes[0].moved());
+    assert_eq!(volumes[0].moved(), volumes[1].moved(), "the controller is one for both");
+}
+
 /// A guest's memory, and what is in it.
 struct Guest {
     memory: GuestMemory,
@@ -224,7 +260,12 @@ struct Guest {
 
 impl Guest {
     fn new(size: u64) -> Self {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+        Self::of(size, MemfdFlags::empty())
+    }
+
+    /// Of pages as a memory file's flags say.
+    fn of(size: u64, pages: MemfdFlags) -> Self {
+        let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC | pages).expect("memory");
         rustix::fs::ftruncate(&file, size).expect("memory");
         let mut memory = GuestMemory::new();
         let protection = Protection { read: true, write: true };
@@ -360,30 +401,56 @@ fn verified(
 /// Data of guests do not bounce, once their memory is mapped; and it is unmapped before it goes.
 fn direct(place: &NvmePlace) {
     let volume = open(place, None, BlockSize::B512);
-    let blocks: Arc<dyn Volume> = volume.clone();
-    let mut harness = ShardHarness::new();
-    let mut random = Random(SEED);
+    let (mut harness, mut random) = (ShardHarness::new(), Random(SEED));
     for life in 0..3 {
         let guest = Guest::new(16 * MIB);
-        // The first miss asks for it.
-        let patience = Instant::now() + Duration::from_secs(30);
-        loop {
-            let before = volume.moved();
-            assert_eq!(harness.run(&blocks, &[job(Operation::Read, 0, &[guest.segment(0, 4096)])]), [Ok(())]);
-            let after = volume.moved();
-            if after.0 > before.0 {
-                assert_eq!((after.0 - before.0, after.1), (4096, before.1));
-                break;
-            }
-            assert!(Instant::now() < patience, "the memory was never mapped");
-        }
-        let before = volume.moved();
-        verified(&blocks, &mut harness, &guest, &mut random, (1024 * life, 4096), 300);
-        let after = volume.moved();
-        println!("direct: life {life}: {} bytes directly, {} by buffers", after.0 - before.0, after.1 - before.1);
-        assert!(after.0 > before.0);
-        assert_eq!(after.1, before.1, "what PRPs cannot say an SGL does");
+        straight(&volume, &mut harness, &guest, &mut random, 1024 * life);
         guest.give_up();
+    }
+}
+
+/// A guest's life: its memory is mapped, and from then on no byte bounces.
+fn straight(volume: &Arc<NvmeVolume>, harness: &mut ShardHarness, guest: &Guest, random: &mut Random, first: u64) {
+    let blocks: Arc<dyn Volume> = volume.clone();
+    // The first miss asks for it.
+    let patience = Instant::now() + Duration::from_secs(30);
+    loop {
+        let before = volume.moved();
+        assert_eq!(harness.run(&blocks, &[job(Operation::Read, 0, &[guest.segment(0, 4096)])]), [Ok(())]);
+        let after = volume.moved();
+        if after.0 > before.0 {
+            assert_eq!((after.0 - before.0, after.1), (4096, before.1));
+            break;
+        }
+        assert!(Instant::now() < patience, "the memory was never mapped");
+    }
+    let before = volume.moved();
+    one_command_each(volume, harness, guest, random);
+    verified(&blocks, harness, guest, random, (first, 4096), 300);
+    let after = volume.moved();
+    println!("blocks from {first} on: {} bytes directly, {} by buffers", after.0 - before.0, after.1 - before.1);
+    assert!(after.0 > before.0);
+    assert_eq!(after.1, before.1, "what PRPs cannot say an SGL does");
+}
+
+/// A request is one command, wherever its memory lies: whole pages are a list of PRPs, pieces at odd places an SGL.
+fn one_command_each(volume: &Arc<NvmeVolume>, harness: &mut ShardHarness, guest: &Guest, random: &mut Random) {
+    let blocks: Arc<dyn Volume> = volume.clone();
+    let pages: Vec<Segment> = (0..16).map(|i| guest.segment(i * 8192, 4096)).collect();
+    let pieces: Vec<Segment> = (0..16).map(|i| guest.segment(i * 8192 + 2 * i + 1, 511 + 2 * (i % 2))).collect();
+    for segments in [pages, pieces] {
+        let mut commands_of = |operation| {
+            let before = volume.commands();
+            assert_eq!(harness.run(&blocks, &[job(operation, 0, &segments)]), [Ok(())]);
+            volume.commands() - before
+        };
+        let data = fill(&segments, random);
+        assert_eq!(commands_of(Operation::Write { fua: false }), 1, "{segments:?}");
+        for segment in &segments {
+            segment.fill(0);
+        }
+        assert_eq!(commands_of(Operation::Read), 1, "{segments:?}");
+        assert!(contents(&segments) == data, "other data in {segments:?}");
     }
 }
 

@@ -77,7 +77,7 @@ pub fn open(
     block_size: BlockSize,
 ) -> Result<Arc<dyn Volume>, VolumeError> {
     let needed = || {
-        let why = "this back end needs a size";
+        let why = "this back end needs a size; in a stack, write (size=…) behind it";
         size.ok_or_else(|| VolumeError::BadSize { volume: name.to_owned(), size: 0, why })
     };
     Ok(match spec {

@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use millrace_tests::repository;
+use millrace_tests::{repository, skip};
 
 /// Where cargo has put the library for this test.
 fn library_dir() -> PathBuf {
@@ -90,8 +90,7 @@ fn what_is_installed_is_found_by_pkg_config_and_documented() {
     let is_program = |path: &Path| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 != 0);
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !std::env::split_paths(&path).any(|dir| is_program(&dir.join("pkg-config"))) {
-        println!("skipped the rest: no pkg-config on PATH");
-        return;
+        return skip("a program that pkg-config helps to build: there is none on PATH");
     }
     let pkg_config = |arguments: &[&str]| {
         let mut command = Command::new("pkg-config");

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_tests::{Daemon, eventually, repository};
+use millrace_tests::{Daemon, eventually, repository, skip};
 
 /// Where cargo has put the library for this test.
 fn library_dir() -> PathBuf {
@@ -92,6 +92,14 @@ fn a_program_in_c_reads_what_it_wrote() {
     let error = client(&daemon, &program, &["open"]).env_remove("MILLRACE_VOLUME").output().expect("running the client");
     assert_eq!(error.status.code(), Some(22));
     assert!(String::from_utf8_lossy(&error.stderr).contains("MILLRACE_VOLUME"));
+    daemon.expect_well();
+}
+
+#[test]
+fn requests_are_made_and_ended_without_calls_of_the_system() {
+    let (mut daemon, program) = client_on("memory");
+    must_succeed(client(&daemon, &program, &["silent"]));
+    eventually_no_sessions(&daemon);
     daemon.expect_well();
 }
 
@@ -190,8 +198,8 @@ fn programs_that_die_or_scribble_harm_only_themselves() {
 fn users_get_what_the_configuration_allows() {
     const NOBODY: u32 = 65534;
     if !rustix::process::geteuid().is_root() {
-        // Nobody else's processes can be had; the daemon's own unit tests ask in other users' names.
-        return;
+        // The daemon's own unit tests ask in other users' names.
+        return skip("other users' programs: only root can start them");
     }
     let files = tempfile::tempdir().unwrap();
     let config = files.path().join("millrace.toml");

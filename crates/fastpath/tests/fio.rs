@@ -8,14 +8,14 @@ use std::{
 use millrace_tests::{Daemon, eventually, repository};
 
 /// Compiles the engine, as scripts/fio-engine does, with the library of this test's profile.
-fn compile(to: &Path) {
+fn compile(to: &Path, defines: &[&str]) {
     let test = std::env::current_exe().expect("the test's own path");
     let library = test.parent().expect("tests are in a folder").join("libmillrace.a");
     let crate_dir = repository().join("crates/fastpath");
     let mut command = Command::new("cc");
     command.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-I"]);
     command.arg(crate_dir.join("include")).arg("-o").arg(to).arg(crate_dir.join("fio/engine.c")).arg(library);
-    command.args(["-static-libgcc", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lm"]);
+    command.args(["-static-libgcc", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL", "-lpthread", "-ldl", "-lm"]).args(defines);
     let output = command.output().expect("running cc");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -47,7 +47,7 @@ impl Fio {
 fn fio_writes_and_verifies_by_our_engine() {
     let mut daemon = Daemon::start();
     let fio = Fio { engine: daemon.path("libmillrace-fio.so"), run_dir: daemon.run_dir() };
-    compile(&fio.engine);
+    compile(&fio.engine, &[]);
     let image = daemon.path("f.img");
     daemon.run(&["volume", "create", "f", "--size", "32M", "--backend", &format!("file:{}", image.display())]);
     daemon.run(&["volume", "create", "m", "--size", "32M", "--backend", "memory"]);
@@ -73,4 +73,16 @@ fn fio_writes_and_verifies_by_our_engine() {
     let no_sessions = || daemon.json(&["device", "list"]).as_array().is_some_and(Vec::is_empty).then_some(());
     eventually("the sessions' devices are gone", no_sessions);
     daemon.expect_well();
+}
+
+#[test]
+fn fio_refuses_an_engine_of_another_interface_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let fio = Fio { engine: dir.path().join("libmillrace-fio.so"), run_dir: dir.path().to_path_buf() };
+    compile(&fio.engine, &["-DINTERFACE_VERSION=35"]);
+    let refused = fio.run("m", &["--rw=read", "--bs=4k"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    // Before the engine has a say: it would tell of a daemon that is not there.
+    assert!(!refused.status.success() && said.contains("bad ioops version 35 (want 36)"), "{}\n{said}", refused.status);
+    assert!(!said.contains("millrace:"), "{said}");
 }

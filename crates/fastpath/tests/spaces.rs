@@ -14,7 +14,7 @@ use millrace_driver::{
     Controller, QueueError, QueueOptions, QueuePair, VfioUser,
     spec::{NamespaceId, Status, reservation::ReservationType},
 };
-use millrace_tests::{Daemon, eventually};
+use millrace_tests::{Daemon, eventually, skip};
 use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
@@ -317,7 +317,7 @@ fn who_may_open_volumes_is_said_while_the_daemon_runs() {
     const USER: u32 = 65534;
     if !rustix::process::geteuid().is_root() {
         // The daemon's own unit tests ask in other users' names.
-        return println!("  skipped: only root can ask as another user");
+        return skip("volumes that other users open: only root can ask as one");
     }
     let mut daemon = Daemon::start_with(&["--isolation", "device"]);
     volume(&daemon, "a", &["--size", "1M", "--backend", &format!("file:{}", daemon.path("a.img").display())]);

@@ -8,7 +8,7 @@
 use std::fmt::Write;
 
 use crate::{
-    report::{Class, Report, direction, size, time},
+    report::{Class, Order, Report, direction, percent, size, time},
     requests::Trace,
 };
 
@@ -229,6 +229,15 @@ fn places(trace: &Trace, report: &Report) -> Panel {
     panel
 }
 
+fn in_order(report: &Report) -> Panel {
+    let row = |order: &Order| {
+        let says = format!("{}, {} runs", percent(order.sequential, order.requests), size(order.mean_run));
+        (order.name.clone(), order.sequential, Some(order.requests), says)
+    };
+    let rows: Vec<_> = report.order.iter().map(row).collect();
+    bars("in order: requests that begin where another ended, of all (mark)", &[], &rows)
+}
+
 fn hot(report: &Report) -> Panel {
     let row = |hot: &crate::report::Hot| {
         let says = format!("{} reads, {} writes", hot.reads, hot.writes);
@@ -247,6 +256,7 @@ pub fn svg(trace: &Trace, report: &Report) -> String {
         classes("by size: median, and 99th percentile (mark)", &report.sizes),
         classes("by requests in flight: median, and 99th percentile (mark)", &report.depths),
         classes("by offset: median, and 99th percentile (mark)", &report.offsets),
+        in_order(report),
         hot(report),
     ];
     if let Some(guest) = &report.guest {

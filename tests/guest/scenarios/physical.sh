@@ -1,82 +1,132 @@
 # shellcheck shell=sh
-# A host of its own: a machine with an IOMMU, whose NVMe controller is taken from the kernel and given to programs that come on the disk
+# A host of its own: a machine with an IOMMU, whose NVMe controllers are taken from the kernel and given to programs that come on the disk
 # vda (scripts/guest-programs).
-#   CHECKS=NAME,...    what is done, in this order: checks of nvme-nested, or one of the functions below
+#   CHECKS=NAME,...    what is done, in this order: checks of nvme-nested, on the first controller, or one of the functions below
 . /millrace/host.sh
 
-find_controller() {
+# By their addresses, in that order.
+find_controllers() {
     for dir in /sys/bus/pci/devices/*; do
-        if [ "$(cat "$dir/class")" = 0x010802 ]; then basename "$dir" && return; fi
+        [ "$(cat "$dir/class")" != 0x010802 ] || basename "$dir"
     done
-    die "there is no NVMe controller"
 }
 
-# What the driver's own advice says.
+# What the driver's own advice says, for each controller.
 bind() {
-    echo vfio-pci >"/sys/bus/pci/devices/$address/driver_override"
-    echo "$address" >"/sys/bus/pci/devices/$address/driver/unbind"
-    echo "$address" >/sys/bus/pci/drivers_probe
-    group=$(basename "$(readlink "/sys/bus/pci/devices/$address/iommu_group")")
-    # Kernels with iommufd may have no groups.
-    [ -e "/dev/vfio/$group" ] || [ -d "/sys/bus/pci/devices/$address/vfio-dev" ] || die "vfio-pci did not take $address"
+    for controller in $address $second; do
+        dir=/sys/bus/pci/devices/$controller
+        # The kernel looks at several at a time, and may not have come to this one yet.
+        eventually 30 test -e "$dir/driver" || die "$controller has no driver"
+        echo vfio-pci >"$dir/driver_override"
+        echo "$controller" >"$dir/driver/unbind"
+        echo "$controller" >/sys/bus/pci/drivers_probe
+        group=$(basename "$(readlink "$dir/iommu_group")")
+        # Kernels with iommufd may have no groups.
+        [ -e "/dev/vfio/$group" ] || [ -d "$dir/vfio-dev" ] || die "vfio-pci did not take $controller"
+    done
 }
 
-# Waits until workers have taken the controller so many times.
+# Waits until workers have taken controllers so many times.
 await_opened() {
     for _ in $(seq 600); do
         opened=$(grep -c 'an NVMe controller is ours' $host/tmp/daemon.log)
         [ "$opened" -lt "$1" ] || return 0
         sleep 0.1
     done
-    daemon_failed "the controller was opened $opened times"
+    daemon_failed "controllers were opened $opened times"
 }
 
-# A daemon in its sandbox with a device on the disk; a verified load by our own client; the worker is killed in the middle of it.
+# Times that a guest's memory was mapped for a disk.
+mapped() { grep -c "a guest's memory is mapped for a disk" $host/tmp/daemon.log || true; }
+
+expect_well() {
+    # One that was late three times in a row, on a machine that stood still, is no sign of a fault; all of them are.
+    given_up=$(grep -c 'without interrupts' $host/tmp/daemon.log || true)
+    [ "$given_up" -lt "$(grep -c 'an NVMe controller is ours' $host/tmp/daemon.log)" ] || daemon_failed "interrupts do not come"
+    if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
+}
+
+# begin_load DEVICE SECONDS [DEPTH]: a verified load by our own client, in the background, as process $load.
+begin_load() {
+    in_host /bin/millrace bench --verify --json --time "$2" --rw randrw --bs 4k --qd "${3:-16}" --range 16m --socket "/run/millrace/$1.sock" \
+        >"$host/tmp/load-$1.json" 2>"$host/tmp/load-$1.err" &
+    load=$!
+}
+
+# end_load DEVICE PROCESS: waits for its good end.
+end_load() {
+    wait "$2" || {
+        cat "$host/tmp/load-$1.err"
+        daemon_failed "the load on $1 failed"
+    }
+    say "load on $1: $(grep -oE '"(commands|checked_blocks)": *[0-9]+' "$host/tmp/load-$1.json" | tr '\n' ' ')"
+}
+
+# A daemon in its sandbox with a device on each disk; a verified load on both; the worker is killed in the middle of it.
 daemon() {
+    [ -n "$second" ] || die "there is no second NVMe controller"
     start_daemon
     millrace volume create disk --backend "nvme:$address" || daemon_failed "no volume"
     must_fail "a second volume on the namespace" millrace volume create other --backend "nvme:$address/1"
+    millrace volume create second --backend "nvme:$second" || daemon_failed "no volume on the second controller"
     millrace device create vm --nvme --volume disk || daemon_failed "no device"
-    in_host /bin/millrace bench --verify --json --time "${SECONDS_OF_LOAD:-10}" --rw randrw --bs 4k --qd 16 --range 16m --socket /run/millrace/vm.sock \
-        >$host/tmp/load.json 2>$host/tmp/load.err &
-    load=$!
+    millrace device create second --nvme --volume second || daemon_failed "no device on the second controller"
+    begin_load vm "${SECONDS_OF_LOAD:-10}"
+    on_first=$load
+    begin_load second "${SECONDS_OF_LOAD:-10}"
+    on_second=$load
     if [ "${KILLS:-0}" -gt 0 ]; then
         for kill in $(seq "$KILLS"); do
             sleep 3
-            await_opened "$kill"
+            await_opened $((2 * kill))
             pid=$(worker)
             kill -KILL "$pid" || daemon_failed "there is no worker to kill: '$pid'"
             say "killed worker $pid, $kill"
         done
     fi
-    wait $load || {
-        cat $host/tmp/load.err
-        daemon_failed "the load failed"
-    }
-    say "$(grep -oE '"(commands|checked_blocks)": *[0-9]+' $host/tmp/load.json | tr '\n' ' ')"
-    grep -q "a guest's memory is mapped for a disk" $host/tmp/daemon.log || daemon_failed "the guest's memory was never mapped"
-    await_opened $((${KILLS:-0} + 1))
-    grep 'an NVMe controller is ours.* interrupts=[1-9]' $host/tmp/daemon.log || daemon_failed "it has no interrupts"
-    if grep 'without interrupts' $host/tmp/daemon.log; then daemon_failed "they do not come"; fi
-    if grep -E 'panicked|a system call was refused' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
+    end_load vm "$on_first"
+    end_load second "$on_second"
+    [ "$(mapped)" -ge 2 ] || daemon_failed "the guests' memory was never mapped"
+    await_opened $((2 * (${KILLS:-0} + 1)))
+    grep 'an NVMe controller is ours.* interrupts=[1-9]' $host/tmp/daemon.log || daemon_failed "they have no interrupts"
+    if grep 'an NVMe controller is ours.* interrupts=0' $host/tmp/daemon.log; then daemon_failed "one has no interrupts"; fi
+    expect_well
 }
 
-# The controller is pulled out under the daemon's load: that ends in errors. The worker lives, and whatever else it serves goes on.
+# The disk of `daemon` as a virtio disk, from which data go straight to and from the controller as well; then its NVMe device again.
+virtio() {
+    millrace device delete vm || daemon_failed "its NVMe device cannot be deleted"
+    millrace device create v --virtio-blk --volume disk || daemon_failed "no virtio disk"
+    before=$(mapped)
+    in_host /bin/nvme-nested virtio /run/millrace/v.sock || daemon_failed "virtio failed"
+    [ "$(mapped)" -gt "$before" ] || daemon_failed "no memory of virtio's guests was mapped"
+    expect_well
+    millrace device delete v || daemon_failed "the virtio disk cannot be deleted"
+    millrace device create vm --nvme --volume disk || daemon_failed "no device any more"
+}
+
+# The first controller is pulled out under the daemon's load: that ends in errors. The worker lives, and whatever else it serves goes on: a
+# disk on the other controller, and one in memory.
 unplugged() {
     millrace volume create spare --backend memory --size 16M || daemon_failed "no spare volume"
     millrace device create other --nvme --volume spare || daemon_failed "no spare device"
-    in_host /bin/millrace bench --verify --json --time 300 --rw randrw --bs 4k --qd 16 --range 16m --socket /run/millrace/vm.sock \
-        >$host/tmp/load.json 2>$host/tmp/load.err &
-    load=$!
-    in_host /bin/millrace bench --verify --json --time 15 --rw randrw --bs 4k --qd 2 --socket /run/millrace/other.sock >$host/tmp/other.json 2>&1 &
-    other=$!
+    begin_load vm 300
+    on_first=$load
+    begin_load second 15 2
+    on_second=$load
+    begin_load other 15 2
+    on_memory=$load
     pid=$(worker)
     sleep 2
-    kill -0 $load || daemon_failed "the load ended too early: $(cat $host/tmp/load.err)"
+    kill -0 "$on_first" || daemon_failed "the load ended too early: $(cat $host/tmp/load-vm.err)"
     mark "busy"
-    if wait $load; then daemon_failed "a load on a disk that is gone saw no error"; fi
-    say "unplugged: $(tail -n 1 $host/tmp/load.err)"
-    wait $other || daemon_failed "the disk beside it: $(cat $host/tmp/other.json)"
+    if wait "$on_first"; then daemon_failed "a load on a disk that is gone saw no error"; fi
+    say "unplugged: $(tail -n 1 $host/tmp/load-vm.err)"
+    end_load second "$on_second"
+    end_load other "$on_memory"
+    # They may have ended before the disk was gone.
+    begin_load second 2
+    end_load second "$load"
     [ "$(worker)" = "$pid" ] || daemon_failed "worker $pid is gone"
     if grep 'panicked' $host/tmp/daemon.log; then daemon_failed "the daemon is unwell"; fi
     millrace device delete vm && millrace volume delete disk || daemon_failed "what is gone cannot be deleted"
@@ -88,11 +138,14 @@ unplugged() {
 [ -d /sys/module/vfio_pci ] || load_modules irqbypass vfio vfio_iommu_type1 vfio-pci-core vfio-pci
 [ -d /sys/module/vfio_pci ] || die "there is no module vfio-pci: run scripts/guest-root on the host again"
 mount_programs
-address=$(find_controller)
+# shellcheck disable=SC2046
+set -- $(find_controllers)
+address=${1:-} second=${2:-}
+[ -n "$address" ] || die "there is no NVMe controller"
 for check in $(echo "${CHECKS:?}" | tr , " "); do
     say "$check"
     case $check in
-    bind | daemon | unplugged) $check ;;
+    bind | daemon | virtio | unplugged) $check ;;
     *) in_host /bin/nvme-nested "$check" "$address" || die "$check failed" ;;
     esac
     # It has had its controller read to memory that was never mapped.

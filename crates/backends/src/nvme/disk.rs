@@ -235,6 +235,11 @@ impl Disk {
         self.lanes.iter().map(Lane::moved)
     }
 
+    /// Commands of its queues, all of them together.
+    pub(super) fn commands(&self) -> u64 {
+        self.lanes.iter().map(Lane::commands).sum()
+    }
+
     /// How its tasks have waited.
     pub(super) fn waits(&self) -> Waits {
         self.lanes.iter().map(Lane::waits).fold(Waits::default(), |sum, lane| Waits {

@@ -154,6 +154,8 @@ struct State {
     asked: Option<Instant>,
     /// Bytes moved directly, and by way of buffers.
     moved: (u64, u64),
+    /// Commands that were begun.
+    commands: u64,
 }
 
 /// See the module.
@@ -214,6 +216,7 @@ impl Lane {
             entries: Entries::default(),
             asked: None,
             moved: (0, 0),
+            commands: 0,
         };
         Ok(Self { state: Mutex::new(state), buffers, exclusive })
     }
@@ -225,6 +228,11 @@ impl Lane {
     /// Bytes moved directly, and by way of buffers.
     pub(super) fn moved(&self) -> (u64, u64) {
         self.state().moved
+    }
+
+    /// Commands that were begun, those that were begun again among them.
+    pub(super) fn commands(&self) -> u64 {
+        self.state().commands
     }
 
     pub(super) fn waits(&self) -> Waits {
@@ -401,6 +409,7 @@ impl Lane {
             tracing::warn!(queue = pair.id().0, %error, "the controller could not be told of a command");
         }
         let slot = state.free_slots.pop().expect("a slot was free");
+        state.commands += 1;
         state.progress = Instant::now();
         state.slots[usize::from(slot)] = Slot { begun: Some(state.progress), cid, ..Slot::default() };
         state.owners[usize::from(cid.0)] = slot;

@@ -197,6 +197,11 @@ impl NvmeVolume {
         self.disk.moved()
     }
 
+    /// Commands that the controller was given for requests, of all volumes on it.
+    pub fn commands(&self) -> u64 {
+        self.disk.commands()
+    }
+
     /// Queue pairs that requests' data have gone through.
     pub fn queues_used(&self) -> usize {
         self.disk.moved_by_queue().filter(|moved| *moved != (0, 0)).count()

@@ -28,7 +28,7 @@ impl Loop {
         losetup.args(["--find", "--show", "--sector-size", &block_size.to_string()]).arg(&file);
         let output = losetup.output().ok().filter(|output| output.status.success());
         let Some(output) = output else {
-            eprintln!("losetup cannot make a loop device here; block devices stay untested");
+            eprintln!("skipped: block devices: losetup cannot make a loop device here");
             return None;
         };
         Some(Self(String::from_utf8(output.stdout).unwrap().trim().into()))

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     Report, Trace,
     format::{Begin, Writer},
-    plot,
+    guest, plot,
     samples::{INTERRUPT, Job, QUEUE, WHOLE, names, trace},
 };
 
@@ -120,23 +120,55 @@ fn blktrace_gets_the_kernels_records() {
     assert_eq!([long(0, 16), long(3, 16)], [800, 16]);
 }
 
+/// The titles of all panels, in their order.
+const PANELS: [&str; 10] = [
+    "where the time went: mean, and 99th percentile (mark)",
+    "in the guest's view: mean, and 99th percentile (mark)",
+    "requests over time",
+    "latency: share of requests that took no longer",
+    "where: offset of requests over time",
+    "by size: median, and 99th percentile (mark)",
+    "by requests in flight: median, and 99th percentile (mark)",
+    "by offset: median, and 99th percentile (mark)",
+    "in order: requests that begin where another ended, of all (mark)",
+    "used most, in pieces of 64 KiB",
+];
+
+fn titles(svg: &str) -> Vec<&str> {
+    let parts = svg.split(r#"class="title">"#).skip(1);
+    parts.map(|part| part.split("</text>").next().unwrap_or_default()).collect()
+}
+
 #[test]
 fn the_picture_is_whole_and_the_text_is_no_markup() {
-    let mut trace = trace(&jobs());
+    // The first read is gone on from.
+    let next = Job { lba: 808, at: 1_030_000, ..jobs()[0] };
+    let mut trace = trace(&[jobs(), vec![next]].concat());
     if let Some(begin) = &mut trace.begin {
         begin.target = "device <script>&\"".to_owned();
     }
-    let report = Report::of(&trace, None);
+    let mut report = Report::of(&trace, None);
     let page = plot::html(&trace, &report);
     assert!(!page.contains("<script") && page.contains("device &lt;script&gt;&amp;&quot;"));
     let svg = plot::svg(&trace, &report);
     assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
     assert_eq!(svg.matches("<g ").count(), svg.matches("</g>").count());
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-    for word in ["where the time went", "data/memory", "requests over time", "used most"] {
-        assert!(svg.contains(word), "{word}");
+    for words in ["data/memory", "vm1 data read", "50.0 %, 8 KiB runs"] {
+        assert!(svg.contains(words), "{words}");
     }
     assert!(!svg.contains("href"), "it loads nothing");
+    assert_eq!(titles(&svg), [&PANELS[..1], &PANELS[2..]].concat(), "the guest was not asked");
+    report.guest = Some(guest::Summary {
+        device: "259,0".to_owned(),
+        requests: 4,
+        joined: 3,
+        unmatched: 1,
+        uncertainty: 500,
+        misfit: 0,
+        stages: report.stages.clone(),
+    });
+    assert_eq!(titles(&plot::svg(&trace, &report)), PANELS);
     // A trace in which nothing happened.
     let empty = Trace::default();
     assert!(!plot::svg(&empty, &Report::of(&empty, None)).contains("NaN"));

@@ -16,7 +16,7 @@ use serde::Serialize;
 pub use order::Order;
 pub use stages::Stage;
 pub(crate) use stages::node_name;
-pub(crate) use text::time;
+pub(crate) use text::{percent, time};
 
 use crate::{
     guest::Joined,

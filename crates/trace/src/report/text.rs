@@ -54,7 +54,7 @@ fn classes(out: &mut String, title: &str, name: &str, classes: &[Class]) {
     table(out, &head, classes.iter().map(row));
 }
 
-fn percent(part: u64, whole: u64) -> String {
+pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", part as f64 * 100.0 / whole.max(1) as f64)
 }
 

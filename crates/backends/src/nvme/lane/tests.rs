@@ -281,6 +281,7 @@ fn who_has_a_buffer_and_who_wants_one_do_not_stand_in_each_others_way() {
     let [mut first, mut second] = [(); 2].map(|()| Task::direct(&lane));
     let [mut has, mut wants] = [(); 2].map(|()| Task::bouncing(&lane));
     assert_eq!((first.poll(), has.poll(), wants.poll()), (Placed, HasBuffer, New));
+    assert_eq!(lane.commands(), 1, "who waits has begun nothing");
     complete(&lane, 0);
     // The place is promised to who has waited, and here comes somebody else.
     assert_eq!((first.poll(), has.is_woken()), (Done, true));
@@ -296,6 +297,7 @@ fn who_has_a_buffer_and_who_wants_one_do_not_stand_in_each_others_way() {
         }
     }
     assert_eq!((has.run(), wants.run(), second.run(), completed), (Done, Done, Done, 4));
+    assert_eq!(lane.commands(), 4);
 }
 
 #[test]

@@ -49,9 +49,7 @@ impl Rig {
 
     /// Waits until a copy has done something.
     fn begun(&self, name: &str) {
-        while self.copy(name).unwrap().done == 0 {
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the beginning of a copy", || (self.copy(name).unwrap().done > 0).then_some(()));
     }
 
     fn stored_copy(&self, name: &str) -> CopyRecord {
@@ -66,13 +64,7 @@ impl Rig {
     }
 
     fn copied(&self, name: &str) -> CopyView {
-        loop {
-            let view = self.copy(name).unwrap();
-            if view.state != CopyState::Running {
-                return view;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the end of a copy", || Some(self.copy(name).unwrap()).filter(|view| view.state != CopyState::Running))
     }
 }
 
@@ -355,11 +347,13 @@ fn a_copy_whose_end_is_not_stored_keeps_its_target() {
     let rig = Rig::on(&disk);
     let data = rig.two_files();
     rig.create_device(&device("d", "{}")).unwrap();
-    rig.create_copy(&spec(Some("job"), "a", "b", Some("1M"))).unwrap();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.change_copy("job", &to(CopyState::Paused)).unwrap();
+    rig.change_copy("job", &at_once()).unwrap();
+    // From here on nothing is stored, so that no order could have it go on.
     disk.set_full(true);
-    while rig.copy("job").unwrap().done < 1 << 20 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    rig.relaunch("job");
+    eventually("all bytes copied", || (rig.copy("job").unwrap().done >= 1 << 20).then_some(()));
     for _ in 0..100 {
         let error = rig.attach("d", &attach("b", None)).unwrap_err();
         assert!(matches!(error, ControlError::Copying { .. }), "{error}");

@@ -114,7 +114,7 @@ fn ask<T: Send + 'static>(rig: &Rig, ask: impl FnOnce(&dyn Host, HostReply<T>) +
             }));
         })
         .unwrap();
-    receiver.recv_timeout(Duration::from_secs(20)).expect("an answer").expect("not dropped")
+    receiver.recv_timeout(PATIENCE).expect("an answer").expect("not dropped")
 }
 
 fn create(rig: &Rig, device: &'static str, nsid: u32, bytes: u64) -> Result<Arc<Namespace>, Status> {
@@ -361,11 +361,8 @@ fn use_that_grows_is_measured_beside_the_shards() {
     queue.execute(&namespace.write(Lba(8), buffer.slice(0, 65536)).unwrap()).unwrap();
     queue.execute(&namespace.flush()).unwrap();
     // By the sampling thread, in its own time.
-    loop {
+    eventually("what the namespace uses", || {
         let id: Box<IdentifyNamespace> = disk.identify(Cns::NAMESPACE, NamespaceId(1)).unwrap();
-        if id.nuse >= 128 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        (id.nuse >= 128).then_some(())
+    });
 }

@@ -32,9 +32,7 @@ impl Rig {
 
     /// Waits for the end of a migration; what history says of it.
     fn migrated(&self, name: &str) -> String {
-        while self.volume(name).unwrap().migration.is_some() {
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the end of a migration", || self.volume(name).unwrap().migration.is_none().then_some(()));
         self.last_note(name)
     }
 
@@ -48,9 +46,8 @@ impl Rig {
 
     /// Waits until a migration has copied something.
     fn under_way(&self, name: &str) {
-        while self.volume(name).unwrap().migration.unwrap().done == 0 {
-            thread::sleep(Duration::from_millis(1));
-        }
+        let done = || self.volume(name).unwrap().migration.unwrap().done;
+        eventually("the beginning of a migration", || (done() > 0).then_some(()));
     }
 
     /// Volume `v` in a file with content, shown by device `d`.

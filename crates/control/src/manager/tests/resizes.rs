@@ -10,10 +10,7 @@ use millrace_frontends::nvme::Identity;
 
 use super::{stacks::spec, *};
 
-/// How long a resize waits at most, so that a test of who waits for it ends.
-const LONG: Duration = Duration::from_secs(10);
-
-/// A volume that says when it is resized, and waits until it is told to go on.
+/// A volume that says when it is resized, and waits until it is told to go on: not for ever, so that a test of who waits for it ends.
 struct Slow {
     inner: Arc<dyn Blocks>,
     begun: Sender<()>,
@@ -39,7 +36,7 @@ impl Blocks for Slow {
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
         self.begun.send(()).unwrap();
-        let told = self.go_on.lock().unwrap().recv_timeout(LONG);
+        let told = self.go_on.lock().unwrap().recv_timeout(PATIENCE);
         told.map_err(|_| VolumeError::Unsupported { volume: self.name().to_owned(), what: "waiting any longer" })?;
         self.inner.resize(blocks)
     }
@@ -67,7 +64,7 @@ impl Rig {
         }
         let (manager, name, to) = (Arc::clone(self.manager.as_ref().unwrap()), name.to_owned(), size(to));
         let resizing = thread::spawn(move || manager.resize_volume(&name, to));
-        has_begun.recv().unwrap();
+        has_begun.recv_timeout(PATIENCE).unwrap();
         (tell, resizing)
     }
 }
@@ -164,9 +161,7 @@ fn the_daemon_ends_after_a_resize() {
     let (tell, resizing) = rig.resize_slowly("v", "2M");
     let manager = Arc::clone(rig.manager.as_ref().unwrap());
     let ending = thread::spawn(move || manager.shutdown());
-    while !rig.peek().stopping {
-        thread::sleep(Duration::from_micros(50));
-    }
+    eventually("the beginning of the end", || rig.peek().stopping.then_some(()));
     assert!(matches!(rig.resize_volume("v", size("3M")), Err(ControlError::Stopping)));
     assert!(!ending.is_finished() && rig.has_volume("v"), "it is not closed in the middle of it");
     tell.send(()).unwrap();

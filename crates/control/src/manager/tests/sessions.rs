@@ -73,19 +73,16 @@ fn a_session_lives_as_long_as_its_connection() {
     rig.end_sessions();
     assert!(rig.device(name.as_str()).unwrap().connected, "it stays while its application does");
     drop(guest);
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while rig.device(name.as_str()).is_ok() {
-        assert!(std::time::Instant::now() < deadline, "it goes when its application has gone");
+    eventually("the session's end, when its application has gone", || {
         rig.end_sessions();
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        rig.device(name.as_str()).is_err().then_some(())
+    });
     // One that nobody looked at while it lasted goes as soon as it is looked for.
     let (name, connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
     let transport = millrace_driver::VfioUser::from_stream(connection, Duration::from_secs(30)).unwrap();
     drop(Controller::attach(transport, &Options::default()).unwrap());
-    while rig.device(name.as_str()).is_ok_and(|device| device.connected) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let is_connected = || rig.device(name.as_str()).is_ok_and(|device| device.connected);
+    eventually("the connection's end", || (!is_connected()).then_some(()));
     rig.end_sessions();
     assert!(rig.device(name.as_str()).is_err(), "its application has been there");
     // One that is there when the daemon stops is not there when it starts again.

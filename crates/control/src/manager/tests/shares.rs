@@ -36,6 +36,11 @@ impl Rig {
         self.create_volume(&spec(name, Some(size), SHARE))
     }
 
+    /// Requests that are in volume v.
+    fn in_flight(&self) -> u64 {
+        self.peek().volumes["v"].graph.as_ref().unwrap().switch.in_flight()
+    }
+
     pub(super) fn of_disk(&self, name: &str) -> Option<String> {
         let facts = self.volume("pool").unwrap().tree.status.expect("the disk is in force").facts;
         facts.into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
@@ -212,19 +217,14 @@ fn what_a_guest_left_behind_does_not_reach_who_comes_next() {
     rig.create_volume(&spec("v", Some("64K"), &format!("throttle(iops=1) | {SHARE}"))).unwrap();
     let (_guest, namespace, mut queue, buffer) = guest_of(&rig);
     buffer.write_at(0, &[0xaa; 4096]);
-    for at in 0..16 {
-        queue.submit(&namespace.write(Lba(8 * at), buffer.slice(0, 4096)).unwrap()).unwrap();
+    // One goes through in a second: most are there for as long as the test takes.
+    for at in 0..96 {
+        queue.submit(&namespace.write(Lba(8 * (at % 16)), buffer.slice(0, 4096)).unwrap()).unwrap();
     }
     queue.ring().unwrap();
-    let in_flight = |at_least| {
-        let inner = rig.peek();
-        inner.volumes["v"].graph.as_ref().unwrap().switch.in_flight() >= at_least
-    };
-    while !in_flight(14) {
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("requests that are held back", || (rig.in_flight() >= 64).then_some(()));
     rig.detach("d", 1).unwrap();
-    assert!(in_flight(8), "the throttle holds them back, and detaching does not wait for ever");
+    assert!(rig.in_flight() >= 8, "the throttle holds them back, and detaching does not wait for ever");
     rig.delete_volume("v").unwrap();
     rig.share("w", "64K").unwrap();
     rig.attach("d", &attach("w", None)).unwrap();
@@ -250,7 +250,7 @@ fn a_long_command_ends_with_the_volume_that_it_was_for() {
     let list = guest.memory().alloc(4096).unwrap();
     queue.submit(&namespace.deallocate(&ranges, &list).unwrap()).unwrap();
     queue.ring().unwrap();
-    thread::sleep(Duration::from_millis(500));
+    eventually("a piece that is held back", || (rig.in_flight() > 0).then_some(()));
     rig.detach("d", 1).unwrap();
     rig.delete_volume("v").unwrap();
     rig.attach("d", &attach("w", None)).unwrap();
@@ -275,9 +275,9 @@ fn a_throttle_below_holds_up_no_change() {
     let (_guest, namespace, mut queue, buffer) = guest_of(&rig);
     // More than go through in the time that a change waits for.
     let ends: Vec<_> =
-        (0..20).map(|at| queue.submit(&namespace.write(Lba(at * 8), buffer.slice(0, 4096)).unwrap()).unwrap()).collect();
+        (0..64).map(|at| queue.submit(&namespace.write(Lba(at * 8), buffer.slice(0, 4096)).unwrap()).unwrap()).collect();
     queue.ring().unwrap();
-    thread::sleep(Duration::from_millis(200));
+    eventually("requests that are held back", || (rig.in_flight() >= 32).then_some(()));
     rig.try_change("v", "meter(tenant=t) | volume:w", false).unwrap();
     for end in ends {
         queue.wait_for(end).unwrap();

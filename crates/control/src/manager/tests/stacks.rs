@@ -75,7 +75,7 @@ fn a_mirror_grows_and_comes_back_with_the_size_that_it_has() {
     // The power went while it grew: before any leg was longer, and when all was done but for the last word.
     for (has, growing, comes_back) in [("3M", "5M", "3M"), ("1M", "3M", "3M")] {
         rig.stop();
-        let store = Store::open(rig.directory.path()).unwrap();
+        let store = open_store(rig.directory.path());
         let mut record = store.load().unwrap().0.remove(0);
         (record.spec.size, record.growing) = (Some(size(has)), Some(size(growing)));
         store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
@@ -86,7 +86,7 @@ fn a_mirror_grows_and_comes_back_with_the_size_that_it_has() {
     }
     // What was settled is stored: the next growth that comes to nothing leaves that size, and not the one before.
     rig.stop();
-    let store = Store::open(rig.directory.path()).unwrap();
+    let store = open_store(rig.directory.path());
     let mut record = store.load().unwrap().0.remove(0);
     assert_eq!((record.size(), record.growing), (size("3M"), None));
     record.growing = Some(size("7M"));
@@ -183,7 +183,7 @@ fn volumes_below_keep_the_size_that_they_are_given() {
     // The power went when those below had grown, but for the last word on the one above; and when one of them had.
     for grown in [&["mid", "x", "y"][..], &["x"]] {
         rig.stop();
-        let store = Store::open(rig.directory.path()).unwrap();
+        let store = open_store(rig.directory.path());
         for mut record in store.load().unwrap().0 {
             let name = record.spec.name.to_string();
             let larger = Size(record.size().0 * 2);
@@ -324,13 +324,11 @@ fn a_leg_with_parity_fails_and_is_replaced_while_a_guest_writes() {
         let error = rig.try_change("v", &stack("@a, @d, @e"), false).unwrap_err();
         assert!(error.to_string().contains("--reformat"), "{error}");
         rig.try_change("v", &stack("@a, @d, @c"), false).unwrap();
-        loop {
-            match leg(&rig).as_str() {
-                "good" => break,
-                "being filled" => thread::sleep(std::time::Duration::from_millis(10)),
-                other => panic!("the new leg is {other}"),
-            }
-        }
+        eventually("a new leg with everything", || match leg(&rig).as_str() {
+            "good" => Some(()),
+            "being filled" => None,
+            other => panic!("the new leg is {other}"),
+        });
     });
     assert_eq!(stack_of(&rig, "v"), rig.stack(&stack("@a, @d, @c")));
     rig.restart();
@@ -437,9 +435,8 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
         rig.create_device(&device("d", "{}")).unwrap();
         rig.attach("d", &attach("v", None)).unwrap();
         // From the first line on there is time for others.
-        while rig.usage(&UsageQuestion::default()).unwrap().is_empty() {
-            thread::sleep(Duration::from_millis(1));
-        }
+        let is_begun = || !rig.usage(&UsageQuestion::default()).unwrap().is_empty();
+        eventually("the account's first line", || is_begun().then_some(()));
         under_load(&rig, || ());
         let counted = {
             let inner = rig.peek();
@@ -472,9 +469,7 @@ fn devices_that_share_a_volume_have_accounts_of_their_own() {
         rig.create_device(&device(name, "{}")).unwrap();
         rig.attach(name, &attach("v", Some(1))).unwrap();
     }
-    while by(UsageBy::Volume).is_empty() {
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("the account's first line", || (!by(UsageBy::Volume).is_empty()).then_some(()));
     let write = |name: &str, writes: usize| {
         let mut guest = Controller::connect(&rig.path(&format!("{name}.sock")), &Options::default()).unwrap();
         let namespace = guest.namespace(NamespaceId(1)).unwrap();

@@ -54,7 +54,7 @@ fn seen(rig: &Rig) -> ((u64, u32), u64) {
 
 /// Until the disk has seen that its last front end is gone.
 fn alone(rig: &Rig) {
-    while rig.device("d").unwrap().connected {}
+    eventually("the front end's end", || (!rig.device("d").unwrap().connected).then_some(()));
 }
 
 fn stored(rig: &Rig) -> Option<DiskKind> {
