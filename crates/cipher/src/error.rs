@@ -30,7 +30,10 @@ pub enum CipherError {
 #[derive(Debug, Error)]
 pub enum KeyError {
     /// The text names no source.
-    #[error("{0:?} names no source of a key; file:PATH, keyring:NAME and command:PROGRAM are possible")]
+    #[error(
+        "{0:?} names no source of a key; file:PATH, keyring:NAME and command:PROGRAM are possible, where PATH and PROGRAM are absolute \
+         (begin with /)"
+    )]
     Source(String),
     /// The source failed.
     #[error("the key cannot be had from {from}: {source}")]

@@ -72,6 +72,14 @@ enum Answer {
     Error { errno: i32, problem: Problem },
 }
 
+/// Tells of volumes that the configuration file names for users and that nobody has: they may come, or a name is misspelt.
+pub(crate) fn tell_missing(manager: &Manager, cells: Option<&Arc<Cells>>) {
+    let others = cells.map(|cells| cells.others()).unwrap_or_default();
+    for (uid, volume) in manager.volumes_missing_of_apps(&others) {
+        tracing::warn!(uid, volume, "[[app]] in the configuration file names a volume that does not exist");
+    }
+}
+
 /// Binds the door. Everyone whom the run directory lets through may knock.
 pub(crate) fn bind(run_dir: &Path) -> Result<UnixListener, DirError> {
     let (path, hidden) = (run_dir.join(APPS_SOCKET), run_dir.join("apps.new"));

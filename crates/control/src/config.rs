@@ -162,6 +162,19 @@ impl DeclaredDevice {
         let Self { name, kind, socket, shard, tenant, .. } = self.clone();
         DeviceSpec { name, kind, socket, shard, tenant }
     }
+
+    /// Each volume once: a second entry would be of no effect at first, and a difference at the next start.
+    fn check_attached(&self) -> Result<(), ControlError> {
+        let mut seen = BTreeSet::new();
+        match self.attach.iter().find(|attach| !seen.insert(&attach.volume)) {
+            Some(AttachSpec { volume, .. }) => {
+                let why =
+                    format!("volume {volume} is attached twice: a device shows a volume once, leave one of the entries out");
+                Err(ControlError::invalid("device", &self.name, why))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// What shards do while there is no work.
@@ -393,9 +406,13 @@ impl Declared {
         self.check_names("group", self.groups.iter().map(|group| (group.line, &group.value.name)))?;
         for Located { line, value: group } in &self.groups {
             group.read().map_err(|error| self.failed(*line, error))?;
+            self.check_within(group).map_err(|error| self.failed(*line, error))?;
         }
         self.check_names("volume", self.volumes.iter().map(|volume| (volume.line, &volume.value.name)))?;
         self.check_names("device", self.devices.iter().map(|device| (device.line, &device.value.name)))?;
+        for Located { line, value: device } in &self.devices {
+            device.check_attached().map_err(|error| self.failed(*line, error))?;
+        }
         let mut files: BTreeMap<&Path, &VolumeSpec> = BTreeMap::new();
         for Located { line, value: volume } in &self.volumes {
             volume.validate().map_err(|error| self.failed(*line, error))?;
@@ -408,6 +425,26 @@ impl Declared {
                     _ => {}
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A group is not within itself, not by way of others either: none of them could be made first.
+    fn check_within(&self, group: &GroupSpec) -> Result<(), ControlError> {
+        let mut way = vec![&group.name];
+        let mut within = group.within.as_ref();
+        while let Some(name) = within {
+            if *name == group.name {
+                let names = way.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+                let why = format!("groups are within each other: {names}; take \"within\" from one of them");
+                return Err(ControlError::invalid("group", &group.name, why));
+            }
+            if way.contains(&name) {
+                break;
+            }
+            way.push(name);
+            within =
+                self.groups.iter().find(|other| other.value.name == *name).and_then(|other| other.value.within.as_ref());
         }
         Ok(())
     }

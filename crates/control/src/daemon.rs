@@ -456,6 +456,9 @@ async fn api_until_told(
     keeper: &Arc<Link>,
 ) -> Result<End, DaemonError> {
     let told = told_to_end(keeper, manager, cells)?;
+    if options.cell.is_none() && keeper.predecessor().is_none() {
+        apps::tell_missing(manager, cells);
+    }
     let (stop, stopping) = oneshot::channel::<()>();
     let mut router = api::router(Arc::clone(manager));
     if options.cell.is_some() {

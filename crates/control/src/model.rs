@@ -643,12 +643,18 @@ impl VolumeSpec {
         let leaf = self.stack.as_leaf();
         let needs_size = |leaf: &Leaf| matches!(leaf.spec.parse(), Ok(BackendSpec::Memory | BackendSpec::Null));
         if leaf.is_some_and(needs_size) && self.size.is_none() {
-            return wrong("this back end needs a size".to_owned());
+            return wrong("this back end needs a size: --size, or size in the configuration file".to_owned());
         }
         if self.read_only && leaf.is_none_or(|leaf| leaf.file().is_none()) {
             return wrong("only a file can be read-only; attach it read-only instead".to_owned());
         }
         Ok(())
+    }
+
+    /// Checks of a new volume that each of its legs is told its size. Those of one that is there have theirs.
+    pub(crate) fn check_sizes(&self) -> Result<(), ControlError> {
+        let checked = self.stack.check_sizes(self.size.map(|size| size.0), self.block_size.0);
+        checked.map_err(|error| ControlError::invalid("volume", &self.name, error.to_string()))
     }
 }
 

@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
+    fs,
     os::unix::ffi::OsStrExt,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -63,6 +65,15 @@ pub enum StoreError {
         path: PathBuf,
         /// The version it has.
         found: u64,
+    },
+    /// It is there, and has nothing in it.
+    #[error(
+        "{}: it is empty, and what the daemon had is not in it; put a copy back, or delete it to begin with nothing (a first start that \
+         was cut short leaves one, too)", path.display()
+    )]
+    Empty {
+        /// The database.
+        path: PathBuf,
     },
     /// An object in it cannot be understood.
     #[error("{}: the stored {kind} {name} cannot be read: {source}", path.display())]
@@ -285,6 +296,9 @@ impl Store {
     /// Opens the state in `directory`, making it when there is none.
     pub(crate) fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
+        if fs::metadata(&path).is_ok_and(|found| found.len() == 0) {
+            return Err(StoreError::Empty { path });
+        }
         let file = path.clone();
         Self::prepare(Box::new(move || Database::create(&file)), path)
     }
@@ -316,7 +330,11 @@ impl Store {
             }
             Ok(found.unwrap_or(LAYOUT_VERSION))
         })?;
-        if version == LAYOUT_VERSION { Ok(store) } else { Err(StoreError::Version { path: store.path, found: version }) }
+        if version == LAYOUT_VERSION {
+            Ok(store)
+        } else {
+            Err(StoreError::Version { path: store.path.clone(), found: version })
+        }
     }
 
     /// Everything that is stored.
@@ -463,15 +481,42 @@ impl Store {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let database = match slot.take() {
             Some(database) => database,
-            None => (self.opener)().map_err(|error| match error {
-                redb::DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path: self.path.clone() },
-                error => StoreError::Database { path: self.path.clone(), source: Box::new(error.into()) },
+            None => unpanicked(&self.opener).map_err(|error| match error {
+                redb::Error::DatabaseAlreadyOpen => StoreError::InUse { path: self.path.clone() },
+                source => StoreError::Database { path: self.path.clone(), source: Box::new(source) },
             })?,
         };
-        let value =
-            call(&database).map_err(|source| StoreError::Database { path: self.path.clone(), source: Box::new(source) })?;
-        *slot = Some(database);
-        Ok(value)
+        match unpanicked(|| call(&database)) {
+            Ok(value) => {
+                *slot = Some(database);
+                Ok(value)
+            }
+            Err(source) => {
+                close(database);
+                Err(StoreError::Database { path: self.path.clone(), source: Box::new(source) })
+            }
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.database.get_mut().unwrap_or_else(PoisonError::into_inner).take().into_iter().for_each(close);
+    }
+}
+
+/// What is damaged may have it panic as it closes, too.
+fn close(database: Database) {
+    let _ = catch_unwind(AssertUnwindSafe(move || drop(database)));
+}
+
+/// The database takes some kinds of damage for its own fault, and panics.
+fn unpanicked<T, E: Into<redb::Error>>(call: impl FnOnce() -> Result<T, E>) -> Result<T, redb::Error> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(Into::into),
+        Err(_) => {
+            Err(redb::Error::Corrupted("it is damaged: put a copy back, or delete it to begin with nothing".to_owned()))
+        }
     }
 }
 

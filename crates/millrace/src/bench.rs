@@ -250,6 +250,16 @@ pub(crate) enum BenchError {
         /// The controller's limit.
         limit: u32,
     },
+    /// `--queues` is more than the controller has.
+    #[error(
+        "--queues {queues}: the controller gives {limit}; ask for as many at most, or make it with more (device create --queues)"
+    )]
+    Queues {
+        /// What was asked for.
+        queues: u16,
+        /// What it gives.
+        limit: u16,
+    },
     /// Fewer units than commands in flight.
     #[error("{units} units of {bs} bytes are too few for {queues} queues of depth {qd}")]
     RangeTooSmall {
@@ -363,6 +373,10 @@ impl Target {
         let inside = socket.join("cntrl");
         let socket = if socket.is_dir() { &inside } else { socket };
         let mut controller = Controller::connect(socket, &options)?;
+        let given = controller.io_queues();
+        if args.queues > given {
+            return Err(BenchError::Queues { queues: args.queues, limit: given });
+        }
         let namespace = controller.namespace(NamespaceId(args.nsid))?;
         let units = units(args, &namespace)?;
         let limit = controller.max_queue_entries() - 1;

@@ -708,6 +708,9 @@ pub(crate) struct NvmeCommand {
     pub(crate) log: LogArgs,
 }
 
+/// Bytes of a document with a stack: what has more is a volume's file.
+const LONGEST_DOCUMENT: u64 = 1 << 20;
+
 /// A stack: an expression, or a file that holds a document with one. Relative paths start here.
 pub(crate) fn stack(text: &str) -> Result<Node, String> {
     #[derive(serde::Deserialize)]
@@ -717,10 +720,19 @@ pub(crate) fn stack(text: &str) -> Result<Node, String> {
     }
     let base = std::env::current_dir().map_err(|error| error.to_string())?;
     let path = std::path::Path::new(text);
-    if !path.is_file() {
+    let as_leaf = || format!("as a back end it is {}", Node::leaf(format!("file:{text}")));
+    let Some(found) = path.metadata().ok().filter(std::fs::Metadata::is_file) else {
+        // What has no sign of an expression in it is a path.
+        let is_path = text.contains(['/', '.']) && !text.contains(['(', '|', ',', ':', '"']);
+        if is_path && !path.exists() {
+            return Err(format!("there is no such file; {}", as_leaf()));
+        }
         return text.parse().map(|node: Node| node.resolved(&base)).map_err(|error| error.to_string());
+    };
+    if found.len() > LONGEST_DOCUMENT {
+        return Err(format!("{text} is too long for a stack; {}", as_leaf()));
     }
-    let document = std::fs::read_to_string(path).map_err(|error| format!("{text}: {error}"))?;
+    let document = std::fs::read_to_string(path).map_err(|error| format!("{text}: {error}; {}", as_leaf()))?;
     let base = base.join(path.parent().unwrap_or(&base));
     let node = match toml::from_str::<Document>(&document) {
         Ok(document) => document.stack,

@@ -41,10 +41,20 @@ pub(crate) enum ClientError {
         path: PathBuf,
     },
     /// Not for us.
-    #[error("{} is another user's: only the user that runs the daemon may use it", path.display())]
+    #[error(
+        "{} is another user's: root and the user that runs the daemon may use it, and whom [[operator]] in its configuration names \
+         (docs/sandbox.md)",
+        path.display()
+    )]
     NotAllowed {
         /// The socket.
         path: PathBuf,
+    },
+    /// Nothing has an empty name, and a path without it would lead elsewhere.
+    #[error("the name of the {kind} is empty; \"millrace {kind} list\" shows what there is")]
+    NoName {
+        /// "volume", "device", "group" or "copy".
+        kind: &'static str,
     },
     /// The connection failed.
     #[error("{}: {source}", path.display())]
@@ -199,6 +209,9 @@ impl Client {
 
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>, ClientError> {
         let http = |source| ClientError::Http { path: self.socket.clone(), source };
+        if let Some(kind) = unnamed(path) {
+            return Err(ClientError::NoName { kind });
+        }
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         tokio::spawn(connection);
@@ -228,6 +241,15 @@ fn encode(body: &impl Serialize) -> Vec<u8> {
 
 fn decode<T: DeserializeOwned>((status, body): (u16, Bytes)) -> Result<T, ClientError> {
     serde_json::from_slice(&body).map_err(|source| ClientError::Answer { status, source })
+}
+
+/// What a path has of an empty name.
+fn unnamed(path: &str) -> Option<&'static str> {
+    let kinds = [("volumes", "volume"), ("devices", "device"), ("groups", "group"), ("copies", "copy")];
+    let mut words = path.split('/').skip(2);
+    let (kind, name) = (words.next()?, words.next()?);
+    let (_, kind) = kinds.into_iter().find(|(plural, _)| *plural == kind)?;
+    name.is_empty().then_some(kind)
 }
 
 /// A name as a part of a path: what is no name cannot lead anywhere else.
@@ -276,6 +298,19 @@ mod tests {
         let said = ask(&Client::new(folder.path()).unwrap());
         drop(std::os::unix::net::UnixStream::connect(folder.path().join(API_SOCKET)).unwrap());
         (said, listener.join().unwrap())
+    }
+
+    #[test]
+    fn an_empty_name_is_no_path() {
+        for (path, kind) in [("/v1/volumes/", "volume"), ("/v1/devices//namespaces/1", "device"), ("/v1/copies/", "copy")] {
+            assert_eq!(unnamed(path), Some(kind), "{path}");
+        }
+        for path in ["/v1/volumes", "/v1/volumes/a", "/v1/devices/d/namespaces", "/v1/usage?by=volume", "/metrics"] {
+            assert_eq!(unnamed(path), None, "{path}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let refused = Client::new(folder.path()).unwrap().get::<Value>("/v1/volumes/").unwrap_err().to_string();
+        assert_eq!(refused, "the name of the volume is empty; \"millrace volume list\" shows what there is");
     }
 
     #[test]

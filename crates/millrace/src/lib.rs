@@ -72,8 +72,10 @@ fn run(cli: Cli) -> Result<(), Box<dyn Error>> {
             output::bytes(&script)
         }
         Command::Man { directory } => {
-            std::fs::create_dir_all(&directory)?;
-            Ok(clap_mangen::generate_to(Cli::command(), &directory)?)
+            let named =
+                |error: io::Error| format!("{}: {error}; give a directory, which is made if need be", directory.display());
+            std::fs::create_dir_all(&directory).map_err(named)?;
+            Ok(clap_mangen::generate_to(Cli::command(), &directory).map_err(named)?)
         }
     }
 }

@@ -91,6 +91,7 @@ fn settings(args: &ServeArgs, file: Option<&Declared>) -> Result<Option<String>,
 /// edited must not open the sandbox of the next worker.
 fn policy(args: &ServeArgs, file: Option<&Declared>) -> Result<Policy, Box<dyn Error>> {
     let policy = args.sandbox.policy(file.map(|declared| declared.sandbox.clone()).unwrap_or_default())?;
+    policy.check()?;
     if let Some(path) = policy.allow.iter().find(|path| !path.exists()) {
         return Err(format!("--allow {}: there is no such file or directory", path.display()).into());
     }
@@ -175,8 +176,10 @@ pub(crate) fn worker(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Er
 }
 
 pub(crate) fn nvme(global: &Global, args: NvmeCommand) -> Result<(), Box<dyn Error>> {
+    let policy = args.sandbox.policy();
+    policy.check()?;
     // While there is one thread.
-    let sandbox = args.sandbox.policy().enter(&[], own("broker"), None)?;
+    let sandbox = policy.enter(&[], own("broker"), None)?;
     let _log = logging::start(&args.log)?;
     let base = std::env::current_dir()?;
     let kind = DeviceKind::Nvme(args.controller.spec()).resolved(&base);

@@ -98,6 +98,14 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
+    /// So little that nothing would start.
+    #[error("--memory-limit (memory of [sandbox] in the file): {bytes} bytes are too little; {}M is the least", least >> 20)]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes needed.
+        least: u64,
+    },
     /// A directory for the user cannot be made.
     #[error("{}: cannot be made for --user: {source}", path.display())]
     Directory {
@@ -118,6 +126,18 @@ impl Policy {
     /// Programs that may be run for their keys; `None`: any.
     pub fn programs(&self) -> Option<&[PathBuf]> {
         (self.is_strict() || !self.key_commands.is_empty()).then_some(&self.key_commands)
+    }
+
+    /// Whether it can be, as far as its settings tell.
+    ///
+    /// # Errors
+    /// A limit with which nothing starts.
+    pub fn check(&self) -> Result<(), SandboxError> {
+        let least = rights::LEAST_MEMORY;
+        match self.memory {
+            Some(bytes) if bytes < least => Err(SandboxError::Memory { bytes, least }),
+            _ => Ok(()),
+        }
     }
 
     /// Gives up what a process with one thread can. `dirs` are made for the user if need be, `broker` makes calls for the process once it

@@ -167,6 +167,7 @@ pub(crate) fn limit_files(wanted: Option<u64>) -> io::Result<()> {
 pub(crate) fn limit_memory(wanted: Option<u64>) -> io::Result<()> {
     let bytes = wanted.unwrap_or_else(|| machine_memory().max(LEAST_DEFAULT));
     let most = getrlimit(Resource::Data).maximum.unwrap_or(u64::MAX);
+    // Less is refused, but by keepers of earlier versions.
     let bytes = Some(bytes.max(LEAST_MEMORY).min(most));
     Ok(setrlimit(Resource::Data, Rlimit { current: bytes, maximum: bytes })?)
 }

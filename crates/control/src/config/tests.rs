@@ -137,6 +137,26 @@ fn names_are_given_once() {
 }
 
 #[test]
+fn a_device_shows_a_volume_once() {
+    let volume = "[[volume]]\nname = \"ab\"\nsize = 4096\nbackend = \"memory\"\n";
+    let device =
+        "[[device]]\nname = \"d\"\nnvme = {}\nattach = [{ volume = \"ab\", nsid = 1 }, { volume = \"ab\", nsid = 2 }]\n";
+    let told = error(&format!("{volume}{device}"));
+    assert!(told.starts_with("m.toml:5: device d: volume ab is attached twice"), "{told}");
+}
+
+#[test]
+fn groups_are_not_within_each_other() {
+    let group = |name: &str, within: &str| format!("[[group]]\nname = \"{name}\"\nwithin = \"{within}\"\n");
+    let told = error(&(group("g", "h") + &group("h", "g")));
+    assert!(told.starts_with("m.toml:1: group g: groups are within each other: g, h; "), "{told}");
+    let told = error(&(group("x", "g") + &group("g", "g")));
+    assert!(told.starts_with("m.toml:4: group g: groups are within each other: g; "), "{told}");
+    // What the file does not declare may be stored.
+    parse(&(group("a", "b") + &group("b", "stored"))).unwrap();
+}
+
+#[test]
 fn a_file_has_one_writer() {
     let volume = |name: &str, rest: &str| format!("[[volume]]\nname = \"{name}\"\nbackend = \"file:x.img\"\n{rest}\n");
     let both = volume("a", "") + &volume("b", "read_only = true");
@@ -148,7 +168,7 @@ fn a_file_has_one_writer() {
 fn what_a_back_end_lacks_is_said_with_its_line() {
     assert_eq!(
         error("\n[[volume]]\nname = \"a\"\nbackend = \"memory\"\n"),
-        "m.toml:2: volume a: this back end needs a size"
+        "m.toml:2: volume a: this back end needs a size: --size, or size in the configuration file"
     );
 }
 

@@ -127,6 +127,17 @@ impl Manager {
         Ok(())
     }
 
+    /// Volumes that the configuration file names for users and that nobody has, with the users.
+    pub(crate) fn volumes_missing_of_apps(&self, others: &Others) -> Vec<(u32, String)> {
+        let inner = self.peek();
+        let is_missing = |name: &&str| !inner.volumes.contains_key(*name) && !others.volumes.contains(*name);
+        let of = |app: &AppUser| -> Vec<(u32, String)> {
+            app.named().filter(is_missing).map(|name| (app.uid, name.to_owned())).collect()
+        };
+        // What a command said of a user counts in the place of the file's word.
+        self.settings.apps.iter().filter(|app| !inner.apps.contains_key(&app.uid)).flat_map(of).collect()
+    }
+
     fn in_file(&self, uid: u32) -> Option<&AppUser> {
         self.settings.apps.iter().find(|app| app.uid == uid)
     }

@@ -72,6 +72,13 @@ fn volumes_need_what_their_back_end_needs() {
         assert!(error.starts_with("volume a: ") && error.contains(part), "{error}");
     }
     volume(r#"{"name":"a","backend":"file:/a.img","read_only":true}"#).unwrap().validate().unwrap();
+    let shared = |size: &str| {
+        let stack = "concat(memory(size=40M), memory)";
+        volume(&format!(r#"{{"name":"a","size":"{size}","stack":"{stack}"}}"#)).unwrap().check_sizes()
+    };
+    shared("41M").unwrap();
+    let told = "volume a: concat.1 (memory): it needs a size: memory(size=…); the legs before it have 40M together, and the volume 10M";
+    assert_eq!(shared("10M").unwrap_err().to_string(), told);
 }
 
 #[test]

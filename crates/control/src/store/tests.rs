@@ -100,6 +100,47 @@ fn what_is_no_database_is_refused() {
 }
 
 #[test]
+fn an_empty_file_is_no_new_state() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join(FILE), "").unwrap();
+    let error = Store::open(directory.path()).err().unwrap().to_string();
+    assert!(error.contains("it is empty") && error.contains("put a copy back"), "{error}");
+}
+
+/// The database takes some of it for a fault of its own.
+#[test]
+fn damage_is_an_error_and_no_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    let store = Store::open(directory.path()).unwrap();
+    for index in 0..40 {
+        store.apply(&Changes { put_volumes: vec![&volume(&format!("v{index}"))], ..Changes::default() }).unwrap();
+    }
+    drop(store);
+    let good = std::fs::read(&path).unwrap();
+    let mut random = millrace_block::conformance::Random::new(7);
+    let mut refused = 0;
+    for _ in 0..40 {
+        let mut bad = good.clone();
+        for _ in 0..60 {
+            let at = random.below(bad.len() as u64) as usize;
+            bad[at] ^= 1 << random.below(8);
+        }
+        std::fs::write(&path, bad).unwrap();
+        match Store::open(directory.path()).and_then(|store| store.load().map(drop)) {
+            Ok(()) => {}
+            Err(error) => {
+                refused += 1;
+                assert!(error.to_string().contains(FILE), "{error}");
+            }
+        }
+    }
+    assert!(refused > 0);
+    std::fs::write(&path, good).unwrap();
+    assert_eq!(Store::open(directory.path()).unwrap().load().unwrap().0.len(), 40);
+}
+
+#[test]
 fn a_state_in_memory_works_alike() {
     let store = Store::in_memory().unwrap();
     let record = volume("a");

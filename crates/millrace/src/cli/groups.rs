@@ -14,7 +14,7 @@ pub(crate) enum GroupCommand {
         /// The group
         name: String,
     },
-    /// Give a group other caps in the place of all that it has, or another weight, at once and under any load
+    /// Give a group other caps in the place of all that it has, none (--no-caps), or another weight, at once and under any load
     Change(GroupSet),
     /// Delete a group that nothing is in
     Delete {
@@ -43,22 +43,35 @@ impl GroupCreate {
     }
 }
 
+/// The options of [`CapsArgs`].
+const CAPS: [&str; 7] = ["iops", "read_iops", "write_iops", "bandwidth", "read_bandwidth", "write_bandwidth", "burst"];
+
 #[derive(Debug, Args)]
 pub(crate) struct GroupSet {
     /// The group
     pub(crate) name: String,
     #[command(flatten)]
     caps: CapsArgs,
+    /// Lift all caps
+    #[arg(long, conflicts_with_all = CAPS)]
+    no_caps: bool,
     /// Its part of a saturated disk beside the others' weights, 1 to 1000. By itself it leaves the caps as they are
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
 }
 
 impl GroupSet {
-    /// Without any option it loses all caps.
-    pub(crate) fn change(self) -> GroupChange {
+    /// What changes. Nobody loses caps by leaving out what was to be changed.
+    pub(crate) fn change(self) -> Result<GroupChange, String> {
         let (caps, weight) = (self.caps.caps(), self.weight);
-        GroupChange { caps: (weight.is_none() || caps != GroupCaps::default()).then_some(caps), weight }
+        let caps = (self.no_caps || caps != GroupCaps::default()).then_some(caps);
+        if caps.is_none() && weight.is_none() {
+            let name = self.name;
+            return Err(format!(
+                "group {name}: what is to change? caps (--iops N, ...), --weight N, or --no-caps to lift all"
+            ));
+        }
+        Ok(GroupChange { caps, weight })
     }
 }
 

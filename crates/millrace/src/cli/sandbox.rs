@@ -15,7 +15,8 @@ pub(crate) struct ConfinedArgs {
     /// Serve as this user, when started by root
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Private memory that may be had: beyond, the process ends; a daemon's worker is started again [default: the machine's]
+    /// Private memory that may be had, 256M or more: beyond, the process ends; a daemon's worker is started again [default: the
+    /// machine's]
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<Size>,
     /// Files that may be open [default: the system's limit]

@@ -5,6 +5,7 @@ use millrace_control::{VolumeSpec, VolumeView};
 use super::{Done, client, show, state, volume};
 use crate::{
     cli::{DiskCommand, DiskCreate, Global, VolumeCommand},
+    client::segment,
     output::Table,
 };
 
@@ -17,14 +18,32 @@ pub(crate) fn disk(global: &Global, command: DiskCommand) -> Done {
             views.retain(|view| view.stack.is_disk());
             show(global, &views, |views| table(views))
         }
-        DiskCommand::Show { name } => volume(global, VolumeCommand::Show { name, history: false }),
-        DiskCommand::Resize(resize) => volume(global, VolumeCommand::Resize(resize)),
+        DiskCommand::Show { name } => {
+            check_disk(global, &name, &format!("show {name}"))?;
+            volume(global, VolumeCommand::Show { name, history: false })
+        }
+        DiskCommand::Resize(resize) => {
+            check_disk(global, &resize.name, &format!("resize {} {}", resize.name, resize.size()))?;
+            volume(global, VolumeCommand::Resize(resize))
+        }
         DiskCommand::Release { name, volume: given_up } => {
             let (service, command) = ("disk".to_owned(), "release".to_owned());
             volume(global, VolumeCommand::Command { name, service, command, arguments: vec![format!("name={given_up}")] })
         }
-        DiskCommand::Delete { name } => volume(global, VolumeCommand::Delete { name }),
+        DiskCommand::Delete { name } => {
+            check_disk(global, &name, &format!("delete {name}"))?;
+            volume(global, VolumeCommand::Delete { name })
+        }
     }
+}
+
+/// What is said of disks is not done to other volumes: whoever takes one for a disk means another one.
+fn check_disk(global: &Global, name: &str, command: &str) -> Done {
+    let view: VolumeView = client(global)?.get(&format!("/v1/volumes/{}", segment(name)))?;
+    if view.stack.is_disk() {
+        return Ok(());
+    }
+    Err(format!("{name} is no disk; for a volume it is \"millrace volume {command}\"").into())
 }
 
 fn make(global: &Global, create: &DiskCreate) -> Done {

@@ -29,7 +29,7 @@ pub(crate) fn group(global: &Global, command: GroupCommand) -> Done {
         GroupCommand::Show { name } => show(global, &client.get(&path(&name))?, described),
         GroupCommand::Change(set) => {
             let path = path(&set.name);
-            let view: GroupView = client.patch(&path, &set.change())?;
+            let view: GroupView = client.patch(&path, &set.change()?)?;
             show(global, &view, |view| format!("group {}: {}", view.name, summary(view)))
         }
         GroupCommand::Delete { name } => {

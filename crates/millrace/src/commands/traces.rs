@@ -1,6 +1,7 @@
 //! Traces: taken from the daemon, and understood without it.
 
 use std::{
+    error::Error,
     fs::File,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
@@ -48,14 +49,21 @@ fn named(path: &Path) -> impl Fn(io::Error) -> String + '_ {
 }
 
 /// What the daemon has of this name.
-fn target(client: &Client, args: &TraceArgs) -> Result<String, ClientError> {
+fn target(client: &Client, args: &TraceArgs) -> Result<String, Box<dyn Error>> {
     let (device, volume) = (format!("/v1/devices/{}", segment(&args.name)), format!("/v1/volumes/{}", segment(&args.name)));
     if args.volume {
         return Ok(volume);
     }
     match client.get_text(&device) {
-        Err(ClientError::Refused(problem)) if problem.code == "no-device" => Ok(volume),
-        other => other.map(|_| device),
+        Err(ClientError::Refused(problem)) if problem.code == "no-device" => {}
+        other => return Ok(other.map(|_| device)?),
+    }
+    match client.get_text(&volume) {
+        Err(ClientError::Refused(problem)) if problem.code == "no-volume" => {
+            let advice = "\"millrace device list\" and \"millrace volume list\" show what there is";
+            Err(format!("device {0} does not exist, and volume {0} does not exist either; {advice}", args.name).into())
+        }
+        other => Ok(other.map(|_| volume)?),
     }
 }
 

@@ -117,9 +117,15 @@ pub(crate) fn usage(global: &Global, args: &UsageArgs) -> Done {
         UsageBy::Device => "device",
     };
     let mut path = format!("/v1/usage?by={by}");
-    for (name, value) in [("from", &args.from), ("to", &args.to)] {
+    let [from, to] = [&args.from, &args.to].map(|text| text.as_deref().map(time).transpose());
+    let (from, to) = (from?, to?);
+    if from.zip(to).is_some_and(|(from, to)| from > to) {
+        let [from, to] = [&args.from, &args.to].map(|text| text.as_deref().unwrap_or_default());
+        return Err(format!("--from {from} is later than --to {to}; exchange the two").into());
+    }
+    for (name, value) in [("from", from), ("to", to)] {
         if let Some(value) = value {
-            path = format!("{path}&{name}={}", time(value)?);
+            path = format!("{path}&{name}={value}");
         }
     }
     let prices = args.prices.as_deref().map(Prices::read).transpose()?;
