@@ -125,6 +125,10 @@ pub(crate) struct VolumeRecord {
     /// What the keeper knows its leaves in memory by, from left to right; empty: 0, 1, 2 and so on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) memory_leaves: Vec<u32>,
+    /// Legs that were out of use when that was looked at last ([`Graph::out_of_use`](millrace_services::graph::Graph::out_of_use)): what
+    /// they hold may be old, and those that know it may be gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) out_of_use: Vec<String>,
     /// Its stacks, the latest last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) history: Vec<HistoryEntry>,

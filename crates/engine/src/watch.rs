@@ -70,6 +70,7 @@ pub(crate) fn be_ready() {
 /// This thread is watched from now on, until it ends.
 pub(crate) fn join() {
     let new = || Arc::new(Watched { thread: rustix::thread::gettid().as_raw_pid(), calls: AtomicU64::new(0) });
+    unblock();
     OWN.with(|own| {
         let own = own.get_or_init(new);
         SHARDS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(own));
@@ -103,6 +104,17 @@ impl Watched {
 fn interrupt(thread: libc::pid_t) {
     // SAFETY: numbers only.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
+}
+
+/// Whoever started the process may have held the signal back.
+fn unblock() {
+    // SAFETY: an all-zero set is a valid value, and both calls get pointers to it alone.
+    unsafe {
+        let mut set: libc::sigset_t = zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, SIGNAL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, null_mut());
+    }
 }
 
 extern "C" fn nothing(_: libc::c_int) {}

@@ -199,6 +199,11 @@ pub trait Service: Volume + Any {
     /// filled does not); of [`Layout::Spread`], which hold all that they should.
     fn leg_is_whole(&self, leg: usize) -> bool;
 
+    /// Whether a leg is read and written as those that have everything are.
+    fn leg_is_used(&self, _leg: usize) -> bool {
+        true
+    }
+
     /// How it is doing.
     fn status(&self) -> Status;
 

@@ -47,6 +47,7 @@ fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
         own_size: false,
         growing: None,
         memory_leaves: Vec::new(),
+        out_of_use: Vec::new(),
         history: Vec::new(),
     });
     let devices = declared.devices.iter().map(|device| DeviceRecord {

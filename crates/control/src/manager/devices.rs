@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{Device, DeviceView, Inner, Manager, NamespaceView};
 use crate::{
-    Name,
+    Name, Size,
     devices::forget,
     disks::{Live, ONLY},
     error::ControlError,
@@ -247,6 +247,26 @@ impl Manager {
 }
 
 impl Inner {
+    /// Whether a device may write to a volume all that it writes to its first one, if that is what it does.
+    fn check_replica(&self, entry: &Device, volume: &super::Volume, read_only: bool) -> Result<(), ControlError> {
+        let functions = entry.record.spec.kind.nvme().and_then(|nvme| nvme.functions);
+        let Some(functions) = functions.filter(|functions| functions.0.replicate) else { return Ok(()) };
+        let (device, name) = (&entry.record.spec.name, &volume.record.spec.name);
+        let refused = |why: String| Err(ControlError::invalid("volume", name, why));
+        if read_only {
+            return refused(format!("device {device} writes everything to it as well: it cannot be read-only there"));
+        }
+        let first = entry.record.namespaces.iter().find(|namespace| namespace.nsid == 1);
+        let Some(first) = first.and_then(|first| self.volumes.get(&first.volume)) else { return Ok(()) };
+        let block = u64::from(first.record.block_size().0.bytes());
+        let seen = functions.0.window.map_or(u64::MAX, |(start, blocks)| start.saturating_add(blocks).saturating_mul(block));
+        let seen = Size(first.record.size().0.min(seen));
+        if volume.record.size() < seen {
+            return refused(format!("device {device} writes everything to it as well, up to {seen}: it is smaller"));
+        }
+        Ok(())
+    }
+
     /// Attaches a volume and notes it, without storing it. Returns the identifier.
     pub(super) fn make_attachment(&mut self, device: &str, spec: &AttachSpec) -> Result<u32, ControlError> {
         let entry = self.device(device)?;
@@ -266,10 +286,8 @@ impl Inner {
             let why = format!("the guest of device {owner} created it for itself; detach it there first");
             return Err(ControlError::invalid("volume", &volume_name, why));
         }
-        let functions = entry.record.spec.kind.nvme().and_then(|nvme| nvme.functions);
-        if spec.read_only && nsid > 1 && functions.is_some_and(|functions| functions.0.replicate) {
-            let why = format!("device {device_name} writes everything to it as well: it cannot be read-only there");
-            return Err(ControlError::invalid("volume", &volume_name, why));
+        if nsid > 1 {
+            self.check_replica(entry, volume, spec.read_only)?;
         }
         let kind = std::mem::discriminant(&entry.record.spec.kind);
         let other = self

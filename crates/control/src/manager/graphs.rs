@@ -23,7 +23,7 @@ use millrace_services::{
     Health, Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
     find,
-    graph::{self, Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Terms, Tree},
+    graph::{self, Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Stored, Terms, Tree},
     meter::{self, Meters},
 };
 use serde::{Deserialize, Serialize};
@@ -122,8 +122,8 @@ struct Opener<'a> {
     spec: &'a VolumeSpec,
     /// What other volumes are.
     volumes: BTreeMap<Name, Arc<dyn Blocks>>,
-    /// Files must be there in full: they are neither made nor lengthened.
-    existing: bool,
+    /// What is known of a stored volume: files must be there in full, and are neither made nor lengthened.
+    stored: Option<Stored<'a>>,
     /// Where blocks in memory are kept for the next worker.
     kept: Option<KeptLeaves>,
     /// What was done to files so far.
@@ -138,7 +138,7 @@ impl Opener<'_> {
             (BackendSpec::Memory, Some(kept), Some(size)) => return kept.open(name, *size, *block_size),
             _ => return millrace_backends::open(spec, name, *size, *block_size),
         };
-        let change = if self.existing {
+        let change = if self.stored.is_some() {
             check_file(name, path, *size)?;
             FileChange::None
         } else {
@@ -149,7 +149,7 @@ impl Opener<'_> {
         // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
         // before, or what the dead one wrote could come after what its successor writes.
         let succeeds = self.kept.as_ref().is_some_and(KeptLeaves::has_predecessor);
-        let patience = match (self.existing, succeeds) {
+        let patience = match (self.stored.is_some(), succeeds) {
             (false, _) => Duration::ZERO,
             (true, false) => FILE_PATIENCE_ALONE,
             (true, true) => FILE_PATIENCE,
@@ -184,8 +184,8 @@ impl Leaves for Opener<'_> {
         Ok(self.backend(request, &spec)?)
     }
 
-    fn are_stored(&self) -> bool {
-        self.existing
+    fn stored(&self) -> Option<Stored<'_>> {
+        self.stored
     }
 }
 
@@ -222,13 +222,13 @@ fn failed(name: &Name, error: GraphError) -> ControlError {
 
 impl Inner {
     /// What the graph of a volume may use.
-    fn opener<'a>(&self, spec: &'a VolumeSpec, existing: bool, kept: Option<KeptLeaves>) -> Opener<'a> {
+    fn opener<'a>(&self, spec: &'a VolumeSpec, stored: Option<Stored<'a>>, kept: Option<KeptLeaves>) -> Opener<'a> {
         let live = |(name, volume): (&Name, &super::Volume)| {
             let blocks: Arc<dyn Blocks> = Arc::<Switch>::clone(&volume.graph.as_ref()?.switch);
             Some((name.clone(), blocks))
         };
         let volumes = self.volumes.iter().filter_map(live).collect();
-        Opener { spec, volumes, existing, kept, files: RefCell::default() }
+        Opener { spec, volumes, stored, kept, files: RefCell::default() }
     }
 
     /// Makes a volume's inside. `size` is what its legs are told; `None`: it follows from them. `leaves` are the numbers of those in memory.
@@ -238,17 +238,17 @@ impl Inner {
         size: Option<u64>,
         block_size: BlockSize,
         (uuid, leaves): (Uuid, Vec<u32>),
-        existing: bool,
+        stored: Option<Stored<'_>>,
     ) -> Result<Made, ControlError> {
         let kept = self.keeper.as_ref().map(|keeper| KeptLeaves::of(keeper, uuid, leaves));
-        let opener = self.opener(spec, existing, kept);
-        let made = self.build_and_mount(spec, size, block_size, existing, &opener);
+        let opener = self.opener(spec, stored, kept);
+        let made = self.build_and_mount(spec, size, block_size, &opener);
         let files = opener.files.into_inner();
         match made {
             Ok(live) => Ok(Made { live, files }),
             Err(error) => {
                 files.into_iter().for_each(FileChange::undo);
-                if !existing {
+                if stored.is_none() {
                     self.forget_kept(&spec.name, uuid);
                 }
                 Err(error)
@@ -261,7 +261,6 @@ impl Inner {
         spec: &VolumeSpec,
         size: Option<u64>,
         block_size: BlockSize,
-        existing: bool,
         opener: &Opener<'_>,
     ) -> Result<LiveGraph, ControlError> {
         let name = &spec.name;
@@ -276,7 +275,7 @@ impl Inner {
         }
         let switch = Switch::kept(name.as_str(), Arc::clone(graph.volume()), self.means.ledger(name));
         check_scratch(name, switch.scratch_bytes())?;
-        let reason = if existing { Reason::Open } else { Reason::Create };
+        let reason = if opener.stored.is_some() { Reason::Open } else { Reason::Create };
         graph.mount(reason).map_err(|error| failed(name, error))?;
         Ok(LiveGraph { switch, graph })
     }
@@ -547,7 +546,7 @@ impl Manager {
         let name = &before.spec.name;
         let kept = self.settings.keeper.as_ref().map(|keeper| KeptLeaves::beside(keeper, before));
         let numbers = before.leaf_numbers();
-        let opener = self.peek().opener(&after.spec, false, kept);
+        let opener = self.peek().opener(&after.spec, None, kept);
         let (shared, spawner, below) = {
             let inner = self.peek();
             (Arc::clone(&inner.means.shared), Arc::clone(&inner.means.spawner), inner.services_below(name))
@@ -722,11 +721,22 @@ impl Manager {
     }
 }
 
-/// How a service is that is not well, and its name: worth a line in the daemon's status.
+/// How a service is that is not well, and its name: worth a line in the daemon's status. One that has failed goes before others.
 pub(super) fn unwell(tree: &Tree) -> Option<(Health, &str)> {
     let here = tree.status.as_ref().map(|status: &Status| status.health);
     match here {
-        Some(health) if health != Health::Good => Some((health, &tree.node)),
-        _ => tree.over.iter().find_map(unwell),
+        // What outlives a leg says itself how it is.
+        Some(Health::Failed) => Some((Health::Failed, &tree.node)),
+        Some(Health::Degraded) if outlives_legs(&tree.node) => Some((Health::Degraded, &tree.node)),
+        _ => {
+            let below: Vec<_> = tree.over.iter().filter_map(unwell).collect();
+            let failed = below.iter().find(|(health, _)| *health == Health::Failed).copied();
+            let own = here.filter(|health| *health != Health::Good).map(|health| (health, &*tree.node));
+            failed.or(own).or_else(|| below.first().copied())
+        }
     }
+}
+
+fn outlives_legs(service: &str) -> bool {
+    ["mirror", "parity"].contains(&service)
 }

@@ -109,6 +109,7 @@ impl HostThread {
                     manager.measure_volumes();
                     manager.end_sessions();
                     manager.watch_volumes();
+                    manager.note_legs(&mut manager.peek());
                     manager.settle_copies();
                     if manager.account.is_due() {
                         manager.keep_account();

@@ -145,7 +145,9 @@ impl Manager {
             return Ok(Watch::Over);
         };
         let (from, to) = (migration.from.clone(), migration.to.clone());
-        let progress = volume.graph.as_ref().map(progress_of);
+        // Without the service it is not known how far it came.
+        let there = volume.graph.as_ref().filter(|live| !live.graph.services(migrate::SERVICE).is_empty());
+        let progress = there.map(progress_of);
         drop(inner);
         match progress {
             // Absent: it is being changed.

@@ -71,6 +71,8 @@ impl Manager {
         Vec::into_iter(received).for_each(|record| inner.note_received(record));
         inner.restore_volumes(volumes);
         self.store_settled(&mut inner)?;
+        // Before guests write to what is there.
+        self.note_legs(&mut inner);
         // Applications outlive a worker that dies, not a daemon that was stopped.
         let go_on = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.predecessor().is_some());
         let (over, devices): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some() && !go_on);
@@ -110,6 +112,29 @@ impl Manager {
         let settled = std::mem::take(&mut inner.settled);
         let put_volumes: Vec<_> = settled.iter().filter_map(|name| Some(&inner.volumes.get(name)?.record)).collect();
         if put_volumes.is_empty() { Ok(()) } else { self.store.apply(&Changes { put_volumes, ..Changes::default() }) }
+    }
+
+    /// Stores which legs volumes go without, where that has changed. One that is gone may be the only one that knows.
+    pub(super) fn note_legs(&self, inner: &mut Inner) {
+        let mut changed = Vec::new();
+        for volume in inner.volumes.values_mut() {
+            let Some(out_of_use) = volume.graph.as_ref().map(|live| live.graph.out_of_use()) else { continue };
+            if out_of_use != volume.record.out_of_use {
+                changed
+                    .push((volume.record.spec.name.clone(), std::mem::replace(&mut volume.record.out_of_use, out_of_use)));
+            }
+        }
+        if changed.is_empty() {
+            return;
+        }
+        let put_volumes = changed.iter().filter_map(|(name, _)| Some(&inner.volumes.get(name)?.record)).collect();
+        let Err(error) = self.store.apply(&Changes { put_volumes, ..Changes::default() }) else { return };
+        tracing::warn!(%error, "which legs are out of use could not be stored; it is tried again");
+        for (name, before) in changed {
+            if let Some(volume) = inner.volumes.get_mut(&name) {
+                volume.record.out_of_use = before;
+            }
+        }
     }
 
     /// While another binary can take over again, no guest loses a device or a namespace that this one cannot bring back.

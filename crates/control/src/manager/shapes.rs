@@ -208,6 +208,7 @@ mod tests {
             own_size: true,
             growing: None,
             memory_leaves: Vec::new(),
+            out_of_use: Vec::new(),
             history: Vec::new(),
         }
     }

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    path::{Path, PathBuf},
     sync::{MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 use super::{Ending, Inner, Manager};
 use crate::{
+    Name,
     disks::Live,
     error::ControlError,
     upgrade::{UpgradeSpec, UpgradeState, UpgradeView, layouts},
@@ -53,6 +55,11 @@ impl Manager {
         if !spec.binary.is_absolute() {
             return Err(ControlError::Upgrade { why: "the binary's path is not absolute".to_owned() });
         }
+        // The lock is free: a file system may take its time.
+        let open = self.peek().open_files();
+        if let Some(why) = open.iter().find_map(|(name, path)| lost(name, path)) {
+            return Err(ControlError::Upgrade { why });
+        }
         let mut last = self.last();
         if last.view.as_ref().is_some_and(|view| view.state == UpgradeState::Running) {
             return Err(ControlError::Upgrading);
@@ -66,9 +73,6 @@ impl Manager {
     pub(crate) fn begin_upgrade(&self, spec: &UpgradeSpec, id: Uuid) -> Result<(), ControlError> {
         let refused = |why: String| Err(ControlError::Upgrade { why });
         let Some(keeper) = &self.settings.keeper else { return refused("nothing keeps guests alive here".to_owned()) };
-        if let Some(why) = self.peek().lost_file() {
-            return refused(why);
-        }
         tracing::info!(binary = %spec.binary.display(), %id, "an upgrade begins");
         match keeper.upgrade(id.into_bytes(), &spec.binary, spec.trial_millis()) {
             Ok(()) => Ok(()),
@@ -178,27 +182,34 @@ impl Manager {
 }
 
 impl Inner {
-    /// What the next worker would not find, though this one has it open.
-    fn lost_file(&self) -> Option<String> {
+    /// The files of volumes that devices show, with the volumes; without those of legs that are out of use.
+    fn open_files(&self) -> Vec<(Name, PathBuf)> {
         let shown = self.devices.values().flat_map(|device| &device.record.namespaces).map(|namespace| &namespace.volume);
         let all: BTreeSet<_> =
             shown.flat_map(|name| [vec![name.clone()], self.below_with(name.as_str(), true)].concat()).collect();
+        let mut files = Vec::new();
         for name in all {
-            let graph = self.volumes.get(&name).and_then(|volume| volume.graph.as_ref());
-            for (leaf, _) in graph.into_iter().flat_map(|live| live.graph.leaves()) {
-                let lost =
-                    leaf.file().and_then(|path| fs::metadata(path).err().map(|error| (path.display().to_string(), error)));
-                let Some((path, error)) = lost else { continue };
-                return Some(format!(
-                    "volume {name}: {path}: {error}; this worker has it open still, and the next one would not find it: put it back, or \
-                     \"millrace volume replace\" it first"
-                ));
-            }
+            let Some(live) = self.volumes.get(&name).and_then(|volume| volume.graph.as_ref()) else { continue };
+            let out = live.graph.out_of_use();
+            let used = live.graph.leaves().into_iter().map(|(leaf, _)| leaf);
+            let used = used.filter(|leaf| !out.iter().any(|leg| leg.contains(&leaf.spec)));
+            files.extend(used.filter_map(|leaf| Some((name.clone(), leaf.file()?.to_owned()))));
         }
-        None
+        files
     }
 
     fn lives(&self) -> impl Iterator<Item = &Live> {
         self.devices.values().filter_map(|device| device.live.as_ref().ok())
     }
+}
+
+/// Why the next worker would not find a file, though this one has it open.
+fn lost(volume: &Name, path: &Path) -> Option<String> {
+    let error = fs::metadata(path).err()?;
+    Some(format!(
+        "volume {volume}: {}: {error}; this worker has it open still, and the next one would not find it: put it back, or have the \
+         volume go elsewhere out of the open file (\"millrace volume migrate\"; for a leg of a mirror or parity \"millrace volume \
+         replace\" does it too)",
+        path.display()
+    ))
 }

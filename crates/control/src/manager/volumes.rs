@@ -14,7 +14,10 @@ use std::{
 use millrace_block::{BlockCount, Switch, Volume as _};
 use millrace_frontends::nvme::{Identity, Namespace};
 use millrace_keeper::Link;
-use millrace_services::{Leaf, Service, graph};
+use millrace_services::{
+    Leaf, Service,
+    graph::{self, Stored},
+};
 use uuid::Uuid;
 
 use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, shapes::told};
@@ -216,7 +219,7 @@ impl Inner {
         };
         let size = spec.size.map(|size| size.0);
         let leaves = spec.stack.leaves().len();
-        let made = self.make_graph(spec, size, spec.block_size.0, (uuid, (0..).take(leaves).collect()), false)?;
+        let made = self.make_graph(spec, size, spec.block_size.0, (uuid, (0..).take(leaves).collect()), None)?;
         let geometry = made.live.switch.geometry();
         let mut spec = spec.clone();
         // A size that was not asked for is the file's, less what makes no whole block.
@@ -224,10 +227,18 @@ impl Inner {
         spec.size = Some(Size(geometry.bytes()));
         let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
         let history = vec![HistoryEntry::now(&spec.stack)];
-        let memory_leaves = Vec::new();
-        let (formatted, growing) = (None, None);
-        let record =
-            VolumeRecord { spec, formatted, uuid, created_by, owns_file, own_size, growing, memory_leaves, history };
+        let record = VolumeRecord {
+            spec,
+            formatted: None,
+            uuid,
+            created_by,
+            owns_file,
+            own_size,
+            growing: None,
+            memory_leaves: Vec::new(),
+            out_of_use: Vec::new(),
+            history,
+        };
         let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
         Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
     }
@@ -301,7 +312,8 @@ impl Inner {
     pub(super) fn reopen(&self, record: &VolumeRecord) -> Result<LiveGraph, ControlError> {
         let size = (!record.own_size).then_some(record.size().0);
         let leaves = (record.uuid, record.leaf_numbers());
-        let made = self.make_graph(&record.spec, size, record.block_size().0, leaves, true)?;
+        let stored = Stored { size: record.size().0, out_of_use: &record.out_of_use };
+        let made = self.make_graph(&record.spec, size, record.block_size().0, leaves, Some(stored))?;
         let (has, size) = (made.live.switch.geometry().bytes(), record.size());
         if has != size.0 {
             return Err(ControlError::BadSize {

@@ -21,6 +21,7 @@ fn volume(name: &str) -> VolumeRecord {
         own_size: false,
         growing: None,
         memory_leaves: Vec::new(),
+        out_of_use: Vec::new(),
         history: Vec::new(),
     }
 }

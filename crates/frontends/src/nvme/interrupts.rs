@@ -26,7 +26,7 @@ use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, p
 use millrace_block::trace::Site;
 use millrace_keeper::Kind;
 
-use crate::eventfd::Eventfd;
+use crate::eventfd::{Eventfd, HasBlocked};
 
 use super::{
     controller::{Controller, Counters},
@@ -74,6 +74,7 @@ struct Pin {
 /// The controller's interrupt wiring.
 pub(crate) struct Interrupts {
     device: Box<str>,
+    has_blocked: HasBlocked,
     vectors: Vec<Vector>,
     /// Vectors with completions that were not signalled.
     pending: Bits,
@@ -120,6 +121,7 @@ impl Interrupts {
     pub(crate) fn new(vectors: u16, device: &str) -> Self {
         Self {
             device: device.into(),
+            has_blocked: HasBlocked::default(),
             vectors: (0..vectors).map(|_| Vector::default()).collect(),
             pending: [0; WORDS],
             any_pending: false,
@@ -144,13 +146,13 @@ impl Interrupts {
         self.masked = wiring.masked;
         for (index, eventfd) in wiring.vectors {
             if let Some(vector) = self.vectors.get_mut(index) {
-                vector.eventfd = Some(Eventfd::known(eventfd, &self.device));
+                vector.eventfd = Some(Eventfd::known(eventfd, &self.device, &self.has_blocked));
                 self.refresh_open(index);
                 set(&mut self.pending, index, true);
                 self.any_pending = true;
             }
         }
-        let known = |fd: Option<OwnedFd>| fd.map(|fd| Eventfd::known(fd, &self.device));
+        let known = |fd: Option<OwnedFd>| fd.map(|fd| Eventfd::known(fd, &self.device, &self.has_blocked));
         let (eventfd, unmask) = (known(wiring.pin), known(wiring.unmask));
         let unmask_changed = unmask.is_some();
         self.pin = Pin { eventfd, masked: wiring.pin_masked, unmask, unmask_changed };
@@ -213,7 +215,8 @@ impl Interrupts {
 
     /// The client is gone, and its eventfds with it. Whoever traces the device goes on with the next one.
     pub(crate) fn disconnect(&mut self) {
-        *self = Self { trace: self.trace, ..Self::new(self.vectors.len() as u16, &self.device) };
+        let (trace, has_blocked) = (self.trace, self.has_blocked.clone());
+        *self = Self { has_blocked, trace, ..Self::new(self.vectors.len() as u16, &self.device) };
     }
 
     /// The MSI-X function mask changed.
@@ -318,7 +321,7 @@ impl Interrupts {
     }
 
     fn checked(&self, fds: Vec<OwnedFd>) -> Result<Vec<Eventfd>, Errno> {
-        fds.into_iter().map(|fd| Eventfd::new(fd, &self.device)).collect()
+        fds.into_iter().map(|fd| Eventfd::new(fd, &self.device, &self.has_blocked)).collect()
     }
 
     fn wire(&mut self, index: usize, eventfd: Option<Eventfd>) {

@@ -29,7 +29,7 @@ use super::{
     session::{Progress, Session, SessionError, unwatch},
     transport::{Transport, TransportError},
 };
-use crate::{eventfd::Eventfd, log_limit::LogLimit};
+use crate::log_limit::LogLimit;
 
 /// Messages of one front end handled in one turn, so that a flood of them leaves the shard to others.
 const MESSAGES: usize = 32;
@@ -513,7 +513,13 @@ impl millrace_engine::Device for VirtioBlkDevice {
             kick => {
                 let queue = kick.checked_sub(KICKS).and_then(|index| self.disk.queues.get(index as usize));
                 // The poll that follows takes what is there.
-                let _ = queue.and_then(|queue| queue.kick.as_ref()).is_some_and(Eventfd::silence);
+                if let Some(kick) = queue.and_then(|queue| queue.kick.as_ref())
+                    && !kick.silence()
+                    && kick.is_given_up()
+                {
+                    // It would be readable for ever.
+                    let _ = cx.unregister(token);
+                }
             }
         }
     }

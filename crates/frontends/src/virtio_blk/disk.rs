@@ -19,6 +19,7 @@ use super::{
     request::{Attached, Finished, RequestError, Sink},
     ring::{AHEAD, Buffers, Done, Plain, Ring, RingError},
 };
+use crate::eventfd::HasBlocked;
 
 /// Requests taken from one queue before the next queue has its turn.
 const BURST: usize = 128;
@@ -236,6 +237,7 @@ pub(crate) struct Disk {
     finished: Vec<Finished>,
     /// Requests counted for the shard's statistics.
     counted: Cell<u64>,
+    pub(crate) has_blocked: HasBlocked,
 }
 
 impl Disk {
@@ -272,6 +274,7 @@ impl Disk {
             first: 0,
             finished: Vec::with_capacity(64),
             counted: Cell::new(0),
+            has_blocked: HasBlocked::default(),
         }
     }
 

@@ -369,8 +369,8 @@ fn get_inflight(disk: &Disk, wanted: &Inflight) -> Result<Answer, Refusal> {
 
 /// Messages that belong to one queue.
 fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
-    let device = &disk.core.config.name;
-    let fd = || fds.into_iter().next().map(|fd| Eventfd::new(fd, device)).transpose();
+    let (device, has_blocked) = (&disk.core.config.name, &disk.has_blocked);
+    let fd = || fds.into_iter().next().map(|fd| Eventfd::new(fd, device, has_blocked)).transpose();
     match message {
         Message::SetVringNum(VringState { index, num }) => {
             stopped(disk, index)?.size = num;

@@ -155,7 +155,9 @@ impl Crypt {
             keys.decrypt_in(&mut keys.current.run(), request.lba.0, reach.segment, request.segments, None);
             return Step::Done(Ok(()));
         }
-        match self.leg.submit(cx, below) {
+        // A level down, as wherever keys are held: the leg may wait for a buffer, and those of this level may be with copies that wait
+        // for the keys to change.
+        match self.leg.submit(cx.deeper(), below) {
             Step::Done(Ok(())) => {
                 decrypt_in_place(keys, &request);
                 Step::Done(Ok(()))
@@ -169,7 +171,7 @@ impl Crypt {
     async fn read_slowly(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let visit = self.enter(cx, &request).await?;
         if keys(&visit)?.are_whole(request.segments) {
-            self.leg.submit(cx, self.below(&request)).await?;
+            self.leg.submit(cx.deeper(), self.below(&request)).await?;
             decrypt_in_place(keys(&visit)?, &request);
             return Ok(());
         }
@@ -246,7 +248,7 @@ impl Crypt {
             drop(visit);
             return wait(cx, self.erase_slowly(cx, request));
         }
-        match self.leg.submit(cx, self.below(&request)) {
+        match self.leg.submit(cx.deeper(), self.below(&request)) {
             Step::Done(result) => Step::Done(result),
             Step::Wait(step) => wait(cx, self.finish_erase(visit, step)),
         }
@@ -261,7 +263,7 @@ impl Crypt {
 
     async fn erase_slowly(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let _visit = self.enter(cx, &request).await?;
-        self.leg.submit(cx, self.below(&request)).await
+        self.leg.submit(cx.deeper(), self.below(&request)).await
     }
 
     /// Writes enciphered zeroes, so that nobody sees where they are.

@@ -1,12 +1,17 @@
 //! What a stored stack has in the place of a leg that is not there: a dead disk must not take those down that are there to outlive it.
 
+use std::io;
+
 use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError};
 
 use super::LeafError;
-use crate::stack::Node;
+use crate::{migrate::stacks::migration, stack::Node};
 
 /// The size of one that nobody knows the size of: no limit for the others.
 const ANY: u64 = 1 << 50;
+
+/// ENFILE and EMFILE.
+const TOO_MANY_FILES: [i32; 2] = [23, 24];
 
 /// A leg that is not there. Every request fails, as on a disk that was pulled; the service above takes it out of use.
 pub(super) struct Absent {
@@ -58,12 +63,22 @@ impl Volume for Absent {
     }
 }
 
-/// Whether a leg that cannot be opened for this reason may be gone for good. One that somebody else has is not: it is in use.
+/// Whether a leg that cannot be opened for this reason may be gone for good: not one that somebody else has, nor one for which this process
+/// lacks something.
 pub(super) fn is_loss(error: &LeafError) -> bool {
-    !matches!(error, LeafError::Volume(VolumeError::InUse { .. }))
+    use io::ErrorKind::{OutOfMemory, PermissionDenied, ResourceBusy};
+    match error {
+        LeafError::Volume(VolumeError::InUse { .. }) => false,
+        LeafError::Volume(VolumeError::Io { source, .. }) => {
+            let too_many = source.raw_os_error().is_some_and(|errno| TOO_MANY_FILES.contains(&errno));
+            !too_many && !matches!(source.kind(), PermissionDenied | OutOfMemory | ResourceBusy)
+        }
+        LeafError::Volume(_) | LeafError::Refused(_) => true,
+    }
 }
 
-/// Whether it may be done without: leaves that look alike are told apart by their order, and one that is not opened would change it.
+/// Whether it may be done without: leaves that look alike are told apart by their order, and one that is not opened would change it; and
+/// of a migration the old leg may have everything.
 pub(super) fn can_be_missing(leg: &Node) -> bool {
-    !leg.leaves().into_iter().any(super::is_one_of_many)
+    !leg.leaves().into_iter().any(super::is_one_of_many) && migration(leg).is_none()
 }

@@ -24,7 +24,7 @@ use thiserror::Error;
 use crate::{
     background::{Background, Spawner},
     registry,
-    service::{self, Build, Health, LegOrigin, Mount, Reason, Service, ServiceError, Status},
+    service::{self, Build, Health, Layout, LegOrigin, Mount, Reason, Service, ServiceError, Status},
     settings::SettingError,
     shared::SharedObjects,
     stack::{Leaf, Node, ServiceNode, node_name},
@@ -54,10 +54,19 @@ pub trait Leaves {
     /// Opens a leaf.
     fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError>;
 
-    /// Whether the volume is stored, so that a leg that was there may be gone.
-    fn are_stored(&self) -> bool {
-        false
+    /// What is known of a stored volume, of which a leg that was there may be gone; `None`: it is new, or changed.
+    fn stored(&self) -> Option<Stored<'_>> {
+        None
     }
+}
+
+/// What is known of a stored volume beside what its legs say.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored<'a> {
+    /// Its size in bytes.
+    pub size: u64,
+    /// Legs that were out of use when this was looked at last: [`Graph::out_of_use`].
+    pub out_of_use: &'a [String],
 }
 
 /// Why a leaf cannot be had.
@@ -229,6 +238,17 @@ impl Graph {
         let nodes = self.nodes();
         let there = nodes.iter().filter(|node| node.absent.is_none());
         there.filter_map(|node| Some((node.node.as_leaf()?.clone(), Arc::clone(&node.volume)))).collect()
+    }
+
+    /// The legs that a service goes without now, as written in the stack. What they hold may be old, and they may not know it.
+    pub fn out_of_use(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        for node in self.nodes() {
+            let Some(service) = &node.service else { continue };
+            let unused = node.legs.iter().enumerate().filter(|(at, leg)| leg.absent.is_some() || !service.leg_is_used(*at));
+            out.extend(unused.map(|(_, leg)| leg.node.to_string()));
+        }
+        out
     }
 
     /// All nodes, each before its legs.
@@ -468,11 +488,12 @@ impl Builder<'_> {
         let goes_without = self.is_first && plan.goes_without_others();
         let spared = spared || goes_without;
         let (mut legs, mut lost) = (Vec::new(), None);
-        for (at, (leg, size)) in service.legs.iter().zip(sizes).enumerate() {
+        for (at, (leg, size)) in service.legs.iter().zip(&sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
-            let built = self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size, spared);
+            let built = self.build(leg, &format!("{path}/{}.{at}", service.service), &name, *size, spared);
             legs.push(match built {
                 Err(error) if goes_without && self.can_lack(leg, &error) => {
+                    let size = size.or_else(|| self.known_size(service, &*plan, at));
                     let absent = self.absent(leg, &name, size, &error);
                     lost.get_or_insert(error);
                     absent
@@ -480,7 +501,7 @@ impl Builder<'_> {
                 built => built?,
             });
         }
-        if let Some(error) = lost.filter(|_| legs.iter().all(|leg| leg.absent.is_some())) {
+        if let Some(error) = lost.filter(|_| !self.can_go_on(&*plan, &legs)) {
             return Err(error);
         }
         if let Some(kept) = self.keep(node, &legs) {
@@ -504,7 +525,27 @@ impl Builder<'_> {
     /// Whether a leg that could not be built is one that is not there any more.
     fn can_lack(&self, leg: &Node, error: &GraphError) -> bool {
         let is_lost = matches!(error, GraphError::Leaf { source, .. } if absent::is_loss(source));
-        is_lost && self.leaves.are_stored() && absent::can_be_missing(leg)
+        is_lost && self.leaves.stored().is_some() && absent::can_be_missing(leg)
+    }
+
+    /// Whether the legs that are there may be gone on with. One that was out of use does not count: its own record may not know it, and
+    /// those that do may be the ones that are gone.
+    fn can_go_on(&self, plan: &dyn service::Plan, legs: &[Arc<Built>]) -> bool {
+        let needed = match plan.layout(legs.len()) {
+            Layout::Spread { spare, .. } => legs.len().saturating_sub(spare),
+            _ => 1,
+        };
+        let out = self.leaves.stored().map_or(&[][..], |stored| stored.out_of_use);
+        let counts = |leg: &&Arc<Built>| leg.absent.is_none() && !out.contains(&leg.node.to_string());
+        legs.iter().filter(counts).count() >= needed
+    }
+
+    /// The size of a leg of the stack's top that is told none: what follows from the volume's.
+    fn known_size(&self, service: &ServiceNode, plan: &dyn service::Plan, at: usize) -> Option<u64> {
+        let is_top = matches!(self.plan.stack, Node::Service(top) if std::ptr::eq(top, service));
+        let stored = self.leaves.stored().filter(|_| is_top)?;
+        let stated: Vec<_> = service.legs.iter().map(stated_size).collect();
+        plan.leg_sizes(stored.size, &stated, self.plan.block_size).get(at).copied().flatten()
     }
 
     /// What stands in the place of a leg that is not there.
@@ -597,6 +638,11 @@ impl Builder<'_> {
                 return Err(failed(LeafError::Refused(format!("it has {has} bytes and {wanted} are needed"))));
             }
             return Ok(kept);
+        }
+        let of_absent =
+            |old: &Arc<Built>| old.absent.is_some() && old.node.leaves().iter().any(|lost| lost.spec == leaf.spec);
+        if let Some(why) = self.old.iter().find(|old| of_absent(old)).and_then(|old| old.absent.as_ref()) {
+            return Err(failed(LeafError::Refused(format!("it is not there ({why}): leave what is over it as it is"))));
         }
         let name_of = if path == self.plan.volume { self.plan.volume.to_owned() } else { format!("{path}:{}", leaf.spec) };
         let request = LeafRequest { leaf, name: name_of, size, block_size: self.plan.block_size };

@@ -295,6 +295,7 @@ fn go_on(
                 note(format!("{what}; it is out of use"));
                 // One that was out of use already, and stands where it stood, is the same one.
                 let was = newest.members.get(at).filter(|member| member.state == LegState::Failed && !is_there(member.id));
+                let was = was.filter(|_| wanted.reason == Reason::Open);
                 was.copied().unwrap_or_else(|| failed(fresh()))
             }
             (Ok(None), _) => {

@@ -39,6 +39,10 @@ impl Service for Mirror {
         self.masks().readable >> leg & 1 == 1 && (settled || leg == first)
     }
 
+    fn leg_is_used(&self, leg: usize) -> bool {
+        self.masks().readable >> leg & 1 == 1
+    }
+
     fn status(&self) -> Status {
         let mut status = Status::good([]);
         let masks = self.masks();

@@ -35,6 +35,10 @@ impl Service for Parity {
         masks.readable >> leg & 1 == 1 && (settled || masks.writable != masks.readable)
     }
 
+    fn leg_is_used(&self, leg: usize) -> bool {
+        self.members.masks().readable >> leg & 1 == 1
+    }
+
     fn status(&self) -> Status {
         let mut status = Status::good([]);
         let readable = self.members.masks().readable;
@@ -42,6 +46,9 @@ impl Service for Parity {
         if readable.count_ones() as usize != self.legs.len() {
             let lost = (readable.count_ones() as usize) < self.layout.data();
             status.health = if lost { Health::Failed } else { Health::Degraded };
+        }
+        if self.stopped.load(Ordering::Relaxed) {
+            status.health = Health::Failed;
         }
         if status.health == Health::Good && self.counters.refused.load(Ordering::Relaxed) > 0 {
             status.health = Health::Degraded;

@@ -280,7 +280,7 @@ impl Open {
                 open.table = Table::decode(&found.content).map_err(wrong)?;
                 open.generation = found.generation;
                 uneven = !found.is_even();
-                open.damage = found.wrong_copy();
+                open.damage = found.damaged;
             }
         }
         let has = open.table.extent;

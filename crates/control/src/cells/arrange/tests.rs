@@ -30,6 +30,7 @@ fn volume(text: &str, stack: &str) -> VolumeRecord {
         growing: None,
         history: Vec::new(),
         memory_leaves: Vec::new(),
+        out_of_use: Vec::new(),
     }
 }
 

@@ -503,3 +503,32 @@ fn devices_that_share_a_volume_have_accounts_of_their_own() {
     assert_eq!(size(by(UsageBy::Volume)), (seconds, provisioned));
     assert_eq!(provisioned, u128::from(seconds) * (256 << 10), "once, whoever shows it");
 }
+
+/// The legs' own records do not tell which of two is old when the other one is gone; the state does.
+#[test]
+fn a_mirror_goes_on_without_a_leg_and_never_with_an_old_one() {
+    let mut rig = Rig::new();
+    rig.create_volume(&spec("v", Some("1M"), &rig.stack("mirror(@a, @b)"))).unwrap();
+    let (a, b) = (rig.path("a"), rig.path("b"));
+    let away = rig.path("away");
+    fs::rename(&a, &away).unwrap();
+    rig.restart();
+    let view = rig.volume("v").unwrap();
+    assert!(format!("{:?}", view.tree).contains("No such file"), "{:?}", view.tree);
+    assert_eq!((view.state, rig.status().failed.len()), (State::Ready, 0));
+    assert_eq!(rig.status().degraded, ["volume v: mirror"]);
+    // What is above it changes while the leg is not there, and its file is not made.
+    rig.try_change("v", "meter(tenant=t) | mirror(@a, @b)", false).unwrap();
+    assert!(!a.exists());
+    // Now the other one is gone, and this one does not know what was written without it.
+    fs::rename(&away, &a).unwrap();
+    fs::rename(&b, &away).unwrap();
+    rig.restart();
+    let view = rig.volume("v").unwrap();
+    assert_eq!(view.state, State::Failed);
+    assert!(view.reason.as_ref().is_some_and(|why| why.contains("No such file")), "{:?}", view.reason);
+    fs::rename(&away, &b).unwrap();
+    rig.restart();
+    assert_eq!(rig.volume("v").unwrap().state, State::Ready);
+    eventually("both legs are good", || rig.status().degraded.is_empty().then_some(()));
+}

@@ -250,13 +250,6 @@ impl Port {
         if first.is_some_and(|first| first.block_size != geometry.block_size) {
             return Err("its blocks have another size than the first volume's");
         }
-        let end_of_window = |volume| {
-            let (start, blocks) = self.functions.window(volume);
-            start + blocks
-        };
-        if first.is_some_and(|first| geometry.blocks.0 < end_of_window(first.blocks.0)) {
-            return Err("it is smaller than what the guest sees of the first volume");
-        }
         let disk = self.card.borrow_mut().disk_for(namespace, self.function);
         let disk = disk.ok_or("all disks of the card have other volumes")?;
         self.shown.replicas.push(Replica { nsid, namespace: Arc::clone(namespace), disk });

@@ -2,10 +2,15 @@
 
 use super::*;
 
+/// More than the legs that are there have: they say the size.
+const ANY: u64 = 1 << 40;
+
 /// Disks by number, some of which are gone, of a stored volume.
 struct Stored<'a> {
     disks: &'a [Arc<dyn Volume>],
     gone: &'a [&'a str],
+    size: u64,
+    out: Vec<String>,
 }
 
 impl Leaves for Stored<'_> {
@@ -16,16 +21,26 @@ impl Leaves for Stored<'_> {
         Disks(self.disks.to_vec()).open(request)
     }
 
-    fn are_stored(&self) -> bool {
-        true
+    fn stored(&self) -> Option<crate::graph::Stored<'_>> {
+        Some(crate::graph::Stored { size: self.size, out_of_use: &self.out })
     }
 }
 
 fn open(stack: &str, disks: &[Arc<dyn Volume>], gone: &[&str]) -> Result<Graph, String> {
+    open_known(stack, disks, gone, (ANY, Vec::new()))
+}
+
+/// The same of a volume whose size and whose legs out of use are known.
+fn open_known(
+    stack: &str,
+    disks: &[Arc<dyn Volume>],
+    gone: &[&str],
+    (size, out): (u64, Vec<String>),
+) -> Result<Graph, String> {
     let node: Node = stack.parse().unwrap();
     let plan = Plan { volume: "test", stack: &node, size: None, block_size: BlockSize::B512 };
     let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
-    let built = Graph::build(&plan, &Stored { disks, gone }, &SharedObjects::default(), &spawner, None);
+    let built = Graph::build(&plan, &Stored { disks, gone, size, out }, &SharedObjects::default(), &spawner, None);
     let mut graph = built.map_err(|error| error.to_string())?;
     graph.mount(Reason::Open).map_err(|error| error.to_string())?;
     Ok(graph)
@@ -64,7 +79,7 @@ fn what_outlives_a_leg_opens_without_it_and_takes_it_in_again() {
         let node: Node = above.parse().unwrap();
         let plan = Plan { volume: "test", stack: &node, size: None, block_size: BlockSize::B512 };
         let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
-        let leaves = Stored { disks: &disks, gone: &["disk:1"] };
+        let leaves = Stored { disks: &disks, gone: &["disk:1"], size: ANY, out: Vec::new() };
         let mut new = Graph::build(&plan, &leaves, &SharedObjects::default(), &spawner, Some(&graph)).unwrap();
         let switch = Switch::new("test", Arc::clone(graph.volume()));
         change(&switch, &mut graph, &mut new, terms(&mut || Ok(()), false)).unwrap();
@@ -111,5 +126,50 @@ fn what_needs_the_leg_does_not_open_and_says_why() {
     let stack = "parity(chunk=4K, journal=128K, disk:0, disk:1, disk:2)";
     drop(mounted(stack, &disks, None, Reason::Create, &Arc::default()).unwrap());
     let error = open(stack, &disks, &["disk:0", "disk:1"]).err().unwrap();
-    assert!(error.contains("1 legs are good, and 2 are needed"), "{error}");
+    assert!(error.contains("no such file: disk:0"), "{error}");
+}
+
+/// Two legs that are gone at different times: the second one is the only one that knows what was written without the first.
+#[test]
+fn a_leg_that_was_out_of_use_is_not_gone_on_with_alone() {
+    for (stack, legs, first, others) in [
+        ("mirror(disk:0, disk:1)", 2, &["disk:0"][..], &["disk:1"][..]),
+        ("mirror(integrity | disk:0, integrity | disk:1)", 2, &["disk:0"], &["disk:1"]),
+        (
+            "parity(chunk=4K, journal=128K, redundancy=2, disk:0, disk:1, disk:2, disk:3)",
+            4,
+            &["disk:0"],
+            &["disk:2", "disk:3"],
+        ),
+    ] {
+        let disks = memory(legs, 4096);
+        drop(mounted(stack, &disks, None, Reason::Create, &Arc::default()).unwrap());
+        let graph = open(stack, &disks, first).unwrap();
+        on_bench(&graph, |bench| bench.write_random(0, 64));
+        let out = graph.out_of_use();
+        assert_eq!(out.len(), 1, "{out:?}");
+        drop(graph);
+        let error = open_known(stack, &disks, others, (ANY, out.clone())).err().unwrap_or_else(|| panic!("{stack}"));
+        assert!(error.contains(&format!("no such file: {}", others[0])), "{stack}: {error}");
+        let graph = open_known(stack, &disks, &[], (ANY, out)).unwrap();
+        assert_eq!(graph.out_of_use().len(), 1, "it is being filled");
+    }
+}
+
+#[test]
+fn what_is_told_no_size_opens_without_its_smallest_leg() {
+    let disks = [memory(1, 4096).remove(0), memory(1, 2176).remove(0)];
+    let stack = "mirror(disk:0, disk:1)";
+    let made = mounted(stack, &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let size = made.volume().geometry().bytes();
+    drop(made);
+    let graph = open_known(stack, &disks, &["disk:1"], (size, Vec::new())).unwrap();
+    assert_eq!(graph.volume().geometry().bytes(), size);
+}
+
+#[test]
+fn a_migration_is_not_done_without() {
+    let disks = memory(3, 4096);
+    let error = open("mirror(move(disk:0, disk:1), disk:2)", &disks, &["disk:1"]).err().unwrap();
+    assert!(error.contains("no such file: disk:1"), "{error}");
 }

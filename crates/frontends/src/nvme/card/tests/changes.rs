@@ -127,7 +127,6 @@ fn a_replica_that_does_not_fit_is_refused_and_the_guest_goes_on() {
     guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
     guest.create_queues(1, 16);
     for (name, bytes, block_size, why) in [
-        ("small", 1 << 19, BlockSize::B512, "smaller"),
         ("coarse", 1 << 20, BlockSize::B4096, "blocks have another size"),
         ("good", 1 << 20, BlockSize::B512, ""),
         ("third", 1 << 20, BlockSize::B512, "all disks"),
