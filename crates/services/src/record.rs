@@ -163,16 +163,19 @@ impl Region {
         let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
         let (mut best, mut damage): (Option<Found>, Option<String>) = (None, None);
         let (mut missing, mut unreadable) = (None, None);
+        let both = legs::read(leg, self.offset, self.len as usize);
         for number in 0..2 {
-            // Each by itself: sectors that went bad take one copy with them, not both.
-            let copy = match legs::read(leg, self.offset + number * self.half() as u64, self.half()) {
-                Ok(bytes) => self.decode(&bytes),
-                Err(error) => {
-                    let what = Copy::Damaged(format!("it cannot be read: {}", cause(&error)));
-                    unreadable = Some(error);
-                    what
-                }
+            let at = number as usize * self.half();
+            let half = match &both {
+                Ok(bytes) => Ok(self.decode(&bytes[at..at + self.half()])),
+                // Each by itself: sectors that went bad take one copy with them, not both.
+                Err(_) => legs::read(leg, self.offset + at as u64, self.half()).map(|bytes| self.decode(&bytes)),
             };
+            let copy = half.unwrap_or_else(|error| {
+                let damaged = Copy::Damaged(format!("it cannot be read: {}", cause(&error)));
+                unreadable = Some(error);
+                damaged
+            });
             match copy {
                 Copy::Empty => missing = Some(number),
                 Copy::Newer(has) => {

@@ -190,10 +190,8 @@ impl Inner {
         let mut files = Vec::new();
         for name in all {
             let Some(live) = self.volumes.get(&name).and_then(|volume| volume.graph.as_ref()) else { continue };
-            let out = live.graph.out_of_use();
-            let used = live.graph.leaves().into_iter().map(|(leaf, _)| leaf);
-            let used = used.filter(|leaf| !out.iter().any(|leg| leg.contains(&leaf.spec)));
-            files.extend(used.filter_map(|leaf| Some((name.clone(), leaf.file()?.to_owned()))));
+            let leaves = live.graph.leaves_in_use();
+            files.extend(leaves.iter().filter_map(|leaf| Some((name.clone(), leaf.file()?.to_owned()))));
         }
         files
     }

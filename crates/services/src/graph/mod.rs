@@ -242,13 +242,20 @@ impl Graph {
 
     /// The legs that a service goes without now, as written in the stack. What they hold may be old, and they may not know it.
     pub fn out_of_use(&self) -> Vec<String> {
-        let mut out = Vec::new();
-        for node in self.nodes() {
-            let Some(service) = &node.service else { continue };
-            let unused = node.legs.iter().enumerate().filter(|(at, leg)| leg.absent.is_some() || !service.leg_is_used(*at));
-            out.extend(unused.map(|(_, leg)| leg.node.to_string()));
+        let nodes = self.nodes();
+        let unused = nodes.iter().flat_map(|node| node.legs.iter().enumerate().filter(|(at, _)| !node.uses(*at)));
+        unused.map(|(_, leg)| leg.node.to_string()).collect()
+    }
+
+    /// Its leaves, but for those of legs that are out of use.
+    pub fn leaves_in_use(&self) -> Vec<Leaf> {
+        fn collect(node: &Built, into: &mut Vec<Leaf>) {
+            into.extend(node.node.as_leaf().cloned());
+            node.legs.iter().enumerate().filter(|(at, _)| node.uses(*at)).for_each(|(_, leg)| collect(leg, into));
         }
-        out
+        let mut leaves = Vec::new();
+        collect(&self.root, &mut leaves);
+        leaves
     }
 
     /// All nodes, each before its legs.
@@ -411,6 +418,12 @@ impl Built {
         if let Some(service) = &self.service {
             service.discard(stored);
         }
+    }
+
+    /// Whether a leg is there, and not gone without.
+    fn uses(&self, leg: usize) -> bool {
+        let is_there = self.legs.get(leg).is_some_and(|leg| leg.absent.is_none());
+        is_there && self.service.as_ref().is_none_or(|service| service.leg_is_used(leg))
     }
 
     /// How a leg is that is not there.

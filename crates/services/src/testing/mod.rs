@@ -17,6 +17,8 @@ mod oracle;
 mod random;
 mod tables;
 mod timed;
+#[cfg(test)]
+pub(crate) mod waiting;
 
 use std::{
     future::Future,

@@ -72,6 +72,7 @@ fn what_outlives_a_leg_opens_without_it_and_takes_it_in_again() {
             bench.expect(0, &data);
             bench.write_random(0, 1024)
         });
+        assert_eq!((graph.leaves_in_use().len(), graph.out_of_use().len()), (legs - 1, 1), "{stack}");
         let tree = format!("{:?}", graph.tree());
         assert!(tree.contains("no such file: disk:1") && tree.contains("volume replace"), "{tree}");
         // A change of what is above keeps it, though it cannot be opened.

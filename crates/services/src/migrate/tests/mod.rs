@@ -4,7 +4,7 @@ mod crashes;
 mod holes;
 
 use std::{
-    sync::{Arc, atomic::AtomicBool},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -14,9 +14,8 @@ use millrace_backends::{
     fault::{Effect, FaultVolume, Kind, Rule, When},
 };
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, Switch, TaskContext, Usage, Volume, VolumeError,
+    BlockCount, BlockError, BlockSize, Operation, Switch, Volume,
     conformance::{self, Bench, Random, Subject, SyncHarness, Wanted},
-    future_bytes, yield_now,
 };
 use millrace_engine::EngineError;
 
@@ -27,13 +26,14 @@ use crate::{
     graph::{ChangeFailed, Graph, Plan as GraphPlan, Terms, change},
     legs,
     service::{Mount, Status},
-    testing::{Bench as Means, Disks, Oracle, Rig, Session, graph},
+    testing::{
+        Bench as Means, Disks, Oracle, Rig, Session, graph,
+        waiting::{Gate, PATIENCE},
+    },
 };
 
 const SEED: u64 = 0x6d6f_7665;
 const STACK: &str = "move(piece=16K, disk:0, disk:1)";
-/// Far longer than anything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn memory(wanted: Wanted, leg: usize) -> Arc<dyn Volume> {
     let bytes = wanted.blocks << wanted.block_size.shift();
@@ -486,56 +486,7 @@ fn nothing_goes_to_a_leg_that_has_not_everything() {
     running.change_to("disk:0").unwrap();
 }
 
-/// Where writes take until it is opened: or for long, so that a test of who waits for them ends. As a service it is opened when a change is
-/// about to wait for what is in flight.
-struct Gate {
-    volume: Arc<dyn Volume>,
-    open: AtomicBool,
-}
-
-impl Gate {
-    async fn wait(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let end = Instant::now() + PATIENCE;
-        while !self.open.load(Ordering::Relaxed) && Instant::now() < end {
-            yield_now().await;
-        }
-        self.volume.submit(cx, request).await
-    }
-}
-
-impl Volume for Gate {
-    fn name(&self) -> &str {
-        self.volume.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.volume.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        match request.operation {
-            Operation::Write { .. } => Step::Wait(cx.scratch.place_future(self.wait(cx, request))),
-            _ => self.volume.submit(cx, request),
-        }
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        future_bytes(Self::wait) + self.volume.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.volume.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.volume.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.volume.usage()
-    }
-}
-
+/// As a service it is opened when a change is about to wait for what is in flight.
 impl Service for Gate {
     fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
         Ok(())
@@ -572,7 +523,7 @@ impl Service for Gate {
 
 /// A mirror of a whole migration and disk:2; the disks, and what is below the old one.
 fn mirror_of_a_migration() -> (Live, [Arc<FaultVolume>; 2], Arc<Gate>) {
-    let gate = Arc::new(Gate { volume: memory(small(16384), OLD), open: AtomicBool::new(true) });
+    let gate = Gate::before(memory(small(16384), OLD), |operation| matches!(operation, Operation::Write { .. }));
     let old: Arc<dyn Volume> = Arc::<Gate>::clone(&gate);
     let pair = [FaultVolume::new(old, SEED), FaultVolume::new(memory(small(16384), NEW), SEED + 1)];
     let mut disks = volumes(&pair);

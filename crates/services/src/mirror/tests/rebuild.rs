@@ -1,61 +1,15 @@
 //! Legs that come back, whatever happens meanwhile.
 
-use std::{
-    pin::Pin,
-    task::{Context, Waker},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{
-    BlockCount, BlockError, Lba, Operation, Request, Scratch, TaskContext,
-    clock::{self, SimulatedTime},
-    conformance::{Memory, SyncIo},
-};
-use millrace_memory::BufferPool;
+use millrace_block::{BlockCount, BlockError, Lba, Operation};
 
 use super::{
     failures::{WRITE_FAULT, pull},
     *,
 };
-
-/// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(180);
-
-/// Waits until it is so.
-fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !reached() {
-        assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Writes the first blocks. Where a rule delays it on that leg it stands still until `meanwhile` is over, however long that takes.
-fn write_around(volume: &Arc<dyn Volume>, leg: &FaultVolume, data: &[u8], meanwhile: impl FnOnce()) {
-    // This thread's sleeps, and so the delay, last until its clock is moved.
-    let time = SimulatedTime::new();
-    let (io, buffers) = (SyncIo::new(SEED, false), BufferPool::new(2).unwrap());
-    let (scratch, room) = (Scratch::new(volume.scratch_bytes()), Memory::new(data.len()));
-    let segments = [room.segment(0, data.len())];
-    segments[0].write_at(0, data);
-    let (operation, count) = (Operation::Write { fua: false }, BlockCount(data.len() as u64 / 512));
-    let request = Request { operation, lba: Lba(0), count, segments: &segments };
-    let before = leg.faults();
-    let mut write = volume.submit(TaskContext::new(&scratch, &buffers, &io), request);
-    let mut cx = Context::from_waker(Waker::noop());
-    let mut has_ended = || Pin::new(&mut write).poll(&mut cx).map(|result| result.expect("a write")).is_ready();
-    until("the leg delays the write", || {
-        assert!(!has_ended(), "the leg did not delay it");
-        leg.faults() > before
-    });
-    meanwhile();
-    until("the write ends", || {
-        time.advance_to(clock::now() + 1_000_000_000);
-        has_ended()
-    });
-}
+use crate::testing::waiting::{until, write_around};
 
 fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
     graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))

@@ -1,70 +1,17 @@
 //! A disk that does not take its table, and a volume that goes while requests of it are still under way.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::atomic::Ordering, thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{
-    BlockCount, BlockError, Geometry, Request, Step, TaskContext, Usage, VolumeError,
+    BlockCount, BlockError,
     conformance::{Harness, Job, Memory},
-    future_bytes, yield_now,
 };
 
 use super::*;
+use crate::testing::waiting::{Gate, until};
 
 const FAULT: Effect = Effect::Fail(BlockError::WriteFault { errno: 5 });
-
-/// Where clearing takes until the gate is opened: or for long, so that a test of who waits for it ends.
-struct Gate {
-    volume: Arc<dyn Volume>,
-    open: AtomicBool,
-}
-
-impl Gate {
-    async fn wait(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let end = Instant::now() + PATIENCE;
-        while !self.open.load(Ordering::Relaxed) && Instant::now() < end {
-            yield_now().await;
-        }
-        self.volume.submit(cx, request).await
-    }
-}
-
-impl Volume for Gate {
-    fn name(&self) -> &str {
-        self.volume.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.volume.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        match request.operation {
-            Operation::WriteZeroes { .. } => Step::Wait(cx.scratch.place_future(self.wait(cx, request))),
-            _ => self.volume.submit(cx, request),
-        }
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        future_bytes(Self::wait) + self.volume.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.volume.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.volume.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.volume.usage()
-    }
-}
 
 /// A disk of eight extents that can fail, with a volume of four.
 fn faulty() -> (Arc<FaultVolume>, Pool, Graph) {
@@ -137,15 +84,6 @@ fn a_size_of_which_nobody_knows_whether_it_was_stored_is_the_smaller_one() {
     }
 }
 
-/// Waits until it is so.
-fn until(what: &str, reached: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !reached() {
-        assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Writes one block.
 fn write(volume: &Arc<dyn Volume>) -> Result<(), BlockError> {
     let memory = Memory::new(512);
@@ -189,7 +127,7 @@ fn a_volume_that_was_closed_comes_back_as_it_was() {
 /// A disk clears what a volume grows by, which takes long: meanwhile other volumes' stacks change under their guests, and the operator sees the disk.
 #[test]
 fn nobody_waits_for_a_disk_that_clears_extents() {
-    let gate = Arc::new(Gate { volume: memory(9 * EXTENT), open: AtomicBool::new(true) });
+    let gate = Gate::before(memory(9 * EXTENT), |operation| matches!(operation, Operation::WriteZeroes { .. }));
     let (leg, pool, mut a) = faulty_over(Arc::<Gate>::clone(&gate));
     let b = pool.create("b", EXTENT);
     let before = leg.requests(Kind::WriteZeroes);

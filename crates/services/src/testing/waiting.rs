@@ -1,0 +1,114 @@
+//! Tests that do something while something else waits: nothing is left to how long things take.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_backends::fault::FaultVolume;
+use millrace_block::{
+    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Scratch, Step, TaskContext, Usage, Volume,
+    VolumeError,
+    clock::{self, SimulatedTime},
+    conformance::{Memory, SyncIo},
+    future_bytes, yield_now,
+};
+use millrace_memory::BufferPool;
+
+/// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Waits until it is so.
+pub(crate) fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !reached() {
+        assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes the first blocks. Where a rule delays it on that leg it stands still until `meanwhile` is over, however long that takes.
+pub(crate) fn write_around(volume: &Arc<dyn Volume>, leg: &FaultVolume, data: &[u8], meanwhile: impl FnOnce()) {
+    // This thread's sleeps, and so the delay, last until its clock is moved.
+    let time = SimulatedTime::new();
+    let (io, buffers) = (SyncIo::new(1, false), BufferPool::new(2).unwrap());
+    let (scratch, room) = (Scratch::new(volume.scratch_bytes()), Memory::new(data.len()));
+    let segments = [room.segment(0, data.len())];
+    segments[0].write_at(0, data);
+    let (operation, count) = (Operation::Write { fua: false }, BlockCount(data.len() as u64 / 512));
+    let request = Request { operation, lba: Lba(0), count, segments: &segments };
+    let before = leg.faults();
+    let mut write = volume.submit(TaskContext::new(&scratch, &buffers, &io), request);
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut has_ended = || Pin::new(&mut write).poll(&mut cx).map(|result| result.expect("a write")).is_ready();
+    until("the leg delays the write", || {
+        assert!(!has_ended(), "the leg did not delay it");
+        leg.faults() > before
+    });
+    meanwhile();
+    until("the write ends", || {
+        time.advance_to(clock::now() + 1_000_000_000);
+        has_ended()
+    });
+}
+
+/// A volume where requests of one kind take until it is opened: or for long, so that a test of who waits for them ends.
+pub(crate) struct Gate {
+    volume: Arc<dyn Volume>,
+    holds: fn(Operation) -> bool,
+    pub(crate) open: AtomicBool,
+}
+
+impl Gate {
+    /// An open one.
+    pub(crate) fn before(volume: Arc<dyn Volume>, holds: fn(Operation) -> bool) -> Arc<Self> {
+        Arc::new(Self { volume, holds, open: AtomicBool::new(true) })
+    }
+
+    async fn wait(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let end = Instant::now() + PATIENCE;
+        while !self.open.load(Ordering::Relaxed) && Instant::now() < end {
+            yield_now().await;
+        }
+        self.volume.submit(cx, request).await
+    }
+}
+
+impl Volume for Gate {
+    fn name(&self) -> &str {
+        self.volume.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.volume.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        if (self.holds)(request.operation) {
+            return Step::Wait(cx.scratch.place_future(self.wait(cx, request)));
+        }
+        self.volume.submit(cx, request)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::wait) + self.volume.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.volume.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.volume.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.volume.usage()
+    }
+}
