@@ -58,6 +58,8 @@ enum Rule {
     AtMost(f64),
     /// The value is at least this.
     AtLeast(f64),
+    /// The value, in nanoseconds, is at most so many milliseconds.
+    Lasts(f64),
     /// Of two rates: each of these operations takes at most so many nanoseconds more than one of the other.
     Above(Cell, f64),
 }
@@ -146,6 +148,39 @@ const WRITTEN: Cell = OVER.test("randwrite 4k memory");
 const INTERRUPTS: Cell = cell("interrupts", "randread 4k", 32, "asleep", "interrupts");
 const SPARE: Cell = Cell { subject: "alone", ..cell("spare", "randread 4k on its own core", 1, "asleep", "p99") };
 
+/// What is off what is due to a share, in percent.
+const DUE: Cell = cell("qos", "share, weight 1", 16, "lean", "off");
+/// What gets beyond a cap at any time, in buckets.
+const ABOVE: Cell = cell("qos", "cap of 1000 a second, with rests", 32, "driver", "above");
+/// A change under writes; of a file at rest, because what its file system takes while a guest writes is not the change's.
+const PAUSE: Cell = Cell { subject: "changed", ..cell("pauses", "randwrite 4k memory", 32, "lean", "pause") };
+const SHORT: Rule = Rule::Lasts(10.0);
+
+/// At most so many percent off what is due.
+const fn due(text: &'static str, cell: Cell, percent: f64) -> Goal {
+    goal(text, cell, None, Rule::AtMost(percent))
+}
+
+/// At most one bucket beyond the cap.
+const fn capped(text: &'static str, test: &'static str) -> Goal {
+    goal(text, ABOVE.test(test), None, Rule::AtMost(1.0))
+}
+
+/// A change of this place's stack while nobody asks for anything.
+const fn brief(text: &'static str, test: &'static str) -> Goal {
+    goal(text, PAUSE.test(test).by("changed at rest"), None, SHORT)
+}
+
+/// FastPath's rate beside that of one of fio's own engines.
+const fn faster(text: &'static str, depth: u32, engine: &'static str) -> Goal {
+    goal(text, PROGRAM.at(depth), None, Rule::Times(PROGRAM.at(depth).by(engine), 5.0))
+}
+
+/// And its latency.
+const fn sooner(text: &'static str, depth: u32, engine: &'static str) -> Goal {
+    goal(text, WAITED.at(depth), None, Rule::Within(WAITED.at(depth).by(engine), 0.29))
+}
+
 /// At most a tenth above what it is alone.
 const fn unmoved(text: &'static str, depth: u32, subject: &'static str) -> Goal {
     goal(text, SPARE.at(depth).by(subject), None, Rule::Within(SPARE.at(depth), 1.1))
@@ -201,16 +236,30 @@ const GOALS: &[Goal] = &[
     goal("virtio, depth 1: 2 times SPDK", VIRTIO, FAR, spdk(VIRTIO, 2.0)),
     goal("virtio, depth 32: 2 times SPDK", VIRTIO.at(32), FAR, spdk(VIRTIO.at(32), 2.0)),
     goal("virtio, depth 128: 2 times SPDK", VIRTIO.at(128), FAR, spdk(VIRTIO.at(128), 2.0)),
-    goal("virtio, depth 32: 6 times QEMU's storage daemon", VIRTIO.at(32), NEAR, qsd(VIRTIO.at(32), 6.0)),
+    goal("virtio, depth 32: 6 times QEMU's storage daemon", VIRTIO.at(32), None, qsd(VIRTIO.at(32), 6.0)),
     goal("virtio, depth 32, headers that stay: 1.5 times SPDK", STAYS.at(32), NEAR, spdk(STAYS.at(32), 1.5)),
     goal("virtio, depth 32, headers that stay: 2 times SPDK", STAYS.at(32), FAR, spdk(STAYS.at(32), 2.0)),
     goal("virtio, depth 128, headers that stay: 1.5 times SPDK", STAYS.at(128), NEAR, spdk(STAYS.at(128), 1.5)),
     goal("virtio, depth 128, headers that stay: 2 times SPDK", STAYS.at(128), FAR, spdk(STAYS.at(128), 2.0)),
-    goal("virtio, depth 32, headers that stay: 6 times QEMU's storage daemon", STAYS.at(32), NEAR, qsd(STAYS.at(32), 6.0)),
-    goal("FastPath, tmpfs, reads at depth 32: 5 times io_uring", PROGRAM, None, Rule::Times(PROGRAM.by("fio io_uring"), 5.0)),
-    goal("FastPath, tmpfs, reads at depth 32: 5 times libaio", PROGRAM, None, Rule::Times(PROGRAM.by("fio libaio"), 5.0)),
-    goal("FastPath, tmpfs, reads at depth 1: 71 % less latency than io_uring", WAITED, None, Rule::Within(WAITED.by("fio io_uring"), 0.29)),
-    goal("FastPath, tmpfs, reads at depth 1: 71 % less latency than psync", WAITED, None, Rule::Within(WAITED.by("fio psync"), 0.29)),
+    goal("virtio, depth 32, headers that stay: 6 times QEMU's storage daemon", STAYS.at(32), None, qsd(STAYS.at(32), 6.0)),
+    faster("FastPath, tmpfs, reads at depth 1: 5 times io_uring", 1, "fio io_uring"),
+    faster("FastPath, tmpfs, reads at depth 4: 5 times io_uring", 4, "fio io_uring"),
+    faster("FastPath, tmpfs, reads at depth 16: 5 times io_uring", 16, "fio io_uring"),
+    faster("FastPath, tmpfs, reads at depth 32: 5 times io_uring", 32, "fio io_uring"),
+    faster("FastPath, tmpfs, reads at depth 64: 5 times io_uring", 64, "fio io_uring"),
+    faster("FastPath, tmpfs, reads at depth 128: 5 times io_uring", 128, "fio io_uring"),
+    faster("FastPath, tmpfs, reads at depth 1: 5 times psync", 1, "fio psync"),
+    faster("FastPath, tmpfs, reads at depth 32: 5 times libaio", 32, "fio libaio"),
+    faster("FastPath, tmpfs, reads at depth 128: 5 times libaio", 128, "fio libaio"),
+    sooner("FastPath, tmpfs, reads at depth 1: 71 % less latency than io_uring", 1, "fio io_uring"),
+    sooner("FastPath, tmpfs, reads at depth 4: 71 % less latency than io_uring", 4, "fio io_uring"),
+    sooner("FastPath, tmpfs, reads at depth 16: 71 % less latency than io_uring", 16, "fio io_uring"),
+    sooner("FastPath, tmpfs, reads at depth 32: 71 % less latency than io_uring", 32, "fio io_uring"),
+    sooner("FastPath, tmpfs, reads at depth 64: 71 % less latency than io_uring", 64, "fio io_uring"),
+    sooner("FastPath, tmpfs, reads at depth 128: 71 % less latency than io_uring", 128, "fio io_uring"),
+    sooner("FastPath, tmpfs, reads at depth 1: 71 % less latency than psync", 1, "fio psync"),
+    sooner("FastPath, tmpfs, reads at depth 32: 71 % less latency than libaio", 32, "fio libaio"),
+    sooner("FastPath, tmpfs, reads at depth 128: 71 % less latency than libaio", 128, "fio libaio"),
     goal("64 busy devices: 0.85 of one device", MANY, None, Rule::Times(MANY.test("randread 4k on 1 device"), 0.85)),
     goal("64 busy devices: 3 times SPDK", MANY, None, spdk(MANY, 3.0)),
     goal("64 busy devices: within 5 % of each other", Cell { metric: "spread", ..MANY }, None, Rule::AtMost(0.05)),
@@ -238,6 +287,7 @@ const GOALS: &[Goal] = &[
     goal("throttle over null: at most 3 ns", HOP.test("randread 4k null, throttle"), None, Rule::Above(HOP, 3.0)),
     goal("meter over null: at most 3 ns", HOP.test("randread 4k null, meter"), None, Rule::Above(HOP, 3.0)),
     goal("share over memory, reads: at most 8 ns a hop", OVER.test("randread 4k memory, share"), None, Rule::Above(OVER, 8.0)),
+    goal("share over memory, writes: at most 8 ns a hop", WRITTEN.test("randwrite 4k memory, share"), None, Rule::Above(WRITTEN, 8.0)),
     goal("mirror of two, writes: 2.5 times SPDK", WRITTEN.test("randwrite 4k memory, mirror"), None, spdk(WRITTEN.test("randwrite 4k memory, mirror"), 2.5)),
     goal("crypt, reads: 175 ns above the bare volume", OVER.test("randread 4k memory, crypt"), None, Rule::Above(OVER, 175.0)),
     goal("crypt, writes: 175 ns above the bare volume", WRITTEN.test("randwrite 4k memory, crypt"), None, Rule::Above(WRITTEN, 175.0)),
@@ -256,6 +306,23 @@ const GOALS: &[Goal] = &[
     unmoved("p99 beside floods on another core, depth 32: moves by < 10 %", 32, "beside floods"),
     unmoved("p99 beside shrinking memory on another core, depth 1: moves by < 10 %", 1, "beside shrinking memory"),
     unmoved("p99 beside shrinking memory on another core, depth 32: moves by < 10 %", 32, "beside shrinking memory"),
+    due("share of weight 1, 16 in flight: within 2 % of what is due", DUE, 2.0),
+    due("share of weight 1, 64 in flight: within 2 % of what is due", DUE.at(64), 2.0),
+    due("share of weight 2, 32 in flight: within 2 % of what is due", DUE.test("share, weight 2").at(32), 2.0),
+    due("cap of 1,000 a second: within 1 % over 10 s", DUE.test("cap of 1000 a second").at(32), 1.0),
+    due("cap of 20,000 a second: within 1 % over 10 s", DUE.test("cap of 20000 a second").at(32), 1.0),
+    due("cap of 100,000 a second: within 1 % over 10 s", DUE.test("cap of 100000 a second").at(32), 1.0),
+    capped("cap of 1,000 a second: one bucket above it at any time", "cap of 1000 a second, with rests"),
+    capped("cap of 20,000 a second: one bucket above it at any time", "cap of 20000 a second, with rests"),
+    capped("cap of 100,000 a second: one bucket above it at any time", "cap of 100000 a second, with rests"),
+    goal("pause, a throttle over memory, under writes: 10 ms", PAUSE, None, SHORT),
+    goal("pause, the same beside 63 devices: 10 ms", PAUSE.test("randwrite 4k memory, 64 devices"), None, SHORT),
+    brief("pause, a throttle over a file at rest: 10 ms", "randwrite 4k file"),
+    brief("pause, a throttle over authenticated crypt at rest: 10 ms", "randwrite 4k file, authenticated"),
+    brief("pause, a cache put in, files at rest: 10 ms", "randwrite 4k file, a cache put in"),
+    brief("pause, a leg of parity replaced, files at rest: 10 ms", "randwrite 4k file, a leg of parity replaced"),
+    brief("pause, a leg of a mirror replaced, files at rest: 10 ms", "randwrite 4k file, a leg of a mirror replaced"),
+    brief("pause, a leg of a mirror put in, files at rest: 10 ms", "randwrite 4k file, a leg of a mirror put in"),
 ];
 
 /// What the records say about the goals: those about which they say anything.
@@ -286,6 +353,7 @@ impl Goal {
             }
             Rule::AtMost(most) => (number(value), format!("≤ {}", number(most)), value <= most),
             Rule::AtLeast(least) => (number(value), format!("≥ {}", number(least)), value >= least),
+            Rule::Lasts(most) => (format!("{:.1} ms", value / 1e6), format!("≤ {most} ms"), value <= most * 1e6),
             Rule::Above(other, most) => {
                 let more = 1e9 / value * (1.0 - ratio(other)?);
                 (format!("{more:+.1} ns"), format!("≤ {most:+} ns"), more <= most)
@@ -314,7 +382,20 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::record::{Key, Sample};
+    use crate::{
+        record::{Key, Sample},
+        sections,
+    };
+
+    #[test]
+    fn goals_are_of_sections_that_there_are_and_each_is_there_once() {
+        for goal in GOALS {
+            let section = goal.cell.section;
+            assert!(sections::ALL.iter().any(|known| known.name == section), "{}: no section {section}", goal.text);
+            let same = GOALS.iter().filter(|other| other.text == goal.text && other.state == goal.state).count();
+            assert_eq!(same, 1, "{}", goal.text);
+        }
+    }
 
     #[test]
     fn goals_are_judged_by_medians_within_one_state() {
@@ -356,6 +437,40 @@ mod tests {
         let said: Vec<_> = outcomes(&[record]).into_iter().map(|o| (o.found, o.wanted, o.verdict)).collect();
         let line = |found: &str, wanted: &str, verdict| (found.to_owned(), wanted.to_owned(), verdict);
         let expected = [line("+12.5 ns", "≤ +8 ns", Verdict::Missed), line("+0.0 ns", "≤ +3 ns", Verdict::Reached)];
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn shares_caps_and_pauses_are_judged_by_themselves() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |section| Record::open(dir.path(), section, "m", &BTreeMap::new(), true);
+        let key = |test: &str, depth, client: &str, subject: &str| Key {
+            test: test.into(),
+            depth,
+            client: client.into(),
+            subject: subject.into(),
+        };
+        let (mut qos, mut pauses) = (open("qos"), open("pauses"));
+        for _ in 0..5 {
+            let mut add = |key: Key, metric: &str, value| {
+                qos.add(&key, State::Any, Sample::from([(metric.to_owned(), value)]));
+            };
+            add(key("share, weight 1", 64, "lean", "ours"), "off", 2.5);
+            add(key("cap of 20000 a second", 32, "lean", "ours"), "off", 0.5);
+            add(key("cap of 20000 a second, with rests", 32, "driver", "ours"), "above", 0.75);
+            for (subject, pause) in [("changed", 80e6), ("changed at rest", 4.26e6)] {
+                let key = key("randwrite 4k file", 32, "lean", subject);
+                pauses.add(&key, State::Any, Sample::from([("pause".to_owned(), pause)]));
+            }
+        }
+        let said: Vec<_> = outcomes(&[qos, pauses]).into_iter().map(|o| (o.found, o.wanted, o.verdict)).collect();
+        let line = |found: &str, wanted: &str, verdict| (found.to_owned(), wanted.to_owned(), verdict);
+        let expected = [
+            line("2.50", "≤ 2.00", Verdict::Missed),
+            line("0.50", "≤ 1.00", Verdict::Reached),
+            line("0.75", "≤ 1.00", Verdict::Reached),
+            line("4.3 ms", "≤ 10 ms", Verdict::Reached),
+        ];
         assert_eq!(said, expected);
     }
 }

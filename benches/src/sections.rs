@@ -1,5 +1,6 @@
 //! The table's lines, in groups.
 
+mod caps;
 mod copy;
 mod devices;
 mod fastpath;

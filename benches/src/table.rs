@@ -81,7 +81,7 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
         "idle" => &["iops", "cpu"],
         "neighbour" | "spare" => &["p50", "p99", "p99.9", "rounds"],
         "pauses" => &["pause", "max"],
-        "qos" => &["iops", "off"],
+        "qos" => &["iops", "off", "above"],
         "copy" => &["rate"],
         _ => &["iops"],
     };
@@ -101,6 +101,7 @@ pub(crate) fn heading(metric: &str) -> String {
         "interrupts" => "interrupts per I/O".into(),
         "rounds" => "rounds of harm per second".into(),
         "off" => "off what is due, percent".into(),
+        "above" => "most above the cap at any time, buckets".into(),
         "rate" => "bytes per second".into(),
         "pause" => "nobody served, ns (median, samples, worst)".into(),
         "rss" | "pss" => format!("{}, bytes", metric.to_uppercase()),

@@ -31,6 +31,7 @@ fn recorded_and_not(records: &Path) {
     let record: Value = serde_json::from_slice(&text).expect("JSON");
     let rows = record["rows"].as_array().expect("rows");
     assert_eq!(rows.iter().filter(|row| row["samples"][0]["off"].is_number()).count(), 6, "{record}");
+    assert_eq!(rows.iter().filter(|row| row["samples"][0]["above"].is_number()).count(), 3, "{record}");
 
     let text = std::fs::read(records.join("copy.json")).expect("the record");
     let record: Value = serde_json::from_slice(&text).expect("JSON");

@@ -71,7 +71,7 @@ pub(crate) fn idle(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
         let clients = connect_all(&ours, 0..count)?;
         // They have to be idle for a while before they count as such.
         thread::sleep(Duration::from_secs(2));
-        for _ in 0..if suite.quick { 1 } else { 3 } {
+        for _ in 0..suite.wanted() {
             let (before, time) = (ours.daemon().cpu()?, Duration::from_secs(if suite.quick { 1 } else { 3 }));
             thread::sleep(time);
             let used = ours.daemon().cpu()?.saturating_sub(before);
@@ -112,33 +112,36 @@ fn beside(suite: &Suite, record: &mut Record, count: usize) -> Result<(), Failur
     Ok(())
 }
 
-/// What a daemon holds by itself, and with connected devices.
+/// What a daemon holds by itself, and with connected devices: another daemon for each sample.
 pub(crate) fn footprint(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     machine::raise_open_files();
     let count = if suite.quick { 64 } else { 256 };
-    let setup = many(count, "shared");
-    let mut bare = Ours::start(&suite.binary, &suite.folder("bare"), suite.target, "adaptive", &Setup::default())?;
-    held(record, "without devices", &mut bare, None, 0)?;
-    drop(bare);
-    let mut ours = Ours::start(&suite.binary, &suite.folder("ours"), suite.target, "adaptive", &setup)?;
-    let before = held(record, &format!("{count} devices, no client"), &mut ours, None, 0)?;
-    let clients = connect_all(&ours, 0..count)?;
-    thread::sleep(Duration::from_millis(500));
-    held(record, "each connected device", &mut ours, Some(&before), count)?;
-    drop(clients);
-    drop(ours);
-    if let Some(tree) = &suite.spdk {
-        let count = BUSY;
-        let mut spdk = Spdk::start(tree, &suite.folder("spdk"), suite.target, 1024)?;
-        held(record, "without devices", &mut spdk, None, 0)?;
-        nulls(&spdk, count)?;
-        let before = held(record, &format!("{count} devices, no client"), &mut spdk, None, 0)?;
-        let clients = connect_all(&spdk, 0..count)?;
-        thread::sleep(Duration::from_millis(500));
-        held(record, "each connected device", &mut spdk, Some(&before), count)?;
-        drop(clients);
+    for _ in 0..suite.wanted() {
+        let mut bare = Ours::start(&suite.binary, &suite.folder("bare"), suite.target, "adaptive", &Setup::default())?;
+        held(record, "without devices", &mut bare, None, 0)?;
+        drop(bare);
+        let setup = many(count, "shared");
+        let mut ours = Ours::start(&suite.binary, &suite.folder("ours"), suite.target, "adaptive", &setup)?;
+        held_by_devices(record, &mut ours, count)?;
+        drop(ours);
+        if let Some(tree) = &suite.spdk {
+            let mut spdk = Spdk::start(tree, &suite.folder("spdk"), suite.target, 1024)?;
+            held(record, "without devices", &mut spdk, None, 0)?;
+            nulls(&spdk, BUSY)?;
+            held_by_devices(record, &mut spdk, BUSY)?;
+        }
     }
     record.note("Anonymous: memory of the daemon's own; RSS counts pages shared with clients (queues) as well; huge: huge pages, which RSS does not count".into());
+    Ok(())
+}
+
+/// Records what a daemon with so many devices holds without clients, and what each of them adds.
+fn held_by_devices(record: &mut Record, subject: &mut dyn Subject, count: usize) -> Result<(), Failure> {
+    let before = held(record, &format!("{count} devices, no client"), subject, None, 0)?;
+    let clients = connect_all(subject, 0..count)?;
+    thread::sleep(Duration::from_millis(500));
+    held(record, "each connected device", subject, Some(&before), count)?;
+    drop(clients);
     Ok(())
 }
 

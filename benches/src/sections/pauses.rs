@@ -27,6 +27,8 @@ const TIMES: usize = 20;
 /// Seconds of a client's work; what is measured happens when the first part of it is over.
 const SECONDS: f64 = 0.8;
 const PART: Duration = Duration::from_millis(300);
+/// How long nobody asks for anything before a change at rest: what was written, and what a change left to be filled, is done by then.
+const REST: Duration = Duration::from_millis(500);
 /// How long the next worker may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -44,14 +46,37 @@ struct Place {
     events: &'static [(&'static str, Event)],
 }
 
-/// All, with one device and with many, in memory, in a file, and with a service that reads what was being written; changes of services
-/// that keep tables on their legs as well.
+/// All, in each place; changes also at rest.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
+    let places = places(suite)?;
+    let began = Instant::now();
+    for _ in 0..if suite.quick { 2 } else { TIMES } {
+        for place in &places {
+            let load = Load::new("randwrite", "4k", 32).on(place.name);
+            let key = |how: &str| Key { test: load.name(), depth: load.depth, client: "lean".into(), subject: how.into() };
+            for &(how, event) in place.events {
+                record.add(&key(how), State::Any, sample(suite, place, &load, event)?);
+            }
+            record.add(&key("changed at rest"), State::Any, at_rest(suite, place)?);
+        }
+        if began.elapsed() >= suite.budget {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// With one device and with many, in memory, in a file, and with a service that reads what was being written; for changes of services
+/// that keep tables on their legs as well.
+fn places(suite: &Suite) -> Result<Vec<Place>, Failure> {
     let file = |name: &str| format!("file:{}", suite.folder(name).display());
     let sealed = format!("crypt(mode=authenticated, key=file:{}, {})", suite.key()?.display(), file("sealed.img"));
     let slow = file("slow.img");
     let cached = format!("cache(mode=back, {}(size=64M)) | {slow}", file("fast.img"));
-    let parity = |last: &str| format!("parity({}, {}, {})", file("leg-a.img"), file("leg-b.img"), file(last));
+    let over = |service: &str, legs: &[&str]| {
+        let legs: Vec<String> = legs.iter().map(|leg| file(leg)).collect();
+        format!("{service}({})", legs.join(", "))
+    };
     let many = (1..64).fold(Setup::default(), |setup, index| setup.disk(&format!("d{index}"), "memory", "64M"));
     let place = |name, folder: &str, setup: Setup, stack: &str, other: Option<String>| -> Result<Place, Failure> {
         let setup = setup.disk("d0", stack, "64M");
@@ -61,34 +86,33 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
         let other = other.unwrap_or_else(|| format!("throttle(iops=1000000000) | {stack}"));
         Ok(Place { name, ours, other, events })
     };
-    let places = [
+    let changed =
+        |name, folder: &str, stack: String, other: String| place(name, folder, Setup::default(), &stack, Some(other));
+    Ok(vec![
         place("memory", "memory", Setup::default(), "memory", None)?,
         place("file", "file", Setup::default(), &file("paused.img"), None)?,
         place("file, authenticated", "sealed", Setup::default(), &sealed, None)?,
         place("memory, 64 devices", "many", many, "memory", None)?,
-        place("file, a cache put in", "cached", Setup::default(), &slow, Some(cached))?,
-        place(
+        changed("file, a cache put in", "cached", slow, cached)?,
+        changed(
             "file, a leg of parity replaced",
             "parity",
-            Setup::default(),
-            &parity("leg-c.img"),
-            Some(parity("leg-d.img")),
+            over("parity", &["leg-a.img", "leg-b.img", "leg-c.img"]),
+            over("parity", &["leg-a.img", "leg-b.img", "leg-d.img"]),
         )?,
-    ];
-    let began = Instant::now();
-    for _ in 0..if suite.quick { 2 } else { TIMES } {
-        for place in &places {
-            let load = Load::new("randwrite", "4k", 32).on(place.name);
-            for &(how, event) in place.events {
-                let key = Key { test: load.name(), depth: load.depth, client: "lean".into(), subject: how.into() };
-                record.add(&key, State::Any, sample(suite, place, &load, event)?);
-            }
-        }
-        if began.elapsed() >= suite.budget {
-            break;
-        }
-    }
-    Ok(())
+        changed(
+            "file, a leg of a mirror replaced",
+            "mirror",
+            over("mirror", &["side-a.img", "side-b.img"]),
+            over("mirror", &["side-a.img", "side-c.img"]),
+        )?,
+        changed(
+            "file, a leg of a mirror put in",
+            "wider",
+            over("mirror", &["wide-a.img", "wide-b.img"]),
+            over("mirror", &["wide-a.img", "wide-b.img", "wide-c.img"]),
+        )?,
+    ])
 }
 
 /// A client that works while something happens.
@@ -103,6 +127,13 @@ fn sample(suite: &Suite, Place { ours, other, .. }: &Place, load: &Load, event: 
     let (mut sample, pause) = (sample?, pause?);
     sample.insert("pause".into(), pause as f64 * 1000.0);
     Ok(sample)
+}
+
+/// A change while nobody asks for anything.
+fn at_rest(suite: &Suite, Place { ours, other, .. }: &Place) -> Result<Sample, Failure> {
+    thread::sleep(REST);
+    let pause = change(suite, ours, other)?;
+    Ok(Sample::from([("pause".into(), pause as f64 * 1000.0)]))
 }
 
 fn pauses(ours: &Ours) -> Vec<u64> {

@@ -1,4 +1,5 @@
-//! What shares and caps promise, by the clock: parts of a disk that has more to do than it can, and what a cap lets through.
+//! What shares and caps promise, by the clock: parts of a disk that has more to do than it can, and what a cap lets through, over a
+//! while and [at any time](caps).
 //!
 //! ```text
 //!   client ── as much as it can ──► share(weight) ─┐
@@ -8,6 +9,7 @@
 
 use std::{thread, time::Instant};
 
+use super::caps;
 use crate::{
     client::{Lean, Load},
     error::Failure,
@@ -25,8 +27,10 @@ const DISK: u32 = 2000;
 const CAPS: [u32; 3] = [1000, 20_000, 100_000];
 /// Seconds that a promise is about.
 const SECONDS: f64 = 10.0;
+/// Seconds in which is looked what a cap lets through at any time.
+const WATCHED: f64 = 3.0;
 
-/// How far each is off what is due to it, in percent.
+/// How far each is off what is due to it, in percent, and caps at any time, in buckets.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let pool = format!("disk(depth=16) | throttle(iops={DISK}) | file:{}", suite.folder("pool.img").display());
     let mut setup = Setup::default().volume("pool", &pool, "256M");
@@ -41,10 +45,13 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     for _ in 0..if suite.quick { 1 } else { ENOUGH } {
         shares(suite, record, &ours, seconds)?;
         for cap in CAPS {
-            let load = Load::randread(32);
-            let got =
-                Lean::default().run(&suite.binary, &[ours.folder(&format!("cap-{cap}"))], &load, suite.client, seconds)?;
+            let (load, sockets) = (Load::randread(32), [ours.folder(&format!("cap-{cap}"))]);
+            let got = Lean::default().run(&suite.binary, &sockets, &load, suite.client, seconds)?;
             add(record, &format!("cap of {cap} a second"), load.depth, got["iops"], cap.into());
+            let above = caps::most_above(&sockets[0].join("cntrl"), cap, suite.client, seconds.min(WATCHED))?;
+            let test = format!("cap of {cap} a second, with rests");
+            let key = Key { test, depth: caps::DEPTH, client: "driver".into(), subject: "ours".into() };
+            record.add(&key, State::Any, Sample::from([("above".into(), above)]));
         }
         if began.elapsed() >= suite.budget {
             break;
