@@ -8,7 +8,7 @@ use crate::dma::DmaRange;
 /// A submission queue entry and the data it moves. The queue pair fills in the command identifier and the data pointer.
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
-    /// The entry; change it for flags that have no constructor, such as fused operations.
+    /// The entry; change it for fields that have no constructor.
     pub sqe: Sqe,
     /// The data to describe by PRPs; `None` leaves the entry's data pointer as it is.
     pub data: Option<DmaRange>,

@@ -77,6 +77,14 @@ pub enum CommandError {
     /// A key or a kind of reservation that cannot be.
     #[error("a reservation: {0}")]
     BadReservation(&'static str),
+    /// A field of another command that cannot be so.
+    #[error("{command}: {why}")]
+    BadField {
+        /// The command.
+        command: &'static str,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// No range, or more than a command can name.
     #[error("{0} ranges are no number that a command can carry")]
     BadRangeCount(usize),

@@ -1,5 +1,6 @@
 //! A submission queue and its completion queue.
 
+mod fused;
 mod lean;
 mod lists;
 
@@ -18,6 +19,7 @@ use millrace_nvme_spec::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thiserror::Error;
 
+pub use fused::Fused;
 pub use lean::LeanQueue;
 pub(crate) use lists::Lists;
 
@@ -360,6 +362,14 @@ impl QueuePair {
     /// [`QueueError::Full`], or [`QueueError::Prp`] for data no PRPs can describe.
     #[inline]
     pub fn submit(&mut self, command: &Command) -> Result<CommandId, QueueError> {
+        let sqe = self.prepare(command)?;
+        self.sq.push(sqe);
+        Ok(sqe.cid)
+    }
+
+    /// A command's entry, with an identifier of its own and its data described. It is not in the queue yet.
+    #[inline]
+    fn prepare(&mut self, command: &Command) -> Result<Sqe, QueueError> {
         let Some(cid) = self.cids.take() else {
             return Err(QueueError::Full { qid: self.id, capacity: self.capacity() });
         };
@@ -374,8 +384,7 @@ impl QueuePair {
                 }
             }
         }
-        self.sq.push(sqe);
-        Ok(cid)
+        Ok(sqe)
     }
 
     /// As [`submit`](Self::submit), with the command's data pointer as it is, whatever the command says of data.

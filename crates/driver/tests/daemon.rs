@@ -5,8 +5,12 @@ use std::{thread, time::Duration};
 use millrace_block::{BlockCount, Lba};
 use millrace_driver::{
     Command, CommandError, Controller, DmaBuffer, DriverError, NewNamespace, Options, QueueError, QueueOptions, QueuePair,
-    Reservation,
-    spec::{NamespaceId, Status, reservation::ReservationType},
+    Reservation, Sanitize, SecurityProtocol,
+    spec::{
+        NamespaceId, Status,
+        admin::{CommitAction, SanitizeAction, SelfTest},
+        reservation::ReservationType,
+    },
 };
 use millrace_tests::Daemon;
 
@@ -130,6 +134,45 @@ fn a_host_makes_a_namespace() {
     assert!(cannot(host.controller.delete_namespace(NamespaceId::BROADCAST)), "all of them");
     assert!(cannot(host.controller.attach_namespace(nsid, &[])), "to nobody");
     drop(host);
+    daemon.finish();
+}
+
+/// Two hosts could agree by it: one block is written where another is found, in one command of two.
+#[test]
+fn a_host_compares_and_writes_at_once() {
+    let daemon = Daemon::start();
+    daemon.run(&["volume", "create", "v", "--backend", "memory", "--size", "1M"]);
+    daemon.run(&["device", "create", "d", "--nvme"]);
+    daemon.run(&["device", "attach", "d", "v"]);
+    let Host { mut controller, mut queue, buffer } = Host::at(&daemon, "d");
+    let ns = controller.namespace(NamespaceId(1)).unwrap();
+    let (expected, new) = (buffer.slice(0, 512), buffer.slice(512, 512));
+    buffer.write_at(512, &[7; 512]);
+    let swap = controller.compare_and_write(&ns, Lba(5), expected, new).unwrap();
+    assert!(queue.execute_fused(&swap).unwrap(), "zeroes were there");
+    assert!(!queue.execute_fused(&swap).unwrap(), "and are no more");
+    // More than one round of the queue, so that a pair lies at its end and its start.
+    buffer.write_at(0, &[7; 512]);
+    queue.execute(&ns.flush()).unwrap();
+    for _ in 0..queue.entries() {
+        assert!(queue.execute_fused(&swap).unwrap());
+    }
+    queue.execute(&ns.read(Lba(5), buffer.slice(1024, 512)).unwrap()).unwrap();
+    assert_eq!(buffer.read_vec(1024, 512), [7; 512]);
+    let refused = controller.compare_and_write(&ns, Lba(ns.size().0), expected, new).unwrap_err();
+    assert!(matches!(refused, DriverError::Command(CommandError::OutOfRange { .. })), "{refused}");
+
+    // What the controller has not is not sent.
+    let not_offered = |result: Result<(), DriverError>| matches!(result, Err(DriverError::NotOffered(_)));
+    assert!(not_offered(controller.download_firmware(&[0; 4096])));
+    assert!(not_offered(controller.commit_firmware(1, CommitAction::ACTIVATE).map(drop)));
+    let protocol = SecurityProtocol { id: 1, ..SecurityProtocol::default() };
+    assert!(not_offered(controller.security_send(NamespaceId::NONE, protocol, &[0; 512])));
+    assert!(not_offered(controller.security_receive(NamespaceId::NONE, protocol, 512).map(drop)));
+    let erase = Sanitize { action: SanitizeAction::BLOCK_ERASE, ..Sanitize::default() };
+    assert!(not_offered(controller.sanitize(&erase)));
+    assert!(not_offered(controller.self_test(NamespaceId::NONE, SelfTest::SHORT)));
+    drop((controller, queue, buffer));
     daemon.finish();
 }
 

@@ -352,4 +352,98 @@ wire_values! {
     }
 }
 
+/// Firmware Commit, Command Dword 10 (Base 5.1.8). Firmware Image Download has plain numbers: dwords, 0's based, in Command Dword 10, and
+/// the offset in dwords in Command Dword 11 (Base 5.1.9).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct FirmwareCommitCdw10 {
+    /// Firmware Slot (FS); 0: the controller chooses.
+    #[bits(3)]
+    pub fs: u8,
+    /// Commit Action (CA).
+    #[bits(3)]
+    pub ca: CommitAction,
+    #[bits(25)]
+    __: u32,
+    /// Boot Partition ID (BPID).
+    pub bpid: bool,
+}
+
+wire_values! {
+    /// Commit Action (CA; Base 5.1.8).
+    CommitAction(u8) {
+        REPLACE = 0, "The downloaded image replaces the slot's and is not activated";
+        REPLACE_AND_ACTIVATE = 1, "The downloaded image replaces the slot's and is activated at the next reset";
+        ACTIVATE = 2, "The slot's image is activated at the next reset";
+        ACTIVATE_NOW = 3, "The slot's image, replaced if one was downloaded, is activated immediately";
+        REPLACE_BOOT_PARTITION = 6, "The downloaded image replaces the Boot Partition";
+        ACTIVATE_BOOT_PARTITION = 7, "The Boot Partition is marked active";
+    }
+}
+
+/// Security Send and Security Receive, Command Dword 10 (Base 5.1.23, 5.1.24). Command Dword 11 is the number of bytes.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct SecurityCdw10 {
+    /// NVMe Security Specific Field (NSSF), of protocol EAh alone.
+    pub nssf: u8,
+    /// SP Specific (SPSP0 and SPSP1).
+    pub spsp: u16,
+    /// Security Protocol (SECP).
+    pub secp: u8,
+}
+
+/// Sanitize, Command Dword 10 (Base 5.1.22). Command Dword 11 is the Overwrite Pattern.
+#[bitfield(u32)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct SanitizeCdw10 {
+    /// Sanitize Action (SANACT).
+    #[bits(3)]
+    pub sanact: SanitizeAction,
+    /// Allow Unrestricted Sanitize Exit (AUSE).
+    pub ause: bool,
+    /// Overwrite Pass Count (OWPASS); 0 is 16 passes.
+    #[bits(4)]
+    pub owpass: u8,
+    /// Overwrite Invert Pattern Between Passes (OIPBP).
+    pub oipbp: bool,
+    /// No-Deallocate After Sanitize (NDAS).
+    pub ndas: bool,
+    /// Enter Media Verification State (EMVS).
+    pub emvs: bool,
+    #[bits(21)]
+    __: u32,
+}
+
+wire_values! {
+    /// Sanitize Action (SANACT; Base 5.1.22).
+    SanitizeAction(u8) {
+        EXIT_FAILURE = 1, "Exit Failure Mode";
+        BLOCK_ERASE = 2, "Start a Block Erase sanitize operation";
+        OVERWRITE = 3, "Start an Overwrite sanitize operation";
+        CRYPTO_ERASE = 4, "Start a Crypto Erase sanitize operation";
+        EXIT_VERIFICATION = 5, "Exit Media Verification State";
+    }
+}
+
+/// Device Self-test, Command Dword 10 (Base 5.1.5).
+#[bitfield(u32)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+pub struct SelfTestCdw10 {
+    /// Self-test Code (STC).
+    #[bits(4)]
+    pub stc: SelfTest,
+    #[bits(28)]
+    __: u32,
+}
+
+wire_values! {
+    /// Self-test Code (STC; Base 5.1.5).
+    SelfTest(u8) {
+        SHORT = 0x1, "Start a short device self-test operation";
+        EXTENDED = 0x2, "Start an extended device self-test operation";
+        ABORT = 0xf, "Abort the device self-test operation";
+    }
+}
+
 assert_size!(NamespaceManagementData: 4096);

@@ -1,5 +1,6 @@
 //! Queue logic, with the test in the controller's place: it reads entries and posts completions in the shared memory.
 
+mod fused;
 mod lean;
 
 use std::sync::Arc;
