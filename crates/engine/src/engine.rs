@@ -6,7 +6,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use crate::{config::ShardConfig, error::EngineError, mailbox::ShardHandle, reaper, shard::Shard, watch};
+use crate::{closer, config::ShardConfig, error::EngineError, mailbox::ShardHandle, reaper, shard::Shard, watch};
 
 /// The running shards. Dropping it stops them.
 #[derive(Debug)]
@@ -19,6 +19,7 @@ impl Engine {
     /// Starts one thread per shard. If one cannot start, the others are stopped again.
     pub fn start(configs: Vec<ShardConfig>) -> Result<Self, EngineError> {
         reaper::be_ready();
+        closer::be_ready();
         watch::be_ready();
         let mut engine = Self { shards: Vec::with_capacity(configs.len()), threads: Vec::with_capacity(configs.len()) };
         for config in configs {

@@ -34,6 +34,7 @@
 //! ring, timers, buffers, [`Signal`]s and [`remote`] answers.
 #![deny(unsafe_code)]
 
+pub mod closer;
 mod config;
 mod core;
 mod device;

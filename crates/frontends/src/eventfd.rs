@@ -2,11 +2,12 @@
 
 use std::{
     cell::Cell,
+    ffi::CString,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     rc::Rc,
 };
 
-use millrace_engine::interruptible;
+use millrace_engine::{closer::Received, interruptible};
 use rustix::{
     fs::{OFlags, fcntl_getfl, fcntl_setfl, readlink},
     io::Errno,
@@ -28,14 +29,14 @@ pub(crate) struct Eventfd {
 }
 
 impl Eventfd {
-    /// A client could hand in any descriptor: a shard uses eventfds alone, which do not block as they come.
-    pub(crate) fn new(fd: OwnedFd, device: &str, has_blocked: &HasBlocked) -> Result<Self, Errno> {
-        let link = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
-        if link.as_bytes() != b"anon_inode:[eventfd]" {
+    /// A client could hand in any descriptor: a shard uses eventfds alone, which do not block as they come, nor when they are closed.
+    pub(crate) fn new(fd: impl Into<Received>, device: &str, has_blocked: &HasBlocked) -> Result<Self, Errno> {
+        let fd: Received = fd.into();
+        if kind(&fd)?.as_bytes() != b"anon_inode:[eventfd]" {
             return Err(Errno::INVAL);
         }
-        fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
-        Ok(Self::known(fd, device, has_blocked))
+        fcntl_setfl(&*fd, fcntl_getfl(&*fd)? | OFlags::NONBLOCK)?;
+        Ok(Self::known(fd.into_known(), device, has_blocked))
     }
 
     /// One that was looked at by the worker before this one.
@@ -72,6 +73,16 @@ impl Eventfd {
         }
         result.is_ok()
     }
+}
+
+/// What a descriptor is, by the name that the system has for it. Its other side is not asked, as it would be for its state.
+fn kind(fd: &OwnedFd) -> Result<CString, Errno> {
+    readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())
+}
+
+/// Whether a client's descriptor is a socket. Files' names begin with a slash, whatever they are called.
+pub(crate) fn is_socket(fd: &OwnedFd) -> Result<bool, Errno> {
+    Ok(kind(fd)?.as_bytes().starts_with(b"socket:["))
 }
 
 impl AsFd for Eventfd {

@@ -11,5 +11,6 @@
 mod eventfd;
 mod log_limit;
 pub mod nvme;
+mod pace;
 mod transfer;
 pub mod virtio_blk;

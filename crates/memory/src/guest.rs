@@ -3,6 +3,7 @@
 use std::{
     cell::Cell,
     io,
+    ops::Range,
     os::fd::{AsFd, OwnedFd},
 };
 
@@ -101,9 +102,17 @@ pub enum MapError {
         /// The region's size.
         size: u64,
     },
-    /// No region with exactly this range.
+    /// There is no such region, though it was announced.
     #[error("no region {addr:#x}+{size:#x} is mapped")]
     Missing {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
+    /// The range to be unmapped begins or ends within a region.
+    #[error("range {addr:#x}+{size:#x} cuts a region")]
+    Cut {
         /// First byte.
         addr: u64,
         /// Bytes.
@@ -259,16 +268,33 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Makes a region unreachable at once. Its pages stay mapped until [`Self::reclaim`].
+    /// Makes the regions of a range unreachable at once, be there any or none; one that lies there only in part stays, and all
+    /// others with it. Their pages stay mapped until [`Self::reclaim`].
     pub fn unmap(&mut self, addr: GuestAddress, size: u64) -> Result<(), MapError> {
-        let at = self.regions.partition_point(|r| r.start < addr.0);
-        match self.regions.get(at) {
-            Some(r) if r.start == addr.0 && r.size == size => {}
-            _ => return Err(MapError::Missing { addr: addr.0, size }),
-        }
+        let range = self.range(addr, size)?;
         self.tlb.flush();
-        self.retired.extend(self.regions.remove(at).backing.map(|backing| backing.mapping));
+        self.retired.extend(self.regions.drain(range).filter_map(|r| r.backing).map(|backing| backing.mapping));
         Ok(())
+    }
+
+    /// Whether a range has regions that could be unmapped.
+    pub fn has_regions(&self, addr: GuestAddress, size: u64) -> Result<bool, MapError> {
+        Ok(!self.range(addr, size)?.is_empty())
+    }
+
+    /// The regions of a range, none of which reaches beyond it.
+    fn range(&self, addr: GuestAddress, size: u64) -> Result<Range<usize>, MapError> {
+        let last = size.checked_sub(1).and_then(|rest| addr.0.checked_add(rest));
+        let last = last.ok_or(MapError::BadRange { addr: addr.0, size })?;
+        let from = self.regions.partition_point(|r| r.last() < addr.0);
+        let to = self.regions.partition_point(|r| r.start <= last);
+        let found = self.regions.get(from..to).unwrap_or_default();
+        let is_cut = |r: &Region| r.start < addr.0 || r.last() > last;
+        // Those in between lie between the two.
+        if found.first().is_some_and(is_cut) || found.last().is_some_and(is_cut) {
+            return Err(MapError::Cut { addr: addr.0, size });
+        }
+        Ok(from..to)
     }
 
     /// Makes every region unreachable at once.

@@ -55,7 +55,8 @@ pub trait Device {
     /// Client memory becomes reachable. `EEXIST` if it overlaps memory that already is.
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno>;
 
-    /// Client memory goes away. Once this is done nothing may touch it any more. `ENOENT` if it was not mapped so.
+    /// Client memory goes away: all that was mapped there, which may be nothing. Once this is done nothing may touch it any more.
+    /// `EINVAL` if the range begins or ends within memory that was mapped as one.
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Outcome;
 
     /// Changes interrupts. Type and range exist.
@@ -215,7 +216,7 @@ pub struct DmaMap {
 /// Client memory that goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaUnmap {
-    /// Exactly one range that was mapped.
+    /// Every range that was mapped within this one.
     Range {
         /// First device-visible address.
         address: u64,

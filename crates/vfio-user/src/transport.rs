@@ -30,6 +30,8 @@ const KEEP: usize = 64 * 1024;
 
 /// The longest message of a connection that outlives its server: it has to fit the socket's buffer as a whole.
 const KEPT_MESSAGE: usize = 64 * 1024;
+/// Bytes that such a message moves at most, besides its heads.
+pub(crate) const KEPT_TRANSFER: u32 = 60 * 1024;
 
 /// Makes a connection outlive the process that serves it, by what is remembered elsewhere.
 ///

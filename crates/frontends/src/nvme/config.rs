@@ -41,7 +41,8 @@ pub struct Config {
     pub vectors: u16,
     /// Largest namespace identifier (NN), 1 to [`Config::MAX_NAMESPACES`].
     pub namespaces: u32,
-    /// Largest transfer as a power of two of 4 KiB pages (MDTS); 8 is 1 MiB.
+    /// Largest transfer as a power of two of 4 KiB pages (MDTS), 1 to [`Config::MAX_MDTS`]; 8 is 1 MiB. A controller with 0 would say that it
+    /// has no limit.
     pub mdts: u8,
     /// How doorbells arrive.
     pub doorbells: DoorbellMode,
@@ -99,7 +100,7 @@ impl Config {
             ((2..=65_536).contains(&self.queue_entries), "queue entries must be 2 to 65536"),
             ((1..=Self::MAX_VECTORS).contains(&self.vectors), "interrupt vectors must be 1 to 257"),
             ((1..=Self::MAX_NAMESPACES).contains(&self.namespaces), "namespaces must be 1 to 1024"),
-            (self.mdts <= Self::MAX_MDTS, "the largest transfer (MDTS) must be 0 to 9: 4 KiB to 2 MiB"),
+            ((1..=Self::MAX_MDTS).contains(&self.mdts), "the largest transfer (MDTS) must be 1 to 9: 8 KiB to 2 MiB"),
             (ascii(&self.serial, 20), "the serial number must be at most 20 printable ASCII characters"),
             (ascii(&self.model, 40), "the model number must be at most 40 printable ASCII characters"),
             (ascii(&self.subnqn, 223), "the subsystem's NQN must be at most 223 printable ASCII characters"),

@@ -43,6 +43,10 @@ use super::{
 pub(crate) const BURST: u32 = 64;
 /// Bytes after which a turn takes no more: a volume may move them all before anybody else on the shard has its turn.
 const TURN_BYTES: u64 = 8 << 20;
+/// The same for what administers, which has its turn in any case.
+const ADMIN_BYTES: u64 = 1 << 20;
+/// What a command costs of that which goes the long way, whatever it moves and however it ends: about as many bytes are moved in its time.
+const LONG_WAY: u64 = 32 << 10;
 
 /// The doorbell page's name in /proc.
 const DOORBELLS: &str = "millrace-doorbells";
@@ -78,6 +82,8 @@ pub(crate) struct Sink {
     results: RefCell<Vec<(CommandToken, Completion)>>,
     /// The controller's epoch, for tasks to see that nobody waits for them any more.
     epoch: Cell<u32>,
+    /// Somebody waits until nothing is in flight, and has waited long enough.
+    hurried: Cell<bool>,
 }
 
 impl Sink {
@@ -88,6 +94,17 @@ impl Sink {
     /// The controller was reset: results of earlier epochs are dropped.
     pub(crate) fn begin_epoch(&self, epoch: u32) {
         self.epoch.set(epoch);
+        self.hurried.set(false);
+    }
+
+    /// Commands that go piece by piece are called off, or no more.
+    pub(crate) fn hurry(&self, on: bool) {
+        self.hurried.set(on);
+    }
+
+    /// Whether they are.
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.hurried.get()
     }
 
     /// Whether a command's result is still waited for: its controller was not reset since, and its client is there.
@@ -192,6 +209,8 @@ pub(crate) struct Controller {
     pub(crate) trace: Site,
     /// Bytes that commands may still move in this turn.
     pub(crate) turn_bytes: u64,
+    /// The same of admin commands.
+    admin_bytes: u64,
     /// Where the round over the queues goes on.
     next_queue: usize,
     /// Results taken from the sink; its capacity is reused.
@@ -238,6 +257,7 @@ impl Controller {
             in_flight: 0,
             trace: Site::default(),
             turn_bytes: TURN_BYTES,
+            admin_bytes: ADMIN_BYTES,
             next_queue: 0,
             config,
             state,
@@ -261,7 +281,7 @@ impl Controller {
 
     /// One turn: completions of tasks, then new commands of every queue, then interrupts. Returns the work done.
     pub(crate) fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
-        self.turn_bytes = TURN_BYTES;
+        (self.turn_bytes, self.admin_bytes) = (TURN_BYTES, ADMIN_BYTES);
         let mut work = if self.sink.has_results() { self.reap() } else { 0 };
         self.call_off(cx);
         if self.port.is_some() {
@@ -319,7 +339,7 @@ impl Controller {
             }
             let Some(&Active { sqid, seen }) = self.caches.active().get(at) else { break };
             let tail = self.doorbell(usize::from(sqid) * 2, sqid);
-            // The round begins with another queue each time, so that none waits for long; what administers moves nothing.
+            // The round begins with another queue each time, so that none waits for long; what administers has bytes of its own.
             if tail != seen && (self.turn_bytes > 0 || QueueId(sqid).is_admin()) {
                 work += self.take_from(cx, sqid, tail);
                 // What came since is seen by its other tail: the queue is not so large that the guest could go round it to this one.
@@ -346,8 +366,12 @@ impl Controller {
         let trace = self.traces(sqid);
         trace.seen(sqid, pending);
         let mut taken = 0;
+        let is_admin = QueueId(sqid).is_admin();
         while taken < budget && self.phase == Phase::Ready {
-            if !QueueId(sqid).is_admin() {
+            if is_admin && self.admin_bytes == 0 {
+                break;
+            }
+            if !is_admin {
                 taken += self.run_batch(cx, sqid, pending - taken, budget - taken);
                 if taken == budget || self.turn_bytes == 0 {
                     break;
@@ -369,8 +393,10 @@ impl Controller {
 
     pub(crate) fn start(&mut self, cx: &mut ShardContext<'_>, slot: TaskSlot<'_>, token: CommandToken, sqe: &Sqe) {
         let outcome = if QueueId(token.sqid).is_admin() {
+            self.count_administered(LONG_WAY);
             self.admin_command(cx, slot, token, sqe)
         } else {
+            self.count_moved(LONG_WAY);
             let _under = self.trace.under(sqe.nsid.0, token.sqid, token.cid);
             self.io_command(cx, slot, token, sqe)
         };
@@ -392,6 +418,12 @@ impl Controller {
         self.turn_bytes = self.turn_bytes.saturating_sub(bytes);
     }
 
+    /// Has the admin queue's part of the turn end once it has moved enough, which the turn as a whole feels too.
+    pub(crate) fn count_administered(&mut self, bytes: u64) {
+        self.admin_bytes = self.admin_bytes.saturating_sub(bytes);
+        self.count_moved(bytes);
+    }
+
     /// Posts a command's completion, or drops it when the controller was reset since.
     pub(crate) fn complete(&mut self, token: CommandToken, mut completion: Completion) {
         self.in_flight = self.in_flight.checked_sub(1).expect("a command completes once");
@@ -409,9 +441,15 @@ impl Controller {
                 Status::GUARD_CHECK_ERROR | Status::APPLICATION_TAG_CHECK_ERROR | Status::REFERENCE_TAG_CHECK_ERROR => {
                     self.counters.media_errors += 1;
                 }
+                // It was called off, and its queue goes on: somebody could not wait for it. (What its queue's end ends is final.)
+                Status::ABORTED_SQ_DELETION if !completion.status.dnr() && self.sq(token.sqid).deleting.get() == 0 => {
+                    completion.status = Status::NAMESPACE_NOT_READY;
+                }
                 _ => {}
             }
-            completion.status = completion.status.with_more(true);
+            // Linux asks for reservations in the one format first, and for the other at this very status without any more bits.
+            let more = completion.status.code() != Status::HOST_ID_INCONSISTENT_FORMAT;
+            completion.status = completion.status.with_more(more);
             self.note_error(token, completion.status);
         }
         self.post(token, completion);

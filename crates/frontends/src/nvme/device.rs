@@ -9,11 +9,11 @@
 //! but while the last client's commands drain it waits in the backlog, so that a guest that was killed can be started again at
 //! once.
 
+mod error;
 mod function;
 mod status;
 
 use std::{
-    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,8 +23,8 @@ use millrace_engine::{Readiness, ShardContext};
 use millrace_memory::GuestMemory;
 use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, Progress, Resumed};
 use rustix::event::{PollFd, PollFlags};
-use thiserror::Error;
 
+pub use error::DeviceError;
 pub use status::{DeviceCounters, DevicePhase, DeviceStatus, NamespaceStatus};
 
 use self::function::{Function, Waiting};
@@ -49,72 +49,6 @@ const RETRY_ACCEPT: Duration = Duration::from_millis(200);
 const LISTENER: u32 = 0;
 const CLIENT: u32 = 1;
 const PIN: u32 = 2;
-
-/// Why a device could not be made or changed: told to the operator.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum DeviceError {
-    /// A setting is out of its range.
-    #[error("device {device}: {what}")]
-    Config {
-        /// The device's name.
-        device: String,
-        /// Which, and its range.
-        what: &'static str,
-    },
-    /// Shared memory for the controller could not be made.
-    #[error("device {device}: cannot make its shared memory: {source}")]
-    Memory {
-        /// The device's name.
-        device: String,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-    /// The socket cannot be watched.
-    #[error("device {device}: cannot watch its socket: {source}")]
-    Socket {
-        /// The device's name.
-        device: String,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
-    /// There is no card for it.
-    #[error("device {device}: no place on an engine: {why}")]
-    Card {
-        /// The device's name.
-        device: String,
-        /// Why not, and what to do.
-        why: String,
-    },
-    /// The namespace identifier is 0, larger than the device allows, or taken.
-    #[error("device {device}: namespace identifier {nsid} is taken, or not between 1 and {largest}")]
-    Nsid {
-        /// The device's name.
-        device: String,
-        /// The identifier asked for.
-        nsid: u32,
-        /// The largest possible.
-        largest: u32,
-    },
-    /// Every namespace identifier is taken.
-    #[error("device {device}: all {largest} namespace identifiers are taken")]
-    Full {
-        /// The device's name.
-        device: String,
-        /// How many there are.
-        largest: u32,
-    },
-    /// No such namespace.
-    #[error("device {device}: no namespace {nsid}")]
-    Missing {
-        /// The device's name.
-        device: String,
-        /// The identifier asked for.
-        nsid: u32,
-    },
-}
 
 /// The connected client.
 struct Client {
@@ -500,6 +434,10 @@ impl NvmeDevice {
         match progress {
             Ok(progress) => {
                 client.more = progress == Progress::More;
+                if progress == Progress::Idle {
+                    // Nothing is left that may belong to an unmap (the maps of the memory's other pieces).
+                    self.controller.lifecycle.paused = self.controller.lifecycle.stopped;
+                }
                 self.watch(cx);
             }
             Err(error) => {
@@ -630,7 +568,8 @@ impl NvmeDevice {
     /// Answers the client that waits for commands in flight, once there are none.
     fn finish_waiting(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let Link::Connected(client) = &mut self.link else { return 0 };
-        let Some(result) = client.waiting.and_then(|waiting| waiting.finish(&mut self.controller)) else { return 0 };
+        let waiting = client.waiting.as_mut();
+        let Some(result) = waiting.and_then(|waiting| waiting.finish(&mut self.controller, cx)) else { return 0 };
         client.waiting = None;
         match client.connection.finish_deferred(result) {
             // What was pipelined behind (maps behind unmaps) is handled before any further command is taken.
@@ -658,7 +597,9 @@ impl NvmeDevice {
         let is_stuck = |client: &Client| client.connection.wants_write() || client.connection.has_part();
         let stuck = matches!(&self.link, Link::Connected(client) if is_stuck(client));
         let retry = stuck.then(|| Instant::now() + RETRY);
-        [self.controller.interrupts.next_deadline(), retry, self.accept_again].into_iter().flatten().min()
+        let waiting = if let Link::Connected(client) = &self.link { client.waiting } else { None };
+        let due = waiting.and_then(Waiting::due);
+        [self.controller.interrupts.next_deadline(), retry, self.accept_again, due].into_iter().flatten().min()
     }
 
     /// What a device on a card has to say beside others: while anything of its is in flight there, the shard naps and no longer, for

@@ -376,10 +376,15 @@ impl Client {
             .set(VALID | flag(protection.read, READ) | flag(protection.write, WRITE) | flag(backing.is_some(), FILE));
     }
 
-    /// A region goes.
-    pub(crate) fn remove_region(&self, address: u64, size: u64) {
+    /// The regions of a range go.
+    pub(crate) fn remove_range(&self, address: u64, size: u64) {
+        let last = address.saturating_add(size - 1);
+        let is_inside = |region: &RegionState| {
+            let (first, size) = (region.address.get(), region.size.get());
+            first >= address && first.saturating_add(size.saturating_sub(1)) <= last
+        };
         for (slot, region) in self.slots() {
-            if region.flags.get() & VALID != 0 && (region.address.get(), region.size.get()) == (address, size) {
+            if region.flags.get() & VALID != 0 && is_inside(region) {
                 region.flags.set(0);
                 said(self.kept.link.drop_one(self.slot_key(Kind::MEMORY, slot)));
             }

@@ -75,7 +75,7 @@ pub(crate) enum Reset {
 #[derive(Debug, Default)]
 pub(crate) struct Lifecycle {
     shutdown: Option<Shutdown>,
-    /// No commands are taken: somebody waits until those in flight are done (an unmap).
+    /// No commands are taken: somebody waits until those in flight are done (an unmap), or has yet to say what comes in its place.
     pub(crate) paused: bool,
     /// No commands are taken: another worker is about to go on.
     pub(crate) held: bool,
@@ -326,6 +326,14 @@ impl Controller {
         if std::mem::take(&mut self.lifecycle.called_off) {
             self.namespaces.attached().for_each(|attached| attached.namespace.volume.call_off(cx.asker()));
         }
+    }
+
+    /// Whoever waits for the commands in flight must not wait for long: those that only wait for their turn end at once, those that go
+    /// piece by piece at the next one. Their guest is to try them again.
+    pub(crate) fn hurry(&mut self, cx: &ShardContext<'_>) {
+        self.sink.hurry(true);
+        self.lifecycle.called_off = true;
+        self.call_off(cx);
     }
 
     /// Goes on from the state that the worker before this one left, in which no command of its is in flight any more.

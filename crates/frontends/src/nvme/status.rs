@@ -50,6 +50,7 @@ pub(crate) fn of_block_error(error: BlockError) -> Status {
         BlockError::Unsupported => Status::INVALID_OPCODE.do_not_retry(),
         // The one case in which the guest should try again: the volume comes back, or its detach is announced.
         BlockError::NotReady => Status::NAMESPACE_NOT_READY,
+        // Where its queue goes on, `Controller::complete` tells its guest to try again.
         BlockError::CalledOff => Status::ABORTED_SQ_DELETION,
     }
 }

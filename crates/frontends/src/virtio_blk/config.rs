@@ -24,9 +24,9 @@ pub(crate) mod feature {
 /// Ranges one discard or write-zeroes request may have.
 pub(crate) const MAX_RANGES: u32 = 32;
 /// Sectors one range of a discard may have: 1 GiB.
-const MAX_DISCARD: u32 = 1 << 21;
+pub(crate) const MAX_DISCARD: u32 = 1 << 21;
 /// Sectors one range of a write-zeroes may have: 32 MiB, as one NVMe command of 512-byte blocks.
-const MAX_ZEROES: u32 = 1 << 16;
+pub(crate) const MAX_ZEROES: u32 = 1 << 16;
 /// Pieces of memory a guest is told that a request may have: with header and status a queue of 128 is full, QEMU's usual size.
 const SEGMENTS: u32 = 126;
 

@@ -3,7 +3,7 @@
 //! The front end copies the guest's memory while the guest runs, and copies again what was changed meanwhile: for our changes it
 //! looks here. A page's bit is set after the page is written, never before: a bit that was taken before the write would be lost.
 
-use std::os::fd::OwnedFd;
+use std::{ops::Range, os::fd::OwnedFd};
 
 use millrace_memory::{MapError, PeerBytes};
 
@@ -28,9 +28,14 @@ impl DirtyLog {
 
     /// `len` bytes at a guest address were written. What lies beyond the log is no page that anybody copies.
     pub(crate) fn mark(&self, addr: u64, len: u64) {
-        for page in pages(addr, len) {
-            let Some(byte) = usize::try_from(page / 8).ok().filter(|byte| *byte < self.bytes.len()) else { return };
-            self.bytes.set_bits(byte, 1 << (page % 8));
+        let Range { mut start, end } = pages(addr, len);
+        while start < end {
+            let Some(byte) = usize::try_from(start / 8).ok().filter(|byte| *byte < self.bytes.len()) else { return };
+            // All that lie in one byte.
+            let next = end.min((start / 8 + 1) * 8);
+            let (from, last) = (start % 8, (next - 1) % 8);
+            self.bytes.set_bits(byte, (u8::MAX << from) & (u8::MAX >> (7 - last)));
+            start = next;
         }
     }
 }
@@ -50,5 +55,9 @@ mod tests {
         log.mark(u64::MAX, 1);
         let seen: [u8; 8] = bytes.read_value(0);
         assert_eq!(seen, [0b110, 0b10, 0, 0, 0, 0, 0, 0x80]);
+        // Over several bytes of the log.
+        log.mark(22 * 4096 + 1, 20 * 4096 - 1);
+        let seen: [u8; 8] = bytes.read_value(0);
+        assert_eq!(seen, [0b110, 0b10, 0b1100_0000, 0xff, 0xff, 0b11, 0, 0x80]);
     }
 }

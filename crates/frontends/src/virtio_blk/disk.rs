@@ -28,6 +28,8 @@ const BURST: usize = 128;
 const GIVE_BACK: usize = AHEAD;
 /// Bytes after which a turn takes no more: a volume may move them all before anybody else on the shard has its turn.
 const BURST_BYTES: u64 = 8 << 20;
+/// Bytes that take about as long to move as a descriptor takes to follow.
+const DESCRIPTOR_BYTES: u64 = 256;
 
 /// Why a disk has failed: a guest's or a front end's fault.
 #[derive(Debug, Error)]
@@ -86,7 +88,9 @@ pub(crate) struct Core {
     /// Where changes of memory are logged, while they are.
     pub(crate) log: Option<Rc<DirtyLog>>,
     pub(crate) counters: Counters,
-    /// No more is taken in this turn once so many bytes are counted.
+    /// Descriptors that were followed.
+    pub(crate) followed: u64,
+    /// No more is taken in this turn once so much is spent.
     pub(crate) until: u64,
     /// Requests that wait for the volume.
     pub(crate) in_flight: u32,
@@ -100,7 +104,14 @@ impl Core {
         self.features & feature != 0
     }
 
-    /// Takes what is there of a queue, until `most` are taken or the turn's bytes are moved, and starts it; counts it in `taken`.
+    /// What turns have cost so far, in bytes: those that were moved, and what was done for requests that move few. Pages that are logged are
+    /// not counted by themselves: there are no more of them than bytes and descriptors pay for.
+    #[inline]
+    pub(crate) fn spent(&self) -> u64 {
+        self.counters.bytes() + self.followed * DESCRIPTOR_BYTES
+    }
+
+    /// Takes what is there of a queue, until `most` are taken or the turn's bytes are spent, and starts it; counts it in `taken`.
     #[inline]
     fn take(
         &mut self,
@@ -141,7 +152,7 @@ impl Core {
                 queue.done.push(self.end_plain(number, head, &plain));
             }
             for at in done..found.max(1) {
-                if self.counters.bytes() >= self.until {
+                if self.spent() >= self.until {
                     return Ok(());
                 }
                 let Some(free) = slot.take().or_else(|| cx.reserve()) else { return Ok(()) };
@@ -255,6 +266,7 @@ impl Disk {
                 write_cache: true,
                 log: None,
                 counters: Counters::default(),
+                followed: 0,
                 until: 0,
                 in_flight: 0,
                 trace: Site::default(),
@@ -337,7 +349,7 @@ impl Disk {
             self.lost = true;
             return Err(Fault::Poisoned);
         }
-        self.core.until = self.core.counters.bytes() + BURST_BYTES;
+        self.core.until = self.core.spent() + BURST_BYTES;
         let count = self.queues.len();
         let mut outcome = Ok(());
         for at in 0..count {
@@ -460,21 +472,44 @@ impl Disk {
             ring.relocate(&self.core.memory, &addr)?;
         }
         queue.addr = Some(addr);
+        // Its memory has gone, and this may be in what is there.
+        if queue.is_displaced() {
+            let _ = self.make_ring(addr.index as usize);
+        }
         Ok(())
     }
 
     /// Starts a queue.
     pub(crate) fn start_queue(&mut self, index: usize) -> Result<(), RingError> {
+        let Some(queue) = self.queues.get(index) else { return Ok(()) };
+        let (runs, begins) = (queue.ring.is_some(), queue.begins(self.core.features));
+        self.make_ring(index)?;
+        // A ring that was used as often as its positions have values stands where rings begin, too.
+        let is_fresh = || self.queues.get(index).and_then(|queue| queue.ring.as_ref()).is_none_or(Ring::is_fresh);
+        let begins = begins && (runs || is_fresh());
+        self.settle_mode(begins);
+        Ok(())
+    }
+
+    fn make_ring(&mut self, index: usize) -> Result<(), RingError> {
         let record = self.inflight.as_ref().map(|region| (region, index));
         let Some(queue) = self.queues.get_mut(index) else { return Ok(()) };
-        let begins = queue.begins(self.core.features);
         queue.start(&self.core.memory, self.core.features, record)?;
         if let Some(ring) = &mut queue.ring {
             // We look by ourselves until the shard goes to sleep.
             ring.disarm(self.core.log.as_deref());
         }
-        self.settle_mode(begins);
         Ok(())
+    }
+
+    /// There is more memory: queues go on whose rings were in memory that had gone, if that is all there again.
+    pub(crate) fn memory_came(&mut self) {
+        for index in 0..self.queues.len() {
+            if self.queues[index].is_displaced() {
+                // The rest of it may be still to come. Whose guest it is, is known: the mode stays.
+                let _ = self.make_ring(index);
+            }
+        }
     }
 
     /// The memory table has changed, at rest: queues find their parts again, and what was unmapped goes.
@@ -484,9 +519,7 @@ impl Disk {
         for queue in &mut self.queues {
             let Some((ring, addr)) = queue.ring.as_mut().zip(queue.addr) else { continue };
             if let Err(error) = ring.relocate(&self.core.memory, &addr) {
-                // At rest nothing is lost: where the memory comes back it goes on there.
-                queue.base = ring.base();
-                queue.ring = None;
+                queue.displace();
                 outcome = Err(error);
             }
         }
@@ -580,10 +613,13 @@ impl Disk {
         }
         let log = self.core.log.as_deref();
         let mut found = false;
-        for queue in self.queues.iter_mut().filter(|queue| queue.enabled && !queue.stopping) {
-            if let Some(ring) = &mut queue.ring {
+        for queue in self.queues.iter_mut().filter(|queue| queue.enabled) {
+            let Some(ring) = &mut queue.ring else { continue };
+            // Before a stop is answered, too: they wait for slots, and nobody says when there are some.
+            found |= ring.has_left_over();
+            if !queue.stopping {
                 queue.armed = true;
-                found |= ring.arm(log) || ring.has_left_over();
+                found |= ring.arm(log);
             }
         }
         found

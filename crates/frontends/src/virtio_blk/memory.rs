@@ -1,7 +1,6 @@
 //! The guest's memory as a vhost-user front end announces it: guest addresses for data, addresses of its own process for queues.
 
-use std::os::fd::OwnedFd;
-
+use millrace_engine::closer::Received;
 use millrace_memory::{GuestAddress, GuestMemory, MapError, PAGE_SIZE, Protection};
 
 use super::message::Region;
@@ -24,7 +23,7 @@ impl MemoryTable {
     }
 
     /// Replaces all regions. On an error none is left.
-    pub(crate) fn replace(&mut self, regions: &[Region], fds: Vec<OwnedFd>) -> Result<(), MapError> {
+    pub(crate) fn replace(&mut self, regions: &[Region], fds: Vec<Received>) -> Result<(), MapError> {
         self.clear();
         for (region, fd) in regions.iter().zip(fds) {
             if let Err(error) = self.add(*region, fd) {
@@ -36,7 +35,7 @@ impl MemoryTable {
     }
 
     /// Makes a region reachable.
-    pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), MapError> {
+    pub(crate) fn add(&mut self, region: Region, fd: Received) -> Result<(), MapError> {
         let bad = MapError::BadRange { addr: region.user, size: region.size };
         if region.user.checked_add(region.size).is_none() {
             return Err(bad);
@@ -48,7 +47,16 @@ impl MemoryTable {
         if let Some(other) = self.regions.iter().find(overlaps) {
             return Err(MapError::Overlap { addr: other.user, size: other.size });
         }
-        self.guest.map_to_page_end(GuestAddress(region.guest), region.size, ALL, (fd, region.offset))?;
+        let (addr, size) = (region.guest, region.size);
+        // Only memory files have seals, and closing them waits for nobody.
+        if rustix::fs::fcntl_get_seals(&*fd).is_err() {
+            return Err(MapError::NotMemory { addr, size });
+        }
+        // With the last descriptor of a file that is refused all of its memory goes: that is not to be this one.
+        let file = fd.try_clone().map_err(|source| MapError::Kernel { addr, size, source })?;
+        self.guest.map_to_page_end(GuestAddress(region.guest), region.size, ALL, (file, region.offset))?;
+        // The mapping has the file: this is not its end, and need not wait behind what others have handed in.
+        drop(fd.into_known());
         self.regions.push(region);
         Ok(())
     }

@@ -24,6 +24,8 @@ pub(crate) struct Queue {
     pub(crate) enabled: bool,
     /// There from start to stop.
     pub(crate) ring: Option<Ring>,
+    /// The ring went with its memory; it goes on from `base` where that comes back.
+    displaced: bool,
     /// The front end waits for the queue to come to rest: nothing new is taken.
     pub(crate) stopping: bool,
     /// Requests that wait for their volume.
@@ -53,13 +55,25 @@ impl Queue {
         self.done.clear();
         self.done.reserve(self.size.min(MAX_SIZE) as usize);
         self.ring = Some(ring);
-        self.stopping = false;
+        (self.stopping, self.displaced) = (false, false);
         // An earlier process may have given requests back without a word.
         self.call();
         Ok(())
     }
 
-    /// Whether it starts as a guest's driver makes it, and does not go on from elsewhere.
+    /// The ring's memory is gone. At rest nothing is lost.
+    pub(crate) fn displace(&mut self) {
+        if let Some(ring) = self.ring.take() {
+            (self.base, self.displaced) = (ring.base(), true);
+        }
+    }
+
+    /// Whether the ring waits for its memory to come back.
+    pub(crate) fn is_displaced(&self) -> bool {
+        self.displaced
+    }
+
+    /// Whether it starts as a guest's driver makes it, and does not go on from elsewhere, as far as its base says.
     pub(crate) fn begins(&self, features: u64) -> bool {
         // A packed ring's positions are told with their wrap counters, in the highest bit of each half (vhost-user, "Vring state
         // description"); they begin as 1 (virtio 1.2, 2.8.1). At 0 with another counter it has gone round.
@@ -88,7 +102,7 @@ impl Queue {
         if let Some(ring) = self.ring.take() {
             self.base = ring.base();
         }
-        (self.stopping, self.kick, self.armed) = (false, None, false);
+        (self.stopping, self.displaced, self.kick, self.armed) = (false, false, None, false);
         self.base
     }
 

@@ -21,10 +21,10 @@ use millrace_block::{
 use millrace_engine::{Launch, Outcome, TaskSlot};
 use millrace_memory::Segment;
 use thiserror::Error;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
-    config::{MAX_RANGES, SECTOR, feature},
+    config::{SECTOR, feature},
     dirty::DirtyLog,
     disk::Core,
     ring::{Buffers, Done, Plain},
@@ -32,6 +32,7 @@ use super::{
 use crate::transfer::Transfer;
 
 mod long;
+mod ranges;
 mod together;
 
 /// Request types.
@@ -150,22 +151,37 @@ struct Ending {
     queue: u16,
     token: u16,
     status: Segment,
-    /// Bytes of data that a success has written.
+    /// Bytes of data that a success has written, and a failure may have.
     written: u32,
 }
 
 impl Ending {
-    /// Writes the status and notes what was changed.
+    /// Writes the status and notes what was changed of `ranges`, which the guest gave us to write.
     #[inline]
     fn end(&self, log: Option<&DirtyLog>, ranges: &[(u64, u64)], status: Status) -> Done {
         self.status.write_at(0, &[status as u8]);
         if let Some(log) = log {
-            for &(addr, len) in ranges {
-                log.mark(addr, len);
-            }
+            self.mark(log, ranges);
         }
         let written = if status == Status::Ok { self.written } else { 0 };
         Done { token: self.token, status: status as u16, len: written + 1 }
+    }
+
+    /// Data come first, and may be less than there is room for; the status is the last byte.
+    fn mark(&self, log: &DirtyLog, ranges: &[(u64, u64)]) {
+        let mut left = u64::from(self.written);
+        for &(addr, len) in ranges {
+            if left == 0 {
+                break;
+            }
+            let run = len.min(left);
+            log.mark(addr, run);
+            left -= run;
+        }
+        if let Some(&(addr, len)) = ranges.last() {
+            // No overflow: the last byte's address was checked.
+            log.mark(addr + (len - 1), 1);
+        }
     }
 
     fn push(&self, sink: &Sink, ranges: &[(u64, u64)], result: Result<(), BlockError>) {
@@ -240,6 +256,7 @@ impl Core {
         queue: u16,
         token: u16,
     ) -> Result<(Option<Done>, Option<TaskSlot<'s>>), RequestError> {
+        self.followed += u64::from(self.buffers.followed);
         let (header, first) = self.buffers.take_header().ok_or(RequestError::Header)?;
         let status = self.buffers.take_status().ok_or(RequestError::Status)?;
         let mut ending = Ending { queue, token, status, written: 0 };
@@ -249,14 +266,13 @@ impl Core {
             kind::IN => {
                 self.counters.read_commands += 1;
                 self.counters.bytes_read += self.buffers.writable_bytes;
-                ending.written = self.buffers.writable_bytes as u32;
-                self.transfer(slot, &header, ending, Transfer::Read, 0)
+                self.transfer(slot, &header, &mut ending, Transfer::Read, 0)
             }
             kind::OUT => {
                 self.counters.write_commands += 1;
                 self.counters.bytes_written += self.buffers.readable_bytes;
                 let transfer = Transfer::Write { fua: !self.write_back() };
-                self.transfer(slot, &header, ending, transfer, first)
+                self.transfer(slot, &header, &mut ending, transfer, first)
             }
             _ => self.other(slot, &header, &mut ending, first),
         };
@@ -275,14 +291,14 @@ impl Core {
         geometry: &Geometry,
     ) -> (Option<Done>, Option<TaskSlot<'s>>) {
         let bytes = plain.data.len() as u64;
-        let ending = self.begin_plain(queue, token, plain);
+        let mut ending = self.begin_plain(queue, token, plain);
         let transfer = if plain.writable { Transfer::Read } else { Transfer::Write { fua: !self.write_back() } };
         let fetched = || Fetched { nsid: ONLY, operation: transfer.into(), lba: Lba(sector), count: bytes / SECTOR };
         self.trace.fetched(queue, token, fetched);
         let _under = self.trace.under(ONLY, queue, token);
         let launched = self.launch(
             slot,
-            ending,
+            &mut ending,
             transfer,
             &Data { sector, bytes, pieces: &[plain.data], changed: &[] },
             Some(geometry),
@@ -342,7 +358,7 @@ impl Core {
         &mut self,
         slot: TaskSlot<'s>,
         header: &Header,
-        ending: Ending,
+        ending: &mut Ending,
         transfer: Transfer,
         first: usize,
     ) -> Outcome<'s, Result<(), BlockError>> {
@@ -360,7 +376,7 @@ impl Core {
     fn launch<'s>(
         &self,
         slot: TaskSlot<'s>,
-        ending: Ending,
+        ending: &mut Ending,
         transfer: Transfer,
         data: &Data<'_>,
         geometry: Option<&Geometry>,
@@ -378,6 +394,13 @@ impl Core {
         if bytes == 0 {
             return Outcome::Done(Ok(()), slot);
         }
+        // While changes are logged: of what cannot be, nothing is written, and nothing is to be marked.
+        if !changed.is_empty() && attached.volume.geometry().byte_range(lba, count).is_none() {
+            return Outcome::Done(Err(BlockError::OutOfRange), slot);
+        }
+        // From here on the volume may write.
+        ending.written = if transfer.is_write() { 0 } else { bytes as u32 };
+        let ending = *ending;
         if bytes > long::AT_ONCE {
             return long::launch(slot, attached, ending, transfer, data);
         }
@@ -446,79 +469,6 @@ impl Core {
         }
         (serial.len() - rest.len()) as u32
     }
-
-    /// Discard and write zeroes: one request on the volume for each range, one after the other.
-    fn ranges<'s>(
-        &self,
-        slot: TaskSlot<'s>,
-        ending: Ending,
-        first: usize,
-        zeroes: bool,
-    ) -> Outcome<'s, Result<(), BlockError>> {
-        let Some(attached) = &self.attached else { return Outcome::Done(Err(BlockError::NotReady), slot) };
-        if attached.read_only {
-            return Outcome::Done(Err(BlockError::ReadOnly), slot);
-        }
-        let mut list = [Range::new_zeroed(); MAX_RANGES as usize];
-        let ranges = match self.copy_ranges(first, zeroes, &mut list) {
-            Ok(ranges) => ranges,
-            Err(error) => return Outcome::Done(Err(error), slot),
-        };
-        let (fua, changed) = (!self.write_back(), self.buffers.ranges.as_slice());
-        slot.run_with(attached, |cx, attached| {
-            let ranges = cx.scratch.copy_slice(ranges);
-            let changed = cx.scratch.copy_slice(changed);
-            wait(cx, async move {
-                let result = each_range(cx, attached, ranges, zeroes, fua).await;
-                ending.push(&attached.sink, changed, result);
-            })
-        })
-    }
-
-    /// Copies the ranges out and checks what can be checked without the volume.
-    fn copy_ranges<'r>(
-        &self,
-        first: usize,
-        zeroes: bool,
-        list: &'r mut [Range; MAX_RANGES as usize],
-    ) -> Result<&'r [Range], BlockError> {
-        let bytes = usize::try_from(self.buffers.readable_bytes).map_err(|_| BlockError::OutOfRange)?;
-        if bytes == 0 || !bytes.is_multiple_of(size_of::<Range>()) {
-            return Err(BlockError::OutOfRange);
-        }
-        let ranges = list.get_mut(..bytes / size_of::<Range>()).ok_or(BlockError::OutOfRange)?;
-        let mut room = ranges.as_mut_bytes();
-        for segment in self.buffers.readable.get(first..).unwrap_or(&[]) {
-            let (now, later) = room.split_at_mut_checked(segment.len()).ok_or(BlockError::OutOfRange)?;
-            segment.read_at(0, now);
-            room = later;
-        }
-        let allowed = if zeroes { UNMAP } else { 0 };
-        if ranges.iter().any(|range| range.flags & !allowed != 0) {
-            return Err(BlockError::Unsupported);
-        }
-        Ok(ranges)
-    }
-}
-
-async fn each_range(
-    cx: TaskContext<'_>,
-    attached: &Attached,
-    ranges: &[Range],
-    zeroes: bool,
-    fua: bool,
-) -> Result<(), BlockError> {
-    for range in ranges {
-        let geometry = attached.volume.geometry();
-        let bytes = u64::from(range.sectors) * SECTOR;
-        let (lba, count) = blocks(&geometry, range.sector, bytes).ok_or(BlockError::OutOfRange)?;
-        let deallocate = range.flags & UNMAP != 0;
-        let operation = if zeroes { Operation::WriteZeroes { fua, deallocate } } else { Operation::Deallocate };
-        if count.0 > 0 {
-            attached.volume.submit(cx, Request { operation, lba, count, segments: &[] }).await?;
-        }
-    }
-    Ok(())
 }
 
 /// A request that waits: `future` ends it.

@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 
-use millrace_engine::ShardContext;
+use millrace_engine::{ShardContext, closer::Received};
 use millrace_memory::MapError;
 use rustix::io::Errno;
 use thiserror::Error;
@@ -18,11 +18,11 @@ use super::{
     disk::Disk,
     inflight::{InflightError, InflightRegion},
     memory::MAX_SLOTS,
-    message::{ConfigHead, Header, Inflight, Message, VringFd, VringState, protocol},
+    message::{ConfigHead, Header, Inflight, Message, Region, VringFd, VringState, protocol},
     ring::{MAX_SIZE, RingError, feature as ring_feature},
     transport::{BackendChannel, Frame, Transport, TransportError},
 };
-use crate::eventfd::Eventfd;
+use crate::eventfd::{Eventfd, is_socket};
 
 /// Bits of the device status.
 const NEEDS_RESET: u8 = 0x40;
@@ -46,6 +46,8 @@ pub(crate) enum Refusal {
     Memory(#[from] MapError),
     #[error("a descriptor that is no eventfd: {0}")]
     Eventfd(#[from] Errno),
+    #[error("a channel that is no socket")]
+    NoSocket,
     #[error("watching a queue's kicks: {0}")]
     Watch(#[source] std::io::Error),
     #[error("queue: {0}")]
@@ -94,7 +96,7 @@ pub(crate) enum Progress {
 struct Pending {
     header: Header,
     message: Message,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Received>,
 }
 
 /// One front end's connection.
@@ -212,7 +214,7 @@ impl Session {
         disk: &mut Disk,
         cx: &ShardContext<'_>,
         message: Message,
-        fds: Vec<OwnedFd>,
+        fds: Vec<Received>,
     ) -> Result<Answer, Refusal> {
         match message {
             Message::GetFeatures => {
@@ -237,7 +239,7 @@ impl Session {
             }
             // One owner is all there can be, and the old word for a reset means nothing any more.
             Message::SetOwner | Message::ResetOwner | Message::SetLogFd => {}
-            Message::SetBackendReqFd => self.backend = fds.into_iter().next().map(BackendChannel::new),
+            Message::SetBackendReqFd => self.set_backend(fds)?,
             Message::SetStatus(status) => {
                 self.status = status as u8;
                 if status == 0 {
@@ -249,18 +251,16 @@ impl Session {
                 reset(disk, cx);
             }
             Message::SetConfig(head, bytes) => self.set_config(disk, head, &bytes)?,
-            Message::SetMemTable(regions) => {
-                let replaced = disk.core.memory.replace(&regions, fds);
-                disk.memory_changed()?;
-                replaced?;
-            }
+            Message::SetMemTable(regions) => set_memory(disk, &regions, fds)?,
             Message::AddMemReg(region) => {
                 let fd = fds.into_iter().next().ok_or(MapError::BadRange { addr: region.guest, size: region.size })?;
                 disk.core.memory.add(region, fd)?;
+                disk.memory_came();
             }
             Message::RemMemReg(region) => {
                 disk.core.memory.remove(&region)?;
-                disk.memory_changed()?;
+                // It is gone, whatever lay there.
+                let _ = disk.memory_changed();
             }
             Message::SetLogBase(base) => {
                 let fd = fds.into_iter().next().ok_or(MapError::BadRange { addr: base.offset, size: base.size })?;
@@ -275,6 +275,12 @@ impl Session {
             queue => return handle_queue(disk, cx, queue, fds),
         }
         Ok(Answer::Ack)
+    }
+
+    fn set_backend(&mut self, fds: Vec<Received>) -> Result<(), Refusal> {
+        let fd = fds.into_iter().next().filter(|fd| is_socket(fd).unwrap_or(false)).ok_or(Refusal::NoSocket)?;
+        self.backend = Some(BackendChannel::new(fd));
+        Ok(())
     }
 
     fn set_features(&mut self, disk: &mut Disk, features: u64) -> Result<(), Refusal> {
@@ -367,8 +373,17 @@ fn get_inflight(disk: &Disk, wanted: &Inflight) -> Result<Answer, Refusal> {
     Ok(Answer::Inflight(fd, what))
 }
 
+/// All of the memory is other memory now.
+fn set_memory(disk: &mut Disk, regions: &[Region], fds: Vec<Received>) -> Result<(), Refusal> {
+    let replaced = disk.core.memory.replace(regions, fds);
+    let changed = disk.memory_changed();
+    disk.memory_came();
+    changed?;
+    Ok(replaced?)
+}
+
 /// Messages that belong to one queue.
-fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: Vec<Received>) -> Result<Answer, Refusal> {
     let (device, has_blocked) = (&disk.core.config.name, &disk.has_blocked);
     let fd = || fds.into_iter().next().map(|fd| Eventfd::new(fd, device, has_blocked)).transpose();
     match message {

@@ -13,6 +13,7 @@ use std::{
     },
 };
 
+use millrace_engine::closer::Received;
 use rustix::{
     io::Errno,
     net::{
@@ -24,6 +25,9 @@ use thiserror::Error;
 use zerocopy::IntoBytes;
 
 use super::message::{BadMessage, Header, MAX_FDS, MAX_PAYLOAD};
+
+/// Descriptors that can come with one byte at all: those that there is no room for are closed by the kernel, in our call.
+const MOST_FDS: usize = 253;
 
 /// Why a connection ended.
 #[derive(Debug, Error)]
@@ -43,7 +47,7 @@ pub(crate) enum TransportError {
 pub(crate) struct Frame {
     pub(crate) header: Header,
     pub(crate) payload: Vec<u8>,
-    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) fds: Vec<Received>,
 }
 
 /// The message being received.
@@ -53,7 +57,7 @@ struct Input {
     header_filled: usize,
     payload: Vec<u8>,
     payload_filled: usize,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Received>,
 }
 
 /// An answer that the socket has not taken in full.
@@ -66,7 +70,8 @@ struct Output {
 
 /// One connection.
 pub(crate) struct Transport {
-    stream: UnixStream,
+    /// Descriptors that nobody has received are closed with it.
+    stream: Received,
     input: Input,
     output: Option<Output>,
 }
@@ -81,7 +86,7 @@ impl Transport {
     pub(crate) fn new(stream: UnixStream) -> std::io::Result<Self> {
         // The standard library's way is an ioctl, which shards do not have.
         rustix::fs::fcntl_setfl(&stream, rustix::fs::fcntl_getfl(&stream)? | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Self { stream, input: Input::default(), output: None })
+        Ok(Self { stream: Received::from(OwnedFd::from(stream)), input: Input::default(), output: None })
     }
 
     /// Whether an answer waits for the front end to read.
@@ -140,8 +145,8 @@ impl Transport {
 }
 
 /// One receive call. `None` when nothing is there.
-fn receive_some(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Option<usize>, TransportError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+fn receive_some(stream: &OwnedFd, room: &mut [u8], fds: &mut Vec<Received>) -> Result<Option<usize>, TransportError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut control, RecvFlags::CMSG_CLOEXEC) {
@@ -154,10 +159,10 @@ fn receive_some(stream: &UnixStream, room: &mut [u8], fds: &mut Vec<OwnedFd>) ->
     };
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
+            fds.extend(rights.map(Received::from));
         }
     }
-    // What did not fit was closed by the kernel: which descriptors are missing is unknown.
+    // What we had no numbers for was closed by the kernel: which descriptors are missing is unknown.
     if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
         return Err(TransportError::TooManyFds);
     }
@@ -185,13 +190,13 @@ fn send_some(stream: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -
 
 /// The back end's own channel: we tell, and wait for no answer.
 pub(crate) struct BackendChannel {
-    fd: OwnedFd,
+    fd: Received,
     /// Something could not be told yet.
     owed: bool,
 }
 
 impl BackendChannel {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
+    pub(crate) fn new(fd: Received) -> Self {
         Self { fd, owed: false }
     }
 

@@ -97,13 +97,21 @@ fn parts_of_huge_pages_are_mapped_and_unmapped() {
 }
 
 #[test]
-fn unmapping_needs_the_exact_range_and_pages_go_at_reclaim() {
+fn unmapping_cuts_no_region_and_pages_go_at_reclaim() {
     let file = memory_file(&[7; 16384]);
     let mut memory = GuestMemory::new();
     memory.map(GuestAddress(4096), 16384, ALL, Some((file, 0))).unwrap();
-    for (addr, size) in [(4096, 4096), (4096, 20480), (8192, 12288), (0, 16384), (20480, 4096)] {
+    for (addr, size) in [(4096, 4096), (8192, 4096), (8192, 12288), (8192, 1 << 20), (0, 16384)] {
         let result = memory.unmap(GuestAddress(addr), size);
-        assert!(matches!(result, Err(MapError::Missing { .. })), "{addr:#x}+{size:#x}: {result:?}");
+        assert!(matches!(result, Err(MapError::Cut { .. })), "{addr:#x}+{size:#x}: {result:?}");
+    }
+    for (addr, size) in [(0, 0), (8192, u64::MAX)] {
+        let result = memory.unmap(GuestAddress(addr), size);
+        assert!(matches!(result, Err(MapError::BadRange { .. })), "{addr:#x}+{size:#x}: {result:?}");
+    }
+    for (addr, size) in [(0, 4096), (20480, 4096)] {
+        assert!(matches!(memory.has_regions(GuestAddress(addr), size), Ok(false)), "{addr:#x}+{size:#x}");
+        memory.unmap(GuestAddress(addr), size).unwrap();
     }
     let segment = memory.translate(GuestAddress(8192), 4096, Access::Read).unwrap();
     assert!(!memory.has_retired());
@@ -115,6 +123,28 @@ fn unmapping_needs_the_exact_range_and_pages_go_at_reclaim() {
     // SAFETY: the segment is not used any more.
     assert_eq!(unsafe { memory.reclaim() }.len(), 1);
     assert!(!memory.has_retired());
+}
+
+/// Memory that was mapped block by block goes by one call.
+#[test]
+fn a_range_is_unmapped_with_all_its_regions() {
+    let mut memory = GuestMemory::new();
+    let file = memory_file(&[7; 4096]);
+    // Two neighbours, a hole, one more without a file, and two outside.
+    for page in [0, 2, 3, 5, 7] {
+        let backing = (page != 5).then(|| (file.try_clone().unwrap(), 0));
+        memory.map(GuestAddress(page * 4096), 4096, ALL, backing).unwrap();
+    }
+    assert!(memory.has_regions(GuestAddress(4096), 6 * 4096).unwrap());
+    memory.unmap(GuestAddress(4096), 6 * 4096).unwrap();
+    let left: Vec<u64> = memory.regions().map(|(addr, ..)| addr.0 / 4096).collect();
+    assert_eq!(left, [0, 7]);
+    // SAFETY: there is no segment.
+    assert_eq!(unsafe { memory.reclaim() }.len(), 2);
+    memory.unmap(GuestAddress(4096), 6 * 4096).unwrap();
+    assert!(!memory.has_retired());
+    memory.unmap(GuestAddress(0), u64::MAX).unwrap();
+    assert_eq!(memory.regions().count(), 0);
 }
 
 #[test]
@@ -237,11 +267,17 @@ impl Model {
     }
 
     fn unmap(&mut self, memory: &mut GuestMemory, start: u64, size: u64) {
-        let known = self.regions.iter().position(|r| (r.start, r.size) == (start, size));
+        let last = start.checked_add(size - 1);
+        let meets = |r: &ModelRegion| r.start + (r.size - 1) >= start && last.is_none_or(|last| r.start <= last);
+        let is_inside = |r: &ModelRegion| r.start >= start && last.is_some_and(|last| r.start + (r.size - 1) <= last);
+        let cuts = self.regions.iter().any(|r| meets(r) && !is_inside(r));
         match memory.unmap(GuestAddress(start), size) {
-            Ok(()) => drop(self.regions.remove(known.expect("only what is mapped is unmapped"))),
-            Err(error) => assert!(known.is_none() && matches!(error, MapError::Missing { .. }), "{error}"),
+            Ok(()) => assert!(!cuts && last.is_some()),
+            Err(MapError::Cut { .. }) => return assert!(cuts),
+            Err(MapError::BadRange { .. }) => return assert!(last.is_none()),
+            Err(error) => panic!("{error}"),
         }
+        self.regions.retain(|r| !is_inside(r));
     }
 
     fn translate(&mut self, memory: &GuestMemory, addr: u64, len: u64, access: Access) {

@@ -134,11 +134,12 @@ pub(crate) fn proposal() -> String {
     )
 }
 
-/// A server's side: checks what the client proposes and writes the JSON of the reply.
+/// A server's side: checks what the client proposes and writes the JSON of the reply. `transfer`: the most bytes that one message may
+/// move to us.
 ///
 /// The reply names only what the client named and is never longer than the request, because QEMU reads it into the
 /// request's buffer: what does not fit is left out, the most useful first in.
-pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8]) -> Result<(Capabilities, String), VersionError> {
+pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8], transfer: u32) -> Result<(Capabilities, String), VersionError> {
     if major != MAJOR {
         return Err(VersionError::Version { major, minor });
     }
@@ -166,7 +167,7 @@ pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8]) -> Result<(Capabili
         add("max_msg_fds", &MAX_FDS);
     }
     if parsed.max_data_xfer_size {
-        add("max_data_xfer_size", &MAX_TRANSFER);
+        add("max_data_xfer_size", &transfer);
     }
     if client.write_multiple {
         client.write_multiple = add("write_multiple", &true);

@@ -6,9 +6,11 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::{Connection, ConnectionError, Deferred, feature::migration};
-use crate::codec::{self, Command, Header, ProtocolError, Request, VersionError, WriteMulti, encode_region, wire};
+use crate::codec::{
+    self, Command, Header, MAX_TRANSFER, ProtocolError, Request, VersionError, WriteMulti, encode_region, wire,
+};
 use crate::device::{Device, DmaUnmap, IrqSet, Outcome, RegionFlags};
-use crate::transport::Frame;
+use crate::transport::{Frame, KEPT_TRANSFER};
 
 /// A larger scratch buffer is given back after use, in bytes.
 const KEEP_SCRATCH: usize = 64 * 1024;
@@ -133,7 +135,8 @@ impl Connection {
         if self.capabilities.is_some() && !self.again {
             return Err(ProtocolError::VersionTwice.into());
         }
-        match codec::negotiate(major, minor, data) {
+        let transfer = if self.transport.keep().is_some() { KEPT_TRANSFER } else { MAX_TRANSFER };
+        match codec::negotiate(major, minor, data, transfer) {
             Ok((capabilities, json)) => {
                 if let Some(keep) = self.transport.keep() {
                     keep.negotiated(&capabilities);

@@ -259,8 +259,9 @@ impl Controller {
         self.warnings_changed(warnings);
         let turned_off = fid == FeatureId::VOLATILE_WRITE_CACHE && !self.write_cache_enabled();
         if turned_off && (cached || self.repeats) {
-            // Its host flushes no more. What is written from now on is durable when it completes; what was written before has to become so.
-            return Ok(self.write_caches_back(slot, token));
+            // Its host flushes no more. What is written from now on is durable when it completes; what was written before has to become so,
+            // and what is being written.
+            return Ok(self.write_caches_back(slot, token, true));
         }
         Ok(done(dw0))
     }

@@ -106,6 +106,7 @@ impl Controller {
         }
         let page_size = self.page_size();
         data::resolve(&self.memory, page_size, sqe, len, Access::Write, &mut self.segments)?;
+        self.count_administered(len);
         let bytes = bytes.get(..len as usize).unwrap_or(bytes);
         data::copy_out(&self.segments, bytes);
         let mut cursor = SegmentCursor::new(&self.segments);

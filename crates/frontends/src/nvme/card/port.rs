@@ -316,10 +316,18 @@ impl Port {
         Ok(())
     }
 
-    /// Takes a region away; nothing of the function is in flight.
+    /// Takes the regions of a range away; nothing of the function is in flight.
     pub(crate) fn unmap(&mut self, address: u64, size: u64) {
-        let Some(at) = self.regions.iter().position(|known| (known.address, known.size) == (address, size)) else { return };
-        self.regions.swap_remove(at);
+        let last = address.saturating_add(size - 1);
+        let is_inside = |known: &Region| known.address >= address && known.address + (known.size - 1) <= last;
+        while let Some(at) = self.regions.iter().position(is_inside) {
+            let Region { address, size, .. } = self.regions.swap_remove(at);
+            self.forget(address, size);
+        }
+    }
+
+    /// A region was taken out of the list.
+    fn forget(&mut self, address: u64, size: u64) {
         self.write_pages(address, size);
         let mut card = self.card.borrow_mut();
         let Some(host) = host_address(self.function, address) else { return };

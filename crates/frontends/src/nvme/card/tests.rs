@@ -280,6 +280,31 @@ fn a_completion_queue_whose_memory_goes_fails_its_controller() {
 }
 
 #[test]
+fn all_regions_of_a_range_go_together() {
+    let mut guest = guest();
+    guest.add_memory_volume(1, 8 << 20, BlockSize::B512);
+    guest.create_queues(1, 64);
+    let data = guest.alloc_pages(1);
+    guest.controller.port.as_mut().expect("it is on a card").unmap(MEMORY_BASE, MEMORY_SIZE);
+    let (first, second) = (MEMORY_BASE + (32 << 20), MEMORY_BASE + (34 << 20));
+    for (at, size) in [(MEMORY_BASE, 32 << 20), (first, 4096), (second, 4096)] {
+        guest.map_on_card(at, size, at - MEMORY_BASE);
+    }
+    let mut read_into = |at: u64| {
+        let mut sqe = command(NvmOpcode::READ, 0, 8);
+        sqe.dptr = DataPointer::prps(at, 0);
+        if at == 0 {
+            // Nowhere: the others go.
+            guest.controller.port.as_mut().expect("it is on a card").unmap(first, 4 << 20);
+        }
+        guest.command(1, sqe).status().code()
+    };
+    let (there, gone) = (Status::SUCCESS, Status::DATA_TRANSFER_ERROR);
+    assert_eq!([data, first, second].map(&mut read_into), [there; 3]);
+    assert_eq!([0, data, first, second].map(&mut read_into), [gone, there, gone, gone]);
+}
+
+#[test]
 fn a_guest_that_takes_its_memory_away_fails_alone() {
     let (mut guest, mut neighbour) = (guest(), guest());
     let namespace = guest.add_memory_volume(1, 8 << 20, BlockSize::B512);

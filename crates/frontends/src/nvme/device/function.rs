@@ -1,7 +1,11 @@
 //! The PCI function as vfio-user clients see it: regions, interrupts, memory, reset.
 
-use std::os::fd::AsFd;
+use std::{
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
 
+use millrace_engine::ShardContext;
 use millrace_memory::{GuestAddress, MapError, Protection};
 use millrace_nvme_spec::registers::offset;
 use millrace_vfio_user::{
@@ -21,12 +25,19 @@ const REGION_BAR4: u32 = 4;
 /// What a client maps of BAR0.
 const DOORBELL_AREAS: [MmapArea; 1] = [MmapArea { offset: offset::DOORBELLS, size: BAR0_SIZE - offset::DOORBELLS }];
 
+/// How long commands in flight may hold an unmap up: longer than nearly all take, and well below the 5 s for which QEMU waits for an answer.
+/// What they wait for (a throttle) may take far longer, and their guest's reset could not come to us meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// From then on, how often those are looked for that can be called off.
+const IMPATIENCE: Duration = Duration::from_millis(50);
+
 /// What a client waits for until nothing is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Waiting {
     /// Memory shall go. It goes when the commands in flight have been completed into it, and no new ones are taken meanwhile:
-    /// so that a client that only splits a region (as QEMU does when firmware changes the memory map) loses none of them.
-    Unmap(DmaUnmap),
+    /// so that a client that only splits a region (as QEMU does when firmware changes the memory map) loses none of them. Those that take
+    /// too long are called off, at this time.
+    Unmap(DmaUnmap, Instant),
     Reset,
     /// The controller shall stand still.
     Migrate(MigrationState),
@@ -34,16 +45,24 @@ pub(super) enum Waiting {
 
 impl Waiting {
     /// Does what was waited for, if it can be done now.
-    pub(super) fn finish(self, controller: &mut Controller) -> Option<Result<(), Errno>> {
+    pub(super) fn finish(&mut self, controller: &mut Controller, cx: &ShardContext<'_>) -> Option<Result<(), Errno>> {
         match self {
-            Self::Unmap(what) if controller.is_quiet() => {
-                controller.lifecycle.paused = controller.lifecycle.stopped;
-                Some(unmap(controller, what))
+            Self::Unmap(what, _) if controller.is_quiet() => Some(unmap(controller, *what)),
+            Self::Unmap(_, due) => {
+                if cx.now() >= *due {
+                    *due = cx.now() + IMPATIENCE;
+                    controller.hurry(cx);
+                }
+                None
             }
-            Self::Reset if controller.phase != Phase::Resetting => Some(Ok(())),
-            Self::Migrate(state) => controller.migrate(state),
-            Self::Unmap(_) | Self::Reset => None,
+            Self::Reset => (controller.phase != Phase::Resetting).then_some(Ok(())),
+            Self::Migrate(state) => controller.migrate(*state),
         }
+    }
+
+    /// When it is looked at again, whatever happens.
+    pub(super) fn due(self) -> Option<Instant> {
+        if let Self::Unmap(_, due) = self { Some(due) } else { None }
     }
 }
 
@@ -52,7 +71,7 @@ fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
     match what {
         DmaUnmap::Range { address, size } => {
             if let Some(client) = &controller.client {
-                client.remove_region(address, size);
+                client.remove_range(address, size);
             }
             controller.memory.unmap(GuestAddress(address), size).map_err(|error| errno_of(&error))?;
             if let Some(port) = &mut controller.port {
@@ -69,6 +88,7 @@ fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
             }
         }
     }
+    controller.sink.hurry(false);
     controller.caches.forget_translations();
     controller.drained();
     Ok(())
@@ -76,7 +96,9 @@ fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
 
 fn errno_of(error: &MapError) -> Errno {
     match error {
-        MapError::BadRange { .. } | MapError::ShortFile { .. } | MapError::NotMemory { .. } => Errno::INVAL,
+        MapError::BadRange { .. } | MapError::ShortFile { .. } | MapError::NotMemory { .. } | MapError::Cut { .. } => {
+            Errno::INVAL
+        }
         MapError::Overlap { .. } => Errno::EXIST,
         MapError::Missing { .. } => Errno::NOENT,
         MapError::TooMany(_) => Errno::NOSPC,
@@ -205,16 +227,20 @@ impl Device for Function<'_> {
     }
 
     fn dma_unmap(&mut self, what: DmaUnmap) -> Outcome {
-        if let DmaUnmap::Range { address, size } = what
-            && !self.is_mapped(address, size)
-        {
-            return Outcome::Done(if self.again { Ok(()) } else { Err(Errno::NOENT) });
+        if let DmaUnmap::Range { address, size } = what {
+            // As in VFIO: all that was mapped there, be it in one piece, in several or not at all.
+            match self.controller.memory.has_regions(GuestAddress(address), size) {
+                Ok(true) => {}
+                Ok(false) => return Outcome::Done(Ok(())),
+                Err(error) => return Outcome::Done(Err(errno_of(&error))),
+            }
         }
+        // Until what the client has sent behind it is handled: it may be about to map the same memory in other pieces.
+        self.controller.lifecycle.paused = true;
         if self.controller.is_quiet() {
             return Outcome::Done(unmap(self.controller, what));
         }
-        self.controller.lifecycle.paused = true;
-        *self.waiting = Some(Waiting::Unmap(what));
+        *self.waiting = Some(Waiting::Unmap(what, Instant::now() + PATIENCE));
         Outcome::Later
     }
 

@@ -8,17 +8,21 @@ use std::{
         unix::{fs::FileExt, net::UnixStream},
     },
     path::PathBuf,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{BlockSize, Volume};
+use millrace_block::{
+    Asker, BlockCount, BlockError, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+};
 use millrace_engine::{Device as _, DeviceKey, Engine, ShardConfig};
 use millrace_nvme_spec::{
     AdminOpcode, Cqe, NvmOpcode, Sqe,
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11},
     command::{CommandId, DataPointer, QueueId},
     registers::offset,
+    status::Status,
 };
 use millrace_vfio_user::{Client, DmaUnmap, Mapping, RegionFlags, pci};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -97,6 +101,53 @@ impl Daemon {
         let namespace = Namespace::new(Arc::clone(&volume) as Arc<dyn Volume>, identity(1), false);
         self.with(key, move |device, _| device.attach(None, namespace, false)).expect("attached");
         volume
+    }
+}
+
+/// A volume whose requests wait until they are called off, as at a throttle that lets nothing through.
+struct Shut {
+    inner: Arc<MemoryVolume>,
+    waiting: AtomicUsize,
+    called_off: AtomicBool,
+}
+
+impl Volume for Shut {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, _: Request<'a>) -> Step<'a> {
+        Step::Wait(cx.scratch.place_future(async move {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            while !self.called_off.load(Ordering::SeqCst) {
+                cx.io(IoOperation::Sleep(Duration::from_micros(50))).await;
+            }
+            Err(BlockError::CalledOff)
+        }))
+    }
+
+    fn call_off(&self, _: Asker) {
+        self.called_off.store(true, Ordering::SeqCst);
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        1024 + self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
     }
 }
 
@@ -338,7 +389,7 @@ fn shadow_doorbells_and_sleep_lose_no_wakeup() {
     let mut store = |guest: &mut Guest, at: u64, old: u32, new: u32| {
         guest.memory.write_all_at(new.as_bytes(), SHADOW + at).expect("guest memory");
         // The guest's side of the race (shadow.rs).
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
         let event = read(&guest.memory, EVENTS + at);
         if (new.wrapping_sub(event).wrapping_sub(1) & 0xffff) < (new.wrapping_sub(old) & 0xffff) {
             guest.write32(offset::DOORBELLS + at, new);
@@ -454,15 +505,82 @@ fn unmap_waits_for_commands_in_flight_and_keeps_nobody_else_waiting() {
     }
 }
 
+/// The guest's reset, which would end them all, cannot come before the unmap is answered.
 #[test]
-fn what_was_never_mapped_so_cannot_be_unmapped() {
+fn an_unmap_has_what_only_waits_for_its_turn_called_off() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let inner = MemoryVolume::create("inner", 1 << 20, BlockSize::B512).expect("a volume");
+    let volume = Arc::new(Shut { inner, waiting: AtomicUsize::new(0), called_off: AtomicBool::new(false) });
+    let namespace = Namespace::new(Arc::clone(&volume) as Arc<dyn Volume>, identity(1), false);
+    daemon.with(key, move |device, _| device.attach(None, namespace, false)).expect("attached");
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    guest.map_more();
+    guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
+    daemon.until(key, "the flush", |_| volume.waiting.load(Ordering::SeqCst) == 1);
+    guest.client.dma_unmap(DmaUnmap::Range { address: BASE + SIZE, size: SIZE }).expect("unmapped");
+    let status = guest.wait(1).status();
+    assert_eq!((status.code(), status.dnr()), (Status::NAMESPACE_NOT_READY, false), "the guest may try again");
+    let status = daemon.status(key);
+    assert_eq!((status.phase, status.memory_regions, status.in_flight), (DevicePhase::Ready, 1, 0));
+    assert!(!guest.flush().status().is_success(), "commands are taken again");
+}
+
+/// A client that splits a region sends the unmap and the maps in one go, however many they are.
+#[test]
+fn no_command_is_taken_between_an_unmap_and_what_was_sent_behind_it() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    guest.map_more();
+    guest.memory.write_all_at(sqe(NvmOpcode::FLUSH.0, 1).as_bytes(), 0x2000).expect("guest memory");
+    guest.tails[1] = 1;
+    // DMA_UNMAP without a reply; those after the first find nothing to do.
+    let mut unmap = [7_u16, 3].map(u16::to_le_bytes).concat();
+    unmap.extend([40_u32, 0x10, 0, 24, 0].map(u32::to_le_bytes).concat());
+    unmap.extend([BASE + SIZE, SIZE].map(u64::to_le_bytes).concat());
+    let messages = unmap.repeat(MESSAGES + 8);
+    let socket = guest.client.as_fd().try_clone_to_owned().expect("a descriptor");
+    let (page, at) = guest.doorbells.as_ref().expect("shared doorbells");
+    let (page, at) = (page.try_clone().expect("a descriptor"), at + 8);
+    let (regions, heads) = daemon.with(key, move |device, cx| {
+        assert_eq!(rustix::io::write(&socket, &messages), Ok(messages.len()));
+        page.write_all_at(&1_u32.to_le_bytes(), at).expect("the doorbell page");
+        let head = |device: &NvmeDevice| device.controller.sq(1).head.get();
+        device.event(cx, CLIENT);
+        let regions = device.controller.memory.regions().count();
+        // The turn, then the messages that are left; then a turn as any other.
+        device.poll(cx);
+        let before = head(device);
+        device.poll(cx);
+        (regions, [before, head(device)])
+    });
+    assert_eq!((regions, heads), (1, [0, 1]));
+    assert!(guest.wait(1).status().is_success());
+}
+
+#[test]
+fn regions_are_unmapped_as_a_whole_and_several_at_once() {
     let daemon = Daemon::start();
     let key = daemon.add(config("disk", DoorbellMode::Shared));
     let mut guest = Guest::connect(&daemon.path("disk"));
-    for (address, size) in [(BASE, SIZE / 2), (BASE + 0x1000, 0x1000), (0, SIZE)] {
-        let error = guest.client.dma_unmap(DmaUnmap::Range { address, size }).expect_err("nothing there");
-        assert_eq!(error.refused(), Some(Errno::NOENT));
+    for (address, size) in [(BASE, SIZE / 2), (BASE + 0x1000, 0x1000), (0, BASE + 0x1000)] {
+        let error = guest.client.dma_unmap(DmaUnmap::Range { address, size }).expect_err("part of a region");
+        assert_eq!(error.refused(), Some(Errno::INVAL));
     }
+    guest.client.dma_unmap(DmaUnmap::Range { address: 0, size: BASE }).expect("there is nothing");
+    guest.map_more();
+    assert_eq!(daemon.status(key).memory_regions, 2);
+    guest.client.dma_unmap(DmaUnmap::Range { address: 0, size: BASE + 4 * SIZE }).expect("both");
+    assert_eq!(daemon.status(key).memory_regions, 0);
+    guest.map_more();
+    let map = Mapping { address: BASE, size: SIZE, offset: 0, readable: true, writable: true };
+    guest.client.dma_map(&map, Some(guest.memory.as_fd())).expect("mapped");
     let overlap = Mapping { address: BASE + 0x1000, size: 0x1000, offset: 0, readable: true, writable: true };
     let error = guest.client.dma_map(&overlap, Some(guest.memory.as_fd())).expect_err("overlap");
     assert_eq!(error.refused(), Some(Errno::EXIST));
@@ -745,6 +863,11 @@ fn settings_out_of_range_are_refused_by_name() {
     assert_eq!(refused(|config| config.queues = 0), "device bad: I/O queue pairs must be 1 to 256");
     assert_eq!(refused(|config| config.vectors = 258), "device bad: interrupt vectors must be 1 to 257");
     assert_eq!(refused(|config| config.queue_entries = 1), "device bad: queue entries must be 2 to 65536");
+    assert_eq!(
+        refused(|config| config.mdts = 0),
+        "device bad: the largest transfer (MDTS) must be 1 to 9: 8 KiB to 2 MiB",
+        "0 has another meaning"
+    );
     assert_eq!(
         refused(|config| "é".clone_into(&mut config.serial)),
         "device bad: the serial number must be at most 20 printable ASCII characters"

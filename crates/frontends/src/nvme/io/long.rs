@@ -5,10 +5,7 @@
 //! Each piece begins with a look whether anybody still waits for the command, and whether the namespace is still attached: after a
 //! reset, when the client has gone or the volume may be another one's, it stops there.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::{rc::Rc, time::Instant};
 
 use millrace_block::{BlockCount, BlockError, Geometry, Lba, Metadata, Operation, Request, TaskContext, pieces, yield_now};
 use millrace_engine::{Launch, TaskSlot};
@@ -32,34 +29,9 @@ use super::{
     protect::Protection,
     tagged,
     task::{Finish, of_result, wait},
+    uncorrectable::CHANGE_BYTES,
 };
-
-/// Bytes of a volume that a long command works on without a break, at first.
-pub(super) const PIECE: u64 = 1 << 20;
-/// And where the volume shows that it is quick at it.
-pub(super) const LARGEST_PIECE: u64 = 1 << 30;
-/// A piece that takes less is followed by one of twice its size, one that takes more than four times that by one of half.
-const QUICK: Duration = Duration::from_millis(5);
-
-/// How large the next piece is: some volumes erase a gigabyte as easily as a block, others write zeroes.
-pub(super) struct Pace {
-    pub(super) bytes: u64,
-}
-
-impl Pace {
-    pub(super) fn new() -> Self {
-        Self { bytes: PIECE }
-    }
-
-    /// A piece of the present size took so long.
-    pub(super) fn adjust(&mut self, took: Duration) {
-        if took < QUICK {
-            self.bytes = (self.bytes * 2).min(LARGEST_PIECE);
-        } else if took > QUICK * 4 {
-            self.bytes = (self.bytes / 2).max(PIECE);
-        }
-    }
-}
+pub(super) use crate::pace::{PIECE, Pace};
 
 /// A command that changes data piece by piece.
 pub(super) struct Writer<'a> {
@@ -114,6 +86,7 @@ pub(super) fn check_wanted(finish: &Finish<'_>, attached: &Attached) -> Result<(
     match (finish.is_wanted(), attached.gone.get()) {
         (false, _) => Err(Failure::Unwanted),
         (true, true) => Err(Failure::Detached),
+        (true, false) if finish.is_hurried() => Err(Failure::Volume(BlockError::CalledOff)),
         (true, false) => Ok(()),
     }
 }
@@ -315,6 +288,7 @@ impl Controller {
         attached.check_writable(&geometry)?;
         self.check_rights(&attached, Rights::WRITE)?;
         self.counters.write_commands += 1;
+        self.count_moved(CHANGE_BYTES);
         if attached.namespace.uncorrectable.mark(blocks.lba, blocks.count) {
             Ok(Outcome::Done(Completion::SUCCESS))
         } else {

@@ -3,7 +3,7 @@
 use std::{rc::Rc, sync::Arc};
 
 use millrace_engine::TaskSlot;
-use millrace_memory::Access;
+use millrace_memory::{Access, SegmentCursor};
 use millrace_nvme_spec::{
     command::Sqe,
     reservation::{
@@ -89,16 +89,20 @@ impl Controller {
         let attached = Rc::clone(self.namespace(sqe.nsid)?);
         let extended = ReportCdw11::from_bits(sqe.cdw11).eds();
         if extended != self.host_key().is_extended() {
-            return Err(Status::HOST_ID_INCONSISTENT_FORMAT);
+            // Not an error that is final: the host asks once more, for the other format.
+            return Ok(Outcome::Done(Completion { dw0: 0, status: Status::HOST_ID_INCONSISTENT_FORMAT }));
         }
         let bytes = (u64::from(sqe.cdw10) + 1) * 4;
         self.check_size(bytes)?;
         self.resolve(sqe, bytes, Access::Write)?;
         self.counters.other_commands += 1;
-        let mut report = attached.namespace.reservations().now().report(extended);
-        // Within MDTS. What the host asked for beyond the report's end is zero.
-        report.resize(bytes as usize, 0);
+        self.count_moved(bytes);
+        let report = attached.namespace.reservations().now().report(extended);
         data::copy_out(&self.segments, &report);
+        // What the host asked for beyond the report's end is zero.
+        let mut cursor = SegmentCursor::new(&self.segments);
+        cursor.skip(report.len());
+        cursor.fill_rest(0);
         Ok(Outcome::Done(Completion::SUCCESS))
     }
 

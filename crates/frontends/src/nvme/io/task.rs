@@ -60,6 +60,11 @@ impl<'a> Finish<'a> {
         self.sink.wants(self.token)
     }
 
+    /// Whether it is to end early, and to be tried again.
+    pub(super) fn is_hurried(&self) -> bool {
+        self.sink.is_hurried()
+    }
+
     pub(super) fn end(self, result: Result<(), BlockError>) {
         self.complete(of_result(result));
     }

@@ -282,3 +282,49 @@ fn a_turn_moves_so_much_and_no_more() {
         }
     }
 }
+
+/// The same of what moves nothing of a volume.
+#[test]
+fn a_turn_ends_with_reports_log_pages_and_refusals_too() {
+    const MOST: u64 = 2 << 20;
+    // All there is of a queue, in one turn.
+    fn turn(guest: &mut FakeGuest, queues: std::ops::RangeInclusive<u16>) -> usize {
+        for queue in queues.clone() {
+            guest.ring(queue);
+        }
+        guest.controller.turn(&mut guest.shard.context());
+        queues.map(|queue| std::iter::from_fn(|| guest.poll(queue)).count()).sum()
+    }
+    let mut guest = FakeGuest::new(Config { mdts: Config::MAX_MDTS, queues: 16, vectors: 17, ..test_config() });
+    guest.enable();
+    guest.add_memory_volume(1, SIZE, BlockSize::B512);
+    for queue in 1..=16 {
+        guest.make_queues(queue, 64);
+    }
+    let buffer = guest.alloc_pages(MOST / PAGE);
+    let mut report = sqe(NvmOpcode::RESERVATION_REPORT.0, 1);
+    (report.dptr, report.cdw10) = (guest.prps(buffer, MOST), (MOST / 4 - 1) as u32);
+    for _ in 0..32 {
+        guest.push(1, report);
+    }
+    let reports = turn(&mut guest, 1..=1);
+    assert!((1..=4).contains(&reports), "{reports} reports in a turn");
+    guest.settle();
+    // Of the errors, by their number of dwords.
+    let mut log = sqe(AdminOpcode::GET_LOG_PAGE.0, 0);
+    (log.dptr, log.cdw10, log.cdw11) = (report.dptr, 0xffff << 16 | 1, 7);
+    for _ in 0..16 {
+        guest.push(0, log);
+    }
+    let logs = turn(&mut guest, 0..=0);
+    assert_eq!(logs, 1, "log pages in a turn");
+    guest.settle();
+    for queue in 1..=16 {
+        while guest.poll(queue).is_some() {}
+        for _ in 0..32 {
+            guest.push(queue, command(NvmOpcode::READ, SIZE / 512, 1));
+        }
+    }
+    let refusals = turn(&mut guest, 1..=16);
+    assert!((1..=256).contains(&refusals), "{refusals} refusals in a turn");
+}

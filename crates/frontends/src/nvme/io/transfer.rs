@@ -187,11 +187,13 @@ impl Controller {
             self.check_rights(attached, Rights::WRITE)?;
         }
         self.counters.other_commands += 1;
-        Ok(self.write_caches_back(slot, token))
+        // Of what is under way a flush says nothing.
+        Ok(self.write_caches_back(slot, token, false))
     }
 
-    /// Makes durable what was written to all attached namespaces, and completes the command then.
-    pub(crate) fn write_caches_back(&mut self, slot: TaskSlot<'_>, token: CommandToken) -> Outcome {
+    /// Makes durable what was written to all attached namespaces, with what is inside their gates if it `drains` them, and completes the
+    /// command then.
+    pub(crate) fn write_caches_back(&mut self, slot: TaskSlot<'_>, token: CommandToken, drains: bool) -> Outcome {
         // A list on the heap: this is no command of a data path.
         let all: Vec<Rc<Attached>> = self.namespaces.attached().cloned().collect();
         let sink = Rc::clone(&self.sink);
@@ -200,6 +202,9 @@ impl Controller {
                 let finishes: Vec<_> = all.iter().map(|attached| InFlight::new(attached)).collect();
                 let mut outcome = Ok(());
                 for attached in &all {
+                    if drains {
+                        attached.namespace.gate.drain(cx).await;
+                    }
                     let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
                     outcome = outcome.and(attached.namespace.volume.submit(cx, request).await);
                 }

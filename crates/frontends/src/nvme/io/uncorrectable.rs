@@ -16,6 +16,9 @@ use super::super::{lasting::Lasting, state::Cell};
 /// Ranges that one namespace remembers at most.
 const MOST: usize = 16_384;
 
+/// Bytes that a change moves at most: the list is written anew.
+pub(super) const CHANGE_BYTES: u64 = size_of::<RangeState>() as u64;
+
 /// The ranges as they outlive the worker.
 #[derive(FromBytes)]
 #[repr(C)]

@@ -4,9 +4,16 @@
 //! a long one goes piece by piece; and all long requests of a disk together have one piece in a turn that is moved at once, however
 //! many there are.
 
-use std::{cell::Cell, future::poll_fn, pin::Pin, rc::Rc, task::Poll};
+use std::{
+    cell::Cell,
+    future::poll_fn,
+    pin::Pin,
+    rc::Rc,
+    task::Poll,
+    time::{Duration, Instant},
+};
 
-use millrace_block::{BlockError, Request, TaskContext, yield_now};
+use millrace_block::{BlockError, Operation, Request, TaskContext, yield_now};
 use millrace_engine::{Outcome, TaskSlot};
 use millrace_memory::Segment;
 
@@ -52,7 +59,7 @@ async fn carry_out(
         let bytes = left.min(AT_ONCE);
         let (used, rest) = cut(segments, bytes as usize);
         let piece = segments.get(..used).unwrap_or(&[]);
-        move_piece(cx, attached, transfer, (sector, bytes), piece).await?;
+        move_piece(cx, attached, transfer.into(), (sector, bytes), piece).await?;
         let begun = rest.is_some();
         segments = std::mem::take(&mut segments).get_mut(used - usize::from(begun)..).unwrap_or(&mut []);
         if let Some((first, rest)) = segments.first_mut().zip(rest) {
@@ -79,27 +86,30 @@ fn cut(segments: &mut [Segment], bytes: usize) -> (usize, Option<Segment>) {
     unreachable!("a request has as many bytes as its segments");
 }
 
-async fn move_piece(
+/// One piece, in a turn for it; how long the volume took.
+pub(super) async fn move_piece(
     cx: TaskContext<'_>,
     attached: &Attached,
-    transfer: Transfer,
+    operation: Operation,
     (sector, bytes): (u64, u64),
     segments: &[Segment],
-) -> Result<(), BlockError> {
+) -> Result<Duration, BlockError> {
     let turn = Turn::take(attached).await;
     // The blocks may have another size since the last piece.
     let (lba, count) = blocks(&attached.volume.geometry(), sector, bytes).ok_or(BlockError::OutOfRange)?;
     let scratch = cx.scratch.carve_rest();
-    let request = Request { operation: transfer.into(), lba, count, segments };
+    let request = Request { operation, lba, count, segments };
+    let begun = Instant::now();
     let mut step = attached.volume.submit(cx.with_scratch(&scratch), request);
     match poll_fn(|context| Poll::Ready(Pin::new(&mut step).poll(context))).await {
         Poll::Ready(result) => {
+            let took = begun.elapsed();
             yield_now().await;
-            result
+            result.map(|()| took)
         }
         Poll::Pending => {
             drop(turn);
-            step.await
+            step.await.map(|()| begun.elapsed())
         }
     }
 }

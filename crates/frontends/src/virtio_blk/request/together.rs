@@ -39,7 +39,7 @@ impl Core {
         }
         let Some(first) = self.found(0, geometry) else { return 0 };
         let (mut found, mut count, mut bytes) = ([first; AHEAD], 1, first.data.len() as u64);
-        let room = self.until.saturating_sub(self.counters.bytes());
+        let room = self.until.saturating_sub(self.spent());
         if room == 0 {
             return 0;
         }

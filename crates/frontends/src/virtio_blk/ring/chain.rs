@@ -44,6 +44,8 @@ pub(crate) struct Buffers {
     /// Bytes of either.
     pub(crate) readable_bytes: u64,
     pub(crate) writable_bytes: u64,
+    /// Descriptors that were followed to them.
+    pub(crate) followed: u32,
     /// Guest addresses of what we may write, kept while changes are logged.
     pub(crate) ranges: Vec<(u64, u64)>,
     pub(crate) keep_ranges: bool,
@@ -56,6 +58,7 @@ impl Buffers {
             writable: Vec::with_capacity(MAX_SEGMENTS),
             readable_bytes: 0,
             writable_bytes: 0,
+            followed: 0,
             ranges: Vec::with_capacity(MAX_SEGMENTS),
             keep_ranges: false,
         }
@@ -65,13 +68,14 @@ impl Buffers {
         self.readable.clear();
         self.writable.clear();
         self.ranges.clear();
-        (self.readable_bytes, self.writable_bytes) = (0, 0);
+        (self.readable_bytes, self.writable_bytes, self.followed) = (0, 0, 0);
     }
 
     /// Adds a descriptor's memory.
     #[inline]
     pub(super) fn add(&mut self, memory: &MemoryTable, addr: u64, len: u32, flags: u16) -> Result<(), RingError> {
         let bytes = u64::from(len);
+        self.followed += 1;
         if len == 0 {
             return Err(RingError::Empty);
         }

@@ -231,6 +231,15 @@ impl Ring {
         }
     }
 
+    /// Whether nothing was ever given back in its memory since a driver made it: used descriptors are never all zeroes, for each of our
+    /// requests has a status, and the last place is used before the first one is used again.
+    pub(crate) fn is_fresh(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.is_fresh(),
+            Self::Packed(ring) => ring.is_fresh(),
+        }
+    }
+
     /// Requests that were taken and not given back.
     pub(crate) fn in_flight(&self) -> u16 {
         match self {

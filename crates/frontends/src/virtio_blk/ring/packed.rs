@@ -536,6 +536,11 @@ impl PackedRing {
         u32::from(self.next.to_base()) | u32::from(self.used.to_base()) << 16
     }
 
+    /// By the last descriptor, whose flags would say of a round: available in one, or used with a status.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.ring.segment.load_u16(usize::from(self.size - 1) * SIZE + FLAGS_AT) == 0
+    }
+
     pub(super) fn in_flight(&self) -> u16 {
         self.in_flight
     }

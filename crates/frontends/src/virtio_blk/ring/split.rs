@@ -354,6 +354,12 @@ impl SplitRing {
         self.next.into()
     }
 
+    /// By the last used entry, whose length would say of a status.
+    pub(super) fn is_fresh(&self) -> bool {
+        let last = ENTRIES + usize::from(self.size - 1) * USED_ENTRY;
+        self.used.segment.read_value::<u64>(last) == 0
+    }
+
     pub(super) fn in_flight(&self) -> u16 {
         self.in_flight
     }

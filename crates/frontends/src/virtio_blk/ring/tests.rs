@@ -33,7 +33,7 @@ impl Rig {
         let fd: OwnedFd = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, SIZE).unwrap();
         let mut memory = MemoryTable::new();
-        memory.add(Region { guest: GUEST, size: SIZE, user: GUEST, offset: 0 }, fd).unwrap();
+        memory.add(Region { guest: GUEST, size: SIZE, user: GUEST, offset: 0 }, fd.into()).unwrap();
         let addr = VringAddr { index: 0, flags: 0, desc: GUEST, avail: GUEST + 0x1000, used: GUEST + 0x2000, log: 0 };
         let kind = if packed { feature::PACKED } else { 0 };
         let base = if packed { 0x8000_8000 } else { 0 };
@@ -270,4 +270,28 @@ fn what_waits_is_counted_in_requests() {
         rig.available(number, HEADERS, 16, flag::NEXT);
     }
     assert_eq!(rig.ring.pending().unwrap(), 1);
+}
+
+/// Where a ring stands does not say how often it went round; its memory does.
+#[test]
+fn a_ring_that_went_round_is_not_fresh() {
+    for packed in [false, true] {
+        let mut rig = Rig::new(packed);
+        assert!(rig.ring.is_fresh());
+        for number in 0..u64::from(ENTRIES) {
+            rig.request(number, 0, 512);
+            let token = rig.ring.take(&rig.memory, &mut Buffers::new()).unwrap().expect("it is available");
+            rig.ring.give_back(&[Done { token, status: 0, len: 513 }], None);
+        }
+        assert!(!rig.ring.is_fresh(), "packed: {packed}");
+    }
+    let mut rig = Rig::new(true);
+    rig.request(0, 0, 512);
+    let begins = rig.ring.base();
+    for number in 0..u64::from(ENTRIES) * 2 {
+        let done = rig.pass_on(number);
+        rig.ring.give_back(&[done], None);
+    }
+    assert_eq!(rig.ring.base(), begins);
+    assert!(!rig.ring.is_fresh());
 }

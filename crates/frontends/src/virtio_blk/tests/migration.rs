@@ -84,6 +84,38 @@ fn what_is_written_to_the_guest_is_logged() {
     }
 }
 
+/// What could have been written and was not is nobody's to copy, however much memory a guest gives for it.
+#[test]
+fn only_what_was_written_is_logged() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        let log = begin(&mut driver);
+        let ring = driver.queues[0].base / 4096;
+        let told = if setup.packed { ring } else { ring + USED / 4096 };
+        let data = driver.alloc(4096 * 8).next_multiple_of(4096);
+        let header = driver.alloc(16);
+        let status = driver.alloc(16);
+        let end = 64_u64 << 11;
+        for (what, kind, sector, written) in [
+            ("a serial", kind::GET_ID, 0, Some(data / 4096)),
+            ("a flush", kind::FLUSH, 0, None),
+            ("a read over the end", kind::IN, end - 8, None),
+            ("a read of half a block", kind::IN, 0, None),
+            ("what is unknown", 99, 0, None),
+        ] {
+            let len = if what == "a read of half a block" { 8192 + 256 } else { 8192 };
+            driver.write(header, &[kind.as_bytes(), 0_u32.as_bytes(), sector.as_bytes()].concat());
+            driver.submit(0, &[(header, 16, false), (data, len, true), (status, 1, true)]);
+            driver.wait_used(0);
+            let mut expected: Vec<u64> = [told, status / 4096].into_iter().chain(written).collect();
+            expected.sort_unstable();
+            expected.dedup();
+            assert_eq!(take(&log), expected, "{what}, packed: {}", setup.packed);
+        }
+    }
+}
+
 /// A read that began before the log ends before it begins: its data are in the memory that is copied from then on.
 #[test]
 fn the_log_begins_when_nothing_is_in_flight() {

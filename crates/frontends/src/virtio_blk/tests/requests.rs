@@ -297,6 +297,73 @@ fn a_turn_moves_so_much_and_no_more() {
     }
 }
 
+/// Nor are many descriptors followed in a turn, for requests that move nothing.
+#[test]
+fn a_turn_follows_so_many_descriptors_and_no_more() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        let header = driver.prepare(kind::FLUSH, 0, &[], 0).0[0];
+        let (data, status, table) = (driver.alloc(1024), driver.alloc(1), driver.alloc(1026 * 16));
+        let bytes = (data..data + 1024).map(|at| (at, 1, true));
+        let entries: Vec<_> = [header].into_iter().chain(bytes).chain([(status, 1, true)]).collect();
+        driver.write_table(table, &entries);
+        for _ in 1..QUEUE {
+            driver.submit_indirect(0, table, entries.len() as u32 * 16);
+        }
+        let mut turns: Vec<u16> = Vec::new();
+        while turns.iter().sum::<u16>() < QUEUE - 1 {
+            driver.shard.turn();
+            let mut ended = 0;
+            while let Some((_, len)) = driver.next_used(0) {
+                assert_eq!((len, driver.read(status, 1)[0]), (1, OK));
+                ended += 1;
+            }
+            turns.push(ended);
+        }
+        // 8 MiB, of which each descriptor is 256 bytes.
+        assert!(turns.iter().all(|ended| *ended < QUEUE - 1), "{turns:?}");
+    }
+}
+
+/// A volume may do with a range at once what takes long: it gets it in pieces, small ones first.
+#[test]
+fn ranges_go_piece_by_piece() {
+    const MIB: u64 = 2048;
+    for (kind, sectors) in [(kind::DISCARD, 40 * MIB), (kind::WRITE_ZEROES, 32 * MIB)] {
+        let mut driver = FakeDriver::new(Setup::default());
+        driver.connect();
+        let begin = MIB / 2 + 8;
+        assert_eq!(driver.request(kind, 0, &range(begin, sectors as u32, 0), 0).0, OK);
+        let (mut at, mut most) = (begin, MIB);
+        for (_, lba, count, _) in driver.volume.take_seen() {
+            assert_eq!(lba, at, "nothing is left out, or done twice");
+            assert!(count <= most, "{count} blocks after pieces of {most} at most");
+            (at, most) = (at + count, most * 2);
+        }
+        assert_eq!(at, begin + sectors);
+        // A range over the end: nothing is done of it, nor of the one before.
+        let ranges = [range(0, 8, 0), range((64 << 11) - 8, 16, 0)].concat();
+        assert_eq!(driver.request(kind, 0, &ranges, 0).0, IO_ERROR);
+        assert!(driver.volume.take_seen().is_empty());
+    }
+}
+
+/// Of more than it was told of, a driver may not ask, wherever the disk ends.
+#[test]
+fn ranges_longer_than_announced_are_refused() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let head = ConfigHead { offset: 48, size: 4, flags: 0 };
+    let space: [u8; 16] = driver.get(code::GET_CONFIG, &[head.as_bytes(), &[0; 4]].concat());
+    let most = u32::from_le_bytes(space[12..].try_into().expect("four bytes"));
+    assert!(u64::from(most) < 64 << 11, "there are more on the disk");
+    assert_eq!(driver.request(kind::WRITE_ZEROES, 0, &range(0, most + 1, 0), 0).0, IO_ERROR);
+    assert!(driver.volume.take_seen().is_empty());
+    assert_eq!(driver.request(kind::WRITE_ZEROES, 0, &range(0, most, 0), 0).0, OK);
+    assert!(!driver.volume.take_seen().is_empty());
+}
+
 /// Where the volume waits, long requests do not wait for each other.
 #[test]
 fn long_requests_wait_beside_each_other() {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use millrace_block::Operation;
+use millrace_engine::Readiness;
 use millrace_memory::PeerBytes;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -74,6 +75,10 @@ fn what_an_earlier_process_had_taken_is_done_before_a_queue_stops() {
         for num in [1, 0] {
             driver.send(code::SET_VRING_ENABLE, 0, VringState { index: 0, num }.as_bytes(), &[]);
         }
+        // The front end's socket is read, and nothing was done yet: the shard must not go to sleep over it.
+        driver.device(|device, cx| millrace_engine::Device::event(device, cx, 1));
+        assert_eq!(driver.device(millrace_engine::Device::arm), Readiness::Busy);
+        driver.device(|device, _| millrace_engine::Device::disarm(device));
         let _: VringState = driver.get(code::GET_VRING_BASE, VringState { index: 0, num: 0 }.as_bytes());
         assert_eq!((0..5).filter_map(|_| driver.next_used(0)).count(), 5);
     }

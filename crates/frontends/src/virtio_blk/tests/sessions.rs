@@ -1,6 +1,12 @@
 //! Front ends: what they ask, in any order, and how they leave.
 
-use std::{os::fd::AsFd, sync::Arc};
+use std::{
+    io::Write as _,
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    sync::Arc,
+    time::Duration,
+};
 
 use millrace_backends::{MemoryVolume, NullVolume};
 use millrace_block::{BlockSize, Operation, Volume};
@@ -43,6 +49,12 @@ fn a_resize_is_told_on_the_back_ends_channel() {
     assert_eq!(message, Header { request: code::BACKEND_CONFIG_CHANGE, flags: 1, size: 0 }.as_bytes());
     assert_eq!(capacity(&mut driver), 96 << 11);
     assert_eq!(driver.request(kind::IN, (96 << 11) - 1, &[], 512).0, 0);
+    // What is no channel takes no channel's place.
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    let memory = driver.memory.try_clone().expect("a descriptor");
+    for fd in [null.as_fd(), memory.as_fd()] {
+        assert_eq!(driver.tell(code::SET_BACKEND_REQ_FD, &[], &[fd]), Some(false));
+    }
     // A channel that nobody reads costs nothing, and is told once there is room.
     for _ in 0..10_000 {
         driver.device(|device, _| device.volume_changed());
@@ -290,6 +302,22 @@ fn the_write_cache_mode_goes_with_a_machine_that_migrates() {
     }
 }
 
+/// A ring that has gone round stands where rings begin.
+#[test]
+fn the_write_cache_mode_goes_with_a_ring_that_has_gone_round() {
+    let mut driver = FakeDriver::new(Setup::packed());
+    driver.connect();
+    choose(&mut driver, false);
+    // Two descriptors each: twice around.
+    for _ in 0..QUEUE {
+        assert_eq!(driver.request(kind::FLUSH, 0, &[], 0).0, 0);
+    }
+    assert_eq!((driver.queues[0].next, driver.queues[0].wrap), (0, true));
+    let (_first, mut driver) = driver.migrated();
+    driver.connect();
+    assert!(is_durable(&mut driver));
+}
+
 /// A guest that begins has the mode that its monitor was told, whatever other disks' guests have.
 #[test]
 fn the_write_cache_mode_is_taken_from_nobody_by_a_guest_that_begins() {
@@ -321,6 +349,45 @@ fn who_cannot_flush_gets_durable_writes() {
     assert_eq!(driver.volume.take_seen(), [(Operation::Write { fua: true }, 0, 1, 1)]);
 }
 
+/// Closing it would wait until its other side has read all of it, or for an hour.
+#[test]
+fn a_descriptor_whose_end_waits_is_waited_for_by_no_shard() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("an address");
+    let bytes = vec![0; 65_536];
+    let lingering = || {
+        let mut ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let theirs = listener.accept().expect("a connection").0;
+        ours.set_nonblocking(true).expect("a socket");
+        while ours.write(&bytes).is_ok_and(|written| written > 0) {}
+        rustix::net::sockopt::set_socket_linger(&ours, Some(Duration::from_secs(3600))).expect("a socket");
+        (ours, theirs)
+    };
+    let region = Region { guest: 1 << 40, size: 4096, user: 1 << 40, offset: 0 };
+    let messages = [
+        (code::ADD_MEM_REG, [0_u64.as_bytes(), region.as_bytes()].concat()),
+        (code::SET_VRING_CALL, 0_u64.as_bytes().to_vec()),
+    ];
+    let peers = messages.map(|(message, payload)| {
+        let (ours, theirs) = lingering();
+        driver.send(message, 8, &payload, &[ours.as_fd()]);
+        // The one in the message is the last one.
+        drop(ours);
+        assert_eq!(driver.answer().expect("an answer").1, 1_u64.as_bytes());
+        theirs
+    });
+    // One that nobody has received when the connection ends, behind a message that ends it.
+    let (ours, theirs) = lingering();
+    driver.send_raw(&[0xff; 12], &[]);
+    driver.send_raw(&[0], &[ours.as_fd()]);
+    drop(ours);
+    driver.until("the end of the connection", |driver| !driver.device(|device, _| device.status().connected));
+    driver.connect();
+    assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
+    drop((peers, theirs));
+}
+
 /// The memory table changes under requests in flight: the change waits for them, and the queues go on in the new memory.
 #[test]
 fn a_memory_table_waits_for_what_uses_the_old_one() {
@@ -346,15 +413,20 @@ fn a_memory_table_waits_for_what_uses_the_old_one() {
         driver.volume.hold(false);
         let (header, payload, _) = driver.answer().expect("an answer");
         assert!(header.request == code::SET_MEM_TABLE || one_by_one);
-        if one_by_one {
-            // Its ring was in the memory that went.
-            assert_eq!(payload, 1_u64.as_bytes());
-            let region = [0_u64.as_bytes(), region.as_bytes()].concat();
-            assert_eq!(driver.tell(code::ADD_MEM_REG, &region, &[memory.as_fd()]), Some(true));
-            continue;
-        }
         assert_eq!(payload, 0_u64.as_bytes());
         driver.wait_used(0);
+        if one_by_one {
+            // Its ring was in the memory that went, and goes on when that comes back; other memory does not do.
+            let (pieces, ..) = driver.prepare(kind::IN, 3, &[], 512);
+            let offered = driver.submit(0, &pieces);
+            let other = Region { guest: 1 << 40, size: 4096, user: 1 << 40, offset: 0 };
+            for (region, used) in [(other, None), (region, Some((offered, 513)))] {
+                let region = [0_u64.as_bytes(), region.as_bytes()].concat();
+                assert_eq!(driver.tell(code::ADD_MEM_REG, &region, &[memory.as_fd()]), Some(true));
+                driver.settle();
+                assert_eq!(driver.next_used(0), used);
+            }
+        }
         assert_eq!(driver.request(kind::IN, 3, &[], 512), (0, vec![7; 512]));
     }
 }

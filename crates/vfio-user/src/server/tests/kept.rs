@@ -222,6 +222,20 @@ fn a_part_of_a_message_is_left_alone_and_a_huge_one_refused() {
     assert!(matches!(refused, Err(ConnectionError::Transport(TransportError::TooLong { .. }))), "{refused:?}");
 }
 
+#[test]
+fn a_client_is_told_how_long_its_messages_may_be() {
+    let mut house = House::new();
+    let version = b"\0\0\0\0{\"capabilities\":{\"max_data_xfer_size\":1048576}}\0";
+    house.client.write_all(&request(1, Command::Version, version)).unwrap();
+    assert!(house.serve());
+    let replies = house.replies();
+    assert_eq!(&replies[0].2[4..], b"{\"capabilities\":{\"max_data_xfer_size\":61440}}\0");
+    // With the head of any request it is not too long.
+    house.client.write_all(&request(2, Command::RegionWrite, &vec![0; 61_440 + 32])).unwrap();
+    assert!(house.serve());
+    assert_eq!(house.replies().len(), 1);
+}
+
 /// So many writes with one request, which is longer than what is looked at first.
 fn many_writes(id: u16, count: u64) -> Vec<u8> {
     let one = |at| wire::SingleWrite { offset: 0x40 + at, region: 0, count: 1, data: [at as u8; 8] };

@@ -2,10 +2,12 @@
 
 use millrace_nvme_spec::nvm::{DatasetRange, WriteZeroesCdw12};
 
+use crate::pace::LARGEST_PIECE;
+
 use super::{
     super::{
         super::registers::Reset,
-        long::{LARGEST_PIECE, PIECE, Pace},
+        long::{PIECE, Pace},
     },
     *,
 };
@@ -77,6 +79,24 @@ fn a_long_command_stops_when_its_controller_is_reset() {
         guest.step_until("the end", |guest| guest.controller.is_quiet());
         assert_eq!(fault.requests(kind), before, "{opcode}: no piece after the reset");
         assert_eq!(in_flight(&guest), 0);
+    }
+}
+
+/// Whoever waits for its guest's commands, and has waited long enough.
+#[test]
+fn a_long_command_that_is_hurried_ends_at_its_next_piece_and_may_be_tried_again() {
+    let long = [(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes), (NvmOpcode::VERIFY, Kind::Read)];
+    for (opcode, kind) in long {
+        let (mut guest, fault) = faulty_guest();
+        let cid = guest.submit(1, command(opcode, 0, SIZE / 512));
+        guest.step_until("the first piece", |_| fault.requests(kind) > 0);
+        let before = fault.requests(kind);
+        assert_eq!(in_flight(&guest), 1, "pieces are left");
+        guest.controller.hurry(&guest.shard.context());
+        assert_eq!(guest.wait_for(1, cid).status(), Status::NAMESPACE_NOT_READY.with_more(true));
+        assert_eq!(fault.requests(kind), before, "{opcode}: no piece after it");
+        guest.controller.sink.hurry(false);
+        succeeds(guest.command(1, command(opcode, 0, SIZE / 512)));
     }
 }
 
