@@ -7,7 +7,8 @@
 //!   change ─► pause ─► barrier ─► nobody inside? ─► exchange ─► barrier ─► nobody inside ─► drop the old, resume
 //! ```
 //!
-//! The word that says whether requests are paused also says whether they are traced: one look tells that there is nothing special.
+//! The word that says whether requests are paused also says whether they are traced, and whether the next flush is to tell of a loss: one look
+//! tells that there is nothing special.
 //!
 //! Entering writes a counter of the calling shard's own; nothing that is shared is written per request. The price is paid by the
 //! one who changes: `membarrier(2)` makes every thread of the process run a full memory barrier. After it, whoever entered
@@ -29,8 +30,8 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    Asker, BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Request, Step,
-    TaggedRequest, TaskContext, Usage, Volume, VolumeError, future_bytes,
+    Asker, BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Operation,
+    Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, future_bytes,
     per_shard::{Inside, Presence},
     tagged_bytes, trace,
 };
@@ -79,13 +80,15 @@ pub trait Ledger: Send + Sync {
 const PAUSED: u32 = 1 << 31;
 /// Requests are refused.
 const CLOSED: u32 = 1 << 30;
+/// Something that was acknowledged may be lost, and who knew it is gone: the next flush tells.
+const UNTOLD: u32 = 1 << 29;
 
 /// The same number as what is there has.
 const SAME: u32 = u32::MAX;
 
 struct Inner {
     root: Arc<dyn Volume>,
-    /// [`PAUSED`], [`CLOSED`], and the root's number in the trace; 0: nothing special.
+    /// [`PAUSED`], [`CLOSED`], [`UNTOLD`], and the root's number in the trace; 0: nothing special.
     state: AtomicU32,
 }
 
@@ -99,11 +102,18 @@ impl Inner {
         self.state() & PAUSED != 0
     }
 
+    /// Whether this request is the one that tells of a loss: the first flush after it, and no other.
+    fn tells(&self, state: u32, request: &Request<'_>) -> bool {
+        let may = state & UNTOLD != 0 && request.operation == Operation::Flush;
+        may && self.state.fetch_and(!UNTOLD, Ordering::AcqRel) & UNTOLD != 0
+    }
+
     /// Starts a request, recorded if it is to be.
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let state = self.state();
         match state as u16 {
             _ if state & CLOSED != 0 => Step::Done(Err(BlockError::NotReady)),
+            _ if self.tells(state, &request) => Step::Done(Err(BlockError::WriteFault { errno: 0 })),
             0 => self.root.submit(cx, request),
             place => trace::submit(place, &*self.root, cx, request),
         }
@@ -188,8 +198,10 @@ impl Switch {
     pub fn trace(&self, place: u16) {
         let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         self.next.store(SAME, Ordering::Relaxed);
-        // Nobody else changes it meanwhile.
-        self.visit().inner.state.store(place.into(), Ordering::Release);
+        let visit = self.visit();
+        // Nobody else changes the number meanwhile.
+        let before = u32::from(visit.inner.state() as u16);
+        visit.inner.state.fetch_xor(before ^ u32::from(place), Ordering::Release);
     }
 
     /// From the next change on, requests are recorded under this number.
@@ -210,6 +222,17 @@ impl Switch {
         while barrier().is_err() {
             thread::sleep(DRAIN_LOOK);
         }
+    }
+
+    /// Something that was acknowledged may be lost, and nobody below will tell: the next flush, and only that one, fails. What `between` of a
+    /// [`change`](Self::change) notes is told in whichever graph is in force then.
+    pub fn note_loss(&self) {
+        self.visit().inner.state.fetch_or(UNTOLD, Ordering::AcqRel);
+    }
+
+    /// Whether a loss that was [noted](Self::note_loss) is yet to be told.
+    pub fn is_untold(&self) -> bool {
+        self.visit().inner.state() & UNTOLD != 0
     }
 
     /// Lets requests in again.
@@ -236,12 +259,12 @@ impl Switch {
         let start = Instant::now();
         // SAFETY: only this function frees what `current` points to, and the lock makes this its only call.
         let old = unsafe { &*self.current.load(Ordering::Acquire) };
-        let traced = old.state() & !PAUSED;
+        let traced = u32::from(old.state() as u16);
         let next = Some(self.next.swap(SAME, Ordering::Relaxed)).filter(|next| *next != SAME).unwrap_or(traced);
-        old.state.store(traced | PAUSED, Ordering::Relaxed);
+        old.state.fetch_or(PAUSED, Ordering::Relaxed);
         let ready = self.drain(patience).and_then(|()| between().map_err(ChangeError::Refused));
         if let Err(error) = ready {
-            old.state.store(traced, Ordering::Release);
+            old.state.fetch_and(!PAUSED, Ordering::Release);
             return Err(error);
         }
         let new = Box::into_raw(Box::new(Inner { root: Arc::clone(root), state: AtomicU32::new(next | PAUSED) }));
@@ -251,7 +274,10 @@ impl Switch {
         // SAFETY: from `new` or the last change; nobody is inside who could have loaded it, and nobody can load it any more.
         let old = unsafe { Box::from_raw(old) };
         // SAFETY: only this function frees what `current` points to.
-        unsafe { &*new }.state.store(next, Ordering::Release);
+        let new = unsafe { &*new };
+        // Looked at last: nobody can note anything there any more.
+        new.state.fetch_or(old.state() & (CLOSED | UNTOLD), Ordering::Relaxed);
+        new.state.fetch_and(!PAUSED, Ordering::Release);
         let pause = start.elapsed();
         // It may be the last owner, and closing files takes time.
         drop(old);
@@ -353,7 +379,7 @@ impl Volume for Switch {
     fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
         let visit = self.visit();
         // Those that are recorded, or that wait for the end of a pause, do so one by one.
-        if visit.inner.state() == 0 { visit.inner.root.submit_many(requests) } else { 0 }
+        if visit.inner.state() & !UNTOLD == 0 { visit.inner.root.submit_many(requests) } else { 0 }
     }
 
     #[inline]

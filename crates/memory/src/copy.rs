@@ -23,7 +23,12 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     }
     // SAFETY: the caller vouches for both ranges and that they do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
-    // What was copied is what is used: without this the compiler could read `from` again where it needs a part of the copy.
+    use_the_copy(from, to);
+}
+
+/// What was copied is what is used: without this the compiler could read `from` again where it needs a part of the copy.
+#[inline]
+pub(crate) fn use_the_copy(from: *const u8, to: *mut u8) {
     // SAFETY: no instruction at all; the compiler has to assume that it changes memory.
     unsafe { std::arch::asm!("/* {0} {1} */", in(reg) from, in(reg) to, options(nostack, preserves_flags)) }
 }
@@ -113,6 +118,13 @@ mod streams {
 }
 
 pub use streams::made as streams_made;
+
+/// From here on everybody finds what this thread copied past the caches before: for who is about to tell others so by an ordinary store,
+/// and cannot wait for whoever has [`Unsettled`].
+#[inline]
+pub fn settle_streams() {
+    streams::fence();
+}
 
 /// While it is there, copies past the caches on this thread are settled together, by [`Self::settle`] or at its end: waiting for each
 /// costs as much as the copy. Whoever has one settles before anybody is told that data are there by an ordinary store; an operation with

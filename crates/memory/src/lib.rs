@@ -17,6 +17,7 @@
 mod bounce;
 mod copy;
 mod cursor;
+mod desk;
 mod file;
 pub mod guard;
 mod guest;
@@ -34,8 +35,9 @@ mod tlb;
 mod written;
 
 pub use bounce::{BUFFER_SIZE, BounceBuffer, BufferPool};
-pub use copy::{Target, Unsettled, streams_made};
+pub use copy::{Target, Unsettled, settle_streams, streams_made};
 pub use cursor::SegmentCursor;
+pub use desk::{DESK_SIZE, Desk};
 pub use file::FileMap;
 pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
 pub use mapping::Mapping;

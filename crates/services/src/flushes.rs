@@ -81,6 +81,11 @@ impl Flushes {
         flushed.and(told)
     }
 
+    /// Whether the guest's next flush has to fail.
+    pub(crate) fn is_untold(&self) -> bool {
+        self.losses.is_untold()
+    }
+
     /// Of the service in whose place this one comes, what was not told yet.
     pub(crate) fn take_over(&self, before: &Self) {
         self.losses.take_over(&before.losses);

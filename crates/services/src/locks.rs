@@ -28,6 +28,8 @@ const WORDS: u64 = 4096;
 const TURNS: u32 = 16;
 /// How long it then sleeps before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
+/// Looks of [`Ranges::lock_some`] until it asks for less.
+const LOOKS: u32 = 32;
 /// After so many requests a shard that was alone need not set bits; if that does not last, after twice as many, up to the second number.
 /// Taking it back is a few system calls.
 const PATIENCE: (u64, u64) = (1 << 10, 1 << 20);
@@ -179,6 +181,24 @@ impl Ranges {
         until(cx, || self.try_lock(bytes.clone())).await
     }
 
+    /// As [`Self::lock`], for who can do with less: where others are always at work the whole of a long range is never free. `bytes` is made
+    /// shorter, by multiples of `least`, down to that, until it can be had.
+    pub(crate) async fn lock_some(&self, cx: TaskContext<'_>, bytes: &mut Range<u64>, least: u64) -> Locked<'_> {
+        let mut looks = 0_u32;
+        until(cx, || {
+            let locked = self.try_lock(bytes.clone());
+            looks += 1;
+            if locked.is_none() && looks.is_multiple_of(LOOKS) {
+                let shorter = (bytes.end - bytes.start) / 2 / least * least;
+                if shorter > 0 {
+                    bytes.end = bytes.start + shorter;
+                }
+            }
+            locked
+        })
+        .await
+    }
+
     /// Waits until everything that was locked in the range when this was called has been unlocked.
     pub(crate) async fn quiesce(&self, cx: TaskContext<'_>, bytes: Range<u64>) {
         // What the caller changed for those who come is before the look at who is there.
@@ -260,6 +280,26 @@ mod tests {
         assert!(ranges.try_lock(8192..8193).is_some());
         drop(one);
         assert!(ranges.try_lock(0..8192).is_some());
+    }
+
+    #[test]
+    fn who_can_do_with_less_gets_what_is_free_before_a_locked_range() {
+        fn lock_some(ranges: &Arc<Ranges>) -> Range<u64> {
+            let ranges = Arc::clone(ranges);
+            let work = crate::legs::block_on(move |cx| {
+                Box::pin(async move {
+                    let mut bytes = 0..16 << 20;
+                    drop(ranges.lock_some(cx, &mut bytes, 1 << 18).await);
+                    bytes
+                })
+            });
+            work.unwrap()
+        }
+        let ranges = Arc::new(Ranges::new());
+        let held = ranges.try_lock((1 << 20) + 5..(1 << 20) + 6).unwrap();
+        assert_eq!(lock_some(&ranges), 0..1 << 20);
+        drop(held);
+        assert_eq!(lock_some(&ranges), 0..16 << 20);
     }
 
     #[test]

@@ -195,6 +195,12 @@ pub trait Service: Volume + Any {
         let _ = stored;
     }
 
+    /// Whether it knows of a loss of acknowledged writes that the guest is yet to be told of, at its next flush. Where it goes and nobody takes
+    /// that over, the layer tells. Without a method of its own a service flushes only when the guest does, which is told by that.
+    fn has_untold(&self) -> bool {
+        false
+    }
+
     /// Which of the legs named by [`Layout::Same`] hold all of the volume's data right now (a leg that failed or is being
     /// filled does not); of [`Layout::Spread`], which hold all that they should.
     fn leg_is_whole(&self, leg: usize) -> bool;

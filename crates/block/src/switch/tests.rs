@@ -153,6 +153,45 @@ fn what_fails_in_between_leaves_the_old_one() {
 }
 
 #[test]
+fn a_loss_is_told_once_whatever_is_in_force() {
+    let (old, ..) = Root::make(1, 0);
+    let (new, ..) = Root::make(2, 0);
+    let new: Arc<dyn Volume> = new;
+    let switch = Switch::new("v", old);
+    let (scratch, buffers, io) =
+        (Scratch::new(switch.scratch_bytes()), BufferPool::new(1).unwrap(), Naps(AtomicU64::new(0)));
+    let submit = |operation| match switch.submit(TaskContext::new(&scratch, &buffers, &io), Request { operation, ..FLUSH }) {
+        Step::Done(done) => done,
+        Step::Wait(_) => panic!("nothing waits here"),
+    };
+    let is_told_once = || {
+        assert!(switch.is_untold());
+        assert_eq!(submit(Operation::Read), Ok(()));
+        assert_eq!(submit(Operation::Flush), Err(BlockError::WriteFault { errno: 0 }));
+        assert!(!switch.is_untold());
+        assert_eq!(submit(Operation::Flush), Ok(()));
+    };
+    switch.note_loss();
+    is_told_once();
+    // By a change that failed, and before one that did not.
+    let failed = switch.change(&new, Duration::from_secs(60), || {
+        switch.note_loss();
+        Err("no")
+    });
+    assert!(matches!(failed, Err(ChangeError::Refused("no"))), "{failed:?}");
+    switch.trace(7);
+    switch.trace(0);
+    switch.change(&new, Duration::from_secs(60), never).unwrap();
+    is_told_once();
+    let noted = switch.change(&new, Duration::from_secs(60), || {
+        switch.note_loss();
+        never()
+    });
+    noted.unwrap();
+    is_told_once();
+}
+
+#[test]
 fn many_threads_and_many_changes() {
     let (first, ..) = Root::make(1, 0);
     let switch = Switch::new("v", first);

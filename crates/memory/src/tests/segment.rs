@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::{content, own_memory};
-use crate::{Mapping, Segment, SegmentCursor, Shared, copy_segments, total_len};
+use crate::{DESK_SIZE, Desk, Mapping, Segment, SegmentCursor, Shared, Target, copy_segments, settle_streams, total_len};
 
 #[test]
 fn parts_stay_within() {
@@ -196,4 +196,44 @@ fn shared_memory_is_seen_by_others_and_cannot_be_cut() {
     for len in [0, 8192] {
         assert_eq!(rustix::fs::ftruncate(&ours, len), Err(Errno::PERM));
     }
+}
+
+#[test]
+fn what_lies_on_a_desk_is_what_is_delivered() {
+    const DATA: [u8; DESK_SIZE] = {
+        let (mut data, mut at) = ([0; DESK_SIZE], 0);
+        while at < DESK_SIZE {
+            data[at] = (at % 251) as u8;
+            at += 1;
+        }
+        data
+    };
+    let (_mapping, memory) = own_memory(4 * DESK_SIZE);
+    memory.write_at(0, &DATA);
+    let part = |at, len| memory.part(at, len).unwrap();
+    let cut = [part(0, 1), part(1, 700), part(701, 0), part(701, DESK_SIZE - 701)];
+    for target in [Target::Near, Target::Far, Target::Guest] {
+        let (mut from, mut desk) = (SegmentCursor::new(&cut), Desk::new());
+        assert_eq!(desk.load(&mut from, DESK_SIZE), DATA);
+        memory.part(0, DESK_SIZE).unwrap().fill(0);
+        // Whole lines, and places that begin within one.
+        for at in [2 * DESK_SIZE, 2 * DESK_SIZE + 13] {
+            let places = [part(at, 600), part(at + 600, DESK_SIZE - 600)];
+            desk.store(&mut SegmentCursor::new(&places), target);
+            settle_streams();
+            let mut bytes = vec![0; DESK_SIZE];
+            part(at, DESK_SIZE).read_at(0, &mut bytes);
+            assert_eq!(bytes, DATA, "{target:?} at {at}");
+        }
+        memory.write_at(0, &DATA);
+    }
+    let mut desk = Desk::new();
+    assert!(desk.bytes().is_empty());
+    assert_eq!(desk.load(&mut SegmentCursor::new(&cut[..2]), DESK_SIZE), &DATA[..701], "the list ends before");
+    desk.store(&mut SegmentCursor::new(&[part(DESK_SIZE, 10)]), Target::Near);
+    let mut bytes = [0; 11];
+    part(DESK_SIZE, 11).read_at(0, &mut bytes);
+    assert_eq!((&bytes[..10], bytes[10]), (&DATA[..10], 0), "as many as there is room for");
+    let too_many = std::panic::catch_unwind(|| Desk::new().load(&mut SegmentCursor::new(&[]), DESK_SIZE + 1).len());
+    assert!(too_many.is_err());
 }

@@ -34,7 +34,7 @@ impl Cache {
             let before = self.no_longer_dirty(place, mask);
             // Dirty blocks that a commit is just about to store: it looks at them again after it has said so.
             if (place.stored.load(Ordering::SeqCst) | before) & mask != 0 {
-                core.table.need(Core::page(slot, block_size));
+                core.table.need(core.page(slot, block_size));
                 commit = true;
             }
         });
@@ -59,7 +59,7 @@ impl Cache {
         place.moved.store(self.commits.started.load(Ordering::SeqCst), Ordering::SeqCst);
         set_bits(&place.stored, mask);
         self.no_longer_dirty(place, mask);
-        core.table.need(Core::page(slot, self.shape().block_size));
+        core.table.need(core.page(slot, self.shape().block_size));
         // Last: a flush that fails later than this finds them stored and clean, and makes them dirty.
         let is_there = self.failures.of_slow() == failures;
         if !is_there {
@@ -73,7 +73,7 @@ impl Cache {
         if mask != 0 && set_bits(&core.table.slot(slot).dirty, mask) == 0 {
             self.counters.add(|here| &here.dirty_lines, 1);
         }
-        core.table.need(Core::page(slot, self.shape().block_size));
+        core.table.need(core.page(slot, self.shape().block_size));
     }
 
     /// Bytes that go to the slow leg alone. Returns whether it takes a commit to make them durable.

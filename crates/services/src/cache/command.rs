@@ -171,6 +171,10 @@ impl Service for Cache {
         }
     }
 
+    fn has_untold(&self) -> bool {
+        self.failures.losses.is_untold()
+    }
+
     fn leg_is_whole(&self, leg: usize) -> bool {
         leg == SLOW && self.dirty_lines() == 0
     }

@@ -15,7 +15,7 @@ use millrace_memory::{BUFFER_SIZE, Segment};
 
 use super::{
     Cache, Core,
-    disk::{TABLE, dirty_at, encode_page, per_page},
+    disk::{TABLE, dirty_at, encode_page},
     table::{Slot, clear_bits, set_bits},
     unflushed::WRITTEN,
 };
@@ -121,7 +121,7 @@ impl Cache {
         let mut page = [0; LARGEST_PAGE];
         let page = &mut page[..to.len()];
         let last = core.table.len();
-        encode_page(page, number, mark, |slot| {
+        encode_page(page, core.plan.part(to.len()), number, mark, |slot| {
             if slot < last { core.table.snapshot(slot) } else { super::table::Entry::default() }
         });
         to.write_at(0, page);
@@ -136,7 +136,7 @@ impl Cache {
 
     /// Whether no slot of a page has dirty or stored blocks.
     fn is_clean(&self, core: &Core, page: u32) -> bool {
-        let count = per_page(self.shape().block_size);
+        let count = core.plan.per_page(self.shape().block_size);
         let slots = page * count..((page + 1) * count).min(core.table.len());
         slots.map(|slot| core.table.slot(slot)).all(Slot::is_clean)
     }
@@ -194,7 +194,8 @@ impl Cache {
     /// The pages are durable.
     fn settle(&self, core: &Core, batch: &Batch, staging: Segment, number: u64) {
         let block_size = self.shape().block_size;
-        let (bytes, count) = (block_size.bytes() as usize, per_page(block_size));
+        let (bytes, count) = (block_size.bytes() as usize, core.plan.per_page(block_size));
+        let part = core.plan.part(bytes);
         for (at, page_number) in batch.pages().iter().enumerate() {
             let mut page = [0; LARGEST_PAGE];
             let page = &mut page[..bytes];
@@ -202,7 +203,7 @@ impl Cache {
             for place in 0..count {
                 let slot = page_number * count + place;
                 if slot < core.table.len() {
-                    let (slot, dirty) = (core.table.slot(slot), dirty_at(page, place));
+                    let (slot, dirty) = (core.table.slot(slot), dirty_at(page, part, place));
                     slot.durable.store(dirty, Ordering::SeqCst);
                     // Before its commit's number: see `written_back`. And that once more, for who came in between.
                     let gone = slot.stored.load(Ordering::SeqCst) & !dirty;

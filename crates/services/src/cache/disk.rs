@@ -21,12 +21,16 @@ const HEAD: u64 = 16 << 10;
 /// Where the table begins.
 pub(super) const TABLE: u64 = HEAD;
 /// Where the superblock is.
-pub(super) const REGION: Region = Region { magic: *b"MRLCACHE", version: 1, offset: 0, len: HEAD };
+pub(super) const REGION: Region = Region { magic: *b"MRLCACHE", version: 2, offset: 0, len: HEAD };
 /// Bytes of the superblock's content.
 const CONTENT: usize = 128;
 /// Bytes of the label at most.
 const LABEL: usize = 64;
-/// Bytes of a page before its entries.
+/// Where the superblock's content says how many bytes a part has.
+const PARTS_AT: usize = 120;
+/// Bytes of a part of a page: what every disk writes as a whole, or not at all.
+const PART: usize = 512;
+/// Bytes of a part before its entries.
 const PAGE_HEAD: usize = 16;
 /// Bytes of an entry.
 const ENTRY: usize = 24;
@@ -46,29 +50,43 @@ pub(super) struct Plan {
     pub(super) line_shift: u32,
     /// Lines that there is room for.
     pub(super) slots: u32,
+    /// A page is one part, whatever its size, as it was in version 1: it is lost when a disk writes half of it.
+    pub(super) whole_pages: bool,
 }
 
-/// Slots of which a page of this size tells.
-pub(super) fn per_page(block_size: BlockSize) -> u32 {
-    ((block_size.bytes() as usize - PAGE_HEAD) / ENTRY) as u32
+/// Slots of which a part of so many bytes tells.
+const fn per_part(part: usize) -> u32 {
+    ((part - PAGE_HEAD) / ENTRY) as u32
 }
 
 impl Plan {
     /// As many lines as a leg has room for.
     pub(super) fn for_leg(bytes: u64, line_shift: u32) -> Option<Self> {
-        let fits = |slots: u64| Self { line_shift, slots: slots as u32 }.end() <= bytes;
+        let plan = |slots: u64| Self { line_shift, slots: slots as u32, whole_pages: false };
+        let fits = |slots: u64| plan(slots).end() <= bytes;
         let mut slots = (bytes.saturating_sub(HEAD) >> line_shift).min(MOST_SLOTS);
         while slots >= LEAST_SLOTS && !fits(slots) {
             // The table is never more than a hundredth of what the lines take.
             slots -= (slots / 128).max(1);
         }
-        (slots >= LEAST_SLOTS).then_some(Self { line_shift, slots: slots as u32 })
+        (slots >= LEAST_SLOTS).then(|| plan(slots))
     }
 
     /// Bytes of the table: enough for either block size.
     pub(super) fn table_bytes(self) -> u64 {
-        let bytes = |block_size: BlockSize| u64::from(self.slots.div_ceil(per_page(block_size))) << block_size.shift();
-        bytes(BlockSize::B512).max(bytes(BlockSize::B4096)).next_multiple_of(4096)
+        (u64::from(self.slots.div_ceil(per_part(PART))) * PART as u64).next_multiple_of(4096)
+    }
+
+    /// Bytes of a part of a page of so many bytes.
+    pub(super) fn part(self, page: usize) -> usize {
+        if self.whole_pages { page } else { page.min(PART) }
+    }
+
+    /// Slots of which a page tells.
+    pub(super) fn per_page(self, block_size: BlockSize) -> u32 {
+        let page = block_size.bytes() as usize;
+        let part = self.part(page);
+        per_part(part) * (page / part) as u32
     }
 
     /// Where a slot begins.
@@ -89,7 +107,7 @@ impl Plan {
 
     /// Number of table pages.
     pub(super) fn pages(self, block_size: BlockSize) -> u32 {
-        self.slots.div_ceil(per_page(block_size))
+        self.slots.div_ceil(self.per_page(block_size))
     }
 }
 
@@ -156,8 +174,21 @@ impl Superblock {
         }
         out.extend_from_slice(&self.plan.data_start().to_le_bytes());
         out.extend_from_slice(label);
+        out.resize(PARTS_AT, 0);
+        let part = if self.has_parts() { PART as u32 } else { 0 };
+        out.extend_from_slice(&part.to_le_bytes());
         out.resize(CONTENT, 0);
         out
+    }
+
+    /// Whether a page has several parts, of which version 1 knows nothing.
+    fn has_parts(&self) -> bool {
+        self.block_size == BlockSize::B4096 && !self.plan.whole_pages
+    }
+
+    /// Where it is stored, as the version that it needs.
+    pub(super) fn region(&self) -> Region {
+        Region { version: if self.has_parts() { 2 } else { 1 }, ..REGION }
     }
 
     /// What the content says, or what is wrong with it. `leg_bytes` are those of the leg that it was found on.
@@ -175,7 +206,13 @@ impl Superblock {
         if !in_range {
             return Err(format!("{slots} lines of 2^{line_shift} bytes are impossible"));
         }
-        let plan = Plan { line_shift, slots };
+        let whole_pages = match number(PARTS_AT)? {
+            // Of one sector, it is the same.
+            0 => block_size == BlockSize::B4096,
+            512 if block_size == BlockSize::B4096 => false,
+            part => return Err(format!("its table has parts of {part} bytes, which this program does not know")),
+        };
+        let plan = Plan { line_shift, slots, whole_pages };
         if long(content, 48) != Some(plan.data_start()) {
             return Err("its data begin at a place that this program does not know".to_owned());
         }
@@ -210,9 +247,9 @@ impl Superblock {
 
     /// Replaces both copies, so that none of an older state is left. Returns the new generation.
     pub(super) fn store(&self, leg: &Arc<impl Volume + ?Sized + 'static>, generation: u64) -> Result<u64, ServiceError> {
-        let content = self.encode();
-        REGION.store(leg, generation + 1, &content)?;
-        REGION.store(leg, generation + 2, &content)?;
+        let (region, content) = (self.region(), self.encode());
+        region.store(leg, generation + 1, &content)?;
+        region.store(leg, generation + 2, &content)?;
         Ok(generation + 2)
     }
 
@@ -222,12 +259,19 @@ impl Superblock {
     }
 }
 
-/// Fills a page of the table.
-pub(super) fn encode_page(page: &mut [u8], number: u32, mark: u64, mut entry: impl FnMut(u32) -> Entry) {
-    let count = ((page.len() - PAGE_HEAD) / ENTRY) as u32;
-    page.fill(0);
+/// Fills a page of the table, whose parts have so many bytes.
+pub(super) fn encode_page(page: &mut [u8], part: usize, number: u32, mark: u64, mut entry: impl FnMut(u32) -> Entry) {
+    let first = number * (page.len() / part) as u32;
+    for (number, part) in (first..).zip(page.chunks_exact_mut(part)) {
+        encode_part(part, number, mark, &mut entry);
+    }
+}
+
+fn encode_part(part: &mut [u8], number: u32, mark: u64, entry: &mut impl FnMut(u32) -> Entry) {
+    let count = per_part(part.len());
+    part.fill(0);
     let mut any = false;
-    for (at, bytes) in page[PAGE_HEAD..].chunks_exact_mut(ENTRY).enumerate() {
+    for (at, bytes) in part[PAGE_HEAD..].chunks_exact_mut(ENTRY).enumerate() {
         let Entry { line, dirty, valid } = entry(number * count + at as u32);
         any |= line != 0;
         for (bytes, value) in bytes.chunks_exact_mut(8).zip([line, dirty, valid]) {
@@ -235,27 +279,31 @@ pub(super) fn encode_page(page: &mut [u8], number: u32, mark: u64, mut entry: im
         }
     }
     if !any {
-        // A page of which no slot holds anything is all zeroes, as one that was never written.
+        // A part of which no slot holds anything is all zeroes, as one that was never written.
         return;
     }
-    page[4..8].copy_from_slice(&number.to_le_bytes());
-    page[8..16].copy_from_slice(&mark.to_le_bytes());
-    let crc = checksum(CrcAlgorithm::Crc32Iscsi, &page[4..]) as u32;
-    page[..4].copy_from_slice(&crc.to_le_bytes());
+    part[4..8].copy_from_slice(&number.to_le_bytes());
+    part[8..16].copy_from_slice(&mark.to_le_bytes());
+    let crc = checksum(CrcAlgorithm::Crc32Iscsi, &part[4..]) as u32;
+    part[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// The entries of a page; `None` when it is damaged, or of another cache.
-pub(super) fn decode_page(page: &[u8], number: u32, mark: u64) -> Option<impl Iterator<Item = Entry> + '_> {
-    let empty = crate::legs::is_zero(page);
-    let good = || {
-        let crc = checksum(CrcAlgorithm::Crc32Iscsi, page.get(4..)?) as u32;
-        (word(page, 0)? == crc && word(page, 4)? == number && long(page, 8)? == mark).then_some(())
+/// Whether a part is whole, and of this cache.
+fn is_good(part: &[u8], number: u32, mark: u64) -> bool {
+    let is_ours = || {
+        let crc = checksum(CrcAlgorithm::Crc32Iscsi, part.get(4..)?) as u32;
+        Some(word(part, 0)? == crc && word(part, 4)? == number && long(part, 8)? == mark)
     };
-    if !empty {
-        good()?;
-    }
-    let entries = page.get(PAGE_HEAD..)?.chunks_exact(ENTRY);
-    Some(entries.map(|bytes| Entry {
+    crate::legs::is_zero(part) || is_ours() == Some(true)
+}
+
+/// The entries of a page; `None` when any of its parts is damaged, or of another cache.
+pub(super) fn decode_page(page: &[u8], part: usize, number: u32, mark: u64) -> Option<impl Iterator<Item = Entry> + '_> {
+    let parts = page.chunks_exact(part);
+    let first = number * parts.len() as u32;
+    let good = (first..).zip(parts.clone()).all(|(number, part)| is_good(part, number, mark));
+    let entries = parts.flat_map(|part| part[PAGE_HEAD..].chunks_exact(ENTRY));
+    good.then_some(entries.map(|bytes| Entry {
         line: long(bytes, 0).unwrap_or(0),
         dirty: long(bytes, 8).unwrap_or(0),
         valid: long(bytes, 16).unwrap_or(0),
@@ -263,8 +311,9 @@ pub(super) fn decode_page(page: &[u8], number: u32, mark: u64) -> Option<impl It
 }
 
 /// The dirty blocks that the entry at this place of a page names.
-pub(super) fn dirty_at(page: &[u8], at: u32) -> u64 {
-    long(page, PAGE_HEAD + at as usize * ENTRY + 8).unwrap_or(0)
+pub(super) fn dirty_at(page: &[u8], part: usize, at: u32) -> u64 {
+    let (number, at) = ((at / per_part(part)) as usize, (at % per_part(part)) as usize);
+    long(page, number * part + PAGE_HEAD + at * ENTRY + 8).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -300,30 +349,62 @@ mod tests {
 
         #[test]
         fn pages_read_back_and_damaged_ones_are_seen(
-            number in 0..1000_u32, mark: u64, large: bool, seed: u64, at: usize, bit in 0..8_u32,
+            number in 0..1000_u32, mark: u64, large: bool, whole_pages: bool, seed: u64, at: usize, bit in 0..8_u32,
         ) {
             let block_size = if large { BlockSize::B4096 } else { BlockSize::B512 };
+            let plan = Plan { line_shift: 15, slots: 8, whole_pages };
             let mut page = vec![0; block_size.bytes() as usize];
+            let (part, count) = (plan.part(page.len()), plan.per_page(block_size));
             let entry = |slot: u32| Entry { line: u64::from(slot) + 1, dirty: seed ^ u64::from(slot), valid: !seed };
-            encode_page(&mut page, number, mark, entry);
-            let first = number * per_page(block_size);
-            let read: Vec<_> = decode_page(&page, number, mark).unwrap().collect();
-            let written: Vec<_> = (first..first + per_page(block_size)).map(entry).collect();
+            encode_page(&mut page, part, number, mark, entry);
+            let first = number * count;
+            let read: Vec<_> = decode_page(&page, part, number, mark).unwrap().collect();
+            let written: Vec<_> = (first..first + count).map(entry).collect();
             prop_assert_eq!(&read, &written);
-            prop_assert_eq!(dirty_at(&page, 3), written[3].dirty);
-            prop_assert!(decode_page(&page, number + 1, mark).is_none() && decode_page(&page, number, !mark).is_none());
+            for at in [3, count - 1] {
+                prop_assert_eq!(dirty_at(&page, part, at), written[at as usize].dirty);
+            }
+            prop_assert!(decode_page(&page, part, number + 1, mark).is_none());
+            prop_assert!(decode_page(&page, part, number, !mark).is_none());
             let len = page.len();
             page[at % len] ^= 1 << bit;
-            prop_assert!(decode_page(&page, number, mark).is_none());
+            prop_assert!(decode_page(&page, part, number, mark).is_none());
         }
     }
 
     #[test]
     fn a_page_of_nothing_is_zeroes() {
         let mut page = vec![7; 512];
-        encode_page(&mut page, 5, 9, |_| Entry::default());
+        encode_page(&mut page, 512, 5, 9, |_| Entry::default());
         assert!(page.iter().all(|byte| *byte == 0));
-        assert_eq!(decode_page(&page, 1, 2).unwrap().filter(|entry| entry.line != 0).count(), 0);
+        assert_eq!(decode_page(&page, 512, 1, 2).unwrap().filter(|entry| entry.line != 0).count(), 0);
+    }
+
+    #[test]
+    fn a_page_of_which_power_tore_the_parts_has_old_and_new_ones() {
+        let page = |line: u64| {
+            let mut page = vec![0; 4096];
+            encode_page(&mut page, PART, 7, 9, |_| Entry { line, dirty: line, valid: line });
+            page
+        };
+        let torn = [&page(1)[..3 * PART], &page(2)[3 * PART..]].concat();
+        let lines: Vec<_> = decode_page(&torn, PART, 7, 9).unwrap().map(|entry| entry.line).collect();
+        assert_eq!(lines, [vec![1; 60], vec![2; 100]].concat());
+    }
+
+    #[test]
+    fn the_cache_of_a_program_before_this_one_is_read_as_it_is() {
+        let plan = Plan { whole_pages: true, ..Plan::for_leg(1 << 24, 15).unwrap() };
+        let label = String::new();
+        let (block_size, state) = (BlockSize::B4096, State::InForce);
+        let old = Superblock { id: [3; 16], bytes: 1 << 30, block_size, plan, state, may_be_dirty: true, label };
+        assert_eq!((old.region().version, Superblock::decode(&old.encode(), 1 << 24)), (1, Ok(old.clone())));
+        let new = Superblock { plan: Plan { whole_pages: false, ..plan }, ..old.clone() };
+        assert_eq!((new.region().version, Superblock::decode(&new.encode(), 1 << 24)), (2, Ok(new)));
+        // Of one sector it is the same.
+        let small = Superblock { block_size: BlockSize::B512, ..old };
+        assert_eq!(small.region().version, 1);
+        assert!(!Superblock::decode(&small.encode(), 1 << 24).unwrap().plan.whole_pages);
     }
 
     #[test]

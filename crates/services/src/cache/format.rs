@@ -19,7 +19,7 @@ use millrace_block::{BlockError, BlockSize, TaskContext, Volume, VolumeError};
 
 use super::{
     Cache, Core,
-    disk::{REGION, State, Superblock},
+    disk::{State, Superblock},
     unflushed::{BESIDE, WRITTEN},
 };
 use crate::{locks::Taken, service::ServiceError};
@@ -163,9 +163,9 @@ impl Cache {
         let _turn = self.moving.take(cx).await;
         let is_empty = |(known, _): &(Superblock, u64)| self.is_void() && known.state == State::Left;
         let Some((empty, generation)) = self.superblock().clone().filter(is_empty) else { return Ok(()) };
-        let content = empty.encode();
+        let (region, content) = (empty.region(), empty.encode());
         for generation in [generation + 1, generation + 2] {
-            REGION.store_in(cx.with_scratch(&cx.scratch.carve_rest()), &*self.fast, generation, &content).await?;
+            region.store_in(cx.with_scratch(&cx.scratch.carve_rest()), &*self.fast, generation, &content).await?;
         }
         Ok(())
     }

@@ -307,8 +307,8 @@ impl Core {
     }
 
     /// The page of the table on the fast leg that tells of a slot.
-    fn page(slot: u32, block_size: BlockSize) -> u32 {
-        slot / disk::per_page(block_size)
+    fn page(&self, slot: u32, block_size: BlockSize) -> u32 {
+        slot / self.plan.per_page(block_size)
     }
 
     /// The bytes of a line.

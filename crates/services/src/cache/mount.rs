@@ -194,9 +194,10 @@ impl Cache {
             );
             return Some(SettingError::new("line", why).into());
         }
+        let table = |plan: disk::Plan| (plan.slots, plan.per_page(superblock.block_size));
         self.core
             .get()
-            .is_some_and(|core| core.plan != superblock.plan)
+            .is_some_and(|core| table(core.plan) != table(superblock.plan))
             .then(|| self.wrong("its table has another size than before"))
     }
 
@@ -280,14 +281,15 @@ impl Cache {
             return Ok(entries);
         }
         let (plan, block_size) = (superblock.plan, superblock.block_size);
-        let (page_bytes, count) = (block_size.bytes() as usize, disk::per_page(block_size));
+        let (page_bytes, count) = (block_size.bytes() as usize, plan.per_page(block_size));
+        let part = plan.part(page_bytes);
         let pages = plan.pages(block_size);
         let together = (CHUNK / page_bytes) as u32;
         for first in (0..pages).step_by(together as usize) {
             let bytes = (pages - first).min(together) as usize * page_bytes;
             let chunk = legs::read(&self.fast, disk::TABLE + u64::from(first) * page_bytes as u64, bytes)?;
             for (number, page) in (first..).zip(chunk.chunks(page_bytes)) {
-                let Some(found) = decode_page(page, number, superblock.mark()) else {
+                let Some(found) = decode_page(page, part, number, superblock.mark()) else {
                     if superblock.may_be_dirty {
                         return Err(self.wrong(&format!(
                             "page {number} of its table is damaged, and with it where {count} lines are that may be only here. To go on without \
@@ -405,7 +407,11 @@ impl Cache {
         let dirty = self.dirty_lines() > 0;
         let state = if self.leaving.load(Ordering::Relaxed) && !dirty { State::Left } else { State::Closed };
         let Some((superblock, generation)) = self.superblock().take() else { return Ok(()) };
-        debug_assert_eq!(core.plan, superblock.plan);
+        let block_size = superblock.block_size;
+        debug_assert_eq!(
+            (core.plan.slots, core.plan.per_page(block_size)),
+            (superblock.plan.slots, superblock.plan.per_page(block_size))
+        );
         let superblock = Superblock { state, may_be_dirty: dirty, ..superblock };
         superblock.store(&self.fast, generation)?;
         Ok(())

@@ -443,7 +443,7 @@ impl Cache {
             self.counters.add(|here| &here.dirty_lines, 1);
         }
         if before & mask != mask {
-            core.table.need(Core::page(slot, self.shape().block_size));
+            core.table.need(core.page(slot, self.shape().block_size));
         }
         if !place.recent.load(Ordering::Relaxed) {
             place.recent.store(true, Ordering::Relaxed);

@@ -438,6 +438,10 @@ impl Service for Crypt {
         Ok(())
     }
 
+    fn has_untold(&self) -> bool {
+        self.flushes.is_untold()
+    }
+
     fn leg_is_whole(&self, _: usize) -> bool {
         false
     }

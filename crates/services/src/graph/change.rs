@@ -214,6 +214,21 @@ impl Difference {
         }
     }
 
+    /// Whether one that goes knows of a loss that nobody in its place has taken over: the guest is told by the switch.
+    fn ends_untold(&self) -> bool {
+        let is_told_by = |node: &Built| {
+            let mut pairs = self.new.iter().zip(&self.mounts);
+            pairs.any(|(new, mount)| is_service(mount.previous.as_ref(), node) && new.has_untold())
+        };
+        self.gone.iter().any(|node| node.has_untold() && !is_told_by(node))
+    }
+
+    /// The same of one that came and was taken back: it may have lost something when it was unmounted.
+    fn undone_untold(&self) -> bool {
+        let knows = |mount: &Mount| mount.previous.as_ref().is_some_and(|previous| previous.has_untold());
+        self.new.iter().zip(&self.mounts).any(|(new, mount)| new.has_untold() && !knows(mount))
+    }
+
     /// What went and is there in no other form.
     fn lost(&self) -> impl Iterator<Item = &Arc<Built>> {
         let replaced = |node: &Built| self.mounts.iter().any(|mount| is_service(mount.previous.as_ref(), node));
@@ -314,10 +329,14 @@ fn exchange(
         }
         difference = Difference::between(old, new, reformat);
         difference.carry_out(new)?;
-        store().map_err(|error| {
+        let stored = store().map_err(|error| {
             difference.undo();
             GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error) }
-        })
+        });
+        if stored.is_ok() && difference.ends_untold() {
+            switch.note_loss();
+        }
+        stored
     });
     // Those that stay, or that took over what the old ones had.
     hurry(&hurried, false);
@@ -330,6 +349,9 @@ fn exchange(
             Ok(pause)
         }
         Err(error) => {
+            if difference.undone_untold() {
+                switch.note_loss();
+            }
             let nodes = old.nodes();
             old.start(&nodes);
             Err(ChangeFailed::Switch(error))

@@ -14,15 +14,15 @@ mod view;
 
 use std::{
     collections::VecDeque,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
-use millrace_block::{BlockSize, Switch, Volume, VolumeError, trace::Tap};
+use millrace_block::{BlockSize, IoOperation, Switch, Volume, VolumeError, trace::Tap};
 use thiserror::Error;
 
 use crate::{
-    background::{Background, Spawner},
+    background::{Background, Spawner, Task},
     registry,
     service::{self, Build, Health, Layout, LegOrigin, Mount, Reason, Service, ServiceError, Status},
     settings::SettingError,
@@ -35,6 +35,8 @@ pub use view::compatible;
 
 /// How often a volume is looked at that is to become empty.
 const DRAIN_LOOK: Duration = Duration::from_millis(1);
+/// How often a task looks whether those before it have ended.
+const END_LOOK: Duration = Duration::from_millis(5);
 
 /// A leaf to be opened.
 #[derive(Clone, Debug)]
@@ -138,6 +140,8 @@ pub(crate) struct Built {
     pub(crate) legs: Vec<Arc<Built>>,
     /// Why it is not there, where something else stands in its place.
     absent: Option<String>,
+    /// What the tasks have that were started last, until they end.
+    at_work: Mutex<Weak<()>>,
 }
 
 /// A node that can be traced.
@@ -306,12 +310,13 @@ impl Graph {
             if self.tasks.iter().any(|(known, _)| Arc::ptr_eq(known, node)) {
                 continue;
             }
-            let background = Background::start(Arc::clone(service).tasks(), &*self.spawner);
+            let tasks = node.in_turn(Arc::clone(service).tasks());
+            let background = Background::start(tasks, &*self.spawner);
             self.tasks.push((Arc::clone(node), background));
         }
     }
 
-    /// Ends the tasks of these services; the first that does not end.
+    /// Ends the tasks of these services; the first that does not end. What is started again begins when that has.
     pub(crate) fn stop(&mut self, nodes: &[Arc<Built>]) -> Result<(), GraphError> {
         let mut stuck = None;
         self.tasks.retain(|(node, background)| {
@@ -352,6 +357,11 @@ impl Graph {
         self.nodes().iter().filter_map(|node| node.service.clone()).collect()
     }
 
+    /// Whether a service knows of a loss that the guest is yet to be told of: it goes with the graph.
+    pub fn has_untold(&self) -> bool {
+        self.nodes().iter().any(|node| node.has_untold())
+    }
+
     /// Takes the graph out of force; no request may be in flight. What fails is logged: the volume goes anyway.
     pub fn unmount(&mut self) {
         let nodes = self.nodes();
@@ -390,7 +400,35 @@ impl Drop for Graph {
     }
 }
 
+/// A task that begins when nobody has `before` any more, and has `own` until it ends.
+fn after(task: Task, before: Weak<()>, own: Arc<()>) -> Task {
+    Task::new(task.name(), move |cx, stop| {
+        Box::pin(async move {
+            // Told to stop or not: who waits for its end waits for theirs.
+            while before.strong_count() > 0 {
+                cx.io(IoOperation::Sleep(END_LOOK)).await;
+            }
+            task.begin(cx, stop).await;
+            drop(own);
+        })
+    })
+}
+
 impl Built {
+    /// Tasks that begin when those before them have ended: one that did not do so in time may be there still.
+    fn in_turn(&self, tasks: Vec<Task>) -> Vec<Task> {
+        let own = Arc::new(());
+        let mut at_work = self.at_work.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *at_work, Arc::downgrade(&own));
+        drop(at_work);
+        tasks.into_iter().map(|task| after(task, Weak::clone(&before), Arc::clone(&own))).collect()
+    }
+
+    /// Whether its service knows of a loss that the guest is yet to be told of.
+    fn has_untold(&self) -> bool {
+        self.service.as_ref().is_some_and(|service| service.has_untold())
+    }
+
     /// It and all below it, each before its legs.
     pub(crate) fn nodes(root: &Arc<Self>) -> Vec<Arc<Self>> {
         fn collect(node: &Arc<Built>, into: &mut Vec<Arc<Built>>) {
@@ -532,7 +570,16 @@ impl Builder<'_> {
         let volume: Arc<dyn Volume> = Arc::<dyn Service>::clone(&service);
         let tap = self.tap(&volume);
         let (node, name) = (node.clone(), name.to_owned());
-        Ok(Arc::new(Built { node, name, volume, tap, service: Some(service), legs, absent: None }))
+        Ok(Arc::new(Built {
+            node,
+            name,
+            volume,
+            tap,
+            service: Some(service),
+            legs,
+            absent: None,
+            at_work: Mutex::default(),
+        }))
     }
 
     /// Whether a leg that could not be built is one that is not there any more.
@@ -571,7 +618,16 @@ impl Builder<'_> {
         let block_size = self.plan.block_size;
         let volume: Arc<dyn Volume> = Arc::new(absent::Absent::new(name.to_owned(), size, block_size));
         let (node, tap) = (leg.clone(), self.tap(&volume));
-        Arc::new(Built { node, name: name.to_owned(), volume, tap, service: None, legs: Vec::new(), absent: Some(why) })
+        Arc::new(Built {
+            node,
+            name: name.to_owned(),
+            volume,
+            tap,
+            service: None,
+            legs: Vec::new(),
+            absent: Some(why),
+            at_work: Mutex::default(),
+        })
     }
 
     /// A service's settings, understood, and what its legs are told of their sizes.
@@ -674,6 +730,7 @@ impl Builder<'_> {
             service: None,
             legs: Vec::new(),
             absent: None,
+            at_work: Mutex::default(),
         }))
     }
 }

@@ -260,6 +260,10 @@ impl Service for Integrity {
         Ok(())
     }
 
+    fn has_untold(&self) -> bool {
+        self.flushes.is_untold()
+    }
+
     fn leg_is_whole(&self, _: usize) -> bool {
         false
     }

@@ -105,6 +105,22 @@ impl Group {
         self.entries[at as usize].store(entry, Ordering::SeqCst);
     }
 
+    /// Notes the next entry of a block that the caller has locked, and still has.
+    #[inline]
+    pub(super) fn note(&self, at: u64, entry: u64) {
+        self.entries[at as usize].store(entry | LOCKED, Ordering::Relaxed);
+    }
+
+    /// Gives locks back, with the entries that were [noted](Self::note). Nobody else changes an entry that is locked, so that it takes no
+    /// operation with a lock of its own. Release: whoever finds the entry finds what it says of the blocks before it (a reader, a writer's
+    /// lock, and who closes the group: all load with acquire at least); what went past the caches the caller has settled.
+    #[inline]
+    pub(super) fn unlock_noted(&self, at: u64, count: u64) {
+        for entry in &self.entries[at as usize..(at + count) as usize] {
+            entry.store(entry.load(Ordering::Relaxed) & !LOCKED, Ordering::Release);
+        }
+    }
+
     /// Locks the entries of `count` blocks from `at` on, as many as nobody else has, the lowest first. Returns how many.
     #[inline]
     pub(super) fn lock(&self, at: u64, count: u64) -> u64 {

@@ -10,7 +10,7 @@ use millrace_block::{
     Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes, helpers_scratch_bytes,
     submit_held,
 };
-use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
+use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, DESK_SIZE, Desk, Segment, SegmentCursor, Target, settle_streams};
 
 use super::{
     IntegrityPlan,
@@ -26,8 +26,6 @@ use crate::{
     told::is_told,
 };
 
-/// Largest block.
-const BLOCK: usize = 4096;
 /// Room for the futures that finish a request which has started (the tests' harness finds out when it is too little).
 const FINISH_BYTES: usize = 384;
 
@@ -73,6 +71,12 @@ impl Piece {
     pub(super) fn at(self) -> u64 {
         self.lba % BLOCKS
     }
+
+    /// It in parts that a desk has room for.
+    fn desks(self, block_size: BlockSize) -> impl Iterator<Item = Self> {
+        let (step, end) = (DESK_SIZE as u64 >> block_size.shift(), self.lba + self.count);
+        (self.lba..end).step_by(step as usize).map(move |lba| Self { lba, count: step.min(end - lba) })
+    }
 }
 
 impl Integrity {
@@ -112,21 +116,55 @@ impl Integrity {
         Request { lba: Lba(block_start(request.lba.0, block_size) >> block_size.shift()), ..request.clone() }
     }
 
-    /// Compares blocks with their checksums: `Err` has the first one that does not match, or that somebody writes. Each byte is
-    /// copied once, and what was copied is checked.
+    /// Compares blocks with their checksums: `Err` has the first one that does not match, or that somebody writes.
     fn look_at(&self, group: &Group, piece: Piece, segments: &[Segment]) -> Result<(), u64> {
-        let unit = self.block_size().bytes() as usize;
-        let mut cursor = SegmentCursor::new(segments);
-        let mut block = [0; BLOCK];
-        for number in 0..piece.count {
-            let data = &mut block[..unit];
-            copy_out(&mut cursor, data);
-            let (lba, known) = (piece.lba + number, group.entry(piece.at() + number));
-            if known & LOCKED != 0 || !entry::matches(known, lba, data) {
-                return Err(lba);
+        let block_size = self.block_size();
+        let (mut cursor, mut desk) = (SegmentCursor::new(segments), Desk::new());
+        piece.desks(block_size).try_for_each(|part| {
+            let data = desk.load(&mut cursor, (part.count << block_size.shift()) as usize);
+            compare(group, part, data, block_size)
+        })
+    }
+
+    /// A read where the leg is memory: each block is loaded once, compared, and delivered if it is well. Whether all are.
+    fn read_at_once(&self, group: &Group, piece: Piece, request: &Request<'_>) -> Option<bool> {
+        let block_size = self.block_size();
+        let below = self.below(request);
+        let reach = self.leg.reach(below.lba, below.count, Access::Read)?;
+        let (from, mut desk) = ([reach.segment], Desk::new());
+        let (mut from, mut to) = (SegmentCursor::new(&from), SegmentCursor::new(request.segments));
+        Some(piece.desks(block_size).all(|part| {
+            let data = desk.load(&mut from, (part.count << block_size.shift()) as usize);
+            let is_well = compare(group, part, data, block_size).is_ok();
+            if is_well {
+                desk.store(&mut to, Target::Guest);
             }
+            is_well
+        }))
+    }
+
+    /// A write where the leg is memory and nobody is in the way: each block is loaded once, written, and its checksum made while that is
+    /// under way. Whether it was.
+    fn write_at_once(&self, group: &Group, piece: Piece, request: &Request<'_>) -> bool {
+        let block_size = self.block_size();
+        let below = self.below(request);
+        let Some(reach) = self.leg.reach(below.lba, below.count, Access::Write) else { return false };
+        if !lock_now(group, piece) {
+            return false;
         }
-        Ok(())
+        let (to, mut desk) = ([reach.segment], Desk::new());
+        let (mut from, mut to) = (SegmentCursor::new(request.segments), SegmentCursor::new(&to));
+        for part in piece.desks(block_size) {
+            desk.load(&mut from, (part.count << block_size.shift()) as usize);
+            desk.store(&mut to, reach.target);
+            note_next(group, part, desk.bytes(), block_size);
+        }
+        self.leg.reached(below.lba, below.count);
+        // The entries are ordinary stores, by which others learn that the data are there.
+        settle_streams();
+        group.unlock_noted(piece.at(), piece.count);
+        touch(group);
+        true
     }
 
     fn read<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
@@ -135,11 +173,40 @@ impl Integrity {
         let Some(group) = group.filter(|_| piece.at() + piece.count <= BLOCKS) else {
             return wait(cx, self.read_slowly(cx, request));
         };
+        match self.read_at_once(group, piece, &request) {
+            Some(true) => return Step::Done(Ok(())),
+            Some(false) => return wait(cx, self.read_slowly(cx, request)),
+            None => {}
+        }
         match self.leg.submit(cx, self.below(&request)) {
             Step::Done(Ok(())) if self.look_at(group, piece, request.segments).is_ok() => Step::Done(Ok(())),
             Step::Done(Ok(())) => wait(cx, self.read_slowly(cx, request)),
             Step::Done(error) => Step::Done(error),
             Step::Wait(step) => wait(cx, self.finish_read(cx, group, request, step)),
+        }
+    }
+
+    /// Does the first of these where the leg is memory; whether it did.
+    #[inline]
+    fn do_at_once(&self, geometry: &Geometry, requests: &[Request<'_>]) -> bool {
+        let request = &requests[0];
+        let piece = Piece { lba: request.lba.0, count: request.count.0 };
+        if check(geometry, request).is_err() || self.closed.load(Ordering::Relaxed) || piece.at() + piece.count > BLOCKS {
+            return false;
+        }
+        let Some(group) = self.table.get(piece.lba / BLOCKS) else { return false };
+        match request.operation {
+            Operation::Read => {
+                if let Some(next) = requests.get(1).filter(|next| next.operation == Operation::Read) {
+                    self.prefetch(next.lba, next.count);
+                }
+                group.state() != State::Unread && self.read_at_once(group, piece, request) == Some(true)
+            }
+            Operation::Write { .. } => {
+                let is_short = millrace_memory::total_len(request.segments) <= BUFFER_SIZE;
+                is_short && group.state() == State::Open && self.write_at_once(group, piece, request)
+            }
+            _ => false,
         }
     }
 
@@ -234,6 +301,11 @@ impl Integrity {
         let len = millrace_memory::total_len(request.segments);
         let group = self.table.get(piece.lba / BLOCKS).filter(|group| group.state() == State::Open);
         let fits = piece.at() + piece.count <= BLOCKS && len <= BUFFER_SIZE;
+        if let Some(group) = group.filter(|_| fits)
+            && self.write_at_once(group, piece, &request)
+        {
+            return Step::Done(Ok(()));
+        }
         let Some((group, buffer)) = group.filter(|_| fits).and_then(|group| Some((group, cx.buffers.try_take()?))) else {
             return wait(cx, self.write_slowly(cx, request));
         };
@@ -268,19 +340,20 @@ impl Integrity {
 
     /// A write has ended: records its checksums, and gives the locks back.
     fn written(&self, group: &Group, piece: Piece, data: Segment, result: Result<(), BlockError>) {
-        let unit = self.block_size().bytes() as usize;
-        let mut block = [0; BLOCK];
-        for number in 0..piece.count {
-            let (at, lba) = (piece.at() + number, piece.lba + number);
-            let next = if result.is_ok() {
-                data.read_at(number as usize * unit, &mut block[..unit]);
-                entry::next(group.entry(at), lba, &block[..unit])
+        let block_size = self.block_size();
+        let (data, mut desk) = ([data], Desk::new());
+        let mut cursor = SegmentCursor::new(&data);
+        for part in piece.desks(block_size) {
+            if result.is_ok() {
+                let data = desk.load(&mut cursor, (part.count << block_size.shift()) as usize);
+                note_next(group, part, data, block_size);
             } else {
                 // It may hold the old data, the new, or anything: the guest was told.
-                UNKNOWN
-            };
-            group.set(at, next);
+                (0..part.count).for_each(|number| group.note(part.at() + number, UNKNOWN));
+            }
         }
+        settle_streams();
+        group.unlock_noted(piece.at(), piece.count);
         touch(group);
     }
 
@@ -363,10 +436,28 @@ impl Integrity {
 
 /// Whether a block in memory of ours is what an entry that is not locked says.
 fn is_good(known: u64, lba: u64, data: Segment) -> bool {
-    let mut block = [0; BLOCK];
-    let block = &mut block[..data.len()];
-    data.read_at(0, block);
-    entry::matches(known, lba, block)
+    entry::matches(known, lba, Desk::new().load(&mut SegmentCursor::new(&[data]), data.len()))
+}
+
+/// Compares blocks with their checksums: `Err` has the first one that does not match, or that somebody writes.
+#[inline]
+fn compare(group: &Group, part: Piece, data: &[u8], block_size: BlockSize) -> Result<(), u64> {
+    for (number, block) in (0..).zip(data.chunks_exact(block_size.bytes() as usize)) {
+        let (lba, known) = (part.lba + number, group.entry(part.at() + number));
+        if known & LOCKED != 0 || !entry::matches(known, lba, block) {
+            return Err(lba);
+        }
+    }
+    Ok(())
+}
+
+/// Notes the next checksums of blocks that are locked.
+#[inline]
+fn note_next(group: &Group, part: Piece, data: &[u8], block_size: BlockSize) {
+    for (number, block) in (0..).zip(data.chunks_exact(block_size.bytes() as usize)) {
+        let at = part.at() + number;
+        group.note(at, entry::next(group.entry(at), part.lba + number, block));
+    }
 }
 
 /// Waits until nobody writes these blocks.
@@ -393,14 +484,6 @@ fn touch(group: &Group) {
 /// Whether an erasure makes durable what may not be, though it changes nothing.
 fn is_forced(operation: Operation) -> bool {
     matches!(operation, Operation::WriteZeroes { fua: true, .. })
-}
-
-fn copy_out(cursor: &mut SegmentCursor<'_>, data: &mut [u8]) {
-    let mut done = 0;
-    while let Some(run) = cursor.next_run(data.len() - done) {
-        run.read_at(0, &mut data[done..done + run.len()]);
-        done += run.len();
-    }
 }
 
 fn wait<'a>(cx: TaskContext<'a>, future: impl Future<Output = Result<(), BlockError>> + 'a) -> Step<'a> {
@@ -444,6 +527,11 @@ impl Volume for Integrity {
             Operation::Compare => wait(cx, compare_by_reading(self, cx, request)),
             Operation::Copy { .. } => wait(cx, copy_by_bounce(self, cx, request)),
         }
+    }
+
+    fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
+        let geometry = self.geometry();
+        (0..requests.len()).take_while(|at| self.do_at_once(&geometry, &requests[*at..])).count()
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {

@@ -305,8 +305,9 @@ fn go_on(
                 fill_all()
             }
             (_, None) => fill_all(),
-            // A copy of one that was there, as a migration leaves it that did not end, or a while ago.
-            (_, Some((member, _))) if added_again && member.state == LegState::Good && !newest.formatting => fill_all(),
+            // A copy of one that was there, as a migration leaves it that did not end, or a while ago. Of one that was being filled the marks may
+            // be gone of what only the original got.
+            (_, Some((member, _))) if added_again && member.state != LegState::Failed && !newest.formatting => fill_all(),
             (_, Some((member, table))) if member.state == LegState::Failed => match added_again {
                 false => *member,
                 true if member.lacks_marked_only(table) => Member { state: LegState::Filling, failed_at: 0, ..*member },
@@ -325,10 +326,9 @@ fn go_on(
         members.push(if is_erased { Member { state: LegState::Good, ..member } } else { member });
     }
     are_enough(&members, wanted.rules.least, &notes)?;
-    // Who asks for the size before gives the growth up.
-    let growing = newest.growing.filter(|growing| *growing == wanted.bytes);
     let bytes = if wanted.is_rest_of(newest) { wanted.bytes } else { newest.bytes };
-    let table = Table { bytes, members, growing, ..newest.clone() };
+    // Who asks for the size before gives the growth up.
+    let table = Table { bytes, members, growing: newest.growing.filter(|to| *to == wanted.bytes), ..newest.clone() };
     Ok(Decision { table, last: newest.clone(), behind, all_stale, notes })
 }
 

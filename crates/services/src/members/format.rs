@@ -24,7 +24,7 @@ use super::{
     Members, TABLES,
     grow::Placed,
     intent::BYTES,
-    state::{LegState, Masks, Member, legs_of},
+    state::{LegState, Member, legs_of},
 };
 use crate::{
     legs,
@@ -274,7 +274,7 @@ impl Members {
     /// A format can neither be ended nor taken back.
     fn leave_off(&self, error: &dyn Display) {
         // What is written from now on would be erased by the next mount.
-        self.masks.set(Masks::default());
+        self.halt();
         tracing::error!(
             name = self.name,
             %error,

@@ -153,6 +153,15 @@ impl Intent {
         })
     }
 
+    /// Regions that are marked, and not stale: for who knows that nothing is in flight.
+    pub(crate) fn in_order(&self) -> Page {
+        std::array::from_fn(|at| {
+            let word = &self.words[at];
+            let marked = word.wanted.load(Ordering::Relaxed) | word.durable.load(Ordering::Relaxed);
+            marked & !word.stale.load(Ordering::Relaxed)
+        })
+    }
+
     /// Takes marks away: writes must ask again. Those in flight are to be waited for before this is stored. Only for whoever has
     /// the turn to store. SeqCst: see `Ranges::try_lock`.
     pub(crate) fn unmark(&self, page: &Page) {

@@ -127,7 +127,7 @@ impl Members {
     /// Nothing is read or written until the legs are looked at anew: what they have is not what requests may see.
     pub(crate) async fn stop(&self, cx: TaskContext<'_>) {
         let _turn = self.table_turn.take(cx).await;
-        self.masks.set(Masks::default());
+        self.halt();
     }
 
     /// Changes the table for legs that fail now.
@@ -225,6 +225,17 @@ impl Members {
         failed
     }
 
+    /// [`Self::take_marks_away`] in the middle of a long filling: what is done is not done again after a crash.
+    pub(crate) async fn save_marks(&self, cx: TaskContext<'_>) {
+        // Before the turn: what was copied takes its time to become durable, and who writes to a region without a mark waits for the turn.
+        let failed = self.flush_legs(cx, self.masks().writable).await;
+        if failed.legs == 0 {
+            self.take_marks_away(cx).await;
+        } else if self.drop_legs(cx, failed.legs, failed.why()).await.is_err() {
+            self.note_unflushed(failed.legs);
+        }
+    }
+
     /// Takes the marks of idle regions away. Not while a leg is failed: they tell what it missed.
     pub(crate) async fn take_marks_away(&self, cx: TaskContext<'_>) {
         let Some(intent) = self.intent() else { return };
@@ -232,6 +243,10 @@ impl Members {
         let masks = self.masks();
         // Acquire: what a leg missed that is in use again is stale, and so not idle.
         if masks.writable.count_ones() as usize != self.legs.len() || self.admitting.load(Ordering::Acquire) {
+            return;
+        }
+        // What such a leg lost the marks alone tell, until it is known to be whole.
+        if self.unflushed.load(Ordering::Acquire) & masks.writable != 0 {
             return;
         }
         let idle = intent.idle();
@@ -391,6 +406,16 @@ impl Members {
         (refused, first)
     }
 
+    /// Whether a leg that is out of use takes the bitmap.
+    pub(super) fn takes_page(&self, leg: usize) -> bool {
+        let generation = self.on_legs().as_mut().map_or(1, |on_legs| {
+            on_legs.page_generation += 1;
+            on_legs.page_generation
+        });
+        let page = self.intent().map(|intent| page_bytes(&intent.page())).unwrap_or_default();
+        self.store_pages_now(1 << leg, generation, &page).1.is_none()
+    }
+
     /// Like [`Self::store_page_on`], on the calling thread.
     fn store_pages_now(&self, on: u8, generation: u64, page: &[u8]) -> (u8, Option<ServiceError>) {
         self.store_now(legs_of(on).map(|leg| (leg, vec![self.page_region(leg).copy(generation, page)])))
@@ -409,7 +434,8 @@ impl Members {
         }
     }
 
-    /// Flushes the legs in use, and then takes all marks away if nothing differs.
+    /// Flushes the legs in use, and then takes the marks away of what does not differ: what is done is not done again by whoever opens the legs
+    /// next.
     pub(crate) fn put_away(&self) -> Result<(), ServiceError> {
         let masks = self.masks();
         let flushed = legs::flush_all(legs_of(masks.writable).map(|leg| &self.legs[leg]))?;
@@ -424,11 +450,13 @@ impl Members {
             return self.store_all(true);
         }
         let Some(intent) = self.intent() else { return Ok(()) };
-        let all_good = masks.readable.count_ones() as usize == self.legs.len();
-        if !all_good || intent.stale() > 0 || intent.marked() == 0 {
+        let in_order = intent.in_order();
+        // As in `take_marks_away`.
+        let may_go = masks.writable.count_ones() as usize == self.legs.len() && !self.admitting.load(Ordering::Acquire);
+        if !may_go || in_order.iter().all(|word| *word == 0) {
             return Ok(());
         }
-        intent.start(&[0; super::intent::BYTES / 8]);
+        intent.unmark(&in_order);
         let generation = self.on_legs().as_mut().map_or(1, |on_legs| {
             on_legs.page_generation += 1;
             on_legs.page_generation

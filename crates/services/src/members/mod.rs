@@ -58,6 +58,10 @@ pub(crate) const TABLES: u64 = 64 << 10;
 pub(crate) const LEAST_REGION: u32 = 16;
 /// The region where none is set, as a power of two.
 const USUAL_REGION: u32 = 22;
+/// How often marks are looked at while legs are brought together, in nanoseconds: where they are gone nothing is done again at the next opening.
+pub(crate) const SAVE_EVERY: u64 = 30_000_000_000;
+/// How long a scrub goes on until it is looked for other work, in nanoseconds.
+pub(crate) const SCRUB_TURN: u64 = 5_000_000_000;
 
 /// What differs between services.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +129,8 @@ pub(crate) struct Members {
     /// The region's size if all is new, as a power of two.
     region_shift: u32,
     masks: SharedMasks,
+    /// The legs that were read when everything was stopped: no masks tell any more.
+    read_last: AtomicU8,
     /// Ranges of the legs that somebody works on.
     pub(crate) ranges: Ranges,
     /// Filled by the first mount.
@@ -214,6 +220,7 @@ impl Members {
             erased_from: AtomicU64::new(bytes),
             region_shift,
             masks: SharedMasks::default(),
+            read_last: AtomicU8::new(0),
             ranges: Ranges::new(),
             intent: OnceLock::new(),
             table_turn: Turn::default(),
@@ -253,6 +260,25 @@ impl Members {
     #[inline]
     pub(crate) fn masks(&self) -> Masks {
         self.masks.get()
+    }
+
+    /// Whether a leg is read like those that have everything, or was when everything was stopped: what it has is not older for that.
+    pub(crate) fn is_used(&self, leg: usize) -> bool {
+        let readable = match self.masks().readable {
+            0 => self.read_last.load(Ordering::Acquire),
+            readable => readable,
+        };
+        readable >> leg & 1 == 1
+    }
+
+    /// Nothing is read or written any more. For whoever has the turn to change the table.
+    fn halt(&self) {
+        let readable = self.masks().readable;
+        if readable != 0 {
+            // Release, before the masks: who finds these empty finds it.
+            self.read_last.store(readable, Ordering::Release);
+        }
+        self.masks.set(Masks::default());
     }
 
     /// The bitmap; there is none before the first mount.
@@ -398,7 +424,14 @@ impl Members {
         let member = self.on_legs().as_ref().and_then(|on_legs| on_legs.table.members.get(leg).copied());
         let member = member.ok_or_else(|| ServiceError::NotNow(format!("the {} is not in force", self.rules.service)))?;
         let volume = &self.legs[leg];
-        let known = self.find(volume).ok().and_then(|found| found.record).and_then(|record| Table::decode(&record.content));
+        let (record, unread) = match self.find(volume) {
+            Ok(found) => (found.record, None),
+            // It can say nothing.
+            Err(ServiceError::Content { .. }) => (None, None),
+            Err(error @ ServiceError::Newer { .. }) => return Err(error),
+            Err(error) => (None, Some(error)),
+        };
+        let known = record.and_then(|record| Table::decode(&record.content));
         let good = legs_of(masks.readable).next().unwrap_or(leg);
         let block_size = self.legs[good].geometry().block_size;
         let other_blocks = volume.geometry().block_size != block_size;
@@ -412,6 +445,10 @@ impl Members {
         }
         // What it is told from now on is at its end.
         self.areas[leg].store(self.rules.area_of(&**volume), Ordering::Relaxed);
+        // Sectors that went bad are good again when they are written. For a leg that is gone the others are not told to give it everything.
+        if let Some(error) = unread.filter(|_| !self.takes_page(leg)) {
+            return Err(error);
+        }
         prepare(volume)?;
         let done = self.wait_for(move |me, cx| Box::pin(async move { me.readmit(cx, leg, !in_part).await }))?;
         done.map_err(|source| ServiceError::Leg { what: "take into use", leg: volume.name().to_owned(), source })?;

@@ -216,6 +216,10 @@ impl Service for Tagged {
         self.hurried.store(on, Ordering::Relaxed);
     }
 
+    fn has_untold(&self) -> bool {
+        self.flushes.is_untold()
+    }
+
     fn leg_is_whole(&self, _: usize) -> bool {
         false
     }

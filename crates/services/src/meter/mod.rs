@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_block::{BlockSize, Operation, PerShard, Request};
+use millrace_block::{BlockSize, Operation, PerShard, Request, clock};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -114,6 +114,8 @@ struct Span {
     before: u64,
     /// What throttles had counted when it came into force; `None`: it is not.
     since: Option<u64>,
+    /// When it first came into force.
+    begun: Option<u64>,
 }
 
 /// What was counted in one place.
@@ -186,6 +188,7 @@ impl Counted {
     fn begin(&self) {
         let (mut span, now) = self.span();
         span.since.get_or_insert(now);
+        span.begun.get_or_insert_with(clock::now);
     }
 
     fn end(&self) {
@@ -247,6 +250,13 @@ pub fn read(service: &Arc<dyn Service>) -> Option<Meters> {
     let apart = apart.into_iter().map(|(asker, count)| (asker, count.reading(tenant))).collect();
     let counted: Weak<Counted> = Arc::downgrade(counted);
     Some(Meters { all, apart, counted })
+}
+
+/// How long ago the first meter that counts with this ([`Meters::counted`]) came into force; `None`: it is gone, or none has.
+pub fn age(counted: &Weak<dyn Any + Send + Sync>) -> Option<Duration> {
+    let counted = counted.upgrade()?.downcast::<Counted>().ok()?;
+    let begun = counted.span().0.begun?;
+    Some(Duration::from_nanos(clock::now().saturating_sub(begun)))
 }
 
 impl Gate for Meter {

@@ -1,6 +1,7 @@
 use millrace_backends::{MemoryVolume, fault::FaultVolume};
 use millrace_block::{
     Asker, Volume,
+    clock::SimulatedTime,
     conformance::{self, Bench, Job, Subject, SyncHarness, Wanted},
 };
 
@@ -97,6 +98,20 @@ fn devices_are_counted_apart() {
     more[0].leave();
     work(last, 5);
     assert_eq!(look(&[more[0], last]), (all + 5, vec![None, Some(5)]));
+}
+
+#[test]
+fn a_meter_knows_since_when_it_counts() {
+    let time = SimulatedTime::new();
+    let leg = memory(Wanted { block_size: BlockSize::B512, blocks: 64, read_only: false }, 0);
+    let graph = graph("meter | disk:0", &[leg], None, Reason::Create, &Arc::default()).unwrap();
+    let (_, service) = graph.services("meter").remove(0);
+    let counted = read(&service).unwrap().counted;
+    assert_eq!(age(&counted), Some(Duration::ZERO));
+    time.advance_to(clock::now() + 5_000_000_000);
+    assert_eq!(age(&counted), Some(Duration::from_secs(5)));
+    let other: Arc<dyn Any + Send + Sync> = Arc::new(());
+    assert_eq!(age(&Arc::downgrade(&other)), None);
 }
 
 #[test]

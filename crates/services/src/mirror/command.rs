@@ -33,6 +33,10 @@ impl Service for Mirror {
         Ok(())
     }
 
+    fn has_untold(&self) -> bool {
+        self.members.losses.is_untold()
+    }
+
     fn leg_is_whole(&self, leg: usize) -> bool {
         let settled = self.intent().is_some_and(|intent| intent.stale() == 0);
         let first = self.masks().readable.trailing_zeros() as usize;
@@ -40,7 +44,7 @@ impl Service for Mirror {
     }
 
     fn leg_is_used(&self, leg: usize) -> bool {
-        self.masks().readable >> leg & 1 == 1
+        self.members.is_used(leg)
     }
 
     fn status(&self) -> Status {

@@ -20,6 +20,8 @@ use crate::{
 
 /// Bytes that are erased at once: more would keep others from the range for too long.
 const ERASED_AT_ONCE: u64 = 16 << 20;
+/// So few of them where others are always at work.
+const ERASED_AT_LEAST: u64 = 256 << 10;
 
 /// A write under way.
 pub(super) struct Writing<'a> {
@@ -91,25 +93,28 @@ impl Mirror {
         Some(request)
     }
 
-    /// Waits for the mark, a buffer and the range. While it waits for one it has none of the others, so nobody waits for it.
+    /// Waits for the mark, a buffer and the range, which becomes shorter if an erasure's is never free. While it waits for one it has none of
+    /// the others, so nobody waits for it.
     async fn begin_later(
         &self,
         cx: TaskContext<'_>,
-        bytes: std::ops::Range<u64>,
-        needs_buffer: bool,
+        bytes: &mut std::ops::Range<u64>,
+        operation: Operation,
     ) -> Result<(Locked<'_>, Option<BounceBuffer>), BlockError> {
+        let needs_buffer = self.plan.stable && operation.has_data();
+        let least = if operation.has_data() { u64::MAX } else { ERASED_AT_LEAST };
         loop {
-            self.members.mark(cx, &bytes).await?;
+            self.members.mark(cx, bytes).await?;
             let buffer = if needs_buffer { Some(cx.buffers.take().await) } else { None };
             if let Some(range) = self.members.ranges.try_lock(bytes.clone()) {
                 // After the lock: see `Ranges::try_lock`.
-                if self.members.is_marked(&bytes) {
+                if self.members.is_marked(bytes) {
                     return Ok((range, buffer));
                 }
                 continue;
             }
             drop(buffer);
-            drop(self.members.ranges.lock(cx, bytes.clone()).await);
+            drop(self.members.ranges.lock_some(cx, bytes, least).await);
         }
     }
 
@@ -158,25 +163,25 @@ impl Mirror {
 
     /// A write that must wait for something before it goes to the legs.
     async fn write_later(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        self.write_piece(cx, request.clone(), &mut SegmentCursor::new(request.segments)).await
+        self.write_piece(cx, request.clone(), &mut SegmentCursor::new(request.segments)).await.map(|_| ())
     }
 
-    /// A write whose data are the cursor's next.
+    /// A write whose data are the cursor's next, or an erasure, perhaps of the first blocks only: of how many.
     async fn write_piece<'a>(
         &'a self,
         cx: TaskContext<'a>,
         request: Request<'a>,
         cursor: &mut SegmentCursor<'_>,
-    ) -> Result<(), BlockError> {
-        let bytes = self.bytes_of(&request);
-        let needs_buffer = self.plan.stable && request.operation.has_data();
-        let (range, buffer) = self.begin_later(cx, bytes.clone(), needs_buffer).await?;
-        let mut request = request;
+    ) -> Result<u64, BlockError> {
+        let mut bytes = self.bytes_of(&request);
+        let (range, buffer) = self.begin_later(cx, &mut bytes, request.operation).await?;
+        let (mut request, len) = (request, bytes.end - bytes.start);
+        request.count = BlockCount(len >> self.shape().block_size.shift());
         if let Some(buffer) = &buffer {
-            request.segments = copy(cx, buffer, cursor, bytes.end - bytes.start);
+            request.segments = copy(cx, buffer, cursor, len);
         }
-        let writing = Writing::new(Some(range), buffer, self.masks().writable);
-        self.write_legs(cx, writing, request).await
+        let (writing, count) = (Writing::new(Some(range), buffer, self.masks().writable), request.count.0);
+        self.write_legs(cx, writing, request).await.map(|()| count)
     }
 
     /// Write all legs, wait for all.
@@ -265,16 +270,18 @@ impl Mirror {
         };
         let whole = self.bytes_of(&request);
         self.members.mark(cx, &whole).await?;
-        let most = if operation.has_data() { BUFFER_SIZE as u64 } else { ERASED_AT_ONCE } >> shape.block_size.shift();
-        let mut cursor = SegmentCursor::new(request.segments);
+        let longest = if operation.has_data() { BUFFER_SIZE as u64 } else { ERASED_AT_ONCE } >> shape.block_size.shift();
+        let (mut most, mut cursor) = (longest, SegmentCursor::new(request.segments));
         let mut done = 0;
         while done < request.count.0 {
             let count = BlockCount(most.min(request.count.0 - done));
             let lba = Lba(request.lba.0 + done);
             let arena = cx.scratch.carve(self.piece_bytes());
             let cx = cx.with_scratch(&arena);
-            self.write_piece(cx, Request { operation, lba, count, segments: &[] }, &mut cursor).await?;
-            done += count.0;
+            let written = self.write_piece(cx, Request { operation, lba, count, segments: &[] }, &mut cursor).await?;
+            // Where others are at work more would not be had the next time either.
+            most = if written < count.0 { written } else { (most * 2).min(longest) };
+            done += written;
         }
         if !operation.has_data() {
             self.look_again(shape.block_size);

@@ -2,13 +2,15 @@
 
 use std::sync::atomic::Ordering;
 
-use millrace_block::{Operation, TaskContext};
+use millrace_block::{Operation, TaskContext, clock};
 use millrace_memory::{BounceBuffer, BufferPool, Segment};
 
 use super::{Mirror, upkeep::PIECE};
 use crate::{
     background::{Pace, Stop},
     members::{
+        SCRUB_TURN,
+        intent::Intent,
         state::{MOST_LEGS, legs_of},
         why::Why,
     },
@@ -39,20 +41,22 @@ pub(super) fn majority(values: &[usize]) -> Option<usize> {
 }
 
 impl Mirror {
-    /// Carries on with a scrub if one was asked for.
-    pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) {
-        let mut pace = Pace::new(self.plan.rate);
+    /// Carries on with a scrub if one was asked for: until the legs may differ somewhere, and for a while at most. Whether that was over.
+    pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) -> bool {
+        let (mut pace, began) = (Pace::new(self.plan.rate), clock::now());
+        let suspicions = || self.intent().map(Intent::suspicions);
+        let before = suspicions();
         while !stop.is_set() {
             let at = {
                 let mut scrub = self.scrub();
                 if !scrub.running {
-                    return;
+                    return false;
                 }
                 if scrub.at >= self.members.ready() {
                     (scrub.running, scrub.finished) = (false, scrub.finished + 1);
                     let (repaired, differing) = (scrub.repaired, scrub.differing);
                     tracing::info!(mirror = self.name, repaired, differing, "scrub finished");
-                    return;
+                    return false;
                 }
                 scrub.at
             };
@@ -60,12 +64,22 @@ impl Mirror {
             self.scrub_piece(cx, pool, at, len).await;
             self.advance_scrub(at, len);
             pace.spend(cx, stop, len).await;
+            // Not because something is stale: what cannot be made equal would let no scrub end.
+            if suspicions() != before {
+                return false;
+            }
+            if clock::now().saturating_sub(began) >= SCRUB_TURN {
+                return true;
+            }
         }
+        false
     }
 
     /// Compares a piece on all good legs.
     pub(super) async fn scrub_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) {
         let _range = self.members.ranges.lock(cx, at..at + len).await;
+        // As many of this level's buffers as there are may be held here.
+        let cx = cx.deeper();
         if self.intent().is_none_or(|intent| !intent.is_settled(at, at + len)) {
             // Resync has it to do.
             return;
@@ -182,8 +196,13 @@ impl Mirror {
     #[cfg(test)]
     pub(super) async fn scrub_all(&self, cx: TaskContext<'_>, pool: &BufferPool) -> Scrub {
         self.start_scrub();
-        self.scrub_if_asked(cx, &Stop::default(), pool).await;
-        self.scrub().clone()
+        loop {
+            self.scrub_if_asked(cx, &Stop::default(), pool).await;
+            let scrub = self.scrub().clone();
+            if !scrub.running {
+                return scrub;
+            }
+        }
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_block::{BlockError, Operation, TaskContext};
+use millrace_block::{BlockError, Operation, TaskContext, clock};
 use millrace_memory::{BUFFER_SIZE, BufferPool, Segment};
 
 use super::Mirror;
 use crate::{
     background::{Pace, Stop},
     members::{
+        SAVE_EVERY,
         intent::Intent,
         state::{MOST_LEGS, legs_of},
         why::Why,
@@ -39,19 +40,21 @@ impl Mirror {
         let mut looks = 0_u32;
         while !stop.is_set() {
             let all = self.resync(cx, &stop, &pool).await;
-            self.scrub_if_asked(cx, &stop, &pool).await;
+            let was_long = self.scrub_if_asked(cx, &stop, &pool).await;
             looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(IDLE_LOOKS) {
+            // While there is a scrub looks are few.
+            if was_long || looks.is_multiple_of(IDLE_LOOKS) {
                 self.members.take_marks_away(cx).await;
             }
-            stop.sleep(cx, if all { WORK_LOOK } else { TRY_AGAIN }).await;
+            let goes_on = self.scrub().running;
+            stop.sleep(cx, if all || goes_on { WORK_LOOK } else { TRY_AGAIN }).await;
         }
     }
 
     /// Makes the legs agree wherever they may not; false when that is not possible everywhere.
     pub(super) async fn resync(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) -> bool {
         let Some(intent) = self.intent() else { return true };
-        let mut pace = Pace::new(self.plan.rate);
+        let (mut pace, mut saved) = (Pace::new(self.plan.rate), clock::now());
         let mut from = 0;
         while let Some(region) = intent.next_stale(from) {
             let suspicions = intent.suspicions();
@@ -66,6 +69,10 @@ impl Mirror {
                 }
             }
             from = region + 1;
+            if clock::now().saturating_sub(saved) >= SAVE_EVERY {
+                self.members.save_marks(cx).await;
+                saved = clock::now();
+            }
         }
         let masks = self.masks();
         if intent.stale() == 0 && masks.writable != masks.readable {
@@ -102,6 +109,7 @@ impl Mirror {
         let (ours, theirs) = (pool.take().await, pool.take().await);
         let (ours, theirs) = (ours.segment(len as usize), theirs.segment(len as usize));
         let _range = self.members.ranges.lock(cx, at..at + len).await;
+        let cx = cx.deeper();
         let readable = self.masks().readable;
         let found = self.sync_part(cx, readable & readable.wrapping_neg(), at, ours, theirs).await;
         let block = self.shape().block_size.bytes() as usize;

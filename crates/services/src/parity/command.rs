@@ -28,6 +28,10 @@ impl Service for Parity {
         ))
     }
 
+    fn has_untold(&self) -> bool {
+        self.members.losses.is_untold()
+    }
+
     fn leg_is_whole(&self, leg: usize) -> bool {
         let settled = self.members.intent().is_some_and(|intent| intent.stale() == 0);
         let masks = self.members.masks();
@@ -36,7 +40,7 @@ impl Service for Parity {
     }
 
     fn leg_is_used(&self, leg: usize) -> bool {
-        self.members.masks().readable >> leg & 1 == 1
+        self.members.is_used(leg)
     }
 
     fn status(&self) -> Status {

@@ -112,8 +112,24 @@ impl Parity {
 
     /// Goes out of force.
     pub(super) fn put_away(&self) -> Result<(), ServiceError> {
+        // Legs that refused a flush and had to stay may have lost what nobody will flush again.
+        let lost = || self.members.unflushed.load(Ordering::Acquire) & self.members.masks().writable;
+        if lost() != 0
+            && self.is_healthy(self.members.masks())
+            && let Some(intent) = self.members.intent()
+        {
+            // The next mount makes the parity fit.
+            intent.suspect_marked();
+        }
         // Flushes the legs.
         self.members.put_away()?;
+        let legs = lost();
+        if legs != 0 && !self.is_healthy(self.members.masks()) {
+            // What is missing is known by the others together: the next mount carries the journal out, and they fit again.
+            let leg = self.members.leg_name(legs.trailing_zeros() as usize).to_owned();
+            let source = BlockError::WriteFault { errno: 0 };
+            return Err(ServiceError::Leg { what: "make durable what was written to", leg, source });
+        }
         self.void_journal()
     }
 }

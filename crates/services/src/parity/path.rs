@@ -25,6 +25,8 @@ use crate::{
 
 /// Bytes of each leg that are erased at once: more would keep others from the range for too long.
 const ERASED_AT_ONCE: u64 = 16 << 20;
+/// So few of them where others are always at work, or a stripe.
+const ERASED_AT_LEAST: u64 = 256 << 10;
 
 /// What is written.
 #[derive(Clone, Copy)]
@@ -204,7 +206,7 @@ impl Parity {
             && !self.journal.rings()[self.journal.ring_of(piece.rows.stripe)].is_live(bytes)
     }
 
-    fn is_healthy(&self, masks: Masks) -> bool {
+    pub(super) fn is_healthy(&self, masks: Masks) -> bool {
         masks.readable.count_ones() as usize == self.legs.len()
     }
 
@@ -488,13 +490,18 @@ impl Parity {
             _ => return Ok(()),
         };
         let width = self.layout.width();
+        // Stripes before this byte must be written like others.
+        let mut like_others = 0;
         while at < end {
-            if at.is_multiple_of(width) && end - at >= width && matches!(source, Source::Zeroes) {
+            if at >= like_others && at.is_multiple_of(width) && end - at >= width && matches!(source, Source::Zeroes) {
                 let stripes = at / width..(end / width).min(at / width + (ERASED_AT_ONCE / self.layout.chunk).max(1));
-                if self.erase(cx, stripes.clone()).await? {
-                    at = stripes.end * width;
+                if let Some(stripe) = self.erase(cx, stripes.clone()).await? {
+                    at = stripe * width;
                     continue;
                 }
+                // An entry of the journal keeps a stripe or two; the rest is for all of the request.
+                let all = self.plan.log_all || !self.is_healthy(self.members.masks());
+                like_others = if all { end } else { at + width };
             }
             let stop = end.min((at / width + 1) * width);
             for band in self.layout.bands(at..stop) {
@@ -511,14 +518,15 @@ impl Parity {
         if fua { self.harden(cx).await } else { Ok(()) }
     }
 
-    /// Erases whole stripes on all legs; false when they must be written like others.
-    async fn erase(&self, cx: TaskContext<'_>, stripes: Range<u64>) -> Result<bool, BlockError> {
+    /// Erases whole stripes on all legs, perhaps only the first of them: up to which. `None` when they must be written like others.
+    async fn erase(&self, cx: TaskContext<'_>, stripes: Range<u64>) -> Result<Option<u64>, BlockError> {
         let chunk = self.layout.chunk;
-        let bytes = stripes.start * chunk..stripes.end * chunk;
+        let mut bytes = stripes.start * chunk..stripes.end * chunk;
         let members = &*self.members;
         let _range = loop {
             members.mark(cx, &bytes).await?;
-            let range = members.ranges.lock(cx, bytes.clone()).await;
+            // Both are powers of two: what is left are whole stripes.
+            let range = members.ranges.lock_some(cx, &mut bytes, ERASED_AT_LEAST.max(chunk)).await;
             // After the lock: see `Ranges::try_lock`.
             if members.is_marked(&bytes) {
                 break range;
@@ -527,7 +535,7 @@ impl Parity {
         let masks = members.masks();
         let live = || self.journal.rings().iter().any(|ring| ring.is_live(&bytes));
         if self.plan.log_all || !self.is_healthy(masks) || live() {
-            return Ok(false);
+            return Ok(None);
         }
         let shift = self.shape().block_size.shift();
         let (lba, count) = (Lba(bytes.start >> shift), BlockCount((bytes.end - bytes.start) >> shift));
@@ -547,7 +555,7 @@ impl Parity {
         {
             intent.suspect(&intent.regions_of(bytes.start, bytes.end));
         }
-        result.map(|()| true)
+        result.map(|()| Some(bytes.end / chunk))
     }
 
     /// A read: of the leg that has the data, or of the rows.

@@ -99,9 +99,9 @@ pub(super) fn header_room(buffer: &BounceBuffer) -> Segment {
 pub(super) struct Checked {
     /// Blocks that were wrong, or could not be read, and are right now.
     pub(super) repaired: u64,
-    /// Blocks of each leg where the parity does not fit, and nothing tells why.
+    /// Blocks of each leg where the parity does not fit, and nothing tells why, or what is right could not be written.
     pub(super) unknown: u64,
-    /// The first of them, in bytes within the chunk.
+    /// The first of those of which nothing tells what is right, in bytes within the chunk.
     pub(super) first: Option<u64>,
 }
 
@@ -229,11 +229,11 @@ impl Parity {
     /// Reads rows so that these parts are there, by way of the others where it must be, and writes again what a leg in use could
     /// not read. That goes block by block: what the leg can read may be all there is where another one rots. The rows are locked.
     pub(super) async fn obtain(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<(), BlockError> {
-        if self.obtain_whole(cx, rows, image, wanted).await? {
+        if self.obtain_whole(cx, rows, image, wanted).await?.is_some() {
             return Ok(());
         }
         for (rows, image) in self.blocks(rows, image) {
-            let bad = self.obtain_block(cx, rows, &image, wanted).await?;
+            let (bad, _) = self.obtain_block(cx, rows, &image, wanted).await?;
             if bad != 0 {
                 self.mend(cx, rows, &image, bad).await;
             }
@@ -241,22 +241,36 @@ impl Parity {
         Ok(())
     }
 
-    /// Obtains rows of several blocks; false when a leg in use cannot read, or there is one block only.
-    async fn obtain_whole(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<bool, BlockError> {
+    /// Obtains rows of several blocks: without which parts. `None` when a leg in use cannot read, or there is one block only.
+    async fn obtain_whole(
+        &self,
+        cx: TaskContext<'_>,
+        rows: Rows,
+        image: &Image,
+        wanted: u8,
+    ) -> Result<Option<u8>, BlockError> {
         if rows.len <= u64::from(self.shape().block_size.bytes()) {
-            return Ok(false);
+            return Ok(None);
         }
         let none = Outcome::default();
-        Ok(self.attempt(cx, rows, image, wanted, &none).await?.faulty == 0)
+        let (outcome, absent) = self.attempt(cx, rows, image, wanted, &none).await?;
+        Ok((outcome.faulty == 0).then_some(absent))
     }
 
-    /// Obtains a block of rows. Returns the parts that could not be read, though their legs are in use, and were computed.
-    async fn obtain_block(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, wanted: u8) -> Result<u8, BlockError> {
+    /// Obtains a block of rows. Returns the parts that could not be read, though their legs are in use, and were computed; and all that it did
+    /// without.
+    async fn obtain_block(
+        &self,
+        cx: TaskContext<'_>,
+        rows: Rows,
+        image: &Image,
+        wanted: u8,
+    ) -> Result<(u8, u8), BlockError> {
         let mut so_far = Outcome::default();
         loop {
-            let outcome = self.attempt(cx, rows, image, wanted, &so_far).await?;
+            let (outcome, absent) = self.attempt(cx, rows, image, wanted, &so_far).await?;
             if outcome.faulty == 0 {
-                return Ok(so_far.faulty);
+                return Ok((so_far.faulty, absent));
             }
             so_far.faulty |= outcome.faulty;
             so_far.error = outcome.error.or(so_far.error);
@@ -264,7 +278,7 @@ impl Parity {
     }
 
     /// Reads what these parts need, without what could not be read so far. When all of it could be, they are there, and if some
-    /// are computed, all parts are.
+    /// are computed, all parts are. With it, what was absent.
     async fn attempt(
         &self,
         cx: TaskContext<'_>,
@@ -272,7 +286,7 @@ impl Parity {
         image: &Image,
         wanted: u8,
         so_far: &Outcome,
-    ) -> Result<Outcome, BlockError> {
+    ) -> Result<(Outcome, u8), BlockError> {
         let absent = self.absent(rows, so_far.faulty);
         let missing = (wanted | so_far.faulty) & absent;
         if missing != 0 && absent.count_ones() as usize > self.layout.parity {
@@ -287,19 +301,19 @@ impl Parity {
             assert!(missing == 0 || image.parts().solve(absent), "no more is missing than there is parity");
         }
         self.counters.read_errors.fetch_add(u64::from(outcome.faulty.count_ones()), Ordering::Relaxed);
-        Ok(outcome)
+        Ok((outcome, absent))
     }
 
     /// Reads all parts of rows, and checks them as far as there is anything to check them with. What a leg in use could not read is
     /// written again, unless what was computed does not fit. The rows are locked.
     pub(super) async fn examine(&self, cx: TaskContext<'_>, rows: Rows, image: &Image) -> Result<Checked, BlockError> {
-        if self.obtain_whole(cx, rows, image, self.all_parts()).await? {
-            return Ok(self.check_rows(cx, rows, image, 0).await);
+        if let Some(absent) = self.obtain_whole(cx, rows, image, self.all_parts()).await? {
+            return Ok(self.check_rows(cx, rows, image, absent).await);
         }
         let mut all = Checked::default();
         for (rows, image) in self.blocks(rows, image) {
-            let bad = self.obtain_block(cx, rows, &image, self.all_parts()).await?;
-            let checked = self.check_rows(cx, rows, &image, bad).await;
+            let (bad, absent) = self.obtain_block(cx, rows, &image, self.all_parts()).await?;
+            let checked = self.check_rows(cx, rows, &image, absent).await;
             all.repaired += checked.repaired;
             all.unknown += checked.unknown;
             all.first = all.first.or(checked.first);
@@ -329,10 +343,10 @@ impl Parity {
         }
     }
 
-    /// Compares parity and data of rows that are all in the image, and repairs what can be decided. `bad`: parts that were
-    /// computed, though their legs are in use.
-    async fn check_rows(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, bad: u8) -> Checked {
-        let (mut checked, absent) = (Checked::default(), self.absent(rows, bad));
+    /// Compares parity and data of rows that are all in the image, and repairs what can be decided. `computed`: parts that were not read. Their
+    /// legs may have come into use since, and then what is there says nothing about them.
+    async fn check_rows(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, computed: u8) -> Checked {
+        let (mut checked, absent) = (Checked::default(), self.absent(rows, computed));
         let has_spare = (absent.count_ones() as usize) < self.layout.parity;
         if !has_spare || image.parts().verdict(image.spare()) == Verdict::Right {
             return checked;
@@ -342,18 +356,9 @@ impl Parity {
             match parts.verdict(image.spare()) {
                 Verdict::Right => {}
                 Verdict::Wrong(part) if absent == 0 && parts.solve(1 << part) => {
-                    // Durably: see above.
-                    let write = Operation::Write { fua: true };
-                    let outcome = self.move_parts(cx, write, block, &image, 1 << part).await;
-                    tracing::warn!(
-                        name = self.name,
-                        leg = self.layout.leg(block.stripe, part),
-                        lba = self.leg_range(block).start >> self.shape().block_size.shift(),
-                        written = outcome.done != 0,
-                        "a block of this leg did not fit the others, and was computed from them"
-                    );
-                    self.counters.repaired.fetch_add(1, Ordering::Relaxed);
-                    checked.repaired += 1;
+                    let given = self.give(cx, block, &image, part).await;
+                    checked.repaired += given.repaired;
+                    checked.unknown += given.unknown;
                 }
                 _ => {
                     checked.unknown += 1;
@@ -362,5 +367,31 @@ impl Parity {
             }
         }
         checked
+    }
+
+    /// Writes a part of a block that did not fit, and takes its leg out of use if it refuses. What became of it. The rows are locked.
+    async fn give(&self, cx: TaskContext<'_>, block: Rows, image: &Image, part: usize) -> Checked {
+        let (mut given, leg) = (Checked::default(), self.layout.leg(block.stripe, part));
+        if self.members.masks().writable >> leg & 1 == 0 {
+            // It went out of use over the block before: it lacks this one, too.
+            return given;
+        }
+        // Durably: see above.
+        let outcome = self.move_parts(cx, Operation::Write { fua: true }, block, image, 1 << part).await;
+        let written = outcome.done != 0;
+        tracing::warn!(
+            name = self.name,
+            leg,
+            lba = self.leg_range(block).start >> self.shape().block_size.shift(),
+            written,
+            "a block of this leg did not fit the others, and was computed from them"
+        );
+        if written {
+            self.counters.repaired.fetch_add(1, Ordering::Relaxed);
+            given.repaired = 1;
+        } else if outcome.faulty == 0 || self.members.drop_legs(cx.deeper(), 1 << leg, outcome.error).await.is_err() {
+            given.unknown = 1;
+        }
+        given
     }
 }

@@ -1,10 +1,13 @@
 //! Scrub: checks all parity, and repairs what can be decided.
 
-use millrace_block::TaskContext;
+use millrace_block::{TaskContext, clock};
 use millrace_memory::BufferPool;
 
 use super::Parity;
-use crate::background::{Pace, Stop};
+use crate::{
+    background::{Pace, Stop},
+    members::{SCRUB_TURN, intent::Intent},
+};
 
 /// Rows that are listed.
 const LISTED: usize = 16;
@@ -28,24 +31,26 @@ pub(super) struct Scrub {
 }
 
 impl Parity {
-    /// Carries on with a scrub if one was asked for.
-    pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) {
-        let mut pace = Pace::new(self.plan.rate);
+    /// Carries on with a scrub if one was asked for: until parity may not fit somewhere, and for a while at most. Whether that was over.
+    pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) -> bool {
+        let (mut pace, began) = (Pace::new(self.plan.rate), clock::now());
+        let suspicions = || self.members.intent().map(Intent::suspicions);
+        let before = suspicions();
         while !stop.is_set() {
             let at = {
                 let mut scrub = self.scrub();
                 if !scrub.running {
-                    return;
+                    return false;
                 }
                 if scrub.at >= self.members.bytes() {
                     (scrub.running, scrub.finished) = (false, scrub.finished + 1);
                     let Scrub { repaired, differing, unread, .. } = &*scrub;
                     tracing::info!(name = self.name, repaired, differing, unread, "scrub finished");
-                    return;
+                    return false;
                 }
                 scrub.at
             };
-            let Some(rows) = self.rows_in(at, self.members.bytes()).next() else { return };
+            let Some(rows) = self.rows_in(at, self.members.bytes()).next() else { return false };
             let looked = self.look_at(cx, pool, rows).await;
             let shift = self.shape().block_size.shift();
             {
@@ -77,7 +82,15 @@ impl Parity {
                 }
             }
             pace.spend(cx, stop, rows.len).await;
+            // Not because something is stale: what cannot be brought in order would let no scrub end.
+            if suspicions() != before {
+                return false;
+            }
+            if clock::now().saturating_sub(began) >= SCRUB_TURN {
+                return true;
+            }
         }
+        false
     }
 
     /// Starts a scrub from the beginning.

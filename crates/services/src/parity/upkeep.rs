@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_block::{BlockError, Operation, TaskContext};
+use millrace_block::{BlockError, Operation, TaskContext, clock};
 use millrace_memory::BufferPool;
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     background::{Pace, Stop},
     locks::Taken,
-    members::{intent::Intent, state::legs_of, why::Refusals},
+    members::{SAVE_EVERY, intent::Intent, state::legs_of, why::Refusals},
 };
 
 /// How often work is looked for.
@@ -39,20 +39,22 @@ impl Parity {
         let mut looks = 0_u32;
         while !stop.is_set() {
             let all = self.resync(cx, &stop, &pool).await;
-            self.scrub_if_asked(cx, &stop, &pool).await;
+            let was_long = self.scrub_if_asked(cx, &stop, &pool).await;
             self.void_when_quiet(cx).await;
             looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(IDLE_LOOKS) {
+            // While there is a scrub looks are few.
+            if was_long || looks.is_multiple_of(IDLE_LOOKS) {
                 self.members.take_marks_away(cx).await;
             }
-            stop.sleep(cx, if all { WORK_LOOK } else { TRY_AGAIN }).await;
+            let goes_on = self.scrub().running;
+            stop.sleep(cx, if all || goes_on { WORK_LOOK } else { TRY_AGAIN }).await;
         }
     }
 
     /// Makes parity fit, and fills legs, wherever that is to be done; false when it is not possible everywhere.
     pub(super) async fn resync(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) -> bool {
         let Some(intent) = self.members.intent() else { return true };
-        let mut pace = Pace::new(self.plan.rate);
+        let (mut pace, mut saved) = (Pace::new(self.plan.rate), clock::now());
         let mut from = 0;
         while let Some(region) = intent.next_stale(from) {
             let suspicions = intent.suspicions();
@@ -65,6 +67,10 @@ impl Parity {
                 Err(error) => tracing::warn!(name = self.name, region, %error, "a region cannot be brought in order now"),
             }
             from = region + 1;
+            if clock::now().saturating_sub(saved) >= SAVE_EVERY {
+                self.members.save_marks(cx).await;
+                saved = clock::now();
+            }
         }
         let masks = self.members.masks();
         if intent.stale() == 0 && masks.writable != masks.readable {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_block::{BlockSize, Volume, conformance::CrashDisk};
 
-use super::{Bench, Oracle, Rig, Session, every_cut, graph};
+use super::{Bench, Oracle, Rig, Session, Tearing, every_cut, graph};
 use crate::{
     Reason,
     graph::{Graph, GraphError},
@@ -20,6 +20,9 @@ pub struct CrashTest<'a> {
     pub blocks: u64,
     /// Their block size.
     pub block_size: BlockSize,
+    /// What is promised of blocks that were not flushed, where disks write less than a block as a whole: 512 bytes of 4096. Blocks are of
+    /// [`Self::block_size`] where they do not.
+    pub tearing: Tearing,
     /// Steps of the workload, each of some requests together.
     pub steps: usize,
     /// Crash points at least.
@@ -48,6 +51,7 @@ impl<'a> CrashTest<'a> {
             disks,
             blocks: 128,
             block_size: BlockSize::B512,
+            tearing: Tearing::Never,
             steps: 30,
             points: 10_000,
             seed: 0x6d69_6c6c_7261_6365,
@@ -85,12 +89,17 @@ impl<'a> Opened<'a> {
 
 /// One workload, cut at a boundary. Returns how many it passed before that.
 fn run(test: &CrashTest<'_>, seed: u64, cut: u64) -> u64 {
-    let rig = Rig::new(seed, test.disks, test.blocks, test.block_size);
+    let rig = if test.tearing == Tearing::Never {
+        Rig::new(seed, test.disks, test.blocks, test.block_size)
+    } else {
+        Rig::torn(seed, test.disks, test.blocks)
+    };
     let bench = Bench::new(seed);
     let opened = Opened::open(test, &rig, &bench, Reason::Create, seed);
     let mut opened = Some(opened.unwrap_or_else(|error| panic!("{}: {error}", test.stack)));
     let geometry = opened.as_ref().expect("it was opened").graph.volume().geometry();
-    let mut oracle = Oracle::new(seed, geometry.blocks.0.min(1024), geometry.block_size.bytes() as usize);
+    let oracle = Oracle::new(seed, geometry.blocks.0.min(1024), geometry.block_size.bytes() as usize);
+    let mut oracle = oracle.torn(test.tearing);
     let start = rig.power.boundaries();
     rig.power.cut_at(cut);
     let death = (test.dies && seed % 2 == 1).then_some(seed / 2 % test.steps as u64);
@@ -145,6 +154,6 @@ fn run(test: &CrashTest<'_>, seed: u64, cut: u64) -> u64 {
 /// # Panics
 /// With the seed and the point, when anything is not as it must be after a crash.
 pub fn crash_test(test: &CrashTest<'_>) {
-    let what = format!("crash test of {}", test.stack);
+    let what = format!("crash test of {}, blocks torn: {:?}", test.stack, test.tearing);
     every_cut(&what, test.seed, test.points, |seed, cut| run(test, seed, cut));
 }

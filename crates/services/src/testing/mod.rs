@@ -17,6 +17,7 @@ mod oracle;
 mod random;
 mod tables;
 mod timed;
+mod torn;
 #[cfg(test)]
 pub(crate) mod waiting;
 
@@ -39,6 +40,7 @@ use millrace_engine::EngineError;
 use millrace_memory::BufferPool;
 
 pub(crate) use self::tables::change_record;
+use self::torn::Sectors;
 pub use self::{
     crash::{CrashTest, crash_test},
     device::{Device, grow_over_what_was_there},
@@ -48,6 +50,7 @@ pub use self::{
     oracle::Oracle,
     random::{RandomStacks, random_stacks, random_stacks_with_errors},
     timed::{Load, drive},
+    torn::Tearing,
 };
 use crate::{
     Node, Reason, SharedObjects,
@@ -345,6 +348,8 @@ pub struct Rig {
     pub disks: Vec<Arc<CrashDisk>>,
     /// Tasks of the volume over them.
     pub kept: Arc<Kept>,
+    /// Blocks of the volumes are eight of the disks'.
+    torn: bool,
 }
 
 impl Rig {
@@ -352,12 +357,21 @@ impl Rig {
     pub fn new(seed: u64, disks: usize, blocks: u64, block_size: BlockSize) -> Self {
         let power = Power::new(seed);
         let disks = (0..disks).map(|number| CrashDisk::new(&format!("disk:{number}"), &power, blocks, block_size)).collect();
-        Self { power, disks, kept: Arc::default() }
+        Self { power, disks, kept: Arc::default(), torn: false }
+    }
+
+    /// So many equal disks of so many blocks of 4096 bytes, of which they write 512 as a whole.
+    pub fn torn(seed: u64, disks: usize, blocks: u64) -> Self {
+        Self { torn: true, ..Self::new(seed, disks, blocks * 8, BlockSize::B512) }
     }
 
     /// The disks as volumes.
     pub fn volumes(&self) -> Vec<Arc<dyn Volume>> {
-        self.disks.iter().map(|disk| Arc::<CrashDisk>::clone(disk) as Arc<dyn Volume>).collect()
+        let volume = |disk: &Arc<CrashDisk>| -> Arc<dyn Volume> {
+            let disk = Arc::clone(disk);
+            if self.torn { Arc::new(Sectors(disk)) } else { disk }
+        };
+        self.disks.iter().map(volume).collect()
     }
 
     /// After a power cut: the disks come back with what is left.

@@ -7,6 +7,11 @@ use millrace_block::{
     conformance::{Harness, Job, Memory, Random},
 };
 
+use super::Tearing;
+
+/// What a disk writes as a whole where it tears blocks.
+const SECTOR: usize = 512;
+
 /// What a block holds: the number and the version that it was written with, so that a block in the wrong place or of another time is
 /// seen. A copy has its source's. Version 0 is zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,23 +79,50 @@ struct Block {
     given: usize,
     /// It may hold anything until it is written again.
     spoilt: bool,
+    /// What a power cut made of it: it holds this until it is written again.
+    torn: Option<Box<[u8]>>,
 }
 
 impl Block {
     fn holds(stamp: Stamp) -> Self {
-        Self { may: vec![stamp], now: 0, given: 0, spoilt: false }
+        Self { may: vec![stamp], now: 0, given: 0, spoilt: false, torn: None }
     }
 
     /// It holds this and nothing else.
     fn fix(&mut self, stamp: Stamp) {
         self.may.clear();
         self.may.push(stamp);
-        (self.now, self.given, self.spoilt) = (0, 0, false);
+        (self.now, self.given, self.spoilt, self.torn) = (0, 0, false, None);
+    }
+
+    /// Whether a copy of it would be known.
+    fn is_known(&self) -> bool {
+        !self.spoilt && self.torn.is_none()
+    }
+
+    /// Nobody wrote what it holds.
+    fn tear(&mut self, found: &[u8]) {
+        self.may.clear();
+        (self.now, self.given, self.torn) = (0, 0, Some(found.into()));
+    }
+
+    /// Whether it may hold what a power cut has torn like this.
+    fn may_be_torn(&self, found: &[u8], tearing: Tearing) -> bool {
+        if self.may.len() < 2 || !matches!(tearing, Tearing::Mixed | Tearing::Noisy) || Stamp::of(found).is_some() {
+            return false;
+        }
+        let noise = tearing == Tearing::Noisy && self.may.contains(&Stamp::ZEROES);
+        let all: Vec<_> = self.may.iter().map(|stamp| stamp.content(found.len())).collect();
+        let mut sectors = (0..found.len()).step_by(SECTOR).map(|at| at..at + SECTOR);
+        sectors.all(|sector| noise || all.iter().any(|content| content[sector.clone()] == found[sector.clone()]))
     }
 
     /// What was found, one of these; `None`: it may be anything.
     fn look(&self, number: u64, found: &[u8], may: &[Stamp]) -> Option<Stamp> {
         let is = Stamp::of(found);
+        if self.torn.as_deref() == Some(found) {
+            return None;
+        }
         let good = self.spoilt || is.is_some_and(|is| may.contains(&is));
         assert!(good, "block {number} holds {is:?}, none of {may:?}: it begins {:?}", &found[..24]);
         is
@@ -109,7 +141,7 @@ impl Block {
 
     /// The request has given it what it was to give.
     fn written(&mut self) {
-        (self.now, self.spoilt) = (self.given, false);
+        (self.now, self.spoilt, self.torn) = (self.given, false, None);
     }
 
     /// What it may hold now is durable.
@@ -136,6 +168,8 @@ pub struct Oracle {
     memory: Option<Memory>,
     /// Longest request in blocks.
     longest: u64,
+    /// What power cuts make of blocks.
+    tearing: Tearing,
 }
 
 /// Requests in flight together.
@@ -165,7 +199,15 @@ impl Oracle {
             random: Random::new(seed),
             memory: Some(MEMORY.take().unwrap_or_else(|| Memory::new(((TOGETHER * LONGEST) as usize + 1) * 4096))),
             longest,
+            tearing: Tearing::Never,
         }
+    }
+
+    /// Blocks that were not flushed may be torn by power cuts: whole sectors of 512 bytes are written.
+    #[must_use]
+    pub fn torn(mut self, tearing: Tearing) -> Self {
+        self.tearing = tearing;
+        self
     }
 
     /// Its versions begin here: so that no other oracle's data pass for its own.
@@ -234,7 +276,7 @@ impl Oracle {
         let halves = [lba, lba + count - half];
         let to = self.random.below(2) as usize;
         let (source, target) = (halves[1 - to], halves[to]);
-        let is_known = self.blocks[source as usize..(source + half) as usize].iter().all(|block| !block.spoilt);
+        let is_known = self.blocks[source as usize..(source + half) as usize].iter().all(Block::is_known);
         if half > 0 && is_known {
             Job::new(Operation::Copy { source: Lba(source) }, target, half)
         } else {
@@ -291,37 +333,91 @@ impl Oracle {
     /// Compares what was read with what may be there after a crash. From now on there is nothing else.
     fn compare_and_fix(&mut self, lba: u64, data: &[u8]) {
         for (number, found) in (lba..).zip(data.chunks(self.block)) {
-            let block = &mut self.blocks[number as usize];
+            let (block, tearing) = (&mut self.blocks[number as usize], self.tearing);
+            if block.may_be_torn(found, tearing) {
+                block.tear(found);
+            }
             let is = block.look(number, found, &block.may);
-            block.fix(is.unwrap_or(Stamp::ZEROES));
-            block.spoilt = is.is_none();
+            if block.torn.as_deref() != Some(found) {
+                block.fix(is.unwrap_or(Stamp::ZEROES));
+                block.spoilt = is.is_none();
+            }
         }
     }
 
-    /// Reads everything, twice: each block holds what it may hold, and the same both times. From now on it may hold that only.
+    /// Reads everything, twice: each block holds what it may hold, and the same both times. From now on it may hold that only. What may not be
+    /// readable because it was torn is written once more.
     ///
     /// # Panics
     /// When it does not, or cannot be read.
     pub fn check(&mut self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>) {
-        let mut lba = 0;
+        let (mut lba, mut lost) = (0, Vec::new());
         while lba < self.blocks.len() as u64 {
             let count = self.longest.min(self.blocks.len() as u64 - lba);
-            let segments = vec![self.segment(0, count)];
-            let job = Job { operation: Operation::Read, lba: Lba(lba), count: BlockCount(count), segments };
-            let mut known = Vec::new();
-            for _ in 0..2 {
-                job.segments[0].fill(0x5a);
-                let result: Result<(), BlockError> = harness.run(volume, std::slice::from_ref(&job))[0];
-                assert_eq!(result, Ok(()), "reading block {lba} and {count} more");
-                let mut data = vec![0; job.segments[0].len()];
-                job.segments[0].read_at(0, &mut data);
-                if data != known {
-                    self.compare_and_fix(lba, &data);
-                    known = data;
-                }
+            if let Err(error) = self.check_range(harness, volume, lba, count) {
+                assert!(self.tearing == Tearing::Told, "reading block {lba} and {count} more: {error}");
+                lost.extend((lba..lba + count).filter(|lba| self.is_lost(harness, volume, *lba)));
             }
             lba += count;
         }
+        for lba in lost {
+            self.write_again(harness, volume, lba);
+        }
+    }
+
+    fn read(
+        &self,
+        harness: &mut dyn Harness,
+        volume: &Arc<dyn Volume>,
+        lba: u64,
+        count: u64,
+    ) -> Result<Vec<u8>, BlockError> {
+        let segments = vec![self.segment(0, count)];
+        segments[0].fill(0x5a);
+        let job = Job { operation: Operation::Read, lba: Lba(lba), count: BlockCount(count), segments };
+        harness.run(volume, std::slice::from_ref(&job))[0]?;
+        let mut data = vec![0; job.segments[0].len()];
+        job.segments[0].read_at(0, &mut data);
+        Ok(data)
+    }
+
+    /// [`Self::check`] of a range, but for what cannot be read.
+    fn check_range(
+        &mut self,
+        harness: &mut dyn Harness,
+        volume: &Arc<dyn Volume>,
+        lba: u64,
+        count: u64,
+    ) -> Result<(), BlockError> {
+        let mut known = Vec::new();
+        for _ in 0..2 {
+            let data = self.read(harness, volume, lba, count)?;
+            if data != known {
+                self.compare_and_fix(lba, &data);
+                known = data;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a block cannot be read, which is so of one that was not flushed alone.
+    fn is_lost(&mut self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>, lba: u64) -> bool {
+        let is_lost = self.check_range(harness, volume, lba, 1).is_err();
+        assert!(!is_lost || self.blocks[lba as usize].may.len() > 1, "block {lba} cannot be read");
+        is_lost
+    }
+
+    /// As a guest does that finds what it was writing torn.
+    fn write_again(&mut self, harness: &mut dyn Harness, volume: &Arc<dyn Volume>, lba: u64) {
+        let stamp = Stamp { lba, version: self.next };
+        self.next += 1;
+        let segments = vec![self.segment(0, 1)];
+        segments[0].write_at(0, &stamp.content(self.block));
+        let operation = Operation::Write { fua: true };
+        let job = Job { operation, lba: Lba(lba), count: BlockCount(1), segments };
+        let written: Result<(), BlockError> = harness.run(volume, std::slice::from_ref(&job))[0];
+        assert_eq!(written, Ok(()), "writing block {lba} once more");
+        self.blocks[lba as usize].fix(stamp);
     }
 
     /// Reads everything: no power was lost, so each block holds what it was given last, or was to be given since by requests that failed.

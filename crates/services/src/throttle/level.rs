@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! * A lease is written by its own shard only. Leases and what a bucket holds are never more than the bucket, or its largest request.
-//! * When caps change, leases are void at once: who has one compares the level's generation.
+//! * When a cap changes, its leases are void at once: who has some compares the level's generation, and under the lock the cap's.
 //! * Claims: who waits at a bucket longest goes first there, and others leave what those need that wait longer. A claim lasts until its
 //!   owner goes, or finds that it lacks tokens of a narrower bucket still. So whoever waits longest of all is held up by nobody: nobody
 //!   starves.
@@ -44,6 +44,9 @@ const TRIES: u32 = 64;
 const CLAIMS: usize = 32;
 /// When to try again after that.
 const BUSY: Duration = Duration::from_micros(10);
+/// Nanoseconds after which the largest request counts half, when none like it has come. Leases are void when one does come again, so that
+/// this is long beside what is at hand.
+const FADES: u64 = 10_000_000_000;
 
 /// Whether a cap is of bytes.
 pub(super) fn counts_bytes(cap: usize) -> bool {
@@ -89,7 +92,7 @@ pub(super) type Rates = [Option<Rate>; 6];
 /// What a shard has at hand.
 #[derive(Default)]
 pub(super) struct Leases {
-    /// The caps that they are of.
+    /// When they were taken, in changes of the level.
     generation: AtomicU64,
     tokens: [AtomicU64; 6],
     /// Requests of the shard that wait here, reads and writes: of a volume's own level only.
@@ -116,8 +119,12 @@ struct Cap {
     filled: u64,
     /// In the order in which they go.
     claims: Vec<Claim>,
-    /// Tokens of the largest request so far, up to a power of two.
+    /// The level's generation when it changed last: older leases are void.
+    changed: u64,
+    /// Tokens of the largest request of late, up to a power of two.
     largest: u64,
+    /// When one like that came, or when it faded.
+    noted: u64,
     /// How the bucket is divided, for so many shards; `None`: to be found out.
     division: Option<(u64, Division)>,
 }
@@ -143,7 +150,22 @@ pub(super) struct Level {
     held_back: PerShard<AtomicU64>,
 }
 
+/// Up to a power of two.
+fn rounded(tokens: u64) -> u64 {
+    tokens.checked_next_power_of_two().unwrap_or(u64::MAX)
+}
+
 impl Cap {
+    /// The largest request is forgotten by and by, and leases grow at the bucket's cost. None is void: what is at hand and what the bucket
+    /// holds are no more than before, and whoever asks for more than there is room for is [noted](Level::note) first.
+    fn fade(&mut self, now: u64, tokens: u64) {
+        let times = now.saturating_sub(self.noted) / FADES;
+        if times > 0 {
+            let faded = self.largest.checked_shr(u32::try_from(times).unwrap_or(u32::MAX)).unwrap_or(0);
+            (self.largest, self.noted, self.division) = (faded.max(rounded(tokens)), now, None);
+        }
+    }
+
     fn division(&mut self, rate: Rate) -> Division {
         let shards = ShardSlot::most() as u64;
         match self.division {
@@ -240,33 +262,38 @@ impl Leases {
         }
     }
 
-    /// Tokens of a cap; none of caps that are not in force any more.
-    fn at_hand(&self, level: &Level, cap: usize) -> u64 {
-        let valid = self.generation.load(Ordering::Relaxed) == level.generation.load(Ordering::Relaxed);
+    /// Tokens of a cap; none if it has changed since.
+    fn at_hand(&self, caps: &[Cap; 6], cap: usize) -> u64 {
+        let valid = self.generation.load(Ordering::Relaxed) >= caps[cap].changed;
         if valid { self.tokens[cap].load(Ordering::Relaxed) } else { 0 }
     }
 }
 
 impl Level {
     /// Sets its caps; `from`: levels of one kind, of which it takes over first the tokens that the one has that owes most. Nothing that was
-    /// owed is forgiven.
+    /// owed is forgiven. Of caps that stay as they are shards keep what they have at hand.
     pub(super) fn set(&self, rates: &Rates, from: &[&Level]) {
         let now = clock::now();
-        let caps_of = |from: &&Level| from.lock().caps.each_ref().map(|cap| (cap.rate, cap.filled, cap.largest));
-        let more = |one: (_, u64, u64), other: (_, u64, u64)| (one.0, one.1.max(other.1), one.2.max(other.2));
+        let caps_of = |from: &&Level| from.lock().caps.each_ref().map(|cap| (cap.rate, cap.filled));
+        let more = |one: (_, u64), other: (_, u64)| (one.0, one.1.max(other.1));
         let before = from.iter().map(caps_of).reduce(|all, these| std::array::from_fn(|cap| more(all[cap], these[cap])));
         let mut state = self.lock();
+        let generation = self.generation.load(Ordering::Relaxed) + 1;
         for (at, (cap, rate)) in state.caps.iter_mut().zip(rates).enumerate() {
             if let Some(before) = &before {
-                (cap.rate, cap.filled, cap.largest) = before[at];
+                (cap.rate, cap.filled) = before[at];
+            } else if cap.rate == *rate {
+                continue;
             }
             cap.filled = match (cap.rate, *rate) {
                 (Some(old), Some(new)) => bucket::changed(cap.filled, now, old, new),
                 _ => 0,
             };
-            (cap.rate, cap.division) = (*rate, None);
+            (cap.rate, cap.changed, cap.largest, cap.noted, cap.division) = (*rate, generation, 0, now, None);
         }
-        self.generation.fetch_add(1, Ordering::Release);
+        if state.caps.iter().any(|cap| cap.changed == generation) {
+            self.generation.store(generation, Ordering::Release);
+        }
     }
 
     /// Requests that it held back so far, of those that no narrower level did.
@@ -292,13 +319,22 @@ impl Level {
 
     /// A request of so many tokens has come: leases that leave no room beside it are void.
     fn note(&self, cap: &mut Cap, now: u64, tokens: u64) {
-        let Some(rate) = cap.rate.filter(|_| tokens > cap.largest) else { return };
+        let Some(rate) = cap.rate else { return };
+        if tokens <= cap.largest / 2 {
+            cap.fade(now, tokens);
+            return;
+        }
+        cap.noted = now;
+        if tokens <= cap.largest {
+            return;
+        }
         let before = cap.division(rate);
-        (cap.largest, cap.division) = (tokens.checked_next_power_of_two().unwrap_or(u64::MAX), None);
+        (cap.largest, cap.division) = (rounded(tokens), None);
         if cap.division(rate).lease < before.lease {
             // It gets room for what was at hand, and that may just have been spent: it holds no more than it did without.
             cap.filled = cap.filled.max(now.saturating_sub(before.rest.burst_ns));
-            self.generation.fetch_add(1, Ordering::Release);
+            // Changes are under the lock, as this is.
+            cap.changed = self.generation.fetch_add(1, Ordering::Release) + 1;
         }
     }
 
@@ -307,7 +343,7 @@ impl Level {
         let (leases, own) = self.leases.here();
         if own {
             for (at, cap) in state.caps.iter().enumerate() {
-                let tokens = if cap.rate.is_some() { leases.at_hand(self, at) } else { PLENTY };
+                let tokens = if cap.rate.is_some() { leases.at_hand(&state.caps, at) } else { PLENTY };
                 leases.tokens[at].store(tokens, Ordering::Relaxed);
             }
             leases.generation.store(self.generation.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -382,7 +418,7 @@ impl Chain {
     }
 
     /// Gives back what was taken [at once](Self::all_at_once) for requests that did not go. Nobody else on this shard has taken a lease
-    /// anew meanwhile; if caps have changed, leases are void with what is in them.
+    /// anew meanwhile; where a cap has changed, its leases are void with what is in them.
     #[cold]
     pub(super) fn give_back(&self, sum: &Sum) {
         self.levels().for_each(|level| level.leases.here().0.give_back(sum));
@@ -431,7 +467,7 @@ impl Chain {
             cost.of_caps().into_iter().for_each(|(cap, tokens)| level.note(&mut state.caps[cap], now, tokens));
             let (leases, own) = level.leases.here();
             for (cap, tokens) in cost.of_caps() {
-                let at_hand = if own { leases.at_hand(level, cap) } else { 0 };
+                let at_hand = if own { leases.at_hand(&state.caps, cap) } else { 0 };
                 let wait = state.caps[cap].wait(now, tokens.saturating_sub(at_hand), front);
                 if wait > 0 {
                     return Some((at, cap, wait));

@@ -155,9 +155,9 @@ fn a_damaged_superblock_is_read_from_its_other_copy_and_a_newer_one_is_refused()
     }
     assert_eq!(repaired(&open("mode=back", &legs, Reason::Open)), None);
     let found = disk::REGION.load(&legs[0]).unwrap().unwrap();
-    let newer = Region { version: 2, ..disk::REGION };
+    let newer = Region { version: 3, ..disk::REGION };
     newer.store(&legs[0], found.generation + 1, &found.content).unwrap();
-    assert!(fails("mode=back", &legs, Reason::Open).contains("layout 2"));
+    assert!(fails("mode=back", &legs, Reason::Open).contains("layout 3"));
     let (legs, _) = dirty();
     for at in [0, 8192] {
         let mut bytes = legs::read(&legs[0], at, 512).unwrap();
@@ -180,7 +180,7 @@ fn a_damaged_table_is_refused_while_anything_may_be_dirty() {
     // A line that points outside the volume, with a good checksum.
     let (superblock, _) = Superblock::load(&legs[0]).unwrap().unwrap();
     let mut page = vec![0; 512];
-    disk::encode_page(&mut page, 0, superblock.mark(), |slot| super::table::Entry {
+    disk::encode_page(&mut page, 512, 0, superblock.mark(), |slot| super::table::Entry {
         line: if slot == 0 { 257 } else { 0 },
         dirty: 1,
         valid: 1,
@@ -188,7 +188,7 @@ fn a_damaged_table_is_refused_while_anything_may_be_dirty() {
     legs::write(&legs[0], at, page).unwrap();
     assert!(fails("mode=back", &legs, Reason::Open).contains("slot 0 has line 256, which lies outside the volume"));
     let mut page = vec![0; 512];
-    disk::encode_page(&mut page, 0, superblock.mark(), |slot| super::table::Entry {
+    disk::encode_page(&mut page, 512, 0, superblock.mark(), |slot| super::table::Entry {
         line: if slot < 2 { 3 } else { 0 },
         dirty: u64::from(slot < 2),
         valid: 1,

@@ -9,7 +9,7 @@ use millrace_block::{Scratch, TaskContext, conformance::SyncIo};
 use millrace_memory::BufferPool;
 
 use super::*;
-use crate::testing::{CrashTest, Oracle, Rig, Session, crash_test, every_cut};
+use crate::testing::{CrashTest, Oracle, Rig, Session, Tearing, crash_test, every_cut};
 
 thread_local! {
     /// Memory of buffers is never given back.
@@ -87,6 +87,26 @@ fn large_blocks_survive_power_cuts() {
     let stack = format!("cache(mode=back, line=8K, around=64K, disk:0, {SLOW_LEG})");
     let test = CrashTest { block_size: BlockSize::B4096, ..CrashTest::new(&stack, 4) };
     crash_test(&CrashTest { blocks: 30, points: 1000, steps: 14, settle: 40, verify: &the_table_is_consistent, ..test });
+}
+
+#[test]
+fn disks_that_tear_blocks_lose_nothing_that_was_flushed() {
+    // So many lines that a page of the table has several parts.
+    for (settings, points) in [("mode=back", 500), ("mode=back, ack=fast", 200), ("mode=through", 100)] {
+        // Where writes are answered early, a death of the process may lose what was not flushed.
+        let dies = !settings.ends_with("ack=fast");
+        let stack = format!("cache({settings}, line=4K, around=64K, disk:0, {SLOW_LEG})");
+        crash_test(&CrashTest {
+            blocks: 60,
+            tearing: Tearing::Mixed,
+            steps: 14,
+            points,
+            settle: 40,
+            dies,
+            verify: &the_table_is_consistent,
+            ..CrashTest::new(&stack, 4)
+        });
+    }
 }
 
 /// Work while lines are written back all the time, then a change of mode over the crash.

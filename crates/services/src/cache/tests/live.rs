@@ -168,6 +168,38 @@ fn it_does_not_go_while_something_is_only_on_its_fast_leg() {
     running.guest(|bench| bench.expect(0, &data));
 }
 
+/// The slow leg forgot what had passed the cache by, in a flush of the cache's own, and the cache goes before the guest flushes.
+#[test]
+fn what_a_cache_has_not_told_is_told_when_it_is_gone() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    let fault = BlockError::WriteFault { errno: 5 };
+    for mode in ["through", "back"] {
+        for next in ["disk:1".to_owned(), stack(&format!("mode={mode}, line=4K, rate=1M"))] {
+            let legs = faulty(50);
+            legs[1].hold_writes();
+            let disks = volumes(&legs);
+            let graph =
+                graph(&stack(&format!("mode={mode}, line=4K")), &disks, None, Reason::Create, &Arc::default()).unwrap();
+            let switch = Switch::new("test", Arc::clone(graph.volume()));
+            let mut running = Running { disks, graph, switch };
+            running.guest(|bench| drop(bench.write_random(1000, 600)));
+            legs[1].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Forget(fault)));
+            let me = cache(&running.graph);
+            let ours = legs::block_on(move |cx| Box::pin(async move { me.commit(cx).await })).unwrap();
+            assert_eq!(ours, Err(fault), "{mode}");
+            // A change that fails leaves it where it is.
+            running.change_storing(&next, false, &mut || Err("the disk is full".to_owned())).unwrap_err();
+            assert!(running.graph.has_untold() && !running.switch.is_untold());
+            running.change(&next).unwrap();
+            running.guest(|bench| {
+                let told = bench.plain(Operation::Flush, 0, 0);
+                assert_eq!(told, Err(BlockError::WriteFault { errno: 0 }), "{mode}: {next}");
+                assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()), "{mode}: {next}");
+            });
+        }
+    }
+}
+
 #[test]
 fn a_change_waits_until_what_is_in_memory_can_be_stored() {
     use millrace_backends::fault::{Effect, Kind, Rule, When};

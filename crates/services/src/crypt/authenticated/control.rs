@@ -393,6 +393,10 @@ impl Service for Authenticated {
         Ok(())
     }
 
+    fn has_untold(&self) -> bool {
+        self.flushes.is_untold()
+    }
+
     fn leg_is_whole(&self, _: usize) -> bool {
         false
     }

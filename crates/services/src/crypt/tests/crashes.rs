@@ -9,7 +9,7 @@ use crate::{
     Reason,
     graph::Graph,
     settings::Settings,
-    testing::{Bench, CrashTest, NO_CUT, Oracle, Rig, Session, crash_test, every_cut, graph},
+    testing::{Bench, CrashTest, NO_CUT, Oracle, Rig, Session, Tearing, crash_test, every_cut, graph},
 };
 
 /// Blocks of the volumes that are re-keyed: two chunks and a bit.
@@ -33,6 +33,20 @@ fn flushed_data_survive_power_cuts() {
     }
 }
 
+/// Nothing tells which parts of a block were never written: they are deciphered with the rest.
+#[test]
+fn flushed_data_survive_power_cuts_of_a_disk_that_tears_blocks() {
+    crash_test(&CrashTest {
+        blocks: leg_blocks(64, BlockSize::B4096),
+        tearing: Tearing::Noisy,
+        steps: 20,
+        points: 500,
+        seed: SEED,
+        settle: 20,
+        ..CrashTest::new(&stack(""), 1)
+    });
+}
+
 pub(in crate::crypt) fn is_rekeying(graph: &Graph) -> bool {
     graph.services("crypt").iter().any(|(_, service)| !service.status().progress.is_empty())
 }
@@ -46,8 +60,10 @@ pub(in crate::crypt) fn begin(graph: &Graph) -> Result<String, String> {
 /// Re-keyings that are cut short.
 pub(in crate::crypt) struct Rekeyed {
     pub(in crate::crypt) stack: String,
+    /// Of 512 bytes, or of 4096 where the disk tears them.
     pub(in crate::crypt) leg_blocks: u64,
     pub(in crate::crypt) blocks: u64,
+    pub(in crate::crypt) tearing: Tearing,
     pub(in crate::crypt) points: usize,
     pub(in crate::crypt) seed: u64,
     /// What is true of a volume after a crash.
@@ -95,8 +111,13 @@ impl Case<'_> {
 impl Rekeyed {
     /// One workload with a re-keying in it, cut at a boundary. Returns how many boundaries it had.
     fn run(&self, seed: u64, cut: u64) -> u64 {
-        let rig = Rig::new(seed, 1, self.leg_blocks, BlockSize::B512);
-        let mut case = Case { test: self, rig, oracle: Oracle::new(seed, self.blocks, 512) };
+        let (rig, block) = if self.tearing == Tearing::Never {
+            (Rig::new(seed, 1, self.leg_blocks, BlockSize::B512), 512)
+        } else {
+            (Rig::torn(seed, 1, self.leg_blocks), 4096)
+        };
+        let oracle = Oracle::new(seed, self.blocks, block).torn(self.tearing);
+        let mut case = Case { test: self, rig, oracle };
         let bench = Bench::new(seed);
         let mut volume = case.open(Reason::Create).unwrap();
         // Tasks that hold something do not go on while it begins.
@@ -146,5 +167,14 @@ impl Rekeyed {
 #[test]
 fn a_re_keying_survives_power_cuts() {
     let leg_blocks = leg_blocks(BLOCKS, BlockSize::B512);
-    Rekeyed { stack: stack(""), leg_blocks, blocks: BLOCKS, points: POINTS, seed: SEED, verify: |_| {} }.test();
+    let (tearing, verify) = (Tearing::Never, |_: &Graph| {});
+    Rekeyed { stack: stack(""), leg_blocks, blocks: BLOCKS, tearing, points: POINTS, seed: SEED, verify }.test();
+}
+
+#[test]
+fn a_re_keying_of_blocks_that_the_disk_tears_survives_power_cuts() {
+    // Two chunks and a bit.
+    let (blocks, leg_blocks) = (32, leg_blocks(32, BlockSize::B4096));
+    let (tearing, verify) = (Tearing::Noisy, |_: &Graph| {});
+    Rekeyed { stack: stack(""), leg_blocks, blocks, tearing, points: 600, seed: SEED, verify }.test();
 }

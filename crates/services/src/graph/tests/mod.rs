@@ -11,7 +11,8 @@ use std::{
 
 use millrace_backends::{MemoryVolume, fault::FaultVolume};
 use millrace_block::{
-    BlockCount, ChangeError, Geometry, Lba, Operation, Request, Scratch, ShardSlot, Step, Switch, TaskContext, Usage,
+    BlockCount, BlockError, ChangeError, Geometry, Lba, Operation, Request, Scratch, ShardSlot, Step, Switch, TaskContext,
+    Usage,
     conformance::{Bench, Memory, SyncHarness, SyncIo},
 };
 use millrace_memory::BufferPool;
@@ -93,6 +94,65 @@ fn a_change_that_cannot_be_stored_changes_nothing() {
     let mut bench = Bench::new(&mut harness, volume, SEED);
     let data = bench.write_random(60, 8);
     bench.expect(60, &data);
+}
+
+/// Both legs of a mirror that goes refuse its last flush, and forget what the guest has written.
+#[test]
+fn what_a_service_that_went_has_not_told_is_told_once() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    let legs: Vec<_> = memory(2, 4096).into_iter().map(|disk| FaultVolume::new(disk, SEED)).collect();
+    let mut disks: Vec<Arc<dyn Volume>> = Vec::new();
+    for leg in &legs {
+        leg.hold_writes();
+        disks.push(Arc::<FaultVolume>::clone(leg));
+    }
+    let mut old = mounted("mirror(disk:0, disk:1)", &disks, None, Reason::Create, &Arc::default()).unwrap();
+    disks.push(MemoryVolume::create("disk", old.volume().geometry().bytes(), BlockSize::B512).unwrap());
+    let switch = Switch::new("test", Arc::clone(old.volume()));
+    let mut harness = SyncHarness::new(SEED, false);
+    let volume: Arc<dyn Volume> = Arc::<Switch>::clone(&switch);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    bench.write_random(0, 100);
+    for leg in &legs {
+        leg.add(Rule::new(Kind::Flush, When::Nth(1), Effect::Forget(BlockError::WriteFault { errno: 5 })));
+    }
+    let mut new = beside(&old, &disks, "disk:2").unwrap();
+    // Its tasks are not run here, and so have ended.
+    old.tasks.clear();
+    let mut store = || Ok(());
+    change(&switch, &mut old, &mut new, terms(&mut store, true)).unwrap();
+    assert!(old.has_untold() && !new.has_untold() && switch.is_untold());
+    assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::WriteFault { errno: 0 }));
+    assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+}
+
+/// A change is refused where they do not end in time; they have been told to, and may be there when others are started.
+#[test]
+fn tasks_begin_when_those_before_them_have_ended() {
+    use crate::background::Stop;
+    use std::task::{Context, Waker};
+    let disks = memory(1, 64);
+    let graph = mounted("throttle(iops=9) | disk:0", &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let began = Arc::new(AtomicBool::new(false));
+    let work = || {
+        let began = Arc::clone(&began);
+        let task = Task::new("work", move |_, _| Box::pin(async move { began.store(true, Ordering::Relaxed) }));
+        graph.root.in_turn(vec![task])
+    };
+    let (first, mut second) = (work(), work());
+    let (io, buffers, scratch) = (SyncIo::new(SEED, false).hasty(), BufferPool::new(1).unwrap(), Scratch::new(1 << 12));
+    let stop = Stop::default();
+    stop.set();
+    let task = second.pop().expect("one task");
+    let mut second = task.begin(TaskContext::new(&scratch, &buffers, &io), stop);
+    let mut cx = Context::from_waker(Waker::noop());
+    for _ in 0..100 {
+        assert!(second.as_mut().poll(&mut cx).is_pending(), "the first one is there still");
+    }
+    assert!(!began.load(Ordering::Relaxed));
+    drop(first);
+    while second.as_mut().poll(&mut cx).is_pending() {}
+    assert!(began.load(Ordering::Relaxed));
 }
 
 /// Never ends before it is told to.

@@ -16,7 +16,7 @@ use super::page::leg_bytes;
 use crate::{
     Reason,
     graph::Graph,
-    testing::{CrashTest, crash_test, subject},
+    testing::{CrashTest, Tearing, crash_test, subject},
 };
 
 const SEED: u64 = 0x696e_7465;
@@ -80,4 +80,21 @@ fn flushed_data_survive_power_cuts_and_nothing_is_called_rotten() {
             ..CrashTest::new(STACK, 1)
         });
     }
+}
+
+#[test]
+fn what_the_disk_tears_is_taken_as_it_is_and_not_called_rotten() {
+    crash_test(&CrashTest {
+        blocks: leg_blocks(100, BlockSize::B4096),
+        tearing: Tearing::Mixed,
+        steps: 25,
+        points: 500,
+        seed: SEED,
+        settle: 40,
+        verify: &|graph, _| {
+            let status = graph.services("integrity")[0].1.status();
+            assert_eq!(status.facts[1].1, "0", "{status:?}");
+        },
+        ..CrashTest::new(STACK, 1)
+    });
 }

@@ -18,7 +18,7 @@ use super::page::leg_bytes;
 use crate::{
     Reason,
     graph::Graph,
-    testing::{CrashTest, crash_test, subject},
+    testing::{CrashTest, Tearing, crash_test, subject},
 };
 
 const SEED: u64 = 0x6d65_7461;
@@ -26,7 +26,11 @@ const STACK: &str = "metadata(disk:0)";
 
 /// A volume whose blocks are written with metadata made of their data, and whose reads fail the test when a block comes with
 /// another one's: what plain requests find out of data, these find out of both.
-struct Woven(Arc<dyn Volume>);
+struct Woven {
+    volume: Arc<dyn Volume>,
+    /// They fail instead, as where a guest finds by its guard that a block was torn.
+    torn: bool,
+}
 
 /// The metadata of a block of these bytes.
 fn tag_of(block: &[u8]) -> [u8; METADATA_SIZE] {
@@ -37,7 +41,11 @@ fn tag_of(block: &[u8]) -> [u8; METADATA_SIZE] {
 
 impl Woven {
     fn over(volume: &Arc<dyn Volume>) -> Arc<dyn Volume> {
-        Arc::new(Self(Arc::clone(volume)))
+        Arc::new(Self { volume: Arc::clone(volume), torn: false })
+    }
+
+    fn over_torn(volume: &Arc<dyn Volume>) -> Arc<dyn Volume> {
+        Arc::new(Self { volume: Arc::clone(volume), torn: true })
     }
 
     async fn transfer(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
@@ -61,13 +69,16 @@ impl Woven {
                 }
             }
             let tagged = TaggedRequest { operation, lba: Lba(lba), count: BlockCount(count), data, metadata };
-            self.0.submit_tagged(cx.deeper().with_scratch(&cx.scratch.carve_rest()), tagged).await?;
+            self.volume.submit_tagged(cx.deeper().with_scratch(&cx.scratch.carve_rest()), tagged).await?;
             if !operation.is_write() {
                 let (mut block, mut tag) = (vec![0; unit], [0; METADATA_SIZE]);
                 for at in 0..count as usize {
                     data.read_at(at * unit, &mut block);
                     metadata.read_at(at * METADATA_SIZE, &mut tag);
                     let good = tag == tag_of(&block) || tag == NO_METADATA && crate::legs::is_zero(&block);
+                    if self.torn && !good {
+                        return Err(BlockError::ReadFault { errno: 0 });
+                    }
                     assert!(good, "block {} has metadata {tag:02x?} of other data: {:02x?}", lba + at as u64, &block[..24]);
                 }
                 cursor.copy_from(data);
@@ -80,11 +91,11 @@ impl Woven {
 
 impl Volume for Woven {
     fn name(&self) -> &str {
-        self.0.name()
+        self.volume.name()
     }
 
     fn geometry(&self) -> Geometry {
-        self.0.geometry()
+        self.volume.geometry()
     }
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
@@ -95,25 +106,25 @@ impl Volume for Woven {
             Operation::Read | Operation::Write { .. } => Step::Wait(cx.scratch.place_future(self.transfer(cx, request))),
             Operation::Compare => Step::Wait(cx.scratch.place_future(compare_by_reading(self, cx, request))),
             Operation::Copy { .. } => Step::Wait(cx.scratch.place_future(copy_by_bounce(self, cx, request))),
-            _ => self.0.submit(cx, request),
+            _ => self.volume.submit(cx, request),
         }
     }
 
     fn scratch_bytes(&self) -> usize {
-        let inner = self.0.scratch_bytes() + size_of::<millrace_block::Scratch>();
+        let inner = self.volume.scratch_bytes() + size_of::<millrace_block::Scratch>();
         helpers_scratch_bytes(inner + future_bytes(Self::transfer))
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
+        self.volume.resize(blocks)
     }
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.0.format(block_size)
+        self.volume.format(block_size)
     }
 
     fn usage(&self) -> Usage {
-        self.0.usage()
+        self.volume.usage()
     }
 }
 
@@ -186,6 +197,21 @@ fn blocks_and_metadata_survive_power_cuts_together() {
             ..CrashTest::new(STACK, 1)
         });
     }
+}
+
+/// Only a block that was not flushed is ever another one than its metadata say.
+#[test]
+fn a_block_that_the_disk_tears_does_not_pass_for_one_that_was_written() {
+    crash_test(&CrashTest {
+        blocks: leg_blocks(180, BlockSize::B4096),
+        tearing: Tearing::Told,
+        steps: 25,
+        points: 500,
+        seed: SEED,
+        settle: 1,
+        view: &Woven::over_torn,
+        ..CrashTest::new(STACK, 1)
+    });
 }
 
 /// A job that reads or writes a whole block of one byte.

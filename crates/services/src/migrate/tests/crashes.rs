@@ -3,7 +3,7 @@
 use millrace_block::conformance::CrashDisk;
 
 use super::{holes::Knowing, *};
-use crate::testing::{CrashTest, crash_test, every_cut};
+use crate::testing::{CrashTest, Tearing, crash_test, every_cut};
 
 const BLOCKS: u64 = 128;
 const MOVING: &str = "move(piece=8K, disk:0, disk:1)";
@@ -20,6 +20,12 @@ fn is_whole(graph: &Graph, disks: &[Arc<CrashDisk>]) {
 #[test]
 fn a_walk_survives_power_cuts() {
     crash_test(&CrashTest { steps: 12, points: 3000, verify: &is_whole, ..CrashTest::new(MOVING, 2) });
+}
+
+#[test]
+fn a_walk_over_disks_that_tear_blocks_survives_power_cuts() {
+    let (tearing, verify) = (Tearing::Mixed, &is_whole);
+    crash_test(&CrashTest { blocks: 32, tearing, steps: 12, points: 500, verify, ..CrashTest::new(MOVING, 2) });
 }
 
 /// The disks; every other time they know where they hold nothing.

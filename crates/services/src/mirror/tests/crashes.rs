@@ -4,7 +4,7 @@ use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockError, conformance::CrashDisk};
 
 use super::*;
-use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, crash_test, every_cut};
+use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, Tearing, crash_test, every_cut};
 
 /// Blocks of a disk: the tables take 128 of them.
 const BLOCKS: u64 = 384;
@@ -28,6 +28,13 @@ fn three_legs_of_large_blocks_survive_power_cuts() {
     let test = CrashTest::new("mirror(region=64K, rate=1T, read=2, disk:0, disk:1, disk:2)", 3);
     let block_size = BlockSize::B4096;
     crash_test(&CrashTest { blocks: 80, block_size, steps: 8, points: 2000, verify: &legs_are_equal, ..test });
+}
+
+#[test]
+fn blocks_that_the_disks_tear_are_the_same_on_all_legs() {
+    let test = CrashTest::new("mirror(region=64K, rate=1T, disk:0, disk:1)", 2);
+    let tearing = Tearing::Mixed;
+    crash_test(&CrashTest { blocks: 80, tearing, steps: 8, points: 600, verify: &legs_are_equal, ..test });
 }
 
 /// A leg is pulled, and some time later the power goes; then both are back.

@@ -348,6 +348,25 @@ fn table_of(legs: usize) -> Table {
     }
 }
 
+/// The marks of what the leg got may be gone, and the copy be from before that.
+#[test]
+fn a_copy_of_a_leg_that_was_being_filled_gets_everything() {
+    let mut table = table_of(2);
+    table.members[1].state = LegState::Filling;
+    let found = [LegOrigin::Kept, LegOrigin::New].map(|origin| Found {
+        name: format!("{origin:?}"),
+        origin,
+        record: Ok(Some((table.clone(), usize::from(origin == LegOrigin::New)))),
+        blank: false,
+        block_size: BlockSize::B512,
+    });
+    let shape = Shape { block_size: BlockSize::B512, more: 0 };
+    let asked = Asked { bytes: 4096, region_shift: 22, label: "v", reason: Reason::Change, rules: RULES, shape };
+    let decided = decide(&found, asked, &mut || [7; 16]).unwrap();
+    assert!(decided.all_stale);
+    assert_eq!(decided.table.members[1], Member { id: [7; 16], state: LegState::Filling, failed_at: 0 });
+}
+
 /// A mirror's life on paper: legs fail, come back and miss stores of the table, and no stale leg is ever taken for good.
 #[test]
 fn no_history_makes_a_stale_leg_good() {

@@ -5,6 +5,7 @@ mod failures;
 mod format;
 mod growth;
 mod membership;
+mod progress;
 mod rebuild;
 
 use std::sync::Arc;

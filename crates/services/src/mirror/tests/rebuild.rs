@@ -1,6 +1,6 @@
 //! Legs that come back, whatever happens meanwhile.
 
-use std::{thread, time::Duration};
+use std::{future::poll_fn, pin::pin, thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, BlockError, Lba, Operation};
@@ -164,6 +164,79 @@ fn a_rebuild_that_the_leg_refuses_changes_nothing() {
         come_back(&graph, 1);
         assert!(volumes.iter().all(|leg| data_of(leg) == model));
     }
+}
+
+/// Brings half of what is to be done in order, and is told to stop.
+fn resync_half(graph: &Graph) {
+    let mirror = mirror(graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            let (stop, pool) = (crate::background::Stop::default(), millrace_memory::BufferPool::new(MOST_LEGS).unwrap());
+            let intent = mirror.members.intent().unwrap();
+            let half = intent.stale() / 2;
+            let mut work = pin!(mirror.resync(cx, &stop, &pool));
+            poll_fn(|task| {
+                if intent.stale() <= half {
+                    stop.set();
+                }
+                work.as_mut().poll(task)
+            })
+            .await
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_was_filled_before_a_close_is_not_filled_again() {
+    let legs = volumes(&faulty(2, 8192));
+    let graph = open("region=64K, rate=1T, ", &legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 8192));
+    // All is marked, and was not written since.
+    look_at_marks(&graph);
+    command(&graph, "fail", 1).unwrap();
+    crate::legs::write(&legs[1], 0, vec![0xee; 8192 * 512]).unwrap();
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+    assert_eq!(mirror(&graph).intent().unwrap().stale(), 64);
+    resync_half(&graph);
+    graph.root.service.as_ref().unwrap().unmount().unwrap();
+    drop(graph);
+    let graph = open("region=64K, rate=1T, ", &legs, Reason::Open);
+    let left = mirror(&graph).intent().unwrap().stale();
+    assert!((1..=32).contains(&left), "{left}");
+    assert_eq!(state(&graph, 1), "being filled");
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 1), "good");
+    assert!(legs.iter().all(|leg| data_of(leg) == model));
+}
+
+#[test]
+fn a_rebuild_of_a_leg_that_is_gone_does_not_mark_everything() {
+    let legs = faulty(2, 8192);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, rate=1T, ", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 8192));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    on_bench(&graph, |bench| {
+        pull(&legs[1]);
+        model[..512].copy_from_slice(&bench.write_random(0, 1));
+    });
+    assert!(command(&graph, "rebuild", 1).is_err());
+    assert_eq!(mirror(&graph).intent().unwrap().marked(), 1);
+    legs[1].clear();
+    come_back(&graph, 1);
+    // What it says cannot be read, and can be written.
+    command(&graph, "fail", 1).unwrap();
+    let range = Some((Lba(8192), BlockCount(128)));
+    let unread = Effect::Fail(BlockError::ReadFault { errno: 5 });
+    legs[1].add(Rule { range, ..Rule::new(Kind::Read, When::Always, unread) });
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with everything"));
+    legs[1].clear();
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 1), "good");
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
 }
 
 #[test]

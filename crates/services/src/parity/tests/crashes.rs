@@ -4,7 +4,7 @@ use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockError, conformance::CrashDisk};
 
 use super::*;
-use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, crash_test, every_cut};
+use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, Tearing, crash_test, every_cut};
 
 /// Blocks of a disk of [`SMALL`]: the service's own take 400 of them.
 const BLOCKS: u64 = 400 + 64;
@@ -41,6 +41,29 @@ fn two_parity_chunks_and_large_blocks_survive_power_cuts() {
         verify: &all_is_well,
         ..CrashTest::new(stack, 4)
     });
+}
+
+/// What goes through the journal is carried out again: there a torn block is mended.
+#[test]
+fn disks_that_tear_blocks_harm_no_others_and_the_parity_fits() {
+    let cases = [
+        ("", 3, BLOCKS, Tearing::Mixed),
+        ("log=all, ", 3, BLOCKS, Tearing::Hidden),
+        ("redundancy=2, ", 4, BLOCKS_TWO, Tearing::Mixed),
+    ];
+    for (settings, disks, blocks, tearing) in cases {
+        let legs = (0..disks).map(|disk| format!("disk:{disk}")).collect::<Vec<_>>().join(", ");
+        let stack = format!("parity({settings}chunk=8K, journal=128K, region=64K, rate=1T, {legs})");
+        crash_test(&CrashTest {
+            blocks: blocks / 8 + 16,
+            tearing,
+            steps: 8,
+            points: 500,
+            settle: 4000,
+            verify: &all_is_well,
+            ..CrashTest::new(&stack, disks)
+        });
+    }
 }
 
 /// Legs that fail, and when.

@@ -35,7 +35,7 @@ fn void_when_quiet(graph: &Graph) {
 }
 
 /// Spoils a byte of a leg, below the service.
-fn rot(leg: &Arc<dyn Volume>, at: u64) {
+pub(super) fn rot(leg: &Arc<dyn Volume>, at: u64) {
     let block = at / 512 * 512;
     let mut bytes = crate::legs::read(leg, block, 512).unwrap();
     bytes[(at % 512) as usize] ^= 0x24;
@@ -541,6 +541,28 @@ fn what_is_computed_is_not_written_where_it_does_not_fit() {
         bench.expect(0, &model);
     });
     parity_fits(&graph, &volumes);
+}
+
+/// What is known to be wrong, and cannot be put right there.
+#[test]
+fn a_repair_that_the_leg_refuses_is_none() {
+    for (error, stays) in [(WRITE_FAULT, false), (BlockError::Memory, true)] {
+        let legs = TWO.faulty(1024);
+        let volumes = volumes(&legs);
+        let graph = TWO.open(&volumes, Reason::Create);
+        let leg = parity(&graph).layout.leg(0, 0);
+        on_bench(&graph, |bench| {
+            let model = bench.write_random(0, 1024);
+            rot(&volumes[leg], 5);
+            let range = Some((Lba(0), BlockCount(8)));
+            legs[leg].add(Rule { range, ..Rule::new(Kind::Write, When::Nth(1), Effect::Fail(error)) });
+            let found = scrubbed(&graph);
+            assert_eq!((found.repaired, found.differing), (0, u64::from(stays)));
+            assert_eq!(state(&graph, leg), if stays { "good" } else { "failed" });
+            assert_eq!(scrubbed(&graph).repaired, u64::from(stays));
+            bench.expect(0, &model);
+        });
+    }
 }
 
 #[test]

@@ -4,7 +4,9 @@ mod bad;
 mod crashes;
 mod failures;
 mod format;
+mod progress;
 mod rebuild;
+mod stopped;
 
 use std::sync::Arc;
 
@@ -138,8 +140,13 @@ fn scrubbed(graph: &Graph) -> Scrub {
         Box::pin(async move {
             let pool = millrace_memory::BufferPool::new(2).unwrap();
             parity.start_scrub();
-            parity.scrub_if_asked(cx, &crate::background::Stop::default(), &pool).await;
-            parity.scrub().clone()
+            loop {
+                parity.scrub_if_asked(cx, &crate::background::Stop::default(), &pool).await;
+                let scrub = parity.scrub().clone();
+                if !scrub.running {
+                    return scrub;
+                }
+            }
         })
     })
     .unwrap()

@@ -1,6 +1,6 @@
 //! Legs that come back, whatever happens meanwhile.
 
-use std::{thread, time::Duration};
+use std::{future::poll_fn, pin::pin, thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, Lba, trace::Tap};
@@ -12,7 +12,7 @@ use super::{
 use crate::testing::waiting::{until, write_around};
 
 /// Upkeep looks whether marks can go.
-fn look_at_marks(graph: &Graph) {
+pub(super) fn look_at_marks(graph: &Graph) {
     let parity = parity(graph);
     crate::legs::block_on(move |cx| Box::pin(async move { parity.members.take_marks_away(cx).await })).unwrap();
 }
@@ -177,6 +177,55 @@ fn a_rebuild_that_the_leg_refuses_changes_nothing() {
         parity_fits(&graph, &volumes);
         on_bench(&graph, |bench| bench.expect(0, &model));
     }
+}
+
+/// Brings half of what is to be done in order, and is told to stop.
+fn resync_half(graph: &Graph) {
+    let parity = parity(graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            let (stop, pool) = (crate::background::Stop::default(), millrace_memory::BufferPool::new(2).unwrap());
+            let intent = parity.members.intent().unwrap();
+            let half = intent.stale() / 2;
+            let mut work = pin!(parity.resync(cx, &stop, &pool));
+            poll_fn(|task| {
+                if intent.stale() <= half {
+                    stop.set();
+                }
+                work.as_mut().poll(task)
+            })
+            .await
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_was_filled_before_a_close_is_not_filled_again() {
+    let legs = volumes(&SMALL.faulty(8192));
+    let graph = SMALL.open(&legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 8192));
+    // All is marked, and was not written since.
+    look_at_marks(&graph);
+    command(&graph, "fail", 1).unwrap();
+    let bytes = parity(&graph).members.bytes();
+    crate::legs::write(&legs[1], 0, vec![0xee; bytes as usize]).unwrap();
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+    let all = parity(&graph).members.intent().unwrap().stale();
+    assert_eq!(all, bytes >> 16);
+    resync_half(&graph);
+    graph.root.service.as_ref().unwrap().unmount().unwrap();
+    drop(graph);
+    let graph = SMALL.open(&legs, Reason::Open);
+    let left = parity(&graph).members.intent().unwrap().stale();
+    assert!((1..=all / 2).contains(&left), "{left} of {all}");
+    assert_eq!(state(&graph, 1), "being filled");
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 1), "good");
+    parity_fits(&graph, &legs);
+    on_bench(&graph, |bench| bench.expect(0, &model));
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::{
     Node, Reason, Settings, SharedObjects,
     background::Spawner,
     graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan},
-    testing::{CrashTest, Kept, Rig, crash_test, subject},
+    testing::{CrashTest, Kept, Rig, Tearing, crash_test, subject},
 };
 
 const SEED: u64 = 0x7368_6172;
@@ -144,6 +144,12 @@ fn errors_of_the_disk_are_the_guests() {
 fn flushed_data_survive_power_cuts() {
     let test = CrashTest::new("share | disk(extent=16K, depth=2) | disk:0", 1);
     crash_test(&CrashTest { blocks: 256, points: 3000, ..test });
+}
+
+#[test]
+fn flushed_data_survive_power_cuts_of_a_disk_that_tears_blocks() {
+    let test = CrashTest::new("share | disk(extent=16K, depth=2) | disk:0", 1);
+    crash_test(&CrashTest { blocks: 64, tearing: Tearing::Mixed, steps: 15, points: 400, ..test });
 }
 
 #[test]

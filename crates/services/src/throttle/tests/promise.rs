@@ -353,6 +353,89 @@ fn a_group_changes_within_a_refill_period() {
     }
 }
 
+/// What shards have at hand stays theirs when caps are set as they are, or others are changed: it is not taken of the bucket again.
+#[test]
+fn what_is_at_hand_stays_when_other_caps_change() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let shared = SharedObjects::default();
+    let group = Group::declare(&shared, "gold", None, &caps("iops=1M, write_iops=1K, burst=100ms")).unwrap();
+    let leg: Arc<dyn Volume> = Noted::new(Vec::new());
+    let graph = sharing(&shared, "v", "throttle(group=gold) | disk:0", leg).unwrap();
+    let begun = clock::now();
+    for others in ["write_iops=1K", "write_iops=1K", "write_iops=2K", "write_bandwidth=1G, write_iops=2K"].repeat(100) {
+        group.set(&caps(&format!("iops=1M, {others}, burst=100ms")));
+        assert_eq!(drive(&time, &[Load::new(graph.volume(), 1, false, 1).once()], SECOND), [1]);
+    }
+    // The bucket holds 100,000, and a lease is hundreds.
+    assert_eq!(clock::now(), begun, "something had to wait");
+}
+
+/// Leases leave room beside a large request, and that is given back when none has come for some time.
+#[test]
+fn after_large_requests_there_are_leases_again() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let chain = Chain { own: Level::default(), above: Box::default(), hurry: AtomicBool::new(false) };
+    let set = |text: &str| chain.own.set(&caps(text).rates, &[]);
+    set("bandwidth=100M");
+    let small = Cost { writes: false, bytes: 512 };
+    let goes = |cost: Cost| {
+        while let Err(wait) = chain.pass(cost, None, false) {
+            time.advance_to(clock::now() + wait.as_nanos() as u64);
+        }
+    };
+    let has_lease = || {
+        // The bucket is full.
+        time.advance_to(clock::now() + SECOND);
+        goes(small);
+        chain.at_once(small)
+    };
+    assert!(has_lease());
+    let large = Cost { bytes: 4 << 20, ..small };
+    goes(large);
+    assert!(!has_lease(), "it is more than the bucket");
+    for _ in 0..3 {
+        time.advance_to(clock::now() + 8 * SECOND);
+        goes(large);
+        assert!(!has_lease(), "they come again and again");
+    }
+    for _ in 0..8 {
+        time.advance_to(clock::now() + 8 * SECOND);
+        goes(small);
+    }
+    assert!(has_lease());
+    goes(large);
+    assert!(!has_lease());
+    set("bandwidth=200M");
+    assert!(has_lease(), "another bucket, which has seen nothing yet");
+}
+
+/// However room for large requests is taken and given back: never more than a bucket, which holds just one of them.
+#[test]
+fn leases_that_come_again_are_within_the_bucket() {
+    have_had_shards(8);
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let (leg, graph) = noted("bandwidth=100M, iops=1M");
+    let go = |depth: usize, blocks: u64| {
+        drive(&time, &[Load::new(graph.volume(), depth, false, blocks).once()], SECOND);
+    };
+    for pause in [11, 1, 25, 9, 40, 10, 21] {
+        for (depth, blocks) in [(100, 1), (1, 2048), (1, 1), (1, 1024), (600, 1), (2, 2048)] {
+            go(depth, blocks);
+        }
+        time.advance_to(clock::now() + pause * SECOND);
+        // It fades, and all is at hand or in the bucket.
+        go(1, 1);
+        time.advance_to(clock::now() + SECOND);
+        for (depth, blocks) in [(1500, 1), (1, 2048), (1, 1)] {
+            go(depth, blocks);
+        }
+    }
+    assert_eq!(leg.all().0, 7 * (705 + 1 + 1502));
+}
+
 #[test]
 fn what_went_in_a_hurry_is_owed() {
     let _own = ShardSlot::claim();

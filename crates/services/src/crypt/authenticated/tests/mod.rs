@@ -20,7 +20,7 @@ use crate::{
     Reason,
     graph::Graph,
     legs,
-    testing::{CrashTest, crash_test, subject},
+    testing::{CrashTest, Tearing, crash_test, subject},
 };
 
 const SEED: u64 = 0x7365_616c;
@@ -138,6 +138,21 @@ fn flushed_data_survive_power_cuts_and_nothing_is_called_changed() {
             seed: SEED,
             verify: &|graph, _| nothing_is_called_changed(graph),
             ..CrashTest::new(&stack, 1)
+        });
+    }
+}
+
+#[test]
+fn a_block_that_the_disk_tears_is_not_delivered() {
+    for (stack, disks) in [(stack("save-after=1ms, "), 1), (rooted("save-after=1ms, "), 2)] {
+        crash_test(&CrashTest {
+            blocks: leg_blocks(60, BlockSize::B4096),
+            tearing: Tearing::Told,
+            steps: 20,
+            points: 400,
+            seed: SEED,
+            settle: 200,
+            ..CrashTest::new(&stack, disks)
         });
     }
 }

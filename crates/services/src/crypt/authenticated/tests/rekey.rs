@@ -23,7 +23,7 @@ use crate::{
     },
     graph::Graph,
     legs,
-    testing::{Bench, Kept, Session},
+    testing::{Bench, Kept, Session, Tearing},
 };
 
 /// More than two groups.
@@ -39,12 +39,21 @@ fn a_re_keying_survives_power_cuts() {
             stack: stack(settings),
             leg_blocks,
             blocks: BLOCKS,
+            tearing: Tearing::Never,
             points,
             seed: SEED,
             verify: nothing_is_called_changed,
         };
         test.test();
     }
+}
+
+#[test]
+fn a_re_keying_of_blocks_that_the_disk_tears_survives_power_cuts() {
+    // More than a group.
+    let (blocks, leg_blocks) = (180, leg_blocks(180, BlockSize::B4096));
+    let (stack, tearing) = (stack("save-after=1ms, "), Tearing::Told);
+    Rekeyed { stack, leg_blocks, blocks, tearing, points: 300, seed: SEED, verify: |_| {} }.test();
 }
 
 fn with_tasks(disk: &Arc<dyn Volume>, reason: Reason) -> (Graph, Arc<Kept>) {

@@ -1,0 +1,118 @@
+//! Work beside requests keeps no other from being done, and is not misled by what is done meanwhile.
+
+use std::thread;
+
+use millrace_backends::fault::Kind;
+use millrace_block::Operation;
+
+use super::{
+    failures::{rot, state},
+    rebuild::look_at_marks,
+    *,
+};
+use crate::testing::waiting::{Gate, until};
+
+/// Legs of which one, while its gate is closed, answers no read.
+fn with_gate(form: Form, gated: usize) -> (Vec<Arc<FaultVolume>>, Arc<Gate>) {
+    let wanted = Wanted { block_size: BlockSize::B512, blocks: form.leg_bytes(1024 * 512) / 512, read_only: false };
+    let gate = Gate::before(memory(wanted, gated), |operation| operation == Operation::Read);
+    let mut legs = form.faulty(1024);
+    legs[gated] = FaultVolume::new(Arc::<Gate>::clone(&gate), SEED);
+    (legs, gate)
+}
+
+/// What upkeep does of a scrub at a time.
+fn scrub_a_while(graph: &Graph) {
+    let parity = parity(graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            let pool = millrace_memory::BufferPool::new(2).unwrap();
+            parity.scrub_if_asked(cx, &crate::background::Stop::default(), &pool).await
+        })
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_scrub_makes_way_where_parity_may_not_fit_and_goes_on_where_it_was() {
+    let (legs, gate) = with_gate(SMALL, 0);
+    let graph = SMALL.open(&volumes(&legs), Reason::Create);
+    let parity = parity(&graph);
+    parity.start_scrub();
+    gate.open.store(false, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let before = legs[0].requests(Kind::Read);
+        let scrub = scope.spawn(|| scrub_a_while(&graph));
+        until("the first rows are read", || legs[0].requests(Kind::Read) > before);
+        parity.members.intent().unwrap().suspect(&(0..=0));
+        gate.open.store(true, Ordering::Relaxed);
+        scrub.join().unwrap();
+    });
+    let scrub = parity.scrub().clone();
+    assert!(scrub.running && scrub.at > 0, "{scrub:?}");
+    assert!(resync(&graph));
+    let at = scrub.at;
+    loop {
+        scrub_a_while(&graph);
+        let scrub = parity.scrub().clone();
+        assert!(scrub.at > at);
+        if !scrub.running {
+            assert_eq!((scrub.finished, scrub.differing, scrub.unread), (1, 0, 0));
+            break;
+        }
+    }
+}
+
+/// What was computed in the place of what a leg has, before it was taken in, does not tell which part is wrong.
+#[test]
+fn a_leg_that_is_taken_in_during_a_check_spoils_no_other() {
+    let layout = TWO.plan().layout(TWO.legs);
+    let (rotten, filled) = (layout.leg(0, 0), layout.leg(0, 1));
+    let (legs, gate) = with_gate(TWO, rotten);
+    let volumes = volumes(&legs);
+    let graph = TWO.open(&volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    command(&graph, "fail", filled).unwrap();
+    assert!(command(&graph, "rebuild", filled).unwrap().ends_with("with what it missed"));
+    rot(&volumes[rotten], 5);
+    gate.open.store(false, Ordering::Relaxed);
+    let found = thread::scope(|scope| {
+        let before = legs[rotten].requests(Kind::Read);
+        let scrub = scope.spawn(|| scrubbed(&graph));
+        until("the first rows are read", || legs[rotten].requests(Kind::Read) > before);
+        // It missed nothing.
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, filled), "good");
+        gate.open.store(true, Ordering::Relaxed);
+        scrub.join().unwrap()
+    });
+    assert_eq!((found.differing, found.repaired), (1, 0));
+    let again = scrubbed(&graph);
+    assert_eq!((again.differing, again.repaired), (0, 1));
+    parity_fits(&graph, &volumes);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+/// Where others are always at work a long range is never free as a whole.
+#[test]
+fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
+    let legs = SMALL.faulty(8192);
+    let graph = SMALL.open(&volumes(&legs), Reason::Create);
+    // Whole rows: the journal has nothing of it.
+    on_bench(&graph, |bench| _ = bench.write_random(0, 8192));
+    let parity = parity(&graph);
+    thread::scope(|scope| {
+        let held = parity.members.ranges.try_lock(3 << 19..(3 << 19) + 4096).unwrap();
+        let before = legs[0].requests(Kind::WriteZeroes);
+        let erasure = scope.spawn(|| {
+            let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
+            on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
+        });
+        until("some of it is erased", || legs[0].requests(Kind::WriteZeroes) > before);
+        drop(held);
+        erasure.join().unwrap();
+    });
+    on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
+}
