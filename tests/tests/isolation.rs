@@ -518,6 +518,7 @@ fn an_upgrade_is_of_all_workers_or_of_none() {
     eventually("all go on with the old binary", || all_run(&this).then_some(()));
     let last = daemon.json(&["upgrade", "--show"]);
     assert_eq!(last["state"], "failed", "{last}");
+    assert!(last["reason"].as_str().is_some_and(|reason| reason.contains("worker a: ")), "{last}");
     for load in loads {
         load.finish();
     }

@@ -222,6 +222,49 @@ fn a_device_that_ends_workers_is_taken_out_of_service() {
     daemon.finish();
 }
 
+/// The process that makes system calls for a worker; none where that is in no sandbox.
+fn broker_of(worker: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{worker}/task/{worker}/children")).ok()?;
+    let is_broker = |pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|word| word == b"broker")
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_broker)
+}
+
+/// A worker without its broker ends when it needs it, which is no device's fault: another one comes, with a broker of its own.
+#[test]
+fn the_brokers_end_is_the_workers_and_no_devices() {
+    let daemon = Daemon::start();
+    let backend = file(&daemon);
+    let backend: Vec<&str> = backend.iter().map(String::as_str).collect();
+    let mut load = Load::start(&daemon.disk("disk", &backend, &[]), &Work::default());
+    load.wait_until_busy();
+    // Two faults in a row would be too many.
+    for round in 0..3 {
+        let worker = eventually("a worker", || daemon.worker());
+        let Some(broker) = broker_of(worker) else { return skip("the worker has no broker: it is in no sandbox") };
+        let broker = Pid::from_raw(i32::try_from(broker).expect("a process id")).expect("not 0");
+        kill_process(broker, Signal::KILL).expect("its end");
+        let (name, path) = (format!("more{round}"), daemon.path(&format!("more{round}.img")));
+        let backend = format!("file:{}", path.display());
+        // The first one who asks for it is cut off.
+        let create = || daemon.try_run(&["volume", "create", &name, "--backend", &backend, "--size", "1M"]);
+        eventually("another worker", || {
+            let _ = create();
+            daemon.worker().filter(|new| *new != worker)
+        });
+        eventually("the volume is made", || {
+            let _ = create();
+            daemon.try_run(&["volume", "show", &name]).ok()
+        });
+        load.expect_running();
+    }
+    assert_eq!(daemon.json(&["device", "show", "disk"])["state"], "ready");
+    load.finish();
+    daemon.finish();
+}
+
 /// The daemon's own callers wait while nobody is there, and what they made is kept.
 #[test]
 fn the_operator_waits_for_the_next_worker() {

@@ -36,7 +36,7 @@ use crate::{
     manager::{DeviceView, Ending, Manager, RestoreError, Settings},
     model::{AttachSpec, DeviceSpec, VolumeSpec},
     store::{Store, StoreError},
-    upgrade::layouts,
+    upgrade::{self, layouts},
 };
 
 /// How long requests in progress may still take when the daemon stops.
@@ -209,6 +209,9 @@ fn is_left(result: &Result<End, DaemonError>, predecessor: Option<Predecessor>) 
 /// Runs the daemon until its keeper, at the other end of `link`, tells it to stop or to let go.
 pub fn serve(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Result<(), DaemonError> {
     let result = serve_confined(options, link, sandbox);
+    if let Err(error) = &result {
+        upgrade::leave_words(&options.folder(&options.run_dir), &api::explain(error));
+    }
     // What was refused may be why.
     confine::tell_refused();
     result
@@ -261,10 +264,8 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         };
         open_to_operators(&socket, &operators, predecessor)?;
         let listener = Door::new(listener, operators);
-        let apps = match &options.cell {
-            Some(_) => None,
-            None => Some(open_to_apps(&options.run_dir, predecessor, (&manager, cells.as_ref()))?),
-        };
+        let apps = || open_to_apps(&options.run_dir, predecessor, (&manager, cells.as_ref()));
+        let apps = options.cell.is_none().then(apps).transpose()?;
         match &cells {
             Some(cells) if predecessor.is_none() => cells.begin(&arranged).await?,
             Some(cells) => drop(tokio::spawn(Arc::clone(cells).go_on(on_trial))),
@@ -281,6 +282,7 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         manager.shutdown();
         put_away(&socket);
         put_away(&run_path.join(apps::APPS_SOCKET));
+        put_away(&run_path.join(upgrade::FILE));
     }
     if result? == End::Deaf { Err(DaemonError::Deaf) } else { Ok(()) }
 }
@@ -333,12 +335,12 @@ fn if_usable(
     }
 }
 
-/// Removes a socket that nobody listens to any more.
-fn put_away(socket: &Path) {
-    if let Err(error) = fs::remove_file(socket)
+/// Removes what nobody listens to or looks at any more.
+fn put_away(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(path = %socket.display(), %error, "a socket stays behind");
+        tracing::warn!(path = %path.display(), %error, "what belongs to this daemon stays behind");
     }
 }
 

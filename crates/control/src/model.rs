@@ -323,7 +323,7 @@ pub struct NvmeSpec {
     pub queue_entries: u32,
     /// Largest namespace identifier.
     pub namespaces: u32,
-    /// Largest transfer of one command: a power of two of at least 4096 bytes.
+    /// Largest transfer of one command: a power of two of at least 8192 bytes.
     #[schema(value_type = u64)]
     pub mdts: Size,
     /// How the guest rings: through memory it shares with us, or by messages.
@@ -739,8 +739,9 @@ impl NvmeSpec {
         range("vectors", self.vectors().into(), 1, Config::MAX_VECTORS.into())?;
         range("queue entries", self.queue_entries, 2, 65_536)?;
         range("namespaces", self.namespaces, 1, Config::MAX_NAMESPACES)?;
-        if !self.mdts.0.is_power_of_two() || !(4096..=MAX_MDTS).contains(&self.mdts.0) {
-            return Err(format!("mdts of {}: a power of two from 4K to {} is possible", self.mdts, Size(MAX_MDTS)));
+        // One page has no value of its own: an MDTS of 0 says that there is no limit.
+        if !self.mdts.0.is_power_of_two() || !(8192..=MAX_MDTS).contains(&self.mdts.0) {
+            return Err(format!("mdts of {}: a power of two from 8K to {} is possible", self.mdts, Size(MAX_MDTS)));
         }
         match &self.ns_backend.0 {
             BackendSpec::Null | BackendSpec::Nvme(_) => {

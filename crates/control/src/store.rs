@@ -1,18 +1,23 @@
 //! The declared state on disk: `state.redb` in the state directory (format: docs/formats/state.md).
 
 use std::{
+    any::Any,
     collections::BTreeSet,
     ffi::OsStr,
-    fs,
+    fs, io,
     os::unix::ffi::OsStrExt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use millrace_block::Geometry;
 use millrace_frontends::virtio_blk;
 use redb::{AccessGuard, Database, ReadableDatabase, ReadableTable, StorageError, TableDefinition};
+use rustix::{
+    fs::{CWD, RenameFlags, renameat_with},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use uuid::Uuid;
@@ -32,6 +37,9 @@ pub(crate) const LAYOUT_VERSION: u64 = 1;
 
 /// The file's name in the state directory.
 pub(crate) const FILE: &str = "state.redb";
+
+/// The ending of its name while it is made.
+const MAKING: &str = "new";
 
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
@@ -68,8 +76,8 @@ pub enum StoreError {
     },
     /// It is there, and has nothing in it.
     #[error(
-        "{}: it is empty, and what the daemon had is not in it; put a copy back, or delete it to begin with nothing (a first start that \
-         was cut short leaves one, too)", path.display()
+        "{}: it is empty, and what the daemon had is not in it; put a copy back, or delete it to begin with nothing (a first start of an \
+         earlier version that was cut short leaves one, too)", path.display()
     )]
     Empty {
         /// The database.
@@ -87,6 +95,34 @@ pub enum StoreError {
         /// What is wrong with it.
         #[source]
         source: serde_json::Error,
+    },
+    /// A new one cannot be put in its place.
+    #[error("{}: there is none, and a new one cannot be put there: {source}", path.display())]
+    Make {
+        /// The database.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// What is in it is not what was written.
+    #[error("{}: it is damaged ({what}): put a copy back, or delete it to begin with nothing", path.display())]
+    Damaged {
+        /// The database.
+        path: PathBuf,
+        /// What it said.
+        what: String,
+    },
+    /// The database panicked when something was to be stored.
+    #[error(
+        "{}: storing a change ended in a panic ({what}), and the change is not made; the log has more. If that happens again, stop the \
+         daemon and put a copy back", path.display()
+    )]
+    Panicked {
+        /// The database.
+        path: PathBuf,
+        /// What the panic said.
+        what: String,
     },
     /// The database failed.
     #[error("{}: {source}", path.display())]
@@ -129,6 +165,9 @@ pub(crate) struct VolumeRecord {
     /// they hold may be old, and those that know it may be gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) out_of_use: Vec<String>,
+    /// Writes that were acknowledged may be lost, and the guest is yet to be told, at its next flush.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) untold: bool,
     /// Its stacks, the latest last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) history: Vec<HistoryEntry>,
@@ -285,13 +324,110 @@ pub(crate) struct Changes<'a> {
     pub(crate) remove_files: Vec<&'a Path>,
 }
 
+impl Changes<'_> {
+    /// What they come to, in order.
+    fn entries(&self) -> Vec<Entry> {
+        let put =
+            |table, key: &str, record: Vec<u8>| Entry { place: Place::Record(table, key.to_owned()), value: Some(record) };
+        let gone = |table, key: &str| Entry { place: Place::Record(table, key.to_owned()), value: None };
+        let mut entries: Vec<Entry> = Vec::new();
+        entries.extend(self.remove_volumes.iter().map(|name| gone(VOLUMES, name.as_str())));
+        entries.extend(self.put_volumes.iter().map(|record| put(VOLUMES, record.spec.name.as_str(), encode(record))));
+        // What is no more waits for nothing.
+        let opened = self.remove_volumes.iter().chain(&self.remove_received);
+        let received = |name: &Name, value| Entry { place: Place::Received(name.as_str().to_owned()), value };
+        entries.extend(opened.map(|name| received(name, None)));
+        entries.extend(self.put_received.iter().map(|name| received(name, Some(Vec::new()))));
+        entries.extend(self.remove_devices.iter().map(|name| gone(DEVICES, name.as_str())));
+        entries.extend(self.put_devices.iter().map(|record| put(DEVICES, record.spec.name.as_str(), encode(record))));
+        entries.extend(self.remove_copies.iter().map(|name| gone(COPIES, name.as_str())));
+        entries.extend(self.put_copies.iter().map(|record| put(COPIES, record.name.as_str(), encode(record))));
+        entries.extend(self.remove_groups.iter().map(|name| gone(GROUPS, name.as_str())));
+        entries.extend(self.put_groups.iter().map(|spec| put(GROUPS, spec.name.as_str(), encode(spec))));
+        entries.extend(self.remove_apps.iter().map(|uid| gone(APPS, &uid.to_string())));
+        entries.extend(self.put_apps.iter().map(|app| put(APPS, &app.uid.to_string(), encode(app))));
+        let file = |path: &Path, value| Entry { place: Place::File(path.as_os_str().as_bytes().to_vec()), value };
+        entries.extend(self.remove_files.iter().map(|path| file(path, None)));
+        entries.extend(self.put_files.iter().map(|path| file(path, Some(Vec::new()))));
+        entries
+    }
+}
+
+/// Where something is stored: a table and its key there.
+#[derive(Clone)]
+enum Place {
+    Record(TableDefinition<'static, &'static str, &'static [u8]>, String),
+    Received(String),
+    File(Vec<u8>),
+}
+
+/// What is stored there, or is to be; `None`: nothing. Where there are keys only, no bytes.
+struct Entry {
+    place: Place,
+    value: Option<Vec<u8>>,
+}
+
+/// Stores these, and tells what was there: what takes it back, in the order for that.
+fn exchange(transaction: &redb::WriteTransaction, entries: &[Entry]) -> Result<Vec<Entry>, redb::Error> {
+    let mut before = Vec::with_capacity(entries.len());
+    for Entry { place, value } in entries {
+        let had = match place {
+            Place::Record(table, key) => {
+                let mut table = transaction.open_table(*table)?;
+                let had = match value {
+                    Some(value) => table.insert(key.as_str(), value.as_slice())?,
+                    None => table.remove(key.as_str())?,
+                };
+                had.map(|had| had.value().to_vec())
+            }
+            Place::Received(name) => {
+                let mut table = transaction.open_table(RECEIVED)?;
+                let had = match value {
+                    Some(_) => table.insert(name.as_str(), ())?,
+                    None => table.remove(name.as_str())?,
+                };
+                had.map(|_| Vec::new())
+            }
+            Place::File(path) => {
+                let mut table = transaction.open_table(FILES)?;
+                let had = match value {
+                    Some(_) => table.insert(path.as_slice(), ())?,
+                    None => table.remove(path.as_slice())?,
+                };
+                had.map(|_| Vec::new())
+            }
+        };
+        before.push(Entry { place: place.clone(), value: had });
+    }
+    before.reverse();
+    Ok(before)
+}
+
+/// Whether this is what is stored.
+fn is_there(transaction: &redb::ReadTransaction, Entry { place, value }: &Entry) -> Result<bool, redb::Error> {
+    let found = match place {
+        Place::Record(table, key) => transaction.open_table(*table)?.get(key.as_str())?.map(|found| found.value().to_vec()),
+        Place::Received(name) => transaction.open_table(RECEIVED)?.get(name.as_str())?.map(|_| Vec::new()),
+        Place::File(path) => transaction.open_table(FILES)?.get(path.as_slice())?.map(|_| Vec::new()),
+    };
+    Ok(found == *value)
+}
+
 /// How the database is opened.
 type Opener = Box<dyn Fn() -> Result<Database, redb::DatabaseError> + Send + Sync>;
 
+#[derive(Default)]
+struct Slot {
+    /// `None` after a failure (the file system was full, for instance): the database works again only when it was opened anew.
+    database: Option<Database>,
+    /// What takes back a change that has failed: where only its last sync did, the file has it all the same, while the daemon goes on
+    /// without it. Nothing is read or stored before this is done.
+    undo: Vec<Entry>,
+}
+
 /// The open state.
 pub(crate) struct Store {
-    /// `None` after a failure (the file system was full, for instance): the database works again only when it was opened anew.
-    database: Mutex<Option<Database>>,
+    slot: Mutex<Slot>,
     opener: Opener,
     path: PathBuf,
 }
@@ -300,11 +436,43 @@ impl Store {
     /// Opens the state in `directory`, making it when there is none.
     pub(crate) fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
-        if fs::metadata(&path).is_ok_and(|found| found.len() == 0) {
-            return Err(StoreError::Empty { path });
+        match fs::metadata(&path) {
+            Ok(found) if found.len() == 0 => return Err(StoreError::Empty { path }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if let Some(made) = Self::make(directory, &path)? {
+                    return Ok(made);
+                }
+            }
+            _ => {}
         }
-        let file = path.clone();
-        Self::prepare(Box::new(move || Database::create(&file)), path)
+        Self::prepare(opener(&path), path)
+    }
+
+    /// Makes a state with nothing in it. It has another name until it is whole, so that a start that is cut short leaves none.
+    ///
+    /// `None`: another daemon has made one meanwhile.
+    fn make(directory: &Path, path: &Path) -> Result<Option<Self>, StoreError> {
+        let new = path.with_extension(MAKING);
+        let make = || {
+            let file = new.clone();
+            Self::prepare(Box::new(move || Database::create(&file)), new.clone())
+        };
+        let failed = |source| StoreError::Make { path: path.to_owned(), source };
+        let made = match make() {
+            // Whoever makes it now has it locked; so this is what such a start has left.
+            Err(error) if !matches!(error, StoreError::InUse { .. }) && new.exists() => {
+                fs::remove_file(&new).map_err(failed)?;
+                make()
+            }
+            made => made,
+        };
+        let mut made = made?;
+        // It stays open, and locked with it.
+        if !put_in_place(directory, &new, path).map_err(failed)? {
+            return Ok(None);
+        }
+        (made.opener, made.path) = (opener(path), path.to_owned());
+        Ok(Some(made))
     }
 
     /// A state that is forgotten with the process.
@@ -314,7 +482,7 @@ impl Store {
     }
 
     fn prepare(opener: Opener, path: PathBuf) -> Result<Self, StoreError> {
-        let store = Self { database: Mutex::new(None), opener, path };
+        let store = Self { slot: Mutex::default(), opener, path };
         let version = store.transact(|transaction| {
             let mut meta = transaction.open_table(META)?;
             let found = meta.get(VERSION)?.map(|version| version.value());
@@ -348,7 +516,7 @@ impl Store {
 
     /// One volume.
     pub(crate) fn volume(&self, name: &Name) -> Result<Option<VolumeRecord>, StoreError> {
-        let bytes = self.with_database(|database| {
+        let bytes = self.read(|database| {
             let table = database.begin_read()?.open_table(VOLUMES)?;
             Ok(table.get(name.as_str())?.map(|bytes| bytes.value().to_owned()))
         })?;
@@ -382,7 +550,7 @@ impl Store {
 
     /// Volumes that have come from another worker, and were not opened.
     pub(crate) fn load_received(&self) -> Result<BTreeSet<Name>, StoreError> {
-        let names: Vec<String> = self.with_database(|database| {
+        let names: Vec<String> = self.read(|database| {
             let table = database.begin_read()?.open_table(RECEIVED)?;
             table.iter()?.map(|entry| Ok(entry?.0.value().to_owned())).collect::<Result<_, redb::Error>>()
         })?;
@@ -391,7 +559,7 @@ impl Store {
 
     /// Files that were about to be made or removed.
     pub(crate) fn load_files(&self) -> Result<Vec<PathBuf>, StoreError> {
-        self.with_database(|database| {
+        self.read(|database| {
             let table = database.begin_read()?.open_table(FILES)?;
             let path = |entry: Result<(AccessGuard<'_, &[u8]>, AccessGuard<'_, ()>), StorageError>| {
                 Ok(PathBuf::from(OsStr::from_bytes(entry?.0.value())))
@@ -405,7 +573,7 @@ impl Store {
         table: TableDefinition<'_, &str, &[u8]>,
         kind: &'static str,
     ) -> Result<Vec<T>, StoreError> {
-        let stored = self.with_database(|database| {
+        let stored = self.read(|database| {
             let table = database.begin_read()?.open_table(table)?;
             let entry = |entry: Result<(AccessGuard<'_, &str>, AccessGuard<'_, &[u8]>), StorageError>| {
                 let (name, bytes) = entry?;
@@ -417,63 +585,43 @@ impl Store {
     }
 
     /// Stores changes as one: when it returns `Ok` they survive a power loss, otherwise nothing has changed.
+    ///
+    /// A change that fails is taken back in the file as well. Only a process that ends before it could do that leaves it in doubt.
     pub(crate) fn apply(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
-        self.transact(|transaction| {
-            let mut volumes = transaction.open_table(VOLUMES)?;
-            for name in &changes.remove_volumes {
-                volumes.remove(name.as_str())?;
-            }
-            for record in &changes.put_volumes {
-                volumes.insert(record.spec.name.as_str(), encode(record).as_slice())?;
-            }
-            let mut received = transaction.open_table(RECEIVED)?;
-            for name in changes.remove_volumes.iter().chain(&changes.remove_received) {
-                received.remove(name.as_str())?;
-            }
-            for name in &changes.put_received {
-                received.insert(name.as_str(), ())?;
-            }
-            let mut devices = transaction.open_table(DEVICES)?;
-            for name in &changes.remove_devices {
-                devices.remove(name.as_str())?;
-            }
-            for record in &changes.put_devices {
-                devices.insert(record.spec.name.as_str(), encode(record).as_slice())?;
-            }
-            let mut copies = transaction.open_table(COPIES)?;
-            for name in &changes.remove_copies {
-                copies.remove(name.as_str())?;
-            }
-            for record in &changes.put_copies {
-                copies.insert(record.name.as_str(), encode(record).as_slice())?;
-            }
-            let mut groups = transaction.open_table(GROUPS)?;
-            for name in &changes.remove_groups {
-                groups.remove(name.as_str())?;
-            }
-            for spec in &changes.put_groups {
-                groups.insert(spec.name.as_str(), encode(spec).as_slice())?;
-            }
-            let mut apps = transaction.open_table(APPS)?;
-            for uid in &changes.remove_apps {
-                apps.remove(uid.to_string().as_str())?;
-            }
-            for app in &changes.put_apps {
-                apps.insert(app.uid.to_string().as_str(), encode(app).as_slice())?;
-            }
-            let mut files = transaction.open_table(FILES)?;
-            for path in &changes.remove_files {
-                files.remove(path.as_os_str().as_bytes())?;
-            }
-            for path in &changes.put_files {
-                files.insert(path.as_os_str().as_bytes(), ())?;
-            }
+        let entries = changes.entries();
+        let mut slot = self.slot();
+        let mut before = Vec::new();
+        let stored = self.change(&mut slot, |transaction| {
+            before = exchange(transaction, &entries)?;
             Ok(())
-        })
+        });
+        if stored.is_err() && !before.is_empty() {
+            slot.undo = before;
+            match self.reopen(&mut slot) {
+                Ok(database) => slot.database = Some(database),
+                Err(error) => {
+                    tracing::error!(%error, "what could not be stored is not taken back yet: that comes before all else");
+                }
+            }
+        }
+        stored
     }
 
     fn transact<T>(&self, change: impl FnOnce(&redb::WriteTransaction) -> Result<T, redb::Error>) -> Result<T, StoreError> {
-        self.with_database(|database| {
+        self.change(&mut self.slot(), change)
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(
+        &self,
+        slot: &mut Slot,
+        change: impl FnOnce(&redb::WriteTransaction) -> Result<T, redb::Error>,
+    ) -> Result<T, StoreError> {
+        let panicked = |what| StoreError::Panicked { path: self.path.clone(), what };
+        self.call(slot, panicked, |database| {
             let transaction = database.begin_write()?;
             let value = change(&transaction)?;
             transaction.commit()?;
@@ -481,32 +629,111 @@ impl Store {
         })
     }
 
-    fn with_database<T>(&self, call: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, StoreError> {
-        let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        let database = match slot.take() {
+    fn read<T>(&self, look: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, StoreError> {
+        self.call(&mut self.slot(), |what| self.damaged(what), look)
+    }
+
+    /// Does something with the open database. `panicked` says what it is when that panics.
+    fn call<T>(
+        &self,
+        slot: &mut Slot,
+        panicked: impl FnOnce(String) -> StoreError,
+        call: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, StoreError> {
+        let database = match slot.database.take() {
             Some(database) => database,
-            None => unpanicked(&self.opener).map_err(|error| match error {
-                redb::Error::DatabaseAlreadyOpen => StoreError::InUse { path: self.path.clone() },
-                source => StoreError::Database { path: self.path.clone(), source: Box::new(source) },
-            })?,
+            None => self.reopen(slot)?,
         };
-        match unpanicked(|| call(&database)) {
-            Ok(value) => {
-                *slot = Some(database);
-                Ok(value)
+        let error = match unpanicked(|| call(&database)) {
+            Ok(Ok(value)) => {
+                slot.database = Some(database);
+                return Ok(value);
             }
-            Err(source) => {
-                close(database);
-                Err(StoreError::Database { path: self.path.clone(), source: Box::new(source) })
-            }
+            Ok(Err(error)) => self.failed(error),
+            Err(what) => panicked(what),
+        };
+        close(database);
+        Err(error)
+    }
+
+    /// Opens the database, and takes back what has failed before.
+    fn reopen(&self, slot: &mut Slot) -> Result<Database, StoreError> {
+        let opened = unpanicked(&self.opener).map_err(|what| self.damaged(what))?;
+        let database = opened.map_err(|error| self.failed(error.into()))?;
+        if slot.undo.is_empty() {
+            return Ok(database);
         }
+        let undone = unpanicked(|| -> Result<(), redb::Error> {
+            // Most changes fail before anything of them is in the file, for want of room: undoing those would take some.
+            let found = database.begin_read()?;
+            if slot
+                .undo
+                .iter()
+                .map(|entry| is_there(&found, entry))
+                .collect::<Result<Vec<_>, _>>()?
+                .iter()
+                .all(|there| *there)
+            {
+                return Ok(());
+            }
+            let transaction = database.begin_write()?;
+            exchange(&transaction, &slot.undo)?;
+            transaction.commit()?;
+            Ok(())
+        });
+        let error = match undone {
+            Ok(Ok(())) => {
+                slot.undo.clear();
+                return Ok(database);
+            }
+            Ok(Err(error)) => self.failed(error),
+            Err(what) => StoreError::Panicked { path: self.path.clone(), what },
+        };
+        close(database);
+        Err(error)
+    }
+
+    fn failed(&self, error: redb::Error) -> StoreError {
+        match error {
+            redb::Error::DatabaseAlreadyOpen => StoreError::InUse { path: self.path.clone() },
+            redb::Error::Corrupted(what) => self.damaged(what),
+            source => StoreError::Database { path: self.path.clone(), source: Box::new(source) },
+        }
+    }
+
+    fn damaged(&self, what: String) -> StoreError {
+        StoreError::Damaged { path: self.path.clone(), what }
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.database.get_mut().unwrap_or_else(PoisonError::into_inner).take().into_iter().for_each(close);
+        let slot = self.slot.get_mut().unwrap_or_else(PoisonError::into_inner);
+        slot.database.take().into_iter().for_each(close);
     }
+}
+
+/// How a state that is there is opened. Its pages are compared with their checksums then or never, and a bit that has changed in a number
+/// makes another number of it.
+fn opener(path: &Path) -> Opener {
+    let path = path.to_owned();
+    Box::new(move || Database::builder().set_check_integrity_on_open(true).open(&path))
+}
+
+/// Gives a new state its name, and makes that durable; whether it has it.
+fn put_in_place(directory: &Path, new: &Path, path: &Path) -> io::Result<bool> {
+    match renameat_with(CWD, new, CWD, path, RenameFlags::NOREPLACE) {
+        // Another daemon was quicker, and its state is the one that counts.
+        Err(Errno::EXIST) => {
+            fs::remove_file(new)?;
+            return Ok(false);
+        }
+        // A file system that cannot refuse to replace.
+        Err(Errno::INVAL | Errno::NOSYS) => fs::rename(new, path)?,
+        renamed => renamed?,
+    }
+    fs::File::open(directory)?.sync_all()?;
+    Ok(true)
 }
 
 /// What is damaged may have it panic as it closes, too.
@@ -514,14 +741,14 @@ fn close(database: Database) {
     let _ = catch_unwind(AssertUnwindSafe(move || drop(database)));
 }
 
-/// The database takes some kinds of damage for its own fault, and panics.
-fn unpanicked<T, E: Into<redb::Error>>(call: impl FnOnce() -> Result<T, E>) -> Result<T, redb::Error> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(Into::into),
-        Err(_) => {
-            Err(redb::Error::Corrupted("it is damaged: put a copy back, or delete it to begin with nothing".to_owned()))
-        }
-    }
+/// The database takes some kinds of damage for its own fault, and panics: what that said, then.
+fn unpanicked<T>(call: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| words(&*panic))
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a word".to_owned())
 }
 
 fn encode(record: &impl Serialize) -> Vec<u8> {

@@ -12,14 +12,14 @@ use std::{
     any::Any,
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use crc_fast::{CrcAlgorithm, checksum};
-use millrace_services::meter::Reading;
+use millrace_services::meter::{self, Reading};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -36,6 +36,10 @@ const IDLE: Duration = Duration::from_secs(60);
 const SHORTEST: Duration = Duration::from_secs(1);
 /// The file's name in the state directory.
 const FILE: &str = "usage.log";
+/// Bytes at the file's end in which its last whole line is looked for: some hundred lines.
+const TAIL: u64 = 64 << 10;
+/// Seconds by which the clock may be behind the account before that is told.
+const BEHIND: u64 = 60;
 /// What lines are like that are written. Of the first version, without a number, are lines without throttled time.
 const VERSION: u32 = 2;
 
@@ -145,6 +149,10 @@ struct State {
     file: Option<File>,
     last: BTreeMap<Name, Known>,
     next: Option<Instant>,
+    /// The latest time that lines have, or at which they were asked for; `None`: the file has not been looked at.
+    latest: Option<u64>,
+    /// The clock is known to be behind that.
+    is_behind: bool,
 }
 
 /// What was written last of a meter.
@@ -155,6 +163,24 @@ struct Known {
     apart: BTreeMap<u32, Reading>,
     /// The end of the time that was written.
     when: Instant,
+}
+
+impl State {
+    /// The time that lines have now. Where the clock has gone back it stands still: bills of the time before may be out, and what came to
+    /// their periods later would be on none.
+    fn time(&mut self, path: &Path) -> io::Result<u64> {
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let latest = if let Some(latest) = self.latest { latest } else { last_time(path)? };
+        let is_behind = latest > clock.saturating_add(BEHIND);
+        if is_behind && !self.is_behind {
+            let (path, seconds) = (path.display(), latest - clock);
+            tracing::warn!(%path, seconds, "the clock is behind the account: lines have its latest time until the clock is there");
+        }
+        self.is_behind = is_behind;
+        let time = latest.max(clock);
+        self.latest = Some(time);
+        Ok(time)
+    }
 }
 
 /// The account of a daemon.
@@ -193,6 +219,26 @@ fn read(json: &str) -> Result<Line, String> {
         ));
     }
     line.map_err(|error| format!("is none of an account ({error}): take it out of the file to have the rest"))
+}
+
+/// The latest time of the lines at the end of a file; 0 where there are none.
+fn last_time(path: &Path) -> io::Result<u64> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        file => file?,
+    };
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail)?;
+    let lines = tail.split(|byte| *byte == b'\n').filter_map(|line| decode(std::str::from_utf8(line).ok()?)?.ok());
+    Ok(lines.map(|line| line.time).max().unwrap_or(0))
+}
+
+/// Where the first line of a meter begins: when that came, but not before the end of what is written of the one that it follows.
+fn beginning(meter: &Weak<dyn Any + Send + Sync>, earlier: Option<&Known>, now: Instant) -> Instant {
+    let came = meter::age(meter).and_then(|age| now.checked_sub(age)).unwrap_or(now);
+    earlier.map_or(came, |earlier| earlier.when.max(came))
 }
 
 /// What was counted since.
@@ -267,14 +313,18 @@ impl Account {
         let Some(path) = &self.path else { return };
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let time = match state.time(path) {
+            Ok(time) => time,
+            Err(error) => return tell_unwritten(path, &error),
+        };
         let mut text = String::new();
         let mut written = Vec::new();
         // A meter that is missing may be in the middle of a change. One that is gone will not come back: if its volume does, by the same name,
-        // out of another worker or with a meter again, the time between is nobody's.
-        state.last.retain(|_, known| known.meter.strong_count() > 0);
+        // out of another worker or with a meter again, the time between is nobody's. What has just gone may still be followed.
+        state.last.retain(|_, known| known.meter.strong_count() > 0 || now.duration_since(known.when) < IDLE);
         for one in metered {
-            let known = state.last.get(&one.volume).filter(|known| known.meter.ptr_eq(&one.meter));
+            let earlier = state.last.get(&one.volume);
+            let known = earlier.filter(|known| known.meter.ptr_eq(&one.meter));
             // Between the reading of its meter and this, another thread has written what it counts, and perhaps its last line.
             let is_old = known.is_some_and(|known| is_before(&one.reading, &known.reading));
             if is_old || one.meter.strong_count() == 0 {
@@ -282,7 +332,8 @@ impl Account {
             }
             let counted = since(&one.reading, known.map_or(&Reading::default(), |known| &known.reading));
             let idle = is_nothing(&counted);
-            let past = known.map_or(Duration::ZERO, |known| now.duration_since(known.when));
+            let start = known.map_or_else(|| beginning(&one.meter, earlier, now), |known| known.when);
+            let past = now.duration_since(start);
             if idle && known.is_some() && past < idle_line {
                 continue;
             }
@@ -291,7 +342,7 @@ impl Account {
             let Metered { volume, meter, device, reading, apart, provisioned, used } = one;
             let (volume, device, seconds) = (volume.clone(), device.clone(), past.as_secs());
             // Parts of a second count with the next line.
-            let when = known.map_or(now, |known| known.when + Duration::from_secs(seconds));
+            let when = start + Duration::from_secs(seconds);
             let (provisioned, used) = (*provisioned, *used);
             let line = Line { version: VERSION, time, seconds, volume: volume.clone(), device, counted, provisioned, used };
             text.push_str(&encode(&line));
@@ -307,16 +358,28 @@ impl Account {
             return;
         }
         if let Err(error) = append(&mut state.file, path, &text, durable) {
-            // What was counted stays in the meters, and is tried again.
-            tracing::error!(path = %path.display(), %error, "the account could not be written");
             state.file = None;
-            return;
+            return tell_unwritten(path, &error);
         }
         state.last.extend(written);
     }
 
+    /// As if so much time had passed since the last lines; none is written from now on but those that are asked for.
+    #[cfg(test)]
+    pub(crate) fn pass(&self, time: Duration) {
+        let mut state = self.state.lock().unwrap();
+        for known in state.last.values_mut() {
+            known.when -= time;
+        }
+        state.next = Some(Instant::now() + Duration::from_secs(36_000));
+    }
+
     /// Sums up a part of the account.
     pub(crate) fn sums(&self, question: &UsageQuestion) -> io::Result<Vec<UsageRow>> {
+        if let Some(path) = &self.path {
+            // What is written from now on is not before the time at which this was asked.
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).time(path)?;
+        }
         let mut rows: BTreeMap<String, UsageRow> = BTreeMap::new();
         for path in self.path.iter().chain(&cells_accounts(self.path.as_deref())?) {
             match File::open(path) {
@@ -326,6 +389,11 @@ impl Account {
         }
         Ok(rows.into_values().collect())
     }
+}
+
+/// What was counted stays in the meters, and is tried again.
+fn tell_unwritten(path: &Path, error: &io::Error) {
+    tracing::error!(path = %path.display(), %error, "the account could not be written");
 }
 
 /// The accounts of the cells of a daemon with this account, those that are no more as well.

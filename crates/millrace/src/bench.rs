@@ -45,7 +45,7 @@ use thiserror::Error;
 
 use pattern::Miscompare;
 use report::Report;
-use stages::Counted;
+use stages::StageWatch;
 use worker::{Outcome, Worker};
 
 use crate::{cli::Global, client::ClientError};
@@ -101,7 +101,8 @@ pub(crate) struct BenchArgs {
     /// What the memory that is shared with the target consists of
     #[arg(long, value_enum, default_value_t = PagesArg::Small)]
     pages: PagesArg,
-    /// Print where our own daemon (of --run-dir) spent its time meanwhile; it takes one built with the feature `stages`
+    /// Print where our own daemon (of --run-dir) spent its time meanwhile; it takes one built with the feature `stages`. With --json it is a
+    /// part of the object
     #[arg(long)]
     stages: bool,
     #[command(flatten)]
@@ -304,31 +305,29 @@ pub(crate) enum BenchError {
 /// Whatever ended the run early, a wrong byte above all. Ctrl-C is not an error.
 #[expect(clippy::needless_pass_by_value, reason = "one shape for every subcommand")]
 pub(crate) fn run(global: &Global, args: BenchArgs) -> Result<(), BenchError> {
-    let before = if args.stages { Some(Counted::ask(&global.run_dir())?) } else { None };
-    measure(&args)?;
-    if let Some(before) = before {
-        // Counters are published about once a millisecond.
-        std::thread::sleep(Duration::from_millis(20));
-        print!("{}", Counted::ask(&global.run_dir())?.since(&before));
-    }
-    Ok(())
+    let watch = if args.stages { Some(StageWatch::begin(global.run_dir())?) } else { None };
+    measure(&args, watch.as_ref())
 }
 
-fn measure(args: &BenchArgs) -> Result<(), BenchError> {
+fn measure(args: &BenchArgs, watch: Option<&StageWatch>) -> Result<(), BenchError> {
     if let Some(core) = args.core {
         pin(core)?;
     }
     if args.lean.lean {
-        return lean::run(args);
+        return lean::run(args, watch);
     }
     let [socket] = &args.sockets[..] else { return Err(BenchError::ManySockets(args.sockets.len())) };
     let mut target = Target::connect(args, socket)?;
     let interrupt = worker::interrupt_flag();
     let Outcome { measured, failure } = Worker::new(args, &mut target, interrupt)?.run(args.time);
-    Report::new(args, &target, &measured).print(args.json).map_err(BenchError::Output)?;
+    // What was measured is told whatever has become of the daemon.
+    let stages = watch.map(StageWatch::end).transpose();
+    let report = Report::new(args, &target, &measured);
+    report.print(args.json, stages.as_ref().ok().and_then(Option::as_ref)).map_err(BenchError::Output)?;
     if let Some(error) = failure {
         return Err(error);
     }
+    stages?;
     target.shutdown();
     Ok(())
 }

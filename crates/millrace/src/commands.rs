@@ -348,6 +348,7 @@ fn status_text(status: &Status) -> String {
         }
         lines.extend([String::new(), table.render()]);
     }
+    lines.extend(status.upgrade.iter().map(|view| format!("last upgrade: {}", upgrade::text(view))));
     lines.extend(status.failed.iter().map(|failed| format!("failed: {failed}")));
     lines.extend(status.degraded.iter().map(|degraded| format!("degraded: {degraded}")));
     lines.join("\n")

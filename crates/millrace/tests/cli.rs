@@ -409,6 +409,16 @@ fn settings_that_make_no_sense_are_named() {
     assert!(told.contains("file: ") && told.contains("give a directory"), "{told}");
 }
 
+/// What a run of random reads and writes that checks all data says of itself.
+fn expect_verified(report: &Value) {
+    let commands = |direction: &str| report[direction]["commands"].as_u64().unwrap_or(0);
+    assert!(commands("read") > 0 && commands("write") > 0, "{report}");
+    assert_eq!(commands("read") + commands("write"), commands("total"), "{report}");
+    assert!(report["verify"]["checked_blocks"].as_u64().is_some_and(|blocks| blocks > 0), "{report}");
+    let said = ["rw", "interrupted"].map(|key| report[key].clone());
+    assert_eq!((said, &report["verify"]["final_pass"]), ([Value::from("randrw"), Value::from(false)], &Value::from(true)));
+}
+
 #[test]
 fn one_disk_without_a_daemon() {
     let mut place = Place::new();
@@ -419,7 +429,7 @@ fn one_disk_without_a_daemon() {
     assert_eq!(fs::metadata(place.path("disk.img")).unwrap().len(), 16 << 20);
     let bench = ["bench", "--socket", "d.sock", "--rw", "randrw", "--time", "1", "--verify", "--json"];
     let report: Value = serde_json::from_str(&place.ok(&bench)).unwrap();
-    assert!(report.is_object());
+    expect_verified(&report);
     let told = place.fails(1, &["bench", "--socket", "d.sock", "--queues", "999", "--qd", "1", "--time", "1"]);
     assert!(told.contains("--queues 999: the controller gives 16"), "{told}");
     let output = place.stop(Signal::TERM);
@@ -497,7 +507,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
     let socket = place.path("run/d.sock");
     let bench = ["bench", "--socket", socket.to_str().unwrap(), "--rw", "randrw", "--time", "1", "--verify", "--json"];
     let report: Value = serde_json::from_str(&place.ok(&bench)).unwrap();
-    assert!(report.is_object());
+    expect_verified(&report);
     // Its end waits for the log, but not for ever.
     let output = place.stop(Signal::TERM);
     assert!(output.status.success(), "{}", output.status);
@@ -512,6 +522,25 @@ fn the_log_is_written_before_the_daemon_ends() {
     place.ok(&["volume", "create", "a", "--size", "1M", "--backend", "memory"]);
     let log = text(&place.stop(Signal::TERM).stderr);
     assert!(log.contains("volume"), "{log}");
+}
+
+#[test]
+fn a_log_in_json_is_one_object_a_line() {
+    let mut place = Place::new();
+    place.start(&["--log-format", "json", "--log", "info"]);
+    place.ok(&["volume", "create", "vol-7", "--size", "1M", "--backend", "memory"]);
+    place.ok(&["device", "create", "dev-7", "--nvme"]);
+    place.fails(1, &["volume", "delete", "none"]);
+    let log = text(&place.stop(Signal::TERM).stderr);
+    let parse = |line: &str| -> Value { serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")) };
+    let lines: Vec<Value> = log.lines().map(parse).collect();
+    for line in &lines {
+        let said = ["timestamp", "level", "target"].map(|key| line[key].is_string());
+        assert!(said == [true; 3] && line["fields"]["message"].is_string(), "{line}");
+    }
+    for (kind, name) in [("volume", "vol-7"), ("device", "dev-7")] {
+        assert!(lines.iter().any(|line| line["fields"][kind] == name), "no line about {kind} {name}: {log}");
+    }
 }
 
 #[test]
@@ -662,4 +691,50 @@ fn what_was_counted_before_a_crash_is_on_the_account_once() {
     let last = counted(&place);
     reaches(&place, &account, kept + last);
     assert_eq!(account(&place), kept + last);
+}
+
+/// From what a program has read to what its tenant pays for it.
+#[test]
+fn a_bill_is_what_was_done_times_its_price() {
+    let place = Place::with_daemon();
+    place.ok(&["volume", "create", "v", "--size", "1M", "--stack", "meter(tenant=acme) | memory"]);
+    place.ok(&["device", "create", "d", "--nvme"]);
+    place.ok(&["device", "attach", "d", "v"]);
+    let socket = place.path("run/d.sock");
+    let bench = ["bench", "--socket", socket.to_str().unwrap(), "--time", "0.1", "--json"];
+    let report: Value = serde_json::from_str(&place.ok(&bench)).unwrap();
+    let volume = place.json(&["volume", "show", "v"]);
+    let fact = volume["tree"]["status"]["facts"][0][1].as_str().unwrap();
+    let done: u64 = fact.split(' ').next().unwrap().parse().unwrap();
+    assert!(report["read"]["commands"].as_u64().is_some_and(|commands| commands > 0 && commands <= done), "{report}");
+    // A unit is its price: a million of them cost a million.
+    fs::write(place.path("prices.toml"), "currency = \"EUR\"\nmillion_reads = 1e6\n").unwrap();
+    let bill =
+        ["usage", "--from", "2000-01-01", "--to", "9999-12-31T23:59:59Z", "--by", "tenant", "--prices", "prices.toml"];
+    let billed = |place: &Place| place.json(&bill)[0]["usage"]["reads"].as_u64().unwrap_or(0);
+    let patience = Instant::now() + Duration::from_secs(60);
+    while billed(&place) < done {
+        assert!(Instant::now() < patience, "{} for a minute, and not {done}", billed(&place));
+        thread::sleep(Duration::from_millis(50));
+    }
+    let rows = place.json(&bill);
+    let price = f64::from(u32::try_from(done).unwrap());
+    let is_bill = |amount: f64| (amount - price).abs() < 0.01;
+    assert_eq!((&rows[0]["usage"]["name"], &rows[0]["currency"]), (&"acme".into(), &"EUR".into()));
+    assert!(rows[0]["bill"].as_f64().is_some_and(is_bill), "{rows}");
+    assert_eq!((&rows[0]["usage"]["reads"], &rows[0]["usage"]["read_bytes"]), (&done.into(), &(done * 4096).into()));
+
+    let csv = place.ok(&[&bill[..], &["--csv"]].concat());
+    let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    let [head, row] = &lines[..] else { panic!("{csv}") };
+    assert_eq!((head.len(), head[0], head[2], head.last()), (row.len(), "tenant", "reads", Some(&"bill")), "{csv}");
+    assert_eq!((row[0], row[2]), ("acme", done.to_string().as_str()), "{csv}");
+    assert!(row.last().unwrap().parse::<f64>().is_ok_and(is_bill), "{csv}");
+    assert!(place.ok(&bill).contains("BILL EUR"));
+
+    // By volume, and of a time when there was nothing.
+    assert_eq!(place.json(&["usage", "--by", "volume"])[0]["name"], "v");
+    let before = place.json(&["usage", "--from", "2000-01-01", "--to", "2000-01-02", "--by", "tenant"]);
+    assert!(before.as_array().unwrap().iter().all(|row| row["reads"] == 0), "{before}");
+    assert!(place.fails(2, &["usage", "--csv", "--json"]).contains("cannot be used with"));
 }

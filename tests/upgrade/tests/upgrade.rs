@@ -111,6 +111,63 @@ fn workers_of_both_layouts_may_die() {
     daemon.finish();
 }
 
+/// Killed once, the new binary is started again; killed twice on trial, it is given up, whoever did that.
+#[test]
+fn a_worker_that_is_killed_twice_on_trial_is_given_up() {
+    let daemon = Daemon::start();
+    let socket = file_disk(&daemon, "disk");
+    let (this, next) = (Daemon::binary().canonicalize().unwrap(), Daemon::next_binary().canonicalize().unwrap());
+    let mut load = Load::start(&socket, &Work::default());
+    load.wait_until_busy();
+    daemon.upgrade(&next, LONG).expect("an upgrade");
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(daemon.worker_binary(), next, "once is no verdict");
+    load.expect_running();
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(daemon.worker_binary(), this);
+    load.expect_running();
+    let last = eventually("it is told", || {
+        let last = daemon.json(&["upgrade", "--show"]);
+        (last["state"] == "failed").then_some(last)
+    });
+    assert!(last["reason"].as_str().is_some_and(|reason| reason.contains("SIGKILL")), "{last}");
+    assert_eq!(last["binary"].as_str().map(Path::new), Some(next.as_path()), "{last}");
+    assert_eq!(daemon.json(&["status"])["upgrade"], last);
+    daemon.upgrade(&this, 0).expect("an upgrade");
+    load.finish();
+    daemon.finish();
+}
+
+/// What the new binary cannot bring back calls the upgrade off. The command says why, and so does whoever serves from then on.
+#[test]
+fn a_namespace_that_is_not_brought_back_calls_the_upgrade_off() {
+    let daemon = Daemon::start();
+    file_disk(&daemon, "disk");
+    let other = daemon.disk("other", &["--backend", "memory", "--size", "64M"], &[]);
+    let (this, next) = (Daemon::binary().canonicalize().unwrap(), Daemon::next_binary());
+    let mut load = Load::start(&other, &Work::default());
+    load.wait_until_busy();
+    let file = fs::OpenOptions::new().write(true).open(daemon.path("disk.img")).expect("the volume's file");
+    file.set_len(1 << 20).expect("most of it goes");
+    let refused = daemon.upgrade(&next, LONG).expect_err("no upgrade");
+    for words in
+        ["device disk: namespace 1: ", "part of its data is missing", "devices: guests waited", "what to do: put that right"]
+    {
+        assert!(refused.contains(words), "{words}: {refused}");
+    }
+    assert_eq!(daemon.worker_binary(), this);
+    load.expect_running();
+    let status = daemon.run(&["status"]);
+    assert!(status.contains("last upgrade: the old binary") && status.contains("part of its data is missing"), "{status}");
+    file.set_len(1 << 30).expect("it is as long as before");
+    daemon.upgrade(&this, 0).expect("an upgrade");
+    assert_eq!(daemon.json(&["volume", "show", "disk"])["state"], "ready");
+    let status = daemon.run(&["status"]);
+    assert!(status.contains("last upgrade: the new binary") && !status.contains("failed: "), "{status}");
+    load.finish();
+    daemon.finish();
+}
+
 /// A file of the test's own that may be run.
 fn program(place: &Path, name: &str, content: &[u8]) -> PathBuf {
     let path = place.join(name);

@@ -16,6 +16,7 @@ use crate::{
     Name,
     api::Problem,
     manager::{RECEIVED, Step},
+    upgrade::leave_words,
 };
 
 /// How often is looked whether a cell's new binary has failed.
@@ -114,8 +115,9 @@ impl Cells {
                 // At once: a worker that ended before it had told them would find them on trial, and call them off.
                 () = self.settled.notified() => break,
             }
-            if let Some(cell) = self.failed_cell().await {
+            if let Some((cell, why)) = self.failed_cell().await {
                 tracing::error!(worker = %cell, "the new binary failed there; the upgrade is called off");
+                leave_words(&self.run_dir, &format!("worker {cell}: {why}"));
                 std::process::exit(1);
             }
         }

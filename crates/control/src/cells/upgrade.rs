@@ -131,10 +131,11 @@ impl Cells {
     }
 
     /// A cell whose new binary failed while this worker is on trial: this one's has failed as well.
-    pub(super) async fn failed_cell(&self) -> Option<Name> {
+    pub(super) async fn failed_cell(&self) -> Option<(Name, String)> {
         for cell in self.names() {
-            if self.upgrade_of(&cell).await.is_some_and(|view| view.state == UpgradeState::Failed) {
-                return Some(cell);
+            let failed = self.upgrade_of(&cell).await.filter(|view| view.state == UpgradeState::Failed);
+            if let Some(view) = failed {
+                return Some((cell, view.reason.unwrap_or_default()));
             }
         }
         None

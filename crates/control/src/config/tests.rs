@@ -48,6 +48,7 @@ fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
         growing: None,
         memory_leaves: Vec::new(),
         out_of_use: Vec::new(),
+        untold: false,
         history: Vec::new(),
     });
     let devices = declared.devices.iter().map(|device| DeviceRecord {

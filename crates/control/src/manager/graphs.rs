@@ -112,6 +112,11 @@ pub(super) struct LiveGraph {
 }
 
 impl LiveGraph {
+    /// Whether the guest is yet to be told of a loss.
+    pub(super) fn is_untold(&self) -> bool {
+        self.switch.is_untold() || self.graph.has_untold()
+    }
+
     pub(super) fn tree(&self) -> Tree {
         self.graph.tree()
     }
@@ -618,7 +623,7 @@ impl Manager {
             let [(_, service)] = &services[..] else {
                 let nodes: Vec<_> = services.iter().map(|(node, _)| format!("{node:?}")).collect();
                 let why = match &nodes[..] {
-                    [] => format!("it has no service {}", command.service),
+                    [] => format!("it has no service {}; {}", command.service, commanded(&volume.record.spec.stack)),
                     nodes => format!("it has several services {}: say which, {}", command.service, nodes.join(" or ")),
                 };
                 return Err(ControlError::invalid("volume", &name, why));
@@ -638,6 +643,31 @@ impl Manager {
         let answer = answer.unwrap_or_else(|panic| resume_unwind(panic));
         let source = |source| GraphError::Service { node: command.service.clone(), source };
         answer.map(|answer| ServiceAnswer { answer }).map_err(|error| failed(&volume, source(error)))
+    }
+}
+
+/// The services of a stack, and what each takes.
+fn commanded(stack: &Node) -> String {
+    fn collect<'a>(node: &'a Node, into: &mut Vec<&'a str>) {
+        if let Node::Service(node) = node {
+            if !into.contains(&node.service.as_str()) {
+                into.push(&node.service);
+            }
+            for leg in &node.legs {
+                collect(leg, into);
+            }
+        }
+    }
+    let mut names = Vec::new();
+    collect(stack, &mut names);
+    let takes = |name: &&str| {
+        let commands: Vec<_> = find(name).into_iter().flat_map(|kind| kind.commands).map(|command| command.name).collect();
+        let commands = if commands.is_empty() { "no commands".to_owned() } else { commands.join(", ") };
+        format!("{name} ({commands})")
+    };
+    match &names[..] {
+        [] => "it has none at all: its stack is a back end, which takes no commands".to_owned(),
+        names => format!("it has {}", names.iter().map(takes).collect::<Vec<_>>().join("; ")),
     }
 }
 

@@ -114,14 +114,25 @@ impl Manager {
         if put_volumes.is_empty() { Ok(()) } else { self.store.apply(&Changes { put_volumes, ..Changes::default() }) }
     }
 
-    /// Stores which legs volumes go without, where that has changed. One that is gone may be the only one that knows.
+    /// Stores which legs volumes go without, and of which losses guests are yet to be told, where that has changed. A leg that is gone may be
+    /// the only one that knows, and so is a service that goes with this worker.
     pub(super) fn note_legs(&self, inner: &mut Inner) {
+        // The end has its own last word.
+        if inner.stopping {
+            return;
+        }
+        // What the binary before this one would not understand waits until nobody goes back to it.
+        let on_trial = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial());
         let mut changed = Vec::new();
         for volume in inner.volumes.values_mut() {
-            let Some(out_of_use) = volume.graph.as_ref().map(|live| live.graph.out_of_use()) else { continue };
-            if out_of_use != volume.record.out_of_use {
-                changed
-                    .push((volume.record.spec.name.clone(), std::mem::replace(&mut volume.record.out_of_use, out_of_use)));
+            let Some(live) = volume.graph.as_ref() else { continue };
+            let untold = live.is_untold() && (volume.record.untold || !on_trial);
+            let out_of_use = live.graph.out_of_use();
+            let record = &mut volume.record;
+            if (&out_of_use, untold) != (&record.out_of_use, record.untold) {
+                let before =
+                    (std::mem::replace(&mut record.out_of_use, out_of_use), std::mem::replace(&mut record.untold, untold));
+                changed.push((record.spec.name.clone(), before));
             }
         }
         if changed.is_empty() {
@@ -129,10 +140,10 @@ impl Manager {
         }
         let put_volumes = changed.iter().filter_map(|(name, _)| Some(&inner.volumes.get(name)?.record)).collect();
         let Err(error) = self.store.apply(&Changes { put_volumes, ..Changes::default() }) else { return };
-        tracing::warn!(%error, "which legs are out of use could not be stored; it is tried again");
+        tracing::warn!(%error, "which legs are out of use, and what guests are to be told, could not be stored; it is tried again");
         for (name, before) in changed {
             if let Some(volume) = inner.volumes.get_mut(&name) {
-                volume.record.out_of_use = before;
+                (volume.record.out_of_use, volume.record.untold) = before;
             }
         }
     }
@@ -361,6 +372,11 @@ impl Inner {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
             error.to_string()
         });
+        if let Ok(made) = made.as_ref()
+            && record.untold
+        {
+            made.switch.note_loss();
+        }
         let (live, graph) = match made {
             Ok(made) => (Ok(namespace(Arc::<Switch>::clone(&made.switch), &record, self.keeper.as_ref())), Some(made)),
             Err(reason) => (Err(reason), None),

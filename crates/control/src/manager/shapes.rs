@@ -209,6 +209,7 @@ mod tests {
             growing: None,
             memory_leaves: Vec::new(),
             out_of_use: Vec::new(),
+            untold: false,
             history: Vec::new(),
         }
     }

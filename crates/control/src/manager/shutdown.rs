@@ -1,6 +1,8 @@
 //! The end: guests lose their devices, and what their volumes hold becomes durable.
 
 use std::{
+    cell::RefCell,
+    collections::BTreeSet,
     rc::Rc,
     sync::{Arc, PoisonError, mpsc::sync_channel},
     time::{Duration, Instant},
@@ -11,6 +13,7 @@ use millrace_engine::{Launch, ShardHandle};
 use thiserror::Error;
 
 use super::{Inner, Manager, devices::stop};
+use crate::store::{Changes, VolumeRecord};
 
 /// How long the end of a change is waited for. It waits no longer for requests in flight either.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(6);
@@ -44,6 +47,7 @@ impl Manager {
         }
         let Some(engine) = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let deadline = Instant::now() + FLUSH_LIMIT;
+        let mut failed = BTreeSet::new();
         for namespace in volumes {
             let volume = &namespace.volume;
             if volume.geometry().read_only {
@@ -51,6 +55,9 @@ impl Manager {
             }
             if let Err(error) = flush(&self.shards[0], Arc::clone(volume), deadline) {
                 tracing::error!(volume = volume.name(), %error, "the volume could not be flushed");
+                // What this flush was told its guest was not. It may have been told of what came before, and have done nothing else.
+                failed.insert(volume.name().to_owned());
+                let _ = flush(&self.shards[0], Arc::clone(volume), deadline);
             }
         }
         {
@@ -60,10 +67,31 @@ impl Manager {
         // Services leave a clean mark; their tasks need the shards for that.
         let mut last = Inner { volumes: std::mem::take(&mut self.peek().volumes), ..Inner::default() };
         let names = last.volumes.keys().cloned().collect();
-        last.close_all(names, |_, _| ());
+        let known: BTreeSet<_> =
+            last.volumes.values().filter(|volume| volume.record.untold).map(|volume| volume.record.uuid).collect();
+        let untold = RefCell::new(Vec::new());
+        last.close_all(names, |_, volume| {
+            let is_untold = volume.record.untold || failed.contains(volume.record.spec.name.as_str());
+            if is_untold != known.contains(&volume.record.uuid) {
+                untold.borrow_mut().push(VolumeRecord { untold: is_untold, ..volume.record.clone() });
+            }
+        });
         drop(last);
+        self.store_untold(&untold.into_inner());
         if let Err(error) = engine.stop() {
             tracing::error!(%error, "while the shards were stopped");
+        }
+    }
+
+    /// Whether their guests are to be told, after the next start, that what they wrote may be lost.
+    fn store_untold(&self, records: &[VolumeRecord]) {
+        let put_volumes: Vec<_> = records.iter().collect();
+        if put_volumes.is_empty() {
+            return;
+        }
+        if let Err(error) = self.store.apply(&Changes { put_volumes, ..Changes::default() }) {
+            let volumes: Vec<_> = records.iter().map(|record| record.spec.name.as_str()).collect();
+            tracing::error!(?volumes, %error, "that these may have lost writes could not be stored: their guests will not be told");
         }
     }
 }

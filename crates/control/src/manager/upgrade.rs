@@ -18,9 +18,10 @@ use uuid::Uuid;
 use super::{Ending, Inner, Manager};
 use crate::{
     Name,
+    cells::folder,
     disks::Live,
     error::ControlError,
-    upgrade::{UpgradeSpec, UpgradeState, UpgradeView, layouts},
+    upgrade::{Asked, UpgradeSpec, UpgradeState, UpgradeView, layouts},
 };
 
 /// How long the end of a change is waited for: part of what the keeper gives.
@@ -64,7 +65,7 @@ impl Manager {
         if last.view.as_ref().is_some_and(|view| view.state == UpgradeState::Running) {
             return Err(ControlError::Upgrading);
         }
-        let view = UpgradeView::running(id);
+        let view = UpgradeView::running(id, &spec.binary);
         *last = LastUpgrade { view: Some(view.clone()), refusal: None };
         Ok(view)
     }
@@ -74,6 +75,7 @@ impl Manager {
         let refused = |why: String| Err(ControlError::Upgrade { why });
         let Some(keeper) = &self.settings.keeper else { return refused("nothing keeps guests alive here".to_owned()) };
         tracing::info!(binary = %spec.binary.display(), %id, "an upgrade begins");
+        Asked::begin(&self.own_folder(), id, &spec.binary);
         match keeper.upgrade(id.into_bytes(), &spec.binary, spec.trial_millis()) {
             Ok(()) => Ok(()),
             Err(error) => refused(error.to_string()),
@@ -83,7 +85,9 @@ impl Manager {
     /// The upgrade under way has failed before this worker's turn.
     pub(crate) fn fail_upgrade(&self, id: Uuid, reason: String) {
         tracing::warn!(%id, "the upgrade failed: {reason}");
-        self.last().view = Some(UpgradeView::failed(id, reason));
+        let mut last = self.last();
+        let binary = last.view.take().and_then(|view| view.binary);
+        last.view = Some(UpgradeView::failed(id, binary, reason));
     }
 
     /// Has the new binary not get its turn, if one is starting beside this worker: whether one is.
@@ -110,6 +114,12 @@ impl Manager {
         settled.unwrap_or(Ok(())).map_err(|error| ControlError::Upgrade { why: error.to_string() })
     }
 
+    /// This worker's own run directory.
+    fn own_folder(&self) -> PathBuf {
+        let run_dir = &self.settings.run_dir;
+        self.settings.cell.as_ref().map_or_else(|| run_dir.clone(), |cell| folder(run_dir, cell))
+    }
+
     fn last(&self) -> MutexGuard<'_, LastUpgrade> {
         self.upgraded.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,8 +131,9 @@ impl Manager {
 
     /// The keeper tells how an upgrade ended.
     pub(crate) fn note_upgraded(&self, upgraded: &Upgraded) {
+        let asked = Asked::of(&self.own_folder(), upgraded.id);
         let mut last = self.last();
-        let view = UpgradeView::ended(upgraded, last.refusal.take());
+        let view = UpgradeView::ended(upgraded, last.refusal.take(), asked);
         if let Some(reason) = &view.reason {
             tracing::warn!(id = view.id, "the upgrade failed: {reason}");
         }
@@ -145,6 +156,7 @@ impl Manager {
         self.end_trace_now(Ending::Upgrade);
         // Most of it while guests do not wait, and not durably: a slow disk must not use up the time that the keeper gives.
         self.leave_account(&self.peek());
+        self.note_legs(&mut self.peek());
         // What a resize stores on its way is not left half done.
         for live in self.at_rest(CHANGE_PATIENCE).lives() {
             // One that does not answer has failed, and is left as it is.
@@ -154,10 +166,12 @@ impl Manager {
         while Instant::now() < deadline && !self.is_held() {
             thread::sleep(LOOK);
         }
-        let inner = self.at_rest(Duration::ZERO);
+        let mut inner = self.at_rest(Duration::ZERO);
         for live in inner.lives() {
             let _ = live.leave(state_version);
         }
+        // Only what has changed since a moment ago.
+        self.note_legs(&mut inner);
         self.leave_account(&inner);
         // Whoever wants to change something waits, for the next worker.
         std::mem::forget(inner);

@@ -21,6 +21,7 @@ use crate::{
     error::ControlError,
     model::{CopyState, LogicalBlock, NvmeSpec, VirtioBlkSpec},
     store::{CopyRecord, NamespaceRecord},
+    upgrade::UpgradeView,
 };
 
 /// How long devices may take to say what they are doing: less than the daemon waits for one of its workers.
@@ -353,6 +354,9 @@ pub struct Status {
     /// What works with less than it promises (a mirror without one leg), each with the service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
+    /// The last upgrade since it started; absent when there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeView>,
     /// Its workers, the one that answers here first. The numbers above are sums over all of them, the shards the first one's.
     pub workers: Vec<WorkerView>,
 }
@@ -484,6 +488,7 @@ impl Manager {
             connected,
             failed,
             degraded,
+            upgrade: self.last_upgrade().ok(),
             workers: vec![worker],
         }
     }

@@ -122,6 +122,7 @@ impl Manager {
         // The lock is free: what a volume grows by may have to be written. What is stored changes on the way ([`shapes`](super::shapes)).
         let done = resizing.namespace.resize(resizing.blocks);
         let mut inner = self.peek();
+        self.settle_sizes(&inner, name);
         self.follow_shapes(&mut inner, name);
         done.map_err(told)?;
         tracing::info!(volume = name, %size, "volume resized");
@@ -140,8 +141,17 @@ impl Manager {
         let namespace = Arc::clone(volume.live()?);
         let blocks = wanted_blocks(volume, &namespace, size)?;
         let name = volume.record.spec.name.clone();
+        self.settle_sizes(&inner, name.as_str());
         inner.resizing.insert(name.clone());
         Ok(Resizing { manager: self, name, namespace, blocks })
+    }
+
+    /// Writes the account of a volume and of those that it is made of: the time until now is at the sizes that they have now.
+    fn settle_sizes(&self, inner: &Inner, name: &str) {
+        let below = inner.below(name);
+        for name in below.iter().map(Name::as_str).chain([name]) {
+            self.settle_volume(inner, name);
+        }
     }
 
     /// Deletes a volume that no device has. Its file stays, unless it was made for a guest's own namespace.
@@ -237,6 +247,7 @@ impl Inner {
             growing: None,
             memory_leaves: Vec::new(),
             out_of_use: Vec::new(),
+            untold: false,
             history,
         };
         let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
@@ -331,6 +342,7 @@ impl Volume {
     pub(super) fn close(&mut self) {
         if let Some(mut live) = self.graph.take() {
             live.graph.unmount();
+            self.record.untold = live.is_untold();
         }
     }
 

@@ -94,6 +94,7 @@ fn controllers_have_limits() {
         (r#"{"namespaces":1025}"#, "1025 namespaces"),
         (r#"{"mdts":"3K"}"#, "mdts of 3K"),
         (r#"{"mdts":"2K"}"#, "mdts of 2K"),
+        (r#"{"mdts":"4K"}"#, "mdts of 4K"),
         (r#"{"mdts":"4M"}"#, "mdts of 4M"),
         (r#"{"serial":""}"#, "serial"),
         (r#"{"serial":" a"}"#, "serial"),

@@ -3,7 +3,7 @@ use std::{
     ops::Bound,
     sync::{
         Arc, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -22,6 +22,7 @@ fn volume(name: &str) -> VolumeRecord {
         growing: None,
         memory_leaves: Vec::new(),
         out_of_use: Vec::new(),
+        untold: false,
         history: Vec::new(),
     }
 }
@@ -108,6 +109,70 @@ fn an_empty_file_is_no_new_state() {
     assert!(error.contains("it is empty") && error.contains("put a copy back"), "{error}");
 }
 
+/// A first start that is cut short leaves no state, or nothing of one; what it leaves is in nobody's way.
+#[test]
+fn a_state_has_its_name_when_it_is_whole() {
+    for left in [&b""[..], b"redb, and no more"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, new) = (directory.path().join(FILE), directory.path().join("state.new"));
+        std::fs::write(&new, left).unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        assert!(path.exists() && !new.exists());
+        let record = volume("a");
+        store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        assert!(matches!(Store::open(directory.path()), Err(StoreError::InUse { .. })));
+        drop(store);
+        assert_eq!(Store::open(directory.path()).unwrap().load().unwrap().0, [record]);
+    }
+}
+
+/// While it is made, it has the other name: whoever is quicker has made the state.
+#[test]
+fn a_state_that_is_there_is_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, new) = (directory.path().join(FILE), directory.path().join("state.new"));
+    std::fs::write(&path, "another daemon's").unwrap();
+    std::fs::write(&new, "").unwrap();
+    assert!(!put_in_place(directory.path(), &new, &path).unwrap());
+    assert!(!new.exists() && std::fs::read(&path).unwrap() == b"another daemon's");
+}
+
+/// One bit makes another number of a number, and good JSON.
+#[test]
+fn a_number_that_has_changed_is_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    let store = Store::open(directory.path()).unwrap();
+    store.apply(&Changes { put_volumes: vec![&volume("a")], ..Changes::default() }).unwrap();
+    drop(store);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let size = (1_u64 << 30).to_string();
+    let is_size = |at: &usize| bytes[*at..].starts_with(size.as_bytes());
+    let places: Vec<usize> = (0..bytes.len()).filter(is_size).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at + 3] ^= 1;
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let error = Store::open(directory.path()).and_then(|store| store.load()).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains("it is damaged (") && error.to_string().contains("put a copy back"), "{error}");
+}
+
+/// What panics while something is stored is no word about what is there.
+#[test]
+fn a_panic_is_damage_where_the_state_was_read() {
+    let store = Store::in_memory().unwrap();
+    let record = volume("a");
+    let number = 7;
+    let error = store.transact(|_| -> Result<(), redb::Error> { panic!("a fault in number {number}") }).unwrap_err();
+    assert!(matches!(&error, StoreError::Panicked { what, .. } if what == "a fault in number 7"), "{error}");
+    assert!(!error.to_string().contains("damaged"), "{error}");
+    store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+    let error = store.read(|_| -> Result<(), redb::Error> { panic!("no such page") }).unwrap_err();
+    assert!(error.to_string().contains("it is damaged (no such page)"), "{error}");
+}
+
 /// The database takes some of it for a fault of its own.
 #[test]
 fn damage_is_an_error_and_no_panic() {
@@ -154,11 +219,17 @@ fn a_state_in_memory_works_alike() {
 pub(crate) struct FullDisk {
     blocks: Arc<RwLock<Vec<u8>>>,
     full: Arc<AtomicBool>,
+    /// So many more times what is written is not made durable.
+    unsynced: Arc<AtomicUsize>,
 }
 
 impl FullDisk {
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Relaxed);
+    }
+
+    fn fail_syncs(&self, times: usize) {
+        self.unsynced.store(times, Ordering::Relaxed);
     }
 
     pub(crate) fn store(&self) -> Store {
@@ -189,7 +260,10 @@ impl redb::StorageBackend for FullDisk {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.check()
+        self.check()?;
+        let times = self.unsynced.load(Ordering::Relaxed);
+        self.unsynced.store(times.saturating_sub(1), Ordering::Relaxed);
+        if times > 0 { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -219,4 +293,31 @@ fn a_full_disk_changes_nothing_and_heals() {
     assert_eq!(store.load().unwrap().0, std::slice::from_ref(&a));
     store.apply(&Changes { put_volumes: vec![&b], ..Changes::default() }).unwrap();
     assert_eq!(store.load().unwrap().0, [a, b]);
+}
+
+/// All of it is written, only the last sync fails: the file has what the daemon was told it has not.
+#[test]
+fn what_was_not_synced_is_taken_back() {
+    for failures in [1, 3, 20] {
+        let disk = FullDisk::default();
+        let store = disk.store();
+        let (a, b, d) = (volume("a"), volume("b"), device("d"));
+        store.apply(&Changes { put_volumes: vec![&a], put_files: vec![Path::new("/f")], ..Changes::default() }).unwrap();
+        let grown = VolumeRecord { growing: Some(Size(2 << 30)), ..a.clone() };
+        disk.fail_syncs(failures);
+        let changes = Changes {
+            put_volumes: vec![&grown, &b],
+            put_devices: vec![&d],
+            put_received: vec![&b.spec.name],
+            remove_files: vec![Path::new("/f")],
+            ..Changes::default()
+        };
+        store.apply(&changes).unwrap_err();
+        disk.fail_syncs(0);
+        assert_eq!(store.load().unwrap(), (vec![a.clone()], vec![]), "{failures} syncs failed");
+        assert!(store.load_received().unwrap().is_empty());
+        assert_eq!(store.load_files().unwrap(), [Path::new("/f")]);
+        store.apply(&Changes { put_volumes: vec![&b], ..Changes::default() }).unwrap();
+        assert_eq!(store.load().unwrap().0, [a, b]);
+    }
 }

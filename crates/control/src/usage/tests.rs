@@ -1,5 +1,17 @@
 use std::sync::{Arc, LazyLock};
 
+use millrace_backends::NullVolume;
+use millrace_block::{
+    BlockSize, Volume,
+    clock::{self, SimulatedTime},
+};
+use millrace_engine::EngineError;
+use millrace_services::{
+    Node, Reason, SharedObjects,
+    background::{Running, Spawner, Stop, Task},
+    graph::{Graph, LeafError, LeafRequest, Leaves, Plan},
+};
+
 use super::*;
 
 /// A meter that is there all the time.
@@ -227,4 +239,69 @@ fn a_line_that_another_program_wrote_is_refused() {
         std::fs::write(&path, format!("{own}{}", summed(json).replace('\t', "\t1"))).unwrap();
         assert_eq!(reads(&account, UsageBy::Volume), [("a".to_owned(), 5)]);
     }
+}
+
+/// The clock goes back while the daemon runs, or between two: what is written then is in no period that a bill may be out for.
+#[test]
+fn no_line_is_earlier_than_one_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    let times = || -> Vec<u64> {
+        let text = std::fs::read_to_string(&path).unwrap();
+        text.lines().filter_map(|line| Some(decode(line)?.unwrap().time)).collect()
+    };
+    let account = Account::new(Some(directory.path()));
+    account.write(&[metered("a", "x", 5)]);
+    let ahead = times()[0] + 1_000_000;
+    account.state.lock().unwrap().latest = Some(ahead);
+    account.write(&[metered("a", "x", 7)]);
+    assert_eq!(times()[1..], [ahead]);
+    let all = reads(&account, UsageBy::Volume);
+    let billed = UsageQuestion { to: Some(ahead - 1), ..UsageQuestion::default() };
+    assert_eq!(account.sums(&billed).unwrap()[0].reads, 5);
+    // The next daemon finds it in the file, before what a crash has cut short.
+    let whole = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, format!("{whole}{}", &whole[..whole.len() / 3])).unwrap();
+    let account = Account::new(Some(directory.path()));
+    assert_eq!(reads(&account, UsageBy::Volume), all);
+    account.write(&[metered("a", "x", 3)]);
+    assert_eq!(times()[2..], [ahead]);
+    assert_eq!(account.sums(&billed).unwrap()[0].reads, 5);
+}
+
+/// A leaf that is null, and nothing in the background.
+struct Null;
+
+impl Leaves for Null {
+    fn open(&self, _: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
+        let null: Arc<dyn Volume> = NullVolume::create("null", 1 << 20, BlockSize::B512).unwrap();
+        Ok(null)
+    }
+}
+
+impl Spawner for Null {
+    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+/// A volume's size counts from the moment when its meter came, and not twice where another one was on the account until then.
+#[test]
+fn the_first_line_has_the_time_since_its_meter_came() {
+    let directory = tempfile::tempdir().unwrap();
+    let (account, time) = (Account::new(Some(directory.path())), SimulatedTime::new());
+    let (node, shared): (Node, _) = ("meter(tenant=x) | null".parse().unwrap(), SharedObjects::default());
+    let plan = Plan { volume: "a", stack: &node, size: Some(1 << 20), block_size: BlockSize::B512 };
+    let spawner: Arc<dyn Spawner> = Arc::new(Null);
+    let mut graph = Graph::build(&plan, &Null, &shared, &spawner, None).unwrap();
+    graph.mount(Reason::Create).unwrap();
+    let (_, service) = graph.services("meter").remove(0);
+    time.advance_to(clock::now() + 1_000_000_000_000);
+    let of = |volume: &str| Metered { meter: meter::read(&service).unwrap().counted, ..metered(volume, "x", 0) };
+    account.write(&[of("a")]);
+    let row = |at: usize| account.sums(&UsageQuestion::default()).unwrap().swap_remove(at);
+    assert_eq!((row(0).seconds, row(0).provisioned_byte_seconds), (1000, 1000 << 20));
+    account.write(&[metered("b", "x", 1)]);
+    account.write(&[of("b")]);
+    assert!(row(1).seconds < 1000, "{:?}", row(1));
 }

@@ -13,6 +13,7 @@ use super::{
     BenchArgs, BenchError, Rw, Target,
     lane::{self, Ring},
     lean_report::LeanReport,
+    stages::StageWatch,
     worker::{self, Watch},
     workload::{Rng, Workload},
 };
@@ -66,23 +67,30 @@ struct Lean {
 }
 
 /// Runs the lean client and prints its results.
-pub(super) fn run(args: &BenchArgs) -> Result<(), BenchError> {
+pub(super) fn run(args: &BenchArgs, watch: Option<&StageWatch>) -> Result<(), BenchError> {
     if args.rw == Rw::Randrw {
         return Err(BenchError::Mixed);
     }
     if args.lean.virtio {
         let mut lean = Lean::on_virtio(args)?;
         let measured = lean.measure(args)?;
-        return LeanReport::new(args, "virtio-blk".to_owned(), &measured).print(args.json).map_err(BenchError::Output);
+        return print(&LeanReport::new(args, "virtio-blk".to_owned(), &measured), args, watch);
     }
     let targets = args.sockets.iter().map(|socket| Target::connect(args, socket));
     let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
     let mut lean = Lean::new(args, &mut targets)?;
     let measured = lean.measure(args)?;
     let model = targets.first().map(Target::model).unwrap_or_default();
-    LeanReport::new(args, model, &measured).print(args.json).map_err(BenchError::Output)?;
+    print(&LeanReport::new(args, model, &measured), args, watch)?;
     targets.iter_mut().for_each(Target::shutdown);
     Ok(())
+}
+
+/// What was measured is told whatever has become of the daemon.
+fn print(report: &LeanReport, args: &BenchArgs, watch: Option<&StageWatch>) -> Result<(), BenchError> {
+    let stages = watch.map(StageWatch::end).transpose();
+    report.print(args.json, stages.as_ref().ok().and_then(Option::as_ref)).map_err(BenchError::Output)?;
+    stages.map(drop)
 }
 
 impl Lean {

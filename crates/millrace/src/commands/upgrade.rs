@@ -23,18 +23,30 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) fn upgrade(global: &Global, args: &UpgradeArgs) -> Done {
     let client = client(global)?;
     let view = if args.show { client.get(PATH)? } else { run(&client, args)? };
-    let failed = format!("the old binary serves: {}", view.reason.as_deref().unwrap_or("nobody knows why"));
     if view.state == UpgradeState::Failed && !args.show {
-        return Err(failed.into());
+        return Err(text(&view).into());
     }
-    show(global, &view, |view: &UpgradeView| match view.state {
-        UpgradeState::Running => "the new binary is starting".to_owned(),
+    show(global, &view, text)
+}
+
+/// How an upgrade went: which binary, why, what it was to guests and what to do.
+pub(super) fn text(view: &UpgradeView) -> String {
+    let binary = view.binary.as_ref().map(|path| format!(" ({})", path.display())).unwrap_or_default();
+    let version = view.version.as_ref().map(|version| format!(", version {version},")).unwrap_or_default();
+    match view.state {
+        UpgradeState::Running => format!("the new binary{binary} is starting"),
         UpgradeState::Done => {
             let micros = view.pause_micros.unwrap_or_default();
-            format!("the new binary serves; guests waited {}.{} ms", micros / 1000, micros % 1000 / 100)
+            format!("the new binary{binary} serves; guests waited {}.{} ms", micros / 1000, micros % 1000 / 100)
         }
-        UpgradeState::Failed => failed,
-    })
+        UpgradeState::Failed => {
+            let why = view.reason.as_deref().unwrap_or("nobody knows why");
+            let mut lines = vec![format!("the old binary{version} serves, and not the new one{binary}: {why}")];
+            lines.extend(view.devices.iter().map(|devices| format!("devices: {devices}")));
+            lines.extend(view.advice.iter().map(|advice| format!("what to do: {advice}")));
+            lines.join("\n")
+        }
+    }
 }
 
 /// Asks for an upgrade and waits for its end, which another worker tells.
@@ -79,4 +91,26 @@ pub(crate) fn layouts(global: &Global) -> Done {
         }
         table.render()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_all_that_is_known() {
+        let view = json!({
+            "id": "x", "state": "failed", "binary": "/new", "version": "1.2.3", "reason": "it ended", "devices": "they go on",
+            "advice": "try again",
+        });
+        assert_eq!(
+            text(&serde_json::from_value(view).unwrap()),
+            "the old binary, version 1.2.3, serves, and not the new one (/new): it ended\ndevices: they go on\nwhat to do: try again"
+        );
+        // As workers of earlier versions tell it.
+        let view = json!({ "id": "x", "state": "failed", "reason": "it ended" });
+        assert_eq!(text(&serde_json::from_value(view).unwrap()), "the old binary serves, and not the new one: it ended");
+        let view = json!({ "id": "x", "state": "done", "pause_micros": 12_345 });
+        assert_eq!(text(&serde_json::from_value(view).unwrap()), "the new binary serves; guests waited 12.3 ms");
+    }
 }

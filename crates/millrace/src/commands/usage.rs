@@ -1,9 +1,9 @@
 //! What volumes did, and what it costs.
 
-use std::{error::Error, path::Path};
+use std::{error::Error, fmt, path::Path};
 
 use millrace_control::{Size, UsageBy, UsageRow};
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::{Done, client};
 use crate::{
@@ -11,39 +11,90 @@ use crate::{
     output::{self, Table},
 };
 
-/// Bytes of a GiB, and seconds of a month of 30 days.
-const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
-const MONTH: f64 = 30.0 * 86_400.0;
+/// What prices are of: a million requests, a GiB, and a GiB for 30 days.
+const MILLION: u128 = 1_000_000;
+const GIB: u128 = 1 << 30;
+const GIB_MONTH: u128 = GIB * 30 * 86_400;
+/// A number that each of them divides: of it all parts of a bill are whole shares.
+const SHARES: u128 = GIB_MONTH * 125;
+/// Nano-units of the currency in the least amount that a bill has.
+const NANOS: u128 = 100_000;
+/// The least seconds since 1970 that are taken for such: what is less is rather a date without its dashes.
+const LEAST_TIME: u64 = 1_000_000_000;
+/// The last second of the year 9999.
+const LAST_TIME: u64 = 253_402_300_799;
 
-/// What things cost, in the currency's unit.
+/// A price in nano-units of the currency.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Price(u64);
+
+impl Price {
+    /// `None`: it is none, or has more digits than a floating-point number keeps.
+    fn read(text: &str) -> Option<Self> {
+        let (whole, parts) = text.split_once('.').unwrap_or((text, ""));
+        let digits = whole.trim_start_matches('0').len() + parts.len();
+        if digits > 15 || parts.len() > 9 {
+            return None;
+        }
+        number(&format!("{whole}{parts:0<9}")).map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Price {
+    /// TOML has "nan" and "inf" for numbers.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let price = f64::deserialize(deserializer)?;
+        // The shortest decimals that are this number are those that were written.
+        Self::read(&price.to_string()).ok_or_else(|| {
+            D::Error::custom(format!(
+                "{price} is no price: it must be from 0 to below 18000000000, of 15 digits at most, 9 of them after the point"
+            ))
+        })
+    }
+}
+
+/// An amount of money: ten-thousandths of the currency's unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Money(u128);
+
+impl fmt::Display for Money {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:04}", self.0 / 10_000, self.0 % 10_000)
+    }
+}
+
+impl Money {
+    /// The same without zeroes at its end, but for cents.
+    fn short(self) -> String {
+        let text = self.to_string();
+        text.strip_suffix("00").unwrap_or(&text).to_owned()
+    }
+}
+
+impl Serialize for Money {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "its 15 digits are exact: the number is written with the decimals that it has here"
+    )]
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(self.0 as f64 / 10_000.0)
+    }
+}
+
+/// What things cost.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Prices {
-    /// Its name.
+    /// The currency's name.
     currency: String,
-    #[serde(deserialize_with = "price")]
-    million_reads: f64,
-    #[serde(deserialize_with = "price")]
-    million_writes: f64,
-    #[serde(deserialize_with = "price")]
-    gib_read: f64,
-    #[serde(deserialize_with = "price")]
-    gib_written: f64,
+    million_reads: Price,
+    million_writes: Price,
+    gib_read: Price,
+    gib_written: Price,
     /// A GiB of volume size for 30 days.
-    #[serde(deserialize_with = "price")]
-    gib_month_provisioned: f64,
+    gib_month_provisioned: Price,
     /// A GiB on the medium for 30 days.
-    #[serde(deserialize_with = "price")]
-    gib_month_used: f64,
-}
-
-/// TOML has "nan" and "inf" for numbers.
-fn price<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    let price = f64::deserialize(deserializer)?;
-    if price.is_finite() && price >= 0.0 {
-        return Ok(price);
-    }
-    Err(D::Error::custom(format!("{price} is no price: it must be 0 or more")))
+    gib_month_used: Price,
 }
 
 impl Prices {
@@ -52,14 +103,26 @@ impl Prices {
         Ok(toml::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
     }
 
-    #[expect(clippy::cast_precision_loss)] // a bill has cents
-    fn of(&self, row: &UsageRow) -> f64 {
-        row.reads as f64 / 1e6 * self.million_reads
-            + row.writes as f64 / 1e6 * self.million_writes
-            + row.read_bytes as f64 / GIB * self.gib_read
-            + row.written_bytes as f64 / GIB * self.gib_written
-            + row.provisioned_byte_seconds as f64 / GIB / MONTH * self.gib_month_provisioned
-            + row.used_byte_seconds as f64 / GIB / MONTH * self.gib_month_used
+    /// All parts are exact; their sum is rounded, once, and half of the least amount up.
+    fn of(&self, row: &UsageRow) -> Money {
+        let parts = [
+            (self.million_reads, u128::from(row.reads), MILLION),
+            (self.million_writes, u128::from(row.writes), MILLION),
+            (self.gib_read, u128::from(row.read_bytes), GIB),
+            (self.gib_written, u128::from(row.written_bytes), GIB),
+            (self.gib_month_provisioned, row.provisioned_byte_seconds, GIB_MONTH),
+            (self.gib_month_used, row.used_byte_seconds, GIB_MONTH),
+        ];
+        // Whole nano-units, and shares of one. No remainder is larger than what divides, so that these fit.
+        let (mut whole, mut shares) = (0_u128, 0_u128);
+        for (Price(price), amount, of) in parts {
+            let price = u128::from(price);
+            whole = whole.saturating_add((amount / of).saturating_mul(price));
+            shares += (amount % of) * price * (SHARES / of);
+        }
+        let whole = whole.saturating_add(shares / SHARES);
+        let rest = (whole % NANOS) * SHARES + shares % SHARES;
+        Money(whole / NANOS + u128::from(2 * rest >= NANOS * SHARES))
     }
 }
 
@@ -67,7 +130,7 @@ impl Prices {
 #[derive(Serialize)]
 struct Billed<'a> {
     usage: &'a UsageRow,
-    bill: f64,
+    bill: Money,
     currency: &'a str,
 }
 
@@ -77,15 +140,27 @@ impl<'a> Billed<'a> {
     }
 }
 
+/// A number of digits and nothing else.
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
 /// A time: seconds since 1970, a date, or a date with a time of day (UTC).
 fn time(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no time; write seconds since 1970, 2026-11-21 or 2026-11-21T10:00:00Z");
-    if let Ok(seconds) = text.parse() {
-        return Ok(seconds);
+    let wrong = || {
+        format!("{text:?} is no time; write 2026-11-21, 2026-11-21T10:00:00Z or seconds since 1970, from {LEAST_TIME} on")
+    };
+    if let Some(seconds) = number(text) {
+        // All that there is begins at 0.
+        let good = seconds == 0 || (LEAST_TIME..=LAST_TIME).contains(&seconds);
+        return good.then_some(seconds).ok_or_else(wrong);
     }
-    let (date, clock) = text.trim_end_matches('Z').split_once('T').unwrap_or((text, "00:00:00"));
+    let (date, clock) = match text.split_once('T') {
+        Some((date, clock)) => (date, clock.strip_suffix('Z').unwrap_or(clock)),
+        None => (text, "00:00:00"),
+    };
     let numbers = |text: &str, by: char| -> Option<[u64; 3]> {
-        let numbers: Vec<u64> = text.split(by).map(|part| part.parse().ok()).collect::<Option<_>>()?;
+        let numbers: Vec<u64> = text.split(by).map(number).collect::<Option<_>>()?;
         numbers.try_into().ok()
     };
     let ([year, month, day], [hour, minute, second]) = numbers(date, '-').zip(numbers(clock, ':')).ok_or_else(wrong)?;
@@ -152,7 +227,7 @@ fn csv(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
         };
         let UsageRow { seconds, reads, writes, others, read_bytes, written_bytes, throttled_us, .. } = row;
         let (provisioned, used) = (row.provisioned_byte_seconds, row.used_byte_seconds);
-        let bill = prices.map(|prices| format!(",{:.4}", prices.of(row))).unwrap_or_default();
+        let bill = prices.map(|prices| format!(",{}", prices.of(row))).unwrap_or_default();
         lines.push(format!(
             "{name},{seconds},{reads},{writes},{others},{read_bytes},{written_bytes},{provisioned},{used},{throttled_us}{bill}"
         ));
@@ -182,7 +257,7 @@ fn table(by: &str, rows: &[UsageRow], prices: Option<&Prices>) -> String {
             row.others.to_string(),
             Size(size).approximate(),
             seconds_of(row.throttled_us),
-            prices.map(|prices| format!("{:.2}", prices.of(row))).unwrap_or_default(),
+            prices.map(|prices| prices.of(row).short()).unwrap_or_default(),
         ]);
     }
     table.render()
@@ -194,8 +269,11 @@ mod tests {
 
     #[test]
     fn times_are_read() {
-        assert_eq!(time("951827696"), Ok(951_827_696));
-        assert_eq!(time("2000-02-29T12:34:56Z"), Ok(951_827_696));
+        assert_eq!(time("1795255200"), Ok(1_795_255_200));
+        assert_eq!(time("2026-11-21T10:00:00Z"), Ok(1_795_255_200));
+        assert_eq!(time("2000-02-29T12:34:56"), Ok(951_827_696));
+        assert_eq!(time("9999-12-31T23:59:59Z"), Ok(LAST_TIME));
+        assert_eq!((time("0"), time("1000000000"), time("253402300799")), (Ok(0), Ok(LEAST_TIME), Ok(LAST_TIME)));
         assert_eq!(time("1970-01-01"), Ok(0));
         for wrong in [
             "yesterday",
@@ -209,9 +287,68 @@ mod tests {
             "2100-02-29",
             "2026-04-31",
             "2026-01-00",
+            "20261101",
+            "951827696",
+            "253402300800",
+            "20261101000000",
+            "+5",
+            "+1795255200",
+            "2026-11-+5",
+            "2026-11-21Z",
+            "2026-11-21ZZZ",
+            "2026-11-21T10:00:00ZZ",
+            "2026-11-21T10:00:+5Z",
         ] {
-            assert!(time(wrong).is_err(), "{wrong}");
+            let why = time(wrong).expect_err(wrong);
+            assert!(why.contains("write 2026-11-21, 2026-11-21T10:00:00Z or seconds since 1970"), "{why}");
         }
+    }
+
+    #[test]
+    fn prices_are_what_is_written() {
+        let read = |text: &str| toml::from_str::<Prices>(&format!("gib_read = {text}")).map(|prices| prices.gib_read.0);
+        for (text, nanos) in [
+            ("0", 0),
+            ("0.0", 0),
+            ("0.1", 100_000_000),
+            ("0.000000001", 1),
+            ("1e6", 1_000_000_000_000_000),
+            ("123456.789012345", 123_456_789_012_345),
+            ("1_000", 1_000_000_000_000),
+        ] {
+            assert_eq!(read(text).unwrap(), nanos, "{text}");
+        }
+        for wrong in ["1e-10", "1e15", "1234567.123456789", "-1", "-0.0", "\"5\""] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!([MILLION, GIB, GIB_MONTH].map(|of| SHARES % of), [0; 3]);
+    }
+
+    /// Whatever way it is shown, it is one amount: what rows add up to is what they say.
+    #[test]
+    fn a_bill_is_rounded_once() {
+        let prices: Prices = toml::from_str("million_reads = 0.0001\ngib_read = 0.005\ngib_month_used = 0.1").unwrap();
+        let of = |reads: u64, read_bytes: u64, used_byte_seconds: u128| {
+            let row = UsageRow { reads, read_bytes, used_byte_seconds, ..UsageRow::default() };
+            let text = csv("tenant", std::slice::from_ref(&row), Some(&prices));
+            let table = table("tenant", std::slice::from_ref(&row), Some(&prices));
+            let last = |text: &str, by: char| text.rsplit(by).next().unwrap().to_owned();
+            let json = serde_json::to_value(Billed::of(&row, &prices).bill).unwrap();
+            (prices.of(&row).0, last(&text, ','), last(&table, ' '), json)
+        };
+        let shown = |units: u128, csv: &str, table: &str, json: f64| {
+            (units, csv.to_owned(), table.to_owned(), serde_json::Value::from(json))
+        };
+        assert_eq!(of(499_999, 0, 0), shown(0, "0.0000", "0.00", 0.0));
+        assert_eq!(of(500_000, 0, 0), shown(1, "0.0001", "0.0001", 0.0001));
+        assert_eq!(of(0, 1 << 30, 0), shown(50, "0.0050", "0.0050", 0.005));
+        assert_eq!(of(0, 3 << 30, 0), shown(150, "0.0150", "0.0150", 0.015));
+        // Parts that are less than the least amount, each by itself, are not lost.
+        assert_eq!([of(300_000, 0, 0).0, of(0, (1 << 30) / 128, 0).0, of(300_000, (1 << 30) / 128, 0).0], [0, 0, 1]);
+        assert_eq!(of(300_000, 1 << 30, GIB_MONTH / 10).0, 150);
+        // A sum that a floating-point number does not keep.
+        assert_eq!(of(0, 0, GIB_MONTH * 123_456_789_012_345_678).1, "12345678901234567.8000");
+        prices.of(&UsageRow { reads: u64::MAX, used_byte_seconds: u128::MAX, ..UsageRow::default() });
     }
 
     #[test]
@@ -227,7 +364,7 @@ mod tests {
             provisioned_byte_seconds: (4 << 30) * 86_400 * 15,
             ..UsageRow::default()
         };
-        assert!((prices.of(&row) - (1.0 + 1.0 + 6.0)).abs() < 1e-9, "{}", prices.of(&row));
+        assert_eq!(prices.of(&row), Money(80_000), "1 + 1 + 6");
         let rows = [row];
         let text = csv("tenant", &rows, Some(&prices));
         assert!(text.ends_with(&format!(

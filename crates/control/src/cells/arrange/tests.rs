@@ -31,6 +31,7 @@ fn volume(text: &str, stack: &str) -> VolumeRecord {
         history: Vec::new(),
         memory_leaves: Vec::new(),
         out_of_use: Vec::new(),
+        untold: false,
     }
 }
 

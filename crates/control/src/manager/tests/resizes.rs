@@ -9,6 +9,7 @@ use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Vo
 use millrace_frontends::nvme::Identity;
 
 use super::{stacks::spec, *};
+use crate::usage::UsageQuestion;
 
 /// A volume that says when it is resized, and waits until it is told to go on: not for ever, so that a test of who waits for it ends.
 struct Slow {
@@ -169,4 +170,29 @@ fn the_daemon_ends_after_a_resize() {
     ending.join().unwrap();
     rig.restart();
     assert_eq!(rig.volume("v").unwrap().size, size("2M"));
+}
+
+/// The time before a resize is on the account at the size of then, also of what the volume is made of.
+#[test]
+fn a_resize_is_charged_from_then_on() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("l", Some("256K"), &rig.stack("meter(tenant=x) | @l.img"))).unwrap();
+    rig.create_volume(&spec("v", None, "meter(tenant=y) | volume:l")).unwrap();
+    let settle = || {
+        for name in ["l", "v"] {
+            rig.settle_volume(&rig.peek(), name);
+        }
+    };
+    settle();
+    rig.account.pass(Duration::from_secs(100));
+    rig.resize_volume("v", size("1M")).unwrap();
+    rig.account.pass(Duration::from_secs(10));
+    settle();
+    let rows = rig.usage(&UsageQuestion::default()).unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        // Beyond what it had been at the first size all the time: ten seconds, and those that this took.
+        let beyond = row.provisioned_byte_seconds - u128::from(row.seconds) * (256 << 10);
+        assert!((10..100).contains(&(beyond / (768 << 10))), "{row:?}");
+    }
 }

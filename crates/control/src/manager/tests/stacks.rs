@@ -361,13 +361,27 @@ fn services_are_told_by_name() {
         rig.command_service("v", &command).unwrap_err().to_string()
     };
     assert_eq!(command("stripe"), "volume v: stripe: \"dance\" is no command of stripe; it has none");
-    assert_eq!(command("mirror"), "volume v: it has no service mirror");
+    assert_eq!(command("mirror"), "volume v: it has no service mirror; it has stripe (no commands); concat (no commands)");
     assert!(
         command("concat").contains("say which, \"stripe.0 (concat)\" or \"stripe.1 (concat)\""),
         "{}",
         command("concat")
     );
     assert!(command("stripe.1 (concat)").contains("no command of concat"));
+}
+
+#[test]
+fn services_are_listed_to_who_names_a_wrong_one() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("m", Some("1M"), &rig.stack("mirror(@a, @b)"))).unwrap();
+    rig.create_volume(&spec("p", Some("256K"), "memory")).unwrap();
+    let command = |volume: &str| {
+        let command = ServiceCommand { service: "cache".to_owned(), command: "flush".to_owned(), arguments: [].into() };
+        rig.command_service(volume, &command).unwrap_err().to_string()
+    };
+    let (mirror, plain) = (command("m"), command("p"));
+    assert!(mirror.starts_with("volume m: it has no service cache; it has mirror (fail, rebuild, "), "{mirror}");
+    assert!(plain.contains("it has no service cache; it has none at all"), "{plain}");
 }
 
 #[test]
