@@ -34,13 +34,15 @@ impl Guest {
             4 if self.memory.is_mapped(LARGE) => {
                 self.call(Message::DmaMap, &[map(LARGE + PAGE, PAGE, 0).as_bytes()], &[&file])
             }
+            // No range. What holds no region at all is granted.
             5 => {
-                let (address, size) = (choices.nasty64(), choices.nasty64());
+                let (address, size) =
+                    if choices.one_in(2) { (choices.nasty64(), 0) } else { (u64::MAX - PAGE + 1, 2 * PAGE) };
                 let unmap = wire::DmaUnmap { argsz: 24, flags: 0, address, size };
                 self.call(Message::DmaUnmap, &[unmap.as_bytes()], &[])
             }
             // A part of a region.
-            6 => {
+            6 if self.memory.is_mapped(LARGE) => {
                 let unmap = wire::DmaUnmap { argsz: 24, flags: 0, address: LARGE, size: PAGE };
                 self.call(Message::DmaUnmap, &[unmap.as_bytes()], &[])
             }

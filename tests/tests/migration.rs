@@ -250,7 +250,7 @@ fn save(client: &mut Client) -> Vec<u8> {
     client.set_migration_state(MigrationState::StopCopy).expect("it stops");
     let mut state = Vec::new();
     loop {
-        let part = client.migration_read(1 << 20).expect("its state");
+        let part = client.migration_read(32 << 10).expect("its state");
         if part.is_empty() {
             return state;
         }
