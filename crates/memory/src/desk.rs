@@ -37,8 +37,8 @@ impl Desk {
         self.len = 0;
         while let Some(run) = from.next_run(len - self.len) {
             // SAFETY: the run is mapped memory (Segment's contract), the place is ours and has room: no more than `len` bytes are asked
-            // for, and those are within it. They do not overlap: nobody
-            // has a segment of the place.
+            // for, and those are within it. They do not overlap:
+            // nobody has a segment of the place.
             unsafe { copy_towards(run.as_ptr(), self.start().add(self.len), run.len(), Target::Near) };
             use_the_copy(run.as_ptr(), self.start());
             self.len += run.len();

@@ -1,6 +1,8 @@
 //! Tests that do something while something else waits: nothing is left to how long things take.
 
 use std::{
+    future::poll_fn,
+    ops::Range,
     pin::Pin,
     sync::{
         Arc,
@@ -11,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_backends::fault::FaultVolume;
+use millrace_backends::fault::{FaultVolume, Kind};
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Scratch, Step, TaskContext, Usage, Volume,
     VolumeError,
@@ -20,6 +22,8 @@ use millrace_block::{
     future_bytes, yield_now,
 };
 use millrace_memory::BufferPool;
+
+use crate::{background::Stop, locks::Ranges, members::intent::Intent};
 
 /// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -31,6 +35,30 @@ pub(crate) fn until(what: &str, mut reached: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "waited {PATIENCE:?} in vain: {what}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Has something erased while somebody has a part of it, until some of the rest is erased on that leg.
+pub(crate) fn erase_beside(ranges: &Ranges, part: Range<u64>, leg: &FaultVolume, erase: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        let held = ranges.try_lock(part).expect("nobody has it");
+        let before = leg.requests(Kind::WriteZeroes);
+        let erasure = scope.spawn(erase);
+        until("some of it is erased", || leg.requests(Kind::WriteZeroes) > before);
+        drop(held);
+        erasure.join().expect("it ends well");
+    });
+}
+
+/// Has half of what is stale brought in order, and then tells the work to stop.
+pub(crate) async fn stop_half_way<T>(intent: &Intent, stop: &Stop, mut work: Pin<Box<impl Future<Output = T>>>) -> T {
+    let half = intent.stale() / 2;
+    poll_fn(|task| {
+        if intent.stale() <= half {
+            stop.set();
+        }
+        work.as_mut().poll(task)
+    })
+    .await
 }
 
 /// Writes the first blocks. Where a rule delays it on that leg it stands still until `meanwhile` is over, however long that takes.

@@ -8,7 +8,7 @@ use millrace_block::Operation;
 use super::*;
 use crate::testing::{
     Bench as Means, Kept, Session,
-    waiting::{Gate, until},
+    waiting::{Gate, erase_beside, until},
 };
 
 /// What upkeep does of a scrub at a time.
@@ -89,16 +89,9 @@ fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
     let graph = open("", &volumes(&legs), Reason::Create);
     on_bench(&graph, |bench| _ = bench.write_random(0, 8192));
     let mirror = mirror(&graph);
-    thread::scope(|scope| {
-        let held = mirror.members.ranges.try_lock(3 << 20..(3 << 20) + 4096).unwrap();
-        let before = legs[0].requests(Kind::WriteZeroes);
-        let erasure = scope.spawn(|| {
-            let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
-            on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
-        });
-        until("some of it is erased", || legs[0].requests(Kind::WriteZeroes) > before);
-        drop(held);
-        erasure.join().unwrap();
+    erase_beside(&mirror.members.ranges, 3 << 20..(3 << 20) + 4096, &legs[0], || {
+        let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
+        on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
     });
     on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
 }

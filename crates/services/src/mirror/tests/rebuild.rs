@@ -1,6 +1,6 @@
 //! Legs that come back, whatever happens meanwhile.
 
-use std::{future::poll_fn, pin::pin, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, BlockError, Lba, Operation};
@@ -9,7 +9,7 @@ use super::{
     failures::{WRITE_FAULT, pull},
     *,
 };
-use crate::testing::waiting::{until, write_around};
+use crate::testing::waiting::{stop_half_way, until, write_around};
 
 fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
     graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))
@@ -173,15 +173,7 @@ fn resync_half(graph: &Graph) {
         Box::pin(async move {
             let (stop, pool) = (crate::background::Stop::default(), millrace_memory::BufferPool::new(MOST_LEGS).unwrap());
             let intent = mirror.members.intent().unwrap();
-            let half = intent.stale() / 2;
-            let mut work = pin!(mirror.resync(cx, &stop, &pool));
-            poll_fn(|task| {
-                if intent.stale() <= half {
-                    stop.set();
-                }
-                work.as_mut().poll(task)
-            })
-            .await
+            stop_half_way(intent, &stop, Box::pin(mirror.resync(cx, &stop, &pool))).await
         })
     })
     .unwrap();

@@ -10,7 +10,7 @@ use super::{
     rebuild::look_at_marks,
     *,
 };
-use crate::testing::waiting::{Gate, until};
+use crate::testing::waiting::{Gate, erase_beside, until};
 
 /// Legs of which one, while its gate is closed, answers no read.
 fn with_gate(form: Form, gated: usize) -> (Vec<Arc<FaultVolume>>, Arc<Gate>) {
@@ -103,16 +103,9 @@ fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
     // Whole rows: the journal has nothing of it.
     on_bench(&graph, |bench| _ = bench.write_random(0, 8192));
     let parity = parity(&graph);
-    thread::scope(|scope| {
-        let held = parity.members.ranges.try_lock(3 << 19..(3 << 19) + 4096).unwrap();
-        let before = legs[0].requests(Kind::WriteZeroes);
-        let erasure = scope.spawn(|| {
-            let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
-            on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
-        });
-        until("some of it is erased", || legs[0].requests(Kind::WriteZeroes) > before);
-        drop(held);
-        erasure.join().unwrap();
+    erase_beside(&parity.members.ranges, 3 << 19..(3 << 19) + 4096, &legs[0], || {
+        let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
+        on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
     });
     on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
 }

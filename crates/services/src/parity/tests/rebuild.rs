@@ -1,6 +1,6 @@
 //! Legs that come back, whatever happens meanwhile.
 
-use std::{future::poll_fn, pin::pin, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, Lba, trace::Tap};
@@ -9,7 +9,7 @@ use super::{
     failures::{WRITE_FAULT, pull, state},
     *,
 };
-use crate::testing::waiting::{until, write_around};
+use crate::testing::waiting::{stop_half_way, until, write_around};
 
 /// Upkeep looks whether marks can go.
 pub(super) fn look_at_marks(graph: &Graph) {
@@ -186,15 +186,7 @@ fn resync_half(graph: &Graph) {
         Box::pin(async move {
             let (stop, pool) = (crate::background::Stop::default(), millrace_memory::BufferPool::new(2).unwrap());
             let intent = parity.members.intent().unwrap();
-            let half = intent.stale() / 2;
-            let mut work = pin!(parity.resync(cx, &stop, &pool));
-            poll_fn(|task| {
-                if intent.stale() <= half {
-                    stop.set();
-                }
-                work.as_mut().poll(task)
-            })
-            .await
+            stop_half_way(intent, &stop, Box::pin(parity.resync(cx, &stop, &pool))).await
         })
     })
     .unwrap();

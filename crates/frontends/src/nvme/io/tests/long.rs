@@ -65,16 +65,23 @@ fn a_long_command_fails_where_its_volume_does() {
     assert_eq!(in_flight(&guest), 0);
 }
 
+/// Commands that go piece by piece, and what a piece is to the volume.
+const LONG: [(NvmOpcode, Kind); 2] = [(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes), (NvmOpcode::VERIFY, Kind::Read)];
+
+/// One of them over all of the namespace, of which the first pieces are done.
+fn begun(opcode: NvmOpcode, kind: Kind) -> (FakeGuest, Arc<FaultVolume>, u16) {
+    let (mut guest, fault) = faulty_guest();
+    let cid = guest.submit(1, command(opcode, 0, SIZE / 512));
+    guest.step_until("the first piece", |_| fault.requests(kind) > 0);
+    assert_eq!(in_flight(&guest), 1, "pieces are left");
+    (guest, fault, cid)
+}
+
 #[test]
 fn a_long_command_stops_when_its_controller_is_reset() {
-    let long = [(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes), (NvmOpcode::VERIFY, Kind::Read)];
-    for (opcode, kind) in long {
-        let (mut guest, fault) = faulty_guest();
-        let all = SIZE / 512;
-        guest.submit(1, command(opcode, 0, all));
-        guest.step_until("the first piece", |_| fault.requests(kind) > 0);
+    for (opcode, kind) in LONG {
+        let (mut guest, fault, _) = begun(opcode, kind);
         let before = fault.requests(kind);
-        assert_eq!(in_flight(&guest), 1, "pieces are left");
         guest.controller.reset(Reset::Controller);
         guest.step_until("the end", |guest| guest.controller.is_quiet());
         assert_eq!(fault.requests(kind), before, "{opcode}: no piece after the reset");
@@ -85,13 +92,9 @@ fn a_long_command_stops_when_its_controller_is_reset() {
 /// Whoever waits for its guest's commands, and has waited long enough.
 #[test]
 fn a_long_command_that_is_hurried_ends_at_its_next_piece_and_may_be_tried_again() {
-    let long = [(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes), (NvmOpcode::VERIFY, Kind::Read)];
-    for (opcode, kind) in long {
-        let (mut guest, fault) = faulty_guest();
-        let cid = guest.submit(1, command(opcode, 0, SIZE / 512));
-        guest.step_until("the first piece", |_| fault.requests(kind) > 0);
+    for (opcode, kind) in LONG {
+        let (mut guest, fault, cid) = begun(opcode, kind);
         let before = fault.requests(kind);
-        assert_eq!(in_flight(&guest), 1, "pieces are left");
         guest.controller.hurry(&guest.shard.context());
         assert_eq!(guest.wait_for(1, cid).status(), Status::NAMESPACE_NOT_READY.with_more(true));
         assert_eq!(fault.requests(kind), before, "{opcode}: no piece after it");
@@ -103,13 +106,9 @@ fn a_long_command_that_is_hurried_ends_at_its_next_piece_and_may_be_tried_again(
 /// The volume may be another guest's by then.
 #[test]
 fn a_long_command_stops_when_its_namespace_is_detached() {
-    let long = [(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes), (NvmOpcode::VERIFY, Kind::Read)];
-    for (opcode, kind) in long {
-        let (mut guest, fault) = faulty_guest();
-        let cid = guest.submit(1, command(opcode, 0, SIZE / 512));
-        guest.step_until("the first piece", |_| fault.requests(kind) > 0);
+    for (opcode, kind) in LONG {
+        let (mut guest, fault, cid) = begun(opcode, kind);
         let before = fault.requests(kind);
-        assert_eq!(in_flight(&guest), 1, "pieces are left");
         guest.controller.namespaces.detach(1).expect("it is attached");
         fails(guest.wait_for(1, cid), Status::INVALID_NAMESPACE_OR_FORMAT);
         assert_eq!(fault.requests(kind), before, "{opcode}: no piece after it");
