@@ -25,6 +25,7 @@ pub mod fault;
 mod file;
 mod log;
 mod memory;
+mod naps;
 mod null;
 mod nvme;
 mod shape;

@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    os::fd::RawFd,
+    os::fd::BorrowedFd,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -18,19 +18,19 @@ pub enum IoOperation<'a> {
     /// `preadv2` into the segments.
     Read {
         /// Open file.
-        fd: RawFd,
+        fd: BorrowedFd<'a>,
         /// First byte.
         offset: ByteOffset,
-        /// Memory, as an iovec array that must live until completion.
+        /// Memory. The list of it is copied when the operation starts.
         segments: &'a [Segment],
     },
     /// `pwritev2` from the segments.
     Write {
         /// Open file.
-        fd: RawFd,
+        fd: BorrowedFd<'a>,
         /// First byte.
         offset: ByteOffset,
-        /// Memory, as an iovec array that must live until completion.
+        /// Memory. The list of it is copied when the operation starts.
         segments: &'a [Segment],
         /// Durable when completed (`RWF_DSYNC`).
         fua: bool,
@@ -38,12 +38,12 @@ pub enum IoOperation<'a> {
     /// `fdatasync`.
     DataSync {
         /// Open file.
-        fd: RawFd,
+        fd: BorrowedFd<'a>,
     },
     /// `fallocate` with the given `FALLOC_FL_*` mode.
     Allocate {
         /// Open file.
-        fd: RawFd,
+        fd: BorrowedFd<'a>,
         /// Mode bits of fallocate(2).
         mode: i32,
         /// First byte.
@@ -58,14 +58,14 @@ pub enum IoOperation<'a> {
 /// A shard's asynchronous I/O, as volumes see it. Implemented by the engine.
 ///
 /// # Safety
-/// An implementation must keep every started operation's `segments` in use only until it reports the completion, and must
-/// report each exactly once.
+/// An implementation must use the memory of a started operation only until it reports the completion, and must report each exactly
+/// once. After the start it has its own list of the segments.
 pub unsafe trait ShardIo {
     /// Starts an operation; its token is passed to `poll_completion` until that returns `Ready`. Whoever cannot take it yet says
     /// `Pending`, and wakes the task when there is room; a shard's ring takes all, and carries them out in the order of their starts.
     ///
     /// # Safety
-    /// The file descriptor, the segments array and the memory behind it must stay valid until completion.
+    /// The file must stay open, and the memory behind the segments valid, until completion.
     unsafe fn poll_start(&self, operation: &IoOperation<'_>, cx: &mut Context<'_>) -> Poll<u32>;
 
     /// The operation's result as the system gave it: a count, or a negative errno.
@@ -88,8 +88,9 @@ impl Future for IoFuture<'_> {
         let token = if let Some(token) = self.token {
             token
         } else {
-            // SAFETY: the operation borrows its segments for the future's life; files and memory are kept open by the
-            // volume and the device while the request is in flight; and this future is never dropped in mid-flight.
+            // SAFETY: the operation borrows its file for the future's life, which is never dropped in mid-flight; its memory stays until
+            // the last request that holds it has completed (Segment's contract). One that is forgotten instead leaves nothing of its own
+            // in use; its file the system has by itself from when the shard's turn ends, or the ring has room.
             match unsafe { self.io.poll_start(&self.operation, cx) } {
                 Poll::Ready(token) => *self.token.insert(token),
                 Poll::Pending => return Poll::Pending,

@@ -12,7 +12,8 @@
 //!
 //! Entering writes a counter of the calling shard's own; nothing that is shared is written per request. The price is paid by the
 //! one who changes: `membarrier(2)` makes every thread of the process run a full memory barrier. After it, whoever entered
-//! before is counted, and whoever enters later sees the pause. See docs/adr/0008-the-switch.md.
+//! before is counted, and whoever enters later sees the pause. See docs/adr/0008-the-switch.md. Memory is not reached through a switch
+//! ([`Volume::reach`]): whoever used it would not be counted.
 
 #[cfg(test)]
 mod tests;

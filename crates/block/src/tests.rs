@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     future::Future,
-    os::unix::process::ExitStatusExt,
+    os::{fd::AsFd, unix::process::ExitStatusExt},
     pin::Pin,
     process::Command,
     rc::Rc,
@@ -237,7 +237,8 @@ unsafe impl ShardIo for Slow {
 #[test]
 fn an_operation_waits_for_room_and_for_its_end() {
     let (scratch, buffers, io) = (Scratch::new(0), BufferPool::new(1).unwrap(), Slow::default());
-    let mut future = TaskContext::new(&scratch, &buffers, &io).io(IoOperation::DataSync { fd: 0 });
+    let file = std::io::stdin();
+    let mut future = TaskContext::new(&scratch, &buffers, &io).io(IoOperation::DataSync { fd: file.as_fd() });
     let mut cx = Context::from_waker(Waker::noop());
     let polls: Vec<_> = (0..4).map(|_| Pin::new(&mut future).poll(&mut cx)).collect();
     assert_eq!(polls, [Poll::Pending, Poll::Pending, Poll::Pending, Poll::Ready(-libc::EIO)]);
@@ -262,7 +263,8 @@ fn an_operation_dropped_in_flight_ends_the_process() {
 fn dropped_io_child() {
     let Ok(mode) = std::env::var(CHILD) else { return };
     let (scratch, buffers, io) = (Scratch::new(0), BufferPool::new(1).unwrap(), Slow::default());
-    let mut future = TaskContext::new(&scratch, &buffers, &io).io(IoOperation::DataSync { fd: 0 });
+    let file = std::io::stdin();
+    let mut future = TaskContext::new(&scratch, &buffers, &io).io(IoOperation::DataSync { fd: file.as_fd() });
     let mut cx = Context::from_waker(Waker::noop());
     for _ in 0..if mode == "in flight" { 3 } else { 2 } {
         assert!(Pin::new(&mut future).poll(&mut cx).is_pending());

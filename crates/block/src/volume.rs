@@ -116,11 +116,14 @@ pub trait Volume: Send + Sync {
     /// The memory that holds these blocks, where the volume is memory and they lie in one piece: a service makes what it makes of blocks
     /// on the way from or to the guest, and saves a copy. To be used at once, within [`Self::submit`], as the request that it replaces;
     /// whoever writes writes all of it, and says so ([`Self::reached`]). `None`: submit a request.
-    fn reach(&self, _lba: Lba, _count: BlockCount, _access: Access) -> Option<Reach> {
+    ///
+    /// Who asks may do without what it gets. So a service passes this on only if a request that never comes by is no matter to it: not one
+    /// that counts requests, or holds them back; nor one that must know when they have ended, because it may lead elsewhere afterwards.
+    fn reach(&self, _lba: Lba, _count: BlockCount, _access: Access) -> Option<Reach<'_>> {
         None
     }
 
-    /// Blocks that were [reached](Self::reach) have been written.
+    /// Blocks that were [reached](Self::reach) have been written. Who passes that on passes this on.
     fn reached(&self, _lba: Lba, _count: BlockCount) {}
 
     /// Nobody waits any more for what this device has asked for on the calling shard: those of its requests that only wait for their turn

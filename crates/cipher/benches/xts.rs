@@ -38,9 +38,12 @@ fn measure(xts: &Xts, len: usize, mut piece: impl FnMut(&mut Run<'_>, Option<u64
 fn print(xts: &Xts, what: &str, unit: usize, [from, to]: [Segment; 2], tells: bool) {
     let len = from.len();
     let enciphered = measure(xts, len, |run, next| {
-        run.encrypt(0, unit, black_box(from), Reach { segment: to, target: Target::Near }, next.filter(|_| tells));
+        let to = Reach { segment: to.into(), target: Target::Near };
+        run.encrypt(0, unit, black_box(from).into(), to, next.filter(|_| tells));
     });
-    let deciphered = measure(xts, len, |run, next| run.decrypt(0, unit, black_box(from), to, next.filter(|_| tells)));
+    let deciphered = measure(xts, len, |run, next| {
+        run.decrypt(0, unit, black_box(from).into(), to.into(), next.filter(|_| tells));
+    });
     let [enciphered, deciphered] = [enciphered, deciphered].map(|(least, median)| format!("{least:6.1} ({median:6.1}) ns"));
     println!("{what:12} units of {unit:4}   enciphered {enciphered}   deciphered {deciphered}");
 }

@@ -4,7 +4,7 @@ use std::{cell::UnsafeCell, ffi::c_int, fmt, ptr::null_mut};
 
 use aws_lc_sys::{EVP_CIPHER_CTX, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_new, EVP_Cipher, EVP_CipherInit_ex, EVP_aes_256_xts};
 use millrace_block::PerShard;
-use millrace_memory::{Reach, Segment, Target, streams_made};
+use millrace_memory::{Lent, Reach, Target, streams_made};
 
 use crate::{error::CipherError, library, secret::Secret};
 
@@ -208,13 +208,13 @@ impl Xts {
         }
     }
 
-    fn segments(&self, direction: Direction, order: Order, from: Segment, to: Reach, known: &mut Known) {
+    fn segments(&self, direction: Direction, order: Order, from: Lent<'_>, to: Reach<'_>, known: &mut Known) {
         assert_eq!(from.len(), to.segment.len(), "a cipher keeps lengths");
         assert!(is_whole(order.unit, from.len()), "whole data units");
         let places = (from.as_ptr().cast_const(), to.segment.as_ptr());
         let past = to.target == Target::Far && places.1.addr().is_multiple_of(64);
-        // SAFETY: both segments are mapped memory of this length. They are the same place, or one is a buffer of ours. A guest that writes
-        // to its own at the same time spoils its own data only: no byte decides anything.
+        // SAFETY: both are mapped memory of this length, whose owners are borrowed. They are the same place, or one of them is no guest's. A
+        // guest that writes to its own at the same time spoils its own data only: no byte decides anything.
         unsafe { self.units(direction, order, places, from.len(), past, known) };
     }
 
@@ -223,7 +223,7 @@ impl Xts {
     ///
     /// # Panics
     /// When the lengths differ or are not whole units, or units are not multiples of 512 bytes.
-    pub fn encrypt(&self, first: u64, unit: usize, from: Segment, to: Reach) {
+    pub fn encrypt(&self, first: u64, unit: usize, from: Lent<'_>, to: Reach<'_>) {
         self.run().encrypt(first, unit, from, to, None);
     }
 
@@ -236,7 +236,7 @@ impl Xts {
     ///
     /// # Panics
     /// As [`Self::encrypt`].
-    pub fn decrypt(&self, first: u64, unit: usize, from: Segment, to: Segment) {
+    pub fn decrypt(&self, first: u64, unit: usize, from: Lent<'_>, to: Lent<'_>) {
         self.run().decrypt(first, unit, from, to, None);
     }
 
@@ -261,7 +261,7 @@ impl Run<'_> {
     ///
     /// # Panics
     /// As [`Xts::encrypt`].
-    pub fn encrypt(&mut self, first: u64, unit: usize, from: Segment, to: Reach, next: Option<u64>) {
+    pub fn encrypt(&mut self, first: u64, unit: usize, from: Lent<'_>, to: Reach<'_>, next: Option<u64>) {
         self.xts.segments(Direction::Encrypt, Order { first, unit, next }, from, to, &mut self.known);
     }
 
@@ -269,7 +269,7 @@ impl Run<'_> {
     ///
     /// # Panics
     /// As [`Xts::encrypt`].
-    pub fn decrypt(&mut self, first: u64, unit: usize, from: Segment, to: Segment, next: Option<u64>) {
+    pub fn decrypt(&mut self, first: u64, unit: usize, from: Lent<'_>, to: Lent<'_>, next: Option<u64>) {
         let to = Reach { segment: to, target: Target::Near };
         self.xts.segments(Direction::Decrypt, Order { first, unit, next }, from, to, &mut self.known);
     }
@@ -277,7 +277,7 @@ impl Run<'_> {
 
 /// Notes data that the calling thread will decipher soon: they are brought near little by little, while it enciphers or deciphers others.
 /// False where the processor has no instructions for that, and nothing is noted.
-pub fn foresee(data: Segment) -> bool {
+pub fn foresee(data: Lent<'_>) -> bool {
     #[cfg(target_arch = "x86_64")]
     if crate::vaes::Width::best().is_some() {
         crate::vaes::foresee(data.as_ptr(), data.len());

@@ -19,8 +19,10 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     /// When the present turn began.
     pub(crate) now: Cell<Instant>,
-    /// Tasks of one device that may wait.
-    pub(crate) task_cap: Cell<usize>,
+    /// Slots that are kept for devices with fewer waiting tasks than [`Self::task_share`].
+    pub(crate) tasks_spare: Cell<usize>,
+    /// Tasks of one device that may wait whatever the others have. All shares together are what is spare.
+    pub(crate) task_share: Cell<usize>,
     /// The last submission failed, and that has been logged.
     pub(crate) ring_failing: Cell<bool>,
 }

@@ -115,8 +115,8 @@ impl<'a> ShardContext<'a> {
         self.core
     }
 
-    /// Takes a free task slot. `None` is back-pressure: leave the command in the guest's queue and try on a later turn. A
-    /// device that shares its shard gets at most three quarters of the slots.
+    /// Takes a free task slot. `None` is back-pressure: leave the command in the guest's queue and try on a later turn. Devices
+    /// that share a shard leave a quarter of the slots to those among them that have few.
     #[inline]
     pub fn reserve(&self) -> Option<TaskSlot<'a>> {
         TaskSlot::reserve(self.core, self.account)

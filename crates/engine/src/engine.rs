@@ -3,10 +3,15 @@
 
 use std::{
     sync::mpsc::sync_channel,
-    thread::{Builder, JoinHandle},
+    thread::{self, Builder, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use crate::{closer, config::ShardConfig, error::EngineError, mailbox::ShardHandle, reaper, shard::Shard, watch};
+
+/// How long shards may take to end, and how often is looked: longer than they wait for requests in flight.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(1);
 
 /// The running shards. Dropping it stops them.
 #[derive(Debug)]
@@ -51,7 +56,7 @@ impl Engine {
         &self.shards
     }
 
-    /// Stops all shards and waits for them. The first that had panicked is reported.
+    /// Stops all shards and waits for them. The first that had panicked, or does not end, is reported.
     pub fn stop(mut self) -> Result<(), EngineError> {
         self.end()
     }
@@ -61,10 +66,19 @@ impl Engine {
             // One that has ended already needs no telling.
             let _ = shard.stop();
         }
+        let deadline = Instant::now() + PATIENCE;
         let mut result = Ok(());
         for (at, thread) in self.threads.drain(..).enumerate() {
-            if thread.join().is_err() {
-                let shard = self.shards.get(at).map_or(at, ShardHandle::index);
+            let handle = self.shards.get(at);
+            let shard = handle.map_or(at, ShardHandle::index);
+            let is_silent = handle.is_some_and(ShardHandle::is_silent);
+            while !thread.is_finished() && !is_silent && Instant::now() < deadline {
+                thread::sleep(LOOK);
+            }
+            if !thread.is_finished() {
+                // One that hangs goes with the process.
+                result = result.and(Err(EngineError::Silent { shard }));
+            } else if thread.join().is_err() {
                 result = result.and(Err(EngineError::Panicked { shard }));
             }
         }

@@ -48,6 +48,12 @@ pub enum EngineError {
         /// The shard's index.
         shard: usize,
     },
+    /// The shard has not come to what it was asked in time, and will not do it.
+    #[error("shard {shard} does not answer: it has been busy with something else for long")]
+    Silent {
+        /// The shard's index.
+        shard: usize,
+    },
     /// A shard was asked to wait for itself.
     #[error("shard {shard} was asked to wait for itself")]
     OwnShard {

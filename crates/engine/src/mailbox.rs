@@ -9,9 +9,11 @@ use std::{
     fmt, io,
     os::fd::OwnedFd,
     sync::{
-        Arc,
-        mpsc::{Receiver, Sender, channel, sync_channel},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel},
     },
+    time::Duration,
 };
 
 use rustix::{
@@ -25,6 +27,10 @@ use crate::{
     stats::{ShardStats, StatsSnapshot},
     wake::thread_number,
 };
+
+/// In how many pieces a shard is waited for. A pause of the whole process uses up one of them, however long it is: it does not make a shard silent
+/// that had no time to answer either.
+const LOOKS: u32 = 10;
 
 pub(crate) enum Message {
     Call(Box<dyn FnOnce(&mut Shard) + Send>),
@@ -40,6 +46,8 @@ struct Inner {
     sender: Sender<Message>,
     bell: OwnedFd,
     stats: Arc<ShardStats>,
+    /// Calls that were given up and that the shard has not come to since.
+    given_up: Arc<AtomicUsize>,
 }
 
 /// A shard's address: for any thread, as many copies as wanted.
@@ -57,7 +65,8 @@ impl ShardHandle {
     pub(crate) fn new(index: usize, stats: Arc<ShardStats>) -> io::Result<(Self, Receiver<Message>)> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (sender, receiver) = channel();
-        Ok((Self(Arc::new(Inner { index, thread: thread_number(), sender, bell, stats })), receiver))
+        let inner = Inner { index, thread: thread_number(), sender, bell, stats, given_up: Arc::default() };
+        Ok((Self(Arc::new(inner)), receiver))
     }
 
     /// The shard's number.
@@ -86,6 +95,55 @@ impl ShardHandle {
             let _ = reply.send(f(shard));
         })?;
         answer.recv().map_err(|_| EngineError::NoAnswer { shard: self.0.index })
+    }
+
+    /// As [`Self::call_wait`], for so long at most: `f` has run then, or never will. A shard that has not come to a call that was given up
+    /// [is silent](Self::is_silent), and not waited for again.
+    pub fn call_within<R: Send + 'static>(
+        &self,
+        limit: Duration,
+        f: impl FnOnce(&mut Shard) -> R + Send + 'static,
+    ) -> Result<R, EngineError> {
+        let shard = self.0.index;
+        if self.0.thread == thread_number() {
+            return Err(EngineError::OwnShard { shard });
+        }
+        if self.is_silent() {
+            return Err(EngineError::Silent { shard });
+        }
+        let (reply, answer) = sync_channel(1);
+        // Whoever takes it decides whether it runs.
+        let place = Arc::new(Mutex::new(Some(f)));
+        let (theirs, given_up) = (Arc::clone(&place), Arc::clone(&self.0.given_up));
+        self.call(move |shard| match take(&theirs) {
+            Some(f) => {
+                // The caller waits, or has waited and does not know it yet.
+                let _ = reply.send(f(shard));
+            }
+            None => {
+                given_up.fetch_sub(1, Ordering::Relaxed);
+            }
+        })?;
+        for _ in 0..LOOKS {
+            match answer.recv_timeout(limit / LOOKS) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => return Err(EngineError::NoAnswer { shard }),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        // Counted before the shard can find it gone.
+        self.0.given_up.fetch_add(1, Ordering::Relaxed);
+        if take(&place).is_some() {
+            return Err(EngineError::Silent { shard });
+        }
+        self.0.given_up.fetch_sub(1, Ordering::Relaxed);
+        // It has begun, and is short.
+        answer.recv().map_err(|_| EngineError::NoAnswer { shard })
+    }
+
+    /// Whether somebody has waited for the shard in vain, and it has not come to its mailbox since.
+    pub fn is_silent(&self) -> bool {
+        self.0.given_up.load(Ordering::Relaxed) > 0
     }
 
     /// Asks the shard to stop.
@@ -120,4 +178,8 @@ impl ShardHandle {
             Err(error) => tracing::error!(shard = self.0.index, %error, "the mailbox's bell cannot be read"),
         }
     }
+}
+
+fn take<T>(place: &Mutex<Option<T>>) -> Option<T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner).take()
 }

@@ -16,13 +16,13 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     sync::atomic::{Ordering, fence},
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
-use io_uring::{IoUring, opcode, register::Restriction, squeue, types::Fd, types::FsyncFlags};
+use io_uring::{EnterFlags, IoUring, opcode, register::Restriction, squeue, types::Fd, types::FsyncFlags};
 use millrace_block::{IoOperation, ShardIo};
 use millrace_memory::Segment;
 
@@ -33,8 +33,13 @@ use crate::{pace::Pace, timers::Timers};
 /// Marks a token as a timer's.
 const TIMER: u32 = 1 << 31;
 
+/// Threads of the kernel's at most that wait for disks in a shard's place.
+const MOST_WORKERS: u32 = 1024;
+
 /// Segments of one operation at most (`UIO_MAXIOV`): who has more, splits.
 pub const MAX_SEGMENTS: usize = 1024;
+/// Segments that a list has room for from the start: 128 KiB in pages.
+const ROOM: usize = 32;
 
 enum Op {
     Free,
@@ -47,6 +52,8 @@ struct Inner {
     uring: IoUring,
     /// All whose results were not fetched, by token. They may be more than the ring has entries.
     ops: Vec<Op>,
+    /// Where the kernel finds the segments of each, if they are several. The room is kept for those that have the token next.
+    lists: Vec<Vec<libc::iovec>>,
     free: Vec<u32>,
     /// Operations that the kernel has, or will at the turn's end.
     in_flight: usize,
@@ -62,13 +69,17 @@ struct Inner {
 
 impl Inner {
     /// Starts an operation, at once if the ring has room.
-    fn start(&mut self, entry: squeue::Entry) -> u32 {
-        let token = self.free.pop().unwrap_or_else(|| {
+    fn start(&mut self, operation: &IoOperation<'_>) -> u32 {
+        if self.free.is_empty() {
+            self.free.push(self.ops.len() as u32);
             self.ops.push(Op::Free);
-            self.ops.len() as u32 - 1
-        });
+            self.lists.push(Vec::new());
+        }
+        let token = self.free[self.free.len() - 1];
+        // It panics where a caller asks for too much: the token is still free then.
+        let entry = entry(operation, &mut self.lists[token as usize]).user_data(u64::from(token));
+        self.free.pop();
         self.ops[token as usize] = Op::Flight(None);
-        let entry = entry.user_data(u64::from(token));
         if self.in_flight < self.entries {
             self.push(entry);
         } else {
@@ -89,7 +100,7 @@ impl Inner {
 
     fn push(&mut self, entry: squeue::Entry) {
         let entry = if self.pace.is_aside() { entry.flags(squeue::Flags::ASYNC) } else { entry };
-        // SAFETY: who started the operation keeps descriptor, segments and memory valid until its completion, and it was not pushed before.
+        // SAFETY: who started the operation keeps file and memory valid until its completion, its list is the token's, and it was not pushed before.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         assert!(pushed.is_ok(), "there are as many submission entries as operations in flight at most");
         self.in_flight += 1;
@@ -123,12 +134,13 @@ impl Ring {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mut uring = build(entries, Some(&bell), turns)?;
         uring.completion().disable_eventfd();
-        // A task has one operation under way as a rule. Where more have several, the lists grow, once.
+        // A task has one operation under way as a rule. Where more have several, or of many segments, the lists grow, once.
         let entries = uring.params().sq_entries() as usize;
         let inner = Inner {
             uring,
-            ops: Vec::with_capacity(tasks),
-            free: Vec::with_capacity(tasks),
+            ops: (0..tasks).map(|_| Op::Free).collect(),
+            lists: (0..tasks).map(|_| Vec::with_capacity(ROOM)).collect(),
+            free: (0..tasks as u32).rev().collect(),
             in_flight: 0,
             entries,
             waiting: VecDeque::with_capacity(tasks.saturating_sub(entries)),
@@ -150,8 +162,18 @@ impl Ring {
         inner.uring.completion().enable_eventfd();
         // Closes the race between our "switch on, then look for work" and the kernel's "announce work, then look at the switch":
         // the store must be visible before the loads below. The kernel's side of the pair is the full barrier of its atomic
-        // update of the flags (deferred work) or of its completion tail before it signals.
+        // update of the list of deferred work, or of its completion tail, before it looks.
         fence(Ordering::SeqCst);
+        // The flag that tells of deferred work is set between that and the look, and only on x86 is this a barrier of its own: elsewhere the
+        // kernel may find the bell off while the flag cannot be seen here yet. So there the kernel is asked, who looks at the list.
+        if cfg!(not(target_arch = "x86_64")) && inner.in_flight > 0 {
+            // SAFETY: nothing is pointed to.
+            let asked = unsafe { inner.uring.submitter().enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
+            if asked.is_err() {
+                // It was interrupted: another turn, then again.
+                return false;
+            }
+        }
         inner.uring.completion().is_empty() && !inner.uring.submission().taskrun()
     }
 
@@ -256,8 +278,8 @@ impl Ring {
     }
 }
 
-/// Builds the ring and gives up every operation it will not need: a seccomp filter does not see what a ring does.
-pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>, turns: bool) -> io::Result<IoUring> {
+/// A ring that is not enabled yet.
+pub(crate) fn prepare(entries: u32, turns: bool) -> io::Result<IoUring> {
     let interrupted = || IoUring::builder().setup_r_disabled().dontfork().build(entries);
     let deferred = || {
         IoUring::builder()
@@ -275,6 +297,20 @@ pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>, turns: bool) -> io::Re
         Some(Err(e)) if e.raw_os_error() != Some(libc::EINVAL) => return Err(e),
         _ => interrupted()?,
     };
+    // All that goes by way of the kernel's threads stands in one line, whichever disk it is for. There would be a few threads for each
+    // processor, which one slow disk can keep waiting; with one for each operation nobody stands behind another's. They are started as they
+    // are needed, and end.
+    match uring.submitter().register_iowq_max_workers(&mut [entries.min(MOST_WORKERS), 0]) {
+        // Before Linux 5.15 it stays at those few.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+        result => result?,
+    }
+    Ok(uring)
+}
+
+/// Builds the ring and gives up every operation it will not need: a seccomp filter does not see what a ring does.
+pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>, turns: bool) -> io::Result<IoUring> {
+    let uring = prepare(entries, turns)?;
     let allowed = [
         opcode::Read::CODE,
         opcode::Write::CODE,
@@ -303,27 +339,33 @@ fn sleeps() -> u64 {
     }
 }
 
-fn entry(operation: &IoOperation<'_>) -> squeue::Entry {
+/// What the kernel is told of an operation. Several segments are put down in `list`, which stays as it is until the completion.
+fn entry(operation: &IoOperation<'_>, list: &mut Vec<libc::iovec>) -> squeue::Entry {
     match *operation {
         IoOperation::Read { fd, offset, segments: [one] } => {
-            opcode::Read::new(Fd(fd), one.as_ptr(), length(one)).offset(offset.0).build()
+            opcode::Read::new(number(fd), one.as_ptr(), length(one)).offset(offset.0).build()
         }
         IoOperation::Read { fd, offset, segments } => {
-            opcode::Readv::new(Fd(fd), iovecs(segments), count(segments)).offset(offset.0).build()
+            let (list, count) = put_down(list, segments);
+            opcode::Readv::new(number(fd), list, count).offset(offset.0).build()
         }
         IoOperation::Write { fd, offset, segments: [one], fua } => {
-            opcode::Write::new(Fd(fd), one.as_ptr(), length(one)).offset(offset.0).rw_flags(write_flags(fua)).build()
+            opcode::Write::new(number(fd), one.as_ptr(), length(one)).offset(offset.0).rw_flags(write_flags(fua)).build()
         }
         IoOperation::Write { fd, offset, segments, fua } => {
-            let writev = opcode::Writev::new(Fd(fd), iovecs(segments), count(segments));
-            writev.offset(offset.0).rw_flags(write_flags(fua)).build()
+            let (list, count) = put_down(list, segments);
+            opcode::Writev::new(number(fd), list, count).offset(offset.0).rw_flags(write_flags(fua)).build()
         }
-        IoOperation::DataSync { fd } => opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC).build(),
+        IoOperation::DataSync { fd } => opcode::Fsync::new(number(fd)).flags(FsyncFlags::DATASYNC).build(),
         IoOperation::Allocate { fd, mode, offset, len } => {
-            opcode::Fallocate::new(Fd(fd), len).offset(offset.0).mode(mode).build()
+            opcode::Fallocate::new(number(fd), len).offset(offset.0).mode(mode).build()
         }
         IoOperation::Sleep(_) => unreachable!("sleeps are timers"),
     }
+}
+
+fn number(fd: BorrowedFd<'_>) -> Fd {
+    Fd(fd.as_raw_fd())
 }
 
 fn write_flags(fua: bool) -> i32 {
@@ -334,22 +376,16 @@ fn length(segment: &Segment) -> u32 {
     u32::try_from(segment.len()).expect("a segment of an operation is shorter than 4 GiB")
 }
 
-fn count(segments: &[Segment]) -> u32 {
+/// Makes `list` one of these segments; where it is, and how long.
+fn put_down(list: &mut Vec<libc::iovec>, segments: &[Segment]) -> (*const libc::iovec, u32) {
     assert!(segments.len() <= MAX_SEGMENTS, "{} segments in one operation: the caller must split", segments.len());
-    segments.len() as u32
+    list.clear();
+    list.extend(segments.iter().map(|one| libc::iovec { iov_base: one.as_ptr().cast(), iov_len: one.len() }));
+    (list.as_ptr(), list.len() as u32)
 }
 
-fn iovecs(segments: &[Segment]) -> *const libc::iovec {
-    const {
-        assert!(size_of::<Segment>() == size_of::<libc::iovec>());
-        assert!(align_of::<Segment>() == align_of::<libc::iovec>());
-    }
-    // Segment is laid out as an iovec (repr(C): pointer, length).
-    segments.as_ptr().cast()
-}
-
-// SAFETY: the kernel uses an operation's segments from submission until its completion entry, and `reap` is the only place that
-// reports one. A token is not given out again before its result was fetched.
+// SAFETY: the kernel uses an operation's memory from submission until its completion entry, and `reap` is the only place that
+// reports one. A token, and with it the list, is not given out again before its result was fetched.
 unsafe impl ShardIo for Ring {
     unsafe fn poll_start(&self, operation: &IoOperation<'_>, cx: &mut Context<'_>) -> Poll<u32> {
         if let IoOperation::Sleep(duration) = operation {
@@ -357,8 +393,7 @@ unsafe impl ShardIo for Ring {
             let deadline = Instant::now() + (*duration).min(Duration::from_secs(365 * 24 * 3600));
             return Poll::Ready(self.timers.borrow_mut().start(deadline, cx.waker()) | TIMER);
         }
-        let entry = entry(operation);
-        Poll::Ready(self.inner.borrow_mut().start(entry))
+        Poll::Ready(self.inner.borrow_mut().start(operation))
     }
 
     fn poll_completion(&self, token: u32, cx: &mut Context<'_>) -> Poll<i32> {

@@ -42,7 +42,7 @@ const PASSES_PER_LOOK: u32 = 16;
 /// Messages handled before the devices get their turn again.
 const MESSAGES_PER_LOOK: usize = 64;
 /// How long a stopping shard waits for I/O in flight.
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+const DRAIN_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 5 });
 /// How long a shard sleeps at most while the kernel refuses operations.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 /// How long a thread without a loop looks again at once: about what a disk takes.
@@ -101,7 +101,8 @@ impl Shard {
             handle,
             counters: Counters::default(),
             now: Cell::new(now),
-            task_cap: Cell::new(config.tasks),
+            tasks_spare: Cell::new(0),
+            task_share: Cell::new(0),
             ring_failing: Cell::new(false),
         };
         Ok(Self {
@@ -221,11 +222,14 @@ impl Shard {
         self.sleep(Duration::ZERO, None);
     }
 
-    /// One device may use all slots; several leave each other a quarter.
+    /// One device may use all slots. Several leave a quarter, in which each has a share of its own that no others can take, however
+    /// long they keep what they have; as long as there are no more devices than such slots.
     fn share_slots(&mut self) {
-        let slots = self.core.slots.len();
-        let cap = if self.devices().count() > 1 { (slots * 3 / 4).max(1) } else { slots };
-        self.core.task_cap.set(cap);
+        let devices = self.devices().count();
+        let spare = if devices > 1 { self.core.slots.len() / 4 } else { 0 };
+        self.core.tasks_spare.set(spare);
+        // The shard's own tasks have one as well.
+        self.core.task_share.set((spare / (devices + 1)).max(1));
     }
 
     /// One pass over everything, mailbox and descriptors included. Never sleeps; returns the work done. For tests, and for
@@ -515,12 +519,16 @@ impl Shard {
             submit(&core);
             let now = Instant::now();
             let work = core.ring.reap() + core.ring.fire_timers(now) + core.slots.run_ready();
+            // Also where there is always something to do: a long piece of work, or a task that looks for somebody who is gone.
+            if now >= limit {
+                break;
+            }
             if work > 0 {
                 continue;
             }
             // What waits for neither the kernel nor a timer waits for somebody who will not come any more.
             let timer = core.ring.next_timer();
-            if now >= limit || (core.ring.in_flight() == 0 && timer.is_none()) {
+            if core.ring.in_flight() == 0 && timer.is_none() {
                 break;
             }
             let until = timer.map_or(limit, |at| at.min(limit));

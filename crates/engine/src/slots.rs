@@ -106,8 +106,9 @@ impl Slots {
         self.wakers.ready()
     }
 
-    #[cfg(test)]
-    pub(crate) fn free_for_tests(&self) -> usize {
+    /// Slots that nobody has.
+    #[inline]
+    pub(crate) fn free(&self) -> usize {
         self.free.borrow().len()
     }
 
@@ -228,7 +229,8 @@ pub struct TaskSlot<'a> {
 impl<'a> TaskSlot<'a> {
     #[inline]
     pub(crate) fn reserve(core: &'a Core, account: &'a Rc<Account>) -> Option<Self> {
-        if account.waiting.get() >= core.task_cap.get() {
+        // What is spare is for those who have less than their share: whoever takes of it is owed as much.
+        if account.waiting.get() >= core.task_share.get() && core.slots.free() <= core.tasks_spare.get() {
             return None;
         }
         let index = core.slots.reserve()?;

@@ -1,13 +1,14 @@
 //! Buffers of a shard's own, for services and commands that must see or change the bytes.
 
 use std::{
-    cell::RefCell,
+    cell::{OnceCell, RefCell},
     collections::VecDeque,
     future::Future,
     io,
     mem::ManuallyDrop,
     pin::Pin,
     rc::Rc,
+    sync::{Mutex, PoisonError},
     task::{Context, Poll, Waker},
 };
 
@@ -18,12 +19,49 @@ pub const BUFFER_SIZE: usize = 64 * 1024;
 /// Takers that may wait before the list of them grows.
 const WAITERS: usize = 256;
 /// Pools of a shard, one below the other (see [`BufferPool::deeper`]).
-const LEVELS: usize = 16;
+const LEVELS: usize = 29;
+/// Things that can have buffers of their own, each.
+const OWNERS: usize = 256;
+
+/// Which numbers of owners are taken.
+static TAKEN: Mutex<[bool; OWNERS]> = Mutex::new([false; OWNERS]);
+
+/// What has buffers of its own on each shard ([`BufferPool::of`]), as long as this lives.
+#[derive(Debug)]
+pub struct Owner(usize);
+
+impl Default for Owner {
+    fn default() -> Self {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        // All that come too late have the last one's together.
+        let number = taken.iter().position(|taken| !taken).unwrap_or(OWNERS - 1);
+        taken[number] = number < OWNERS - 1;
+        Self(number)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        TAKEN.lock().unwrap_or_else(PoisonError::into_inner)[self.0] = false;
+    }
+}
+
+/// What a pool and those below it have in common.
+#[derive(Debug)]
+struct Common {
+    /// Buffers of a level.
+    count: usize,
+    /// The pools of owners. Made when they are first asked for.
+    owners: [OnceCell<BufferPool>; OWNERS],
+}
 
 #[derive(Debug)]
 struct Inner {
-    /// The pool of the layer below.
-    deeper: Option<BufferPool>,
+    /// How many are above it.
+    level: usize,
+    /// The pool of the layer below. Made when it is first asked for.
+    deeper: OnceCell<BufferPool>,
+    common: Rc<Common>,
     // Never unmapped: a segment of a buffer may be copied anywhere, and this keeps every such copy memory-safe.
     mapping: ManuallyDrop<Mapping>,
     state: RefCell<State>,
@@ -56,8 +94,16 @@ impl State {
 
 /// A fixed number of equal, page-aligned buffers. Taking one never allocates; when all are out, the taker waits.
 ///
-/// Who holds a buffer while something below it does its part, which may need a buffer too, hands down the [`deeper`] pool. So a
-/// holder waits only for pools below its own, and no circle of waiting holders can close.
+/// That no circle of those who wait can close:
+/// * Who holds a buffer while something below it does its part, which may need a buffer too, hands down the [`deeper`] pool. So a
+///   holder waits only for pools below its own.
+/// * What else requests wait for (a range, a turn, a mark, keys), they may wait for with the buffers of those above them in hand, of
+///   which a copy has one more than a write. So whoever holds it has taken his own buffer before, and hands down the [`deeper`]
+///   pool; where those who wait have a buffer of their own level, too, that of two levels down.
+/// * A service hands down the same number of levels for all requests, reads and flushes, too: at the next one they must not be further
+///   apart than a copy and a write.
+/// * To what several stacks have in common requests come on any level. All below it is done with buffers [of its own](Self::of), which
+///   nobody has who waits there.
 ///
 /// [`deeper`]: Self::deeper
 #[derive(Clone, Debug)]
@@ -67,27 +113,50 @@ impl BufferPool {
     /// Layers that may hold a buffer each, one above the other, for one request.
     pub const LEVELS: usize = LEVELS;
 
-    /// A pool of `count` buffers with as many for every deeper level. Pages are touched on first use only.
+    /// A pool of `count` buffers with as many for every deeper level that is asked for. Pages are touched on first use only.
     pub fn new(count: usize) -> io::Result<Self> {
-        let mut pool = None;
-        for _ in 0..LEVELS {
-            pool = Some(Self::above(count, pool)?);
-        }
-        Ok(pool.expect("there is more than one level"))
+        assert!(count > 0, "a pool needs a buffer");
+        Self::at(0, Rc::new(Common { count, owners: [const { OnceCell::new() }; OWNERS] }))
     }
 
-    fn above(count: usize, deeper: Option<BufferPool>) -> io::Result<Self> {
-        assert!(count > 0, "a pool needs a buffer");
-        let mapping = ManuallyDrop::new(Mapping::anonymous(count * BUFFER_SIZE)?);
+    fn at(level: usize, common: Rc<Common>) -> io::Result<Self> {
+        let mapping = ManuallyDrop::new(Mapping::anonymous(common.count * BUFFER_SIZE)?);
         let waiting = VecDeque::with_capacity(WAITERS);
-        let state = State { free: (0..count).rev().collect(), waiting, promised: 0, next: 0 };
-        Ok(Self(Rc::new(Inner { deeper, mapping, state: RefCell::new(state) })))
+        let state = State { free: (0..common.count).rev().collect(), waiting, promised: 0, next: 0 };
+        let (deeper, state) = (OnceCell::new(), RefCell::new(state));
+        Ok(Self(Rc::new(Inner { level, deeper, common, mapping, state })))
     }
 
     /// The pool for whoever works below a holder of one of these buffers. The deepest is its own: stacks that need more levels
     /// than there are must not be made.
+    #[inline]
     pub fn deeper(&self) -> &BufferPool {
-        self.0.deeper.as_ref().unwrap_or(self)
+        self.0.deeper.get().unwrap_or_else(|| self.dig())
+    }
+
+    /// The first time that somebody works there, or the deepest level.
+    #[cold]
+    fn dig(&self) -> &BufferPool {
+        let Inner { level, deeper, common, .. } = &*self.0;
+        if level + 1 == LEVELS {
+            return self;
+        }
+        // Where the system has no room for another one, this one must do.
+        Self::at(level + 1, Rc::clone(common)).map_or(self, |pool| deeper.get_or_init(|| pool))
+    }
+
+    /// The pool for whoever works below something that has buffers of its own: nobody above it holds any of these.
+    #[inline]
+    pub fn of(&self, owner: &Owner) -> &BufferPool {
+        let place = &self.0.common.owners[owner.0];
+        place.get().unwrap_or_else(|| self.make(place))
+    }
+
+    /// The first time that somebody works there.
+    #[cold]
+    fn make<'a>(&'a self, place: &'a OnceCell<BufferPool>) -> &'a BufferPool {
+        // As in `dig`.
+        Self::new(self.0.common.count).map_or(self, |pool| place.get_or_init(|| pool))
     }
 
     /// Takes a buffer if one is free that nobody waits for. Its content is whatever its last user left.

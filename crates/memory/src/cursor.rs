@@ -96,6 +96,18 @@ impl<'a> SegmentCursor<'a> {
         done
     }
 
+    /// Whether the next `len` bytes are zeroes; false when the list ends before.
+    pub fn is_zero(&mut self, len: usize) -> bool {
+        let mut done = 0;
+        while let Some(run) = self.next_run(len - done) {
+            if !run.is_zero() {
+                return false;
+            }
+            done += run.len();
+        }
+        done == len
+    }
+
     /// Whether the next `with.len()` bytes equal `with`; false when the list ends before.
     pub fn equals(&mut self, with: Segment) -> bool {
         let mut done = 0;

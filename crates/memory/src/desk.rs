@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use crate::{
-    SegmentCursor, Target,
+    Lent, SegmentCursor, Target,
     copy::{copy_towards, use_the_copy},
 };
 
@@ -46,10 +46,25 @@ impl Desk {
         self.bytes()
     }
 
+    /// Puts all of this memory here, and returns it.
+    ///
+    /// # Panics
+    /// When it is more than [`DESK_SIZE`].
+    #[inline]
+    pub fn load_all(&mut self, from: Lent<'_>) -> &[u8] {
+        let len = from.len();
+        assert!(len <= DESK_SIZE, "{len} bytes for a desk");
+        // SAFETY: it is mapped memory, whose owner is borrowed, and the place is ours and has room. They do not overlap, as above.
+        unsafe { copy_towards(from.as_ptr(), self.start(), len, Target::Near) };
+        use_the_copy(from.as_ptr(), self.start());
+        self.len = len;
+        self.bytes()
+    }
+
     /// What lies here.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `load` put so many bytes there.
+        // SAFETY: `load` or `load_all` put so many bytes there.
         unsafe { std::slice::from_raw_parts(self.place.as_ptr().cast(), self.len) }
     }
 
@@ -63,6 +78,18 @@ impl Desk {
             unsafe { copy_towards(part.as_ptr(), run.as_ptr(), part.len(), target) };
             left = rest;
         }
+    }
+
+    /// Copies what lies here to the beginning of `to`.
+    ///
+    /// # Panics
+    /// When that is shorter.
+    #[inline]
+    pub fn store_all(&self, to: Lent<'_>, target: Target) {
+        let data = self.bytes();
+        assert!(data.len() <= to.len(), "{} bytes for {}", data.len(), to.len());
+        // SAFETY: it is mapped memory of so many bytes, whose owner is borrowed, and nobody has a segment of the place.
+        unsafe { copy_towards(data.as_ptr(), to.as_ptr(), data.len(), target) };
     }
 
     fn start(&mut self) -> *mut u8 {

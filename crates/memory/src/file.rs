@@ -120,7 +120,7 @@ impl FileMap {
             [to] => piece.copy_to(to, if self.is_far() { Target::GuestFromFar } else { Target::Guest }),
             list => _ = SegmentCursor::new(list).copy_from(piece),
         }
-        self.is_sound()
+        self.is_sound(Ordering::Acquire)
     }
 
     /// Copies the segments to the bytes from `offset` on. `false`: they have to be written by a system call.
@@ -133,15 +133,17 @@ impl FileMap {
             [from] => from.copy_to(&piece, if self.is_far() { Target::Far } else { Target::Near }),
             list => _ = SegmentCursor::new(list).copy_to(piece),
         }
-        self.is_sound()
+        // Stores must have been made before the poison is looked at. On x86 a processor that is to forget the old mapping is interrupted,
+        // which ends the copy before; elsewhere nothing comes between them.
+        self.is_sound(if cfg!(target_arch = "x86_64") { Ordering::Acquire } else { Ordering::SeqCst })
     }
 
     /// Whether what was copied before is the file's: the guard sets the poison before it replaces the mapping.
     #[inline]
-    fn is_sound(&self) -> bool {
-        // Race: the mapping is replaced while it is copied from, and the poison must not have been looked at before the copy. The other
-        // side is the order in `guard::replace_mapping`. Acquire: it costs nothing where loads are in order.
-        fence(Ordering::Acquire);
+    fn is_sound(&self, order: Ordering) -> bool {
+        // Race: the mapping is replaced while it is copied from or to, and the poison must not have been looked at before the copy. The
+        // other side is the order in `guard::replace_mapping`. Acquire is enough after loads, and costs nothing where they are in order.
+        fence(order);
         !self.poison.is_set()
     }
 

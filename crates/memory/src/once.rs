@@ -3,18 +3,9 @@
 //! A guest may change its memory at any time. What is read once is the same in every place, and in the sum, without a copy that nobody
 //! else can reach.
 
-use std::ptr::NonNull;
+use std::{marker::PhantomData, ptr::NonNull};
 
-use crate::{Segment, SegmentCursor, Target};
-
-/// Memory that holds what somebody asked for.
-#[derive(Clone, Copy, Debug)]
-pub struct Reach {
-    /// Where it is.
-    pub segment: Segment,
-    /// How it is best written.
-    pub target: Target,
-}
+use crate::{Reach, Segment, SegmentCursor, Target};
 
 /// Places that data go to at most.
 pub const MOST_PLACES: usize = 8;
@@ -22,20 +13,22 @@ pub const MOST_PLACES: usize = 8;
 /// Places that the same data go to. A part of [`Reach`] each, not the whole: what is loaded by more bytes at a time than it was stored waits
 /// until all that was stored before has left the processor, copies past the caches as well.
 #[derive(Debug)]
-pub struct Places {
+pub struct Places<'a> {
     starts: [*mut u8; MOST_PLACES],
     count: usize,
     /// Bytes of the shortest.
     len: usize,
     past_caches: bool,
+    owners: PhantomData<&'a ()>,
 }
 
-impl Places {
+impl<'a> Places<'a> {
     /// None so far.
     #[expect(clippy::new_without_default, reason = "there is no use for places that nothing is added to")]
     #[inline]
     pub fn new() -> Self {
-        Self { starts: [std::ptr::null_mut(); MOST_PLACES], count: 0, len: usize::MAX, past_caches: true }
+        let starts = [std::ptr::null_mut(); MOST_PLACES];
+        Self { starts, count: 0, len: usize::MAX, past_caches: true, owners: PhantomData }
     }
 
     /// One more.
@@ -43,7 +36,7 @@ impl Places {
     /// # Panics
     /// When there are [`MOST_PLACES`].
     #[inline]
-    pub fn add(&mut self, place: &Reach) {
+    pub fn add(&mut self, place: &Reach<'a>) {
         self.starts[self.count] = place.segment.as_ptr();
         self.count += 1;
         self.len = self.len.min(place.segment.len());
@@ -60,13 +53,13 @@ const LINE: usize = 64;
 ///
 /// # Panics
 /// When one of them is shorter.
-pub fn copy_to_all(from: &[Segment], to: &Places) {
+pub fn copy_to_all(from: &[Segment], to: &Places<'_>) {
     let mut cursor = SegmentCursor::new(if to.count == 0 { &[] } else { from });
     let mut at = 0;
     while let Some(run) = cursor.next_run(usize::MAX) {
         assert!(run.len() <= to.len - at, "every place holds the data");
         let place = |number: usize| {
-            // SAFETY: a segment of at least `to.len` bytes begins there (`Places::add`), and these lie within it (above).
+            // SAFETY: memory of at least `to.len` bytes begins there, whose owner is borrowed (`Places::add`), and these lie within it (above).
             unsafe { Segment::new(NonNull::new_unchecked(to.starts[number].add(at)), run.len()) }
         };
         #[cfg(target_arch = "x86_64")]
@@ -93,7 +86,7 @@ pub fn copy_to_all(from: &[Segment], to: &Places) {
 ///
 /// # Panics
 /// When lengths differ, there is not one place more than there are sources, or more than [`MOST_PLACES`].
-pub fn copy_and_sum(from: &[Segment], to: &[Reach]) {
+pub fn copy_and_sum(from: &[Segment], to: &[Reach<'_>]) {
     assert!(to.len() <= MOST_PLACES && from.len() + 1 == to.len(), "{} sources for {} places", from.len(), to.len());
     let len = to[0].segment.len();
     let alike = from.iter().all(|from| from.len() == len) && to.iter().all(|to| to.segment.len() == len);
@@ -101,7 +94,7 @@ pub fn copy_and_sum(from: &[Segment], to: &[Reach]) {
     #[cfg(target_arch = "x86_64")]
     let mut parts = x86::NOWHERE;
     #[cfg(target_arch = "x86_64")]
-    if x86::aligned(&mut parts[..to.len()], |number| to[number].segment) {
+    if x86::aligned(&mut parts[..to.len()], |number| to[number].segment.bare()) {
         let past = to.iter().all(|reach| reach.target == Target::Far);
         let sources: [*const u8; MOST_PLACES] = std::array::from_fn(|at| from[at.min(from.len() - 1)].as_ptr().cast_const());
         // SAFETY: as above, with every source of `len` bytes.
@@ -293,9 +286,8 @@ mod tests {
             }
             let whole: Vec<u8> = from.iter().flat_map(bytes).collect();
             let target = if far { Target::Far } else { Target::Near };
-            let to = |len: usize| -> Vec<Reach> {
-                (0..places).map(|at| Reach { segment: piece(&mapping, 8 + at, odd, len), target }).collect()
-            };
+            let reach = |at: usize, len: usize| Reach { segment: piece(&mapping, 8 + at, odd, len).into(), target };
+            let to = |len: usize| (0..places).map(|at| reach(at, len)).collect::<Vec<_>>();
             let copies = to(whole.len());
             let mut all = Places::new();
             for copy in &copies {
@@ -303,7 +295,7 @@ mod tests {
             }
             copy_to_all(&from, &all);
             for copy in &copies {
-                prop_assert_eq!(bytes(&copy.segment), &whole[..]);
+                prop_assert_eq!(bytes(&copy.segment.bare()), &whole[..]);
             }
             if places > 1 {
                 let len = runs[0] * unit;
@@ -312,10 +304,10 @@ mod tests {
                 copy_and_sum(&from, &to);
                 let mut sum = vec![0; len];
                 for (from, to) in from.iter().zip(&to) {
-                    prop_assert_eq!(bytes(from), bytes(&to.segment));
+                    prop_assert_eq!(bytes(from), bytes(&to.segment.bare()));
                     sum.iter_mut().zip(bytes(from)).for_each(|(sum, byte)| *sum ^= byte);
                 }
-                prop_assert_eq!(bytes(&to[places - 1].segment), sum);
+                prop_assert_eq!(bytes(&to[places - 1].segment.bare()), sum);
             }
         }
     }

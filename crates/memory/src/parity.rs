@@ -4,7 +4,7 @@
 //!
 //! The bytes should belong to whoever calls: what somebody else changes meanwhile is summed up as it is found, once.
 
-use crate::Segment;
+use crate::{DESK_SIZE, Desk, Lent, Segment, SegmentCursor, Target};
 
 /// The polynomial without its highest term.
 const POLYNOMIAL: u8 = 0x1d;
@@ -57,11 +57,17 @@ pub fn add_into(to: &Segment, from: &Segment) {
 /// When they differ in length.
 pub fn sum_into(to: &Segment, first: &Segment, second: &Segment) {
     assert!(to.len() == first.len() && to.len() == second.len(), "sums are of equal lengths");
-    let (to, first, second, len) = (to.as_ptr(), first.as_ptr().cast_const(), second.as_ptr().cast_const(), to.len());
+    // SAFETY: all three are mapped memory of so many bytes (Segment's contract).
+    unsafe { sum(to.as_ptr(), first.as_ptr(), second.as_ptr(), to.len()) }
+}
+
+/// # Safety
+/// As for [`sum_words`].
+unsafe fn sum(to: *mut u8, first: *const u8, second: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has it; all three are mapped memory of `len` bytes (Segment's contract).
+            // SAFETY: the processor has it; of the memory our caller says the same.
             return unsafe { x86::sum_avx512(to, first, second, len) };
         }
         if is_x86_feature_detected!("avx2") {
@@ -95,12 +101,18 @@ pub fn scale(bytes: &Segment, factor: u8) {
 /// Makes `to` the product of `from` and `factor`, or adds it.
 fn multiply<const ADD: bool>(to: &Segment, from: &Segment, factor: u8) {
     assert_eq!(to.len(), from.len(), "sums are of equal lengths");
-    let (to, from, len) = (to.as_ptr(), from.as_ptr().cast_const(), to.len());
+    // SAFETY: both are mapped memory of so many bytes (Segment's contract).
+    unsafe { product_into::<ADD>(to.as_ptr(), from.as_ptr(), to.len(), factor) }
+}
+
+/// # Safety
+/// As for [`multiply_bytes`].
+unsafe fn product_into<const ADD: bool>(to: *mut u8, from: *const u8, len: usize, factor: u8) {
     let tables = Tables::of(factor);
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512bw") {
-            // SAFETY: the processor has it; both are mapped memory of `len` bytes (Segment's contract).
+            // SAFETY: the processor has it; of the memory our caller says the same.
             return unsafe { x86::multiply_avx512::<ADD>(to, from, len, &tables) };
         }
         if is_x86_feature_detected!("avx2") {
@@ -110,6 +122,52 @@ fn multiply<const ADD: bool>(to: &Segment, from: &Segment, factor: u8) {
     }
     // SAFETY: as above.
     unsafe { multiply_bytes::<ADD>(to, from, len, &tables) }
+}
+
+/// Puts the next bytes of a list in the place of a part's, and in each parity of that part what this changes: all in one pass. With
+/// each parity comes what the part is multiplied with in it.
+///
+/// # Panics
+/// When a parity is not as long as the part, or the list ends before.
+pub fn replace(part: Lent<'_>, parity: &[(Lent<'_>, u8)], from: &mut SegmentCursor<'_>) {
+    let len = part.len();
+    assert!(parity.iter().all(|(parity, _)| parity.len() == len), "parity is as long as what it is of");
+    // They come while the data do.
+    part.prefetch(0, len);
+    for (parity, _) in parity {
+        parity.prefetch(0, len);
+    }
+    let mut desk = Desk::new();
+    for at in (0..len).step_by(DESK_SIZE) {
+        let step = DESK_SIZE.min(len - at);
+        let data = desk.load(from, step);
+        assert_eq!(data.len(), step, "there are data for all of the part");
+        let place = part.part(at, step).expect("it is within the part");
+        for (parity, factor) in parity {
+            let parity = parity.part(at, step).expect("parity is as long as the part");
+            // SAFETY: the owners of all this memory are borrowed, the desk is ours, and parity, part and desk are different places of
+            // `step` bytes.
+            unsafe {
+                add(parity.as_ptr(), place.as_ptr(), step, *factor);
+                add(parity.as_ptr(), data.as_ptr(), step, *factor);
+            }
+        }
+        desk.store_all(place, Target::Near);
+    }
+}
+
+/// Adds `factor` times `from`.
+///
+/// # Safety
+/// As for [`multiply_bytes`].
+unsafe fn add(to: *mut u8, from: *const u8, len: usize, factor: u8) {
+    // SAFETY: as our caller says.
+    unsafe {
+        match factor {
+            1 => sum(to, to, from, len),
+            _ => product_into::<true>(to, from, len, factor),
+        }
+    }
 }
 
 /// The products of a factor with each low and each high half of a byte.
@@ -334,6 +392,24 @@ mod tests {
                 unsafe { x86::multiply_avx2::<true>(sum.as_mut_ptr(), second[cut..].as_ptr(), sum.len(), &Tables::of(factor)) };
                 prop_assert_eq!(&sum, &products);
             }
+        }
+    }
+
+    #[test]
+    fn a_part_that_is_replaced_changes_its_parity_by_that() {
+        let bytes = |len: usize, seed: u8| (0..len).map(|at| (at as u8).wrapping_mul(37) ^ seed).collect::<Vec<_>>();
+        for len in [512, 4096, 3 * 4096 + 512] {
+            let (mut old, other, mut new) = (bytes(len, 1), bytes(len, 99), bytes(len, 200));
+            let sums = |data: &[u8], factor: u8| -> Vec<u8> {
+                data.iter().zip(&other).map(|(one, other)| product(*one, factor) ^ other).collect()
+            };
+            let (mut p, mut q) = (sums(&old, 1), sums(&old, 7));
+            let expected = (sums(&new, 1), sums(&new, 7));
+            let (first, second) = new.split_at_mut(len / 512 / 2 * 512 + 8);
+            let list = [segment(first), segment(second)];
+            let parity = [(segment(&mut p).into(), 1), (segment(&mut q).into(), 7)];
+            replace(segment(&mut old).into(), &parity, &mut SegmentCursor::new(&list));
+            assert!(old == new && (p, q) == expected, "{len} bytes");
         }
     }
 }

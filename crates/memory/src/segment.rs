@@ -298,6 +298,17 @@ impl Segment {
         unsafe { std::ptr::write_bytes(self.as_ptr(), byte, self.len) }
     }
 
+    /// Whether all bytes are zeroes. Each is read once, so that a change meanwhile can only turn the answer.
+    pub fn is_zero(&self) -> bool {
+        const CHUNK: usize = 1024;
+        let mut bytes = [0; CHUNK];
+        (0..self.len).step_by(CHUNK).all(|at| {
+            let bytes = &mut bytes[..CHUNK.min(self.len - at)];
+            self.read_at(at, bytes);
+            bytes.iter().all(|byte| *byte == 0)
+        })
+    }
+
     /// Whether both segments hold the same bytes. Each byte is read once, so that a change meanwhile can only turn the answer.
     pub fn equals(&self, other: &Segment) -> bool {
         const CHUNK: usize = 1024;

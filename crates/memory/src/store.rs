@@ -98,6 +98,29 @@ impl Chunk {
         (((same + 1) * EXTENT - at).min(len as u64) as usize, written)
     }
 
+    /// Calls `each` with the parts of a range of which the record says the same: the offset within the store, the length, and whether it was
+    /// written. What was not reads as zeroes, and would take memory where it is looked at.
+    fn parts(&self, offset: u64, len: usize, mut each: impl FnMut(u64, usize, bool)) {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let (run, written) = self.written(at, len - done);
+            each(at, run, written);
+            done += run;
+        }
+    }
+
+    /// Makes zeroes of what was written in a range.
+    fn clear(&self, offset: u64, len: usize) {
+        self.parts(offset, len, |at, run, written| {
+            if written {
+                self.piece(at, run).fill(0);
+                // It may have been given back meanwhile.
+                self.touch(at, run);
+            }
+        });
+    }
+
     /// Puts huge pages in the place of small ones where an extent was written for the most part: one that was not would take memory
     /// that nobody needs. Returns how many extents are to be looked at again.
     pub(crate) fn collapse(&self) -> usize {
@@ -169,22 +192,24 @@ impl Chunk {
     }
 
     fn discard(&self, offset: u64, len: usize) {
-        let piece = self.piece(offset, len);
         let at = (offset - self.start) as usize;
         let page = PAGE_SIZE as usize;
         let (first, past) = (at.next_multiple_of(page), (at + len) / page * page);
+        if first >= past {
+            return self.clear(offset, len);
+        }
         // Locked memory cannot be given back; then it is zeroed.
         let give_back = if self.is_file { Mapping::punch } else { Mapping::discard };
         // Before the pages go, as writes are recorded after they are made: whatever comes last, bytes that are not on record are
         // zeroes.
         self.untouch(offset, len);
-        if first >= past || give_back(&self.mapping, first, past - first).is_err() {
-            piece.fill(0);
+        if give_back(&self.mapping, first, past - first).is_err() {
+            self.piece(offset, len).fill(0);
             self.touch(offset, len);
             return;
         }
-        let edges = [piece.part(0, first - at), piece.part(past - at, at + len - past)];
-        edges.iter().flatten().for_each(|edge| edge.fill(0));
+        self.clear(offset, first - at);
+        self.clear(self.start + past as u64, at + len - past);
     }
 }
 
@@ -278,7 +303,7 @@ impl ByteStore {
     #[inline]
     fn first_chunk(&self, offset: u64, len: usize) -> Option<(&Chunk, Segment)> {
         let chunk = self.chunks.first()?.get()?;
-        // SAFETY: as for `Chunk::piece`.
+        // SAFETY: as for `Chunk::piece`, but that `reach` hands it out, for as long as the store is borrowed.
         let piece = unsafe { chunk.mapping.segment(usize::try_from(offset).ok()?, len) }?;
         Some((chunk, piece))
     }
@@ -322,13 +347,33 @@ impl ByteStore {
     }
 
     /// The range itself, where it lies in one piece. To be read it must have been written, all of it; whoever writes says so afterwards
-    /// ([`Self::reached`]).
+    /// ([`Self::reached`]). Nobody has it longer than the store:
+    ///
+    /// ```compile_fail,E0505
+    /// use millrace_memory::{Access, ByteStore};
+    ///
+    /// let store = ByteStore::new(4096).unwrap();
+    /// let reach = store.reach(0, 512, Access::Write).unwrap();
+    /// drop(store);
+    /// reach.segment.fill(1);
+    /// ```
+    ///
+    /// This is well:
+    ///
+    /// ```
+    /// use millrace_memory::{Access, ByteStore};
+    ///
+    /// let store = ByteStore::new(4096).unwrap();
+    /// let reach = store.reach(0, 512, Access::Write).unwrap();
+    /// reach.segment.fill(1);
+    /// drop(store);
+    /// ```
     #[inline]
-    pub fn reach(&self, offset: u64, len: usize, access: Access) -> Option<Reach> {
+    pub fn reach(&self, offset: u64, len: usize, access: Access) -> Option<Reach<'_>> {
         let (chunk, segment) = self.first_chunk(offset, len).filter(|_| len > 0)?;
         let there = access == Access::Write || !chunk.is_file || chunk.written(offset, len) == (len, true);
         let target = if Self::is_far(chunk) { Target::Far } else { Target::Near };
-        there.then_some(Reach { segment, target })
+        there.then_some(Reach { segment: segment.into(), target })
     }
 
     /// A range that was [reached](Self::reach) has been written.
@@ -340,20 +385,13 @@ impl ByteStore {
     fn read_list(&self, offset: u64, to: &[Segment]) {
         let mut cursor = SegmentCursor::new(to);
         self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
-            if !chunk.is_file {
-                cursor.copy_from(chunk.piece(at, len));
-                return;
-            }
-            let mut done = 0;
-            while done < len {
-                let (run, written) = chunk.written(at + done as u64, len - done);
+            chunk.parts(at, len, |at, run, written| {
                 if written {
-                    cursor.copy_from(chunk.piece(at + done as u64, run));
+                    cursor.copy_from(chunk.piece(at, run));
                 } else {
                     cursor.fill(run, 0);
                 }
-                done += run;
-            }
+            });
         });
     }
 
@@ -383,17 +421,24 @@ impl ByteStore {
         let mut cursor = SegmentCursor::new(with);
         let mut equal = true;
         self.runs(offset, cursor.remaining() as u64, |chunk, at, len| {
-            equal = equal && cursor.equals(chunk.piece(at, len));
+            chunk.parts(at, len, |at, run, written| {
+                equal = equal && if written { cursor.equals(chunk.piece(at, run)) } else { cursor.is_zero(run) };
+            });
         });
         equal
     }
 
-    /// Copies `len` bytes from one offset to another. The ranges should not overlap.
+    /// Copies `len` bytes from one offset to another, and gives memory back where there is none to copy. The ranges should not overlap.
     pub fn copy_within(&self, from: u64, to: u64, len: u64) {
-        let mut done = 0;
         self.runs(from, len, |chunk, at, run| {
-            self.write(to + done, &[chunk.piece(at, run)]);
-            done += run as u64;
+            chunk.parts(at, run, |at, run, written| {
+                let to = to + (at - from);
+                if written {
+                    self.write(to, &[chunk.piece(at, run)]);
+                } else {
+                    self.discard(to, run as u64);
+                }
+            });
         });
     }
 

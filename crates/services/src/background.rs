@@ -176,8 +176,11 @@ impl OnShards {
 
 impl Spawner for OnShards {
     fn spawn(&self, task: Task, stop: Stop, running: Running) -> Result<(), EngineError> {
-        let at = self.next.fetch_add(1, Ordering::Relaxed) % self.shards.len().max(1);
-        let shard = self.shards.get(at).ok_or(EngineError::NoAnswer { shard: at })?;
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.shards.len().max(1);
+        let mut in_turn = self.shards[first..].iter().chain(&self.shards[..first]);
+        // One that hangs is passed over while there is another.
+        let answers = in_turn.clone().find(|shard| !shard.is_silent());
+        let shard = answers.or_else(|| in_turn.next()).ok_or(EngineError::NoAnswer { shard: first })?;
         launch(shard, task, stop, running)
     }
 }

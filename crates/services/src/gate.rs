@@ -1,4 +1,5 @@
-//! Services that see requests on their way to one leg, and let them through as they are.
+//! Services that see requests on their way to one leg, and let them through as they are. The leg's memory is not reached through them
+//! ([`Volume::reach`]): nobody would come by.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

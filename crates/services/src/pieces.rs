@@ -14,7 +14,7 @@ use millrace_block::{
     BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
     check, copy_by_bounce, future_bytes, helpers_scratch_bytes, submit_together, together_bytes, yield_now,
 };
-use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
+use millrace_memory::{Access, BUFFER_SIZE, Reach, Segment, SegmentCursor};
 
 use crate::legs::{Leg, block_on, common_geometry, largest_scratch};
 
@@ -51,6 +51,12 @@ pub trait Map: Send + Sync + 'static {
 
     /// How many blocks the legs have room for.
     fn capacity(&self, legs: &[Leg]) -> u64;
+
+    /// Whether the volume may have so many blocks: opened with that size, it must find all of them where they are now. `name` is the
+    /// volume's, for errors.
+    fn check_size(&self, _name: &str, _blocks: u64) -> Result<(), VolumeError> {
+        Ok(())
+    }
 
     /// Enlarges legs so that there is room for so many blocks; `name` is the volume's, for errors. On error nothing has changed.
     fn enlarge(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError>;
@@ -168,15 +174,21 @@ impl<M: Map> Mapped<M> {
     /// Where a request's blocks are, if they are data in one piece.
     #[inline]
     fn place(&self, request: &Request<'_>) -> Option<Place> {
-        let end = request.lba.0.checked_add(request.count.0);
-        let within = request.count.0 > 0 && end.is_some_and(|end| end <= self.map.blocks());
+        let Request { operation, lba, count, .. } = request;
+        if operation.has_data() { self.piece(*lba, *count, operation.is_write()) } else { None }
+    }
+
+    /// Where these blocks are, if they are in one piece and may be used so.
+    #[inline]
+    fn piece(&self, Lba(lba): Lba, BlockCount(count): BlockCount, writes: bool) -> Option<Place> {
+        let within = count > 0 && lba.checked_add(count).is_some_and(|end| end <= self.map.blocks());
         // The leg it goes to may be one that can be written.
-        let refused = request.operation.is_write() && self.shape.load(Ordering::Relaxed) & READ_ONLY != 0;
-        if !request.operation.has_data() || !within || refused {
+        let refused = writes && self.shape.load(Ordering::Relaxed) & READ_ONLY != 0;
+        if !within || refused {
             return None;
         }
-        let place = self.map.locate(request.lba.0);
-        (request.count.0 <= place.run).then_some(place)
+        let place = self.map.locate(lba);
+        (count <= place.run).then_some(place)
     }
 
     /// Requests to these legs. All go together, or each alone: where one leg ends and another begins cannot be foreseen, and a branch on it
@@ -433,6 +445,19 @@ impl<M: Map> Volume for Mapped<M> {
         self.legs[place.leg].prefetch(Lba(place.lba), BlockCount(count.0.min(place.run)))
     }
 
+    #[inline]
+    fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach<'_>> {
+        let place = self.piece(lba, count, access == Access::Write)?;
+        self.legs[place.leg].reach(Lba(place.lba), count, access)
+    }
+
+    #[inline]
+    fn reached(&self, lba: Lba, count: BlockCount) {
+        // Whatever the volume has become meanwhile: it has been written, and the leg must know.
+        let place = self.map.locate(lba.0);
+        self.legs[place.leg].reached(Lba(place.lba), count);
+    }
+
     fn settles_late(&self) -> bool {
         self.legs.iter().all(|leg| leg.settles_late())
     }
@@ -458,6 +483,7 @@ impl<M: Map> Volume for Mapped<M> {
             _ => {}
         }
         let (before, after) = (geometry.blocks.0, blocks.0);
+        self.map.check_size(name, after)?;
         if after < before {
             self.map.set_blocks(after);
             // Only to give the space back: what is shown again later is erased then.

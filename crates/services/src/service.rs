@@ -77,6 +77,13 @@ pub trait Plan: fmt::Debug {
     /// (`size=` at a leaf): a leg that has grown with the volume is told more. `None` leaves it to the leg (an existing file's own length).
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], block_size: BlockSize) -> Vec<Option<u64>>;
 
+    /// The size that the last leg is told in the end, when the others are there and have so many bytes; `told` is what
+    /// [`Self::leg_sizes`] says. Without a method of its own a service needs to know no other's.
+    fn last_size(&self, size: u64, others: &[u64], told: Option<u64>, block_size: BlockSize) -> Option<u64> {
+        let _ = (size, others, block_size);
+        told
+    }
+
     /// Whether a stored volume's leg may have other blocks than the volume: the service goes without it, because it was out of use when
     /// the others were formatted.
     fn goes_without_others(&self) -> bool {
@@ -101,6 +108,8 @@ pub struct Build<'a> {
     pub volume: &'a str,
     /// Its legs.
     pub legs: Vec<Leg>,
+    /// The sizes that stand in the stack at its legs, as [`Plan::leg_sizes`] has them.
+    pub stated: &'a [Option<u64>],
     /// The size in bytes that it must have; `None`: all that its legs allow.
     pub size: Option<u64>,
     /// The volume's block size.

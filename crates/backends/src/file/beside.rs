@@ -6,12 +6,20 @@ use std::{
 };
 
 use millrace_block::{BlockCount, Extent, Lba, PlainFile};
-use rustix::{fs::SeekFrom, io::Errno};
+use rustix::{
+    fs::{FsWord, SeekFrom},
+    io::Errno,
+};
 
 use super::{FileVolume, open::Kind};
 
 /// Local file systems that cannot share blocks between files: ext2 to ext4, F2FS, tmpfs.
-const MOVING: [rustix::fs::FsWord; 3] = [libc::EXT4_SUPER_MAGIC, libc::F2FS_SUPER_MAGIC, libc::TMPFS_MAGIC];
+const MOVING: [FsWord; 3] = [libc::EXT4_SUPER_MAGIC, libc::F2FS_SUPER_MAGIC, libc::TMPFS_MAGIC];
+
+/// Whether a file system of this kind may copy without moving the data: by sharing blocks, or at a server.
+fn may_share(kind: FsWord) -> bool {
+    !MOVING.contains(&kind)
+}
 
 impl FileVolume {
     pub(super) fn extent_at(&self, lba: Lba) -> Option<Extent> {
@@ -44,7 +52,7 @@ impl PlainFile for FileVolume {
     }
 
     fn may_share(&self) -> bool {
-        rustix::fs::fstatfs(&self.fd).is_ok_and(|system| !MOVING.contains(&system.f_type))
+        rustix::fs::fstatfs(&self.fd).is_ok_and(|system| may_share(system.f_type))
     }
 
     fn copy_from(&self, other: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<u64> {
@@ -58,5 +66,18 @@ impl PlainFile for FileVolume {
         let copied = copied as u64;
         self.written(offset, copied);
         Ok(copied)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::may_share;
+
+    #[test]
+    fn the_system_is_asked_to_copy_where_it_need_not_move_the_data() {
+        let sharing = [libc::BTRFS_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::NFS_SUPER_MAGIC];
+        assert_eq!(sharing.map(may_share), [true; 3]);
+        let moving = [libc::EXT4_SUPER_MAGIC, libc::F2FS_SUPER_MAGIC, libc::TMPFS_MAGIC];
+        assert_eq!(moving.map(may_share), [false; 3]);
     }
 }

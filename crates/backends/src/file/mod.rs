@@ -6,7 +6,8 @@
 //!                  │                 else ───────────────────────────────────► bounced: piece by piece, aligned buffer
 //!                  ├─► zeroes, deallocate ─► erase: fallocate, else zeroes are written
 //!                  ├─► flush ─► sync: fdatasync
-//!                  └─► compare, copy ─► by reading and writing through a buffer
+//!                  ├─► compare ─► by reading into a buffer
+//!                  └─► copy ─► by the system, where blocks can be shared, else through a buffer: `copy.rs`
 //! ```
 //!
 //! The page cache is bypassed (`O_DIRECT`) where the file system's alignment is not coarser than the volume's block, so that
@@ -18,12 +19,13 @@
 //! every later flush of the volume fails as well, until it is opened anew; and flushes go to the system one at a time (`flushes.rs`).
 
 mod beside;
+mod copy;
 mod flushes;
 mod open;
 mod transfer;
 
 use std::{
-    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -33,13 +35,14 @@ use std::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Extent, Geometry, Lba, Operation, PlainFile, Request, Step, TaskContext,
-    Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
+    Usage, Volume, VolumeError, check, compare_by_reading, future_bytes, helpers_scratch_bytes,
 };
 use millrace_memory::{FileMap, PAGE_SIZE, Segment};
 use rustix::fs::{FallocateFlags, OFlags};
 
 pub use self::open::FileOptions;
 use self::{
+    copy::Sharing,
     flushes::Flushes,
     open::{Alignment, Context, Kind, length},
 };
@@ -54,7 +57,7 @@ use crate::{
 pub struct FileVolume {
     name: String,
     path: PathBuf,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     kind: Kind,
     read_only: bool,
     shape: Shape,
@@ -67,6 +70,8 @@ pub struct FileVolume {
     can_zero_range: AtomicBool,
     /// The file as memory, where its file system is.
     map: Option<FileMap>,
+    /// Has the system copy within the file, where its file system may do so without moving data.
+    sharing: Option<Sharing>,
     /// The errno of the first flush that failed, or 0.
     lost: AtomicI32,
     flushes: Flushes,
@@ -85,10 +90,10 @@ impl FileVolume {
         let opened = open::open(name, options)?;
         // Without it everything goes by the ring.
         let map = FileMap::new(opened.fd.as_fd(), opened.bytes, !options.read_only).ok().flatten();
-        let volume = Self {
+        let mut volume = Self {
             name: name.to_owned(),
             path: options.path.clone(),
-            fd: opened.fd,
+            fd: Arc::new(opened.fd),
             kind: opened.kind,
             read_only: options.read_only,
             shape: Shape::new(options.block_size, opened.bytes),
@@ -97,12 +102,16 @@ impl FileVolume {
             can_punch: AtomicBool::new(opened.can_punch),
             can_zero_range: AtomicBool::new(true),
             map,
+            sharing: None,
             lost: AtomicI32::new(0),
             flushes: Flushes::default(),
             log_limit: LogLimit::default(),
             changing: Mutex::new(()),
         };
         volume.choose_mode(options.block_size)?;
+        if volume.kind == Kind::Regular && !volume.read_only && volume.may_share() {
+            volume.sharing = Sharing::of(&volume.fd);
+        }
         Ok(Arc::new(volume))
     }
 
@@ -116,8 +125,8 @@ impl FileVolume {
         &self.path
     }
 
-    fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+    fn file(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     fn context(&self) -> Context<'_> {
@@ -236,7 +245,7 @@ impl Volume for FileVolume {
             Operation::Deallocate if !self.can_punch.load(Ordering::Relaxed) => return Step::Done(Ok(())),
             Operation::WriteZeroes { .. } | Operation::Deallocate => cx.scratch.place_future(self.erase(cx, request)),
             Operation::Compare => cx.scratch.place_future(compare_by_reading(self, cx, request)),
-            Operation::Copy { .. } => cx.scratch.place_future(copy_by_bounce(self, cx, request)),
+            Operation::Copy { .. } => cx.scratch.place_future(self.copy(cx, request)),
         })
     }
 
@@ -264,7 +273,7 @@ impl Volume for FileVolume {
 
     fn scratch_bytes(&self) -> usize {
         let moves = future_bytes(Self::transfer).max(future_bytes(Self::bounced));
-        let others = future_bytes(Self::erase).max(future_bytes(Self::sync));
+        let others = future_bytes(Self::erase).max(future_bytes(Self::sync)).max(future_bytes(Self::copy));
         helpers_scratch_bytes(moves).max(others)
     }
 

@@ -16,7 +16,7 @@ const ZEROES: usize = 16;
 
 /// Which way data move.
 #[derive(Clone, Copy, Debug)]
-enum Direction {
+pub(super) enum Direction {
     Read,
     Write { fua: bool },
 }
@@ -69,13 +69,8 @@ impl FileVolume {
 
     /// A read or write of memory that the system takes as it is.
     pub(super) async fn transfer(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let (offset, len) = self.offset_of(&request);
-        let direction = Direction::of(request.operation);
-        let result = self.move_all(cx, direction, offset, request.segments).await;
-        if matches!(direction, Direction::Write { .. }) {
-            self.written(offset, len);
-        }
-        result
+        let (offset, _) = self.offset_of(&request);
+        self.move_all(cx, Direction::of(request.operation), offset, request.segments).await
     }
 
     /// A read or write by way of an aligned buffer.
@@ -100,14 +95,14 @@ impl FileVolume {
     }
 
     /// Moves all of the segments' bytes, however few the system moves at once. What lies past a file's end is read as zeroes.
-    async fn move_all(
+    pub(super) async fn move_all(
         &self,
         cx: TaskContext<'_>,
         direction: Direction,
         offset: u64,
         segments: &[Segment],
     ) -> Result<(), BlockError> {
-        let (fd, end) = (self.raw_fd(), offset + millrace_memory::total_len(segments) as u64);
+        let (fd, end) = (self.file(), offset + millrace_memory::total_len(segments) as u64);
         let mut place = SegmentCursor::new(segments);
         let mut at = offset;
         let mut retries = Retries(0);
@@ -156,6 +151,9 @@ impl FileVolume {
                 }
             }
         }
+        if matches!(direction, Direction::Write { .. }) {
+            self.written(offset, end - offset);
+        }
         Ok(())
     }
 
@@ -169,7 +167,7 @@ impl FileVolume {
         let turn = self.flushes.wait(cx).await;
         loop {
             let result = match &turn {
-                Some(_) => cx.io(IoOperation::DataSync { fd: self.raw_fd() }).await,
+                Some(_) => cx.io(IoOperation::DataSync { fd: self.file() }).await,
                 None => 0,
             };
             // After the system's answer: a write beside this flush may have been told of the loss in its place.
@@ -222,7 +220,7 @@ impl FileVolume {
         let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
         let mut retries = Retries(0);
         loop {
-            let result = cx.io(IoOperation::Allocate { fd: self.raw_fd(), mode, offset: ByteOffset(offset), len }).await;
+            let result = cx.io(IoOperation::Allocate { fd: self.file(), mode, offset: ByteOffset(offset), len }).await;
             match -result {
                 errno if errno <= 0 => return Ok(true),
                 libc::EOPNOTSUPP | libc::ENOSYS => return Ok(false),

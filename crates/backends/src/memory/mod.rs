@@ -169,17 +169,16 @@ impl Volume for MemoryVolume {
     }
 
     #[inline]
-    fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach> {
+    fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach<'_>> {
         let (ByteOffset(offset), len) = self.geometry().byte_range(lba, count)?;
         self.store.reach(offset, usize::try_from(len).ok()?, access)
     }
 
     #[inline]
     fn reached(&self, lba: Lba, count: BlockCount) {
-        // Where the volume was shortened meanwhile, what was written is not to be seen again.
-        if let Some((ByteOffset(offset), len)) = self.geometry().byte_range(lba, count) {
-            self.store.reached(offset, len as usize);
-        }
+        // Whatever the size is now: what is not on record reads as zeroes. The store does not shrink.
+        let shift = self.geometry().block_size.shift();
+        self.store.reached(lba.0 << shift, (count.0 << shift) as usize);
     }
 
     fn scratch_bytes(&self) -> usize {

@@ -7,8 +7,8 @@
 
 use std::{
     future::poll_fn,
-    os::fd::{AsRawFd, OwnedFd},
-    sync::{Mutex, MutexGuard, PoisonError},
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -76,6 +76,8 @@ pub(super) struct Ticket {
 pub(super) enum Begun {
     /// It is in flight.
     Flight(Ticket),
+    /// There is no room yet, on the common lane: to be asked for again after a sleep.
+    Full,
     /// There is no queue at the moment, or never again.
     Down,
     /// The namespace has other blocks than the command was made for.
@@ -130,7 +132,7 @@ struct State {
     /// The command whose task looks at the queue for all: it wakes itself, the others sleep.
     poller: Option<u16>,
     /// The event fd of the interrupt, if there is one.
-    bell: Option<OwnedFd>,
+    bell: Option<Arc<OwnedFd>>,
     /// It does not ring when it should.
     deaf: bool,
     /// The command whose task sleeps until the bell rings. While there is one the interrupt is on, and only then.
@@ -187,7 +189,7 @@ impl Lane {
             let fd = fd.try_clone_to_owned()?;
             // A ring's read of it is to wait.
             rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::empty())?;
-            Ok(fd)
+            Ok(Arc::new(fd))
         });
         let bell = bell.transpose().map_err(DriverError::EventFd)?;
         pair.mask_interrupt();
@@ -319,36 +321,47 @@ impl Lane {
         survey.reach(unit)
     }
 
-    /// Takes a buffer, when one is free.
-    pub(super) async fn buffer(&self) -> Bounce<'_> {
-        let mut standing = Standing { lane: self, number: None, line: State::for_buffer };
+    /// For a task that wants a buffer.
+    pub(super) fn for_buffer(&self) -> Standing<'_> {
+        Standing { lane: self, number: None, line: State::for_buffer }
+    }
+
+    /// For a task that wants a place in the queue.
+    pub(super) fn for_place(&self) -> Standing<'_> {
+        Standing { lane: self, number: None, line: State::for_place }
+    }
+
+    /// Takes a buffer, when one is free. `None`: not yet, on the common lane; to be asked for again after a sleep.
+    pub(super) async fn buffer(&self, standing: &mut Standing<'_>) -> Option<Bounce<'_>> {
         poll_fn(|cx| self.poll_buffer(&mut standing.number, cx)).await
     }
 
-    fn poll_buffer(&self, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Bounce<'_>> {
+    fn poll_buffer(&self, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<Option<Bounce<'_>>> {
         let mut guard = self.state();
         let state = &mut *guard;
         let (line, free) = state.for_buffer();
         if !line.may_take(*number, free) {
-            return self.wait(line, number, cx);
+            return self.wait(line, number, None, cx);
         }
         line.leave(number);
         let index = state.free.pop().expect("a buffer was free");
-        Poll::Ready(Bounce { lane: self, index })
+        Poll::Ready(Some(Bounce { lane: self, index }))
     }
 
-    /// Stands in a line.
-    fn wait<T>(&self, line: &mut Line, number: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<T> {
+    /// Stands in a line. On the common lane nobody is called: the task is told to come again, and keeps its place meanwhile.
+    fn wait<T>(&self, line: &mut Line, number: &mut Option<u64>, again: T, cx: &mut Context<'_>) -> Poll<T> {
         line.stand(number, self.exclusive.then(|| cx.waker().clone()));
-        if !self.exclusive {
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
+        if self.exclusive { Poll::Pending } else { Poll::Ready(again) }
     }
 
     /// Places a command, when there is room, and tells the controller. `fits`: whether the namespace still has the blocks that it was made for.
-    pub(super) async fn begin(&self, fits: &dyn Fn() -> bool, command: &Command, data: &Data<'_>) -> Begun {
-        let mut standing = Standing { lane: self, number: None, line: State::for_place };
+    pub(super) async fn begin(
+        &self,
+        standing: &mut Standing<'_>,
+        fits: &dyn Fn() -> bool,
+        command: &Command,
+        data: &Data<'_>,
+    ) -> Begun {
         poll_fn(|cx| self.poll_begin(fits, command, data, &mut standing.number, cx)).await
     }
 
@@ -364,7 +377,7 @@ impl Lane {
         let state = &mut *guard;
         let (line, places) = state.for_place();
         if !line.may_take(*number, places) {
-            return self.wait(line, number, cx);
+            return self.wait(line, number, Begun::Full, cx);
         }
         line.leave(number);
         let begun = self.place(state, fits, command, data);
@@ -452,9 +465,9 @@ impl Lane {
     /// Sleeps until the interrupt comes, or somebody of ours rings in its place: after [`Turn::Sleep`]. Why interrupts are not used from
     /// now on, if so.
     pub(super) async fn sleep(&self, cx: TaskContext<'_>, ticket: Ticket) -> Option<String> {
-        let fd = self.state().bell.as_ref().map(AsRawFd::as_raw_fd)?;
+        let bell = self.state().bell.clone()?;
         let segments = [Segment::sink()];
-        let read = cx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &segments }).await;
+        let read = cx.io(IoOperation::Read { fd: bell.as_fd(), offset: ByteOffset(u64::MAX), segments: &segments }).await;
         self.state().woken(ticket, read)
     }
 }
@@ -659,8 +672,8 @@ impl Drop for Bounce<'_> {
     }
 }
 
-/// A task's place in a line of the lane's; given up when dropped.
-struct Standing<'a> {
+/// A task's place in a line of the lane's, once it has had to wait; given up when dropped.
+pub(super) struct Standing<'a> {
     lane: &'a Lane,
     /// `Some` while it stands there.
     number: Option<u64>,

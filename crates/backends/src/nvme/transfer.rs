@@ -8,8 +8,9 @@ use millrace_memory::SegmentCursor;
 
 use super::{
     NvmeVolume,
-    lane::{BOUNCE, Begun, Data, Lane, Outcome, Ticket, Turn},
+    lane::{BOUNCE, Begun, Bounce, Data, Lane, Outcome, Ticket, Turn},
 };
+use crate::naps::Naps;
 
 /// The sleep of a task that looks at a queue in which nothing completes.
 const NAP: Duration = Duration::from_micros(50);
@@ -44,6 +45,17 @@ impl Drop for InFlight {
     }
 }
 
+/// Waits for a buffer of the lane's.
+async fn buffer<'l>(cx: TaskContext<'_>, lane: &'l Lane) -> Bounce<'l> {
+    let (mut standing, mut naps) = (lane.for_buffer(), Naps::default());
+    loop {
+        if let Some(bounce) = lane.buffer(&mut standing).await {
+            return bounce;
+        }
+        naps.nap(cx).await;
+    }
+}
+
 /// Blocks that are made zeroes at once, by a command which may name so many bytes, or else by writing them.
 fn most_zeroes(by_command: Option<u64>, max_transfer: usize, block: u64) -> u64 {
     let bytes = by_command.unwrap_or(BOUNCE.min(max_transfer) as u64);
@@ -75,7 +87,7 @@ impl NvmeVolume {
                 direct.len
             } else {
                 let len = left.min(BOUNCE).min(self.disk.max_transfer);
-                let bounce = lane.buffer().await;
+                let bounce = buffer(cx, lane).await;
                 if request.operation != Operation::Read {
                     bounce.buffer().fill_from(&mut place.clone(), len);
                 }
@@ -144,7 +156,7 @@ impl NvmeVolume {
                 let command = self.made(request.operation, command)?;
                 self.carry_out(cx, lane, request.operation, &command, Data::None).await?;
             } else {
-                let bounce = lane.buffer().await;
+                let bounce = buffer(cx, lane).await;
                 bounce.buffer().fill(0);
                 let data = Data::Bounce(&bounce, (count * block) as usize);
                 self.piece(cx, lane, Operation::Write { fua: false }, Lba(lba), data).await?;
@@ -164,7 +176,7 @@ impl NvmeVolume {
         let most = self.namespace.most_copied().0;
         let lane = self.disk.lane();
         // For the list of ranges.
-        let bounce = lane.buffer().await;
+        let bounce = buffer(cx, lane).await;
         while blocks > 0 {
             let count = blocks.min(most);
             let command = self.namespace.copy(&[(Lba(from), BlockCount(count))], Lba(to), bounce.buffer());
@@ -224,9 +236,11 @@ impl NvmeVolume {
 
     /// Begins a command and waits for its end.
     async fn run(&self, cx: TaskContext<'_>, lane: &Lane, command: &Command, data: &Data<'_>) -> Result<(), Failure> {
+        let (mut standing, mut naps) = (lane.for_place(), Naps::default());
         let ticket = loop {
-            match lane.begin(&|| self.namespace.size().0 != 0, command, data).await {
+            match lane.begin(&mut standing, &|| self.namespace.size().0 != 0, command, data).await {
                 Begun::Flight(ticket) => break ticket,
+                Begun::Full => naps.nap(cx).await,
                 Begun::Refused(error) => return Err(Failure::Refused(error)),
                 Begun::Changed => return Err(Failure::Changed),
                 Begun::Down if self.disk.is_gone() => return Err(Failure::Gone),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Operation, Volume as _, VolumeError,
+    BlockCount, BlockError, BlockSize, Lba, Operation, Volume as _, VolumeError,
     conformance::{Bench, Job, SyncHarness},
 };
 
@@ -195,7 +195,8 @@ fn errors_of_the_system_become_errors_of_the_request() {
         (zeroes, libc::EIO, eio),
         (zeroes, libc::ENOSPC, BlockError::NoSpace),
         (Operation::Deallocate, libc::EIO, eio),
-        (Operation::Copy { source: millrace_block::Lba(0) }, libc::EIO, BlockError::ReadFault { errno: libc::EIO }),
+        // No whole pages: those may be the system's own affair.
+        (Operation::Copy { source: Lba(17) }, libc::EIO, BlockError::ReadFault { errno: libc::EIO }),
     ];
     for (operation, errno, expected) in cases {
         let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
@@ -333,6 +334,49 @@ fn space_is_given_back_and_zeroes_without_help_are_written() {
     bench.plain(Operation::WriteZeroes { fua: true, deallocate: true }, 1, 8000).unwrap();
     bench.expect_zeroes(1, 8000);
     assert!(!volume.geometry().deallocate, "what was found impossible is not promised any more");
+}
+
+#[test]
+fn a_copy_of_a_hole_is_a_hole() {
+    for directory in [on_disk(), in_memory()] {
+        let volume = open(&directory.path().join("a.img"), Some(4 * MIB)).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+        bench.write_random(4096, 4096);
+        // A hole with some data in its middle.
+        let data = bench.write_random(2048, 8);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        assert!(volume.usage().allocated >= 2 * MIB, "{:?}", volume.usage());
+        bench.plain(Operation::Copy { source: Lba(0) }, 4096, 4096).unwrap();
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        assert!(volume.usage().allocated < MIB, "{:?}", volume.usage());
+        bench.expect_zeroes(4096, 2048);
+        bench.expect(6144, &data);
+        bench.expect_zeroes(6152, 2040);
+    }
+}
+
+/// However its data got there.
+#[test]
+fn a_file_in_memory_whose_holes_are_filled_is_reached_as_memory() {
+    let directory = in_memory();
+    let volume = patiently("disk", &options(&directory.path().join("a.img"), Some(4 * MIB), BlockSize::B4096)).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let is_read_at_once = |harness: &mut SyncHarness, lba| {
+        let before = harness.io().started();
+        Bench::new(harness, volume.clone(), SEED).read(lba, 1);
+        harness.io().started() == before
+    };
+    assert!(!is_read_at_once(&mut harness, 0));
+    // Memory that direct I/O does not take.
+    let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+    let odd = bench.memory.segment(1, 2 << 20);
+    bench.moving(Operation::Write { fua: false }, 0, &[odd]).unwrap();
+    assert!(is_read_at_once(&mut harness, 0) && !is_read_at_once(&mut harness, 512));
+    // Zeroes that the system has to be given.
+    let zeroes = Operation::WriteZeroes { fua: false, deallocate: false };
+    Bench::new(&mut harness, volume.clone(), SEED).plain(zeroes, 512, 512).unwrap();
+    assert!(is_read_at_once(&mut harness, 512));
 }
 
 #[test]

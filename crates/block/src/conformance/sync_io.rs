@@ -4,6 +4,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     future::Future,
+    os::fd::AsRawFd,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -27,8 +28,8 @@ struct Pending {
 }
 
 enum Raw {
-    Read { fd: i32, offset: u64, segments: *const Segment, count: usize },
-    Write { fd: i32, offset: u64, segments: *const Segment, count: usize, fua: bool },
+    Read { fd: i32, offset: u64, segments: Vec<Segment> },
+    Write { fd: i32, offset: u64, segments: Vec<Segment>, fua: bool },
     DataSync { fd: i32 },
     Allocate { fd: i32, mode: i32, offset: u64, len: u64 },
     Sleep(std::time::Duration),
@@ -131,28 +132,28 @@ impl Raw {
     fn of(operation: &IoOperation<'_>) -> Self {
         match *operation {
             IoOperation::Read { fd, offset, segments } => {
-                Self::Read { fd, offset: offset.0, segments: segments.as_ptr(), count: segments.len() }
+                Self::Read { fd: fd.as_raw_fd(), offset: offset.0, segments: segments.to_vec() }
             }
             IoOperation::Write { fd, offset, segments, fua } => {
-                Self::Write { fd, offset: offset.0, segments: segments.as_ptr(), count: segments.len(), fua }
+                Self::Write { fd: fd.as_raw_fd(), offset: offset.0, segments: segments.to_vec(), fua }
             }
-            IoOperation::DataSync { fd } => Self::DataSync { fd },
-            IoOperation::Allocate { fd, mode, offset, len } => Self::Allocate { fd, mode, offset: offset.0, len },
+            IoOperation::DataSync { fd } => Self::DataSync { fd: fd.as_raw_fd() },
+            IoOperation::Allocate { fd, mode, offset, len } => {
+                Self::Allocate { fd: fd.as_raw_fd(), mode, offset: offset.0, len }
+            }
             IoOperation::Sleep(time) => Self::Sleep(time),
         }
     }
 
     fn carry_out(&self, most: usize) -> i32 {
         let result = match *self {
-            Self::Read { fd, offset, segments, count } => {
-                // SAFETY: `poll_start`'s caller keeps the array until completion, which is not before this returns.
-                let iovecs = iovecs(unsafe { std::slice::from_raw_parts(segments, count) }, most);
-                // SAFETY: the vectors name memory that `poll_start`'s caller keeps until completion.
+            Self::Read { fd, offset, ref segments } => {
+                let iovecs = iovecs(segments, most);
+                // SAFETY: the vectors name memory that `poll_start`'s caller keeps until completion, which is not before this returns.
                 unsafe { libc::preadv(fd, iovecs.as_ptr(), iov_count(&iovecs), offset.cast_signed()) }
             }
-            Self::Write { fd, offset, segments, count, fua } => {
-                // SAFETY: as for a read.
-                let iovecs = iovecs(unsafe { std::slice::from_raw_parts(segments, count) }, most);
+            Self::Write { fd, offset, ref segments, fua } => {
+                let iovecs = iovecs(segments, most);
                 let flags = if fua { libc::RWF_DSYNC } else { 0 };
                 // SAFETY: as for a read.
                 unsafe { libc::pwritev2(fd, iovecs.as_ptr(), iov_count(&iovecs), offset.cast_signed(), flags) }

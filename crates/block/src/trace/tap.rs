@@ -165,7 +165,7 @@ impl Volume for Tap {
     }
 
     #[inline]
-    fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach> {
+    fn reach(&self, lba: Lba, count: BlockCount, access: Access) -> Option<Reach<'_>> {
         // Only requests are recorded.
         if self.place.load(Ordering::Relaxed) == 0 { self.volume.reach(lba, count, access) } else { None }
     }

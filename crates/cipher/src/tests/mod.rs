@@ -35,8 +35,8 @@ impl Memory {
     }
 }
 
-fn near(segment: Segment) -> Reach {
-    Reach { segment, target: Target::Near }
+fn near(segment: Segment) -> Reach<'static> {
+    Reach { segment: segment.into(), target: Target::Near }
 }
 
 fn hex<const N: usize>(digits: &str) -> [u8; N] {
@@ -58,11 +58,11 @@ fn xts_gives_the_standards_ciphertext() {
     for xts in Xts::all(&secret(key)).unwrap() {
         let plain: Vec<u8> = (0..512_u32).map(|at| at as u8).collect();
         let memory = Memory::of(&plain);
-        xts.encrypt(0xff, 512, memory.all(), near(memory.all()));
+        xts.encrypt(0xff, 512, memory.all().into(), near(memory.all()));
         let cipher = memory.bytes();
         assert_eq!(cipher[..32], hex::<32>("1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b"));
         assert_eq!(cipher[32..64], hex::<32>("5d31e276f8fe4a8d66b317f9ac683f44680a86ac35adfc3345befecb4bb188fd"));
-        xts.decrypt(0xff, 512, memory.all(), memory.all());
+        xts.decrypt(0xff, 512, memory.all().into(), memory.all().into());
         assert_eq!(memory.bytes(), plain);
     }
 }
@@ -89,36 +89,36 @@ fn is_the_same_at_every_size_and_place(ours: &Xts, library: &Xts) {
         for to in &to {
             to.all().fill(0);
         }
-        ours.encrypt(first, unit, from.part(off, len), near(one));
-        ours.encrypt(first, unit, from.part(off, len), Reach { segment: two, target: Target::Far });
-        library.encrypt(first, unit, from.part(off, len), near(three));
+        ours.encrypt(first, unit, from.part(off, len).into(), near(one));
+        ours.encrypt(first, unit, from.part(off, len).into(), Reach { segment: two.into(), target: Target::Far });
+        library.encrypt(first, unit, from.part(off, len).into(), near(three));
         assert!(one.equals(&three) && two.equals(&three), "{units} units of {unit} bytes, {off} bytes behind a line");
         // One after the other: what comes next is told, and is not what was told.
         let mut run = ours.run();
         for (number, next) in [(5, Some(first)), (first, Some(first ^ 1)), (first, None)] {
             two.fill(0);
-            run.encrypt(number, unit, from.part(off, len), near(two), next);
+            run.encrypt(number, unit, from.part(off, len).into(), near(two), next);
             assert_eq!(two.equals(&three), number == first, "{units} units of {unit} bytes in a run");
         }
         assert!(!one.equals(&from.part(off, len)));
         let written = to.each_ref().map(|to| to.bytes().iter().rposition(|byte| *byte != 0).unwrap());
         assert!(written[1] < len && written[0] < off * 9 % 64 + len, "nothing behind the last unit");
         // The other way as well; what was made for the one way is not taken for the other.
-        run.encrypt(5, unit, from.part(off, len), near(two), Some(first));
+        run.encrypt(5, unit, from.part(off, len).into(), near(two), Some(first));
         for (number, next) in [(first, Some(first)), (first, Some(first ^ 1)), (first, None)] {
             two.fill(0);
-            run.decrypt(number, unit, one, two, next);
+            run.decrypt(number, unit, one.into(), two.into(), next);
             assert!(two.equals(&from.part(off, len)), "{units} units of {unit} bytes back in a run");
         }
         // Longer than what was told of.
         two.fill(0);
-        run.decrypt(first, unit, one.part(0, unit).unwrap(), two.part(0, unit).unwrap(), Some(first));
-        run.decrypt(first, unit, one, two, None);
+        run.decrypt(first, unit, one.part(0, unit).unwrap().into(), two.part(0, unit).unwrap().into(), Some(first));
+        run.decrypt(first, unit, one.into(), two.into(), None);
         assert!(two.equals(&from.part(off, len)), "{units} units of {unit} bytes after one");
         two.fill(0);
-        ours.decrypt(first, unit, one, two);
-        library.decrypt(first, unit, one, three);
-        ours.decrypt(first, unit, one, one);
+        ours.decrypt(first, unit, one.into(), two.into());
+        library.decrypt(first, unit, one.into(), three.into());
+        ours.decrypt(first, unit, one.into(), one.into());
         assert!([one, two, three].iter().all(|to| to.equals(&from.part(off, len))), "{units} units of {unit} bytes");
     }
 }
@@ -129,11 +129,11 @@ fn another_key_takes_over_in_place() {
     let ciphers = || keys.each_ref().map(|key| Xts::new(key.again().unwrap()).unwrap());
     let ([old, new], plain) = (ciphers(), vec![0x5a; 20 * 512]);
     let memory = Memory::of(&plain);
-    old.encrypt(7, 512, memory.all(), near(memory.all()));
+    old.encrypt(7, 512, memory.all().into(), near(memory.all()));
     let mut data = memory.bytes();
     old.change_key(&new, 7, 512, &mut data);
     let changed = Memory::of(&data);
-    new.decrypt(7, 512, changed.all(), changed.all());
+    new.decrypt(7, 512, changed.all().into(), changed.all().into());
     assert_eq!(changed.bytes(), plain);
 }
 
@@ -171,10 +171,10 @@ proptest! {
         oracle.encrypt_area(&mut expected, unit, u128::from(first), u128::to_le_bytes);
         for xts in all {
             let (source, target) = (Memory::of(&plain), Memory::of(&vec![0; plain.len()]));
-            xts.encrypt(first, unit, source.all(), near(target.all()));
+            xts.encrypt(first, unit, source.all().into(), near(target.all()));
             prop_assert_eq!(&target.bytes(), &expected);
             prop_assert_eq!(&source.bytes(), &plain);
-            xts.decrypt(first, unit, target.all(), target.all());
+            xts.decrypt(first, unit, target.all().into(), target.all().into());
             prop_assert_eq!(&target.bytes(), &plain);
         }
     }
@@ -253,9 +253,9 @@ fn share(xts: Xts) {
                 for round in 0..200 {
                     let plain = vec![number as u8; 4096];
                     let memory = Memory::of(&plain);
-                    xts.encrypt(number << 32 | round, 512, memory.all(), near(memory.all()));
+                    xts.encrypt(number << 32 | round, 512, memory.all().into(), near(memory.all()));
                     assert_ne!(memory.bytes(), plain);
-                    xts.decrypt(number << 32 | round, 512, memory.all(), memory.all());
+                    xts.decrypt(number << 32 | round, 512, memory.all().into(), memory.all().into());
                     assert_eq!(memory.bytes(), plain);
                 }
             })

@@ -37,7 +37,7 @@ fn a_panic_in_a_device_fences_that_device_only() {
     }
     assert_eq!((bad_polls.get(), fences.get(), polls.get(), good_fences.get()), (1, 1, 5, 0));
     assert_eq!((shard.is_fenced(bad), shard.is_fenced(good)), (Some(true), Some(false)));
-    assert_eq!(shard.core_for_tests().slots.free_for_tests(), 64, "the slot it held came back");
+    assert_eq!(shard.core_for_tests().slots.free(), 64, "the slot it held came back");
     assert!(shard.remove_device(bad).is_some());
     assert_eq!(shard.is_fenced(bad), None);
 }
@@ -70,7 +70,7 @@ fn a_panic_in_a_task_fences_its_device_only() {
     assert_eq!(fences.get(), 1, "twice at fault, fenced once");
     assert_eq!(shard.is_fenced(bad), Some(true));
     assert_eq!(Rc::strong_count(&signal), 1);
-    assert_eq!(shard.core_for_tests().slots.free_for_tests(), 64);
+    assert_eq!(shard.core_for_tests().slots.free(), 64);
     let before = polls.get();
     shard.turn();
     assert_eq!(polls.get(), before + 1);
@@ -96,7 +96,7 @@ fn a_panic_in_the_first_poll_of_a_task_is_contained_too() {
     shard.turn();
     shard.turn();
     assert_eq!(fences.get(), 1);
-    assert_eq!(shard.core_for_tests().slots.free_for_tests(), 64);
+    assert_eq!(shard.core_for_tests().slots.free(), 64);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::{
     cell::{Cell, RefCell},
     io::Write,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -39,10 +39,11 @@ fn memory(pages: usize) -> (Rc<Mapping>, Segment) {
 #[test]
 fn a_file_is_written_synced_and_read_through_the_ring() {
     let mut shard = shard();
-    let file = tempfile::tempfile().unwrap();
-    let fd = file.as_raw_fd();
+    let file = Rc::new(tempfile::tempfile().unwrap());
     let (mapping, all) = memory(4);
+    let own = Rc::clone(&file);
     let written = launch(&mut shard, async move |tcx| {
+        let fd = own.as_fd();
         let parts = [all.part(0, 1000).unwrap(), all.part(1000, 3096).unwrap()];
         parts[0].fill(1);
         parts[1].fill(2);
@@ -60,7 +61,7 @@ fn a_file_is_written_synced_and_read_through_the_ring() {
     assert_eq!(file.metadata().unwrap().len(), 8192);
     let read = launch(&mut shard, async move |tcx| {
         let target = all.part(8192, 4096).unwrap();
-        tcx.io(IoOperation::Read { fd, offset: ByteOffset(512), segments: &[target] }).await
+        tcx.io(IoOperation::Read { fd: file.as_fd(), offset: ByteOffset(512), segments: &[target] }).await
     });
     turn_until(&mut shard, || read.get().is_some());
     assert_eq!(read.get(), Some(4096));
@@ -74,9 +75,9 @@ fn a_file_is_written_synced_and_read_through_the_ring() {
 fn errors_come_back_as_the_system_gave_them() {
     let mut shard = shard();
     let (mapping, all) = memory(1);
-    let gone = tempfile::tempfile().unwrap().as_raw_fd();
+    let only_read = std::fs::File::open("/dev/zero").unwrap();
     let result = launch(&mut shard, async move |tcx| {
-        tcx.io(IoOperation::Write { fd: gone, offset: ByteOffset(0), segments: &[all], fua: false }).await
+        tcx.io(IoOperation::Write { fd: only_read.as_fd(), offset: ByteOffset(0), segments: &[all], fua: false }).await
     });
     turn_until(&mut shard, || result.get().is_some());
     assert_eq!(result.get(), Some(-libc::EBADF));
@@ -87,16 +88,15 @@ fn errors_come_back_as_the_system_gave_them() {
 fn more_operations_than_the_ring_has_entries_wait_their_turn() {
     let mut shard = Shard::new(&ShardConfig { ring_entries: 4, ..config() }).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
-    let mut writer = std::fs::File::from(writer);
-    let fd = reader.as_raw_fd();
+    let (reader, mut writer) = (Rc::new(reader), std::fs::File::from(writer));
     let (mapping, all) = memory(1);
     let order: Rc<RefCell<Vec<usize>>> = Rc::default();
     for i in 0..50 {
-        let order = Rc::clone(&order);
+        let (order, reader) = (Rc::clone(&order), Rc::clone(&reader));
         let target = all.part(i, 1).unwrap();
         launch(&mut shard, async move |tcx| {
             // The offset of a pipe is "the present position".
-            let segments = [target];
+            let (fd, segments) = (reader.as_fd(), [target]);
             let result = tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &segments }).await;
             order.borrow_mut().push(i);
             result
@@ -121,23 +121,70 @@ fn more_operations_than_the_ring_has_entries_wait_their_turn() {
     drop(mapping);
 }
 
+/// Also when nobody waits for the operation any more, which nothing forbids.
+#[test]
+fn a_list_of_segments_is_no_longer_used_when_its_operation_has_started() {
+    let mut shard = Shard::new(&ShardConfig { ring_entries: 4, ..config() }).unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, mut writer) = (Rc::new(reader), std::fs::File::from(writer));
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"abcdef").unwrap();
+    let (mapping, all) = memory(1);
+    for at in 0..4 {
+        let reader = Rc::clone(&reader);
+        launch(&mut shard, async move |tcx| {
+            let (fd, segments) = (reader.as_fd(), [all.part(at, 1).unwrap()]);
+            tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &segments }).await
+        });
+    }
+    for _ in 0..20 {
+        shard.turn();
+    }
+    assert_eq!(shard.core_for_tests().ring.in_flight(), 4, "what comes now must wait for an entry");
+    let file = Rc::new(file);
+    let own = Rc::clone(&file);
+    let forgotten = launch(&mut shard, async move |tcx| {
+        let place = |at| all.part(at, 3).unwrap();
+        let list = tcx.scratch.place_slice(2, place(100));
+        list[1] = place(200);
+        let mut read = Box::pin(tcx.io(IoOperation::Read { fd: own.as_fd(), offset: ByteOffset(0), segments: list }));
+        let started = std::future::poll_fn(|cx| std::task::Poll::Ready(read.as_mut().poll(cx).is_pending())).await;
+        std::mem::forget(read);
+        (list[0], list[1]) = (place(300), place(400));
+        std::hint::black_box(&list);
+        i32::from(started)
+    });
+    turn_until(&mut shard, || forgotten.get().is_some());
+    assert_eq!(forgotten.get(), Some(1));
+    writer.write_all(&[7; 4]).unwrap();
+    while shard.core_for_tests().ring.in_flight() > 0 {
+        shard.turn();
+    }
+    let bytes = |at| {
+        let mut bytes = [0; 3];
+        all.read_at(at, &mut bytes);
+        bytes
+    };
+    assert_eq!([100, 200, 300, 400].map(bytes), [*b"abc", *b"def", [0; 3], [0; 3]]);
+    drop(mapping);
+}
+
 /// A device that always has more requests than the ring has entries, and comes before tasks in each turn.
 #[test]
 fn who_waits_for_an_entry_gets_one_before_newcomers() {
     let mut shard = Shard::new(&ShardConfig { ring_entries: 4, tasks: 8, ..config() }).unwrap();
-    let zero = std::fs::File::open("/dev/zero").unwrap();
-    let fd = zero.as_raw_fd();
+    let zero = Rc::new(std::fs::File::open("/dev/zero").unwrap());
     let (mapping, all) = memory(1);
     let (started, ended): (Rc<Cell<usize>>, Rc<RefCell<Vec<usize>>>) = <_>::default();
     let log = Rc::clone(&ended);
     let flood = move |cx: &mut ShardContext<'_>| {
         let mut count = 0;
         while let Some(slot) = cx.reserve() {
-            let (number, log) = (started.replace(started.get() + 1), Rc::clone(&log));
+            let (number, log, zero) = (started.replace(started.get() + 1), Rc::clone(&log), Rc::clone(&zero));
             let outcome: Outcome<'_, ()> = slot.run(|tcx| {
                 Launch::Wait(tcx.scratch.place_future(async move {
                     let segments = [all];
-                    let read = IoOperation::Read { fd, offset: ByteOffset(0), segments: &segments };
+                    let read = IoOperation::Read { fd: zero.as_fd(), offset: ByteOffset(0), segments: &segments };
                     assert_eq!(tcx.io(read).await, 4096);
                     log.borrow_mut().push(number);
                 }))
@@ -168,10 +215,10 @@ fn one_task_may_have_several_operations_in_flight() {
     let mut shard = shard();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let mut writer = std::fs::File::from(writer);
-    let fd = reader.as_raw_fd();
     let (mapping, all) = memory(1);
     let result = launch(&mut shard, async move |tcx| {
         let (one, two) = ([all.part(0, 3).unwrap()], [all.part(3, 3).unwrap()]);
+        let fd = reader.as_fd();
         let read = |segments| tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments });
         let mut both = [(std::pin::pin!(read(&one)), None), (std::pin::pin!(read(&two)), None)];
         std::future::poll_fn(|cx| {
@@ -202,14 +249,14 @@ fn one_task_may_have_several_operations_in_flight() {
 #[test]
 fn too_many_segments_fault_the_task_only() {
     let mut shard = shard();
-    let file = tempfile::tempfile().unwrap();
-    let fd = file.as_raw_fd();
+    let file = Rc::new(tempfile::tempfile().unwrap());
     let (mapping, all) = memory(1);
     let byte = all.part(0, 1).unwrap();
     for (count, result) in [(MAX_SEGMENTS, i32::try_from(MAX_SEGMENTS).ok()), (MAX_SEGMENTS + 1, None)] {
+        let file = Rc::clone(&file);
         let written = launch(&mut shard, async move |tcx| {
             let list = vec![byte; count];
-            tcx.io(IoOperation::Write { fd, offset: ByteOffset(0), segments: &list, fua: false }).await
+            tcx.io(IoOperation::Write { fd: file.as_fd(), offset: ByteOffset(0), segments: &list, fua: false }).await
         });
         while shard.context().waiting_tasks() > 0 {
             shard.turn();
@@ -224,10 +271,9 @@ fn too_many_segments_fault_the_task_only() {
 fn a_stopping_shard_waits_for_the_kernel() {
     let mut shard = shard();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
-    let fd = reader.as_raw_fd();
     let (mapping, all) = memory(1);
     let result = launch(&mut shard, async move |tcx| {
-        tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &[all] }).await
+        tcx.io(IoOperation::Read { fd: reader.as_fd(), offset: ByteOffset(u64::MAX), segments: &[all] }).await
     });
     shard.turn();
     let helper = std::thread::spawn(move || {
@@ -249,6 +295,18 @@ fn the_ring_does_only_what_it_was_made_for() {
     uring.submit_and_wait(1).unwrap();
     let entry = uring.completion().next().unwrap();
     assert_eq!(entry.result(), -libc::EACCES);
+}
+
+/// Where they were fewer, those of one slow disk could be all of them.
+#[test]
+fn the_kernel_has_a_thread_for_each_operation_that_must_wait() {
+    for turns in [true, false] {
+        let ring = crate::ring::prepare(512, turns).unwrap();
+        let mut workers = [0; 2];
+        // It says how many there were allowed, and changes nothing.
+        ring.submitter().register_iowq_max_workers(&mut workers).unwrap();
+        assert_eq!(workers[0], 512);
+    }
 }
 
 #[test]
@@ -336,9 +394,11 @@ fn files_are_free_when_their_requests_have_ended(mut shard: Shard, mut between: 
             std::thread::sleep(Duration::from_micros(50));
             between(&mut shard);
         }
-        let fd = file.as_raw_fd();
+        let file = Rc::new(file);
+        let own = Rc::clone(&file);
         // Flushes go by way of the kernel's threads.
         let result = launch(&mut shard, async move |tcx| {
+            let fd = own.as_fd();
             let write = IoOperation::Write { fd, offset: ByteOffset(0), segments: &[all], fua: false };
             tcx.io(write).await.min(tcx.io(IoOperation::DataSync { fd }).await)
         });

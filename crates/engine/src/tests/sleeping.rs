@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     io::Write,
     ops::Deref,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::AsFd,
     rc::Rc,
     sync::{
         Arc,
@@ -154,13 +154,53 @@ fn a_call_that_panics_costs_only_itself() {
     engine.stop().unwrap();
 }
 
+#[test]
+fn a_call_that_is_given_up_never_runs_and_the_shard_is_not_waited_for_until_it_is_back() {
+    let (engine, shard) = engine_that_sleeps();
+    let (release, hang) = channel::<()>();
+    shard
+        .call(move |_| {
+            let _ = hang.recv();
+        })
+        .unwrap();
+    let ran = Arc::new(AtomicU64::new(0));
+    let theirs = Arc::clone(&ran);
+    let missed = shard.call_within(Duration::ZERO, move |_| theirs.fetch_add(1, Ordering::Relaxed));
+    assert!(matches!(missed, Err(EngineError::Silent { shard: 0 })) && shard.is_silent());
+    assert_eq!(Arc::strong_count(&ran), 1, "what it held is let go of at once");
+    // However long one would have waited.
+    assert!(matches!(shard.call_within(PATIENCE, |_| ()), Err(EngineError::Silent { shard: 0 })));
+    drop(release);
+    shard.call_wait(|_| ()).unwrap();
+    assert!(!shard.is_silent());
+    assert_eq!((shard.call_within(PATIENCE, |_| 42).unwrap(), ran.load(Ordering::Relaxed)), (42, 0));
+    let own = shard.call_wait(|shard| shard.handle().clone().call_within(PATIENCE, |_| ()));
+    assert!(matches!(own, Ok(Err(EngineError::OwnShard { shard: 0 }))));
+    engine.stop().unwrap();
+    assert!(matches!(shard.call_within(PATIENCE, |_| ()), Err(EngineError::NoAnswer { shard: 0 })));
+}
+
+#[test]
+fn a_shard_that_hangs_does_not_keep_who_stops_it() {
+    let (engine, shard) = engine_that_sleeps();
+    let (release, hang) = channel::<()>();
+    shard
+        .call(move |_| {
+            let _ = hang.recv();
+        })
+        .unwrap();
+    assert!(shard.call_within(Duration::ZERO, |_| ()).is_err());
+    assert!(matches!(engine.stop(), Err(EngineError::Silent { shard: 0 })));
+    drop(release);
+}
+
 /// Starts a task that reads from a pipe into a bounce buffer; reports what came.
 fn read_pipe(shard: &mut Shard, pipe: std::os::fd::OwnedFd, report: Sender<Vec<u8>>) {
     let cx = shard.context();
     let outcome: Outcome<'_, ()> = cx.reserve().unwrap().run(|tcx| {
         Launch::Wait(tcx.scratch.place_future(async move {
             let buffer: BounceBuffer = tcx.buffers.take().await;
-            let fd = std::os::fd::AsRawFd::as_raw_fd(&pipe);
+            let fd = pipe.as_fd();
             let segments = [buffer.segment(100)];
             let count = tcx.io(IoOperation::Read { fd, offset: ByteOffset(u64::MAX), segments: &segments }).await;
             let mut bytes = vec![0; usize::try_from(count).unwrap()];
@@ -399,7 +439,7 @@ fn operations_that_the_kernel_refuses_are_offered_again() {
         let file = tempfile::tempfile().unwrap();
         let outcome: Outcome<'_, ()> = shard.context().reserve().unwrap().run(|tcx| {
             Launch::Wait(tcx.scratch.place_future(async move {
-                report.send(tcx.io(IoOperation::DataSync { fd: file.as_raw_fd() }).await).unwrap();
+                report.send(tcx.io(IoOperation::DataSync { fd: file.as_fd() }).await).unwrap();
             }))
         });
         waits(outcome);

@@ -9,7 +9,7 @@ use std::{
 use millrace_block::{Asker, IoOperation};
 
 use super::{Gadget, config, flag, shard, turn_until, waits};
-use crate::{Launch, Outcome, Shard, ShardConfig, ShardContext, Signal, remote};
+use crate::{DeviceKey, Launch, Outcome, Shard, ShardConfig, ShardContext, Signal, remote};
 
 #[test]
 fn what_is_done_at_once_leaves_no_trace() {
@@ -159,29 +159,52 @@ fn slots_run_out_and_come_back() {
     assert!(shard.context().reserve().is_some());
 }
 
+/// As many slots as a device gets; each waits for the signal.
+fn take_all(shard: &mut Shard, key: DeviceKey, signal: &Rc<Signal>) -> Option<usize> {
+    let count = Rc::new(Cell::new(0));
+    shard.with_device(key, |_: &mut Gadget, cx| {
+        let mut taken = 0;
+        while wait_for(cx, signal, &count) {
+            taken += 1;
+        }
+        taken
+    })
+}
+
 #[test]
 fn devices_leave_each_other_a_quarter() {
     let mut shard = shard();
     let greedy = shard.add_device(Box::new(Gadget::default()));
-    let (signal, count) = (Rc::new(Signal::new(64)), Rc::new(Cell::new(0)));
-    let take_all = |shard: &mut Shard| {
-        shard.with_device(greedy, |_: &mut Gadget, cx| {
-            let mut taken = 0;
-            while wait_for(cx, &signal, &count) {
-                taken += 1;
-            }
-            taken
-        })
-    };
-    assert_eq!(take_all(&mut shard), Some(64));
+    let signal = Rc::new(Signal::new(64));
+    assert_eq!(take_all(&mut shard, greedy, &signal), Some(64));
     signal.notify_all();
     shard.turn();
     let other = shard.add_device(Box::new(Gadget::default()));
-    assert_eq!(take_all(&mut shard), Some(48));
+    assert_eq!(take_all(&mut shard, greedy, &signal), Some(48));
     assert_eq!(shard.with_device(other, |_: &mut Gadget, cx| cx.reserve().is_some()), Some(true));
     assert_eq!(shard.with_device(greedy, |_: &mut Gadget, cx| cx.reserve().is_some()), Some(false));
     signal.notify_all();
     shard.turn();
+}
+
+/// However many they are, whoever comes first, and though nothing comes back.
+#[test]
+fn devices_that_take_all_they_can_leave_the_others_their_share() {
+    for (devices, share) in [(3, 4), (10, 1)] {
+        let mut shard = shard();
+        let keys: Vec<_> = (0..devices).map(|_| shard.add_device(Box::new(Gadget::default()))).collect();
+        let signal = Rc::new(Signal::new(64));
+        let (modest, greedy) = keys.split_last().unwrap();
+        let taken: Vec<_> = greedy.iter().map(|key| take_all(&mut shard, *key, &signal).unwrap()).collect();
+        assert_eq!((taken[0], taken[1]), (48, share), "of {devices}");
+        for key in greedy {
+            assert_eq!(take_all(&mut shard, *key, &signal), Some(0), "of {devices}");
+        }
+        assert_eq!(take_all(&mut shard, *modest, &signal), Some(share), "of {devices}");
+        signal.notify_all();
+        shard.turn();
+        assert_eq!(shard.core_for_tests().slots.waiting(), 0);
+    }
 }
 
 #[test]
@@ -234,6 +257,25 @@ fn a_task_may_wake_itself_without_starving_others() {
     seen.set(true);
     shard.turn();
     assert_eq!(shard.context().waiting_tasks(), 0);
+}
+
+/// One that waited for it would never end.
+#[test]
+fn a_stopping_shard_does_not_wait_for_a_task_that_always_has_something_to_do() {
+    let mut shard = shard();
+    let polls = Rc::new(Cell::new(0_u64));
+    let count = Rc::clone(&polls);
+    let outcome: Outcome<'_, ()> = shard.context().reserve().unwrap().run(|tcx| {
+        Launch::Wait(tcx.scratch.place_future(poll_fn(move |cx| {
+            count.set(count.get() + 1);
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })))
+    });
+    waits(outcome);
+    drop(shard);
+    assert!(polls.get() > 1, "it had its time");
+    assert_eq!(Rc::strong_count(&polls), 2, "it was leaked, not dropped");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use crate::{BUFFER_SIZE, BufferPool};
+use crate::{BUFFER_SIZE, BufferPool, Owner};
 
 #[derive(Default)]
 struct Woken(AtomicUsize);
@@ -38,6 +38,21 @@ fn buffers_are_aligned_and_apart() {
     assert!(too_long.is_err());
     drop(buffers);
     assert!((0..3).map(|_| pool.try_take()).collect::<Vec<_>>().iter().all(Option::is_some));
+}
+
+#[test]
+fn an_owners_buffers_are_nobody_elses() {
+    let pool = BufferPool::new(1).unwrap();
+    let (one, other) = (Owner::default(), Owner::default());
+    let places = [&pool, pool.deeper(), pool.of(&one), pool.of(&one).deeper(), pool.of(&other), pool.of(&one).of(&other)];
+    let buffers = places.map(|place| place.try_take().unwrap());
+    assert!(pool.deeper().of(&one).try_take().is_none(), "whatever the level was above");
+    for (i, buffer) in buffers.iter().enumerate() {
+        buffer.segment(BUFFER_SIZE).fill(i as u8);
+    }
+    for (i, buffer) in buffers.iter().enumerate() {
+        assert!(super::content(&buffer.segment(BUFFER_SIZE)).iter().all(|byte| *byte == i as u8));
+    }
 }
 
 /// Wakers, and how often each was woken.

@@ -226,6 +226,16 @@ fn what_lies_on_a_desk_is_what_is_delivered() {
             assert_eq!(bytes, DATA, "{target:?} at {at}");
         }
         memory.write_at(0, &DATA);
+        // All of one piece.
+        for at in [2 * DESK_SIZE, 2 * DESK_SIZE + 13] {
+            assert_eq!(desk.load_all(part(0, 700).into()), &DATA[..700]);
+            part(at, 701).fill(0x5a);
+            desk.store_all(part(at, 701).into(), target);
+            settle_streams();
+            let mut bytes = [0; 701];
+            part(at, 701).read_at(0, &mut bytes);
+            assert_eq!((&bytes[..700], bytes[700]), (&DATA[..700], 0x5a), "{target:?} at {at}");
+        }
     }
     let mut desk = Desk::new();
     assert!(desk.bytes().is_empty());
@@ -236,4 +246,11 @@ fn what_lies_on_a_desk_is_what_is_delivered() {
     assert_eq!((&bytes[..10], bytes[10]), (&DATA[..10], 0), "as many as there is room for");
     let too_many = std::panic::catch_unwind(|| Desk::new().load(&mut SegmentCursor::new(&[]), DESK_SIZE + 1).len());
     assert!(too_many.is_err());
+    let too_short = std::panic::catch_unwind(|| {
+        let (_mapping, memory) = own_memory(4096);
+        let mut desk = Desk::new();
+        desk.load_all(memory.part(0, 10).unwrap().into());
+        desk.store_all(memory.part(0, 9).unwrap().into(), Target::Near);
+    });
+    assert!(too_short.is_err());
 }

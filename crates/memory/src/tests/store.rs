@@ -1,8 +1,10 @@
 //! The store against a vector.
 
+use std::os::fd::OwnedFd;
+
 use proptest::prelude::*;
 
-use super::{content, own_memory};
+use super::{content, memory_file, own_memory};
 use crate::{ByteStore, Segment};
 
 const PAGE: u64 = 4096;
@@ -104,10 +106,19 @@ impl Pair {
     }
 }
 
+/// A store in memory files that nobody else has.
+fn in_files(bytes: u64) -> ByteStore {
+    ByteStore::in_files(bytes, &[], Box::new(|_, _| Ok(()))).unwrap()
+}
+
 proptest! {
     #[test]
-    fn a_store_behaves_as_a_vector(first in 1..4 * PAGE, steps in prop::collection::vec(steps(), 1..60)) {
-        let store = ByteStore::new(first).unwrap();
+    fn a_store_behaves_as_a_vector(
+        files in any::<bool>(),
+        first in 1..4 * PAGE,
+        steps in prop::collection::vec(steps(), 1..60),
+    ) {
+        let store = if files { in_files(first) } else { ByteStore::new(first).unwrap() };
         let model = vec![0; store.capacity() as usize];
         prop_assert!(model.len() as u64 >= first);
         let mut pair = Pair { store, model, written: 0 };
@@ -142,6 +153,43 @@ fn what_lies_outside_cannot_be_reached() {
     assert!(ByteStore::new(1 << 60).is_err());
     assert!(store.grow(u64::MAX).is_err());
     assert_eq!(store.capacity(), 8192, "growing failed and changed nothing");
+}
+
+/// Bytes that the file takes.
+fn taken(file: &OwnedFd) -> usize {
+    usize::try_from(rustix::fs::fstat(file).unwrap().st_blocks).unwrap() * 512
+}
+
+#[test]
+fn what_was_never_written_takes_no_memory_whatever_is_done_with_it() {
+    const EXTENT: u64 = 2 << 20;
+    let file = memory_file(&[]);
+    rustix::fs::ftruncate(&file, 4 * EXTENT).unwrap();
+    let store = ByteStore::in_files(4 * EXTENT, &[file.try_clone().unwrap()], Box::new(|_, _| Ok(()))).unwrap();
+    let (_mapping, memory) = own_memory(16384);
+    assert!(store.equals(EXTENT - 8192, &[memory]));
+    memory.write_at(16383, &[1]);
+    assert!(!store.equals(EXTENT - 8192, &[memory]));
+    store.copy_within(0, 2 * EXTENT, EXTENT + 512);
+    // Parts of pages, and pages between parts.
+    for (at, len) in [(512, 512), (4096, 100), (8000, 12_288), (EXTENT - 1, 2), (EXTENT + 1, 4096)] {
+        store.discard(at, len);
+    }
+    store.read(4 * EXTENT - 16384, &[memory]);
+    assert_eq!(content(&memory), vec![0; 16384]);
+    assert_eq!((taken(&file), store.allocated()), (0, 0));
+    // What was written is compared, erased and copied as ever, and what a hole is copied over is given back.
+    memory.fill(7);
+    store.write(EXTENT, &[memory]);
+    assert!(store.equals(EXTENT, &[memory]) && !store.equals(EXTENT - 4096, &[memory]));
+    store.discard(EXTENT + 1, 1);
+    memory.write_at(1, &[0]);
+    assert!(store.equals(EXTENT, &[memory]));
+    store.copy_within(EXTENT, 3 * EXTENT, 16384);
+    assert!(store.equals(3 * EXTENT, &[memory]));
+    assert_eq!((taken(&file), store.allocated()), (32768, 2 * EXTENT));
+    store.copy_within(0, EXTENT, EXTENT);
+    assert_eq!((taken(&file), store.allocated()), (16384, EXTENT));
 }
 
 #[test]

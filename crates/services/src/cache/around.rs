@@ -153,7 +153,7 @@ impl Cache {
             let _range = core.ranges.lock(cx, at..at + len).await;
             self.hide(core, at, at + len, shift);
             let piece = Request { operation, lba: Lba(at >> shift), count: BlockCount(len >> shift), segments: &[] };
-            self.slow.submit(cx.with_scratch(&cx.scratch.carve_rest()), piece).await?;
+            self.slow.submit(cx.deeper().with_scratch(&cx.scratch.carve_rest()), piece).await?;
             commit |= self.forget(core, at, at + len);
             at += len;
         }

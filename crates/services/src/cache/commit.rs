@@ -74,7 +74,8 @@ impl Cache {
             return Ok(());
         }
         let number = self.commits.started.fetch_add(1, Ordering::SeqCst) + 1;
-        self.commit_pages(cx.deeper(), core, buffer.segment(BUFFER_SIZE), number).await?;
+        // Two levels down: who waits for the turn has a buffer of this level, and of the next if it is a copy's.
+        self.commit_pages(cx.deeper().deeper(), core, buffer.segment(BUFFER_SIZE), number).await?;
         self.commits.finished.store(number, Ordering::SeqCst);
         Ok(())
     }

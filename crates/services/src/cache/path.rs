@@ -143,7 +143,7 @@ impl Cache {
         {
             core.table.warm(found.slot);
             let lba = Self::place(core, found.slot, part.at, self.shape().block_size.shift());
-            return match self.fast.submit(cx, Request { lba, ..request }) {
+            return match self.fast.submit(cx.deeper(), Request { lba, ..request }) {
                 Step::Done(Ok(())) if core.table.is_still(found) => {
                     self.counters.add(|here| &here.read_hits, 1);
                     Step::Done(Ok(()))
@@ -314,7 +314,8 @@ impl Cache {
         }
     }
 
-    /// Moves the cursor's next bytes, `len` at most, between the request's memory and a leg; returns how many.
+    /// Moves the cursor's next bytes, `len` at most, between the request's memory and a leg; returns how many. As all that goes to the legs,
+    /// it goes a level down: copies wait for ranges with buffers of this level, and some requests take one themselves.
     pub(super) async fn pass(
         &self,
         cx: TaskContext<'_>,
@@ -328,7 +329,7 @@ impl Cache {
         let count = BlockCount(len >> shift);
         if cursor.remaining() as u64 == len && cursor.split_segment().is_none() {
             let request = Request { operation, lba, count, segments: cursor.whole_segments() };
-            leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
+            leg.submit(cx.deeper().with_scratch(&cx.scratch.carve_rest()), request).await?;
             cursor.skip(len as usize);
             return Ok(len);
         }
@@ -337,7 +338,7 @@ impl Cache {
         };
         let segments = list.get(..used).unwrap_or(&[]);
         let request = Request { operation, lba, count: BlockCount(bytes >> shift), segments };
-        leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
+        leg.submit(cx.deeper().with_scratch(&cx.scratch.carve_rest()), request).await?;
         Ok(bytes)
     }
 
@@ -379,7 +380,8 @@ impl Cache {
             let lba = Self::place(core, found.slot, part.at, self.shape().block_size.shift());
             let fua = request.operation == Operation::Write { fua: true };
             let below = Request { operation: Operation::Write { fua: false }, lba, ..request };
-            return match self.fast.submit(cx, below) {
+            // See `pass`.
+            return match self.fast.submit(cx.deeper(), below) {
                 Step::Done(Ok(())) if !fua => {
                     if self.written(core, found.slot, part.mask) {
                         drop(range);
@@ -608,7 +610,7 @@ impl Volume for Cache {
         };
         match request.operation {
             Operation::Flush if !self.may_be_dirty.load(Ordering::Relaxed) && !self.failures.losses.is_untold() => {
-                self.slow.submit(cx, request)
+                self.slow.submit(cx.deeper(), request)
             }
             Operation::Flush => Step::Wait(cx.scratch.place_future(self.flush(cx, request))),
             _ if bytes == 0 => Step::Done(Ok(())),

@@ -60,6 +60,13 @@ impl Plan for ConcatPlan {
         sizes
     }
 
+    fn last_size(&self, size: u64, others: &[u64], told: Option<u64>, block_size: BlockSize) -> Option<u64> {
+        // Of legs that state no size it is known only now what they leave: more than the last one's, when the volume has grown.
+        let whole = |size: u64| size >> block_size.shift() << block_size.shift();
+        let sum = others.iter().fold(0_u64, |sum, size| sum.saturating_add(whole(*size)));
+        told.map(|told| told.max(size.saturating_sub(sum)))
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = common_block_size(&build.legs)?;
         let map = ConcatMap::new(&build.legs);

@@ -9,8 +9,10 @@ use millrace_block::{
 
 use super::*;
 use crate::{
-    Reason,
-    testing::{CrashTest, crash_test, graph, subject},
+    Node, Reason, SharedObjects,
+    background::Spawner,
+    graph::{Graph, LeafError, LeafRequest, Leaves, Plan as GraphPlan},
+    testing::{CrashTest, Kept, crash_test, graph, subject},
 };
 
 const SEED: u64 = 0x636f_6e63;
@@ -62,8 +64,52 @@ fn sizes_are_those_of_the_legs() {
     assert_eq!(sizes(&[Some(4), Some(3)]), [Some(4), Some(6)], "the last leg is what the others leave");
     assert_eq!(sizes(&[None, None]), [None, None]);
     assert_eq!(sizes(&[Some(12), Some(3)]), [Some(12), Some(3)]);
+    assert_eq!(sizes(&[None, Some(3)]), [None, Some(3)]);
+    for (others, told, last) in [(4, Some(3), Some(6)), (8, Some(3), Some(3)), (12, Some(3), Some(3)), (4, None, None)] {
+        let bytes = |blocks: u64| blocks << 9;
+        let size = plan.last_size(bytes(10), &[bytes(others) + 100], told.map(bytes), BlockSize::B512);
+        assert_eq!(size, last.map(bytes), "what others have that state nothing is known when they are there");
+    }
     let sizes = |stated: &[Option<u64>]| plan.leg_sizes(8192, stated, BlockSize::B4096);
     assert_eq!(sizes(&[Some(5120), None]), [Some(5120), Some(4096)], "of the others whole blocks are used");
+}
+
+/// Files in a directory, as long as they are, or as they are told to be.
+struct Files(tempfile::TempDir);
+
+impl Leaves for Files {
+    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
+        let path = self.0.path().join(request.leaf.file().expect("a file"));
+        let options = FileOptions { path, size: request.size, block_size: request.block_size, read_only: false };
+        Ok(FileVolume::open(&request.name, &options)?)
+    }
+}
+
+#[test]
+fn a_last_leg_that_has_grown_is_found_beside_those_that_state_no_size() {
+    for stack in ["concat(file:a, file:b(size=32K))", "concat(concat(file:a), file:b(size=32K))"] {
+        let files = Files(tempfile::tempdir().unwrap());
+        std::fs::write(files.0.path().join("a"), vec![0_u8; 64 << 10]).unwrap();
+        let node: Node = stack.parse().unwrap();
+        let open = |size: Option<u64>| {
+            let plan = GraphPlan { volume: "test", stack: &node, size, block_size: BlockSize::B512 };
+            let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+            let built = Graph::build(&plan, &files, &SharedObjects::default(), &spawner, None);
+            let mut graph = built.unwrap_or_else(|error| panic!("{stack}: {error}"));
+            graph.mount(Reason::Open).unwrap();
+            graph
+        };
+        let opened = open(None);
+        opened.volume().resize(BlockCount(512)).unwrap();
+        crate::legs::write(opened.volume(), 200 << 10, vec![7; 4096]).unwrap();
+        drop(opened);
+        let opened = open(Some(256 << 10));
+        assert_eq!(crate::legs::read(opened.volume(), 200 << 10, 4096).unwrap(), [7; 4096]);
+        // What was made smaller has a last leg of at least what is stated.
+        opened.volume().resize(BlockCount(70)).unwrap();
+        drop(opened);
+        open(Some(70 << 9)).volume().resize(BlockCount(64 + 192)).unwrap();
+    }
 }
 
 #[test]
@@ -76,6 +122,7 @@ fn legs_of_different_block_sizes_are_refused_by_name() {
         name: "concat".to_owned(),
         volume: "test",
         legs: legs.into_iter().map(Tap::new).collect(),
+        stated: &[],
         size: None,
         block_size: BlockSize::B512,
         shared: &crate::SharedObjects::default(),

@@ -34,6 +34,8 @@ use crate::{
 
 /// Shorter holes are copied like data.
 const LEAST_HOLE: u64 = 64 << 10;
+/// Steps end at multiples of it, but for the last: whole blocks of every volume.
+const LARGEST_BLOCK: u64 = 4096;
 /// Bytes of a hole that are erased on the target at once.
 const ERASED_AT_ONCE: u64 = 1 << 30;
 
@@ -99,7 +101,7 @@ pub struct Copier {
 /// Whether a volume can be copied to another; how many bytes that are.
 ///
 /// # Errors
-/// [`CopyError::Shape`]: the target is smaller, has other blocks or is read-only, or the source has metadata.
+/// [`CopyError::Shape`]: the target is smaller or is read-only, the source is no whole number of its blocks, or has metadata.
 pub fn check(source: &dyn Volume, target: &dyn Volume) -> Result<u64, CopyError> {
     let (from, to) = (source.geometry(), target.geometry());
     let (shown, source, target) = (source.metadata().shown(), source.name(), target.name());
@@ -112,9 +114,12 @@ pub fn check(source: &dyn Volume, target: &dyn Volume) -> Result<u64, CopyError>
     if to.read_only {
         return wrong(format!("volume {target} is read-only"));
     }
-    if from.block_size != to.block_size {
-        let (from, to) = (from.block_size.bytes(), to.block_size.bytes());
-        return wrong(format!("volume {source} has blocks of {from} bytes and volume {target} of {to}: they must be alike"));
+    let block = u64::from(to.block_size.bytes());
+    if !from.bytes().is_multiple_of(block) {
+        let from = from.bytes();
+        return wrong(format!(
+            "volume {source} has {from} bytes, and volume {target} blocks of {block}: it must be a multiple"
+        ));
     }
     if from.bytes() > to.bytes() {
         let (from, to) = (from.bytes(), to.bytes());
@@ -155,22 +160,24 @@ impl Copier {
         };
         // It may have been resized or formatted since.
         let now = check(&*self.source, &*self.target)?;
-        if now < self.bytes {
+        let block = u64::from(self.target.geometry().block_size.bytes());
+        if now < self.bytes || !self.bytes.is_multiple_of(block) {
             return Err(shape(now));
         }
+        // Where a step ended in the middle of a block of now, that is done again.
+        let at = at / LARGEST_BLOCK * LARGEST_BLOCK;
         let known = bytes_of(&*self.source, at);
         let left = self.bytes - at;
         if let Some((len, true)) = known
             && len >= LEAST_HOLE.min(left)
         {
-            let len = len.min(left).min(ERASED_AT_ONCE);
+            let len = whole(len.min(ERASED_AT_ONCE), left);
             self.clear(at, len)?;
             self.copied.skipped += len;
             return Ok(at + len);
         }
         let len = known.filter(|(_, unused)| !unused).map_or(most, |(len, _)| len.min(most)).min(left);
-        // A whole number of the largest blocks, if it is not the end.
-        let len = if len < left { (len >> 12 << 12).max(4096).min(left) } else { len };
+        let len = whole(len, left);
         match self.offloaded(at, len) {
             Some(done) => {
                 self.copied.offloaded += done;
@@ -222,9 +229,9 @@ impl Copier {
         }
         let (source, target) = (self.source.root(), self.target.root());
         let (from, to) = (source.as_file()?, target.as_file()?);
-        let block = u64::from(target.geometry().block_size.bytes());
         let copied = match to.copy_from(from.fd(), at, len) {
-            Ok(copied) => copied / block * block,
+            Ok(copied) if copied < len => copied / LARGEST_BLOCK * LARGEST_BLOCK,
+            Ok(copied) => copied,
             Err(error) => {
                 let (source, target) = (self.source.name(), self.target.name());
                 tracing::debug!(source, target, %error, "the system does not copy from one to the other");
@@ -257,6 +264,11 @@ impl Copier {
         self.copied.skipped += moved.zeroes;
         Ok(())
     }
+}
+
+/// So many bytes, of so many that are left, to the end of a block.
+fn whole(len: u64, left: u64) -> u64 {
+    if len < left { (len / LARGEST_BLOCK * LARGEST_BLOCK).max(LARGEST_BLOCK).min(left) } else { left }
 }
 
 /// What a volume knows of the bytes from `at` on: how many, and whether they are unused.

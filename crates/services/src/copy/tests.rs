@@ -95,6 +95,23 @@ fn a_target_has_what_its_source_has_and_keeps_what_lies_beyond() {
     }
 }
 
+#[test]
+fn blocks_of_one_size_are_copied_to_blocks_of_another() {
+    let (mut random, bytes) = (Random::new(SEED), 1024 * KIB);
+    for sizes in [[BlockSize::B512, BlockSize::B4096], [BlockSize::B4096, BlockSize::B512]] {
+        let [source, target] = sizes.map(|size| MemoryVolume::create("memory", bytes, size).unwrap() as Arc<dyn Volume>);
+        let data = patchy(&mut random, bytes);
+        legs::write(&source, 0, data.clone()).unwrap();
+        legs::write(&target, 0, dirt(bytes)).unwrap();
+        finish(&mut copier(&source, &target), 0, 10 * KIB).unwrap();
+        assert!(read_all(&target) == data, "from {:?} to {:?}", sizes[0], sizes[1]);
+        // It goes on from where a step ended when blocks were smaller.
+        legs::write(&target, 0, dirt(4 * KIB)).unwrap();
+        finish(&mut copier(&source, &target), 512, 10 * KIB).unwrap();
+        assert!(read_all(&target) == data);
+    }
+}
+
 fn file(path: &std::path::Path, bytes: u64) -> Arc<dyn Volume> {
     let options = FileOptions { path: path.to_owned(), size: Some(bytes), block_size: BlockSize::B4096, read_only: false };
     FileVolume::open("file", &options).unwrap()
@@ -161,8 +178,8 @@ fn volumes_that_do_not_fit_are_refused() {
         "volume target has 64512 bytes, and volume source 65536: make the target as large first"
     );
     assert_eq!(
-        refused(&usual, &large),
-        "volume source has blocks of 512 bytes and volume target of 4096: they must be alike"
+        refused(&small, &large),
+        "volume source has 64512 bytes, and volume target blocks of 4096: it must be a multiple"
     );
     let mut copier = copier(&small, &usual);
     small.resize(BlockCount(16)).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_block::BlockError;
 use millrace_cipher::{Run, Xts};
-use millrace_memory::{Reach, Segment, SegmentCursor, Target};
+use millrace_memory::{Lent, Reach, Segment, SegmentCursor, Target};
 
 /// Bytes that are fetched before anything waits for one of them: the cipher fetches what comes after.
 const AHEAD: usize = 1024;
@@ -82,14 +82,14 @@ impl Keys {
         }
     }
 
-    /// Calls `work` for each run of blocks with one key: the key, the first block, and the parts of both segments.
-    fn each(&self, mut lba: u64, from: Segment, to: Segment, work: impl Fn(&Xts, u64, Segment, Segment)) {
+    /// Calls `work` for each run of blocks with one key: the key, the first block, and the parts of both.
+    fn each<'a>(&self, mut lba: u64, from: Lent<'a>, to: Lent<'a>, work: impl Fn(&Xts, u64, Lent<'a>, Lent<'a>)) {
         let mut at = 0;
         while at < from.len() {
             let (cipher, end) = self.of(lba);
             let blocks = self.blocks(from.len() - at).min(usize::try_from(end - lba).unwrap_or(usize::MAX));
             let len = blocks * self.unit;
-            let part = |segment: Segment| segment.part(at, len).expect("a part within the segment");
+            let part = |whole: Lent<'a>| whole.part(at, len).expect("a part within the whole");
             work(cipher, lba, part(from), part(to));
             at += len;
             lba += blocks as u64;
@@ -99,13 +99,13 @@ impl Keys {
     /// Calls `work` for each segment of whole blocks, which lie one after the other in `place`: its first block, it, its part of the place, and
     /// the block that is worked on after it, which is `next` behind the last.
     #[inline]
-    fn each_segment(
+    fn each_segment<'a>(
         &self,
         mut lba: u64,
         segments: &[Segment],
-        place: Segment,
+        place: Lent<'a>,
         next: Option<u64>,
-        mut work: impl FnMut(u64, Segment, Segment, Option<u64>),
+        mut work: impl FnMut(u64, Segment, Lent<'a>, Option<u64>),
     ) {
         let mut at = 0;
         for segment in segments {
@@ -117,55 +117,51 @@ impl Keys {
         }
     }
 
-    /// Enciphers blocks from the guest's memory into `to`, which has room for them.
-    pub(super) fn encrypt(&self, lba: u64, from: &[Segment], Reach { segment: to, target }: Reach) {
+    /// Enciphers blocks from the guest's memory into `to`, a buffer that is used at once and has room for them.
+    pub(super) fn encrypt_near(&self, lba: u64, from: &[Segment], to: Segment) {
+        let target = Target::Near;
         let encrypt = |cipher: &Xts, lba, from, segment| cipher.encrypt(lba, self.unit, from, Reach { segment, target });
         if !self.are_whole(from) {
             SegmentCursor::new(from).copy_to(to);
-            return self.each(lba, to, to, encrypt);
+            return self.each(lba, to.into(), to.into(), encrypt);
         }
-        self.each_segment(lba, from, to, None, |lba, from, to, _| self.each(lba, from, to, encrypt));
+        self.each_segment(lba, from, to.into(), None, |lba, from, to, _| self.each(lba, from.into(), to, encrypt));
     }
 
-    /// As [`Self::encrypt`], of segments of whole blocks while no other key takes over; `next` is the block that the run goes on with.
+    /// Enciphers segments of whole blocks into `to` while no other key takes over; `next` is the block that the run goes on with.
     pub(super) fn encrypt_in(
         &self,
         run: &mut Run<'_>,
         lba: u64,
         from: &[Segment],
-        Reach { segment: to, target }: Reach,
+        Reach { segment: to, target }: Reach<'_>,
         next: Option<u64>,
     ) {
         self.each_segment(lba, from, to, next, |lba, from, segment, next| {
-            run.encrypt(lba, self.unit, from, Reach { segment, target }, next);
+            run.encrypt(lba, self.unit, from.into(), Reach { segment, target }, next);
         });
-    }
-
-    /// As [`Self::encrypt`], into a buffer that is used at once.
-    pub(super) fn encrypt_near(&self, lba: u64, from: &[Segment], to: Segment) {
-        self.encrypt(lba, from, Reach { segment: to, target: Target::Near });
     }
 
     /// Deciphers blocks to where they are, or to another place. A block of zeroes stays one: nothing was ever written there, or it was
     /// given back.
     pub(super) fn decrypt(&self, lba: u64, from: Segment, to: Segment) {
         let decrypt = |cipher: &Xts, lba, from, to| cipher.decrypt(lba, self.unit, from, to);
-        self.each_written(from, to, |at, from, to| self.each(lba + at, from, to, decrypt));
+        self.each_written(from.into(), to.into(), |at, from, to| self.each(lba + at, from, to, decrypt));
     }
 
     /// As [`Self::decrypt`], to segments of whole blocks while no other key takes over; `next` is the block that the run goes on with.
-    pub(super) fn decrypt_in(&self, run: &mut Run<'_>, lba: u64, from: Segment, to: &[Segment], next: Option<u64>) {
+    pub(super) fn decrypt_in(&self, run: &mut Run<'_>, lba: u64, from: Lent<'_>, to: &[Segment], next: Option<u64>) {
         self.each_segment(lba, to, from, next, |lba, to, from, next| {
-            self.each_written(from, to, |at, from, to| run.decrypt(lba + at, self.unit, from, to, next));
+            self.each_written(from, to.into(), |at, from, to| run.decrypt(lba + at, self.unit, from, to, next));
         });
     }
 
-    /// Calls `work` for each run of blocks in `from` that are not zeroes: which block is the first, and the parts of both segments.
+    /// Calls `work` for each run of blocks in `from` that are not zeroes: which block is the first, and the parts of both.
     /// Zeroes are written for the others.
     #[inline]
-    fn each_written(&self, from: Segment, to: Segment, mut work: impl FnMut(u64, Segment, Segment)) {
+    fn each_written<'a>(&self, from: Lent<'a>, to: Lent<'a>, mut work: impl FnMut(u64, Lent<'a>, Lent<'a>)) {
         let blocks = self.blocks(from.len());
-        let part = |of: Segment, at: usize, end: usize| {
+        let part = |of: Lent<'a>, at: usize, end: usize| {
             of.part(at * self.unit, (end - at) * self.unit).expect("blocks of the segment")
         };
         // The looks at each block's beginning would wait for memory one after the other, and the cipher for them.
@@ -186,7 +182,7 @@ impl Keys {
 }
 
 /// Whether a block is zeroes. Enciphered blocks never are, and almost always the first bytes tell.
-fn is_zero(block: Segment) -> bool {
+fn is_zero(block: Lent<'_>) -> bool {
     const STEP: usize = 256;
     if block.read_value::<u128>(0) != 0 {
         return false;

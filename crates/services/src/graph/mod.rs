@@ -182,8 +182,8 @@ pub struct Tree {
     pub over: Vec<Tree>,
 }
 
-/// A service's settings, understood, and the sizes that its legs are told.
-type Planned = (Box<dyn service::Plan>, Vec<Option<u64>>);
+/// A service's settings, understood, and the sizes of its legs: those that stand in the stack, and those that they are told.
+type Planned = (Box<dyn service::Plan>, [Vec<Option<u64>>; 2]);
 
 struct Builder<'a> {
     plan: &'a Plan<'a>,
@@ -535,13 +535,14 @@ impl Builder<'_> {
             return Ok(self.old.remove(at));
         }
         let failed = |source: ServiceError| GraphError::Service { node: name.to_owned(), source };
-        let (plan, sizes) = self.plan_of(service, size).map_err(|error| failed(error.into()))?;
+        let (plan, [stated, sizes]) = self.plan_of(service, size).map_err(|error| failed(error.into()))?;
         let goes_without = self.is_first && plan.goes_without_others();
         let spared = spared || goes_without;
         let (mut legs, mut lost) = (Vec::new(), None);
-        for (at, (leg, size)) in service.legs.iter().zip(&sizes).enumerate() {
+        for (at, (leg, told)) in service.legs.iter().zip(&sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
-            let built = self.build(leg, &format!("{path}/{}.{at}", service.service), &name, *size, spared);
+            let size = if at + 1 == sizes.len() { self.told_last(&*plan, size, &legs, *told) } else { *told };
+            let built = self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size, spared);
             legs.push(match built {
                 Err(error) if goes_without && self.can_lack(leg, &error) => {
                     let size = size.or_else(|| self.known_size(service, &*plan, at));
@@ -562,6 +563,7 @@ impl Builder<'_> {
             name: format!("{path}/{}", service.service),
             volume: self.plan.volume,
             legs: legs.iter().map(|leg| Arc::<Tap>::clone(&leg.tap) as _).collect(),
+            stated: &stated,
             size,
             block_size: self.plan.block_size,
             shared: self.shared,
@@ -580,6 +582,18 @@ impl Builder<'_> {
             absent: None,
             at_work: Mutex::default(),
         }))
+    }
+
+    /// What the last leg of a service is told, now that the others are there.
+    fn told_last(
+        &self,
+        plan: &dyn service::Plan,
+        size: Option<u64>,
+        others: &[Arc<Built>],
+        told: Option<u64>,
+    ) -> Option<u64> {
+        let others: Vec<_> = others.iter().map(|leg| leg.volume.geometry().bytes()).collect();
+        size.map_or(told, |size| plan.last_size(size, &others, told, self.plan.block_size))
     }
 
     /// Whether a leg that could not be built is one that is not there any more.
@@ -635,11 +649,8 @@ impl Builder<'_> {
         let kind = registry::find(&service.service).expect("a stack is checked before it is built");
         let plan = (kind.plan)(&service.settings)?;
         let stated: Vec<_> = service.legs.iter().map(stated_size).collect();
-        let sizes = match size {
-            Some(size) => plan.leg_sizes(size, &stated, self.plan.block_size),
-            None => stated,
-        };
-        Ok((plan, sizes))
+        let told = size.map_or_else(|| stated.clone(), |size| plan.leg_sizes(size, &stated, self.plan.block_size));
+        Ok((plan, [stated, told]))
     }
 
     /// Notes the sizes of the leaves that look alike, as they will be opened. What is wrong with the stack is told when it is built.
@@ -648,8 +659,8 @@ impl Builder<'_> {
             Node::Leaf(leaf) if is_one_of_many(leaf) => self.later.push_back(size_of(leaf, size)),
             Node::Leaf(_) => {}
             Node::Service(service) => {
-                let Ok((_, sizes)) = self.plan_of(service, size) else { return };
-                service.legs.iter().zip(sizes).for_each(|(leg, size)| self.foresee(leg, size));
+                let Ok((_, [_, told])) = self.plan_of(service, size) else { return };
+                service.legs.iter().zip(told).for_each(|(leg, size)| self.foresee(leg, size));
             }
         }
     }

@@ -10,7 +10,9 @@ use millrace_block::{
     Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes, helpers_scratch_bytes,
     submit_held,
 };
-use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, DESK_SIZE, Desk, Segment, SegmentCursor, Target, settle_streams};
+use millrace_memory::{
+    Access, BUFFER_SIZE, BounceBuffer, DESK_SIZE, Desk, Lent, Segment, SegmentCursor, Target, settle_streams,
+};
 
 use super::{
     IntegrityPlan,
@@ -77,6 +79,13 @@ impl Piece {
         let (step, end) = (DESK_SIZE as u64 >> block_size.shift(), self.lba + self.count);
         (self.lba..end).step_by(step as usize).map(move |lba| Self { lba, count: step.min(end - lba) })
     }
+
+    /// The memory of this part of a whole, of which the whole's is given.
+    #[inline]
+    fn of(self, whole: Self, memory: Lent<'_>, block_size: BlockSize) -> Lent<'_> {
+        let [at, len] = [self.lba - whole.lba, self.count].map(|blocks| (blocks << block_size.shift()) as usize);
+        memory.part(at, len).expect("a part of what was asked for")
+    }
 }
 
 impl Integrity {
@@ -131,10 +140,9 @@ impl Integrity {
         let block_size = self.block_size();
         let below = self.below(request);
         let reach = self.leg.reach(below.lba, below.count, Access::Read)?;
-        let (from, mut desk) = ([reach.segment], Desk::new());
-        let (mut from, mut to) = (SegmentCursor::new(&from), SegmentCursor::new(request.segments));
+        let (mut desk, mut to) = (Desk::new(), SegmentCursor::new(request.segments));
         Some(piece.desks(block_size).all(|part| {
-            let data = desk.load(&mut from, (part.count << block_size.shift()) as usize);
+            let data = desk.load_all(part.of(piece, reach.segment, block_size));
             let is_well = compare(group, part, data, block_size).is_ok();
             if is_well {
                 desk.store(&mut to, Target::Guest);
@@ -152,11 +160,10 @@ impl Integrity {
         if !lock_now(group, piece) {
             return false;
         }
-        let (to, mut desk) = ([reach.segment], Desk::new());
-        let (mut from, mut to) = (SegmentCursor::new(request.segments), SegmentCursor::new(&to));
+        let (mut desk, mut from) = (Desk::new(), SegmentCursor::new(request.segments));
         for part in piece.desks(block_size) {
             desk.load(&mut from, (part.count << block_size.shift()) as usize);
-            desk.store(&mut to, reach.target);
+            desk.store_all(part.of(piece, reach.segment, block_size), reach.target);
             note_next(group, part, desk.bytes(), block_size);
         }
         self.leg.reached(below.lba, below.count);

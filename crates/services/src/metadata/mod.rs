@@ -15,8 +15,8 @@
 //! * Of a group's two pages at most one is not durable. The other one and it have, together, the metadata that belong to whatever
 //!   data the leg may hold after a crash: what an entry forgets was overwritten by data that a flush has made durable since.
 //! * Who changes a block holds its lock from before the new metadata are in the table until the data are there, or not.
-//! * Locks are taken all at once or not at all; nobody waits for a lock, a claim or a turn with a buffer of this level in its hands
-//!   unless who has it needs none of this level.
+//! * Locks are taken all at once or not at all. Who waits for a lock, a claim or a turn may have a buffer of this level in its hands, and
+//!   a copy one of the next: who has it has its own buffer, and all that goes to the leg goes two levels down.
 //! * Blocks that were written without metadata, in groups that never had any, cost nothing but their lock.
 
 mod control;

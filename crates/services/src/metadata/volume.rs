@@ -202,7 +202,7 @@ impl Tagged {
             return wait(cx, self.write_slowly(cx, request));
         }
         self.not_blank();
-        match self.mapped.submit(cx, request) {
+        match self.mapped.submit(below(cx), request) {
             Step::Done(result) => {
                 group.unlock(piece.at(), piece.count);
                 Step::Done(result)
@@ -259,7 +259,7 @@ impl Tagged {
             other => other,
         };
         for piece in Piece::all(request.lba, request.count, u64::MAX) {
-            self.change(cx, piece, operation, None, None).await?;
+            self.change(cx.deeper(), piece, operation, None, None).await?;
         }
         // The attempt may have shown that the leg cannot deallocate.
         self.mapped.look_anew(self.block_size());
@@ -362,7 +362,7 @@ impl Tagged {
                     self.clear_up(cx, group, piece).await?;
                     continue;
                 }
-                self.move_blocks(cx, Operation::Read, piece, &[data]).await?;
+                self.move_blocks(cx.deeper(), Operation::Read, piece, &[data]).await?;
                 let found = read_tags(group, piece, metadata);
                 // A write that came between may have changed either.
                 if group.version(piece.at(), piece.count) == Some(before) {
@@ -399,6 +399,13 @@ fn read_tags(group: &Group, piece: Piece, out: Segment) -> Result<(), BlockError
     Ok(())
 }
 
+/// What a plain request has at the leg, two levels down: a copy waits for blocks with two buffers in its hands. (One with metadata has come a
+/// level deeper.)
+#[inline]
+fn below(cx: TaskContext<'_>) -> TaskContext<'_> {
+    cx.deeper().deeper()
+}
+
 fn wait<'a>(cx: TaskContext<'a>, future: impl Future<Output = Result<(), BlockError>> + 'a) -> Step<'a> {
     let future: TaskFuture<'a> = cx.scratch.place_future(future);
     Step::Wait(future)
@@ -423,9 +430,9 @@ impl Volume for Tagged {
             return Step::Done(Err(BlockError::NotReady));
         }
         match request.operation {
-            Operation::Flush => self.flushes.of_guest(cx, &**self.leg(), request),
+            Operation::Flush => self.flushes.of_guest(below(cx), &**self.leg(), request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
-            Operation::Read | Operation::Compare => self.mapped.submit(cx, request),
+            Operation::Read | Operation::Compare => self.mapped.submit(below(cx), request),
             Operation::Write { .. } => self.write(cx, request),
             // It would leave the blocks as they are, or not: nobody knows.
             Operation::Deallocate if !geometry.deallocate => Step::Done(Ok(())),

@@ -18,6 +18,8 @@ use crate::{legs::wait_for_all, locks::Locked};
 
 /// Bytes that are erased at once: more would keep others from the range for too long.
 pub(super) const ERASED_AT_ONCE: u64 = 16 << 20;
+/// So few of them where others are always at work.
+const ERASED_AT_LEAST: u64 = 256 << 10;
 /// How long a format waits for the walk and for writes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -29,46 +31,48 @@ impl Move {
         request.lba.0 << shift..(request.lba.0 + request.count.0) << shift
     }
 
-    /// A write or an erasure. What lies before the walk is OLD's alone, as it is.
+    /// A write or an erasure.
     async fn write(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let bytes = self.bytes_of(&request);
-        {
+        let has_data = request.operation.has_data();
+        if has_data {
+            // What lies before the walk is OLD's alone, as it is.
+            let bytes = self.bytes_of(&request);
             let _range = self.ranges.lock(cx, bytes.clone()).await;
             self.fill(&bytes);
             if self.is_ahead(&bytes) {
-                return self.old.submit(cx, request).await;
+                // A level down: copies wait for the range, and have buffers of this level.
+                return self.old.submit(cx.deeper(), request).await;
             }
         }
-        let operation = match request.operation {
-            // As zeroes, so that both read alike, whatever each of them makes of the advice.
-            Operation::Deallocate => Operation::WriteZeroes { fua: false, deallocate: true },
-            other => other,
-        };
         let shift = self.old.geometry().block_size.shift();
-        let most = if operation.has_data() { BUFFER_SIZE as u64 } else { ERASED_AT_ONCE } >> shift;
-        let mut data = SegmentCursor::new(request.segments);
+        let longest = if has_data { BUFFER_SIZE as u64 } else { ERASED_AT_ONCE } >> shift;
+        let (mut most, mut data) = (longest, SegmentCursor::new(request.segments));
         let mut done = 0;
         while done < request.count.0 {
             let (lba, count) = (Lba(request.lba.0 + done), BlockCount(most.min(request.count.0 - done)));
             let arena = cx.scratch.carve(self.piece_bytes());
-            let piece = Request { operation, lba, count, segments: &[] };
-            self.write_piece(cx.with_scratch(&arena), piece, &mut data).await?;
-            done += count.0;
+            let piece = Request { operation: request.operation, lba, count, segments: &[] };
+            let written = self.write_piece(cx.with_scratch(&arena), piece, &mut data).await?;
+            // Where others are at work more would not be had the next time either.
+            most = if written < count.0 { written } else { (most * 2).min(longest) };
+            done += written;
         }
         Ok(())
     }
 
     /// At most one buffer's length, its data the next of `data`: they are copied once, so that both legs get the same whatever the guest
-    /// does meanwhile.
+    /// does meanwhile. Or an erasure, perhaps of the first blocks only. Of how many blocks it was.
     async fn write_piece(
         &self,
         cx: TaskContext<'_>,
         mut request: Request<'_>,
         data: &mut SegmentCursor<'_>,
-    ) -> Result<(), BlockError> {
-        let bytes = self.bytes_of(&request);
-        let (_range, buffer) = self.begin(cx, &bytes, request.operation.has_data()).await;
+    ) -> Result<u64, BlockError> {
+        let mut bytes = self.bytes_of(&request);
+        let (_range, buffer) = self.begin(cx, &mut bytes, request.operation.has_data()).await;
         self.fill(&bytes);
+        let blocks = (bytes.end - bytes.start) >> self.old.geometry().block_size.shift();
+        request.count = BlockCount(blocks);
         let segments;
         if let Some(buffer) = &buffer {
             segments = [buffer.segment((bytes.end - bytes.start) as usize)];
@@ -78,25 +82,31 @@ impl Move {
         let cx = cx.deeper();
         if self.is_ahead(&bytes) {
             let arena = cx.scratch.carve(self.old.scratch_bytes());
-            return self.old.submit(cx.with_scratch(&arena), request).await;
+            return self.old.submit(cx.with_scratch(&arena), request).await.map(|()| blocks);
+        }
+        if request.operation == Operation::Deallocate {
+            // As zeroes, so that both read alike, whatever each of them makes of the advice.
+            request.operation = Operation::WriteZeroes { fua: false, deallocate: true };
         }
         let written = self.both(cx, request).await;
         if written.is_err() {
             // Nobody knows what OLD has there now, and NEW may have something else.
             self.step_back(bytes.start);
         }
-        written
+        written.map(|()| blocks)
     }
 
-    /// Waits for a buffer and the range. While it waits for one it has not the other, so nobody waits for it.
-    async fn begin(&self, cx: TaskContext<'_>, bytes: &Range<u64>, data: bool) -> (Locked<'_>, Option<BounceBuffer>) {
+    /// Waits for a buffer and the range, which becomes shorter if an erasure's is never free. While it waits for one it has not the other,
+    /// so nobody waits for it.
+    async fn begin(&self, cx: TaskContext<'_>, bytes: &mut Range<u64>, data: bool) -> (Locked<'_>, Option<BounceBuffer>) {
+        let least = if data { u64::MAX } else { ERASED_AT_LEAST };
         loop {
             let buffer = if data { Some(cx.buffers.take().await) } else { None };
             if let Some(range) = self.ranges.try_lock(bytes.clone()) {
                 return (range, buffer);
             }
             drop(buffer);
-            drop(self.ranges.lock(cx, bytes.clone()).await);
+            drop(self.ranges.lock_some(cx, bytes, least).await);
         }
     }
 
@@ -190,12 +200,13 @@ impl Volume for Move {
         if let Err(error) = check(&geometry, &request) {
             return Step::Done(Err(error));
         }
-        let phase = self.phase();
+        // All that goes to the legs goes a level down: see `BufferPool`.
+        let (phase, below) = (self.phase(), cx.deeper());
         match request.operation {
-            _ if phase == Phase::Ended => self.old.submit(cx, request),
-            Operation::Read | Operation::Compare => self.old.submit(cx, request),
-            Operation::Flush if phase == Phase::Copying => self.old.submit(cx, request),
-            Operation::Flush => Step::Wait(cx.scratch.place_future(self.both(cx, request))),
+            _ if phase == Phase::Ended => self.old.submit(below, request),
+            Operation::Read | Operation::Compare => self.old.submit(below, request),
+            Operation::Flush if phase == Phase::Copying => self.old.submit(below, request),
+            Operation::Flush => Step::Wait(cx.scratch.place_future(self.both(below, request))),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Deallocate if !geometry.deallocate => Step::Done(Ok(())),
             Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Deallocate => {

@@ -54,8 +54,9 @@ impl Move {
         {
             return len;
         }
-        let end = (at / self.plan.piece + 1).saturating_mul(self.plan.piece).min(self.bytes());
+        let Some(end) = self.still(at, (at / self.plan.piece + 1).saturating_mul(self.plan.piece)) else { return 0 };
         let _range = self.ranges.lock(cx, at..end).await;
+        let Some(end) = self.still(at, end) else { return 0 };
         let ends = Ends { source: &*self.old, target: &*self.new, compare };
         match lanes::copy(cx, ends, at..end).await {
             Ok(Moved { written, zeroes }) => {
@@ -75,15 +76,24 @@ impl Move {
         end - at
     }
 
+    /// Where a piece at the mark ends; `None` when the mark is elsewhere. A format may come while the piece's range is waited for, and make
+    /// the volume shorter.
+    fn still(&self, at: u64, end: u64) -> Option<u64> {
+        let end = end.min(self.bytes());
+        (self.mark() == at && at < end).then_some(end)
+    }
+
     /// Goes over a hole at the mark, if one is there; how many bytes were made zeroes.
     async fn step_over(&self, cx: TaskContext<'_>, at: u64, holes: &Holes, compare: bool) -> Option<u64> {
         // What NEW may have already is read before it is written, even if it should be zeroes.
         let find = |most| if compare { at } else { holes.end_in_old(at, most) };
         let end = find(ERASED_AT_ONCE).max(holes.end_in_both(at, ERASED_AT_ONCE)).min(self.bytes());
-        if end == at {
+        if end <= at {
             return None;
         }
-        let _range = self.ranges.lock(cx, at..end).await;
+        let mut bytes = at..end;
+        let _range = self.ranges.lock_some(cx, &mut bytes, self.plan.piece).await;
+        let Some(end) = self.still(at, bytes.end) else { return Some(0) };
         // Somebody may have written there meanwhile.
         let (nothing, zeroes) = (holes.end_in_both(at, end - at).min(end), find(end - at).min(end));
         let (end, cleared) = if nothing > at { (nothing, 0) } else { (zeroes, zeroes - at) };

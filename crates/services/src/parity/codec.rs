@@ -38,7 +38,7 @@ pub(super) struct Parts<'a> {
 
 impl Parts<'_> {
     /// What a data part is multiplied with in a parity part (numbered from 0: P, Q).
-    fn factor(parity: usize, part: usize) -> u8 {
+    pub(super) fn factor(parity: usize, part: usize) -> u8 {
         if parity == 0 { 1 } else { power(part as u8) }
     }
 

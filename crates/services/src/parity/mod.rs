@@ -3,6 +3,7 @@
 //! ```text
 //!   write ─► region marked? ─► rows locked ─► copied; what parity needs is read ─┬─ in part, or a leg is missing: journal first
 //!                                                                                └─ whole rows: no journal
+//!            or, over legs in memory, within a chunk: data and parity in place, in one pass
 //!            ─► all changed parts, wait for all ─► a leg failed? recorded on the others ─► done
 //!   read ──► its leg ─► missing, or failed? the other parts of the rows, and the missing one is computed (and written again)
 //!   mount ─► the journal is carried out again ─► parity of marked regions is made to fit, a leg that lacks something is filled
@@ -13,7 +14,9 @@
 //! Invariants:
 //! * A write is acknowledged when every leg it changes has it, or is durably recorded as failed on the others.
 //! * Rows that are written in part, or while a leg is missing, are written when the journal has them durably: a crash at any
-//!   instant, with a leg lost at once, changes no other block of these rows.
+//!   instant, with a leg lost at once, changes no other block of these rows. Where all legs are memory nothing outlives
+//!   the power, and rows of one chunk go to their places at once: what a worker leaves that is killed is made to fit by the bitmap, unless a
+//!   leg goes at that very moment (`log=all` closes that).
 //! * An entry of the journal is void only when everything it says is durable in its place; rows with entries that are not are
 //!   written by way of the journal.
 //! * Where a part is known by the others alone, and some of them have what an entry says and some do not, nothing is read or
@@ -24,6 +27,7 @@
 
 mod codec;
 mod command;
+mod in_place;
 mod journal;
 mod layout;
 mod mount;

@@ -417,7 +417,7 @@ impl Parity {
         let (layout, shift) = (&self.layout, self.shape().block_size.shift());
         let (Some(template), true) = (request.segments.first(), layout.data() + 1 == layout.legs) else { return false };
         let (lba, count) = (Lba(self.leg_range(rows).start >> shift), BlockCount(rows.len >> shift));
-        let mut places = [Reach { segment: *template, target: Target::Near }; MOST_PARTS];
+        let mut places = [Reach { segment: (*template).into(), target: Target::Near }; MOST_PARTS];
         for (part, place) in places[..layout.legs].iter_mut().enumerate() {
             let leg = &self.legs[layout.leg(rows.stripe, part)];
             let Some(reach) = leg.reach(lba, count, Access::Write) else { return false };
@@ -673,6 +673,7 @@ impl Volume for Parity {
             Operation::Read => self.read(cx, request),
             Operation::Compare => Step::Wait(cx.scratch.place_future(compare_by_reading(self, cx, request))),
             Operation::Copy { .. } => Step::Wait(cx.scratch.place_future(copy_by_bounce(self, cx, request))),
+            _ if self.write_in_place(&request) => Step::Done(Ok(())),
             _ => match self.write_whole(cx, &request) {
                 Some(step) => step,
                 None => Step::Wait(cx.scratch.place_future(self.write(cx, request))),

@@ -13,7 +13,10 @@
 //! * An extent belongs to one volume at most, in memory, on the disk, and after a crash. It is given to another one only when no
 //!   request of the one before is under way.
 //! * What a volume has not written reads as zeroes: extents are cleared, durably, before the table gives them away.
-//! * The list of a request's extents stays as it is until the request has ended (`Epochs`).
+//! * The list of a request's extents stays as it is until the request has ended (`Epochs`). The disk's memory is not reached through it
+//!   (`Volume::reach`): when whoever did so had ended would not be known.
+//! * Who waits in the line may hold buffers of what is above the share. So whoever has a turn needs none of these: all that goes to
+//!   the disk has the disk's own (`BufferPool::of`).
 //!
 //! It does not give room on the first write: a volume has all of its extents from the beginning.
 
@@ -290,9 +293,16 @@ impl Share {
         self.space.room().map_or(0, |room| room.extent.trailing_zeros() - self.shift())
     }
 
+    /// What a request has on the disk: the disk's buffers.
+    #[inline]
+    fn below<'a>(&self, cx: TaskContext<'a>) -> TaskContext<'a> {
+        cx.with_buffers(cx.buffers.of(&self.space.buffers))
+    }
+
     /// To the disk, with the extents that are visited. `request` was checked.
     #[inline]
     fn pass<'a>(&'a self, cx: TaskContext<'a>, extents: &Extents, mut request: Request<'a>) -> Step<'a> {
+        let cx = self.below(cx);
         if request.operation.has_data() && request.count.0 > 0 {
             let (lba, run) = extents.locate(request.lba.0, request.count.0);
             if request.count.0 <= run {
@@ -369,7 +379,7 @@ impl Volume for Share {
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         if request.operation == Operation::Flush {
-            return self.leg.submit(cx, request);
+            return self.leg.submit(self.below(cx), request);
         }
         let visit = self.extents().visit();
         if let Err(error) = check(&self.geometry_of(&visit), &request) {

@@ -13,6 +13,7 @@ use std::{
 };
 
 use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Volume, pieces};
+use millrace_memory::Owner;
 
 use super::{
     line::Line,
@@ -45,6 +46,8 @@ pub(super) struct Space {
     /// What is asked for while that takes place, and guests wait. Locked for moments, and after `open`.
     seen: Mutex<Seen>,
     pub(super) line: Line,
+    /// Has the buffers for all that is below the line.
+    pub(super) buffers: Owner,
 }
 
 /// What a disk is like, as it was when it was changed last.

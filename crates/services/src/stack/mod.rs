@@ -29,9 +29,9 @@ use crate::{
 const PLAIN_LEAVES: &[&str] = &["memory", "null"];
 /// What can be set on a leaf.
 const LEAF_SETTINGS: &[&str] = &["size"];
-/// Levels a stack may have, those of volumes in it counted: each may hold one of the shard's buffers, and front ends and back ends
-/// need three levels more.
-pub const MAX_DEPTH: usize = millrace_memory::BufferPool::LEVELS - 3;
+/// Levels a stack may have, those of volumes in it counted: each may take two of the buffers' levels, and front ends, a copy and back
+/// ends need three more.
+pub const MAX_DEPTH: usize = (millrace_memory::BufferPool::LEVELS - 3) / 2;
 /// Nodes a stack may have.
 const MAX_NODES: usize = 256;
 

@@ -7,7 +7,8 @@
 //!   leg 2:  . . 2 . . 5 . . 8         leg 2:  . . 2 . . 5 . . .
 //! ```
 //!
-//! It keeps nothing on its legs: chunk, order and sizes of the legs say where everything is.
+//! It keeps nothing on its legs: chunk, order and sizes of the legs say where everything is. So it has only sizes with which it is opened
+//! again as it is: legs are told equal parts of the volume's, or, where the stack states unequal ones, those.
 
 #[cfg(test)]
 mod tests;
@@ -57,6 +58,12 @@ struct StripePlan {
     chunk: u64,
 }
 
+/// Whether legs of which the stack states these sizes are to be equal.
+fn are_even(stated: &[Option<u64>], chunk: u64) -> bool {
+    let rows = |stated: &Option<u64>| stated.map(|size| size / chunk);
+    stated.windows(2).all(|two| rows(&two[0]) == rows(&two[1]))
+}
+
 /// Bytes that each of so many legs needs.
 fn share(size: u64, legs: u64, chunk: u64) -> u64 {
     size.div_ceil(chunk).div_ceil(legs.max(1)).saturating_mul(chunk)
@@ -69,8 +76,7 @@ impl Plan for StripePlan {
 
     fn leg_sizes(&self, size: u64, stated: &[Option<u64>], _: BlockSize) -> Vec<Option<u64>> {
         let equal = share(size, stated.len() as u64, self.chunk);
-        let rows = |stated: &Option<u64>| stated.map(|size| size / self.chunk);
-        if stated.windows(2).any(|two| rows(&two[0]) != rows(&two[1])) {
+        if !are_even(stated, self.chunk) {
             // Legs of stated sizes that are unequal are so on purpose, and do not grow.
             return stated.to_vec();
         }
@@ -79,7 +85,7 @@ impl Plan for StripePlan {
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = common_block_size(&build.legs)?;
-        let map = StripeMap::new(self.chunk, &build.legs, block_size);
+        let map = StripeMap::new(self.chunk, &build.legs, block_size, are_even(build.stated, self.chunk));
         let room = map.capacity(&build.legs);
         if let Some(small) = build.legs.iter().position(|leg| leg.geometry().bytes() < self.chunk) {
             return Err(ServiceError::Legs(format!("leg {small} is smaller than a chunk of {} bytes", self.chunk)));
@@ -111,13 +117,15 @@ pub(crate) struct StripeMap {
     blocks: AtomicU64,
     /// From the first row to the last. Only one when the legs are equal: it goes on as far as they grow.
     zones: Box<[Zone]>,
+    /// Whoever opens it with a size tells each leg an equal part.
+    even: bool,
 }
 
 impl StripeMap {
-    fn new(chunk: u64, legs: &[Leg], block_size: BlockSize) -> Self {
+    fn new(chunk: u64, legs: &[Leg], block_size: BlockSize, even: bool) -> Self {
         let rows: Vec<u64> = legs.iter().map(|leg| leg.geometry().bytes() / chunk).collect();
         let shift = AtomicU32::new(chunk.trailing_zeros() - block_size.shift());
-        Self { chunk, shift, blocks: AtomicU64::new(0), zones: zones(&rows) }
+        Self { chunk, shift, blocks: AtomicU64::new(0), zones: zones(&rows), even }
     }
 
     fn shift(&self) -> u32 {
@@ -174,10 +182,27 @@ impl Map for StripeMap {
         chunks.saturating_mul(1 << self.shift())
     }
 
+    fn check_size(&self, name: &str, blocks: u64) -> Result<(), VolumeError> {
+        let chunks = blocks.div_ceil(1 << self.shift());
+        match self.zones.get(1) {
+            // Of equal parts only what lies on all legs is where it was.
+            Some(next) if self.even && chunks > next.first => Err(VolumeError::Unsupported {
+                volume: name.to_owned(),
+                what: "resizing a stripe over unequal legs, which its stack does not state, beyond what all of them have",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn enlarge(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
-        if self.zones.len() > 1 {
-            // The longer legs' last chunks would move.
-            return Err(VolumeError::Unsupported { volume: name.to_owned(), what: "growing a stripe over unequal legs" });
+        // The longer legs' last chunks would move; and legs that are told what the stack states are not told that they have grown.
+        let what = match (self.zones.len(), self.even) {
+            (1, true) => None,
+            (1, false) => Some("growing a stripe of whose legs only some have a size= in the stack"),
+            _ => Some("growing a stripe over unequal legs"),
+        };
+        if let Some(what) = what {
+            return Err(VolumeError::Unsupported { volume: name.to_owned(), what });
         }
         let chunks = blocks.div_ceil(1 << self.shift()).div_ceil(legs.len() as u64);
         for (at, leg) in legs.iter().enumerate() {

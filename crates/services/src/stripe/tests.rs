@@ -64,7 +64,7 @@ fn unequal_legs_are_used_in_full_and_each_block_has_its_own_place() {
         .iter()
         .map(|rows| Tap::new(memory(Wanted { block_size: BlockSize::B512, blocks: rows * chunk, read_only: false }, 0)))
         .collect();
-    let map = StripeMap::new(4096, &legs, BlockSize::B512);
+    let map = StripeMap::new(4096, &legs, BlockSize::B512, true);
     assert_eq!(map.capacity(&legs), 12 * chunk);
     let mut seen = std::collections::BTreeSet::new();
     for lba in 0..12 * chunk {
@@ -80,7 +80,7 @@ fn unequal_legs_are_used_in_full_and_each_block_has_its_own_place() {
 fn chunks_are_where_the_page_says() {
     let chunk = 8;
     let leg = |rows| Tap::new(memory(Wanted { block_size: BlockSize::B512, blocks: rows * chunk, read_only: false }, 0));
-    let map = StripeMap::new(4096, &[3, 4, 2].map(leg), BlockSize::B512);
+    let map = StripeMap::new(4096, &[3, 4, 2].map(leg), BlockSize::B512, true);
     let places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (1, 3)];
     for (number, (leg, row)) in (0..).zip(places) {
         let place = map.locate(number * chunk + 5);
@@ -95,11 +95,48 @@ fn unequal_legs_do_not_grow_together() {
     let graph = graph("stripe(chunk=4K, disk:0, disk:1)", &legs, None, Reason::Create, &Arc::default()).unwrap();
     let volume = graph.volume();
     assert_eq!(volume.geometry().blocks.0, 48);
-    let refused = volume.resize(BlockCount(64)).unwrap_err();
-    assert!(refused.to_string().contains("growing a stripe over unequal legs"), "{refused}");
-    assert_eq!((volume.geometry().blocks.0, legs[0].geometry().blocks.0), (48, 16));
+    let refused = |blocks: u64, why: &str| {
+        let refused = volume.resize(BlockCount(blocks)).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+        assert_eq!(legs[0].geometry().blocks.0, 16);
+    };
+    // With a size it would be opened over equal legs, and have less of them: what lies on the longer one alone would be elsewhere.
+    for blocks in [64, 48, 40, 33] {
+        refused(blocks, "a stripe over unequal legs, which its stack does not state, beyond what all of them have");
+    }
+    assert_eq!(volume.geometry().blocks.0, 48);
     volume.resize(BlockCount(20)).unwrap();
+    volume.resize(BlockCount(32)).unwrap();
+    refused(33, "resizing a stripe");
+    assert_eq!(volume.geometry().blocks.0, 32);
+}
+
+#[test]
+fn legs_of_stated_sizes_are_opened_again_with_those() {
+    let stripe = |stated: &str, second: u64| {
+        let legs: Vec<_> =
+            [16, second].map(|blocks| memory(Wanted { block_size: BlockSize::B512, blocks, read_only: false }, 0)).into();
+        let stack = format!("stripe(chunk=4K, disk:0(size=8K), disk:1{stated})");
+        graph(&stack, &legs, None, Reason::Create, &Arc::default()).unwrap()
+    };
+    // The second one's own size is known to nobody when the first has grown.
+    let graph = stripe("", 16);
+    let volume = graph.volume();
+    let refused = volume.resize(BlockCount(64)).unwrap_err().to_string();
+    assert!(refused.contains("growing a stripe of whose legs only some have a size= in the stack"), "{refused}");
+    volume.resize(BlockCount(20)).unwrap();
+    volume.resize(BlockCount(32)).unwrap();
+    // Unequal ones do not grow, and are what they are whatever the volume's size is.
+    let graph = stripe("(size=16K)", 32);
+    let volume = graph.volume();
+    let refused = volume.resize(BlockCount(64)).unwrap_err().to_string();
+    assert!(refused.contains("growing a stripe over unequal legs"), "{refused}");
+    volume.resize(BlockCount(40)).unwrap();
     volume.resize(BlockCount(48)).unwrap();
+    // Equal ones grow.
+    let graph = stripe("(size=8K)", 16);
+    graph.volume().resize(BlockCount(64)).unwrap();
+    graph.volume().resize(BlockCount(20)).unwrap();
 }
 
 #[test]
@@ -150,7 +187,7 @@ fn flushed_data_survive_power_cuts() {
 fn a_leg_that_alone_has_grown_adds_nothing() {
     let wanted = Wanted { block_size: BlockSize::B512, blocks: 24, read_only: false };
     let legs: Vec<_> = (0..2).map(|leg| Tap::new(memory(wanted, leg))).collect();
-    let map = StripeMap::new(4096, &legs, BlockSize::B512);
+    let map = StripeMap::new(4096, &legs, BlockSize::B512, true);
     assert_eq!(map.capacity(&legs), 48);
     legs[0].resize(BlockCount(48)).unwrap();
     assert_eq!(map.capacity(&legs), 48);

@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     thread,
     time::{Duration, Instant},
 };
@@ -27,6 +27,65 @@ use crate::{background::Stop, locks::Ranges, members::intent::Intent};
 
 /// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Rounds of looks at all requests without an end of any, before they are said to wait for each other: what they wait for else takes some
+/// looks and no time.
+const ROUNDS: usize = 10_000;
+
+/// Looks at requests one after the other; whether any has ended.
+fn look(steps: &mut [Option<Step<'_>>]) -> bool {
+    let (mut cx, mut ended) = (Context::from_waker(Waker::noop()), false);
+    for place in steps {
+        if let Some(Poll::Ready(result)) = place.as_mut().map(|step| Pin::new(step).poll(&mut cx)) {
+            result.expect("it ends well");
+            (*place, ended) = (None, true);
+        }
+    }
+    ended
+}
+
+/// Lets requests come as far as they can, now that a gate is closed.
+pub(crate) fn come_on(steps: &mut [Option<Step<'_>>]) {
+    for _ in 0..100 {
+        look(steps);
+    }
+}
+
+/// Looks at requests again and again, until all have ended well.
+///
+/// # Panics
+/// When they wait for each other.
+pub(crate) fn end_all(steps: &mut [Option<Step<'_>>]) {
+    let mut idle = 0;
+    while steps.iter().any(Option::is_some) && idle < ROUNDS {
+        idle = if look(steps) { 0 } else { idle + 1 };
+    }
+    // What waits for ever must not be dropped in the middle of it.
+    let left: Vec<_> = steps.iter_mut().filter_map(Option::take).collect();
+    let count = left.len();
+    std::mem::forget(left);
+    assert_eq!(count, 0, "so many wait for each other");
+}
+
+/// Copies eight blocks, which waits for what is read behind the gate with a level's only buffer in its hands, and meanwhile writes where they
+/// go, which takes a buffer below: both end when the gate is open.
+pub(crate) fn copy_and_write(volume: &Arc<dyn Volume>, gate: &Gate, from: u64, to: u64) {
+    let (io, buffers, room) = (SyncIo::new(1, false).hasty(), BufferPool::new(1).unwrap(), Memory::new(4096));
+    let (scratches, segments) = ([(); 2].map(|()| Scratch::new(volume.scratch_bytes())), [room.segment(0, 4096)]);
+    let work = [(Operation::Copy { source: Lba(from) }, &segments[..0]), (Operation::Write { fua: false }, &segments[..])];
+    let submit = |at: usize| {
+        let (operation, segments) = work[at];
+        let request = Request { operation, lba: Lba(to), count: BlockCount(8), segments };
+        volume.submit(TaskContext::new(&scratches[at], &buffers, &io), request)
+    };
+    gate.open.store(false, Ordering::Relaxed);
+    let mut steps = [Some(submit(0)), None];
+    come_on(&mut steps);
+    steps[1] = Some(submit(1));
+    come_on(&mut steps);
+    gate.open.store(true, Ordering::Relaxed);
+    end_all(&mut steps);
+}
 
 /// Waits until it is so.
 pub(crate) fn until(what: &str, mut reached: impl FnMut() -> bool) {

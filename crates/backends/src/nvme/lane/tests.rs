@@ -257,12 +257,35 @@ impl<'a> Task<'a> {
     }
 }
 
+/// A sleep that ends when the test polls the task.
+async fn nap() {
+    let mut again = false;
+    poll_fn(|_| if std::mem::replace(&mut again, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+async fn buffer(lane: &Lane) -> Bounce<'_> {
+    let mut standing = lane.for_buffer();
+    loop {
+        if let Some(bounce) = lane.buffer(&mut standing).await {
+            return bounce;
+        }
+        nap().await;
+    }
+}
+
 async fn request(lane: &Lane, bounces: bool, stage: Rc<Cell<Stage>>) {
     let command = Command::nvm(NvmOpcode::READ);
-    let bounce = if bounces { Some(lane.buffer().await) } else { None };
+    let bounce = if bounces { Some(buffer(lane).await) } else { None };
     stage.set(HasBuffer);
     let data = bounce.as_ref().map_or(Data::None, |bounce| Data::Bounce(bounce, 512));
-    let Begun::Flight(ticket) = lane.begin(&|| true, &command, &data).await else { return stage.set(Down) };
+    let mut standing = lane.for_place();
+    let begun = loop {
+        match lane.begin(&mut standing, &|| true, &command, &data).await {
+            Begun::Full => nap().await,
+            begun => break begun,
+        }
+    };
+    let Begun::Flight(ticket) = begun else { return stage.set(Down) };
     stage.set(Placed);
     while !matches!(poll_fn(|cx| lane.poll_end(ticket, cx)).await, Turn::Done(_)) {
         let mut again = false;
@@ -385,18 +408,25 @@ fn who_waits_hears_that_the_queue_is_gone_or_another() {
     assert_eq!(tasks[3].run(), Done);
 }
 
-/// Its tasks are of several threads: each looks for itself, and they go in their order all the same.
+/// Its tasks are of several threads: each looks for itself, those who wait sleep meanwhile, and they go in their order all the same.
 #[test]
 fn on_the_common_lane_everybody_looks_for_himself() {
     let lane = Lane { exclusive: false, ..lane() };
     let mut tasks = [(); 3].map(|()| Task::direct(&lane));
     assert_eq!(tasks.each_mut().map(Task::poll), [Placed, HasBuffer, HasBuffer]);
-    assert!(tasks.iter().all(Task::is_woken));
+    assert_eq!(tasks.each_ref().map(Task::is_woken), [true, false, false]);
     complete(&lane, 0);
-    assert_eq!(tasks[2].run(), HasBuffer);
-    assert_eq!((tasks[0].run(), tasks[2].run(), tasks[1].run(), tasks[2].run()), (Done, HasBuffer, Placed, HasBuffer));
+    assert_eq!((tasks[2].poll(), tasks[2].is_woken()), (HasBuffer, false));
+    assert_eq!((tasks[0].run(), tasks[2].poll(), tasks[1].poll(), tasks[2].poll()), (Done, HasBuffer, Placed, HasBuffer));
     complete(&lane, 1);
-    assert_eq!((tasks[1].run(), tasks[2].run()), (Done, Placed));
+    assert_eq!((tasks[1].run(), tasks[2].poll()), (Done, Placed));
     complete(&lane, 2);
     assert_eq!(tasks[2].run(), Done);
+    // So with buffers.
+    let [mut has, mut wants] = [(); 2].map(|()| Task::bouncing(&lane));
+    assert_eq!((has.poll(), wants.poll(), wants.is_woken()), (Placed, New, false));
+    complete(&lane, 3);
+    assert_eq!((has.run(), wants.poll()), (Done, Placed));
+    complete(&lane, 4);
+    assert_eq!(wants.run(), Done);
 }

@@ -19,7 +19,10 @@ use crate::{
     Reason,
     graph::Graph,
     legs,
-    testing::{graph, subject},
+    testing::{
+        graph, subject,
+        waiting::{Gate, copy_and_write},
+    },
 };
 
 const SEED: u64 = 0x6361_6368;
@@ -98,6 +101,19 @@ fn conforms(settings: &str, lines: u64, wrap: &dyn Fn(Arc<dyn Volume>, usize) ->
     let mut make = subject(&stack, 2, |blocks, _| blocks, make_leg);
     let mut subject = Subject { resizes: false, ..Subject::new(SEED, &mut make) };
     conformance::run(&mut SyncHarness::new(SEED, false), &mut subject);
+}
+
+#[test]
+fn a_write_needs_no_buffer_of_the_copies_that_wait_for_its_range() {
+    let gate = Gate::before(memory("fast", 4 << 20, BlockSize::B512), |operation| operation == Operation::Read);
+    let fast: Arc<dyn Volume> = Arc::<Gate>::clone(&gate);
+    let crypt = concat!("crypt(key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", disk:0)");
+    let stack = format!("cache(mode=back, ack=fast, line=4K, {crypt}, disk:1)");
+    let legs = [fast, memory("slow", 1 << 20, BlockSize::B512)];
+    let graph = graph(&stack, &legs, None, Reason::Create, &Arc::default()).unwrap();
+    // What is copied, and where it goes, is on the fast leg.
+    on_bench(&graph, |bench| drop(bench.write_random(0, 128)));
+    copy_and_write(graph.volume(), &gate, 64, 0);
 }
 
 #[test]

@@ -56,7 +56,8 @@ pub(in crate::crypt) fn take_over(
         settings.add("mode", mode);
     }
     let (name, legs, shared) = ("crypt".to_owned(), vec![Tap::new(Arc::clone(disk))], SharedObjects::default());
-    let build = Build { name, volume: "test", legs, size: None, block_size: BlockSize::B512, shared: &shared };
+    let block_size = BlockSize::B512;
+    let build = Build { name, volume: "test", legs, stated: &[], size: None, block_size, shared: &shared };
     let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
     let mount =
         Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)), reformat: false };

@@ -1,5 +1,6 @@
 mod absent;
 mod live;
+mod reach;
 
 use std::{
     sync::{

@@ -14,7 +14,15 @@ use super::{
     super::page::{PAGE, block_start, group_start},
     SEED, Woven, disk, job, open, tag_of,
 };
-use crate::{LegOrigin, Mount, Reason, graph::Graph, legs, testing::grow_over_what_was_there};
+use crate::{
+    LegOrigin, Mount, Reason,
+    graph::Graph,
+    legs,
+    testing::{
+        grow_over_what_was_there,
+        waiting::{Gate, copy_and_write},
+    },
+};
 
 const SIZE: BlockSize = BlockSize::B512;
 const FAULT: BlockError = BlockError::WriteFault { errno: 5 };
@@ -326,6 +334,18 @@ fn writes_that_meet_leave_one_of_them() {
         }
     });
     assert_ne!(tag_of(&[1; 512]), tag_of(&[2; 512]));
+}
+
+#[test]
+fn a_write_needs_no_buffer_of_the_copies_that_wait_for_its_blocks() {
+    let gate = Gate::before(disk(5000, SIZE), |operation| operation == Operation::Read);
+    let volume: Arc<dyn Volume> = Arc::<Gate>::clone(&gate);
+    let crypt = concat!("crypt(key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", disk:0)");
+    let stack = format!("metadata({crypt})");
+    let graph = crate::testing::graph(&stack, &[volume], None, Reason::Create, &Arc::default()).unwrap();
+    // The page of their group has been read.
+    on_bench(graph.volume(), |bench| drop(bench.write_random(0, 100)));
+    copy_and_write(graph.volume(), &gate, 64, 0);
 }
 
 #[test]

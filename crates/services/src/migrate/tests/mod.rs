@@ -4,7 +4,9 @@ mod crashes;
 mod holes;
 
 use std::{
+    pin::pin,
     sync::Arc,
+    task::{Context, Waker},
     thread,
     time::{Duration, Instant},
 };
@@ -14,10 +16,11 @@ use millrace_backends::{
     fault::{Effect, FaultVolume, Kind, Rule, When},
 };
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Operation, Switch, Volume,
-    conformance::{self, Bench, Random, Subject, SyncHarness, Wanted},
+    BlockCount, BlockError, BlockSize, Operation, Scratch, Switch, TaskContext, Volume,
+    conformance::{self, Bench, Random, Subject, SyncHarness, SyncIo, Wanted},
 };
 use millrace_engine::EngineError;
+use millrace_memory::BufferPool;
 
 use super::*;
 use crate::{
@@ -28,7 +31,7 @@ use crate::{
     service::{Mount, Status},
     testing::{
         Bench as Means, Disks, Oracle, Rig, Session, graph,
-        waiting::{Gate, PATIENCE},
+        waiting::{Gate, PATIENCE, copy_and_write, erase_beside},
     },
 };
 
@@ -619,6 +622,69 @@ fn legs_that_do_not_fit_are_refused() {
         let error = stack.parse::<Node>().unwrap_err().to_string();
         assert!(error.contains(why), "{stack}: {error}");
     }
+}
+
+#[test]
+fn a_write_needs_no_buffer_of_the_copies_that_wait_for_its_range() {
+    let gate = Gate::before(memory(small(4096), OLD), |operation| operation == Operation::Read);
+    let old: Arc<dyn Volume> = Arc::<Gate>::clone(&gate);
+    let legs = [old, memory(small(4096), NEW)];
+    let crypt = concat!("crypt(key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", disk:0)");
+    let graph = graph(&format!("move(piece=16K, {crypt}, disk:1)"), &legs, None, Reason::Create, &Arc::default()).unwrap();
+    copy_and_write(graph.volume(), &gate, 0, 64);
+    // And behind the walk.
+    to_the_end(&move_of(&graph));
+    copy_and_write(graph.volume(), &gate, 0, 64);
+}
+
+/// Where others are always at work a long range is never free as a whole.
+#[test]
+fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
+    let pair = faulty(8192);
+    let graph = graph(STACK, &volumes(&pair), None, Reason::Create, &Arc::default()).unwrap();
+    let moving = move_of(&graph);
+    // Before the walk, and behind it.
+    for steps in [0, usize::MAX] {
+        walk(&moving, steps);
+        on_bench(graph.volume(), |bench| drop(bench.write_random(0, 8192)));
+        erase_beside(&moving.ranges, 3 << 20..(3 << 20) + 4096, &pair[OLD], || {
+            let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
+            on_bench(graph.volume(), |bench| bench.plain(zeroes, 0, 8192).unwrap());
+        });
+        on_bench(graph.volume(), |bench| bench.expect_zeroes(0, 8192));
+    }
+    // What the walk has not come to is given back as the guest says.
+    moving.step_back(0);
+    let before = pair[OLD].requests(Kind::Deallocate);
+    on_bench(graph.volume(), |bench| bench.plain(Operation::Deallocate, 0, 8192).unwrap());
+    assert_eq!(pair[OLD].requests(Kind::Deallocate), before + 1);
+}
+
+#[test]
+fn a_format_that_comes_before_the_walk_does_not_end_it() {
+    // It is no whole number of the blocks to come.
+    let legs = memories(2, 1023);
+    let graph = graph(STACK, &legs, None, Reason::Create, &Arc::default()).unwrap();
+    let moving = move_of(&graph);
+    on_bench(graph.volume(), |bench| drop(bench.write_random(0, 1023)));
+    let last = (1023 << 9) / (16 << 10);
+    walk(&moving, last);
+    assert_eq!(moving.mark(), last as u64 * (16 << 10));
+    let held = moving.ranges.try_lock(moving.mark()..moving.bytes()).unwrap();
+    let (io, buffers) = (SyncIo::new(SEED, false).hasty(), BufferPool::new(4).unwrap());
+    let scratch = Scratch::new(64 << 10);
+    {
+        let mut step = pin!(moving.step(TaskContext::new(&scratch, &buffers, &io), moving.mark()));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(step.as_mut().poll(&mut cx).is_pending(), "it waits for the range");
+        drop(held);
+        moving.format(BlockSize::B4096).unwrap();
+        let ended = (0..10_000).any(|_| step.as_mut().poll(&mut cx).is_ready());
+        assert!(ended, "the walk goes on");
+    }
+    assert_eq!(moving.failure(), None);
+    to_the_end(&moving);
+    assert!(moving.is_whole() && data_of(&legs[OLD]) == data_of(&legs[NEW]));
 }
 
 #[test]

@@ -302,6 +302,7 @@ fn data_that_were_there_come_to_the_new_leg() {
         name: "new".to_owned(),
         volume: "test",
         legs: all.iter().cloned().map(Tap::new).collect(),
+        stated: &[],
         size: Some(8192 * 512),
         block_size: BlockSize::B512,
         shared: &crate::SharedObjects::default(),

@@ -159,6 +159,7 @@ fn a_leg_is_replaced_in_the_running_volume() {
             name: "new".to_owned(),
             volume: "test",
             legs: legs.iter().cloned().map(Tap::new).collect(),
+            stated: &[],
             size: None,
             block_size: BlockSize::B512,
             shared: &shared,

@@ -1,6 +1,7 @@
 //! Shares of one disk, each in a graph of its own as in the daemon.
 
 mod bad;
+mod buffers;
 mod crashes;
 mod groups;
 mod refused;
