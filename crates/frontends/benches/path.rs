@@ -21,7 +21,7 @@ use std::{
 };
 
 use millrace_backends::{FileOptions, FileVolume, MemoryVolume, NullVolume};
-use millrace_block::{BlockSize, Switch, Volume};
+use millrace_block::{BlockSize, Switch, Volume, trace::Tap};
 use millrace_engine::{
     Device, DeviceKey, EngineError, Shard, ShardConfig, ShardContext,
     stages::{self, Stage, StageTimes},
@@ -388,6 +388,7 @@ fn volume(kind: &str, bytes: u64) -> Arc<dyn Volume> {
     }
     match kind {
         "null" => NullVolume::create("null", bytes, BlockSize::B4096).expect("a volume"),
+        "tapped null" => Tap::new(NullVolume::create("null", bytes, BlockSize::B4096).expect("a volume")),
         "memory" => MemoryVolume::create("memory", bytes, BlockSize::B4096).expect("a volume"),
         path => {
             let file = File::create(path).expect("a file");
@@ -405,8 +406,10 @@ fn volume(kind: &str, bytes: u64) -> Arc<dyn Volume> {
 /// Name, volume, its bytes, interrupts, idle devices beside.
 type Case = (&'static str, &'static str, u64, bool, usize);
 
-const CASES: [Case; 17] = [
+const CASES: [Case; 18] = [
     ("null", "null", 1 << 30, false, 0),
+    // Where it can be watched, and is not.
+    ("tapped-null", "tapped null", 1 << 30, false, 0),
     ("null-interrupts", "null", 1 << 30, true, 0),
     ("null-beside-999", "null", 1 << 30, false, 999),
     ("memory-64m", "memory", 64 << 20, false, 0),

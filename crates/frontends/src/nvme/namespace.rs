@@ -185,6 +185,11 @@ impl Namespace {
         self.allocated.store(self.volume.usage().allocated, Ordering::Relaxed);
     }
 
+    /// What was [measured](Self::measure) last, in bytes.
+    pub fn measured(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
     /// Grows or shrinks the volume. Devices that show it are told by [`NvmeDevice::namespace_changed`](super::NvmeDevice).
     ///
     /// # Errors

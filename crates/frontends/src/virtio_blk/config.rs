@@ -3,7 +3,7 @@
 use millrace_block::{BlockSize, Geometry};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use super::ring::feature as ring;
+use super::{message::protocol, ring::feature as ring};
 
 /// Feature bits (virtio 1.3, 5.2.3 and 6; vhost-user.rst).
 pub(crate) mod feature {
@@ -65,6 +65,8 @@ pub struct Config {
     pub serial: String,
     /// Request queues, 1 to [`Config::MAX_QUEUES`].
     pub queues: u16,
+    /// The front end may move the disk's state (`VHOST_USER_PROTOCOL_F_DEVICE_STATE`).
+    pub migration: bool,
 }
 
 impl Config {
@@ -79,7 +81,13 @@ impl Config {
             name: name.to_owned(),
             serial: format!("MR-{name}").chars().filter(char::is_ascii).take(Self::MAX_SERIAL).collect(),
             queues: 16,
+            migration: false,
         }
+    }
+
+    /// What the front end is offered of the protocol.
+    pub(crate) fn protocol(&self) -> u64 {
+        if self.migration { protocol::ALL } else { protocol::ALL & !protocol::DEVICE_STATE }
     }
 
     /// What is out of its range, if anything is.
@@ -190,6 +198,13 @@ mod tests {
     use millrace_block::BlockCount;
 
     use super::*;
+
+    #[test]
+    fn the_state_is_offered_where_the_operator_says_so() {
+        let usual = Config::new("disk");
+        let moved = Config { migration: true, ..usual.clone() };
+        assert_eq!((usual.protocol() & protocol::DEVICE_STATE, moved.protocol()), (0, protocol::ALL));
+    }
 
     fn geometry(block_size: BlockSize) -> Geometry {
         Geometry { block_size, blocks: BlockCount(1000), read_only: false, volatile_cache: true, deallocate: true }

@@ -340,6 +340,11 @@ impl Disk {
         self.core.config.features(self.kind().unwrap_or_default())
     }
 
+    /// What the front end is offered of the protocol.
+    pub(crate) fn protocol(&self) -> u64 {
+        self.core.config.protocol()
+    }
+
     // ---- turns --------------------------------------------------------------------------------------------------------
 
     /// One turn: ends of tasks, then new requests of every queue, then what the guest is told of both. Returns the work done.

@@ -577,7 +577,7 @@ type Shown = (Arc<dyn Volume>, Arc<WriteModes>);
 
 fn start_device(shard: &mut Shard, dir: &TempDir, name: &str, shown: Option<Shown>, kind: Option<Kind>) -> DeviceKey {
     let listener = Listener::bind(&dir.path().join("sock")).expect("a socket");
-    let config = Config { queues: 4, ..Config::new(name) };
+    let config = Config { queues: 4, migration: true, ..Config::new(name) };
     let key = shard.add_device_with(|cx| {
         let mut device = VirtioBlkDevice::new(config, kind, listener, shown.is_some(), cx)?;
         shown.map_or(Ok(()), |(volume, modes)| device.attach(volume, modes, false, cx))?;

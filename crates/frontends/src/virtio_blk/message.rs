@@ -25,9 +25,18 @@ pub(crate) mod protocol {
     pub(crate) const RESET_DEVICE: u64 = 1 << 13;
     pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     pub(crate) const STATUS: u64 = 1 << 16;
+    pub(crate) const DEVICE_STATE: u64 = 1 << 19;
     /// Everything we do.
-    pub(crate) const ALL: u64 =
-        MQ | LOG_SHMFD | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS | STATUS;
+    pub(crate) const ALL: u64 = MQ
+        | LOG_SHMFD
+        | REPLY_ACK
+        | BACKEND_REQ
+        | CONFIG
+        | INFLIGHT_SHMFD
+        | RESET_DEVICE
+        | CONFIGURE_MEM_SLOTS
+        | STATUS
+        | DEVICE_STATE;
 }
 
 /// Request numbers.
@@ -61,6 +70,8 @@ pub(crate) mod code {
     pub(crate) const REM_MEM_REG: u32 = 38;
     pub(crate) const SET_STATUS: u32 = 39;
     pub(crate) const GET_STATUS: u32 = 40;
+    pub(crate) const SET_DEVICE_STATE_FD: u32 = 42;
+    pub(crate) const CHECK_DEVICE_STATE: u32 = 43;
     /// On the back end's own channel.
     pub(crate) const BACKEND_CONFIG_CHANGE: u32 = 2;
 }
@@ -176,6 +187,25 @@ pub(crate) struct Inflight {
     pub(crate) padding: u32,
 }
 
+/// Which way the device's state is to go, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub(crate) struct StateTransfer {
+    pub(crate) direction: u32,
+    pub(crate) phase: u32,
+}
+
+impl StateTransfer {
+    /// To the front end.
+    pub(crate) const SAVE: u32 = 0;
+    /// From the front end.
+    pub(crate) const LOAD: u32 = 1;
+    /// All queues are stopped: the only phase there is.
+    pub(crate) const STOPPED: u32 = 0;
+    /// The answer to one that is refused: an error, and no descriptor.
+    pub(crate) const REFUSED: u64 = 1 | 1 << 8;
+}
+
 /// The head of a piece of device configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
@@ -229,6 +259,8 @@ pub(crate) enum Message {
     RemMemReg(Region),
     SetStatus(u64),
     GetStatus,
+    SetDeviceStateFd(StateTransfer),
+    CheckDeviceState,
 }
 
 /// A payload of exactly one value.
@@ -334,6 +366,8 @@ impl Message {
             code::REM_MEM_REG => Self::RemMemReg(single_region(header, payload)?),
             code::SET_STATUS => Self::SetStatus(value(header, payload)?),
             code::GET_STATUS => empty(header, payload, Self::GetStatus)?,
+            code::SET_DEVICE_STATE_FD => Self::SetDeviceStateFd(value(header, payload)?),
+            code::CHECK_DEVICE_STATE => empty(header, payload, Self::CheckDeviceState)?,
             unknown => return Err(BadMessage::Unknown(unknown)),
         })
     }
@@ -345,9 +379,12 @@ impl Message {
             Self::SetVringKick(fd) | Self::SetVringCall(fd) | Self::SetVringErr(fd) => {
                 usize::from(fd.with_fd)..=usize::from(fd.with_fd)
             }
-            Self::SetLogBase(_) | Self::SetLogFd | Self::SetBackendReqFd | Self::SetInflightFd(_) | Self::AddMemReg(_) => {
-                1..=1
-            }
+            Self::SetLogBase(_)
+            | Self::SetLogFd
+            | Self::SetBackendReqFd
+            | Self::SetInflightFd(_)
+            | Self::AddMemReg(_)
+            | Self::SetDeviceStateFd(_) => 1..=1,
             // Some front ends send the region's descriptor once more.
             Self::RemMemReg(_) => 0..=1,
             _ => 0..=0,
@@ -364,6 +401,7 @@ impl Message {
             Self::ResetDevice => protocol::RESET_DEVICE,
             Self::GetMaxMemSlots | Self::AddMemReg(_) | Self::RemMemReg(_) => protocol::CONFIGURE_MEM_SLOTS,
             Self::SetStatus(_) | Self::GetStatus => protocol::STATUS,
+            Self::SetDeviceStateFd(_) | Self::CheckDeviceState => protocol::DEVICE_STATE,
             _ => 0,
         }
     }
@@ -418,6 +456,7 @@ mod tests {
             (code::SET_BACKEND_REQ_FD, 0),
             (code::SET_INFLIGHT_FD, 24),
             (code::ADD_MEM_REG, 40),
+            (code::SET_DEVICE_STATE_FD, 8),
         ] {
             let parse = |fds| Message::parse(&header(request, size), &vec![0; size], fds);
             assert!(parse(1).is_ok(), "{request}: {:?}", parse(1));

@@ -20,8 +20,8 @@
 //! * The guest is told of a batch once, and only if it wants to be.
 //!
 //! It emulates no PCI device: the front end (QEMU, Cloud Hypervisor, libblkio) does. What must migrate beside the
-//! rings is the write cache mode, and the volume keeps that (`modes`): it offers no device state transfer; and it does not use requests in order (VIRTIO_F_IN_ORDER), for its volumes do
-//! not end them so.
+//! rings is the write cache mode: front ends that ask take it along (`state`), for those that do not the volume keeps it (`modes`). It does not
+//! use requests in order (VIRTIO_F_IN_ORDER), for its volumes do not end them so.
 
 mod config;
 mod device;
@@ -35,6 +35,7 @@ mod queue;
 mod request;
 mod ring;
 mod session;
+mod state;
 mod transport;
 
 #[cfg(test)]

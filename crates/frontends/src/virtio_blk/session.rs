@@ -18,8 +18,9 @@ use super::{
     disk::Disk,
     inflight::{InflightError, InflightRegion},
     memory::MAX_SLOTS,
-    message::{ConfigHead, Header, Inflight, Message, Region, VringFd, VringState, protocol},
+    message::{ConfigHead, Header, Inflight, LogBase, Message, Region, StateTransfer, VringFd, VringState, protocol},
     ring::{MAX_SIZE, RingError, feature as ring_feature},
+    state::{StateError, Transfer},
     transport::{BackendChannel, Frame, Transport, TransportError},
 };
 use crate::eventfd::{Eventfd, is_socket};
@@ -56,6 +57,8 @@ pub(crate) enum Refusal {
     Inflight(#[from] InflightError),
     #[error("configuration: {len} bytes at {offset} cannot be written")]
     Config { offset: u32, len: usize },
+    #[error("the disk's state: {0}")]
+    State(#[from] StateError),
 }
 
 /// What a message is answered with.
@@ -65,7 +68,10 @@ enum Answer {
     Word(u64),
     State(VringState),
     Config(ConfigHead, Vec<u8>),
+    Log(LogBase),
     Inflight(OwnedFd, Inflight),
+    /// Where the device's state is read, or written.
+    Channel(OwnedFd),
 }
 
 /// Why a connection cannot go on.
@@ -108,13 +114,15 @@ pub(crate) struct Session {
     offered: u64,
     status: u8,
     backend: Option<BackendChannel>,
+    /// The device's state is on its way.
+    transfer: Option<Transfer>,
     /// A refusal that the front end was told of: for the log.
     pub(crate) refusal: Option<Refusal>,
 }
 
 impl Session {
     pub(crate) fn new(transport: Transport) -> Self {
-        Self { transport, pending: None, protocol: 0, offered: 0, status: 0, backend: None, refusal: None }
+        Self { transport, pending: None, protocol: 0, offered: 0, status: 0, backend: None, transfer: None, refusal: None }
     }
 
     /// Whether a message waits for rest.
@@ -200,7 +208,9 @@ impl Session {
             Ok(Answer::Word(word)) => send(transport, word.as_bytes(), None),
             Ok(Answer::State(state)) => send(transport, state.as_bytes(), None),
             Ok(Answer::Config(head, bytes)) => send(transport, &[head.as_bytes(), &bytes].concat(), None),
+            Ok(Answer::Log(base)) => send(transport, base.as_bytes(), None),
             Ok(Answer::Inflight(fd, what)) => send(transport, what.as_bytes(), Some(fd)),
+            Ok(Answer::Channel(fd)) => send(transport, 0_u64.as_bytes(), Some(fd)),
             Err(source) if acknowledges => {
                 self.refusal = Some(source);
                 send(transport, 1_u64.as_bytes(), None)
@@ -221,7 +231,7 @@ impl Session {
                 self.offered = disk.offered();
                 return Ok(Answer::Word(self.offered));
             }
-            Message::GetProtocolFeatures => return Ok(Answer::Word(protocol::ALL)),
+            Message::GetProtocolFeatures => return Ok(Answer::Word(disk.protocol())),
             Message::GetQueueNum => return Ok(Answer::Word(disk.queues.len() as u64)),
             Message::GetMaxMemSlots => return Ok(Answer::Word(MAX_SLOTS)),
             Message::GetStatus => {
@@ -232,8 +242,8 @@ impl Session {
             Message::GetInflightFd(wanted) => return get_inflight(disk, &wanted),
             Message::SetFeatures(features) => self.set_features(disk, features)?,
             Message::SetProtocolFeatures(features) => {
-                if features & !protocol::ALL != 0 {
-                    return Err(Refusal::ProtocolFeatures(features & !protocol::ALL));
+                if features & !disk.protocol() != 0 {
+                    return Err(Refusal::ProtocolFeatures(features & !disk.protocol()));
                 }
                 self.protocol = features;
             }
@@ -265,16 +275,45 @@ impl Session {
             Message::SetLogBase(base) => {
                 let fd = fds.into_iter().next().ok_or(MapError::BadRange { addr: base.offset, size: base.size })?;
                 disk.set_log(DirtyLog::map(&base, &fd)?);
-                // It is answered always, whether word was asked for or not.
-                return Ok(Answer::Word(0));
+                // It is answered always. QEMU takes an answer of any length, rust-vmm's front end waits for as much as it sent.
+                return Ok(Answer::Log(base));
             }
             Message::SetInflightFd(what) => {
                 let fd = fds.into_iter().next().ok_or(InflightError::Garbled("it is missing"))?;
                 disk.set_inflight(InflightRegion::open(&what, &fd)?);
             }
+            Message::SetDeviceStateFd(what) => return Ok(self.begin_transfer(disk, what)),
+            Message::CheckDeviceState => return Ok(self.end_transfer(disk)),
             queue => return handle_queue(disk, cx, queue, fds),
         }
         Ok(Answer::Ack)
+    }
+
+    /// The device's state is to go or to come. The front end is told of a refusal always.
+    fn begin_transfer(&mut self, disk: &Disk, what: StateTransfer) -> Answer {
+        self.transfer = None;
+        match Transfer::begin(disk, what) {
+            Ok((transfer, channel)) => {
+                self.transfer = Some(transfer);
+                Answer::Channel(channel)
+            }
+            Err(error) => {
+                self.refusal = Some(error.into());
+                Answer::Word(StateTransfer::REFUSED)
+            }
+        }
+    }
+
+    /// The front end has read or written all of the device's state, and wants to know whether it is good.
+    fn end_transfer(&mut self, disk: &mut Disk) -> Answer {
+        let transfer = self.transfer.take().ok_or(StateError::NotBegun);
+        match transfer.and_then(|transfer| transfer.end(disk)) {
+            Ok(()) => Answer::Word(0),
+            Err(error) => {
+                self.refusal = Some(error.into());
+                Answer::Word(1)
+            }
+        }
     }
 
     fn set_backend(&mut self, fds: Vec<Received>) -> Result<(), Refusal> {

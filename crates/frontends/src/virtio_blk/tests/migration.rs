@@ -1,17 +1,25 @@
-//! Changes of the guest's memory are logged while the machine moves.
+//! Changes of the guest's memory are logged while the machine moves, and the disk's state goes along.
 
-use std::os::fd::AsFd;
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    os::fd::AsFd,
+};
 
 use millrace_memory::PeerBytes;
 use zerocopy::IntoBytes;
 
-use super::super::{
-    config::feature,
-    fixture::{FakeDriver, GUEST_BASE, Setup, USED},
-    message::{LogBase, VringAddr, code},
-    queue::Queue,
-    request::kind,
-    ring::feature as ring_feature,
+use super::{
+    super::{
+        config::feature,
+        fixture::{FakeDriver, GUEST_BASE, Setup, USED},
+        message::{LogBase, StateTransfer, VringAddr, VringState, code, protocol},
+        queue::Queue,
+        request::kind,
+        ring::feature as ring_feature,
+        state::SIZE,
+    },
+    sessions::{choose, is_durable},
 };
 
 /// Pages that are marked, and no longer afterwards.
@@ -29,7 +37,7 @@ fn begin(driver: &mut FakeDriver) -> PeerBytes {
     let (log, file) = PeerBytes::create("log", 4096).expect("a log");
     let base = LogBase { size: 4096, offset: 0 };
     driver.send(code::SET_LOG_BASE, 0, base.as_bytes(), &[file.as_fd()]);
-    assert_eq!(driver.answer().expect("it is answered always").1, 0_u64.as_bytes());
+    assert_eq!(driver.answer().expect("it is answered always").1, base.as_bytes());
     let packed = if driver.setup.packed { 1 << 34 } else { 0 };
     let features = driver.setup.features | feature::LOG_ALL | packed;
     assert_eq!(driver.tell(code::SET_FEATURES, features.as_bytes(), &[]), Some(true));
@@ -155,7 +163,7 @@ fn a_log_that_comes_after_its_feature_begins_when_nothing_is_in_flight() {
     }
     assert!(!driver.is_answered(), "the read may still write to memory, and marks nothing");
     driver.volume.hold(false);
-    assert_eq!(driver.answer().expect("an answer").1, 0_u64.as_bytes());
+    assert_eq!(driver.answer().expect("an answer").1, base.as_bytes());
     assert!(driver.next_used(0).is_some(), "it ended before the answer");
     take(&log);
     // Another log in place of the first need not wait: what is in flight knows already what it changes.
@@ -201,4 +209,188 @@ fn a_packed_ring_that_went_round_to_its_first_place_does_not_begin() {
     assert!(begins(0x8000_8000, ring_feature::PACKED));
     assert!(begins(0, 0));
     assert!(!begins(1, 0));
+}
+
+// ---- the disk's state -----------------------------------------------------------------------------------------------------
+
+/// Has the state go or come, with a channel of the front end's as its monitor would make one; the answer, and the channel that is to be used.
+fn transfer(driver: &mut FakeDriver, direction: u32, phase: u32) -> (u64, Option<File>) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let theirs = if direction == StateTransfer::LOAD { reader.as_fd() } else { writer.as_fd() };
+    driver.send(code::SET_DEVICE_STATE_FD, 0, StateTransfer { direction, phase }.as_bytes(), &[theirs]);
+    let (header, payload, channel) = driver.answer().expect("it is answered always");
+    assert_eq!((header.request, header.flags), (code::SET_DEVICE_STATE_FD, 5));
+    (u64::from_le_bytes(payload.try_into().expect("a word")), channel.map(File::from))
+}
+
+/// One that is accepted.
+fn begin_transfer(driver: &mut FakeDriver, direction: u32) -> File {
+    let (answer, channel) = transfer(driver, direction, StateTransfer::STOPPED);
+    assert_eq!(answer, 0);
+    channel.expect("a channel")
+}
+
+fn expect_refusal(driver: &mut FakeDriver, direction: u32, phase: u32) {
+    let (answer, channel) = transfer(driver, direction, phase);
+    assert_eq!((answer, channel.is_none()), (StateTransfer::REFUSED, true), "direction {direction}, phase {phase}");
+    assert!(!is_good(driver), "nothing has moved");
+}
+
+/// Whether the transfer went well.
+fn is_good(driver: &mut FakeDriver) -> bool {
+    driver.get::<u64>(code::CHECK_DEVICE_STATE, &[]) == 0
+}
+
+fn save(driver: &mut FakeDriver) -> Vec<u8> {
+    let mut record = Vec::new();
+    begin_transfer(driver, StateTransfer::SAVE).read_to_end(&mut record).expect("a record");
+    assert!(is_good(driver));
+    record
+}
+
+/// Whether the disk takes it.
+fn load(driver: &mut FakeDriver, record: &[u8]) -> bool {
+    begin_transfer(driver, StateTransfer::LOAD).write_all(record).expect("room for a record");
+    is_good(driver)
+}
+
+fn stop(driver: &mut FakeDriver, index: u32) {
+    driver.get::<VringState>(code::GET_VRING_BASE, VringState { index, num: 0 }.as_bytes());
+}
+
+/// Where the volume is another daemon's, and knows nothing of the guest.
+#[test]
+fn the_write_cache_mode_goes_along_in_the_disks_state() {
+    for setup in [Setup::default(), Setup::packed()] {
+        for write_back in [false, true] {
+            let mut source = FakeDriver::new(setup);
+            source.connect();
+            choose(&mut source, write_back);
+            stop(&mut source, 0);
+            let record = save(&mut source);
+            let mut target = FakeDriver::new(setup);
+            // Without a state, a front end that asks for the configuration has write-back, and one that does not write-through.
+            target.knows_config = write_back;
+            target.negotiate();
+            assert!(load(&mut target, &record));
+            target.resume();
+            assert_eq!(is_durable(&mut target), !write_back, "packed: {}", setup.packed);
+            // It keeps it, as one that was chosen here.
+            target.restart_daemon();
+            target.connect();
+            assert_eq!(is_durable(&mut target), !write_back, "packed: {}", setup.packed);
+            // Where the move fails, the guest goes on where it was.
+            source.start_queue(0);
+            assert_eq!(is_durable(&mut source), !write_back, "packed: {}", setup.packed);
+        }
+    }
+}
+
+#[test]
+fn the_disks_state_moves_while_all_queues_are_stopped_and_at_no_other_time() {
+    let mut driver = FakeDriver::new(Setup { queues: 2, ..Setup::default() });
+    driver.connect();
+    for index in 0..2 {
+        expect_refusal(&mut driver, StateTransfer::SAVE, StateTransfer::STOPPED);
+        expect_refusal(&mut driver, StateTransfer::LOAD, StateTransfer::STOPPED);
+        stop(&mut driver, index);
+    }
+    let record = save(&mut driver);
+    // A queue that starts before all of it is there.
+    choose(&mut driver, false);
+    let mut channel = begin_transfer(&mut driver, StateTransfer::LOAD);
+    channel.write_all(&record).expect("room for a record");
+    driver.start_queue(0);
+    assert!(!is_good(&mut driver));
+    assert!(is_durable(&mut driver), "the mode is as it was");
+    // One whose memory has gone goes on when that comes back: it is not stopped.
+    let region = [0_u64.as_bytes(), FakeDriver::region().as_bytes()].concat();
+    assert_eq!(driver.tell(code::REM_MEM_REG, &region, &[]), Some(true));
+    expect_refusal(&mut driver, StateTransfer::SAVE, StateTransfer::STOPPED);
+}
+
+#[test]
+fn transfers_that_make_no_sense_are_refused() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.negotiate();
+    assert!(!is_good(&mut driver), "none has begun");
+    for (direction, phase) in [(2, 0), (u32::MAX, 0), (0, 1), (1, u32::MAX)] {
+        expect_refusal(&mut driver, direction, phase);
+    }
+    let record = save(&mut driver);
+    assert!(!is_good(&mut driver), "it has ended already");
+    // A refusal is the end of what was begun before.
+    begin_transfer(&mut driver, StateTransfer::LOAD).write_all(&record).expect("room for a record");
+    expect_refusal(&mut driver, 2, 0);
+    // Without a descriptor it is no such message.
+    driver.send(code::SET_DEVICE_STATE_FD, 8, StateTransfer::default().as_bytes(), &[]);
+    assert!(driver.answer().is_none(), "the connection ends");
+    // Not without the feature.
+    let mut driver = FakeDriver::new(Setup { protocol: protocol::ALL & !protocol::DEVICE_STATE, ..Setup::default() });
+    driver.negotiate();
+    let null = File::open("/dev/null").expect("/dev/null");
+    let told = driver.tell(code::SET_DEVICE_STATE_FD, StateTransfer::default().as_bytes(), &[null.as_fd()]);
+    assert_eq!((told, driver.tell(code::CHECK_DEVICE_STATE, &[], &[])), (Some(false), Some(false)));
+}
+
+/// A record that says something else, and has the right checksum.
+fn forged(record: &[u8], change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let mut forged = record.to_vec();
+    change(&mut forged);
+    let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &forged[16..]) as u32;
+    forged[12..16].copy_from_slice(&sum.to_le_bytes());
+    forged
+}
+
+#[test]
+fn states_that_are_none_or_of_other_disks_are_not_taken() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    choose(&mut driver, false);
+    stop(&mut driver, 0);
+    let record = save(&mut driver);
+    assert_eq!(record.len(), SIZE);
+    choose(&mut driver, true);
+    let damaged = |at: usize| {
+        let mut damaged = record.clone();
+        damaged[at] ^= 1;
+        damaged
+    };
+    let sectors = u64::from_le_bytes(record[16..24].try_into().expect("eight bytes"));
+    let of_sectors = |sectors: u64| forged(&record, |bytes| bytes[16..24].copy_from_slice(&sectors.to_le_bytes()));
+    for (what, wrong) in [
+        ("nothing", Vec::new()),
+        ("the first part of it", record[..18].to_vec()),
+        ("something else", vec![0x55; SIZE]),
+        ("another magic", forged(&record, |bytes| bytes[0] ^= 1)),
+        ("a newer version", forged(&record, |bytes| bytes[8] = 2)),
+        ("another checksum", damaged(12)),
+        ("another mode", damaged(39)),
+        ("more than there is", damaged(SIZE - 1)),
+        ("a mode that is none", forged(&record, |bytes| bytes[39] = 2)),
+        ("a larger disk's", of_sectors(sectors + 1)),
+        ("a huge disk's", of_sectors(u64::MAX)),
+        ("blocks of another size", forged(&record, |bytes| bytes[32..36].copy_from_slice(&4096_u32.to_le_bytes()))),
+        ("more queues", forged(&record, |bytes| bytes[36] += 1)),
+        ("a read-only disk's", forged(&record, |bytes| bytes[38] = 1)),
+        ("a guest's behind a vIOMMU", forged(&record, |bytes| bytes[28] |= 1 << 1)),
+    ] {
+        assert!(!load(&mut driver, &wrong), "{what}");
+    }
+    // It has room for a record, and for nothing more.
+    let mut channel = begin_transfer(&mut driver, StateTransfer::LOAD);
+    assert!(channel.write_all(&[0x55; SIZE + 1]).is_err());
+    assert!(!is_good(&mut driver));
+    driver.start_queue(0);
+    assert!(!is_durable(&mut driver), "nothing of it was taken");
+    stop(&mut driver, 0);
+    // A guest that was told of less finds it here; zeroes at the end need not be written.
+    let smaller = forged(&of_sectors(sectors - 8), |bytes| bytes[36] -= 1);
+    for good in [&record[..], &record[..40], &smaller[..]] {
+        choose(&mut driver, true);
+        assert!(load(&mut driver, good));
+        driver.start_queue(0);
+        assert!(is_durable(&mut driver));
+        stop(&mut driver, 0);
+    }
 }

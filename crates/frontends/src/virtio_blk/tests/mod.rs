@@ -4,4 +4,5 @@ mod bad;
 mod migration;
 mod requests;
 mod restarts;
+mod rust_vmm;
 mod sessions;

@@ -204,14 +204,14 @@ fn the_write_cache_mode_is_the_guests_and_outlives_the_daemon() {
 }
 
 /// The guest chooses its write cache mode.
-fn choose(driver: &mut FakeDriver, write_back: bool) {
+pub(super) fn choose(driver: &mut FakeDriver, write_back: bool) {
     let head = ConfigHead { offset: 32, size: 1, flags: 0 };
     let chosen = driver.tell(code::SET_CONFIG, &[head.as_bytes(), &[write_back.into()]].concat(), &[]);
     assert_eq!(chosen, Some(true));
 }
 
 /// Whether the next write is durable when it ends.
-fn is_durable(driver: &mut FakeDriver) -> bool {
+pub(super) fn is_durable(driver: &mut FakeDriver) -> bool {
     driver.volume.take_seen();
     driver.request(kind::OUT, 0, &[1; 512], 0);
     driver.volume.take_seen()[0].0 == Operation::Write { fua: true }
