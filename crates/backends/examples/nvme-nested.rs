@@ -1,7 +1,7 @@
 //! What a physical NVMe controller must do under the driver and the back end, run inside a nested machine by `tests/tests/physical.rs`.
 //! It overwrites the disk.
 //!
-//! `nvme-nested CHECK ADDRESS`, or `nvme-nested virtio SOCKET`: each check prints what it has seen, and panics when that is wrong.
+//! `nvme-nested CHECK ADDRESS`, `nvme-nested virtio SOCKET`, or `nvme-nested fastpath VOLUME`: each check prints what it has seen, and panics when that is wrong.
 
 use std::{
     env,
@@ -27,6 +27,8 @@ use millrace_memory::{Access, GuestAddress, GuestMemory, Mapping, Protection, Se
 use rustix::fs::MemfdFlags;
 use shard::ShardHarness;
 
+#[path = "nvme-nested/fastpath.rs"]
+mod fastpath;
 #[path = "nvme-nested/huge.rs"]
 mod huge;
 #[path = "../src/tests/shard.rs"]
@@ -39,11 +41,12 @@ const MIB: u64 = 1 << 20;
 
 fn main() {
     let arguments: Vec<String> = env::args().collect();
-    let [_, check, place] = &arguments[..] else { panic!("nvme-nested CHECK ADDRESS|SOCKET") };
+    let [_, check, place] = &arguments[..] else { panic!("nvme-nested CHECK ADDRESS|SOCKET|VOLUME") };
     tracing_to_stderr();
     match check.as_str() {
         // A daemon has the controller.
         "virtio" => virtio::virtio(Path::new(place)),
+        "fastpath" => fastpath::fastpath(place),
         _ => on_controller(check, &place.parse::<NvmePlace>().expect("an address")),
     }
     println!("{check}: well");

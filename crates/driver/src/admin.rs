@@ -219,18 +219,8 @@ impl Controller {
     /// [`DriverError::NotOffered`], also where the controller would format or erase other namespaces along with it. A controller that takes
     /// longer than [`Options::timeout`](crate::Options::timeout) goes on formatting after [`QueueError::Timeout`].
     pub fn format(&mut self, namespace: &Namespace, format: &Format) -> Result<Namespace, DriverError> {
-        let command = namespace.format(format)?;
         let identity = self.identity().ok_or(DriverError::NotOffered("formatting before it was started"))?;
-        let (fna, erases) = (identity.fna, format.erase != SecureErase::NONE);
-        if !identity.oacs.format() {
-            return Err(DriverError::NotOffered("Format NVM"));
-        }
-        if format.erase == SecureErase::CRYPTOGRAPHIC && !fna.cryptographic_erase() {
-            return Err(DriverError::NotOffered("a cryptographic erase"));
-        }
-        if identity.nn > 1 && (fna.format_all() || fna.erase_all() && erases) {
-            return Err(DriverError::NotOffered("formatting one namespace without the others"));
-        }
+        let command = formatting(identity, namespace, *format)?;
         self.admin(&command)?;
         self.namespace(namespace.nsid())
     }
@@ -330,9 +320,8 @@ impl Controller {
     /// Doorbell Buffer Config (Base 5.2.5), for the queue pairs created from now on.
     pub(crate) fn configure_shadow_doorbells(&mut self) -> Result<(), DriverError> {
         let shadow = Shadow { doorbells: self.memory.alloc(PAGE_SIZE)?, events: self.memory.alloc(PAGE_SIZE)? };
-        let mut command = Command::admin(AdminOpcode::DOORBELL_BUFFER_CONFIG);
-        command.sqe.dptr.prp1 = shadow.doorbells.iova();
-        command.sqe.dptr.prp2 = shadow.events.iova();
+        let identity = self.identity().ok_or(DriverError::NoShadowDoorbells)?;
+        let command = shadowing(identity, shadow.doorbells.iova(), shadow.events.iova())?;
         self.admin(&command)?;
         self.doorbells.shadow = Some(shadow);
         Ok(())
@@ -412,6 +401,37 @@ impl DriverError {
             _ => None,
         }
     }
+}
+
+/// Format NVM, where the controller formats and erases this namespace alone.
+pub(crate) fn formatting(
+    identity: &IdentifyController,
+    namespace: &Namespace,
+    format: Format,
+) -> Result<Command, DriverError> {
+    let command = namespace.format(&format)?;
+    let (fna, erases) = (identity.fna, format.erase != SecureErase::NONE);
+    if !identity.oacs.format() {
+        return Err(DriverError::NotOffered("Format NVM"));
+    }
+    if format.erase == SecureErase::CRYPTOGRAPHIC && !fna.cryptographic_erase() {
+        return Err(DriverError::NotOffered("a cryptographic erase"));
+    }
+    if identity.nn > 1 && (fna.format_all() || fna.erase_all() && erases) {
+        return Err(DriverError::NotOffered("formatting one namespace without the others"));
+    }
+    Ok(command)
+}
+
+/// Doorbell Buffer Config, of two pages.
+pub(crate) fn shadowing(identity: &IdentifyController, doorbells: u64, events: u64) -> Result<Command, DriverError> {
+    if !identity.oacs.doorbell_buffer() {
+        return Err(DriverError::NoShadowDoorbells);
+    }
+    let mut command = Command::admin(AdminOpcode::DOORBELL_BUFFER_CONFIG);
+    command.sqe.dptr.prp1 = doorbells;
+    command.sqe.dptr.prp2 = events;
+    Ok(command)
 }
 
 /// What limits Write Zeroes, in units of so many bits.

@@ -181,7 +181,6 @@ impl Controller {
         self.disable()?;
         self.enable()?;
         let identify = self.identify_controller()?;
-        let can_shadow = identify.oacs.doorbell_buffer();
         self.enabled_mut().identify = Some(identify);
         self.find_controller_memory()?;
         let granted = self.request_queues(self.options.io_queues.max(1))?;
@@ -189,9 +188,6 @@ impl Controller {
         enabled.granted = granted;
         enabled.used = vec![false; usize::from(granted) + 1];
         if self.options.shadow_doorbells {
-            if !can_shadow {
-                return Err(DriverError::NoShadowDoorbells);
-            }
             self.configure_shadow_doorbells()?;
         }
         Ok(())

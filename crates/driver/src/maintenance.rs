@@ -139,16 +139,17 @@ impl Controller {
         Ok(self.admin(&command).map(drop)?)
     }
 
-    fn known(&self) -> Result<&IdentifyController, DriverError> {
+    /// What is asked for what the controller offers.
+    pub(crate) fn known(&self) -> Result<&IdentifyController, DriverError> {
         self.identity().ok_or(DriverError::NotOffered("maintenance before it was started"))
     }
 }
 
-fn bad<T>(command: &'static str, why: &'static str) -> Result<T, DriverError> {
+pub(crate) fn bad<T>(command: &'static str, why: &'static str) -> Result<T, DriverError> {
     Err(CommandError::BadField { command, why }.into())
 }
 
-fn offered(offers: bool, what: &'static str) -> Result<(), DriverError> {
+pub(crate) fn offered(offers: bool, what: &'static str) -> Result<(), DriverError> {
     if offers { Ok(()) } else { Err(DriverError::NotOffered(what)) }
 }
 
@@ -173,7 +174,12 @@ fn firmware_piece(identity: &IdentifyController, limit: u64) -> Result<usize, Dr
     Ok(bytes as usize)
 }
 
-fn firmware_download(identity: &IdentifyController, offset: u64, len: u64, limit: u64) -> Result<Command, DriverError> {
+pub(crate) fn firmware_download(
+    identity: &IdentifyController,
+    offset: u64,
+    len: u64,
+    limit: u64,
+) -> Result<Command, DriverError> {
     offered(identity.oacs.firmware(), DOWNLOAD)?;
     if len == 0 || !len.is_multiple_of(4) {
         return bad(DOWNLOAD, "a piece of an image is one or more whole dwords");
@@ -192,7 +198,11 @@ fn firmware_download(identity: &IdentifyController, offset: u64, len: u64, limit
     Ok(command)
 }
 
-fn firmware_commit(identity: &IdentifyController, slot: u8, action: CommitAction) -> Result<Command, DriverError> {
+pub(crate) fn firmware_commit(
+    identity: &IdentifyController,
+    slot: u8,
+    action: CommitAction,
+) -> Result<Command, DriverError> {
     offered(identity.oacs.firmware(), COMMIT)?;
     let replaces = match action {
         CommitAction::REPLACE | CommitAction::REPLACE_AND_ACTIVATE => true,
@@ -212,7 +222,7 @@ fn firmware_commit(identity: &IdentifyController, slot: u8, action: CommitAction
     Ok(command)
 }
 
-fn security(
+pub(crate) fn security(
     identity: &IdentifyController,
     opcode: AdminOpcode,
     (nsid, protocol): (NamespaceId, SecurityProtocol),
@@ -267,7 +277,7 @@ fn sanitizing(identity: &IdentifyController, wanted: &Sanitize) -> Result<Comman
     Ok(command)
 }
 
-fn testing(identity: &IdentifyController, nsid: NamespaceId, test: SelfTest) -> Result<Command, DriverError> {
+pub(crate) fn testing(identity: &IdentifyController, nsid: NamespaceId, test: SelfTest) -> Result<Command, DriverError> {
     offered(identity.oacs.self_test(), SELF_TEST)?;
     if ![SelfTest::SHORT, SelfTest::EXTENDED, SelfTest::ABORT].contains(&test) {
         return bad(SELF_TEST, "there is no such test");

@@ -6,7 +6,7 @@ use millrace_nvme_spec::{
         NamespaceAttachmentCdw10, NamespaceAttachmentSelect, NamespaceManagementCdw10, NamespaceManagementData,
         NamespaceManagementSelect,
     },
-    identify::{ControllerList, FormattedLbaSize, NamespaceSharing, ProtectionSettings},
+    identify::{ControllerList, FormattedLbaSize, IdentifyController, NamespaceSharing, ProtectionSettings},
 };
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -42,7 +42,7 @@ impl Controller {
         data.flbas = FormattedLbaSize::new().with_index_low(format);
         data.dps = ProtectionSettings::new();
         data.nmic = NamespaceSharing::new().with_shared(shared);
-        let command = self.managing(NamespaceManagementSelect::CREATE, NamespaceId::NONE)?;
+        let command = managing(self.managed()?, NamespaceManagementSelect::CREATE, NamespaceId::NONE)?;
         Ok(NamespaceId(self.admin_write(&command, data.as_bytes())?.dw0))
     }
 
@@ -51,16 +51,8 @@ impl Controller {
     /// # Errors
     /// [`DriverError::NotOffered`], also for [`NamespaceId::BROADCAST`], which would be every one; the controller's.
     pub fn delete_namespace(&mut self, nsid: NamespaceId) -> Result<(), DriverError> {
-        let command = self.managing(NamespaceManagementSelect::DELETE, nsid)?;
+        let command = managing(self.managed()?, NamespaceManagementSelect::DELETE, nsid)?;
         Ok(self.admin(&command).map(drop)?)
-    }
-
-    fn managing(&self, select: NamespaceManagementSelect, nsid: NamespaceId) -> Result<Command, DriverError> {
-        self.can_manage(nsid)?;
-        let mut command = Command::admin(AdminOpcode::NAMESPACE_MANAGEMENT);
-        command.sqe.nsid = nsid;
-        command.sqe.cdw10 = NamespaceManagementCdw10::new().with_sel(select).into_bits();
-        Ok(command)
     }
 
     /// Namespace Attachment, Attach: these controllers have it from now on, all of them or none.
@@ -85,26 +77,52 @@ impl Controller {
         nsid: NamespaceId,
         controllers: &[ControllerId],
     ) -> Result<(), DriverError> {
-        self.can_manage(nsid)?;
+        let command = attachment(self.managed()?, select, nsid)?;
         if controllers.is_empty() || controllers.len() > ControllerList::CAPACITY {
             return Err(CommandError::BadRangeCount(controllers.len()).into());
         }
         let mut ascending = controllers.to_vec();
         ascending.sort_unstable_by_key(|id| id.0);
-        let mut command = Command::admin(AdminOpcode::NAMESPACE_ATTACHMENT);
-        command.sqe.nsid = nsid;
-        command.sqe.cdw10 = NamespaceAttachmentCdw10::new().with_sel(select).into_bits();
         self.admin_write(&command, ControllerList::new(ascending).as_bytes()).map(drop)
     }
 
-    fn can_manage(&self, nsid: NamespaceId) -> Result<(), DriverError> {
-        let identity = self.identity().ok_or(DriverError::NotOffered("managing namespaces before it was started"))?;
-        if !identity.oacs.namespace_management() {
-            return Err(DriverError::NotOffered("Namespace Management"));
-        }
-        if nsid == NamespaceId::BROADCAST {
-            return Err(DriverError::NotOffered("managing all namespaces at once"));
-        }
-        Ok(())
+    fn managed(&self) -> Result<&IdentifyController, DriverError> {
+        self.identity().ok_or(DriverError::NotOffered("managing namespaces before it was started"))
     }
+}
+
+/// Namespace Management of one namespace.
+pub(crate) fn managing(
+    identity: &IdentifyController,
+    select: NamespaceManagementSelect,
+    nsid: NamespaceId,
+) -> Result<Command, DriverError> {
+    can_manage(identity, nsid)?;
+    let mut command = Command::admin(AdminOpcode::NAMESPACE_MANAGEMENT);
+    command.sqe.nsid = nsid;
+    command.sqe.cdw10 = NamespaceManagementCdw10::new().with_sel(select).into_bits();
+    Ok(command)
+}
+
+/// Namespace Attachment, without its list of controllers.
+pub(crate) fn attachment(
+    identity: &IdentifyController,
+    select: NamespaceAttachmentSelect,
+    nsid: NamespaceId,
+) -> Result<Command, DriverError> {
+    can_manage(identity, nsid)?;
+    let mut command = Command::admin(AdminOpcode::NAMESPACE_ATTACHMENT);
+    command.sqe.nsid = nsid;
+    command.sqe.cdw10 = NamespaceAttachmentCdw10::new().with_sel(select).into_bits();
+    Ok(command)
+}
+
+fn can_manage(identity: &IdentifyController, nsid: NamespaceId) -> Result<(), DriverError> {
+    if !identity.oacs.namespace_management() {
+        return Err(DriverError::NotOffered("Namespace Management"));
+    }
+    if nsid == NamespaceId::BROADCAST {
+        return Err(DriverError::NotOffered("managing all namespaces at once"));
+    }
+    Ok(())
 }

@@ -136,7 +136,13 @@ pub(crate) fn device_fence() {
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    // Devices are not among those that an ordinary fence is for: that is for processors alone.
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier is all that it is, and every arm64 processor has it.
+    unsafe {
+        std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 

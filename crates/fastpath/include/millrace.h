@@ -8,21 +8,23 @@
  *
  * What can fail returns a negative number of errno.h, and fastpath_error() says more:
  *
- *   -EAGAIN     as many requests are in progress, or as many completions not taken, as the space holds: poll, then try again
+ *   -EAGAIN     as many requests are in progress, or as many completions not taken, as the space holds: poll, and reap those with tags, then
+ *               try again. Of fastpath_open: too many programs stand at the daemon's door
  *   -EINVAL     not whole blocks, no memory, memory of the wrong kind, unknown flags
- *   -ENXIO      past the volume's end
+ *   -ENXIO      past the volume's end, as it was when the space was opened or fastpath_volume_size() last asked
  *   -EROFS      the volume is read-only, or is for this program
  *   -ENOSPC     no room below the volume
  *   -EIO        its medium failed
- *   -ENODEV     the daemon has stopped, or has taken the volume back, for instance from a user who may not have it any more, or this process
- *               was forked from the one that opened the space: free the space and open another
+ *   -ENODEV     the daemon has stopped, or has ended the space: it took the volume back, for instance from a user who may not have it any
+ *               more, or the space's controller had failed, as when an engine ended with its worker. Or this process was forked from the
+ *               one that opened the space. Free the space and open another
  *   -EBUSY      somebody else has the volume: a guest reserves it, or a virtio disk shows it. It may pass
  *   -ENOMEM     no memory to share
  *   -ETIMEDOUT  a request that was waited for took longer than the space's timeout, and is not told of again; what it did, or may do yet, is
  *               unknown. Memory of an FP_DIRECT request stays the daemon's until fastpath_polling() says that none is in progress; other
  *               memory is not touched any more. Of fastpath_open: the daemon did not answer in time
  *   -ENOENT     no such volume, or no daemon with this run directory
- *   -ECONNREFUSED no daemon answers in this run directory any more
+ *   -ECONNREFUSED no daemon answers in this run directory any more, or it hung up again and again without an answer
  *   -EACCES     this user may not open the volume, or not in this way
  *   -EDQUOT     this user has as many spaces as it may have
  *   -EOPNOTSUPP FP_ENGINE, and the daemon has no engine, or others have all of its spaces; or what an engine cannot do
@@ -169,19 +171,21 @@ size_t fastpath_buffer_size(const fastpath_t *fp);
 // Bytes of a block: requests are whole blocks at whole blocks.
 unsigned int fastpath_block_size(const fastpath_t *fp);
 
-// The volume's size in bytes, as it is now: asks the daemon.
+// The volume's size in bytes, as it is now: asks the daemon. Of a volume that has grown, what is new may be used from then on, and not
+// before (-ENXIO).
 int64_t fastpath_volume_size(const fastpath_t *fp);
 
 // Of a space with FP_EVENTS: a descriptor for poll(2) that becomes readable when something has finished, and now and then when nothing has.
 // Read its 8 bytes, then poll the space until nothing comes. It is the space's: do not close it.
 //
-// A daemon that has ended signals nothing: the space sees that when it is polled. Who only sleeps watches fastpath_connection() as well, or
-// polls the space by a timer.
+// A daemon that has ended, or has ended the space, signals nothing: the space sees that when it is polled. Who only sleeps watches
+// fastpath_connection() as well, or polls the space by a timer.
 int fastpath_eventfd(const fastpath_t *fp);
 
-// A descriptor for poll(2) that hangs up (POLLHUP, which needs no asking for; POLLRDHUP) when the daemon has stopped or taken the volume
-// back: what is in progress then ends with -ENODEV when the space is polled, a hundredth of a second later at most; of a space without
-// FP_EVENTS, after some thousands of polls in vain. It is the space's: do not read, write or close it.
+// A descriptor for poll(2) that hangs up (POLLHUP, which needs no asking for; POLLRDHUP) when the daemon has stopped, taken the volume
+// back, or ended the space because its controller had failed: what is in progress then ends with -ENODEV when the space is polled, a
+// hundredth of a second later at most; of a space without FP_EVENTS, after some thousands of polls in vain. It is the space's: do not read,
+// write or close it.
 int fastpath_connection(const fastpath_t *fp);
 
 // Reads at the space's position, which moves on by `size` when the request is accepted, and only then: threads that share it leave
@@ -221,6 +225,7 @@ int fastpath_write_zeroes(fastpath_t *fp, uint64_t offset, uint64_t size, unsign
 
 // Goes on with what is in progress, without waiting. How many requests of the calls without tags are in progress still, or, once, the error
 // of the first that failed since the last call. Those that were waited for too long (-ETIMEDOUT) count as well; their errors are not told again.
+// Tagged completions it leaves where they are: they have their room until fastpath_reap() takes them.
 int fastpath_polling(fastpath_t *fp);
 
 // Begins a request with a tag. The structure and its iov are done with on return, the memory is not.

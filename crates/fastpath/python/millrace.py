@@ -11,6 +11,7 @@ held while the library works.
 import ctypes
 import os
 import threading
+import weakref
 
 READ, WRITE, FLUSH, DEALLOCATE, WRITE_ZEROES = range(5)
 _DIRECT, _BLOCKING, _DURABLE = 1, 2, 4
@@ -79,11 +80,24 @@ def _check(result):
     return result
 
 
+_handles = weakref.WeakSet()
+
+
+def _forked():
+    """In a process that was forked the threads that were in calls are not there, and give no lock back."""
+    for handle in _handles:
+        handle._lock, handle._calls = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class _Handle:
     """A space of the library's, which is freed when it is closed, or nothing refers to it, and no call on it is under way."""
 
     def __init__(self, space):
         self._lock, self._space, self._calls, self._closed = threading.Lock(), space, 0, False
+        _handles.add(self)
 
     def call(self, function, *arguments):
         with self._lock:

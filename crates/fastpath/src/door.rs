@@ -23,7 +23,7 @@ use crate::error::Error;
 /// The door's socket in the daemon's run directory.
 const SOCKET: &str = "apps.sock";
 
-/// How soon it is tried again to connect.
+/// How soon it is tried again to connect, or to ask.
 const AGAIN: Duration = Duration::from_millis(5);
 
 /// Longest answer.
@@ -46,17 +46,17 @@ pub fn default_run_dir() -> PathBuf {
 pub(crate) fn ask(run_dir: &Path, volume: &str, read_only: bool, timeout: Duration) -> Result<UnixStream, Error> {
     let path = run_dir.join(SOCKET);
     let failed = |source: io::Error| Error::Door { path: path.clone(), source };
-    let mut stream = connect(&path, timeout).map_err(failed)?;
-    stream.set_read_timeout(Some(timeout)).map_err(failed)?;
-    stream.set_write_timeout(Some(timeout)).map_err(failed)?;
     let request = format!("{}\n", json!({ "volume": volume, "read_only": read_only }));
-    // The socket's own word for a time that is over is another's for "try again".
-    let late = |source: io::Error| match source.kind() {
-        io::ErrorKind::WouldBlock => failed(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer")),
-        _ => failed(source),
+    let since = Instant::now();
+    let (line, connection) = loop {
+        let left = timeout.saturating_sub(since.elapsed()).max(AGAIN);
+        match exchange(&path, &request, left) {
+            // A worker has ended with the request in its hands: the next one is asked. A session that was made for it ends, since nobody
+            // takes it.
+            Err(error) if is_cut_off(&error) && since.elapsed() < timeout => std::thread::sleep(AGAIN),
+            answer => break answer.map_err(failed)?,
+        }
     };
-    stream.write_all(request.as_bytes()).map_err(late)?;
-    let (line, connection) = receive(&stream, timeout).map_err(late)?;
     let odd = || failed(io::Error::new(io::ErrorKind::InvalidData, "the answer is none that is known"));
     let answer: Value = serde_json::from_slice(&line).map_err(|_| odd())?;
     if let Some(refused) = answer.get("error") {
@@ -68,6 +68,29 @@ pub(crate) fn ask(run_dir: &Path, volume: &str, read_only: bool, timeout: Durati
         return Err(Error::Refused { volume: volume.to_owned(), errno: errno.unwrap_or(5), detail });
     }
     connection.map(UnixStream::from).ok_or_else(odd)
+}
+
+/// Whether who was asked has hung up without an answer.
+pub(crate) fn is_cut_off(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+}
+
+/// One request and its answer: a line, and the descriptor that came with it.
+fn exchange(path: &Path, request: &str, timeout: Duration) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+    // The socket's own word for a time that is over is another's for "try again".
+    let late = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"),
+        _ => error,
+    };
+    let mut stream = connect(path, timeout)?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    match stream.write_all(request.as_bytes()) {
+        // Who is turned away is told why before he has said anything.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.map_err(late)?,
+    }
+    receive(&stream, timeout).map_err(late)
 }
 
 /// A connection to the door. The system would wait for ever where nobody takes connections and too many wait.
@@ -89,7 +112,7 @@ fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The answer's line, and the descriptor that came with it.
+/// What [`exchange`] returns.
 fn receive(stream: &UnixStream, timeout: Duration) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     let (mut line, mut fd, since) = (Vec::new(), None, Instant::now());
     loop {
@@ -112,7 +135,10 @@ fn receive(stream: &UnixStream, timeout: Duration) -> io::Result<(Vec<u8>, Optio
         if line.last() == Some(&b'\n') {
             return Ok((line, fd));
         }
-        if received.bytes == 0 || line.len() > ANSWER {
+        if line.len() > ANSWER {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if received.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }

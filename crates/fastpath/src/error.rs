@@ -6,6 +6,8 @@ use millrace_driver::{CommandError, DmaError, DriverError, QueueError, spec::sta
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::door;
+
 /// Why a space could not be opened, or a request not be made or finished.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -57,12 +59,10 @@ pub enum Error {
     #[error("the connection to the daemon is lost: {0}")]
     Queue(#[from] QueueError),
     /// The daemon, or the device, is gone.
-    #[error(
-        "the daemon has gone away, or has taken the volume back, or another process has opened this and was forked; open it again"
-    )]
+    #[error("the daemon has gone away, or has ended the space, or another process opened this and was forked: open another")]
     Gone,
-    /// As many requests are in progress as the space holds.
-    #[error("as many requests are in progress as the space holds; poll first")]
+    /// As many requests are in progress, or completions not taken, as the space holds.
+    #[error("the space holds no more requests and completions; poll or reap first")]
     Full,
     /// Not whole blocks, or nothing.
     #[error("{len} bytes at {offset} are no whole blocks of {block_size} bytes")]
@@ -112,6 +112,8 @@ impl Error {
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::Door { source, .. } if source.kind() == io::ErrorKind::TimedOut => Errno::TIMEDOUT,
+            // No medium has failed: nobody has answered.
+            Self::Door { source, .. } if door::is_cut_off(source) => Errno::CONNREFUSED,
             Self::Door { source, .. } | Self::Descriptor(source) | Self::Home(source) => {
                 return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }

@@ -156,7 +156,7 @@ fn fail(error: &Error) -> c_int {
     let errno = error.errno();
     let text = match error {
         // It comes often, and is no news.
-        Error::Full => Cow::Borrowed(c"as many requests are in progress as the space holds; poll first"),
+        Error::Full => Cow::Borrowed(c"the space holds no more requests and completions; poll or reap first"),
         other => Cow::Owned(CString::new(other.to_string().replace('\0', " ")).unwrap_or_default()),
     };
     LAST.with_borrow_mut(|last| *last = (text, errno));
@@ -271,7 +271,8 @@ pub unsafe extern "C" fn fastpath_block_size(fp: *const fastpath_t) -> c_uint {
     unsafe { at(fp) }.map_or(0, |handle| handle.path.block_size())
 }
 
-/// The volume's size in bytes, as it is now: asks the daemon.
+/// The volume's size in bytes, as it is now: asks the daemon. Of a volume that has grown, what is new may be used from then on, and not
+/// before (-ENXIO).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fastpath_volume_size(fp: *const fastpath_t) -> i64 {
     // SAFETY: the caller's promise.
@@ -282,8 +283,8 @@ pub unsafe extern "C" fn fastpath_volume_size(fp: *const fastpath_t) -> i64 {
 /// Of a space with FP_EVENTS: a descriptor for poll(2) that becomes readable when something has finished, and now and then when nothing has.
 /// Read its 8 bytes, then poll the space until nothing comes. It is the space's: do not close it.
 ///
-/// A daemon that has ended signals nothing: the space sees that when it is polled. Who only sleeps watches fastpath_connection() as well, or
-/// polls the space by a timer.
+/// A daemon that has ended, or has ended the space, signals nothing: the space sees that when it is polled. Who only sleeps watches
+/// fastpath_connection() as well, or polls the space by a timer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fastpath_eventfd(fp: *const fastpath_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -292,9 +293,10 @@ pub unsafe extern "C" fn fastpath_eventfd(fp: *const fastpath_t) -> c_int {
     fd.map_or_else(|error| fail(&error), |fd| fd.as_raw_fd())
 }
 
-/// A descriptor for poll(2) that hangs up (POLLHUP, which needs no asking for; POLLRDHUP) when the daemon has stopped or taken the volume
-/// back: what is in progress then ends with -ENODEV when the space is polled, a hundredth of a second later at most; of a space without
-/// FP_EVENTS, after some thousands of polls in vain. It is the space's: do not read, write or close it.
+/// A descriptor for poll(2) that hangs up (POLLHUP, which needs no asking for; POLLRDHUP) when the daemon has stopped, taken the volume
+/// back, or ended the space because its controller had failed: what is in progress then ends with -ENODEV when the space is polled, a
+/// hundredth of a second later at most; of a space without FP_EVENTS, after some thousands of polls in vain. It is the space's: do not read,
+/// write or close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fastpath_connection(fp: *const fastpath_t) -> c_int {
     // SAFETY: the caller's promise.
@@ -392,14 +394,12 @@ pub unsafe extern "C" fn fastpath_write(fp: *mut fastpath_t, buffer: *const c_vo
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fastpath_seek(fp: *mut fastpath_t, offset: u64) -> c_int {
     // SAFETY: the caller's promise.
-    match unsafe { at(fp) } {
-        Ok(handle) => {
-            let _space = handle.path.lock();
-            handle.position.store(offset, Ordering::Relaxed);
-            0
-        }
-        Err(error) => fail(&error),
-    }
+    let moved = unsafe { at(fp) }.and_then(|handle| {
+        let _space = handle.path.lock()?;
+        handle.position.store(offset, Ordering::Relaxed);
+        Ok(())
+    });
+    moved.map_or_else(|error| fail(&error), |()| 0)
 }
 
 /// As fastpath_read(), but at an offset of the volume.
@@ -517,14 +517,11 @@ pub unsafe extern "C" fn fastpath_write_zeroes(fp: *mut fastpath_t, offset: u64,
 
 /// Goes on with what is in progress, without waiting. How many requests of the calls without tags are in progress still, or, once, the error
 /// of the first that failed since the last call. Those that were waited for too long (-ETIMEDOUT) count as well; their errors are not told again.
+/// Tagged completions it leaves where they are: they have their room until fastpath_reap() takes them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fastpath_polling(fp: *mut fastpath_t) -> c_int {
     // SAFETY: the caller's promise.
-    let counted = unsafe { at(fp) }.and_then(|handle| {
-        let mut space = handle.path.lock();
-        space.poll();
-        space.counted().map_err(|errno| Error::Failed { errno })
-    });
+    let counted = unsafe { at(fp) }.and_then(|handle| handle.path.counted().map_err(|errno| Error::Failed { errno }));
     counted.map_or_else(|error| fail(&error), |count| c_int::try_from(count).unwrap_or(c_int::MAX))
 }
 
@@ -557,7 +554,7 @@ unsafe fn submit(handle: *const Handle, request: *const CRequest) -> Result<(), 
     let (direct, durable) = (request.flags & FP_DIRECT != 0, request.flags & FP_DURABLE != 0);
     let (offset, teller) = (request.offset, Teller::Tagged(request.tag));
     // SAFETY: the caller's promise.
-    unsafe { at(handle)?.path.lock().submit(&Submission { operation, offset, len, pieces, direct, durable, teller }) }?;
+    unsafe { at(handle)?.path.lock()?.submit(&Submission { operation, offset, len, pieces, direct, durable, teller }) }?;
     Ok(())
 }
 
@@ -630,9 +627,12 @@ impl From<&Latencies> for CLatencies {
 pub unsafe extern "C" fn fastpath_statistics(fp: *mut fastpath_t, statistics: *mut CStatistics, clear: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { at(fp) }.and_then(|handle| {
-        let found = if clear == 0 { handle.path.statistics() } else { handle.path.take_statistics() };
-        let found = found.ok_or(Error::Invalid("the space was opened without FP_STATISTICS"))?;
+        let mut space = handle.path.lock()?;
+        let found = space.statistics().ok_or(Error::Invalid("the space was opened without FP_STATISTICS"))?;
         let (reads, writes, others) = ((&found.reads).into(), (&found.writes).into(), (&found.others).into());
+        if clear != 0 {
+            found.clear();
+        }
         if !statistics.is_null() {
             // SAFETY: the caller's promise.
             unsafe { statistics.write(CStatistics { reads, writes, others }) };
@@ -659,17 +659,14 @@ pub extern "C" fn fastpath_error_number() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn fastpath_strerror(error: c_int) -> *const c_char {
     const TEXTS: &[(Errno, &CStr)] = &[
-        (Errno::AGAIN, c"as many requests are in progress as the space holds; poll first"),
+        (Errno::AGAIN, c"the space is full: poll or reap first; or too many programs stand at the daemon's door"),
         (Errno::INVAL, c"the request, its memory or an option cannot be"),
         (Errno::NXIO, c"the request reaches past the volume's end"),
         (Errno::ROFS, c"the volume cannot be written, or not here"),
         (Errno::NOSPC, c"there is no room for the volume's data"),
         (Errno::IO, c"the volume's medium failed"),
         (Errno::BUSY, c"somebody else has the volume"),
-        (
-            Errno::NODEV,
-            c"the daemon has gone away, or has taken the volume back, or this process was forked since; open it again",
-        ),
+        (Errno::NODEV, c"the daemon has gone away, or has ended the space, or this process was forked since; open it again"),
         (Errno::TIMEDOUT, c"nothing has finished in time"),
         (Errno::ACCESS, c"this user may not open the volume, or not in this way"),
         (Errno::DQUOT, c"this user has as many sessions as it may have"),

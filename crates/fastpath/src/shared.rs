@@ -65,13 +65,14 @@ impl FastPath {
     }
 
     /// A panic elsewhere leaves a space whole enough: what it owes is shared memory, and answers that are checked.
-    /// In a forked process the space is gone.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Space> {
-        let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
+    ///
+    /// # Errors
+    /// [`Error::Gone`] in a forked process, at once: the lock may be that of a thread which is not there, and is never given back.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Space>, Error> {
         if !self.home.is_here() {
-            space.lose();
+            return Err(Error::Gone);
         }
-        space
+        Ok(self.space.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The volume's block size in bytes: requests are whole blocks at whole blocks.
@@ -79,14 +80,15 @@ impl FastPath {
         self.block_size
     }
 
-    /// The volume's size in bytes, when it was opened or last [refreshed](Self::refresh).
+    /// The volume's size in bytes, when it was opened or last [refreshed](Self::refresh): requests may go so far. 0 in a process that was
+    /// forked from the one that opened it.
     pub fn size(&self) -> u64 {
-        self.lock().size()
+        self.lock().map_or(0, |space| space.size())
     }
 
-    /// Asks the daemon for the volume's size, which may change; the size.
+    /// Asks the daemon for the volume's size, which may change; the size. Of a volume that has grown, what is new may be used from now on.
     pub fn refresh(&self) -> Result<u64, Error> {
-        let mut space = self.lock();
+        let mut space = self.lock()?;
         space.refresh()?;
         Ok(space.size())
     }
@@ -98,23 +100,23 @@ impl FastPath {
 
     /// Address of the buffer. The daemon writes there when it is told to.
     pub(crate) fn buffer_address(&self) -> *mut u8 {
-        self.lock().buffer().as_ptr()
+        std::ptr::with_exposed_provenance_mut(self.buffer.0)
     }
 
     /// Copies bytes into the buffer.
     ///
     /// # Panics
-    /// When they do not fit there.
+    /// When they do not fit there, and in a process that was forked from the one that opened it.
     pub fn fill(&self, at: usize, bytes: &[u8]) {
-        self.lock().buffer().write_at(at, bytes);
+        self.lock().expect("the space is this process's own").buffer().write_at(at, bytes);
     }
 
     /// Copies bytes out of the buffer.
     ///
     /// # Panics
-    /// When they are not within it.
+    /// When they are not within it, and in a process that was forked from the one that opened it.
     pub fn take(&self, at: usize, bytes: &mut [u8]) {
-        self.lock().buffer().read_at(at, bytes);
+        self.lock().expect("the space is this process's own").buffer().read_at(at, bytes);
     }
 
     /// Reads from `offset` on, and waits for it.
@@ -173,19 +175,20 @@ impl FastPath {
         let teller = Teller::Tagged(tag);
         let submission = Submission { operation, offset, len: 0, pieces: &pieces, direct: true, durable, teller };
         // SAFETY: a direct request's memory is the space's own buffer, or it is refused.
-        unsafe { self.lock().submit(&submission) }.map(drop)
+        unsafe { self.lock()?.submit(&submission) }.map(drop)
     }
 
-    /// Goes on with what is in progress, without waiting, and takes tagged completions; how many.
+    /// Goes on with what is in progress, without waiting, and takes tagged completions; how many. In a process that was forked from the one
+    /// that opened it nothing is in progress.
     pub fn poll(&self, completions: &mut [Completion]) -> usize {
-        take(&mut self.lock(), completions)
+        self.lock().map_or(0, |mut space| take(&mut space, completions))
     }
 
     /// As [`poll`](Self::poll), but waits until there is at least one, nothing is in progress, or `timeout` has passed.
     pub fn wait(&self, completions: &mut [Completion], timeout: Duration) -> usize {
         let mut pause = Pause::new(self);
         loop {
-            let mut space = self.lock();
+            let Ok(mut space) = self.lock() else { return 0 };
             let taken = take(&mut space, completions);
             // Under the lock of the look: what has ended since would be a completion that this says is not there.
             if taken > 0 || completions.is_empty() || space.in_progress() == 0 || pause.exceeds(timeout) {
@@ -204,24 +207,32 @@ impl FastPath {
         self.events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Hangs up (`POLLHUP`, `POLLRDHUP`) when the daemon has ended or taken the volume back: to be watched, and nothing else, by those who
+    /// Hangs up (`POLLHUP`, `POLLRDHUP`) when the daemon has ended, or has ended the space: to be watched, and nothing else, by those who
     /// wait for [`events`](Self::events) alone. [`poll`](Self::poll) then ends what is in progress with `ENODEV`.
     pub fn connection(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
 
-    /// What requests took so far, if the space measures.
+    /// What requests took so far, if the space measures, and is this process's own.
     pub fn statistics(&self) -> Option<Statistics> {
-        self.lock().statistics().map(|statistics| statistics.clone())
+        self.lock().ok()?.statistics().map(|statistics| statistics.clone())
     }
 
     /// The same, and begins to count anew: each request is told of once.
     pub fn take_statistics(&self) -> Option<Statistics> {
-        self.lock().statistics().map(|statistics| {
+        self.lock().ok()?.statistics().map(|statistics| {
             let taken = statistics.clone();
             statistics.clear();
             taken
         })
+    }
+
+    /// Counted requests in progress, or what went wrong with one of them since this was last asked. Goes on with what is in progress.
+    pub(crate) fn counted(&self) -> Result<usize, i32> {
+        // Of a forked process's nothing is in progress.
+        let Ok(mut space) = self.lock() else { return Ok(0) };
+        space.poll();
+        space.counted()
     }
 
     /// Begins a request and waits for its end.
@@ -244,7 +255,7 @@ impl FastPath {
     /// # Safety
     /// The pieces are as [`Space::submit`] wants them.
     pub(crate) unsafe fn submit(&self, submission: &Submission<'_>, position: Option<&AtomicU64>) -> Result<Place, Error> {
-        let mut space = self.lock();
+        let mut space = self.lock()?;
         let offset = position.map_or(submission.offset, |position| position.load(Ordering::Relaxed));
         // SAFETY: the caller's promise.
         let place = unsafe { space.submit(&Submission { offset, ..*submission }) }?;
@@ -275,7 +286,7 @@ impl FastPath {
                     return self.finish(place, untold);
                 }
                 Err(Error::Full) if !pause.exceeds(self.timeout) => {
-                    let mut space = self.lock();
+                    let mut space = self.lock()?;
                     space.poll();
                     pause.pass_on(&space);
                     drop(space);
@@ -289,7 +300,7 @@ impl FastPath {
     fn finish(&self, place: Place, untold: Option<u64>) -> Result<Completion, Error> {
         let mut pause = Pause::since(self, untold);
         loop {
-            let mut space = self.lock();
+            let mut space = self.lock()?;
             space.poll();
             if let Some(completion) = space.result(place) {
                 return Ok(completion);
@@ -355,7 +366,8 @@ struct Pause<'a> {
 impl<'a> Pause<'a> {
     fn new(path: &'a FastPath) -> Self {
         // Before the first look: events come after what they tell of.
-        Self::since(path, path.events.as_ref().map(|_| path.lock().untold()))
+        let untold = path.events.as_ref().and_then(|_| path.lock().ok()).map(|space| space.untold());
+        Self::since(path, untold)
     }
 
     /// One that began when so many requests that nobody is told of had ended.
@@ -390,8 +402,10 @@ impl<'a> Pause<'a> {
 
     /// Asks now and then whether the daemon is still there.
     fn look(&self, path: &FastPath) {
-        if self.rounds.is_multiple_of(100) {
-            path.lock().look_after();
+        if self.rounds.is_multiple_of(100)
+            && let Ok(mut space) = path.lock()
+        {
+            space.look_after();
         }
     }
 }

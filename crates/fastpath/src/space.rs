@@ -467,7 +467,8 @@ impl Space {
     pub(crate) fn look_after(&mut self) {
         self.vain = 0;
         self.looked = self.looked.map(|_| Instant::now());
-        // An engine ends with the worker that it was in, and the controller says so to who asks.
+        // An engine ends with the worker that it was in, and the controller says so to who asks. Of one that has failed the daemon ends the
+        // connection, a moment later: nobody need ask for a queue's sake.
         let has_failed = |space: &Self| match space.way {
             Way::Queue(_) => false,
             Way::Engine(_) => space.controller.status().is_ok_and(|status| status.cfs()),
@@ -540,8 +541,8 @@ impl Space {
         self.table.give_back(place);
     }
 
-    /// The daemon is gone, or speaks nonsense, or the space is another process's: everything in progress fails.
-    pub(crate) fn lose(&mut self) {
+    /// The daemon is gone, or has ended the session, or speaks nonsense: everything in progress fails.
+    fn lose(&mut self) {
         if std::mem::replace(&mut self.gone, true) {
             return;
         }

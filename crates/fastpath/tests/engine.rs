@@ -177,6 +177,35 @@ fn spaces_come_back() {
     daemon.finish();
 }
 
+/// A queue on an engine ends with it as well: whoever waits there is told, and has another one.
+#[test]
+fn queues_on_an_engine_end_with_it() {
+    let daemon = start(&[]);
+    for events in [false, true] {
+        let options = || Options { engine: false, events, ..on(&daemon) };
+        let space = FastPath::open("v", &options()).unwrap();
+        for tag in 0..16 {
+            space.begin_write(tag, tag * MIB as u64, 0..MIB, false).unwrap();
+        }
+        daemon.kill_worker(Signal::KILL);
+        let lost = Errno::NODEV.raw_os_error();
+        let (mut done, mut ended) = ([Completion::default(); 16], 0);
+        while ended < 16 {
+            let taken = space.wait(&mut done, PATIENCE);
+            assert!(taken > 0, "{ended} of 16 have ended");
+            for completion in &done[..taken] {
+                assert!([0, lost].contains(&completion.errno), "{completion:?}");
+            }
+            ended += taken;
+        }
+        let failed = space.read(0, &mut [0; 512]).expect_err("its engine is gone");
+        assert_eq!(failed.errno(), lost, "{failed}");
+        drop(space);
+        FastPath::open("v", &options()).unwrap().read(0, &mut [0; 512]).unwrap();
+    }
+    daemon.finish();
+}
+
 #[test]
 fn without_an_engine_there_is_no_front() {
     let daemon = Daemon::start();

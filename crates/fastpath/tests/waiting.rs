@@ -1,11 +1,15 @@
 //! Waits: for a slow volume, for a daemon that ends, and for one that does not answer.
 
 use std::{
-    os::{fd::AsFd, unix::net::UnixListener},
+    io::{BufRead, BufReader, ErrorKind, Write},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     time::{Duration, Instant},
 };
 
-use millrace::{Completion, FastPath, Options};
+use millrace::{Completion, Error, FastPath, Options};
 use millrace_tests::{Daemon, PATIENCE};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -150,6 +154,42 @@ fn a_daemon_that_says_nothing_is_not_waited_for_longer_than_allowed() {
     rustix::net::listen(&listener, 0).unwrap();
     let full = (0..3).map(|_| FastPath::open("v", &options).err().expect("nobody answers").errno());
     assert_eq!(full.collect::<Vec<_>>(), [Errno::TIMEDOUT.raw_os_error(); 3]);
+}
+
+/// Someone who asks at a door.
+fn asker(listener: &UnixListener) -> UnixStream {
+    let (stream, _) = listener.accept().unwrap();
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).unwrap();
+    assert!(line.contains("\"v\""), "{line}");
+    stream
+}
+
+/// A door whose worker ends with what was asked in its hands, again and again; another one follows, or none.
+#[test]
+fn who_is_cut_off_asks_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(dir.path().join("apps.sock")).unwrap();
+    let options = Options { run_dir: Some(dir.path().into()), timeout: PATIENCE, ..Options::default() };
+    let open = || FastPath::open("v", &options).err().expect("nobody gives it").errno();
+    std::thread::scope(|scope| {
+        let opened = scope.spawn(open);
+        for _ in 0..3 {
+            drop(asker(&listener));
+        }
+        asker(&listener).write_all(b"{\"error\": {\"errno\": 42, \"problem\": {\"detail\": \"asked in vain\"}}}\n").unwrap();
+        assert_eq!(opened.join().unwrap(), 42);
+
+        let opened = scope.spawn(open);
+        drop((asker(&listener), listener));
+        assert_eq!(opened.join().unwrap(), Errno::CONNREFUSED.raw_os_error());
+    });
+    // Until there is no more time: nobody has answered, and no medium has failed.
+    let cut_off = [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset];
+    for source in cut_off.map(std::io::Error::from) {
+        let error = Error::Door { path: dir.path().into(), source };
+        assert_eq!(error.errno(), Errno::CONNREFUSED.raw_os_error(), "{error}");
+    }
 }
 
 #[test]

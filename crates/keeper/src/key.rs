@@ -32,6 +32,8 @@ impl Kind {
     pub const RUN_LOCK: Self = Self(1);
     /// The API's listening socket.
     pub const API: Self = Self(2);
+    /// The applications' listening socket.
+    pub const APPS: Self = Self(3);
     /// A device's listening socket.
     pub const LISTENER: Self = Self(16);
     /// A device's state region.

@@ -38,6 +38,7 @@ pub mod identify;
 pub mod log;
 pub mod nvm;
 pub mod opcode;
+pub mod optional;
 pub mod pci;
 pub mod prp;
 pub mod registers;

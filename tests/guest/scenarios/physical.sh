@@ -105,6 +105,14 @@ virtio() {
     millrace device create vm --nvme --volume disk || daemon_failed "no device any more"
 }
 
+# The disk of `daemon` for a program without a machine, beside its NVMe device: data go straight to and from the program's buffer.
+fastpath() {
+    before=$(mapped)
+    in_host /bin/nvme-nested fastpath disk || daemon_failed "fastpath failed"
+    [ "$(mapped)" -gt "$before" ] || daemon_failed "no memory of a program's was mapped"
+    expect_well
+}
+
 # The first controller is pulled out under the daemon's load: that ends in errors. The worker lives, and whatever else it serves goes on: a
 # disk on the other controller, and one in memory.
 unplugged() {
@@ -145,7 +153,7 @@ address=${1:-} second=${2:-}
 for check in $(echo "${CHECKS:?}" | tr , " "); do
     say "$check"
     case $check in
-    bind | daemon | virtio | unplugged) $check ;;
+    bind | daemon | virtio | fastpath | unplugged) $check ;;
     *) in_host /bin/nvme-nested "$check" "$address" || die "$check failed" ;;
     esac
     # It has had its controller read to memory that was never mapped.

@@ -389,6 +389,51 @@ static void forked(void)
     fastpath_free(fp);
 }
 
+static volatile int enough;
+
+static void *read_on(void *unused)
+{
+    char mine[512];
+    (void)unused;
+    while (!enough)
+        CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
+    return NULL;
+}
+
+/* The same while another thread is in the library: what it held there nobody gives back in the child, which is told all the same. */
+static void forked_beside(void)
+{
+    struct fastpath_options options = { .size = sizeof options, .flags = FP_STATISTICS };
+    char mine[512];
+    pthread_t reader;
+    shared = fastpath_open(NULL, 4096, &options);
+    CHECK(shared && fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
+    CHECK(!pthread_create(&reader, NULL, read_on, NULL));
+    for (int round = 0; round < 200; round++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            struct fastpath_request request = { .operation = FP_READ, .size = 512, .buffer = mine };
+            struct fastpath_completion done;
+            struct fastpath_statistics statistics;
+            /* One that waits for ever is ended. */
+            alarm(60);
+            CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == -ENODEV && fastpath_submit(shared, &request) == -ENODEV);
+            CHECK(fastpath_read(shared, mine, 512, 0) == -ENODEV && fastpath_seek(shared, 0) == -ENODEV);
+            CHECK(fastpath_volume_size(shared) == -ENODEV && fastpath_statistics(shared, &statistics, 0) == -ENODEV);
+            CHECK(fastpath_polling(shared) == 0 && fastpath_reap(shared, &done, 1, -1) == 0);
+            fastpath_free(shared);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    enough = 1;
+    CHECK(!pthread_join(reader, NULL));
+    CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
+    fastpath_free(shared);
+}
+
 /* Gives a space back while what was forked from it goes on. */
 static void left_behind(void)
 {
@@ -546,7 +591,7 @@ int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "";
     if (!strcmp(command, "verify"))
-        verify(), refusals(), tags(0), threads(), forked();
+        verify(), refusals(), tags(0), threads(), forked(), forked_beside();
     else if (!strcmp(command, "blocks"))
         verify(), less_than_a_block();
     else if (!strcmp(command, "engine"))

@@ -1,10 +1,13 @@
 //! The binary records of the kernel's blktrace, for blkparse, btt, iowatcher, and fio's replay.
 //!
-//! A request is queued (`Q`) when it was seen, issued (`D`) when it was fetched, and completed (`C`). The device has the major number 259
-//! (the kernel's for such disks) and the trace's number for its minor. All lie in one file, as if one processor had written them:
-//! `NAME.blktrace.0`.
+//! A request is queued (`Q`) when it was seen, issued (`D`) when it was fetched, and completed (`C`). A disk has the major number 259 (the
+//! kernel's for such disks), and each namespace of each device is a disk, with the next minor number from 1 on. All lie in one file, as if
+//! one processor had written them: `NAME.blktrace.0`.
 
-use std::io::{self, Write};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, Write},
+};
 
 use millrace_block::trace::EventOperation;
 
@@ -69,12 +72,18 @@ impl Record {
     }
 }
 
+/// Minor numbers of what requests went to, by device and namespace: blocks of two namespaces are not the same ones.
+fn minors(trace: &Trace) -> BTreeMap<(u16, u16), u32> {
+    let disks: BTreeSet<_> = trace.requests.iter().map(|request| (request.key.device, request.nsid)).collect();
+    disks.into_iter().zip(1..).collect()
+}
+
 /// Writes a trace; how many of its requests. Copies and what the kernel has no name for are left out.
 ///
 /// # Errors
 /// What `out` says.
 pub fn write(trace: &Trace, out: &mut impl Write) -> io::Result<usize> {
-    let first = trace.span().0;
+    let (first, minors) = (trace.span().0, minors(trace));
     let (mut events, mut count) = (Vec::new(), 0);
     for request in &trace.requests {
         let Some(category) = category(request.operation) else { continue };
@@ -90,7 +99,7 @@ pub fn write(trace: &Trace, out: &mut impl Write) -> io::Result<usize> {
     for (sequence, (time, action, request)) in (1..).zip(events) {
         let (offset, bytes) = trace.range(request);
         let error = if action & COMPLETED != 0 && request.status != 0 { 5 } else { 0 };
-        let device = MAJOR << 20 | u32::from(request.key.device);
+        let device = MAJOR << 20 | minors[&(request.key.device, request.nsid)] & 0xf_ffff;
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         Record { sequence, time, sector: offset / 512, bytes, action, device, error }.write(out)?;
     }

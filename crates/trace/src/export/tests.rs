@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::*;
 use crate::{
     Report, Trace,
-    format::{Begin, Writer},
+    format::{Begin, DeviceName, NamespaceName, Writer},
     guest, plot,
     samples::{INTERRUPT, Job, QUEUE, WHOLE, names, trace},
 };
@@ -118,6 +118,35 @@ fn blktrace_gets_the_kernels_records() {
     assert_eq!([3, 4, 5].map(|at| word(at, 28)), [0x8112_0001, 0x8142_0007, 0x8182_0008]);
     assert_eq!([0, 1, 2].map(|at| long(at, 8)), [0, QUEUE, WHOLE]);
     assert_eq!([long(0, 16), long(3, 16)], [800, 16]);
+}
+
+/// What goes to the same sector of two namespaces, and of a namespace of another device, are requests of three disks.
+#[test]
+fn blktrace_gets_a_disk_for_each_namespace() {
+    let mut names = names();
+    let other = NamespaceName { nsid: 2, volume: "other".to_owned(), ..names.devices[0].namespaces[0].clone() };
+    names.devices[0].namespaces.push(other);
+    names.devices.push(DeviceName { id: 2, name: "vm2".to_owned(), ..names.devices[0].clone() });
+    let event = |time, kind, device, place| {
+        let key = Key { device, queue: 1, command: 1 };
+        Event { time, kind, key, place, operation: EventOperation::READ, lba: 8, count: 8, ..Event::default() }
+    };
+    let events: Vec<_> = [(1, 2), (1, 1), (2, 1)]
+        .into_iter()
+        .zip([100, 200, 300])
+        .flat_map(|((device, nsid), time)| {
+            [event(time, EventKind::Fetched, device, nsid), event(time + 10, EventKind::Completed, device, 0)]
+        })
+        .collect();
+    let mut writer = Writer::default();
+    let file =
+        [writer.begin(&Begin::default()), writer.names(&names), writer.events(0, 0, events.iter().map(Event::to_words))];
+    let mut out = Vec::new();
+    let written = blktrace::write(&Trace::read(&file.concat()[..]).expect("a trace"), &mut out).expect("a vector");
+    let device = |record: &[u8]| u32::from_le_bytes(*record[36..].first_chunk().expect("a word"));
+    let disks: Vec<_> = out.chunks(48).map(device).map(|device| (device >> 20, device & 0xf_ffff)).collect();
+    // Queued, issued and completed.
+    assert_eq!((written, disks), (3, [[(259, 2); 3], [(259, 1); 3], [(259, 3); 3]].concat()));
 }
 
 /// The titles of all panels, in their order.

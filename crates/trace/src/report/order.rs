@@ -8,7 +8,7 @@ use super::direction;
 use crate::requests::Trace;
 
 /// How many requests back a request's predecessor may be: queues are served in turn, and several streams go beside each other.
-const LOOK_BACK: usize = 64;
+const LOOK_BACK: u64 = 64;
 
 /// The order of reads, or of writes, of a volume by one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -28,11 +28,20 @@ pub struct Order {
 #[derive(Default)]
 struct Runs {
     order: Order,
-    /// Ends of the last requests, each with the bytes of its run so far; those that were gone on from are taken out.
-    ends: VecDeque<(u64, u64)>,
+    /// The last requests, in order, but for those that were gone on from.
+    last: VecDeque<Last>,
     /// How many there are.
     count: u64,
     bytes: u64,
+}
+
+/// One of the last requests.
+struct Last {
+    /// Which one it was.
+    number: u64,
+    end: u64,
+    /// Bytes of its run so far.
+    run: u64,
 }
 
 pub(super) fn orders(trace: &Trace) -> Vec<Order> {
@@ -50,15 +59,16 @@ pub(super) fn orders(trace: &Trace) -> Vec<Order> {
         });
         runs.order.requests += 1;
         runs.bytes = runs.bytes.saturating_add(bytes);
-        let before = runs.ends.iter().position(|(end, _)| *end == offset).and_then(|at| runs.ends.remove(at));
+        let number = runs.order.requests;
+        while runs.last.front().is_some_and(|last| number - last.number > LOOK_BACK) {
+            runs.last.pop_front();
+        }
+        let before = runs.last.iter().position(|last| last.end == offset).and_then(|at| runs.last.remove(at));
         runs.order.sequential += u64::from(before.is_some());
         runs.count += u64::from(before.is_none());
-        let run = before.map_or(0, |(_, run)| run).saturating_add(bytes);
+        let run = before.map_or(0, |last| last.run).saturating_add(bytes);
         runs.order.longest_run = runs.order.longest_run.max(run);
-        runs.ends.push_back((offset.saturating_add(bytes), run));
-        if runs.ends.len() > LOOK_BACK {
-            runs.ends.pop_front();
-        }
+        runs.last.push_back(Last { number, end: offset.saturating_add(bytes), run });
     }
     let finished = |runs: Runs| Order { mean_run: runs.bytes / runs.count.max(1), ..runs.order };
     found.into_values().map(finished).collect()

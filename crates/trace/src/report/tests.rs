@@ -102,6 +102,21 @@ fn two_streams_beside_each_other_are_both_sequential() {
     assert_eq!(report.order[0].longest_run, 50 * 4096);
 }
 
+/// A stream goes on beside it meanwhile: a predecessor is one of 64 requests, however few of them have no successor yet.
+#[test]
+fn what_ended_long_ago_is_not_gone_on_from() {
+    let job = |lba, at| Job { queue: 1, command: 1, operation: EventOperation::READ, lba, count: 8, at };
+    let sequential = |between: u64| {
+        let stream = (0..between).map(|n| job(65536 + n * 8, 10_000 + n * 9000));
+        let jobs: Vec<_> = [job(0, 1000)].into_iter().chain(stream).chain([job(8, 10_000 + between * 9000)]).collect();
+        let report = Report::of(&trace(&jobs), None);
+        (report.order[0].sequential, report.order[0].longest_run)
+    };
+    assert_eq!(sequential(63), (63, 63 * 4096));
+    assert_eq!(sequential(64), (63, 64 * 4096));
+    assert_eq!(sequential(65), (64, 65 * 4096));
+}
+
 #[test]
 fn depth_counts_what_is_in_flight() {
     let job = |command| Job {
