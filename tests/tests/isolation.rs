@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    io::Write,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
     path::{Path, PathBuf},
     thread::sleep,
     time::Duration,
@@ -13,8 +14,8 @@ use millrace_driver::{
     spec::{NamespaceId, NvmOpcode, Status},
 };
 use millrace_tests::{Daemon, Load, Work, eventually, unless_heavy};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde_json::{Value, json};
 
 const BY_DEVICE: [&str; 2] = ["--isolation", "device"];
 const BY_TENANT: [&str; 2] = ["--isolation", "tenant"];
@@ -224,6 +225,42 @@ fn a_worker_that_hangs_keeps_nobody_else_waiting() {
     daemon.finish();
 }
 
+/// Programs come as often as they like: those that want a volume of a worker that hangs keep no operator waiting.
+#[test]
+fn programs_that_wait_for_a_worker_hold_up_no_change() {
+    let daemon = Daemon::start_with(&BY_TENANT);
+    file_disk(&daemon, "a", &["--tenant", "x"]);
+    let stuck = worker_of(&daemon, "a");
+    signal(stuck, Signal::STOP);
+    // As many as are heard of one user at a time. Were they served one after the other, each with a minute's patience, that would take longer
+    // than anything here is waited for.
+    let programs = [(); 8].map(|()| {
+        let mut program = UnixStream::connect(daemon.run_dir().join("apps.sock")).expect("the door");
+        program.write_all(b"{\"volume\": \"a\"}\n").expect("a request");
+        program
+    });
+    for name in ["p", "q", "r"] {
+        let mut command = daemon.client();
+        command.args(["volume", "create", name, "--size", "16M", "--backend", "memory"]);
+        let mut client = command.spawn().expect("the client");
+        let status = eventually("a change that has nothing to do with it", || client.try_wait().expect("its state"));
+        assert!(status.success(), "{status}");
+    }
+    assert_eq!(names(&daemon.json(&["device", "list"])), ["a"], "sessions that are about to be are no devices");
+    // What is asked of it is refused, and leaves nothing lying for others to wait for.
+    let (device_a, volume_a) = (["device", "delete", "a"], ["volume", "delete", "a"]);
+    let another = ["device", "create", "b", "--nvme", "--tenant", "x"];
+    for change in [&device_a[..], &volume_a, &another] {
+        let refused = daemon.try_run(change).expect_err("its worker hangs");
+        assert!(refused.contains("worker x: it does not answer in time"), "{change:?}: {refused}");
+    }
+    signal(stuck, Signal::CONT);
+    drop(programs);
+    eventually("it answers again", || (device(&daemon, "a")["state"] == "ready").then_some(()));
+    assert_eq!(worker_of(&daemon, "a"), stuck);
+    daemon.finish();
+}
+
 /// Everything is there again after a restart, also when the daemon is told to spread it otherwise.
 #[test]
 fn a_restart_brings_all_back_in_every_mode() {
@@ -323,7 +360,13 @@ fn volumes_follow_their_devices() {
     daemon.run(&["device", "detach", "b", "1"]);
     refused(&["device", "attach", "a", "m"], "in the memory of that worker");
     daemon.run(&["volume", "delete", "m"]);
-    // Names are one for all.
+    // Names are one for all, and so are UUIDs.
+    let known = daemon.json(&["volume", "show", "a"])["uuid"].as_str().expect("a UUID").to_owned();
+    refused(&["volume", "create", "z", "--size", "16M", "--backend", "memory", "--uuid", &known], "a has the UUID");
+    refused(&["device", "create", "z", "--nvme", "--tenant", "y", "--uuid", &known], "in worker x");
+    let subsystem = device(&daemon, "d")["subnqn"].as_str().expect("a name").to_owned();
+    let subsystem = subsystem.rsplit(':').next().expect("a UUID");
+    refused(&["device", "create", "z", "--nvme", "--tenant", "y", "--uuid", subsystem], "d has the UUID");
     refused(&["volume", "create", "a", "--size", "16M", "--backend", "memory"], "exists already");
     refused(&["device", "create", "b", "--nvme", "--tenant", "x"], "exists already");
     refused(&["device", "create", "e", "--nvme", "--tenant", "main"], "worker would be called main");
@@ -442,9 +485,7 @@ fn a_run_directory_in_disorder_costs_no_guest() {
     fs::rename(&hidden, &api).expect("the socket's name");
     assert_eq!(worker_of(&daemon, "a"), next);
     fs::remove_dir(&in_the_way).expect("nothing in the way");
-    eventually("programs are heard again", || {
-        std::os::unix::net::UnixStream::connect(daemon.run_dir().join("apps.sock")).ok()
-    });
+    eventually("programs are heard again", || UnixStream::connect(daemon.run_dir().join("apps.sock")).ok());
     assert_eq!(daemon.worker(), Some(next), "the same worker all the time");
     daemon.finish();
 }
@@ -562,6 +603,89 @@ fn a_configuration_file_is_spread_as_well() {
     fs::write(&file, text("two")).expect("a file");
     daemon.start_again();
     is_right(&daemon);
+    daemon.finish();
+}
+
+/// In a sandbox that reaches named paths only, each worker reaches what the file declares for it, and not the file.
+#[test]
+fn a_configuration_file_is_spread_in_a_strict_sandbox() {
+    let place = tempfile::tempdir().expect("a folder");
+    let images = place.path().join("images");
+    fs::create_dir(&images).expect("a folder");
+    for (folder, mode) in [(place.path(), 0o755), (images.as_path(), 0o777)] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(mode)).expect("a public folder");
+    }
+    let file = place.path().join("millrace.toml");
+    let text = "isolation = \"tenant\"\n\
+         [[volume]]\nname = \"one\"\nsize = \"16M\"\nbackend = \"file:images/one.img\"\n\
+         [[volume]]\nname = \"two\"\nsize = \"16M\"\nbackend = \"memory\"\n\
+         [[device]]\nname = \"a\"\nnvme = {}\ntenant = \"x\"\nattach = [{ volume = \"one\" }]\n\
+         [[device]]\nname = \"b\"\nnvme = {}\ntenant = \"y\"\nattach = [{ volume = \"two\" }]\n";
+    fs::write(&file, text).expect("a file");
+    let mut options = vec!["--config", file.to_str().expect("a path in UTF-8"), "--sandbox", "on"];
+    if geteuid().is_root() {
+        options.extend(["--user", "nobody"]);
+    }
+    let mut daemon = Daemon::start_in(place.path(), &options);
+    let is_right = |daemon: &Daemon, volumes: &[&str]| {
+        assert_eq!(workers(daemon), ["main", "x", "y"]);
+        let listed = daemon.json(&["volume", "list"]);
+        assert_eq!(names(&listed), volumes);
+        assert!(listed.as_array().expect("a list").iter().all(|view| view["state"] == "ready"), "{listed}");
+    };
+    is_right(&daemon, &["one", "two"]);
+    daemon.restart();
+    is_right(&daemon, &["one", "two"]);
+    // One more, for a worker that has something already.
+    let three = "[[volume]]\nname = \"three\"\nsize = \"16M\"\nbackend = \"file:images/three.img\"\n";
+    let text = text.replace("{ volume = \"two\" }", "{ volume = \"two\" }, { volume = \"three\" }");
+    fs::write(&file, text + three).expect("a file");
+    daemon.restart();
+    is_right(&daemon, &["one", "three", "two"]);
+    // What is declared for others is out of reach.
+    let backend = format!("file:{}", images.join("four.img").display());
+    let refused = daemon.try_run(&["volume", "create", "four", "--size", "16M", "--backend", &backend]);
+    let refused = refused.expect_err("the daemon's own worker has no file there");
+    assert!(refused.contains("Permission denied"), "{refused}");
+    daemon.finish();
+}
+
+/// A group that the file declares is in several workers: what is said of it holds in all of them, and the file may follow.
+#[test]
+fn a_group_is_changed_and_deleted_in_all_workers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("millrace.toml");
+    let write = |iops: u32| {
+        let text = format!(
+            "isolation = \"tenant\"\n\
+             [[group]]\nname = \"gold\"\ncaps = {{ iops = {iops} }}\n\
+             [[volume]]\nname = \"one\"\nsize = \"16M\"\nstack = \"throttle(group=gold) | memory\"\n\
+             [[device]]\nname = \"a\"\nnvme = {{}}\ntenant = \"x\"\nattach = [{{ volume = \"one\" }}]\n"
+        );
+        fs::write(&file, text).expect("a file");
+    };
+    write(1000);
+    let mut daemon = Daemon::start_with(&["--config", file.to_str().expect("a path in UTF-8")]);
+    // As the worker says itself.
+    let there = |daemon: &Daemon| -> Value {
+        let mut command = daemon.client();
+        command.env("MILLRACE_RUN_DIR", daemon.run_dir().join("cells/x")).args(["group", "list", "--json"]);
+        serde_json::from_slice(&command.output().expect("running the client").stdout).expect("groups")
+    };
+    let shown = |daemon: &Daemon| daemon.json(&["group", "show", "gold"]);
+    assert_eq!(shown(&daemon)["volumes"], json!(["one"]), "wherever it is");
+    assert_eq!(daemon.json(&["group", "list"])[0]["volumes"], json!(["one"]));
+    daemon.run(&["group", "change", "gold", "--iops", "100"]);
+    assert_eq!((&shown(&daemon)["caps"], &there(&daemon)[0]["caps"]), (&json!({ "iops": 100 }), &json!({ "iops": 100 })));
+    write(100);
+    daemon.restart();
+    assert_eq!(there(&daemon)[0]["caps"], json!({ "iops": 100 }));
+    let refused = daemon.try_run(&["group", "delete", "gold"]).expect_err("a volume is in it");
+    assert!(refused.contains("group gold is in use: volume one"), "{refused}");
+    daemon.run(&["device", "detach", "a", "1"]);
+    daemon.run(&["volume", "delete", "one"]);
+    daemon.run(&["group", "delete", "gold"]);
+    assert_eq!((daemon.json(&["group", "list"]), there(&daemon)), (json!([]), json!([])));
     daemon.finish();
 }
 

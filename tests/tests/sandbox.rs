@@ -486,6 +486,9 @@ fn who_is_not_named_is_not_heard() {
     let _silent: Vec<UnixStream> =
         (0..50).map(|_| UnixStream::connect(daemon.run_dir().join("api.sock")).unwrap()).collect();
     assert!(status(&daemon, NOBODY, NOBODY, "--clear-groups").0);
+    // Nor do they fill the log.
+    let said = daemon.log().matches("may not use the API was turned away").count();
+    assert!((1..25).contains(&said), "{said} times");
     daemon.finish();
 }
 

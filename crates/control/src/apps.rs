@@ -20,10 +20,12 @@ use std::{
     },
     path::Path,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
 use axum::http::StatusCode;
+use millrace_keeper::{Key, Kind, Link};
 use rustix::{
     io::Errno,
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
@@ -37,7 +39,7 @@ use crate::{
     cells::Cells,
     dirs::{DirError, failed},
     error::{ControlError, TOO_MANY_SESSIONS},
-    manager::{Asker, Elsewhere, Manager, SessionSpec},
+    manager::{Asker, Elsewhere, Manager, RECEIVED, SessionSpec},
 };
 
 use self::line::Line;
@@ -52,6 +54,10 @@ const REQUEST: usize = 4096;
 
 /// How long an application may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a volume that is on its way to this worker is waited for, and how soon it is asked for again.
+const ARRIVAL: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// What an application sends, in one line.
 #[derive(Debug, Deserialize)]
@@ -80,8 +86,8 @@ pub(crate) fn tell_missing(manager: &Manager, cells: Option<&Arc<Cells>>) {
     }
 }
 
-/// Binds the door. Everyone whom the run directory lets through may knock.
-pub(crate) fn bind(run_dir: &Path) -> Result<UnixListener, DirError> {
+/// Binds the door, and has it kept: who knocks between two workers waits. Everyone whom the run directory lets through may knock.
+pub(crate) fn bind(run_dir: &Path, keeper: &Link) -> Result<UnixListener, DirError> {
     let (path, hidden) = (run_dir.join(APPS_SOCKET), run_dir.join("apps.new"));
     match fs::remove_file(&hidden) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&hidden, "remove it")(error)),
@@ -90,6 +96,9 @@ pub(crate) fn bind(run_dir: &Path) -> Result<UnixListener, DirError> {
     let listener = UnixListener::bind(&hidden).map_err(failed(&hidden, "make the applications' socket"))?;
     fs::set_permissions(&hidden, fs::Permissions::from_mode(0o666)).map_err(failed(&hidden, "open it to all"))?;
     fs::rename(&hidden, &path).map_err(failed(&path, "put the applications' socket in place"))?;
+    if let Err(error) = keeper.put(Key::of_daemon(Kind::APPS), listener.as_fd()) {
+        tracing::warn!(%error, "the applications' socket is not kept");
+    }
     Ok(listener)
 }
 
@@ -108,6 +117,7 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: 
         let Ok(peer) = stream.peer_cred() else { continue };
         let Some(place) = line.join(peer.uid()) else {
             tracing::debug!(uid = peer.uid(), "too many applications wait, of one user or of all: one is turned away");
+            turn_away(stream);
             continue;
         };
         let (manager, cells) = (Arc::clone(&manager), cells.clone());
@@ -125,6 +135,13 @@ pub(crate) async fn serve(listener: UnixListener, manager: Arc<Manager>, cells: 
             drop(heard);
         });
     }
+}
+
+/// Says why nobody is heard. The socket's buffer is empty, and nobody waits for it.
+fn turn_away(stream: tokio::net::UnixStream) {
+    let answer = Answer::Error { errno: Errno::AGAIN.raw_os_error(), problem: Problem::crowded() };
+    // Who has left already need not know.
+    let _ = stream.into_std().and_then(|stream| send(&stream, &answer, None));
 }
 
 fn answer(manager: &Manager, cells: Option<&Arc<Cells>>, asker: Asker, stream: &UnixStream) -> io::Result<()> {
@@ -149,11 +166,21 @@ fn open(
     let Some(cells) = cells else { return here(&Elsewhere::new).map_err(|error| Problem::from(&error)) };
     let runtime = Handle::current();
     runtime.block_on(cells.hear_of_sessions(asker));
-    match here(&|| cells.sessions()) {
-        Err(error @ ControlError::NoVolume { .. }) => {
-            runtime.block_on(cells.open_session(asker, spec))?.ok_or_else(|| Problem::from(&error))
+    let deadline = Instant::now() + ARRIVAL;
+    loop {
+        let mut made = here(&|| cells.sessions());
+        if matches!(made, Err(ControlError::NoVolume { .. })) {
+            if let Some(session) = runtime.block_on(cells.open_session(asker, spec))? {
+                return Ok(session);
+            }
+            // It may have come here meanwhile.
+            made = here(&|| cells.sessions());
         }
-        made => made.map_err(|error| Problem::from(&error)),
+        let is_on_its_way = matches!(&made, Err(ControlError::VolumeFailed { reason, .. }) if reason == RECEIVED);
+        if !is_on_its_way || Instant::now() >= deadline {
+            return made.map_err(|error| Problem::from(&error));
+        }
+        thread::sleep(AGAIN);
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 
 use millrace_engine::{Engine, EngineError, Placement, Polling, ShardConfig, ShardsError, parse_shards};
 use millrace_frontends::nvme::CardSpec;
-use millrace_keeper::{Key, Kind, Link, LinkError, Predecessor, Word};
+use millrace_keeper::{Held, Key, Kind, Link, LinkError, Predecessor, Word};
 use millrace_sandbox::{Sandbox, SandboxError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
@@ -228,19 +228,20 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
     let (runtime, engine) = (runtime()?, Engine::start(shards)?);
     let keeper = Arc::new(Link::begin(link, &layouts())?);
     let predecessor = keeper.predecessor();
-    let declared = if_usable(declared, predecessor)?.filter(|_| predecessor.is_none() && options.cell.is_none());
+    let whole = if_usable(declared, predecessor)?;
+    let declared = whole.as_ref().filter(|_| predecessor.is_none());
     // The other's word is heard only after this one's, that it serves.
     let on_trial = keeper.is_on_trial();
     let (run_path, state_path) = (options.folder(&options.run_dir), options.folder(&options.state_dir));
     let run_dir = RunDir::take(&run_path, Some(&keeper))?;
     make_private(&state_path)?;
     sandbox.wait_for_turn(&run_path.join(confine::LOCK))?;
-    let (store, arranged) = open_state(options, isolation, Store::open(&state_path)?, predecessor, declared.as_ref())?;
-    let declared = declared.map(|declared| arranged.own_part(&declared));
+    let (store, arranged) = open_state(options, isolation, Store::open(&state_path)?, predecessor, declared)?;
+    let part = declared.map(|declared| arranged.part(declared, options.cell.as_ref()));
     for cell in &arranged.cells {
         keeper.start_cell(cell.as_str())?;
     }
-    confine::close(sandbox, &[&options.run_dir, &state_path], &store, declared.as_ref(), &engine)?;
+    confine::close(sandbox, &[&options.run_dir, &state_path], &store, part.as_ref(), &engine)?;
     let settings = Settings {
         run_dir: absolute(&options.run_dir)?,
         state_dir: Some(absolute(&state_path)?),
@@ -250,9 +251,9 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         apps,
         card: options.card,
     };
-    let kept = keeper.take(Key::of_daemon(Kind::API));
+    let (kept, door) = (keeper.take(Key::of_daemon(Kind::API)), keeper.take(Key::of_daemon(Kind::APPS)));
     let socket = run_dir.api_socket(kept.is_some())?;
-    let manager = Manager::start(settings, store, engine, declared.as_ref())?;
+    let manager = Manager::start(settings, store, engine, part.as_ref().filter(|_| options.cell.is_none()))?;
     log_predecessor(predecessor);
     let has_cells = options.cell.is_none() && (isolation != IsolationMode::Shared || !arranged.cells.is_empty());
     let folders = || (options.run_dir.clone(), options.state_dir.clone());
@@ -264,14 +265,14 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         };
         open_to_operators(&socket, &operators, predecessor)?;
         let listener = Door::new(listener, operators);
-        let apps = || open_to_apps(&options.run_dir, predecessor, (&manager, cells.as_ref()));
+        let apps = || open_to_apps(&options.run_dir, (door, &keeper), (&manager, cells.as_ref()));
         let apps = options.cell.is_none().then(apps).transpose()?;
         match &cells {
             Some(cells) if predecessor.is_none() => cells.begin(&arranged).await?,
             Some(cells) => drop(tokio::spawn(Arc::clone(cells).go_on(on_trial))),
             None => {}
         }
-        let result = api_until_told(listener, options, (&manager, cells.as_ref()), &keeper).await;
+        let result = api_until_told(listener, (options, whole), (&manager, cells.as_ref()), &keeper).await;
         apps.inspect(tokio::task::JoinHandle::abort);
         result
     });
@@ -298,24 +299,29 @@ fn open_to_operators(socket: &Path, operators: &[Operator], predecessor: Option<
     }
 }
 
-/// Hears applications from now on; after a worker's end, as soon as their socket can be made.
+/// Hears applications from now on, where the worker before this one did; without its socket, after a worker's end, as soon as one can be
+/// made.
 fn open_to_apps(
     run_dir: &Path,
-    predecessor: Option<Predecessor>,
+    (kept, keeper): (Option<Held>, &Arc<Link>),
     (manager, cells): (&Arc<Manager>, Option<&Arc<Cells>>),
 ) -> Result<tokio::task::JoinHandle<()>, DirError> {
-    let mut door = match apps::bind(run_dir) {
-        Err(error) if predecessor.is_none() => return Err(error),
+    let taken = kept.and_then(|held| {
+        let taken = taken_listener(held.fd);
+        taken.inspect_err(|error| tracing::error!(%error, "the applications' socket is made anew")).ok()
+    });
+    let mut door = match taken.map_or_else(|| apps::bind(run_dir, keeper), Ok) {
+        Err(error) if keeper.predecessor().is_none() => return Err(error),
         door => door.inspect_err(|error| tracing::error!(%error, "applications are not heard for now")),
     };
-    let (run_dir, manager, cells) = (run_dir.to_owned(), Arc::clone(manager), cells.cloned());
+    let (run_dir, keeper, manager, cells) = (run_dir.to_owned(), Arc::clone(keeper), Arc::clone(manager), cells.cloned());
     Ok(tokio::spawn(async move {
         let listener = loop {
             match door {
                 Ok(listener) => break listener,
                 Err(_) => tokio::time::sleep(APPS_AGAIN).await,
             }
-            door = apps::bind(&run_dir);
+            door = apps::bind(&run_dir, &keeper);
         };
         apps::serve(listener, manager, cells).await;
     }))
@@ -344,7 +350,8 @@ fn put_away(path: &Path) {
     }
 }
 
-/// The daemon's state, and which cells it has. When the daemon starts, everything is put where it belongs first.
+/// The worker's state, which cells it has, and what of the configuration file is whose. When the daemon starts, everything is put where it belongs
+/// first. A cell makes sure of its part when its daemon says so, and needs to know it before: its sandbox closes around it.
 fn open_state(
     options: &ServeOptions,
     isolation: IsolationMode,
@@ -352,8 +359,8 @@ fn open_state(
     predecessor: Option<Predecessor>,
     declared: Option<&Declared>,
 ) -> Result<(Store, Arranged), DaemonError> {
-    if options.cell.is_some() {
-        return Ok((own, Arranged::default()));
+    if let Some(cell) = &options.cell {
+        return Ok(cells::part_of(own, cell, isolation, declared)?);
     }
     if predecessor.is_none() {
         return Ok(cells::arrange(own, &options.state_dir, isolation, declared)?);
@@ -453,7 +460,7 @@ fn run<F: Future<Output = Result<End, DaemonError>>>(
 
 async fn api_until_told(
     listener: Door,
-    options: &ServeOptions,
+    (options, declared): (&ServeOptions, Option<Declared>),
     (manager, cells): (&Arc<Manager>, Option<&Arc<Cells>>),
     keeper: &Arc<Link>,
 ) -> Result<End, DaemonError> {
@@ -464,7 +471,7 @@ async fn api_until_told(
     let (stop, stopping) = oneshot::channel::<()>();
     let mut router = api::router(Arc::clone(manager));
     if options.cell.is_some() {
-        router = router.merge(cells::door(manager, options.config.clone()));
+        router = router.merge(cells::door(manager, declared));
     }
     if let Some(cells) = cells {
         router = cells::front(router, cells);
@@ -506,9 +513,9 @@ fn bind(socket: &Path, keeper: &Link) -> Result<UnixListener, DaemonError> {
     Ok(listener)
 }
 
-/// The API's socket, as the worker before this one left it: those who asked meanwhile are in its backlog.
+/// A socket as the worker before this one left it: those who asked meanwhile are in its backlog.
 fn taken_listener(socket: OwnedFd) -> Result<UnixListener, DaemonError> {
-    let failed = |source| DaemonError::Io { what: "the API's socket cannot be taken over", source };
+    let failed = |source| DaemonError::Io { what: "a listening socket cannot be taken over", source };
     let listener = std::os::unix::net::UnixListener::from(socket);
     listener.set_nonblocking(true).map_err(failed)?;
     UnixListener::from_std(listener).map_err(failed)

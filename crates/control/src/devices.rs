@@ -1,16 +1,21 @@
 //! Devices on their shards: the one place that calls controllers.
 //!
-//! Every call is made on the device's shard and waited for here, but where an answer is sent; the data path waits for nothing.
+//! Every call is made on the device's shard and waited for here, but where an answer is sent; the data path waits for nothing. A shard that
+//! hangs is waited for once: then the call is taken back, and nothing of it is done, or it is one that must be done, and is when the shard is
+//! back.
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, mpsc::Sender},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Sender, sync_channel},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use millrace_block::{Asker, trace::Site};
-use millrace_engine::{Device, DeviceKey, Shard, ShardHandle};
+use millrace_engine::{Device, DeviceKey, EngineError, Shard, ShardHandle};
 use millrace_frontends::nvme::{
     CardSpec, Config, DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NamespaceStatus, NvmeDevice,
     SavedStateError,
@@ -25,6 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often is looked whether they have finished.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// How long a shard may take to come to a call, on a busy machine, too.
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
 /// A controller that runs on a shard.
 pub(crate) struct LiveDevice {
@@ -63,6 +71,16 @@ pub(crate) struct LiveStatus {
     pub(crate) counters: DeviceCounters,
 }
 
+/// The phase of an NVMe controller that does nothing until it is reset.
+const FAILED: &str = "failed";
+
+impl LiveStatus {
+    /// Whether it is an NVMe controller that has reported a fatal error.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.phase == FAILED
+    }
+}
+
 /// What a device says of itself.
 pub(crate) type StatusAnswer = (Name, Result<LiveStatus, ControlError>);
 
@@ -95,7 +113,7 @@ impl LiveDevice {
         let session = record.session.is_some();
         let config = Config { card, session, ..record.spec.controller_config(record.cntlid, record.uuid) };
         let place = kept.clone().map(|(link, owner)| Kept::new(link, owner));
-        let (key, asker) = shard.call_wait(move |shard| {
+        let (key, asker) = on_shard(&name, shard, move |shard| {
             let mut asker = Asker::NOBODY;
             let key = shard.add_device_with(|cx| {
                 asker = cx.asker();
@@ -176,7 +194,7 @@ impl LiveDevice {
 
     /// Shows a namespace no more, and waits for its commands.
     pub(crate) fn detach(&self, nsid: u32) -> Result<(), ControlError> {
-        self.call(move |device| device.detach(nsid))??;
+        self.tell(move |device| device.detach(nsid))??;
         if !wait_until(|| self.call(move |device| device.is_detached(nsid)))? {
             tracing::warn!(device = %self.name, nsid, "commands are still in flight on a namespace that was detached");
         }
@@ -185,7 +203,7 @@ impl LiveDevice {
 
     /// Tells the guest that a namespace has another size or format.
     pub(crate) fn namespace_changed(&self, nsid: u32) -> Result<(), ControlError> {
-        self.call(move |device| device.namespace_changed(nsid))
+        self.tell(move |device| device.namespace_changed(nsid))
     }
 
     /// Passes a notice of another guest's reservation on; the device knows whether its own host is meant.
@@ -199,7 +217,7 @@ impl LiveDevice {
 
     /// Has its guest's requests recorded, or no more.
     pub(crate) fn trace(&self, site: Site) -> Result<(), ControlError> {
-        self.call(move |device| device.trace(site))
+        self.tell(move |device| device.trace(site))
     }
 
     /// Its state. Waits for a while until its guest stands still.
@@ -250,10 +268,11 @@ impl LiveDevice {
     /// Its guest loses it, and nobody is let in any more. Waits for its commands; whether they have all finished.
     pub(crate) fn close(&self) -> Result<bool, ControlError> {
         let key = self.key;
-        self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.close(cx)))?;
+        let close = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.close(cx));
+        let closed = on_shard_surely(&self.name, &self.shard, close);
         // Commands may take their time to finish; a device that comes in this one's place need not wait for them.
         drop(self.place.lock().unwrap_or_else(PoisonError::into_inner).take());
-        wait_until(|| self.is_idle())
+        yes_or_not_yet(closed.and_then(|_| wait_until(|| self.is_idle())))
     }
 
     /// Whether all commands of a closed device have finished.
@@ -261,21 +280,67 @@ impl LiveDevice {
         let key = self.key;
         // One that a fault of ours fenced answers nothing any more, and is as idle as it will be.
         let idle = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, _| device.is_idle());
-        Ok(self.shard.call_wait(idle)?.unwrap_or(true))
+        Ok(on_shard(&self.name, &self.shard, idle)?.unwrap_or(true))
     }
 
     /// Takes it off its shard; its socket goes.
     pub(crate) fn remove(self) -> Result<(), ControlError> {
         let key = self.key;
-        self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?;
+        on_shard_surely(&self.name, &self.shard, move |shard| drop(shard.remove_device(key)))?;
         forget(&self.name, self.kept);
         Ok(())
     }
 
+    /// Asks it for something that it does in time, or never.
     fn call<R: Send + 'static>(&self, call: impl FnOnce(&mut NvmeDevice) -> R + Send + 'static) -> Result<R, ControlError> {
         let key = self.key;
-        let answer = self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut NvmeDevice, _| call(device)))?;
-        answer.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+        let call = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, _| call(device));
+        on_shard(&self.name, &self.shard, call)?.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+
+    /// Tells it something that is so: it learns of it in any case.
+    fn tell<R: Send + 'static>(&self, call: impl FnOnce(&mut NvmeDevice) -> R + Send + 'static) -> Result<R, ControlError> {
+        let key = self.key;
+        let call = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, _| call(device));
+        on_shard_surely(&self.name, &self.shard, call)?.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+}
+
+/// Has a shard do something for a device, and waits for that: it is done then, or never will be.
+pub(crate) fn on_shard<R: Send + 'static>(
+    device: &Name,
+    shard: &ShardHandle,
+    call: impl FnOnce(&mut Shard) -> R + Send + 'static,
+) -> Result<R, ControlError> {
+    shard.call_within(ANSWER, call).map_err(|error| match error {
+        EngineError::Silent { shard } => {
+            ControlError::Silent { device: device.clone(), shard, millis: ANSWER.as_millis() as u64 }
+        }
+        error => error.into(),
+    })
+}
+
+/// The same of what is done in any case: by a shard that does not answer, when it is back.
+pub(crate) fn on_shard_surely<R: Send + 'static>(
+    device: &Name,
+    shard: &ShardHandle,
+    call: impl FnOnce(&mut Shard) -> R + Send + 'static,
+) -> Result<R, ControlError> {
+    let (reply, answer) = sync_channel(1);
+    shard.call(move |shard| {
+        // Who asked may have waited for long enough.
+        let _ = reply.send(call(shard));
+    })?;
+    // A shard takes its messages in turn: when it has come to this one, that one is done.
+    on_shard(device, shard, |_| ())?;
+    answer.try_recv().map_err(|_| EngineError::NoAnswer { shard: shard.index() }.into())
+}
+
+/// What a shard that does not answer has not done yet.
+pub(crate) fn yes_or_not_yet(done: Result<bool, ControlError>) -> Result<bool, ControlError> {
+    match done {
+        Err(ControlError::Silent { .. }) => Ok(false),
+        done => done,
     }
 }
 
@@ -324,7 +389,7 @@ impl From<DeviceStatus> for LiveStatus {
                 DevicePhase::Ready => "ready",
                 DevicePhase::Resetting => "resetting",
                 DevicePhase::ShutDown => "shut down",
-                DevicePhase::Failed => "failed",
+                DevicePhase::Failed => FAILED,
             },
             state_layout: Some(status.state_layout),
             counters: DeviceCounters {

@@ -19,7 +19,10 @@ use millrace_vfio_user::SocketPlace;
 
 use crate::{
     Name,
-    devices::{LiveDevice, LiveStatus, Restored, StatusAnswer, Work, forget, listen, wait_until},
+    devices::{
+        LiveDevice, LiveStatus, Restored, StatusAnswer, Work, forget, listen, on_shard, on_shard_surely, wait_until,
+        yes_or_not_yet,
+    },
     error::ControlError,
     manager::DeviceCounters,
     model::DeviceKind,
@@ -170,7 +173,7 @@ impl Live {
     pub(crate) fn namespace_changed(&self, nsid: u32) -> Result<(), ControlError> {
         match self {
             Self::Controller(device) => device.namespace_changed(nsid),
-            Self::Disk(disk) => disk.call(|device, _| device.volume_changed()),
+            Self::Disk(disk) => disk.tell(|device, _| device.volume_changed()),
         }
     }
 
@@ -190,7 +193,7 @@ impl Live {
     pub(crate) fn trace(&self, site: Site) -> Result<(), ControlError> {
         match self {
             Self::Controller(device) => device.trace(site),
-            Self::Disk(disk) => disk.call(move |device, _| device.trace(site)),
+            Self::Disk(disk) => disk.tell(move |device, _| device.trace(site)),
         }
     }
 
@@ -280,7 +283,7 @@ impl LiveDisk {
         let (config, kind) = (record.spec.disk_config(), record.disk_kind.map(Into::into));
         // A guest that comes before its volume is back would see an empty disk.
         let hold = !record.namespaces.is_empty();
-        let (key, asker) = shard.call_wait(move |shard| {
+        let (key, asker) = on_shard(&name, shard, move |shard| {
             let mut asker = Asker::NOBODY;
             let key = shard.add_device_with(|cx| {
                 asker = cx.asker();
@@ -299,7 +302,7 @@ impl LiveDisk {
     }
 
     fn detach(&self) -> Result<(), ControlError> {
-        self.call(|device, _| device.detach())?;
+        self.tell(|device, _| device.detach())?;
         if !wait_until(|| self.call(|device, _| device.is_detached()))? {
             tracing::warn!(device = %self.name, "requests are still in flight on a volume that was detached");
         }
@@ -308,20 +311,21 @@ impl LiveDisk {
 
     fn close(&self) -> Result<bool, ControlError> {
         let key = self.key;
-        self.shard.call_wait(move |shard| shard.with_device(key, |device: &mut VirtioBlkDevice, cx| device.close(cx)))?;
+        let close = move |shard: &mut Shard| shard.with_device(key, |device: &mut VirtioBlkDevice, cx| device.close(cx));
+        let closed = on_shard_surely(&self.name, &self.shard, close);
         drop(self.place.lock().unwrap_or_else(PoisonError::into_inner).take());
-        wait_until(|| self.is_idle())
+        yes_or_not_yet(closed.and_then(|_| wait_until(|| self.is_idle())))
     }
 
     fn is_idle(&self) -> Result<bool, ControlError> {
         let key = self.key;
         let idle = move |shard: &mut Shard| shard.with_device(key, |device: &mut VirtioBlkDevice, cx| device.is_idle(cx));
-        Ok(self.shard.call_wait(idle)?.unwrap_or(true))
+        Ok(on_shard(&self.name, &self.shard, idle)?.unwrap_or(true))
     }
 
     fn remove(self) -> Result<(), ControlError> {
         let key = self.key;
-        self.shard.call_wait(move |shard| drop(shard.remove_device(key)))?;
+        on_shard_surely(&self.name, &self.shard, move |shard| drop(shard.remove_device(key)))?;
         forget(&self.name, self.kept);
         Ok(())
     }
@@ -355,7 +359,17 @@ impl LiveDisk {
         call: impl FnOnce(&mut VirtioBlkDevice, &mut ShardContext<'_>) -> R + Send + 'static,
     ) -> Result<R, ControlError> {
         let key = self.key;
-        let answer = self.shard.call_wait(move |shard| shard.with_device(key, call))?;
+        let answer = on_shard(&self.name, &self.shard, move |shard| shard.with_device(key, call))?;
+        answer.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+
+    /// Tells it something that is so: it learns of it in any case.
+    fn tell<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut VirtioBlkDevice, &mut ShardContext<'_>) -> R + Send + 'static,
+    ) -> Result<R, ControlError> {
+        let key = self.key;
+        let answer = on_shard_surely(&self.name, &self.shard, move |shard| shard.with_device(key, call))?;
         answer.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
     }
 }

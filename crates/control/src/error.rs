@@ -645,7 +645,11 @@ impl ControlError {
                 format!("detach one (\"millrace device show {device}\" lists them), or make a device with more --namespaces")
             }
             Self::Fenced { device } => format!("the log says more; \"millrace device delete {device}\" and create it again"),
-            Self::Silent { .. } => "ask again; \"millrace status\" shows the shards, and the log what they wait for".to_owned(),
+            Self::Silent { .. } => {
+                "it is as it was: ask again. \"millrace status\" shows the shards, the log what they wait for. One that does not come back goes \
+                 with its worker (\"kill -9\" of the process that \"millrace device show\" names): another goes on with the guests"
+                    .to_owned()
+            }
             Self::Socket { source: ListenerError::InUse { .. }, .. } => {
                 "choose another --socket, or stop that process".to_owned()
             }

@@ -302,11 +302,14 @@ pub struct VirtioBlkSpec {
     /// Serial number, at most 20 printable ASCII characters; made from the name when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+    /// The machine's monitor may take the disk's state along (`VHOST_USER_PROTOCOL_F_DEVICE_STATE`).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub migration: bool,
 }
 
 impl Default for VirtioBlkSpec {
     fn default() -> Self {
-        Self { queues: virtio_blk::Config::new("").queues, serial: None }
+        Self { queues: virtio_blk::Config::new("").queues, serial: None, migration: false }
     }
 }
 
@@ -323,7 +326,7 @@ pub struct NvmeSpec {
     pub queue_entries: u32,
     /// Largest namespace identifier.
     pub namespaces: u32,
-    /// Largest transfer of one command: a power of two of at least 8192 bytes.
+    /// Largest transfer of one command: a power of two from 8 KiB to 2 MiB.
     #[schema(value_type = u64)]
     pub mdts: Size,
     /// How the guest rings: through memory it shares with us, or by messages.
@@ -619,9 +622,6 @@ pub struct ServiceAnswer {
     pub answer: String,
 }
 
-/// Largest transfer that can be offered: the most single pages that one request may consist of.
-const MAX_MDTS: u64 = 2 << 20;
-
 /// A device may not have these names: its socket would be one of the daemon's own.
 const OWN_NAMES: [&str; 2] = ["api", "apps"];
 
@@ -692,7 +692,8 @@ impl DeviceSpec {
     pub(crate) fn disk_config(&self) -> virtio_blk::Config {
         let usual = virtio_blk::Config::new(self.name.as_str());
         let disk = self.kind.virtio_blk().cloned().unwrap_or_default();
-        virtio_blk::Config { queues: disk.queues, serial: disk.serial.unwrap_or(usual.serial), ..usual }
+        let serial = disk.serial.unwrap_or(usual.serial);
+        virtio_blk::Config { name: usual.name, serial, queues: disk.queues, migration: disk.migration }
     }
 
     /// A controller's configuration.
@@ -722,6 +723,11 @@ impl DeviceSpec {
 }
 
 impl NvmeSpec {
+    /// The least `mdts`. One page has no value of its own: an MDTS of 0 says that there is no limit.
+    pub const LEAST_MDTS: Size = Size(8 << 10);
+    /// The largest `mdts`: the most single pages that one request may consist of.
+    pub const MOST_MDTS: Size = Size(2 << 20);
+
     /// MSI-X vectors.
     pub fn vectors(&self) -> u16 {
         self.vectors.unwrap_or(self.queues.saturating_add(1))
@@ -739,9 +745,9 @@ impl NvmeSpec {
         range("vectors", self.vectors().into(), 1, Config::MAX_VECTORS.into())?;
         range("queue entries", self.queue_entries, 2, 65_536)?;
         range("namespaces", self.namespaces, 1, Config::MAX_NAMESPACES)?;
-        // One page has no value of its own: an MDTS of 0 says that there is no limit.
-        if !self.mdts.0.is_power_of_two() || !(8192..=MAX_MDTS).contains(&self.mdts.0) {
-            return Err(format!("mdts of {}: a power of two from 8K to {} is possible", self.mdts, Size(MAX_MDTS)));
+        let (least, most) = (Self::LEAST_MDTS, Self::MOST_MDTS);
+        if !self.mdts.0.is_power_of_two() || !(least..=most).contains(&self.mdts) {
+            return Err(format!("mdts of {}: a power of two from {least} to {most} is possible", self.mdts));
         }
         match &self.ns_backend.0 {
             BackendSpec::Null | BackendSpec::Nvme(_) => {

@@ -114,7 +114,7 @@ pub(crate) enum Command {
     Upgrade(UpgradeArgs),
     /// Show which layouts of what outlives the daemon's worker this binary reads and writes
     Layouts,
-    /// Print the daemon's metrics (OpenMetrics text)
+    /// Print the daemon's metrics (OpenMetrics text; with --json the objects that they are of)
     Metrics,
     /// Serve one NVMe disk in the foreground, without daemon and state
     Nvme(Box<NvmeCommand>),
@@ -600,12 +600,14 @@ impl DeviceCreate {
         if self.nvme {
             return Ok(DeviceKind::Nvme(nvme));
         }
-        let disk = VirtioBlkSpec { queues: nvme.queues, serial: nvme.serial.clone() };
-        let usual = NvmeSpec { queues: nvme.queues, serial: nvme.serial.clone(), ..NvmeSpec::default() };
+        let NvmeSpec { queues, migration, .. } = nvme;
+        let disk = VirtioBlkSpec { queues, serial: nvme.serial.clone(), migration };
+        let usual = NvmeSpec { queues, serial: nvme.serial.clone(), migration, ..NvmeSpec::default() };
         if nvme == usual {
             Ok(DeviceKind::VirtioBlk(disk))
         } else {
-            Err("a virtio disk has --queues and --serial; the other options are an NVMe controller's".to_owned())
+            Err("a virtio disk has --queues, --serial and --migration; the other options are an NVMe controller's"
+                .to_owned())
         }
     }
 }
@@ -624,7 +626,7 @@ pub(crate) struct ControllerArgs {
     /// Largest namespace identifier
     #[arg(long, value_name = "N", default_value_t = NvmeSpec::default().namespaces)]
     namespaces: u32,
-    /// Largest transfer of one command: a power of two from 4K
+    /// Largest transfer of one command: a power of two from 8K to 2M
     #[arg(long, value_name = "SIZE", default_value_t = NvmeSpec::default().mdts)]
     mdts: Size,
     /// How the guest rings: in memory it shares with us, or by messages
@@ -642,7 +644,8 @@ pub(crate) struct ControllerArgs {
     /// What its subsystem is named by, where a guest moves here that has seen it elsewhere [default: a new one]
     #[arg(long)]
     uuid: Option<Uuid>,
-    /// Let the machine's monitor move the controller's state by vfio-user's migration (QEMU cannot)
+    /// Let the machine's monitor move the device's state: a controller's by vfio-user's migration, a virtio disk's by vhost-user
+    /// (QEMU asks for neither)
     #[arg(long)]
     migration: bool,
     /// What the engine's storage functions do: share=FIRST+BLOCKS,iops=N,bytes=N,replicate

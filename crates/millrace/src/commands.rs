@@ -222,12 +222,21 @@ fn create_device(client: &Client, create: DeviceCreate) -> Result<DeviceView, Bo
     let Some(volume) = create.volume else { return Ok(view) };
     let path = format!("/v1/devices/{}", segment(view.name.as_str()));
     let attach = AttachSpec { volume, nsid: None, read_only: create.read_only };
-    let attached: Result<NamespaceView, _> = client.post(&format!("{path}/namespaces"), &attach);
-    if let Err(error) = attached {
-        client.delete(&path)?;
-        return Err(error.into());
-    }
+    attach_first(client, view.name.as_str(), &path, &attach)?;
     Ok(client.get(&path)?)
+}
+
+/// Shows its first volume to a device that was just made. Without that there is to be no device.
+fn attach_first(client: &Client, name: &str, path: &str, attach: &AttachSpec) -> Done {
+    let attached: Result<NamespaceView, _> = client.post(&format!("{path}/namespaces"), attach);
+    let Err(error) = attached else { return Ok(()) };
+    match client.delete(path) {
+        Ok(()) => Err(error.into()),
+        Err(why) => {
+            let stays = format!("device {name} stays, without volume {}: {why}", attach.volume);
+            Err(format!("{error}; and {stays}; \"millrace device delete {name}\" when that is put right").into())
+        }
+    }
 }
 
 /// The identifier of a virtio disk's volume.
@@ -359,7 +368,61 @@ pub(crate) fn metrics(global: &Global) -> Done {
     if !global.json {
         return output::bytes(&client.get_text("/metrics")?);
     }
-    let status: Value = client.get("/v1/status")?;
-    let (volumes, devices): (Value, Value) = (client.get("/v1/volumes")?, client.get("/v1/devices")?);
-    output::json(&json!({ "volumes": volumes, "devices": devices, "shards": status["shards"] }))
+    let [volumes, devices, copies, groups, status] =
+        ["volumes", "devices", "copies", "groups", "status"].map(|kind| client.get::<Value>(&format!("/v1/{kind}")));
+    let status = status?;
+    output::json(&json!({
+        "volumes": volumes?,
+        "devices": devices?,
+        "copies": copies?,
+        "groups": groups?,
+        "shards": status["shards"],
+        "workers": status["workers"],
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixListener,
+        thread,
+    };
+
+    use super::*;
+
+    /// Somebody who gives these answers, one after the other.
+    fn daemon(folder: &std::path::Path, answers: &'static [(u16, &'static str)]) -> thread::JoinHandle<()> {
+        let listener = UnixListener::bind(folder.join(millrace_control::API_SOCKET)).unwrap();
+        thread::spawn(move || {
+            for (status, body) in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+                write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+            }
+        })
+    }
+
+    /// What is said of a device whose volume is refused.
+    fn refused(answers: &'static [(u16, &'static str)]) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = daemon(folder.path(), answers);
+        let client = Client::new(folder.path()).unwrap();
+        let attach = AttachSpec { volume: "v".parse().unwrap(), nsid: None, read_only: false };
+        let error = attach_first(&client, "d", "/v1/devices/d", &attach).unwrap_err().to_string();
+        daemon.join().unwrap();
+        error
+    }
+
+    #[test]
+    fn a_device_that_could_not_be_taken_back_is_told_of_with_what_led_to_it() {
+        const NO_VOLUME: (u16, &str) = (409, r#"{"code":"c","status":409,"detail":"not this"}"#);
+        const TOO_LATE: (u16, &str) = (503, r#"{"code":"c","status":503,"detail":"not that"}"#);
+        let taken_back = refused(&[NO_VOLUME, (204, "")]);
+        assert!(taken_back.contains("not this") && !taken_back.contains("device d"), "{taken_back}");
+        let stays = refused(&[NO_VOLUME, TOO_LATE]);
+        for said in ["not this", "not that", "device d stays", "\"millrace device delete d\""] {
+            assert!(stays.contains(said), "{said}: {stays}");
+        }
+    }
 }

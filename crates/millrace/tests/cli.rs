@@ -193,7 +193,10 @@ fn json_is_everywhere() {
     assert_eq!(place.json(&["device", "create", "d", "--nvme"])["state"], "ready");
     assert_eq!(place.json(&["device", "attach", "d", "a"])["nsid"], 1);
     assert_eq!(place.json(&["status"])["devices"], 1);
-    assert_eq!(place.json(&["metrics"])["volumes"][0]["name"], "a");
+    let metrics = place.json(&["metrics"]);
+    assert_eq!((&metrics["volumes"][0]["name"], &metrics["devices"][0]["name"]), (&"a".into(), &"d".into()));
+    assert_eq!((&metrics["copies"], &metrics["groups"]), (&Value::Array(Vec::new()), &Value::Array(Vec::new())));
+    assert_eq!((&metrics["workers"][0]["name"], &metrics["workers"][0]["shards"]), (&"main".into(), &metrics["shards"]));
     assert_eq!(place.json(&["device", "detach", "d", "1"])["detached"], 1);
     assert_eq!(place.json(&["device", "delete", "d"])["deleted"], "d");
     assert_eq!(place.json(&["volume", "delete", "a"])["deleted"], "a");

@@ -9,7 +9,7 @@ use std::{
 };
 
 use millrace_tests::{Boot, Daemon, Load, Work, eventually, seats, unless_heavy};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough that no trial ends by itself.
 const LONG: u64 = 3600;
@@ -135,6 +135,25 @@ fn a_worker_that_is_killed_twice_on_trial_is_given_up() {
     assert_eq!(daemon.json(&["status"])["upgrade"], last);
     daemon.upgrade(&this, 0).expect("an upgrade");
     load.finish();
+    daemon.finish();
+}
+
+/// A worker of its own that hangs when the trial ends hears of it later: otherwise whoever follows the daemon's own would send it back.
+#[test]
+fn a_worker_that_does_not_hear_of_the_trials_end_is_told_again() {
+    let daemon = Daemon::start_with(&["--isolation", "device"]);
+    file_disk(&daemon, "disk");
+    let next = Daemon::next_binary();
+    daemon.upgrade(&next, 10).expect("an upgrade");
+    let pid = || daemon.json(&["device", "show", "disk"])["worker"]["pid"].as_i64().expect("a process");
+    let cell = pid();
+    let process = i32::try_from(cell).ok().and_then(Pid::from_raw).expect("a process");
+    kill_process(process, Signal::STOP).expect("a signal");
+    eventually("it does not hear", || daemon.log().contains("was not told yet that its trial is over").then_some(()));
+    kill_process(process, Signal::CONT).expect("a signal");
+    eventually("the newest layout", || (layout(&daemon, "disk") == newest_layout(&next)).then_some(()));
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(pid(), cell, "it was not sent back");
     daemon.finish();
 }
 

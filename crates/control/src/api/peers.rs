@@ -4,7 +4,7 @@ use std::{
     os::{fd::AsFd, unix::fs::PermissionsExt},
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{http::StatusCode, serve::Listener};
@@ -22,6 +22,8 @@ use crate::dirs::{DirError, failed};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Those who are told why at a time; more are only cut off.
 const TOLD: usize = 8;
+/// How often the log speaks of them.
+const SAID_EVERY: Duration = Duration::from_secs(10);
 /// Bytes of a request that are read before the answer.
 const HEARD: usize = 64 << 10;
 
@@ -68,11 +70,32 @@ pub(crate) struct Door {
     listener: UnixListener,
     operators: Vec<Operator>,
     told: Arc<Semaphore>,
+    strangers: Strangers,
+}
+
+/// Those who were turned away, for the log: they come as often as they like, and what others have to say there is not to be lost among them.
+#[derive(Default)]
+struct Strangers {
+    /// When the log spoke of them last, and how many have come since.
+    said: Option<Instant>,
+    since: u64,
+}
+
+impl Strangers {
+    /// One more has come; how many there are to speak of, when it is time to.
+    fn note(&mut self, now: Instant) -> Option<u64> {
+        self.since += 1;
+        if self.said.is_some_and(|said| now.saturating_duration_since(said) < SAID_EVERY) {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.since))
+    }
 }
 
 impl Door {
     pub(crate) fn new(listener: UnixListener, operators: Vec<Operator>) -> Self {
-        Self { listener, operators, told: Arc::new(Semaphore::new(TOLD)) }
+        Self { listener, operators, told: Arc::new(Semaphore::new(TOLD)), strangers: Strangers::default() }
     }
 
     /// Lets those connect to the socket at a path who may be heard: the system cannot tell them apart, so others are turned away.
@@ -103,7 +126,9 @@ impl Listener for Door {
         loop {
             let (stream, address) = Listener::accept(&mut self.listener).await;
             let Some(uid) = self.stranger(&stream) else { return (stream, address) };
-            tracing::warn!(uid, "somebody who may not use the API was turned away");
+            if let Some(connections) = self.strangers.note(Instant::now()) {
+                tracing::warn!(uid, connections, "somebody who may not use the API was turned away");
+            }
             if let Ok(permit) = Arc::clone(&self.told).try_acquire_owned() {
                 tokio::spawn(async move {
                     let _ = tokio::time::timeout(PATIENCE, turn_away(stream, uid)).await;
@@ -140,4 +165,20 @@ async fn turn_away(stream: UnixStream, uid: u32) -> std::io::Result<()> {
     stream.writable().await?;
     // It fits into the socket's buffer, or the peer does not read.
     stream.try_write(answer.as_bytes()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_speaks_of_strangers_now_and_then() {
+        let (mut strangers, start) = (Strangers::default(), Instant::now());
+        assert_eq!(strangers.note(start), Some(1));
+        for _ in 0..1000 {
+            assert_eq!(strangers.note(start + SAID_EVERY / 2), None);
+        }
+        assert_eq!(strangers.note(start + SAID_EVERY), Some(1001), "with how many there were");
+        assert_eq!(strangers.note(start + SAID_EVERY), None);
+    }
 }

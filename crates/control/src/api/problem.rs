@@ -53,6 +53,13 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", format!("not a request for a session: {text}"))
     }
 
+    /// Of an application that is not heard at all.
+    pub(crate) fn crowded() -> Self {
+        let detail = "too many applications stand at the daemon's door, of this user or of all".to_owned();
+        let advice = Some("ask again in a moment".to_owned());
+        Self { advice, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-at-the-door", detail) }
+    }
+
     pub(super) fn not_an_operator(uid: u32) -> Self {
         let detail = format!("user {uid} may not use the API");
         Self {

@@ -102,9 +102,9 @@ impl Arranged {
         Self { cells, parts: BTreeMap::new() }
     }
 
-    /// What of a configuration file the daemon's own worker makes sure of.
-    pub(crate) fn own_part(&self, declared: &Declared) -> Declared {
-        let part = self.parts.get(&None);
+    /// What of a configuration file is a worker's to make sure of: a cell's, or the daemon's own.
+    pub(crate) fn part(&self, declared: &Declared, cell: Option<&Name>) -> Declared {
+        let part = self.parts.get(&cell.cloned());
         let nothing = Part::default();
         let part = part.unwrap_or(&nothing);
         declared.part(&part.volumes, &part.devices)
@@ -138,6 +138,9 @@ pub(crate) fn arrange(
     }
     end_moves(&mut states)?;
     twins::rename(&mut states)?;
+    for (uuid, one, other) in of_one_uuid(&states) {
+        tracing::warn!(%uuid, "{one} and {other} have one UUID, and whoever knows them by it takes them for one; delete one of them");
+    }
     let mut families = Families::default();
     families.note_all(&states, mode, declared)?;
     let arranged = families.arranged(&states, mode, declared);
@@ -154,6 +157,32 @@ pub(crate) fn arrange(
         forget(state_dir, cell);
     }
     Ok((own, arranged))
+}
+
+/// What of a configuration file will be a cell's, as far as it can tell by itself: what was stored elsewhere and belongs to it has come before
+/// it began. `own` is its state.
+pub(crate) fn part_of(
+    own: Store,
+    cell: &Name,
+    mode: IsolationMode,
+    declared: Option<&Declared>,
+) -> Result<(Store, Arranged), ArrangeError> {
+    // Guests may wait.
+    if declared.is_none() {
+        return Ok((own, Arranged::default()));
+    }
+    let state = load(Some(cell.clone()), own)?;
+    let states = std::slice::from_ref(&state);
+    let mut families = Families::default();
+    let parts = match families.note_all(states, mode, declared) {
+        Ok(()) => families.arranged(states, mode, declared).parts,
+        // The file was changed since the daemon started, which had no fault to find with it.
+        Err(error) => {
+            tracing::warn!(%error, "what the configuration file declares is left aside");
+            BTreeMap::new()
+        }
+    };
+    Ok((state.store, Arranged { cells: BTreeSet::new(), parts }))
 }
 
 fn load(cell: Option<Name>, store: Store) -> Result<Stored, ArrangeError> {
@@ -314,6 +343,25 @@ fn check_names(states: &[Stored]) -> Result<(), ArrangeError> {
     Ok(())
 }
 
+/// What has one UUID in two states without being one thing. A worker gives no UUID twice, but may not have known of another's.
+fn of_one_uuid(states: &[Stored]) -> Vec<(Uuid, String, String)> {
+    let mut seen: BTreeMap<Uuid, (&'static str, &Name, Option<&Name>)> = BTreeMap::new();
+    let mut found = Vec::new();
+    for state in states {
+        let volumes = state.volumes.iter().map(|record| (record.uuid, "volume", &record.spec.name));
+        let devices = state.devices.iter().map(|record| (record.uuid, "device", &record.spec.name));
+        for (uuid, kind, name) in volumes.chain(devices) {
+            let here = state.cell.as_ref();
+            let (other_kind, other, there) = *seen.entry(uuid).or_insert((kind, name, here));
+            if (other_kind, other) != (kind, name) {
+                let said = |kind: &str, name: &Name, cell| format!("{kind} {name} (worker {})", text(cell));
+                found.push((uuid, said(other_kind, other, there), said(kind, name, here)));
+            }
+        }
+    }
+    found
+}
+
 /// Puts everything where it belongs, then removes it from where it was.
 fn put_right(states: &[Stored], families: &mut Families, mode: IsolationMode) -> Result<(), StoreError> {
     for state in states {
@@ -356,20 +404,27 @@ fn put_right(states: &[Stored], families: &mut Families, mode: IsolationMode) ->
     Ok(())
 }
 
-/// Groups that volumes bring with them, and those that these are in: where they come to, they hold for themselves.
+/// Groups that volumes bring with them, and those that these are in: where they come to, they hold for themselves. Those that are there already are
+/// as the daemon's own worker has them: a change may not have reached every cell. It comes to know those that only a cell has, for it is who is
+/// asked to change them.
 fn groups_to_come<'a>(
     state: &Stored,
     states: &'a [Stored],
     volumes: impl Iterator<Item = &'a VolumeRecord>,
 ) -> BTreeMap<&'a str, &'a GroupSpec> {
-    let mut look: Vec<&str> = volumes.flat_map(|record| groups_of(&record.spec.stack)).collect();
-    let mut groups = BTreeMap::new();
+    let here = states.iter().filter(|other| state.cell.is_none() || other.cell == state.cell);
+    let held = here.flat_map(|other| &other.groups);
+    let brought = volumes.flat_map(|record| groups_of(&record.spec.stack));
+    let mut look: Vec<&str> = brought.chain(held.map(|group| group.name.as_str())).collect();
+    let (mut seen, mut groups) = (BTreeSet::new(), BTreeMap::new());
     while let Some(name) = look.pop() {
-        let known = state.groups.iter().any(|own| own.name.as_str() == name) || groups.contains_key(&name);
-        let found = states.iter().flat_map(|other| &other.groups).find(|group| !known && group.name.as_str() == name);
-        if let Some(group) = found {
+        let is_it = |group: &&GroupSpec| group.name.as_str() == name;
+        // The first state is the daemon's own.
+        let found = states.iter().flat_map(|other| &other.groups).find(is_it).filter(|_| seen.insert(name));
+        let Some(group) = found else { continue };
+        look.extend(group.within.as_ref().map(Name::as_str));
+        if state.groups.iter().find(is_it) != found {
             groups.insert(group.name.as_str(), group);
-            look.extend(group.within.as_ref().map(Name::as_str));
         }
     }
     groups

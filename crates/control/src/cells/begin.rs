@@ -24,7 +24,7 @@ const TRIAL_LOOK: Duration = Duration::from_secs(1);
 
 /// How a volume is in one of the places that have it; the first of these is whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Found {
+pub(super) enum Found {
     Open,
     /// It could not be opened where it is.
     Failed,
@@ -33,7 +33,7 @@ enum Found {
 }
 
 impl Found {
-    fn of(view: &Value) -> Self {
+    pub(super) fn of(view: &Value) -> Self {
         match (view["state"].as_str(), view["reason"].as_str()) {
             (_, Some(RECEIVED)) => Self::Waits,
             (Some("ready"), _) => Self::Open,
@@ -48,6 +48,31 @@ impl Found {
 pub struct BeginError {
     cell: Name,
     problem: Box<Problem>,
+}
+
+/// Where volumes are, by what tells one from another. A move gives none another name: what has another is another volume, though both be known
+/// by one UUID.
+type Places = BTreeMap<(String, Name), Vec<(Place, Found)>>;
+
+/// What finishes moves: in each place, the volumes that are to be opened there (`true`), and those that are to go. `may_be_elsewhere` says of a
+/// UUID whether a cell that does not answer may have it.
+fn unfinished(places: Places, may_be_elsewhere: impl Fn(&str) -> bool) -> BTreeMap<(Place, bool), Vec<Name>> {
+    let mut to_do: BTreeMap<(Place, bool), Vec<Name>> = BTreeMap::new();
+    for ((uuid, name), mut places) in places {
+        let is_moving = places.len() > 1 || places.iter().any(|(_, found)| *found == Found::Waits);
+        if is_moving && may_be_elsewhere(&uuid) {
+            tracing::warn!(uuid, "a move is not finished: a worker that may have the volume does not answer");
+            continue;
+        }
+        // The first one stays.
+        places.sort_by_key(|(_, found)| *found);
+        for (at, (place, found)) in places.into_iter().enumerate() {
+            if at > 0 || found == Found::Waits {
+                to_do.entry((place, at == 0)).or_default().push(name.clone());
+            }
+        }
+    }
+    to_do
 }
 
 impl Cells {
@@ -108,7 +133,7 @@ impl Cells {
     }
 
     /// While this worker's new binary is on trial, the cells' are as well; then they go on.
-    async fn stand_trial(&self) {
+    async fn stand_trial(self: &Arc<Self>) {
         while self.keeper.is_on_trial() {
             tokio::select! {
                 () = tokio::time::sleep(TRIAL_LOOK) => {}
@@ -140,10 +165,11 @@ impl Cells {
         self.refresh_all().await;
         let manager = Arc::clone(&self.manager);
         let here = tokio::task::spawn_blocking(move || manager.volumes()).await.unwrap_or_default();
-        let mut places: BTreeMap<String, Vec<(Place, String, Found)>> = BTreeMap::new();
+        let mut places = Places::new();
         let mut note = |place: Place, view: &Value| {
             let text = |key: &str| view[key].as_str().unwrap_or_default().to_owned();
-            places.entry(text("uuid")).or_default().push((place, text("name"), Found::of(view)));
+            let Ok(name) = text("name").parse() else { return };
+            places.entry((text("uuid"), name)).or_default().push((place, Found::of(view)));
         };
         for view in here.iter().filter_map(|view| serde_json::to_value(view).ok()) {
             note(Place::Main, &view);
@@ -151,22 +177,7 @@ impl Cells {
         for (cell, known) in self.known().iter() {
             known.of(Kind::Volumes).values().for_each(|view| note(Place::Cell(cell.clone()), view));
         }
-        let mut to_do: BTreeMap<(Place, bool), Vec<Name>> = BTreeMap::new();
-        for (uuid, mut places) in places {
-            let is_moving = places.len() > 1 || places.iter().any(|(.., found)| *found == Found::Waits);
-            if is_moving && self.known().values().any(|known| known.may_have(&uuid)) {
-                tracing::warn!(uuid, "a move is not finished: a worker that may have the volume does not answer");
-                continue;
-            }
-            // The first one stays.
-            places.sort_by_key(|(.., found)| *found);
-            for (at, (place, name, found)) in places.into_iter().enumerate() {
-                let Ok(name) = name.parse() else { continue };
-                if at > 0 || found == Found::Waits {
-                    to_do.entry((place, at == 0)).or_default().push(name);
-                }
-            }
-        }
+        let to_do = unfinished(places, |uuid| self.known().values().any(|known| known.may_have(uuid)));
         let places: BTreeSet<Place> = to_do.keys().map(|(place, _)| place.clone()).collect();
         for ((place, opens), volumes) in to_do {
             let step = if opens { Step::Open { volumes } } else { Step::release(&volumes, CHANGE_LIMIT) };
@@ -177,5 +188,40 @@ impl Cells {
         for place in &places {
             self.heard(place).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn cell(text: &str) -> Place {
+        Place::Cell(name(text))
+    }
+
+    fn in_places(volumes: &[(&str, &str, Place, Found)]) -> Places {
+        let mut places = Places::new();
+        for (uuid, volume, place, found) in volumes {
+            places.entry(((*uuid).to_owned(), name(volume))).or_default().push((place.clone(), *found));
+        }
+        places
+    }
+
+    #[test]
+    fn a_move_is_finished_and_its_like_is_left_alone() {
+        let nobody = |_: &str| false;
+        // One volume in two places: whoever has it open keeps it.
+        let moved = || in_places(&[("1", "a", Place::Main, Found::Waits), ("1", "a", cell("x"), Found::Open)]);
+        assert_eq!(unfinished(moved(), nobody), [((Place::Main, false), vec![name("a")])].into());
+        assert!(unfinished(moved(), |uuid| uuid == "1").is_empty(), "a worker that does not answer may have it");
+        let alone = in_places(&[("1", "a", cell("x"), Found::Waits)]);
+        assert_eq!(unfinished(alone, nobody), [((cell("x"), true), vec![name("a")])].into());
+        // Two that were given one UUID are no move.
+        let twins = in_places(&[("1", "a", Place::Main, Found::Open), ("1", "b", cell("x"), Found::Open)]);
+        assert!(unfinished(twins, nobody).is_empty());
     }
 }

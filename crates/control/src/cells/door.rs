@@ -14,8 +14,7 @@ use crate::{
     Name,
     api::{Body, Problem, blocking},
     config::Declared,
-    error::ControlError,
-    manager::{Granted, Manager, RestoreError, Step},
+    manager::{Granted, Manager, Step},
     store::VolumeRecord,
 };
 
@@ -39,18 +38,19 @@ pub(super) struct Part {
 #[derive(Clone)]
 struct Door {
     manager: Arc<Manager>,
-    config: Option<PathBuf>,
+    /// The configuration file as it was when this worker began: it is out of reach in the sandbox.
+    declared: Option<Arc<Declared>>,
 }
 
 /// The routes of a cell's own.
-pub(crate) fn door(manager: &Arc<Manager>, config: Option<PathBuf>) -> Router {
+pub(crate) fn door(manager: &Arc<Manager>, declared: Option<Declared>) -> Router {
     Router::new()
         .route(MOVE, post(take_step).layer(DefaultBodyLimit::max(MOVE_LIMIT)))
         .route(SESSION, post(make_session))
         .route(DECLARE, post(declare))
         .route(UPGRADE, delete(call_off))
         .route(SETTLE, post(settle))
-        .with_state(Door { manager: Arc::clone(manager), config })
+        .with_state(Door { manager: Arc::clone(manager), declared: declared.map(Arc::new) })
 }
 
 async fn take_step(State(door): State<Door>, Body(step): Body<Step>) -> Result<Json<Vec<VolumeRecord>>, Problem> {
@@ -62,16 +62,17 @@ async fn make_session(State(door): State<Door>, Body(granted): Body<Granted>) ->
 }
 
 async fn declare(State(door): State<Door>, Body(part): Body<Part>) -> Result<StatusCode, Problem> {
-    let Door { manager, config } = door;
-    let apply = move |manager: &Manager| {
-        let Some(path) = config else { return Ok(Ok(())) };
-        let declared = || Declared::read(&path).map_err(RestoreError::from);
-        Ok::<_, ControlError>(declared().and_then(|all| manager.declare(&all.part(&part.volumes, &part.devices))))
+    let Door { manager, declared } = door;
+    let failed = |why: String| Problem::of_cell("config", why, None);
+    let Some(all) = declared else {
+        return Err(failed("it has no configuration file; the log says why".to_owned()));
     };
-    match blocking(manager, apply).await? {
-        Ok(()) => Ok(StatusCode::NO_CONTENT),
-        Err(error) => Err(Problem::of_cell("config", error.to_string(), None)),
+    let own = all.part(&part.volumes, &part.devices);
+    if (own.volumes.len(), own.devices.len()) != (part.volumes.len(), part.devices.len()) {
+        return Err(failed("the configuration file was changed while the daemon started".to_owned()));
     }
+    let declared = blocking(manager, move |manager| Ok(manager.declare(&own))).await?;
+    declared.map(|()| StatusCode::NO_CONTENT).map_err(|error| failed(error.to_string()))
 }
 
 /// The binary before this one is to serve again, if it may still be asked to: its keeper starts it when this one ends.

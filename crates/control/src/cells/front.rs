@@ -10,8 +10,14 @@ use axum::{
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
 };
+use serde_json::Value;
+use uuid::Uuid;
 
-use super::{CHANGE_LIMIT, Cells, Kind, MAIN, Place, client::stream, folder};
+use super::{
+    CHANGE_LIMIT, Cells, HEARD_LIMIT, Kind, MAIN, Place,
+    client::{CellError, stream},
+    folder,
+};
 use crate::{
     Name,
     api::{Problem, STATE_LIMIT},
@@ -27,18 +33,26 @@ pub(crate) fn front(own: Router, cells: &Arc<Cells>) -> Router {
 /// A request, and who answers it here.
 pub(super) struct Call {
     parts: Parts,
-    body: Bytes,
+    pub(super) body: Bytes,
     next: Next,
 }
 
 impl Call {
-    fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         self.parts.uri.path_and_query().map_or("/", |path| path.as_str())
     }
 
     /// This worker's answer.
     pub(super) async fn here(self) -> Response {
         self.next.run(Request::from_parts(self.parts, Body::from(self.body))).await
+    }
+
+    /// As [`Self::at`], of a change that others' changes wait for: one that hangs would leave it lying.
+    async fn change_at(self, cells: &Cells, place: &Place) -> Response {
+        match cells.check_heard(place).await {
+            Ok(()) => self.at(cells, place).await,
+            Err(problem) => problem.into_response(),
+        }
     }
 
     /// That of whoever is in a place.
@@ -72,6 +86,10 @@ async fn route(cells: Arc<Cells>, call: Call) -> Response {
         (&Method::GET, ["v1", "copies"]) => cells.all(Kind::Copies, call).await,
         (&Method::POST, ["v1", "copies"]) => cells.create_copy(call).await,
         (_, ["v1", "copies", name, ..]) => cells.pass(Kind::Copies, name, call).await,
+        (&Method::GET, ["v1", "groups"]) => cells.groups(call).await,
+        (&Method::GET, ["v1", "groups", _]) => cells.show_group(call).await,
+        (&Method::PATCH, ["v1", "groups", name]) => cells.change_group(name, call).await,
+        (&Method::DELETE, ["v1", "groups", name]) => cells.delete_group(name, call).await,
         (_, ["v1", "apps", ..]) => cells.apps(call).await,
         (&Method::GET, ["v1", "status"]) => cells.status(call).await,
         (&Method::GET, ["metrics"]) => cells.metrics(call).await,
@@ -118,18 +136,21 @@ impl Cells {
         let _change = self.change.lock().await;
         if let Some(place) = self.place(Kind::Volumes, spec.name.as_str()).await {
             // It will say that it has it.
-            return call.at(self, &place).await;
+            return call.change_at(self, &place).await;
         }
         let mut places: Vec<(&str, Place)> = Vec::new();
         for leaf in spec.stack.leaves().into_iter().filter_map(millrace_services::Leaf::volume) {
             places.push((leaf, self.place(Kind::Volumes, leaf).await.unwrap_or(Place::Main)));
         }
-        let Some((first, place)) = places.first().cloned() else { return call.here().await };
+        let (first, place) = places.first().cloned().unwrap_or(("", Place::Main));
         if let Some((other, there)) = places.iter().find(|(_, there)| *there != place) {
             let why = format!("worker {} has volume {first}, and worker {} volume {other}", place.name(), there.name());
             return Problem::from(&ControlError::NotMovable { volume: spec.name, why }).into_response();
         }
-        let answer = call.at(self, &place).await;
+        if let Err(problem) = self.check_uuid("volume", &spec.name, spec.uuid, &place).await {
+            return problem.into_response();
+        }
+        let answer = call.change_at(self, &place).await;
         self.heard(&place).await;
         answer
     }
@@ -138,14 +159,23 @@ impl Cells {
         let Some(spec) = call.body::<DeviceSpec>() else { return call.here().await };
         let _change = self.change.lock().await;
         if let Some(place) = self.place(Kind::Devices, spec.name.as_str()).await {
-            return call.at(self, &place).await;
+            return call.change_at(self, &place).await;
         }
-        let Some(cell) = self.mode.cell_of(&spec) else { return call.here().await };
+        let (cell, uuid) = (self.mode.cell_of(&spec), spec.kind.nvme().and_then(|nvme| nvme.uuid));
+        let there = cell.clone().map_or(Place::Main, Place::Cell);
+        if let Err(problem) = self.check_uuid("device", &spec.name, uuid, &there).await {
+            return problem.into_response();
+        }
+        let Some(cell) = cell else { return call.here().await };
         // No process for what cannot be.
         if let Err(error) = check_cell(&cell, &spec).and_then(|()| spec.validate(usize::MAX)) {
             return Problem::from(&error).into_response();
         }
         let is_new = !self.known().contains_key(&cell);
+        // One that has ended is waited for, and one that hangs is not.
+        if !is_new && let Err(error @ CellError::Silent) = self.hear(&cell).await {
+            return error.problem(&cell).into_response();
+        }
         if let Err(problem) = self.start(&cell).await {
             // One that was there before has guests, which wait for it.
             if is_new {
@@ -154,7 +184,7 @@ impl Cells {
             }
             return problem.into_response();
         }
-        let answer = call.at(self, &Place::Cell(cell.clone())).await;
+        let answer = call.at(self, &there).await;
         self.refresh(&cell).await;
         if !answer.status().is_success() {
             self.retire(&cell).await;
@@ -167,13 +197,17 @@ impl Cells {
         if self.has_unfinished().await {
             self.finish_moves().await;
         }
-        let there = self.place(Kind::Devices, device).await;
-        let (Some(there), Some(spec)) = (there, call.body::<AttachSpec>()) else {
-            return self.pass(Kind::Devices, device, call).await;
-        };
+        let Some(there) = self.place(Kind::Devices, device).await else { return call.here().await };
+        if let Err(problem) = self.check_heard(&there).await {
+            return problem.into_response();
+        }
+        let Some(spec) = call.body::<AttachSpec>() else { return call.at(self, &there).await };
         let volume = spec.volume.as_str();
         match self.place(Kind::Volumes, volume).await {
             Some(from) if from != there => {
+                if let Err(problem) = self.check_heard(&from).await {
+                    return problem.into_response();
+                }
                 if let Err(problem) = self.move_volume(volume, &from, &there).await {
                     let detail = format!(
                         "volume {volume} is served by worker {}, and device {device} by worker {}: {}",
@@ -203,12 +237,17 @@ impl Cells {
             None => self.free_copy_name().await,
         };
         if let Some(place) = self.place(Kind::Copies, name.as_ref().map_or("", Name::as_str)).await {
-            return call.at(self, &place).await;
+            return call.change_at(self, &place).await;
         }
         let (source, target) = (spec.source.clone(), spec.target.clone());
         let from = self.place(Kind::Volumes, source.as_str()).await.unwrap_or(Place::Main);
         let mut to = self.place(Kind::Volumes, target.as_str()).await.unwrap_or(Place::Main);
         if from != to {
+            for place in [&from, &to] {
+                if let Err(problem) = self.check_heard(place).await {
+                    return problem.into_response();
+                }
+            }
             // Nobody may use the target of a copy: so it is what can go.
             if let Err(problem) = self.move_volume(target.as_str(), &to, &from).await {
                 let places = (from.name(), to.name());
@@ -219,7 +258,7 @@ impl Cells {
             to = from;
         }
         call.body = serde_json::to_vec(&CopySpec { name, ..spec }).expect("a copy is text").into();
-        let answer = call.at(self, &to).await;
+        let answer = call.change_at(self, &to).await;
         self.heard(&to).await;
         answer
     }
@@ -255,13 +294,54 @@ impl Cells {
     async fn delete(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
         let _change = self.change.lock().await;
         let place = self.place(kind, name).await.unwrap_or(Place::Main);
-        let answer = call.at(self, &place).await;
+        let answer = call.change_at(self, &place).await;
         let Place::Cell(cell) = &place else { return answer };
         if !answer.status().is_success() {
             return answer;
         }
         self.clear(cell).await;
         answer
+    }
+
+    /// Whether a cell hears at all.
+    async fn hear(&self, cell: &Name) -> Result<(), CellError> {
+        self.ask(cell, (Method::GET, Kind::Copies.path()), Bytes::new(), HEARD_LIMIT).await.map(drop)
+    }
+
+    /// Whether whoever is in a place does.
+    async fn check_heard(&self, place: &Place) -> Result<(), Problem> {
+        let Place::Cell(cell) = place else { return Ok(()) };
+        self.hear(cell).await.map_err(|error| error.problem(cell))
+    }
+
+    /// Whether nothing elsewhere is known by a UUID that is asked for. Who is to have it looks at its own.
+    async fn check_uuid(
+        self: &Arc<Self>,
+        kind: &'static str,
+        name: &Name,
+        uuid: Option<Uuid>,
+        there: &Place,
+    ) -> Result<(), Problem> {
+        let Some(uuid) = uuid else { return Ok(()) };
+        if *there != Place::Main {
+            let (manager, wanted) = (Arc::clone(&self.manager), name.clone());
+            let looked = tokio::task::spawn_blocking(move || manager.check_unused(kind, &wanted, uuid)).await;
+            looked.map_err(|_| Problem::panicked())?.map_err(|error| Problem::from(&error))?;
+        }
+        self.refresh_all().await;
+        let text = uuid.to_string();
+        // A controller's subsystem is named after it.
+        let has = |view: &Value| {
+            view["uuid"] == text.as_str() || view["subnqn"].as_str().is_some_and(|subsystem| subsystem.ends_with(&text))
+        };
+        for (cell, known) in self.known().iter().filter(|(cell, _)| cell.as_str() != there.name()) {
+            let mut views = known.volumes.iter().chain(&known.devices);
+            if let Some((other, _)) = views.find(|(_, view)| has(view)) {
+                let why = format!("{other} has the UUID {uuid} already, in worker {cell}");
+                return Err(Problem::from(&ControlError::invalid(kind, name, why)));
+            }
+        }
+        Ok(())
     }
 
     /// Something has changed there.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{Cells, Kind, LIST_LIMIT, MAIN, client::CellError, front::Call};
+use super::{Cells, Kind, LIST_LIMIT, MAIN, client::CellError, front::Call, sessions::is_reserved};
 use crate::{
     Name,
     api::{Problem, metrics},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// What a good answer says.
-async fn read<T: DeserializeOwned>(response: Response) -> Result<T, Response> {
+pub(super) async fn read<T: DeserializeOwned>(response: Response) -> Result<T, Response> {
     if !response.status().is_success() {
         return Err(response);
     }
@@ -34,7 +34,7 @@ impl Cells {
         self.refresh_all().await;
         let mut all = here;
         for (cell, known) in self.known().iter() {
-            all.extend(known.of(kind).values().cloned().map(|mut view| {
+            all.extend(known.of(kind).values().filter(|view| !is_reserved(view)).cloned().map(|mut view| {
                 if let (Some(why), Some(object)) = (&known.silent, view.as_object_mut()) {
                     object.insert("state".to_owned(), json!("failed"));
                     object.insert("reason".to_owned(), json!(format!("worker {cell}: {why}")));
@@ -105,10 +105,12 @@ impl Cells {
             let (volumes, devices) = (manager.volumes(), manager.devices());
             (manager.status_with(&volumes, &devices), volumes, devices, manager.copies(), held_back)
         };
-        let Ok((status, mut volumes, mut devices, mut copies, held_back)) = tokio::task::spawn_blocking(own).await else {
+        let Ok((status, mut volumes, mut devices, mut copies, mut held_back)) = tokio::task::spawn_blocking(own).await
+        else {
             return Problem::panicked().into_response();
         };
         let status = self.sum(status).await;
+        self.add_members(&mut held_back.1).await;
         for (kind, name) in [(Kind::Volumes, "volumes"), (Kind::Devices, "devices"), (Kind::Copies, "copies")] {
             for view in self.views(kind, Vec::new()).await {
                 // One that another version made and this one does not understand is left out.

@@ -17,6 +17,7 @@ mod begin;
 mod client;
 mod door;
 mod front;
+mod groups;
 mod merge;
 mod sessions;
 mod upgrade;
@@ -34,13 +35,16 @@ use millrace_keeper::Link;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use self::client::{Answer, CellError, ask};
 pub(crate) use self::{
-    arrange::{ArrangeError, Arranged, arrange},
+    arrange::{ArrangeError, Arranged, arrange, part_of},
     begin::BeginError,
     door::door,
     front::front,
     merge::is_main,
+};
+use self::{
+    begin::Found,
+    client::{Answer, CellError, ask},
 };
 use crate::{
     Name,
@@ -57,8 +61,10 @@ pub(crate) const MAIN: &str = "main";
 /// Where cells have their folders, in the daemon's run and state directories.
 pub(crate) const DIR: &str = "cells";
 
-/// How long a cell may take to tell what it has, to do something, and to start or end.
+/// How long a cell may take to tell what it has, to show that it hears before it is given a change that others wait for, to do something, and
+/// to start or end.
 const LIST_LIMIT: Duration = Duration::from_secs(2);
+const HEARD_LIMIT: Duration = Duration::from_secs(5);
 const CHANGE_LIMIT: Duration = Duration::from_secs(60);
 const START_LIMIT: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(5);
@@ -154,7 +160,10 @@ pub(crate) struct Cells {
     known: Mutex<BTreeMap<Name, Known>>,
     /// Cells whose sessions are looked after.
     watched: Mutex<BTreeSet<Name>>,
+    /// The operator's: programs have their sessions without it, for it may be held while a cell is waited for.
     change: tokio::sync::Mutex<()>,
+    /// Who gets a session is decided about one after the other: no user has more than he may have.
+    admission: tokio::sync::Mutex<()>,
     /// This worker's trial is over.
     settled: tokio::sync::Notify,
 }
@@ -178,6 +187,7 @@ impl Cells {
             known: Mutex::new(known),
             watched: Mutex::default(),
             change: tokio::sync::Mutex::new(()),
+            admission: tokio::sync::Mutex::new(()),
             settled: tokio::sync::Notify::new(),
         })
     }
@@ -242,8 +252,7 @@ impl Cells {
     }
 
     fn known_place(&self, kind: Kind, name: &str) -> Option<Place> {
-        let known = self.known();
-        known.iter().find(|(_, known)| known.of(kind).contains_key(name)).map(|(cell, _)| Place::Cell(cell.clone()))
+        cell_with(&self.known(), kind, name).map(|cell| Place::Cell(cell.clone()))
     }
 
     /// Whether this worker has something of this name.
@@ -282,7 +291,7 @@ impl Cells {
         loop {
             match self.list(cell).await {
                 Ok(known) => {
-                    self.known().insert(cell.clone(), known);
+                    self.known().entry(cell.clone()).or_default().replace(known);
                     return Ok(());
                 }
                 Err(error) if Instant::now() >= deadline => return Err(failed(error.to_string())),
@@ -296,7 +305,8 @@ impl Cells {
         self.refresh(cell).await;
         let left: Vec<String> = {
             let known = self.known();
-            let cell = known.get(cell).filter(|known| known.devices.is_empty());
+            // One that does not answer keeps what it has: nobody waits for it to let go.
+            let cell = known.get(cell).filter(|known| known.silent.is_none() && known.devices.is_empty());
             cell.map(|known| known.volumes.keys().cloned().collect()).unwrap_or_default()
         };
         for volume in left {
@@ -420,6 +430,12 @@ impl Cells {
     }
 }
 
+/// The cell that has something of this name. Of two that have a volume, it is on its way to the one that waits.
+fn cell_with<'a>(known: &'a BTreeMap<Name, Known>, kind: Kind, name: &str) -> Option<&'a Name> {
+    let found = known.iter().filter_map(|(cell, known)| Some((cell, Found::of(known.of(kind).get(name)?))));
+    found.min_by_key(|(_, found)| *found == Found::Waits).map(|(cell, _)| cell)
+}
+
 /// Why a part of a move was not done.
 enum StepError {
     /// Nothing was done.
@@ -444,5 +460,25 @@ fn forget(state_dir: &Path, cell: &Name) {
             tracing::warn!(path = %file.display(), %error, "the state of a worker that has nothing stays behind");
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_on_its_way_is_where_it_was() {
+        let (x, y): (Name, Name) = ("x".parse().unwrap(), "y".parse().unwrap());
+        let waits = json!({ "name": "v", "state": "failed", "reason": crate::manager::RECEIVED });
+        let open = json!({ "name": "v", "state": "ready" });
+        let with = |view: &Value| Known { volumes: [("v".to_owned(), view.clone())].into(), ..Known::default() };
+        let in_both = BTreeMap::from([(x.clone(), with(&waits)), (y.clone(), with(&open))]);
+        assert_eq!(cell_with(&in_both, Kind::Volumes, "v"), Some(&y));
+        let in_one = BTreeMap::from([(x.clone(), with(&waits)), (y, Known::default())]);
+        assert_eq!(cell_with(&in_one, Kind::Volumes, "v"), Some(&x));
+        assert_eq!(cell_with(&in_one, Kind::Devices, "v"), None);
     }
 }

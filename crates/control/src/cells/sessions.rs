@@ -5,7 +5,7 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{Arc, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -14,7 +14,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{CHANGE_LIMIT, Cells, Kind, Known, Place, door};
+use super::{CHANGE_LIMIT, Cells, Kind, Known, Place, begin::Found, client::CellError, door};
 use crate::{
     Name,
     api::Problem,
@@ -25,8 +25,17 @@ use crate::{
 /// How often is looked whether a cell's sessions have ended: it may have nothing else to go on for.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How long a cell may take to make a session, and how soon it is asked again when it was being replaced, or the volume was on its way.
+const SESSION_LIMIT: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(20);
+
 /// Of a session that is about to be.
 const RESERVED: &str = "reserved";
+
+/// Whether a device is a session that is about to be: there is nothing to show of it.
+pub(super) fn is_reserved(view: &Value) -> bool {
+    view[RESERVED] == true
+}
 
 /// Whose session a device is.
 fn session_of(view: &Value) -> Option<u32> {
@@ -55,7 +64,7 @@ impl Known {
     /// What a cell says now takes the place of what it said before. What it is about to have stays.
     pub(super) fn replace(&mut self, now: Self) {
         let before = std::mem::replace(self, now);
-        for (name, view) in before.devices.into_iter().filter(|(_, view)| view[RESERVED] == true) {
+        for (name, view) in before.devices.into_iter().filter(|(_, view)| is_reserved(view)) {
             self.devices.entry(name).or_insert(view);
         }
     }
@@ -122,29 +131,55 @@ impl Cells {
     }
 
     /// A session where the volume is; `None` where no cell has it.
+    ///
+    /// The operator's changes go on meanwhile: a program is anybody's, and comes as often as it likes. What is reserved keeps the cell.
     pub(crate) async fn open_session(
         self: &Arc<Self>,
         asker: Asker,
         spec: &SessionSpec,
     ) -> Result<Option<(Name, UnixStream)>, Problem> {
-        let _change = self.change.lock().await;
-        let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await else { return Ok(None) };
-        let name = self.reserve(&cell, asker).await?;
-        let made = self.make_session(&cell, &name, asker, spec).await;
-        match &made {
-            Err(_) => self.forget_session(&cell, &name),
-            // What is said now takes the reservation's place.
-            Ok(_) => self.end_reservation(&cell, &name),
+        let deadline = Instant::now() + SESSION_LIMIT;
+        loop {
+            let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await else { return Ok(None) };
+            let Some(name) = self.admit(&cell, asker, spec).await? else { continue };
+            let error = match self.make_session(&cell, &name, asker, spec).await {
+                Ok(stream) => {
+                    self.watch(cell);
+                    return Ok(Some((name, stream)));
+                }
+                Err(error) => error,
+            };
+            let is_there = self.known_place(Kind::Volumes, &spec.volume) == Some(Place::Cell(cell.clone()));
+            let is_on_its_way = self.is_on_its_way(&cell, &spec.volume);
+            let may_be_made = !is_there || is_on_its_way || matches!(error, CellError::Connect(_) | CellError::Http(_));
+            if !may_be_made || Instant::now() >= deadline {
+                return Err(error.problem(&cell));
+            }
+            tokio::time::sleep(AGAIN).await;
         }
-        self.refresh(&cell).await;
-        if made.is_ok() {
-            self.watch(cell);
+    }
+
+    /// A reservation for a session that the user may have; `None`: the cell has ended.
+    async fn admit(self: &Arc<Self>, cell: &Name, asker: Asker, spec: &SessionSpec) -> Result<Option<Name>, Problem> {
+        let _admission = self.admission.lock().await;
+        let Some(name) = self.reserve(cell, asker).await? else { return Ok(None) };
+        let mut others = self.sessions();
+        others.remove(name.as_str());
+        let (manager, wanted) = (Arc::clone(&self.manager), spec.clone());
+        let admitted = tokio::task::spawn_blocking(move || manager.admit_session(asker, &wanted, &others)).await;
+        let admitted = admitted.map_err(|_| Problem::panicked());
+        match admitted.and_then(|admitted| admitted.map_err(|error| Problem::from(&error))) {
+            Ok(()) => Ok(Some(name)),
+            Err(problem) => {
+                self.forget_session(cell, &name);
+                self.give_up(cell);
+                Err(problem)
+            }
         }
-        made.map(|stream| Some((name, stream)))
     }
 
     /// A name for the user's next session, that nobody gives to another one meanwhile.
-    async fn reserve(&self, cell: &Name, asker: Asker) -> Result<Name, Problem> {
+    async fn reserve(self: &Arc<Self>, cell: &Name, asker: Asker) -> Result<Option<Name>, Problem> {
         for name in asker.session_names() {
             let is_known = |known: &Known| known.devices.contains_key(name.as_str());
             {
@@ -152,15 +187,17 @@ impl Cells {
                 if known.values().any(is_known) {
                     continue;
                 }
+                let Some(here) = known.get_mut(cell) else { return Ok(None) };
                 let view = json!({ "name": name, "session_of_uid": asker.uid, RESERVED: true });
-                known.entry(cell.clone()).or_default().devices.insert(name.to_string(), view);
+                here.devices.insert(name.to_string(), view);
             }
             // This worker's own sessions are named while it looks at what is reserved: who comes second sees the first.
             if !self.is_here(Kind::Devices, name.as_str()).await {
-                return Ok(name);
+                return Ok(Some(name));
             }
             self.forget_session(cell, &name);
         }
+        self.give_up(cell);
         Err(Problem::from(&asker.has_too_many()))
     }
 
@@ -178,19 +215,60 @@ impl Cells {
         }
     }
 
-    async fn make_session(&self, cell: &Name, name: &Name, asker: Asker, spec: &SessionSpec) -> Result<UnixStream, Problem> {
-        let mut others = self.sessions();
-        others.remove(name.as_str());
-        let (manager, wanted) = (Arc::clone(&self.manager), spec.clone());
-        let admitted = tokio::task::spawn_blocking(move || manager.admit_session(asker, &wanted, &others)).await;
-        admitted.map_err(|_| Problem::panicked())?.map_err(|error| Problem::from(&error))?;
+    /// A reservation has come to nothing: it may have been all that kept the cell.
+    fn give_up(self: &Arc<Self>, cell: &Name) {
+        let has_none = |known: &Known| known.silent.is_none() && known.devices.is_empty();
+        if !self.known().get(cell).is_some_and(has_none) {
+            return;
+        }
+        // The program does not wait for the operator.
+        let (cells, cell) = (Arc::clone(self), cell.clone());
+        tokio::spawn(async move {
+            let _change = cells.change.lock().await;
+            cells.clear(&cell).await;
+        });
+    }
+
+    /// Whether a volume has come to a cell and is not open there yet.
+    fn is_on_its_way(&self, cell: &Name, volume: &str) -> bool {
+        self.known().get(cell).and_then(|known| known.volumes.get(volume)).map(Found::of) == Some(Found::Waits)
+    }
+
+    /// Has the cell make a session that is reserved.
+    async fn make_session(
+        self: &Arc<Self>,
+        cell: &Name,
+        name: &Name,
+        asker: Asker,
+        spec: &SessionSpec,
+    ) -> Result<UnixStream, CellError> {
+        let made = self.ask_session(cell, name, asker, spec).await;
+        if made.is_err() {
+            self.forget_session(cell, name);
+            self.refresh(cell).await;
+            self.give_up(cell);
+        } else {
+            // What is said now takes the reservation's place, which stays until then: another list may be older than the session.
+            self.refresh(cell).await;
+            self.end_reservation(cell, name);
+        }
+        made
+    }
+
+    async fn ask_session(
+        &self,
+        cell: &Name,
+        name: &Name,
+        asker: Asker,
+        spec: &SessionSpec,
+    ) -> Result<UnixStream, CellError> {
         let SessionSpec { volume, read_only } = spec.clone();
         let granted = Granted { name: name.clone(), uid: asker.uid, volume, read_only };
         let body = serde_json::to_vec(&granted).expect("names and numbers are text");
-        let answer = self.ask(cell, (Method::POST, door::SESSION), body.into(), CHANGE_LIMIT).await;
-        let socket: PathBuf = answer.and_then(|answer| answer.json()).map_err(|error| error.problem(cell))?;
+        let answer = self.ask(cell, (Method::POST, door::SESSION), body.into(), SESSION_LIMIT).await?;
+        let socket: PathBuf = answer.json()?;
         // Nobody is waited for: it listens. A session that nobody connects to ends by itself.
-        let lost = |source| Problem::from(&ControlError::SessionLost { device: name.clone(), source });
+        let lost = |source| CellError::Refused(Problem::from(&ControlError::SessionLost { device: name.clone(), source }));
         UnixStream::connect(socket).map_err(lost)
     }
 
@@ -211,13 +289,22 @@ impl Cells {
                 let _change = cells.change.lock().await;
                 // One may have come before the lock.
                 cells.refresh(&cell).await;
-                if !cells.has_sessions(&cell) {
-                    cells.watched().remove(&cell);
+                if cells.end_watch(&cell) {
                     cells.clear(&cell).await;
                     return;
                 }
             }
         });
+    }
+
+    /// Whether nothing is left to look after. A session that comes after this look has the cell watched again.
+    fn end_watch(&self, cell: &Name) -> bool {
+        let mut watched = self.watched();
+        let is_over = !self.has_sessions(cell);
+        if is_over {
+            watched.remove(cell);
+        }
+        is_over
     }
 
     /// Those of the worker before this one are looked after, too.

@@ -15,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use millrace_keeper::{UpgradeResult, Upgraded};
+use serde::de::IgnoredAny;
 use uuid::Uuid;
 
 use super::{CHANGE_LIMIT, Cells, LIST_LIMIT, LOOK, client::CellError, door, front::Call};
@@ -26,6 +27,9 @@ use crate::{
 
 /// How long a cell's trial lasts unless this worker ends it: longer than anybody's.
 const CELL_TRIAL_SECONDS: u64 = 24 * 3600;
+
+/// How soon a cell is told again that its trial is over.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// How long a cell may take to go back to its old binary.
 const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
@@ -121,11 +125,39 @@ impl Cells {
         }
     }
 
-    /// The trial of this worker is over, and so is theirs.
-    pub(super) async fn settle(&self) {
+    /// The trial of this worker is over, and so is theirs. A cell that does not hear it is told again until it does: to whoever follows this
+    /// worker it would be on trial, and be sent back.
+    pub(super) async fn settle(self: &Arc<Self>) {
+        let mut untold = Vec::new();
         for cell in self.names() {
-            if let Err(error) = self.ask(&cell, (Method::POST, door::SETTLE), Bytes::new(), LIST_LIMIT).await {
-                tracing::warn!(worker = %cell, %error, "the worker was not told that its trial is over");
+            if let Err(error) = self.settle_one(&cell).await {
+                tracing::warn!(worker = %cell, %error, "the worker was not told yet that its trial is over");
+                untold.push(cell);
+            }
+        }
+        if !untold.is_empty() {
+            tokio::spawn(Arc::clone(self).settle_late(untold));
+        }
+    }
+
+    async fn settle_one(&self, cell: &Name) -> Result<(), CellError> {
+        let answer = self.ask(cell, (Method::POST, door::SETTLE), Bytes::new(), LIST_LIMIT).await?;
+        if answer.status.is_success() { Ok(()) } else { answer.json::<IgnoredAny>().map(|_| ()) }
+    }
+
+    async fn settle_late(self: Arc<Self>, mut untold: Vec<Name>) {
+        while !untold.is_empty() {
+            tokio::time::sleep(AGAIN).await;
+            if self.manager.last_upgrade().is_ok_and(|view| view.state == UpgradeState::Running) {
+                // What they may be on now is another trial.
+                continue;
+            }
+            let names = self.names();
+            for cell in std::mem::take(&mut untold).into_iter().filter(|cell| names.contains(cell)) {
+                match self.settle_one(&cell).await {
+                    Ok(()) => tracing::info!(worker = %cell, "the worker was told that its trial is over"),
+                    Err(_) => untold.push(cell),
+                }
             }
         }
     }

@@ -62,6 +62,7 @@ impl Manager {
 
     /// Lets a user's applications open volumes.
     pub(crate) fn create_app(&self, app: &AppUser, others: &Others) -> Result<AppView, ControlError> {
+        self.reach_all();
         let mut inner = self.lock()?;
         if self.app_of(&inner, app.uid).is_some() {
             return Err(ControlError::AppExists { uid: app.uid });
@@ -73,6 +74,7 @@ impl Manager {
 
     /// Lets a user's applications have something else from now on. Sessions that they may not have any more end.
     pub(crate) fn change_app(&self, uid: u32, change: &AppChange, others: &Others) -> Result<AppView, ControlError> {
+        self.reach_all();
         let mut inner = self.lock()?;
         let (before, _) = self.app_of(&inner, uid).ok_or(ControlError::NoApp { uid })?;
         if *change == AppChange::default() {
@@ -88,6 +90,7 @@ impl Manager {
 
     /// Lets a user's applications open nothing any more, and ends their sessions.
     pub(crate) fn delete_app(&self, uid: u32) -> Result<(), ControlError> {
+        self.reach_all();
         let mut inner = self.lock()?;
         self.app_of(&inner, uid).ok_or(ControlError::NoApp { uid })?;
         self.say_of_app(&mut inner, &AppUser::shut_out(uid))

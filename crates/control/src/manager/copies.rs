@@ -113,13 +113,10 @@ impl Manager {
     /// Pauses a copy, has it go on, or sets how fast it may be.
     pub fn change_copy(&self, name: &str, change: &CopyChange) -> Result<CopyView, ControlError> {
         let _one_at_a_time = self.copy_orders.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(rate) = change.rate {
-            self.set_copy_rate(name, rate)?;
-        }
         match change.state {
-            None => self.copy(name),
-            Some(CopyState::Running) => self.resume_copy(name),
-            Some(CopyState::Paused) => self.pause_copy(name),
+            None => self.set_copy_rate(name, change.rate),
+            Some(CopyState::Running) => self.resume_copy(name, change.rate),
+            Some(CopyState::Paused) => self.pause_copy(name, change.rate),
             Some(CopyState::Done | CopyState::Failed) => {
                 let name = self.peek().copy(name)?.record.name.clone();
                 Err(ControlError::invalid("copy", &name, "a copy can be made running or paused"))
@@ -127,29 +124,36 @@ impl Manager {
         }
     }
 
-    fn set_copy_rate(&self, name: &str, rate: Size) -> Result<(), ControlError> {
+    fn set_copy_rate(&self, name: &str, rate: Option<Size>) -> Result<CopyView, ControlError> {
+        let Some(rate) = rate else { return self.copy(name) };
         let mut inner = self.lock()?;
         let mut record = inner.copy(name)?.record.clone();
-        record.rate = Some(rate).filter(|rate| rate.0 > 0);
+        take_rate(&mut record, Some(rate));
         self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
         if let Some(copy) = inner.copies.get_mut(name) {
             copy.record = record;
-            copy.thread.iter().for_each(|running| running.live.set_rate(rate.0));
+            if let Some(running) = &copy.thread {
+                running.live.set_rate(rate.0);
+            }
         }
-        Ok(())
+        inner.copy(name).map(Copy::view)
     }
 
-    fn pause_copy(&self, name: &str) -> Result<CopyView, ControlError> {
+    fn pause_copy(&self, name: &str, rate: Option<Size>) -> Result<CopyView, ControlError> {
         let mut inner = self.lock()?;
         let mut record = inner.copy(name)?.record.clone();
         match record.state {
-            CopyState::Paused => return inner.copy(name).map(Copy::view),
+            CopyState::Paused => {
+                drop(inner);
+                return self.set_copy_rate(name, rate);
+            }
             CopyState::Running => {}
             CopyState::Done | CopyState::Failed => {
                 return Err(ControlError::invalid("copy", &record.name, "it has ended: there is nothing to pause"));
             }
         }
         record.state = CopyState::Paused;
+        take_rate(&mut record, rate);
         self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
         let running = inner.copies.get_mut(name).and_then(|copy| {
             copy.record = record;
@@ -160,11 +164,14 @@ impl Manager {
         self.copy(name)
     }
 
-    fn resume_copy(&self, name: &str) -> Result<CopyView, ControlError> {
+    fn resume_copy(&self, name: &str, rate: Option<Size>) -> Result<CopyView, ControlError> {
         let mut inner = self.lock()?;
         let mut record = inner.copy(name)?.record.clone();
         match record.state {
-            CopyState::Running => return inner.copy(name).map(Copy::view),
+            CopyState::Running => {
+                drop(inner);
+                return self.set_copy_rate(name, rate);
+            }
             CopyState::Done => return Err(ControlError::invalid("copy", &record.name, "it is done: begin another one")),
             CopyState::Failed => {
                 inner.check_copy(&record.source, &record.target)?;
@@ -178,6 +185,7 @@ impl Manager {
             CopyState::Paused => drop(inner.idle_volume(record.source.as_str())?),
         }
         (record.state, record.reason) = (CopyState::Running, None);
+        take_rate(&mut record, rate);
         self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
         if let Some(copy) = inner.copies.get_mut(name) {
             (copy.record, copy.failing) = (record.clone(), None);
@@ -317,6 +325,13 @@ impl Manager {
                 tracing::error!("a copy does not come to its end; it goes with the process");
             }
         }
+    }
+}
+
+/// Has a copy be as fast as is asked for, if that is asked for: with whatever else changes, or not at all.
+fn take_rate(record: &mut CopyRecord, rate: Option<Size>) {
+    if let Some(rate) = rate {
+        record.rate = Some(rate).filter(|rate| rate.0 > 0);
     }
 }
 

@@ -1,25 +1,21 @@
 //! Devices: create, delete, attach, detach.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    fs,
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt},
-    },
-    path::{Path, PathBuf},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
     sync::{Arc, PoisonError},
     time::Instant,
 };
 
-use millrace_engine::{DiskKey, ShardHandle, ShardLoad, place};
+use millrace_engine::{DiskKey, Placement, ShardHandle, ShardLoad, place};
 use millrace_frontends::nvme::Namespace;
 use uuid::Uuid;
 
-use super::{Device, DeviceView, Inner, Manager, NamespaceView};
+use super::{Device, DeviceView, Inner, Manager, NamespaceView, volumes::FileIdentity};
 use crate::{
     Name, Size,
-    devices::forget,
+    devices::{ANSWER, forget, on_shard},
     disks::{Live, ONLY},
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceSpec},
@@ -32,6 +28,9 @@ const MAX_CNTLID: u16 = 0xffef;
 impl Manager {
     /// Creates a device with its socket.
     pub fn create_device(&self, spec: &DeviceSpec) -> Result<DeviceView, ControlError> {
+        // What it looks at may be on a file system that does not answer: once while nothing is locked.
+        spec.validate(self.shards.len())?;
+        self.reach_all();
         let mut inner = self.lock()?;
         let device = self.make_device(&inner, spec, None, None)?;
         if let Err(error) = self.store.apply(&Changes { put_devices: vec![&device.record], ..Changes::default() }) {
@@ -40,11 +39,13 @@ impl Manager {
         }
         tracing::info!(device = %spec.name, socket = %self.socket(spec).display(), "device created");
         inner.devices.insert(spec.name.clone(), device);
-        self.device_view(&inner, spec.name.as_str())
+        drop(inner);
+        self.device_within(ANSWER, spec.name.as_str())
     }
 
     /// Deletes a device. Its guest loses it; its volumes stay, those that its guest created as well.
     pub fn delete_device(&self, name: &str) -> Result<(), ControlError> {
+        self.reach(name)?;
         let mut inner = self.lock()?;
         let name = inner.device(name)?.record.spec.name.clone();
         let mut orphans: Vec<_> = inner
@@ -73,6 +74,7 @@ impl Manager {
 
     /// A controller's state, while its guest stands still (docs/migration.md).
     pub fn save_device_state(&self, name: &str) -> Result<Vec<u8>, ControlError> {
+        self.reach(name)?;
         let inner = self.lock()?;
         let saved = inner.device(name)?.live()?.save()?;
         tracing::info!(device = name, bytes = saved.len(), "the device's state was saved");
@@ -81,6 +83,7 @@ impl Manager {
 
     /// Gives a controller that has no guest yet the state of another, with which its next guest goes on.
     pub fn restore_device_state(&self, name: &str, saved: Vec<u8>) -> Result<(), ControlError> {
+        self.reach(name)?;
         let inner = self.lock()?;
         inner.device(name)?.live()?.restore_saved(saved)?;
         tracing::info!(device = name, "the device waits for its guest with the state that was restored");
@@ -89,6 +92,7 @@ impl Manager {
 
     /// Shows a volume to a device's guest, at once.
     pub fn attach(&self, device: &str, spec: &AttachSpec) -> Result<NamespaceView, ControlError> {
+        self.reach(device)?;
         let mut inner = self.lock()?;
         self.settle(&mut inner, device, spec)?;
         self.settle_volume(&inner, spec.volume.as_str());
@@ -108,6 +112,7 @@ impl Manager {
 
     /// Shows a namespace no more, at once. A namespace that the guest had created becomes an ordinary volume.
     pub fn detach(&self, device: &str, nsid: u32) -> Result<(), ControlError> {
+        self.reach(device)?;
         let mut inner = self.lock()?;
         let entry = inner.device(device)?;
         let Some(namespace) = entry.record.namespaces.iter().find(|namespace| namespace.nsid == nsid).cloned() else {
@@ -136,6 +141,48 @@ impl Manager {
         }
         tracing::info!(device, volume = %namespace.volume, nsid, "volume detached");
         Ok(())
+    }
+
+    /// Waits until the shard of a device answers, while nothing is locked: one that hangs keeps nobody else waiting, and its devices as they
+    /// are.
+    fn reach(&self, device: &str) -> Result<(), ControlError> {
+        let placed = self.peek().devices.get_key_value(device).map(|(name, device)| {
+            let shard = device.live.as_ref().ok().map(Live::shard);
+            (name.clone(), self.shards.iter().find(|handle| Some(handle.index()) == shard))
+        });
+        // What else is wrong with it, what follows tells.
+        let Some((name, Some(shard))) = placed else { return Ok(()) };
+        match on_shard(&name, shard, |_| ()) {
+            Err(silent @ ControlError::Silent { .. }) => Err(silent),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for all shards. Those that hang are known afterwards, and not waited for with what exists locked.
+    pub(super) fn reach_all(&self) {
+        for shard in &self.shards {
+            let _ = shard.call_within(ANSWER, |_| ());
+        }
+    }
+
+    /// The same for the shards of the devices that show a volume.
+    pub(super) fn reach_users(&self, volume: &str) {
+        let inner = self.peek();
+        let users = inner.users(volume).filter_map(|(device, _)| Some(device.live.as_ref().ok()?.shard()));
+        let shards: BTreeSet<usize> = users.collect();
+        drop(inner);
+        for shard in self.shards.iter().filter(|shard| shards.contains(&shard.index())) {
+            let _ = shard.call_within(ANSWER, |_| ());
+        }
+    }
+
+    /// Lets go of deleted devices whose commands have finished by now.
+    pub(super) fn bury(&self) {
+        if self.peek().retiring.is_empty() {
+            return;
+        }
+        self.reach_all();
+        self.peek().bury();
     }
 
     /// Makes a device, without telling anyone but the file system (its socket).
@@ -177,8 +224,11 @@ impl Manager {
             }
         }
         let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session, disk_kind: None };
-        let live = Ok(self.start_device(inner, &record, disk)?);
-        Ok(Device { record, live, failed: BTreeMap::new(), since: Instant::now() })
+        let live = self.start_device(inner, &record, disk).inspect_err(|_| {
+            // The keeper may have its socket already.
+            forget(&record.spec.name, self.settings.keeper.clone().map(|keeper| (keeper, uuid.into_bytes())));
+        })?;
+        Ok(Device { record, live: Ok(live), failed: BTreeMap::new(), since: Instant::now() })
     }
 
     /// Puts a device on its shard.
@@ -205,21 +255,27 @@ impl Manager {
 
     fn shard_loads(&self, inner: &Inner) -> Vec<ShardLoad> {
         let busy = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut loads: Vec<_> =
-            busy.iter().map(|load| ShardLoad { busy_permille: load.busy_permille, ..ShardLoad::default() }).collect();
+        let load = |(shard, load): (&ShardHandle, &super::Load)| {
+            // One that hangs does nothing, and is no place for anybody.
+            let busy_permille = if shard.is_silent() { u32::MAX } else { load.busy_permille };
+            ShardLoad { busy_permille, ..ShardLoad::default() }
+        };
+        let mut loads: Vec<_> = self.shards.iter().zip(busy.iter()).map(load).collect();
         let at: HashMap<usize, usize> = self.shards.iter().enumerate().map(|(at, shard)| (shard.index(), at)).collect();
         for device in inner.devices.values() {
             let Ok(live) = &device.live else { continue };
             let Some(load) = at.get(&live.shard()).and_then(|&at| loads.get_mut(at)) else { continue };
             load.devices += 1;
-            load.disks.extend(device.record.namespaces.iter().filter_map(|namespace| inner.disk(&namespace.volume)));
+            if self.settings.placement == Placement::Disk {
+                load.disks.extend(device.record.namespaces.iter().filter_map(|namespace| inner.disk(&namespace.volume)));
+            }
         }
         loads
     }
 
     /// Where disks have their shards, a device goes to its first volume's before any guest has seen it.
     fn settle(&self, inner: &mut Inner, name: &str, spec: &AttachSpec) -> Result<(), ControlError> {
-        if self.settings.placement != millrace_engine::Placement::Disk {
+        if self.settings.placement != Placement::Disk {
             return Ok(());
         }
         let device = inner.device(name)?;
@@ -228,14 +284,18 @@ impl Manager {
         if !device.record.namespaces.is_empty() || wanted == live.shard() || live.status()?.connected {
             return Ok(());
         }
+        // What is left of it would take with it what the keeper has of the new one.
         if !live.is_idle()? {
-            // What is left of it would take with it what the keeper has of the new one.
             return Ok(());
         }
         let record = device.record.clone();
         let Some(device) = inner.devices.remove(name) else { return Ok(()) };
         inner.retire(device);
-        let live = self.start_device(inner, &record, Some(disk));
+        let live = if inner.retiring.iter().any(|(uuid, ..)| *uuid == record.uuid) {
+            Err(ControlError::invalid("device", &record.spec.name, "the shard that it was on does not let go of it"))
+        } else {
+            self.start_device(inner, &record, Some(disk))
+        };
         let (live, result) = match live {
             Ok(live) => (Ok(live), Ok(())),
             Err(error) => (Err(error.to_string()), Err(error)),
@@ -335,7 +395,7 @@ impl Inner {
     pub(super) fn bury(&mut self) {
         for (uuid, name, live) in std::mem::take(&mut self.retiring) {
             match live.is_idle() {
-                Ok(false) => self.retiring.push((uuid, name, live)),
+                Ok(false) | Err(ControlError::Silent { .. }) => self.retiring.push((uuid, name, live)),
                 idle => {
                     if let Err(error) = idle.and_then(|_| live.remove()) {
                         tracing::error!(device = %name, %error, "a device could not be taken off its shard");
@@ -355,16 +415,18 @@ impl Inner {
         }
     }
 
-    /// The disk below a volume.
+    /// The disk below a volume: that of its first file, which is its own or that of what it is made of.
     pub(super) fn disk(&self, volume: &Name) -> Option<DiskKey> {
-        let found = fs::metadata(self.first_file(volume.as_str())?).ok()?;
-        Some(DiskKey(if found.file_type().is_block_device() { found.rdev() } else { found.dev() }))
+        self.disk_of(volume.as_str())
     }
 
-    /// The first file of a volume, its own or that of what it is made of.
-    fn first_file(&self, volume: &str) -> Option<&Path> {
-        let leaves = self.volumes.get(volume)?.record.spec.stack.leaves();
-        leaves.into_iter().find_map(|leaf| leaf.file().or_else(|| self.first_file(leaf.volume()?)))
+    /// As it was when the file was opened: a file system that does not answer now is not asked.
+    fn disk_of(&self, volume: &str) -> Option<DiskKey> {
+        let volume = self.volumes.get(volume)?;
+        volume.record.spec.stack.leaves().into_iter().find_map(|leaf| match leaf.file() {
+            Some(path) => volume.graph.as_ref()?.files.get(path).copied().map(FileIdentity::disk),
+            None => self.disk_of(leaf.volume()?),
+        })
     }
 
     /// The volume of this name as guests see it.
@@ -380,7 +442,10 @@ pub(super) fn stop(device: Device) -> Option<Live> {
     match live.close() {
         Ok(true) => {}
         Ok(false) => {
-            tracing::error!(device = %name, "its commands do not finish; it stays on its shard until they do");
+            tracing::error!(
+                device = %name,
+                "its commands do not finish, or its shard does not answer; it stays there until they do"
+            );
             return Some(live);
         }
         Err(error) => {

@@ -10,7 +10,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -34,7 +34,7 @@ use super::{
     Inner, Manager, VolumeView,
     leaves::KeptLeaves,
     shapes::Shapes,
-    volumes::{FileChange, file_identity},
+    volumes::{FileChange, FileIdentity, look_at_files},
 };
 use crate::{
     Name, Size,
@@ -109,6 +109,8 @@ impl Default for Means {
 pub(super) struct LiveGraph {
     pub(super) switch: Arc<Switch>,
     pub(super) graph: Graph,
+    /// The files of its leaves, as they were when they were opened.
+    pub(super) files: BTreeMap<PathBuf, FileIdentity>,
 }
 
 impl LiveGraph {
@@ -133,6 +135,8 @@ struct Opener<'a> {
     kept: Option<KeptLeaves>,
     /// What was done to files so far.
     files: RefCell<Vec<FileChange>>,
+    /// The files that were opened.
+    opened: RefCell<BTreeMap<PathBuf, FileIdentity>>,
 }
 
 impl Opener<'_> {
@@ -167,6 +171,8 @@ impl Opener<'_> {
                 Err(error @ VolumeError::InUse { .. }) => return Err(error),
                 result => {
                     self.files.borrow_mut().push(change);
+                    let identity = result.as_ref().ok().and_then(|_| FileIdentity::of(path));
+                    self.opened.borrow_mut().extend(identity.map(|identity| (path.clone(), identity)));
                     return result.map(|volume| volume as _);
                 }
             }
@@ -233,7 +239,7 @@ impl Inner {
             Some((name.clone(), blocks))
         };
         let volumes = self.volumes.iter().filter_map(live).collect();
-        Opener { spec, volumes, stored, kept, files: RefCell::default() }
+        Opener { spec, volumes, stored, kept, files: RefCell::default(), opened: RefCell::default() }
     }
 
     /// Makes a volume's inside. `size` is what its legs are told; `None`: it follows from them. `leaves` are the numbers of those in memory.
@@ -282,17 +288,17 @@ impl Inner {
         check_scratch(name, switch.scratch_bytes())?;
         let reason = if opener.stored.is_some() { Reason::Open } else { Reason::Create };
         graph.mount(reason).map_err(|error| failed(name, error))?;
-        Ok(LiveGraph { switch, graph })
+        Ok(LiveGraph { switch, graph, files: opener.opened.take() })
     }
 
     /// Whether the leaves of a stack are free: no file and no volume in two places, no volume over itself.
     pub(super) fn check_leaves(&self, spec: &VolumeSpec) -> Result<(), ControlError> {
         let wrong = |why: String| ControlError::invalid("volume", &spec.name, why);
-        let mut identities: Vec<((u64, u64), &Path)> = Vec::new();
+        let mut identities: Vec<(FileIdentity, &Path)> = Vec::new();
         for leaf in spec.stack.leaves() {
             if let Some(path) = leaf.file() {
                 self.check_file_is_free(spec, path)?;
-                let Some(identity) = file_identity(path) else { continue };
+                let Some(identity) = FileIdentity::of(path) else { continue };
                 if let Some((_, other)) = identities.iter().find(|(known, _)| *known == identity) {
                     return Err(wrong(format!("{} and {} are one file", other.display(), path.display())));
                 }
@@ -472,6 +478,8 @@ impl Manager {
 
     /// Puts another stack in a volume's place while guests go on.
     pub fn change_stack(&self, name: &str, stack: &Node, reformat: bool) -> Result<VolumeView, ControlError> {
+        look_at_files(stack);
+        self.look_at_unopened();
         self.change_with(name, reformat, None, |_| Ok(stack.clone()))
     }
 
@@ -488,6 +496,7 @@ impl Manager {
         let meter = meter_of(&live);
         // The lock is free: services may take their time to leave.
         let result = self.exchange(&mut live, &before, &after, reformat);
+        self.reach_users(name);
         let mut inner = self.peek();
         self.close_meter(&inner, name, meter.as_ref(), &live);
         inner.changing.remove(name);
@@ -583,6 +592,9 @@ impl Manager {
             let pause = graph::change(&live.switch, &mut live.graph, &mut new, terms)
                 .map_err(|source| ControlError::Change { name: name.clone(), source })?;
             live.graph = new;
+            live.files.extend(opener.opened.take());
+            let leaves = after.spec.stack.leaves();
+            live.files.retain(|path, _| leaves.iter().any(|leaf| leaf.file() == Some(path.as_path())));
             Ok(pause)
         });
         if let Some(kept) = &opener.kept {
@@ -692,7 +704,7 @@ impl Inner {
             reading: all,
             apart: apart.collect(),
             provisioned: volume.record.size().0,
-            used: volume.live.as_ref().ok()?.volume.usage().allocated,
+            used: volume.live.as_ref().ok()?.measured(),
         })
     }
 

@@ -111,6 +111,14 @@ impl Manager {
         Ok(inner.group_view(inner.find_group(name)?))
     }
 
+    /// A group, if nothing here is in the way of its end but what is in it.
+    pub(crate) fn group_to_delete(&self, name: &str) -> Result<GroupView, ControlError> {
+        let inner = self.lock()?;
+        let view = inner.group_view(inner.find_group(name)?);
+        inner.check_nothing_changes()?;
+        Ok(view)
+    }
+
     /// Deletes a group that nothing is in.
     pub fn delete_group(&self, name: &str) -> Result<(), ControlError> {
         let mut inner = self.lock()?;
@@ -119,10 +127,7 @@ impl Manager {
             let GroupView { name, volumes, groups, .. } = view;
             return Err(ControlError::GroupInUse { name, volumes, groups });
         }
-        if let Some(volume) = inner.changing.keys().next() {
-            // Its new stack may name the group.
-            return Err(ControlError::Changing { name: volume.clone() });
-        }
+        inner.check_nothing_changes()?;
         self.store.apply(&Changes { remove_groups: vec![&view.name], ..Changes::default() })?;
         tracing::info!(group = name, "group deleted");
         inner.groups.remove(name);
@@ -133,6 +138,14 @@ impl Manager {
 impl Inner {
     fn find_group(&self, name: &str) -> Result<&Group, ControlError> {
         self.groups.get(name).ok_or_else(|| ControlError::NoGroup { name: name.to_owned() })
+    }
+
+    /// Whether no volume is getting another stack: that may name any group.
+    fn check_nothing_changes(&self) -> Result<(), ControlError> {
+        match self.changing.keys().next() {
+            Some(volume) => Err(ControlError::Changing { name: volume.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// Makes a group, without telling anyone.

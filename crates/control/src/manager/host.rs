@@ -6,8 +6,9 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -97,6 +98,7 @@ impl HostThread {
 
     /// Answers until the manager is gone.
     pub(super) fn run(self) {
+        let measuring = measuring(self.manager.clone());
         let mut next = Instant::now() + SAMPLING;
         loop {
             let request = self.requests.recv_timeout(next.saturating_duration_since(Instant::now()));
@@ -106,7 +108,8 @@ impl HostThread {
                 Err(RecvTimeoutError::Timeout) => {
                     manager.sample_loads();
                     tell_refused();
-                    manager.measure_volumes();
+                    // Full: it is at it still.
+                    let _ = measuring.try_send(());
                     manager.end_sessions();
                     manager.watch_volumes();
                     manager.note_legs(&mut manager.peek());
@@ -114,13 +117,28 @@ impl HostThread {
                     if manager.account.is_due() {
                         manager.keep_account();
                     }
-                    manager.peek().bury();
+                    manager.bury();
                     next = Instant::now() + SAMPLING;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
+}
+
+/// Measures what volumes hold whenever it is told to: in a thread of its own, for a file system that does not answer keeps it waiting.
+fn measuring(manager: WeakManager) -> SyncSender<()> {
+    let (due, told) = sync_channel(1);
+    let run = move || {
+        for () in told {
+            let Some(manager) = manager.upgrade() else { return };
+            manager.measure_volumes();
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("millrace-measure".to_owned()).spawn(run) {
+        tracing::error!(%error, "no thread to measure what volumes hold: what is told of it is old");
+    }
+    due
 }
 
 impl Manager {
@@ -269,6 +287,7 @@ impl Manager {
 
     /// Every device that has the namespace gets the notice, the one whose guest caused it as well: one host may use several.
     fn pass_notice(&self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
+        self.reach_users(namespace.volume.name());
         let inner = self.peek();
         for (device, nsid) in inner.users(namespace.volume.name()) {
             let Ok(live) = &device.live else { continue };
@@ -327,7 +346,7 @@ pub(super) fn status_of(error: &ControlError) -> Status {
 }
 
 impl Volume {
-    /// Bytes its medium holds for it.
+    /// Bytes its medium holds for it at this moment. Asks the system below.
     pub(super) fn allocated(&self) -> Option<u64> {
         self.live.as_ref().ok().map(|namespace| namespace.volume.usage().allocated)
     }

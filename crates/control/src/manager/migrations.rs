@@ -67,6 +67,8 @@ fn none(record: &VolumeRecord) -> ControlError {
 impl Manager {
     /// Begins a migration.
     pub fn migrate_volume(&self, name: &str, spec: &MigrationSpec) -> Result<VolumeView, ControlError> {
+        super::volumes::look_at_files(&spec.to);
+        self.look_at_unopened();
         let note = Note::Begins(&spec.to).to_string();
         self.change_with(name, false, Some(note), |record| {
             let wrong = |why: String| ControlError::invalid("volume", &record.spec.name, why);

@@ -10,6 +10,8 @@
 //! * A change that fails leaves the state as it was, in memory and on disk.
 //! * What is on disk was true at some moment; a daemon that starts makes it true again, and shows what it cannot.
 //! * The data path waits for nothing here: shards are called, and never call back in.
+//! * A shard or a file system that hangs keeps waiting who needs it, and nobody else: shards are reached and files looked at before what exists is
+//!   locked; a shard that hangs all the same is waited for once.
 
 mod apps;
 mod copies;

@@ -10,6 +10,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use millrace_services::{Leaf, throttle::groups_of};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::{Inner, Manager, Volume, leaves::in_memory};
 use crate::{
@@ -73,8 +74,18 @@ impl Manager {
         self.peek().volumes.values().any(Volume::is_received)
     }
 
+    /// Whether nothing in this worker is known by a UUID that something in another one is to have.
+    pub(crate) fn check_unused(&self, kind: &'static str, name: &Name, uuid: Uuid) -> Result<(), ControlError> {
+        self.peek().check_unused(kind, name, uuid)
+    }
+
     /// Does a part of a move; what it is about.
     pub(crate) fn step(&self, step: &Step) -> Result<Vec<VolumeRecord>, ControlError> {
+        if let Step::Release { volumes, .. } = step {
+            for name in volumes {
+                self.measure_now(name.as_str());
+            }
+        }
         let mut inner = self.lock()?;
         match step {
             Step::Look { volume } => inner.family(volume),
@@ -122,6 +133,10 @@ impl Manager {
         }
         for name in names.iter().filter(|name| inner.volumes.contains_key(*name)) {
             inner.check_movable(name)?;
+            if let Some((over, _)) = inner.volumes_over(name.as_str()).find(|(over, _)| !names.contains(over)) {
+                let why = format!("volume {over} is made of it");
+                return Err(ControlError::NotMovable { volume: name.clone(), why });
+            }
         }
         // Of those that nothing is made of: the services of the others have requests of their own in them.
         let tops: Vec<_> = names.iter().filter(|name| inner.volumes_over(name.as_str()).next().is_none()).collect();
@@ -213,8 +228,8 @@ impl Inner {
             return refused(format!("it is in group {group}, which is in this worker"));
         }
         // Of one that has failed, the keeper may have blocks that nobody sees; one that has come has none.
-        let may_have_blocks = volume.allocated().map_or(!self.received.contains(&volume.record.uuid), |bytes| bytes > 0);
-        if in_memory(&volume.record.spec.stack) > 0 && may_have_blocks {
+        let may_have_blocks = || volume.allocated().map_or(!self.received.contains(&volume.record.uuid), |bytes| bytes > 0);
+        if in_memory(&volume.record.spec.stack) > 0 && may_have_blocks() {
             return refused("its blocks are in the memory of that worker".to_owned());
         }
         Ok(())

@@ -86,6 +86,7 @@ impl Manager {
         spec: &SessionSpec,
         elsewhere: &dyn Fn() -> Elsewhere,
     ) -> Result<(Name, UnixStream), ControlError> {
+        self.reach_all();
         let mut inner = self.lock()?;
         let elsewhere = elsewhere();
         self.may_open(&inner, asker, spec, &elsewhere)?;
@@ -110,6 +111,7 @@ impl Manager {
 
     /// Makes a session that the daemon's own worker has granted; the socket on which it waits to be connected to.
     pub(crate) fn receive_session(&self, granted: &Granted) -> Result<PathBuf, ControlError> {
+        self.reach_all();
         self.make_session(&mut *self.lock()?, granted)
     }
 
@@ -118,7 +120,10 @@ impl Manager {
         if inner.devices.contains_key(name) {
             return Err(ControlError::DeviceExists { name: name.clone() });
         }
-        let volume = inner.volume(&granted.volume)?.record.spec.name.clone();
+        let volume = inner.volume(&granted.volume)?;
+        // One that is on its way is asked for again and again.
+        volume.live()?;
+        let volume = volume.record.spec.name.clone();
         let nvme = NvmeSpec { queues: QUEUES, namespaces: 1, ..NvmeSpec::default() };
         let device =
             DeviceSpec { name: name.clone(), kind: DeviceKind::Nvme(nvme), socket: None, shard: None, tenant: None };
@@ -156,7 +161,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Deletes the devices of applications that are gone.
+    /// Deletes the devices of applications that are gone, and those that have failed: where a guest's kernel has a timeout after which it
+    /// resets its controller, a program would wait for ever.
     pub(super) fn end_sessions(&self) {
         let asked = Instant::now();
         let answers = self.ask(|device| device.record.session.is_some());
@@ -168,7 +174,8 @@ impl Manager {
             let is_late = |device: &Device| asked.duration_since(device.since) > TAKEN_WITHIN;
             let is_over = |device: &Device| match &status {
                 // One that is not at rest is not waited for, and counts until it is.
-                Ok(status) => !status.connected && status.in_flight == 0 && (status.clients > 0 || is_late(device)),
+                Ok(status) if status.in_flight > 0 => false,
+                Ok(status) => status.has_failed() || !status.connected && (status.clients > 0 || is_late(device)),
                 // Its shard may come to it yet.
                 Err(ControlError::Silent { .. }) => false,
                 // It has failed: nobody is served there.

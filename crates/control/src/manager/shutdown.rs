@@ -42,10 +42,13 @@ impl Manager {
         };
         self.leave_copies();
         for device in devices.into_values() {
-            // One that does not finish goes with the process.
+            // One that does not finish, or whose shard hangs, goes with the process.
             drop(stop(device));
         }
         let Some(engine) = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        self.reach_all();
+        // Any shard can flush any volume, if it answers.
+        let shard = self.shards.iter().find(|shard| !shard.is_silent()).unwrap_or(&self.shards[0]);
         let deadline = Instant::now() + FLUSH_LIMIT;
         let mut failed = BTreeSet::new();
         for namespace in volumes {
@@ -53,11 +56,11 @@ impl Manager {
             if volume.geometry().read_only {
                 continue;
             }
-            if let Err(error) = flush(&self.shards[0], Arc::clone(volume), deadline) {
+            if let Err(error) = flush(shard, Arc::clone(volume), deadline) {
                 tracing::error!(volume = volume.name(), %error, "the volume could not be flushed");
                 // What this flush was told its guest was not. It may have been told of what came before, and have done nothing else.
                 failed.insert(volume.name().to_owned());
-                let _ = flush(&self.shards[0], Arc::clone(volume), deadline);
+                let _ = flush(shard, Arc::clone(volume), deadline);
             }
         }
         {

@@ -4,7 +4,7 @@ use std::{
     path::Path,
     sync::{
         atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, sync_channel},
+        mpsc::{Receiver, Sender, channel, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -363,6 +363,122 @@ fn a_shard_that_hangs_keeps_nobody_else_waiting() {
     eventually("the stuck device's answer", || is_ready("stuck"));
 }
 
+/// Has a shard hang until what is returned is dropped, and be known for it: whoever is the first to wait waits for long.
+fn hang(rig: &Rig, shard: usize) -> Sender<()> {
+    let (release, hung) = channel();
+    rig.shards[shard]
+        .call(move |_| {
+            let _ = hung.recv();
+        })
+        .unwrap();
+    assert!(rig.shards[shard].call_within(Duration::ZERO, |_| ()).is_err());
+    release
+}
+
+/// The shards of [`two_devices`].
+const STUCK: usize = 0;
+const OTHER: usize = 1;
+
+/// Two devices, each with a shard of its own.
+fn two_devices() -> Rig {
+    let rig = Rig::with_placement(2, Placement::Device);
+    for (name, shard) in [("stuck", STUCK), ("other", OTHER)] {
+        rig.create_device(&DeviceSpec { shard: Some(shard), ..device(name, "{}") }).unwrap();
+    }
+    rig
+}
+
+#[test]
+fn a_device_whose_shard_hangs_stays_as_it_is_and_the_others_are_changed() {
+    let rig = two_devices();
+    for name in ["v", "w"] {
+        rig.create_volume(&volume(name, "1M", "memory")).unwrap();
+    }
+    rig.attach("stuck", &attach("v", Some(3))).unwrap();
+    let before = picture(&rig);
+    let release = hang(&rig, STUCK);
+    let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));
+    thread::spawn(move || {
+        let refused = [
+            manager.delete_device("stuck"),
+            manager.attach("stuck", &attach("w", None)).map(drop),
+            manager.detach("stuck", 3),
+            manager.save_device_state("stuck").map(drop),
+            manager.restore_device_state("stuck", Vec::new()),
+            manager.start_trace(&Target::Device("stuck".to_owned()), None).map(drop),
+        ];
+        let traced = manager.start_trace(&Target::Device("other".to_owned()), None).map(drop);
+        let third = manager.create_device(&device("third", "{}")).unwrap();
+        manager.attach("third", &attach("w", None)).unwrap();
+        manager.delete_device("third").unwrap();
+        tell.send((refused, traced, third)).unwrap();
+    });
+    let (refused, traced, third) = told.recv_timeout(PATIENCE).expect("what became of the changes");
+    for (at, result) in refused.iter().enumerate() {
+        assert!(matches!(result, Err(ControlError::Silent { .. })), "{at}: {result:?}");
+    }
+    assert!(traced.is_ok(), "{traced:?}");
+    assert_eq!((third.shard, third.state), (Some(OTHER), State::Ready), "not where nobody answers");
+    drop(release);
+    eventually("what there was", || (picture(&rig) == before).then_some(()));
+    assert_eq!(nsids(&mut guest(&rig, "stuck")), [3], "nothing was done late");
+    rig.delete_device("stuck").unwrap();
+}
+
+#[test]
+fn a_device_that_goes_while_its_shard_hangs_is_gone_when_that_is_back() {
+    let rig = two_devices();
+    let gone = rig.peek().devices.remove("stuck").unwrap();
+    let release = hang(&rig, STUCK);
+    rig.peek().retire(gone);
+    assert!(!rig.path("stuck.sock").exists());
+    rig.bury();
+    assert_eq!(rig.peek().retiring.len(), 1, "its shard has it still");
+    // Another one of its name is none of its business.
+    assert_eq!(rig.create_device(&device("stuck", "{}")).unwrap().shard, Some(OTHER));
+    drop(release);
+    eventually("its end", || {
+        rig.bury();
+        rig.peek().retiring.is_empty().then_some(())
+    });
+    eventually("a shard without devices", || (rig.shards[STUCK].stats().devices == 0).then_some(()));
+    assert!(rig.path("stuck.sock").exists() && rig.has_device("stuck"));
+}
+
+#[test]
+fn a_volume_that_a_hanging_shard_shows_is_resized_and_the_guest_learns_of_it() {
+    let rig = two_devices();
+    rig.create_volume(&volume("v", "1M", "memory")).unwrap();
+    rig.attach("stuck", &attach("v", None)).unwrap();
+    let release = hang(&rig, STUCK);
+    let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));
+    thread::spawn(move || tell.send(manager.resize_volume("v", size("2M")).map(|view| view.size)).unwrap());
+    let resized = told.recv_timeout(PATIENCE).expect("the volume's size");
+    assert_eq!(resized.ok(), Some(size("2M")));
+    drop(release);
+    let mut guest = guest(&rig, "stuck");
+    let blocks = guest.namespace(millrace_driver::spec::NamespaceId(1)).unwrap().size().0;
+    assert_eq!(blocks, (2 << 20) / 512);
+}
+
+#[test]
+fn a_shard_that_hangs_does_not_keep_the_daemon_from_its_end() {
+    let rig = two_devices();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    rig.attach("other", &attach("f", None)).unwrap();
+    // The one that would be asked to flush, too.
+    let release = hang(&rig, STUCK);
+    let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));
+    thread::spawn(move || {
+        manager.shutdown();
+        tell.send(()).unwrap();
+    });
+    told.recv_timeout(PATIENCE).expect("the end");
+    let volumes = rig.store.load().unwrap().0;
+    assert!(!volumes[0].untold, "it was flushed");
+    drop(release);
+}
+
 #[test]
 fn devices_are_checked() {
     let rig = Rig::new();
@@ -399,6 +515,20 @@ fn the_uuid_of_a_device_whose_commands_go_on_is_taken() {
     assert!(refused.contains("device d, which is deleted") && refused.contains("not finished"), "{refused}");
     inner.bury();
     assert_eq!(inner.check_unused("device", &name, uuid).ok(), Some(()));
+}
+
+/// To guests it means that there is none, and at the keeper it is the daemon itself.
+#[test]
+fn nothing_has_the_uuid_of_zeroes() {
+    let rig = Rig::new();
+    let nil = Uuid::nil();
+    let spec = VolumeSpec { uuid: Some(nil), ..volume("v", "1M", "memory") };
+    let refused =
+        [rig.create_volume(&spec).map(drop), rig.create_device(&device("d", &format!(r#"{{"uuid":"{nil}"}}"#))).map(drop)];
+    for error in refused.map(Result::unwrap_err) {
+        assert!(error.class() == Class::Invalid && error.to_string().contains("the UUID of zeroes"), "{error}");
+    }
+    assert!(rig.volumes().is_empty() && rig.devices().is_empty());
 }
 
 #[test]
@@ -463,6 +593,10 @@ fn what_was_changed_since_it_was_looked_at_does_not_go() {
     })
     .unwrap();
     assert!(rig.step(&Step::release_looked(&second, limit)).is_err());
+    let alone = Step::release(&["v".parse().unwrap()], limit);
+    let refused = rig.step(&alone).unwrap_err().to_string();
+    assert!(refused.contains("volume w is made of it"), "{refused}");
+    assert_eq!(rig.volume("w").unwrap().state, State::Ready);
     rig.delete_volume("w").unwrap();
     // What comes again is what counts.
     other.step(&Step::Receive { records: second.clone() }).unwrap();
@@ -505,6 +639,64 @@ fn placement_by_device_spreads_and_by_disk_gathers() {
     let fixed = DeviceSpec { shard: Some(1), ..device("fixed", "{}") };
     assert_eq!(gathered.create_device(&fixed).unwrap().shard, Some(1));
     assert!(gathered.create_device(&DeviceSpec { shard: Some(2), ..device("beyond", "{}") }).is_err());
+}
+
+/// Its path is not looked at again: the file system may have gone since.
+#[test]
+fn a_file_is_known_by_what_it_was_when_it_was_opened() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    let stack = format!("throttle(iops=100000) | file:{}", rig.path("f.img").display()).parse().unwrap();
+    rig.change_stack("f", &stack, false).unwrap();
+    fs::rename(rig.path("f.img"), rig.path("moved.img")).unwrap();
+    fs::write(rig.path("f.img"), vec![0; 64 << 10]).unwrap();
+    fs::hard_link(rig.path("f.img"), rig.path("link.img")).unwrap();
+    // The next start would open it for both.
+    let same_path = VolumeSpec { name: "g".parse().unwrap(), ..rig.file_volume("f", "64K") };
+    for spec in [rig.file_volume("moved", "64K"), same_path] {
+        let refused = rig.create_volume(&spec).unwrap_err();
+        assert!(matches!(&refused, ControlError::FileTaken { other, .. } if other.as_str() == "f"), "{refused}");
+    }
+    rig.create_volume(&rig.file_volume("link", "64K")).unwrap();
+}
+
+/// Nothing locks what could not be opened.
+#[test]
+fn a_file_is_known_by_another_path_though_its_volume_could_not_be_opened() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
+    let mirror = format!("mirror(file:{}, file:{})", rig.path("a").display(), rig.path("b").display());
+    rig.create_volume(&stacks::spec("m", Some("1M"), &mirror)).unwrap();
+    rig.stop();
+    for short in ["f.img", "b"] {
+        fs::File::options().write(true).open(rig.path(short)).unwrap().set_len(4096).unwrap();
+        fs::hard_link(rig.path(short), rig.path(&format!("link-{short}"))).unwrap();
+    }
+    rig.start();
+    assert_eq!(rig.volume("f").unwrap().state, State::Failed);
+    for (short, volume) in [("f.img", "f"), ("b", "m")] {
+        let path = rig.path(&format!("link-{short}"));
+        let stack = format!("file:{}", path.display());
+        let refused = rig.create_volume(&stacks::spec("new", Some("64K"), &stack)).unwrap_err();
+        assert!(matches!(&refused, ControlError::FileTaken { other, .. } if other.as_str() == volume), "{refused}");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4096, "nothing was done to it");
+    }
+}
+
+#[test]
+fn devices_of_a_disk_meet_though_its_files_cannot_be_seen() {
+    let rig = Rig::with_placement(2, Placement::Disk);
+    for name in ["a", "b"] {
+        rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+    }
+    rig.create_device(&DeviceSpec { shard: Some(1), ..device("a", "{}") }).unwrap();
+    rig.attach("a", &attach("a", None)).unwrap();
+    for name in ["a.img", "b.img"] {
+        fs::rename(rig.path(name), rig.path(&format!("away-{name}"))).unwrap();
+    }
+    rig.create_device(&device("b", "{}")).unwrap();
+    rig.attach("b", &attach("b", None)).unwrap();
+    assert_eq!(rig.device("b").unwrap().shard, Some(1));
 }
 
 #[test]

@@ -29,12 +29,13 @@ use millrace_block::{
     Switch, Volume as _, clock,
     trace::{self, Ring, Site},
 };
+use millrace_engine::EngineError;
 use millrace_services::graph::{Graph, TracePoint};
 use millrace_trace::format::{Begin, DeviceName, EVENTS, End, Names, NamespaceName, NodeName, Writer};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 use super::{Inner, Manager, WeakManager};
-use crate::{Name, error::ControlError, model::DeviceKind};
+use crate::{Name, devices::ANSWER, error::ControlError, model::DeviceKind};
 
 /// Events of a shard that may wait to be taken: some milliseconds of the fastest guest.
 const RING: usize = 1 << 17;
@@ -223,7 +224,11 @@ impl Inner {
             self.trace_volume(volume, Some(running));
         }
         for (name, nsid) in devices {
-            self.device(name.as_str())?.live()?.trace(Site::new(running.number(&name), nsid))?;
+            match self.device(name.as_str())?.live()?.trace(Site::new(running.number(&name), nsid)) {
+                // It does nothing, and learns of the trace when it is back.
+                Err(ControlError::Silent { .. }) if matches!(running.target, Target::Volume(_)) => {}
+                told => told?,
+            }
         }
         Ok(())
     }
@@ -251,6 +256,7 @@ impl Manager {
         target: &Target,
         seconds: Option<u64>,
     ) -> Result<mpsc::Receiver<Vec<u8>>, ControlError> {
+        self.reach_all();
         let inner = self.lock()?;
         match target {
             Target::Device(name) => drop(inner.device(name)?.live()?),
@@ -262,7 +268,7 @@ impl Manager {
         }
         let running = Arc::new(Running::new(target, self.shards.len()));
         let (out, blocks) = mpsc::channel(WAITING);
-        let begun = self.install_rings(Some(&running.rings)).and_then(|()| inner.trace_on(&running)).and_then(|()| {
+        let begun = self.install_rings(&running.rings).and_then(|()| inner.trace_on(&running)).and_then(|()| {
             // Longer than the clock goes on is without end.
             let deadline = seconds.and_then(|seconds| Instant::now().checked_add(Duration::from_secs(seconds)));
             let running = Arc::clone(&running);
@@ -273,7 +279,7 @@ impl Manager {
         });
         if let Err(error) = begun {
             inner.trace_off();
-            let _ = self.install_rings(None);
+            self.remove_rings();
             return Err(error);
         }
         tracing::info!(%target, seconds, "a trace begins");
@@ -338,25 +344,37 @@ impl Manager {
         }
     }
 
-    /// Gives every shard its ring, or takes them away.
-    fn install_rings(&self, rings: Option<&Vec<Arc<Ring>>>) -> Result<(), ControlError> {
-        for (at, shard) in self.shards.iter().enumerate() {
-            let ring = rings.and_then(|rings| rings.get(at)).map(Arc::clone);
-            shard.call_wait(move |_| trace::install(ring))?;
+    /// Gives every shard its ring. One that hangs records nothing.
+    fn install_rings(&self, rings: &[Arc<Ring>]) -> Result<(), ControlError> {
+        for (shard, ring) in self.shards.iter().zip(rings) {
+            let ring = Arc::clone(ring);
+            match shard.call_within(ANSWER, move |_| trace::install(Some(ring))) {
+                Err(EngineError::Silent { shard }) => tracing::warn!(shard, "it does not answer: the trace is without it"),
+                done => done?,
+            }
         }
         Ok(())
     }
 
+    /// Takes all rings away. One that hangs gives up its own when it is back.
+    fn remove_rings(&self) {
+        for shard in &self.shards {
+            let told = shard.call(|_| trace::install(None)).and_then(|()| shard.call_within(ANSWER, |_| ()));
+            if let Err(error) = told {
+                tracing::debug!(%error, "a shard keeps its ring");
+            }
+        }
+    }
+
     /// Nothing is recorded any more.
     pub(super) fn finish_trace(&self, running: &Running) {
+        self.reach_all();
         {
             let inner = self.peek();
             running.finished.store(true, Ordering::Relaxed);
             inner.trace_off();
         }
-        if let Err(error) = self.install_rings(None) {
-            tracing::debug!(%error, "a shard keeps its ring");
-        }
+        self.remove_rings();
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 use millrace_keeper::{Incompatible, Layouts, Upgraded};
 use uuid::Uuid;
 
-use super::{Ending, Inner, Manager};
+use super::{Device, Ending, Inner, Manager};
 use crate::{
     Name,
     cells::folder,
@@ -24,7 +24,7 @@ use crate::{
     upgrade::{Asked, UpgradeSpec, UpgradeState, UpgradeView, layouts},
 };
 
-/// How long the end of a change is waited for: part of what the keeper gives.
+/// How long shards are waited for, and then the end of a change: part of what the keeper gives.
 const CHANGE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long commands in flight are waited for. The successor carries out again what has not finished then.
 const QUIET_LIMIT: Duration = Duration::from_millis(100);
@@ -157,24 +157,40 @@ impl Manager {
         // Most of it while guests do not wait, and not durably: a slow disk must not use up the time that the keeper gives.
         self.leave_account(&self.peek());
         self.note_legs(&mut self.peek());
-        // What a resize stores on its way is not left half done.
-        for live in self.at_rest(CHANGE_PATIENCE).lives() {
-            // One that does not answer has failed, and is left as it is.
-            let _ = live.hold();
-        }
+        self.find_silent();
+        let held = self.hold_all();
         let deadline = Instant::now() + QUIET_LIMIT;
         while Instant::now() < deadline && !self.is_held() {
             thread::sleep(LOOK);
         }
         let mut inner = self.at_rest(Duration::ZERO);
-        for live in inner.lives() {
-            let _ = live.leave(state_version);
+        for (_, device) in inner.devices.iter().filter(|(name, _)| held.contains(*name)) {
+            let _ = device.live().and_then(|live| live.leave(state_version));
         }
         // Only what has changed since a moment ago.
         self.note_legs(&mut inner);
         self.leave_account(&inner);
         // Whoever wants to change something waits, for the next worker.
         std::mem::forget(inner);
+    }
+
+    /// Finds the shards that hang, all at once: nobody waits for them afterwards, and the time that the keeper gives is for the others' devices.
+    fn find_silent(&self) {
+        thread::scope(|scope| {
+            for shard in &self.shards {
+                let ask = move || drop(shard.call_within(CHANGE_PATIENCE, |_| ()));
+                // Without a thread it is waited for with its first device.
+                drop(thread::Builder::new().spawn_scoped(scope, ask));
+            }
+        });
+    }
+
+    /// Holds the devices; those that are. One that does not answer has failed, and is left as it is.
+    fn hold_all(&self) -> BTreeSet<Name> {
+        // What a resize stores on its way is not left half done.
+        let inner = self.at_rest(CHANGE_PATIENCE);
+        let is_held = |device: &&Device| device.live().is_ok_and(|live| live.hold().is_ok());
+        inner.devices.values().filter(is_held).map(|device| device.record.spec.name.clone()).collect()
     }
 
     /// Whether all that was taken is completed. A device that does not answer keeps nobody waiting.
@@ -184,6 +200,7 @@ impl Manager {
 
     /// Nobody goes back to the worker before this one.
     pub(crate) fn end_trial(&self) {
+        self.reach_all();
         let inner = self.peek();
         for (name, device) in &inner.devices {
             let Ok(live) = &device.live else { continue };

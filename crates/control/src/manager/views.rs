@@ -57,7 +57,7 @@ pub struct VolumeView {
     pub block_size: LogicalBlock,
     /// It is never written.
     pub read_only: bool,
-    /// Bytes that its medium holds for it; absent while it has failed.
+    /// Bytes that its medium held for it when that was measured last, about a second ago; absent while it has failed.
     pub allocated: Option<u64>,
     /// What guests know it by.
     pub uuid: String,
@@ -384,7 +384,13 @@ impl Manager {
 
     /// One device.
     pub fn device(&self, name: &str) -> Result<DeviceView, ControlError> {
-        let status = self.ask(|device| device.record.spec.name.as_str() == name).into_values().next();
+        self.device_within(PATIENCE, name)
+    }
+
+    /// The same for who waits for so long.
+    pub(super) fn device_within(&self, patience: Duration, name: &str) -> Result<DeviceView, ControlError> {
+        let asked = self.ask_within(patience, |device| device.record.spec.name.as_str() == name);
+        let status = asked.into_values().next();
         let inner = self.peek();
         let device = inner.device(name)?;
         Ok(self.view(&inner, device, status.unwrap_or_else(|| device.live().and_then(Live::status))))
@@ -392,16 +398,24 @@ impl Manager {
 
     /// Asks devices what they are doing. What exists is not locked while they answer: a shard that hangs keeps nobody else waiting.
     pub(super) fn ask(&self, wanted: impl Fn(&Device) -> bool) -> BTreeMap<Name, Result<LiveStatus, ControlError>> {
+        self.ask_within(PATIENCE, wanted)
+    }
+
+    fn ask_within(
+        &self,
+        patience: Duration,
+        wanted: impl Fn(&Device) -> bool,
+    ) -> BTreeMap<Name, Result<LiveStatus, ControlError>> {
         let (answers, answered) = channel();
         let ask = |(name, device): (&Name, &Device)| {
             let asked = device.live().and_then(|live| live.ask_status(answers.clone()).map(|()| live.shard()));
-            let silent = |shard| ControlError::Silent { device: name.clone(), shard, millis: PATIENCE.as_millis() as u64 };
+            let silent = |shard| ControlError::Silent { device: name.clone(), shard, millis: patience.as_millis() as u64 };
             (name.clone(), Err(asked.map_or_else(|error| error, silent)))
         };
         let mut statuses: BTreeMap<_, _> =
             self.peek().devices.iter().filter(|(_, device)| wanted(device)).map(ask).collect();
         drop(answers);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience;
         while let Ok((name, status)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
             statuses.insert(name, status);
         }
@@ -499,11 +513,6 @@ impl Manager {
         WorkerName { name: name.to_owned(), pid: std::process::id() }
     }
 
-    pub(super) fn device_view(&self, inner: &Inner, name: &str) -> Result<DeviceView, ControlError> {
-        let device = inner.device(name)?;
-        Ok(self.view(inner, device, device.live().and_then(Live::status)))
-    }
-
     fn view(&self, inner: &Inner, device: &Device, status: Result<LiveStatus, ControlError>) -> DeviceView {
         let record = &device.record;
         let controller = record.spec.kind.nvme().map(|_| record.spec.controller_config(record.cntlid, record.uuid));
@@ -558,7 +567,7 @@ impl Inner {
             size: record.size(),
             block_size: record.block_size(),
             read_only: record.spec.read_only,
-            allocated: volume.allocated(),
+            allocated: volume.live.as_ref().ok().map(|namespace| namespace.measured()),
             uuid: record.uuid.to_string(),
             created_by: record.created_by.clone(),
             state: state(reason.as_ref()),

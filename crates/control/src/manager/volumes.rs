@@ -12,10 +12,11 @@ use std::{
 };
 
 use millrace_block::{BlockCount, Switch, Volume as _};
+use millrace_engine::DiskKey;
 use millrace_frontends::nvme::{Identity, Namespace};
 use millrace_keeper::Link;
 use millrace_services::{
-    Leaf, Service,
+    Leaf, Node, Service,
     graph::{self, Stored},
 };
 use uuid::Uuid;
@@ -62,6 +63,43 @@ impl Drop for Resizing<'_> {
     }
 }
 
+/// What tells one file or device from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileIdentity {
+    File {
+        device: u64,
+        inode: u64,
+    },
+    /// It may have several nodes; its number is what counts.
+    Device(u64),
+}
+
+impl FileIdentity {
+    /// Of what is at a path now.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        if found.file_type().is_block_device() {
+            return Some(Self::Device(found.rdev()));
+        }
+        Some(Self::File { device: found.dev(), inode: found.ino() })
+    }
+
+    /// The disk that it is on.
+    pub(super) fn disk(self) -> DiskKey {
+        match self {
+            Self::File { device, .. } | Self::Device(device) => DiskKey(device),
+        }
+    }
+}
+
+/// Looks at the files of a stack, to be done while nothing is locked: a file system that does not answer keeps whoever names it waiting, and
+/// nobody else.
+pub(super) fn look_at_files(stack: &Node) {
+    for path in stack.leaves().into_iter().filter_map(Leaf::file) {
+        let _ = fs::metadata(path);
+    }
+}
+
 /// What the making of a volume does to its file.
 pub(super) enum FileChange {
     None,
@@ -103,6 +141,8 @@ impl FileChange {
 impl Manager {
     /// Creates a volume.
     pub fn create_volume(&self, spec: &VolumeSpec) -> Result<VolumeView, ControlError> {
+        look_at_files(&spec.stack);
+        self.look_at_unopened();
         let mut inner = self.lock()?;
         let new = inner.make_volume(spec, None)?;
         let changes = Changes { put_volumes: vec![&new.volume.record], ..Changes::default() };
@@ -121,6 +161,7 @@ impl Manager {
         let resizing = self.begin_resize(name, size)?;
         // The lock is free: what a volume grows by may have to be written. What is stored changes on the way ([`shapes`](super::shapes)).
         let done = resizing.namespace.resize(resizing.blocks);
+        self.reach_users(name);
         let mut inner = self.peek();
         self.settle_sizes(&inner, name);
         self.follow_shapes(&mut inner, name);
@@ -156,6 +197,7 @@ impl Manager {
 
     /// Deletes a volume that no device has. Its file stays, unless it was made for a guest's own namespace.
     pub fn delete_volume(&self, name: &str) -> Result<(), ControlError> {
+        self.measure_now(name);
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
         let name = volume.record.spec.name.clone();
@@ -193,7 +235,10 @@ impl Inner {
         graph::hurry(&below, true);
         let in_flight = live.graph.drain(&live.switch, PATIENCE);
         graph::hurry(&below, false);
-        if in_flight == 0 { Ok(()) } else { Err(ControlError::RequestsLeft { name: name.clone(), in_flight }) }
+        if in_flight > 0 {
+            return Err(ControlError::RequestsLeft { name: name.clone(), in_flight });
+        }
+        Ok(())
     }
 
     /// The services of the volumes that a volume is made of, and of the disk that it is a part of: others' requests there are let go as well.
@@ -256,6 +301,14 @@ impl Inner {
 
     /// Nothing else is known by a UUID that is asked for.
     pub(super) fn check_unused(&self, kind: &'static str, name: &Name, uuid: Uuid) -> Result<(), ControlError> {
+        if uuid.is_nil() {
+            // To guests it means none, and the keeper has what is the daemon's own under it.
+            return Err(ControlError::invalid(
+                kind,
+                name,
+                "the UUID of zeroes names nothing; leave it out, or give another",
+            ));
+        }
         if let Some((_, old, _)) = self.retiring.iter().find(|(theirs, ..)| *theirs == uuid) {
             // Its burial would take what the keeper holds for the new one.
             let why = format!(
@@ -279,13 +332,18 @@ impl Inner {
         }
     }
 
-    /// The file lock tells the same later, without the other's name.
+    /// The file lock tells the same later, without the other's name. Of the others' files counts what they were when they were opened: a file
+    /// system that does not answer now is not asked. What could not be opened has no lock, and is looked at.
     pub(super) fn check_file_is_free(&self, spec: &VolumeSpec, path: &Path) -> Result<(), ControlError> {
-        let Some(identity) = file_identity(path) else { return Ok(()) };
+        let Some(identity) = FileIdentity::of(path) else { return Ok(()) };
         let others = self.volumes.values().filter(|other| other.record.spec.name != spec.name);
         let other = others.into_iter().find(|other| {
-            let mut theirs = other.record.spec.stack.leaves().into_iter().filter_map(Leaf::file).filter_map(file_identity);
-            theirs.any(|theirs| theirs == identity) && !(spec.read_only && other.record.spec.read_only)
+            let is_it = |theirs: &Path| match other.graph.as_ref().and_then(|live| live.files.get(theirs)) {
+                Some(opened) => *opened == identity,
+                None => FileIdentity::of(theirs) == Some(identity),
+            };
+            let mut theirs = other.record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
+            theirs.any(|theirs| theirs == path || is_it(theirs)) && !(spec.read_only && other.record.spec.read_only)
         });
         match other {
             Some(other) => Err(ControlError::FileTaken {
@@ -378,14 +436,6 @@ pub(crate) fn twin_name(old: &str, uuid: Uuid) -> String {
     format!("{old:.51}-{:.12}", uuid.simple().to_string())
 }
 
-/// What tells one file or device from another.
-pub(super) fn file_identity(path: &Path) -> Option<(u64, u64)> {
-    let found = fs::metadata(path).ok()?;
-    let device = found.file_type().is_block_device();
-    // A block device may have several nodes; its number is what counts.
-    Some(if device { (u64::MAX, found.rdev()) } else { (found.dev(), found.ino()) })
-}
-
 /// The number of blocks of a size asked for.
 fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size) -> Result<BlockCount, ControlError> {
     let name = volume.record.spec.name.clone();
@@ -404,6 +454,27 @@ fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size) -> Result<B
 }
 
 impl Manager {
+    /// Looks at the files of what could not be opened, to be done while nothing is locked: they are compared with a file that is named anew.
+    pub(super) fn look_at_unopened(&self) {
+        let mut unopened: Vec<PathBuf> = Vec::new();
+        for volume in self.peek().volumes.values() {
+            let is_unopened = |path: &&Path| volume.graph.as_ref().is_none_or(|live| !live.files.contains_key(*path));
+            let files = volume.record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
+            unopened.extend(files.filter(is_unopened).map(Path::to_owned));
+        }
+        for path in unopened {
+            let _ = fs::metadata(path);
+        }
+    }
+
+    /// Measures what a volume holds, for its last line in the account. Asks the system below: nothing is locked meanwhile.
+    pub(super) fn measure_now(&self, name: &str) {
+        let live = self.peek().volumes.get(name).and_then(|volume| volume.live.as_ref().ok().cloned());
+        if let Some(namespace) = live {
+            namespace.measure();
+        }
+    }
+
     /// Removes the file of a volume that is deleted, as the store has been told.
     pub(super) fn remove_own_file(&self, record: &VolumeRecord) {
         let Some(path) = record.own_file() else { return };

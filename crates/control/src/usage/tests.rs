@@ -4,6 +4,7 @@ use millrace_backends::NullVolume;
 use millrace_block::{
     BlockSize, Volume,
     clock::{self, SimulatedTime},
+    conformance::Random,
 };
 use millrace_engine::EngineError;
 use millrace_services::{
@@ -127,6 +128,97 @@ fn a_line_cut_short_costs_itself_only() {
     std::fs::write(&path, b"nonsense\n{}\t00000000\n\xff\xfe\n").unwrap();
     assert!(reads(&Account::new(Some(directory.path())), UsageBy::Volume).is_empty());
     assert!(Account::new(None).sums(&UsageQuestion::default()).unwrap().is_empty());
+}
+
+/// Crashes in all, and those that one file goes through.
+const CRASHES: u64 = 10_000;
+const OF_ONE_FILE: u64 = 20;
+/// What a disk writes as a whole.
+const SECTOR: usize = 512;
+const METERED: [&str; 3] = ["a", "b", "c"];
+
+/// The reads of each volume that are on the account. Of no line is there a part.
+fn on_account(account: &Account) -> [u64; 3] {
+    let rows = account.sums(&UsageQuestion::default()).unwrap();
+    let is_whole = |row: &UsageRow| METERED.contains(&row.name.as_str()) && row.read_bytes == row.reads * 512;
+    assert!(rows.iter().all(is_whole), "{rows:?}");
+    METERED.map(|volume| rows.iter().find(|row| row.name == volume).map_or(0, |row| row.reads))
+}
+
+/// What is left of a file of which so many bytes were durable: the rest ends anywhere, and of its sectors some are as they were before, and
+/// some are of something else.
+fn cut(random: &mut Random, mut bytes: Vec<u8>, durable: usize) -> Vec<u8> {
+    if random.below(2) == 0 {
+        let left = random.below((bytes.len() - durable) as u64 + 1);
+        bytes.truncate(durable + left as usize);
+    }
+    let mut at = durable;
+    while at < bytes.len() {
+        let end = (at / SECTOR * SECTOR + SECTOR).min(bytes.len());
+        match random.below(6) {
+            0 => bytes[at..end].fill(0),
+            1 => bytes[at..end].copy_from_slice(&random.bytes(end - at)),
+            _ => {}
+        }
+        at = end;
+    }
+    bytes
+}
+
+/// One file, and one daemon after the other that dies with the power.
+fn crashes(random: &mut Random) {
+    // What a cut leaves is made here: being durable need not take the time of a disk.
+    let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let path = directory.path().join(FILE);
+    let mut account = Account::new(Some(directory.path()));
+    let mut before = on_account(&account);
+    for _ in 0..OF_ONE_FILE {
+        let meter: Meter = Arc::new(());
+        let mut durable = std::fs::metadata(&path).map_or(0, |file| file.len());
+        let (mut counted, mut least, mut most) = ([0; 3], before, before);
+        let rounds = 1 + random.below(4);
+        for round in 1..=rounds {
+            for count in &mut counted {
+                *count += random.below(4);
+            }
+            let shown = METERED.iter().zip(counted).map(|(volume, reads)| shown_twice(&meter, volume, reads));
+            let metered: Vec<_> = shown.collect();
+            let way = random.below(3);
+            if way == 0 {
+                account.write(&metered);
+            } else {
+                account.close(&metered, way == 1);
+            }
+            most = std::array::from_fn(|at| before[at] + counted[at]);
+            // The power may go before the last one is durable.
+            if way < 2 && (round < rounds || random.below(2) == 0) {
+                (least, durable) = (most, std::fs::metadata(&path).unwrap().len());
+            }
+        }
+        assert_eq!(on_account(&account), most);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, cut(random, bytes, durable as usize)).unwrap();
+        account = Account::new(Some(directory.path()));
+        before = on_account(&account);
+        let is_right = (0..METERED.len()).all(|at| (least[at]..=most[at]).contains(&before[at]));
+        assert!(is_right, "{before:?} is on the account: {least:?} was durable, and {most:?} was done");
+    }
+}
+
+/// As [`metered_by`]; half of it another device has asked for, so that it takes two lines.
+fn shown_twice(meter: &Meter, volume: &str, reads: u64) -> Metered {
+    let one = metered_by(meter, volume, "x", reads);
+    let part = Reading { reads: reads / 2, read_bytes: reads / 2 * 512, ..one.reading.clone() };
+    Metered { apart: vec![(Some("e".parse().unwrap()), 7, part)], ..one }
+}
+
+/// The power goes again and again, at any byte of what is not durable yet: what was is counted, once, and nothing that was not done.
+#[test]
+fn no_crash_loses_what_was_durable_or_counts_anything_twice() {
+    for seed in 0..CRASHES / OF_ONE_FILE {
+        eprintln!("the account: seed {seed:#x}");
+        crashes(&mut Random::new(seed));
+    }
 }
 
 #[test]

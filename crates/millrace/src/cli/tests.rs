@@ -14,6 +14,15 @@ fn the_definition_is_sound() {
     Cli::command().debug_assert();
 }
 
+#[test]
+fn help_says_which_transfers_are_possible() {
+    let cli = Cli::command();
+    let create = cli.find_subcommand("device").and_then(|device| device.find_subcommand("create")).unwrap();
+    let mdts = create.get_arguments().find(|argument| argument.get_long() == Some("mdts")).unwrap();
+    let possible = format!("a power of two from {} to {}", NvmeSpec::LEAST_MDTS, NvmeSpec::MOST_MDTS);
+    assert!(mdts.get_help().unwrap().to_string().contains(&possible));
+}
+
 /// The commands in a page: lines of code that begin with the program's name, and those in a sentence.
 fn commands(page: &str) -> Vec<String> {
     let page = page.replace("\\\n", " ");

@@ -129,6 +129,91 @@ fn volumes_bring_their_groups() {
     assert_eq!((of("x"), of("y")), (groups[..2].to_vec(), Vec::new()));
 }
 
+/// A change of a group may have reached the daemon's own worker only.
+#[test]
+fn groups_are_everywhere_as_the_daemons_own_worker_has_them() {
+    let state = TempDir::new().unwrap();
+    let (own, x) = (state.path(), folder(state.path(), &name("x")));
+    let group = |text: &str| serde_json::from_str::<GroupSpec>(text).unwrap();
+    let fast = group(r#"{ "name": "gold", "caps": { "iops": 1000 } }"#);
+    let slow = group(r#"{ "name": "gold", "within": "all", "caps": { "iops": 100 } }"#);
+    let (all, lone) = (group(r#"{ "name": "all" }"#), group(r#"{ "name": "lone", "weight": 3 }"#));
+    put(own, &[], &[]);
+    put(&x, &[volume("v", "throttle(group=gold) | memory")], &[device("a", Some("x"), &["v"])]);
+    for (path, groups) in [(own, vec![&all, &slow]), (x.as_path(), vec![&fast, &lone])] {
+        Store::open(path).unwrap().apply(&Changes { put_groups: groups, ..Changes::default() }).unwrap();
+    }
+    arranged(own, IsolationMode::Tenant).unwrap();
+    let expected = [all, slow, lone];
+    for path in [own, &x] {
+        assert_eq!(Store::open(path).unwrap().load_groups().unwrap(), expected, "{}", path.display());
+    }
+}
+
+#[test]
+fn a_cell_knows_its_part_of_the_file_and_no_more() {
+    let state = TempDir::new().unwrap();
+    let file = state.path().join("m.toml");
+    let text = r#"
+        [[volume]]
+        name = "disk"
+        size = "1M"
+        backend = "file:disk.img"
+        [[volume]]
+        name = "p"
+        size = "1M"
+        stack = "throttle(iops=9) | volume:disk"
+        [[volume]]
+        name = "other"
+        size = "1M"
+        backend = "file:other.img"
+        [[volume]]
+        name = "shown"
+        size = "1M"
+        backend = "file:shown.img"
+        [[volume]]
+        name = "free"
+        size = "1M"
+        backend = "file:free.img"
+        [[device]]
+        name = "a"
+        nvme = {}
+        tenant = "x"
+        attach = [{ volume = "p" }]
+        [[device]]
+        name = "b"
+        nvme = {}
+        tenant = "y"
+        attach = [{ volume = "other" }]
+    "#;
+    std::fs::write(&file, text).unwrap();
+    let declared = Declared::read(&file).unwrap();
+    // One of its devices is not in the file.
+    put(state.path(), &[], &[device("c", Some("x"), &["shown"])]);
+    let store = Store::open(state.path()).unwrap();
+    let (_, arranged) = part_of(store, &name("x"), IsolationMode::Tenant, Some(&declared)).unwrap();
+    let part = arranged.part(&declared, Some(&name("x")));
+    assert_eq!(part.volumes.iter().map(|volume| volume.value.name.as_str()).collect::<Vec<_>>(), ["disk", "p", "shown"]);
+    assert_eq!(part.devices.iter().map(|device| device.value.spec().name).collect::<Vec<_>>(), [name("a")]);
+    assert!(arranged.cells.is_empty(), "it starts none");
+}
+
+#[test]
+fn what_has_one_uuid_in_two_workers_is_named_and_keeps_nobody_from_starting() {
+    let state = TempDir::new().unwrap();
+    let (own, x) = (state.path(), folder(state.path(), &name("x")));
+    let v = volume("v", "memory");
+    let w = VolumeRecord { uuid: v.uuid, ..volume("w", "memory") };
+    put(own, std::slice::from_ref(&v), &[]);
+    // One thing in two places has one as well.
+    put(&x, &[v.clone(), w], &[device("a", Some("x"), &["w"])]);
+    let states = [load(None, Store::open(own).unwrap()).unwrap(), load(Some(name("x")), Store::open(&x).unwrap()).unwrap()];
+    assert_eq!(of_one_uuid(&states), [(v.uuid, "volume v (worker main)".to_owned(), "volume w (worker x)".to_owned())]);
+    drop(states);
+    arranged(own, IsolationMode::Tenant).unwrap();
+    assert_eq!(found(own), [("main".to_owned(), place(&["v"], &[])), ("x".to_owned(), place(&["w"], &["a"]))].into());
+}
+
 /// The daemon was stopped while a volume went from one worker to another.
 #[test]
 fn of_two_records_the_one_that_was_received_goes() {

@@ -167,3 +167,16 @@ fn a_file_makes_sure_of_groups() {
     rig.start();
     assert_eq!(rig.groups().len(), 2, "nothing of a file that cannot be applied is there");
 }
+
+/// Cells delete theirs before the daemon's own worker does.
+#[test]
+fn a_group_that_will_not_be_deleted_says_so_beforehand() {
+    let rig = Rig::new();
+    with_groups(&rig);
+    let view = rig.group_to_delete("gold").unwrap();
+    assert_eq!(view.volumes, ["v".parse().unwrap()], "what is in it is told with what is in it elsewhere");
+    assert!(matches!(rig.group_to_delete("none"), Err(ControlError::NoGroup { .. })));
+    rig.peek().changing.insert("v".parse().unwrap(), "memory".parse().unwrap());
+    assert!(matches!(rig.group_to_delete("gold"), Err(ControlError::Changing { .. })));
+    rig.peek().changing.clear();
+}

@@ -1,5 +1,7 @@
 //! Applications' sessions: who gets one, and when it ends.
 
+use millrace_driver::{QueueOptions, spec::NamespaceId};
+
 use super::*;
 use crate::{
     apps::AppUser,
@@ -85,6 +87,22 @@ fn a_session_lives_as_long_as_its_connection() {
     eventually("the connection's end", || (!is_connected()).then_some(()));
     rig.end_sessions();
     assert!(rig.device(name.as_str()).is_err(), "its application has been there");
+    // One that has failed, because the program took a queue's memory away, goes with its connection: nobody would reset it.
+    let (name, connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
+    let transport = millrace_driver::VfioUser::from_stream(connection, Duration::from_secs(30)).unwrap();
+    let mut guest = Controller::attach(transport, &Options::default()).unwrap();
+    guest.start().unwrap();
+    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let memory = guest.memory().range();
+    guest.transport().dma_unmap(memory).unwrap();
+    queue.submit(&namespace.flush()).unwrap();
+    queue.ring().unwrap();
+    eventually("the end of a session that has failed", || {
+        rig.end_sessions();
+        rig.device(name.as_str()).is_err().then_some(())
+    });
+    assert!(queue.check().is_err(), "the program is told so");
     // One that is there when the daemon stops is not there when it starts again.
     let (name, _connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
     rig.stop();

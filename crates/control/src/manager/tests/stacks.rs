@@ -55,6 +55,40 @@ fn a_stack_of_files_comes_back_as_it_was() {
     assert_eq!(view.tree.over.len(), 2);
 }
 
+/// Its legs are told sizes when it comes back, and were not when it was made.
+#[test]
+fn what_was_resized_comes_back_as_it_was() {
+    for (stack, refused, sizes) in [
+        ("concat(@a, @c(size=64K))", &[][..], ["256K", "192K"]),
+        ("stripe(chunk=4K, @a, @b)", &["160K", "256K"][..], ["112K", "128K"]),
+        ("stripe(chunk=4K, @a(size=64K), @c)", &["256K"][..], ["112K", "128K"]),
+    ] {
+        let mut rig = Rig::new();
+        for (name, kilobytes) in [("a", 64), ("b", 128), ("c", 64)] {
+            fs::write(rig.path(name), vec![0_u8; kilobytes << 10]).unwrap();
+        }
+        let comes_back = |rig: &mut Rig, has: Size| {
+            rig.restart();
+            let view = rig.volume("v").unwrap();
+            assert_eq!((view.state, view.size), (State::Ready, has), "{stack}: {:?}", view.reason);
+        };
+        let made = rig.create_volume(&spec("v", None, &rig.stack(stack))).unwrap();
+        for to in refused {
+            let refused = rig.resize_volume("v", size(to)).unwrap_err().to_string();
+            assert!(refused.contains("a stripe"), "{refused}");
+        }
+        comes_back(&mut rig, made.size);
+        for to in sizes {
+            let bytes = rig.resize_volume("v", size(to)).unwrap().size.0;
+            let data: Vec<_> = (0..bytes).map(|at| (at / 512 + at) as u8).collect();
+            let switch = |rig: &Rig| Arc::clone(&rig.peek().volumes["v"].graph.as_ref().unwrap().switch);
+            millrace_services::legs::write(&switch(&rig), 0, data.clone()).unwrap();
+            comes_back(&mut rig, size(to));
+            assert!(millrace_services::legs::read(&switch(&rig), 0, data.len()).unwrap() == data, "{stack} at {to}");
+        }
+    }
+}
+
 #[test]
 fn a_mirror_grows_and_comes_back_with_the_size_that_it_has() {
     let mut rig = Rig::new();

@@ -68,3 +68,16 @@ fn nothing_switches_a_trace_on_that_is_finished() {
     let volumes: Vec<_> = trace.nodes.values().map(|node| node.volume.as_str()).collect();
     assert_eq!(volumes, ["v"]);
 }
+
+#[test]
+fn a_trace_of_a_volume_goes_without_the_device_whose_shard_hangs() {
+    let rig = two_devices();
+    rig.create_volume(&volume("v", "1M", "memory")).unwrap();
+    for name in ["stuck", "other"] {
+        rig.attach(name, &attach("v", Some(1))).unwrap();
+    }
+    let release = hang(&rig, STUCK);
+    let begun = rig.start_trace(&Target::Volume("v".to_owned()), None).map(drop);
+    assert!(begun.is_ok(), "{begun:?}");
+    drop(release);
+}
