@@ -56,6 +56,9 @@ fn results(sections: &[&Section], records: &[Record]) -> String {
     }
     for section in sections {
         let Some(record) = records.iter().find(|record| record.section == section.name) else { continue };
+        if record.rows.is_empty() && record.notes.is_empty() {
+            continue;
+        }
         let _ = writeln!(out, "\n### {}\n", section.title);
         if record.rows.is_empty() {
             notes(&mut out, record);
@@ -112,7 +115,23 @@ fn section_table(out: &mut String, record: &Record) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::sections;
+
+    #[test]
+    fn a_section_of_which_nothing_is_known_has_no_heading() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = |note: Option<&str>| {
+            let mut record = Record::open(dir.path(), "memory", "m", &BTreeMap::new(), true);
+            record.notes.extend(note.map(str::to_owned));
+            let section = sections::ALL.iter().find(|section| section.name == "memory").unwrap();
+            results(&[section], &[record]).split_once("volumes in memory").map(|(_, rest)| rest.trim().to_owned())
+        };
+        assert_eq!(shown(None), None);
+        assert_eq!(shown(Some("It takes two cores.")).as_deref(), Some("It takes two cores."));
+    }
 
     #[test]
     fn only_what_is_between_the_marks_changes() {

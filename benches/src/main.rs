@@ -21,6 +21,7 @@
 #![expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 
 mod client;
+mod copies;
 mod docs;
 mod error;
 mod gate;

@@ -32,6 +32,13 @@ impl Summary {
             mad: self::median(&distances)?,
         })
     }
+
+    /// How far the median of as many other samples would usually be off this one: its standard error. It is told by the median distance, so
+    /// that a few samples which are far out say nothing.
+    pub(crate) fn error(&self) -> f64 {
+        // Of values that lie normally: the deviation is 1.4826 median distances, and a median's error 1.2533 times that of a mean.
+        1.2533 * 1.4826 * self.mad / (self.samples as f64).sqrt()
+    }
 }
 
 fn median(values: &[f64]) -> Option<f64> {
@@ -52,5 +59,11 @@ mod tests {
         assert_eq!(summary, Summary { samples: 5, median: 4.0, min: 1.0, max: 100.0, mad: 1.0 });
         assert_eq!(Summary::of(&[2.0, 4.0]).unwrap().median.to_bits(), 3.0f64.to_bits());
         assert_eq!(Summary::of(&[]), None);
+    }
+
+    #[test]
+    fn more_samples_say_more_about_the_median() {
+        let of = |times: usize| Summary::of(&[5.0, 1.0, 4.0, 100.0, 3.0].repeat(times)).unwrap().error();
+        assert!((of(1) - 0.831).abs() < 0.001 && (of(4) - of(1) / 2.0).abs() < 1e-9, "{} and {}", of(1), of(4));
     }
 }

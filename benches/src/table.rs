@@ -71,6 +71,7 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
     let has = |metric: &&str| record.rows.iter().any(|row| row.samples.iter().any(|sample| sample.contains_key(*metric)));
     let by_section: &[&'static str] = match record.section.as_str() {
         "null" => &["iops", "cycles", "pings"],
+        "virtio" => &["iops", "pings"],
         "fastpath" => &["iops", "p50", "spent"],
         "tail" => &["p50", "p99", "p99.9"],
         "polling" => &["p50", "mean", "core"],
@@ -143,7 +144,24 @@ pub(crate) fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::number;
+    use std::collections::BTreeMap;
+
+    use super::{metrics, number};
+    use crate::{
+        gate::State,
+        record::{Key, Record, Sample},
+    };
+
+    #[test]
+    fn round_trips_of_nvme_and_virtio_are_shown_in_ping_pongs() {
+        let dir = tempfile::tempdir().unwrap();
+        for (section, shown) in [("null", true), ("virtio", true), ("memory", false)] {
+            let mut record = Record::open(dir.path(), section, "m", &BTreeMap::new(), true);
+            let key = Key { test: "randread 4k".into(), depth: 1, client: "lean".into(), subject: "ours".into() };
+            record.add(&key, State::Near, Sample::from([("iops".to_owned(), 4e6), ("pings".to_owned(), 2.5)]));
+            assert_eq!(metrics(&record).contains(&"pings"), shown, "{section}");
+        }
+    }
 
     #[test]
     fn numbers_are_short() {

@@ -10,7 +10,7 @@
 //! # Invariants
 //!
 //! - Nothing is skipped: what a test needs and does not find is a failure that says what to run. Where a system cannot give what the test
-//!   is about (huge pages, a control group, a file system that becomes full, a block device), [`skip()`] says so and why.
+//!   is about (huge pages, a control group, a file system that becomes full or shares blocks, a block device), [`skip()`] says so and why.
 //! - A failure shows what the guest and the daemon had said by then.
 //! - Time limits are there to end a hang, never to judge a speed.
 //!
@@ -29,6 +29,7 @@ mod pages;
 mod process;
 mod programs;
 mod seats;
+mod sharing;
 mod skip;
 mod small;
 mod wait;
@@ -46,6 +47,7 @@ pub use pages::GuestMemory;
 pub use process::Usage;
 pub use programs::{Programs, guest_root, run_monitor};
 pub use seats::{Seats, seats};
+pub use sharing::SharingFiles;
 pub use skip::skip;
 pub use small::SmallFiles;
 pub use wait::{PATIENCE, eventually, within};

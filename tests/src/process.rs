@@ -54,9 +54,9 @@ impl Usage {
     }
 }
 
-/// Threads of the kernel's for io_uring, of the runtime's for blocking calls (idle ones end after a while), and the one that
-/// unmaps memory (it starts when it is first needed).
-const CASUAL: [&str; 3] = ["iou-", "tokio-", "millrace-reaper"];
+/// Threads of the kernel's for io_uring, of the runtime's for blocking calls (idle ones end after a while), and those that
+/// unmap memory and have the system copy within files (they start when they are first needed).
+const CASUAL: [&str; 4] = ["iou-", "tokio-", "millrace-reaper", "millrace-copier"];
 
 /// What a volume remembers of its guests — reservations, marks — from when there was first something to remember: two files at most.
 const VOLUMES: &str = "/memfd:millrace-namespace";

@@ -437,6 +437,11 @@ fn an_enciphered_disk_needs_its_key() {
     std::fs::write(&key, "5a".repeat(32)).expect("a key file");
     daemon.restart();
     Boot::scenario("text").set("DO", "read").socket(&socket).run(&seats(1));
+    // Neither key is in the log, as digits, as numbers or as text.
+    let log = daemon.log();
+    for piece in ["5a", "5A", "Z", "90, ", "165, "] {
+        assert!(!log.contains(&piece.repeat(6)), "a key is in the log: {log}");
+    }
     daemon.finish();
 }
 

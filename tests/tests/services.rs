@@ -8,7 +8,8 @@ use std::{
 };
 
 use millrace_tests::{
-    Boot, Daemon, Guest, Load, LoopDevice, PATIENCE, SmallFiles, Work, eventually, repository, seats, skip, unless_heavy,
+    Boot, Daemon, Guest, Load, LoopDevice, PATIENCE, SharingFiles, SmallFiles, Work, eventually, repository, seats, skip,
+    unless_heavy,
 };
 use rustix::process::Signal;
 
@@ -401,6 +402,46 @@ fn a_guest_does_not_notice_that_its_volume_is_copied() {
     daemon.finish();
 }
 
+/// Where files can share blocks the system copies: nothing is read or written, and the copy takes no room. What is written to it then is its
+/// own.
+#[test]
+fn a_copy_on_a_file_system_that_shares_blocks_takes_no_room() {
+    const BYTES: u64 = 128 << 20;
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("files");
+    std::fs::create_dir(&place).expect("an empty folder");
+    let files = match SharingFiles::mount(&folder.path().join("device"), &place, 512) {
+        Ok(files) => files,
+        Err(why) => return skip(&format!("a copy that shares blocks: {why}")),
+    };
+    let [data, copy] = ["data", "copy"].map(|name| place.join(name));
+    // No word of it is zero, and no page is like another one.
+    let text: Vec<u8> = (0..BYTES / 8).flat_map(|word| (word << 20 | 1).to_le_bytes()).collect();
+    std::fs::write(&data, &text).expect("room for the data");
+    let daemon = Daemon::start();
+    daemon.run(&["volume", "create", "data", "--backend", &format!("file:{}", data.display())]);
+    let backend = format!("file:{}", copy.display());
+    daemon.run(&["volume", "create", "copy", "--backend", &backend, "--size", &BYTES.to_string()]);
+    let before = files.used();
+    daemon.run(&["copy", "data", "copy", "--name", "job", "--wait"]);
+    let view = daemon.json(&["copy", "show", "job"]);
+    let done = ["offloaded", "moved", "skipped"].map(|part| view[part].as_u64());
+    assert_eq!(done, [Some(BYTES), Some(0), Some(0)], "{view}");
+    let more = files.used().saturating_sub(before);
+    assert!(more < BYTES / 10, "{BYTES} bytes were copied, and the copy takes {more}");
+    let is_like_it = || std::fs::read(&copy).expect("the copy") == text;
+    assert!(is_like_it(), "the copy is not what was copied");
+
+    daemon.run(&["device", "create", "copy", "--nvme"]);
+    daemon.run(&["device", "attach", "copy", "copy"]);
+    let load = Load::start(&daemon.socket("copy"), &Work::default());
+    all_go_on(&daemon, ["copy"], 1000);
+    assert!(load.finish() > 0);
+    assert!(!is_like_it(), "the copy was written");
+    assert!(std::fs::read(&data).expect("the data") == text, "the data are no longer what they were");
+    daemon.finish();
+}
+
 /// The worker dies while most of what a guest wrote is only on the fast leg; then the cache is taken out and its fast leg is gone. What the guest wrote
 /// before all that is verified in the end.
 #[test]
@@ -604,6 +645,40 @@ fn volumes_that_saturate_a_disk_go_on_and_its_groups_cap_is_held() {
     assert!(refused.contains("group slow is in use: volume pool"), "{refused}");
     for load in loads {
         assert!(load.finish() > 0);
+    }
+    daemon.finish();
+}
+
+/// Two guests want more of a disk than there is, all the time, and each gets half of what is done. How near to half is a matter of simulated
+/// time: `crates/services/src/share/tests/`.
+#[test]
+fn two_guests_on_a_saturated_disk_get_equal_turns() {
+    let daemon = Daemon::start();
+    // So little that any guest wants more, however slowly it runs.
+    daemon.run(&["group", "create", "slow", "--iops", "40"]);
+    daemon.run(&["disk", "create", "pool", "throttle(group=slow) | memory", "--size", "160M", "--depth", "4"]);
+    let names = ["one", "two"];
+    let sockets = names.map(|name| daemon.disk(name, &["--size", "64M", "--stack", "share | volume:pool"], &[]));
+    let seats = seats(2);
+    let mut guests = sockets.map(|socket| Boot::scenario("load").socket(&socket).start(&seats));
+    for guest in &mut guests {
+        guest.wait_mark("loaded");
+    }
+    // By now both have begun.
+    all_go_on(&daemon, names, 50);
+    let before = commands(&daemon, names);
+    let done = eventually("a thousand commands of both", || {
+        let now = commands(&daemon, names);
+        let done = [now[0] - before[0], now[1] - before[1]];
+        (done.iter().sum::<u64>() >= 1000).then_some(done)
+    });
+    println!("  commands while both wrote: {done:?}");
+    let all: u64 = done.iter().sum();
+    assert!(done.iter().all(|one| (all * 2 / 5..=all * 3 / 5).contains(one)), "{done:?}");
+    daemon.run(&["group", "change", "slow", "--iops", "100K"]);
+    for mut guest in guests {
+        guest.send("enough");
+        guest.finish();
     }
     daemon.finish();
 }

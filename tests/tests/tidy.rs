@@ -200,6 +200,50 @@ fn rooms_import_only_what_lies_below() {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
+/// Public items without their bodies, but for those of enums.
+fn public_items(code: &str) -> Vec<String> {
+    let lines: Vec<&str> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let begins = (0..lines.len()).filter(|at| lines[*at].trim_start().starts_with("pub "));
+    let item = |at: usize| {
+        let first = lines[at].trim_start();
+        let closing = format!("{}}}", " ".repeat(lines[at].len() - first.len()));
+        let is_last = |line: &&str| {
+            if first.starts_with("pub use ") {
+                line.ends_with(';')
+            } else if first.starts_with("pub enum ") {
+                **line == closing
+            } else {
+                // Of a field nothing follows; of a function, what it takes and gives.
+                first.ends_with(',') || line.ends_with(';') || line.contains('{')
+            }
+        };
+        let len = lines[at..].iter().position(is_last).map_or(1, |last| last + 1);
+        lines[at..at + len].join(" ")
+    };
+    begins.map(item).collect()
+}
+
+/// Who has a back end has a volume, and no way around it: what reaches a disk's queues stays inside.
+#[test]
+fn physical_disks_are_shown_as_volumes_only() {
+    const INSIDE: [&str; 4] = ["QueuePair", "LeanQueue", "Command", "Controller"];
+    let mut complaints = Vec::new();
+    let mut seen = 0;
+    let is_code = |source: &Source| source.path.starts_with("crates/backends/src/") && !is_test(&source.path);
+    for source in sources("rs").into_iter().filter(is_code) {
+        let code = source.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for item in public_items(code) {
+            seen += 1;
+            let mut words = item.split(|c: char| !c.is_alphanumeric() && c != '_');
+            if words.any(|word| INSIDE.contains(&word)) {
+                complaints.push(format!("{}: {}", source.path, item.trim()));
+            }
+        }
+    }
+    assert!(seen > 20, "the back ends have public items");
+    assert!(complaints.is_empty(), "public, and not a volume's:\n{}", complaints.join("\n"));
+}
+
 /// The process that must not die is read as a whole by whoever wants to trust it.
 #[test]
 fn the_keeper_stays_small() {

@@ -1,6 +1,9 @@
-//! FastPath beside the kernel's path to the same storage: fio with our engine, and with its own io_uring, libaio and psync on the same file.
+//! FastPath beside the kernel's path to the same storage: fio with our engine, and with its own io_uring, libaio and psync on the same file,
+//! where what is stored takes no time and where it does; and beside what fio itself takes.
 
 use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
 
 use super::file::fill;
 use crate::{
@@ -13,6 +16,20 @@ use crate::{
 
 /// The engine, beside our binary: scripts/fio-engine puts it there.
 const ENGINE: &str = "libmillrace-fio.so";
+/// Commands in flight, and those that say enough of what others are compared with.
+const ALL: &[u32] = &[1, 4, 16, 32, 64, 128];
+const FEW: &[u32] = &[1, 32, 128];
+
+/// Where a file lies.
+struct Place {
+    /// What the table says.
+    name: &'static str,
+    volume: &'static str,
+    file: PathBuf,
+    depths: &'static [u32],
+    /// The kernel's ways to it.
+    kernels: &'static [&'static str],
+}
 
 /// fio on the client's core in all cases; our daemon has the target's.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
@@ -23,35 +40,55 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
         return Ok(());
     };
     let shared = tempfile::tempdir_in("/dev/shm").ok();
-    let file = shared.as_ref().map_or_else(|| suite.folder("fastpath.img"), |shared| shared.path().join("fastpath.img"));
-    let place = if shared.is_some() { "on tmpfs" } else { "on disk" };
+    let places = places(suite.folder("fastpath.img"), shared.as_ref().map(TempDir::path));
     let size: u64 = if suite.quick { 256 << 20 } else { 1 << 30 };
-    fill(&file, size)?;
-    let setup = Setup::default().volume("file", &format!("file:{}", file.display()), &size.to_string());
-    let ours = suite.start_ours("spin", &setup.volume("memory", "memory", &size.to_string()))?;
+    let mut setup = Setup::default().volume("memory", "memory", &size.to_string());
+    for place in &places {
+        fill(&place.file, size)?;
+        setup = setup.volume(place.volume, &format!("file:{}", place.file.display()), &size.to_string());
+    }
+    let ours = suite.start_ours("spin", &setup)?;
     let run_dir = suite.folder("ours").join("run");
     let mut subjects = vec![ours];
     // Memory that was never written is made while it is, which takes longer than a write.
     let longer = Suite { seconds: 2.0, ..suite.clone() };
     let all = by_ours(&longer, fio, &engine, &run_dir, "memory", Load::new("write", "128k", 8));
     (all.run)(&mut subjects)?;
-    let depths: &[u32] = if suite.quick { &[1, 32] } else { &[1, 4, 16, 32, 64, 128] };
+    let depths = if suite.quick { &FEW[..2] } else { ALL };
     let mut cases = Vec::new();
     for rw in ["randread", "randwrite"] {
         for &depth in depths {
             let load = Load::new(rw, "4k", depth);
-            cases.push(by_ours(suite, fio, &engine, &run_dir, "file", load.clone().on(place)));
-            for kernel in ["io_uring", "libaio", "psync"] {
-                // psync waits for each: it knows no depth.
-                if kernel != "psync" || depth == 1 {
-                    cases.push(by_kernel(suite, fio, kernel, &file, load.clone().on(place)));
+            for place in places.iter().filter(|place| place.depths.contains(&depth)) {
+                cases.push(by_ours(suite, fio, &engine, &run_dir, place.volume, load.clone().on(place.name)));
+                for kernel in place.kernels {
+                    // psync waits for each: it knows no depth.
+                    if *kernel != "psync" || depth == 1 {
+                        cases.push(by_kernel(suite, fio, kernel, &place.file, load.clone().on(place.name)));
+                    }
                 }
+            }
+            if rw == "randread" && FEW.contains(&depth) {
+                cases.push(by_nobody(suite, fio, load.clone()));
             }
             cases.push(by_ours(suite, fio, &engine, &run_dir, "memory", load.on("in memory")));
         }
     }
-    record.note("fio on the client's core, --direct=1, defaults otherwise; ours: its engine, our daemon polling on the target's core, which is counted as spent whole".into());
+    record.note("fio on the client's core, --direct=1, defaults otherwise; ours: its engine, our daemon polling on the target's core, which is counted as spent whole; fio null: its engine that does nothing, the most that fio can do".into());
     suite.measure(record, &mut subjects, &cases)
+}
+
+/// A folder in memory if there is one, and the disk: there its latency is the limit of all of them.
+fn places(file: PathBuf, shared: Option<&Path>) -> Vec<Place> {
+    const KERNELS: &[&str] = &["io_uring", "libaio", "psync"];
+    let Some(shared) = shared else {
+        return vec![Place { name: "on disk", volume: "disk", file, depths: ALL, kernels: KERNELS }];
+    };
+    let memory = shared.join("fastpath.img");
+    vec![
+        Place { name: "on tmpfs", volume: "file", file: memory, depths: ALL, kernels: KERNELS },
+        Place { name: "on disk", volume: "disk", file, depths: FEW, kernels: &KERNELS[..1] },
+    ]
 }
 
 fn by_ours<'a>(suite: &'a Suite, fio: &'a Fio, engine: &Path, run_dir: &Path, volume: &str, load: Load) -> Case<'a> {
@@ -79,4 +116,30 @@ fn by_kernel<'a>(suite: &'a Suite, fio: &'a Fio, engine: &str, file: &Path, load
         fio.run(&options, &load, suite.client, suite.seconds).map(|sample| spent(sample, 0.0))
     };
     Case { key, subject: None, run: Box::new(run) }
+}
+
+/// fio's own work, with an engine that does nothing.
+fn by_nobody<'a>(suite: &'a Suite, fio: &'a Fio, load: Load) -> Case<'a> {
+    let options = vec!["--ioengine=null".to_owned(), "--size=1g".to_owned()];
+    let load = load.on("nowhere");
+    let key = Key { test: load.name(), depth: load.depth, client: String::new(), subject: "fio null".into() };
+    let run = move |_: &mut [Box<dyn Subject>]| {
+        fio.run(&options, &load, suite.client, suite.seconds).map(|sample| spent(sample, 0.0))
+    };
+    Case { key, subject: None, run: Box::new(run) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_on_disk_is_measured_beside_one_in_memory() {
+        let of = |shared: Option<&str>| {
+            let places = places("/disk/file".into(), shared.map(Path::new));
+            places.into_iter().map(|place| (place.name, place.depths)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(Some("/memory")), [("on tmpfs", ALL), ("on disk", FEW)]);
+        assert_eq!(of(None), [("on disk", ALL)]);
+    }
 }

@@ -2,10 +2,11 @@
 
 use crate::{
     client::{Lean, Load},
+    copies,
     error::Failure,
-    record::Record,
-    subject::{Setup, Spdk},
-    suite::Suite,
+    record::{Key, Record, Sample},
+    subject::{Setup, Spdk, Subject},
+    suite::{Case, Suite},
 };
 
 const DEPTH: u32 = 32;
@@ -270,5 +271,19 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
             subject.daemon().pause();
         }
     }
+    cases.push(copied(suite));
+    record.note("copies: the bytes that a write of 4 KiB to parity moves, four times 4 KiB, on the target's core".into());
     suite.measure(record, &mut subjects, &cases)
+}
+
+/// The same bytes as small writes to parity, nothing but copies.
+fn copied(suite: &Suite) -> Case<'_> {
+    let load = Load::new("randwrite", "4k", DEPTH).on("memory, parity");
+    let key = Key { test: load.name(), depth: DEPTH, client: "lean".into(), subject: "copies".into() };
+    let run = move |_: &mut [Box<dyn Subject>]| {
+        // Two legs have the data; and a client has as many pieces as it has requests.
+        let rate = copies::rate(suite.target, suite.seconds, MEMORY.1 as usize / 2, DEPTH as usize * 4096);
+        Ok::<_, Failure>(Sample::from([("iops".to_owned(), rate)]))
+    };
+    Case { key, subject: None, run: Box::new(run) }
 }
