@@ -1,8 +1,12 @@
 //! Stock Linux guests on disks served by the daemon: what the whole is for.
 
-use std::{os::unix::fs::FileExt as _, path::Path, process::Command};
+use std::{
+    os::unix::fs::{FileExt as _, MetadataExt as _},
+    path::Path,
+    process::Command,
+};
 
-use millrace_tests::{Boot, Daemon, Kernel, OneDisk, repository, seats, unless_heavy};
+use millrace_tests::{Boot, Daemon, Kernel, OneDisk, eventually, repository, seats, unless_heavy};
 
 const MEMORY: [&str; 4] = ["--backend", "memory", "--size", "1G"];
 
@@ -359,6 +363,9 @@ fn restarted_daemon_serves_the_same_disks() {
     std::fs::write(&script, WRITE).expect("writing the scenario");
     let shown = |daemon: &Daemon| (daemon.json(&["volume", "list"]), stable(daemon.json(&["device", "list"])));
     Boot::scenario(script.to_str().expect("UTF-8")).socket(&socket).run(&seats);
+    let held = || std::fs::metadata(daemon.path("disk.img")).expect("the volume's file").blocks() * 512;
+    let told = || daemon.json(&["volume", "show", "disk"])["allocated"].as_u64().expect("a number");
+    eventually("what the file holds is measured", || (told() == held()).then_some(()));
     let before = shown(&daemon);
     daemon.restart();
     assert_eq!(shown(&daemon), before, "a restart changed what there is");

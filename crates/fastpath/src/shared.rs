@@ -1,10 +1,11 @@
 //! A space as programs have it: for any number of threads, with waiting.
 
 use std::{
+    mem::ManuallyDrop,
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -32,7 +33,7 @@ const DOZE: Duration = Duration::from_millis(10);
 ///
 /// Requests that are in progress when it is dropped may or may not be carried out.
 pub struct FastPath {
-    space: Mutex<Space>,
+    space: ManuallyDrop<Mutex<Space>>,
     events: Option<OwnedFd>,
     connection: OwnedFd,
     timeout: Duration,
@@ -45,9 +46,15 @@ pub struct FastPath {
 impl Drop for FastPath {
     /// Whatever was forked meanwhile has the connection, too, and must not keep the space.
     fn drop(&mut self) {
-        if self.home.is_here() {
+        let is_here = self.home.is_here();
+        if is_here {
             // It is closed already where the daemon has gone.
             let _ = rustix::net::shutdown(&self.connection, rustix::net::Shutdown::Both);
+        }
+        // What a thread that is not in the forked process was in the middle of is left as it is.
+        if is_here || !matches!(self.space.try_lock(), Err(TryLockError::WouldBlock)) {
+            // SAFETY: here alone it is dropped, and nobody uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.space) }
         }
     }
 }
@@ -61,7 +68,7 @@ impl FastPath {
         let buffer = (space.buffer().as_ptr() as usize, space.buffer().len());
         let (timeout, block_size) = (options.timeout, space.block_size());
         let home = Home::new().map_err(|error| Error::Home(error.into()))?;
-        Ok(Self { space: Mutex::new(space), events, connection, timeout, block_size, buffer, home })
+        Ok(Self { space: ManuallyDrop::new(Mutex::new(space)), events, connection, timeout, block_size, buffer, home })
     }
 
     /// A panic elsewhere leaves a space whole enough: what it owes is shared memory, and answers that are checked.

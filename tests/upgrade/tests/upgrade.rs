@@ -144,7 +144,7 @@ fn a_worker_that_does_not_hear_of_the_trials_end_is_told_again() {
     let daemon = Daemon::start_with(&["--isolation", "device"]);
     file_disk(&daemon, "disk");
     let next = Daemon::next_binary();
-    daemon.upgrade(&next, 10).expect("an upgrade");
+    daemon.upgrade(&next, 30).expect("an upgrade");
     let pid = || daemon.json(&["device", "show", "disk"])["worker"]["pid"].as_i64().expect("a process");
     let cell = pid();
     let process = i32::try_from(cell).ok().and_then(Pid::from_raw).expect("a process");

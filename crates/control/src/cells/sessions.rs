@@ -14,12 +14,12 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{CHANGE_LIMIT, Cells, Kind, Known, Place, begin::Found, client::CellError, door};
+use super::{CHANGE_LIMIT, Cells, Kind, Known, Place, client::CellError, door};
 use crate::{
     Name,
     api::Problem,
     error::ControlError,
-    manager::{Asker, Elsewhere, Granted, Others, SessionSpec},
+    manager::{Asker, Elsewhere, Granted, Others, RECEIVED, SessionSpec},
 };
 
 /// How often is looked whether a cell's sessions have ended: it may have nothing else to go on for.
@@ -35,6 +35,11 @@ const RESERVED: &str = "reserved";
 /// Whether a device is a session that is about to be: there is nothing to show of it.
 pub(super) fn is_reserved(view: &Value) -> bool {
     view[RESERVED] == true
+}
+
+/// Whether a cell refuses because the volume has come there and is not open yet: it may be by now.
+fn is_on_its_way(error: &CellError) -> bool {
+    matches!(error, CellError::Refused(problem) if problem.detail.contains(RECEIVED))
 }
 
 /// Whose session a device is.
@@ -150,8 +155,8 @@ impl Cells {
                 Err(error) => error,
             };
             let is_there = self.known_place(Kind::Volumes, &spec.volume) == Some(Place::Cell(cell.clone()));
-            let is_on_its_way = self.is_on_its_way(&cell, &spec.volume);
-            let may_be_made = !is_there || is_on_its_way || matches!(error, CellError::Connect(_) | CellError::Http(_));
+            let is_cut_off = matches!(error, CellError::Connect(_) | CellError::Http(_));
+            let may_be_made = !is_there || is_on_its_way(&error) || is_cut_off;
             if !may_be_made || Instant::now() >= deadline {
                 return Err(error.problem(&cell));
             }
@@ -229,11 +234,6 @@ impl Cells {
         });
     }
 
-    /// Whether a volume has come to a cell and is not open there yet.
-    fn is_on_its_way(&self, cell: &Name, volume: &str) -> bool {
-        self.known().get(cell).and_then(|known| known.volumes.get(volume)).map(Found::of) == Some(Found::Waits)
-    }
-
     /// Has the cell make a session that is reserved.
     async fn make_session(
         self: &Arc<Self>,
@@ -245,8 +245,9 @@ impl Cells {
         let made = self.ask_session(cell, name, asker, spec).await;
         if made.is_err() {
             self.forget_session(cell, name);
+            // It may have been too late for us alone, and then the cell has a session; and if not, nothing may be left there.
+            self.watch(cell.clone());
             self.refresh(cell).await;
-            self.give_up(cell);
         } else {
             // What is said now takes the reservation's place, which stays until then: another list may be older than the session.
             self.refresh(cell).await;
@@ -283,18 +284,22 @@ impl Cells {
                 tokio::time::sleep(LOOK).await;
                 cells.refresh(&cell).await;
                 cells.end_forbidden(&cell).await;
-                if cells.has_sessions(&cell) {
+                if cells.is_silent(&cell) || cells.has_sessions(&cell) {
                     continue;
                 }
                 let _change = cells.change.lock().await;
                 // One may have come before the lock.
                 cells.refresh(&cell).await;
-                if cells.end_watch(&cell) {
+                if !cells.is_silent(&cell) && cells.end_watch(&cell) {
                     cells.clear(&cell).await;
                     return;
                 }
             }
         });
+    }
+
+    fn is_silent(&self, cell: &Name) -> bool {
+        self.known().get(cell).is_some_and(|known| known.silent.is_some())
     }
 
     /// Whether nothing is left to look after. A session that comes after this look has the cell watched again.
@@ -322,5 +327,21 @@ impl Cells {
 
     fn watched(&self) -> MutexGuard<'_, BTreeSet<Name>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_comes_while_a_volume_is_on_its_way_is_not_turned_away() {
+        let name: Name = "v".parse().unwrap();
+        let refused = |reason: &str| {
+            let error = ControlError::VolumeFailed { name: name.clone(), reason: reason.to_owned() };
+            CellError::Refused(Problem::from(&error))
+        };
+        assert!(is_on_its_way(&refused(RECEIVED)));
+        assert!(!is_on_its_way(&refused("its file is gone")));
     }
 }

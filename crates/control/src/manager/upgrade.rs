@@ -153,11 +153,12 @@ impl Manager {
     }
 
     pub(super) fn leave_all(&self, state_version: u16) {
+        // First: the trace's end reaches all shards, too.
+        self.find_silent();
         self.end_trace_now(Ending::Upgrade);
         // Most of it while guests do not wait, and not durably: a slow disk must not use up the time that the keeper gives.
         self.leave_account(&self.peek());
         self.note_legs(&mut self.peek());
-        self.find_silent();
         let held = self.hold_all();
         let deadline = Instant::now() + QUIET_LIMIT;
         while Instant::now() < deadline && !self.is_held() {

@@ -227,6 +227,8 @@ impl NvmeDevice {
             let joined = self.controller.join_replica(nsid, &namespace);
             return joined.map(|()| nsid).map_err(|why| DeviceError::Card { device: self.name().to_owned(), why });
         }
+        let fits = self.controller.check_first(&namespace);
+        fits.map_err(|why| DeviceError::Card { device: self.name().to_owned(), why })?;
         let nsid = self.allocate(nsid, Allocated { namespace, read_only, by_guest: false })?;
         self.tell_attachment(nsid, true);
         self.attach_allocated(nsid)?;
@@ -314,6 +316,8 @@ impl NvmeDevice {
         if let Some(attached) = self.controller.namespaces.get(nsid) {
             attached.geometry.set(attached.namespace.volume.geometry());
             self.controller.namespace_changed(nsid);
+        } else {
+            self.controller.replica_changed(nsid);
         }
     }
 
@@ -370,19 +374,31 @@ impl NvmeDevice {
         }
     }
 
-    fn accept(&mut self, cx: &mut ShardContext<'_>) {
+    /// Lets the client go if it has gone already.
+    fn let_gone_client_go(&mut self, cx: &mut ShardContext<'_>) {
         if let Link::Connected(client) = &self.link
             && is_gone(&client.connection)
         {
             self.disconnect(cx);
         }
+    }
+
+    fn accept(&mut self, cx: &mut ShardContext<'_>) {
+        self.let_gone_client_go(cx);
         for _ in 0..REFUSALS {
             if !matches!(self.link, Link::Listening | Link::Connected(_)) {
                 return;
             }
             match self.listener.accept() {
-                Ok(Some(stream)) if matches!(self.link, Link::Listening) => self.connect(cx, stream),
-                Ok(Some(_)) => self.warn("a second client was turned away: one guest uses a device at a time"),
+                Ok(Some(stream)) => {
+                    // The one before may have come and gone while both waited for us.
+                    self.let_gone_client_go(cx);
+                    if matches!(self.link, Link::Listening) {
+                        self.connect(cx, stream);
+                    } else {
+                        self.warn("a second client was turned away: one guest uses a device at a time");
+                    }
+                }
                 Ok(None) => return,
                 Err(error) => return self.accept_failed(cx, &error),
             }

@@ -240,6 +240,22 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
+    /// With nothing in flight.
+    pub(crate) fn new(nsid: u32, namespace: &Arc<Namespace>, read_only: bool) -> Self {
+        Self {
+            nsid,
+            namespace: Arc::clone(namespace),
+            read_only,
+            geometry: Cell::new(namespace.volume.geometry()),
+            rights: Cell::new((0, 0)),
+            in_flight: Cell::new(0),
+            finished: Cell::new(0),
+            gone: Cell::new(false),
+            formatting: Cell::new(false),
+            apart: Cell::new(0),
+        }
+    }
+
     /// Whether this controller may change the namespace's data.
     pub(crate) fn check_writable(&self, geometry: &Geometry) -> Result<(), Status> {
         if self.read_only || geometry.read_only { Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry()) } else { Ok(()) }
@@ -362,18 +378,7 @@ impl NamespaceTable {
             return Err(Status::NAMESPACE_ALREADY_ATTACHED.do_not_retry());
         }
         allocated.namespace.notices.lost();
-        *place = Some(Rc::new(Attached {
-            nsid,
-            geometry: Cell::new(allocated.namespace.volume.geometry()),
-            namespace: Arc::clone(&allocated.namespace),
-            read_only: allocated.read_only,
-            rights: Cell::new((0, 0)),
-            in_flight: Cell::new(0),
-            finished: Cell::new(0),
-            gone: Cell::new(false),
-            formatting: Cell::new(false),
-            apart: Cell::new(0),
-        }));
+        *place = Some(Rc::new(Attached::new(nsid, &allocated.namespace, allocated.read_only)));
         Ok(())
     }
 

@@ -91,8 +91,8 @@ pub(crate) struct Lifecycle {
 /// A shutdown's flushes.
 #[derive(Debug)]
 struct Shutdown {
-    /// The next namespace to flush.
-    next: u32,
+    /// The lowest identifier that is still to be flushed. `None`: all flushes have begun.
+    next: Option<u32>,
     flushes: Rc<Flushes>,
 }
 
@@ -434,7 +434,7 @@ impl Controller {
         if self.phase == Phase::Ready {
             self.phase = Phase::ShuttingDown;
         }
-        self.lifecycle.shutdown = Some(Shutdown { next: 1, flushes: Rc::default() });
+        self.lifecycle.shutdown = Some(Shutdown { next: Some(1), flushes: Rc::default() });
     }
 
     /// Goes on with a shutdown that waits. Returns work done.
@@ -447,7 +447,7 @@ impl Controller {
     fn advance_shutdown(&mut self, cx: &mut ShardContext<'_>) -> usize {
         let Some(mut shutdown) = self.lifecycle.shutdown.take() else { return 0 };
         let started = if self.is_quiet() { self.flush_volumes(cx, &mut shutdown) } else { 0 };
-        if shutdown.next <= self.namespaces.largest() || shutdown.flushes.outstanding.get() > 0 {
+        if shutdown.next.is_some() || shutdown.flushes.outstanding.get() > 0 {
             self.lifecycle.shutdown = Some(shutdown);
             return started;
         }
@@ -461,17 +461,25 @@ impl Controller {
         started + 1
     }
 
-    fn flush_volumes(&mut self, cx: &mut ShardContext<'_>, shutdown: &mut Shutdown) -> usize {
+    fn flush_volumes(&self, cx: &mut ShardContext<'_>, shutdown: &mut Shutdown) -> usize {
         let mut started = 0;
-        while shutdown.next <= self.namespaces.largest() {
-            if let Some(attached) = self.namespaces.get(shutdown.next) {
+        while let Some(from) = shutdown.next {
+            let next = self.next_to_flush(from);
+            if let Some(attached) = next {
                 let Some(slot) = cx.reserve() else { break };
                 flush(slot, Rc::clone(attached), Rc::clone(&shutdown.flushes));
                 started += 1;
             }
-            shutdown.next += 1;
+            shutdown.next = next.and_then(|attached| attached.nsid.checked_add(1));
         }
         started
+    }
+
+    /// What has the lowest identifier from this one on: namespaces, then replicas, whose identifiers are larger.
+    fn next_to_flush(&self, from: u32) -> Option<&Rc<Attached>> {
+        let shown = (from..=self.namespaces.largest()).find_map(|nsid| self.namespaces.get(nsid));
+        let replicas = self.port.iter().flat_map(|port| port.replicas()).filter(|replica| replica.nsid >= from);
+        shown.or_else(|| replicas.min_by_key(|replica| replica.nsid))
     }
 
     /// Sets CSTS.CFS: the guest must reset the controller. Logged once per reset with the reason, and at a limited rate.

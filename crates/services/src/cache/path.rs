@@ -353,6 +353,8 @@ impl Cache {
         len: u64,
     ) -> Result<u64, BlockError> {
         let len = len.min(BUFFER_SIZE as u64);
+        // The range may be locked: copies wait for it with buffers of this level. Their own data, one segment, never come here.
+        let cx = cx.deeper();
         let buffer = cx.buffers.take().await;
         let cx = cx.deeper();
         let segments = [buffer.segment(len as usize)];

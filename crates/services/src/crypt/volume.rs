@@ -328,7 +328,7 @@ impl Volume for Crypt {
             return Step::Done(Err(error));
         }
         match request.operation {
-            Operation::Flush => self.flushes.of_guest(cx, &*self.leg, request),
+            Operation::Flush => self.flushes.of_guest(cx.deeper(), &*self.leg, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read => self.read(cx, request),
             Operation::Write { .. } => self.write(cx, request),

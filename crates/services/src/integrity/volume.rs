@@ -185,7 +185,7 @@ impl Integrity {
             Some(false) => return wait(cx, self.read_slowly(cx, request)),
             None => {}
         }
-        match self.leg.submit(cx, self.below(&request)) {
+        match self.leg.submit(cx.deeper(), self.below(&request)) {
             Step::Done(Ok(())) if self.look_at(group, piece, request.segments).is_ok() => Step::Done(Ok(())),
             Step::Done(Ok(())) => wait(cx, self.read_slowly(cx, request)),
             Step::Done(error) => Step::Done(error),
@@ -524,7 +524,7 @@ impl Volume for Integrity {
             return Step::Done(Err(BlockError::NotReady));
         }
         match request.operation {
-            Operation::Flush => self.flushes.of_guest(cx, &*self.leg, request),
+            Operation::Flush => self.flushes.of_guest(cx.deeper(), &*self.leg, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read => self.read(cx, request),
             Operation::Write { .. } => self.write(cx, request),

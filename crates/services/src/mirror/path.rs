@@ -338,7 +338,7 @@ impl Mirror {
     #[inline]
     fn read<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let Some(leg) = self.leg_to_read(&request) else { return Step::Done(Err(BlockError::NotReady)) };
-        match self.legs[leg].submit(cx, request.clone()) {
+        match self.legs[leg].submit(cx.deeper(), request.clone()) {
             Step::Done(result) if !result.is_err_and(is_fault) => Step::Done(result),
             step => {
                 let queued = self.balance.queue(leg);
@@ -381,7 +381,7 @@ impl Mirror {
         let whole = if settled || request.count.0 == 1 { self.masks().readable & !(1 << leg) } else { 0 };
         for other in legs_of(whole) {
             let arena = cx.scratch.carve(self.legs[other].scratch_bytes());
-            let result = self.legs[other].submit(cx.with_scratch(&arena), request.clone()).await;
+            let result = self.legs[other].submit(cx.deeper().with_scratch(&arena), request.clone()).await;
             drop(arena);
             if !result.is_err_and(is_fault) {
                 self.rewrite(cx, request, leg, first).await;

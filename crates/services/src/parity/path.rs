@@ -279,10 +279,11 @@ impl Parity {
             match found.await {
                 Ok(number) => return Ok(number),
                 Err(turn) => {
-                    self.harden(cx).await?;
+                    // A copy's requests come one level deeper, and hold a buffer of that level while they wait here.
+                    let below = cx.deeper();
+                    self.harden(below).await?;
                     if ring.lacks_record() {
-                        // A copy's requests come one level deeper, and hold a buffer of that level while they wait here.
-                        self.record_void(cx.deeper(), &turn).await?;
+                        self.record_void(below, &turn).await?;
                     }
                 }
             }
@@ -569,7 +570,7 @@ impl Parity {
         if self.plan.safe || !(self.is_healthy(masks) || is_there()) {
             return Step::Wait(cx.scratch.place_future(self.read_rows(cx, request)));
         }
-        match self.reader.submit(cx, request.clone()) {
+        match self.reader.submit(cx.deeper(), request.clone()) {
             Step::Done(result) if !result.is_err_and(is_fault) => Step::Done(result),
             step => Step::Wait(cx.scratch.place_future(self.follow_read(cx, request, step))),
         }

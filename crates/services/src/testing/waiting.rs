@@ -68,10 +68,12 @@ pub(crate) fn end_all(steps: &mut [Option<Step<'_>>]) {
 }
 
 /// Copies eight blocks, which waits for what is read behind the gate with a level's only buffer in its hands, and meanwhile writes where they
-/// go, which takes a buffer below: both end when the gate is open.
-pub(crate) fn copy_and_write(volume: &Arc<dyn Volume>, gate: &Gate, from: u64, to: u64) {
+/// go, from so many pieces of memory, which takes a buffer below: both end when the gate is open.
+pub(crate) fn copy_and_write(volume: &Arc<dyn Volume>, gate: &Gate, from: u64, to: u64, pieces: usize) {
     let (io, buffers, room) = (SyncIo::new(1, false).hasty(), BufferPool::new(1).unwrap(), Memory::new(4096));
-    let (scratches, segments) = ([(); 2].map(|()| Scratch::new(volume.scratch_bytes())), [room.segment(0, 4096)]);
+    let scratches = [(); 2].map(|()| Scratch::new(volume.scratch_bytes()));
+    let len = 4096 / pieces;
+    let segments: Vec<_> = (0..pieces).map(|at| room.segment(at * len, len)).collect();
     let work = [(Operation::Copy { source: Lba(from) }, &segments[..0]), (Operation::Write { fua: false }, &segments[..])];
     let submit = |at: usize| {
         let (operation, segments) = work[at];

@@ -159,9 +159,10 @@ impl Controller {
         self.send_or_zeroes(sqe, data)
     }
 
-    /// What the guest sees of a volume: all of it, or a window.
-    fn shown_geometry(&self, geometry: Geometry) -> Geometry {
-        let (_, blocks) = self.config.functions.window(geometry.blocks.0);
+    /// What the guest sees of a volume: as much as its replicas have too, or a window of that.
+    pub(crate) fn shown_geometry(&self, geometry: Geometry) -> Geometry {
+        let common = self.port.as_ref().map_or(geometry.blocks.0, |port| port.common_blocks(&geometry));
+        let (_, blocks) = self.config.functions.window(common);
         Geometry { blocks: BlockCount(blocks), ..geometry }
     }
 

@@ -150,6 +150,48 @@ impl Controller {
         self.port.is_some() && self.config.functions.replicate && nsid > self.namespaces.largest()
     }
 
+    /// All that the guest writes to: what it sees, and the replicas.
+    pub(crate) fn written_to(&self) -> impl Iterator<Item = &Rc<Attached>> {
+        self.namespaces.attached().chain(self.port.iter().flat_map(|port| port.replicas()))
+    }
+
+    /// Whether the replicas that are there have all that the guest would see of a volume.
+    ///
+    /// # Errors
+    /// Which of them has not, and why.
+    pub(crate) fn check_first(&self, namespace: &Namespace) -> Result<(), String> {
+        let first = namespace.volume.geometry();
+        match self.port.as_ref().and_then(|port| port.unfit_replica(&first)) {
+            Some((replica, why)) => {
+                let (first, replica) = (namespace.volume.name(), replica.volume.name());
+                Err(format!("volume {replica} cannot be a replica of volume {first}: {why}"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The namespace that the guest sees, and how many blocks it has there.
+    fn seen(&self) -> Option<(u32, u64)> {
+        let first = self.namespaces.attached().next()?;
+        Some((first.nsid, self.shown_geometry(first.namespace.volume.geometry()).blocks.0))
+    }
+
+    /// A replica came or went: the guest is told by an event if it sees another number of blocks than before.
+    fn tell_size(&mut self, before: Option<(u32, u64)>) {
+        let seen = self.seen();
+        if let Some((nsid, _)) = seen.filter(|_| seen != before) {
+            self.namespace_changed(nsid);
+        }
+    }
+
+    /// A volume that may be a replica has another size or shape: the guest, which may see another number of blocks, is told by an event.
+    pub(crate) fn replica_changed(&mut self, nsid: u32) {
+        let is_replica = self.port.as_ref().is_some_and(|port| port.replicas().any(|replica| replica.nsid == nsid));
+        if let Some((first, _)) = self.seen().filter(|_| is_replica) {
+            self.namespace_changed(first);
+        }
+    }
+
     /// Has everything written to a volume as well.
     ///
     /// # Errors
@@ -157,19 +199,23 @@ impl Controller {
     pub(crate) fn join_replica(&mut self, nsid: u32, namespace: &Arc<Namespace>) -> Result<(), String> {
         // What the guest sees has its disk first.
         self.reconcile();
+        let before = self.seen();
         let first = self.namespaces.attached().next().map(|attached| &*attached.namespace);
         let Some(port) = &mut self.port else { return Err("there is no card".to_owned()) };
         port.add_replica(nsid, namespace, first)
             .map_err(|why| format!("volume {} cannot be a replica: {why}", namespace.volume.name()))?;
         self.reconcile();
+        self.tell_size(before);
         Ok(())
     }
 
     /// As [`Self::join_replica`], when it goes. Its volume is in use until [`Port::is_replica_leaving`] says otherwise.
     pub(crate) fn remove_replica(&mut self, nsid: u32) -> bool {
+        let before = self.seen();
         let removed = self.port.as_mut().is_some_and(|port| port.remove_replica(nsid));
         if removed {
             self.reconcile();
+            self.tell_size(before);
         }
         removed
     }

@@ -50,9 +50,8 @@ impl Programmed {
 
 /// A volume that is not shown, but written to as well.
 struct Replica {
-    /// Its identifier for the operator.
-    nsid: u32,
-    namespace: Arc<Namespace>,
+    /// Under its identifier for the operator; what is in flight on it are the controller's own flushes.
+    attached: Rc<Attached>,
     disk: u8,
 }
 
@@ -68,8 +67,8 @@ pub(super) struct Shown {
     stale: bool,
     /// Namespaces that were detached, until nothing is in flight.
     leaving: Vec<Rc<Attached>>,
-    /// The same, of replicas: their identifiers.
-    replicas_leaving: Vec<u32>,
+    /// The same, of replicas.
+    replicas_leaving: Vec<Rc<Attached>>,
     /// Until when doorbells wait for them.
     patience: Option<Instant>,
 }
@@ -100,13 +99,14 @@ impl Port {
         };
         let (mut disks, mut blocks, mut obstacle) = (1_u16 << own, geometry.blocks.0, None);
         for replica in &self.shown.replicas {
-            let shape = replica.namespace.volume.geometry();
+            let namespace = &replica.attached.namespace;
+            let shape = namespace.volume.geometry();
             if shape.block_size == geometry.block_size {
                 disks |= 1 << replica.disk;
                 blocks = blocks.min(shape.blocks.0);
             } else {
                 let why = "it is not written to: its blocks have another size than the first volume's";
-                obstacle = Some(Obstacle { namespace: Arc::clone(&replica.namespace), why });
+                obstacle = Some(Obstacle { namespace: Arc::clone(namespace), why });
             }
         }
         let anew = self.program(Some(Programmed { words: self.words(attached, &geometry, blocks, disks, durable), own }));
@@ -186,7 +186,7 @@ impl Port {
 
     /// A namespace was detached: it is in use until nothing is in flight.
     pub(crate) fn leave(&mut self, attached: &Rc<Attached>) {
-        attached.in_flight.set(1);
+        attached.in_flight.set(attached.in_flight.get() + 1);
         self.shown.leaving.push(Rc::clone(attached));
     }
 
@@ -216,12 +216,41 @@ impl Port {
             }
         }
         shown.stale = false;
-        shown.leaving.drain(..).for_each(|attached| attached.in_flight.set(0));
-        shown.replicas_leaving.clear();
+        shown.leaving.drain(..).for_each(|attached| attached.in_flight.set(attached.in_flight.get() - 1));
+        shown.replicas_leaving.retain(|replica| replica.in_flight.get() > 0);
         shown.patience = None;
     }
 
     // ---- replicas ---------------------------------------------------------------------------------------------------
+
+    /// The volumes that are written to as well.
+    pub(crate) fn replicas(&self) -> impl Iterator<Item = &Rc<Attached>> {
+        self.shown.replicas.iter().map(|replica| &replica.attached)
+    }
+
+    /// Blocks that a first volume of this shape has, and all replicas that are written to with it.
+    pub(crate) fn common_blocks(&self, first: &Geometry) -> u64 {
+        let shapes = self.replicas().map(|replica| replica.namespace.volume.geometry());
+        let written = shapes.filter(|shape| shape.block_size == first.block_size);
+        written.map(|shape| shape.blocks.0).fold(first.blocks.0, u64::min)
+    }
+
+    /// A replica that has not all that the guest would see of a first volume of this shape, and why it does not fit.
+    pub(crate) fn unfit_replica(&self, first: &Geometry) -> Option<(&Namespace, &'static str)> {
+        let (start, blocks) = self.functions.window(first.blocks.0);
+        // A window may begin beyond the volume.
+        let end = (start + blocks).min(first.blocks.0);
+        self.replicas().find_map(|replica| {
+            let shape = replica.namespace.volume.geometry();
+            if shape.block_size != first.block_size {
+                Some((&*replica.namespace, "its blocks have another size"))
+            } else if shape.blocks.0 < end {
+                Some((&*replica.namespace, "it is smaller than what the guest would see"))
+            } else {
+                None
+            }
+        })
+    }
 
     /// Has everything written to a volume as well, from when the namespace is shown next. `first` is that namespace, if it is there.
     ///
@@ -235,7 +264,7 @@ impl Port {
     ) -> Result<(), &'static str> {
         let geometry = namespace.volume.geometry();
         let first = first.map(|first| first.volume.geometry());
-        if self.shown.replicas.iter().any(|replica| replica.nsid == nsid) {
+        if self.replicas().any(|replica| replica.nsid == nsid) {
             return Err("another one has its identifier");
         }
         if self.is_replica_leaving(nsid) {
@@ -252,21 +281,21 @@ impl Port {
         }
         let disk = self.card.borrow_mut().disk_for(namespace, self.function);
         let disk = disk.ok_or("all disks of the card have other volumes")?;
-        self.shown.replicas.push(Replica { nsid, namespace: Arc::clone(namespace), disk });
+        self.shown.replicas.push(Replica { attached: Rc::new(Attached::new(nsid, namespace, false)), disk });
         Ok(())
     }
 
     /// Has a volume written to no more, from when the namespace is shown next. Whether there was one.
     pub(crate) fn remove_replica(&mut self, nsid: u32) -> bool {
-        let Some(at) = self.shown.replicas.iter().position(|replica| replica.nsid == nsid) else { return false };
-        self.shown.replicas.remove(at);
-        self.shown.replicas_leaving.push(nsid);
+        let Some(at) = self.replicas().position(|replica| replica.nsid == nsid) else { return false };
+        let replica = self.shown.replicas.remove(at);
+        self.shown.replicas_leaving.push(replica.attached);
         self.shown.patience = Some(Instant::now() + PATIENCE);
         true
     }
 
     /// Whether commands may be in flight on a replica that was taken away under this identifier.
     pub(crate) fn is_replica_leaving(&self, nsid: u32) -> bool {
-        self.shown.replicas_leaving.contains(&nsid)
+        self.shown.replicas_leaving.iter().any(|replica| replica.nsid == nsid)
     }
 }

@@ -30,7 +30,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 use crate::nvme::{
-    fixture::{HeldVolume, TestHost, identity, sqe, test_config},
+    StorageFunctions,
+    fixture::{HeldVolume, TestHost, identity, sqe, test_card, test_config},
     pci::{BAR0_SIZE, BAR4_SIZE},
 };
 
@@ -729,6 +730,30 @@ fn namespaces_come_and_go_by_the_operators_word() {
     volume.release();
     assert!(guest.wait(1).status().is_success(), "the one in flight finishes");
     assert!(daemon.with(key, |device, _| device.is_detached(1)));
+}
+
+#[test]
+fn a_first_volume_has_to_fit_the_replicas_that_are_there() {
+    let daemon = Daemon::start();
+    let functions = StorageFunctions { replicate: true, ..StorageFunctions::default() };
+    let key = daemon.add(Config { card: Some(test_card(2)), functions, ..config("disk", DoorbellMode::Shared) });
+    let volume = |name: &str, bytes: u64, block_size| {
+        Namespace::new(MemoryVolume::create(name, bytes, block_size).expect("a volume"), identity(1), false)
+    };
+    let replica = volume("second", 1 << 20, BlockSize::B512);
+    let good = volume("good", 1 << 20, BlockSize::B512);
+    let bad = [
+        (volume("larger", 2 << 20, BlockSize::B512), "it is smaller"),
+        (volume("coarse", 1 << 20, BlockSize::B4096), "its blocks have another size"),
+    ];
+    daemon.with(key, move |device, _| {
+        assert_eq!(device.attach(Some(2), replica, false).expect("nothing is to be compared with"), 2);
+        for (first, why) in bad {
+            let error = device.attach(Some(1), first, false).expect_err(why).to_string();
+            assert!(error.contains("second") && error.contains(why), "{error}");
+        }
+        assert_eq!(device.attach(Some(1), good, false).expect("it fits"), 1);
+    });
 }
 
 #[test]

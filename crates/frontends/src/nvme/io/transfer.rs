@@ -191,11 +191,11 @@ impl Controller {
         Ok(self.write_caches_back(slot, token, false))
     }
 
-    /// Makes durable what was written to all attached namespaces, with what is inside their gates if it `drains` them, and completes the
-    /// command then.
+    /// Makes durable what was written to all attached namespaces and their replicas, with what is inside their gates if it `drains` them,
+    /// and completes the command then.
     pub(crate) fn write_caches_back(&mut self, slot: TaskSlot<'_>, token: CommandToken, drains: bool) -> Outcome {
         // A list on the heap: this is no command of a data path.
-        let all: Vec<Rc<Attached>> = self.namespaces.attached().cloned().collect();
+        let all: Vec<Rc<Attached>> = self.written_to().cloned().collect();
         let sink = Rc::clone(&self.sink);
         let launched = slot.run(|cx| {
             wait(cx, async move {

@@ -113,7 +113,9 @@ fn a_write_needs_no_buffer_of_the_copies_that_wait_for_its_range() {
     let graph = graph(&stack, &legs, None, Reason::Create, &Arc::default()).unwrap();
     // What is copied, and where it goes, is on the fast leg.
     on_bench(&graph, |bench| drop(bench.write_random(0, 128)));
-    copy_and_write(graph.volume(), &gate, 64, 0);
+    copy_and_write(graph.volume(), &gate, 64, 0, 1);
+    // More pieces than go on at once go through a buffer.
+    copy_and_write(graph.volume(), &gate, 72, 8, 64);
 }
 
 #[test]

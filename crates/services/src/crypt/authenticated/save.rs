@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering;
 
 use millrace_block::{BlockError, Operation, TaskContext, yield_now};
-use millrace_memory::{BUFFER_SIZE, BufferPool, Segment};
+use millrace_memory::{BUFFER_SIZE, Segment};
 
 use super::{
     header::Header,
@@ -25,8 +25,6 @@ use super::{
 };
 use crate::locks::until;
 
-/// Buffers of a save: it has one at a time.
-const OWN_BUFFERS: usize = 1;
 /// Nodes that are looked at before the shard does something else.
 const LOOKED_AT: usize = 1024;
 /// A root that is being stored.
@@ -55,9 +53,7 @@ impl Authenticated {
         if self.log.epoch().0 > seen {
             return Ok(());
         }
-        // Of this save alone: who waits for it may have all of the shard's, and of its background tasks'.
-        let own = BufferPool::new(OWN_BUFFERS).map_err(|_| BlockError::WriteFault { errno: 0 })?;
-        self.save_now(cx.with_buffers(&own)).await
+        self.save_now(cx.with_buffers(cx.buffers.of(&self.save_buffers))).await
     }
 
     /// [`Self::save`] for whoever has the turn.

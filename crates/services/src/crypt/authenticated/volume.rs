@@ -14,7 +14,7 @@ use millrace_block::{
     TaskFuture, Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
 };
 use millrace_cipher::{Sealer, Secret};
-use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
+use millrace_memory::{BUFFER_SIZE, Owner, Segment, SegmentCursor};
 
 use super::{
     Settled,
@@ -115,6 +115,8 @@ pub(super) struct Authenticated {
     pub(super) flushes: Flushes,
     /// Who saves the tree.
     pub(super) saving: Turn,
+    /// Has the buffers of saves: who waits for one may have all of the shard's, and of its background tasks'.
+    pub(super) save_buffers: Owner,
     pub(super) rekeying: Rekeying,
     /// The epoch of the root on the leg.
     pub(super) rooted: AtomicU64,
@@ -213,6 +215,7 @@ impl Authenticated {
             log: Log::default(),
             flushes: Flushes::default(),
             saving: Turn::default(),
+            save_buffers: Owner::default(),
             rekeying: Rekeying::default(),
             rooted: AtomicU64::new(0),
             control: Mutex::default(),
@@ -443,7 +446,9 @@ impl Authenticated {
                 let old = node.record(piece.range().start + number);
                 Change { lba: piece.lba + number as u64, old, new: new[number] }
             };
-            let entered = match self.enter(cx.deeper(), page, new.len(), change).await? {
+            // Two levels down: who waits for the log's turn has a buffer of this level, and of the next if it is a copy's.
+            let below = cx.deeper().deeper();
+            let entered = match self.enter(below, page, new.len(), change).await? {
                 Ok(entered) => entered,
                 Err(full) => {
                     drop((lock, new, buffer));
@@ -451,7 +456,7 @@ impl Authenticated {
                     continue;
                 }
             };
-            self.commit(cx.deeper(), page, &entered).await?;
+            self.commit(below, page, &entered).await?;
             let segments = [data];
             let segments = if operation.has_data() { &segments[..] } else { &[] };
             let result = self.submit_piece(cx.deeper(), operation, piece, segments).await;
@@ -595,7 +600,7 @@ impl Volume for Authenticated {
             return Step::Done(Err(error));
         }
         match request.operation {
-            Operation::Flush => self.flushes.of_guest(cx, &*self.leg, request),
+            Operation::Flush => self.flushes.of_guest(cx.deeper(), &*self.leg, request),
             _ if request.count.0 == 0 => Step::Done(Ok(())),
             Operation::Read => wait(cx, self.read(cx, request)),
             Operation::Write { .. } => wait(cx, self.write(cx, request)),

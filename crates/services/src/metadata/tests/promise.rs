@@ -345,7 +345,7 @@ fn a_write_needs_no_buffer_of_the_copies_that_wait_for_its_blocks() {
     let graph = crate::testing::graph(&stack, &[volume], None, Reason::Create, &Arc::default()).unwrap();
     // The page of their group has been read.
     on_bench(graph.volume(), |bench| drop(bench.write_random(0, 100)));
-    copy_and_write(graph.volume(), &gate, 64, 0);
+    copy_and_write(graph.volume(), &gate, 64, 0, 1);
 }
 
 #[test]

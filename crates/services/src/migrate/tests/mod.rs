@@ -631,10 +631,10 @@ fn a_write_needs_no_buffer_of_the_copies_that_wait_for_its_range() {
     let legs = [old, memory(small(4096), NEW)];
     let crypt = concat!("crypt(key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", disk:0)");
     let graph = graph(&format!("move(piece=16K, {crypt}, disk:1)"), &legs, None, Reason::Create, &Arc::default()).unwrap();
-    copy_and_write(graph.volume(), &gate, 0, 64);
+    copy_and_write(graph.volume(), &gate, 0, 64, 1);
     // And behind the walk.
     to_the_end(&move_of(&graph));
-    copy_and_write(graph.volume(), &gate, 0, 64);
+    copy_and_write(graph.volume(), &gate, 0, 64, 1);
 }
 
 /// Where others are always at work a long range is never free as a whole.

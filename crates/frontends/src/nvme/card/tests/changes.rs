@@ -1,5 +1,6 @@
 //! What changes while a guest's commands are in flight: sizes, write cache, namespaces, replicas, queues.
 
+use millrace_backends::fault::{FaultVolume, Kind};
 use millrace_block::{BlockCount, Metadata, MetadataFormat};
 use millrace_nvme_spec::features::FeatureId;
 
@@ -11,6 +12,8 @@ use crate::nvme::{
 
 /// Bytes of a command's data: one page, and a list of the others.
 const LEN: usize = 32 << 10;
+/// CC.SHN: a normal shutdown.
+const SHN_NORMAL: u32 = 1 << 14;
 
 fn replicating() -> FakeGuest {
     FakeGuest::on_card(test_card(2), StorageFunctions { replicate: true, ..StorageFunctions::default() })
@@ -172,6 +175,94 @@ fn a_replica_is_in_use_until_its_commands_have_ended() {
     guest.step_until("the end of the replica", |guest| !is_leaving(guest, 2));
     assert!(write(&mut guest, 1, 0, &pattern(1, 4096)).is_success());
     guest.controller.join_replica(2, &replica).expect("its disk is free");
+}
+
+/// A guest that has written to its volume, and to a replica that loses with the power what was not flushed.
+fn with_a_cached_replica() -> (FakeGuest, Arc<FaultVolume>) {
+    let mut guest = replicating();
+    guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
+    let fault = FaultVolume::new(MemoryVolume::create("cached", 1 << 20, BlockSize::B512).expect("a volume"), 1);
+    fault.hold_writes();
+    let replica = Namespace::new(Arc::clone(&fault) as _, identity(9), false);
+    guest.controller.join_replica(2, &replica).expect("it fits");
+    guest.create_queues(1, 16);
+    assert!(write(&mut guest, 1, 0, &pattern(1, LEN)).is_success());
+    assert_eq!(fault.requests(Kind::Flush), 0);
+    (guest, fault)
+}
+
+fn begin_shutdown(guest: &mut FakeGuest) {
+    let cc = guest.read32(offset::CC);
+    guest.write32(offset::CC, cc | SHN_NORMAL);
+}
+
+fn wait_for_shutdown(guest: &mut FakeGuest) {
+    // CSTS.SHST: complete.
+    guest.step_until("shutdown", |guest| guest.read32(offset::CSTS) >> 2 & 3 == 2);
+}
+
+#[test]
+fn a_shutdown_makes_replicas_durable_too() {
+    let (mut guest, fault) = with_a_cached_replica();
+    begin_shutdown(&mut guest);
+    wait_for_shutdown(&mut guest);
+    assert_eq!((fault.requests(Kind::Flush), fault.power_loss()), (1, 0));
+}
+
+#[test]
+fn turning_the_write_cache_off_makes_replicas_durable_too() {
+    let (mut guest, fault) = with_a_cached_replica();
+    let mut features = sqe(AdminOpcode::SET_FEATURES.0, 0);
+    features.cdw10 = FeatureId::VOLATILE_WRITE_CACHE.0.into();
+    assert!(guest.admin(features).status().is_success());
+    assert_eq!((fault.requests(Kind::Flush), fault.power_loss()), (1, 0));
+}
+
+#[test]
+fn volumes_that_go_while_a_shutdown_flushes_them_are_in_use_until_then() {
+    let mut guest = replicating();
+    let (first, second) = (held(1 << 20, BlockSize::B512), held(1 << 20, BlockSize::B512));
+    guest.add_volume(1, Arc::clone(&first) as _);
+    let replica = Namespace::new(Arc::clone(&second) as _, identity(9), false);
+    guest.controller.join_replica(2, &replica).expect("it fits");
+    first.hold();
+    second.hold();
+    begin_shutdown(&mut guest);
+    guest.step_until("flushes of both", |_| (first.waiting(), second.waiting()) == (1, 1));
+    assert!(guest.controller.remove_replica(2));
+    let attached = guest.controller.namespaces.detach(1).expect("it is attached");
+    guest.controller.detach_from_card(&attached);
+    assert!(attached.in_flight.get() == 1 && is_leaving(&guest, 2), "their flushes are in flight");
+    first.release();
+    second.release();
+    wait_for_shutdown(&mut guest);
+    guest.step_until("the end of the replica", |guest| !is_leaving(guest, 2));
+    assert_eq!(attached.in_flight.get(), 0);
+}
+
+#[test]
+fn the_guest_is_told_of_as_many_blocks_as_its_smallest_replica_has() {
+    let mut guest = replicating();
+    guest.add_memory_volume(1, 2 << 20, BlockSize::B512);
+    let replica = volume("smaller", 1 << 20, BlockSize::B512);
+    // What Identify says, and whether an event has told of a change.
+    let told = |guest: &mut FakeGuest| {
+        let mut identify = sqe(AdminOpcode::IDENTIFY.0, 1);
+        identify.cdw10 = IdentifyCdw10::new().with_cns(Cns::NAMESPACE).into_bits();
+        let (_, data) = guest.command_reading(0, identify, 4096);
+        let changed = &guest.controller.state.logs.changed_namespaces[0];
+        let is_changed = changed.get() == 1 << 1;
+        changed.set(0);
+        (IdentifyNamespace::read_from_bytes(&data).expect("4096 bytes").nsze, is_changed)
+    };
+    assert_eq!(told(&mut guest), (4096, false));
+    guest.controller.join_replica(2, &replica).expect("it fits");
+    assert_eq!(told(&mut guest), (2048, true));
+    replica.resize(BlockCount(3072)).expect("it grows");
+    guest.controller.replica_changed(2);
+    assert_eq!(told(&mut guest), (3072, true));
+    assert!(guest.controller.remove_replica(2));
+    assert_eq!(told(&mut guest), (4096, true));
 }
 
 #[test]
