@@ -30,7 +30,7 @@ use crate::{bench::BenchArgs, engine};
 
 /// Virtual NVMe disks for virtual machines
 ///
-/// `millrace serve` runs the daemon; volume, device, status and metrics ask it. `millrace nvme` serves a single disk without it.
+/// `millrace serve` runs the daemon, and most other commands ask it. `millrace nvme` serves a single disk without it.
 #[derive(Debug, Parser)]
 #[command(name = "millrace", version, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -75,7 +75,7 @@ pub(crate) enum Command {
         #[arg(long)]
         any: bool,
     },
-    /// Create, list, show, resize and delete volumes
+    /// Create, list, show, change, resize, migrate and delete volumes
     Volume {
         #[command(subcommand)]
         command: VolumeCommand,
@@ -571,7 +571,7 @@ pub(crate) struct DeviceCreate {
     /// It is an NVMe controller, over vfio-user
     #[arg(long, group = "kind")]
     nvme: bool,
-    /// It is a virtio disk, over vhost-user: it shows one volume. Of the options below, queues and serial apply
+    /// It is a virtio disk, over vhost-user: it shows one volume. Of the options below, queues, serial and migration apply
     #[arg(long, group = "kind")]
     virtio_blk: bool,
     #[command(flatten)]

@@ -23,7 +23,7 @@ fn sim(_: Shape) -> Result<Box<dyn Engine>, String> {
 
 /// What a program without the simulated engine says.
 #[cfg(not(feature = "sim"))]
-const WITHOUT: &str = "this program was built without the simulated engine; build it with it: scripts/hw-tools, then cargo build --features sim";
+const WITHOUT: &str = "this program was built without the simulated engine; build it with it: scripts/build --sim";
 
 /// An engine in its written form.
 pub(crate) fn parse(text: &str) -> Result<CardSpec, String> {
