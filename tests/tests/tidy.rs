@@ -51,7 +51,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 ];
 
 /// Rooms that must not contain `unsafe` at all.
-const SAFE_ROOMS: &[&str] = &["nvme-spec", "functions", "vfio-user", "backends", "services", "control", "trace", "millrace"];
+const SAFE_ROOMS: &[&str] = &["nvme-spec", "functions", "vfio-user", "services", "control", "trace", "millrace"];
 
 /// Longer than the rule allows: path, or path and function, to its length. A ratchet: an entry that is longer than it needs to be,
 /// or needless, fails too, so lengths only fall.
