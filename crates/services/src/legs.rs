@@ -227,22 +227,6 @@ pub fn read(leg: &Arc<impl Volume + ?Sized + 'static>, offset: u64, len: usize) 
     result.map_err(|source| ServiceError::Leg { what: "read", leg: leg.name().to_owned(), source })
 }
 
-/// [`read`] of several places, each of so many bytes, side by side; what is there, in their order.
-///
-/// # Errors
-/// As of [`read`], for the first that cannot be read.
-pub(crate) fn read_all(leg: &Leg, places: &[u64], len: usize) -> Result<Vec<Vec<u8>>, ServiceError> {
-    let work = |&place: &u64| -> OnLeg<Vec<u8>> {
-        let volume = Arc::clone(leg);
-        Box::new(move |cx| Box::pin(async move { read_bytes(cx, &*volume, place, len).await }))
-    };
-    let results = block_on_all(places.iter().map(work))?;
-    let said = |result: Result<_, _>| {
-        result.map_err(|source| ServiceError::Leg { what: "read", leg: leg.name().to_owned(), source })
-    };
-    results.into_iter().map(said).collect()
-}
-
 /// [`write_bytes`] on the calling thread, made durable.
 ///
 /// # Errors
@@ -261,7 +245,7 @@ pub fn write(leg: &Arc<impl Volume + ?Sized + 'static>, offset: u64, data: Vec<u
 /// What is to be written to a leg, each piece durable before the next one: where, and what.
 pub(crate) type Stores = Vec<(u64, Vec<u8>)>;
 
-type OnLeg<T = ()> = Box<dyn for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, Result<T, BlockError>>>;
+type OnLeg = Box<dyn for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, Result<(), BlockError>>>;
 
 /// Writes to several legs side by side on the calling thread, and waits for all; what each of them said.
 ///

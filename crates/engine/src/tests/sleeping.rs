@@ -154,15 +154,21 @@ fn a_call_that_panics_costs_only_itself() {
     engine.stop().unwrap();
 }
 
+/// Has a shard hang until what is returned is dropped.
+fn hang(shard: &ShardHandle) -> Sender<()> {
+    let (release, hung) = channel();
+    shard
+        .call(move |_| {
+            let _ = hung.recv();
+        })
+        .unwrap();
+    release
+}
+
 #[test]
 fn a_call_that_is_given_up_never_runs_and_the_shard_is_not_waited_for_until_it_is_back() {
     let (engine, shard) = engine_that_sleeps();
-    let (release, hang) = channel::<()>();
-    shard
-        .call(move |_| {
-            let _ = hang.recv();
-        })
-        .unwrap();
+    let release = hang(&shard);
     let ran = Arc::new(AtomicU64::new(0));
     let theirs = Arc::clone(&ran);
     let missed = shard.call_within(Duration::ZERO, move |_| theirs.fetch_add(1, Ordering::Relaxed));
@@ -183,12 +189,7 @@ fn a_call_that_is_given_up_never_runs_and_the_shard_is_not_waited_for_until_it_i
 #[test]
 fn a_shard_that_hangs_does_not_keep_who_stops_it() {
     let (engine, shard) = engine_that_sleeps();
-    let (release, hang) = channel::<()>();
-    shard
-        .call(move |_| {
-            let _ = hang.recv();
-        })
-        .unwrap();
+    let release = hang(&shard);
     assert!(shard.call_within(Duration::ZERO, |_| ()).is_err());
     assert!(matches!(engine.stop(), Err(EngineError::Silent { shard: 0 })));
     drop(release);

@@ -423,10 +423,9 @@ impl Journal {
             let content = record.as_ref().map_or(&[][..], |record| &record.content);
             let void = content.get(copy * 8..copy * 8 + 8).and_then(|bytes| bytes.try_into().ok());
             let mut here = Found { entries: Vec::new(), void: void.map_or(0, u64::from_le_bytes) };
-            let places: Vec<_> = (0..self.slots).map(|slot| journal + self.place(copy, slot)).collect();
-            let headers = legs::read_all(volume, &places, HEADER)?;
-            for (slot, (at, header)) in (0..).zip(places.into_iter().zip(headers)) {
-                let Some((entry, crc)) = Entry::decode(&header) else { continue };
+            for slot in 0..self.slots {
+                let at = journal + self.place(copy, slot);
+                let Some((entry, crc)) = Entry::decode(&legs::read(volume, at, HEADER)?) else { continue };
                 let ours = entry.set == set && entry.ring as usize == ring && entry.number % self.slots == slot;
                 if !ours || entry.number < here.void || !entry.fits(&self.layout, bytes) {
                     continue;
