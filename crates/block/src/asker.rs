@@ -4,7 +4,6 @@
 //! carry nothing for it, and a device that nobody tells apart costs two stores a turn.
 
 use std::{
-    cell::Cell,
     collections::BTreeSet,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -12,9 +11,7 @@ use std::{
     },
 };
 
-thread_local! {
-    static CURRENT: Cell<Asker> = const { Cell::new(Asker::NOBODY) };
-}
+use millrace_memory::taker;
 
 /// Numbers of those that are there.
 static THERE: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
@@ -66,13 +63,13 @@ impl Asker {
     /// On whose behalf the calling thread works.
     #[inline]
     pub fn current() -> Self {
-        CURRENT.get()
+        Self(taker::current())
     }
 
     /// The calling thread works on its behalf from now on. Who it was before: whose turn it is again afterwards.
     #[inline]
     pub fn enter(self) -> Self {
-        CURRENT.replace(self)
+        Self(taker::enter(self.0))
     }
 
     /// Its number; 0 is nobody's.

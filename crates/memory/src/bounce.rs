@@ -1,7 +1,7 @@
 //! Buffers of a shard's own, for services and commands that must see or change the bytes.
 
 use std::{
-    cell::{OnceCell, RefCell},
+    cell::{Cell, OnceCell, RefCell},
     collections::VecDeque,
     future::Future,
     io,
@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::{Mapping, Segment};
+use crate::{Mapping, Segment, taker};
 
 /// Size of every buffer in bytes; longer data is worked through piece by piece.
 pub const BUFFER_SIZE: usize = 64 * 1024;
@@ -53,7 +53,22 @@ struct Common {
     count: usize,
     /// The pools of owners. Made when they are first asked for.
     owners: [OnceCell<BufferPool>; OWNERS],
+    shares: Rc<Shares>,
 }
+
+/// What is kept of each pool for those who have few of its buffers.
+#[derive(Debug, Default)]
+struct Shares {
+    /// Buffers that are kept.
+    spare: Cell<usize>,
+    /// With fewer than these, one has few.
+    share: Cell<usize>,
+}
+
+/// Of so many who wait and may not take is remembered that they may not, while one is looked for who may.
+const REFUSED: usize = 8;
+/// Stands for whoever has a buffer that is free.
+const NOBODY_YET: u32 = u32::MAX;
 
 #[derive(Debug)]
 struct Inner {
@@ -70,25 +85,76 @@ struct Inner {
 #[derive(Debug)]
 struct State {
     free: Vec<usize>,
-    /// Those who wait, first come first served, by the ticket each of them drew. Never longer than there are takers.
-    waiting: VecDeque<(u64, Waker)>,
-    /// Free buffers that belong to takers who were woken and have not come for them yet.
-    promised: usize,
+    /// Whom each buffer was taken for.
+    takers: Vec<u32>,
+    /// Those who wait, first come first served as far as they may have one, by the ticket each of them drew, and whom they take for.
+    waiting: VecDeque<(u64, u32, Waker)>,
+    /// Buffers of those who were woken and have not come for them yet, by ticket.
+    promised: Vec<(u64, usize)>,
     /// The next ticket.
     next: u64,
 }
 
 impl State {
-    /// Takes a free buffer that nobody was promised.
-    fn take(&mut self) -> Option<usize> {
-        if self.free.len() > self.promised { self.free.pop() } else { None }
+    /// Whether one may have a free buffer. What is spare is for those who have few: see [`BufferPool::share_among`].
+    fn may_take(&self, shares: &Shares, taker: u32) -> bool {
+        let free = self.free.len();
+        let has = || self.takers.iter().filter(|other| **other == taker).count();
+        free > shares.spare.get() || (free > 0 && has() < shares.share.get())
     }
 
-    /// Promises a buffer that became free to whoever has waited longest; returns whom to wake.
-    fn promise(&mut self) -> Option<Waker> {
-        let (_, waker) = self.waiting.pop_front()?;
-        self.promised += 1;
+    /// Takes a free buffer.
+    fn take(&mut self, shares: &Shares, taker: u32) -> Option<usize> {
+        if !self.may_take(shares, taker) {
+            return None;
+        }
+        let index = self.free.pop()?;
+        self.takers[index] = taker;
+        Some(index)
+    }
+
+    /// Promises a free buffer to whoever has waited longest of those who may have it; returns whom to wake.
+    fn promise(&mut self, shares: &Shares) -> Option<Waker> {
+        if self.free.is_empty() {
+            return None;
+        }
+        // Of those who have many there may be a long line, one behind the other.
+        let (mut refused, mut oldest) = ([NOBODY_YET; REFUSED], 0);
+        let mut may_take = |taker: u32| {
+            if refused.contains(&taker) {
+                return false;
+            }
+            let may_take = self.may_take(shares, taker);
+            if !may_take {
+                refused[oldest] = taker;
+                oldest = (oldest + 1) % REFUSED;
+            }
+            may_take
+        };
+        let at = self.waiting.iter().position(|(_, taker, _)| may_take(*taker))?;
+        let (ticket, taker, waker) = self.waiting.remove(at)?;
+        let index = self.take(shares, taker)?;
+        self.promised.push((ticket, index));
         Some(waker)
+    }
+}
+
+impl Inner {
+    /// A buffer is free again: wakes those who may have one now.
+    fn give_back(&self, index: usize) {
+        let shares = &self.common.shares;
+        let mut state = self.state.borrow_mut();
+        state.takers[index] = NOBODY_YET;
+        state.free.push(index);
+        // Not always one: whoever gives back a buffer has one less, and may have another that was spare.
+        while !state.waiting.is_empty()
+            && let Some(waker) = state.promise(shares)
+        {
+            // A waker may do anything: no borrow is held meanwhile.
+            drop(state);
+            waker.wake();
+            state = self.state.borrow_mut();
+        }
     }
 }
 
@@ -102,6 +168,8 @@ impl State {
 ///   pool; where those who wait have a buffer of their own level, too, that of two levels down.
 /// * A service hands down the same number of levels for all requests, reads and flushes, too: at the next one they must not be further
 ///   apart than a copy and a write.
+/// * Whoever has none of a pool's buffers may have any that is free, and whoever must wait although one is free ([shares](Self::share_among))
+///   has some himself: he waits for holders all the same.
 /// * To what several stacks have in common requests come on any level. All below it is done with buffers [of its own](Self::of), which
 ///   nobody has who waits there.
 ///
@@ -116,13 +184,29 @@ impl BufferPool {
     /// A pool of `count` buffers with as many for every deeper level that is asked for. Pages are touched on first use only.
     pub fn new(count: usize) -> io::Result<Self> {
         assert!(count > 0, "a pool needs a buffer");
-        Self::at(0, Rc::new(Common { count, owners: [const { OnceCell::new() }; OWNERS] }))
+        Self::with_shares(count, Rc::default())
+    }
+
+    fn with_shares(count: usize, shares: Rc<Shares>) -> io::Result<Self> {
+        Self::at(0, Rc::new(Common { count, owners: [const { OnceCell::new() }; OWNERS], shares }))
+    }
+
+    /// So many devices use this pool, those below it, and the owners'. One device may have all buffers. Several leave a quarter of each pool,
+    /// in which each has a share of its own that no others can take, however long they keep what they have; as long as there are no more
+    /// devices than such buffers. They are told apart by [`taker`].
+    pub fn share_among(&self, devices: usize) {
+        let Common { count, shares, .. } = &*self.0.common;
+        let spare = if devices > 1 { count / 4 } else { 0 };
+        shares.spare.set(spare);
+        // What is no device's has one as well. Nobody's share is nothing: who has no buffer must be able to get one.
+        shares.share.set((spare / (devices + 1)).max(1));
     }
 
     fn at(level: usize, common: Rc<Common>) -> io::Result<Self> {
         let mapping = ManuallyDrop::new(Mapping::anonymous(common.count * BUFFER_SIZE)?);
         let waiting = VecDeque::with_capacity(WAITERS);
-        let state = State { free: (0..common.count).rev().collect(), waiting, promised: 0, next: 0 };
+        let (takers, promised) = (vec![NOBODY_YET; common.count], Vec::with_capacity(common.count));
+        let state = State { free: (0..common.count).rev().collect(), takers, waiting, promised, next: 0 };
         let (deeper, state) = (OnceCell::new(), RefCell::new(state));
         Ok(Self(Rc::new(Inner { level, deeper, common, mapping, state })))
     }
@@ -156,24 +240,27 @@ impl BufferPool {
     #[cold]
     fn make<'a>(&'a self, place: &'a OnceCell<BufferPool>) -> &'a BufferPool {
         // As in `dig`.
-        Self::new(self.0.common.count).map_or(self, |pool| place.get_or_init(|| pool))
+        let Common { count, shares, .. } = &*self.0.common;
+        Self::with_shares(*count, Rc::clone(shares)).map_or(self, |pool| place.get_or_init(|| pool))
     }
 
-    /// Takes a buffer if one is free that nobody waits for. Its content is whatever its last user left.
+    /// Takes a buffer if one is free that nobody else is to have. Its content is whatever its last user left.
     pub fn try_take(&self) -> Option<BounceBuffer> {
-        let index = self.0.state.borrow_mut().take()?;
+        let index = self.0.state.borrow_mut().take(&self.0.common.shares, taker::current())?;
         Some(BounceBuffer { pool: Rc::clone(&self.0), index })
     }
 
     /// Takes a buffer, waiting until one is free. A task must not wait for a second one of this
     /// pool while it holds a first.
     pub fn take(&self) -> impl Future<Output = BounceBuffer> + '_ {
-        Take { pool: &self.0, ticket: None }
+        Take { pool: &self.0, taker: taker::current(), ticket: None }
     }
 }
 
 struct Take<'a> {
     pool: &'a Rc<Inner>,
+    /// Whom it is for, whoever's task looks.
+    taker: u32,
     /// `Some` from the first vain look to the end.
     ticket: Option<u64>,
 }
@@ -182,23 +269,23 @@ impl Take<'_> {
     fn look(&mut self, waker: &Waker) -> Option<usize> {
         let state = &mut *self.pool.state.borrow_mut();
         let Some(ticket) = self.ticket else {
-            let index = state.take();
+            let index = state.take(&self.pool.common.shares, self.taker);
             if index.is_none() {
                 self.ticket = Some(state.next);
-                state.waiting.push_back((state.next, waker.clone()));
+                state.waiting.push_back((state.next, self.taker, waker.clone()));
                 state.next += 1;
             }
             return index;
         };
-        if let Some((_, known)) = state.waiting.iter_mut().find(|(known, _)| *known == ticket) {
+        if let Some((.., known)) = state.waiting.iter_mut().find(|(known, ..)| *known == ticket) {
             // Polled for another reason, and perhaps from another task.
             known.clone_from(waker);
             return None;
         }
         // Who is on the list no more was promised a buffer.
         self.ticket = None;
-        state.promised -= 1;
-        state.free.pop()
+        let at = state.promised.iter().position(|(known, _)| *known == ticket)?;
+        Some(state.promised.swap_remove(at).1)
     }
 }
 
@@ -217,17 +304,15 @@ impl Drop for Take<'_> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let mut state = self.pool.state.borrow_mut();
-        if let Some(at) = state.waiting.iter().position(|(known, _)| *known == ticket) {
+        if let Some(at) = state.waiting.iter().position(|(known, ..)| *known == ticket) {
             state.waiting.remove(at);
             return;
         }
         // A task that was torn down between its wake and its turn: what it was promised is the next one's.
-        state.promised -= 1;
-        let next = state.promise();
+        let Some(at) = state.promised.iter().position(|(known, _)| *known == ticket) else { return };
+        let (_, index) = state.promised.swap_remove(at);
         drop(state);
-        if let Some(waker) = next {
-            waker.wake();
-        }
+        self.pool.give_back(index);
     }
 }
 
@@ -252,13 +337,6 @@ impl BounceBuffer {
 
 impl Drop for BounceBuffer {
     fn drop(&mut self) {
-        let mut state = self.pool.state.borrow_mut();
-        state.free.push(self.index);
-        let next = state.promise();
-        // A waker may do anything: no borrow is held meanwhile.
-        drop(state);
-        if let Some(waker) = next {
-            waker.wake();
-        }
+        self.pool.give_back(self.index);
     }
 }

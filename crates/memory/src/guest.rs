@@ -5,6 +5,7 @@ use std::{
     io,
     ops::Range,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use thiserror::Error;
@@ -159,9 +160,27 @@ impl Region {
 /// Where a region's bytes are.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    pub(crate) mapping: guard::GuardedMapping,
+    /// Other tables may have it as well.
+    pub(crate) mapping: Arc<guard::GuardedMapping>,
     /// Where the region begins in the mapping: huge pages are only mapped whole.
     pub(crate) skip: usize,
+}
+
+/// A region that has a file, or a piece of one, for another table to have as well.
+#[derive(Debug)]
+pub struct Loan {
+    mapping: Arc<guard::GuardedMapping>,
+    /// Where it begins in the mapping.
+    skip: usize,
+    size: u64,
+    protection: Protection,
+}
+
+impl Loan {
+    /// Whether the device may write it.
+    pub fn is_writable(&self) -> bool {
+        self.protection.write
+    }
 }
 
 /// All the memory one guest shares with one device. Owned by the device's shard, so that no lock is needed.
@@ -169,12 +188,14 @@ pub(crate) struct Backing {
 pub struct GuestMemory {
     /// Sorted by start, never overlapping.
     regions: Vec<Region>,
+    /// As many there may be.
+    room: usize,
     /// Index of the region used last: almost always the next one's too.
     last: Cell<usize>,
     /// Translations of whole pages; empty after every change of `regions`.
     tlb: Tlb,
     /// Unmapped by the guest but possibly still under a request in flight.
-    retired: Vec<guard::GuardedMapping>,
+    retired: Vec<Arc<guard::GuardedMapping>>,
     poison: guard::Poison,
     /// Pages that were translated for writing, while somebody wants to know. The translations that are kept do not allow
     /// writing meanwhile: all that write come by the table, and there alone is looked whether there is a log.
@@ -190,8 +211,14 @@ impl Default for GuestMemory {
 impl GuestMemory {
     /// No memory at all.
     pub fn new() -> Self {
+        Self::with_room(MAX_REGIONS)
+    }
+
+    /// The same, with room for so many regions: several devices' together.
+    pub fn with_room(room: usize) -> Self {
         Self {
             regions: Vec::new(),
+            room,
             last: Cell::new(0),
             tlb: Tlb::new(),
             retired: Vec::new(),
@@ -230,6 +257,48 @@ impl GuestMemory {
         self.put(addr, whole, protection, Some((fd, offset)), size).map(|()| whole)
     }
 
+    /// A region that has a file, or a piece of one, for another table; `None` where that is not what lies there.
+    pub fn lend(&self, addr: GuestAddress, size: u64) -> Option<Loan> {
+        let region = self.find(addr.0)?;
+        let offset = addr.0 - region.start;
+        let Backing { mapping, skip } = region.backing.as_ref().filter(|_| size <= region.size - offset)?;
+        // It fits, as in `walk`.
+        let skip = skip + offset as usize;
+        Some(Loan { mapping: Arc::clone(mapping), skip, size, protection: region.protection })
+    }
+
+    /// Makes what another table has reachable at `addr`. The pages stay mapped until both have unmapped and [reclaimed](Self::reclaim) them;
+    /// when the peer takes them away, it is the other table that is [poisoned](Self::is_poisoned).
+    pub fn map_lent(&mut self, addr: GuestAddress, loan: &Loan) -> Result<(), MapError> {
+        let Loan { mapping, skip, size, protection } = loan;
+        if !size.is_multiple_of(PAGE_SIZE) {
+            return Err(MapError::BadRange { addr: addr.0, size: *size });
+        }
+        let at = self.place(addr, *size)?;
+        let backing = Some(Backing { mapping: Arc::clone(mapping), skip: *skip });
+        self.regions.insert(at, Region { start: addr.0, size: *size, protection: *protection, backing });
+        self.tlb.flush();
+        Ok(())
+    }
+
+    /// Where in the list a new region belongs.
+    fn place(&self, addr: GuestAddress, size: u64) -> Result<usize, MapError> {
+        let bad = MapError::BadRange { addr: addr.0, size };
+        let Some(last) = size.checked_sub(1).and_then(|rest| addr.0.checked_add(rest)) else { return Err(bad) };
+        if !addr.0.is_multiple_of(PAGE_SIZE) {
+            return Err(bad);
+        }
+        if self.regions.len() >= self.room {
+            return Err(MapError::TooMany(self.room));
+        }
+        let at = self.regions.partition_point(|r| r.start < addr.0);
+        let before = at.checked_sub(1).and_then(|i| self.regions.get(i));
+        if before.is_some_and(|r| r.last() >= addr.0) || self.regions.get(at).is_some_and(|r| r.start <= last) {
+            return Err(MapError::Overlap { addr: addr.0, size });
+        }
+        Ok(at)
+    }
+
     /// Makes whole pages reachable, of which the file has `in_file` bytes at least.
     fn put(
         &mut self,
@@ -239,19 +308,7 @@ impl GuestMemory {
         backing: Option<(OwnedFd, u64)>,
         in_file: u64,
     ) -> Result<(), MapError> {
-        let bad = MapError::BadRange { addr: addr.0, size };
-        let Some(last) = size.checked_sub(1).and_then(|rest| addr.0.checked_add(rest)) else { return Err(bad) };
-        if !addr.0.is_multiple_of(PAGE_SIZE) {
-            return Err(bad);
-        }
-        if self.regions.len() >= MAX_REGIONS {
-            return Err(MapError::TooMany(MAX_REGIONS));
-        }
-        let at = self.regions.partition_point(|r| r.start < addr.0);
-        let before = at.checked_sub(1).and_then(|i| self.regions.get(i));
-        if before.is_some_and(|r| r.last() >= addr.0) || self.regions.get(at).is_some_and(|r| r.start <= last) {
-            return Err(MapError::Overlap { addr: addr.0, size });
-        }
+        let at = self.place(addr, size)?;
         let backing = match backing {
             Some((fd, offset)) => Some(map_file(
                 |mapping| guard::GuardedMapping::new(mapping, &self.poison),
@@ -308,13 +365,13 @@ impl GuestMemory {
         !self.retired.is_empty()
     }
 
-    /// Hands out the pages of regions unmapped since the last call; dropping them unmaps them (which may take long for a
-    /// large guest, so the caller may do it on another thread).
+    /// Hands out the pages of regions unmapped since the last call; dropping them unmaps them, unless another table has them as well
+    /// (which may take long for a large guest, so the caller may do it on another thread).
     ///
     /// # Safety
     /// No segment translated before the regions were unmapped may still be in use by anybody: no request in flight, no
     /// system call or device that still knows the pointer.
-    pub unsafe fn reclaim(&mut self) -> Vec<guard::GuardedMapping> {
+    pub unsafe fn reclaim(&mut self) -> Vec<Arc<guard::GuardedMapping>> {
         std::mem::take(&mut self.retired)
     }
 
@@ -496,7 +553,7 @@ pub(crate) fn map_file(
     let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(bad)?;
     let mapping = Mapping::shared(fd.as_fd(), offset - skip, len, writable).map_err(kernel)?;
     let mapping = guard(mapping).map_err(kernel)?;
-    Ok(Backing { mapping, skip: skip as usize })
+    Ok(Backing { mapping: Arc::new(mapping), skip: skip as usize })
 }
 
 /// Granularity of a memory file's mappings in bytes: the size of its huge pages, if it has them.

@@ -30,6 +30,7 @@ mod reach;
 mod segment;
 mod shared;
 mod store;
+pub mod taker;
 #[cfg(test)]
 mod tests;
 mod tlb;
@@ -40,7 +41,7 @@ pub use copy::{Target, Unsettled, settle_streams, streams_made};
 pub use cursor::SegmentCursor;
 pub use desk::{DESK_SIZE, Desk};
 pub use file::FileMap;
-pub use guest::{Access, AccessError, GuestAddress, GuestMemory, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
+pub use guest::{Access, AccessError, GuestAddress, GuestMemory, Loan, MAX_REGIONS, MapError, PAGE_SIZE, Protection};
 pub use mapping::Mapping;
 pub use once::{MOST_PLACES, Places, copy_and_sum, copy_to_all};
 pub use peer::PeerBytes;

@@ -4,15 +4,34 @@
 //! is the matter of all who had written before: a service asks how many have [failed](Flushes::failed) before it writes, and the guest is told
 //! at its next flush.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    ops::Deref,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use millrace_block::{BlockError, Request, Step, TaskContext, Volume};
 
 use crate::{
     legs,
-    locks::{Turn, until},
+    locks::{Turn, until_at_last},
     losses::Losses,
 };
+
+/// The longest nap of who waits for another's flush, in looks of [`until_at_last`]: a millisecond.
+const LONGEST_NAP: u32 = 20;
+
+/// On lines of their own: every write looks at them, and who waits for a flush at what is beside them.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart(Losses);
+
+impl Deref for Apart {
+    type Target = Losses;
+
+    fn deref(&self) -> &Losses {
+        &self.0
+    }
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -22,7 +41,7 @@ pub(crate) struct Flushes {
     wanted: AtomicU64,
     /// Up to whom it was done.
     done: AtomicU64,
-    losses: Losses,
+    losses: Apart,
 }
 
 impl Flushes {
@@ -41,7 +60,8 @@ impl Flushes {
         // SeqCst: whoever flushes loads `wanted` after it has the turn, and flushes for everybody who had come by then.
         let mine = self.wanted.fetch_add(1, Ordering::SeqCst) + 1;
         let is_done = || self.done.load(Ordering::SeqCst) >= mine;
-        let turn = until(cx, || if is_done() { Some(None) } else { self.turn.try_take().map(Some) }).await;
+        let look = || if is_done() { Some(None) } else { self.turn.try_take().map(Some) };
+        let turn = until_at_last(cx, LONGEST_NAP, look).await;
         if turn.is_some() && !is_done() {
             let all = self.wanted.load(Ordering::SeqCst);
             self.flush_alone(cx, leg).await?;

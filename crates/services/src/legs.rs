@@ -59,6 +59,11 @@ pub fn common_geometry(legs: &[Leg], block_size: BlockSize, blocks: BlockCount) 
     })
 }
 
+/// Whether an erasure may cost a leg what a write of as many bytes does: it is not to give the blocks back, or the leg cannot, and writes zeroes.
+pub(crate) fn writes_zeroes(operation: Operation, leg: &(impl Volume + ?Sized)) -> bool {
+    matches!(operation, Operation::WriteZeroes { deallocate, .. } if !deallocate || !leg.geometry().deallocate)
+}
+
 /// The largest scratch that a request to one of the legs needs.
 pub fn largest_scratch(legs: &[Leg]) -> usize {
     legs.iter().map(|leg| leg.scratch_bytes()).max().unwrap_or(0)

@@ -58,7 +58,8 @@ mod told;
 pub use millrace_cipher::{Runner as KeyCommandRunner, run_commands_by as run_key_commands_by};
 pub use registry::{all, find};
 pub use service::{
-    Build, Health, Kind, Layout, LegOrigin, Mount, Plan, Progress, Reason, Service, ServiceError, Status, Word,
+    Build, Health, Keeps, Kind, Layout, LegOrigin, Mount, Plan, Progress, Reason, Service, ServiceError, Sizing, Status,
+    Word,
 };
 pub use settings::{SettingError, Settings};
 pub use shared::SharedObjects;

@@ -35,18 +35,23 @@ const LOOKS: u32 = 32;
 const PATIENCE: (u64, u64) = (1 << 10, 1 << 20);
 
 /// Waits until `look` finds something that a task of another shard may bring about.
-pub(crate) async fn until<T>(cx: TaskContext<'_>, mut look: impl FnMut() -> Option<T>) -> T {
-    let mut turns = 0;
+pub(crate) fn until<T>(cx: TaskContext<'_>, look: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
+    until_at_last(cx, 1, look)
+}
+
+/// [`until`] for what may take long and many wait for: who has waited long looks less often, down to once in so many times [`LOOK_AGAIN`].
+pub(crate) async fn until_at_last<T>(cx: TaskContext<'_>, longest: u32, mut look: impl FnMut() -> Option<T>) -> T {
+    let mut turns = 0_u32;
     loop {
         if let Some(found) = look() {
             return found;
         }
         if turns < TURNS {
-            turns += 1;
             yield_now().await;
         } else {
-            cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
+            cx.io(IoOperation::Sleep(LOOK_AGAIN * (1 + (turns - TURNS) / 4).min(longest))).await;
         }
+        turns = turns.saturating_add(1);
     }
 }
 
@@ -61,8 +66,10 @@ pub(crate) struct Taken<'a>(&'a AtomicBool);
 impl Turn {
     /// Takes the turn if it is nobody's.
     pub(crate) fn try_take(&self) -> Option<Taken<'_>> {
+        // Looked at first: many who wait for it do not take the line from each other.
+        let may_be_free = !self.0.load(Ordering::Relaxed);
         // Acquire: pairs with the release of whose turn it was before.
-        let free = self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free = may_be_free && self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         free.then(|| Taken(&self.0))
     }
 

@@ -16,7 +16,10 @@ use millrace_block::{
 };
 use millrace_memory::{Access, BUFFER_SIZE, Reach, Segment, SegmentCursor};
 
-use crate::legs::{Leg, block_on, common_geometry, largest_scratch};
+use crate::{
+    legs::{Leg, block_on, common_geometry, largest_scratch},
+    service::Keeps,
+};
 
 /// Requests to legs that go on together for one request.
 const WIDTH: usize = 8;
@@ -58,11 +61,58 @@ pub trait Map: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Before the volume has so many blocks, for which its legs have room: legs that open with no other size than they had are to have the one
+    /// that they are told next time. `name` is the volume's, for errors. On error nothing has changed.
+    fn fit(&self, _name: &str, _legs: &[Leg], _blocks: u64) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
     /// Enlarges legs so that there is room for so many blocks; `name` is the volume's, for errors. On error nothing has changed.
     fn enlarge(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError>;
 
     /// The legs have another block size now, and their old data are gone: takes the new shape.
     fn formatted(&self, legs: &[Leg], block_size: BlockSize);
+}
+
+/// Gives legs these sizes, with which they will be opened, where they open with no other than they had. One such may refuse, or take back what
+/// it grew by and nobody has used; one that is made of such and others would lose something of the others, and is not asked. On error all
+/// are as they were. `name` is the volume's.
+pub(crate) fn fit_legs(name: &str, legs: &[Leg], sizes: &[(usize, Keeps, BlockCount)]) -> Result<(), VolumeError> {
+    let mut done = Vec::new();
+    for &(at, keeps, blocks) in sizes {
+        let (leg, before) = (&legs[at], legs[at].geometry());
+        if keeps == Keeps::Nothing || before.blocks == blocks {
+            continue;
+        }
+        let fitted = match keeps {
+            Keeps::Size => leg.resize(blocks).map_err(|error| error.to_string()),
+            _ => Err("a part of it keeps its size".to_owned()),
+        };
+        let Err(why) = fitted else {
+            done.push((at, before.blocks));
+            continue;
+        };
+        give_back(name, legs, &done);
+        let (leg, has) = (leg.name(), before.bytes());
+        return Err(VolumeError::Refused {
+            volume: name.to_owned(),
+            why: format!(
+                "leg {at} ({leg}) has {has} bytes and would have to have {}, or not open again ({why}): make another volume of \
+                 that size, and copy",
+                blocks.0 << before.block_size.shift()
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// Gives legs the sizes back that they had.
+pub(crate) fn give_back(name: &str, legs: &[Leg], sizes: &[(usize, BlockCount)]) {
+    for &(leg, blocks) in sizes.iter().rev() {
+        if let Err(error) = legs[leg].resize(blocks) {
+            tracing::warn!(volume = name, leg, %error, "a leg has not the size that it had");
+        }
+    }
 }
 
 /// The largest volume in bytes: what a file offset can name.
@@ -484,6 +534,10 @@ impl<M: Map> Volume for Mapped<M> {
         }
         let (before, after) = (geometry.blocks.0, blocks.0);
         self.map.check_size(name, after)?;
+        let room = self.map.capacity(&self.legs);
+        if after <= room {
+            self.map.fit(name, &self.legs, after)?;
+        }
         if after < before {
             self.map.set_blocks(after);
             // Only to give the space back: what is shown again later is erased then.
@@ -492,7 +546,6 @@ impl<M: Map> Volume for Mapped<M> {
             }
             return Ok(());
         }
-        let room = self.map.capacity(&self.legs);
         self.erase(before, after.min(room), Operation::WriteZeroes { fua: false, deallocate: true })?;
         if after > room {
             self.map.enlarge(name, &self.legs, after)?;

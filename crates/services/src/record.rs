@@ -5,7 +5,8 @@
 //!   copy:    magic[8] version:u32 length:u32 generation:u64 crc32c:u32 reserved:u32 │ content (length bytes) │ zeroes
 //! ```
 //!
-//! A store writes the older copy and flushes: a crash leaves the new record or the old one, never neither. All numbers are
+//! A store writes the older copy and flushes: a crash leaves the new record or the old one, never neither. What is loaded may be what a process
+//! that died had not flushed: who has records of several sectors flushes the leg before the first store. All numbers are
 //! little-endian. The checksum (CRC-32C) covers the copy's first 24 bytes and the content. docs/formats/record.md.
 
 use std::sync::Arc;

@@ -90,6 +90,11 @@ pub trait Plan: fmt::Debug {
         false
     }
 
+    /// Whether it opens with no other size than it had, for what is on its legs says so; growing is another matter.
+    fn keeps_size(&self) -> bool {
+        false
+    }
+
     /// Whether it leaves nothing on its legs and finds nothing there: what shows the same with it and without it does so whichever of the
     /// two was stored last.
     fn keeps_nothing(&self) -> bool {
@@ -110,6 +115,8 @@ pub struct Build<'a> {
     pub legs: Vec<Leg>,
     /// The sizes that stand in the stack at its legs, as [`Plan::leg_sizes`] has them.
     pub stated: &'a [Option<u64>],
+    /// What is known of its legs' sizes beside that; of a leg that is missing here, nothing.
+    pub sizing: &'a [Sizing],
     /// The size in bytes that it must have; `None`: all that its legs allow.
     pub size: Option<u64>,
     /// The volume's block size.
@@ -118,7 +125,42 @@ pub struct Build<'a> {
     pub shared: &'a SharedObjects,
 }
 
+/// Whether a leg opens with a smaller size than it had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keeps {
+    /// It does, and shows less.
+    #[default]
+    Nothing,
+    /// It does not ([`Plan::keeps_size`]).
+    Size,
+    /// Something that it is made of does not.
+    SizeOfParts,
+}
+
+/// What sizes a leg may have, as far as its definition tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizing {
+    /// Whether it opens with a smaller size than it had.
+    pub keeps: Keeps,
+    /// Leaves below it state sizes. A service that is told none is opened with those, whatever it has grown to.
+    pub is_stated_below: bool,
+    /// It is made of leaves by services that do with any size of theirs: those are told what they have grown to.
+    pub is_plain: bool,
+}
+
 impl Build<'_> {
+    /// What is known of a leg's sizes.
+    pub fn sizing_of(&self, leg: usize) -> Sizing {
+        self.sizing.get(leg).copied().unwrap_or_default()
+    }
+
+    /// The legs that do not open with a smaller size than they had, each with the size that stands at it in the stack, 0 if none does.
+    pub fn keeping(&self) -> Box<[(usize, Keeps, u64)]> {
+        let stated = |leg: usize| self.stated.get(leg).copied().flatten().unwrap_or(0);
+        let legs = (0..self.legs.len()).map(|leg| (leg, self.sizing_of(leg).keeps, stated(leg)));
+        legs.filter(|(_, keeps, _)| *keeps != Keeps::Nothing).collect()
+    }
+
     /// Its only leg.
     ///
     /// # Panics

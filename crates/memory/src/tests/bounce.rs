@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use crate::{BUFFER_SIZE, BufferPool, Owner};
+use crate::{BUFFER_SIZE, BounceBuffer, BufferPool, Owner, taker};
 
 #[derive(Default)]
 struct Woken(AtomicUsize);
@@ -82,6 +82,68 @@ fn those_who_wait_are_served_in_order_one_wake_each() {
     let Poll::Ready(buffer) = take_b.as_mut().poll(&mut b) else { panic!("the buffer is free") };
     drop(buffer);
     assert!(pool.try_take().is_some());
+}
+
+/// As many buffers as one device can have at once.
+fn take_all(pool: &BufferPool, device: u32) -> Vec<BounceBuffer> {
+    taker::enter(device);
+    std::iter::from_fn(|| pool.try_take()).collect()
+}
+
+#[test]
+fn every_device_has_a_share_of_each_pool_that_no_other_can_take() {
+    let root = BufferPool::new(16).unwrap();
+    let owner = Owner::default();
+    assert_eq!(take_all(&root, 1).len(), 16, "all are for one that is alone");
+    root.share_among(1);
+    assert_eq!(take_all(&root, 1).len(), 16);
+    root.share_among(3);
+    for pool in [&root, root.deeper(), root.of(&owner), root.of(&owner).deeper()] {
+        let greedy = take_all(pool, 1);
+        assert_eq!(greedy.len(), 12, "a quarter is spare");
+        // One for each, and for what is no device's.
+        let others: Vec<_> = [2, 3, 0, 1].map(|device| take_all(pool, device)).into();
+        assert_eq!(others.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 1, 0]);
+        drop(greedy);
+        assert_eq!(take_all(pool, 2).len(), 9);
+    }
+    // Nobody's share is nothing, however many there are.
+    root.share_among(1000);
+    let greedy = take_all(&root, 1);
+    assert_eq!((greedy.len(), take_all(&root, 2).len()), (12, 1));
+    taker::enter(0);
+}
+
+#[test]
+fn a_long_line_of_one_device_keeps_no_other_waiting() {
+    let pool = BufferPool::new(8).unwrap();
+    pool.share_among(2);
+    let mut greedy = take_all(&pool, 1);
+    assert_eq!(greedy.len(), 6);
+    let (wakers, count) = wakers::<4>();
+    let mut line: Vec<_> = [1, 1, 2, 2]
+        .map(|device| {
+            taker::enter(device);
+            Box::pin(pool.take())
+        })
+        .into();
+    let mut poll = |at: usize| line[at].as_mut().poll(&mut Context::from_waker(&wakers[at]));
+    assert!(poll(0).is_pending() && poll(1).is_pending(), "two are spare, and not for one that has six");
+    let Poll::Ready(first) = poll(2) else { panic!("the other's share") };
+    assert!(poll(3).is_pending());
+    // The other gives its buffer back, and may have it again: before those who have waited for longer.
+    drop(first);
+    assert_eq!([0, 1, 2, 3].map(&count), [0, 0, 0, 1]);
+    let Poll::Ready(second) = poll(3) else { panic!("promised") };
+    // Of what is more than spare, whoever has waited longest has one.
+    greedy.pop();
+    assert_eq!([0, 1].map(&count), [0, 0], "two are free, and spare");
+    drop(second);
+    assert_eq!([0, 1].map(&count), [1, 0]);
+    greedy.pop();
+    assert_eq!([0, 1].map(&count), [1, 1]);
+    assert!(poll(0).is_ready() && poll(1).is_ready());
+    taker::enter(0);
 }
 
 #[test]

@@ -63,6 +63,53 @@ fn a_device_has_a_limit_of_regions() {
     assert!(matches!(more, Err(MapError::TooMany(MAX_REGIONS))), "{more:?}");
 }
 
+#[test]
+fn a_table_for_several_devices_has_the_room_that_it_was_made_with() {
+    let mut memory = GuestMemory::with_room(2);
+    for page in 0..2 {
+        memory.map(GuestAddress(page * 8192), 4096, ALL, None).unwrap();
+    }
+    let more = memory.map(GuestAddress(4096), 4096, ALL, None);
+    assert!(matches!(more, Err(MapError::TooMany(2))), "{more:?}");
+}
+
+#[test]
+fn a_region_that_was_lent_stays_until_both_have_let_go() {
+    let (mut lender, mut other) = (GuestMemory::new(), GuestMemory::new());
+    lender.map(GuestAddress(0x10000), 0x4000, ALL, Some((memory_file(&[7; 0x4000]), 0))).unwrap();
+    lender.map(GuestAddress(0x20000), 4096, ALL, None).unwrap();
+    for (addr, size) in [(0xf000, 4096), (0x10000, 0x5000), (0x13000, 0x2000), (0x20000, 4096), (0x11000, u64::MAX)] {
+        assert!(lender.lend(GuestAddress(addr), size).is_none(), "{addr:#x}+{size:#x}");
+    }
+    let piece = lender.lend(GuestAddress(0x11000), 0x2000).unwrap();
+    assert!(piece.is_writable());
+    other.map_lent(GuestAddress(0x5000), &piece).unwrap();
+    let again = other.map_lent(GuestAddress(0x6000), &piece);
+    assert!(matches!(again, Err(MapError::Overlap { .. })), "{again:?}");
+    drop(piece);
+    other.write_value(GuestAddress(0x5000), &[9_u8; 4]).unwrap();
+    assert_eq!(lender.read_value::<[u8; 4]>(GuestAddress(0x11000)), Ok([9; 4]));
+    assert!(other.read(GuestAddress(0x6fff), &mut [0; 2]).is_err(), "no more than was lent");
+    lender.unmap(GuestAddress(0x10000), 0x4000).unwrap();
+    // SAFETY: no segment of it is in use.
+    drop(unsafe { lender.reclaim() });
+    assert_eq!(other.read_value::<[u8; 4]>(GuestAddress(0x5000)), Ok([9; 4]));
+    other.unmap_all();
+    // SAFETY: as above.
+    assert_eq!(unsafe { other.reclaim() }.len(), 1);
+}
+
+#[test]
+fn what_was_lent_and_is_taken_away_is_the_lenders_loss() {
+    let (mut lender, mut other) = (GuestMemory::new(), GuestMemory::new());
+    let file = memory_file(&[7; 4096]);
+    lender.map(GuestAddress(0), 4096, ALL, Some((file.try_clone().unwrap(), 0))).unwrap();
+    other.map_lent(GuestAddress(0x5000), &lender.lend(GuestAddress(0), 4096).unwrap()).unwrap();
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(other.read_value::<[u8; 4]>(GuestAddress(0x5000)), Ok([0; 4]));
+    assert!(lender.is_poisoned() && !other.is_poisoned());
+}
+
 /// QEMU announces the parts of one file around the VGA hole, whose edges are not those of huge pages.
 #[test]
 fn parts_of_huge_pages_are_mapped_and_unmapped() {

@@ -10,7 +10,7 @@
 
 use std::sync::atomic::Ordering;
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
+use millrace_block::{BlockCount, BlockError, BlockSize, Lba, Operation, Request, TaskContext, Volume};
 use millrace_memory::{BUFFER_SIZE, Segment};
 
 use super::{
@@ -30,9 +30,17 @@ const LARGEST_PAGE: usize = 4096;
 struct Batch {
     numbers: [u32; TOGETHER],
     used: usize,
+    /// What a page has, from its copy until it is stored.
+    block_size: BlockSize,
 }
 
 impl Batch {
+    /// Where a page of it is copied to.
+    fn place(&self, staging: Segment, at: usize) -> Segment {
+        let bytes = self.block_size.bytes() as usize;
+        staging.part(at * bytes, bytes).expect("a batch fits a buffer")
+    }
+
     fn pages(&self) -> &[u32] {
         self.numbers.get(..self.used).unwrap_or(&[])
     }
@@ -82,11 +90,11 @@ impl Cache {
 
     async fn commit_pages(&self, cx: TaskContext<'_>, core: &Core, staging: Segment, number: u64) -> Result<(), BlockError> {
         let mark = self.mark()?;
-        let bytes = self.shape().block_size.bytes() as usize;
-        let most = (BUFFER_SIZE / bytes).min(TOGETHER);
+        let block_size = self.shape().block_size;
+        let most = (BUFFER_SIZE / block_size.bytes() as usize).min(TOGETHER);
         let mut from = 0;
         loop {
-            let mut batch = Batch { numbers: [0; TOGETHER], used: 0 };
+            let mut batch = Batch { numbers: [0; TOGETHER], used: 0, block_size };
             while batch.used < most
                 && let Some(page) = core.table.take_needed(from)
             {
@@ -98,14 +106,16 @@ impl Cache {
                 batch.numbers[batch.used] = page;
                 batch.used += 1;
             }
-            self.copy_pages(core, mark, &batch, staging);
+            for (at, number) in batch.pages().iter().enumerate() {
+                Self::copy_page(core, mark, *number, batch.place(staging, at));
+            }
             let stored = self.store_batch(cx, core, &batch, staging).await;
             if stored.is_err() {
                 // They are as they were, or not: the next commit stores them.
                 batch.pages().iter().for_each(|page| core.table.need(*page));
                 return stored;
             }
-            self.settle(core, &batch, staging, number);
+            Self::settle(core, &batch, staging, number);
             if batch.used < most {
                 return Ok(());
             }
@@ -126,13 +136,6 @@ impl Cache {
             if slot < last { core.table.snapshot(slot) } else { super::table::Entry::default() }
         });
         to.write_at(0, page);
-    }
-
-    fn copy_pages(&self, core: &Core, mark: u64, batch: &Batch, staging: Segment) {
-        let bytes = self.shape().block_size.bytes() as usize;
-        for (at, number) in batch.pages().iter().enumerate() {
-            Self::copy_page(core, mark, *number, staging.part(at * bytes, bytes).expect("a batch fits a buffer"));
-        }
     }
 
     /// Whether no slot of a page has dirty or stored blocks.
@@ -159,13 +162,11 @@ impl Cache {
             self.fast_flush_failed(error);
             return flushed;
         }
-        let block_size = self.shape().block_size;
-        let bytes = block_size.bytes() as usize;
         // One or two are made durable one by one.
         let fua = batch.used <= 2;
         for (at, number) in batch.pages().iter().enumerate() {
-            let lba = Lba((TABLE >> block_size.shift()) + u64::from(*number));
-            let segments = [staging.part(at * bytes, bytes).expect("a batch fits a buffer")];
+            let lba = Lba((TABLE >> batch.block_size.shift()) + u64::from(*number));
+            let segments = [batch.place(staging, at)];
             let write = Request { operation: Operation::Write { fua }, lba, count: BlockCount(1), segments: &segments };
             let written = self.fast.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await;
             if let Err(error) = written {
@@ -193,14 +194,14 @@ impl Cache {
     }
 
     /// The pages are durable.
-    fn settle(&self, core: &Core, batch: &Batch, staging: Segment, number: u64) {
-        let block_size = self.shape().block_size;
+    fn settle(core: &Core, batch: &Batch, staging: Segment, number: u64) {
+        let block_size = batch.block_size;
         let (bytes, count) = (block_size.bytes() as usize, core.plan.per_page(block_size));
         let part = core.plan.part(bytes);
         for (at, page_number) in batch.pages().iter().enumerate() {
             let mut page = [0; LARGEST_PAGE];
             let page = &mut page[..bytes];
-            staging.part(at * bytes, bytes).expect("a batch fits a buffer").read_at(0, page);
+            batch.place(staging, at).read_at(0, page);
             for place in 0..count {
                 let slot = page_number * count + place;
                 if slot < core.table.len() {

@@ -22,24 +22,33 @@ use super::{
     disk::{State, Superblock},
     unflushed::{BESIDE, WRITTEN},
 };
-use crate::{locks::Taken, service::ServiceError};
+use crate::{
+    locks::{Taken, Turn},
+    service::ServiceError,
+};
 
 /// How long an operator waits for requests, and for a line that is being written back.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Cache {
-    /// Waits until nobody writes dirty lines back. Not to be called on a shard.
-    fn stop_moving(&self) -> Result<Taken<'_>, ServiceError> {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            match self.moving.try_take() {
-                Some(turn) => return Ok(turn),
-                None if Instant::now() > end => {
-                    return Err(ServiceError::NotNow("dirty lines are being written back, slowly: try again".to_owned()));
-                }
-                None => std::thread::sleep(Duration::from_micros(50)),
-            }
+/// Takes a turn, waiting for it as long as an operator does.
+fn take_soon<'a>(turn: &'a Turn, why_not: &str) -> Result<Taken<'a>, ServiceError> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match turn.try_take() {
+            Some(taken) => return Ok(taken),
+            None if Instant::now() > end => return Err(ServiceError::NotNow(why_not.to_owned())),
+            None => std::thread::sleep(Duration::from_micros(50)),
         }
+    }
+}
+
+impl Cache {
+    /// Waits until nobody writes dirty lines back or changes the table on the fast leg. Not to be called on a shard.
+    fn stop_beside(&self) -> Result<[Taken<'_>; 2], ServiceError> {
+        // In the order in which who writes lines back takes them.
+        let moving = take_soon(&self.moving, "dirty lines are being written back, slowly: try again")?;
+        let committing = take_soon(&self.commits.turn, "what was written is being made durable, slowly: try again")?;
+        Ok([moving, committing])
     }
 
     /// Whether a format erased the slow leg, and the fast one does not say so.
@@ -53,7 +62,7 @@ impl Cache {
         let failed = |error: ServiceError| self.format_failed(&error);
         let core = self.core.get().ok_or_else(|| failed(ServiceError::NotNow("it is not in force".to_owned())))?;
         self.check_format(core, block_size)?;
-        let _turn = self.stop_moving().map_err(failed)?;
+        let _turns = self.stop_beside().map_err(failed)?;
         self.try_fast().map_err(failed)?;
         let before = self.slow.geometry().block_size;
         if let Err(error) = self.slow.format(block_size) {
@@ -146,7 +155,7 @@ impl Cache {
 
     /// What `resume` does after a format that could not make a table: the fast leg gets an empty one.
     pub(super) fn resume_empty(&self) -> Result<(), ServiceError> {
-        let _turn = self.stop_moving()?;
+        let _turns = self.stop_beside()?;
         let (fast, slow) = (self.fast.geometry().block_size, self.slow.geometry().block_size);
         if fast != slow {
             let (fast, slow) = (fast.bytes(), slow.bytes());

@@ -152,6 +152,10 @@ impl Plan for CachePlan {
         vec![stated(FAST), Some(stated(SLOW).unwrap_or(0).max(size))]
     }
 
+    fn keeps_size(&self) -> bool {
+        true
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = common_block_size(&build.legs)?;
         let [fast, slow] = &build.legs[..] else {
@@ -248,7 +252,7 @@ pub(crate) struct Cache {
     /// The superblock on the fast leg says so, too.
     in_force: AtomicBool,
     commits: Commits,
-    /// Whoever moves dirty lines to the slow leg, or commits that, has it for one of them; a format has it throughout.
+    /// Whoever moves dirty lines to the slow leg, or commits that, has it for one of them; a format has it, and the turn to commit, throughout.
     moving: Turn,
     counters: PerShard<Counters>,
     /// Since the last flush of the slow or the fast leg.

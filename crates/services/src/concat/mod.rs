@@ -18,8 +18,8 @@ use millrace_block::{BlockCount, BlockSize, Volume, VolumeError};
 use crate::{
     background::Task,
     legs::{Leg, common_block_size},
-    pieces::{Map, Mapped, Place},
-    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status},
+    pieces::{Map, Mapped, Place, fit_legs},
+    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Sizing, Status},
     settings::{SettingError, Settings},
 };
 
@@ -69,7 +69,8 @@ impl Plan for ConcatPlan {
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = common_block_size(&build.legs)?;
-        let map = ConcatMap::new(&build.legs);
+        let last = build.sizing_of(build.legs.len().saturating_sub(1));
+        let map = ConcatMap { last, stated: build.stated.into(), ..ConcatMap::new(&build.legs) };
         let room = map.capacity(&build.legs);
         let blocks = build.size.map_or(room, |size| size >> block_size.shift());
         if blocks > room || blocks == 0 {
@@ -85,11 +86,16 @@ pub(crate) struct ConcatMap {
     /// Where each leg begins, and an end that no block is behind.
     starts: Box<[AtomicU64]>,
     blocks: AtomicU64,
+    /// The sizes that stand at the legs.
+    stated: Box<[Option<u64>]>,
+    /// The last leg, which is told what the others leave.
+    last: Sizing,
 }
 
 impl ConcatMap {
     fn new(legs: &[Leg]) -> Self {
-        let map = Self { starts: (0..=legs.len()).map(|_| AtomicU64::new(u64::MAX)).collect(), blocks: AtomicU64::new(0) };
+        let starts = (0..=legs.len()).map(|_| AtomicU64::new(u64::MAX)).collect();
+        let map = Self { starts, blocks: AtomicU64::new(0), stated: Box::default(), last: Sizing::default() };
         map.measure(legs);
         map
     }
@@ -105,6 +111,15 @@ impl ConcatMap {
 
     fn start(&self, leg: usize) -> u64 {
         self.starts[leg].load(Ordering::Relaxed)
+    }
+
+    /// The blocks that the last leg is told when the volume is opened with so many; `None`: it is told nothing.
+    fn told_last(&self, legs: &[Leg], blocks: u64) -> Option<BlockCount> {
+        let block_size = legs.first()?.geometry().block_size;
+        let size = blocks.saturating_mul(u64::from(block_size.bytes()));
+        let others: Vec<_> = legs.split_last()?.1.iter().map(|leg| leg.geometry().bytes()).collect();
+        let told = ConcatPlan.leg_sizes(size, &self.stated, block_size).last().copied().flatten();
+        ConcatPlan.last_size(size, &others, told, block_size).map(|size| BlockCount(size >> block_size.shift()))
     }
 }
 
@@ -133,8 +148,22 @@ impl Map for ConcatMap {
         legs.iter().fold(0, |sum: u64, leg| sum.saturating_add(leg.geometry().blocks.0))
     }
 
-    fn enlarge(&self, _: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
+    fn fit(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
+        let (before, after) = (self.told_last(legs, self.blocks()), self.told_last(legs, blocks));
+        if before == after {
+            return Ok(());
+        }
+        // One that is told nothing any more has what its own legs have, which nobody knows to be the same.
+        fit_legs(name, legs, &[(legs.len() - 1, self.last.keeps, after.unwrap_or(BlockCount(0)))])
+    }
+
+    fn enlarge(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
         let last = legs.len() - 1;
+        if self.last.is_stated_below && !self.last.is_plain && self.told_last(legs, blocks).is_none() {
+            let why = "it would not open again: what is below its last leg is opened with the sizes that the stack states \
+                       there, and the legs before it state none, from which it would follow what it has grown to";
+            return Err(VolumeError::Refused { volume: name.to_owned(), why: why.to_owned() });
+        }
         legs[last].resize(BlockCount(blocks.saturating_sub(self.start(last))))
     }
 

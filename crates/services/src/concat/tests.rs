@@ -87,7 +87,12 @@ impl Leaves for Files {
 
 #[test]
 fn a_last_leg_that_has_grown_is_found_beside_those_that_state_no_size() {
-    for stack in ["concat(file:a, file:b(size=32K))", "concat(concat(file:a), file:b(size=32K))"] {
+    for stack in [
+        "concat(file:a, file:b(size=32K))",
+        "concat(concat(file:a), file:b(size=32K))",
+        "concat(file:a, stripe(chunk=4K, file:b(size=16K), file:c(size=16K)))",
+        "concat(file:a, concat(file:b(size=16K), file:c(size=16K)))",
+    ] {
         let files = Files(tempfile::tempdir().unwrap());
         std::fs::write(files.0.path().join("a"), vec![0_u8; 64 << 10]).unwrap();
         let node: Node = stack.parse().unwrap();
@@ -113,6 +118,39 @@ fn a_last_leg_that_has_grown_is_found_beside_those_that_state_no_size() {
 }
 
 #[test]
+fn a_last_leg_that_keeps_its_size_is_opened_again_with_it() {
+    let disk = |blocks: u64| MemoryVolume::create("leg", blocks * 512, BlockSize::B512).unwrap() as Arc<dyn Volume>;
+    let legs = [128, 8192, 8192].map(disk);
+    let open = |stack: &str, size: Option<u64>, reason| {
+        graph(stack, &legs, size, reason, &Arc::default()).unwrap_or_else(|error| panic!("{stack}: {error}"))
+    };
+    let stack = "concat(disk:0(size=64K), mirror(region=64K, disk:1, disk:2))";
+    let opened = open(stack, Some(1024 << 9), Reason::Create);
+    let mut harness = SyncHarness::new(SEED, false);
+    let data = Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).write_random(0, 1024);
+    for smaller in [1000, 128, 64] {
+        let refused = opened.volume().resize(BlockCount(smaller)).unwrap_err().to_string();
+        assert!(refused.contains("or not open again"), "{refused}");
+        assert_eq!(opened.volume().geometry().blocks.0, 1024);
+    }
+    drop(opened);
+    let opened = open(stack, Some(1024 << 9), Reason::Open);
+    Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).expect(0, &data);
+    opened.volume().resize(BlockCount(2048)).unwrap();
+    drop(opened);
+    let opened = open(stack, Some(2048 << 9), Reason::Open);
+    Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).expect(0, &data);
+    drop(opened);
+    // Told nothing, it would be opened over legs as short as they were.
+    let stack = "concat(disk:0, mirror(region=128K, disk:1(size=4M), disk:2(size=4M)))";
+    let legs = [128, 8192, 8192].map(disk);
+    let opened = graph(stack, &legs, None, Reason::Create, &Arc::default()).unwrap();
+    let refused = opened.volume().resize(BlockCount(16384)).unwrap_err().to_string();
+    assert!(refused.contains("it would not open again"), "{refused}");
+    assert!(legs[1..].iter().all(|leg| leg.geometry().blocks.0 == 8192));
+}
+
+#[test]
 fn legs_of_different_block_sizes_are_refused_by_name() {
     let legs =
         [BlockSize::B512, BlockSize::B4096].map(|block_size| memory(Wanted { block_size, blocks: 64, read_only: false }, 2));
@@ -123,6 +161,7 @@ fn legs_of_different_block_sizes_are_refused_by_name() {
         volume: "test",
         legs: legs.into_iter().map(Tap::new).collect(),
         stated: &[],
+        sizing: &[],
         size: None,
         block_size: BlockSize::B512,
         shared: &crate::SharedObjects::default(),

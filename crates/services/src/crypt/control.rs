@@ -11,7 +11,7 @@ use millrace_cipher::{CipherError, KeyError, Secret, Xts, random};
 use super::{
     KIND,
     header::{Header, OFFSET},
-    keys::{Keys, Next},
+    keys::{Failed, Keys, Next},
     rekey,
     volume::Crypt,
 };
@@ -221,8 +221,18 @@ impl Crypt {
             None => None,
             Some(rekeying) => {
                 let cipher = self.open(header.open_next(kek, rekeying))?;
-                let (done, slot) = rekey::recover(&self.leg, &rekeying.id, header.block_size, &current, &cipher)?;
-                Some(Next::at(cipher, done, slot))
+                let next = rekey::recover(&self.leg, &rekeying.id, header.block_size, (&current, &cipher))?;
+                if next.failed != Failed::No {
+                    let (first, end) = (next.done, next.end);
+                    tracing::warn!(
+                        volume = self.name,
+                        leg = self.leg.name(),
+                        first,
+                        end,
+                        "these blocks were being re-keyed, and the leg fails there: they cannot be read until it works, or can be written"
+                    );
+                }
+                Some(next)
             }
         };
         // A newest copy that does not count is overwritten first.

@@ -36,9 +36,13 @@ pub(super) enum Failed {
     No,
     /// Its journal may or may not be durable, and could not be taken back: its blocks have the old key, and who writes them fails.
     Journal,
+    /// Its slot of the journal could not be read, or not be made durable, when the volume was opened: what it says is not known, and requests
+    /// to its blocks fail.
+    Slot,
     /// It is re-enciphered once more, for the leg may have lost that: requests to them wait.
     Again,
-    /// It is not known which of its blocks have which key: requests to them fail.
+    /// It is not known which of its blocks have which key: who reads them fails. What is written has the new key, as all has that is not as the
+    /// journal says: so a guest can put a bad block right.
     Home,
 }
 
@@ -58,7 +62,8 @@ impl Keys {
             Some(next) if next.done < next.end && lba < next.end && next.done < lba + count => match next.failed {
                 Failed::No | Failed::Again => Ok(true),
                 Failed::Journal if reads => Ok(false),
-                Failed::Journal | Failed::Home => Err(BlockError::NotReady),
+                Failed::Home if !reads => Ok(false),
+                Failed::Journal | Failed::Slot | Failed::Home => Err(BlockError::NotReady),
             },
             _ => Ok(false),
         }
@@ -76,10 +81,9 @@ impl Keys {
 
     /// The key of a block, and the first block after it that may have another.
     fn of(&self, lba: u64) -> (&Xts, u64) {
-        match &self.next {
-            Some(next) if lba < next.done => (&next.cipher, next.done),
-            _ => (&self.current, u64::MAX),
-        }
+        let Some(next) = &self.next else { return (&self.current, u64::MAX) };
+        let end = if next.failed == Failed::Home { next.end.max(next.done) } else { next.done };
+        if lba < end { (&next.cipher, end) } else { (&self.current, u64::MAX) }
     }
 
     /// Calls `work` for each run of blocks with one key: the key, the first block, and the parts of both.

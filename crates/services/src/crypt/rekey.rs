@@ -2,15 +2,17 @@
 //!
 //! ```text
 //!   chunk k:  requests to it wait, those under way end
-//!             read old ─► journal slot k % 2 ◄─ as it was ─► flush ─► re-encipher ─► write ─► chunk k+1
-//!                               └─ failed ─► slot made void, flush ─► requests go on, and it is tried again
+//!             read old ─► flush ─► journal slot k % 2 ◄─ as it was ─► flush ─► re-encipher ─► write ─► chunk k+1
+//!                                    └─ failed ─► slot made void, flush ─► requests go on, and it is tried again
 //! ```
 //!
 //! The journal holds the chunk as it was, under the old key. After a crash both slots are looked at: a block that is still equal
 //! to what the journal says has the old key, and is re-enciphered; any other has the new one, whether it was re-enciphered or
-//! written since. (An enciphered block under one key does not by chance equal one under another.) The flush of chunk k+1 makes
-//! chunk k durable before its slot is used again, by chunk k+2. Chunks are counted from the start: one that the end of the volume cut short
-//! is followed by another when the volume grows.
+//! written since. (An enciphered block under one key does not by chance equal one under another.) So what the journal says is durable
+//! in its place before the journal can be: otherwise a slot that was not flushed, and is there all the same, would have an older block
+//! taken for one under the new key. That flush makes chunk k-1 durable as well, before its slot is used again, by chunk k+1. A slot that
+//! is found may be what a process that died had written, and not durable: it is written again before anything is done by it.
+//! Chunks are counted from the start: one that the end of the volume cut short is followed by another when the volume grows.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -69,7 +71,8 @@ impl Crypt {
 
     /// Re-enciphers the next chunk; false when there is none, or somebody else works on the keys.
     pub(super) async fn rekey_chunk(&self, cx: TaskContext<'_>, stop: &Stop) -> Result<bool, RekeyError> {
-        if self.keys.visit().as_ref().is_none_or(|keys| keys.next.is_none()) {
+        let is_rekeying = self.keys.visit().as_ref().is_some_and(|keys| keys.next.is_some());
+        if !is_rekeying || self.geometry().read_only {
             return Ok(false);
         }
         let buffer = deepest_buffer(cx).await;
@@ -82,7 +85,14 @@ impl Crypt {
             self.end_rekeying(cx, &buffer, &work).await?;
             return Ok(true);
         }
-        let (old, home) = if work.half {
+        if work.failed == Failed::Slot {
+            let keys = self.look_at_slot(cx, &buffer, &work).await?;
+            self.exchange(cx, keys).await?;
+            return Ok(true);
+        }
+        let (old, home) = if work.is_half_done() {
+            // What is written to it meanwhile would be overwritten.
+            self.exchange(cx, work.keys(done, end, Failed::Again)).await?;
             match self.read_both(cx, &buffer, &work).await {
                 Ok(both) => both,
                 Err(error) => {
@@ -127,6 +137,8 @@ impl Crypt {
     /// Reads the chunk and puts it in the journal as it is, durably; so was the chunk before it written.
     async fn write_journal(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Vec<u8>, BlockError> {
         let home = self.read_home(cx, buffer, work).await?;
+        // The slot may be there after a power cut although it was not flushed: then what it says is.
+        self.flush_home(cx).await?;
         let id = self.control().header.as_ref().and_then(|header| Some(header.rekeying.as_ref()?.id));
         let id = id.ok_or(BlockError::NotReady)?;
         let page = JournalPage { id, start: work.done, len: home.len() as u32, data_crc: crc(&home) };
@@ -168,6 +180,22 @@ impl Crypt {
         page.fill(0);
         self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), page).await?;
         self.flushes.flush_alone(cx, &*self.leg).await
+    }
+
+    /// Looks at a slot that could not be read, or not be made durable, when the volume was opened: the keys to go on with.
+    async fn look_at_slot(&self, cx: TaskContext<'_>, buffer: &BounceBuffer, work: &Work) -> Result<Keys, BlockError> {
+        let found = self.read_journal(cx, buffer, work.slot).await?;
+        let is_its =
+            |(start, old): &(u64, Vec<u8>)| *start == work.done && !old.is_empty() && old.len().is_multiple_of(work.unit);
+        let Some((_, old)) = found.filter(is_its) else {
+            // It is of another chunk, or void: this one was not begun.
+            return Ok(work.keys(work.done, work.done, Failed::No));
+        };
+        // What was read is in the buffer yet.
+        let slot = buffer.segment(PAGE + old.len());
+        self.transfer(cx, Operation::Write { fua: false }, work.slot_start(), slot).await?;
+        self.flushes.flush_alone(cx, &*self.leg).await?;
+        Ok(work.keys(work.done, work.done + (old.len() / work.unit) as u64, Failed::Home))
     }
 
     /// The chunk as the journal has it, and as it is in its place.
@@ -257,8 +285,8 @@ struct Work {
     unit: usize,
     done: u64,
     end: u64,
-    /// Part of it may have the new key already.
-    half: bool,
+    /// What failed of it before.
+    failed: Failed,
     slot: u64,
 }
 
@@ -268,10 +296,14 @@ impl Work {
         let next = keys.next.as_ref()?;
         let end = blocks.min(next.done.saturating_add((CHUNK / keys.unit) as u64));
         let (current, cipher) = (Arc::clone(&keys.current), Arc::clone(&next.cipher));
-        let half = matches!(next.failed, Failed::Home | Failed::Again);
         // The journal has no more of a chunk that failed than it had then.
         let end = if next.failed == Failed::No { end } else { end.min(next.end) };
-        Some(Self { current, next: cipher, unit: keys.unit, done: next.done, end, half, slot: next.slot })
+        Some(Self { current, next: cipher, unit: keys.unit, done: next.done, end, failed: next.failed, slot: next.slot })
+    }
+
+    /// Whether part of it may have the new key already.
+    fn is_half_done(&self) -> bool {
+        matches!(self.failed, Failed::Home | Failed::Again)
     }
 
     fn keys(&self, done: u64, end: u64, failed: Failed) -> Keys {
@@ -330,36 +362,132 @@ fn change_keys(keys: (&Xts, &Xts), first: u64, unit: usize, home: &mut [u8], old
     changed
 }
 
-/// After a crash in the middle of a re-keying: completes the chunks that the journal knows, and returns the first block that has
-/// the old key, and the slot for its chunk.
+/// A chunk that the journal knows.
+struct Known {
+    slot: u64,
+    page: JournalPage,
+    /// Its blocks as they were.
+    old: Vec<u8>,
+    /// Behind its last block.
+    end: u64,
+}
+
+/// `None` where the medium failed; other trouble is an error.
+fn unless_bad<T>(result: Result<T, ServiceError>) -> Result<Option<T>, ServiceError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(ServiceError::Leg { source: BlockError::ReadFault { .. } | BlockError::WriteFault { .. }, .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+impl Known {
+    /// What a slot holds, if it is of this re-keying.
+    fn in_slot(slot: u64, bytes: &[u8], id: &[u8; 16], block_size: BlockSize) -> Option<Self> {
+        let (page, old) = JournalPage::decode(bytes, id)?;
+        if old.is_empty() || !old.len().is_multiple_of(block_size.bytes() as usize) {
+            return None;
+        }
+        let end = page.start.saturating_add(old.len() as u64 >> block_size.shift());
+        Some(Self { slot, old: old.to_vec(), end, page })
+    }
+
+    /// Where it is on the leg, and how many bytes. What lies past the end was cut off since: if it comes back it has the new key, as the
+    /// journal says.
+    fn place(&self, leg: &Leg, block_size: BlockSize) -> (u64, usize) {
+        let blocks = leg.geometry().bytes().saturating_sub(OFFSET) >> block_size.shift();
+        let count = self.end.min(blocks).saturating_sub(self.page.start);
+        (OFFSET.saturating_add(self.page.start << block_size.shift()), (count << block_size.shift()) as usize)
+    }
+
+    /// Writes its slot once more, durably, as it was found; false where the medium failed.
+    fn store(&self, leg: &Leg) -> Result<bool, ServiceError> {
+        let bytes = [&self.page.encode()[..], &self.old].concat();
+        Ok(unless_bad(legs::write(leg, slot_start(self.slot), bytes))?.is_some())
+    }
+
+    /// Its slot says nothing any more, durably.
+    fn void(&self, leg: &Leg) -> Result<(), ServiceError> {
+        legs::write(leg, slot_start(self.slot), vec![0; PAGE])
+    }
+
+    /// Gives the new key to what is still as it was, durably; false where the medium failed, or cannot be written.
+    fn complete(&self, leg: &Leg, block_size: BlockSize, keys: (&Xts, &Xts)) -> Result<bool, ServiceError> {
+        let (at, len) = self.place(leg, block_size);
+        if len == 0 {
+            return Ok(true);
+        }
+        let Some(mut home) = unless_bad(legs::read(leg, at, len))? else { return Ok(false) };
+        let changed = change_keys(keys, self.page.start, block_size.bytes() as usize, &mut home, &self.old);
+        if leg.geometry().read_only {
+            return Ok(changed == 0);
+        }
+        // All of it: the leg may show what it could not make durable, and would not write by itself.
+        Ok(unless_bad(legs::write(leg, at, home))?.is_some())
+    }
+
+    /// Whether anything of it is not as it was.
+    fn is_begun(&self, leg: &Leg, block_size: BlockSize) -> Result<bool, ServiceError> {
+        let (at, len) = self.place(leg, block_size);
+        Ok(len == 0 || legs::read(leg, at, len)? != self.old[..len])
+    }
+
+    /// The keys while requests to it fail.
+    fn held(&self, cipher: Arc<Xts>, failed: Failed) -> Next {
+        Next { cipher, done: self.page.start, end: self.end, failed, slot: self.slot }
+    }
+}
+
+/// After a crash in the middle of a re-keying: completes the chunks that the journal knows, and says where it goes on. What the leg cannot
+/// do yet is tried again while the volume is in use, and costs that chunk until then.
 pub(super) fn recover(
     leg: &Leg,
     id: &[u8; 16],
     block_size: BlockSize,
-    current: &Xts,
-    next: &Xts,
-) -> Result<(u64, u64), ServiceError> {
-    let unit = block_size.bytes() as usize;
-    let (mut done, mut next_slot) = (0, 0);
+    keys: (&Xts, &Arc<Xts>),
+) -> Result<Next, ServiceError> {
+    let (read_only, cipher) = (leg.geometry().read_only, Arc::clone(keys.1));
+    let keys: (&Xts, &Xts) = (keys.0, keys.1);
+    let (mut chunks, mut unreadable) = (Vec::<Known>::new(), None);
     for slot in 0..2 {
-        let bytes = legs::read(leg, JOURNAL + slot * SLOT as u64, SLOT)?;
-        let Some((page, old)) = JournalPage::decode(&bytes, id) else { continue };
-        let blocks = (leg.geometry().bytes().saturating_sub(OFFSET)) >> block_size.shift();
-        let end = page.start.saturating_add((old.len() / unit) as u64);
-        // What lies past the end was cut off since. If it comes back it has the new key, as the journal says.
-        let count = end.min(blocks).saturating_sub(page.start) as usize;
-        if count > 0 {
-            let at = OFFSET + (page.start << block_size.shift());
-            let mut home = legs::read(leg, at, count * unit)?;
-            if change_keys((current, next), page.start, unit, &mut home, old) > 0 {
-                legs::write(leg, at, home)?;
-            }
-        }
-        if end > done {
-            (done, next_slot) = (end, 1 - slot);
+        match legs::read(leg, slot_start(slot), SLOT) {
+            Ok(bytes) => chunks.extend(Known::in_slot(slot, &bytes, id, block_size)),
+            Err(error) if unreadable.is_none() => unreadable = Some(error),
+            Err(error) => return Err(error),
         }
     }
-    Ok((done, next_slot))
+    chunks.sort_by_key(|chunk| chunk.end);
+    let Some(last) = chunks.pop() else {
+        // A slot that cannot be read may be of any chunk.
+        return unreadable.map_or_else(|| Ok(Next::at(cipher, 0, 0)), Err);
+    };
+    // Once the last one is begun, the one before is durable. (What of it cannot be read has the new key, like the rest.) Where it cannot be
+    // read either it counts as begun: its slot is there, and came behind a flush.
+    if let Some(before) = chunks.pop()
+        && !before.complete(leg, block_size, keys)?
+        && !unless_bad(last.is_begun(leg, block_size))?.unwrap_or(true)
+    {
+        if !read_only {
+            last.void(leg)?;
+        }
+        return Ok(before.held(cipher, Failed::Home));
+    }
+    let failed = if !read_only && !last.store(leg)? {
+        Some(Failed::Slot)
+    } else {
+        (!last.complete(leg, block_size, keys)?).then_some(Failed::Home)
+    };
+    match (failed, unreadable) {
+        (None, None) => Ok(Next::at(cipher, last.end, 1 - last.slot)),
+        (Some(failed), None) => Ok(last.held(cipher, failed)),
+        (None, Some(error)) => {
+            unless_bad(Err::<(), _>(error))?;
+            // It may be of the next chunk, and say that part of that has the new key.
+            let end = last.end.saturating_add((CHUNK >> block_size.shift()) as u64);
+            Ok(Next { cipher, done: last.end, end, failed: Failed::Slot, slot: 1 - last.slot })
+        }
+        (Some(_), Some(error)) => Err(error),
+    }
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::sync::{
 use std::time::Duration;
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Epochs, Geometry, Held, IoOperation, Lba, Operation, Request, Step, TaskContext,
-    TaskFuture, Usage, Visit, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, held_bytes,
-    helpers_scratch_bytes, pieces, submit_held,
+    BlockCount, BlockError, BlockSize, Epochs, Geometry, Held, IoOperation, Lba, Operation, Request, Scratch, Step,
+    TaskContext, TaskFuture, Usage, Visit, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes,
+    held_bytes, helpers_scratch_bytes, pieces, submit_held,
 };
 use millrace_cipher::{KeySource, Run, Secret, foresee};
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, SegmentCursor, Target};
@@ -183,11 +183,16 @@ impl Crypt {
             let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
             let lba = Lba(request.lba.0 + at);
             let piece = Request { operation: Operation::Read, lba, count, segments: &segments };
-            self.leg.submit(cx.deeper(), self.below(&piece)).await?;
+            self.piece(cx, &piece).await?;
             keys.decrypt(lba.0, segments[0], segments[0]);
             cursor.copy_from(segments[0]);
         }
         Ok(())
+    }
+
+    /// One of many: what the leg leaves in the scratch goes with each.
+    async fn piece(&self, cx: TaskContext<'_>, piece: &Request<'_>) -> Result<(), BlockError> {
+        self.leg.submit(cx.deeper().with_scratch(&cx.scratch.carve_rest()), self.below(piece)).await
     }
 
     fn write<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
@@ -229,7 +234,7 @@ impl Crypt {
             cursor.copy_to(segments[0]);
             keys.encrypt_near(lba.0, &segments, segments[0]);
             let piece = Request { operation: request.operation, lba, count, segments: &segments };
-            self.leg.submit(cx.deeper(), self.below(&piece)).await?;
+            self.piece(cx, &piece).await?;
         }
         Ok(())
     }
@@ -277,7 +282,7 @@ impl Crypt {
             segments[0].fill(0);
             keys.encrypt_near(lba.0, &segments, segments[0]);
             let piece = Request { operation: Operation::Write { fua }, lba, count, segments: &segments };
-            self.leg.submit(cx.deeper(), self.below(&piece)).await?;
+            self.piece(cx, &piece).await?;
         }
         Ok(())
     }
@@ -367,7 +372,8 @@ impl Volume for Crypt {
             .max(future_bytes(Self::write_zeroes));
         // These come after what the leg has placed, and their parts are smaller than a slow one's of the same request.
         let quick = held_bytes(1) + FINISH_BYTES;
-        helpers_scratch_bytes(self.leg.scratch_bytes() + slow.max(quick))
+        let own = (slow + size_of::<Scratch>().next_multiple_of(8)).max(quick);
+        helpers_scratch_bytes(self.leg.scratch_bytes() + own)
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

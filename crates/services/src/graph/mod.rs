@@ -541,7 +541,7 @@ impl Builder<'_> {
         let (mut legs, mut lost) = (Vec::new(), None);
         for (at, (leg, told)) in service.legs.iter().zip(&sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
-            let size = if at + 1 == sizes.len() { self.told_last(&*plan, size, &legs, *told) } else { *told };
+            let size = if at + 1 == sizes.len() { self.told_last(&*plan, size, &legs, leg, *told) } else { *told };
             let built = self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size, spared);
             legs.push(match built {
                 Err(error) if goes_without && self.can_lack(leg, &error) => {
@@ -559,11 +559,13 @@ impl Builder<'_> {
         if let Some(kept) = self.keep(node, &legs) {
             return Ok(kept);
         }
+        let sizing: Vec<_> = service.legs.iter().map(view::sizing).collect();
         let build = Build {
             name: format!("{path}/{}", service.service),
             volume: self.plan.volume,
             legs: legs.iter().map(|leg| Arc::<Tap>::clone(&leg.tap) as _).collect(),
             stated: &stated,
+            sizing: &sizing,
             size,
             block_size: self.plan.block_size,
             shared: self.shared,
@@ -590,10 +592,15 @@ impl Builder<'_> {
         plan: &dyn service::Plan,
         size: Option<u64>,
         others: &[Arc<Built>],
+        last: &Node,
         told: Option<u64>,
     ) -> Option<u64> {
+        let Some(size) = size else { return told };
         let others: Vec<_> = others.iter().map(|leg| leg.volume.geometry().bytes()).collect();
-        size.map_or(told, |size| plan.last_size(size, &others, told, self.plan.block_size))
+        // What stands at its leaves they had when they were made: they may have grown since.
+        let sizing = view::sizing(last);
+        let least = told.or_else(|| (sizing.is_stated_below && sizing.is_plain).then_some(0));
+        plan.last_size(size, &others, least, self.plan.block_size).filter(|size| *size > 0)
     }
 
     /// Whether a leg that could not be built is one that is not there any more.

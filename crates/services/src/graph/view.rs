@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    registry,
-    service::{self, Layout},
+    concat, registry,
+    service::{self, Keeps, Layout, Sizing},
     stack::Node,
+    stripe,
 };
 
 use super::{Built, is_one_of_many};
@@ -28,6 +29,32 @@ fn layout(node: &Node) -> Option<Layout> {
 /// See [`service::Plan::keeps_nothing`].
 pub(super) fn keeps_nothing(node: &Node) -> bool {
     plan(node).is_some_and(|plan| plan.keeps_nothing())
+}
+
+/// What sizes a leg may have.
+pub(super) fn sizing(leg: &Node) -> Sizing {
+    let is_stated = leg.leaves().iter().any(|leaf| matches!(leaf.settings.size("size"), Ok(Some(_))));
+    Sizing { keeps: keeps(leg), is_stated_below: leg.as_leaf().is_none() && is_stated, is_plain: is_plain(leg) }
+}
+
+fn is_plain(node: &Node) -> bool {
+    match node {
+        Node::Leaf(_) => true,
+        Node::Service(service) => {
+            [stripe::KIND.name, concat::KIND.name].contains(&service.service.as_str()) && service.legs.iter().all(is_plain)
+        }
+    }
+}
+
+fn keeps(node: &Node) -> Keeps {
+    if plan(node).is_some_and(|plan| plan.keeps_size()) {
+        return Keeps::Size;
+    }
+    match node.legs() {
+        [only] => keeps(only),
+        legs if legs.iter().any(|leg| keeps(leg) != Keeps::Nothing) => Keeps::SizeOfParts,
+        _ => Keeps::Nothing,
+    }
 }
 
 fn arranged(how: &str, legs: &[View]) -> View {

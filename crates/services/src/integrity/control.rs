@@ -138,16 +138,32 @@ impl Integrity {
             if read_only {
                 return Err(self.wrong("it was being erased, and cannot be written now: make it writable"));
             }
+            if let Some(damaged) = &found.damaged {
+                // That copy may be the newer one, and say that the erasure was completed.
+                return Err(self.wrong(format!(
+                    "{damaged}, and the other one says that everything is to be erased, which may be of long ago: bring that copy back, or \
+                     create the volume again if it was being formatted"
+                )));
+            }
             tracing::info!(volume = self.name, leg = self.leg.name(), "an erasure that was cut short is completed");
             return self.erase_blocks();
         }
-        if let Some(damaged) = found.wrong_copy() {
+        let damaged = found.wrong_copy();
+        if let Some(damaged) = &damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
-            if !read_only {
-                self.store(Phase::InUse)?;
-            }
-            self.control().damaged = Some(damaged);
         }
+        // Also one that is of before a crash: alone, it would have the volume erased.
+        if !read_only
+            && !found.is_even()
+            && let Err(error) = self.store(Phase::InUse)
+        {
+            tracing::warn!(
+                volume = self.name,
+                %error,
+                "a copy of its header cannot be replaced; it is tried when the volume is opened again"
+            );
+        }
+        self.control().damaged = damaged;
         Ok(())
     }
 

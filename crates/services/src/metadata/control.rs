@@ -124,8 +124,26 @@ impl Tagged {
         let before = self.shown.swap(format.map_or(Self::HIDDEN, MetadataFormat::bits), Ordering::Relaxed);
         self.store(Phase::InUse).map_err(|error| {
             self.shown.store(before, Ordering::Relaxed);
+            self.put_back();
             self.failed("format", &error)
         })
+    }
+
+    /// A header could not be stored, and may be there all the same: the next start would find it. What counts takes its place.
+    fn put_back(&self) {
+        let (uuid, before) = {
+            let control = self.control();
+            (control.uuid, control.generation)
+        };
+        let Err(error) = self.store(Phase::InUse) else { return };
+        let content = self.content(&uuid, Phase::InUse, self.shown.load(Ordering::Relaxed));
+        let stays = || matches!(REGION.load(self.leg()), Ok(Some(found)) if found.content == content);
+        // One copy is enough, as the newest.
+        if self.control().generation == before && !stays() {
+            self.closed.store(true, Ordering::Relaxed);
+            let (volume, leg) = (self.name(), self.leg().name());
+            tracing::error!(volume, leg, %error, "a format ended half-way: no request is answered until one succeeds");
+        }
     }
 
     /// Takes over what the header says.
@@ -151,16 +169,32 @@ impl Tagged {
             if read_only {
                 return Err(self.wrong("it was being erased, and cannot be written now: make it writable"));
             }
+            if let Some(damaged) = &found.damaged {
+                // That copy may be the newer one, and say that the erasure was completed.
+                return Err(self.wrong(format!(
+                    "{damaged}, and the other one says that everything is to be erased, which may be of long ago: bring that copy back, or \
+                     create the volume again if it was being formatted"
+                )));
+            }
             tracing::info!(volume = self.name(), leg = self.leg().name(), "an erasure that was cut short is completed");
             return self.erase_blocks();
         }
-        if let Some(damaged) = found.wrong_copy() {
+        let damaged = found.wrong_copy();
+        if let Some(damaged) = &damaged {
             tracing::warn!(volume = self.name(), leg = self.leg().name(), "{damaged}; the other copy is used");
-            if !read_only {
-                self.store(Phase::InUse)?;
-            }
-            self.control().damaged = Some(damaged);
         }
+        // Also one that is of before a crash: alone, it would have the volume erased.
+        if !read_only
+            && !found.is_even()
+            && let Err(error) = self.store(Phase::InUse)
+        {
+            tracing::warn!(
+                volume = self.name(),
+                %error,
+                "a copy of its header cannot be replaced; it is tried when the volume is opened again"
+            );
+        }
+        self.control().damaged = damaged;
         if read_only {
             return Ok(());
         }

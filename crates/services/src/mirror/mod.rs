@@ -132,6 +132,10 @@ impl Plan for MirrorPlan {
         true
     }
 
+    fn keeps_size(&self) -> bool {
+        true
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = build.block_size;
         check_legs(&build.legs)?;

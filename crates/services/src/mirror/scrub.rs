@@ -33,6 +33,8 @@ pub(super) struct Scrub {
     pub(super) listed: Vec<u64>,
     /// Scrubs that came to their end.
     pub(super) finished: u64,
+    /// It has just made way for what may differ: the next turn is its own, or writes that fail again and again would stop it.
+    made_way: bool,
 }
 
 /// Which of the values, as numbers of the first leg that has each, more than half of the legs have.
@@ -41,11 +43,12 @@ pub(super) fn majority(values: &[usize]) -> Option<usize> {
 }
 
 impl Mirror {
-    /// Carries on with a scrub if one was asked for: until the legs may differ somewhere, and for a while at most. Whether that was over.
+    /// Carries on with a scrub if one was asked for: until the legs may differ somewhere, every other
+    /// time, and for a while at most. Whether that was over.
     pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) -> bool {
         let (mut pace, began) = (Pace::new(self.plan.rate), clock::now());
         let suspicions = || self.intent().map(Intent::suspicions);
-        let before = suspicions();
+        let (before, makes_way) = (suspicions(), !std::mem::take(&mut self.scrub().made_way));
         while !stop.is_set() {
             let at = {
                 let mut scrub = self.scrub();
@@ -65,7 +68,8 @@ impl Mirror {
             self.advance_scrub(at, len);
             pace.spend(cx, stop, len).await;
             // Not because something is stale: what cannot be made equal would let no scrub end.
-            if suspicions() != before {
+            if makes_way && suspicions() != before {
+                self.scrub().made_way = true;
                 return false;
             }
             if clock::now().saturating_sub(began) >= SCRUB_TURN {

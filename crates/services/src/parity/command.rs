@@ -5,7 +5,6 @@ use std::sync::{Arc, atomic::Ordering};
 use super::{KIND, Parity};
 use crate::{
     background::Task,
-    legs,
     service::{Health, Mount, Progress, Service, ServiceError, Status},
     settings::Settings,
 };
@@ -103,11 +102,7 @@ impl Service for Parity {
             "rebuild" => {
                 let leg = self.members.leg_argument(arguments)?;
                 let journal = self.journal_of(leg);
-                self.members.rebuild_leg(leg, |volume| {
-                    self.journal.clear(volume, journal)?;
-                    let stores = self.journal.voiding_stores(leg, volume, journal);
-                    legs::store_on_all([(volume, stores)].into_iter())?.into_iter().collect()
-                })
+                self.members.rebuild_leg(leg, |volume| self.journal.forget(leg, volume, journal))
             }
             "scrub" => {
                 self.start_scrub();

@@ -21,7 +21,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering, fence},
     },
 };
 
@@ -153,10 +153,13 @@ impl Entry {
     }
 }
 
+/// Of a slot that is being taken: more than of any entry.
+const TAKING: u64 = u64::MAX;
+
 /// A slot in memory.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Twice the number of its entry, and one more when that is in its place on all legs.
+    /// Twice the number of its entry, and one more when that is in its place on all legs; or [`TAKING`].
     state: AtomicU64,
     /// Bytes of the legs that it is about.
     start: AtomicU64,
@@ -207,6 +210,10 @@ impl Ring {
             }
         }
         let slot = self.slot(number);
+        // Whoever reads the new bytes must not take them for those of the entry before, which may still be on its leg.
+        slot.state.store(TAKING, Ordering::Relaxed);
+        // Release: pairs with the fence of `is_live_of`.
+        fence(Ordering::Release);
         slot.start.store(bytes.start, Ordering::Relaxed);
         slot.end.store(bytes.end, Ordering::Relaxed);
         // Release: pairs with the acquire of who looks for what is on its way.
@@ -285,15 +292,21 @@ impl Ring {
     /// Whether some leg may have an entry that touches these bytes of the legs and would be carried out again after a crash. The
     /// caller has the bytes locked, so that no new one comes.
     pub(super) fn is_live(&self, bytes: &Range<u64>) -> bool {
-        let head = self.head();
+        self.is_live_of(self.head(), bytes)
+    }
+
+    /// The same of the entries before this head, which may have moved on.
+    fn is_live_of(&self, head: u64, bytes: &Range<u64>) -> bool {
         let from = self.void.load(Ordering::Acquire).max(self.known.load(Ordering::Acquire));
         // An entry whose slot is about to be overwritten is not known here any more, and may still be on its leg.
         head.saturating_sub(from) > self.slots.len() as u64
             || (from..head).any(|number| {
                 let slot = self.slot(number);
-                let meets =
-                    || slot.start.load(Ordering::Relaxed) < bytes.end && bytes.start < slot.end.load(Ordering::Relaxed);
-                slot.state.load(Ordering::Acquire) / 2 == number && meets()
+                let state = slot.state.load(Ordering::Acquire);
+                let meets = slot.start.load(Ordering::Relaxed) < bytes.end && bytes.start < slot.end.load(Ordering::Relaxed);
+                // Acquire: pairs with the fence of who takes the slot. Bytes of a later entry, and the state is no longer this one's.
+                fence(Ordering::Acquire);
+                slot.state.load(Ordering::Relaxed) / 2 > number || (state / 2 == number && meets)
             })
     }
 }
@@ -386,13 +399,24 @@ impl Journal {
         (Self::void_region(journal), generation, self.void_content(leg, |ring| before[ring]))
     }
 
-    /// Makes a leg that comes back forget all its entries. Numbers do not tell them from new ones: a ring that no leg was read of
-    /// begins anew.
-    pub(super) fn clear(&self, volume: &Leg, journal: u64) -> Result<(), ServiceError> {
-        let (leg, len) = (Arc::clone(volume), self.layout.parity as u64 * self.slots * SLOT);
-        let erased =
-            legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, journal + VOID_RECORD, len).await }));
-        erased?.map_err(|source| ServiceError::Leg { what: "erase the journal of", leg: volume.name().to_owned(), source })
+    /// Makes a leg that comes back forget all its entries, durably. Numbers do not tell them from new ones: a ring that no leg was read
+    /// of begins anew. Nobody reads the leg's journal before this has returned, so that its parts may become durable in any order.
+    pub(super) fn forget(&self, leg: usize, volume: &Leg, journal: u64) -> Result<(), ServiceError> {
+        let stores = self.voiding_stores(leg, volume, journal);
+        let (on, len) = (Arc::clone(volume), self.layout.parity as u64 * self.slots * SLOT);
+        let forgotten = legs::block_on(move |cx| {
+            Box::pin(async move {
+                for (offset, record) in stores {
+                    legs::write_bytes(cx, &*on, offset, record).await?;
+                }
+                legs::erase(cx, &*on, journal + VOID_RECORD, len).await
+            })
+        });
+        forgotten?.map_err(|source| ServiceError::Leg {
+            what: "erase the journal of",
+            leg: volume.name().to_owned(),
+            source,
+        })
     }
 
     /// What tells a leg that everything it has is void, in both copies.
@@ -513,6 +537,56 @@ mod tests {
         assert!(!ring.lacks_record(), "there is no room");
         ring.voided(4);
         assert!(!ring.is_live(&bytes(2)) && ring.is_live(&bytes(3)));
+    }
+
+    /// It may still be on its leg, whatever its slot in memory says.
+    #[test]
+    fn an_entry_whose_slot_is_being_taken_is_live() {
+        let ring = Ring::new(2);
+        let bytes = |at: u64| at * 4096..at * 4096 + 4096;
+        for number in 1..3 {
+            assert_eq!(ring.try_take(&bytes(number)), Some(number));
+            ring.done(number);
+        }
+        ring.advance(3);
+        let head = ring.head();
+        // Half of what taking it does.
+        let slot = ring.slot(3);
+        slot.state.store(TAKING, Ordering::Relaxed);
+        slot.start.store(9 * 4096, Ordering::Relaxed);
+        slot.end.store(10 * 4096, Ordering::Relaxed);
+        assert!(ring.is_live_of(head, &bytes(1)));
+        // All of it, and who asks has looked at the head before.
+        assert_eq!(ring.try_take(&bytes(9)), Some(3));
+        assert!(ring.is_live_of(head, &bytes(1)) && ring.is_live(&bytes(1)));
+    }
+
+    #[test]
+    fn no_entry_is_missed_while_others_are_taken() {
+        const LAST: u64 = 20_000;
+        let ring = Ring::new(1);
+        let bytes = |at: u64| at % 64 * 4096..at % 64 * 4096 + 4096;
+        // The last entry that is on its leg.
+        let placed = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..=LAST {
+                    assert_eq!(ring.try_take(&bytes(number)), Some(number));
+                    ring.done(number);
+                    ring.advance(number + 1);
+                    ring.voided(number);
+                    placed.store(number, Ordering::Release);
+                }
+            });
+            loop {
+                let number = placed.load(Ordering::Acquire);
+                let live = number == 0 || ring.is_live(&bytes(number));
+                assert!(live || ring.void.load(Ordering::Acquire) > number, "entry {number} was missed");
+                if number == LAST {
+                    break;
+                }
+            }
+        });
     }
 
     #[test]

@@ -175,6 +175,10 @@ impl Plan for ParityPlan {
         true
     }
 
+    fn keeps_size(&self) -> bool {
+        true
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = build.block_size;
         check_legs(&build.legs)?;

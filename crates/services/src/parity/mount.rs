@@ -8,7 +8,7 @@ use super::{Parity, journal::Entry};
 use crate::{
     legs,
     members::{decide::Shape, state::legs_of},
-    service::{Mount, ServiceError},
+    service::{Mount, Reason, ServiceError},
 };
 
 impl Parity {
@@ -32,13 +32,16 @@ impl Parity {
         }
         // Those that failed meanwhile are out of it.
         let masks = self.members.masks();
-        for leg in legs_of(masks.writable & !masks.readable) {
-            match self.journal.clear(&self.legs[leg], self.journal_of(leg)) {
+        let behind = masks.writable & !masks.readable;
+        for leg in legs_of(behind) {
+            match self.journal.forget(leg, &self.legs[leg], self.journal_of(leg)) {
                 Err(ServiceError::Leg { source, .. }) => self.do_without(leg, source)?,
                 result => result?,
             }
         }
-        self.void_journal()?;
+        // Within a change whoever was in force before has voided what it had, and the legs have been flushed since: the pause is shorter.
+        let is_voided = mount.reason == Reason::Change && entries.is_empty();
+        self.void_journal_on(if is_voided { 0 } else { self.members.masks().writable & !behind })?;
         self.members.unflushed.store(0, Ordering::Relaxed);
         self.stopped.store(false, Ordering::Relaxed);
         self.look_again(block_size);
@@ -93,7 +96,11 @@ impl Parity {
     /// Tells all legs in use that no entry of the journal is of any more use. Everything is durable in its place, and no request
     /// is in flight.
     pub(super) fn void_journal(&self) -> Result<(), ServiceError> {
-        let on = self.members.masks().writable;
+        self.void_journal_on(self.members.masks().writable)
+    }
+
+    /// Like [`Self::void_journal`], where all but these legs know it.
+    fn void_journal_on(&self, on: u8) -> Result<(), ServiceError> {
         let stores = legs_of(on).map(|leg| {
             let volume = &self.legs[leg];
             (volume, self.journal.voiding_stores(leg, volume, self.journal_of(leg)))

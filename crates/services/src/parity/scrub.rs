@@ -28,14 +28,17 @@ pub(super) struct Scrub {
     pub(super) unread: u64,
     /// Scrubs that came to their end.
     pub(super) finished: u64,
+    /// It has just made way for what may differ: the next turn is its own, or writes that fail again and again would stop it.
+    made_way: bool,
 }
 
 impl Parity {
-    /// Carries on with a scrub if one was asked for: until parity may not fit somewhere, and for a while at most. Whether that was over.
+    /// Carries on with a scrub if one was asked for: until parity may not fit somewhere, every other
+    /// time, and for a while at most. Whether that was over.
     pub(super) async fn scrub_if_asked(&self, cx: TaskContext<'_>, stop: &Stop, pool: &BufferPool) -> bool {
         let (mut pace, began) = (Pace::new(self.plan.rate), clock::now());
         let suspicions = || self.members.intent().map(Intent::suspicions);
-        let before = suspicions();
+        let (before, makes_way) = (suspicions(), !std::mem::take(&mut self.scrub().made_way));
         while !stop.is_set() {
             let at = {
                 let mut scrub = self.scrub();
@@ -83,7 +86,8 @@ impl Parity {
             }
             pace.spend(cx, stop, rows.len).await;
             // Not because something is stale: what cannot be brought in order would let no scrub end.
-            if suspicions() != before {
+            if makes_way && suspicions() != before {
+                self.scrub().made_way = true;
                 return false;
             }
             if clock::now().saturating_sub(began) >= SCRUB_TURN {

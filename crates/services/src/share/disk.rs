@@ -7,6 +7,7 @@ use std::sync::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    future_bytes,
 };
 
 use super::{member::Minimum, space::Space};
@@ -125,6 +126,13 @@ impl Disk {
     fn refused(&self, error: &ServiceError) -> VolumeError {
         VolumeError::Refused { volume: self.name.clone(), why: error.to_string() }
     }
+
+    /// Here, and not in the share: who has the disk's turn must not stand before a switch, where requests wait while the disk's stack changes and
+    /// its table is flushed, which needs the turn.
+    async fn flush(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
+        let flushes = &self.space.flushes;
+        flushes.flush(cx, &*self.leg, flushes.failed()).await
+    }
 }
 
 impl Volume for Disk {
@@ -144,7 +152,7 @@ impl Volume for Disk {
         let count = request.count.0;
         let inside = |lba: Lba| lba.0.checked_add(count).is_some_and(|end| end <= blocks);
         match &mut request.operation {
-            Operation::Flush => return self.leg.submit(cx, request),
+            Operation::Flush => return Step::Wait(cx.scratch.place_future(self.flush(cx, request))),
             Operation::Copy { source } if inside(*source) => source.0 += offset,
             Operation::Copy { .. } => return Step::Done(Err(BlockError::OutOfRange)),
             _ => {}
@@ -177,7 +185,7 @@ impl Volume for Disk {
     }
 
     fn scratch_bytes(&self) -> usize {
-        self.leg.scratch_bytes()
+        future_bytes(Self::flush) + self.leg.scratch_bytes()
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

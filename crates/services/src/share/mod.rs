@@ -15,6 +15,9 @@
 //! * What a volume has not written reads as zeroes: extents are cleared, durably, before the table gives them away.
 //! * The list of a request's extents stays as it is until the request has ended (`Epochs`). The disk's memory is not reached through it
 //!   (`Volume::reach`): when whoever did so had ended would not be known.
+//! * A flush that the disk refuses is told, once, to every volume that had written something since its last one: the disk's next flush
+//!   succeeds, whoever asks for it. So there is one at a time, the table's own among them, and one that was refused is counted before the
+//!   next one begins.
 //! * Who waits in the line may hold buffers of what is above the share. So whoever has a turn needs none of these: all that goes to
 //!   the disk has the disk's own (`BufferPool::of`).
 //!
@@ -55,7 +58,7 @@ use self::{
 };
 use crate::{
     background::Task,
-    legs::{self, ERASED_AT_ONCE, Leg, block_on},
+    legs::{self, ERASED_AT_ONCE, Leg, block_on, writes_zeroes},
     pieces::{Map, Mapped, Place},
     service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
@@ -146,8 +149,8 @@ impl Plan for SharePlan {
         let group = self.group.as_ref().map(|name| Group::find(build.shared, name)).transpose()?;
         let member = Arc::new(Member::new(tiers(build.shared, leg.name(), group.as_ref())));
         let volume = build.volume.to_owned();
-        let (terms, existing, made) = (self.terms, self.existing, AtomicBool::new(false));
-        Ok(Arc::new(Share { volume, leg, space, member, terms, existing, made, mapped }))
+        let (terms, existing, made, written) = (self.terms, self.existing, AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Arc::new(Share { volume, leg, space, member, terms, existing, made, written, mapped }))
     }
 }
 
@@ -237,16 +240,28 @@ struct Share {
     existing: bool,
     /// It was not on the disk before its mount.
     made: AtomicBool,
+    /// Something was written since its last flush began, the first of that when the disk had refused so many flushes, and one; 0: nothing was.
+    written: AtomicU64,
     mapped: Mapped<ShareMap>,
 }
 
+/// A share with a write's note of what its disk had refused before.
+type Noted<'a> = (&'a Share, Option<u64>);
+
 /// A request that is on the disk. The last parameter is dropped first.
-async fn follow<'a>(_visit: Visit<'a, Extents>, _flight: Flight<'a>, step: Step<'a>) -> Result<(), BlockError> {
-    step.await
+async fn follow<'a>(
+    _visit: Visit<'a, Extents>,
+    _flight: Flight<'a>,
+    (share, writes): Noted<'a>,
+    step: Step<'a>,
+) -> Result<(), BlockError> {
+    let result = step.await;
+    share.note_written(writes);
+    result
 }
 
 /// Scratch bytes that a future of [`follow`] takes.
-fn follow_bytes<'a, F: Future + 'a>(_: fn(Visit<'a, Extents>, Flight<'a>, Step<'a>) -> F) -> usize {
+fn follow_bytes<'a, F: Future + 'a>(_: fn(Visit<'a, Extents>, Flight<'a>, Noted<'a>, Step<'a>) -> F) -> usize {
     size_of::<F>().next_multiple_of(8)
 }
 
@@ -317,6 +332,7 @@ impl Share {
     #[inline]
     fn bytes(&self, operation: Operation, count: BlockCount) -> u64 {
         match operation {
+            Operation::WriteZeroes { .. } if writes_zeroes(operation, &*self.leg) => count.0 << self.shift(),
             Operation::WriteZeroes { .. } | Operation::Deallocate => 0,
             _ => count.0 << self.shift(),
         }
@@ -328,7 +344,37 @@ impl Share {
         // The volume may have another size by now, or be gone.
         let visit = self.extents().visit();
         check(&self.geometry_of(&visit), &request).map_err(|error| visit.refusal(error))?;
-        self.pass(cx, &visit, request).await
+        let writes = self.failed_before(request.operation);
+        let result = self.pass(cx, &visit, request).await;
+        self.note_written(writes);
+        result
+    }
+
+    /// How many flushes the disk has refused, before something is written; of what writes nothing it need not be known.
+    #[inline]
+    fn failed_before(&self, operation: Operation) -> Option<u64> {
+        operation.is_write().then(|| self.space.flushes.failed())
+    }
+
+    /// Something was written. Only now, and before anybody is told: a flush that began meanwhile need not have made it durable.
+    #[inline]
+    fn note_written(&self, failed: Option<u64>) {
+        // SeqCst: whoever finds it noted was here before the flush that takes the note away, and so before that is the disk's.
+        if let Some(failed) = failed
+            && self.written.load(Ordering::SeqCst) == 0
+        {
+            // Another one's may be older: that one stays.
+            let _ = self.written.compare_exchange(0, failed + 1, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// A flush of the disk, and an error as well where the disk has refused another volume's since something was written here.
+    async fn flush(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
+        let flushes = &self.space.flushes;
+        let failed = self.written.swap(0, Ordering::SeqCst).checked_sub(1).unwrap_or_else(|| flushes.failed());
+        // One that was refused before this one was the disk's is counted by now: they take turns there.
+        legs::flush(self.below(cx), &*self.leg).await?;
+        flushes.check(failed)
     }
 
     #[inline]
@@ -379,7 +425,7 @@ impl Volume for Share {
     #[inline]
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         if request.operation == Operation::Flush {
-            return self.leg.submit(self.below(cx), request);
+            return Step::Wait(cx.scratch.place_future(self.flush(cx, request)));
         }
         let visit = self.extents().visit();
         if let Err(error) = check(&self.geometry_of(&visit), &request) {
@@ -389,12 +435,15 @@ impl Volume for Share {
             drop(visit);
             return Step::Wait(cx.scratch.place_future(self.queue(cx, request)));
         }
-        let (operation, count) = (request.operation, request.count);
+        let (operation, count, writes) = (request.operation, request.count, self.failed_before(request.operation));
         match self.pass(cx, &visit, request).at_once() {
-            Ok(done) | Err(done @ Step::Done(_)) => done,
+            Ok(done) | Err(done @ Step::Done(_)) => {
+                self.note_written(writes);
+                done
+            }
             Err(step) => {
                 let flight = self.space.line.go(&self.member, self.bytes(operation, count));
-                Step::Wait(cx.scratch.place_future(follow(visit, flight, step)))
+                Step::Wait(cx.scratch.place_future(follow(visit, flight, (self, writes), step)))
             }
         }
     }
@@ -414,7 +463,12 @@ impl Volume for Share {
             request.lba = Lba(lba);
             end += 1;
         }
-        self.leg.submit_many(&mut requests[..end])
+        let failed = self.space.flushes.failed();
+        let done = self.leg.submit_many(&mut requests[..end]);
+        if requests[..done].iter().any(|request| request.operation.is_write()) {
+            self.note_written(Some(failed));
+        }
+        done
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {
@@ -432,7 +486,7 @@ impl Volume for Share {
     }
 
     fn scratch_bytes(&self) -> usize {
-        self.mapped.scratch_bytes() + future_bytes(Self::queue).max(follow_bytes(follow))
+        self.mapped.scratch_bytes() + future_bytes(Self::queue).max(future_bytes(Self::flush)).max(follow_bytes(follow))
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
@@ -462,16 +516,18 @@ impl Volume for Share {
             return Err(self.out_of_force());
         }
         let (leg, extents, blocks, shift) = (Arc::clone(&self.leg), visit.clone(), visit.blocks, self.shift());
+        let flushes = Arc::clone(&self.space.flushes);
         let erased = block_on(move |cx| {
             Box::pin(async move {
-                let mut at = 0;
+                let (mut at, failed) = (0, flushes.failed());
                 while at < blocks {
                     let (lba, run) = extents.locate(at, (MERGED as u64) << extents.shift);
                     let count = run.min(blocks - at).min(ERASED_AT_ONCE >> shift);
                     legs::clear(cx, &*leg, lba << shift, count << shift).await?;
                     at += count;
                 }
-                legs::flush(cx, &*leg).await
+                legs::flush(cx, &*leg).await?;
+                flushes.check(failed)
             })
         });
         let failed = |why: String| VolumeError::Refused { volume: self.volume.clone(), why };
@@ -494,9 +550,16 @@ impl Service for Share {
         };
         let blocks = self.geometry().blocks.0;
         self.space.line.admit(self.terms.minimum).map_err(ServiceError::NotNow)?;
+        if let Some(previous) = mount.previous::<Self>().filter(|previous| Arc::ptr_eq(&previous.space, &self.space)) {
+            self.written.store(previous.written.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
         let made = self.space.size_of(&self.volume).is_none();
         let list = self.space.claim(&self.volume, blocks << self.shift(), how)?;
         self.made.store(made, Ordering::Relaxed);
+        if self.space.take_loss(&self.volume) {
+            // As one that had written before the disk refused anything.
+            self.written.store(1, Ordering::SeqCst);
+        }
         self.member.set(&self.terms);
         let shown = self.show(Extents { blocks, shift: self.extent_shift(), list });
         let member = Arc::clone(&self.member);
@@ -529,6 +592,11 @@ impl Service for Share {
         if let Err(error) = self.space.release(&self.volume) {
             tracing::warn!(volume = self.volume, disk = self.leg.name(), %error, "the disk still has a volume that is gone");
         }
+    }
+
+    fn has_untold(&self) -> bool {
+        let written = self.written.load(Ordering::SeqCst);
+        written > 0 && self.space.flushes.failed() >= written
     }
 
     fn leg_is_whole(&self, _: usize) -> bool {

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Volume, pieces};
+use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume, pieces};
 use millrace_memory::Owner;
 
 use super::{
@@ -20,6 +20,8 @@ use super::{
     table::{Entry, LONGEST_NAME, Piece, Table},
 };
 use crate::{
+    background::LocalFuture,
+    flushes::Flushes,
     legs::{self, Leg},
     record::Region,
     service::ServiceError,
@@ -46,6 +48,8 @@ pub(super) struct Space {
     /// What is asked for while that takes place, and guests wait. Locked for moments, and after `open`.
     seen: Mutex<Seen>,
     pub(super) line: Line,
+    /// All flushes of the disk, its table's too: one that it refuses concerns every volume that had written.
+    pub(super) flushes: Arc<Flushes>,
     /// Has the buffers for all that is below the line.
     pub(super) buffers: Owner,
 }
@@ -59,6 +63,8 @@ struct Seen {
     damage: Option<String>,
     /// Volumes that are in force.
     users: BTreeSet<String>,
+    /// Volumes that were not in force when the disk refused to make durable what a process that died may have written for their guests.
+    lost: BTreeSet<String>,
 }
 
 /// Why a volume does not come into force a second time.
@@ -75,6 +81,9 @@ struct Open {
     in_doubt: bool,
     /// What was found to be wrong with a copy of the table.
     damage: Option<String>,
+    flushes: Arc<Flushes>,
+    /// The copy of the table that was written last may not be durable, though it can be read; the other one says the same.
+    unsure: bool,
 }
 
 /// How a volume comes to its extents.
@@ -130,8 +139,14 @@ impl Space {
     /// Brings a disk into force: reads its table, or makes one where `new` allows it. `bytes` are those that it must have room for
     /// behind the table.
     pub(super) fn open(&self, leg: &Leg, extent: u64, bytes: u64, new: bool) -> Result<(), ServiceError> {
-        let loaded = Open::load(leg, extent, bytes, new)?;
+        let loaded = Open::load(leg, &self.flushes, extent, bytes, new)?;
         let mut open = self.open_now();
+        if loaded.unsure {
+            let mut seen = self.seen();
+            let volumes = loaded.table.volumes.keys();
+            let lost: Vec<_> = volumes.filter(|name| !seen.users.contains(*name)).cloned().collect();
+            seen.lost.extend(lost);
+        }
         self.note(Some(open.insert(loaded)));
         Ok(())
     }
@@ -167,6 +182,11 @@ impl Space {
         self.note(open.as_ref());
         let list = claimed?;
         if self.seen().users.insert(name.to_owned()) { Ok(list) } else { Err(in_use(name)) }
+    }
+
+    /// Whether what was written to a volume before it came into force may be lost, and nobody was told yet: now its guest is.
+    pub(super) fn take_loss(&self, name: &str) -> bool {
+        self.seen().lost.remove(name)
     }
 
     /// A volume is not in force any more.
@@ -211,6 +231,7 @@ impl Space {
                     "volume {name} is in use: delete it by \"millrace volume delete\""
                 )));
             }
+            seen.lost.remove(name);
             // It does not come into force meanwhile.
             if let Some(table) = &mut seen.table {
                 table.volumes.remove(name);
@@ -262,7 +283,7 @@ fn extents_in(bytes: u64, extent: u64) -> Result<u32, ServiceError> {
 }
 
 impl Open {
-    fn load(leg: &Leg, extent: u64, bytes: u64, new: bool) -> Result<Self, ServiceError> {
+    fn load(leg: &Leg, flushes: &Arc<Flushes>, extent: u64, bytes: u64, new: bool) -> Result<Self, ServiceError> {
         let region = region(extent);
         let wrong = |what: String| ServiceError::Content { leg: leg.name().to_owned(), what };
         let found = region.load(leg)?;
@@ -274,7 +295,11 @@ impl Open {
             table: Table::new(extent, extents),
             in_doubt: false,
             damage: None,
+            flushes: Arc::clone(flushes),
+            unsure: false,
         };
+        // A copy that a process that died had written may not be durable yet, and the next store goes over the other one.
+        let flushed = if found.is_some() && !leg.geometry().read_only { open.flush() } else { Ok(()) };
         let mut uneven = false;
         match found {
             None if new => open.store(open.table.clone())?,
@@ -295,6 +320,13 @@ impl Open {
             return Err(wrong(format!(
                 "its table gives away {table} extents of {extent} bytes, and there is room for {fits}: part of the disk is missing"
             )));
+        }
+        if let Err(error) = flushed {
+            if uneven {
+                return Err(error);
+            }
+            tracing::warn!(leg = leg.name(), %error, "a disk is opened; what was written to its volumes last may be lost");
+            open.unsure = true;
         }
         if let Some(damage) = &open.damage {
             tracing::warn!(leg = leg.name(), damage, "the other copy of a disk's table is used; it is written anew");
@@ -324,10 +356,15 @@ impl Open {
                 content.len()
             )));
         }
+        if self.unsure {
+            // What follows goes over the other copy.
+            self.store_copy(self.generation, &self.table.encode())?;
+            self.unsure = false;
+        }
         let next = self.generation + 1;
-        if let Err(error) = self.region.store(&self.leg, next, &content) {
+        if let Err(error) = self.store_copy(next, &content) {
             // It may be there all the same, and would be found at the next start: what counts takes its place.
-            let put_back = self.region.store(&self.leg, next, &self.table.encode());
+            let put_back = self.store_copy(next, &self.table.encode());
             self.in_doubt = put_back.is_err();
             if put_back.is_ok() {
                 self.generation = next;
@@ -336,11 +373,40 @@ impl Open {
         }
         (self.generation, self.table, self.in_doubt) = (next, table, false);
         // In both copies: one that rots does not bring back the table before, which gives a volume's blocks to nobody.
-        match self.region.store(&self.leg, next + 1, &content) {
+        match self.store_copy(next + 1, &content) {
             Ok(()) => self.generation = next + 1,
-            Err(error) => tracing::warn!(leg = self.leg.name(), %error, "a disk's table is stored in one copy only"),
+            Err(error) => {
+                tracing::warn!(leg = self.leg.name(), %error, "a disk's table is stored in one copy only");
+            }
         }
         Ok(())
+    }
+
+    /// [`Region::store`], with the disk's flushes.
+    fn store_copy(&self, generation: u64, content: &[u8]) -> Result<(), ServiceError> {
+        let (offset, copy) = self.region.copy(generation, content);
+        self.durably("write", move |cx, leg| Box::pin(legs::write_bytes(cx, &**leg, offset, copy)))
+    }
+
+    fn flush(&self) -> Result<(), ServiceError> {
+        self.durably("flush", |_, _| Box::pin(async { Ok(()) }))
+    }
+
+    /// Does work on the leg, and makes durable what it wrote.
+    fn durably<W>(&self, what: &'static str, work: W) -> Result<(), ServiceError>
+    where
+        W: for<'a> FnOnce(TaskContext<'a>, &'a Leg) -> LocalFuture<'a, Result<(), BlockError>> + 'static,
+    {
+        let (leg, flushes) = (Arc::clone(&self.leg), Arc::clone(&self.flushes));
+        let done = legs::block_on(move |cx| {
+            Box::pin(async move {
+                // Before the work: whatever is refused from then on may be what it wrote.
+                let failed = flushes.failed();
+                work(cx, &leg).await?;
+                flushes.flush(cx, &*leg, failed).await
+            })
+        })?;
+        done.map_err(|source| ServiceError::Leg { what, leg: self.leg.name().to_owned(), source })
     }
 
     /// See [`Space::claim`].
@@ -411,8 +477,7 @@ impl Open {
         let last = entry.pieces.last().filter(|_| within > 0).map(|last| last.first + last.count - 1);
         let tail = last.map(|last| (u64::from(last) * extent + within, extent - within));
         let whole = new.iter().map(|piece| (u64::from(piece.first) * extent, u64::from(piece.count) * extent));
-        self.erase(tail.into_iter().chain(whole), Operation::WriteZeroes { fua: false, deallocate: true })
-            .map_err(|source| ServiceError::Leg { what: "clear", leg: self.leg.name().to_owned(), source })?;
+        self.erase(tail.into_iter().chain(whole), Operation::WriteZeroes { fua: false, deallocate: true })?;
         entry.extend(&new);
         entry.size = size;
         let list = entry.list();
@@ -443,14 +508,13 @@ impl Open {
     }
 
     /// Erases ranges of bytes, and makes that durable.
-    fn erase(&self, ranges: impl Iterator<Item = (u64, u64)>, operation: Operation) -> Result<(), BlockError> {
+    fn erase(&self, ranges: impl Iterator<Item = (u64, u64)>, operation: Operation) -> Result<(), ServiceError> {
         let shift = self.leg.geometry().block_size.shift();
         let ranges: Vec<_> = ranges.map(|(offset, len)| (offset >> shift, BlockCount(len >> shift))).collect();
         if ranges.is_empty() {
             return Ok(());
         }
-        let leg = Arc::clone(&self.leg);
-        let erased = legs::block_on(move |cx| {
+        self.durably("clear", move |cx, leg| {
             Box::pin(async move {
                 for (lba, count) in ranges {
                     for (at, count) in pieces(&leg.geometry(), count, ERASE) {
@@ -458,9 +522,8 @@ impl Open {
                         leg.submit(cx.with_scratch(&cx.scratch.carve_rest()), request).await?;
                     }
                 }
-                legs::flush(cx, &*leg).await
+                Ok(())
             })
-        });
-        erased.unwrap_or(Err(BlockError::NotReady))
+        })
     }
 }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! It keeps nothing on its legs: chunk, order and sizes of the legs say where everything is. So it has only sizes with which it is opened
-//! again as it is: legs are told equal parts of the volume's, or, where the stack states unequal ones, those.
+//! again as it is: legs are told equal parts of the volume's, or, where the stack states unequal ones, those. A leg that opens with no other
+//! size than it had (a mirror) refuses all others.
 
 #[cfg(test)]
 mod tests;
@@ -23,8 +24,8 @@ use millrace_block::{BlockCount, BlockSize, Volume, VolumeError};
 use crate::{
     background::Task,
     legs::{Leg, common_block_size},
-    pieces::{Map, Mapped, Place},
-    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
+    pieces::{Map, Mapped, Place, fit_legs, give_back},
+    service::{Build, Keeps, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
 };
 
@@ -85,7 +86,8 @@ impl Plan for StripePlan {
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let block_size = common_block_size(&build.legs)?;
-        let map = StripeMap::new(self.chunk, &build.legs, block_size, are_even(build.stated, self.chunk));
+        let (even, keeps) = (are_even(build.stated, self.chunk), build.keeping());
+        let map = StripeMap { keeps, ..StripeMap::new(self.chunk, &build.legs, block_size, even) };
         let room = map.capacity(&build.legs);
         if let Some(small) = build.legs.iter().position(|leg| leg.geometry().bytes() < self.chunk) {
             return Err(ServiceError::Legs(format!("leg {small} is smaller than a chunk of {} bytes", self.chunk)));
@@ -119,13 +121,15 @@ pub(crate) struct StripeMap {
     zones: Box<[Zone]>,
     /// Whoever opens it with a size tells each leg an equal part.
     even: bool,
+    /// Legs that do not open with a smaller size than they had, each with the size that stands at it.
+    keeps: Box<[(usize, Keeps, u64)]>,
 }
 
 impl StripeMap {
     fn new(chunk: u64, legs: &[Leg], block_size: BlockSize, even: bool) -> Self {
         let rows: Vec<u64> = legs.iter().map(|leg| leg.geometry().bytes() / chunk).collect();
         let shift = AtomicU32::new(chunk.trailing_zeros() - block_size.shift());
-        Self { chunk, shift, blocks: AtomicU64::new(0), zones: zones(&rows), even }
+        Self { chunk, shift, blocks: AtomicU64::new(0), zones: zones(&rows), even, keeps: Box::default() }
     }
 
     fn shift(&self) -> u32 {
@@ -194,6 +198,17 @@ impl Map for StripeMap {
         }
     }
 
+    fn fit(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
+        if !self.even {
+            // Whatever its size is, its legs are told what the stack states.
+            return Ok(());
+        }
+        let equal = blocks.div_ceil(1 << self.shift()).div_ceil(legs.len() as u64) << self.shift();
+        let block = self.chunk >> self.shift();
+        let told = |&(leg, keeps, stated): &(usize, Keeps, u64)| (leg, keeps, BlockCount(equal.max(stated / block)));
+        fit_legs(name, legs, &self.keeps.iter().map(told).collect::<Vec<_>>())
+    }
+
     fn enlarge(&self, name: &str, legs: &[Leg], blocks: u64) -> Result<(), VolumeError> {
         // The longer legs' last chunks would move; and legs that are told what the stack states are not told that they have grown.
         let what = match (self.zones.len(), self.even) {
@@ -205,6 +220,7 @@ impl Map for StripeMap {
             return Err(VolumeError::Unsupported { volume: name.to_owned(), what });
         }
         let chunks = blocks.div_ceil(1 << self.shift()).div_ceil(legs.len() as u64);
+        let mut to_give_back = Vec::new();
         for (at, leg) in legs.iter().enumerate() {
             let before = leg.geometry().blocks;
             let after = BlockCount(chunks << self.shift());
@@ -212,9 +228,13 @@ impl Map for StripeMap {
                 continue;
             }
             if let Err(error) = leg.resize(after) {
-                // Those before it stay longer than they need be: harmless, and they would be needed by the next try.
+                // Others before it stay longer than they need be: harmless, and they would be needed by the next try.
                 tracing::debug!(volume = name, leg = at, %error, "a leg could not be enlarged");
+                give_back(name, legs, &to_give_back);
                 return Err(error);
+            }
+            if self.keeps.iter().any(|(leg, ..)| *leg == at) {
+                to_give_back.push((at, before));
             }
         }
         Ok(())

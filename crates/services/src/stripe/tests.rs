@@ -10,7 +10,7 @@ use millrace_block::{
 use super::*;
 use crate::{
     Reason,
-    testing::{CrashTest, crash_test, graph, subject},
+    testing::{CrashTest, Device, crash_test, graph, subject},
 };
 
 const SEED: u64 = 0x7374_7269;
@@ -193,4 +193,55 @@ fn a_leg_that_alone_has_grown_adds_nothing() {
     assert_eq!(map.capacity(&legs), 48);
     legs[1].resize(BlockCount(40)).unwrap();
     assert_eq!(map.capacity(&legs), 80);
+}
+
+#[test]
+fn legs_that_keep_their_size_are_opened_again_with_it() {
+    let mirrors = "stripe(chunk=4K, mirror(region=64K, disk:0, disk:1), meter | mirror(region=64K, disk:2, disk:3))";
+    let parities = "stripe(chunk=4K, parity(chunk=4K, journal=128K, disk:0, disk:1, disk:2), \
+                    parity(chunk=4K, journal=128K, disk:3, disk:4, disk:5))";
+    for (stack, count) in [(mirrors, 4), (parities, 6)] {
+        let wanted = Wanted { block_size: BlockSize::B512, blocks: 8192, read_only: false };
+        let legs: Vec<_> = (0..count).map(|leg| memory(wanted, leg)).collect();
+        let open = |blocks: u64, reason| {
+            let made = graph(stack, &legs, Some(blocks << 9), reason, &Arc::default());
+            made.unwrap_or_else(|error| panic!("{stack}: {error}"))
+        };
+        let opened = open(1024, Reason::Create);
+        let mut harness = SyncHarness::new(SEED, false);
+        let data = Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).write_random(0, 1024);
+        let refused = opened.volume().resize(BlockCount(768)).unwrap_err().to_string();
+        assert!(refused.contains("would have to have 196608, or not open again"), "{refused}");
+        assert_eq!(opened.volume().geometry().blocks.0, 1024);
+        Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).expect(0, &data);
+        // Within the last row they need be as long.
+        opened.volume().resize(BlockCount(1020)).unwrap();
+        drop(opened);
+        let opened = open(1020, Reason::Open);
+        Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).expect(0, &data[..1020 << 9]);
+    }
+}
+
+/// What one leg grew by and another refused does not count when the volume is opened again, however often it was tried.
+#[test]
+fn legs_that_keep_their_size_have_it_back_when_another_cannot_grow() {
+    // With the mirrors' own 64 KiB. The last one is a device, which has no more.
+    let blocks = 512 + 128;
+    let disk = |leg| memory(Wanted { block_size: BlockSize::B512, blocks, read_only: false }, leg);
+    let legs = [disk(0), disk(1), disk(2), Device::over(disk(3), blocks)];
+    let stack = "stripe(chunk=4K, mirror(region=64K, disk:0, disk:1), mirror(region=64K, disk:2, disk:3))";
+    let open = |reason| {
+        graph(stack, &legs, Some(1024 << 9), reason, &Arc::default()).unwrap_or_else(|error| panic!("{stack}: {error}"))
+    };
+    let opened = open(Reason::Create);
+    let mut harness = SyncHarness::new(SEED, false);
+    let data = Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).write_random(0, 1024);
+    for more in [2048, 4096] {
+        let refused = opened.volume().resize(BlockCount(more)).unwrap_err().to_string();
+        assert!(refused.contains("the device is smaller"), "{refused}");
+        assert_eq!(legs.each_ref().map(|leg| leg.geometry().blocks.0), [blocks; 4]);
+    }
+    drop(opened);
+    let opened = open(Reason::Open);
+    Bench::new(&mut harness, Arc::clone(opened.volume()), SEED).expect(0, &data);
 }

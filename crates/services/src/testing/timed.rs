@@ -22,6 +22,8 @@ pub struct Load {
     pub depth: usize,
     /// They write.
     pub writes: bool,
+    /// Those that do write zeroes, of blocks that may be given back.
+    pub zeroes: bool,
     /// What each moves.
     pub blocks: u64,
     /// Requests in all.
@@ -33,7 +35,7 @@ pub struct Load {
 impl Load {
     /// A load that goes on and on.
     pub fn new(volume: &Arc<dyn Volume>, depth: usize, writes: bool, blocks: u64) -> Self {
-        Self { volume: Arc::clone(volume), depth, writes, blocks, most: u64::MAX, asker: Asker::NOBODY }
+        Self { volume: Arc::clone(volume), depth, writes, zeroes: false, blocks, most: u64::MAX, asker: Asker::NOBODY }
     }
 
     /// Each of those in flight, and no more.
@@ -43,7 +45,12 @@ impl Load {
     }
 
     fn request<'a>(&self, segments: &'a [Segment]) -> Request<'a> {
-        let operation = if self.writes { Operation::Write { fua: false } } else { Operation::Read };
+        let operation = match (self.writes, self.zeroes) {
+            (false, _) => Operation::Read,
+            (true, false) => Operation::Write { fua: false },
+            (true, true) => Operation::WriteZeroes { fua: false, deallocate: true },
+        };
+        let segments = if operation.has_data() { segments } else { &[] };
         Request { operation, lba: Lba(0), count: BlockCount(self.blocks), segments }
     }
 }

@@ -89,6 +89,14 @@ impl Group {
         Ok(group)
     }
 
+    /// A group that no stack can name, for [`limited`](super::limited).
+    pub fn alone(name: &str, caps: &Caps) -> Arc<Self> {
+        let levels = vec![Arc::default()];
+        let group = Arc::new(Self { name: name.to_owned(), within: None, levels, weight: AtomicU32::new(1) });
+        group.set(caps);
+        group
+    }
+
     /// The group that a setting names.
     pub(crate) fn find(shared: &SharedObjects, name: &str) -> Result<Arc<Self>, ServiceError> {
         let missing = || {

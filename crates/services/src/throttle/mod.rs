@@ -11,12 +11,13 @@
 //!
 //! With `each=device` all this is there once for each device, but for the groups.
 //!
-//! `bucket.rs` decides, `level.rs` keeps what is decided about, `groups.rs` is what the control plane declares. Reads wait for reads,
-//! and writes for writes; who waits sleeps in parts, so that a change finds it.
+//! `bucket.rs` decides, `level.rs` keeps what is decided about, `groups.rs` is what the control plane declares, `limit.rs` is of some of
+//! those who ask a volume. Reads wait for reads, and writes for writes; who waits sleeps in parts, so that a change finds it.
 
 mod bucket;
 mod groups;
 mod level;
+mod limit;
 #[cfg(test)]
 mod tests;
 
@@ -38,16 +39,19 @@ use millrace_block::{
     PerShard, Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, clock, future_bytes, tagged_bytes,
 };
 
-pub use self::groups::{Group, Weight, groups_of};
 use self::{
     bucket::Rate,
     level::{CAPS, Chain, Cost, Front, Level, Rates, Sum, counts_bytes},
 };
 pub(crate) use self::{bucket::time_of, groups::DEEPEST};
+pub use self::{
+    groups::{Group, Weight, groups_of},
+    limit::limited,
+};
 use crate::{
     apart::{Apart, PLACES},
     background::Task,
-    legs::Leg,
+    legs::{Leg, writes_zeroes},
     queue::Queue,
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
@@ -81,6 +85,8 @@ pub(crate) static KIND: Kind = Kind {
 const REFILL: Duration = Duration::from_millis(5);
 /// Shortest sleep of who waits. What flows in meanwhile is there for all who wait then.
 const NAP: Duration = Duration::from_micros(20);
+/// The leg is asked for its blocks' size each time: it may get another one without this throttle's knowing.
+const ASKED: u32 = 0;
 /// Longest burst.
 const LONGEST_BURST: Duration = Duration::from_secs(3600);
 
@@ -207,7 +213,7 @@ impl Lane {
 /// See the module.
 struct Throttle {
     leg: Leg,
-    /// Power of two of the leg's blocks.
+    /// Power of two of the leg's blocks, or [`ASKED`].
     shift: AtomicU32,
     /// One, or one for each place of a device.
     lanes: Box<[Lane]>,
@@ -317,14 +323,23 @@ impl Throttle {
         }
     }
 
+    #[inline]
+    fn shift(&self) -> u32 {
+        match self.shift.load(Ordering::Relaxed) {
+            ASKED => self.leg.geometry().block_size.shift(),
+            shift => shift,
+        }
+    }
+
     /// What a request takes; `None`: nothing.
     #[inline]
     fn cost(&self, request: &Request<'_>) -> Option<Cost> {
-        let moved = || request.count.0 << self.shift.load(Ordering::Relaxed);
+        let moved = || request.count.0 << self.shift();
         let (writes, bytes) = match request.operation {
             Operation::Flush => return None,
             Operation::Read | Operation::Compare => (false, moved()),
             Operation::Write { .. } | Operation::Copy { .. } => (true, moved()),
+            operation if writes_zeroes(operation, &*self.leg) => (true, moved()),
             // Nothing moves.
             Operation::WriteZeroes { .. } | Operation::Deallocate => (true, 0),
         };
@@ -340,7 +355,7 @@ impl Throttle {
             count[kind] += 1;
             blocks[kind] = blocks[kind].saturating_add(request.count.0);
         }
-        let block = 1 << self.shift.load(Ordering::Relaxed);
+        let block = 1 << self.shift();
         Sum { requests: count, bytes: blocks.map(|blocks| blocks.saturating_mul(block)) }
     }
 
@@ -478,7 +493,9 @@ impl Volume for Throttle {
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         self.leg.format(block_size)?;
-        self.shift.store(self.leg.geometry().block_size.shift(), Ordering::Relaxed);
+        if self.shift.load(Ordering::Relaxed) != ASKED {
+            self.shift.store(self.leg.geometry().block_size.shift(), Ordering::Relaxed);
+        }
         Ok(())
     }
 

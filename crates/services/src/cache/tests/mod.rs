@@ -332,6 +332,41 @@ fn a_format_waits_for_what_is_being_written_back() {
     }
 }
 
+/// A page of the table keeps the size that it had when it was copied.
+#[test]
+fn a_format_waits_for_a_commit() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    use std::time::Duration;
+    let fast = memory("fast", fast_bytes(900, 4096) >> 12 << 12, BlockSize::B512);
+    let legs = [fast, memory("slow", 4 << 20, BlockSize::B512)].map(|leg| FaultVolume::new(leg, SEED));
+    let graph = open("mode=back, ack=fast, line=4K", &volumes(&legs), Reason::Create);
+    // More pages of 512 bytes than there is room for of 4096.
+    on_bench(&graph, |bench| (0..800).for_each(|line| drop(bench.write_random(line * 8, 8))));
+    let before = legs[SLOW].requests(Kind::Flush);
+    legs[SLOW].add(Rule::new(Kind::Flush, When::Always, Effect::Delay(Duration::from_millis(300))));
+    let beside = cache(&graph);
+    let commit = std::thread::spawn(move || beside.wait_for(|me, cx| Box::pin(async move { me.commit(cx).await })));
+    while legs[SLOW].requests(Kind::Flush) == before {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    graph.volume().format(BlockSize::B4096).unwrap();
+    commit.join().unwrap().unwrap().unwrap();
+    legs[SLOW].clear();
+    let blocks = graph.volume().geometry().blocks.0;
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| {
+        bench.expect_zeroes(0, blocks);
+        data = bench.write_random(200, 9);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    drop(graph);
+    let graph = open("mode=back, ack=fast, line=4K", &volumes(&legs), Reason::Open);
+    on_bench(&graph, |bench| {
+        bench.expect_zeroes(0, 200);
+        bench.expect(200, &data);
+    });
+}
+
 #[test]
 fn overlapping_writes_and_reads_of_one_line_never_mix_lines_up() {
     // Far more lines than slots, so that lines come and go while they are read.

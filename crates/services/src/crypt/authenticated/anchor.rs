@@ -128,8 +128,12 @@ impl Authenticated {
         if let Some(known) = accepted {
             self.block_on("save tags to", move |volume, cx| {
                 Box::pin(async move {
+                    if volume.log.epoch().0 > volume.rooted.load(Ordering::SeqCst) {
+                        // Recovery has put it off: neither half of the log is free before.
+                        volume.save_giving_up(cx, true).await?;
+                    }
                     volume.log.reset(beyond(known, volume.rooted.load(Ordering::SeqCst)), 0);
-                    volume.save_now(cx).await
+                    volume.save_giving_up(cx, true).await
                 })
             })?;
         }

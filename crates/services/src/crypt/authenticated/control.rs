@@ -103,6 +103,7 @@ impl Authenticated {
         self.sealer.replace(force).map_err(|error| ServiceError::NotNow(error.to_string()))?.wait();
         self.table.forget_all();
         self.doubts().clear();
+        self.given_up().clear();
         self.log.reset(epoch, 0);
         self.rooted.store(epoch, Ordering::SeqCst);
         if let Some(header) = header {
@@ -137,7 +138,7 @@ impl Authenticated {
         self.store_header(&header, &sealer)?;
         self.enforce(Some(&header), Some((sealer, None)))?;
         self.note_header(header);
-        self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.store(uuid, epoch))
+        Ok(())
     }
 
     /// Prepares a leg that holds nothing, or nothing that is still wanted.
@@ -157,7 +158,8 @@ impl Authenticated {
         let uuid = random().map_err(|error| cipher_error(&error))?;
         let generation = self.control().generation;
         *self.control() = Control { generation, ..Control::default() };
-        self.begin(uuid, self.block_size(), 0)
+        self.begin(uuid, self.block_size(), 0)?;
+        self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.store(uuid, 0))
     }
 
     fn note_header(&self, header: Header) {
@@ -170,7 +172,20 @@ impl Authenticated {
         let uuid = self.control().header.as_ref().map(|header| header.uuid);
         let uuid = uuid.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         // Epochs go on: what was there before must not look newer.
-        self.begin(uuid, block_size, self.log.epoch().0 + 1)
+        let epoch = self.log.epoch().0 + 1;
+        self.begin(uuid, block_size, epoch)?;
+        if let Some(anchor) = &self.anchor
+            && let Err(error) = anchor.store(uuid, epoch)
+        {
+            // What was there is gone already. The place is told with the next save, which begins with this root.
+            let root = self.make_root(epoch, 0);
+            let mut control = self.control();
+            control.unfinished = Some(root);
+            control.failure = Some(error.to_string());
+            let (volume, place) = (&self.name, anchor.name());
+            tracing::error!(volume, place, %error, "the volume was formatted, and the place for its root is not told yet");
+        }
+        Ok(())
     }
 
     /// A format failed, and which header the leg has now is not known: stores the one in force once more. Where that cannot be, no key
@@ -257,9 +272,16 @@ impl Authenticated {
         // A newest copy that does not count is overwritten first.
         let generation = found.generation - u64::from(!is_newest);
         *self.control() = Control { generation, damaged, ..Control::default() };
+        let read_only = self.geometry().read_only;
+        // What was found may be what a process that died had written: it is durable before the other copy is overwritten.
+        let flushed = if read_only {
+            Ok(())
+        } else {
+            self.block_on("flush", |volume, cx| Box::pin(volume.flushes.flush_alone(cx, &*volume.leg)))
+        };
         if !found.is_even()
-            && !self.geometry().read_only
-            && let Err(error) = self.store_header(&header, &sealer)
+            && !read_only
+            && let Err(error) = flushed.and_then(|()| self.store_header(&header, &sealer))
         {
             tracing::warn!(volume = self.name, %error, "a copy of its header cannot be replaced; it is tried again");
             self.control().uneven = true;
@@ -331,7 +353,8 @@ impl Authenticated {
             if is_uneven || rest.is_zero() || self.log.is_half_full() {
                 rest = self.settled.save_after;
                 let (epoch, pages) = self.log.epoch();
-                if is_uneven || pages > 0 {
+                let is_unfinished = self.control().unfinished.is_some();
+                if is_uneven || is_unfinished || pages > 0 {
                     let result = self.save(cx, epoch).await.err().map(|error| error.to_string());
                     let before = std::mem::replace(&mut self.control().failure, result.clone());
                     if let Some(error) = result.filter(|error| before.as_ref() != Some(error)) {
@@ -424,6 +447,10 @@ impl Service for Authenticated {
         }
         if let Some(failure) = &control.failure {
             status.facts.push(("tags cannot be saved".to_owned(), failure.clone()));
+        }
+        let doubts = self.doubts().len();
+        if doubts > 0 {
+            status.facts.push(("blocks whose writes failed, and that were not read since".to_owned(), doubts.to_string()));
         }
         if let Some(failure) = &control.rekey_failure {
             status.facts.push(("re-keying".to_owned(), failure.clone()));

@@ -26,7 +26,7 @@ const QUEUE: usize = 4 * CHANGES;
 /// Pages that are left when nobody new is let in: for what waits then, and for what is carried over.
 const RESERVE: u64 = 24;
 /// Changes that can be carried over.
-pub(super) const CARRIED: usize = 16 * CHANGES;
+const CARRIED: usize = 16 * CHANGES;
 
 const _: () = assert!((QUEUE + CARRIED).div_ceil(CHANGES) as u64 + 2 < RESERVE);
 
@@ -37,6 +37,12 @@ struct Queue {
     waiting: Vec<Change>,
     /// Changes that came so far.
     came: u64,
+}
+
+impl Queue {
+    fn is_full(&self) -> bool {
+        self.pages + RESERVE >= LOG_PAGES
+    }
 }
 
 /// See the module.
@@ -111,10 +117,15 @@ impl Log {
         self.queue().pages > LOG_PAGES / 2
     }
 
+    /// Whether nobody new is let in.
+    pub(super) fn is_full(&self) -> bool {
+        self.queue().is_full()
+    }
+
     /// Takes changes, all or none.
     pub(super) fn enter(&self, count: usize, change: impl Fn(usize) -> Change) -> Result<Entered<'_>, Refused> {
         let mut queue = self.queue();
-        if queue.pages + RESERVE >= LOG_PAGES {
+        if queue.is_full() {
             return Err(Refused::Full(queue.epoch));
         }
         if queue.waiting.len() + count > QUEUE {
@@ -131,8 +142,14 @@ impl Log {
         Entered { writers, upto: queue.came }
     }
 
-    /// Takes changes of the epoch before, even when nobody else is let in; false when there is no room, which up to [`CARRIED`]
-    /// have once in an epoch.
+    /// Changes that can be carried over now: [`CARRIED`], unless a process that died had carried some over in this epoch.
+    pub(super) fn room(&self) -> usize {
+        let queue = self.queue();
+        let pages = (LOG_PAGES - 2).saturating_sub(queue.pages) as usize;
+        (pages * CHANGES).saturating_sub(queue.waiting.len()).min(CARRIED)
+    }
+
+    /// Takes changes of the epoch before, even when nobody else is let in; false when there is no [`Self::room`].
     pub(super) fn carry(&self, changes: &[Change]) -> bool {
         let mut queue = self.queue();
         let pages = (queue.waiting.len() + changes.len()).div_ceil(CHANGES) as u64;
@@ -252,6 +269,7 @@ mod tests {
         }
         assert!(inside.iter().all(|entered| log.is_durable(entered)));
         // What is carried over has room all the same.
+        assert_eq!(log.room(), CARRIED);
         let carried: Vec<_> = (0..CARRIED as u64).map(change).collect();
         assert!(log.carry(&carried));
         inside.push(log.behind_all());
@@ -260,6 +278,13 @@ mod tests {
         }
         assert!(inside.iter().all(|entered| log.is_durable(entered)));
         assert!(!log.carry(&carried), "twice is too much");
+        let (left, too_many) = (log.room(), log.room() + 1);
+        assert!(left > 0 && left < CARRIED && !log.carry(&carried[..too_many]) && log.carry(&carried[..left]));
+        while let Some((out, _)) = log.fill(&sealer, &uuid) {
+            assert!(out.number < LOG_PAGES);
+            log.written(out);
+        }
+        assert!(log.room() == 0 && log.carry(&[]));
         assert_eq!(log.next_epoch(), 1);
         assert!(log.enter(1, |_| change(1)).is_ok());
     }

@@ -58,7 +58,8 @@ impl Authenticated {
         }
         // Neither half of the log is free before another root is there: the second one goes on behind its last page.
         self.log.reset(epoch + 1, next);
-        if read_only { Ok(()) } else { self.save_now(cx).await }
+        // More in doubt than can be carried over keeps nobody out: the log has all of it.
+        if read_only || self.is_overburdened() { Ok(()) } else { self.save_now(cx).await }
     }
 
     /// Reads the pages of the log that were written in an epoch, and says behind which page there is none. They were written one

@@ -306,7 +306,6 @@ impl Authenticated {
             self.commit(cx.deeper(), page, &entered).await?;
             let result = self.submit_piece(cx.deeper(), Operation::Write { fua: false }, piece, &[data]).await;
             self.written(lock, piece, &new, result);
-            node.touch();
             drop(entered);
             return result.map(|()| piece.count);
         }

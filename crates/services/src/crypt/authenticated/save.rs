@@ -7,18 +7,21 @@
 //!
 //! A page may have records of writers of e+1: the log of e+1 has what their blocks were before.
 //!
+//! The log has room for so many doubts only. Of blocks beyond that what is known stays in memory, and their pages say what they said before;
+//! but not before the log is full, when every write would fail otherwise: until then nothing is saved, and the log has all. (Their pages may
+//! lie in the same part of the leg as they do, so that nothing may depend on writing those.)
+//!
 //! A header that could not be stored may be there all the same. So that root is stored again before any page is written: a page that
 //! it leads to is never overwritten.
 
 use std::sync::atomic::Ordering;
 
-use millrace_block::{BlockError, Operation, TaskContext, yield_now};
+use millrace_block::{BlockError, Operation, TaskContext, Volume, yield_now};
 use millrace_memory::{BUFFER_SIZE, Segment};
 
 use super::{
     header::Header,
     layout::{LEVELS, PAGE, blocks_under, page_start},
-    log::CARRIED,
     page::{Change, Place, Record, encode_tree},
     table::Node,
     volume::Authenticated,
@@ -58,6 +61,11 @@ impl Authenticated {
 
     /// [`Self::save`] for whoever has the turn.
     pub(super) async fn save_now(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        self.save_giving_up(cx, self.log.is_full()).await
+    }
+
+    /// The same; whether doubts that have no room may be given up is the caller's to say.
+    pub(super) async fn save_giving_up(&self, cx: TaskContext<'_>, gives_up: bool) -> Result<(), BlockError> {
         let unfinished = self.control().unfinished.clone();
         if let Some(root) = unfinished {
             self.store_root(cx, root).await?;
@@ -72,7 +80,7 @@ impl Authenticated {
         if self.control().carried != epoch {
             // Whenever it is tried: of many doubts too many may be left while the leg fails, and none when it is well again.
             self.settle_all(cx).await?;
-            self.carry_doubts()?;
+            self.carry_doubts(gives_up)?;
             self.control().carried = epoch;
         }
         self.commit_all(cx).await?;
@@ -108,16 +116,56 @@ impl Authenticated {
         Ok(())
     }
 
-    /// Blocks of which it is not known what they hold stay so, whatever becomes of the log before.
-    fn carry_doubts(&self) -> Result<(), BlockError> {
+    /// What is to be carried over of blocks of which it is not known what they hold.
+    fn doubtful(&self) -> Vec<Change> {
+        let (doubts, given_up) = (self.doubts(), self.given_up());
         let mut changes = Vec::new();
-        for (lba, records) in self.doubts().range(..self.end()) {
+        for (lba, records) in doubts.range(..self.end()).filter(|(lba, _)| !given_up.contains(*lba)) {
             changes.extend(records.windows(2).map(|two| Change { lba: *lba, old: two[0], new: two[1] }));
         }
-        if changes.len() > CARRIED || !self.log.carry(&changes) {
+        changes
+    }
+
+    /// Whether more is in doubt than the log can carry over.
+    pub(super) fn is_overburdened(&self) -> bool {
+        self.doubtful().len() > self.log.room()
+    }
+
+    /// Blocks of which it is not known what they hold stay so, whatever becomes of the log before.
+    fn carry_doubts(&self, gives_up: bool) -> Result<(), BlockError> {
+        let (mut changes, room) = (self.doubtful(), self.log.room());
+        if changes.len() > room && gives_up {
+            self.give_up_doubts(room);
+            changes = self.doubtful();
+        }
+        if changes.len() > room || !self.log.carry(&changes) {
             return Err(BlockError::WriteFault { errno: 0 });
         }
         Ok(())
+    }
+
+    /// Of the last blocks in doubt, which have no room in the log, what is known stays in memory alone.
+    fn give_up_doubts(&self, mut room: usize) {
+        let (doubts, mut given_up) = (self.doubts(), self.given_up());
+        for (lba, records) in doubts.range(..self.end()) {
+            if given_up.contains(lba) {
+                continue;
+            }
+            if let Some(left) = room.checked_sub(records.len().saturating_sub(1)) {
+                room = left;
+            } else {
+                given_up.insert(*lba);
+            }
+        }
+        let (volume, leg, blocks, given_up) = (&self.name, self.leg.name(), doubts.len(), given_up.len());
+        tracing::error!(
+            volume,
+            leg,
+            blocks,
+            given_up,
+            "writes of too many blocks failed that cannot be read now: those given up that are not read before the volume is closed, or the \
+             process dies, have what was saved of them last, or cannot be read before they are written again"
+        );
     }
 
     /// Makes durable what waits in the log's queue.

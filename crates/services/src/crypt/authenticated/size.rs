@@ -151,6 +151,7 @@ impl Authenticated {
         }
         // Those of writers from before, too: they have ended.
         self.doubts().retain(|lba, _| *lba < end);
+        self.given_up().retain(|lba| *lba < end);
         Ok(())
     }
 }

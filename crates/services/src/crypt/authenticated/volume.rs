@@ -1,7 +1,7 @@
 //! The path of a request. One that lies in several groups, or is long, goes piece by piece.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -35,6 +35,8 @@ use crate::{
 
 /// Bytes of data in a buffer: behind them is room for a page of the log.
 pub(super) const DATA: usize = BUFFER_SIZE - PAGE;
+/// Records that are kept of a block whose writes fail: what it had before, and those of the last attempts.
+const CANDIDATES: usize = 5;
 /// Largest block.
 const BLOCK: usize = 4096;
 
@@ -123,6 +125,8 @@ pub(super) struct Authenticated {
     pub(super) control: Mutex<Control>,
     /// The records that blocks may have whose writes failed, oldest first.
     doubts: Mutex<BTreeMap<u64, Vec<Record>>>,
+    /// Of these, those that the log has no room for: what is known of them is in memory alone.
+    given_up: Mutex<BTreeSet<u64>>,
     /// Blocks that were not what they should be, and pages of the tree, since it came into force.
     pub(super) mismatches: AtomicU64,
     pub(super) pages_lost: AtomicU64,
@@ -220,6 +224,7 @@ impl Authenticated {
             rooted: AtomicU64::new(0),
             control: Mutex::default(),
             doubts: Mutex::default(),
+            given_up: Mutex::default(),
             mismatches: AtomicU64::new(0),
             pages_lost: AtomicU64::new(0),
         })
@@ -237,6 +242,16 @@ impl Authenticated {
 
     pub(super) fn doubts(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Record>>> {
         self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn given_up(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is known what a block holds.
+    fn end_doubt(&self, lba: u64) {
+        self.doubts().remove(&lba);
+        self.given_up().remove(&lba);
     }
 
     /// Blocks of a piece with data at most.
@@ -371,7 +386,7 @@ impl Authenticated {
             };
             // Who reads one that has none of them is told.
             let last = records.last().copied().unwrap_or(Record::LOST);
-            self.doubts().remove(&lba);
+            self.end_doubt(lba);
             lock.change(&[found.unwrap_or(last)]);
             node.touch();
             return Ok(());
@@ -461,7 +476,6 @@ impl Authenticated {
             let segments = if operation.has_data() { &segments[..] } else { &[] };
             let result = self.submit_piece(cx.deeper(), operation, piece, segments).await;
             self.written(lock, piece, &new, result);
-            node.touch();
             drop(entered);
             return result;
         }
@@ -552,14 +566,13 @@ impl Authenticated {
         let (node, range) = (lock.node, piece.range());
         if result.is_ok() {
             if range.clone().any(|at| node.look(at).doubtful) {
-                let mut doubts = self.doubts();
-                (piece.lba..piece.lba + piece.count).for_each(|lba| {
-                    doubts.remove(&lba);
-                });
+                (piece.lba..piece.lba + piece.count).for_each(|lba| self.end_doubt(lba));
             }
             lock.change(new);
+            node.touch();
             return;
         }
+        // Its page says what it said before, and may lie where the leg fails, too: it need not be saved.
         // It may hold the old data or the new: the guest was told. Whoever reads it next finds out.
         let mut doubts = self.doubts();
         for ((lba, at), new) in (piece.lba..).zip(range).zip(new) {
@@ -567,6 +580,10 @@ impl Authenticated {
             // A guest that tries again writes the same.
             records.retain(|known| known != new);
             records.push(*new);
+            if records.len() > CANDIDATES {
+                // Or one that always writes something else. What had one of these, and came to pass all the same, cannot be read.
+                records.remove(1);
+            }
             node.doubt(at);
         }
     }

@@ -2,14 +2,21 @@
 
 use std::sync::Arc;
 
-use millrace_block::{BlockSize, conformance::Random};
+use millrace_block::{
+    BlockSize, Operation,
+    conformance::{self, Random},
+};
 
-use super::{SEED, leg_blocks, stack};
+use super::{
+    super::header::{Header, JOURNAL, JournalPage, crc},
+    OFFSET, SEED, leg_blocks, stack,
+};
 use crate::{
     Reason,
     graph::Graph,
+    legs,
     settings::Settings,
-    testing::{Bench, CrashTest, NO_CUT, Oracle, Rig, Session, Tearing, crash_test, every_cut, graph},
+    testing::{Bench, CrashTest, NO_CUT, Oracle, Rig, Session, Tearing, crash_test, every_cut, every_seed, graph},
 };
 
 /// Blocks of the volumes that are re-keyed: two chunks and a bit.
@@ -109,15 +116,19 @@ impl Case<'_> {
 }
 
 impl Rekeyed {
-    /// One workload with a re-keying in it, cut at a boundary. Returns how many boundaries it had.
-    fn run(&self, seed: u64, cut: u64) -> u64 {
+    fn case(&self, seed: u64) -> Case<'_> {
         let (rig, block) = if self.tearing == Tearing::Never {
             (Rig::new(seed, 1, self.leg_blocks, BlockSize::B512), 512)
         } else {
             (Rig::torn(seed, 1, self.leg_blocks), 4096)
         };
         let oracle = Oracle::new(seed, self.blocks, block).torn(self.tearing);
-        let mut case = Case { test: self, rig, oracle };
+        Case { test: self, rig, oracle }
+    }
+
+    /// One workload with a re-keying in it, cut at a boundary. Returns how many boundaries it had.
+    fn run(&self, seed: u64, cut: u64) -> u64 {
+        let mut case = self.case(seed);
         let bench = Bench::new(seed);
         let mut volume = case.open(Reason::Create).unwrap();
         // Tasks that hold something do not go on while it begins.
@@ -159,6 +170,40 @@ impl Rekeyed {
         boundaries
     }
 
+    /// The process dies while keys change, what the disk has not made durable being in its cache yet; and the power goes while the next one
+    /// opens the volume, or soon after.
+    fn dies(&self, seed: u64) {
+        let (mut case, mut random, bench) = (self.case(seed), Random::new(seed), Bench::new(seed));
+        let mut volume = case.open(Reason::Create).unwrap();
+        let mut session = Session::new(&bench, &Arc::default(), !seed);
+        assert!((0..3).all(|_| case.oracle.step(&mut session, volume.volume())));
+        begin(&volume).unwrap();
+        let mut session = Session::new(&bench, &case.rig.kept, !seed);
+        for _ in 0..=random.below(3) {
+            session.settle(random.below(60) as usize);
+            assert!(case.oracle.step(&mut session, volume.volume()), "a request failed without reason");
+        }
+        drop(session);
+        volume.tasks.clear();
+        drop(volume);
+        case.rig.kept.forget();
+        case.rig.power.cut_at(random.below(12));
+        if let Ok(mut volume) = case.open(Reason::Open) {
+            let mut session = Session::new(&bench, &Arc::default(), !seed);
+            let good = case.oracle.step(&mut session, volume.volume());
+            assert!(good || case.rig.power.is_gone(), "a request failed without reason");
+            drop(session);
+            volume.tasks.clear();
+        }
+        let volume = case.restart(None);
+        let mut session = Session::new(&bench, &Arc::default(), seed);
+        case.oracle.check(&mut session, volume.volume());
+        let mut session = Session::new(&bench, &case.rig.kept, seed);
+        case.work(&volume, &mut session);
+        case.oracle.check(&mut session, volume.volume());
+        (self.verify)(&volume);
+    }
+
     pub(in crate::crypt) fn test(&self) {
         every_cut("power cuts while keys change", self.seed, self.points, |seed, cut| self.run(seed, cut));
     }
@@ -177,4 +222,53 @@ fn a_re_keying_of_blocks_that_the_disk_tears_survives_power_cuts() {
     let (blocks, leg_blocks) = (32, leg_blocks(32, BlockSize::B4096));
     let (tearing, verify) = (Tearing::Noisy, |_: &Graph| {});
     Rekeyed { stack: stack(""), leg_blocks, blocks, tearing, points: 600, seed: SEED, verify }.test();
+}
+
+#[test]
+fn a_process_that_dies_while_keys_change_may_be_followed_by_a_power_cut() {
+    let leg_blocks = leg_blocks(BLOCKS, BlockSize::B512);
+    let (tearing, verify) = (Tearing::Never, |_: &Graph| {});
+    let test = Rekeyed { stack: stack(""), leg_blocks, blocks: BLOCKS, tearing, points: POINTS, seed: SEED, verify };
+    every_seed("the process dies while keys change, then the power goes", SEED, 800, |seed| test.dies(seed));
+}
+
+/// A slot of the journal that was not flushed may be there after a power cut all the same, as a whole, and the blocks that it tells of not.
+#[test]
+fn what_a_journal_says_is_durable_before_it_can_be() {
+    for (seed, cut) in (SEED..SEED + 8).flat_map(|seed| (0..5).map(move |cut| (seed, cut))) {
+        let rig = Rig::new(seed, 1, leg_blocks(60, BlockSize::B512), BlockSize::B512);
+        let (bench, disk) = (Bench::new(seed), rig.volumes().remove(0));
+        let mut volume = graph(&stack(""), &rig.volumes(), None, Reason::Create, &rig.kept).unwrap();
+        let mut session = Session::new(&bench, &Arc::default(), seed);
+        let mut guest = conformance::Bench::new(&mut session, Arc::clone(volume.volume()), seed);
+        let before = guest.write_random(0, 60);
+        guest.plain(Operation::Flush, 0, 0).unwrap();
+        begin(&volume).unwrap();
+        let after = guest.write_random(0, 60);
+        drop(guest);
+        let home = legs::read(&disk, OFFSET, 60 * 512).unwrap();
+        let id = Header::load(&disk).unwrap().unwrap().0.rekeying.unwrap().id;
+        let page = JournalPage { id, start: 0, len: home.len() as u32, data_crc: crc(&home) };
+        rig.power.cut_at(cut);
+        let mut session = Session::new(&bench, &rig.kept, seed);
+        while !rig.power.is_gone() {
+            session.settle(1);
+        }
+        drop(session);
+        volume.tasks.clear();
+        drop(volume);
+        rig.restart();
+        let slot = [&page.encode()[..], &home].concat();
+        let is_begun = rig.disks[0].durable()[JOURNAL as usize..][..slot.len()].iter().any(|byte| *byte != 0);
+        if is_begun {
+            rig.disks[0].spoil(JOURNAL as usize, &slot);
+        }
+        let volume = graph(&stack(""), &rig.volumes(), None, Reason::Open, &rig.kept).unwrap();
+        let mut session = Session::new(&bench, &Arc::default(), seed);
+        let found = conformance::Bench::new(&mut session, Arc::clone(volume.volume()), seed).read(0, 60);
+        let blocks = found.chunks(512).zip(before.chunks(512).zip(after.chunks(512)));
+        for (lba, (found, (before, after))) in blocks.enumerate() {
+            assert!(found == before || found == after, "seed {seed:#x}, cut {cut}: block {lba} is noise");
+        }
+    }
 }

@@ -5,6 +5,7 @@ pub(in crate::crypt) mod crashes;
 mod exchange;
 mod formats;
 mod promise;
+mod room;
 
 use std::{path::Path, sync::Arc};
 
@@ -57,7 +58,7 @@ pub(in crate::crypt) fn take_over(
     }
     let (name, legs, shared) = ("crypt".to_owned(), vec![Tap::new(Arc::clone(disk))], SharedObjects::default());
     let block_size = BlockSize::B512;
-    let build = Build { name, volume: "test", legs, stated: &[], size: None, block_size, shared: &shared };
+    let build = Build { name, volume: "test", legs, stated: &[], sizing: &[], size: None, block_size, shared: &shared };
     let service = (KIND.plan)(&settings).unwrap().build(build).map_err(|error| error.to_string())?;
     let mount =
         Mount { reason: Reason::Change, legs: vec![LegOrigin::Kept], previous: Some(Arc::clone(previous)), reformat: false };

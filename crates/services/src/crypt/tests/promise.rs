@@ -7,17 +7,20 @@ use std::{
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Operation, Volume,
+    BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
     conformance::{self, SyncHarness},
 };
 
-use super::{OFFSET, SEED, disk, open, stack, take_over};
+use super::{
+    super::header::{JOURNAL, SLOT},
+    OFFSET, SEED, disk, open, stack, take_over,
+};
 use crate::{
     Health, Node, Reason, Service,
     graph::Graph,
     legs,
     settings::Settings,
-    testing::{Bench, Session},
+    testing::{Bench, Kept, Session},
 };
 
 fn on_medium(disk: &Arc<dyn Volume>, lba: u64, blocks: usize) -> Vec<u8> {
@@ -146,10 +149,15 @@ fn a_new_key_comes_while_the_volume_is_used() {
 
 #[test]
 fn a_leg_that_fails_stops_a_re_keying_and_spoils_nothing() {
-    // The chunk's journal, its flush, its own write; and what ends the re-keying.
-    for (kind, nth) in
-        [(Requests::Write, 1), (Requests::Flush, 1), (Requests::Write, 2), (Requests::Write, 4), (Requests::Read, 2)]
-    {
+    // The chunk's journal, the flushes before and behind it, its own write; and what ends the re-keying.
+    for (kind, nth) in [
+        (Requests::Write, 1),
+        (Requests::Flush, 1),
+        (Requests::Flush, 2),
+        (Requests::Write, 2),
+        (Requests::Write, 4),
+        (Requests::Read, 2),
+    ] {
         for tear in [false, true] {
             let faulty = FaultVolume::new(disk(300, BlockSize::B512), SEED + nth);
             let disk: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
@@ -197,7 +205,8 @@ fn what_is_written_after_a_failed_journal_is_there_after_a_restart() {
         let mut session = Session::new(&tasks, &kept, SEED);
         let mut data = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).write_random(0, 300);
         rekey(service);
-        for nth in 1..=failures {
+        // Before the journal comes a flush of what it says.
+        for nth in 2..2 + failures {
             faulty.add(Rule::new(Requests::Flush, When::Nth(nth), Effect::Fail(BlockError::WriteFault { errno: 5 })));
         }
         while service.status().health == Health::Good {
@@ -258,6 +267,131 @@ fn what_a_leg_forgets_while_it_is_re_keyed_is_re_enciphered_again() {
             conformance::Bench::new(&mut SyncHarness::new(seed, false), Arc::clone(graph.volume()), seed).expect(0, &data);
         }
     }
+}
+
+/// A volume of 400 blocks whose process died when two chunks of 120 had another key; and its data.
+fn half_re_keyed() -> (Arc<FaultVolume>, Arc<dyn Volume>, Vec<u8>) {
+    let faulty = FaultVolume::new(disk(400, BlockSize::B512), SEED);
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let kept = Arc::default();
+    let mut graph = crate::testing::graph(&stack(""), &[Arc::clone(&leg)], None, Reason::Create, &kept).unwrap();
+    let service = Arc::clone(&graph.services("crypt")[0].1);
+    let tasks = Bench::new(SEED);
+    let mut session = Session::new(&tasks, &kept, SEED);
+    let data = conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).write_random(0, 400);
+    rekey(&service);
+    while service.status().progress[0].done < 240 {
+        session.settle(1);
+    }
+    drop(session);
+    graph.tasks.clear();
+    (faulty, leg, data)
+}
+
+/// A sector that fails.
+fn bad(kind: Requests, at: u64) -> Rule {
+    let error =
+        if kind == Requests::Read { BlockError::ReadFault { errno: 5 } } else { BlockError::WriteFault { errno: 5 } };
+    Rule { range: Some((Lba(at / 512), BlockCount(1))), ..Rule::new(kind, When::Always, Effect::Fail(error)) }
+}
+
+fn write(bench: &mut conformance::Bench<'_>, lba: u64, data: &mut [u8]) -> Result<(), BlockError> {
+    bench.write(lba, &[0x17; 512])?;
+    data[lba as usize * 512..][..512].fill(0x17);
+    Ok(())
+}
+
+/// Its tasks go on until everything has the new key.
+fn end_re_keying(graph: &Graph, kept: &Arc<Kept>, data: &[u8]) {
+    let tasks = Bench::new(SEED);
+    let mut session = Session::new(&tasks, kept, SEED);
+    while !graph.services("crypt")[0].1.status().progress.is_empty() {
+        session.settle(1000);
+    }
+    conformance::Bench::new(&mut session, Arc::clone(graph.volume()), SEED).expect(0, data);
+}
+
+/// After a crash in the middle of a re-keying, part of the journal or of the last chunk cannot be read, or not be written.
+#[test]
+fn a_bad_sector_costs_a_chunk_that_is_re_keyed_and_not_the_volume() {
+    let home = OFFSET + 125 * 512;
+    for (kind, at, held) in [
+        (Requests::Read, home, 120),
+        (Requests::Write, home, 120),
+        (Requests::Read, JOURNAL, 240),
+        (Requests::Read, JOURNAL + SLOT as u64, 120),
+        (Requests::Write, JOURNAL + SLOT as u64, 120),
+    ] {
+        let (faulty, leg, mut data) = half_re_keyed();
+        faulty.add(bad(kind, at));
+        let kept = Arc::default();
+        let graph = crate::testing::graph(&stack(""), &[leg], None, Reason::Open, &kept)
+            .unwrap_or_else(|error| panic!("{kind:?} of byte {at}: {error}"));
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        for (lba, blocks) in [(0, 120), (120, 120), (240, 120), (360, 40)] {
+            let segment = bench.memory.segment(0, blocks * 512);
+            let found = bench.moving(Operation::Read, lba, &[segment]);
+            assert_eq!(found, if lba == held { Err(BlockError::NotReady) } else { Ok(()) }, "{kind:?} of byte {at}: {lba}");
+            if lba != held {
+                assert_eq!(bench.memory.bytes(0, blocks * 512), &data[lba as usize * 512..][..blocks * 512]);
+            }
+        }
+        // Where the journal is known, what is written has the new key.
+        let written = write(&mut bench, held + 7, &mut data);
+        assert_eq!(written, if at == home { Ok(()) } else { Err(BlockError::NotReady) }, "{kind:?} of byte {at}");
+        drop(bench);
+        faulty.clear();
+        end_re_keying(&graph, &kept, &data);
+    }
+}
+
+/// Disks remap a bad sector when it is written, and not before.
+#[test]
+fn a_guest_s_write_heals_a_bad_sector_of_a_chunk_that_is_re_keyed() {
+    for dies in [false, true] {
+        let (faulty, leg, mut data) = half_re_keyed();
+        faulty.add(bad(Requests::Read, OFFSET + 125 * 512));
+        let kept = Arc::default();
+        let mut graph = crate::testing::graph(&stack(""), &[Arc::clone(&leg)], None, Reason::Open, &kept).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        write(&mut bench, 125, &mut data).unwrap();
+        drop(bench);
+        faulty.clear();
+        if !dies {
+            end_re_keying(&graph, &kept, &data);
+            continue;
+        }
+        graph.tasks.clear();
+        drop(graph);
+        let kept = Arc::default();
+        let graph = crate::testing::graph(&stack(""), &[leg], None, Reason::Open, &kept).unwrap();
+        conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).expect(0, &data);
+        end_re_keying(&graph, &kept, &data);
+    }
+}
+
+#[test]
+fn bad_sectors_of_two_chunks_that_were_re_keyed_cost_no_more_than_the_last_one() {
+    let (faulty, leg, data) = half_re_keyed();
+    for block in [119, 120] {
+        faulty.add(bad(Requests::Read, OFFSET + block * 512));
+    }
+    let kept = Arc::default();
+    let graph = crate::testing::graph(&stack(""), &[leg], None, Reason::Open, &kept).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.expect(0, &data[..119 * 512]);
+    bench.expect(240, &data[240 * 512..]);
+    for (lba, error) in [(119, BlockError::ReadFault { errno: 5 }), (120, BlockError::NotReady), (239, BlockError::NotReady)]
+    {
+        let segment = bench.memory.segment(0, 512);
+        assert_eq!(bench.moving(Operation::Read, lba, &[segment]), Err(error), "block {lba}");
+    }
+    drop(bench);
+    faulty.clear();
+    end_re_keying(&graph, &kept, &data);
 }
 
 /// Re-keys a volume over a disk that is slow to flush until every block has the new key and it has not ended, lets it go on for so many

@@ -96,3 +96,29 @@ fn a_newer_or_unknown_header_is_refused() {
     REGION.store(&disk, 99, &[1; 31]).unwrap();
     assert!(open(&disk, Reason::Open).err().unwrap().contains("31 bytes"));
 }
+
+/// What a format that was cut short before its last store has left in one copy of the header.
+#[test]
+fn a_copy_of_before_a_crash_has_nothing_erased_when_the_other_one_is_damaged() {
+    for opened in [true, false] {
+        let (disk, data) = prepared();
+        let found = REGION.load(&disk).unwrap().unwrap();
+        let mut erasing = found.content.clone();
+        erasing[28] = 1;
+        REGION.store(&disk, found.generation + 1, &erasing).unwrap();
+        REGION.store(&disk, found.generation + 2, &found.content).unwrap();
+        if opened {
+            open(&disk, Reason::Open).unwrap().unmount();
+        }
+        let newer = (found.generation + 2) % 2 * 8192 + 40;
+        spoil(&disk, newer);
+        if !opened {
+            let error = open(&disk, Reason::Open).err().unwrap();
+            assert!(error.contains("is damaged") && error.contains("may be of long ago"), "{error}");
+            // It is brought back.
+            spoil(&disk, newer);
+        }
+        let graph = open(&disk, Reason::Open).unwrap();
+        Bench::new(&mut SyncHarness::new(SEED, false), Woven::over(graph.volume()), SEED).expect(0, &data);
+    }
+}

@@ -15,7 +15,7 @@ use super::{
     SEED, Woven, disk, job, open, tag_of,
 };
 use crate::{
-    LegOrigin, Mount, Reason,
+    Health, LegOrigin, Mount, Reason,
     graph::Graph,
     legs,
     testing::{
@@ -312,6 +312,31 @@ fn the_form_of_metadata_is_remembered_and_a_format_erases_them() {
     let plain: Arc<dyn Volume> = disk;
     assert_eq!(plain.metadata(), Metadata::Never);
     assert!(plain.format_metadata(None).is_err());
+}
+
+/// One store of the header fails, or two: what is shown is as it was after a restart, too, or the volume is closed until it is formatted.
+#[test]
+fn another_form_that_could_not_be_stored_is_not_there_after_a_restart() {
+    for failures in [1, 2] {
+        let faulty = FaultVolume::new(disk(500, SIZE), SEED);
+        let mut graph = over(&faulty, Reason::Create);
+        let before = graph.volume().metadata();
+        let range = Some((millrace_block::Lba(0), BlockCount(32)));
+        for nth in 2..2 + failures {
+            faulty.add(Rule { range, ..Rule::new(Requests::Write, When::Nth(nth), Effect::Fail(FAULT)) });
+        }
+        assert!(graph.volume().format_metadata(None).is_err());
+        assert_eq!(graph.volume().metadata(), before);
+        let is_closed = graph.services("metadata")[0].1.status().health == Health::Failed;
+        assert_eq!(is_closed, failures == 2);
+        faulty.clear();
+        if is_closed {
+            graph.volume().format(SIZE).unwrap();
+        }
+        graph.unmount();
+        let graph = over(&faulty, Reason::Open);
+        assert_eq!(graph.volume().metadata(), before);
+    }
 }
 
 #[test]

@@ -303,6 +303,7 @@ fn data_that_were_there_come_to_the_new_leg() {
         volume: "test",
         legs: all.iter().cloned().map(Tap::new).collect(),
         stated: &[],
+        sizing: &[],
         size: Some(8192 * 512),
         block_size: BlockSize::B512,
         shared: &crate::SharedObjects::default(),

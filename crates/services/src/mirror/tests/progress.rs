@@ -82,6 +82,32 @@ fn a_scrub_makes_way_where_legs_may_differ_and_goes_on_where_it_was() {
     }
 }
 
+/// As writes that fail make them differ.
+#[test]
+fn a_scrub_goes_on_where_legs_come_to_differ_again_and_again() {
+    let wanted = Wanted { block_size: BlockSize::B512, blocks: leg_blocks(8192, BlockSize::B512), read_only: false };
+    let gate = Gate::before(memory(wanted, 0), |operation| operation == Operation::Read);
+    let mut legs = faulty(2, 8192);
+    legs[0] = FaultVolume::new(Arc::<Gate>::clone(&gate), SEED);
+    let graph = open("region=64K, rate=1T, ", &volumes(&legs), Reason::Create);
+    let mirror = mirror(&graph);
+    mirror.start_scrub();
+    let ends = [(); 2].map(|()| {
+        gate.open.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            let before = legs[0].requests(Kind::Read);
+            let scrub = scope.spawn(|| scrub_a_while(&graph));
+            until("a piece is read", || legs[0].requests(Kind::Read) > before);
+            mirror.intent().unwrap().suspect(&(0..=0));
+            gate.open.store(true, Ordering::Relaxed);
+            scrub.join().unwrap();
+        });
+        assert!(resync(&graph));
+        mirror.scrub().at
+    });
+    assert!(ends[1] > 2 * ends[0], "the second turn was one piece long as well: {ends:?}");
+}
+
 /// Where others are always at work a long range is never free as a whole.
 #[test]
 fn an_erasure_goes_on_beside_who_has_a_part_of_it() {

@@ -160,6 +160,7 @@ fn a_leg_is_replaced_in_the_running_volume() {
             volume: "test",
             legs: legs.iter().cloned().map(Tap::new).collect(),
             stated: &[],
+            sizing: &[],
             size: None,
             block_size: BlockSize::B512,
             shared: &shared,

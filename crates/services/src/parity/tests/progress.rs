@@ -63,6 +63,29 @@ fn a_scrub_makes_way_where_parity_may_not_fit_and_goes_on_where_it_was() {
     }
 }
 
+/// As writes that fail make it.
+#[test]
+fn a_scrub_goes_on_where_parity_comes_not_to_fit_again_and_again() {
+    let (legs, gate) = with_gate(SMALL, 0);
+    let graph = SMALL.open(&volumes(&legs), Reason::Create);
+    let parity = parity(&graph);
+    parity.start_scrub();
+    let ends = [(); 2].map(|()| {
+        gate.open.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            let before = legs[0].requests(Kind::Read);
+            let scrub = scope.spawn(|| scrub_a_while(&graph));
+            until("rows are read", || legs[0].requests(Kind::Read) > before);
+            parity.members.intent().unwrap().suspect(&(0..=0));
+            gate.open.store(true, Ordering::Relaxed);
+            scrub.join().unwrap();
+        });
+        assert!(resync(&graph));
+        parity.scrub().at
+    });
+    assert!(ends[1] > 2 * ends[0], "the second turn was one piece long as well: {ends:?}");
+}
+
 /// What was computed in the place of what a leg has, before it was taken in, does not tell which part is wrong.
 #[test]
 fn a_leg_that_is_taken_in_during_a_check_spoils_no_other() {

@@ -61,7 +61,16 @@ pub(super) fn replace(form: Form, legs: &[Arc<dyn Volume>], replaced: usize) {
     let shared = crate::SharedObjects::default();
     let block_size = legs.last().unwrap().geometry().block_size;
     let legs = legs.iter().cloned().map(Tap::new).collect();
-    let build = Build { name: "new".to_owned(), volume: "test", legs, stated: &[], size: None, block_size, shared: &shared };
+    let build = Build {
+        name: "new".to_owned(),
+        volume: "test",
+        legs,
+        stated: &[],
+        sizing: &[],
+        size: None,
+        block_size,
+        shared: &shared,
+    };
     let service = form.plan().build(build).unwrap();
     let mut origins = vec![crate::LegOrigin::Kept; form.legs];
     origins[replaced] = crate::LegOrigin::New;

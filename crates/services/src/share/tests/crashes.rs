@@ -4,8 +4,14 @@ use std::collections::BTreeMap;
 
 use millrace_block::{BlockCount, conformance::Random};
 
-use super::*;
-use crate::testing::{Bench, Oracle, Rig, Session, every_cut, every_seed};
+use super::{
+    super::{space::region, table::Table},
+    *,
+};
+use crate::{
+    legs,
+    testing::{Bench, Oracle, Rig, Session, every_cut, every_seed},
+};
 
 /// Extents of the disk behind its table.
 const ROOM: u64 = 12;
@@ -207,5 +213,33 @@ fn random_volumes_never_mix() {
         }
         run.reopen(None);
         run.check(&mut session);
+    });
+}
+
+/// The process dies before it has flushed a table, and the power goes while the next one opens the disk: one of the two tables is there.
+#[test]
+fn a_table_that_was_not_flushed_is_durable_before_the_other_copy_is_written() {
+    const STACK: &str = "disk(extent=16K)";
+    every_seed("a table that was not flushed, and a power cut", SEED, 200, |seed| {
+        let rig = Rig::new(seed, 1, 64 * 32, BlockSize::B512);
+        let leg = rig.volumes().remove(0);
+        let pool = Pool::open(&leg, STACK, Reason::Create).unwrap();
+        // Names of some length: the table has several sectors.
+        let name = |number: u32| format!("{number:0>60}");
+        let graphs: Vec<_> = (0..12).map(|number| pool.create(&name(number), EXTENT)).collect();
+        drop((graphs, pool));
+        let region = region(EXTENT);
+        let found = region.load(&leg).unwrap().unwrap();
+        let mut table = Table::decode(&found.content).unwrap();
+        table.volumes.remove(&name(3));
+        let (offset, copy) = region.copy(found.generation + 1, &table.encode());
+        let volume = Arc::clone(&leg);
+        let written = legs::block_on(move |cx| Box::pin(async move { legs::write_bytes(cx, &*volume, offset, copy).await }));
+        written.unwrap().unwrap();
+        rig.power.cut_at(seed % 4);
+        drop(Pool::open(&leg, STACK, Reason::Open));
+        rig.restart();
+        let pool = Pool::open(&leg, STACK, Reason::Open).unwrap_or_else(|error| panic!("{error}"));
+        assert!((0..12).all(|number| number == 3 || pool.fact(&format!("volume {}", name(number))).is_some()));
     });
 }

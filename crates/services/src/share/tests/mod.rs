@@ -3,6 +3,7 @@
 mod bad;
 mod buffers;
 mod crashes;
+mod flushes;
 mod groups;
 mod refused;
 mod saturated;
@@ -132,6 +133,22 @@ fn it_conforms_over_a_saturated_disk_that_holds_writes() {
             volume.hold_writes();
             volume
         });
+    }
+}
+
+#[test]
+fn zeroes_that_are_written_count_their_bytes() {
+    let key = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key");
+    let hidden = format!("disk(extent=16K) | crypt(discard=false, key=\"{key}\")");
+    for (stack, written) in [("disk(extent=16K)", 0), (&*hidden, 1024)] {
+        let pool = Pool::open(&memory(64 * EXTENT), stack, Reason::Create).unwrap_or_else(|error| panic!("{error}"));
+        let graph = pool.create("a", EXTENT);
+        let service: Arc<dyn std::any::Any + Send + Sync> = Arc::<dyn crate::Service>::clone(&graph.services("share")[0].1);
+        let share = service.downcast::<super::Share>().unwrap();
+        let bytes = |operation| share.bytes(operation, millrace_block::BlockCount(2));
+        assert_eq!(bytes(Operation::WriteZeroes { fua: false, deallocate: true }), written, "{stack}");
+        assert_eq!(bytes(Operation::WriteZeroes { fua: false, deallocate: false }), 1024);
+        assert_eq!(bytes(Operation::Deallocate), 0);
     }
 }
 

@@ -41,6 +41,30 @@ fn it_conforms() {
     conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
 }
 
+#[test]
+fn a_way_to_a_volume_is_as_the_volume() {
+    let group = Group::alone("user", &caps("iops=100M"));
+    let mut make = |wanted: Wanted| (!wanted.read_only).then(|| limited(&memory(wanted, 0), &group));
+    conformance::run(&mut SyncHarness::new(SEED, false), &mut Subject::new(SEED, &mut make));
+}
+
+#[test]
+fn a_way_counts_bytes_in_the_blocks_that_its_volume_has_now() {
+    let volume = memory(Wanted { blocks: 64, block_size: BlockSize::B512, read_only: false }, 0);
+    let way = limit::way(&volume, &Group::alone("user", &caps("iops=5")));
+    let request = Request { operation: Operation::Write { fua: false }, lba: Lba(0), count: BlockCount(2), segments: &[] };
+    let cost = |bytes| Some(Cost { writes: true, bytes });
+    assert_eq!(way.cost(&request), cost(1024));
+    // By whoever goes straight there.
+    volume.format(BlockSize::B4096).unwrap();
+    assert_eq!(way.cost(&request), cost(8192));
+    // Memory gives blocks back, unless it is not to.
+    let erasure = |operation| way.cost(&Request { operation, lba: Lba(0), count: BlockCount(2), segments: &[] });
+    assert_eq!(erasure(Operation::WriteZeroes { fua: false, deallocate: false }), cost(8192));
+    assert_eq!(erasure(Operation::WriteZeroes { fua: true, deallocate: true }), cost(0));
+    assert_eq!(erasure(Operation::Deallocate), cost(0));
+}
+
 /// Requests of one block that end within a time, with so many in flight.
 fn served(volumes: &[Arc<dyn Volume>], operation: Operation, depth: usize, time: Duration) -> Vec<u64> {
     let memory = conformance::Memory::new(4096);

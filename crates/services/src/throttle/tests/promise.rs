@@ -74,11 +74,18 @@ struct Noted {
     moved: Mutex<[(u64, u64); 2]>,
     /// Sum of the times at which they went.
     times: Mutex<u128>,
+    /// It cannot give blocks back: zeroes are written.
+    writes_zeroes: bool,
 }
 
 impl Noted {
     fn new(watches: Vec<Watch>) -> Arc<Self> {
-        Arc::new(Self { watches: Mutex::new(watches), moved: Mutex::default(), times: Mutex::default() })
+        Arc::new(Self {
+            watches: Mutex::new(watches),
+            moved: Mutex::default(),
+            times: Mutex::default(),
+            writes_zeroes: false,
+        })
     }
 
     fn moved(&self) -> [(u64, u64); 2] {
@@ -98,7 +105,7 @@ impl Volume for Noted {
 
     fn geometry(&self) -> Geometry {
         let (block_size, blocks) = (BlockSize::B512, BlockCount(1 << 30));
-        Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: true }
+        Geometry { block_size, blocks, read_only: false, volatile_cache: false, deallocate: !self.writes_zeroes }
     }
 
     fn submit<'a>(&'a self, _: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
@@ -254,6 +261,23 @@ fn what_is_called_off_does_not_wait_for_its_turn() {
         assert_eq!((0..3).flat_map(|_| poll()).collect::<Vec<_>>(), [(true, Ok(()))]);
     }
     assert_eq!(leg.all().0, 6);
+}
+
+#[test]
+fn zeroes_that_are_written_take_bytes_and_what_is_given_back_does_not() {
+    let _own = ShardSlot::claim();
+    for writes_zeroes in [true, false] {
+        let time = SimulatedTime::new();
+        let leg = Noted::new(if writes_zeroes { Watch::of(&caps("bandwidth=10M")) } else { Vec::new() });
+        let mut leg = Arc::into_inner(leg).unwrap();
+        leg.writes_zeroes = writes_zeroes;
+        let leg = Arc::new(leg);
+        let volume: Arc<dyn Volume> = Arc::<Noted>::clone(&leg);
+        let graph = sharing(&SharedObjects::default(), "v", "throttle(bandwidth=10M, iops=1000) | disk:0", volume).unwrap();
+        let load = Load { zeroes: true, ..Load::new(graph.volume(), 8, true, 256) };
+        let counts = drive(&time, &[load], 10 * SECOND);
+        assert_close(counts[0], if writes_zeroes { 800 } else { 10_000 }, "erasures of 128 KiB");
+    }
 }
 
 #[test]

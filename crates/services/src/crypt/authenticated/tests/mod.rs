@@ -9,13 +9,16 @@ mod trouble;
 
 use std::sync::Arc;
 
-use millrace_backends::{MemoryVolume, fault::FaultVolume};
+use millrace_backends::{
+    MemoryVolume,
+    fault::{Effect, FaultVolume, Kind, Rule, When},
+};
 use millrace_block::{
-    BlockError, BlockSize, Operation, Volume,
+    BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
     conformance::{self, Bench, Subject, SyncHarness, Wanted},
 };
 
-use super::layout::{block_start, leg_bytes};
+use super::layout::{FAN, block_start, leg_bytes, page_start};
 use crate::{
     Reason,
     graph::Graph,
@@ -88,6 +91,25 @@ fn raw(disk: &Arc<dyn Volume>, lba: u64) -> Vec<u8> {
 /// Changes a block behind its back.
 fn put_raw(disk: &Arc<dyn Volume>, lba: u64, block: &[u8]) {
     legs::write(disk, block_start(lba, disk.geometry().block_size), block.to_vec()).unwrap();
+}
+
+/// Blocks of a part of a leg with blocks of 512 bytes, which is larger than the log has room for doubts.
+const ILL: u64 = 8 * FAN;
+
+/// So many groups of the leg can be neither read nor written, blocks and pages.
+fn fall_ill(faulty: &FaultVolume, groups: u64) {
+    let [start, end] = [0, groups].map(|group| page_start(0, group, BlockSize::B512) / 512);
+    let range = Some((Lba(start), BlockCount(end - start)));
+    for kind in [Kind::Write, Kind::Read] {
+        faulty.add(Rule { range, ..Rule::new(kind, When::Always, Effect::Fail(BlockError::ReadFault { errno: 5 })) });
+    }
+}
+
+/// Their writes fail.
+fn write_ill(bench: &mut Bench<'_>) {
+    for piece in 0..ILL / 24 {
+        assert!(bench.write(piece * 24, &[7; 24 * 512]).is_err());
+    }
 }
 
 #[test]

@@ -9,8 +9,8 @@ use millrace_backends::{
 use millrace_block::{BlockError, BlockSize, Operation, Switch, Volume};
 
 use super::{
-    super::anchor::PLACE, SEED, close, disk, kill, leg_blocks, nothing_is_called_changed, on_bench, put_raw, raw, rooted,
-    stack,
+    super::anchor::PLACE, ILL, SEED, close, disk, fall_ill, kill, leg_blocks, nothing_is_called_changed, on_bench, put_raw,
+    raw, rooted, stack, write_ill,
 };
 use crate::{
     Health, Node, Reason, SharedObjects,
@@ -114,6 +114,61 @@ fn a_leg_that_is_put_back_is_found_and_taken_only_when_told() {
         put_back(&leg, old);
         assert!(open_with(&accept, &leg, &place, Reason::Open).err().unwrap().contains("all of it was put back"));
     }
+}
+
+/// More of a leg that was put back is in doubt than the log can carry over, and it is accepted.
+#[test]
+fn a_leg_that_is_accepted_may_have_any_number_of_doubts() {
+    let (faulty, place) = (FaultVolume::new(disk(3000, SIZE), SEED), place());
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let volume = open_with("", &leg, &place, Reason::Create).unwrap();
+    let mut data = Vec::new();
+    on_bench(&volume, |bench| data = bench.write_random(0, 3000));
+    close(volume);
+    let volume = open(&leg, &place).unwrap();
+    fall_ill(&faulty, 8);
+    on_bench(&volume, write_ill);
+    kill(volume);
+    faulty.clear();
+    let image = whole(&leg);
+    for _ in 0..2 {
+        let volume = open(&leg, &place).unwrap();
+        write(&volume);
+        close(volume);
+    }
+    put_back(&leg, &image);
+    fall_ill(&faulty, 8);
+    let accept = format!("accept={}, ", token(&open(&leg, &place).err().unwrap()));
+    let volume = open_with(&accept, &leg, &place, Reason::Open).unwrap();
+    on_bench(&volume, |bench| {
+        bench.expect(ILL, &data[ILL as usize * 512..]);
+        bench.write(2999, &[5; 512]).unwrap();
+        data[2999 * 512..].fill(5);
+        faulty.clear();
+        bench.expect(0, &data);
+    });
+    nothing_is_called_changed(&volume);
+    close(volume);
+}
+
+#[test]
+fn a_format_whose_place_cannot_be_told_has_taken_place() {
+    let (leg, faulty) = (disk(BLOCKS, SIZE), FaultVolume::new(place(), SEED));
+    let place: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let volume = open_with("", &leg, &place, Reason::Create).unwrap();
+    write(&volume);
+    faulty.add(Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    volume.volume().format(SIZE).unwrap();
+    assert_eq!(volume.services("crypt")[0].1.status().health, Health::Degraded, "the place is not told");
+    on_bench(&volume, |bench| bench.expect_zeroes(0, BLOCKS));
+    assert!(raw(&leg, 5).iter().all(|byte| *byte == 0), "the leg has its blocks back");
+    faulty.clear();
+    let data = write(&volume);
+    close(volume);
+    let volume = open(&leg, &place).unwrap();
+    on_bench(&volume, |bench| bench.expect(0, &data));
+    nothing_is_called_changed(&volume);
+    close(volume);
 }
 
 #[test]

@@ -11,10 +11,11 @@ use millrace_block::{
 use super::{
     super::{
         header::Header,
-        layout::{LOG_PAGES, OFFSET, block_start, page_start},
+        layout::{LOG_PAGES, OFFSET, REGION, block_start, page_start},
         volume::Authenticated,
     },
-    SEED, close, disk, kill, leg_blocks, nothing_is_called_changed, on_bench, open, open_stack, put_raw, raw, read, stack,
+    ILL, SEED, close, disk, fall_ill, kill, leg_blocks, nothing_is_called_changed, on_bench, open, open_stack, put_raw, raw,
+    read, stack, write_ill,
 };
 use crate::{
     Reason, Service,
@@ -26,6 +27,11 @@ use crate::{
 
 const FAULT: BlockError = BlockError::ReadFault { errno: 5 };
 const SIZE: BlockSize = BlockSize::B512;
+
+/// All of these fail.
+fn failing(kind: Requests) -> Rule {
+    Rule::new(kind, When::Always, Effect::Fail(FAULT))
+}
 
 fn over(faulty: &Arc<FaultVolume>, reason: Reason) -> Graph {
     let volume: Arc<dyn Volume> = Arc::<FaultVolume>::clone(faulty);
@@ -232,6 +238,23 @@ fn what_a_leg_forgets_in_a_save_is_saved_again() {
             close(graph);
         }
     }
+}
+
+/// What is found may be what a process that died had written.
+#[test]
+fn no_copy_of_the_header_is_replaced_before_the_other_one_is_durable() {
+    let faulty = FaultVolume::new(disk(64, SIZE), SEED);
+    close(over(&faulty, Reason::Create));
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let found = || REGION.load(&leg).unwrap().unwrap();
+    let older = (found().generation + 1) % 2 * (REGION.len / 2);
+    legs::write(&leg, older, vec![0; 512]).unwrap();
+    faulty.add(Rule::new(Requests::Flush, When::Always, Effect::Fail(FAULT)));
+    kill(over(&faulty, Reason::Open));
+    assert!(found().wrong_copy().is_some(), "a copy was overwritten while the other one may not be durable");
+    faulty.clear();
+    kill(over(&faulty, Reason::Open));
+    assert!(found().wrong_copy().is_none());
 }
 
 /// So many sectors from this byte of the leg on cannot be read.
@@ -535,7 +558,7 @@ fn a_burst_of_failed_writes_ends_with_the_leg_s_trouble() {
         // The log is full sooner or later, and then the tree cannot be saved.
         assert!(
             (0..3000).any(|lba| bench.write(2000 + lba % 1000, &[8; 512]).is_err()),
-            "there is no room for so many doubts"
+            "the pages above cannot be written"
         );
         faulty.clear();
         for lba in 2000..2300 {
@@ -571,6 +594,127 @@ fn a_write_that_fails_again_and_again_is_doubted_once() {
         }
     });
     close(graph);
+}
+
+/// The same for one that writes something else each time, and when the volume is opened again.
+#[test]
+fn a_block_that_cannot_be_written_costs_no_more_than_itself() {
+    let faulty = FaultVolume::new(disk(3000, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    let at = block_start(5, SIZE) >> SIZE.shift();
+    for kind in [Requests::Write, Requests::Read] {
+        faulty.add(Rule { range: Some((Lba(at), BlockCount(1))), ..Rule::new(kind, When::Always, Effect::Fail(FAULT)) });
+    }
+    on_bench(&graph, |bench| {
+        for number in 0..3000_u32 {
+            assert!(bench.write(5, &number.to_le_bytes().repeat(128)).is_err());
+        }
+        for lba in 2000..3000 {
+            bench.write(lba, &[9; 512]).unwrap();
+        }
+    });
+    save(&graph).unwrap_or_else(|error| panic!("one block keeps all from being saved: {error}"));
+    kill(graph);
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| {
+        bench.expect(2000, &vec![9; 1000 * 512]);
+        assert_eq!(read(bench, 5), Err(FAULT));
+        bench.write(6, &[8; 512]).unwrap();
+        faulty.clear();
+        bench.expect_zeroes(5, 1);
+    });
+    nothing_is_called_changed(&graph);
+    close(graph);
+}
+
+#[test]
+fn a_part_of_the_leg_that_fails_costs_no_more_than_itself() {
+    for dies in [false, true] {
+        let faulty = FaultVolume::new(disk(3000, SIZE), SEED);
+        let mut graph = over(&faulty, Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, 3000));
+        save(&graph).unwrap();
+        fall_ill(&faulty, 8);
+        on_bench(&graph, write_ill);
+        if dies {
+            kill(graph);
+            graph = over(&faulty, Reason::Open);
+        }
+        on_bench(&graph, |bench| {
+            assert_eq!(read(bench, 5), Err(FAULT));
+            // Each has a page of the log: it is full again and again.
+            for lba in ILL..3000 {
+                let new = bench.write_random(lba, 1);
+                data[lba as usize * 512..][..512].copy_from_slice(&new);
+            }
+            bench.expect(ILL, &data[ILL as usize * 512..]);
+        });
+        if !dies {
+            faulty.clear();
+            on_bench(&graph, |bench| bench.expect(0, &data));
+            nothing_is_called_changed(&graph);
+        }
+        close(graph);
+        let graph = over(&faulty, Reason::Open);
+        on_bench(&graph, |bench| {
+            bench.expect(ILL, &data[ILL as usize * 512..]);
+            bench.write(ILL, &data[ILL as usize * 512..][..512]).unwrap();
+            faulty.clear();
+            let good: Vec<u64> = (0..ILL).filter(|lba| read(bench, *lba).is_ok()).collect();
+            // The leg has what they were: so say their pages, which could not be written either.
+            assert_eq!(good.len(), ILL as usize);
+            for lba in &good {
+                bench.expect(*lba, &data[*lba as usize * 512..][..512]);
+            }
+            bench.write(ILL - 1, &[3; 512]).unwrap();
+            bench.expect(ILL - 1, &[3; 512]);
+        });
+        nothing_is_called_changed(&graph);
+        close(graph);
+    }
+}
+
+/// A save that gives up doubts does not come to its end: of what it has carried over the log is nearly full when the volume is opened again.
+#[test]
+fn a_death_behind_what_is_carried_over_keeps_nobody_out() {
+    let header = Some((Lba(0), BlockCount(REGION.len / 512)));
+    for boundary in [Rule { range: header, ..failing(Requests::Write) }, failing(Requests::Flush)] {
+        // Part of the leg may be well again.
+        for groups in [8, 3] {
+            let faulty = FaultVolume::new(disk(3000, SIZE), SEED);
+            let graph = over(&faulty, Reason::Create);
+            let mut data = Vec::new();
+            on_bench(&graph, |bench| data = bench.write_random(0, 3000));
+            save(&graph).unwrap();
+            fall_ill(&faulty, 8);
+            on_bench(&graph, write_ill);
+            kill(graph);
+            let graph = over(&faulty, Reason::Open);
+            faulty.add(boundary.clone());
+            on_bench(&graph, |bench| {
+                let is_good = |lba: &u64| bench.write(*lba, &[9; 512]).is_ok();
+                let written = (ILL..3000).take_while(is_good).count();
+                assert!(written < 200, "the log is full some time");
+                data[ILL as usize * 512..][..written * 512].fill(9);
+            });
+            kill(graph);
+            faulty.clear();
+            fall_ill(&faulty, groups);
+            let graph = over(&faulty, Reason::Open);
+            on_bench(&graph, |bench| {
+                bench.expect(ILL, &data[ILL as usize * 512..]);
+                bench.write(2999, &[5; 512]).unwrap();
+                data[2999 * 512..].fill(5);
+            });
+            close(graph);
+            faulty.clear();
+            let graph = over(&faulty, Reason::Open);
+            on_bench(&graph, |bench| bench.expect(0, &data));
+            nothing_is_called_changed(&graph);
+            close(graph);
+        }
+    }
 }
 
 /// The leg has something else where blocks are to be: those that were never written are zeroes, whatever a crash leaves of one.
